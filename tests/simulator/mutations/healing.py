@@ -28,9 +28,9 @@ RETURNING = replace(HEALED, nodes=4, workers=4, interval=4, faults=10, fault_spa
 _gone_back = claim.gone_back
 
 
-def _told_nobody(status: Any, lineage: Any) -> Any:
+def _told_nobody(status: Any, lineage: Any, told_step: int) -> Any:
     """The commit forgets what its loaders were to leave out."""
-    return replace(_gone_back(status, lineage), skipped=())
+    return replace(_gone_back(status, lineage, told_step), skipped=())
 
 
 def _so_far(sound: SoundSteps, checkpoint: Any) -> bool:

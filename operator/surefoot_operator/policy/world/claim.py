@@ -24,6 +24,7 @@ from surefoot_operator.policy.facts import (
     domains_of,
     reading_at,
     sealed_holders,
+    step_of,
 )
 from surefoot_operator.policy.failure import incidents
 from surefoot_operator.policy.failure.testimony import arrivals_over, most_have_come
@@ -98,7 +99,8 @@ def committed(facts: Facts, chosen: Chosen, members: tuple[Member, ...]) -> JobS
         changed_seconds=facts.now,
     )
     lineage = (*status.lineage, LineageEntry(claim.epoch, chosen.parent, size))
-    status = gone_back(status, lineage)
+    ended = status.rollback.epoch if status.rollback is not None else 0
+    status = gone_back(status, lineage, step_of(facts, ended))
     given_up = tuple(dict.fromkeys((*status.given_up, *(e.holder.instance for e in chosen.given_up))))
     recorded, floor = _safe(facts, lineage, chosen.parent)
     return replace(

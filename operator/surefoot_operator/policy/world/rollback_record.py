@@ -45,11 +45,12 @@ def further_on(facts: Facts) -> FurtherOn | None:
     )
 
 
-def gone_back(status: JobStatus, lineage: Lineage) -> JobStatus:
+def gone_back(status: JobStatus, lineage: Lineage, told_step: int) -> JobStatus:
     """Records what the loaders of a committed epoch leave out.
 
     Args:
         status: As it was claimed.
+        told_step: The last that any rank of the epoch that ended has told by now: one may have been under way at the claim.
         lineage: With the epoch that is committed as its last entry.
     """
     back, entry = status.rollback, lineage[-1]
@@ -57,12 +58,12 @@ def gone_back(status: JobStatus, lineage: Lineage) -> JobStatus:
         return status
     parent, ended = entry.parent, lineage[-2].epoch if len(lineage) > 1 else 0
     if back.epoch == ended:
-        skipped = 0
+        skipped, reached = 0, max(back.reached_step, told_step)
         if not back.keeps_data:
             # what was left out before is left out again: the epoch that ended had begun behind it
-            skipped = back.reached_step + _left_out(status.skipped, lineage, ended) - _place(status, lineage, parent)
+            skipped = reached + _left_out(status.skipped, lineage, ended) - _place(status, lineage, parent)
         good = parent if status.last_good is not None and back.proven else status.last_good
-        back = replace(back, parent=parent, skipped_steps=max(0, skipped))
+        back = replace(back, parent=parent, reached_step=reached, skipped_steps=max(0, skipped))
         status = replace(status, rollback=back, rollbacks=status.rollbacks + 1, last_good=good)
     if not back.skipped_steps or parent != back.parent:
         return status

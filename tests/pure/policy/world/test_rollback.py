@@ -97,6 +97,16 @@ def test_it_goes_back_to_the_last_good_one_past_newer_ones_and_past_the_floor() 
     assert status.restarts_counted == 0
 
 
+def test_a_step_that_was_under_way_at_the_claim_is_left_out_too() -> None:
+    """A rank tells of it before it hears that the world has ended: its batch was trained on, and the report counts it as lost."""
+    before = claimed(broken(watched()))
+    after = decided(with_session(before, 1, step=43))
+    assert [(one.epoch, one.steps) for one in after.skipped] == [(2, 13)]
+    assert after.rollback is not None
+    assert after.rollback.reached_step == 43
+    assert after.incidents[-1].steps_lost == 13
+
+
 def test_loaders_hear_what_they_leave_out() -> None:
     after = back(watched())
     sessions = talk.begin("job", 0.0)
