@@ -24,7 +24,7 @@ from surefoot.protocol.messages import (
 from surefoot_operator.coordinator import holder_sightings
 from surefoot_operator.coordinator.holder_sightings import SightingRequest
 from surefoot_operator.coordinator.listing_pages import PartialListing, lacking, taken
-from surefoot_operator.coordinator.orders import HoldProposal, Orders, Request, with_failure
+from surefoot_operator.coordinator.orders import HoldProposal, Orders, Request, with_failure, with_listing
 from surefoot_operator.coordinator.request_words import request_words
 from surefoot_operator.observed import PersistentSeen
 
@@ -92,11 +92,8 @@ def _told(orders: Orders, order: Request, page: Listing) -> Orders:
         orders = with_failure(
             replace(orders, outstanding=rest), f"{order.worker} could not {request_words(order.message)}: {error}"
         )
-        deleting = orders.persistent.deleting if asked.older_job is None else frozenset()
-        seen = PersistentSeen(
-            asked_seconds=order.asked_seconds, error=error, older_job=asked.older_job, deleting=deleting
-        )
-        return replace(orders, persistent=seen) if asked.older_job is None else replace(orders, older=seen)
+        seen = PersistentSeen(asked_seconds=order.asked_seconds, error=error, older_job=asked.older_job)
+        return with_listing(orders, seen)
     gathered = gathered.answered(asked.layouts or ())
     wanted = lacking(gathered.whole(), order.known)
     if wanted:

@@ -21,7 +21,7 @@ from surefoot.protocol.messages import (
 )
 from surefoot_operator.coordinator import holder_sightings
 from surefoot_operator.coordinator.holder_sightings import SightingRequest
-from surefoot_operator.coordinator.orders import HoldProposal, Orders, Request, is_listing
+from surefoot_operator.coordinator.orders import HoldProposal, Orders, Request, is_listing, with_listing
 from surefoot_operator.observed import HoldSeen, PersistentSeen
 
 MOST_LISTINGS = 8
@@ -79,9 +79,7 @@ def list_persistent(
     order = Request(worker, message, epoch, now, known=known | kept_layouts.keys())
     orders = replace(orders, next_request=number + 1, outstanding={**kept, number: order})
     asked_of = frozenset(o.worker.index for n, o in same.items() if n in kept) | {worker.index}
-    deleting = orders.persistent.deleting if older is None else frozenset()
-    seen = PersistentSeen(asked_seconds=now, older_job=older, asked_of=asked_of, deleting=deleting)
-    return replace(orders, persistent=seen) if older is None else replace(orders, older=seen)
+    return with_listing(orders, PersistentSeen(asked_seconds=now, older_job=older, asked_of=asked_of))
 
 
 def look(orders: Orders, worker: WorkerId, epoch: int, holders: tuple[HolderEndpoint, ...], now: float) -> Orders:

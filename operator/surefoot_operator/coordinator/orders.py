@@ -86,6 +86,16 @@ def with_failure(orders: Orders, sentence: str) -> Orders:
     return replace(orders, failures=(*orders.failures, sentence)[-32:])
 
 
+def with_listing(orders: Orders, seen: PersistentSeen) -> Orders:
+    """Stores what is known of one job's listing.
+
+    What is being deleted from this job's own stays so: another request for a listing, or one that failed, tells nothing of it.
+    """
+    if seen.older_job is not None:
+        return replace(orders, older=seen)
+    return replace(orders, persistent=replace(seen, deleting=orders.persistent.deleting))
+
+
 def is_listing(order: Request, older: bool) -> bool:
     """Whether this asks for a listing, `older`: of an older job."""
     message = order.message

@@ -81,8 +81,11 @@ class WorkerCalls:
 
         It is under way, or was never answered. One that the fabric refused will not.
         """
-        open_calls = ((key, asked) for key, asked in self._asked.items() if asked.task is not None or asked.undecided)
-        return frozenset(key[0] for key, _ in open_calls if not isinstance(key, WorkerId))
+        return frozenset(
+            key[0]
+            for key, asked in self._asked.items()
+            if not isinstance(key, WorkerId) and (asked.task is not None or asked.undecided)
+        )
 
     def under_way(self) -> frozenset[WorkerId]:
         """Creates whose agent may say hello before the fabric shows its worker."""

@@ -1,7 +1,8 @@
 """Remembers which checkpoints are being dropped from memory.
 
-Pure; called by `maintain`. What is being deleted from the persistent tier is out of its listing at once. A drop takes its time, and an index that was read before it still shows what it takes: a
-checkpoint that is on its way out must not become the last good one, for which an older good one goes.
+Pure; read by `maintain` and by whoever believes a listing. A drop takes its time, and an index that was read before it
+still shows what it takes: a checkpoint that is on its way out must not become the last good one, for which an older good
+one goes. What this leader has deleted from the persistent tier is out of its listing at once (`PersistentSeen.without`).
 """
 
 from __future__ import annotations

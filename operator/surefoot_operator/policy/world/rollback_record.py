@@ -50,8 +50,8 @@ def gone_back(status: JobStatus, lineage: Lineage, told_step: int) -> JobStatus:
 
     Args:
         status: As it was claimed.
-        told_step: The last that any rank of the epoch that ended has told by now: one may have been under way at the claim.
         lineage: With the epoch that is committed as its last entry.
+        told_step: The last that any rank of the epoch that ended has told by now: one may have been under way at the claim.
     """
     back, entry = status.rollback, lineage[-1]
     if back is None:
