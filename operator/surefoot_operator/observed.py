@@ -15,8 +15,9 @@ from surefoot.protocol.completeness import Covers, LeftOut
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob, RankSave
 from surefoot.protocol.node_findings import NodeFinding
 from surefoot.protocol.progress import NOTHING_TOLD, Progress
-from surefoot.protocol.rank_places import RankPlace
 from surefoot.protocol.records import RankManifest
+from surefoot.protocol.standing.collectives import Collective
+from surefoot.protocol.standing.rank_places import RankPlace
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import JobStatus
 
@@ -126,6 +127,8 @@ class StandingSeen:
     step: int
     places: tuple[RankPlace, ...]
     moves: bool = False
+    collectives: tuple[Collective, ...] = ()
+    """What its ranks are in or made last; empty where that is not known of every one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,20 @@
 """Models where ranks stand that hang or wait, and judges who is named for it.
 
-A rank hangs in one of four ways: where it waits for nobody, in a collective that no other is in, in a loop, or while it
-reads for ever. All others wait for it.
+A rank hangs where it waits for nobody, in a collective that no other is in, in a loop, or while it reads for ever; or it stands
+in the same line as all others, in another group or with other tensors, which a flight recorder alone can tell. All others
+wait for it. Recorders fail in ways of their own: one is not there, answers late, or has forgotten the group.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 from surefoot.agent.looks import Activity, Look
-from surefoot.protocol.rank_places import RankPlace
+from surefoot.protocol.standing.collectives import Collective
+from surefoot.protocol.standing.rank_places import RankPlace
 from surefoot_operator.api.status import Incident, JobStatus
 
 if TYPE_CHECKING:
@@ -19,11 +22,15 @@ if TYPE_CHECKING:
     from simulator.trainers import Trainer
     from simulator.world import Simulation
 
-Way = Literal["stands", "waits elsewhere", "loops", "reads"]
+Way = Literal["stands", "waits elsewhere", "loops", "reads", "in another group", "gives other tensors"]
+OF_THE_PROGRAM = ("in another group", "gives other tensors")
+"""Where stacks are alike, and no node can be at fault."""
 FOUND_SECONDS = 60.0
 """By then a hang has been found, also one before the first step, which a start's deadline alone finds."""
 _CORE = 0.9
 _READ_BYTES = 50 << 20
+_NO_RECORDER = _LATE = _FORGOTTEN = 0.02
+"""Shares of ranks, of answers, of ranks."""
 
 
 class HangWatch:
@@ -31,7 +38,10 @@ class HangWatch:
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
+        self._chance = random.Random(f"recorders {simulation.settings}")
         self._hung: dict[int, tuple[Trainer, Way, float]] = {}
+        self._unseen: set[tuple[int, int]] = set()
+        """(epoch, rank) whose recorder's last answer was none, or not of the group."""
         self.found: Counter[str] = Counter()
 
     def hang(self, victim: Trainer) -> None:
@@ -60,12 +70,30 @@ class HangWatch:
         places = tuple(self._place(trainer, way) for trainer, way, _ in ways)
         read = sum(int(_READ_BYTES * (now - since)) for _, way, since in ways if way == "reads")
         computed = sum(_CORE * (now - since) for _, way, since in ways if way == "loops")
-        return Look(now, places, Activity(read, computed))
+        return Look(now, places, Activity(read, computed), self._recorded(ranks, [way for _, way, _ in ways]))
+
+    def _recorded(self, ranks: list[Trainer], ways: list[str]) -> tuple[Collective, ...]:
+        """What the ranks' flight recorders say, if all of them say something."""
+        epoch, told = ranks[0].assign.epoch, list[Collective]()
+        for trainer, way in zip(ranks, ways, strict=True):
+            kind = random.Random(f"recorder {self._simulation.settings} {trainer.process.name}").random()
+            late = self._chance.random() < _LATE
+            if kind >= _NO_RECORDER + _FORGOTTEN and not late:
+                self._unseen.discard((epoch, trainer.rank))
+                told += _collectives(trainer, way)
+                continue
+            self._unseen.add((epoch, trainer.rank))
+            if kind < _NO_RECORDER or late:
+                return ()
+            told.append(Collective((trainer.rank,), "pair", 1, "all_reduce", "", "finished"))
+        return tuple(told)
 
     def _place(self, trainer: Trainer, way: str) -> RankPlace:
         rank = (trainer.rank,)
         if way == "waits elsewhere":
             return RankPlace(rank, "broadcast", "in broadcast", waiting=True)
+        if way in OF_THE_PROGRAM:
+            return RankPlace(rank, "all_reduce", "in all_reduce", waiting=True)
         if way:
             return RankPlace(rank, way, f"where it {way}", waiting=False)
         if trainer.arrived > trainer.step:
@@ -91,6 +119,24 @@ class HangWatch:
             self.found[f"{'several' if hung else 'none'} hung, {'right' if right else 'wrong'}"] += 1
             return
         ((rank, way),) = hung.items()
-        self.found[f"{way}, {'nobody' if named is None else 'named'}"] += 1
+        hidden = named is None and way in OF_THE_PROGRAM and any(epoch == incident.epoch for epoch, _ in self._unseen)
+        self.found[f"{way}, {'unseen' if hidden else 'nobody' if named is None else 'named'}"] += 1
+        if way in OF_THE_PROGRAM and incident.node is not None:
+            self._simulation.oracle.fail(f"node {incident.node} is blamed for what its program did: {incident.reason}")
         if named is not None and named != rank:
             self._simulation.oracle.fail(f"rank {named} is named for a hang of rank {rank}: {incident.reason}")
+
+
+def _collectives(trainer: Trainer, way: str) -> tuple[Collective, ...]:
+    """One at the program's start, then one in each step."""
+    last, ours = trainer.step + 1, (trainer.rank,)
+    before = Collective(ours, "default_pg", last, "all_reduce", "Float[8]", "finished")
+    if way == "waits elsewhere":
+        return (replace(before, number=last + 1, call="broadcast", state="scheduled"),)
+    if way == "in another group":
+        return before, Collective(ours, "pair", 2, "all_reduce", "Float[8]", "scheduled")
+    if way == "gives other tensors":
+        return (replace(before, number=last + 1, tensors="Float[4]", state="scheduled"),)
+    if not way and trainer.arrived > trainer.step:
+        return (replace(before, number=last + 1, state="scheduled"),)
+    return (before,)

@@ -24,11 +24,11 @@ from surefoot.protocol.messages import (
     Refused,
     Stopped,
     StoreReady,
-    StuckRanks,
     UnreadableSave,
 )
 from surefoot.protocol.node_findings import NodeHealth
 from surefoot.protocol.progress import NOTHING_TOLD
+from surefoot.protocol.standing.stuck_ranks import StuckRanks
 from surefoot_operator.api.status import World
 from surefoot_operator.coordinator import order_answers
 from surefoot_operator.coordinator import orders as order_book
@@ -289,7 +289,7 @@ def _standing(session: Session, message: StuckRanks) -> Session:
     session = _in_epoch(session, message.epoch)
     if message.epoch != session.seen.epoch:
         return session
-    told = StandingSeen(message.step, message.places, message.moves) if message.places else None
+    told = StandingSeen(message.step, message.places, message.moves, message.collectives) if message.places else None
     return replace(session, seen=replace(session.seen, standing=told))
 
 

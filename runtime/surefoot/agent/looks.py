@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from surefoot.protocol.rank_places import RankPlace
+from surefoot.protocol.standing.collectives import Collective
+from surefoot.protocol.standing.rank_places import RankPlace
 
 _IO_BYTES = 1 << 20
 """Less is what threads of a library say to each other while the program stands."""
@@ -34,14 +35,18 @@ class Look:
     at: float
     places: tuple[RankPlace, ...]
     activity: Activity
+    collectives: tuple[Collective, ...] = ()
+    """What they are in or made last; empty where a rank could not say."""
 
 
 def stands_still(before: Look, after: Look) -> bool:
     """Whether nothing has moved between two looks."""
     wrote = after.activity.io_bytes - before.activity.io_bytes
     computed = after.activity.cpu_seconds - before.activity.cpu_seconds
+    called = bool(before.collectives and after.collectives) and before.collectives != after.collectives
     return (
         after.places == before.places
+        and not called
         and 0 <= wrote < _IO_BYTES
         and 0.0 <= computed <= _CPU_SHARE * (after.at - before.at)
     )

@@ -29,6 +29,7 @@ from surefoot.agent.state import Departure
 from surefoot.agent.state_machine import AgentState, transition
 from surefoot.agent.step_ledger import StepLedger
 from surefoot.agent.trainer_handler import TrainerSessionHandler
+from surefoot.agent.trainers.collective_inquiry import CollectiveInquiry
 from surefoot.agent.trainers.log_forwarder import LogForwarder
 from surefoot.agent.trainers.orphans import Orphans
 from surefoot.agent.trainers.supervisor import TrainerSupervisor
@@ -93,10 +94,11 @@ class AgentProcess:
             command, environment, logs / "zygote.log", lambda warm: self.dispatch(on.WarmChanged(warm))
         )
         self._orphans = Orphans(self._starter.own)
-        self._trainers = TrainerSupervisor(
-            self._starter, self._forwarder, logs, environment, str(path), self._orphans, self.dispatch
-        )
         self.trainer_server = TrainerServer(path, self._trainer_handler.admit, self._trainer_handler.hear)
+        self.inquiry = CollectiveInquiry(self.trainer_server.tell, self.trainer_server.attached)
+        self._trainers = TrainerSupervisor(
+            self._starter, self._forwarder, logs, environment, str(path), self._orphans, self.dispatch, self.inquiry
+        )
         places = SaveLocations(self.staging.open_tier, self.staging.holders)
         self._unexpected = UnexpectedErrors()
         self._node = NodeWatch(node_checks((logs,)), self._line.send, self.notice)

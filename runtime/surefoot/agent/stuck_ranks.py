@@ -11,7 +11,8 @@ from dataclasses import replace
 from surefoot.agent import events as on
 from surefoot.agent.looks import Look, stands_still
 from surefoot.agent.state import AgentState
-from surefoot.protocol.messages import FromAgent, StuckRanks
+from surefoot.protocol.messages import FromAgent
+from surefoot.protocol.standing.stuck_ranks import StuckRanks
 from surefoot.protocol.step_limit import learned_limit_seconds
 
 Step = tuple[AgentState, tuple[on.Command, ...]]
@@ -30,11 +31,19 @@ def look_if_due(state: AgentState, standing_seconds: float) -> Step:
 
 def looked(state: AgentState, look: Look | None) -> Step:
     """Says where all local ranks are, or takes it back."""
-    before, state = state.look, replace(state, look=look)
+    before = state.look
+    stands = before is not None and look is not None and stands_still(before, look)
+    if before is not None and look is not None and stands and not look.collectives:
+        look = replace(
+            look, collectives=before.collectives
+        )  # a recorder that is late now was heard before, and nothing moved
+    state = replace(state, look=look)
     if look is None or state.paused:
         return _taken_back(state)
-    stands = before is not None and stands_still(before, look)
-    fact = StuckRanks(state.started, state.step, look.places, moves=not stands)
+    # of what moves, a collective made between two looks says nothing of where all ranks are at one moment
+    known = stands or (before is not None and before.collectives == look.collectives)
+    calls = look.collectives if known else ()
+    fact = StuckRanks(state.started, state.step, look.places, moves=not stands, collectives=calls)
     if fact in state.facts:
         return state, ()
     return replace(state, facts=(*_without(state), fact)), (on.Send(fact),)

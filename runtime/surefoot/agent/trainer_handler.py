@@ -16,6 +16,7 @@ from surefoot.agent import events as on
 from surefoot.agent.memory.arenas import StagingMemory
 from surefoot.agent.state_machine import AgentState
 from surefoot.agent.step_ledger import StepLedger
+from surefoot.agent.trainers.collective_inquiry import CollectiveInquiry
 from surefoot.ipc import trainer_messages as line
 from surefoot.ipc.memfd import SLOTS
 from surefoot.ipc.metric_deltas import MetricSums
@@ -34,6 +35,7 @@ class Agent(Protocol):
     staging: StagingMemory
     trainer_server: TrainerServer
     sums: MetricSums
+    inquiry: CollectiveInquiry
 
     def dispatch(self, event: on.Event) -> None: ...
 
@@ -124,6 +126,8 @@ class TrainerSessionHandler:
                 self._agent.notice(reason, f"rank {trainer.rank}: {text}")
             case line.MetricsGrown(grown=grown):
                 self._agent.sums.add(grown)
+            case line.CollectivesTold():
+                self._agent.inquiry.heard(trainer.rank, message)
             case line.Closing():
                 dispatch(on.TrainerClosed(epoch, local))
             case line.Attach():

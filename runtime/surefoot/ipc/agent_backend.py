@@ -22,6 +22,7 @@ from pathlib import Path
 from surefoot import metrics
 from surefoot.errors import ConfigurationError, ProtocolError, StagingRefused, SurefootError
 from surefoot.holder.sockets import reachable
+from surefoot.ipc import flight_recorder
 from surefoot.ipc import trainer_messages as line
 from surefoot.ipc.backend import ReusableSave
 from surefoot.ipc.framing import Unframer, framed
@@ -307,6 +308,9 @@ class AgentBackend:
                 return
 
     def _take(self, message: line.FromTrainer | line.ToTrainer) -> None:
+        if isinstance(message, line.TellCollectives):
+            self._send(flight_recorder.answer(self.attached.rank, message.request))
+            return
         reply: line.HoldReply | None = None
         with self._changed:
             match message:

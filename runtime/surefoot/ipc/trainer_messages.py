@@ -13,6 +13,7 @@ from surefoot.protocol.codec import Codec
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob
 from surefoot.protocol.loss_band import NONE_ODD, OddSteps
 from surefoot.protocol.progress import Progress
+from surefoot.protocol.standing.collectives import Collective
 from surefoot.protocol.wire import VERSION
 
 # ---- trainer → agent ----------------------------------------------------------------------------------------------
@@ -128,6 +129,16 @@ class MetricsGrown:
 
 
 @dataclass(frozen=True, slots=True)
+class CollectivesTold:
+    """Answers TellCollectives: for each, `seconds` since the rank made it; without any, why."""
+
+    request: int
+    collectives: tuple[Collective, ...]
+    seconds: tuple[float, ...]
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Closing:
     """The trainer is done with the agent; staged saves will be drained."""
 
@@ -147,6 +158,7 @@ FromTrainer = (
     | RestoreFailed
     | SayNotice
     | MetricsGrown
+    | CollectivesTold
     | Closing
 )
 
@@ -233,7 +245,14 @@ class LevelSet:
     level: int
 
 
-ToTrainer = Attached | ArenaGiven | ArenaRefused | StagedSaves | SlotFreed | HoldAt | LevelSet
+@dataclass(frozen=True, slots=True)
+class TellCollectives:
+    """Requests CollectivesTold: the rank makes no step."""
+
+    request: int
+
+
+ToTrainer = Attached | ArenaGiven | ArenaRefused | StagedSaves | SlotFreed | HoldAt | LevelSet | TellCollectives
 
 _CODEC = Codec((*get_args(FromTrainer), *get_args(ToTrainer)), version=VERSION, oldest=VERSION)
 

@@ -112,6 +112,10 @@ class TrainerServer:
             if trainer.epoch == epoch and rank in (None, trainer.rank):
                 trainer.tell(message)
 
+    def attached(self, epoch: int) -> frozenset[int]:
+        """Ranks of this epoch that are on the line."""
+        return frozenset(trainer.rank for trainer in self._trainers if trainer.epoch == epoch)
+
     async def close(self) -> None:
         await self._tasks.close()
         self._listener.close()

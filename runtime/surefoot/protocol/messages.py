@@ -10,7 +10,7 @@ from surefoot.protocol.completeness import LeftOut
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob, RankSave
 from surefoot.protocol.node_findings import NodeHealth
 from surefoot.protocol.progress import NOTHING_TOLD, Progress
-from surefoot.protocol.rank_places import RankPlace
+from surefoot.protocol.standing.stuck_ranks import StuckRanks
 
 # ---- agent → coordinator ------------------------------------------------------------------------------------------
 
@@ -189,21 +189,6 @@ class Sighting:
     request: int
     seen: tuple[bool, ...] = ()
     trouble: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class StuckRanks:
-    """Where every local rank is without a step; without `places`, no more.
-
-    Stack and I/O were the same in two looks, unless something `moves`, or may: no proof of a hang, and yet who is elsewhere.
-    """
-
-    SINCE: ClassVar[int] = 3
-    epoch: int
-    step: int
-    """Last step that every local rank had finished."""
-    places: tuple[RankPlace, ...] = ()
-    moves: bool = False
 
 
 @dataclass(frozen=True, slots=True)

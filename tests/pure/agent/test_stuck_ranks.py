@@ -10,8 +10,10 @@ from support.lives import live, running, sent, step
 from surefoot.agent import events as on
 from surefoot.agent.looks import Activity, Look
 from surefoot.agent.state_machine import AgentState
-from surefoot.protocol.messages import Exited, StuckRanks
-from surefoot.protocol.rank_places import RankPlace
+from surefoot.protocol.messages import Exited
+from surefoot.protocol.standing.collectives import Collective
+from surefoot.protocol.standing.rank_places import RankPlace
+from surefoot.protocol.standing.stuck_ranks import StuckRanks
 
 PLACES = (RankPlace((0,), "a", "in all_reduce", waiting=True), RankPlace((1,), "b", "in load", waiting=False))
 FIRST = StuckRanks(1, 12, PLACES, moves=True)
@@ -61,6 +63,17 @@ def test_what_moves_is_told_as_no_proof(second: Look | None) -> None:
     said = seen(stepping(), look(160.0), second)[1]
     after = StuckRanks(1, 12) if second is None else StuckRanks(1, 12, second.places, moves=True)
     assert said == ([FIRST] if after == FIRST else [FIRST, after])
+
+
+def test_collectives_are_told_once_nothing_moved_between_two_looks() -> None:
+    calls = (Collective((0, 1), "default_pg", 7, "all_reduce", "", "scheduled"),)
+    later = (replace(calls[0], number=8),)
+    first, second = replace(look(160.0), collectives=calls), replace(look(220.0), collectives=calls)
+    assert seen(stepping(), first, second)[1] == [FIRST, StuckRanks(1, 12, PLACES, collectives=calls)]
+    assert seen(stepping(), first, replace(second, collectives=later))[1] == [FIRST], "it moves"
+    assert seen(stepping(), first, look(220.0))[1] == [FIRST, StuckRanks(1, 12, PLACES)], (
+        "a silent recorder is no motion"
+    )
 
 
 def test_what_moves_again_proves_nothing_any_more() -> None:

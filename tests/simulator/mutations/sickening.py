@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from simulator.judgement import HANGING
 from simulator.mutations.mutation import ROUGH, Mutation, constant, planning
-from surefoot.protocol.rank_places import RankPlace
+from surefoot.protocol.standing.collectives import Collective, OddCollective, odd_collective
+from surefoot.protocol.standing.rank_places import RankPlace
 from surefoot_operator.observed import Observed
-from surefoot_operator.policy.failure import sick_nodes, standstill
+from surefoot_operator.policy.failure import odd_one, sick_nodes
 
 SICK = replace(ROUGH, nodes=4, steps=160, interval=4, step_seconds=0.25, faults=3, fault_span_seconds=6.0,
                kinds=("node is sick", "a program errs on its GPU", "all nodes find the same"))  # fmt: skip
@@ -29,8 +30,23 @@ def _the_first(places: Iterable[RankPlace]) -> tuple[int, str] | None:
     return next(((rank, place.text) for place in places for rank in place.ranks), None)
 
 
+def _whoever_waits(told: Iterable[Collective]) -> OddCollective | None:
+    """The first rank that waits holds all others up."""
+    return next((OddCollective(one.ranks[0], f"is in {one}", False) for one in told if one.waits), None)
+
+
+def _of_its_node(told: Iterable[Collective]) -> OddCollective | None:
+    """Whatever a rank does is its node's fault."""
+    found = odd_collective(told)
+    return None if found is None else replace(found, program=False)
+
+
 SICKENING = (
-    Mutation("some rank is named for a hang", patches=((standstill, "odd_rank", _the_first),), settings=HANGING),
+    Mutation("some rank is named for a hang", patches=((odd_one, "odd_rank", _the_first),), settings=HANGING),
+    Mutation("who waits in a collective is named for the hang", patches=((odd_one, "odd_collective", _whoever_waits),),
+             settings=replace(HANGING, workers=4)),
+    Mutation("a node is blamed for unlike paths of a program", patches=((odd_one, "odd_collective", _of_its_node),),
+             settings=replace(HANGING, workers=4)),
     Mutation("a node is left for what a program did", decisions=planning(_all_of_nodes),
              settings=replace(SICK, kinds=("a program errs on its GPU",))),
     Mutation("what most nodes find is taken for each one's own", patches=((sick_nodes, "_is_shared", constant(False)),),

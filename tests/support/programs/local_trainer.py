@@ -1,14 +1,15 @@
 """A tiny real training for tests of `surefoot local`: gloo, two layers, every step saved as the job says.
 
 local_trainer.py STEPS FOLDER [--gates STEP,...] [--pace SECONDS] [--width N] [--first-dtype NAME] [--unstageable BYTES]
-                 [--raises STEP] [--evaluates STEP] [--evaluates-seconds S] [--hangs STEP] [--uneven-batches]
-                 [--spoiled FIRST,LAST] [--spoils STEP]
+                 [--raises STEP] [--evaluates STEP] [--evaluates-seconds S] [--hangs STEP] [--diverges STEP]
+                 [--uneven-batches] [--spoiled FIRST,LAST] [--spoils STEP]
 
 It stops behind each gate's step until `FOLDER/gate-STEP` exists: a test does there what it has to do, however slow the
 machine is. A run whose gates are open already never stops. With --raises every rank of the first epoch ends by an
 exception in the middle of that step. With --evaluates rank 0 computes behind that step for some seconds, unannounced,
-while the others wait; with --hangs rank 1 of the first epoch stops behind that step for ever. With --uneven-batches a
-batch sampler of the program's own gives lists of unlike sizes. With --spoiled the batches of the order's steps FIRST to LAST
+while the others wait; with --hangs rank 1 of the first epoch stops behind that step for ever, with --diverges it reduces in
+another group than all others, in the same line. With --uneven-batches a batch sampler of the program's own gives lists of
+unlike sizes. With --spoiled the batches of the order's steps FIRST to LAST
 are no numbers; with --spoils every epoch's model is none from that step on, whatever it reads.
 """
 
@@ -67,12 +68,15 @@ def main() -> None:
     parser.add_argument("--evaluates", type=int, default=0)
     parser.add_argument("--evaluates-seconds", type=float, default=0.0)
     parser.add_argument("--hangs", type=int, default=0)
+    parser.add_argument("--diverges", type=int, default=0)
     parser.add_argument("--uneven-batches", action="store_true")
     parser.add_argument("--spoiled", default="0,0")
     parser.add_argument("--spoils", type=int, default=0)
     given = parser.parse_args()
     gates = {int(step): given.folder / f"gate-{step}" for step in given.gates.split(",") if step}
     dist.init_process_group("gloo")
+    other = dist.new_group() if given.diverges else None
+    strays = given.diverges if dist.get_rank() == 1 and os.environ["SUREFOOT_EPOCH"] == "1" else 0
     torch.manual_seed(0)
     first = torch.nn.Linear(8, given.width, dtype=getattr(torch, given.first_dtype))
     second = torch.nn.Linear(given.width, 8, dtype=torch.float64)
@@ -108,7 +112,7 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
         mean = loss.detach() / dist.get_world_size()
-        dist.all_reduce(mean)
+        dist.all_reduce(mean, group=other if step == strays else None)
         checkpointer.step(mean)
         time.sleep(given.pace)  # a step takes as long as a small model's
         if step in gates and not gates[step].exists():

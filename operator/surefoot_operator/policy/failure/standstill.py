@@ -10,9 +10,7 @@ from dataclasses import replace
 from statistics import median
 
 from surefoot.protocol.plain import listed
-from surefoot.protocol.rank_places import odd_rank
 from surefoot.protocol.step_limit import learned_limit_seconds
-from surefoot_operator.api.status import Member
 from surefoot_operator.observed import SessionSeen, StandingSeen
 from surefoot_operator.policy.facts import (
     Facts,
@@ -23,6 +21,7 @@ from surefoot_operator.policy.facts import (
     step_of,
 )
 from surefoot_operator.policy.failure.losses import Loss, Recheck
+from surefoot_operator.policy.failure.odd_one import OddOne, odd_one
 
 _MOST_NAMED = 8
 
@@ -97,12 +96,16 @@ def _hang(facts: Facts, at_seconds: float, evidence: str | None = None) -> Loss:
         paused = next((s.progress.paused for s in members if s.progress.paused), "")
         doing = f", while it had announced {paused}" if paused else ""
         evidence = f"no step for stepTimeoutSeconds ({_limit_seconds(facts):g} s){doing}"
-    odd = _elsewhere(facts)
+    odd = _odd(facts)
+    if odd is not None and odd.rank is not None:
+        worker = facts.world.members[odd.rank // facts.spec.nproc_per_node]
+        where = f"rank {odd.rank} on worker {worker.index} {odd.text}"
+        if odd.program:
+            where += ": the program's ranks take unlike paths, no node is at fault"
+        node = None if odd.program else worker.node
+        return replace(Loss("hang", f"{evidence}; {where}", at_seconds, worker.index, node, True), rank=odd.rank)
     if odd is not None:
-        rank, worker, place = odd
-        where = f"rank {rank} on worker {worker.index} stands {place}, all others wait elsewhere"
-        loss = Loss("hang", f"{evidence}; {where}", at_seconds, worker.index, worker.node, True)
-        return replace(loss, rank=rank)
+        return Loss("hang", f"{evidence}; {odd.text}", at_seconds, application=True)
     slow = _behind(facts)
     loss = Loss(
         "hang",
@@ -113,14 +116,9 @@ def _hang(facts: Facts, at_seconds: float, evidence: str | None = None) -> Loss:
     return loss if slow is None else replace(loss, worker=slow.index, node=slow.node, rank=_rank(facts, slow))
 
 
-def _elsewhere(facts: Facts) -> tuple[int, Member, str] | None:
-    """The one rank whose stack differs from all others'."""
+def _odd(facts: Facts) -> OddOne | None:
     told = _without_step(facts)
-    found = None if told is None else odd_rank(place for one in told for place in one.places)
-    if found is None:
-        return None
-    rank, place = found
-    return rank, facts.world.members[rank // facts.spec.nproc_per_node], place
+    return None if told is None else odd_one(told)
 
 
 def _without_step(facts: Facts) -> tuple[StandingSeen, ...] | None:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from surefoot.ipc.stacks import Taken
-from surefoot.protocol.rank_places import RankPlace
+from surefoot.protocol.standing.rank_places import RankPlace
 
 LONGEST = 2000
 """Characters that one worker's ranks may fill in an incident."""

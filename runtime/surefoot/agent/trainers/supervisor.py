@@ -10,14 +10,16 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from surefoot.agent.events import TrainerExited
 from surefoot.agent.health.kernel_log import KernelLog
 from surefoot.agent.looks import Look
+from surefoot.agent.trainers import collective_inquiry
 from surefoot.agent.trainers.activity import activity_of
+from surefoot.agent.trainers.collective_inquiry import CollectiveInquiry
 from surefoot.agent.trainers.environment import TrainerPlace, trainer_environment
 from surefoot.agent.trainers.exit_cause import Cause, ErrorReport, RankExit, first_cause, read_report
 from surefoot.agent.trainers.log_forwarder import LogForwarder
@@ -58,6 +60,7 @@ class TrainerSupervisor:
     socket: str
     orphans: Orphans
     on_exit: Callable[[TrainerExited], None]
+    inquiry: CollectiveInquiry
     _epoch: int = 0
     _killed: int = 0
     _blamed: bool = False
@@ -113,7 +116,7 @@ class TrainerSupervisor:
                 entry.child.kill()
 
     async def look(self) -> tuple[str, Look | None]:
-        """Summarizes where living trainers are.
+        """Summarizes where living trainers are, and in which collectives.
 
         A main thread is logged where it was not before. The complete stacks stay beside their logs.
 
@@ -121,12 +124,25 @@ class TrainerSupervisor:
             Lines for people, and the same for comparison: None where some rank gave no stack.
         """
         living = [e for e in self._running.values() if e.child is not None and e.code is None]
-        taken = await asyncio.gather(*(stacks.take(e.rank, e.child.pid, e.stacks_file) for e in living if e.child))
+        (*taken,), answers = await asyncio.gather(
+            asyncio.gather(*(stacks.take(e.rank, e.child.pid, e.stacks_file) for e in living if e.child)),
+            self.inquiry.ask(self._epoch, [e.rank for e in living]),
+        )
+        calls = collective_inquiry.summary(answers)
+        self._log_stacks(taken, living, calls)
+        places = rank_places(taken)
+        waiting = {rank for place in places if place.waiting for rank in place.ranks}
+        pids = [(entry.child.pid, entry.rank in waiting) for entry in living if entry.child is not None]
+        look = Look(time.monotonic(), places, activity_of(pids), collective_inquiry.collectives_of(answers))
+        return f"{summary(taken)}\n{calls}", look if places else None
+
+    def _log_stacks(self, taken: Sequence[stacks.Taken], living: Sequence[_LocalTrainer], calls: str) -> None:
+        logged = False
         for one, entry in zip(taken, living, strict=True):
             where = one.why or "\n  ".join(map(str, main_thread(one.text)[:_MOST_FRAMES]))
             if entry.stood == where:
                 continue
-            entry.stood = where
+            entry.stood, logged = where, True
             _log.warning(
                 "rank %d makes no progress, its main thread: %s; all its threads: %s",
                 one.rank,
@@ -134,10 +150,8 @@ class TrainerSupervisor:
                 entry.stacks_file,
                 extra={"rank": one.rank, "epoch": self._epoch},
             )
-        places = rank_places(taken)
-        waiting = {rank for place in places if place.waiting for rank in place.ranks}
-        pids = [(entry.child.pid, entry.rank in waiting) for entry in living if entry.child is not None]
-        return summary(taken), Look(time.monotonic(), places, activity_of(pids)) if places else None
+        if logged:
+            _log.warning("collectives: %s", calls.replace("\n", "; "), extra={"epoch": self._epoch})
 
     async def close(self) -> None:
         self.kill(self._epoch)

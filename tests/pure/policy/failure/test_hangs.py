@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from support.builders import BEGAN, running, with_session
-from surefoot.protocol.rank_places import RankPlace
+from surefoot.protocol.standing.collectives import Collective
+from surefoot.protocol.standing.rank_places import RankPlace
 from surefoot_operator.api.spec import FailurePolicy
 from surefoot_operator.api.status import Incident
 from surefoot_operator.observed import ExitSeen, Observed, StandingSeen, Timings
@@ -95,6 +97,31 @@ def test_where_all_stand_alike_the_hang_is_found_and_nobody_named() -> None:
     alike = tuple(RankPlace((rank,), "a", "in all_reduce", waiting=True) for rank in range(3))
     incident = decided(proven(places=alike))
     assert (incident.kind, *blamed(incident)) == ("hang", None, None, None)
+
+
+def test_where_all_stand_in_one_line_the_collectives_name_who_is_in_another_and_no_node() -> None:
+    alike = tuple(RankPlace((rank,), "a", "in all_reduce", waiting=True) for rank in range(3))
+    seen = proven(places=alike)
+    for index, group in enumerate(("default_pg", "group 1", "default_pg")):
+        call = Collective((index,), group, 7, "all_reduce", "Float[4]", "scheduled")
+        seen = with_session(seen, index, standing=StandingSeen(42, alike[index : index + 1], collectives=(call,)))
+    incident = decided(seen)
+    assert (incident.kind, *blamed(incident)) == ("hang", 1, None, 1)
+    assert incident.reason.endswith(
+        "; rank 1 on worker 1 waits in all_reduce #7 of group 1 (Float[4]), all others in all_reduce #7 of default_pg (Float[4]):"
+        " the program's ranks take unlike paths, no node is at fault"
+    )
+
+
+def test_where_stacks_and_collectives_name_two_ranks_nobody_is_blamed() -> None:
+    seen = proven()
+    for index, place in enumerate(PLACES):
+        state: Any = "finished" if index == 2 else "scheduled"
+        call = Collective((index,), "default_pg", 7 - (index == 2), "all_reduce", "", state)
+        seen = with_session(seen, index, standing=StandingSeen(42, (place,), collectives=(call,)))
+    incident = decided(seen)
+    assert (incident.kind, *blamed(incident)) == ("hang", None, None, None)
+    assert "; nobody is named: by its stack rank 1 differs" in incident.reason
 
 
 def test_the_odd_one_is_named_at_the_ceiling_too() -> None:

@@ -1,0 +1,1 @@
+"""Says where ranks of a training stand, and which one stands elsewhere."""

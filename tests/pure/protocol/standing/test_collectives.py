@@ -1,0 +1,139 @@
+"""Which rank is named in a hang, by the collective that each is in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from surefoot.protocol.standing.collectives import Collective, odd_collective
+
+
+def waits(
+    *ranks: int, number: int = 812, group: str = "default_pg", call: str = "all_reduce", gives: str = "Float[4]"
+) -> Collective:
+    return Collective(ranks, group, number, call, gives, "scheduled")
+
+
+def done(*ranks: int, number: int = 811, group: str = "default_pg") -> Collective:
+    return Collective(ranks, group, number, "all_reduce", "Float[4]", "finished")
+
+
+def sends(*ranks: int) -> Collective:
+    return replace(waits(*ranks, number=ranks[0] + 3, call="recv"), pairwise=True)
+
+
+def begun(*ranks: int) -> Collective:
+    return replace(waits(*ranks), state="started")
+
+
+@pytest.mark.parametrize(
+    ("told", "named", "program"),
+    [
+        ((waits(0, 2, 3), done(1)), 1, False),
+        ((waits(0), done(1)), 1, False),
+        ((waits(0, 2), waits(3, number=7, group="pair"), done(1), done(1, number=6, group="pair")), 1, False),
+        ((waits(0, 2), waits(1, call="all_gather")), 1, True),
+        ((waits(0, 2), waits(1, gives="Float[8]")), 1, True),
+        ((waits(0, 2), waits(1, gives="Double[4]")), 1, True),
+        ((waits(0, 2), waits(1, number=3, group="pair"), done(1)), 1, True),
+        ((waits(0, 2), waits(1, number=811)), 1, False),
+        ((waits(0, 2), sends(1)), 1, True),
+        ((begun(0, 2), waits(1)), 1, False),
+        ((waits(0, 2, call="broadcast"), waits(0, 2, number=5, group="pair"), done(1)), 1, False),
+    ],
+    ids=[
+        "not entered", "of two", "across groups", "another call", "another size", "another type", "another group",
+        "still in an earlier one", "in a receive", "not begun on its device", "others wait in two groups",
+    ],
+)  # fmt: skip
+def test_the_one_that_is_not_in_it_is_named(told: tuple[Collective, ...], named: int, program: bool) -> None:
+    found = odd_collective(told)
+    assert found is not None
+    assert (found.rank, found.program) == (named, program)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        (),
+        (done(0),),
+        (waits(0, 1, 2),),
+        (begun(0, 1, 2),),
+        (done(0, 1, 2),),
+        (waits(0), done(1, 2)),
+        (waits(0), waits(1, number=7, group="pair")),
+        (waits(0, 1), waits(2, 3, number=7, group="pair")),
+        (waits(0, 1), done(2, number=812)),
+        (waits(0, 1), done(2, group="pair")),
+        (waits(0, 1), waits(2, number=813)),
+        (waits(0, 1, call="all_to_all"), waits(2, call="all_to_all", gives="Float[9]")),
+        (waits(0), begun(1, 2), waits(3)),
+        (waits(0, 1), waits(2, 3), done(2, 3, number=2, group="pair")),
+        (sends(0), sends(1), sends(2)),
+    ],
+)
+def test_where_nothing_is_proven_nobody_is_named(told: tuple[Collective, ...]) -> None:
+    assert odd_collective(told) is None
+
+
+@pytest.mark.parametrize("few", [(0,), (0, 1)])
+def test_unlike_calls_without_a_majority_are_told_and_blame_nobody(few: tuple[int, ...]) -> None:
+    more = tuple(range(len(few), 2 * len(few)))
+    found = odd_collective((waits(*few), waits(*more, call="all_gather")))
+    assert found is not None
+    assert (found.rank, found.program) == (None, True)
+    assert "under number 812 of default_pg ranks made unlike calls" in found.text
+
+
+def test_what_is_said_names_the_call_and_the_last_one() -> None:
+    found = odd_collective((waits(0, 2), done(1)))
+    assert found is not None
+    assert found.text == (
+        "has not entered all_reduce #812 of default_pg (Float[4]), in which others wait;"
+        " its last was all_reduce #811 of default_pg (Float[4])"
+    )
+    found = odd_collective((waits(0, 2), waits(1, call="all_gather")))
+    assert found is not None
+    assert found.text == "is at all_gather #812 of default_pg, where all others are at all_reduce (Float[4]) #812"
+
+
+CALLS = st.builds(
+    Collective,
+    ranks=st.lists(st.integers(0, 5), min_size=1, max_size=4, unique=True).map(tuple),
+    group=st.sampled_from(("default_pg", "pair")),
+    number=st.integers(1, 3),
+    call=st.sampled_from(("all_reduce", "all_to_all")),
+    tensors=st.sampled_from(("", "Float[4]")),
+    state=st.sampled_from(("finished", "scheduled", "started")),
+    pairwise=st.booleans(),
+)
+
+
+@given(st.lists(CALLS, max_size=8), st.randoms(use_true_random=False))
+def test_whoever_is_named_is_told_of_and_order_and_grouping_say_nothing(told: list[Collective], chance: object) -> None:
+    seen: set[tuple[int, str, bool]] = set()
+    single = []
+    for one in told:  # one entry of each rank, group and kind, as recorders tell them
+        for rank in one.ranks:
+            if (rank, one.group, one.pairwise) not in seen:
+                seen.add((rank, one.group, one.pairwise))
+                single.append(replace(one, ranks=(rank,)))
+    found = odd_collective(single)
+    back = odd_collective(reversed(single))
+    assert (found and found.rank, found and found.program) == (back and back.rank, back and back.program)
+    if found is not None and found.rank is not None:
+        ranks = {rank for one in single for rank in one.ranks}
+        assert found.rank in ranks
+        assert any(one.waits for one in single if one.ranks != (found.rank,)), "somebody else waits"
+
+
+@given(st.integers(2, 9), st.integers(0, 8), st.integers(1, 900))
+def test_of_any_world_the_one_that_did_not_come_is_named(size: int, absent: int, number: int) -> None:
+    absent %= size
+    others = tuple(rank for rank in range(size) if rank != absent)
+    found = odd_collective((waits(*others, number=number + 1), done(absent, number=number)))
+    assert found is not None
+    assert found.rank == absent
