@@ -71,9 +71,15 @@ def test_collectives_are_told_once_nothing_moved_between_two_looks() -> None:
     first, second = replace(look(160.0), collectives=calls), replace(look(220.0), collectives=calls)
     assert seen(stepping(), first, second)[1] == [FIRST, StuckRanks(1, 12, PLACES, collectives=calls)]
     assert seen(stepping(), first, replace(second, collectives=later))[1] == [FIRST], "it moves"
-    assert seen(stepping(), first, look(220.0))[1] == [FIRST, StuckRanks(1, 12, PLACES)], (
-        "a silent recorder is no motion"
-    )
+    silent = look(220.0)
+    for looks in ((first, silent), (look(160.0), second), (first, silent, replace(look(280.0), collectives=calls))):
+        assert seen(stepping(), *looks)[1] == [FIRST, StuckRanks(1, 12, PLACES, collectives=calls)], (
+            "one answer is enough"
+        )
+    reads = replace(look(220.0, io=5 << 20), collectives=calls)
+    moving = StuckRanks(1, 12, PLACES, moves=True, collectives=calls)
+    assert seen(stepping(), first, reads)[1] == [FIRST, moving], "of what moves, two that are alike"
+    assert seen(stepping(), look(160.0), reads)[1] == [FIRST]
 
 
 def test_what_moves_again_proves_nothing_any_more() -> None:

@@ -42,7 +42,8 @@ def _of_its_node(told: Iterable[Collective]) -> OddCollective | None:
 
 
 SICKENING = (
-    Mutation("some rank is named for a hang", patches=((odd_one, "odd_rank", _the_first),), settings=HANGING),
+    Mutation("some rank is named for a hang", settings=HANGING,
+             patches=((odd_one, "odd_rank", _the_first), (odd_one, "odd_collective", constant(None)))),
     Mutation("who waits in a collective is named for the hang", patches=((odd_one, "odd_collective", _whoever_waits),),
              settings=replace(HANGING, workers=4)),
     Mutation("a node is blamed for unlike paths of a program", patches=((odd_one, "odd_collective", _of_its_node),),
