@@ -28,7 +28,7 @@ from surefoot.protocol.messages import (
 )
 from surefoot.protocol.node_findings import NodeHealth
 from surefoot.protocol.progress import NOTHING_TOLD
-from surefoot.protocol.standing.stuck_ranks import StuckRanks
+from surefoot.protocol.standing.stuck_message import StuckRanks
 from surefoot_operator.api.status import World
 from surefoot_operator.coordinator import order_answers
 from surefoot_operator.coordinator import orders as order_book

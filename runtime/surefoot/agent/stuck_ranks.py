@@ -12,7 +12,7 @@ from surefoot.agent import events as on
 from surefoot.agent.looks import Look, stands_still
 from surefoot.agent.state import AgentState
 from surefoot.protocol.messages import FromAgent
-from surefoot.protocol.standing.stuck_ranks import StuckRanks
+from surefoot.protocol.standing.stuck_message import StuckRanks
 from surefoot.protocol.step_limit import learned_limit_seconds
 
 Step = tuple[AgentState, tuple[on.Command, ...]]

@@ -50,9 +50,9 @@ def answer(rank: int, request: int) -> CollectivesTold:
 
 
 def collectives(rank: int, backend: str, entries: Iterable[Entry], now: float) -> list[tuple[Collective, float]]:
-    """The first unfinished call of each group, else its last, with the seconds since it was made.
+    """Chooses each group's first unfinished call, else its last.
 
-    Calls of one group are carried out in their order, so all later ones wait for the first unfinished. Entries come in the order
+    Each with the seconds since it was made. Calls of one group are carried out in their order, so all later ones wait for the first unfinished. Entries come in the order
     in which they were made.
     """
     chosen: dict[tuple[str, bool], Entry] = {}

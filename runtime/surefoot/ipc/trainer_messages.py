@@ -130,7 +130,10 @@ class MetricsGrown:
 
 @dataclass(frozen=True, slots=True)
 class CollectivesTold:
-    """Answers TellCollectives: for each, `seconds` since the rank made it; without any, why."""
+    """Answers TellCollectives.
+
+    For each, `seconds` since the rank made it; without any, why.
+    """
 
     request: int
     collectives: tuple[Collective, ...]

@@ -10,7 +10,7 @@ from surefoot.protocol.completeness import LeftOut
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob, RankSave
 from surefoot.protocol.node_findings import NodeHealth
 from surefoot.protocol.progress import NOTHING_TOLD, Progress
-from surefoot.protocol.standing.stuck_ranks import StuckRanks
+from surefoot.protocol.standing.stuck_message import StuckRanks
 
 # ---- agent → coordinator ------------------------------------------------------------------------------------------
 

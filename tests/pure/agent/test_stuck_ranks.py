@@ -13,7 +13,7 @@ from surefoot.agent.state_machine import AgentState
 from surefoot.protocol.messages import Exited
 from surefoot.protocol.standing.collectives import Collective
 from surefoot.protocol.standing.rank_places import RankPlace
-from surefoot.protocol.standing.stuck_ranks import StuckRanks
+from surefoot.protocol.standing.stuck_message import StuckRanks
 
 PLACES = (RankPlace((0,), "a", "in all_reduce", waiting=True), RankPlace((1,), "b", "in load", waiting=False))
 FIRST = StuckRanks(1, 12, PLACES, moves=True)

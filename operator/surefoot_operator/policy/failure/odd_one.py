@@ -1,4 +1,4 @@
-"""Names the rank that holds all others up, by stacks and by collectives.
+"""Names the rank that differs, by stacks and by collectives.
 
 Pure; called by `standstill`. Stacks tell a rank that stands elsewhere in the program, collectives one that stands in the
 same line and waits for something else. Where they name two ranks, one of them is wrong, and nobody can say which.
@@ -16,7 +16,10 @@ from surefoot_operator.observed import StandingSeen
 
 @dataclass(frozen=True, slots=True)
 class OddOne:
-    """What tells a rank from all others; `rank` None: evidence without a culprit."""
+    """What tells a rank from all others.
+
+    `rank` None: evidence without a culprit.
+    """
 
     rank: int | None
     text: str

@@ -24,7 +24,10 @@ _MOST_RANKS = 16
 
 @dataclass(slots=True)
 class CollectiveInquiry:
-    """One agent's; `tell` sends to a rank of an epoch, `attached` says who can be asked."""
+    """Asks the ranks of one agent.
+
+    `tell` sends to a rank of an epoch, `attached` says who can be asked.
+    """
 
     tell: Callable[[int, int, TellCollectives], None]
     attached: Callable[[int], frozenset[int]]
@@ -34,7 +37,10 @@ class CollectiveInquiry:
     _complete: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def ask(self, epoch: int, ranks: Iterable[int]) -> Answers:
-        """What each rank says within the time; a rank that did not answer says why it may not have."""
+        """Returns what each rank says within the time.
+
+        Of a rank that did not answer it says why it may not have.
+        """
         wanted = frozenset(ranks)
         self._request += 1
         self._answers, self._awaited = {}, wanted & self.attached(epoch)
@@ -65,7 +71,10 @@ class CollectiveInquiry:
 
 
 def collectives_of(answers: Answers) -> tuple[Collective, ...]:
-    """Groups ranks by what they are in; nothing if some rank said nothing, which proves nothing."""
+    """Groups ranks by what they are in.
+
+    Nothing if some rank said nothing, which proves nothing.
+    """
     if not all(told.collectives for told in answers.values()):
         return ()
     ranks: dict[Collective, list[int]] = {}
@@ -76,7 +85,7 @@ def collectives_of(answers: Answers) -> tuple[Collective, ...]:
 
 
 def summary(answers: Answers) -> str:
-    """Lists groups of ranks with the same collectives, smallest first, in LONGEST characters."""
+    """Lists groups of ranks, smallest first, in LONGEST characters."""
     groups: dict[str, list[tuple[int, float]]] = {}
     for rank, told in sorted(answers.items()):
         waits = [(one, seconds) for one, seconds in zip(told.collectives, told.seconds, strict=False) if one.waits]

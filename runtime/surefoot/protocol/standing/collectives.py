@@ -1,4 +1,4 @@
-"""Describes the collective that each rank is in, and finds the rank that is not in it.
+"""Describes each rank's collective, and finds who is not in it.
 
 Pure; agents say it of their own ranks, from PyTorch's flight recorder, and the operator compares those of all. Stacks of
 ranks that wait in one line of the program look alike, whatever each of them waits for there.
@@ -20,7 +20,7 @@ _MOST_NAMED = 8
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """What ranks of one worker wait for in one process group, or finished there last."""
+    """What ranks wait for in one process group, or finished last."""
 
     ranks: tuple[int, ...]
     group: str
@@ -45,7 +45,10 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class OddCollective:
-    """Who is not in the collective that all others wait in; `rank` None: nobody can be named, and `text` says why."""
+    """Who is not where all others wait.
+
+    `rank` None: nobody can be named, and `text` says why.
+    """
 
     rank: int | None
     text: str
@@ -57,7 +60,7 @@ Own = Mapping[int, tuple[Collective, ...]]
 
 
 def odd_collective(told: Iterable[Collective]) -> OddCollective | None:
-    """Names the one rank that holds all others up, as far as their collectives prove it.
+    """Names the one rank that provably holds all others up.
 
     Returns:
         The only rank that waits in none and has not entered one that others wait in; or the only one that waits in another

@@ -1,4 +1,4 @@
-"""Defines the message by which an agent says where its ranks are without a step."""
+"""Defines the message that says where ranks without a step are."""
 
 from __future__ import annotations
 
