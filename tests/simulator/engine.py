@@ -26,7 +26,7 @@ Action = Callable[..., None]
 class Process:
     """Something that runs at a site and can be killed or frozen. A restart is another Process."""
 
-    __slots__ = ("alive", "backlog", "busy_until", "frozen", "lines", "name", "silent", "site")
+    __slots__ = ("alive", "backlog", "busy_until", "frozen", "lines", "name", "silent", "site", "thawed_at")
 
     def __init__(self, name: str, site: str) -> None:
         self.name = name
@@ -34,6 +34,7 @@ class Process:
         self.alive = True
         self.frozen = False
         self.busy_until = 0.0  # its one thread computes until then, and hears nothing
+        self.thawed_at = 0.0
         self.silent = False  # died without a word: its machine is gone, nobody gets a reset
         self.backlog: list[tuple[Action, tuple[Any, ...]]] = []
         self.lines: list[Line] = []
@@ -92,7 +93,7 @@ class Engine:
     def thaw(self, process: Process) -> None:
         if not process.frozen:
             return
-        process.frozen = False
+        process.frozen, process.thawed_at = False, self.now
         for action, arguments in process.backlog:
             self.after(self.rng.uniform(0, 1e-4), process, action, *arguments)
         process.backlog = []

@@ -103,10 +103,11 @@ class Liveness:
         pods = [p for n in simulation.fabric.nodes.values() for p in n.pods if p.agent is not None]
         agents = [p.agent for p in pods if p.agent is not None and p.agent.process.running and not p.deleting]
         asked = simulation.engine.now - ASKED_SECONDS
+        agents = [a for a in agents if a.process.thawed_at < asked]
         heard = [a.node for a in agents if a.line is not None and network.together_since(a.node, "operator") < asked]
 
         def seen(holder: Holder) -> bool:
-            there = holder.process.running and holder.provisioned
+            there = holder.process.running and holder.process.thawed_at < asked and holder.provisioned
             return there and any(network.together_since(node, holder.process.site) < asked for node in heard)
 
         for checkpoint in sorted(self._oracle.states, key=lambda c: -c.step):

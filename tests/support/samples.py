@@ -13,29 +13,30 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Union, get_args, get_origin
 
 
-def sample(cls: type[Any], version: int | None = None) -> Any:
-    """A `cls` whose fields differ from each other; those that came later than `version` have their defaults."""
-    return _made(cls, itertools.count(1), version)
+def sample(cls: type[Any], version: int | None = None, later: frozenset[str] = frozenset()) -> Any:
+    """A `cls` whose fields differ from each other; those that came later than `version`, or are `later`, have their defaults."""
+    return _made(cls, itertools.count(1), version, later)
 
 
-def _made(cls: type[Any], numbers: Iterator[int], version: int | None) -> Any:
+def _made(cls: type[Any], numbers: Iterator[int], version: int | None, later: frozenset[str]) -> Any:
     hints = typing.get_type_hints(cls)
     wanted = [f for f in dataclasses.fields(cls) if version is None or f.metadata.get("since", 1) <= version]
-    return cls(**{f.name: _value(hints[f.name], numbers, version) for f in wanted if f.init})
+    wanted = [f for f in wanted if f.init and f.name not in later]
+    return cls(**{f.name: _value(hints[f.name], numbers, version, later) for f in wanted})
 
 
-def _value(hint: Any, numbers: Iterator[int], version: int | None) -> Any:
+def _value(hint: Any, numbers: Iterator[int], version: int | None, later: frozenset[str]) -> Any:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return _value(next(a for a in arguments if a is not type(None)), numbers, version)
+        return _value(next(a for a in arguments if a is not type(None)), numbers, version, later)
     if origin is Literal:
         return arguments[-1]
     if origin is tuple:
         inner = arguments[:1] * 2 if arguments[1:] == (Ellipsis,) else arguments
-        return tuple(_value(a, numbers, version) for a in inner)
+        return tuple(_value(a, numbers, version, later) for a in inner)
     if origin in (dict, Mapping):
-        return {f"key{next(numbers)}": _value(arguments[1], numbers, version) for _ in range(2)}
+        return {f"key{next(numbers)}": _value(arguments[1], numbers, version, later) for _ in range(2)}
     if dataclasses.is_dataclass(hint):
-        return _made(typing.cast(type[Any], hint), numbers, version)
+        return _made(typing.cast(type[Any], hint), numbers, version, later)
     number = next(numbers)
     return {int: number, float: number + 0.25, bool: True, str: f'täxt {number} \U0001f600 "/'}[hint]

@@ -31,10 +31,10 @@ class ElasticPolicy:
     replica_increment_step: int = 1
     """Worlds are min, min + step, …, max; exclusive with `replica_discrete_values`."""
     replica_discrete_values: tuple[int, ...] = ()
-    faulty_scale_down_timeout_seconds: float = 0.0
-    """Wait this long for a replacement before shrinking."""
-    scale_up_snooze_seconds: float = 0.0
-    """Do not grow earlier than this after a change of the world."""
+    faulty_scale_down_timeout_seconds: float | None = None
+    """Wait this long for a replacement before shrinking; None: as long as the job's own record makes it worth."""
+    scale_up_snooze_seconds: float | None = None
+    """Do not grow earlier than this after a change of the world; None: once the job's own record says that it pays."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,8 @@ class Incident:
     """What workers had to say beside the reason, as where each rank stood in a hang; shortened."""
     unexplained: bool = False
     """Nothing was seen to die that could have caused it."""
+    replaced_seconds: float | None = None
+    """When as many workers as before were warm again, in the world or beside it."""
 
 
 @dataclass(frozen=True, slots=True)

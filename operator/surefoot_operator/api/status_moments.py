@@ -19,6 +19,7 @@ MOMENTS = (
     "sealed",
     "assigned",
     "firstStep",
+    "replaced",
     "since",
     "measured",
     "at",

@@ -105,6 +105,7 @@ def _commit(facts: Facts, choice: Chosen) -> PhaseDecision:
     status = committed(facts, choice, found.members)
     world = status.world or facts.world
     reason = f"{describe(world, choice.parent)} with {world.size} ranks on {len(world.members)} workers"
+    reason = f"{reason}; {found.sums}" if found.sums else reason
     return PhaseDecision(reason, status, events=(Event(names.WORLD_COMMITTED, reason), *_unknown(facts, choice)))
 
 

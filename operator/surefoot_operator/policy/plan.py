@@ -42,7 +42,8 @@ def plan(seen: Observed) -> Plan:
     facts, found = _with_bad_found(gather(seen))
     facts, sick, settled = _with_sick_found(facts)
     decision = _decide(facts)
-    status = summarised(facts, decision.status, decision.reason, decision.lost)
+    known = replace(decision.status, incidents=incidents.replaced(facts, decision.status.incidents))
+    status = summarised(facts, known, decision.reason, decision.lost)
     events = (*found, *sick, *decision.events, *status_change_events(seen.status, status))
     wake = soonest((*decision.wakes, settled, _deadline_left(facts, status)))
     if status.world != seen.status.world:

@@ -257,7 +257,7 @@ def test_what_is_left_out_has_the_documented_default() -> None:
     assert spec.checkpoint.memory == MemoryTierSpec(replicas=2, keep=2)
     assert (spec.checkpoint.memory.base_steps, spec.checkpoint.memory.adaptive) == (10, False)
     assert spec.elastic_policy is not None
-    assert spec.elastic_policy.scale_up_snooze_seconds == spec.elastic_policy.faulty_scale_down_timeout_seconds == 0.0
+    assert spec.elastic_policy.scale_up_snooze_seconds is spec.elastic_policy.faulty_scale_down_timeout_seconds is None
     assert (spec.checkpoint.drain_grace_seconds, spec.checkpoint.holder_return_seconds) == (1.0, 10.0)
     assert spec.checkpoint.on_total_loss == "Wait"
     assert spec.failure_policy.rules[0].exit_codes == (42,)

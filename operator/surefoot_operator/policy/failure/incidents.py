@@ -10,11 +10,15 @@ from dataclasses import replace
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.sources import joined
 from surefoot_operator.api.status import Incident
-from surefoot_operator.policy.availability import node_lost
+from surefoot_operator.policy.availability import node_lost, usable
 from surefoot_operator.policy.facts import Facts, has_stepped, in_epoch, member_sessions, step_of
 from surefoot_operator.policy.failure.losses import Loss
+from surefoot_operator.policy.spares import newest_attempts
 
 MOST_KEPT = 10
+
+LOST_KINDS = ("node-lost", "agent-lost", "worker-silent")
+"""Incidents after which somebody else has to come. A trainer that failed is started again where it was."""
 
 LONGEST_DETAIL = 8000
 """Characters of what workers had to say, of the newest incident."""
@@ -73,6 +77,27 @@ def phased(facts: Facts, known: Incidents, stopped: bool, sealed: bool) -> Incid
     if incident.kind in ("agent-lost", "worker-silent") and node_lost(facts, incident.node):
         incident = replace(incident, kind="node-lost", reason=f"node {incident.node} is gone: {incident.reason}")
     return (*known[:-1], incident)
+
+
+def replaced(facts: Facts, known: Incidents) -> Incidents:
+    """Records when as many workers as before a loss were warm again.
+
+    How long capacity takes to come decides whether the next loss waits for it; a world that grows late, or not at all, would
+    not tell.
+    """
+    waiting = [
+        i for i in known if i.kind in LOST_KINDS and i.claimed_seconds is not None and i.replaced_seconds is None
+    ]
+    if not waiting or facts.status.world is None or facts.spec.suspend:
+        return known
+    claimed = facts.world.state == "Claimed"
+    warm = sum(
+        s.warm and usable(facts, s) for s in newest_attempts(facts) if not claimed or s.stopped >= facts.world.epoch
+    )
+    ranks = warm * facts.spec.nproc_per_node
+    return tuple(
+        replace(i, replaced_seconds=facts.now) if i in waiting and ranks >= i.world_before else i for i in known
+    )
 
 
 def _detail(facts: Facts, epoch: int) -> str:

@@ -31,6 +31,7 @@ from surefoot_operator.policy.failure.testimony import arrivals_over, most_have_
 from surefoot_operator.policy.indexes import worker_id
 from surefoot_operator.policy.maintenance.drops_under_way import may_be_under_way
 from surefoot_operator.policy.spares import newest_attempts, wanted_indexes
+from surefoot_operator.policy.world.expected_cost import NOT_MEASURED, Weighed, wait_or_shrink
 from surefoot_operator.policy.world.restore_choices import Chosen
 from surefoot_operator.policy.world.rollback_record import ceiling, gone_back, still_good
 from surefoot_operator.policy.world.size_tie import Tie
@@ -58,6 +59,8 @@ class Selection:
     members: tuple[Member, ...] = ()
     waiting: str | None = None
     until_seconds: float | None = None
+    sums: str = ""
+    """Why members that may still come were not waited for, where that was weighed."""
 
 
 def newest_epoch_seen(facts: Facts) -> int:
@@ -132,15 +135,18 @@ def select_members(facts: Facts, tie: Tie | None = None) -> Selection:
     if largest_size(spec, sum(s.warm and s.stopped >= epoch for s in wanted), tied):
         there = wanted  # nodes that others want left train only where there is no world without them
     ready = [s for s in there if s.warm and s.stopped >= epoch]
+    weighed = NOT_MEASURED
     if len(ready) < target_size(spec):
+        short = f"{len(ready)} of {target_size(spec)} workers are ready"
         until = _worth_waiting(facts, there, ready)
         if until is not None and facts.now < until:
-            return Selection(
-                (), f"{len(ready)} of {target_size(spec)} workers are ready, others are on their way", until
-            )
+            return Selection((), f"{short}, others are on their way", until)
+        weighed = _weighed(facts, len(ready), tied)
+        if weighed.until_seconds is not None and facts.now < weighed.until_seconds:
+            return Selection((), f"{short}: {weighed.reason}", weighed.until_seconds)
     size = largest_size(spec, len(ready), tied)
     if size:
-        return _selected(facts, there, ready, size)
+        return replace(_selected(facts, there, ready, size), sums=weighed.reason)
     if tie is not None:
         return Selection((), _short(spec, len(ready), tie))
     return Selection((), f"{len(ready)} workers are ready, too few for any allowed world of {spec.replicas}")
@@ -211,11 +217,20 @@ def _worth_waiting(facts: Facts, there: list[SessionSeen], ready: list[SessionSe
             moments.append(world.changed_seconds + STOPPING_SECONDS)
     for identity, incarnation in former.items():
         moments.append(_returning(facts, identity, incarnation))
-    if facts.spec.elastic_policy is not None:
-        moments.append(world.changed_seconds + facts.spec.elastic_policy.faulty_scale_down_timeout_seconds)
+    policy = facts.spec.elastic_policy
+    if policy is not None and policy.faulty_scale_down_timeout_seconds is not None:
+        moments.append(world.changed_seconds + policy.faulty_scale_down_timeout_seconds)
     if not world.members:
         moments.append(_arriving(facts, now_ready))
     return max(moments, default=None)
+
+
+def _weighed(facts: Facts, ready: int, tied: int | None) -> Weighed:
+    """What waiting for more than these workers would cost, unless the job says itself how long to wait."""
+    policy = facts.spec.elastic_policy
+    if policy is None or policy.faulty_scale_down_timeout_seconds is not None or not facts.world.members:
+        return NOT_MEASURED
+    return wait_or_shrink(facts, ready, tied)
 
 
 def _returning(facts: Facts, identity: WorkerId, incarnation: str) -> float:

@@ -28,6 +28,7 @@ from surefoot_operator.policy.facts import (
 from surefoot_operator.policy.lifecycle import suspension
 from surefoot_operator.policy.spares import spare_agents
 from surefoot_operator.policy.world import surviving_copies
+from surefoot_operator.policy.world.expected_cost import NOT_MEASURED, Weighed, grow_or_stay
 from surefoot_operator.policy.world.size_tie import present_tie
 from surefoot_operator.policy.world.sizing import largest_size
 
@@ -58,6 +59,8 @@ class DesiredChange:
 
     reason: str
     urgent: bool
+    grows_to: int = 0
+    """Workers of the larger world; 0: it is not to grow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,7 @@ def desired_change(facts: Facts) -> DesiredChange | None:
     if tied is None and possible < members and largest_size(facts.spec, members) < members:
         return DesiredChange(f"scale from {members} to {largest_size(facts.spec, members)} workers", urgent=True)
     if possible > members:
-        return DesiredChange(f"grow from {members} to {possible} workers", urgent=False)
+        return DesiredChange(f"grow from {members} to {possible} workers", urgent=False, grows_to=possible)
     return None
 
 
@@ -135,9 +138,10 @@ def advance(facts: Facts) -> ChangeStep | None:
     if not facts.world.members or (wanted.urgent and _stepless(facts, hold)):
         return ChangeStep(wanted.reason, claim=True)
     if not wanted.urgent:
-        due = _snoozing(facts)
-        if due is not None:
-            return ChangeStep(f"{wanted.reason}, later", until_seconds=due)
+        stays = _stays(facts, wanted)
+        if stays.until_seconds is not None and facts.now < stays.until_seconds:
+            why = f": {stays.reason}" if stays.reason else ""
+            return ChangeStep(f"{wanted.reason}, later{why}", until_seconds=stays.until_seconds)
         if not has_stepped(facts, facts.world.epoch):
             return ChangeStep(f"{wanted.reason} once epoch {facts.world.epoch} made its first step")
     return _propose(facts, hold, wanted)
@@ -253,7 +257,11 @@ def _all_wait(facts: Facts) -> bool:
     )
 
 
-def _snoozing(facts: Facts) -> float | None:
+def _stays(facts: Facts, wanted: DesiredChange) -> Weighed:
+    """Until when the world stays as it is, though another is wanted."""
     policy = facts.spec.elastic_policy
-    due = facts.world.changed_seconds + (policy.scale_up_snooze_seconds if policy is not None else 0.0)
-    return due if facts.now < due else None
+    if policy is None:
+        return NOT_MEASURED
+    if policy.scale_up_snooze_seconds is not None:
+        return Weighed(facts.world.changed_seconds + policy.scale_up_snooze_seconds)
+    return grow_or_stay(facts, len(facts.world.members), wanted.grows_to) if wanted.grows_to else NOT_MEASURED
