@@ -120,7 +120,7 @@ class Liveness:
         """Newest checkpoint of the lineage that can be restored from holders that nothing is wrong with."""
         tier = None if in_memory else self._oracle.simulation.persistent
         for checkpoint in sorted(self._oracle.states, key=lambda c: -c.step):
-            if not self._counts(checkpoint):
+            if not self._counts(checkpoint) or (in_memory and self._oracle.numerics.is_beyond(checkpoint)):
                 continue
             if all(
                 any(

@@ -93,11 +93,12 @@ class NumericsWatch:
 
     def is_left_behind(self, checkpoint: Checkpoint) -> bool:
         """Whether nobody is to restore it: a spoiled model, or what the rollback that is under way leaves for good."""
-        if self.is_sick(checkpoint):
-            return True
+        return self.is_sick(checkpoint) or (self.is_beyond(checkpoint) and checkpoint in self._suspect)
+
+    def is_beyond(self, checkpoint: Checkpoint) -> bool:
+        """Whether the rollback that is under way takes it only where nothing before it is left in either tier."""
         back = self._oracle.simulation.store.status.rollback
-        under_way = back is not None and back.epoch == self._oracle.base and checkpoint.step > back.to_step
-        return under_way and checkpoint in self._suspect
+        return back is not None and back.epoch == self._oracle.base and checkpoint.step > back.to_step
 
     def goes_back(self, new: JobStatus) -> int | None:
         """Up to which step the epoch that is being committed may restore; None: any."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from support.builders import (
     BEGAN,
     running,
@@ -15,7 +17,7 @@ from support.builders import (
     worker,
 )
 from surefoot_operator import names
-from surefoot_operator.api.status import Condition, Member, World
+from surefoot_operator.api.status import Condition, Incident, Member, World
 from surefoot_operator.observed import CreateSeen, NodeSeen, Observed
 from surefoot_operator.policy.actions import CreateWorker, DeleteWorker, ProposeHold
 from surefoot_operator.policy.facts import gather
@@ -208,3 +210,34 @@ def test_starts_that_failed_beside_a_world_are_not_held_against_the_next_one() -
     assert made.world is not None
     assert made.world.state == "Claimed"
     assert made.failed_starts == 0
+
+
+def _failed_on(*nodes: str) -> Observed:
+    """A claim with a spare, after trainers failed on these nodes one after the other."""
+    seen = claimed(with_spare(None))
+    told = [
+        Incident("trainer-failed", "exit code 1", int(n[1:]), n, 1, NOW - 90 + at, NOW - 89 + at, sealed_seconds=NOW - 88 + at,
+                 assigned_seconds=NOW - 87 + at, first_step_seconds=NOW - 80 + at)
+        for at, n in enumerate(nodes)
+    ]  # fmt: skip
+    return replace(seen, status=replace(seen.status, incidents=tuple(told)))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "chosen"),
+    [
+        (("n1",), [0, 1, 2]),
+        (("n1", "n1"), [0, SPARE, 2]),
+        (("n1", "n2"), [0, 1, 2]),
+        (("n1", "n1", "n3", "n3"), [0, 1, 2]),
+        (("n1", "n1", "n0"), [0, SPARE, 2]),
+    ],
+)
+def test_a_spare_takes_the_rank_of_a_worker_whose_node_failed_most(nodes: tuple[str, ...], chosen: list[int]) -> None:
+    """Where the failure followed the rank to the spare's node, no node has most of them, and everybody stays."""
+    seen = _failed_on(*nodes)
+    assert [m.index for m in members(seen)] == chosen
+    told = [e.message for e in plan(seen).events if "failures were on node n1" in e.message]
+    assert bool(told) == (SPARE in chosen)
+    bare = replace(seen, sessions=seen.sessions[:3], workers=seen.workers[:3])
+    assert [m.index for m in members(bare)] == [0, 1, 2], "without a spare everybody begins where they were"

@@ -20,8 +20,9 @@ from surefoot_operator.policy import workers
 from surefoot_operator.policy.facts import Facts
 from surefoot_operator.policy.failure import detect as failures
 from surefoot_operator.policy.failure import holder_liveness as sight
+from surefoot_operator.policy.world import claim, restore_point
 from surefoot_operator.policy.world import restore_choices as choices
-from surefoot_operator.policy.world import restore_point
+from surefoot_operator.policy.world.expected_cost import Weighed
 
 _spend, _node_lost = Engine.spend, workers.node_lost
 
@@ -65,7 +66,14 @@ def _of_one(reading: Any, lineage: Any, epoch: int, bad: Any, covers: Any, domai
     return watermark(reading, lineage, epoch, bad, covers, domains, 1)
 
 
+def _for_ever(facts: Facts, ready: int, tied: int | None = None) -> Weighed:
+    """Whoever is missing is waited for, come who may."""
+    return Weighed(facts.world.changed_seconds + 1e9)
+
+
 LIVENESS = (
+    Mutation("a replacement is waited for without limit", patches=((claim, "wait_or_shrink", _for_ever),),
+             settings=replace(ROUGH, steps=60, kinds=("node dies",))),
     Mutation("a listing that does not decide is waited for without limit",
              patches=((restore_point, "LISTING_PATIENCE_SECONDS", 1e9), (restore_point, "LONGEST_LISTING_SECONDS", 1e9)),
              settings=SLOW_LISTINGS),

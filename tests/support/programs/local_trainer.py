@@ -72,6 +72,7 @@ def main() -> None:
     parser.add_argument("--uneven-batches", action="store_true")
     parser.add_argument("--spoiled", default="0,0")
     parser.add_argument("--spoils", type=int, default=0)
+    parser.add_argument("--setup-seconds", type=float, default=0.0, help="what a compiler or a warm-up takes")
     given = parser.parse_args()
     gates = {int(step): given.folder / f"gate-{step}" for step in given.gates.split(",") if step}
     dist.init_process_group("gloo")
@@ -94,6 +95,7 @@ def main() -> None:
     first_spoiled, last_spoiled = map(int, given.spoiled.split(","))
     checkpointer = surefoot.Checkpointer(model=model, optimizer=optimizer, loader=loader)
     start = checkpointer.restore()
+    time.sleep(given.setup_seconds)
     for step, batch in zip(range(start + 1, given.steps + 1), loader, strict=False):
         if first_spoiled <= batch.start // BATCH + 1 <= last_spoiled:
             batch.data[0].fill_(float("nan"))

@@ -31,7 +31,12 @@ from surefoot_operator.policy.failure.testimony import arrivals_over, most_have_
 from surefoot_operator.policy.indexes import worker_id
 from surefoot_operator.policy.maintenance.drops_under_way import may_be_under_way
 from surefoot_operator.policy.spares import newest_attempts, wanted_indexes
-from surefoot_operator.policy.world.expected_cost import NOT_MEASURED, Weighed, wait_or_shrink
+from surefoot_operator.policy.world.expected_cost import (
+    NOT_MEASURED,
+    Weighed,
+    suspect_nodes,
+    wait_or_shrink,
+)
 from surefoot_operator.policy.world.restore_choices import Chosen
 from surefoot_operator.policy.world.rollback_record import ceiling, gone_back, still_good
 from surefoot_operator.policy.world.size_tie import Tie
@@ -146,20 +151,24 @@ def select_members(facts: Facts, tie: Tie | None = None) -> Selection:
             return Selection((), f"{short}: {weighed.reason}", weighed.until_seconds)
     size = largest_size(spec, len(ready), tied)
     if size:
-        return replace(_selected(facts, there, ready, size), sums=weighed.reason)
+        found = _selected(facts, there, ready, size)
+        return replace(found, sums="; ".join(filter(None, (found.sums, weighed.reason))))
     if tie is not None:
         return Selection((), _short(spec, len(ready), tie))
     return Selection((), f"{len(ready)} workers are ready, too few for any allowed world of {spec.replicas}")
 
 
 def _selected(facts: Facts, there: list[SessionSeen], ready: list[SessionSeen], size: int) -> Selection:
-    """Former members first: a spare is no better than one that is about to be ready again."""
-    ready = sorted(ready, key=lambda s: (worker_id(s) not in facts.members, s.index))[:size]
-    if worker_id(ready[-1]) not in facts.members:
+    """Former members first: a spare is no better than one that is about to be ready again, unless that failed there twice."""
+    suspect = suspect_nodes(facts)
+    kept = sorted(ready, key=lambda s: (s.node in suspect, worker_id(s) not in facts.members, s.index))
+    ready, rest = kept[:size], kept[size:]
+    if any(worker_id(s) not in facts.members for s in ready):
         until = _former_ready(facts, there, {worker_id(s) for s in ready})
         if facts.now < until:
             return Selection((), "members of the last world may be ready in a moment, and go before spares", until)
-    return Selection(tuple(Member(s.index, s.attempt, s.incarnation, s.node) for s in _ranked(facts, ready)))
+    left = next((suspect[s.node] for s in rest if s.node in suspect and worker_id(s) in facts.members), "")
+    return Selection(tuple(Member(s.index, s.attempt, s.incarnation, s.node) for s in _ranked(facts, ready)), sums=left)
 
 
 def _former_ready(facts: Facts, there: list[SessionSeen], ready: set[WorkerId]) -> float:
@@ -167,7 +176,7 @@ def _former_ready(facts: Facts, there: list[SessionSeen], ready: set[WorkerId]) 
     found = {worker_id(s): s for s in there}
     moments = [0.0]
     for identity, member in facts.members.items():
-        if identity in ready:
+        if identity in ready or member.node in suspect_nodes(facts):
             continue
         session = found.get(identity)
         if session is not None and session.incarnation == member.incarnation:

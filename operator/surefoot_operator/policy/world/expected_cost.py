@@ -9,15 +9,19 @@ Competitive snoopy caching, 1988): nobody waits longer than not having waited wo
 from __future__ import annotations
 
 import statistics
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from surefoot_operator.api.status import Incident
 from surefoot_operator.observed import WorkerSeen
 from surefoot_operator.policy.facts import Facts, derived_once
 from surefoot_operator.policy.failure.incidents import LOST_KINDS
+from surefoot_operator.policy.failure.node_exclusion import REPEATS
 from surefoot_operator.policy.spares import wanted_indexes
 from surefoot_operator.policy.world.sizing import largest_size
 
+FAILED_KINDS = ("trainer-failed", "hang")
 LONGEST_WAIT_SECONDS = 600.0
 _FEWEST_INCIDENTS = 3
 """Of fewer nobody could say how often they come."""
@@ -55,6 +59,26 @@ class Weighed:
 
 
 NOT_MEASURED = Weighed(None)
+
+
+@derived_once
+def suspect_nodes(facts: Facts) -> Mapping[str, str]:
+    """Nodes on which most of this job's programs failed, and the sums.
+
+    Who failed twice at one place may fail there again, and that costs an incident. Where a spare is warm the restart costs the
+    same there. If the program is at fault the failure follows its rank, and then no node has most of them.
+    """
+    failed = [i for i in facts.status.incidents if i.kind in FAILED_KINDS and i.node is not None]
+    if len(failed) < REPEATS:
+        return {}
+    standing = [seconds for i in failed if (seconds := _standing(i)) is not None]
+    cost = f", and costs {statistics.median(standing):.1f} s each time" if standing else ""
+    counts = Counter(str(i.node) for i in failed)
+    return {
+        node: f"{times} of this job's {len(failed)} failures were on node {node}{cost}: a spare costs no more than to start there again"
+        for node, times in counts.items()
+        if times >= REPEATS and 2 * times > len(failed)
+    }
 
 
 @derived_once
