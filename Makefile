@@ -138,6 +138,11 @@ test-cluster: $(VENV)/.ready ## the cluster itself, then CRD, operator, chart an
 bench-cluster: $(VENV)/.ready ## medians of five of the main faults, and stock Kubernetes beside them; 25 minutes (build/cluster.json)
 	$(CLUSTER) run -- $(BIN)/python -m cluster.scenarios.bench
 
+.PHONY: soak
+MINUTES ?= 30
+soak: $(VENV)/.ready ## MINUTES=30 SEED=1: a random fault of any kind each half minute on a real Kubernetes, held against an undisturbed job (build/soak.json)
+	$(CLUSTER) run -- $(BIN)/python -m cluster.scenarios.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
 .PHONY: demo-cluster
 demo-cluster: $(VENV)/.ready ## chart installed, job applied, a node crashed and returned, on a real Kubernetes; compared with an undisturbed job
 	$(CLUSTER) run -- $(BIN)/python -m cluster.scenarios.demo

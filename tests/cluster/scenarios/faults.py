@@ -14,9 +14,18 @@ from cluster.scenarios.measuring import Struck, strike
 
 def kill_trainer(job: Job, installed: Installed, index: int = 1) -> Struck:
     """SIGKILL to one trainer; its agent lives."""
+    return _signalled(job, installed, index, "KILL")
+
+
+def stop_trainer(job: Job, installed: Installed, index: int = 1) -> Struck:
+    """SIGSTOP to one trainer: it hangs until somebody ends it."""
+    return _signalled(job, installed, index, "STOP")
+
+
+def _signalled(job: Job, installed: Installed, index: int, signal: str) -> Struck:
     pod = job.pod_of(index)["metadata"]["name"]
     struck = strike(job)
-    command = f"date +%s.%N; kill -KILL {_trainer(job, index)}"
+    command = f"date +%s.%N; kill -{signal} {_trainer(job, index)}"
     said = installed.kubectl("exec", pod, "--container=trainer", "--", "sh", "-c", command, namespace=job.space.name)
     return replace(struck, at=float(said.split()[0]))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from simulator import calls, caretakers
 from simulator.engine import Engine, Process
-from simulator.mutations.mutation import ROUGH, UNSEEN, Mutation, constant
+from simulator.mutations.mutation import ROUGH, UNSEEN, WITHOUT_PODS, Mutation, constant
 from simulator.rules import ALL
 from surefoot.agent import state_machine as agent_life
 from surefoot.protocol.completeness import watermark
@@ -73,7 +73,7 @@ def _for_ever(facts: Facts, ready: int, tied: int | None = None) -> Weighed:
 
 LIVENESS = (
     Mutation("a replacement is waited for without limit", patches=((claim, "wait_or_shrink", _for_ever),),
-             settings=replace(ROUGH, steps=60, kinds=("node dies",))),
+             settings=WITHOUT_PODS),
     Mutation("a listing that does not decide is waited for without limit",
              patches=((restore_point, "LISTING_PATIENCE_SECONDS", 1e9), (restore_point, "LONGEST_LISTING_SECONDS", 1e9)),
              settings=SLOW_LISTINGS),
