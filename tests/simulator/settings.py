@@ -18,6 +18,7 @@ from surefoot_operator.api.spec import (
     TrainingJob,
     TrainingJobSpec,
 )
+from surefoot_operator.api.status import Incident
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,8 @@ class Settings:
 
     good_after: int = field(default=0, repr=False)
     """Steps after which a checkpoint counts as good, of a job that heals its mathematics; 0: of one that does not."""
+    record: tuple[float, float] | None = field(default=None, repr=False)
+    """What the job's incidents say already: how long replacements take, and a change of size. None: nothing yet."""
     version: int | None = None
     """Of the protocol, with which operator and workers begin; None: nothing is modelled to go over a wire."""
 
@@ -85,7 +88,27 @@ def draw(rng: random.Random) -> Settings:
     drawn = replace(drawn, spares=spares, nodes=drawn.nodes + spares)
     if drawn.version is None:  # a former version tells of no odd steps
         drawn = replace(drawn, good_after=random.Random(f"numerics {drawn}").choice((0, 0, 2, 4)))
-    return replace(drawn, fault_span_seconds=max(6.0, drawn.steps * drawn.step_seconds * 1.3))
+    rng = random.Random(f"record {drawn}")
+    record = (rng.choice((0.5, 2.0, 8.0)), rng.choice((0.5, 3.0, 12.0))) if rng.random() < 0.3 else None
+    return replace(drawn, record=record, fault_span_seconds=max(6.0, drawn.steps * drawn.step_seconds * 1.3))
+
+
+def incidents(settings: Settings) -> tuple[Incident, ...]:
+    """Two losses that were replaced, and the changes of size behind them, long before the simulation begins."""
+    if settings.record is None:
+        return ()
+    arrival, change = settings.record
+    found: list[Incident] = []
+    for at in (-2000.0, -1000.0):
+        loss = Incident(
+            "node-lost", "long ago", None, None, 0, at, claimed_seconds=at, sealed_seconds=at, assigned_seconds=at
+        )
+        found.append(replace(loss, first_step_seconds=at + change, replaced_seconds=at + arrival))
+        grown = replace(
+            loss, kind="planned", claimed_seconds=at + 100.0, sealed_seconds=at + 100.0, assigned_seconds=at + 100.0
+        )
+        found.append(replace(grown, detected_seconds=at + 100.0, first_step_seconds=at + 100.0 + change))
+    return tuple(found)
 
 
 def _numerics(settings: Settings) -> NumericsPolicy | None:

@@ -20,7 +20,7 @@ from simulator.hang_watch import HangWatch
 from simulator.operators import Operator
 from simulator.oracle import Oracle, Violation
 from simulator.rules import ALL, Rules
-from simulator.settings import Settings, draw, job
+from simulator.settings import Settings, draw, incidents, job
 from simulator.sickness import SickWatch
 from simulator.spare_watch import SpareWatch
 from simulator.tiers import Holder, Persistent
@@ -51,7 +51,7 @@ class Store:
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
-        self.status = JobStatus()
+        self.status = JobStatus(incidents=incidents(simulation.settings))
         self.away = self.losing = False
         """Nothing is written or read; or what is written is never answered."""
         self.lag_seconds = 0.0
