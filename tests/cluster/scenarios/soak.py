@@ -83,8 +83,9 @@ def soaked(stage: Stage, minutes: float, seed: int) -> dict[str, Any]:
     stage.wait_led(job)
     job.wait("it trains at its full size", lambda: job.trains(shape.workers), READY_SECONDS)
     told = _noted(job, strikes, began)
+    job.finish()
+    status = job.status  # it is gone with the comparison
     found = stage.finish(job)
-    status = job.status
     spent = seconds_spent(status.time_spent, status.completion_seconds or time.time())
     return {
         "minutes": minutes,
