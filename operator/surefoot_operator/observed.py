@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from surefoot.protocol.completeness import Covers, LeftOut
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob, RankSave
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob, RankSave, WorkerId
 from surefoot.protocol.node_findings import NodeFinding
 from surefoot.protocol.progress import NOTHING_TOLD, Progress
 from surefoot.protocol.records import RankManifest
@@ -263,7 +263,7 @@ class PersistentSeen:
     """Records that the listing could not read."""
     unjudged: frozenset[Checkpoint] = frozenset()
     """Checkpoints that may be complete for all that could be read: never deleted, never taken for absent."""
-    asked_of: frozenset[int] = frozenset()
+    asked_of: frozenset[WorkerId] = frozenset()
     """Workers whose agents were asked and have not answered yet."""
     deleting: frozenset[Checkpoint] = frozenset()
     """Those whose deletion this leader has asked for and that may still be there; not among `entries`."""

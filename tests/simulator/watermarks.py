@@ -35,6 +35,12 @@ class Watermarks:
                 f"the watermark is {water}, of which there are {least} sealed copies, with {len(live)} live domains"
             )
         oracle.certified.add(water)
+        # should the newest turn out to be damaged, what lies behind it has as many copies, and is what is gone back to
+        for other in oracle.states:
+            if other.step < water.step and oracle.on_path(other, oracle.base):
+                copies = [{h.id.node for h in oracle.ever[s] if h.fence >= world.epoch} for s in oracle.saves_of(other)]
+                if copies and min(map(len, copies)) >= wanted:
+                    oracle.certified.add(other)
 
     def vouched(self, water: Checkpoint, epoch: int, replicas: int) -> None:
         """An agent without a leader takes `water` for Full: are there as many copies as the job asks for?"""

@@ -78,7 +78,7 @@ def list_persistent(
     message = ListPersistent(number, older, layouts=())
     order = Request(worker, message, epoch, now, known=known | kept_layouts.keys())
     orders = replace(orders, next_request=number + 1, outstanding={**kept, number: order})
-    asked_of = frozenset(o.worker.index for n, o in same.items() if n in kept) | {worker.index}
+    asked_of = frozenset(o.worker for n, o in same.items() if n in kept) | {worker}
     return with_listing(orders, PersistentSeen(asked_seconds=now, older_job=older, asked_of=asked_of))
 
 

@@ -250,7 +250,7 @@ def test_a_late_answer_of_whoever_was_asked_first_counts_and_layouts_are_remembe
     sessions = asked(talking(status=CLAIMED))
     number = request_of(sessions)
     sessions = replace(sessions, orders=order_requests.list_persistent(sessions.orders, B, 3, 1061.0))
-    assert sessions.orders.persistent.asked_of == {A.index, B.index}
+    assert sessions.orders.persistent.asked_of == {A, B}
     sessions = heard(sessions, A, Listing(number, (manifest().to_json(),), {"layout": "{}"}), 1062.0)
     assert sessions.orders.persistent.entries == (manifest(),)
     assert sessions.orders.outstanding == {}, "B's answer is no longer needed"

@@ -11,6 +11,7 @@ from surefoot.protocol.identities import Checkpoint, HolderEndpoint, OlderJob
 from surefoot_operator.observed import PersistentSeen
 from surefoot_operator.policy.actions import Action, ListPersistentTier
 from surefoot_operator.policy.facts import Facts, is_responsive
+from surefoot_operator.policy.indexes import worker_id
 
 LISTING_SECONDS = 60.0
 """How long one agent may be at a listing before another one is asked too; the first may still answer."""
@@ -68,16 +69,20 @@ Choice = Waiting | Chosen | FurtherOn | TotalLoss | NothingToTakeUp
 
 
 def listing(facts: Facts, seen: PersistentSeen, older: OlderJob | None = None) -> Waiting:
-    """Asks an agent for a listing, and another where none comes."""
+    """Asks an agent for a listing, and another where none comes.
+
+    A machine that lost its power never breaks its line: who is not heard any more is not waited for.
+    """
     what = "the persistent tier" if older is None else str(older)
     asked, failed = seen.asked_seconds, seen.error is not None
     again = asked + (LIST_AGAIN_SECONDS if failed else LISTING_SECONDS) if asked is not None else facts.now
-    if facts.now < again:
+    heard = {worker_id(s) for s in facts.sessions.values() if is_responsive(facts, s)}
+    unheard = bool(seen.asked_of) and not heard & seen.asked_of
+    if facts.now < again and not (unheard and heard):
         trouble = f" (last answer: {seen.error})" if failed else ""
         return Waiting(f"waiting for the listing of {what}{trouble}", until_seconds=again)
-    there = {s.index for s in facts.sessions.values() if is_responsive(facts, s)}
-    asked_of = min(there - seen.asked_of or there, default=None)
+    asked_of = min(heard - seen.asked_of or heard, default=None)
     if asked_of is None:
         return Waiting(f"no agent is connected that could list {what}")
-    action = ListPersistentTier(facts.world.epoch, asked_of, older)
-    return Waiting(f"listing {what} through worker {asked_of}", (action,), again + 1.0)
+    action = ListPersistentTier(facts.world.epoch, asked_of.index, older)
+    return Waiting(f"listing {what} through worker {asked_of.index}", (action,), max(again, facts.now) + 1.0)

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from support.builders import BEGAN, COVERED, endpoint, holder, manifest, running, with_holder, with_session
+from support.builders import BEGAN, COVERED, endpoint, holder, manifest, running, session, with_holder, with_session
 from surefoot.protocol.completeness import LeftOut
-from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.identities import Checkpoint, WorkerId
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.api.status import Incident, World
 from surefoot_operator.observed import Observed, PersistentSeen
@@ -290,8 +290,20 @@ def test_a_holder_that_comes_and_goes_voids_no_listing_for_ever(listed: int | No
 
 
 def test_a_listing_that_takes_long_is_asked_of_another_agent_only() -> None:
-    slow = PersistentSeen(asked_seconds=NOW - 30, asked_of=frozenset({0}))
+    slow = PersistentSeen(asked_seconds=NOW - 30, asked_of=frozenset({WorkerId(0, 1)}))
     seen = without_memory(replace(claimed(ago=60, checkpoint=PERSISTENT), persistent=slow))
     assert decided(seen).actions == ()
     longer = replace(seen, persistent=replace(slow, asked_seconds=NOW - 61))
     assert ListPersistentTier(2, 1) in decided(longer).actions
+
+
+def test_a_listing_is_not_waited_for_of_an_agent_that_is_not_heard_any_more() -> None:
+    """Of a machine without power the line never breaks, and its worker may have a new attempt under the same number."""
+    asked = PersistentSeen(asked_seconds=NOW - 5, asked_of=frozenset({WorkerId(0, 1)}))
+    seen = without_memory(replace(claimed(ago=60, checkpoint=PERSISTENT), persistent=asked))
+    silent = with_session(seen, 0, heard_seconds=NOW - 4)
+    assert ListPersistentTier(2, 1) in decided(silent).actions
+    again = replace(asked, asked_seconds=NOW, asked_of=frozenset({WorkerId(0, 1), WorkerId(1, 1)}))
+    assert decided(replace(silent, persistent=again)).actions == ()
+    replaced = replace(silent, sessions=(*silent.sessions, session(0, 2, now=NOW, epoch=1, stopped=2)))
+    assert ListPersistentTier(2, 0) in decided(replaced).actions
