@@ -28,8 +28,7 @@ class Watermarks:
         fit = [h for h in observed.holders if h.state == "Ready" and h.read_epoch == world.epoch]
         live = {h.endpoint.domain for h in fit if (h.fence or 0) >= world.epoch}
         wanted = max(1, min(observed.job.spec.checkpoint.memory.replicas, len(live)))
-        sealed = {s: {h.id.node for h in oracle.ever[s] if h.fence >= world.epoch} for s in oracle.saves_of(water)}
-        least = min(map(len, sealed.values()))
+        least = self._copies(water, world.epoch)
         if least < wanted:
             oracle.fail(
                 f"the watermark is {water}, of which there are {least} sealed copies, with {len(live)} live domains"
@@ -37,17 +36,21 @@ class Watermarks:
         oracle.certified.add(water)
         # should the newest turn out to be damaged, what lies behind it has as many copies, and is what is gone back to
         for other in oracle.states:
-            if other.step < water.step and oracle.on_path(other, oracle.base):
-                copies = [{h.id.node for h in oracle.ever[s] if h.fence >= world.epoch} for s in oracle.saves_of(other)]
-                if copies and min(map(len, copies)) >= wanted:
-                    oracle.certified.add(other)
+            older = other.step < water.step and oracle.on_path(other, oracle.base)
+            if older and self._copies(other, world.epoch) >= wanted:
+                oracle.certified.add(other)
 
     def vouched(self, water: Checkpoint, epoch: int, replicas: int) -> None:
         """An agent without a leader takes `water` for Full: are there as many copies as the job asks for?"""
         oracle = self._oracle
         if any(c.step >= water.step and oracle.on_path(c, oracle.base) for c in oracle.certified):
             return
-        sealed = [{h.id.node for h in oracle.ever[s] if h.fence >= epoch} for s in oracle.saves_of(water)]
-        if min(map(len, sealed)) < replicas:
+        if self._copies(water, epoch) < replicas:
             oracle.fail(f"an agent's watermark is {water}, which has fewer than {replicas} sealed copies")
         oracle.certified.add(water)
+
+    def _copies(self, checkpoint: Checkpoint, epoch: int) -> int:
+        """On how many nodes the rank save with the fewest copies lies, on holders sealed for this epoch."""
+        oracle = self._oracle
+        sealed = [{h.id.node for h in oracle.ever[s] if h.fence >= epoch} for s in oracle.saves_of(checkpoint)]
+        return min(map(len, sealed), default=0)

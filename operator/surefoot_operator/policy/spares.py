@@ -6,6 +6,7 @@ need now. So a spare that takes a lost worker's rank costs no pod but the lost o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import islice
 
 from surefoot_operator.observed import SessionSeen, WorkerSeen
@@ -38,11 +39,21 @@ def world_indexes(facts: Facts) -> frozenset[int]:
     wanted = wanted_indexes(facts)
     if not facts.spec.spares:
         return wanted
-    newest = {w.index: w for w in sorted(facts.seen.workers, key=lambda w: w.attempt)}
+    newest = newest_workers(facts)
     ranked = sorted(wanted, key=lambda index: (_distance(facts, newest.get(index)), index))
     return frozenset(ranked[: target_size(facts.spec)])
 
 
+@derived_once
+def newest_workers(facts: Facts) -> Mapping[int, WorkerSeen]:
+    """The newest attempt of each index, by index.
+
+    What became of older ones was answered.
+    """
+    return {w.index: w for w in sorted(facts.seen.workers, key=lambda w: (w.index, w.attempt))}
+
+
+@derived_once
 def newest_attempts(facts: Facts) -> list[SessionSeen]:
     """One agent per wanted index: the newest attempt that is connected.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from cluster.engine import Engine
 from cluster.scenarios import faults
 from cluster.scenarios.job import JOB_LABEL, Job
 from cluster.scenarios.stage import Stage
@@ -12,6 +13,7 @@ from cluster.scenarios.stage import Stage
 Mend = Callable[[], object]
 Done = tuple[str, Mend | None]
 """What was struck, and how it is mended; None: nothing is to be mended."""
+Fault = Callable[[Stage, Job, random.Random], Done]
 
 
 def _member(job: Job, rng: random.Random) -> int:
@@ -61,34 +63,17 @@ def _node_is_drained(stage: Stage, job: Job, rng: random.Random) -> Done:
     return node, lambda: stage.kubectl("uncordon", node)
 
 
-def _node_loses_power(stage: Stage, job: Job, rng: random.Random) -> Done:
-    node = _node(job, rng)
-    stage.engine.crash(node, silently=True)
-    return node, lambda: stage.engine.return_node(node)
+def _return(engine: Engine, node: str) -> None:
+    engine.return_node(node)
 
 
-def _node_dies(stage: Stage, job: Job, rng: random.Random) -> Done:
-    node = _node(job, rng)
-    stage.engine.crash(node)
-    return node, lambda: stage.engine.return_node(node)
+def _on_node(hurt: Callable[[Engine, str], None], mend: Callable[[Engine, str], None]) -> Fault:
+    def struck(stage: Stage, job: Job, rng: random.Random) -> Done:
+        node = _node(job, rng)
+        hurt(stage.engine, node)
+        return node, lambda: mend(stage.engine, node)
 
-
-def _node_is_cut_off(stage: Stage, job: Job, rng: random.Random) -> Done:
-    node = _node(job, rng)
-    stage.engine.partition(node)
-    return node, lambda: stage.engine.heal(node)
-
-
-def _node_freezes(stage: Stage, job: Job, rng: random.Random) -> Done:
-    node = _node(job, rng)
-    stage.engine.freeze(node)
-    return node, lambda: stage.engine.thaw(node)
-
-
-def _kubelet_stops(stage: Stage, job: Job, rng: random.Random) -> Done:
-    node = _node(job, rng)
-    stage.engine.stop_kubelet(node)
-    return node, lambda: stage.engine.return_node(node)
+    return struck
 
 
 def _holder_dies(stage: Stage, job: Job, rng: random.Random) -> Done:
@@ -103,7 +88,7 @@ def _leader_dies(stage: Stage, job: Job, rng: random.Random) -> Done:
     return stage.installed.kill_leader(), None
 
 
-def _daemon_is_away(name: str) -> Callable[[Stage, Job, random.Random], Done]:
+def _daemon_is_away(name: str) -> Fault:
     def away(stage: Stage, job: Job, rng: random.Random) -> Done:
         stage.engine.kill_daemon(name)
         return name, lambda: stage.engine.start_daemon(name)
@@ -121,17 +106,17 @@ def _job_is_suspended(stage: Stage, job: Job, rng: random.Random) -> Done:
     return "", lambda: job.change({"suspend": False})
 
 
-FAULTS: dict[str, Callable[[Stage, Job, random.Random], Done]] = {
+FAULTS: dict[str, Fault] = {
     "trainer dies": _trainer_dies,
     "trainer stops": _trainer_stops,
     "agent dies": _agent_dies,
     "pod is deleted": _pod_is_deleted,
     "node is drained": _node_is_drained,
-    "node loses power": _node_loses_power,
-    "node dies": _node_dies,
-    "node is cut off": _node_is_cut_off,
-    "node freezes": _node_freezes,
-    "kubelet stops": _kubelet_stops,
+    "node loses power": _on_node(lambda engine, node: engine.crash(node, silently=True), _return),
+    "node dies": _on_node(lambda engine, node: engine.crash(node), _return),
+    "node is cut off": _on_node(lambda engine, node: engine.partition(node), lambda engine, node: engine.heal(node)),
+    "node freezes": _on_node(lambda engine, node: engine.freeze(node), lambda engine, node: engine.thaw(node)),
+    "kubelet stops": _on_node(lambda engine, node: engine.stop_kubelet(node), _return),
     "holder dies": _holder_dies,
     "leader dies": _leader_dies,
     "API server is away": _daemon_is_away("kube-apiserver"),

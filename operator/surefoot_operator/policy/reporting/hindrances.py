@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from surefoot_operator import names
-from surefoot_operator.observed import WorkerSeen
 from surefoot_operator.policy.facts import Facts
-from surefoot_operator.policy.spares import wanted_indexes, world_indexes
+from surefoot_operator.policy.spares import newest_workers, wanted_indexes, world_indexes
 from surefoot_operator.policy.workers import could_not_start, ended_by_itself, never_trained
 
 REFUSED = "Refused"
@@ -55,7 +54,7 @@ def _among(facts: Facts, indexes: frozenset[int]) -> Hindrance | None:
     refused = next((c for c in facts.seen.creates if c.refusal and c.index in indexes), None)
     if refused is not None:
         return Hindrance(REFUSED, f"worker {refused.index} was refused: {refused.refusal}")
-    workers = [w for w in _newest(facts) if w.index in indexes]
+    workers = [w for index, w in newest_workers(facts).items() if index in indexes]
     for worker in workers:
         if worker.unstarted and not worker.deleting:
             return Hindrance(_cause(worker.unstarted), could_not_start(worker))
@@ -79,12 +78,6 @@ def event_of(reason: str) -> str:
     if reason == REFUSED:
         return names.WORKER_REFUSED
     return names.WORKER_UNSCHEDULABLE if reason == UNSCHEDULABLE else names.WORKER_NOT_STARTED
-
-
-def _newest(facts: Facts) -> list[WorkerSeen]:
-    """Of each index the newest attempt: what became of older ones was answered."""
-    found = {w.index: w for w in sorted(facts.seen.workers, key=lambda w: (w.index, w.attempt))}
-    return list(found.values())
 
 
 def _cause(unstarted: str) -> str:

@@ -18,7 +18,8 @@ from surefoot_operator.observed import WorkerSeen
 from surefoot_operator.policy.facts import Facts, derived_once
 from surefoot_operator.policy.failure.incidents import LOST_KINDS
 from surefoot_operator.policy.failure.node_exclusion import REPEATS
-from surefoot_operator.policy.spares import wanted_indexes
+from surefoot_operator.policy.indexes import worker_id
+from surefoot_operator.policy.spares import newest_workers, wanted_indexes
 from surefoot_operator.policy.world.sizing import largest_size
 
 FAILED_KINDS = ("trainer-failed", "hang")
@@ -118,11 +119,12 @@ def wait_costs(record: Record, small: int, full: int) -> WaitCosts | None:
     if not small or full <= small or change is None or arrival is None:
         return None
     limit = min(change * full / small, _LATE * arrival, LONGEST_WAIT_SECONDS)
-    shrinking = record.odds * (arrival * (1.0 - small / full) + change)
-    comes_in_time = record.odds if arrival <= limit else 0.0
-    waiting = comes_in_time * arrival + (1.0 - comes_in_time) * limit
-    if not comes_in_time:
-        waiting += record.odds * ((arrival - limit) * (1.0 - small / full) + change)
+    odds, lacking = record.odds, 1.0 - small / full
+    shrinking = odds * (arrival * lacking + change)
+    if arrival <= limit:
+        waiting = odds * arrival + (1.0 - odds) * limit
+    else:
+        waiting = limit + odds * ((arrival - limit) * lacking + change)
     return WaitCosts(limit, waiting, shrinking)
 
 
@@ -216,24 +218,20 @@ def _coming(facts: Facts, ready: int) -> int:
         return min(wanted - ready, len(_on_their_way(facts)))
     hindered = {create.index for create in facts.seen.creates if create.refusal}
     hindered |= {
-        w.index for w in _newest(facts) if w.phase == "Pending" and (w.unstarted or (w.node is None and w.message))
+        w.index
+        for w in newest_workers(facts).values()
+        if w.phase == "Pending" and (w.unstarted or (w.node is None and w.message))
     }
     return max(0, wanted - ready - len(hindered & wanted_indexes(facts)))
 
 
 def _on_their_way(facts: Facts) -> list[WorkerSeen]:
     """Workers that have a node and no warm agent yet, and that nothing is known to keep from it."""
-    heard = {(s.index, s.attempt) for s in facts.sessions.values() if s.warm}
+    heard = {worker for worker, session in facts.sessions.items() if session.warm}
     wanted = wanted_indexes(facts)
     return [
         w
-        for w in _newest(facts)
-        if w.index in wanted and w.node is not None and (w.index, w.attempt) not in heard
+        for w in newest_workers(facts).values()
+        if w.index in wanted and w.node is not None and worker_id(w) not in heard
         if w.phase in ("Pending", "Running") and not w.deleting and not w.unstarted
     ]
-
-
-@derived_once
-def _newest(facts: Facts) -> list[WorkerSeen]:
-    """Of each index the newest attempt."""
-    return list({w.index: w for w in sorted(facts.seen.workers, key=lambda w: w.attempt)}.values())
