@@ -122,9 +122,9 @@ def _elsewhere(own: Own) -> OddCollective | None:
     rank = next(rank for rank, places in waits.items() if places == groups[1][0])
     other = next(rank for rank, places in waits.items() if places == groups[0][0])
     own_call, call = _newest(own[rank]), _newest(own[other])
-    if own_call.group == call.group and not own_call.pairwise and own_call.number > call.number:
-        return None  # the root of a broadcast leaves it before the others
     behind = own_call.group == call.group and own_call.pairwise == call.pairwise
+    if behind and not call.pairwise and own_call.number > call.number:
+        return None  # the root of a broadcast leaves it before the others
     return OddCollective(rank, f"waits in {own_call}, all others in {call}", program=not behind)
 
 
@@ -157,7 +157,7 @@ def _place(c: Collective) -> Collective:
 
 
 def _newest(calls: Iterable[Collective]) -> Collective:
-    return max((c for c in calls if c.waits), key=lambda c: (not c.pairwise, c.number, c.group))
+    return max((c for c in calls if c.waits), key=lambda c: (not c.pairwise, 0 if c.pairwise else c.number, c.group))
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -88,6 +88,14 @@ def test_unlike_calls_without_a_majority_are_told_and_blame_nobody(few: tuple[in
     assert "under number 812 of default_pg ranks made unlike calls" in found.text
 
 
+@pytest.mark.parametrize("others", [(1, 2), (2, 1)])
+def test_numbers_of_a_receive_say_nothing_of_a_collective(others: tuple[int, ...]) -> None:
+    awaited = {rank: replace(sends(rank), group="pair", number=rank) for rank in (0, 1, 2)}
+    found = odd_collective((waits(0, number=2, group="pair"), awaited[0], *(awaited[rank] for rank in others)))
+    assert found is not None
+    assert (found.rank, found.program) == (0, True)
+
+
 def test_what_is_said_names_the_call_and_the_last_one() -> None:
     found = odd_collective((waits(0, 2), done(1)))
     assert found is not None
