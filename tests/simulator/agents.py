@@ -209,6 +209,8 @@ class Agent:
 
     def _start(self, assign: said.Assign, store: str) -> None:
         self.simulation.oracle.starting(self, assign)
+        for runner in self.drains.values():
+            runner.tell(slots.EpochBegun(assign.epoch))
         self.trainers = [Trainer(self, assign, store, local) for local in range(assign.local_ranks)]
         for trainer in self.trainers:
             self.engine.after(self.engine.rng.uniform(0.05, 0.3), trainer.process, trainer.begin)
@@ -249,6 +251,7 @@ class Agent:
         staged = runner.stage(save, trainer.assign.world, content)
         if not staged:
             self.book = saves.lost(self.book, save)
+            self.simulation.oracle.liveness.not_staged(self, save, runner.state)
         return staged
 
     def _retarget(self, holders: said.Holders) -> None:

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from simulator.engine import Process
 from simulator.tiers import Holder
-from surefoot.protocol.identities import Checkpoint
+from surefoot.drain.slots import Draining, DrainState, SealedSlot
+from surefoot.protocol.identities import Checkpoint, RankSave
 
 if TYPE_CHECKING:
+    from simulator.agents import Agent
     from simulator.oracle import Oracle
 
 LIVELY_SECONDS = 60.0
@@ -18,6 +21,9 @@ LIVELY_SECONDS = 60.0
 
 ASKED_SECONDS = 8.0
 """Agents that were heard for so long, and reached a holder, could have been asked what they see, and have answered."""
+
+SAVING_SECONDS = 8.0
+"""A save whose agent reaches every holder is on one by then: longer than a silent target's tries."""
 
 RECOVERING_SECONDS = 40.0
 """The same of a claim on machines that are well, which have a complete checkpoint in memory."""
@@ -29,6 +35,8 @@ class Liveness:
     def __init__(self, oracle: Oracle) -> None:
         self._oracle = oracle
         self._able_since: float | None = None
+        self._beside: list[Process] = []
+        self._beside_since = 0.0
 
     def _struck(self, name: str) -> bool:
         """Whether something is wrong with that machine, or was a moment ago."""
@@ -49,7 +57,39 @@ class Liveness:
                 f"no step for {since:.0f} s though {self._oracle.simulation.settings.least_workers} workers could train:"
                 f" epoch {status.world and status.world.epoch} {status.world and status.world.state}; {status.message}"
             )
+        self._watch_saves()
         engine.after(1.0, engine.environment, self.watch_liveness)
+
+    def _watch_saves(self) -> None:
+        """No save waits while its agent and all named holders are well, whatever the operator sees of them."""
+        simulation, engine = self._oracle.simulation, self._oracle.simulation.engine
+        status, since = simulation.store.status, engine.now - SAVING_SECONDS
+        named = [simulation.holders.get(e.holder) for e in status.named_holders]
+        well = [h for h in named if h is not None and h.process.running and h.provisioned and not h.full]
+        world, operator = status.world, simulation.operators[-1].process
+        parts = [*(h.process for h in well), operator]
+        stands = bool(well) and len(well) == len(named) and world is not None and world.state == "Committed"
+        if not stands or not operator.running or parts != self._beside:
+            self._beside, self._beside_since = parts, engine.now
+        if self._beside_since > since or self._oracle.committed_at > since or any(p.thawed_at > since for p in parts):
+            return
+        for agent in (p.agent for n in simulation.fabric.nodes.values() for p in n.pods):
+            if agent is None or not agent.process.running or agent.process.thawed_at > since:
+                continue
+            if any(simulation.network.together_since(agent.node, p.site) > since for p in parts):
+                continue
+            for slot in (slot for drain in agent.drains.values() for slot in drain.state.slots):
+                if isinstance(slot, SealedSlot | Draining) and slot.since < since:
+                    waits = engine.now - slot.since
+                    self._oracle.fail(
+                        f"{slot.sealed.save} waits on {agent.pod.name} for {waits:.0f} s beside its holders"
+                    )
+
+    def not_staged(self, agent: Agent, save: RankSave, drain: DrainState) -> None:
+        """What an older epoch left in memory, and nobody writes or reads, keeps no slot from a newer one."""
+        older = [s for s in drain.slots if isinstance(s, SealedSlot) and s.sealed.save.epoch < save.epoch]
+        if older:
+            self._oracle.fail(f"{save} finds no slot on {agent.pod.name}: {older[0].sealed.save} waits in one")
 
     def _due(self, since: float) -> float:
         """When a step must have been made: a claim with its checkpoint in memory has its own time, from the claim on.

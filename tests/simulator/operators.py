@@ -22,6 +22,7 @@ from surefoot_operator.api.status import JobStatus
 from surefoot_operator.coordinator import desired_messages, order_requests, sessions
 from surefoot_operator.observed import HolderSeen, Observed
 from surefoot_operator.policy import actions as act
+from surefoot_operator.policy.failure import holder_liveness
 
 if TYPE_CHECKING:
     from simulator.world import Simulation
@@ -128,12 +129,10 @@ class Operator:
     def rule(self) -> desired_messages.DesiredState:
         world = self._status.world
         epoch = world.epoch if world is not None else 0
-        ready = tuple(w.endpoint for w in self.watches.values() if w.state == "Ready" and (w.fence or 0) >= epoch)
-        if self._ruled is None or self._ruled[0] is not self._status or self._ruled[1] != ready:
-            rule = desired_messages.desired_state(
-                self._status, ready, self.simulation.job.spec.checkpoint.memory.replicas
-            )
-            self._ruled = (self._status, ready, rule)
+        usable = holder_liveness.usable_holders(self._holders(), self._status.named_holders, epoch)
+        if self._ruled is None or self._ruled[0] is not self._status or self._ruled[1] != usable:
+            replicas = self.simulation.job.spec.checkpoint.memory.replicas
+            self._ruled = (self._status, usable, desired_messages.desired_state(self._status, usable, replicas))
         return self._ruled[2]
 
     def hang_up(self) -> None:

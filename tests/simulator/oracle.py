@@ -294,10 +294,13 @@ class Oracle(Watcher):
             return  # never was complete, or faults took it
         self.numerics.may_go(checkpoint, what, elsewhere)
         bad = set(self.simulation.store.status.bad)
-        for other in self.states:
-            newer = other.step > checkpoint.step and other not in bad and self.on_path(other, self.base)
-            if newer and self._safe(other):
-                return
+        on_path = [c for c in self.states if c.step > checkpoint.step and self.on_path(c, self.base)]
+        newer = [c for c in on_path if c not in bad]
+        if any(map(self._safe, newer)):
+            return
+        # a fault took what was rightly counted on, unseen; what its holders have since is as safe as that was
+        if any(c in self.certified for c in on_path) and any(map(self.watermarks.stands, newer)):
+            return
         self.fail(f"{what}, and nothing newer on the lineage of epoch {self.base} is safe")
 
     def exists(self, save: RankSave, but: Holder | None = None) -> bool:

@@ -49,6 +49,11 @@ class Watermarks:
             oracle.fail(f"an agent's watermark is {water}, which has fewer than {replicas} sealed copies")
         oracle.certified.add(water)
 
+    def stands(self, checkpoint: Checkpoint) -> bool:
+        """Whether as many sealed copies as the job asks for are there, whoever knows it."""
+        wanted = self._oracle.simulation.settings.replicas
+        return self._copies(checkpoint, self._oracle.base) >= wanted
+
     def _copies(self, checkpoint: Checkpoint, epoch: int) -> int:
         """On how many nodes the rank save with the fewest copies lies, on holders sealed for this epoch."""
         oracle = self._oracle

@@ -58,26 +58,26 @@ class DesiredState:
 
 
 def desired_state_after(
-    old: DesiredState | None, status: JobStatus, ready: Iterable[HolderEndpoint], replicas: int, token: str
+    old: DesiredState | None, status: JobStatus, usable: Iterable[HolderEndpoint], replicas: int, token: str
 ) -> DesiredState:
     """Derives the desired state, reusing what has not changed.
 
     Most rounds change neither world nor holders, and placing each worker's copies anew would cost most of the round.
     """
-    given = (status.world, status.named_holders, tuple(ready), replicas, token)
+    given = (status.world, status.named_holders, tuple(usable), replicas, token)
     if old is not None and old.made_from == given:
         return replace(old, status=status)
     return replace(desired_state(status, given[2], replicas, token), made_from=given)
 
 
-def desired_state(status: JobStatus, ready: Iterable[HolderEndpoint], replicas: int, token: str = "") -> DesiredState:
-    """Derives the desired state from status, ready holders, R and the secret.
+def desired_state(status: JobStatus, usable: Iterable[HolderEndpoint], replicas: int, token: str = "") -> DesiredState:
+    """Derives the desired state from status, usable holders, R and the secret.
 
     A holder must be named in status before an agent hears of it: what is saved there could be the newest, and whoever
     chooses the next restore point must know whom to wait for.
     """
     named = {endpoint.holder for endpoint in status.named_holders}
-    holders = tuple(sorted((e for e in ready if e.holder in named), key=ENDPOINT_ORDER))
+    holders = tuple(sorted((e for e in usable if e.holder in named), key=ENDPOINT_ORDER))
     members = status.world.members if status.world is not None else ()
     wanted = effective_replicas(replicas, len({e.domain for e in holders}))
     places = targets({m.index: m.node for m in members}, holders, wanted)

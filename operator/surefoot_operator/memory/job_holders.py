@@ -30,6 +30,7 @@ from surefoot_operator.memory.holder_pool import HolderPool
 from surefoot_operator.memory.holder_probe import HolderProbe
 from surefoot_operator.memory.orphaned_keys import orphaned_keys
 from surefoot_operator.observed import HolderSeen
+from surefoot_operator.policy.failure.holder_liveness import usable_holders
 
 log = logging.getLogger(__name__)
 _Found = Mapping[RankSave, tuple[str, ...]]
@@ -123,12 +124,9 @@ class JobHolders:
                 known[endpoint.holder] = self._unheard(endpoint)
         return tuple(known[holder] for holder in sorted(known, key=HOLDER_ORDER))
 
-    def ready(self, epoch: int) -> tuple[HolderEndpoint, ...]:
-        """Lists holders that agents of `epoch` may use.
-
-        Answering, provisioned, and sealed against older epochs.
-        """
-        return tuple(h.endpoint for h in self.seen() if h.state == "Ready" and h.fence is not None and h.fence >= epoch)
+    def usable(self, epoch: int) -> tuple[HolderEndpoint, ...]:
+        """Lists holders that agents of `epoch` may save to."""
+        return usable_holders(self.seen(), self._status.named_holders, epoch)
 
     def seal(self, holder: HolderId, epoch: int) -> bool:
         """Starts to seal this holder and read its index.
@@ -195,10 +193,10 @@ class JobHolders:
     async def mark(self, checkpoint: Checkpoint, epoch: int) -> None:
         """Writes the watermark to every holder that is sealed at `epoch`."""
         calls = []
-        for endpoint in self.ready(epoch):
-            kept = self._keeper_of(endpoint.holder)
-            if kept is not None:
-                work = kept.call(kept.probe.mark(endpoint.holder, checkpoint, epoch))
+        for seen in self.seen():
+            kept = self._keeper_of(seen.endpoint.holder)
+            if kept is not None and seen.state == "Ready" and (seen.fence or 0) >= epoch:
+                work = kept.call(kept.probe.mark(seen.endpoint.holder, checkpoint, epoch))
                 calls.append(self._told(kept.place.node, "mark", work))
         await asyncio.gather(*calls)
 

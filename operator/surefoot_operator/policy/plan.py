@@ -128,7 +128,7 @@ def _end(facts: Facts, end: completion.Completion) -> PhaseDecision:
     """Every trainer has finished: the job is over, once what it ended with lies where people look for it."""
     left = last_checkpoint.outstanding(facts) if end.phase == "Complete" else None
     if isinstance(left, last_checkpoint.Pending):
-        return PhaseDecision(left.reason, facts.status, wakes=(left.until_seconds,))
+        return PhaseDecision(left.reason, facts.status, left.actions, wakes=(left.until_seconds,))
     if isinstance(left, Loss):
         return _lose(facts, left)
     saved, patience = completion.last_saved(facts)

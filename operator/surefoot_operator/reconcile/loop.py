@@ -240,8 +240,8 @@ class Reconciler:
             dependencies.memory.follow(shown.holders, status, resting, size_limit_bytes)
         epoch = status.world.epoch if status.world is not None else 0
         replicas = shown.job.spec.checkpoint.memory.replicas
-        ready, token = dependencies.memory.ready(epoch), dependencies.epoch_token(epoch)
-        self._desired = desired_state_after(self._desired, status, ready, replicas, token)
+        usable, token = dependencies.memory.usable(epoch), dependencies.epoch_token(epoch)
+        self._desired = desired_state_after(self._desired, status, usable, replicas, token)
         dependencies.channel.rule(self._desired)
 
     def _maintain(self, kept: Maintenance, seen: Observed) -> None:

@@ -156,6 +156,7 @@ class AgentProcess:
                     assign.world,
                     extra={"epoch": assign.epoch},
                 )
+                self.staging.begin(assign.epoch)
                 self.spawn(self._trainers.start(assign, store))
             case on.KillTrainers(epoch):
                 self._trainers.kill(epoch)

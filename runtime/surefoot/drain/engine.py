@@ -23,6 +23,7 @@ from surefoot.drain.slots import (
     CopyReport,
     DrainClosed,
     DrainState,
+    EpochBegun,
     Event,
     Free,
     FreeSlot,
@@ -147,6 +148,13 @@ class Drain:
         The local one first, and every holder that is there.
         """
         self._apply(Retargeted(targets, holders, replicas, time.monotonic()))
+
+    def begin(self, epoch: int) -> None:
+        """Gives up what older epochs staged, before trainers of `epoch` start.
+
+        Saves that no holder takes any more would otherwise keep every slot from the new epoch's.
+        """
+        self._apply(EpochBegun(epoch))
 
     def pending(self) -> tuple[Checkpoint, ...]:
         """Checkpoints staged here and not yet on their holders."""

@@ -210,6 +210,13 @@ class Retargeted:
 
 
 @dataclass(frozen=True, slots=True)
+class EpochBegun:
+    """Trainers of `epoch` are about to start: holders refuse whatever an older one saved."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     now: float
 
@@ -219,7 +226,8 @@ class DrainClosed:
     """The worker must go: what is not yet there is given up."""
 
 
-Event = SlotStaged | SaveWritten | Acknowledged | LegRefused | TargetFailed | LegEnded | Retargeted | Tick | DrainClosed
+Answer = SaveWritten | Acknowledged | LegRefused | TargetFailed | LegEnded
+Event = Answer | SlotStaged | Retargeted | EpochBegun | Tick | DrainClosed
 
 # ---- commands -------------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from dataclasses import replace
 from surefoot.drain.slots import (
     RUNNING,
     Acknowledged,
+    Answer,
     Command,
     CommitOn,
     Committed,
@@ -28,6 +29,7 @@ from surefoot.drain.slots import (
     DrainClosed,
     Draining,
     DrainState,
+    EpochBegun,
     Event,
     Free,
     FreeSlot,
@@ -66,6 +68,10 @@ def step(state: DrainState, event: Event) -> tuple[DrainState, tuple[Command, ..
             state = replace(state, away=state.away & state.holders)
         case Tick(now):
             state = _woken(state, now, commands)
+        case EpochBegun(epoch):
+            for index, slot in enumerate(state.slots):
+                if not isinstance(slot, Free) and slot.sealed.save.epoch < epoch:
+                    state = _put(state, index, _given_up(index, slot, commands))
         case DrainClosed():
             for index, slot in enumerate(state.slots):
                 state = _put(state, index, _given_up(index, slot, commands))
@@ -84,9 +90,6 @@ def _staged(state: DrainState, event: SlotStaged, commands: list[Command]) -> Dr
         commands.append(FreeSlot(event.slot, save, False, 0, lost=True))
         return state
     return _put(state, event.slot, SealedSlot(event.sealed, event.now))
-
-
-Answer = SaveWritten | Acknowledged | LegRefused | TargetFailed | LegEnded
 
 
 def _answered(state: DrainState, event: Answer, commands: list[Command]) -> DrainState:

@@ -16,6 +16,7 @@ from surefoot.drain.slots import (
     CopyReport,
     DrainClosed,
     DrainState,
+    EpochBegun,
     Event,
     Free,
     FreeSlot,
@@ -153,6 +154,26 @@ def test_draining_goes_on_when_a_newer_epoch_is_staged_beside_it() -> None:
     assert commands[-1] == FreeSlot(0, RankSave(3, 10, 0), True, 1)
 
 
+def test_an_epoch_that_begins_takes_the_slots_of_the_one_before() -> None:
+    """Two saves that no holder takes any more kept every slot, and nothing of the new epoch was saved."""
+    homeless, _ = play(state(), SlotStaged(0, sealed(8, epoch=1), 0), SlotStaged(1, sealed(12, epoch=1), 1))
+    now, commands = play(homeless, EpochBegun(1))
+    assert (now, commands) == (homeless, [])
+    now, commands = play(homeless, EpochBegun(2))
+    freed = [FreeSlot(0, RankSave(1, 8, 0), False, 0, lost=True), FreeSlot(1, RankSave(1, 12, 0), False, 0, lost=True)]
+    assert commands == freed
+    now, commands = play(now, SlotStaged(0, sealed(4, epoch=2), 3), Retargeted((A,), frozenset({A}), 1, 4))
+    assert commands == [WriteTo(0, A)]
+
+
+def test_an_epoch_that_begins_waits_for_whoever_reads_a_slot() -> None:
+    now, _ = play(state(A, B), SlotStaged(0, sealed(8, epoch=1), 0), SaveWritten(0, A), Acknowledged(0, A))
+    now, commands = play(now, EpochBegun(2))
+    assert commands == [StopLeg(0, B)]
+    _, commands = play(now, LegEnded(0, B))
+    assert commands == [FreeSlot(0, RankSave(1, 8, 0), True, 1)]
+
+
 def test_what_another_incarnation_sealed_is_not_drained() -> None:
     now, commands = play(state(A), SlotStaged(0, sealed(incarnation="other"), 0))
     assert [type(c) for c in commands] == [Complain, FreeSlot]
@@ -228,15 +249,18 @@ def answer(draw: st.DrawFn, world: World, key: tuple[int, HolderId]) -> Event:
 
 
 def random_event(draw: st.DrawFn, world: World, current: DrainState, number: int) -> Event:
-    kinds = ["tick", "retarget"] + ["answer"] * (4 * len(world.orders)) + ["stage"] * 2
+    kinds = ["tick", "retarget", "begin"] + ["answer"] * (4 * len(world.orders)) + ["stage"] * 2
     kind = draw(st.sampled_from(kinds))
     free = [i for i, slot in enumerate(current.slots) if isinstance(slot, Free)]
     if kind == "answer":
         return answer(draw, world, draw(st.sampled_from(sorted(world.orders))))
     if kind == "stage" and free:
         slot = draw(st.sampled_from(free))
-        world.staged[slot] = sealed(number).save
-        return SlotStaged(slot, sealed(number), world.now)
+        epoch = draw(st.integers(1, 4))
+        world.staged[slot] = sealed(number, epoch).save
+        return SlotStaged(slot, sealed(number, epoch), world.now)
+    if kind == "begin":
+        return EpochBegun(draw(st.integers(1, 5)))
     if kind == "retarget":
         targets = tuple(draw(st.permutations([A, B, C]))[: draw(st.integers(0, 3))])
         return Retargeted(targets, frozenset(targets) | draw(st.sets(st.sampled_from([A, B, C]))), 2, world.now)

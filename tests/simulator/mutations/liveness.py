@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,11 +11,13 @@ from simulator.engine import Engine, Process
 from simulator.mutations.mutation import ROUGH, UNSEEN, WITHOUT_PODS, Mutation, constant
 from simulator.rules import ALL
 from surefoot.agent import state_machine as agent_life
+from surefoot.drain import slots
 from surefoot.protocol.completeness import watermark
-from surefoot.protocol.identities import WorkerId
+from surefoot.protocol.identities import HolderEndpoint, WorkerId
 from surefoot.protocol.messages import PromoteSave
 from surefoot_operator.coordinator import order_requests
 from surefoot_operator.coordinator.orders import Orders
+from surefoot_operator.observed import HolderSeen
 from surefoot_operator.policy import workers
 from surefoot_operator.policy.facts import Facts
 from surefoot_operator.policy.failure import detect as failures
@@ -30,6 +32,10 @@ SLOW_LISTINGS = replace(ROUGH, persistent_interval=2, steps=40, faults=8, kinds=
 LOST_LISTINGS = replace(ROUGH, persistent_interval=2, steps=40, replicas=1, faults=12, nodes=2, workers=2,
                         kinds=("listings are slow", "holder restarts", "trainer dies"))  # fmt: skip
 AWAY = replace(ROUGH, nodes=4, steps=60, faults=8, kinds=("API is away", "trainer dies", "agent dies"))
+UNSEEING = replace(ROUGH, nodes=2, workers=2, steps=100, faults=6, kinds=("operator loses holders",))
+UNSEEING_AND_ODD = replace(
+    UNSEEING, replicas=1, good_after=2, kinds=("operator loses holders", "model becomes no number")
+)
 BLIND = replace(ROUGH, steps=60, faults=8, kinds=("operator loses holders", "trainer dies"))
 ALONE = replace(ROUGH, steps=120, faults=6, fault_span_seconds=20.0, kinds=("operator dies", "holder restarts"))
 LAST_UPLOADS = replace(ROUGH, nodes=5, least_workers=3, replicas=1, persistent_interval=4, interval=4, steps=12, step_seconds=0.5,
@@ -71,6 +77,13 @@ def _for_ever(facts: Facts, ready: int, tied: int | None = None) -> Weighed:
     return Weighed(facts.world.changed_seconds + 1e9)
 
 
+def _answering(
+    holders: Sequence[HolderSeen], named: Sequence[HolderEndpoint], epoch: int
+) -> tuple[HolderEndpoint, ...]:
+    """Holders that the operator does not see are taken from the agents that do."""
+    return tuple(h.endpoint for h in holders if h.state == "Ready" and (h.fence or 0) >= epoch)
+
+
 LIVENESS = (
     Mutation("a replacement is waited for without limit", patches=((claim, "wait_or_shrink", _for_ever),),
              settings=WITHOUT_PODS),
@@ -84,6 +97,10 @@ LIVENESS = (
     Mutation("lost sight is lost data",
              patches=((restore_point, "most_unseen", constant([])), (restore_point, "living", constant("")),
                       (sight, "living", constant("")), (restore_point, "answers_awaited", constant(0.0))), settings=BLIND),
+    Mutation("holders out of the operator's sight are taken from agents", patches=((sight, "usable_holders", _answering),),
+             settings=UNSEEING),
+    Mutation("an older epoch's saves keep their slots", patches=((slots, "EpochBegun", lambda _: slots.Tick(0.0)),),
+             settings=UNSEEING_AND_ODD),
     Mutation("a hang is never noticed",
              patches=((failures, "standstill", constant(None)), (agent_life, "_tick", lambda life, at: (life, ()))),
              settings=replace(ROUGH, kinds=("trainer hangs",))),

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from surefoot.protocol.identities import HolderEndpoint, HolderId, WorkerId
-from surefoot_operator.observed import SessionSeen, SightSeen
+from surefoot_operator.observed import HolderSeen, SessionSeen, SightSeen
 from surefoot_operator.policy.actions import LookAround
 from surefoot_operator.policy.availability import node_lost
 from surefoot_operator.policy.facts import Facts, is_responsive
@@ -60,6 +60,21 @@ def may_return(facts: Facts) -> list[HolderEndpoint]:
     given_up = frozenset(facts.status.given_up)
     back = [h.endpoint for h in facts.seen.holders if h.state == "Silent" and h.endpoint.holder.instance in given_up]
     return [*silent_holders(facts), *_not_restarted(facts, back)]
+
+
+def usable_holders(
+    holders: Sequence[HolderSeen], named: Sequence[HolderEndpoint], epoch: int
+) -> tuple[HolderEndpoint, ...]:
+    """Lists holders that agents may save to.
+
+    Those that answer and are sealed against epochs older than `epoch`; where none does, the named ones that are silent: an
+    operator that lost sight of all would take every target from agents that reach them.
+    """
+    wanted = {endpoint.holder for endpoint in named}
+    ready = tuple(h.endpoint for h in holders if h.state == "Ready" and h.fence is not None and h.fence >= epoch)
+    if any(endpoint.holder in wanted for endpoint in ready):
+        return ready
+    return (*ready, *(h.endpoint for h in holders if h.state == "Silent" and h.endpoint.holder in wanted))
 
 
 def awaited(facts: Facts, worth_seconds: float) -> list[HolderEndpoint]:
@@ -165,8 +180,10 @@ def lost_sight(facts: Facts) -> str:
         return ""
     trouble = next((h.trouble for h in silences if h.refusing), "") or next((h.trouble for h in silences), "")
     said = f" ({trouble})" if trouble else ""
+    named = facts.status.named_holders
+    where = "them" if not any(h.state == "Ready" for h in facts.seen.holders) else "the others"
     return (
-        f"the operator cannot reach {len(unseen)} of {len(facts.status.named_holders)} holders{said}; agents still save to them"
+        f"the operator cannot reach {len(unseen)} of {len(named)} holders{said}; agents still save to {where}"
         " and nothing is given up: check the operator's network, its password for the memory tier and its certificate authority"
     )
 

@@ -7,12 +7,13 @@ last step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from surefoot.protocol.completeness import TierReading, complete
+from surefoot.protocol.completeness import TierReading, complete, layouts_to_check
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.lineage import newest
 from surefoot_operator.observed import SessionSeen
+from surefoot_operator.policy.actions import Action
 from surefoot_operator.policy.facts import (
     Facts,
     bad_of,
@@ -23,6 +24,7 @@ from surefoot_operator.policy.facts import (
     reading_at,
 )
 from surefoot_operator.policy.failure.losses import Loss
+from surefoot_operator.policy.world.restore_choices import listing
 
 PROMOTION_SECONDS = 3600.0
 """How long a finished job waits for its last checkpoint to be complete in the persistent tier."""
@@ -40,6 +42,7 @@ class Pending:
 
     reason: str
     until_seconds: float
+    actions: tuple[Action, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ def outstanding(facts: Facts) -> Pending | Loss | Unsaved | None:
         until = _since(facts) + SAVING_SECONDS
         if facts.now < until and not _all_known(facts, members):
             return Pending(f"{step}; waiting for holders and workers to report whether it was saved", until)
-        return _unsaved(facts, final, wanted)
+        return _listed(facts, step, wanted) or _unsaved(facts, final, wanted)
     if not heard:
         until = max(s.heard_seconds for s in members) + 2 * facts.spec.health_policy.heartbeat_timeout_seconds
         reason = f"{step}, and no worker is left that could upload {wanted} to the persistent tier"
@@ -130,8 +133,30 @@ def _all_known(facts: Facts, members: list[SessionSeen]) -> bool:
     return all(h.read_epoch == epoch for h in left) and all(_saved(s) is not None for s in members)
 
 
+def _listed(facts: Facts, step: str, found: Checkpoint | None) -> Pending | None:
+    """Lists the persistent tier where nothing else is known of.
+
+    What a leader that is gone had uploaded is told by no agent, and the job would fail beside a whole checkpoint.
+    """
+    persistent, until = facts.seen.persistent, _since(facts) + RESCUE_SECONDS
+    if found is not None or facts.status.floor is not None or facts.now >= until:
+        return None
+    if persistent.read_epoch == facts.world.epoch and (persistent.asked_seconds or 0.0) >= _since(facts):
+        unknown = layouts_to_check(reading_at(facts, facts.world.epoch)) - set(facts.seen.covers)
+        if all(layouts & persistent.lost_layouts for layouts in unknown):
+            return None
+        return Pending(f"{step}; checking that the layouts of what is saved cover every tensor", until)
+    if persistent.read_epoch == facts.world.epoch:
+        persistent = replace(persistent, asked_seconds=None)
+    asked = listing(facts, persistent)
+    return Pending(f"{step}; {asked.reason}", min(until, asked.until_seconds or until), asked.actions)
+
+
 def _unsaved(facts: Facts, final: Checkpoint, found: Checkpoint | None) -> Unsaved:
-    best = newest(c for c in (found, facts.status.floor) if c is not None)
+    there = complete(
+        reading_at(facts, facts.world.epoch), facts.status.lineage, facts.world.epoch, bad_of(facts), facts.seen.covers
+    )
+    best = newest(c for c in (found, facts.status.floor, *there) if c is not None)
     step = f"every trainer finished after step {final.step}"
     if best is None:
         return Unsaved(f"{step}, and not one checkpoint of it was saved; the events say why", fails=True)

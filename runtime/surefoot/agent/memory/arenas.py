@@ -182,6 +182,11 @@ class StagingMemory:
         for arena in self._arenas.values():
             self._aim(arena.drain)
 
+    def begin(self, epoch: int) -> None:
+        """Gives up what older epochs staged, before trainers of `epoch` start."""
+        for arena in self._arenas.values():
+            arena.drain.begin(epoch)
+
     async def flush(self, seconds: float) -> bool:
         """Waits until everything staged is drained or given up; whether it was."""
         drains = [arena.drain for arena in self._arenas.values()]

@@ -7,14 +7,19 @@ from dataclasses import replace
 import pytest
 
 from support.builders import BEGAN, endpoint, manifest, running, told, with_holder, with_session
-from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.api.status import Incident, World
 from surefoot_operator.observed import Observed, PersistentSeen, SightSeen
 from surefoot_operator.policy.actions import LookAround, Plan
 from surefoot_operator.policy.check import check
 from surefoot_operator.policy.facts import gather
-from surefoot_operator.policy.failure.holder_liveness import LOOK_SECONDS, OTHERS_SECONDS, answers_awaited
+from surefoot_operator.policy.failure.holder_liveness import (
+    LOOK_SECONDS,
+    OTHERS_SECONDS,
+    answers_awaited,
+    usable_holders,
+)
 from surefoot_operator.policy.plan import plan
 
 NOW = BEGAN + 100
@@ -210,6 +215,30 @@ def test_that_the_operator_does_not_see_the_holders_is_said_while_the_world_is_w
     again = decided(replace(unseen(), status=made.status))
     assert not [e for e in again.events if e.reason == "HoldersUnseen"]
     assert protection(decided(unseen(1.0)))[1] != "HoldersUnseen", "a moment is no news"
+
+
+def nodes_of(holders: tuple[HolderEndpoint, ...]) -> list[str]:
+    return [endpoint.holder.node for endpoint in holders]
+
+
+def test_an_operator_that_sees_no_holder_takes_none_from_the_agents() -> None:
+    seen = unseen()
+    named = seen.status.named_holders
+    assert nodes_of(usable_holders(seen.holders, named, 1)) == ["n0", "n1", "n2"]
+    one_seen = with_holder(seen, "n1", state="Ready", fence=1)
+    assert nodes_of(usable_holders(one_seen.holders, named, 1)) == ["n1"], (
+        "the others may be as dead as they are silent"
+    )
+    unsealed = with_holder(seen, "n1", state="Ready", fence=0)
+    assert nodes_of(usable_holders(unsealed.holders, named, 1)) == ["n0", "n2"]
+    gone = with_holder(seen, "n2", state="Gone")
+    assert nodes_of(usable_holders(gone.holders, named, 1)) == ["n0", "n1"]
+    assert usable_holders(seen.holders, (), 1) == (), "what nobody would wait for is not saved to"
+
+
+def test_the_message_says_where_agents_save() -> None:
+    assert "agents still save to them" in protection(decided(unseen()))[2]
+    assert "agents still save to the others" in protection(decided(with_holder(unseen(), "n1", state="Ready")))[2]
 
 
 def test_a_dead_minority_and_a_tier_that_died_with_its_nodes_are_no_lost_sight() -> None:

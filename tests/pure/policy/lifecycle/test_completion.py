@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 
 from support.builders import BEGAN, manifest, running, told, with_session
+from surefoot.protocol.completeness import LeftOut
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.lineage import LineageEntry
 from surefoot_operator import names
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec, RunPolicy
-from surefoot_operator.observed import ExitSeen, Observed
-from surefoot_operator.policy.actions import DeleteWorker, PromoteSaves
+from surefoot_operator.observed import ExitSeen, Observed, PersistentSeen
+from surefoot_operator.policy.actions import DeleteWorker, ListPersistentTier, PromoteSaves
 from surefoot_operator.policy.check import check
 from surefoot_operator.policy.lifecycle.cleanup import LEAVING_SECONDS
 from surefoot_operator.policy.lifecycle.completion import LAST_SAVE_SECONDS
-from surefoot_operator.policy.lifecycle.last_checkpoint import PROMOTION_SECONDS, SAVING_SECONDS
+from surefoot_operator.policy.lifecycle.last_checkpoint import PROMOTION_SECONDS, RESCUE_SECONDS, SAVING_SECONDS
 from surefoot_operator.policy.maintenance.maintain import maintain
 from surefoot_operator.policy.plan import plan
 
@@ -87,8 +88,46 @@ def test_a_job_of_which_nothing_was_saved_anywhere_has_failed() -> None:
     seen = replace(seen, holders=empty, sessions=sessions, status=replace(seen.status, last_complete=None))
     assert plan(seen).status.phase == "Running", "workers may still be to say what they saved"
     made = plan(after(seen, SAVING_SECONDS))
+    assert made.status.phase == "Running", "a leader that is gone may have had something uploaded"
+    assert made.reason == "every trainer finished after step 47; listing the persistent tier through worker 0"
+    assert [type(action) for action in made.actions] == [ListPersistentTier]
+    made = plan(after(listed(seen), SAVING_SECONDS))
     assert made.status.phase == "Failed"
     assert "not one checkpoint" in made.status.message
+    assert plan(after(seen, RESCUE_SECONDS)).status.phase == "Failed", "a tier that never answers is not waited for"
+
+
+def listed(seen: Observed, *there: Checkpoint) -> Observed:
+    """The persistent tier was listed after the last step, and has these."""
+    entries = tuple(manifest(c.epoch, c.step, rank, 3) for c in there for rank in range(3))
+    found = PersistentSeen(1, entries, asked_seconds=seen.now, error=None)
+    return replace(seen, persistent=found)
+
+
+def test_what_a_former_leader_had_uploaded_is_what_the_job_ends_with() -> None:
+    seen = finished(step=47, saved=40)
+    sessions = tuple(replace(s, saved=None) for s in seen.sessions)
+    holders = tuple(replace(h, entries=()) for h in seen.holders)
+    seen = listed(replace(seen, holders=holders, sessions=sessions), Checkpoint(1, 16))
+    made = plan(after(seen, SAVING_SECONDS))
+    assert made.status.phase == "Complete"
+    assert "the newest checkpoint is of step 16" in made.status.message
+    unchecked = plan(after(replace(seen, covers={}), SAVING_SECONDS))
+    assert unchecked.status.phase == "Running"
+    assert "layouts" in unchecked.reason
+    gone = (LeftOut("its layout is damaged", False, digest=one.layout) for one in seen.persistent.entries or ())
+    damaged = replace(seen, covers={}, persistent=replace(seen.persistent, left_out=tuple(gone)))
+    assert plan(after(damaged, SAVING_SECONDS)).status.phase == "Failed"
+
+
+def test_an_earlier_listing_does_not_say_what_was_uploaded_since() -> None:
+    seen = finished(step=47, saved=40)
+    sessions = tuple(replace(s, saved=None) for s in seen.sessions)
+    seen = listed(replace(seen, holders=tuple(replace(h, entries=()) for h in seen.holders), sessions=sessions))
+    early = replace(seen, persistent=replace(seen.persistent, asked_seconds=BEGAN))
+    made = plan(after(early, SAVING_SECONDS))
+    assert made.status.phase == "Running"
+    assert [type(action) for action in made.actions] == [ListPersistentTier]
 
 
 @pytest.mark.parametrize("silent", ["a worker", "a holder"])
