@@ -26,7 +26,7 @@ from typing import Any, cast
 from support.builders import COVERED, running
 from support.servers.certificates import authority
 from surefoot.protocol.completeness import Covers
-from surefoot.protocol.identities import HolderEndpoint, HolderId
+from surefoot.protocol.identities import HolderId
 from surefoot.protocol.messages import Hello, Refused
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.controller.health.probes import LoopLag
@@ -36,6 +36,7 @@ from surefoot_operator.errors import WorldMoved
 from surefoot_operator.fabric.interface import FabricSeen, WorkerEnvironment
 from surefoot_operator.observed import HolderSeen, Observed, WorkerSeen
 from surefoot_operator.policy.actions import CreateWorker, DeleteWorker
+from surefoot_operator.policy.failure.holder_liveness import UsableHolders
 from surefoot_operator.reconcile import Reconciler
 from surefoot_operator.reconcile.dependencies import Dependencies
 from surefoot_operator.settings import CoordinatorSettings, OperatorSettings
@@ -105,8 +106,8 @@ class InstantHolders:
     def seen(self) -> tuple[HolderSeen, ...]:
         return self._seen
 
-    def ready(self, epoch: int) -> tuple[HolderEndpoint, ...]:
-        return tuple(h.endpoint for h in self._seen if (h.fence or 0) >= epoch)
+    def usable(self, epoch: int) -> UsableHolders:
+        return UsableHolders(tuple(h.endpoint for h in self._seen if (h.fence or 0) >= epoch))
 
     def seal(self, holder: HolderId, epoch: int) -> bool:
         self._holders[holder] = replace(self._holders[holder], fence=epoch, read_epoch=epoch)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from support.local_run import SECONDS, Holder, Job, assert_equal, assert_whole, running
+from support.local_run import SECONDS, Holder, Job, LocalRun, assert_equal, assert_whole, running
 from surefoot.holder.connection import Credentials, Wire
+
+ANOTHER = "another password"
+
+
+def saved_steps(run: LocalRun, holder: Holder) -> list[int]:
+    index = run.index_of(holder)
+    return sorted({manifest.save.step for manifest in index.manifests}) if index is not None else []
 
 
 class Locks:
@@ -19,7 +27,7 @@ class Locks:
 
     def change(self) -> None:
         for wire in self._wires:
-            wire.call("ACL", "SETUSER", "default", "resetpass", ">another password")
+            wire.call("ACL", "SETUSER", "default", "resetpass", f">{ANOTHER}")
             wire.call("CLIENT", "KILL", "USER", "default", "SKIPME", "yes")
 
     def restore(self) -> None:
@@ -43,6 +51,8 @@ def test_a_job_whose_holders_refuse_the_operator_fails_of_nothing_and_goes_on_wh
         assert len(run.epochs_of_trainers()) == 2, "the training goes on"
         run.open_gate(30)
         run.wait_for_step(60)
+        seen_by_agents = [replace(holder, password=ANOTHER) for holder in run.holders()]
+        run.wait("old saves to be dropped", lambda: all(saved_steps(run, h) == [55, 60] for h in seen_by_agents))
         run.kill_a_trainer()
         run.wait("the claim to wait for the holders", lambda: "refuses the operator" in run.status.message)
         longest = run.status.incidents[-1].detected_seconds + 5.0

@@ -1,4 +1,4 @@
-"""An agent that keeps house while nobody leads: the rules are `drain.upkeep`'s, the holders are modelled.
+"""An agent that keeps house while nobody leads, or who leads reaches no holder: the rules are `drain.upkeep`'s, the holders are modelled.
 
 It reads all holders that it knows, takes for the watermark what has R copies on sealed ones, and drops by the leader's
 own retention, in the epoch's name: a newer claim refuses it.
@@ -38,8 +38,9 @@ class Keeper:
         """Begins a round if this agent must; called now and then."""
         agent, life = self._agent, self._agent.life
         now = agent.engine.now
-        self._alone_since = None if agent.line is not None else self._alone_since or now
         assign = life.assign
+        led = agent.line is not None and not (assign is not None and assign.unseen)
+        self._alone_since = None if led else self._alone_since or now
         if assign is None or assign.group_rank != 0 or self._alone_since is None or self._busy:
             return
         runs = life.alive and not life.killing and life.started == life.claimed == assign.epoch

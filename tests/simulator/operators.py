@@ -132,7 +132,8 @@ class Operator:
         usable = holder_liveness.usable_holders(self._holders(), self._status.named_holders, epoch)
         if self._ruled is None or self._ruled[0] is not self._status or self._ruled[1] != usable:
             replicas = self.simulation.job.spec.checkpoint.memory.replicas
-            self._ruled = (self._status, usable, desired_messages.desired_state(self._status, usable, replicas))
+            made = desired_messages.desired_state_after(None, self._status, usable, replicas, "")
+            self._ruled = (self._status, usable, made)
         return self._ruled[2]
 
     def hang_up(self) -> None:

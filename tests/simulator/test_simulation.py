@@ -153,6 +153,16 @@ def test_what_can_never_become_complete_does_not_pile_up() -> None:
         assert outcome.most_kept <= 6, f"seed {seed}"
 
 
+def test_nothing_piles_up_on_holders_that_the_operator_does_not_reach() -> None:
+    wish = Settings(
+        nodes=2, workers=2, steps=120, interval=1, persistent_interval=None, faults=4, kinds=("operator loses holders",)
+    )
+    for seed in range(5):
+        outcome = simulate(seed, wish)
+        assert (outcome.violation, outcome.phase) == (None, "Complete")
+        assert outcome.most_kept <= 35, f"seed {seed}: 38 to 59 where nobody drops them"
+
+
 @pytest.mark.parametrize("block", range(6))
 def test_levels_that_change_whatever_else_fails_cost_no_checkpoint(block: int) -> None:
     for seed in range(block * 5, (block + 1) * 5):

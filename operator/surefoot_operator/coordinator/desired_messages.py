@@ -18,6 +18,7 @@ from surefoot.protocol.messages import Assign, Holders, SaveLevel, Stop, ToAgent
 from surefoot.protocol.placement import targets
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.coordinator.sessions import Session, Sessions, store_address
+from surefoot_operator.policy.failure.holder_liveness import UsableHolders
 
 Delivered = Mapping[str, ToAgent]
 """What one connection was told last, by slot; see `slot_of`."""
@@ -45,6 +46,8 @@ class DesiredState:
     """The epoch's secret, which stands nowhere else."""
     places: Mapping[tuple[int, int, str], int] = field(default_factory=dict)
     """(index, attempt, incarnation) of each member → its place in the world."""
+    unseen: bool = False
+    """The operator reaches none of `holders`: the first member's agent drops old saves from them."""
     made_from: tuple[object, ...] = field(default=(), repr=False)
     """What all of this but the status follows from; see `desired_state_after`."""
 
@@ -54,23 +57,26 @@ class DesiredState:
         status = self.status
         level = None if status.memory_interval is None else status.memory_interval.level
         shared = (status.world, status.restarts, status.lineage, status.older_job, status.skipped, level)
-        return (*shared, self.replicas, self.holders, self.targets, self.token)
+        return (*shared, self.replicas, self.holders, self.targets, self.token, self.unseen)
 
 
 def desired_state_after(
-    old: DesiredState | None, status: JobStatus, usable: Iterable[HolderEndpoint], replicas: int, token: str
+    old: DesiredState | None, status: JobStatus, usable: UsableHolders, replicas: int, token: str
 ) -> DesiredState:
     """Derives the desired state, reusing what has not changed.
 
     Most rounds change neither world nor holders, and placing each worker's copies anew would cost most of the round.
     """
-    given = (status.world, status.named_holders, tuple(usable), replicas, token)
+    given = (status.world, status.named_holders, usable, replicas, token)
     if old is not None and old.made_from == given:
         return replace(old, status=status)
-    return replace(desired_state(status, given[2], replicas, token), made_from=given)
+    made = desired_state(status, usable.endpoints, replicas, token, unseen=not usable.seen)
+    return replace(made, made_from=given)
 
 
-def desired_state(status: JobStatus, usable: Iterable[HolderEndpoint], replicas: int, token: str = "") -> DesiredState:
+def desired_state(
+    status: JobStatus, usable: Iterable[HolderEndpoint], replicas: int, token: str = "", unseen: bool = False
+) -> DesiredState:
     """Derives the desired state from status, usable holders, R and the secret.
 
     A holder must be named in status before an agent hears of it: what is saved there could be the newest, and whoever
@@ -82,7 +88,10 @@ def desired_state(status: JobStatus, usable: Iterable[HolderEndpoint], replicas:
     wanted = effective_replicas(replicas, len({e.domain for e in holders}))
     places = targets({m.index: m.node for m in members}, holders, wanted)
     numbers = {(m.index, m.attempt, m.incarnation): n for n, m in enumerate(members)}
-    return DesiredState(status, wanted, holders, places, token, numbers)
+    newest = status.world.parent.step if status.world is not None and status.world.parent is not None else 0
+    # whoever is to drop old saves is told of none that are bad, and would keep such a one in place of a good one
+    unseen = unseen and bool(holders) and not any(one.step > newest for one in status.bad)
+    return DesiredState(status, wanted, holders, places, token, numbers, unseen)
 
 
 def concerned(before: Sessions, after: Sessions) -> Collection[WorkerId] | None:
@@ -155,6 +164,7 @@ def _to_member(rule: DesiredState, sessions: Sessions, session: Session, place: 
             replicas=rule.replicas,
             older_job=rule.status.older_job if world.parent is not None and world.parent.imported else None,
             skip_steps=sum(one.steps for one in rule.status.skipped if one.epoch == world.epoch),
+            unseen=rule.unseen and place == 0,
         )
     ]
     hold = sessions.orders.hold
@@ -211,7 +221,7 @@ def _difference(told: ToAgent | None, wanted: ToAgent) -> ToAgent | None:
     if isinstance(told, Assign) and isinstance(wanted, Assign) and told.epoch == wanted.epoch:
         if told.store != wanted.store:
             return wanted
-        tier = Holders(wanted.epoch, wanted.holders, wanted.targets, wanted.replicas)
-        same = (told.holders, told.targets, told.replicas) == (tier.holders, tier.targets, tier.replicas)
-        return None if same else tier
+        tier = Holders(wanted.epoch, wanted.holders, wanted.targets, wanted.replicas, unseen=wanted.unseen)
+        before = Holders(told.epoch, told.holders, told.targets, told.replicas, unseen=told.unseen)
+        return None if tier == before else tier
     return wanted

@@ -30,7 +30,7 @@ from surefoot_operator.memory.holder_pool import HolderPool
 from surefoot_operator.memory.holder_probe import HolderProbe
 from surefoot_operator.memory.orphaned_keys import orphaned_keys
 from surefoot_operator.observed import HolderSeen
-from surefoot_operator.policy.failure.holder_liveness import usable_holders
+from surefoot_operator.policy.failure.holder_liveness import UsableHolders, usable_holders
 
 log = logging.getLogger(__name__)
 _Found = Mapping[RankSave, tuple[str, ...]]
@@ -124,7 +124,7 @@ class JobHolders:
                 known[endpoint.holder] = self._unheard(endpoint)
         return tuple(known[holder] for holder in sorted(known, key=HOLDER_ORDER))
 
-    def usable(self, epoch: int) -> tuple[HolderEndpoint, ...]:
+    def usable(self, epoch: int) -> UsableHolders:
         """Lists holders that agents of `epoch` may save to."""
         return usable_holders(self.seen(), self._status.named_holders, epoch)
 

@@ -307,10 +307,14 @@ class AgentProcess:
             self.dispatch(on.Ticked(time.monotonic()))
 
     async def _keep(self) -> None:
-        """Looks after the memory tier while no coordinator does."""
+        """Looks after the memory tier while no coordinator does, or none reaches it."""
+        unseen_since: float | None = None
         while True:
             await asyncio.sleep(keeping.ROUND_SECONDS)
-            assign = keeping.epoch_in_charge(self.state, self._line.away_seconds())
+            now, unseen = time.monotonic(), self.state.assign is not None and self.state.assign.unseen
+            unseen_since = (unseen_since or now) if unseen else None
+            away = max(self._line.away_seconds(), now - unseen_since if unseen_since is not None else 0.0)
+            assign = keeping.epoch_in_charge(self.state, away)
             if assign is not None:
                 try:
                     kept = await asyncio.to_thread(keeping.collect, assign, self._settings.job, self.state.progress)
@@ -318,13 +322,15 @@ class AgentProcess:
                     self._unexpected.record("looking after the memory tier", error)
                     continue
                 _log.info(
-                    "no coordinator: this agent moved the watermark to %s and dropped %d old saves from the holders",
+                    "no coordinator reaches the holders: this agent moved the watermark to %s and dropped %d old saves from the holders",
                     kept.watermark,
                     kept.dropped,
                     extra={"epoch": assign.epoch},
                 )
                 for problem in kept.problems:
-                    _log.warning("no coordinator, and a holder failed during garbage collection: %s", problem)
+                    _log.warning(
+                        "no coordinator reaches the holders, and one failed during garbage collection: %s", problem
+                    )
 
     def spawn(self, work: Coroutine[object, object, None]) -> None:
         self._tasks.start(work)

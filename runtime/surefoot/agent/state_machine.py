@@ -176,7 +176,13 @@ def _asked(state: AgentState, event: on.HoldAsked | on.HoldersChanged | on.Level
         case on.HoldersChanged(holders):
             if state.assign is None or holders.epoch != state.assign.epoch:
                 return state, ()
-            changed = replace(state.assign, holders=holders.holders, targets=holders.targets, replicas=holders.replicas)
+            changed = replace(
+                state.assign,
+                holders=holders.holders,
+                targets=holders.targets,
+                replicas=holders.replicas,
+                unseen=holders.unseen,
+            )
             return replace(state, assign=changed), (on.Retarget(holders),)
         case on.LevelAsked(epoch, level):
             if epoch != state.claimed or level == state.level:

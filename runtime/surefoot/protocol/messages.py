@@ -269,6 +269,8 @@ class Assign:
     """`holders` are left out: they are those that `HolderChanges` told of on this line."""
     skip_steps: int = since(3, 0)
     """Loaders leave out the batches of so many steps behind the parent: what was read there spoiled a world before."""
+    unseen: bool = since(3, False)
+    """The coordinator reaches none of `holders`: this agent drops old saves from them, as where no coordinator is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +282,8 @@ class Holders:
     targets: tuple[HolderId, ...]
     replicas: int
     listed: bool = since(3, False)
+    """As in `Assign`."""
+    unseen: bool = since(3, False)
     """As in `Assign`."""
 
 

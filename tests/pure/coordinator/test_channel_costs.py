@@ -20,10 +20,12 @@ from surefoot_operator.coordinator import order_requests, orders
 from surefoot_operator.coordinator.agent_channel import TURN, AgentChannel
 from surefoot_operator.coordinator.agent_connection import AgentConnection
 from surefoot_operator.coordinator.desired_messages import desired_state, desired_state_after
+from surefoot_operator.policy.failure.holder_liveness import UsableHolders
 
 MANY = 3 * TURN
 MEMBERS = tuple(member(i) for i in range(MANY))
 HOLDERS = tuple(endpoint(f"n{i}") for i in range(MANY))
+USABLE = UsableHolders(HOLDERS)
 STATUS = JobStatus(world=World(1, "Committed", size=MANY, members=MEMBERS), named_holders=HOLDERS)
 
 
@@ -155,14 +157,14 @@ def test_an_unused_checkpoint_is_no_reason_to_speak() -> None:
 
 
 def test_a_round_that_changes_neither_world_nor_holders_places_nothing_anew() -> None:
-    first = desired_state_after(None, STATUS, HOLDERS, 2, "t")
+    first = desired_state_after(None, STATUS, USABLE, 2, "t")
     assert replace(first, made_from=()) == desired_state(STATUS, HOLDERS, 2, "t")
     ahead = replace(STATUS, step=99)
-    assert counted(lambda: desired_state_after(first, ahead, tuple(HOLDERS), 2, "t")) < 5 * MANY
-    assert desired_state_after(first, ahead, HOLDERS, 2, "t").status.step == 99
-    fewer = desired_state_after(first, ahead, HOLDERS[:-1], 2, "t")
+    assert counted(lambda: desired_state_after(first, ahead, UsableHolders(tuple(HOLDERS)), 2, "t")) < 5 * MANY
+    assert desired_state_after(first, ahead, USABLE, 2, "t").status.step == 99
+    fewer = desired_state_after(first, ahead, UsableHolders(HOLDERS[:-1]), 2, "t")
     assert fewer.holders == desired_state(ahead, HOLDERS[:-1], 2, "t").holders
-    assert desired_state_after(first, ahead, HOLDERS, 2, "another").token == "another"
+    assert desired_state_after(first, ahead, USABLE, 2, "another").token == "another"
 
 
 def test_requests_to_everybody_are_made_and_found_in_proportion_to_the_agents() -> None:

@@ -291,6 +291,26 @@ def test_a_change_of_holders_within_an_epoch_is_said_as_holders_alone() -> None:
     assert outbox_diff(told, desired_messages(desired_state(pruned, NODES[:2], 2), sessions, A))[0] == ()
 
 
+def test_one_agent_alone_is_asked_to_look_after_holders_that_the_operator_does_not_reach() -> None:
+    sessions, unseen = talking(), desired_state(STATUS, NODES, 2, unseen=True)
+    (first,), (second,) = desired_messages(unseen, sessions, A), desired_messages(unseen, sessions, B)
+    assert isinstance(first, Assign)
+    assert isinstance(second, Assign)
+    assert (first.group_rank, first.unseen) == (0, True)
+    assert (second.group_rank, second.unseen) == (1, False)
+    _, told = outbox_diff({}, [first])
+    said, told = outbox_diff(told, words(sessions, A))
+    assert said == (Holders(2, first.holders, first.targets, 2, unseen=False),), "seen again"
+    assert outbox_diff(told, words(sessions, A))[0] == ()
+
+
+def test_nobody_is_asked_to_where_there_is_no_holder_or_a_newer_checkpoint_is_bad() -> None:
+    """What is to be dropped follows from what is complete, and that agent does not know which of it is bad."""
+    assert not desired_state(STATUS, (), 2, unseen=True).unseen
+    assert not desired_state(replace(STATUS, bad=(Checkpoint(2, 60),)), NODES, 2, unseen=True).unseen
+    assert desired_state(replace(STATUS, bad=(Checkpoint(1, 30),)), NODES, 2, unseen=True).unseen
+
+
 def test_a_claim_and_the_next_world_are_said_after_an_assignment() -> None:
     sessions = talking()
     _, told = outbox_diff({}, words(sessions, A))

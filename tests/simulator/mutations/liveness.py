@@ -22,6 +22,7 @@ from surefoot_operator.policy import workers
 from surefoot_operator.policy.facts import Facts
 from surefoot_operator.policy.failure import detect as failures
 from surefoot_operator.policy.failure import holder_liveness as sight
+from surefoot_operator.policy.failure.holder_liveness import UsableHolders
 from surefoot_operator.policy.world import claim, restore_point
 from surefoot_operator.policy.world import restore_choices as choices
 from surefoot_operator.policy.world.expected_cost import Weighed
@@ -77,11 +78,9 @@ def _for_ever(facts: Facts, ready: int, tied: int | None = None) -> Weighed:
     return Weighed(facts.world.changed_seconds + 1e9)
 
 
-def _answering(
-    holders: Sequence[HolderSeen], named: Sequence[HolderEndpoint], epoch: int
-) -> tuple[HolderEndpoint, ...]:
+def _answering(holders: Sequence[HolderSeen], named: Sequence[HolderEndpoint], epoch: int) -> UsableHolders:
     """Holders that the operator does not see are taken from the agents that do."""
-    return tuple(h.endpoint for h in holders if h.state == "Ready" and (h.fence or 0) >= epoch)
+    return UsableHolders(tuple(h.endpoint for h in holders if h.state == "Ready" and (h.fence or 0) >= epoch))
 
 
 LIVENESS = (

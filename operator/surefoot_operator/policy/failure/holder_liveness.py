@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from surefoot.protocol.identities import HolderEndpoint, HolderId, WorkerId
 from surefoot_operator.observed import HolderSeen, SessionSeen, SightSeen
@@ -62,9 +63,15 @@ def may_return(facts: Facts) -> list[HolderEndpoint]:
     return [*silent_holders(facts), *_not_restarted(facts, back)]
 
 
-def usable_holders(
-    holders: Sequence[HolderSeen], named: Sequence[HolderEndpoint], epoch: int
-) -> tuple[HolderEndpoint, ...]:
+@dataclass(frozen=True, slots=True)
+class UsableHolders:
+    """Holders that agents may save to. `seen`: the operator reaches them."""
+
+    endpoints: tuple[HolderEndpoint, ...] = ()
+    seen: bool = True
+
+
+def usable_holders(holders: Sequence[HolderSeen], named: Sequence[HolderEndpoint], epoch: int) -> UsableHolders:
     """Lists holders that agents may save to.
 
     Those that answer and are sealed against epochs older than `epoch`; where none does, the named ones that are silent: an
@@ -73,8 +80,9 @@ def usable_holders(
     wanted = {endpoint.holder for endpoint in named}
     ready = tuple(h.endpoint for h in holders if h.state == "Ready" and h.fence is not None and h.fence >= epoch)
     if any(endpoint.holder in wanted for endpoint in ready):
-        return ready
-    return (*ready, *(h.endpoint for h in holders if h.state == "Silent" and h.endpoint.holder in wanted))
+        return UsableHolders(ready)
+    silent = tuple(h.endpoint for h in holders if h.state == "Silent" and h.endpoint.holder in wanted)
+    return UsableHolders((*ready, *silent), seen=not silent)
 
 
 def awaited(facts: Facts, worth_seconds: float) -> list[HolderEndpoint]:

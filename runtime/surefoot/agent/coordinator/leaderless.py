@@ -1,4 +1,4 @@
-"""Collects garbage in the memory tier while no coordinator is connected.
+"""Collects garbage in the memory tier while no coordinator reaches it.
 
 The rules are those of `drain.leaderless_gc`. One agent of the epoch is enough, and every agent knows which: the one
 with the lowest place. Called by `agent.process`.
@@ -22,7 +22,10 @@ ROUND_SECONDS = 10.0
 
 
 def epoch_in_charge(state: AgentState, away_seconds: float) -> Assign | None:
-    """The epoch that this agent must look after now, if it must."""
+    """The epoch that this agent must look after now, if it must.
+
+    `away_seconds`: how long no coordinator was heard, or said that it reaches no holder.
+    """
     assign = state.assign
     if assign is None or assign.group_rank != 0 or away_seconds < AWAY_SECONDS:
         return None

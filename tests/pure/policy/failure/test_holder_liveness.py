@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from support.builders import BEGAN, endpoint, manifest, running, told, with_holder, with_session
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint
+from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.api.status import Incident, World
 from surefoot_operator.observed import Observed, PersistentSeen, SightSeen
@@ -217,23 +217,20 @@ def test_that_the_operator_does_not_see_the_holders_is_said_while_the_world_is_w
     assert protection(decided(unseen(1.0)))[1] != "HoldersUnseen", "a moment is no news"
 
 
-def nodes_of(holders: tuple[HolderEndpoint, ...]) -> list[str]:
-    return [endpoint.holder.node for endpoint in holders]
+def usable(seen: Observed) -> tuple[list[str], bool]:
+    found = usable_holders(seen.holders, seen.status.named_holders, 1)
+    return [endpoint.holder.node for endpoint in found.endpoints], found.seen
 
 
 def test_an_operator_that_sees_no_holder_takes_none_from_the_agents() -> None:
     seen = unseen()
-    named = seen.status.named_holders
-    assert nodes_of(usable_holders(seen.holders, named, 1)) == ["n0", "n1", "n2"]
+    assert usable(seen) == (["n0", "n1", "n2"], False)
     one_seen = with_holder(seen, "n1", state="Ready", fence=1)
-    assert nodes_of(usable_holders(one_seen.holders, named, 1)) == ["n1"], (
-        "the others may be as dead as they are silent"
-    )
-    unsealed = with_holder(seen, "n1", state="Ready", fence=0)
-    assert nodes_of(usable_holders(unsealed.holders, named, 1)) == ["n0", "n2"]
-    gone = with_holder(seen, "n2", state="Gone")
-    assert nodes_of(usable_holders(gone.holders, named, 1)) == ["n0", "n1"]
-    assert usable_holders(seen.holders, (), 1) == (), "what nobody would wait for is not saved to"
+    assert usable(one_seen) == (["n1"], True), "the others may be as dead as they are silent"
+    assert usable(with_holder(seen, "n1", state="Ready", fence=0)) == (["n0", "n2"], False)
+    assert usable(with_holder(seen, "n2", state="Gone")) == (["n0", "n1"], False)
+    unnamed = replace(seen, status=replace(seen.status, named_holders=()))
+    assert usable(unnamed) == ([], True), "what nobody would wait for is not saved to"
 
 
 def test_the_message_says_where_agents_save() -> None:
