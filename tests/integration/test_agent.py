@@ -194,9 +194,13 @@ async def test_a_rank_that_hangs_is_found_by_its_missing_steps(crew: Crew) -> No
     exited = await crew.exited(0)
     assert (exited.rank, exited.step) == (1, 4)
     assert exited.cause.startswith("hang: no step for 4 s")
-    waiting, asleep = exited.detail.splitlines()
+    waiting, asleep, *collectives = exited.detail.splitlines()
     assert asleep.startswith("rank 1: in main (programs/gloo_trainer.py:")
     assert waiting.startswith("rank 0: in ")
+    assert [line.partition(", made")[0] for line in collectives] == [
+        "rank 0: waits in all_reduce #6 of default_pg (Float[1])",
+        "rank 1: in no collective, the last: all_reduce #5 of default_pg (Float[1])",
+    ]
 
 
 async def test_where_the_ranks_of_the_other_workers_stand_is_said_too(crew: Crew) -> None:

@@ -204,12 +204,13 @@ class LocalRun:
 
     def wait_for_epoch(self, epoch: int) -> None:
         """Until it has begun and made a step."""
-        self.wait(f"a step of epoch {epoch}", lambda: self._epoch() >= epoch and self.progress.finished_step > 0)
+        self.wait(f"a step of epoch {epoch}", lambda: self.epoch() >= epoch and self.progress.finished_step > 0)
 
     def told(self, reason: str) -> list[str]:
         return [event.message for event in self.events if event.reason == reason]
 
-    def _epoch(self) -> int:
+    def epoch(self) -> int:
+        """Of the committed world; 0 before and between."""
         world = self.status.world
         return world.epoch if world is not None and world.state == "Committed" else 0
 
