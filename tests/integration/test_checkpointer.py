@@ -49,7 +49,7 @@ def test_due_steps_are_staged_with_the_state_of_that_step() -> None:
             train(checkpointer, model, optimizer, 1)
             weights[checkpointer._step] = model[0].weight.detach().clone()
     assert [message.step for message, _, _ in link.saves] == [2, 4, 5]
-    assert link.closed == 5
+    assert (link.closed, link.offered) == (5, True)
     assert [s.progress.step for s in link.steps] == [1, 2, 3, 4, 5]
     layout = Layout.from_json(link.saves[0][0].layout_json or "")
     tensor = next(t for t in layout.tensors if t.name == "model/1.weight")
@@ -178,6 +178,7 @@ def test_a_batch_taken_since_the_last_step_keeps_it_from_being_saved() -> None:
     checkpointer.close()
     assert link.saves == [], "with the loader behind the second batch it would be no checkpoint of step 1"
     assert [(reason, "a batch was taken" in text) for reason, text in link.said] == [("SaveSkipped", True)] * 2
+    assert (link.closed, link.offered) == (1, False), "nobody can train that step again and save more of it"
 
 
 def test_an_optimizer_that_has_begun_since_the_last_step_keeps_it_from_being_saved() -> None:

@@ -276,7 +276,7 @@ class Trainer:
 
     def _finish_program(self) -> None:
         self.done = True
-        self.agent.tell_trainer(on.TrainerClosed(self.assign.epoch, self.local))
+        self.agent.tell_trainer(on.TrainerClosed(self.assign.epoch, self.local, offered=True))
         self.engine.after(0.01, self.process, self.exit, 0, "", False)
 
     # ---- what the agent asks ----------------------------------------------------------------------------------------

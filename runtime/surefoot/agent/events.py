@@ -169,10 +169,14 @@ class TrainerRestoreFailed:
 
 @dataclass(frozen=True, slots=True)
 class TrainerClosed:
-    """A trainer closed its Checkpointer; it may take long to exit."""
+    """A trainer closed its Checkpointer; it may take long to exit.
+
+    `offered`: it had its last step's state saved, or tried to.
+    """
 
     epoch: int
     local: int
+    offered: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -292,8 +292,9 @@ def _from_trainer(state: AgentState, event: TrainerEvent) -> Step:
             return _paused(state, mine, event)
         case on.TrainerAttached():
             return _with(state, mine, attached=True), ()
-        case on.TrainerClosed():
-            return _with(state, mine, closed=True), ()
+        case on.TrainerClosed(offered=offered):
+            told = replace(mine.progress, offered=mine.step if offered else 0)
+            return _with(state, mine, closed=True, progress=told), (on.Beat(),)
         case on.HoldAnswered():
             return _hold_answered(state, mine, event)
         case on.HoldReached(step=step):

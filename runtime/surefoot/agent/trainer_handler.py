@@ -128,8 +128,8 @@ class TrainerSessionHandler:
                 self._agent.sums.add(grown)
             case line.CollectivesTold():
                 self._agent.inquiry.heard(trainer.rank, message)
-            case line.Closing():
-                dispatch(on.TrainerClosed(epoch, local))
+            case line.Closing(offered=offered):
+                dispatch(on.TrainerClosed(epoch, local, offered))
             case line.Attach():
                 _log.warning("rank %d attached twice: ignored", trainer.rank)
 

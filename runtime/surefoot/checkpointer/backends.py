@@ -65,8 +65,8 @@ class ConnectedBackend:
     def lineage(self) -> Lineage:
         return lineage_of(self.link.attached)
 
-    def close(self, step: int) -> None:
-        self.link.close(step)
+    def close(self, step: int, offered: bool = False) -> None:
+        self.link.close(step, offered)
 
 
 def connect_backend(

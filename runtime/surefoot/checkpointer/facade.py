@@ -275,9 +275,10 @@ class Checkpointer:
         self._saver.wait()
         parent = self._link.attached.parent
         missing = self._saver.staged_step != self._step and self._step != (parent.step if parent else 0)
-        if save and missing and self._saves.may_save(self._step):
+        offered = not missing or (save and self._saves.may_save(self._step))
+        if missing and offered:
             self._saves.save_for_certain(self._step)
-        self._end(flush_seconds=CLOSE_SECONDS)
+        self._end(flush_seconds=CLOSE_SECONDS, offered=offered)
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -309,7 +310,7 @@ class Checkpointer:
         self._guard.optimizer_begins()
         self._saver.join()
 
-    def _end(self, flush_seconds: float) -> None:
+    def _end(self, flush_seconds: float, offered: bool = False) -> None:
         if self._disowned:
             return
         self._closed = True
@@ -320,7 +321,7 @@ class Checkpointer:
         if not self._link.flush(flush_seconds):
             _log.warning("what was staged did not reach its tiers within %g s", flush_seconds)
         self._saver.close()
-        self._connected.close(self._step)
+        self._connected.close(self._step, offered)
 
     def _at_exit(self) -> None:
         """A script that ends without `close` is closed; one that ends by an exception saves nothing more: the interpreter

@@ -117,7 +117,7 @@ class InProcessBackend:
     def flush(self, wait_seconds: float) -> bool:
         return self._drain is None or self._drain.flush(wait_seconds)
 
-    def close(self, step: int) -> None:
+    def close(self, step: int, offered: bool = False) -> None:
         """Gives up what is not yet written (call flush before) and ends every thread."""
         self._end_drain(0.0)
         if self._targets.retention is not None:

@@ -211,7 +211,10 @@ class Retargeted:
 
 @dataclass(frozen=True, slots=True)
 class EpochBegun:
-    """Trainers of `epoch` are about to start: holders refuse whatever an older one saved."""
+    """Trainers of `epoch` are about to start.
+
+    Holders refuse whatever an older one saved.
+    """
 
     epoch: int
 

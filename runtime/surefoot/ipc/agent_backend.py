@@ -212,13 +212,13 @@ class AgentBackend:
             self._changed.wait_for(lambda: not self._busy or self._broken is not None, wait_seconds)
             return not self._busy
 
-    def close(self, step: int) -> None:
+    def close(self, step: int, offered: bool = False) -> None:
         """Tells the agent and ends the reader; views keep the memory mapped."""
         if self._closing:
             return
         self._closing = True
         self._count()
-        self._send(line.Closing(step))
+        self._send(line.Closing(step, offered))
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         if self._reader.is_alive():

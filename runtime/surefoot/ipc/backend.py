@@ -111,7 +111,12 @@ class SaveBackend(Protocol):
         """Waits until everything staged is drained; whether it was."""
         ...
 
-    def close(self, step: int) -> None: ...
+    def close(self, step: int, offered: bool = False) -> None:
+        """Ends the connection.
+
+        `offered`: the state of `step` was saved, or that was tried.
+        """
+        ...
 
     def disown(self) -> None:
         """Lets go of the parent's resources in a forked child.

@@ -146,6 +146,8 @@ class Closing:
     """The trainer is done with the agent; staged saves will be drained."""
 
     step: int
+    offered: bool = False
+    """It had the state of `step` saved, or tried to."""
 
 
 FromTrainer = (

@@ -58,6 +58,8 @@ class Progress:
     """What was wrong at `odd_step`; of a worker, the worst of its ranks."""
     odd_text: str = since(3, "")
     """The same for people, with the numbers."""
+    offered: int = since(3, 0)
+    """The step whose state the program had saved, or tried to, when it ended; of a worker, of all its ranks; 0: none."""
 
     def after(self, before: Progress) -> Progress:
         """Merges this report over an earlier one of the same epoch.
@@ -108,6 +110,7 @@ def of_worker(ranks: Sequence[Progress]) -> Progress:
         odd_since=odd.odd_since,
         odd_kind=odd.odd_kind,
         odd_text=odd.odd_text,
+        offered=min(rank.offered for rank in ranks),
     )
 
 

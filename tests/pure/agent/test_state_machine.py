@@ -160,6 +160,15 @@ def test_whoever_waits_or_is_done_does_not_hang(event: on.Event) -> None:
     assert not any(isinstance(c, on.KillTrainers) for c in said)
 
 
+def test_what_a_worker_offered_is_what_all_its_ranks_did() -> None:
+    life, _ = live(step(1, 0, 7), step(1, 1, 7), on.TrainerClosed(1, 0, offered=True), life=running())
+    assert life.progress.offered == 0
+    also, said = live(on.TrainerClosed(1, 1, offered=True), life=life)
+    assert also.progress.offered == 7
+    assert on.Beat() in said, "whoever decides hears of it at once"
+    assert live(on.TrainerClosed(1, 1, offered=False), life=life)[0].progress.offered == 0
+
+
 def test_a_hold_needs_every_rank_and_is_held_when_all_stand() -> None:
     life, said = live(on.HoldAsked(Hold(1, 8, "propose")), life=running())
     assert said == [on.TellHold(HoldAt(8, "propose"))]

@@ -23,6 +23,7 @@ from surefoot_operator.policy.facts import Facts
 from surefoot_operator.policy.failure import detect as failures
 from surefoot_operator.policy.failure import holder_liveness as sight
 from surefoot_operator.policy.failure.holder_liveness import UsableHolders
+from surefoot_operator.policy.lifecycle import last_checkpoint
 from surefoot_operator.policy.world import claim, restore_point
 from surefoot_operator.policy.world import restore_choices as choices
 from surefoot_operator.policy.world.expected_cost import Weighed
@@ -39,6 +40,8 @@ UNSEEING_AND_ODD = replace(
 )
 BLIND = replace(ROUGH, steps=60, faults=8, kinds=("operator loses holders", "trainer dies"))
 ALONE = replace(ROUGH, steps=120, faults=6, fault_span_seconds=20.0, kinds=("operator dies", "holder restarts"))
+LAST_LOST = replace(ROUGH, steps=12, replicas=1, persistent_interval=2, faults=8, fault_span_seconds=6.0,
+                    kinds=("holder restarts", "holder ends in a call"))  # fmt: skip
 LAST_UPLOADS = replace(ROUGH, nodes=5, least_workers=3, replicas=1, persistent_interval=4, interval=4, steps=12, step_seconds=0.5,
                        faults=4, fault_span_seconds=10.0, kinds=("node is cut off",))  # fmt: skip
 NEW_LEADERS = replace(ROUGH, nodes=4, steps=60, fault_span_seconds=12.0,
@@ -100,6 +103,8 @@ LIVENESS = (
              settings=UNSEEING),
     Mutation("an older epoch's saves keep their slots", patches=((slots, "EpochBegun", lambda _: slots.Tick(0.0)),),
              settings=UNSEEING_AND_ODD),
+    Mutation("a last step that was lost is not trained again", patches=((last_checkpoint, "_lost", constant(None)),),
+             settings=LAST_LOST),
     Mutation("a hang is never noticed",
              patches=((failures, "standstill", constant(None)), (agent_life, "_tick", lambda life, at: (life, ()))),
              settings=replace(ROUGH, kinds=("trainer hangs",))),

@@ -96,5 +96,5 @@ class FakeLink:
     def disown(self) -> None:
         self.order.append("disowned")
 
-    def close(self, step: int) -> None:
-        self.closed = step
+    def close(self, step: int, offered: bool = False) -> None:
+        self.closed, self.offered = step, offered

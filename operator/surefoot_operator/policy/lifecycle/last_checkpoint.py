@@ -79,7 +79,7 @@ def outstanding(facts: Facts) -> Pending | Loss | Unsaved | None:
         until = _since(facts) + SAVING_SECONDS
         if facts.now < until and not _all_known(facts, members):
             return Pending(f"{step}; waiting for holders and workers to report whether it was saved", until)
-        return _listed(facts, step, wanted) or _unsaved(facts, final, wanted)
+        return _listed(facts, step, wanted) or _lost(facts, final, wanted) or _unsaved(facts, final, wanted)
     if not heard:
         until = max(s.heard_seconds for s in members) + 2 * facts.spec.health_policy.heartbeat_timeout_seconds
         reason = f"{step}, and no worker is left that could upload {wanted} to the persistent tier"
@@ -152,11 +152,31 @@ def _listed(facts: Facts, step: str, found: Checkpoint | None) -> Pending | None
     return Pending(f"{step}; {asked.reason}", min(until, asked.until_seconds or until), asked.actions)
 
 
-def _unsaved(facts: Facts, final: Checkpoint, found: Checkpoint | None) -> Unsaved:
+def _lost(facts: Facts, final: Checkpoint, found: Checkpoint | None) -> Loss | None:
+    """A last step that every program had saved, and that is nowhere, is trained again.
+
+    Not where this epoch saved nothing at all: the next would not either.
+    """
+    members = [s for _, s in member_sessions(facts) if s is not None]
+    best, parent = _best(facts, found), facts.world.parent
+    if best is None or (parent is not None and best.step <= parent.step):
+        return None
+    if len(members) < len(facts.world.members) or any(s.progress.offered < final.step for s in members):
+        return None
+    reason = f"every trainer finished after step {final.step}, whose save was lost: it is trained again from step {best.step}"
+    return Loss("checkpoint-lost", reason, facts.now, unexplained=True)
+
+
+def _best(facts: Facts, found: Checkpoint | None) -> Checkpoint | None:
+    """The newest checkpoint that is anywhere."""
     there = complete(
         reading_at(facts, facts.world.epoch), facts.status.lineage, facts.world.epoch, bad_of(facts), facts.seen.covers
     )
-    best = newest(c for c in (found, facts.status.floor, *there) if c is not None)
+    return newest(c for c in (found, facts.status.floor, *there) if c is not None)
+
+
+def _unsaved(facts: Facts, final: Checkpoint, found: Checkpoint | None) -> Unsaved:
+    best = _best(facts, found)
     step = f"every trainer finished after step {final.step}"
     if best is None:
         return Unsaved(f"{step}, and not one checkpoint of it was saved; the events say why", fails=True)

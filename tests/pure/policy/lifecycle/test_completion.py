@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from support.builders import BEGAN, manifest, running, told, with_session
-from surefoot.protocol.completeness import LeftOut
+from support.builders import BEGAN, running, told, with_session
+from support.finished_jobs import KEPT, after, finished, listed, persisted
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.lineage import LineageEntry
 from surefoot_operator import names
-from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec, RunPolicy
-from surefoot_operator.observed import ExitSeen, Observed, PersistentSeen
+from surefoot_operator.api.spec import RunPolicy
+from surefoot_operator.observed import ExitSeen, Observed
 from surefoot_operator.policy.actions import DeleteWorker, ListPersistentTier, PromoteSaves
 from surefoot_operator.policy.check import check
 from surefoot_operator.policy.lifecycle.cleanup import LEAVING_SECONDS
@@ -23,20 +23,6 @@ from surefoot_operator.policy.maintenance.maintain import maintain
 from surefoot_operator.policy.plan import plan
 
 NOW = BEGAN + 100
-KEPT = CheckpointPolicy(MemoryTierSpec(interval_steps=10), PersistentTierSpec("file:///there", interval_steps=20))
-
-
-def finished(step: int, saved: int, persistent: bool = True) -> Observed:
-    """Every trainer ended well after `step`; the newest save is of step `saved`, on two holders each."""
-    seen = running(step=step, **({"checkpoint": KEPT} if persistent else {}))
-    last = Checkpoint(1, saved)
-    sessions = tuple(replace(s, finished=0, finished_steps=step, saved=last) for s in seen.sessions)
-    saves = [manifest(1, saved, r, 3) for r in range(3)]
-    holders = tuple(
-        replace(h, entries=(*h.entries, *(m for m in saves if place in (m.save.rank, (m.save.rank + 1) % 3))))
-        for place, h in enumerate(seen.holders)
-    )
-    return replace(seen, sessions=sessions, holders=holders)
 
 
 def test_a_finished_job_waits_for_its_last_checkpoint_to_be_promoted() -> None:
@@ -55,21 +41,10 @@ def test_it_is_complete_once_that_is_there() -> None:
     assert plan(replace(seen, status=kept.status)).status.phase == "Complete"
 
 
-def after(seen: Observed, seconds: float) -> Observed:
-    """The same so much later, everybody still heard."""
-    now = seen.now + seconds
-    return replace(seen, now=now, sessions=tuple(replace(s, heard_seconds=now) for s in seen.sessions))
-
-
 def test_it_does_not_wait_for_ever_and_then_does_not_call_itself_complete() -> None:
     made = plan(after(finished(step=47, saved=47), PROMOTION_SECONDS + 1))
     assert made.status.phase == "Failed"
     assert "did not reach the persistent tier" in made.status.message
-
-
-def persisted(seen: Observed, checkpoint: Checkpoint) -> Observed:
-    there = {checkpoint: frozenset(RankSave(checkpoint.epoch, checkpoint.step, r) for r in range(3))}
-    return replace(seen, status=maintain(replace(seen, promoted=there)).status)
 
 
 def test_it_does_not_wait_for_what_was_never_saved_and_says_so() -> None:
@@ -95,39 +70,6 @@ def test_a_job_of_which_nothing_was_saved_anywhere_has_failed() -> None:
     assert made.status.phase == "Failed"
     assert "not one checkpoint" in made.status.message
     assert plan(after(seen, RESCUE_SECONDS)).status.phase == "Failed", "a tier that never answers is not waited for"
-
-
-def listed(seen: Observed, *there: Checkpoint) -> Observed:
-    """The persistent tier was listed after the last step, and has these."""
-    entries = tuple(manifest(c.epoch, c.step, rank, 3) for c in there for rank in range(3))
-    found = PersistentSeen(1, entries, asked_seconds=seen.now, error=None)
-    return replace(seen, persistent=found)
-
-
-def test_what_a_former_leader_had_uploaded_is_what_the_job_ends_with() -> None:
-    seen = finished(step=47, saved=40)
-    sessions = tuple(replace(s, saved=None) for s in seen.sessions)
-    holders = tuple(replace(h, entries=()) for h in seen.holders)
-    seen = listed(replace(seen, holders=holders, sessions=sessions), Checkpoint(1, 16))
-    made = plan(after(seen, SAVING_SECONDS))
-    assert made.status.phase == "Complete"
-    assert "the newest checkpoint is of step 16" in made.status.message
-    unchecked = plan(after(replace(seen, covers={}), SAVING_SECONDS))
-    assert unchecked.status.phase == "Running"
-    assert "layouts" in unchecked.reason
-    gone = (LeftOut("its layout is damaged", False, digest=one.layout) for one in seen.persistent.entries or ())
-    damaged = replace(seen, covers={}, persistent=replace(seen.persistent, left_out=tuple(gone)))
-    assert plan(after(damaged, SAVING_SECONDS)).status.phase == "Failed"
-
-
-def test_an_earlier_listing_does_not_say_what_was_uploaded_since() -> None:
-    seen = finished(step=47, saved=40)
-    sessions = tuple(replace(s, saved=None) for s in seen.sessions)
-    seen = listed(replace(seen, holders=tuple(replace(h, entries=()) for h in seen.holders), sessions=sessions))
-    early = replace(seen, persistent=replace(seen.persistent, asked_seconds=BEGAN))
-    made = plan(after(early, SAVING_SECONDS))
-    assert made.status.phase == "Running"
-    assert [type(action) for action in made.actions] == [ListPersistentTier]
 
 
 @pytest.mark.parametrize("silent", ["a worker", "a holder"])

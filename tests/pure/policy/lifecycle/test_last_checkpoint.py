@@ -1,0 +1,62 @@
+"""What a finished job's last checkpoint comes to where it is not where it should be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from support.builders import BEGAN, with_session
+from support.finished_jobs import after, finished, listed, persisted
+from surefoot.protocol.completeness import LeftOut
+from surefoot.protocol.identities import Checkpoint
+from surefoot_operator.observed import Observed
+from surefoot_operator.policy.actions import ListPersistentTier
+from surefoot_operator.policy.lifecycle.last_checkpoint import SAVING_SECONDS
+from surefoot_operator.policy.plan import plan
+
+
+def test_what_a_former_leader_had_uploaded_is_what_the_job_ends_with() -> None:
+    seen = finished(step=47, saved=40)
+    sessions = tuple(replace(s, saved=None) for s in seen.sessions)
+    holders = tuple(replace(h, entries=()) for h in seen.holders)
+    seen = listed(replace(seen, holders=holders, sessions=sessions), Checkpoint(1, 16))
+    made = plan(after(seen, SAVING_SECONDS))
+    assert made.status.phase == "Complete"
+    assert "the newest checkpoint is of step 16" in made.status.message
+    unchecked = plan(after(replace(seen, covers={}), SAVING_SECONDS))
+    assert unchecked.status.phase == "Running"
+    assert "layouts" in unchecked.reason
+    gone = (LeftOut("its layout is damaged", False, digest=one.layout) for one in seen.persistent.entries or ())
+    damaged = replace(seen, covers={}, persistent=replace(seen.persistent, left_out=tuple(gone)))
+    assert plan(after(damaged, SAVING_SECONDS)).status.phase == "Failed"
+
+
+def offering(seen: Observed, step: int) -> Observed:
+    """Every program had that step saved, or tried to, as it ended."""
+    told = (replace(s, progress=replace(s.progress, offered=step)) for s in seen.sessions)
+    return replace(seen, sessions=tuple(told))
+
+
+def test_a_last_step_that_was_saved_and_is_nowhere_is_trained_again() -> None:
+    """One holder died with the only copy of a rank: the job was complete, and sixteen steps of it were gone."""
+    seen = offering(persisted(finished(step=47, saved=40), Checkpoint(1, 40)), 47)
+    made = plan(seen)
+    assert made.status.phase == "Recovering"
+    assert "whose save was lost: it is trained again from step 40" in made.reason
+    assert made.status.incidents[-1].kind == "checkpoint-lost"
+    assert plan(offering(seen, 46)).status.phase == "Complete", "its state had moved on: nobody can save it"
+    one_did_not = with_session(seen, 1, offered=0)
+    assert plan(one_did_not).status.phase == "Complete"
+    assert seen.status.world is not None
+    world = replace(seen.status.world, parent=Checkpoint(1, 40))
+    again = replace(seen, status=replace(seen.status, world=world))
+    assert plan(again).status.phase == "Complete", "the whole epoch saved nothing: the next would not either"
+
+
+def test_an_earlier_listing_does_not_say_what_was_uploaded_since() -> None:
+    seen = finished(step=47, saved=40)
+    sessions = tuple(replace(s, saved=None) for s in seen.sessions)
+    seen = listed(replace(seen, holders=tuple(replace(h, entries=()) for h in seen.holders), sessions=sessions))
+    early = replace(seen, persistent=replace(seen.persistent, asked_seconds=BEGAN))
+    made = plan(after(early, SAVING_SECONDS))
+    assert made.status.phase == "Running"
+    assert [type(action) for action in made.actions] == [ListPersistentTier]
