@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from simulator.engine import Refusal, Unavailable
 from simulator.layouts import KnownLayouts
 from simulator.tiers import Holder
+from surefoot.agent.coordinator.leaderless import sound_steps
 from surefoot.drain.leaderless_gc import spared_good
 from surefoot.protocol.completeness import TierReading, complete, watermark
 from surefoot.protocol.identities import HolderId, RankSave
 from surefoot.protocol.lineage import LineageEntry, entry_of
 from surefoot.protocol.records import RankManifest
-from surefoot.protocol.retention import SoundSteps, Standing, memory_drops
+from surefoot.protocol.retention import Standing, memory_drops
 
 if TYPE_CHECKING:
     from simulator.agents import Agent
@@ -87,8 +88,7 @@ class Keeper:
         simulation.oracle.watermarks.vouched(water, epoch, replicas)
         entry = entry_of(lineage, epoch)
         whole = complete(TierReading(found, None), lineage, epoch, frozenset(), self._known.covers({}))
-        told, later = self._agent.life.progress, simulation.settings.good_after
-        sound = SoundSteps(told.step, told.odd_step, later) if later else None
+        sound = sound_steps(self._agent.life.progress, simulation.settings.good_after)
         good = spared_good(whole, [m for entries in found.values() for m in entries], sound)
         standing = Standing(
             lineage,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from support.lives import assign, live, running, sent, step
 from surefoot.agent import events as on
-from surefoot.agent.coordinator.leaderless import epoch_in_charge
+from surefoot.agent.coordinator.leaderless import epoch_in_charge, sound_steps
 from surefoot.agent.state import Departure
 from surefoot.agent.state_machine import AgentState, transition
 from surefoot.ipc.trainer_messages import HoldAt
@@ -28,6 +28,7 @@ from surefoot.protocol.messages import (
     UnreadableSave,
 )
 from surefoot.protocol.progress import Progress, of_worker
+from surefoot.protocol.retention import SoundSteps
 from surefoot.protocol.settled import Settled
 
 
@@ -158,6 +159,16 @@ def test_whoever_waits_or_is_done_does_not_hang(event: on.Event) -> None:
     life = replace(running(), step_timeout_seconds=10.0)
     _, said = live(step(1, 0, 1), step(1, 1, 1), event, on.Ticked(1000.0), life=life)
     assert not any(isinstance(c, on.KillTrainers) for c in said)
+
+
+def test_a_step_that_the_own_ranks_have_finished_proves_nothing_of_the_others_yet() -> None:
+    """A rank that had frozen in step 12 could still tell that its loss was odd, when 10 had gone for 11 (seed 74823)."""
+    sound = sound_steps(Progress(12), 2)
+    assert sound is not None
+    assert sound.prove(Checkpoint(1, 9))
+    assert not sound.prove(Checkpoint(1, 10))
+    assert sound_steps(Progress(0), 2) == SoundSteps(0, 0, 2)
+    assert sound_steps(Progress(12), 0) is None
 
 
 def test_what_a_worker_offered_is_what_all_its_ranks_did() -> None:

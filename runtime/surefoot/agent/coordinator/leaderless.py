@@ -33,6 +33,15 @@ def epoch_in_charge(state: AgentState, away_seconds: float) -> Assign | None:
     return assign if runs else None
 
 
+def sound_steps(progress: Progress, later_steps: int) -> SoundSteps | None:
+    """Says what the steps of this worker show of all ranks'.
+
+    Another rank may still be in the step that the own ranks have finished, as its collective is behind them all; every rank has
+    finished the one before.
+    """
+    return SoundSteps(max(0, progress.step - 1), progress.odd_step, later_steps) if later_steps else None
+
+
 def collect(assign: Assign, job: JobSettings, progress: Progress) -> GcResult:
     """Collects garbage once on this epoch's holders (blocks: in a thread).
 
@@ -49,7 +58,7 @@ def collect(assign: Assign, job: JobSettings, progress: Progress) -> GcResult:
         replicas=job.replicas,
         keep=job.keep,
         domains={endpoint.holder: endpoint.domain for endpoint in assign.holders},
-        sound=SoundSteps(progress.step, progress.odd_step, job.good_after_steps) if job.good_after_steps else None,
+        sound=sound_steps(progress, job.good_after_steps),
     )
     try:
         return collect_garbage(clients, charge)
