@@ -52,6 +52,8 @@ class Lossless:
             return
         reached = made if made is not None else before.step if before else 0
         step = parent.step if parent else 0
+        if oracle.simulation.settings.refused and reached == oracle.simulation.settings.steps:
+            return  # ranks had no room for their last save, and train again what it was of
         for kind in told or ("a place for one more",):
             self.judged[f"{kind}, {self._shape()}"] += 1
         if step < reached:
