@@ -23,6 +23,7 @@ FAILED = "Failed"
 
 # Event reasons
 NODE_SICK = "NodeSick"
+NODES_FAIL_ALIKE = "NodesFailAlike"
 WORLD_CLAIMED = "WorldClaimed"
 WORLD_COMMITTED = "WorldCommitted"
 WORKER_LOST = "WorkerLost"

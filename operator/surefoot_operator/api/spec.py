@@ -122,6 +122,8 @@ class HealthPolicy:
     """None: those of `known_node_words`."""
     node_findings: Literal["Leave", "Show"] = "Leave"
     """What is done about a node whose hardware its agent finds at fault."""
+    pre_join_check: Literal["Off", "Warn", "Enforce"] = "Enforce"
+    """Whether a node is tried before a worker there gets a rank, and what follows where it fails."""
     numerics: NumericsPolicy | None = None
     """None: what is odd is said, and nothing done."""
 

@@ -56,6 +56,8 @@ class WorkerEnvironmentFactory:
             "SUREFOOT_HEARTBEAT_SECONDS": str(health.heartbeat_seconds),
             "SUREFOOT_STEP_TIMEOUT_SECONDS": str(health.step_timeout_seconds),
         }
+        if health.pre_join_check != "Off":
+            plain["SUREFOOT_PRE_JOIN_CHECK"] = health.pre_join_check
         if authority := self.coordinator_ca():
             plain["SUREFOOT_COORDINATOR_CA"] = authority
         if self.metrics_port is not None:

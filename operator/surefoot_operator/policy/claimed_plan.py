@@ -17,6 +17,7 @@ from surefoot_operator.policy.facts import Facts, is_responsive
 from surefoot_operator.policy.failure import incidents
 from surefoot_operator.policy.failure.detect import observed_death
 from surefoot_operator.policy.failure.restart_budget import pause_until
+from surefoot_operator.policy.failure.sick_nodes import shared_findings
 from surefoot_operator.policy.lifecycle import suspension
 from surefoot_operator.policy.reporting.conditions import known_loss
 from surefoot_operator.policy.reporting.hindrances import hindrance
@@ -106,7 +107,10 @@ def _commit(facts: Facts, choice: Chosen) -> PhaseDecision:
     world = status.world or facts.world
     reason = f"{describe(world, choice.parent)} with {world.size} ranks on {len(world.members)} workers"
     reason = f"{reason}; {found.sums}" if found.sums else reason
-    return PhaseDecision(reason, status, events=(Event(names.WORLD_COMMITTED, reason), *_unknown(facts, choice)))
+    alike = shared_findings(facts)
+    told = (Event(names.NODES_FAIL_ALIKE, alike, True),) if alike else ()
+    events = (Event(names.WORLD_COMMITTED, reason), *_unknown(facts, choice), *told)
+    return PhaseDecision(reason, status, events=events)
 
 
 def _waiting(facts: Facts, base: PhaseDecision, tied: int | None) -> PhaseDecision:

@@ -12,6 +12,7 @@ from itertools import islice
 from surefoot_operator.observed import SessionSeen, WorkerSeen
 from surefoot_operator.policy.availability import usable, vacate_reason
 from surefoot_operator.policy.facts import Facts, derived_once
+from surefoot_operator.policy.failure.sick_nodes import found_sick
 from surefoot_operator.policy.indexes import worker_id
 from surefoot_operator.policy.world.sizing import target_size
 
@@ -70,9 +71,12 @@ def newest_attempts(facts: Facts) -> list[SessionSeen]:
 
 
 def spare_agents(facts: Facts) -> list[SessionSeen]:
-    """Warm agents that are not members of the committed world."""
+    """Warm agents without a rank, on nodes that nobody wants left.
+
+    Nor found sick: a world that grows there would halt for each try.
+    """
     found = (s for s in newest_attempts(facts) if s.warm and worker_id(s) not in facts.members and usable(facts, s))
-    return [s for s in found if not vacate_reason(facts, s.node)]
+    return [s for s in found if not vacate_reason(facts, s.node) and s.node not in found_sick(facts)]
 
 
 def _distance(facts: Facts, worker: WorkerSeen | None) -> int:

@@ -23,6 +23,7 @@ from surefoot_operator.policy.availability import (
     vacated_nodes,
 )
 from surefoot_operator.policy.facts import Facts, is_responsive, soonest
+from surefoot_operator.policy.failure.sick_nodes import sick_since
 from surefoot_operator.policy.indexes import doubtful_nodes, worker_id
 from surefoot_operator.policy.spares import world_indexes
 
@@ -207,6 +208,9 @@ def _place(facts: Facts, workers: list[WorkerSeen], members: Collection[WorkerId
         return _Place(tuple(w for w in workers if w is not member)) if len(workers) > 1 else _WELL
     if not wanted:
         return _Place(tuple(workers))
+    misplaced = _misplaced(facts, workers)
+    if misplaced is not None:
+        return _beside(facts, workers, misplaced)
     for worker in reversed(workers):
         over = worker.phase in ("Succeeded", "Failed") or _stuck(facts, worker)
         if over or departure_reason(facts, worker):
@@ -224,6 +228,18 @@ def _place(facts: Facts, workers: list[WorkerSeen], members: Collection[WorkerId
     if facts.now < due:
         return _Place(until_seconds=due)
     return _Place(tuple(workers), vacant=True)
+
+
+def _misplaced(facts: Facts, workers: list[WorkerSeen]) -> WorkerSeen | None:
+    """A live worker without a rank whose node was found sick since it came there; one that came later had no other."""
+    if facts.seen.free_nodes == 0 or not facts.status.sick_nodes:
+        return None
+    for worker in workers:
+        since = sick_since(facts, worker.node) if worker.node is not None else None
+        live = worker.phase == "Running" and not departure_reason(facts, worker) and not node_lost(facts, worker.node)
+        if since is not None and live and worker.created_seconds <= since:
+            return worker
+    return None
 
 
 def _leaves(facts: Facts, member: WorkerSeen) -> bool:

@@ -20,6 +20,7 @@ from surefoot.agent.coordinator import credentials as identity
 from surefoot.agent.coordinator import leaderless as keeping
 from surefoot.agent.coordinator.coordinator_client import AgentRefused, CoordinatorClient
 from surefoot.agent.coordinator.requests import CoordinatorRequests, SaveLocations
+from surefoot.agent.health.join_check import JoinCheck, ProbeProcess
 from surefoot.agent.health.node_checks import node_checks
 from surefoot.agent.health.node_watch import NodeWatch
 from surefoot.agent.memory.arenas import StagingMemory, StagingWatcher
@@ -52,6 +53,8 @@ _TURNED_AWAY = 1
 _WORD_SECONDS = 5.0
 _AGAIN_SECONDS = 1.0
 """How long trainers of a worker that is asked to end go on without a halt being named."""
+_TRIED_SECONDS = 1.0
+"""Longer a worker that is warm does not wait for its node's trial: a recovery may wait for it."""
 _PART_SHARE = 1 / 2
 """Of the grace period, for leaving the world in order; the rest is for writing what is staged."""
 _log = logging.getLogger(__name__)
@@ -90,10 +93,10 @@ class AgentProcess:
         self._bandwidth = bandwidth_of(settings.job)
         options = DrainOptions(pace=self._bandwidth.memory, node=settings.node)
         self.staging = StagingMemory(self.incarnation, settings.job, watcher, options)
-        self._starter = Starter(
-            command, environment, logs / "zygote.log", lambda warm: self.dispatch(on.WarmChanged(warm))
-        )
-        self._orphans = Orphans(self._starter.own)
+        self._starter = Starter(command, environment, logs / "zygote.log", self._warmed)
+        self._warm = False
+        probe = ProbeProcess(settings.host, logs, environment)
+        self._orphans = Orphans(lambda: self._starter.own() | probe.own())
         self.trainer_server = TrainerServer(path, self._trainer_handler.admit, self._trainer_handler.hear)
         self.inquiry = CollectiveInquiry(self.trainer_server.tell, self.trainer_server.attached)
         self._trainers = TrainerSupervisor(
@@ -101,7 +104,10 @@ class AgentProcess:
         )
         places = SaveLocations(self.staging.open_tier, self.staging.holders)
         self._unexpected = UnexpectedErrors()
-        self._node = NodeWatch(node_checks((logs,)), self._line.send, self.notice)
+        checks = node_checks((logs,))
+        if settings.pre_join_check != "Off":
+            checks.append(JoinCheck(settings.node, logs.parent, settings.pre_join_check == "Enforce", probe))
+        self._node = NodeWatch(checks, self._line.send, self.notice)
         self._requests = CoordinatorRequests(settings.job, places, self._line.send, self._bandwidth)
 
     async def run(self) -> int:
@@ -196,6 +202,22 @@ class AgentProcess:
         except Exception as error:  # noqa: BLE001  the trainers are to be ended all the same
             found, look = self._unexpected.record("taking stacks", error), None
         self.dispatch(on.StacksTaken(epoch, found, look))
+
+    def _warmed(self, warm: bool) -> None:
+        self._warm = warm
+        if warm and self._settings.pre_join_check == "Enforce":
+            self.spawn(self._warm_once_tried())
+        else:
+            self.dispatch(on.WarmChanged(warm))
+
+    async def _warm_once_tried(self) -> None:
+        """What was found on the node is told ahead of the word that this worker can have a rank."""
+        try:
+            async with asyncio.timeout(_TRIED_SECONDS):
+                await self._node.first_answer(JoinCheck.name)
+        except TimeoutError:
+            _log.info("ready before all of this node was tried: what is found later is told then")
+        self.dispatch(on.WarmChanged(self._warm))
 
     def _stop_store(self, epoch: int) -> None:
         if self._store is not None and self._store[0] < epoch:

@@ -88,6 +88,8 @@ class FaultInjector:
                 return machine.kill_holder(node)
             case "nan":
                 return machine.spoil_model(node)
+            case "sick":
+                machine.sicken_node(node)
             case "coordinator":
                 self.operator_away = True
                 machine.kill_operator()

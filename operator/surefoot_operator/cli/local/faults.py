@@ -13,8 +13,8 @@ from typing import Literal
 
 from surefoot.protocol.plain import shorten, shown
 
-Kind = Literal["node", "trainer", "agent", "freeze", "memory", "drain", "nan", "coordinator"]
-KINDS: tuple[Kind, ...] = ("node", "trainer", "agent", "freeze", "memory", "drain", "nan", "coordinator")
+Kind = Literal["node", "trainer", "agent", "freeze", "memory", "drain", "nan", "sick", "coordinator"]
+KINDS: tuple[Kind, ...] = ("node", "trainer", "agent", "freeze", "memory", "drain", "nan", "sick", "coordinator")
 
 GRAMMAR = "KIND:NODE@step=N[,for=SECONDS] or coordinator@step=N[,for=SECONDS]"
 _FAULT = re.compile(r"(?P<kind>[a-z]+)(:(?P<node>[^@]+))?@step=(?P<step>\d+)(,for=(?P<seconds>[^,]+))?")
@@ -53,6 +53,8 @@ class Fault:
         until = f", {_RETURN[self.kind]} after {self.seconds:g} s" if self.seconds is not None else ""
         if self.kind == "nan":
             return f"turn the model of {self.node} NaN at step {self.step}"
+        if self.kind == "sick":
+            return f"have {self.node} calculate wrong, as whoever joins there finds, from step {self.step}"
         where = f" of {self.node}" if self.kind in ("trainer", "agent", "memory") else f" {self.node or ''}".rstrip()
         verb = self.kind if self.kind in ("freeze", "drain") else f"kill {self.kind}"
         return f"{verb}{where} at step {self.step}{until}".replace("kill node node", "kill node")

@@ -214,6 +214,12 @@ class Machine:
         (self.folder.faults / f"nan-{name}").touch()
         return True
 
+    def sicken_node(self, name: str) -> None:
+        """Has the node fail the check of every worker that comes to it from now on."""
+        self.folder.faults.mkdir(mode=0o700, exist_ok=True)
+        (self.folder.faults / f"sick-{name}").touch()
+        (self.folder.root / "logs" / f"join-check-{name}.json").unlink(missing_ok=True)  # what was found before
+
     def return_holder(self, name: str) -> None:
         """Tells the node to start its Redis again."""
         if self._nodes[name].poll() is None:

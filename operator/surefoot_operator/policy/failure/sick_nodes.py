@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from surefoot.protocol.plain import listed
 from surefoot_operator import names
 from surefoot_operator.api.status import ExcludedNode
 from surefoot_operator.policy.actions import Event
@@ -40,6 +41,28 @@ def found_sick(facts: Facts) -> Mapping[str, str]:
             for node, text in sorted(nodes.items()):
                 sick.setdefault(node, f"{reason}: {text}")
     return sick
+
+
+def shared_findings(facts: Facts) -> str:
+    """What most nodes find of themselves at once, as a sentence; empty: nothing."""
+    told: dict[str, set[str]] = {}
+    for session in facts.sessions.values():
+        for one in session.findings:
+            if one.blame == "node":
+                told.setdefault(one.reason, set()).add(session.node)
+    shared = {reason: nodes for reason, nodes in told.items() if _is_shared(len(nodes), len(facts.told_on))}
+    if not shared or facts.spec.health_policy.node_findings != "Leave":
+        return ""
+    what = "; ".join(f"{reason} on {listed(sorted(nodes))}" for reason, nodes in sorted(shared.items()))
+    return (
+        f"most nodes find the same of themselves ({what}): the cause is one that they share, and no node is left for it"
+    )
+
+
+def sick_since(facts: Facts, name: str) -> float | None:
+    """When this node was found sick, as far as the status knows; None: it is not, or not yet."""
+    known = next((one for one in facts.status.sick_nodes if one.name == name and one.until_seconds > facts.now), None)
+    return None if known is None else known.until_seconds - SICK_SECONDS
 
 
 def _is_shared(nodes: int, heard: int) -> bool:

@@ -27,6 +27,7 @@ from surefoot_operator.policy.facts import (
     step_of,
 )
 from surefoot_operator.policy.failure import incidents
+from surefoot_operator.policy.failure.sick_nodes import found_sick
 from surefoot_operator.policy.failure.testimony import arrivals_over, most_have_come
 from surefoot_operator.policy.indexes import worker_id
 from surefoot_operator.policy.maintenance.drops_under_way import may_be_under_way
@@ -54,7 +55,11 @@ STARTING_SECONDS = 30.0
 UNBOUND_SECONDS = 5.0
 """How long of that for workers that no node was found for."""
 
+TRIED_SECONDS = 60.0
+"""How long a world waits that is possible only with a node that its own worker found sick."""
+
 LONGEST_LINEAGE = 200
+_MOST_NAMED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +141,14 @@ def select_members(facts: Facts, tie: Tie | None = None) -> Selection:
     epoch, spec = facts.world.epoch, facts.spec
     tied = None if tie is None else tie.workers(spec)
     there = [s for s in newest_attempts(facts) if usable(facts, s)]
-    wanted = [s for s in there if not vacate_reason(facts, s.node)]
+    failing = {s.node for s in there if _fails(facts, s)}
+    wanted = [s for s in there if not vacate_reason(facts, s.node) and s.node not in failing]
     if largest_size(spec, sum(s.warm and s.stopped >= epoch for s in wanted), tied):
         there = wanted  # nodes that others want left train only where there is no world without them
+    elif failing and facts.seen.free_nodes != 0 and facts.now < facts.world.changed_seconds + TRIED_SECONDS:
+        found = "; ".join(f"node {name} ({found_sick(facts)[name]})" for name in sorted(failing)[:_MOST_NAMED])
+        reason = f"the worker on {found} gets no rank, another one is waited for"
+        return Selection((), reason, facts.world.changed_seconds + TRIED_SECONDS)
     ready = [s for s in there if s.warm and s.stopped >= epoch]
     weighed = NOT_MEASURED
     if len(ready) < target_size(spec):
@@ -156,6 +166,11 @@ def select_members(facts: Facts, tie: Tie | None = None) -> Selection:
     if tie is not None:
         return Selection((), _short(spec, len(ready), tie))
     return Selection((), f"{len(ready)} workers are ready, too few for any allowed world of {spec.replicas}")
+
+
+def _fails(facts: Facts, session: SessionSeen) -> bool:
+    """Whether a worker that has no rank yet is on a node that it found sick: no time to settle is worth one there."""
+    return worker_id(session) not in facts.members and session.node in found_sick(facts)
 
 
 def _selected(facts: Facts, there: list[SessionSeen], ready: list[SessionSeen], size: int) -> Selection:

@@ -36,6 +36,7 @@ class _Asked:
     since_seconds: float | None = None
     found: tuple[NodeFinding, ...] = ()
     trouble: set[str] = field(default_factory=set)
+    answered: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class NodeWatch:
@@ -77,6 +78,12 @@ class NodeWatch:
         """The whole of it as a message."""
         return NodeHealth(self.findings, time.time())
 
+    async def first_answer(self, name: str) -> None:
+        """Waits until this check has answered once, and what it found is sent; at once without such a check."""
+        for asked in self._asked:
+            if asked.thread.check.name == name:
+                await asked.answered.wait()
+
     async def run(self) -> None:
         while True:
             self.look()
@@ -105,6 +112,7 @@ class NodeWatch:
     def _take(self, asked: _Asked, found: Sequence[NodeFinding] | Exception) -> None:
         asked.since_seconds = None
         asked.due_seconds = self._clock() + asked.thread.check.period_seconds
+        asked.answered.set()  # whoever waits for it comes to its turn behind this
         if isinstance(found, Exception):
             self._trouble(asked, "CheckFails", f"failed: {type(found).__name__}: {found}")
             return

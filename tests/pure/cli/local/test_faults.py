@@ -30,6 +30,11 @@ NODES = ("node-0", "node-1", "node-2")
         ),
         ("drain:1@step=3", Fault("drain", "node-1", 3, None), "drain node-1 at step 3"),
         ("nan:1@step=9", Fault("nan", "node-1", 9, None), "turn the model of node-1 NaN at step 9"),
+        (
+            "sick:1@step=9",
+            Fault("sick", "node-1", 9, None),
+            "have node-1 calculate wrong, as whoever joins there finds, from step 9",
+        ),
         ("coordinator@step=5", Fault("coordinator", None, 5, 2.0), "kill coordinator at step 5, returns after 2 s"),
     ],
 )

@@ -1,0 +1,64 @@
+"""`python -m surefoot.node_probe PARENT_PID HOST FOLDER` tries this node and writes a line of JSON for each trial.
+
+Started by the agent at low priority, beside the warm process, and ended by it after its time. What cheap trials find is told before
+PyTorch is imported, which is done for GPUs alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from surefoot.linux_process import die_with_parent
+from surefoot.node_probe.disk_trial import try_disk
+from surefoot.node_probe.loopback_trial import try_loopback
+from surefoot.node_probe.trial import Trial
+
+NICENESS = 10
+_GPU_FILE = Path("/dev/nvidiactl")
+
+
+def trials(host: str, folder: Path, damaged: bool) -> Iterator[Trial]:
+    """One after the other, the quick ones first. `damaged`: the processor is taken to calculate wrong."""
+    yield try_loopback(host)
+    yield try_disk(folder)
+    try:
+        compute = importlib.import_module("surefoot.node_probe.compute_trials")
+    except ImportError as error:
+        yield Trial("matmul", "unknown", text=f"numbers could not be tried: {error}")
+        return
+    left, right, product = compute.operands()
+    yield compute.try_memory()
+    yield compute.try_processor(left, right, product + damaged)
+    if _GPU_FILE.exists():
+        try:
+            torch = importlib.import_module("torch")
+        except ImportError:
+            return  # a program without PyTorch brings its own library for GPUs, and none is known here
+        yield from compute.try_gpus(torch, left, right, product)
+
+
+def tell(found: Iterable[Trial]) -> None:
+    for trial in found:
+        sys.stdout.write(json.dumps(asdict(trial)) + "\n")
+        sys.stdout.flush()
+    sys.stdout.write('{"over": true}\n')
+    sys.stdout.flush()
+
+
+def main(arguments: list[str]) -> None:
+    parent, host, folder = arguments
+    die_with_parent(int(parent))
+    os.nice(NICENESS)
+    faults, node = os.environ.get("SUREFOOT_FAULTS_FOLDER"), os.environ.get("SUREFOOT_NODE")
+    damaged = bool(faults and node) and Path(faults or "", f"sick-{node}").exists()
+    tell(trials(host, Path(folder), damaged))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

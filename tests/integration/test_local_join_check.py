@@ -1,0 +1,29 @@
+"""`surefoot local` with a node that calculates wrong: who comes there gets no rank, and the job trains on the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.local_run import SECONDS, Job, assert_whole, run
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS)
+@pytest.mark.parametrize("elastic", [None, (2, 3)], ids=["fixed", "elastic"])
+def test_a_worker_on_a_node_that_fails_gets_no_rank(elastic: tuple[int, int] | None, tmp_path: Path) -> None:
+    job = Job(steps=500, workers=3, elastic=elastic, trainer=("--pace", "0.08"))
+    done = run(tmp_path, job, "--nodes", "4", "--fault", "sick:1@step=10", "--fault", "agent:1@step=20")
+    assert_whole(done.report, 500)
+    assert done.told("ComputesWrong") == ["worker 1 (attempt 2): the processor adds whole numbers to a wrong sum"]
+    assert done.told("NodeSick")[0].startswith("node node-1 is sick (ComputesWrong: ")
+    lost, *planned = done.report["incidents"]
+    assert lost["kind"] == "agent-lost"
+    assert [one["kind"] for one in planned] == ["planned"] * (elastic is not None), (
+        "it halts for nobody who gets no rank"
+    )
+    assert done.told("WorkerCreated")[-1] == "worker 1 (attempt 3)"
+    ranks = {path.parts[-3] for path in tmp_path.rglob("rank-*.log")}
+    assert "worker-1-3" in ranks
+    assert "worker-1-2" not in ranks

@@ -1,0 +1,155 @@
+"""What each trial of a node finds where that part of it is well, wrong, or cannot be tried."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from surefoot.node_probe import __main__ as probe
+from surefoot.node_probe import compute_trials, disk_trial, loopback_trial
+from surefoot.node_probe.compute_trials import PRODUCT, digest, operands, try_gpus, try_memory, try_processor
+from surefoot.node_probe.disk_trial import try_disk
+from surefoot.node_probe.loopback_trial import try_loopback
+from surefoot.node_probe.trial import Trial
+
+LEFT, RIGHT, KNOWN = operands()
+
+
+def test_the_product_is_known_and_exact_in_every_format() -> None:
+    assert digest(KNOWN) == PRODUCT
+    assert np.array_equal(LEFT @ RIGHT, KNOWN), "by another way"
+    assert np.abs(KNOWN).max() <= 256, "up to where bfloat16 is exact"
+
+
+def test_a_processor_that_is_well_passes_and_one_wrong_value_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert try_processor(LEFT, RIGHT, KNOWN).verdict == "well"
+    odd = RIGHT.copy()
+    odd[3, 5] += 1  # as a flipped bit does
+    found = try_processor(LEFT, odd, KNOWN)
+    assert (found.verdict, found.reason) == ("fails", "ComputesWrong")
+    assert try_processor(LEFT, RIGHT, KNOWN + 1).text == "the processor adds whole numbers to a wrong sum"
+
+
+def test_memory_that_changes_a_word_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert try_memory().verdict == "well"
+
+    def copied(into: Any, source: Any) -> None:
+        into[:] = source
+        into[7] ^= np.uint64(1 << 40)
+
+    monkeypatch.setattr(compute_trials.np, "copyto", copied)
+    found = try_memory()
+    assert (found.verdict, found.reason, found.text.split()[-4:]) == (
+        "fails",
+        "MemoryWrong",
+        ["8", "came", "out", "wrong"],
+    )
+
+
+class Tensor:
+    """An array on a device that calculates as it is told to."""
+
+    def __init__(self, values: Any, wrong: bool) -> None:
+        self.values, self.wrong = values, wrong
+
+    def to(self, device: str, kind: object = None) -> Tensor:
+        return Tensor(self.values, device == "cuda:1")
+
+    def __matmul__(self, other: Tensor) -> Tensor:
+        product = self.values @ other.values
+        product[0, 0] += self.wrong
+        return Tensor(product, self.wrong)
+
+    def long(self) -> Tensor:
+        return self
+
+    def __ne__(self, other: object) -> Any:
+        assert isinstance(other, Tensor)
+        return (self.values != other.values)[()]
+
+
+def gpus(count: int, failing: bool = False) -> Any:
+    def from_numpy(values: Any) -> Tensor:
+        if failing:
+            raise RuntimeError("CUDA error: out of memory\nmore")
+        return Tensor(values, False)
+
+    cuda = SimpleNamespace(is_available=lambda: count > 0, device_count=lambda: count)
+    return SimpleNamespace(cuda=cuda, from_numpy=from_numpy, float32=0, float16=1, bfloat16=2)
+
+
+def test_each_gpu_is_tried_and_the_one_that_multiplies_wrong_is_named() -> None:
+    found = try_gpus(gpus(3), LEFT, RIGHT, KNOWN)
+    assert [(one.name, one.verdict) for one in found] == [("gpu 0", "well"), ("gpu 1", "fails"), ("gpu 2", "well")]
+    assert found[1].text == "GPU 1 multiplies matrices of float32 wrong: 1 values"
+    assert try_gpus(gpus(0), LEFT, RIGHT, KNOWN) == []
+
+
+def test_a_gpu_that_cannot_be_tried_proves_nothing() -> None:
+    (found,) = try_gpus(gpus(1, failing=True), LEFT, RIGHT, KNOWN)
+    assert (found.verdict, found.text) == ("unknown", "GPU 0 could not be tried: CUDA error: out of memory")
+
+
+def test_a_disk_that_gives_back_what_it_took_is_well(tmp_path: Path) -> None:
+    assert try_disk(tmp_path).verdict == "well"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "verdict"),
+    [(errno.EIO, "fails"), (errno.ENOSPC, "unknown"), (errno.EROFS, "unknown"), (errno.EACCES, "unknown")],
+)
+def test_only_a_disks_own_error_is_the_nodes(
+    code: int, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(path: Path, content: bytes) -> bytes:
+        raise OSError(code, "no")
+
+    monkeypatch.setattr(disk_trial, "_written_and_read", failing)
+    assert try_disk(tmp_path).verdict == verdict
+
+
+def test_a_disk_that_returns_something_else_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_trial, "_written_and_read", lambda path, content: content[:-1] + b"?")
+    assert (try_disk(tmp_path).verdict, try_disk(tmp_path).reason) == ("fails", "DiskFails")
+    assert try_disk(tmp_path / "absent").verdict == "fails", "the same"
+    monkeypatch.undo()
+    assert try_disk(tmp_path / "absent").verdict == "unknown"
+
+
+def test_a_node_that_does_not_reach_itself_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert try_loopback("127.0.0.1").verdict == "well"
+    found = try_loopback("192.0.2.1")  # nobody's address
+    assert (found.verdict, found.reason) == ("fails", "LoopbackFails")
+    monkeypatch.setattr(loopback_trial, "_sent_and_received", lambda address, pattern: pattern[1:])
+    assert "comes back otherwise" in try_loopback("127.0.0.1").text
+
+
+def test_all_that_can_be_is_tried_and_told_a_line_each(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "_GPU_FILE", tmp_path / "none")
+    probe.tell(probe.trials("127.0.0.1", tmp_path, damaged=False))
+    *told, over = map(json.loads, capsys.readouterr().out.splitlines())
+    assert [one["name"] for one in told] == ["loopback", "disk", "memory", "matmul"]
+    assert {one["verdict"] for one in told} == {"well"}
+    assert over == {"over": True}
+    assert [t.reason for t in probe.trials("127.0.0.1", tmp_path, damaged=True) if t.verdict == "fails"] == [
+        "ComputesWrong"
+    ]
+
+
+def test_without_numpy_numbers_are_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> Any:
+        raise ImportError(f"no {name}")
+
+    monkeypatch.setattr(probe.importlib, "import_module", absent)
+    *_, last = probe.trials("127.0.0.1", tmp_path, damaged=False)
+    assert isinstance(last, Trial)
+    assert (last.name, last.verdict) == ("matmul", "unknown")
