@@ -232,8 +232,8 @@ def _place(facts: Facts, workers: list[WorkerSeen], members: Collection[WorkerId
 
 def _misplaced(facts: Facts, workers: list[WorkerSeen]) -> WorkerSeen | None:
     """A live worker without a rank whose node was found sick since it came there; one that came later had no other."""
-    if facts.seen.free_nodes == 0 or not facts.status.sick_nodes:
-        return None
+    if not facts.status.sick_nodes or (facts.seen.free_nodes == 0 and len(workers) == 1):
+        return None  # or another one has taken the last free node
     for worker in workers:
         since = sick_since(facts, worker.node) if worker.node is not None else None
         live = worker.phase == "Running" and not departure_reason(facts, worker) and not node_lost(facts, worker.node)

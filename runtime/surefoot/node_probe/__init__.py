@@ -1,1 +1,1 @@
-"""Tries a node's processors, memory, disk and network before a worker there gets a rank."""
+"""Tries a node's processors, memory, disk and network."""

@@ -1,6 +1,6 @@
-"""`python -m surefoot.node_probe PARENT_PID HOST FOLDER` tries this node and writes a line of JSON for each trial.
+"""`python -m surefoot.node_probe PARENT_PID HOST FOLDER` tries this node.
 
-Started by the agent at low priority, beside the warm process, and ended by it after its time. What cheap trials find is told before
+It writes a line of JSON for each trial. Started by the agent at low priority, beside the warm process, and ended by it after its time. What cheap trials find is told before
 PyTorch is imported, which is done for GPUs alone.
 """
 
@@ -24,7 +24,10 @@ _GPU_FILE = Path("/dev/nvidiactl")
 
 
 def trials(host: str, folder: Path, damaged: bool) -> Iterator[Trial]:
-    """One after the other, the quick ones first. `damaged`: the processor is taken to calculate wrong."""
+    """Tries one part after the other, the quick ones first.
+
+    `damaged`: the processor is taken to calculate wrong.
+    """
     yield try_loopback(host)
     yield try_disk(folder)
     try:

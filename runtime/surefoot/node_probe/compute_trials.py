@@ -1,4 +1,4 @@
-"""Multiplies matrices whose product is known exactly, on the processor and on each GPU, and copies memory.
+"""Multiplies matrices whose product is known, and copies memory.
 
 Small whole numbers are exact in every format that training uses, and so are their sums: a result that differs in one place is
 wrong, and no rounding. The known product comes from whole-number arithmetic, which goes another way through a processor.
@@ -23,7 +23,10 @@ _FORMATS = ("float32", "float16", "bfloat16")
 
 
 def operands() -> tuple[Any, Any, Any]:
-    """Two matrices of -1, 0 and 1, and their product: no sum comes near 256, up to where every format is exact."""
+    """Two matrices of -1, 0 and 1, and their product.
+
+    No sum comes near 256, up to where every format is exact.
+    """
     left, right = _scattered(1), _scattered(2)
     product = np.zeros((SIZE, SIZE), np.int64)
     for value in (-1, 1):  # as additions: eight times as fast as a product of whole numbers
@@ -45,7 +48,10 @@ def digest(product: Any) -> str:
 
 
 def try_processor(left: Any, right: Any, product: Any) -> Trial:
-    """Repeats the product for a moment: what fails seldom is not found by one."""
+    """Repeats the product for a moment.
+
+    What fails seldom is not found by one.
+    """
     if digest(product) != PRODUCT:
         return Trial("matmul", "fails", "ComputesWrong", "the processor adds whole numbers to a wrong sum")
     a, b = left.astype(np.float32), right.astype(np.float32)

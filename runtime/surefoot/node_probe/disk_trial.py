@@ -1,4 +1,4 @@
-"""Writes to a folder, has it reach the disk, and reads it back.
+"""Writes to a folder, syncs, and reads it back.
 
 A disk that takes everything and returns something else is found by no system call, and by a training days later.
 """

@@ -1,4 +1,4 @@
-"""Sends bytes to this node's own address and adds up what comes back, as ranks of one node do.
+"""Sends bytes to this node's own address and back.
 
 A collective of gloo goes the same way, over TCP at the address that other workers reach. Torch is not imported for it: that
 takes longer than all other trials together.

@@ -1,4 +1,4 @@
-"""Defines what one trial of a part of the node finds; pure values."""
+"""Defines what one trial of a part of the node finds."""
 
 from __future__ import annotations
 

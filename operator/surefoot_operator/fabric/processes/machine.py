@@ -215,7 +215,7 @@ class Machine:
         return True
 
     def sicken_node(self, name: str) -> None:
-        """Has the node fail the check of every worker that comes to it from now on."""
+        """Has the node fail the check of workers that come to it."""
         self.folder.faults.mkdir(mode=0o700, exist_ok=True)
         (self.folder.faults / f"sick-{name}").touch()
         (self.folder.root / "logs" / f"join-check-{name}.json").unlink(missing_ok=True)  # what was found before

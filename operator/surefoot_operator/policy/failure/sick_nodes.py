@@ -44,7 +44,7 @@ def found_sick(facts: Facts) -> Mapping[str, str]:
 
 
 def shared_findings(facts: Facts) -> str:
-    """What most nodes find of themselves at once, as a sentence; empty: nothing."""
+    """Says what most nodes find of themselves at once; empty: nothing."""
     told: dict[str, set[str]] = {}
     for session in facts.sessions.values():
         for one in session.findings:
@@ -60,7 +60,7 @@ def shared_findings(facts: Facts) -> str:
 
 
 def sick_since(facts: Facts, name: str) -> float | None:
-    """When this node was found sick, as far as the status knows; None: it is not, or not yet."""
+    """When this node was found sick; None: it was not."""
     known = next((one for one in facts.status.sick_nodes if one.name == name and one.until_seconds > facts.now), None)
     return None if known is None else known.until_seconds - SICK_SECONDS
 

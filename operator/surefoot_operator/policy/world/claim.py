@@ -13,6 +13,7 @@ from surefoot.protocol.completeness import complete, complete_persistent, waterm
 from surefoot.protocol.completeness import effective_replicas as effective
 from surefoot.protocol.identities import Checkpoint, WorkerId
 from surefoot.protocol.lineage import Lineage, LineageEntry, newest, on_lineage, pruned
+from surefoot.protocol.plain import listed
 from surefoot_operator.api.spec import TrainingJobSpec
 from surefoot_operator.api.status import JobStatus, Member, Scheduling, World
 from surefoot_operator.observed import SessionSeen, WorkerSeen
@@ -59,7 +60,6 @@ TRIED_SECONDS = 60.0
 """How long a world waits that is possible only with a node that its own worker found sick."""
 
 LONGEST_LINEAGE = 200
-_MOST_NAMED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,13 +141,13 @@ def select_members(facts: Facts, tie: Tie | None = None) -> Selection:
     epoch, spec = facts.world.epoch, facts.spec
     tied = None if tie is None else tie.workers(spec)
     there = [s for s in newest_attempts(facts) if usable(facts, s)]
-    failing = {s.node for s in there if _fails(facts, s)}
-    wanted = [s for s in there if not vacate_reason(facts, s.node) and s.node not in failing]
+    failing = [s for s in there if _fails(facts, s)]
+    wanted = [s for s in there if not vacate_reason(facts, s.node) and s not in failing]
     if largest_size(spec, sum(s.warm and s.stopped >= epoch for s in wanted), tied):
         there = wanted  # nodes that others want left train only where there is no world without them
-    elif failing and facts.seen.free_nodes != 0 and facts.now < facts.world.changed_seconds + TRIED_SECONDS:
-        found = "; ".join(f"node {name} ({found_sick(facts)[name]})" for name in sorted(failing)[:_MOST_NAMED])
-        reason = f"the worker on {found} gets no rank, another one is waited for"
+    elif failing and _may_be_replaced(facts, failing):
+        reasons = {f"node {s.node} ({found_sick(facts)[s.node]})" for s in failing}
+        reason = f"the worker on {listed(sorted(reasons))} gets no rank, another one is waited for"
         return Selection((), reason, facts.world.changed_seconds + TRIED_SECONDS)
     ready = [s for s in there if s.warm and s.stopped >= epoch]
     weighed = NOT_MEASURED
@@ -171,6 +171,15 @@ def select_members(facts: Facts, tie: Tie | None = None) -> Selection:
 def _fails(facts: Facts, session: SessionSeen) -> bool:
     """Whether a worker that has no rank yet is on a node that it found sick: no time to settle is worth one there."""
     return worker_id(session) not in facts.members and session.node in found_sick(facts)
+
+
+def _may_be_replaced(facts: Facts, failing: list[SessionSeen]) -> bool:
+    """Whether others may come for these in time: there may be a node for them, or they are on their way."""
+    if facts.now >= facts.world.changed_seconds + TRIED_SECONDS:
+        return False
+    live = {(w.index, w.attempt) for w in facts.seen.workers if w.phase in ("Pending", "Running")}
+    coming = [s for s in failing if any(index == s.index and attempt > s.attempt for index, attempt in live)]
+    return facts.seen.free_nodes != 0 or len(coming) == len(failing)
 
 
 def _selected(facts: Facts, there: list[SessionSeen], ready: list[SessionSeen], size: int) -> Selection:

@@ -33,7 +33,10 @@ Probe = Callable[[], Sequence[str]]
 
 
 class JoinCheck:
-    """Finds what fails on this node; `blamed` False: people are told, and nothing follows."""
+    """Finds what fails on this node.
+
+    `blamed` False: people are told, and nothing follows.
+    """
 
     name = "join"
     period_seconds = math.inf

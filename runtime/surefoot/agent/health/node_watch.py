@@ -79,7 +79,10 @@ class NodeWatch:
         return NodeHealth(self.findings, time.time())
 
     async def first_answer(self, name: str) -> None:
-        """Waits until this check has answered once, and what it found is sent; at once without such a check."""
+        """Waits until this check has answered once.
+
+        What it found is sent by then. Without such a check it returns at once.
+        """
         for asked in self._asked:
             if asked.thread.check.name == name:
                 await asked.answered.wait()
