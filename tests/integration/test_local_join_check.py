@@ -13,7 +13,8 @@ from support.local_run import SECONDS, Job, assert_whole, run
 @pytest.mark.timeout(SECONDS)
 @pytest.mark.parametrize("elastic", [None, (2, 3)], ids=["fixed", "elastic"])
 def test_a_worker_on_a_node_that_fails_gets_no_rank(elastic: tuple[int, int] | None, tmp_path: Path) -> None:
-    job = Job(steps=500, workers=3, elastic=elastic, trainer=("--pace", "0.08"))
+    check = {"healthPolicy": {"preJoinCheck": "Enforce"}}
+    job = Job(steps=500, workers=3, elastic=elastic, trainer=("--pace", "0.08"), spec=check)
     done = run(tmp_path, job, "--nodes", "4", "--fault", "sick:1@step=10", "--fault", "agent:1@step=20")
     assert_whole(done.report, 500)
     (found,) = done.told("ComputesWrong")

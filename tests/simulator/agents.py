@@ -12,6 +12,7 @@ from simulator.caretakers import Keeper
 from simulator.drains import DrainRunner
 from simulator.engine import Line, Process
 from simulator.errands import Errands
+from simulator.join_trials import JoinTrial
 from simulator.tiers import Holder
 from simulator.trainers import Trainer
 from simulator.wiring import wire
@@ -48,7 +49,9 @@ class Agent:
         self._errands = Errands(self)
         rng = self.engine.rng
         self.engine.after(rng.uniform(0.01, 0.2), self.process, self.dial)
-        self.engine.after(rng.choice((0.02, 0.5, 1.0, 1.5)), self.process, self.warm, True)
+        self._trial = JoinTrial(self)
+        warm_seconds = rng.choice((0.02, 0.5, 1.0, 1.5))
+        self.engine.after(self._trial.joins_after(warm_seconds), self.process, self.warm, True)
         self.keeper = Keeper(self)
         self.engine.after(0.5, self.process, self._beat_forever)
 
@@ -90,7 +93,7 @@ class Agent:
 
     def say_findings(self) -> None:
         """What this node suffers from, if anything."""
-        findings = self.simulation.fabric.nodes[self.node].findings
+        findings = (*self.simulation.fabric.nodes[self.node].findings, *self._trial.findings)
         if findings:
             self.say(NodeHealth(findings))
 

@@ -61,6 +61,10 @@ class Node:
     signal: str = ""
     findings: tuple[NodeFinding, ...] = ()
     """What its agents find wrong with it."""
+    trial: str = "well"
+    """What becomes of a trial of it; see `join_trials`."""
+    flaw: str = ""
+    """The reason that a trial which fails gives."""
     cordoned: bool = False
     """No pod is put here any more."""
     pods: list[Pod] = field(default_factory=list)

@@ -100,9 +100,10 @@ class Liveness:
         status, now = simulation.store.status, simulation.engine.now
         claimed = status.world is not None and status.world.state == "Claimed"
         in_memory = self.readable(in_memory=True) if claimed else None
-        due = since + LIVELY_SECONDS + (65.0 if now < simulation.listings_slow_until else 0.0)
+        longer = simulation.join_watch.patience()
+        due = since + LIVELY_SECONDS + longer + (65.0 if now < simulation.listings_slow_until else 0.0)
         if in_memory is not None and not any(map(self._struck, self._oracle.disturbed)):
-            return min(due, max(since, self._oracle.claimed_at) + RECOVERING_SECONDS)
+            return min(due, max(since, self._oracle.claimed_at) + RECOVERING_SECONDS + longer)
         return due
 
     def _able(self) -> bool:

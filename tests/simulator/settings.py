@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from surefoot.protocol.wire import OLDEST
 from surefoot_operator.api.spec import (
@@ -52,6 +53,8 @@ class Settings:
 
     good_after: int = field(default=0, repr=False)
     """Steps after which a checkpoint counts as good, of a job that heals its mathematics; 0: of one that does not."""
+    pre_join_check: Literal["Off", "Warn", "Enforce"] = field(default="Off", repr=False)
+    """Whether agents try their nodes before they join."""
     record: tuple[float, float] | None = field(default=None, repr=False)
     """What the job's incidents say already: how long replacements take, and a change of size. None: nothing yet."""
     version: int | None = None
@@ -90,6 +93,8 @@ def draw(rng: random.Random) -> Settings:
         drawn = replace(drawn, good_after=random.Random(f"numerics {drawn}").choice((0, 0, 2, 4)))
     rng = random.Random(f"record {drawn}")
     record = (rng.choice((0.5, 2.0, 8.0)), rng.choice((0.5, 3.0, 12.0))) if rng.random() < 0.3 else None
+    check = random.Random(f"join {drawn}").choice(("Off", "Off", "Off", "Off", "Off", "Warn", "Enforce", "Enforce"))
+    drawn = replace(drawn, pre_join_check=check)
     return replace(drawn, record=record, fault_span_seconds=max(6.0, drawn.steps * drawn.step_seconds * 1.3))
 
 
@@ -139,7 +144,9 @@ def job(settings: Settings) -> TrainingJob:
             elastic_policy=ElasticPolicy(min_replicas=settings.least_workers, max_replicas=settings.workers),
             run_policy=RunPolicy(backoff_limit=50, startup_deadline_seconds=40.0),
             health_policy=HealthPolicy(
-                step_timeout_seconds=settings.step_timeout_seconds, numerics=_numerics(settings)
+                step_timeout_seconds=settings.step_timeout_seconds,
+                numerics=_numerics(settings),
+                pre_join_check=settings.pre_join_check,
             ),
             checkpoint=CheckpointPolicy(
                 memory=memory,

@@ -42,8 +42,9 @@ class SickWatch:
         """A status is stored."""
         for one in new.sick_nodes:
             self.left.add(one.name)
-            if one.name not in self.sick:
+            if one.name not in self.sick and not self._simulation.join_watch.shared:
                 self._simulation.oracle.fail(f"healthy node {one.name} is left: {one.reason}")
+        self._simulation.join_watch.left(new)
 
 
 def _find(simulation: Simulation, node: Node, finding: NodeFinding) -> None:

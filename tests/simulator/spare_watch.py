@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from simulator.readiness import fails, ready_at
 from surefoot_operator.api.status import World
-from surefoot_operator.observed import Observed, SessionSeen
+from surefoot_operator.observed import Observed
 from surefoot_operator.policy.actions import Plan
 
 if TYPE_CHECKING:
@@ -32,9 +33,10 @@ class SpareWatch:
         old, new = seen.status.world, made.status.world
         if old is None or new is None or new == old or new.state != "Committed" or not new.members:
             return
-        ready = [s for s in seen.sessions if _ready(seen, s, new.epoch)]
+        ready = [s for s in seen.sessions if ready_at(seen, s, new.epoch)]
         inside = {m.incarnation for m in new.members}
-        waiting = [s.index for s in ready if s.incarnation not in inside]
+        sick = {one.name for one in made.status.sick_nodes}
+        waiting = [s.index for s in ready if s.incarnation not in inside and not fails(seen, s) and s.node not in sick]
         settings = self._simulation.settings
         if waiting and len(new.members) < settings.workers and not settings.tied:
             self._simulation.oracle.fail(f"workers {waiting} are ready beside a world of {len(new.members)}")
@@ -79,22 +81,3 @@ class SpareWatch:
             self._simulation.oracle.fail(
                 f"{len(there)} of {wanted} workers are there, {REPLACED_SECONDS:g} s after a spare was taken"
             )
-
-
-def _ready(seen: Observed, session: SessionSeen, epoch: int) -> bool:
-    """Whether nothing speaks against this agent as a member."""
-    return session.connected and session.warm and session.stopped >= epoch and _well(seen, session)
-
-
-def _well(seen: Observed, session: SessionSeen) -> bool:
-    silence = seen.job.spec.health_policy.heartbeat_timeout_seconds
-    pod = next((w for w in seen.workers if (w.index, w.attempt) == (session.index, session.attempt)), None)
-    node = next((n for n in seen.nodes if n.name == session.node), None)
-    if pod is None or pod.phase in ("Succeeded", "Failed") or pod.deleting or pod.disrupted or session.leaving:
-        return False
-    if pod.uid in seen.deletions:
-        return False  # whoever was asked to delete it may still do so
-    if node is None or not node.ready or node.doubt or node.signal:
-        return False
-    newest = max((s.attempt for s in seen.sessions if s.index == session.index and s.connected), default=0)
-    return session.attempt == newest and seen.now - session.heard_seconds <= silence

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
@@ -85,6 +86,37 @@ def test_spares_answer_losses_and_are_replaced(block: int) -> None:
         assert outcome.violation is None, f"seed {seed}: {outcome.violation}"
         taken += outcome.spares_taken
     assert taken >= 1
+
+
+JOINING = ("agent dies", "node dies", "pod is deleted", "operator dies", "trainer dies", "node freezes")
+TRIED_SHAPES = ((3, 3, 4), (3, 1, 3), (3, 2, 4), (2, 2, 2), (1, 1, 3), (4, 2, 6), (3, 3, 3))
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_who_fails_the_trial_of_its_node_is_kept_out_and_no_job_starves(block: int) -> None:
+    """Nodes that fail once or always, each by itself or all alike, and trials that hang, crash or take long: `JoinWatch`."""
+    kept_out = 0
+    for seed in range(block * 7, (block + 1) * 7):
+        workers, least, nodes = TRIED_SHAPES[seed % len(TRIED_SHAPES)]
+        wish = Settings(
+            nodes, workers, least, steps=40, faults=seed // 7 % 4, kinds=JOINING, pre_join_check="Enforce",
+            spares=(0, 0, 1)[seed % 3],
+        )  # fmt: skip
+        outcome = simulate(seed, wish)
+        assert (outcome.violation, outcome.phase) == (None, "Complete"), f"seed {seed}"
+        kept_out += outcome.kept_out
+    assert kept_out >= 1
+
+
+@pytest.mark.parametrize("check", ["Warn", "Enforce"])
+def test_agents_of_a_version_without_a_trial_join_beside_those_that_have_one(check: Literal["Warn", "Enforce"]) -> None:
+    for seed in range(8):
+        workers, least, nodes = SHAPES[seed % len(SHAPES)]
+        kinds = (*rollout.KINDS, "agent dies")
+        wish = Settings(nodes, workers, least, steps=50, faults=3, kinds=kinds, version=OLDEST, pre_join_check=check)
+        outcome = simulate(seed, wish)
+        assert outcome.violation is None, f"seed {seed}: {outcome.violation}"
+        assert check == "Enforce" or not outcome.kept_out
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

@@ -17,6 +17,7 @@ from simulator.agents import Agent
 from simulator.engine import Engine, Network, Process
 from simulator.fabric import Fabric
 from simulator.hang_watch import HangWatch
+from simulator.join_trials import JoinWatch
 from simulator.operators import Operator
 from simulator.oracle import Oracle, Violation
 from simulator.rules import ALL, Rules
@@ -112,6 +113,7 @@ class Simulation:
         self.spare_watch = SpareWatch(self)
         self.sick_watch = SickWatch(self)
         self.hang_watch = HangWatch(self)
+        self.join_watch = JoinWatch(self, seed)
         self.holders: dict[HolderId, Holder] = {}
         self.persistent: Persistent | None = None
         if self.settings.persistent_interval is not None:
@@ -141,6 +143,7 @@ class Simulation:
         self.machines_struck = False
         """Whether anything but a trainer was ever struck."""
         self.fabric = Fabric(self, [f"n{i}" for i in range(self.settings.nodes)])
+        self.join_watch.draw()
         self.start_operator()
         faults.schedule(self)
         self.oracle.liveness.watch_liveness()
@@ -189,6 +192,7 @@ class Simulation:
         self.oracle.deciding(by, observed, made.status)
         self.oracle.eyes.ending(observed, made)
         self.spare_watch.deciding(observed, made)
+        self.join_watch.deciding(observed, made)
         return made
 
     def upkeep(self, by: Operator, observed: Observed) -> Maintenance:
@@ -256,6 +260,8 @@ class Outcome:
     """What became of hangs and sick nodes: whether who was at fault was named."""
     spares_taken: int = 0
     """Commits by which a spare got a rank."""
+    kept_out: int = 0
+    """Commits beside which a worker on a node that failed its trial was ready."""
     trace: tuple[str, ...] = ()
 
 
@@ -281,5 +287,6 @@ def simulate(
     return Outcome(
         seed, violation, simulation.store.status.phase, engine.events, oracle.commits, oracle.drops, oracle.deletes,
         engine.now, oracle.most_kept, check, dict(simulation.struck), dict(oracle.lossless.judged),
-        {**simulation.hang_watch.found, **simulation.sick_watch.judged()}, simulation.spare_watch.taken, tuple(engine.lines),
+        {**simulation.hang_watch.found, **simulation.sick_watch.judged()}, simulation.spare_watch.taken,
+        simulation.join_watch.kept_out, tuple(engine.lines),
     )  # fmt: skip

@@ -122,7 +122,7 @@ class HealthPolicy:
     """None: those of `known_node_words`."""
     node_findings: Literal["Leave", "Show"] = "Leave"
     """What is done about a node whose hardware its agent finds at fault."""
-    pre_join_check: Literal["Off", "Warn", "Enforce"] = "Enforce"
+    pre_join_check: Literal["Off", "Warn", "Enforce"] = "Off"
     """Whether a node is tried before a worker there gets a rank, and what follows where it fails."""
     numerics: NumericsPolicy | None = None
     """None: what is odd is said, and nothing done."""

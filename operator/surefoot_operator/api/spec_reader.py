@@ -104,7 +104,9 @@ def _value(hint: Any, value: Any, path: str, limit: Limit) -> Any:
         return _one_of([a for a in arguments if a is not type(None)], value, path, limit)
     if origin is Literal:
         if value not in arguments or isinstance(value, bool):
-            raise SpecError(path, value, f"allowed are {', '.join(map(str, arguments))}")
+            quoted = ", in quotes: without them YAML reads On, Off, Yes and No as true or false"
+            allowed = f"allowed are {', '.join(map(str, arguments))}"
+            raise SpecError(path, value, allowed + (quoted if isinstance(value, bool) else ""))
         return value
     if origin is tuple:
         return tuple(

@@ -231,10 +231,10 @@ def _place(facts: Facts, workers: list[WorkerSeen], members: Collection[WorkerId
 
 
 def _misplaced(facts: Facts, workers: list[WorkerSeen]) -> WorkerSeen | None:
-    """A live worker without a rank whose node was found sick since it came there; one that came later had no other."""
+    """The newest live worker without a rank whose node was found sick since it came; one that came later had no other."""
     if not facts.status.sick_nodes or (facts.seen.free_nodes == 0 and len(workers) == 1):
         return None  # or another one has taken the last free node
-    for worker in workers:
+    for worker in reversed(workers):
         since = sick_since(facts, worker.node) if worker.node is not None else None
         live = worker.phase == "Running" and not departure_reason(facts, worker) and not node_lost(facts, worker.node)
         if since is not None and live and worker.created_seconds <= since:
@@ -255,10 +255,22 @@ def _beside(facts: Facts, workers: list[WorkerSeen], member: WorkerSeen) -> _Pla
     goes = tuple(w for w in workers if w not in kept)
     due = _failing_until(facts, newer)
     if live:
-        return _Place(goes)
+        return _Place((*goes, member) if _takes_room(facts, live[-1]) else goes)
     if facts.now < due:
         return _Place(until_seconds=due)
     return _Place(goes, vacant=True, beside=True)
+
+
+def _takes_room(facts: Facts, newer: WorkerSeen) -> bool:
+    """Whether another worker of a claimed world has no node while this one stands ready, and the one before it goes nowhere.
+
+    Nobody trains in such a world, and it cannot begin: both would wait for each other.
+    """
+    session = facts.sessions.get(worker_id(newer))
+    if session is None or facts.world.state != "Claimed" or not is_responsive(facts, session):
+        return False
+    waits = any(w.phase == "Pending" and w.node is None for w in facts.seen.workers)
+    return waits and session.warm and session.stopped >= facts.world.epoch
 
 
 def _placed_until(facts: Facts, worker: WorkerSeen) -> float | None:

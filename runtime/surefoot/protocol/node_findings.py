@@ -16,6 +16,9 @@ MOST_FINDINGS = 16
 
 LONGEST_TEXT = 300
 
+TRIED = frozenset({"ComputesWrong", "GpuComputesWrong", "MemoryWrong", "DiskFails", "LoopbackFails"})
+"""Reasons of what fails on a node that is tried before a worker there gets a rank."""
+
 
 @dataclass(frozen=True, slots=True)
 class NodeFinding:

@@ -84,6 +84,7 @@ BROKEN: list[tuple[str, object, str, str]] = [
         "spec.healthPolicy.stepTimeoutSeconds",
         "a finite number is allowed",
     ),
+    ("spec.healthPolicy.preJoinCheck", False, "spec.healthPolicy.preJoinCheck", "Off, Warn, Enforce, in quotes"),
     ("spec.checkpoint.memory.intervalSteps", -10, "spec.checkpoint.memory.intervalSteps", "at least 1"),
     ("spec.checkpoint.memory.intervalSeconds", 0, "spec.checkpoint.memory.intervalSeconds", "at least 0.001"),
     ("spec.checkpoint.memory.interval", "often", "spec.checkpoint.memory.interval", "allowed are auto"),

@@ -123,12 +123,27 @@ def test_a_disk_that_returns_something_else_fails(tmp_path: Path, monkeypatch: p
     assert try_disk(tmp_path / "absent").verdict == "unknown"
 
 
-def test_a_node_that_does_not_reach_itself_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_does_not_reach_itself_twice_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     assert try_loopback("127.0.0.1").verdict == "well"
-    found = try_loopback("192.0.2.1")  # nobody's address
+    monkeypatch.setattr(loopback_trial, "_PAUSE_SECONDS", 0.0)
+    refused = iter([True, False, True, True])
+
+    def sent(address: tuple[str, int], pattern: bytes) -> bytes:
+        if next(refused):
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "refused")
+        return pattern
+
+    monkeypatch.setattr(loopback_trial, "_sent_and_received", sent)
+    assert try_loopback("127.0.0.1").verdict == "well", "the second time"
+    found = try_loopback("127.0.0.1")
     assert (found.verdict, found.reason) == ("fails", "LoopbackFails")
     monkeypatch.setattr(loopback_trial, "_sent_and_received", lambda address, pattern: pattern[1:])
     assert "comes back otherwise" in try_loopback("127.0.0.1").text
+
+
+def test_an_address_that_a_node_has_not_proves_nothing() -> None:
+    found = try_loopback("192.0.2.1")  # nobody's
+    assert (found.verdict, found.text.partition(":")[0]) == ("unknown", "192.0.2.1 is no address of this node")
 
 
 def test_all_that_can_be_is_tried_and_told_a_line_each(

@@ -5,6 +5,7 @@ time of a `with` block. Nothing here is imported by the simulator itself. `make 
 """
 
 from simulator.mutations.healing import HEALING
+from simulator.mutations.joining import JOINING
 from simulator.mutations.keeping import KEEPING
 from simulator.mutations.leaving import LEAVING
 from simulator.mutations.liveness import LIVENESS
@@ -27,6 +28,7 @@ MUTATIONS = (
     *LEAVING,
     *SPARING,
     *SICKENING,
+    *JOINING,
     *HEALING,
     *VERSION_MUTATIONS,
     *RECORDS,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from surefoot.protocol.plain import shorten, shown
+from surefoot_operator.api.spec import HealthPolicy
 
 Kind = Literal["node", "trainer", "agent", "freeze", "memory", "drain", "nan", "sick", "coordinator"]
 KINDS: tuple[Kind, ...] = ("node", "trainer", "agent", "freeze", "memory", "drain", "nan", "sick", "coordinator")
@@ -110,6 +111,18 @@ def _seconds(text: str, kind: Kind, given: str | None) -> float | None:
 def parse_faults(texts: Iterable[str], nodes: tuple[str, ...]) -> tuple[Fault, ...]:
     """Parses all faults and sorts them by step."""
     return tuple(sorted((parse_fault(text, nodes) for text in texts), key=lambda fault: fault.step))
+
+
+def check_faults(faults: Iterable[Fault], policy: HealthPolicy) -> None:
+    """Refuses what this job would never notice.
+
+    A node that only its check finds sick is sick to nobody where none is tried.
+    """
+    if policy.pre_join_check == "Off" and any(fault.kind == "sick" for fault in faults):
+        raise FaultError(
+            "--fault sick: this job tries no node before a worker joins, so nothing would follow; set"
+            " spec.healthPolicy.preJoinCheck to Enforce, or to Warn"
+        )
 
 
 def due(faults: Iterable[Fault], struck: Iterable[Fault], step: int) -> list[Fault]:

@@ -28,7 +28,7 @@ from surefoot_operator.api.spec import TOTAL_STEPS, TrainingJob
 from surefoot_operator.api.spec_limits import allowed_sizes
 from surefoot_operator.cli.cli_errors import EXIT_DIFFERS, EXIT_FAILED, EXIT_OK, UsageError
 from surefoot_operator.cli.local import comparison, conclusion
-from surefoot_operator.cli.local.faults import Fault, FaultError, parse_faults
+from surefoot_operator.cli.local.faults import Fault, FaultError, check_faults, parse_faults
 from surefoot_operator.cli.local.run_progress import RunProgress
 from surefoot_operator.cli.local.supervise import Scene, Supervisor
 from surefoot_operator.cli.local.view import view_for
@@ -129,6 +129,7 @@ def check(given: argparse.Namespace) -> LocalRequest:
         raise UsageError(f"local runs trainers and agents on this machine: {missing}")
     try:
         faults = parse_faults(given.fault, nodes)
+        check_faults(faults, job.spec.health_policy)
         find_program()
     except (FaultError, ConfigurationError) as error:
         raise UsageError(str(error)) from error

@@ -7,9 +7,10 @@ switch, a file server), and leaving them all would leave the job with none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
+from surefoot.protocol.node_findings import TRIED
 from surefoot.protocol.plain import listed
 from surefoot_operator import names
 from surefoot_operator.api.status import ExcludedNode
@@ -28,16 +29,9 @@ MOST_KEPT = 64
 @derived_once
 def found_sick(facts: Facts) -> Mapping[str, str]:
     """Why nodes are sick by what their own agents found, by name."""
-    if facts.spec.health_policy.node_findings != "Leave":
-        return {}
-    told: dict[str, dict[str, str]] = {}
-    for session in facts.sessions.values():
-        for one in session.findings:
-            if one.blame == "node":
-                told.setdefault(one.reason, {}).setdefault(session.node, one.text)
     sick: dict[str, str] = {}
-    for reason, nodes in sorted(told.items()):
-        if not _is_shared(len(nodes), len(facts.told_on)):
+    for reason, nodes in sorted(_told(facts).items()):
+        if not _is_shared(*_alike(facts, reason, nodes)):
             for node, text in sorted(nodes.items()):
                 sick.setdefault(node, f"{reason}: {text}")
     return sick
@@ -45,18 +39,42 @@ def found_sick(facts: Facts) -> Mapping[str, str]:
 
 def shared_findings(facts: Facts) -> str:
     """Says what most nodes find of themselves at once; empty: nothing."""
-    told: dict[str, set[str]] = {}
-    for session in facts.sessions.values():
-        for one in session.findings:
-            if one.blame == "node":
-                told.setdefault(one.reason, set()).add(session.node)
-    shared = {reason: nodes for reason, nodes in told.items() if _is_shared(len(nodes), len(facts.told_on))}
-    if not shared or facts.spec.health_policy.node_findings != "Leave":
+    shared = []
+    for reason, nodes in sorted(_told(facts).items()):
+        alike, heard = _alike(facts, reason, nodes)
+        if _is_shared(alike, heard):
+            shared.append(f"{reason} on {listed(sorted(alike))}")
+    if not shared:
         return ""
-    what = "; ".join(f"{reason} on {listed(sorted(nodes))}" for reason, nodes in sorted(shared.items()))
+    what = "; ".join(shared)
     return (
         f"most nodes find the same of themselves ({what}): the cause is one that they share, and no node is left for it"
     )
+
+
+def _told(facts: Facts) -> Mapping[str, Mapping[str, str]]:
+    """What agents find of their own nodes' hardware: sentences by node, by reason."""
+    told: dict[str, dict[str, str]] = {}
+    if facts.spec.health_policy.node_findings != "Leave":
+        return told
+    for session in facts.sessions.values():
+        for one in session.findings:
+            if one.blame == "node":
+                told.setdefault(one.reason, {}).setdefault(session.node, one.text)
+    return told
+
+
+def _alike(facts: Facts, reason: str, nodes: Iterable[str]) -> tuple[set[str], set[str]]:
+    """(nodes that tell the same, nodes that were heard). What a trial found on nodes that were left for it counts still.
+
+    A trial that fails wherever it is made would else have a small job leave one node after the other.
+    """
+    before = {
+        one.name
+        for one in facts.status.sick_nodes
+        if reason in TRIED and one.until_seconds > facts.now and one.reason.partition(":")[0] == reason
+    }
+    return {*nodes, *before}, {*facts.told_on, *before}
 
 
 def sick_since(facts: Facts, name: str) -> float | None:
@@ -65,8 +83,8 @@ def sick_since(facts: Facts, name: str) -> float | None:
     return None if known is None else known.until_seconds - SICK_SECONDS
 
 
-def _is_shared(nodes: int, heard: int) -> bool:
-    return nodes > 1 and 2 * nodes > heard
+def _is_shared(alike: Collection[str], heard: Collection[str]) -> bool:
+    return len(alike) > 1 and 2 * len(alike) > len(heard)
 
 
 def with_sick_found(facts: Facts) -> tuple[tuple[ExcludedNode, ...], tuple[Event, ...], float | None]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.protocol.node_findings import NodeFinding
-from surefoot.protocol.plain import plain, shorten
+from surefoot.protocol.plain import listed, plain, shorten
 
 LIMIT_SECONDS = 9.0
 """For all trials together; what was told by then counts. A `node_watch` says of longer ones that they hang."""
@@ -50,15 +50,16 @@ class JoinCheck:
     def find(self) -> Sequence[NodeFinding]:
         if self._is_known_well():
             return ()
-        trials, over = _read(self._probe())
+        told = _read(self._probe())
+        trials = [one for one in told if "verdict" in one]
         failed = [one for one in trials if one.get("verdict") == "fails"]
         for one in trials:
             if one.get("verdict") == "unknown":
                 _log.info("before joining, %s proves nothing: %s", one.get("name"), one.get("text"))
         _log.info("this node was tried before joining: %s", _rates(trials) or "nothing could be tried")
-        if not over:
-            _log.warning("not all of this node was tried within %g s", LIMIT_SECONDS)
-        elif not failed:
+        if not failed:
+            if not any(one.get("over") for one in told):
+                raise ChildProcessError(_cut_off(told, trials))  # proves nothing, and people are told
             self._keep()
         blame = "node" if self._blamed else "unknown"
         return [NodeFinding(str(one["reason"]), plain(str(one["text"])), blame) for one in failed]  # type: ignore[arg-type]
@@ -99,22 +100,31 @@ class ProbeProcess:
             text=True,
         )  # fmt: skip
         self._running.add(process.pid)
+        ended = ""
         try:
             said, errors = process.communicate(timeout=LIMIT_SECONDS)
         except subprocess.TimeoutExpired:
+            ended = f"took longer than {LIMIT_SECONDS:g} s"
             process.kill()
             said, errors = process.communicate()
         finally:
             self._running.discard(process.pid)
+        if not ended and process.returncode < 0:
+            ended = f"was ended by signal {-process.returncode}"
         if errors:
             _log.info("the trial of this node said: %s", shorten(plain(errors), 500))
-        return said.splitlines()
+        return [*said.splitlines(), *([json.dumps({"ended": ended})] if ended else [])]
 
 
-def _read(lines: Sequence[str]) -> tuple[list[Mapping[str, Any]], bool]:
-    """Trials that were told, and whether they were all."""
-    told = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
-    return [one for one in told if "verdict" in one], any(one.get("over") for one in told)
+def _read(lines: Sequence[str]) -> list[Mapping[str, Any]]:
+    return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+
+
+def _cut_off(told: Sequence[Mapping[str, Any]], trials: Sequence[Mapping[str, Any]]) -> str:
+    """Says how far the probe came."""
+    how = next((str(one["ended"]) for one in told if "ended" in one), "ended early")
+    done = listed([str(one.get("name")) for one in trials]) if trials else "nothing"
+    return f"the trial of this node {how}, after {done}: what is left of it proves nothing, and the worker joins"
 
 
 def _rates(trials: Sequence[Mapping[str, Any]]) -> str:

@@ -75,11 +75,18 @@ def test_it_is_tried_again_behind_a_reboot_and_where_the_note_is_none(
     assert node.tries == 4
 
 
-@pytest.mark.parametrize("node", [Node(WELL, over=False), Node(over=False)], ids=["cut off", "nothing told"])
-def test_what_did_not_come_in_time_proves_nothing_and_is_not_kept(node: Node, tmp_path: Path) -> None:
-    assert node.find(tmp_path) == []
-    assert node.find(tmp_path) == []
+@pytest.mark.parametrize(
+    ("node", "after"), [(Node(WELL, over=False), "matmul"), (Node(over=False), "nothing")], ids=["cut off", "at once"]
+)
+def test_what_did_not_come_in_time_proves_nothing_is_told_and_not_kept(node: Node, after: str, tmp_path: Path) -> None:
+    """`node_watch` tells people what a check raised, once."""
+    for _ in range(2):
+        with pytest.raises(ChildProcessError, match=f"ended early, after {after}: .* the worker joins"):
+            node.find(tmp_path)
     assert node.tries == 2
+    node.lines.append('{"ended": "was ended by signal 11"}')
+    with pytest.raises(ChildProcessError, match="was ended by signal 11, after"):
+        node.find(tmp_path)
 
 
 def test_what_failed_before_the_time_was_over_counts(tmp_path: Path) -> None:
@@ -101,5 +108,8 @@ def test_the_real_probe_is_one_process_within_its_time(tmp_path: Path, monkeypat
     assert [path.name for path in tmp_path.iterdir()] == ["join-check-n0.json"], "nothing else is left"
     monkeypatch.setattr(join_check, "LIMIT_SECONDS", 0.01)
     monkeypatch.setattr(probe, "_command", [sys.executable, "-c", "import time; time.sleep(60)"])
-    assert list(probe()) == []
+    assert [json.loads(line)["ended"] for line in probe()] == ["took longer than 0.01 s"]
     assert probe.own() == set()
+    monkeypatch.setattr(join_check, "LIMIT_SECONDS", 60.0)
+    monkeypatch.setattr(probe, "_command", [sys.executable, "-c", "import os; print('{}', flush=True); os.abort()"])
+    assert [json.loads(line) for line in probe()] == [{}, {"ended": "was ended by signal 6"}]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from surefoot_operator.cli.local.faults import Fault, FaultError, due, parse_fault, parse_faults
+from surefoot_operator.api.spec import HealthPolicy
+from surefoot_operator.cli.local.faults import Fault, FaultError, check_faults, due, parse_fault, parse_faults
 
 NODES = ("node-0", "node-1", "node-2")
 
@@ -67,6 +68,14 @@ def test_a_fault_that_cannot_be_says_what_is_allowed(text: str, said: str) -> No
     with pytest.raises(FaultError, match="--fault") as caught:
         parse_fault(text, NODES)
     assert said in str(caught.value)
+
+
+def test_a_node_is_sick_to_nobody_where_none_is_tried() -> None:
+    sick = parse_faults(["sick:1@step=4", "node:0@step=2"], NODES)
+    with pytest.raises(FaultError, match="preJoinCheck to Enforce"):
+        check_faults(sick, HealthPolicy())
+    check_faults(sick, HealthPolicy(pre_join_check="Warn"))
+    check_faults(sick[:1], HealthPolicy())
 
 
 def test_each_fault_strikes_once_in_the_order_of_its_step() -> None:

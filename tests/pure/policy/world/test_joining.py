@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.builders import BEGAN, endpoint, job, session, worker
 from surefoot.protocol.node_findings import NodeFinding
 from surefoot_operator.api.spec import HealthPolicy
-from surefoot_operator.api.status import ExcludedNode, JobStatus, World
+from surefoot_operator.api.status import ExcludedNode, JobStatus, Member, World
 from surefoot_operator.observed import HolderSeen, NodeSeen, Observed
 from surefoot_operator.policy.actions import CreateWorker, DeleteWorker
 from surefoot_operator.policy.facts import gather
@@ -104,6 +104,34 @@ def test_what_most_nodes_find_is_said_once_with_the_world() -> None:
     assert not [event for event in plan(fresh(3, 1, free=0)).events if event.reason == "NodesFailAlike"]
 
 
+def test_a_trial_that_fails_wherever_it_is_made_costs_a_small_job_one_node() -> None:
+    """One worker, and nobody to compare its node with: the first node is left, and the second one's word explains both."""
+    seen = fresh(1, 0, now=BEGAN + 20)
+    seen = replace(seen, status=plan(seen).status)
+    assert [one.name for one in seen.status.sick_nodes] == ["n0"]
+    other = replace(session(0, 2, now=seen.now, stopped=1, findings=(WRONG,), findings_seconds=seen.now), node="n1")
+    nodes = (*seen.nodes, NodeSeen("n1", "n1", True))
+    seen = replace(seen, workers=(*seen.workers, worker(0, 2, node="n1")), nodes=nodes)
+    moved = replace(seen, sessions=(other,))
+    for told in (replace(seen, sessions=(*seen.sessions, other)), moved):
+        made = plan(told)
+        assert made.status.world is not None
+        assert [member.node for member in made.status.world.members] == ["n1"]
+        assert [
+            e.message for e in made.events if e.reason == "NodesFailAlike" and "ComputesWrong on n0, n1" in e.message
+        ]
+    later = replace(moved, now=seen.now + SICK_SECONDS / 2)
+    assert [one.name for one in plan(later).status.sick_nodes] == ["n0"], "nobody is left for it any more"
+    gone = replace(moved, now=seen.now + SICK_SECONDS + 1)
+    assert "n0" not in [one.name for one in plan(gone).status.sick_nodes]
+
+
+def test_an_agent_that_knows_no_trial_gets_a_rank() -> None:
+    seen = fresh(3)
+    assert not any(one.findings for one in seen.sessions)
+    assert chosen(replace(seen, job=job(3, health_policy=HealthPolicy(pre_join_check="Enforce")))) == (0, 1, 2)
+
+
 def test_another_worker_is_made_beside_one_whose_node_turned_out_sick() -> None:
     seen = fresh(3, 1, now=BEGAN + 20)
     sick = (ExcludedNode("n1", "ComputesWrong", BEGAN + 18 + SICK_SECONDS),)
@@ -119,6 +147,40 @@ def test_another_worker_is_made_beside_one_whose_node_turned_out_sick() -> None:
         assert chosen(later) == (), "it is waited for"
     warm = replace(session(1, 2, now=seen.now, stopped=1), node="n3")
     assert chosen(replace(later, sessions=(*later.sessions, warm))) == (0, 1, 2)
+
+
+def test_a_node_that_fails_too_is_no_end_of_looking() -> None:
+    sick = tuple(ExcludedNode(name, "ComputesWrong", BEGAN + 18 + SICK_SECONDS) for name in ("n1", "n3"))
+    seen = fresh(3, 1, now=BEGAN + 20)
+    seen = replace(seen, status=replace(seen.status, sick_nodes=sick), nodes=(*seen.nodes, NodeSeen("n3", "n3", True)))
+    second = replace(session(1, 2, now=seen.now, stopped=1, findings=(WRONG,), findings_seconds=BEGAN + 3), node="n3")
+    seen = replace(seen, workers=(*seen.workers, worker(1, 2, node="n3")), sessions=(*seen.sessions, second))
+    actions = plan(seen).actions
+    (made,) = (action for action in actions if isinstance(action, CreateWorker))
+    assert {"n1", "n3"} <= set(made.avoid_nodes)
+    assert [action.name for action in actions if isinstance(action, DeleteWorker)] == [seen.workers[1].name]
+
+
+def test_who_leaves_a_sick_node_keeps_no_room_from_whoever_a_claimed_world_waits_for() -> None:
+    """Found by the simulator: three nodes, of which one is sick, and a fixed size of three."""
+    seen = fresh(3, now=BEGAN + 20)
+    members = tuple(Member(i, 1, s.incarnation, s.node) for i, s in enumerate(seen.sessions))
+    world = World(3, "Claimed", None, 3, members, "n0 died", BEGAN + 10)
+    status = replace(seen.status, world=world, sick_nodes=(ExcludedNode("n2", "x", BEGAN + 16 + SICK_SECONDS),))
+    newer = replace(session(2, 3, now=seen.now, stopped=3), node="n0")
+    sessions = (*(replace(s, stopped=3) for s in seen.sessions if s.index != 1), newer)
+    pending = replace(worker(1, 4), node=None, phase="Pending")
+    workers = (seen.workers[0], seen.workers[2], worker(2, 3, node="n0"), pending)
+    seen = replace(seen, status=status, sessions=sessions, workers=workers, free_nodes=0)
+
+    def ended(told: Observed) -> list[str]:
+        return [action.name for action in plan(told).actions if isinstance(action, DeleteWorker)]
+
+    assert ended(seen) == [seen.workers[1].name]
+    assert ended(replace(seen, sessions=(*sessions[:-1], replace(newer, warm=False)))) == [], (
+        "not before the other is ready"
+    )
+    assert ended(replace(seen, workers=workers[:-1])) == [], "nor where nobody waits for a node"
 
 
 def test_who_came_to_a_sick_node_for_want_of_another_stays() -> None:
