@@ -5,7 +5,7 @@ from __future__ import annotations
 from support.builders import job
 from surefoot.logs import VARIABLE
 from surefoot.settings import job_settings
-from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
+from surefoot_operator.api.spec import CheckpointPolicy, HealthPolicy, MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.controller.credentials.derived_secrets import Secrets
 from surefoot_operator.controller.worker_environment import WorkerEnvironmentFactory
 from surefoot_operator.policy.actions import CreateWorker
@@ -33,3 +33,11 @@ def test_the_limits_of_a_job_reach_its_workers_and_no_limit_is_left_out() -> Non
     assert read.persistent is not None
     assert read.persistent.bytes_per_second == 3 << 20
     assert not any("BANDWIDTH" in name for name in told("text"))
+
+
+def test_agents_try_their_node_only_where_the_job_asks_for_it() -> None:
+    factory = WorkerEnvironmentFactory("wss://operator/v1/agents", 1.0, Secrets(b"root"))
+    assert "SUREFOOT_PRE_JOIN_CHECK" not in told("text"), "an agent of any version is told nothing"
+    for check in ("Warn", "Enforce"):
+        asked = job(health_policy=HealthPolicy(pre_join_check=check))
+        assert dict(factory(asked, CreateWorker(0, 1)).plain)["SUREFOOT_PRE_JOIN_CHECK"] == check
