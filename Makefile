@@ -261,6 +261,11 @@ bench-heartbeat: $(VENV)/.ready ## CPU that one heartbeat costs the operator, de
 bench-visits: $(VENV)/.ready ## what many jobs on many nodes cost the operator in visits to holders, on real Redis servers
 	PYTHONPATH=tests $(BIN)/python -m bench.holder_visits $(ARGUMENTS)
 
+.PHONY: bench-scale
+bench-scale: $(VENV)/.ready ## the same, and 1,000 jobs of 10 workers on a real API server with simulated nodes (kwok); 30 minutes (build/scale.json)
+	$(CLUSTER) run -- $(BIN)/python -m cluster.scenarios.fleet
+	PYTHONPATH=tests $(BIN)/python -m bench.scale --cluster build/scale-cluster.json --out build/scale.json --picture build/scale.svg
+
 .PHONY: bench-scale-quick
 bench-scale-quick: $(VENV)/.ready ## what a job of 10 to 2,000 workers costs the operator: plans, messages, status, TLS lines (build/scale.json, build/scale.svg)
 	PYTHONPATH=tests $(BIN)/python -m bench.scale --out build/scale.json --picture build/scale.svg

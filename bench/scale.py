@@ -1,6 +1,6 @@
 """What one job of many workers costs the operator: decided, told, stored, and on real lines; without cluster or Redis.
 
-`python -m bench.scale --out build/scale.json --picture FILE`. CPU time of the process, best of a few, at each number of
+`python -m bench.scale --out build/scale.json --picture FILE [--cluster FILE]`. CPU time of the process, best of a few, at each number of
 workers; bytes as they go to the sockets; then the lines of `bench.scale_lines`. The file ends in a summary by the names of the whole bench; what this part of it cannot measure
 is null there, with the reason beside it.
 """
@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import Any, cast
 
 from bench import heartbeats, scale_lines, scale_picture
+from bench.scale_summary import NO_CLUSTER, ON_A_CLUSTER, WORKERS, summary
 from support.builders import running
 from surefoot.protocol.identities import HolderEndpoint, HolderId, WorkerId
 from surefoot.protocol.messages import Hello
@@ -35,22 +35,9 @@ from surefoot_operator.policy.check import check
 from surefoot_operator.policy.maintenance.maintain import maintain
 from surefoot_operator.policy.plan import plan
 
-WORKERS = (10, 100, 500, 1000, 2000)
 RANKS_OF_A_WORKER = 8
 TRIES = 5
 BEATING = 200
-NO_CLUSTER = "needs an API server with nodes; this part runs without"
-UNMEASURED = {
-    "cold_start_seconds_1000_jobs": NO_CLUSTER,
-    "rss_mb_1000_jobs": NO_CLUSTER,
-    "reaction_p99_seconds": NO_CLUSTER,
-    "api_requests_per_minute": NO_CLUSTER,
-    "pods_300_seconds": NO_CLUSTER,
-    "pods_2000_seconds": NO_CLUSTER,
-}
-MEASURED_ON_LINES = (
-    "orders_out_seconds_2000", "lost_of_2000_over_lost_of_10", "heartbeat_microseconds", "worst_loop_lag_seconds",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,24 +190,6 @@ def on_lines(sizes: list[int], tries: int) -> list[dict[str, Any]]:
     return [*rows, *scale_lines.ladder([BEATING], 1, heartbeat_seconds=0.5)]
 
 
-def summary(rows: list[dict[str, Any]], lines: list[dict[str, Any]]) -> dict[str, Any]:
-    last = rows[-1]
-    known: dict[str, Any] = dict.fromkeys((*UNMEASURED, *MEASURED_ON_LINES))
-    if last["workers"] == WORKERS[-1]:
-        known["plan_milliseconds_2000"] = last["plan_ms"] + last["check_ms"] + last["maintain_ms"]
-        known["status_bytes_2000"] = last["status_bytes"]
-    *losses, beating = lines or [{}]
-    out = {
-        n: median([r["assigned_seconds"] for r in losses if r["workers"] == n]) for n in {r["workers"] for r in losses}
-    }
-    if {WORKERS[0], WORKERS[-1]} <= out.keys():
-        known["orders_out_seconds_2000"] = out[WORKERS[-1]]
-        known["lost_of_2000_over_lost_of_10"] = out[WORKERS[-1]] / out[WORKERS[0]]
-        known["heartbeat_microseconds"] = beating["heartbeat_microseconds"]
-        known["worst_loop_lag_seconds"] = max(r["worst_loop_lag_seconds"] for r in losses)
-    return known
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
@@ -230,6 +199,7 @@ def main() -> None:
     )
     parser.add_argument("--tries", type=int, default=1)
     parser.add_argument("--picture", type=Path)
+    parser.add_argument("--cluster", type=Path, help="what `cluster.scenarios.fleet` measured")
     given = parser.parse_args()
     rows = []
     for workers in given.workers:
@@ -245,8 +215,11 @@ def main() -> None:
             flush=True,
         )
     lines = on_lines(given.lines, given.tries) if given.lines else []
-    found = {"rows": rows, "lines": lines, "unmeasured": UNMEASURED, "summary": summary(rows, lines)}
-    print(json.dumps(found["summary"], indent=2))
+    cluster = json.loads(given.cluster.read_text())["rows"] if given.cluster is not None else {}
+    known = summary(rows, lines, cluster)
+    unmeasured = {name: NO_CLUSTER for name in ON_A_CLUSTER if known[name] is None}
+    found = {"rows": rows, "lines": lines, "cluster": cluster, "unmeasured": unmeasured, "summary": known}
+    print(json.dumps(known, indent=2))
     if given.out is not None:
         given.out.parent.mkdir(parents=True, exist_ok=True)
         given.out.write_text(json.dumps(found, indent=2))

@@ -25,6 +25,7 @@ HELM = "v4.3.1"
 PAUSE = "pause-1"
 KIND = "v0.32.0"
 REGISTRY = "v3.1.2"
+KWOK = "v0.8.0"
 PROMETHEUS_OPERATOR = "v0.85.0"
 KUBERNETES_PROGRAMS = (
     "kube-apiserver",
@@ -113,6 +114,18 @@ def registry() -> Path:
     return (
         _built(f"registry-{REGISTRY}", lambda folder: _build_tool(folder, "registry", package, REGISTRY)) / "registry"
     )
+
+
+def kwok() -> Path:
+    """What keeps nodes and pods in the API server that no machine runs."""
+    return _built(f"kwok-{KWOK}", lambda folder: _install(folder, f"sigs.k8s.io/kwok/cmd/kwok@{KWOK}")) / "kwok"
+
+
+def kwok_stages() -> list[Path]:
+    """What kwok has nodes and pods do: be Ready, run, and end when they are deleted."""
+    folder = _source(f"sigs.k8s.io/kwok@{KWOK}") / "kustomize" / "stage"
+    nodes = [folder / "node" / "fast" / "node-initialize.yaml", folder / "node" / "heartbeat" / "node-heartbeat.yaml"]
+    return [*nodes, *sorted((folder / "pod" / "fast").glob("pod-*.yaml"))]
 
 
 def prometheus_crds() -> list[Path]:
