@@ -293,9 +293,8 @@ class Oracle(Watcher):
         if not all(self.exists(save) for save in self.saves_of(checkpoint)):
             return  # never was complete, or faults took it
         self.numerics.may_go(checkpoint, what, elsewhere)
-        bad = set(self.simulation.store.status.bad)
         on_path = [c for c in self.states if c.step > checkpoint.step and self.on_path(c, self.base)]
-        newer = [c for c in on_path if c not in bad]
+        newer = [c for c in on_path if c not in self.simulation.store.status.bad]
         if any(map(self._safe, newer)):
             return
         # a fault took what was rightly counted on, unseen; what its holders have since is as safe as that was
@@ -396,7 +395,6 @@ class Oracle(Watcher):
         if whole and not any(all(tier.holds(save) or tier.struck(save) for save in self.saves_of(c)) for c in found):
             self.fail(f"the job is complete, and its last checkpoint {max(whole)} is not in the persistent tier")
         floor, settings = self.simulation.store.status.floor, self.simulation.settings
-        if floor is None or floor.epoch != self.base or settings.version is not None:
-            return  # an epoch that saves nothing is not trained again; agents of before do not say what was offered
-        if floor.step < settings.steps:
+        tells = settings.version is None  # agents of before do not say what was offered
+        if tells and floor is not None and floor.epoch == self.base and floor.step < settings.steps:
             self.fail(f"the job is complete with {floor}, and every rank had its last step saved, or tried to")
