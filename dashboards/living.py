@@ -136,7 +136,7 @@ def training(whole: dashboard.Dashboard) -> None:
             "At the pace of the last steps; of packed data, rows.",
             "none",
             query(f"max by (namespace, job) (surefoot_job_samples_per_second{{{JOB}}})", "{{job}}"),
-            width=12,
+            width=8,
         )
     )
     whole.with_panel(
@@ -145,7 +145,16 @@ def training(whole: dashboard.Dashboard) -> None:
             "With the share of the present one; of several sources, the one furthest behind.",
             "none",
             query(f"max by (namespace, job) (surefoot_job_data_passes{{{JOB}}})", "{{job}}"),
-            width=12,
+            width=8,
+        )
+    )
+    whole.with_panel(
+        lines(
+            "Stragglers",
+            "How many times as long as its peers the worst straggler works; at 1 no rank is persistently slower. Its event names it.",
+            "none",
+            query(f"max by (namespace, job) (surefoot_straggler_slowdown_ratio{{{JOB}}})", "{{job}}"),
+            width=8,
         )
     )
 

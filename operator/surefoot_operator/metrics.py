@@ -91,6 +91,11 @@ promotions_abandoned = Counter(
 rollbacks = Counter(
     "surefoot_rollbacks_total", "Returns to an earlier checkpoint, by policy or as a person asked.", _JOB
 )
+straggler_slowdown_ratio = Gauge(
+    "surefoot_straggler_slowdown_ratio",
+    "How many times as long as its peers the worst straggler works; 1: no rank is persistently slower.",
+    _JOB,
+)
 good_step = Gauge("surefoot_good_checkpoint_step", "Step of the newest checkpoint that is proven to be good.", _JOB)
 incidents = Counter(
     "surefoot_incidents_total", "Failures and planned changes that a new world answered.", [*_JOB, "kind"]
@@ -129,6 +134,7 @@ RUNNING = (
     interval_input_seconds,
     memory_loss_odds,
     good_step,
+    straggler_slowdown_ratio,
 )
 """What a job has only until it ends."""
 

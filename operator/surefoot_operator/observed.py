@@ -17,12 +17,16 @@ from surefoot.protocol.node_findings import NodeFinding
 from surefoot.protocol.progress import NOTHING_TOLD, Progress
 from surefoot.protocol.records import RankManifest
 from surefoot.protocol.standing.collectives import Collective
+from surefoot.protocol.standing.rank_pace import RankPace
 from surefoot.protocol.standing.rank_places import RankPlace
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import JobStatus
 
 FEWEST_STEPS = 3
 """Of fewer the first, slow one would be half."""
+
+MOST_WINDOWS = 4
+"""Newest windows of looks at ranks, in each of which a slow one must stand out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +136,28 @@ class StandingSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class PaceWindow:
+    """How often one worker's ranks were found at work over some steps."""
+
+    since_step: int
+    paces: tuple[RankPace, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PaceSeen:
+    """The newest windows of one agent's ranks, oldest first.
+
+    `marked`: totals at step `marked_step`, with which the next window begins.
+    """
+
+    marked: tuple[RankPace, ...] = ()
+    marked_step: int = 0
+    windows: tuple[PaceWindow, ...] = ()
+    warmed_up: bool = False
+    """Whether the first of the epoch is over."""
+
+
+@dataclass(frozen=True, slots=True)
 class Timings:
     """Recent steps, stalls and drains of one agent, in seconds.
 
@@ -146,6 +172,7 @@ class Timings:
     """From a save's staging to all its copies."""
     pending: Mapping[Checkpoint, float] = field(default_factory=dict)
     """Since when saves that still drain are known to."""
+    pace: PaceSeen = PaceSeen()
 
     @property
     def step_seconds(self) -> float | None:

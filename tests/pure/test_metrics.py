@@ -15,7 +15,7 @@ from support.builders import BEGAN, job, running
 from surefoot import metrics as runtime
 from surefoot.ipc import trainer_messages as line
 from surefoot.ipc.metric_deltas import MOST_SERIES, MetricGrowth, MetricSums
-from surefoot_operator.api.status import DataRead, Incident, Interval, JobStatus, TimeSpent
+from surefoot_operator.api.status import DataRead, Incident, Interval, JobStatus, Straggler, TimeSpent
 from surefoot_operator.policy.maintenance.maintain import maintain
 from surefoot_operator.reconcile.job_metrics import JobMetrics
 
@@ -229,3 +229,16 @@ def test_an_incident_is_counted_once_when_it_is_answered_and_timed_when_it_is_ov
     seconds = {name: value for name, value in found.items() if "duration_seconds_sum" in name and "first-step" in name}
     assert list(seconds.values()) == [pytest.approx(0.9)]
     assert [value for name, value in found.items() if name.startswith("surefoot_lost_steps_total")] == [4]
+
+
+def test_the_worst_stragglers_slowdown_is_shown_and_one_while_there_is_none() -> None:
+    figures, seen = JobMetrics(), running()
+    seen = replace(seen, job=replace(seen.job, name="figured"))
+    slow = tuple(Straggler(rank, rank, f"n{rank}", ratio, 0.1, 5, BEGAN) for rank, ratio in ((0, 1.5), (2, 3.0)))
+    none: tuple[Straggler, ...] = ()
+    try:
+        for stragglers, worst in ((none, 1.0), (slow, 3.0), (none, 1.0)):
+            figures.show(seen, replace(seen.status, stragglers=stragglers), None)
+            assert value("surefoot_straggler_slowdown_ratio") == worst
+    finally:
+        figures.forget()

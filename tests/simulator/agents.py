@@ -19,6 +19,7 @@ from simulator.wiring import wire
 from surefoot.agent import events as on
 from surefoot.agent import state_machine as agent_life
 from surefoot.agent.memory import save_progress as saves
+from surefoot.agent.pace_word import PaceWord
 from surefoot.drain import slots
 from surefoot.protocol import messages as said
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
@@ -39,6 +40,7 @@ class Agent:
         self.process = Process(f"agent {pod.name} {self.incarnation}", node)
         self.life = agent_life.AgentState(step_timeout_seconds=simulation.settings.step_timeout_seconds)
         self.trainers: list[Trainer] = []
+        self._paces = PaceWord()
         self.drains: dict[int, DrainRunner] = {}
         self.line: Line | None = None
         self.endpoints: tuple[HolderEndpoint, ...] = ()
@@ -112,11 +114,12 @@ class Agent:
         life = self.life
         pending = sorted({c for d in self.drains.values() for c in d.state.pending()})
         settled = self.book.settled(life.started, len(life.ranks), life.progress.settled.upto)
+        paces = self._paces.due(life.progress.paces, self.engine.now)
         self.say(
             said.Heartbeat(
                 epoch=life.running, stopped=life.stopped, warm=life.warm,
                 pending=tuple(pending), saved=self.saved[0] if self.saved else None,
-                copies=self.saved[1] if self.saved else 0, progress=replace(life.progress, settled=settled),
+                copies=self.saved[1] if self.saved else 0, progress=replace(life.progress, settled=settled, paces=paces),
                 leaving=self.leaving,
             )
         )  # fmt: skip

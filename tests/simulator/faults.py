@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
-from simulator import announced, damage, hindrances, lasting, rollout, sickness, spoiling
+from simulator import announced, damage, hindrances, lasting, pace_watch, rollout, sickness, spoiling
 from simulator.fabric import Node, Pod
 from simulator.striking import LASTING, calm, disturb, later, part, some_node
 from simulator.trainers import Trainer
@@ -34,7 +34,7 @@ def schedule(simulation: Simulation) -> None:
 def _strike(simulation: Simulation, kind: str, duration: float) -> None:
     simulation.struck[kind] += 1
     simulation.machines_struck |= not kind.startswith("trainer") or kind in spoiling.KINDS
-    if kind in announced.KINDS or kind in rollout.KINDS or kind in sickness.KINDS:
+    if kind in announced.KINDS or kind in rollout.KINDS or kind in {**sickness.KINDS, **pace_watch.KINDS}:
         simulation.oracle.lossless.announced(kind)
     else:
         simulation.oracle.lossless.struck(0.0, damage=kind in damage.KINDS)
@@ -284,6 +284,7 @@ KINDS: dict[str, tuple[float, Callable[[Simulation, float], None]]] = {
     **announced.KINDS,
     **rollout.KINDS,
     **sickness.KINDS,
+    **pace_watch.KINDS,
     **spoiling.KINDS,
 }
 """With how often each is drawn; at 0 only where it is named."""

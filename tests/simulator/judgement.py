@@ -1,7 +1,8 @@
 """`PYTHONPATH=tests python -m simulator.judgement`: whether who is at fault is named, and nobody else.
 
-Jobs whose ranks hang, and jobs on nodes that are sick, with programs that err and with what all nodes find at once. Writes
-build/judgement.json. A healthy node that is left, or another rank that is named for one that hangs, is a violation.
+Jobs whose ranks hang; jobs on nodes that are sick, with programs that err and with what all nodes find at once; jobs with nodes and
+ranks that are slow, for good or for a moment. Writes build/judgement.json. A healthy node that is left, or another rank that is
+named for one that hangs or is slow, is a violation.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import argparse
 import json
 import multiprocessing
 import os
+import statistics
 import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
-from simulator import sickness
+from simulator import pace_watch, sickness
 from simulator.settings import Settings
 from simulator.world import Outcome, simulate
 
@@ -23,16 +26,24 @@ HANGING = Settings(nodes=6, workers=3, least_workers=2, steps=200, interval=5, s
                    kinds=("trainer hangs",), persistent_interval=None, holder_return_seconds=5.0)  # fmt: skip
 SICK = Settings(nodes=4, workers=3, least_workers=2, steps=160, interval=50, faults=3, fault_span_seconds=8.0,
                 kinds=tuple(sickness.KINDS))  # fmt: skip
+SLOW = Settings(nodes=4, workers=3, least_workers=2, steps=130, interval=20, step_seconds=0.8, faults=2, fault_span_seconds=12.0,
+                kinds=tuple(pace_watch.KINDS), persistent_interval=None, deadline_seconds=2000.0, paced=True)  # fmt: skip
 WORKERS = (3, 4, 6)
 """Of two ranks that wait for each other none is the odd one: a world of two is not asked for."""
 JOBS_AT_ONCE = 20
 
 
 def run(seed: int) -> Outcome:
-    """One job: each other one has ranks that hang."""
-    if seed % 2:
-        return simulate(seed, SICK)
-    return simulate(seed, replace(HANGING, workers=WORKERS[seed // 2 % len(WORKERS)]))
+    """One job: ranks that hang, sick nodes, and what is slow, by turns."""
+    workers = WORKERS[seed // 3 % len(WORKERS)]
+    match seed % 3:
+        case 0:
+            return simulate(seed, replace(HANGING, workers=workers))
+        case 1:
+            return simulate(seed, SICK)
+        case _:
+            asked: Literal["Warn", "Replace"] = "Replace" if seed // 3 % 2 else "Warn"
+            return simulate(seed, replace(SLOW, workers=workers, nodes=workers + 1, on_straggler=asked))
 
 
 def share_named(named: Counter[str]) -> float:
@@ -48,15 +59,18 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args(arguments)
     struck, named, jobs, violations = Counter[str](), Counter[str](), 0, list[str]()
+    seconds = list[float]()
     with multiprocessing.Pool(options.processes) as pool:
         while sum(struck.values()) < options.faults:
             for outcome in pool.map(run, range(jobs, jobs + JOBS_AT_ONCE)):
                 struck.update(outcome.faults)
                 named.update(outcome.named)
+                seconds += outcome.named_seconds
                 if outcome.violation is not None:
                     violations.append(f"seed {outcome.seed}: {outcome.violation}")
             jobs += JOBS_AT_ONCE
-    told = {"jobs": jobs, "faults": dict(struck), "named": dict(named), "share_named": round(share_named(named), 4)}
+    told = {"jobs": jobs, "faults": dict(struck), "named": dict(named), "share_named": round(share_named(named), 4),
+            "median_seconds_to_a_stragglers_name": round(statistics.median(seconds), 1) if seconds else None}  # fmt: skip
     path = Path("build") / "judgement.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps({**told, "violations": violations}, indent=1))

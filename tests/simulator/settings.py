@@ -57,6 +57,9 @@ class Settings:
     """Whether agents try their nodes before they join."""
     record: tuple[float, float] | None = field(default=None, repr=False)
     """What the job's incidents say already: how long replacements take, and a change of size. None: nothing yet."""
+    paced: bool = field(default=False, repr=False)
+    """Ranks are looked at whether they work or wait."""
+    on_straggler: Literal["Warn", "Replace"] = field(default="Warn", repr=False)
     version: int | None = None
     """Of the protocol, with which operator and workers begin; None: nothing is modelled to go over a wire."""
 
@@ -147,6 +150,7 @@ def job(settings: Settings) -> TrainingJob:
                 step_timeout_seconds=settings.step_timeout_seconds,
                 numerics=_numerics(settings),
                 pre_join_check=settings.pre_join_check,
+                on_straggler=settings.on_straggler,
             ),
             checkpoint=CheckpointPolicy(
                 memory=memory,

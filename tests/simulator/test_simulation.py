@@ -246,7 +246,7 @@ def test_sick_nodes_are_left_at_saved_steps_and_healthy_ones_are_not(least: int)
 def test_the_rank_that_hangs_is_named_and_no_other() -> None:
     """A few jobs of `make judgement`, which counts a thousand faults."""
     named = Counter[str]()
-    for seed in range(0, 24, 2):
+    for seed in range(18):
         outcome = judgement.run(seed)
         assert outcome.violation is None, f"seed {seed}: {outcome.violation}"
         named.update(outcome.named)

@@ -19,6 +19,7 @@ from surefoot.protocol.loss_band import OddSteps
 from surefoot.protocol.messages import Assign
 from surefoot.protocol.progress import Progress
 from surefoot.protocol.settled import Settled
+from surefoot.protocol.standing.rank_pace import RankPace
 
 if TYPE_CHECKING:
     from simulator.agents import Agent
@@ -99,6 +100,8 @@ class Trainer:
         """Steps whose data was left out so far, along its history."""
         self.odd = OddSteps()
         self.hold: int | None = None
+        self._pace, self._worked, self._left_at = RankPace(self.rank, 1, 0, 0, 0), 0.0, -1.0
+        """Looks at it, what it needs for the step under way, and when it left the last one."""
         self._settings = self.simulation.settings
         self._base = self.simulation.job.spec.checkpoint.memory.base_steps
         self.gathering = self.simulation.gathering(assign, store)
@@ -208,6 +211,8 @@ class Trainer:
             self._finish_program()
             return
         seconds = self._settings.step_seconds * self.engine.rng.uniform(0.8, 1.2)
+        seconds *= self.simulation.pace_watch.factor(self)
+        self._worked, self._left_at = seconds, self.engine.now
         self.engine.after(seconds, self.process, self._arrive, self.step + 1)
 
     def _arrive(self, step: int) -> None:
@@ -233,6 +238,7 @@ class Trainer:
                     level=max(self.level, self.asked),
                     settled=Settled(step - 1),
                     loss_is_finite=not self.sick,
+                    paces=self._looked(),
                     **self.odd.told,
                 ),
                 self.engine.now,
@@ -245,6 +251,14 @@ class Trainer:
             self._stage(step)
         if not holding:
             self._next()
+
+    def _looked(self) -> tuple[RankPace, ...]:
+        """What looks during the step that ends now have found."""
+        if not self._settings.paced:
+            return ()
+        passed = self.engine.now - self._left_at
+        self._pace = self.simulation.pace_watch.looked(self._pace, self._worked, passed)
+        return (self._pace,)
 
     def _due(self, step: int) -> bool:
         level = max(self.level, self.asked)

@@ -20,6 +20,7 @@ from simulator.hang_watch import HangWatch
 from simulator.join_trials import JoinWatch
 from simulator.operators import Operator
 from simulator.oracle import Oracle, Violation
+from simulator.pace_watch import PaceWatch
 from simulator.rules import ALL, Rules
 from simulator.settings import Settings, draw, incidents, job
 from simulator.sickness import SickWatch
@@ -88,6 +89,7 @@ class Store:
         self.simulation.spare_watch.written(old.world, new.world)
         self.simulation.sick_watch.written(new)
         self.simulation.hang_watch.written(old, new)
+        self.simulation.pace_watch.written(old, new)
         if old.world != new.world and new.world is not None:
             world = new.world
             self.simulation.engine.say(
@@ -114,6 +116,7 @@ class Simulation:
         self.sick_watch = SickWatch(self)
         self.hang_watch = HangWatch(self)
         self.join_watch = JoinWatch(self, seed)
+        self.pace_watch = PaceWatch(self)
         self.holders: dict[HolderId, Holder] = {}
         self.persistent: Persistent | None = None
         if self.settings.persistent_interval is not None:
@@ -257,7 +260,9 @@ class Outcome:
     lossless: Mapping[str, int] = field(default_factory=dict)
     """How often a change of the world that nothing but announcements led to was judged, by what was announced to whom."""
     named: Mapping[str, int] = field(default_factory=dict)
-    """What became of hangs and sick nodes: whether who was at fault was named."""
+    """What became of hangs, sick nodes and stragglers: whether who was at fault was named."""
+    named_seconds: tuple[float, ...] = ()
+    """From the begin of each slowness to its name."""
     spares_taken: int = 0
     """Commits by which a spare got a rank."""
     kept_out: int = 0
@@ -287,6 +292,7 @@ def simulate(
     return Outcome(
         seed, violation, simulation.store.status.phase, engine.events, oracle.commits, oracle.drops, oracle.deletes,
         engine.now, oracle.most_kept, check, dict(simulation.struck), dict(oracle.lossless.judged),
-        {**simulation.hang_watch.found, **simulation.sick_watch.judged()}, simulation.spare_watch.taken,
-        simulation.join_watch.kept_out, tuple(engine.lines),
+        {**simulation.hang_watch.found, **simulation.sick_watch.judged(), **simulation.pace_watch.judged()},
+        tuple(simulation.pace_watch.seconds), simulation.spare_watch.taken, simulation.join_watch.kept_out,
+        tuple(engine.lines),
     )  # fmt: skip

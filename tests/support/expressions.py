@@ -28,6 +28,7 @@ QUIET = {
     "Loss: {{job}} steps not finite": "every loss was a number",
     "Loss: {{job}} out of band": "every loss was near those before",
     "Loss: {{job}} rollbacks": "nothing was to be gone back from",
+    "Stragglers: {{job}}": "no rank was slower than its peers",
     "Evictions and failed calls: evicted keys": "a holder never evicts",
     "Evictions and failed calls: {{call}}": "calls to the killed node fail only if one was under way",
     "What failed": "nothing of it did",

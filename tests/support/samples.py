@@ -38,5 +38,7 @@ def _value(hint: Any, numbers: Iterator[int], version: int | None, later: frozen
         return {f"key{next(numbers)}": _value(arguments[1], numbers, version, later) for _ in range(2)}
     if dataclasses.is_dataclass(hint):
         return _made(typing.cast(type[Any], hint), numbers, version, later)
+    if issubclass(hint, tuple):
+        return hint(*(_value(a, numbers, version, later) for a in typing.get_type_hints(hint).values()))
     number = next(numbers)
     return {int: number, float: number + 0.25, bool: True, str: f'täxt {number} \U0001f600 "/'}[hint]

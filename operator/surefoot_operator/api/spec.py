@@ -124,6 +124,8 @@ class HealthPolicy:
     """What is done about a node whose hardware its agent finds at fault."""
     pre_join_check: Literal["Off", "Warn", "Enforce"] = "Off"
     """Whether a node is tried before a worker there gets a rank, and what follows where it fails."""
+    on_straggler: Literal["Warn", "Replace"] = "Warn"
+    """What is done about a rank that is persistently slower than its peers."""
     numerics: NumericsPolicy | None = None
     """None: what is odd is said, and nothing done."""
 

@@ -141,6 +141,44 @@ class ExcludedNode:
 
 
 @dataclass(frozen=True, slots=True)
+class Straggler:
+    """A rank that is persistently slower than its peers."""
+
+    rank: int
+    worker: int
+    node: str
+    slowdown_ratio: float
+    """How many times as long as its peers it works."""
+    wait_seconds: float
+    """What all others wait for it in each step."""
+    since_step: int
+    """The step from which on it was seen; it may have been so before."""
+    since_seconds: float
+    """When it was named."""
+    answer: str = ""
+    """What is done about it, or why nothing is; empty: nobody asked for more than its name."""
+    own_line: int | None = None
+    """Line of the training loop in which it does what its peers do not; 0: in several. None: it takes longer for the same."""
+    own_called_line: int = 0
+    """Line of the function that is called there; 0: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplacedStraggler:
+    """A straggler whose worker was moved to another node."""
+
+    rank: int
+    place: int
+    """Its worker's, in the order of ranks: whoever follows it there has the same work."""
+    node: str
+    """The one that was left, and is avoided until then."""
+    at_seconds: float
+    until_seconds: float
+    wait_share: float = 0.0
+    """The part of each step in which all others waited for it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Scheduling:
     """Attempts to schedule enough workers for a world since the last commit."""
 
@@ -303,6 +341,10 @@ class JobStatus:
     time_spent: TimeSpent = TimeSpent()
     sick_nodes: tuple[ExcludedNode, ...] = ()
     """Nodes that agents found unfit, avoided until then."""
+    stragglers: tuple[Straggler, ...] = ()
+    """Ranks that all others wait for, the worst first as they were named."""
+    replaced_stragglers: tuple[ReplacedStraggler, ...] = ()
+    """At most eight, newest last: a place that was slow on two nodes is not moved again."""
     last_good: Checkpoint | None = None
     """The newest checkpoint that enough later steps have proven; with `healthPolicy.numerics` alone."""
     rollback: Rollback | None = None
@@ -334,3 +376,9 @@ def stamp(status: JobStatus) -> Stamp:
     """The precondition for replacing this status."""
     world = status.world
     return Stamp(status.serial, *((world.epoch, world.state) if world is not None else (None, None)))
+
+
+def slow_nodes(status: JobStatus, now: float) -> tuple[ExcludedNode, ...]:
+    """Nodes that are avoided for a rank that was slow there."""
+    lasting = [one for one in status.replaced_stragglers if one.until_seconds > now]
+    return tuple(ExcludedNode(one.node, f"rank {one.rank} was slow there", one.until_seconds) for one in lasting)

@@ -1,4 +1,4 @@
-"""Collects recent step, stall and drain times from one agent's heartbeats.
+"""Collects recent steps, stalls, drains and paces from one agent's heartbeats.
 
 Pure; called by `sessions`. Agents report at once when a save is staged and when it has all its copies; the time between
 is its drain. Ends with the epoch, since another world has other steps.
@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from surefoot.protocol.messages import Heartbeat
 from surefoot.protocol.step_limit import MOST_STEPS
+from surefoot_operator.coordinator.pace_windows import paced
 from surefoot_operator.observed import Timings
 
 MOST_SAVES = 9
@@ -24,6 +25,8 @@ def timed(timings: Timings, beat: Heartbeat, grown: bool, now: float) -> Timings
     told = beat.progress
     if grown and told.step_seconds is not None:
         timings = replace(timings, steps=(*timings.steps, told.step_seconds)[-MOST_STEPS:])
+    if told.paces:
+        timings = replace(timings, pace=paced(timings.pace, told))
     if told.stall_seconds is not None and timings.stalls[-1:] != (told.stall_seconds,):
         timings = replace(timings, stalls=(*timings.stalls, told.stall_seconds)[-MOST_SAVES:])
     own = [c for c in beat.pending if c.epoch == beat.epoch]  # an older epoch's drain may have met its end

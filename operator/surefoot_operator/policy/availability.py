@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 
 from surefoot.protocol.identities import WorkerId
-from surefoot_operator.api.status import Member
+from surefoot_operator.api.status import Member, slow_nodes
 from surefoot_operator.observed import SessionSeen, WorkerSeen
 from surefoot_operator.policy.facts import Facts, derived_once, is_responsive, moving_until
 from surefoot_operator.policy.indexes import ending_workers, signalled_nodes, worker_id
@@ -78,9 +78,20 @@ def vacated_nodes(facts: Facts) -> Mapping[str, str]:
 @derived_once
 def _excluded(facts: Facts) -> Mapping[str, str]:
     """Why nodes are excluded from this job now, by name."""
-    told = (*facts.status.sick_nodes, *facts.status.excluded_nodes)
+    told = (*facts.status.sick_nodes, *facts.status.excluded_nodes, *slow_nodes(facts.status, facts.now))
     lasting = [e for e in told if e.until_seconds > facts.now]
     return {e.name: e.reason for e in reversed(lasting)}
+
+
+@derived_once
+def left_for_slowness(facts: Facts) -> Mapping[str, float]:
+    """What stragglers cost of each step, by node left for nothing worse."""
+    if not slow_nodes(facts.status, facts.now):
+        return {}
+    told = (*facts.status.sick_nodes, *facts.status.excluded_nodes)
+    unfit = {e.name for e in told if e.until_seconds > facts.now} | set(signalled_nodes(facts.seen.nodes))
+    lasting = [one for one in facts.status.replaced_stragglers if one.until_seconds > facts.now]
+    return {one.node: one.wait_share for one in lasting if one.node not in unfit}
 
 
 @derived_once

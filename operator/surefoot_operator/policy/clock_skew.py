@@ -31,6 +31,11 @@ def not_ahead(status: JobStatus, now: float, longest_exclusion_seconds: float) -
         sick_nodes=tuple(
             replace(one, until_seconds=min(one.until_seconds, now + SICK_SECONDS)) for one in status.sick_nodes
         ),
+        stragglers=tuple(replace(one, since_seconds=min(one.since_seconds, now)) for one in status.stragglers),
+        replaced_stragglers=tuple(
+            replace(one, at_seconds=min(one.at_seconds, now), until_seconds=min(one.until_seconds, exclusion))
+            for one in status.replaced_stragglers
+        ),
         memory_interval=_interval(status.memory_interval, now),
         persistent_interval=_interval(status.persistent_interval, now),
         start_seconds=_past(status.start_seconds, now),

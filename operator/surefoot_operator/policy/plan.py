@@ -15,11 +15,12 @@ from surefoot_operator.policy.actions import Event, Plan
 from surefoot_operator.policy.claimed_plan import plan_claimed
 from surefoot_operator.policy.decision import NO_WORKERS, PhaseDecision, job_failed, with_workers
 from surefoot_operator.policy.facts import Facts, gather, has_stepped, last_step, soonest
-from surefoot_operator.policy.failure import incidents, sick_nodes
+from surefoot_operator.policy.failure import incidents, sick_nodes, stragglers
 from surefoot_operator.policy.failure.detect import detect_losses
 from surefoot_operator.policy.failure.losses import Loss
 from surefoot_operator.policy.failure.node_exclusion import excluded
 from surefoot_operator.policy.failure.restart_budget import allowance, recorded
+from surefoot_operator.policy.failure.straggler_replacement import answered
 from surefoot_operator.policy.lifecycle import completion, last_checkpoint, suspension
 from surefoot_operator.policy.lifecycle.cleanup import cleanup_after_end
 from surefoot_operator.policy.lifecycle.finalizer import finalizer_actions
@@ -41,6 +42,7 @@ def plan(seen: Observed) -> Plan:
     """Decides what to do now, with the reason as a sentence."""
     facts, found = _with_bad_found(gather(seen))
     facts, sick, settled = _with_sick_found(facts)
+    facts = _with_stragglers(facts)
     decision = _decide(facts)
     known = replace(decision.status, incidents=incidents.replaced(facts, decision.status.incidents))
     status = summarised(facts, known, decision.reason, decision.lost)
@@ -73,6 +75,14 @@ def _with_sick_found(facts: Facts) -> tuple[Facts, tuple[Event, ...], float | No
     if sick == status.sick_nodes:
         return facts, events, due
     return gather(replace(facts.seen, status=replace(status, sick_nodes=sick))), events, due
+
+
+def _with_stragglers(facts: Facts) -> Facts:
+    """Who is slow counts from this very round."""
+    if facts.status.phase in ("Complete", "Failed"):
+        return facts
+    status = answered(facts, replace(facts.status, stragglers=stragglers.judged(facts)))
+    return facts if status == facts.status else gather(replace(facts.seen, status=status))
 
 
 def _decide(facts: Facts) -> PhaseDecision:

@@ -88,6 +88,9 @@ class JobMetrics:
             metrics.of(metrics.incomplete, where).inc(len(unrecoverable - self._unrecoverable))
             self._unrecoverable = unrecoverable
         _show_intervals(where, seen.job.spec.checkpoint, status)
+        if committed and world is not None and world.members:
+            worst = max((one.slowdown_ratio for one in status.stragglers), default=1.0)
+            metrics.of(metrics.straggler_slowdown_ratio, where).set(worst)
         if status.last_good is not None:
             metrics.of(metrics.good_step, where).set(status.last_good.step)
         self._complete(where, "memory", status.last_complete, seen.now)

@@ -26,6 +26,7 @@ from surefoot.agent.health.node_watch import NodeWatch
 from surefoot.agent.memory.arenas import StagingMemory, StagingWatcher
 from surefoot.agent.memory.save_progress import SaveTracker
 from surefoot.agent.metrics_server import Exporter
+from surefoot.agent.pace_word import PaceWord
 from surefoot.agent.state import Departure
 from surefoot.agent.state_machine import AgentState, transition
 from surefoot.agent.step_ledger import StepLedger
@@ -71,6 +72,7 @@ class AgentProcess:
         self._settings = settings
         self.incarnation = secrets.token_hex(6)
         self.state = AgentState(step_timeout_seconds=settings.step_timeout_seconds)
+        self._paces = PaceWord()
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._tasks = TaskSet(self._task_failed)
         self._store: tuple[int, Hosted] | None = None
@@ -263,6 +265,7 @@ class AgentProcess:
             save_bytes=needs.save_bytes,
             unstaged=needs.unstaged,
             settled=tracker.settled(state.started, len(state.ranks), told.settled.upto),
+            paces=self._paces.due(told.paces, time.monotonic()),
         )
         return messages.Heartbeat(
             epoch=state.started,

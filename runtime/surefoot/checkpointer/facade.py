@@ -18,14 +18,16 @@ from surefoot.checkpointer.backends import LibraryOptions, connect_backend
 from surefoot.checkpointer.exits import call_at_exit
 from surefoot.checkpointer.foreign_loaders import refuse_shuffle_buffers
 from surefoot.checkpointer.gloo_peers import ShareReads
+from surefoot.checkpointer.injected_faults import InjectedFaults
 from surefoot.checkpointer.loss_check import LossCheck, plain_number
 from surefoot.checkpointer.named_objects import Stateful, stateful_objects
-from surefoot.checkpointer.pauses import announced
+from surefoot.checkpointer.reports.own_pace import OwnPace
+from surefoot.checkpointer.reports.pauses import announced
+from surefoot.checkpointer.reports.step_reports import StepReports
 from surefoot.checkpointer.saving import Saver
 from surefoot.checkpointer.skipped_batches import skip_batches
 from surefoot.checkpointer.standing import RankStanding
 from surefoot.checkpointer.state_guard import StateGuard
-from surefoot.checkpointer.step_reports import StepReports
 from surefoot.checkpointer.step_saves import StepSaves
 from surefoot.errors import ConfigurationError
 from surefoot.ipc.backend import SaveBackend
@@ -98,8 +100,9 @@ class Checkpointer:
         self._step = 0
         self._losses = LossCheck(self._link)
         self._saves = StepSaves(self._saver, self._link, self._guard)
-        self._reports = StepReports(self._saver, self._link, self._guard, self._losses)
-        self._named = named
+        pace = OwnPace(named.values(), about.rank, about.world)
+        self._reports = StepReports(self._saver, self._link, self._guard, self._losses, pace)
+        self._named, self._faults = named, InjectedFaults()
         self._stepped = False
         self._restored = False
         self._closed = False
@@ -155,6 +158,12 @@ class Checkpointer:
         self._refuse_in_child("step")
         if not self._restored and not self._stepped:
             refusals.refuse_unrestored(self._link.attached.parent)
+        with self._reports.aside():
+            self._finish_step(loss, gradient_norm)
+        self._faults.slow()
+        return self._step
+
+    def _finish_step(self, loss: torch.Tensor | float | None, gradient_norm: torch.Tensor | float | None) -> None:
         self._step += 1
         self._guard.step_ends()
         stall = self._saves.stall_of_last_save()
@@ -174,7 +183,6 @@ class Checkpointer:
         self._reports.report(self._step, told, stall, skipped, level)
         if held:
             self._link.wait_while_held(self._step)
-        return self._step
 
     @contextmanager
     def ahead(self) -> Iterator[None]:
@@ -201,7 +209,7 @@ class Checkpointer:
             ConfigurationError: `what` is empty, or the time not above zero.
         """
         self._refuse_in_child("pause")
-        with announced(self._link, what, at_most_seconds) as spent:
+        with self._reports.aside(), announced(self._link, what, at_most_seconds) as spent:
             yield
         self._reports.leave_out(spent.seconds)
 
@@ -214,7 +222,8 @@ class Checkpointer:
             False if it failed, or came too late: what is no longer the state of that step is not saved.
         """
         self._refuse_in_child("save_now")
-        return self._saves.may_save(self._step) and self._saves.save_for_certain(self._step)
+        with self._reports.aside():
+            return self._saves.may_save(self._step) and self._saves.save_for_certain(self._step)
 
     def settle(self) -> None:
         """Waits until the tensors of the last save may be changed.
@@ -223,7 +232,8 @@ class Checkpointer:
         is dropped. A program that changes parameters or optimizer state in between calls this first: weights swapped
         for validation (EMA, SWA), clipped weights, a load_state_dict. An optimizer's own step needs no such call.
         """
-        self._saver.join()
+        with self._reports.aside():
+            self._saver.join()
 
     def latest(self) -> Checkpoint | None:
         """The newest checkpoint that can be restored now, or None."""
@@ -272,6 +282,7 @@ class Checkpointer:
         """
         if self._closed:
             return
+        self._reports.close()
         self._saver.wait()
         parent = self._link.attached.parent
         missing = self._saver.staged_step != self._step and self._step != (parent.step if parent else 0)
@@ -298,6 +309,7 @@ class Checkpointer:
         """Disables this object in a forked child: the parent owns its resources."""
         self._disowned = self._closed = True
         atexit.unregister(self._at_exit)
+        self._reports.disown()
         self._link.disown()
 
     def _refuse_in_child(self, call: str) -> None:
@@ -308,12 +320,14 @@ class Checkpointer:
         if self._disowned:
             return
         self._guard.optimizer_begins()
-        self._saver.join()
+        with self._reports.aside():
+            self._saver.join()
 
     def _end(self, flush_seconds: float, offered: bool = False) -> None:
         if self._disowned:
             return
         self._closed = True
+        self._reports.close()
         atexit.unregister(self._at_exit)
         for hook in self._hooks:
             hook.remove()

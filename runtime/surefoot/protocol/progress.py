@@ -15,6 +15,7 @@ from typing import Any
 from surefoot.protocol.codec import since
 from surefoot.protocol.loss_band import Oddity
 from surefoot.protocol.settled import NOTHING_SETTLED, Settled
+from surefoot.protocol.standing.rank_pace import RankPace
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,8 @@ class Progress:
     """The same for people, with the numbers."""
     offered: int = since(3, 0)
     """The step whose state the program had saved, or tried to, when it ended; of a worker, of all its ranks; 0: none."""
+    paces: tuple[RankPace, ...] = since(3, ())
+    """How often its ranks were found at work in this epoch; empty: nothing new."""
 
     def after(self, before: Progress) -> Progress:
         """Merges this report over an earlier one of the same epoch.
@@ -111,6 +114,7 @@ def of_worker(ranks: Sequence[Progress]) -> Progress:
         odd_kind=odd.odd_kind,
         odd_text=odd.odd_text,
         offered=min(rank.offered for rank in ranks),
+        paces=tuple(pace for rank in ranks for pace in rank.paces),
     )
 
 

@@ -21,6 +21,7 @@ from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.progress import Progress
 from surefoot.protocol.records import Layout, RankManifest, TensorLayout
 from surefoot.protocol.settled import Settled
+from surefoot.protocol.standing.rank_pace import RankPace
 from surefoot_operator.api.status import JobStatus, StoredCheckpoints, TimeSpent
 from surefoot_operator.api.status_json import SCHEMA_VERSION, status_from_json, status_to_json
 from surefoot_operator.fabric.processes.run_records import (
@@ -36,6 +37,8 @@ ADDED: dict[str, Any] = {
     "loss": None,
     "time_spent": TimeSpent(),
     "sick_nodes": (),
+    "stragglers": (),
+    "replaced_stragglers": (),
     "last_good": None,
     "rollback": None,
     "rollbacks": 0,
@@ -59,6 +62,7 @@ def _heartbeat(body: dict[str, Any]) -> messages.Heartbeat:
         **{f.name: body[f.name] for f in fields(Progress) if f.name in body},
         "settled": Settled(**{**body["settled"], "steps": tuple(body["settled"]["steps"])}),
         "ended": tuple(body["ended"]),
+        "paces": tuple(RankPace(*one[:5], tuple(map(tuple, one[5]))) for one in body.get("paces", ())),
     }
     return messages.Heartbeat(
         body["epoch"], body["stopped"], body["warm"], Progress(**told),

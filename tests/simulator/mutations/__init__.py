@@ -15,6 +15,7 @@ from simulator.mutations.mutation import broken as broken
 from simulator.mutations.records import RECORDS
 from simulator.mutations.restore import RESTORE
 from simulator.mutations.sickening import SICKENING
+from simulator.mutations.slowing import SLOWING
 from simulator.mutations.sparing import SPARING
 from simulator.mutations.talk import TALK
 from simulator.mutations.versions import VERSION_MUTATIONS
@@ -29,6 +30,7 @@ MUTATIONS = (
     *SPARING,
     *SICKENING,
     *JOINING,
+    *SLOWING,
     *HEALING,
     *VERSION_MUTATIONS,
     *RECORDS,

@@ -18,6 +18,7 @@ from surefoot_operator.api.status import (
     StoredCheckpoints,
     TierContents,
     TimeSpent,
+    slow_nodes,
 )
 from surefoot_operator.cli.cli_errors import EXIT_OK
 from surefoot_operator.cli.jobs.job_source import add_job, view_of
@@ -92,7 +93,7 @@ def described(view: JobView) -> JobDescription:
         workers=view.workers,
         conditions=() if status is None else status.conditions,
         incidents=() if status is None else status.incidents,
-        excluded_nodes=() if status is None else status.excluded_nodes,
+        excluded_nodes=() if status is None else (*status.excluded_nodes, *slow_nodes(status, view.now)),
         events=view.events,
         unread=(*view.stored.problems, *view.unread),
         now=view.now,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
+from surefoot_operator.api.status import slow_nodes
 from surefoot_operator.cli.cli_errors import EXIT_OK
 from surefoot_operator.cli.jobs.job_source import add_job, view_of
 from surefoot_operator.cli.jobs.job_view import JobView
@@ -52,7 +53,8 @@ def node_rows(view: JobView, everything: bool = False) -> list[NodeUse]:
     places = {(member.index, member.attempt): place for place, member in enumerate(members)}
     known = {node.name: node for node in view.nodes or ()}
     holders = {one.node: "running" if one.running else "not ready" for one in view.holders or ()}
-    avoided = {one.name: one.reason for one in (status.excluded_nodes if status is not None else ())}
+    left = () if status is None else (*status.excluded_nodes, *slow_nodes(status, view.now))
+    avoided = {one.name: one.reason for one in left}
     workers: dict[str, list[tuple[int, int]]] = {}
     for worker in view.workers:
         if worker.node is not None and worker.phase not in ("Succeeded", "Failed"):

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from surefoot_operator.cli.local.faults import Fault, due
+from surefoot_operator.cli.local.faults import Fault, due, returned
 from surefoot_operator.cli.local.run_report import Struck
 from surefoot_operator.fabric.processes.machine import Machine
 
@@ -90,6 +90,8 @@ class FaultInjector:
                 return machine.spoil_model(node)
             case "sick":
                 machine.sicken_node(node)
+            case "slow":
+                return machine.slow_trainers(node)
             case "coordinator":
                 self.operator_away = True
                 machine.kill_operator()
@@ -108,11 +110,13 @@ class FaultInjector:
                     self._machine.thaw_node(node)
                 case "drain":
                     self._machine.uncordon_node(node)
+                case "slow":
+                    self._machine.quicken_trainers(node)
                 case "memory":
                     self._machine.return_holder(node)
                 case _:
                     self._machine.start_operator(self._port)
                     self.operator_away = False
-            verb = {"freeze": "thaws", "drain": "takes workers again"}.get(back.fault.kind, "returns")
+            verb = returned(back.fault)
             what = f"the memory of {node}" if back.fault.kind == "memory" else node or "the coordinator"
             self._tell(f"{what} {verb}", False)

@@ -14,8 +14,19 @@ from typing import Literal
 from surefoot.protocol.plain import shorten, shown
 from surefoot_operator.api.spec import HealthPolicy
 
-Kind = Literal["node", "trainer", "agent", "freeze", "memory", "drain", "nan", "sick", "coordinator"]
-KINDS: tuple[Kind, ...] = ("node", "trainer", "agent", "freeze", "memory", "drain", "nan", "sick", "coordinator")
+Kind = Literal["node", "trainer", "agent", "freeze", "memory", "drain", "nan", "slow", "sick", "coordinator"]
+KINDS: tuple[Kind, ...] = (
+    "node",
+    "trainer",
+    "agent",
+    "freeze",
+    "memory",
+    "drain",
+    "nan",
+    "slow",
+    "sick",
+    "coordinator",
+)
 
 GRAMMAR = "KIND:NODE@step=N[,for=SECONDS] or coordinator@step=N[,for=SECONDS]"
 _FAULT = re.compile(r"(?P<kind>[a-z]+)(:(?P<node>[^@]+))?@step=(?P<step>\d+)(,for=(?P<seconds>[^,]+))?")
@@ -25,6 +36,7 @@ _RETURN: dict[str, str] = {
     "freeze": "thaws",
     "memory": "returns",
     "drain": "takes workers again",
+    "slow": "is as fast as the others",
     "coordinator": "returns",
 }
 
@@ -56,9 +68,16 @@ class Fault:
             return f"turn the model of {self.node} NaN at step {self.step}"
         if self.kind == "sick":
             return f"have {self.node} calculate wrong, as whoever joins there finds, from step {self.step}"
+        if self.kind == "slow":
+            return f"make the trainers of {self.node} slow at step {self.step}{until}"
         where = f" of {self.node}" if self.kind in ("trainer", "agent", "memory") else f" {self.node or ''}".rstrip()
         verb = self.kind if self.kind in ("freeze", "drain") else f"kill {self.kind}"
         return f"{verb}{where} at step {self.step}{until}".replace("kill node node", "kill node")
+
+
+def returned(fault: Fault) -> str:
+    """What its target does when the fault is over."""
+    return _RETURN[fault.kind]
 
 
 def parse_fault(text: str, nodes: tuple[str, ...]) -> Fault:

@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FAULT",
-        help="KIND:NODE@step=N[,for=S], KIND one of node, trainer, agent, freeze, memory, drain, nan; or coordinator@step=N;"
+        help="KIND:NODE@step=N[,for=S], KIND one of node, trainer, agent, freeze, memory, drain, nan, slow; or coordinator@step=N;"
         " S seconds until it returns, thaws or takes workers again (without: it stays away; freeze 5, coordinator 2)",
     )
     parser.add_argument("--compare", action="store_true", help="run the undisturbed job too and compare the results")

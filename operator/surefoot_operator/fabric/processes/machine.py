@@ -208,10 +208,22 @@ class Machine:
 
     def spoil_model(self, name: str) -> bool:
         """Has a trainer turn its parameters NaN; False: none runs."""
+        return self._ask_trainers(name, "nan")
+
+    def slow_trainers(self, name: str) -> bool:
+        """Has the node's trainers take longer for each step; False: none runs."""
+        return self._ask_trainers(name, "slow")
+
+    def quicken_trainers(self, name: str) -> None:
+        """Ends that again."""
+        (self.folder.faults / f"slow-{name}").unlink(missing_ok=True)
+
+    def _ask_trainers(self, name: str, kind: str) -> bool:
+        """Leaves a word that the node's trainers look for at each step."""
         if not any(is_trainer(pid) for pid in members(self._nodes[name].pid)):
             return False
         self.folder.faults.mkdir(mode=0o700, exist_ok=True)
-        (self.folder.faults / f"nan-{name}").touch()
+        (self.folder.faults / f"{kind}-{name}").touch()
         return True
 
     def sicken_node(self, name: str) -> None:

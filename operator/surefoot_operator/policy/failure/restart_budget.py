@@ -68,6 +68,17 @@ def allowance(facts: Facts, loss: Loss, last_step: int) -> Allowance:
     return replace(found, refusal=refusal, witness_seconds=loss.at_seconds + patience if loss.unexplained else None)
 
 
+def may_spend(facts: Facts) -> bool:
+    """Whether `maxRestarts` bears one more change, and a failure after it."""
+    most = facts.spec.failure_policy.max_restarts
+    return most is None or _recent(facts) + 1 < most
+
+
+def spent(facts: Facts) -> tuple[Restart, ...]:
+    """Recent restarts with one that nobody's failure asked for."""
+    return remember(facts.status.recent_restarts, Restart(facts.now, False, False, True))
+
+
 def recorded(status: JobStatus, allowed: Allowance, last_step: int) -> JobStatus:
     """Adds one restart to the status."""
     recent = status.recent_restarts if allowed.restart is None else remember(status.recent_restarts, allowed.restart)
@@ -121,9 +132,13 @@ def _used_up(facts: Facts, counted: bool) -> str | None:
     policy, limit = facts.spec.failure_policy, facts.spec.run_policy.backoff_limit
     if counted and facts.status.restarts_counted >= limit:
         return f"{facts.status.restarts_counted} restarts used up backoffLimit ({limit})"
-    since = facts.now - policy.eval_period_seconds
-    recent = sum(r.count for r in facts.status.recent_restarts if r.at_seconds >= since)
+    recent = _recent(facts)
     if policy.max_restarts is not None and recent >= policy.max_restarts:
         window = f"{policy.eval_period_seconds:g} s"
         return f"{recent} restarts within {window} used up maxRestarts ({policy.max_restarts})"
     return None
+
+
+def _recent(facts: Facts) -> int:
+    since = facts.now - facts.spec.failure_policy.eval_period_seconds
+    return sum(r.count for r in facts.status.recent_restarts if r.at_seconds >= since)

@@ -30,6 +30,7 @@ from surefoot_operator.policy.facts import (
 from surefoot_operator.policy.failure.holder_liveness import lost_sight
 from surefoot_operator.policy.failure.incidents import open_incident
 from surefoot_operator.policy.failure.numerics import unsound_loss
+from surefoot_operator.policy.failure.stragglers import sentence
 from surefoot_operator.policy.lifecycle.invalid_spec import INVALID
 from surefoot_operator.policy.reporting.hindrances import hindrance, spare_hindrance
 from surefoot_operator.policy.reporting.time_spent import accounted
@@ -206,6 +207,7 @@ def _conditions(facts: Facts, status: JobStatus, lost: str) -> tuple[Condition, 
     wanted.append((names.CHECKPOINT_PROTECTED, *_for_want_of_room(protection(facts), room)))
     wanted += _finite(facts, known.get(names.LOSS_FINITE))
     wanted += _in_band(facts, known.get(names.LOSS_IN_BAND))
+    wanted += _even(status, known.get(names.RANKS_EVEN))
     if why := rollback_refusal(facts):
         wanted.append((names.ROLLBACK_REFUSED, "True", "NoSuchCheckpoint", why))
     spares = spares_ready(facts, status)
@@ -280,6 +282,15 @@ def _in_band(facts: Facts, known: Condition | None) -> list[tuple[str, Truth, st
     if known is None or not stepped:
         return [] if known is None else [(known.type, known.status, known.reason, known.message)]
     return [(names.LOSS_IN_BAND, "True", "InBand", "losses are in band again")]
+
+
+def _even(status: JobStatus, known: Condition | None) -> list[tuple[str, Truth, str, str]]:
+    """Whether ranks that do the same work as long for it: told once one did not."""
+    if status.stragglers:
+        return [(names.RANKS_EVEN, "False", names.STRAGGLER, "; ".join(map(sentence, status.stragglers)))]
+    return (
+        [] if known is None else [(names.RANKS_EVEN, "True", "Even", "no rank is persistently slower than its peers")]
+    )
 
 
 def _for_want_of_room(protected: tuple[Truth, str, str], room: Condition | None) -> tuple[Truth, str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from surefoot_operator import names
 from surefoot_operator.api.status import Condition, JobStatus
 from surefoot_operator.policy.actions import Event
+from surefoot_operator.policy.failure.stragglers import sentence
 from surefoot_operator.policy.reporting.hindrances import ENDED, OUT_OF_MEMORY, REFUSED, event_of
 from surefoot_operator.policy.world.scheduling_deadline import RELEASED
 
@@ -20,7 +21,7 @@ _LONGEST_STACKS = 800
 
 def status_change_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
     """Derives the events that a changed status calls for."""
-    parts = (_claimed, _protected, _tied, _refused, _kept_forward, _hindered, _stood, _lost)
+    parts = (_claimed, _protected, _tied, _refused, _kept_forward, _straggled, _hindered, _stood, _lost)
     return tuple(event for part in parts for event in part(old, new))
 
 
@@ -80,6 +81,15 @@ def _kept_forward(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
     if now is None or (was is not None and was.message == now.message):
         return ()
     return (Event(names.ROLLBACK_REFUSED, now.message, True),)
+
+
+def _straggled(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    """Who is slow, once a rank and node; and once that none is any more."""
+    before = {(one.rank, one.node) for one in old.stragglers}
+    told = [Event(names.STRAGGLER, sentence(one), True) for one in new.stragglers if (one.rank, one.node) not in before]
+    gone = [one for one in old.stragglers if not new.stragglers]
+    over = [Event(names.STRAGGLER_GONE, f"rank {one.rank} is no straggler on node {one.node} any more") for one in gone]
+    return (*told, *over)
 
 
 def _hindered(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:

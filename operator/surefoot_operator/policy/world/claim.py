@@ -17,7 +17,7 @@ from surefoot.protocol.plain import listed
 from surefoot_operator.api.spec import TrainingJobSpec
 from surefoot_operator.api.status import JobStatus, Member, Scheduling, World
 from surefoot_operator.observed import SessionSeen, WorkerSeen
-from surefoot_operator.policy.availability import departure_reason, node_lost, usable, vacate_reason
+from surefoot_operator.policy.availability import departure_reason, left_for_slowness, node_lost, usable, vacate_reason
 from surefoot_operator.policy.facts import (
     RECONNECT_GRACE_SECONDS,
     Facts,
@@ -36,6 +36,7 @@ from surefoot_operator.policy.spares import newest_attempts, wanted_indexes
 from surefoot_operator.policy.world.expected_cost import (
     NOT_MEASURED,
     Weighed,
+    costs_more_than_slowness,
     suspect_nodes,
     wait_or_shrink,
 )
@@ -142,8 +143,8 @@ def select_members(facts: Facts, tie: Tie | None = None) -> Selection:
     tied = None if tie is None else tie.workers(spec)
     there = [s for s in newest_attempts(facts) if usable(facts, s)]
     failing = [s for s in there if _fails(facts, s)]
-    wanted = [s for s in there if not vacate_reason(facts, s.node) and s not in failing]
-    if largest_size(spec, sum(s.warm and s.stopped >= epoch for s in wanted), tied):
+    wanted = _on_wanted_nodes(facts, [s for s in there if s not in failing], tied)
+    if _possible(facts, wanted, tied):
         there = wanted  # nodes that others want left train only where there is no world without them
     elif failing and _may_be_replaced(facts, failing):
         reasons = {f"node {s.node} ({found_sick(facts)[s.node]})" for s in failing}
@@ -180,6 +181,22 @@ def _may_be_replaced(facts: Facts, failing: list[SessionSeen]) -> bool:
     live = {(w.index, w.attempt) for w in facts.seen.workers if w.phase in ("Pending", "Running")}
     coming = [s for s in failing if any(index == s.index and attempt > s.attempt for index, attempt in live)]
     return facts.seen.free_nodes != 0 or len(coming) == len(failing)
+
+
+def _on_wanted_nodes(facts: Facts, there: list[SessionSeen], tied: int | None) -> list[SessionSeen]:
+    """Leaves out agents on nodes that are to be left, but for a straggler that costs less than a smaller world."""
+    wanted = [s for s in there if not vacate_reason(facts, s.node)]
+    slow = left_for_slowness(facts)
+    if not slow:
+        return wanted
+    beside_slow = [s for s in there if not vacate_reason(facts, s.node) or s.node in slow]
+    dear = costs_more_than_slowness(facts, _possible(facts, wanted, tied), _possible(facts, beside_slow, tied))
+    return beside_slow if dear else wanted
+
+
+def _possible(facts: Facts, agents: list[SessionSeen], tied: int | None) -> int:
+    """The largest world of these agents that could begin now."""
+    return largest_size(facts.spec, sum(s.warm and s.stopped >= facts.world.epoch for s in agents), tied)
 
 
 def _selected(facts: Facts, there: list[SessionSeen], ready: list[SessionSeen], size: int) -> Selection:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from surefoot_operator.api.status import Incident
 from surefoot_operator.observed import WorkerSeen
+from surefoot_operator.policy.availability import left_for_slowness
 from surefoot_operator.policy.facts import Facts, derived_once
 from surefoot_operator.policy.failure.incidents import LOST_KINDS
 from surefoot_operator.policy.failure.node_exclusion import REPEATS
@@ -168,6 +169,16 @@ def grow_or_stay(facts: Facts, members: int, possible: int) -> Weighed:
             pays, f"a change of size takes {change:.1f} s, and would not win as much before the next incident is likely"
         )
     return _grow_once(facts, record, possible, gain)
+
+
+def costs_more_than_slowness(facts: Facts, fewer: int, more: int) -> bool:
+    """Whether a world without its stragglers would lose more than they do.
+
+    Who is slow still works: going on with `fewer` workers pays only where all others wait for a larger part of each step than
+    the workers that would be missing do of it.
+    """
+    worst = max(left_for_slowness(facts).values(), default=0.0)
+    return fewer < more * (1.0 - worst)
 
 
 def _grow_once(facts: Facts, record: Record, possible: int, gain: float) -> Weighed:

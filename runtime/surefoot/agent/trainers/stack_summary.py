@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from surefoot.ipc.stacks import Taken
-from surefoot.protocol.standing.rank_places import RankPlace
+from surefoot.protocol.standing.rank_places import INNERMOST_FRAMES, RankPlace, waits_for_ranks
 
 LONGEST = 2000
 """Characters that one worker's ranks may fill in an incident."""
@@ -22,9 +22,6 @@ _LONGEST_GROUP = 400
 _MOST_RANKS = 16
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*:$")
-_INNERMOST_FRAMES = 5
-_COLLECTIVES = ("_engine_run_backward", "synchronize")
-"""Functions outside torch.distributed in which a rank waits for others."""
 _NOT_THE_USERS = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen ", "/surefoot/")
 
 
@@ -73,10 +70,7 @@ def _digest(frames: tuple[Frame, ...]) -> str:
 
 
 def _waits(frames: tuple[Frame, ...]) -> bool:
-    """Whether the innermost frames are a collective, or the backward pass that runs them."""
-    return any(
-        "/torch/distributed/" in frame.file or frame.function in _COLLECTIVES for frame in frames[:_INNERMOST_FRAMES]
-    )
+    return waits_for_ranks([(frame.file, frame.function) for frame in frames[:INNERMOST_FRAMES]])
 
 
 def main_thread(text: str) -> tuple[Frame, ...]:

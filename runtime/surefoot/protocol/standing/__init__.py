@@ -1,1 +1,1 @@
-"""Says where ranks of a training stand, and which one stands elsewhere."""
+"""Says where ranks stand, which one stands elsewhere, which works longest."""

@@ -6,8 +6,17 @@ collective for the one that does not come; whose timer runs out first says nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+INNERMOST_FRAMES = 5
+"""Of a stack, by which is judged whether it waits."""
+
+_BACKWARD = "_engine_run_backward"
+_COLLECTIVES = (_BACKWARD, "synchronize")
+"""Functions outside torch.distributed in which a rank waits for others."""
+
+_LOADERS = ("/torch/utils/data/", "/surefoot/data/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +51,22 @@ def odd_rank(places: Iterable[RankPlace]) -> tuple[int, str] | None:
         alone = groups[0][0]
         return alone, stands[alone].text
     return None
+
+
+def waits_for_ranks(frames: Sequence[tuple[str, str]]) -> bool:
+    """Whether frames are a collective, or the backward pass that runs them.
+
+    Args:
+        frames: File and function of each, the innermost first.
+    """
+    return any("/torch/distributed/" in file or name in _COLLECTIVES for file, name in frames[:INNERMOST_FRAMES])
+
+
+def runs_backward(frames: Sequence[tuple[str, str]]) -> bool:
+    """Whether they are a backward pass, which computes and waits by turns."""
+    return any(name == _BACKWARD for _, name in frames[:INNERMOST_FRAMES])
+
+
+def loads_data(frames: Iterable[tuple[str, str]]) -> bool:
+    """Whether they fetch data at any depth, with PyTorch's loaders or ours."""
+    return any(part in file for file, _ in frames for part in _LOADERS)

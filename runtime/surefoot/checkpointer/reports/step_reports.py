@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import AbstractContextManager
 
 from surefoot.checkpointer.loss_check import LossCheck
+from surefoot.checkpointer.reports.own_pace import OwnPace
 from surefoot.checkpointer.saving import Saver
 from surefoot.checkpointer.state_guard import StateGuard
 from surefoot.ipc.backend import SaveBackend
@@ -20,8 +22,9 @@ from surefoot.protocol.settled import Settled
 class StepReports:
     """Tells of steps, and measures what each took."""
 
-    def __init__(self, saver: Saver, link: SaveBackend, guard: StateGuard, losses: LossCheck) -> None:
+    def __init__(self, saver: Saver, link: SaveBackend, guard: StateGuard, losses: LossCheck, pace: OwnPace) -> None:
         self._saver, self._link, self._guard, self._losses = saver, link, guard, losses
+        self._pace = pace
         self._since = time.perf_counter()
 
     def begin(self) -> None:
@@ -31,6 +34,16 @@ class StepReports:
     def leave_out(self, seconds: float) -> None:
         """So many seconds are no part of the step that follows."""
         self._since += seconds
+
+    def aside(self) -> AbstractContextManager[None]:
+        """Has nobody look meanwhile whether this rank works."""
+        return self._pace.aside()
+
+    def close(self) -> None:
+        self._pace.close()
+
+    def disown(self) -> None:
+        self._pace.disown()
 
     def report(self, step: int, loss: float | None, stall: float | None, skipped: bool, level: int) -> None:
         """Tells of a finished step; the next one begins now."""
@@ -46,6 +59,7 @@ class StepReports:
             passes=self._guard.passes(now),
             step_samples=self._guard.step_samples,
             **self._losses.odd.told,
+            paces=self._pace.step_ends(self._guard.step_samples),
         )
         self._link.stepped(Stepped(progress, self._guard.consumed, skipped, self._guard.step_span))
         self._since = now

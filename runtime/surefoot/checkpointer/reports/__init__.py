@@ -1,0 +1,1 @@
+"""Tells what a rank's steps, pauses and pace are."""

@@ -1,0 +1,113 @@
+"""A rank's looks at itself: what counts as work, what is left out, and that no end of a process is disturbed by them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from surefoot.checkpointer.reports import own_pace
+from surefoot.checkpointer.reports.own_pace import OwnPace
+
+PROGRAM = Path(__file__).parents[1] / "support" / "programs" / "looked_at.py"
+ENDS = {
+    "falls off": 0, "closes": 0, "raises": 1, "exits": 3, "exits at once": 0, "leaves a thread": 0, "forks": 0,
+    "is interrupted": -2,
+}  # fmt: skip
+LOOKS = 10
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_pace, "LOOK_SECONDS", 0.002)
+
+
+@pytest.fixture
+def pace() -> Iterator[OwnPace]:
+    made = OwnPace([torch.nn.Linear(2, 3)], 1, 3)
+    yield made
+    made.close()
+
+
+def looked(pace: OwnPace) -> tuple[int, int]:
+    (told,) = pace.step_ends(4)
+    assert (told.rank, told.work) == (1, 9)
+    return told.looks, told.own
+
+
+def until_looked(pace: OwnPace) -> None:
+    """Stands where its caller made it stand until there were some looks."""
+    before = pace.step_ends(0)[0].looks
+    deadline = time.monotonic() + 30
+    while pace.step_ends(0)[0].looks < before + LOOKS:
+        assert time.monotonic() < deadline, "nobody looks"
+        time.sleep(0.001)
+
+
+def within(file: str, function: str) -> Callable[[Callable[[], object]], Any]:
+    """A function of this name in a file of this name, which calls what it is given."""
+    named: dict[str, Any] = {}
+    exec(compile(f"def {function}(call):\n    call()\n", file, "exec"), named)
+    return named[function]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("file", "function", "share"),
+    [
+        ("/job/train.py", "forward", 1),
+        ("/x/torch/distributed/distributed_c10d.py", "all_reduce", 0),
+        ("/x/torch/utils/data/dataloader.py", "_next_data", 1),
+    ],
+)
+def test_what_is_no_wait_for_other_ranks_is_work(pace: OwnPace, file: str, function: str, share: int) -> None:
+    assert pace.step_ends(4) == (), "nobody has looked before the first step"
+    within(file, function)(lambda: until_looked(pace))
+    looks, own = looked(pace)
+    # between two calls the test itself is seen
+    assert looks >= LOOKS
+    assert abs(own - share * looks) <= 2
+
+
+def test_of_a_program_on_a_device_loading_alone_is_work(pace: OwnPace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    pace.step_ends(4)
+    until_looked(pace)
+    assert looked(pace)[1] == 0
+    within("/x/torch/utils/data/dataloader.py", "_next_data")(
+        lambda: within("/job/data.py", "decode")(lambda: until_looked(pace))
+    )
+    assert looked(pace)[1] >= LOOKS - 2
+
+
+def test_a_backward_pass_that_sleeps_waits(pace: OwnPace) -> None:
+    pace.step_ends(4)
+    within("/x/torch/autograd/graph.py", "_engine_run_backward")(lambda: until_looked(pace))
+    looks, own = looked(pace)
+    assert own < looks / 2, "it slept nearly all of the time"
+
+
+def test_nobody_looks_aside_nor_in_a_world_of_two(pace: OwnPace) -> None:
+    pace.step_ends(4)
+    until_looked(pace)
+    with pace.aside():
+        with pace.aside():
+            pass
+        time.sleep(0.01)  # a look that had begun before may end
+        before = looked(pace)
+        time.sleep(0.05)
+        assert looked(pace) == before
+    until_looked(pace)
+    two = OwnPace([torch.nn.Linear(2, 2)], 0, 2)
+    assert [two.step_ends(4) for _ in range(3)] == [(), (), ()]
+
+
+@pytest.mark.parametrize("way", ENDS)
+def test_however_a_process_ends_its_looks_end_before(way: str) -> None:
+    ended = subprocess.run([sys.executable, str(PROGRAM), way], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == ENDS[way], ended.stderr

@@ -1,0 +1,37 @@
+"""A running job whose ranks were looked at: one rank a worker, by its share of work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support.builders import running, with_session
+from surefoot.protocol.standing.rank_pace import RankPace
+from surefoot_operator.api.status import JobStatus
+from surefoot_operator.observed import MOST_WINDOWS, Observed, PaceSeen, PaceWindow, Timings
+from surefoot_operator.policy.check import check
+from surefoot_operator.policy.plan import plan
+
+LOOKS = 50
+
+
+def paced(
+    *shares: float,
+    windows: int = MOST_WINDOWS,
+    begun: int = 40,
+    lines: tuple[tuple[tuple[int, int, int], ...], ...] = (),
+    **spec: Any,
+) -> Observed:
+    """Each rank stood at work for its share of every window, and so often in `lines` of its loop."""
+    seen = running(**spec)
+    for index, share in enumerate(shares):
+        told = RankPace(index, 100, LOOKS, round(share * LOOKS), 64, lines[index] if lines else ())
+        found = tuple(PaceWindow(begun + 10 * at, (told,)) for at in range(windows))
+        seen = with_session(seen, index, timings=Timings(steps=(0.1,) * 3, pace=PaceSeen(windows=found)))
+    return seen
+
+
+def decided(seen: Observed) -> JobStatus:
+    """The status of a plan that holds what plans promise."""
+    made = plan(seen)
+    check(made, seen)
+    return made.status
