@@ -255,22 +255,24 @@ def _beside(facts: Facts, workers: list[WorkerSeen], member: WorkerSeen) -> _Pla
     goes = tuple(w for w in workers if w not in kept)
     due = _failing_until(facts, newer)
     if live:
-        return _Place((*goes, member) if _takes_room(facts, live[-1]) else goes)
+        return _Place((*goes, member) if _takes_room(facts, member, live[-1]) else goes)
     if facts.now < due:
         return _Place(until_seconds=due)
     return _Place(goes, vacant=True, beside=True)
 
 
-def _takes_room(facts: Facts, newer: WorkerSeen) -> bool:
-    """Whether another worker of a claimed world has no node while this one stands ready, and the one before it goes nowhere.
+def _takes_room(facts: Facts, member: WorkerSeen, newer: WorkerSeen) -> bool:
+    """Whether a worker that leaves keeps its node from another one of a claimed world, while `newer` stands ready.
 
-    Nobody trains in such a world, and it cannot begin: both would wait for each other.
+    Nobody trains in such a world, and it cannot begin: both would wait for each other. What it saved last is written first.
     """
-    session = facts.sessions.get(worker_id(newer))
+    session, left = facts.sessions.get(worker_id(newer)), facts.sessions.get(worker_id(member))
     if session is None or facts.world.state != "Claimed" or not is_responsive(facts, session):
         return False
+    epoch = facts.world.epoch
+    writes = left is not None and is_responsive(facts, left) and (left.stopped < epoch or bool(left.pending))
     waits = any(w.phase == "Pending" and w.node is None for w in facts.seen.workers)
-    return waits and session.warm and session.stopped >= facts.world.epoch
+    return waits and not writes and session.warm and session.stopped >= epoch
 
 
 def _placed_until(facts: Facts, worker: WorkerSeen) -> float | None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.builders import BEGAN, endpoint, job, session, worker
+from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.node_findings import NodeFinding
 from surefoot_operator.api.spec import HealthPolicy
 from surefoot_operator.api.status import ExcludedNode, JobStatus, Member, World
@@ -181,6 +182,8 @@ def test_who_leaves_a_sick_node_keeps_no_room_from_whoever_a_claimed_world_waits
         "not before the other is ready"
     )
     assert ended(replace(seen, workers=workers[:-1])) == [], "nor where nobody waits for a node"
+    writing = replace(sessions[1], pending=(Checkpoint(2, 6),))
+    assert ended(replace(seen, sessions=(sessions[0], writing, newer))) == [], "nor while its last save is on its way"
 
 
 def test_who_came_to_a_sick_node_for_want_of_another_stays() -> None:
