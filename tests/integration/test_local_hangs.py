@@ -19,6 +19,7 @@ def test_a_hang_is_found_by_stacks_that_stand_still_and_a_long_evaluation_is_non
     spec = {"healthPolicy": {"stepTimeoutSeconds": CEILING_SECONDS}}
     done = run(tmp_path, Job(steps=120, workers=3, trainer=trainer, spec=spec))
     assert_whole(done.report, 120)
+    assert len(done.report["incidents"]) == 1, done.report["incidents"]
     (incident,) = done.report["incidents"]
     assert incident["kind"] == "hang"
     assert "in no rank did stack or I/O move between two looks" in incident["reason"]

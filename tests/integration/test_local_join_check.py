@@ -17,6 +17,7 @@ def test_a_worker_on_a_node_that_fails_gets_no_rank(elastic: tuple[int, int] | N
     job = Job(steps=500, workers=3, elastic=elastic, trainer=("--pace", "0.08"), spec=check)
     done = run(tmp_path, job, "--nodes", "4", "--fault", "sick:1@step=10", "--fault", "agent:1@step=20")
     assert_whole(done.report, 500)
+    assert len(done.told("ComputesWrong")) == 1, done.said
     (found,) = done.told("ComputesWrong")
     worker, _, text = found.partition(" (attempt 2): ")
     assert text == "the processor adds whole numbers to a wrong sum"
