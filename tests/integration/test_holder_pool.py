@@ -48,7 +48,8 @@ class Fleet:
 
     async def ready(self) -> None:
         await until(
-            lambda: all(len(job.usable(1).endpoints) == len(self.servers) for job in self.jobs), "every job has every holder"
+            lambda: all(len(job.usable(1).endpoints) == len(self.servers) for job in self.jobs),
+            "every job has every holder",
         )
 
     async def close(self) -> None:
