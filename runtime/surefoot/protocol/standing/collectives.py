@@ -15,6 +15,8 @@ from surefoot.protocol.plain import listed
 
 _LIKE_TENSORS = ("all_reduce", "broadcast", "reduce", "reduce_scatter", "_all_gather_base", "_reduce_scatter_base")
 """Calls to which every rank gives as much; of others a program may give unlike parts."""
+_EVERYBODY = "default_pg"
+"""PyTorch's name of the group of all ranks."""
 _MOST_NAMED = 8
 
 
@@ -79,8 +81,13 @@ def odd_collective(told: Iterable[Collective]) -> OddCollective | None:
 
 
 def _not_entered(own: Own, rank: int) -> OddCollective | None:
-    """The only rank that waits for nobody, if it is awaited."""
+    """The only rank that waits for nobody, if it is awaited.
+
+    Not where it alone tells nothing of the group of all ranks: its recorder has lost what it waits in.
+    """
     last = {c.group: c for c in own[rank] if not c.pairwise}
+    if _EVERYBODY not in last and any(c.group == _EVERYBODY for calls in own.values() for c in calls):
+        return None
     awaited = [
         c
         for other, calls in own.items()

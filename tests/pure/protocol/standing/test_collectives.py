@@ -73,6 +73,7 @@ def test_the_one_that_is_not_in_it_is_named(told: tuple[Collective, ...], named:
         (waits(0), begun(1, 2), waits(3)),
         (waits(0, 1), waits(2, 3), done(2, 3, number=2, group="pair")),
         (sends(0), sends(1), sends(2)),
+        (waits(1), done(2), waits(2, number=2, group="pair"), done(0, number=1, group="pair")),
     ],
 )
 def test_where_nothing_is_proven_nobody_is_named(told: tuple[Collective, ...]) -> None:
