@@ -79,7 +79,8 @@ class Liveness:
             if any(simulation.network.together_since(agent.node, p.site) > since for p in parts):
                 continue
             for slot in (slot for drain in agent.drains.values() for slot in drain.state.slots):
-                if isinstance(slot, SealedSlot | Draining) and slot.since < since:
+                waits_long = isinstance(slot, SealedSlot | Draining) and slot.since < since
+                if waits_long and slot.sealed.save.epoch == world.epoch:  # an older one is of no use to anybody
                     waits = engine.now - slot.since
                     self._oracle.fail(
                         f"{slot.sealed.save} waits on {agent.pod.name} for {waits:.0f} s beside its holders"

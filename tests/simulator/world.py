@@ -225,7 +225,9 @@ class Simulation:
                 self.oracle.kept(self.persistent)
         elif status.phase == "Failed":
             newest = self.oracle.liveness.readable() or self.oracle.liveness.in_sight()
-            if newest is not None or not (status.recorded or self._trained_unsaved()):
+            # a manifest that a fault has damaged is something to lose, whether its leader could still note it down or not
+            known = status.recorded or self._trained_unsaved() or bool(self.persistent and self.persistent.damaged)
+            if newest is not None or not known:
                 self.oracle.fail(f"the job failed ({status.message}) although {newest} can be read")
         else:
             world = status.world
