@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from surefoot.protocol.completeness import TierReading, complete, layouts_to_check
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.lineage import newest
+from surefoot.protocol.plain import listed
 from surefoot_operator.observed import SessionSeen
 from surefoot_operator.policy.actions import Action
 from surefoot_operator.policy.facts import (
@@ -23,6 +24,7 @@ from surefoot_operator.policy.facts import (
     member_sessions,
     reading_at,
 )
+from surefoot_operator.policy.failure.holder_liveness import silent_holders
 from surefoot_operator.policy.failure.losses import Loss
 from surefoot_operator.policy.world.restore_choices import listing
 
@@ -130,7 +132,8 @@ def _all_known(facts: Facts, members: list[SessionSeen]) -> bool:
     epoch = facts.world.epoch
     named = {endpoint.holder for endpoint in facts.status.named_holders}
     left = [h for h in facts.seen.holders if h.endpoint.holder in named and h.state != "Gone"]
-    return all(h.read_epoch == epoch for h in left) and all(_saved(s) is not None for s in members)
+    read = all(h.state == "Ready" and h.read_epoch == epoch for h in left)
+    return read and all(_saved(s) is not None for s in members)
 
 
 def _listed(facts: Facts, step: str, found: Checkpoint | None) -> Pending | None:
@@ -144,12 +147,20 @@ def _listed(facts: Facts, step: str, found: Checkpoint | None) -> Pending | None
     if persistent.read_epoch == facts.world.epoch and (persistent.asked_seconds or 0.0) >= _since(facts):
         unknown = layouts_to_check(reading_at(facts, facts.world.epoch)) - set(facts.seen.covers)
         if all(layouts & persistent.lost_layouts for layouts in unknown):
-            return None
+            return _unseen(facts, step, until)
         return Pending(f"{step}; checking that the layouts of what is saved cover every tensor", until)
     if persistent.read_epoch == facts.world.epoch:
         persistent = replace(persistent, asked_seconds=None)
     asked = listing(facts, persistent)
     return Pending(f"{step}; {asked.reason}", min(until, asked.until_seconds or until), asked.actions)
+
+
+def _unseen(facts: Facts, step: str, until_seconds: float) -> Pending | None:
+    """Holders that are out of the operator's sight may have what the job is to show for itself."""
+    silent = listed(sorted(e.holder for e in silent_holders(facts)))
+    return (
+        Pending(f"{step}; waiting for {silent}, which may have a checkpoint of it", until_seconds) if silent else None
+    )
 
 
 def _lost(facts: Facts, final: Checkpoint, found: Checkpoint | None) -> Loss | None:

@@ -10,8 +10,20 @@ from surefoot.protocol.completeness import LeftOut
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy.actions import ListPersistentTier
-from surefoot_operator.policy.lifecycle.last_checkpoint import SAVING_SECONDS
+from surefoot_operator.policy.lifecycle.last_checkpoint import RESCUE_SECONDS, SAVING_SECONDS
 from surefoot_operator.policy.plan import plan
+
+
+def test_holders_out_of_the_operators_sight_are_waited_for_before_a_job_has_nothing_to_show() -> None:
+    """It lost sight of all holders in the moment when their checkpoint was on its way, and failed (seed 88161)."""
+    seen = finished(step=47, saved=40)
+    sessions = tuple(replace(s, saved=None) for s in seen.sessions)
+    silent = tuple(replace(h, state="Silent", since_seconds=seen.now) for h in seen.holders)
+    seen = listed(replace(seen, holders=silent, sessions=sessions))
+    made = plan(after(seen, SAVING_SECONDS))
+    assert made.status.phase == "Running"
+    assert "which may have a checkpoint of it" in made.reason
+    assert plan(after(seen, RESCUE_SECONDS)).status.phase == "Failed"
 
 
 def test_what_a_former_leader_had_uploaded_is_what_the_job_ends_with() -> None:
