@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,19 @@ def test_the_second_loss_waits_for_its_replacement_where_a_change_of_size_is_dea
         run.wait("the world to be whole again", lambda: run.epoch() >= 3 and len(run.members()) == 3)
         run.wait_for_epoch(run.epoch())
         run.kill_agent(run.members()[1])
-        report = run.finish().report
-    assert_whole(report, 250)
-    first, grown, second = report["incidents"]
+        done = run.finish()
+    assert_whole(done.report, 250)
+    first, grown, second, *others = done.report["incidents"]
     assert (first["kind"], first["world_after"]) == ("agent-lost", 2), "nobody has measured anything yet"
     assert (grown["kind"], grown["world_after"]) == ("planned", 3)
-    assert (second["kind"], second["world_after"]) == ("agent-lost", 3), second
-    assert second["sealed_seconds"] < second["assigned_seconds"]
+    if second["world_after"] == 3:
+        assert second["kind"] == "agent-lost"
+        assert second["sealed_seconds"] < second["assigned_seconds"], "it waited"
+        assert not others
+        return
+    # a machine that is busy with other things starts a worker in longer than a world: then the sums must say so
+    sums = re.findall(
+        r"so waiting costs ([0-9.]+) s of training, and going on with 2 of 3 workers ([0-9.]+) s", done.said
+    )
+    waiting, going_on = map(float, sums[-1])
+    assert going_on < waiting, sums
