@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -67,22 +68,39 @@ class PodWatch:
     def run(self) -> None:
         while not self.ended.is_set():
             try:
-                version = self.api.call("GET", f"{PODS}?limit=1")["metadata"]["resourceVersion"]
-                for line in self.api.lines(f"{PODS}?watch=1&resourceVersion={version}&timeoutSeconds=1800", 1800.0):
+                query = f"{PODS}?watch=1&resourceVersion={self._listed()}&timeoutSeconds=600"
+                for line in self.api.lines(query, 600.0):
                     if line["type"] == "ADDED":
                         self._learn(line["object"]["metadata"])
                     if self.ended.is_set():
                         return
-            except OSError:
+            except (OSError, HTTPException, ValueError):  # away, or a line cut in the middle
                 self.ended.wait(0.2)
+
+    def _listed(self) -> str:
+        """Learns of what came while nobody watched, in pages; where to watch on."""
+        more = ""
+        while True:
+            page = self.api.call("GET", f"{PODS}?limit=200&continue={more}")
+            for item in page["items"]:
+                self._learn(item["metadata"])
+            more = page["metadata"].get("continue", "")
+            if not more:
+                return str(page["metadata"]["resourceVersion"])
 
     def _learn(self, metadata: dict[str, Any]) -> None:
         labels = metadata.get("labels", {})
         if "surefoot.dev/job-uid" not in labels:
             return
-        place = (labels["surefoot.dev/job-uid"], int(labels["surefoot.dev/worker-index"]))
+        place, attempt = (
+            (labels["surefoot.dev/job-uid"], int(labels["surefoot.dev/worker-index"])),
+            int(labels["surefoot.dev/attempt"]),
+        )
         with self.changed:
-            self.made[place] = Made(time.time(), int(labels["surefoot.dev/attempt"]), metadata["name"])
+            known = self.made.get(place)
+            if known is not None and known.attempt >= attempt:
+                return
+            self.made[place] = Made(time.time(), attempt, metadata["name"])
             self.count += 1
             self.changed.notify_all()
 
