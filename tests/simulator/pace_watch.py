@@ -171,22 +171,22 @@ def _slow_for_a_moment(simulation: Simulation, duration: float) -> None:
 
 def _slow_rank(simulation: Simulation, duration: float) -> None:
     """A rank has more to do than the others, wherever it runs."""
-    world, watch = simulation.store.status.world, simulation.pace_watch
-    if world is None or not world.size or _anybody_slow(simulation):
-        return
-    rank = simulation.engine.rng.randrange(world.size)
-    watch.slow_ranks[rank] = (simulation.engine.rng.choice(FACTORS), simulation.engine.now)
-    simulation.engine.say("FAULT rank {} is slow", rank)
+    _burden(simulation, simulation.pace_watch.slow_ranks, "is slow")
 
 
 def _busy_rank(simulation: Simulation, duration: float) -> None:
     """A rank evaluates or writes what no other one does, in a line of its own, wherever it runs."""
-    world, watch = simulation.store.status.world, simulation.pace_watch
+    _burden(simulation, simulation.pace_watch.busy_ranks, "does more than the others")
+
+
+def _burden(simulation: Simulation, ranks: dict[int, tuple[float, float]], what: str) -> None:
+    """One rank of the world is held up from now on, unless somebody is already."""
+    world = simulation.store.status.world
     if world is None or not world.size or _anybody_slow(simulation):
         return
     rank = simulation.engine.rng.randrange(world.size)
-    watch.busy_ranks[rank] = (simulation.engine.rng.choice(FACTORS), simulation.engine.now)
-    simulation.engine.say("FAULT rank {} does more than the others", rank)
+    ranks[rank] = (simulation.engine.rng.choice(FACTORS), simulation.engine.now)
+    simulation.engine.say(f"FAULT rank {{}} {what}", rank)
 
 
 def _all_slow(simulation: Simulation, duration: float) -> None:

@@ -27,6 +27,7 @@ from typing import Any
 from cluster import engines, layout
 from cluster.api import Api
 from cluster.processes import wait
+from cluster.scenarios.api_calls import api_calls, since
 from cluster.scenarios.installed import NAMESPACE, Installed, answered
 from cluster.scenarios.kwok import ON_THEM, PODS_OF_A_NODE, simulated_nodes
 
@@ -40,7 +41,6 @@ CHURN_A_MINUTE = 0.01
 MAKING_SECONDS = 1800.0
 STARTING_SECONDS = 300.0
 ANSWER_SECONDS = 60.0
-_ACCOUNT = f"system:serviceaccount:{NAMESPACE}:"
 _JOB_SERIES = re.compile(r'^surefoot_job_phase\{job="([^"]+)"', re.MULTILINE)
 _LAG = re.compile(r'^surefoot_operator_loop_lag_seconds_bucket\{le="([^"]+)"\} (\S+)$', re.MULTILINE)
 
@@ -153,18 +153,18 @@ class Fleet:
 
     def many_jobs(self, jobs: int) -> dict[str, Any]:
         """Asked for one after another; until every pod is there."""
-        before, began, calls = self.watch.count, time.time(), self._calls()
+        before, began, calls = self.watch.count, time.time(), api_calls()
         for number in range(jobs):
             self.api.call("POST", JOBS, document(f"job-{number:04d}", WORKERS))
         asked = time.time() - began
         self.watch.wait("every pod", lambda: self.watch.count - before >= jobs * WORKERS, MAKING_SECONDS)
         row = {"jobs": jobs, "pods": jobs * WORKERS, "asked_seconds": round(asked, 1)}
         row["seconds"] = round(time.time() - began, 1)
-        return {**row, "api_calls": _less(self._calls(), calls), **self._figures(), **_machine()}
+        return {**row, "api_calls": since(api_calls(), calls), **self._figures(), **_machine()}
 
     def cold_start(self, jobs: int) -> dict[str, Any]:
         """The leader's process is killed: from the moment that one leads again until it has reconciled every job."""
-        calls, killed, before = self._calls(), time.time(), self._leader()
+        calls, killed, before = api_calls(), time.time(), self._leader()
 
         def leads() -> bool:
             text = self._metrics()
@@ -175,17 +175,13 @@ class Fleet:
         led = self._when("one leads again", leads)
         done = self._when("every job is reconciled", lambda: len(set(_JOB_SERIES.findall(self._metrics()))) >= jobs)
         row = {"jobs": jobs, "led_after_seconds": round(led - killed, 2), "seconds": round(done - led, 2)}
-        return {**row, "api_calls": _less(self._calls(), calls), **self._figures(), **_machine()}
+        return {**row, "api_calls": since(api_calls(), calls), **self._figures(), **_machine()}
 
     def churn(self, minutes: float) -> dict[str, Any]:
         """Pods go at an even pace; of each, the seconds until its replacement is there."""
         pause = 60.0 / (CHURN_A_MINUTE * len(self.watch.made))
-        calls, before, began, asked = (
-            self._calls(),
-            self._figures(),
-            time.time(),
-            dict[tuple[str, int], tuple[int, float]](),
-        )
+        calls, before, began = api_calls(), self._figures(), time.time()
+        asked = dict[tuple[str, int], tuple[int, float]]()
         seconds: list[float] = []
         while time.time() - began < minutes * 60:
             place = self._chance.choice([p for p in self.watch.made if p not in asked])
@@ -196,26 +192,24 @@ class Fleet:
         for place, (attempt, at) in asked.items():
             self.watch.wait("an answer", lambda p=place, a=attempt: self.watch.made[p].attempt > a, ANSWER_SECONDS)  # type: ignore[misc]
             seconds.append(self.watch.made[place].at - at)
-        passed, after = (time.time() - began) / 60, self._figures()
-        cores = (after["cpu_seconds"] - before["cpu_seconds"]) / passed / 60
-        per_minute = {what: round(n / passed, 1) for what, n in _less(self._calls(), calls).items()}
         shown = {"median": statistics.median(seconds), "p99": ninety_nine_percent(seconds), "longest": max(seconds)}
         return {
             "pods_gone": len(seconds),
             "reaction_seconds": {name: round(value, 3) for name, value in shown.items()},
-            "api_calls_per_minute": per_minute,
-            "cpu_cores": round(cores, 3),
-            **after,
-            **_machine(),
+            **self._cost(began, calls, before),
         }
 
     def at_rest(self, minutes: float) -> dict[str, Any]:
         """Nothing happens."""
-        calls, before, began = self._calls(), self._figures(), time.time()
+        calls, before, began = api_calls(), self._figures(), time.time()
         time.sleep(minutes * 60)  # what is measured is that nothing happens
-        passed, after = (time.time() - began) / 60, self._figures()
-        cores = (after["cpu_seconds"] - before["cpu_seconds"]) / passed / 60
-        per_minute = {what: round(n / passed, 1) for what, n in _less(self._calls(), calls).items()}
+        return self._cost(began, calls, before)
+
+    def _cost(self, began: float, calls: dict[str, int], before: dict[str, Any]) -> dict[str, Any]:
+        """What the operator has cost since then."""
+        minutes, after = (time.time() - began) / 60, self._figures()
+        cores = (after["cpu_seconds"] - before["cpu_seconds"]) / minutes / 60
+        per_minute = {what: round(n / minutes, 1) for what, n in since(api_calls(), calls).items()}
         return {"api_calls_per_minute": per_minute, "cpu_cores": round(cores, 3), **after, **_machine()}
 
     # ---- seeing -----------------------------------------------------------------------------------------------------
@@ -248,25 +242,6 @@ class Fleet:
             "cpu_seconds": _figure(text, "process_cpu_seconds_total"),
             "loop_lag_below_seconds": longest_lag(text),
         }
-
-    @staticmethod
-    def _calls() -> dict[str, int]:
-        """Calls of the chart's service accounts by verb and resource, both replicas together, as the API server counted them."""
-        found: dict[str, int] = {}
-        with layout.AUDIT_LOG.open() as lines:
-            for line in lines:
-                if _ACCOUNT not in line:
-                    continue
-                body = json.loads(line)
-                what = (
-                    f"{body['verb']} {body['objectRef'].get('resource', '')}" if "objectRef" in body else body["verb"]
-                )
-                found[what] = found.get(what, 0) + 1
-        return found
-
-
-def _less(after: dict[str, int], before: dict[str, int]) -> dict[str, int]:
-    return {what: count - before.get(what, 0) for what, count in sorted(after.items()) if count > before.get(what, 0)}
 
 
 def _figure(text: str, name: str) -> float:

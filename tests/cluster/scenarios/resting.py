@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from typing import Any
 
-from cluster import layout
+from cluster.scenarios.api_calls import api_calls, since
 from cluster.scenarios.installed import NAMESPACE
 from cluster.scenarios.job import Job
 from cluster.scenarios.shapes import FIXED, Shape
@@ -17,7 +16,6 @@ JOBS = 100
 PODS = 300
 SETTLE_SECONDS = 20.0
 MEASURE_SECONDS = 60.0
-_ACCOUNT = f"system:serviceaccount:{NAMESPACE}:"
 
 
 def pods_asked(stage: Stage) -> dict[str, Any]:
@@ -42,7 +40,7 @@ def at_rest(stage: Stage) -> dict[str, Any]:
     for job in jobs:
         job.wait("it is suspended", lambda j=job: j.status.phase == "Suspended")  # type: ignore[misc]
     _pass(SETTLE_SECONDS)
-    before, calls, at = _figures(stage), _calls(), time.time()
+    before, calls, at = _figures(stage), api_calls(), time.time()
     _pass(MEASURE_SECONDS)
     after, minutes = _figures(stage), (time.time() - at) / 60
     found = {
@@ -51,7 +49,7 @@ def at_rest(stage: Stage) -> dict[str, Any]:
             (after["process_cpu_seconds_total"] - before["process_cpu_seconds_total"]) / minutes / 60, 4
         ),
         "rss_mib": round(after["process_resident_memory_bytes"] / 2**20, 1),
-        "api_calls_per_minute": {what: round(n / minutes, 1) for what, n in sorted(_less(_calls(), calls).items())},
+        "api_calls_per_minute": {what: round(n / minutes, 1) for what, n in sorted(since(api_calls(), calls).items())},
     }
     for job in jobs:
         job.delete()
@@ -71,22 +69,3 @@ def _figures(stage: Stage) -> dict[str, float]:
     name = pod["metadata"]["name"]
     text = stage.installed.api.call("GET", f"/api/v1/namespaces/{NAMESPACE}/pods/{name}:8080/proxy/metrics")
     return {found[1]: float(found[2]) for found in re.finditer(r"^(process_\w+) (\S+)$", text, re.MULTILINE)}
-
-
-def _calls() -> dict[str, int]:
-    """Calls of the chart's service accounts by verb and resource, both replicas together, as the API server counted them."""
-    found: dict[str, int] = {}
-    try:
-        text = layout.AUDIT_LOG.read_text()
-    except FileNotFoundError:
-        return {}  # only the engine without docker keeps an audit log
-    for line in text.splitlines():
-        body = json.loads(line)
-        if body["user"]["username"].startswith(_ACCOUNT):
-            what = f"{body['verb']} {body['objectRef'].get('resource', '')}" if "objectRef" in body else body["verb"]
-            found[what] = found.get(what, 0) + 1
-    return found
-
-
-def _less(after: dict[str, int], before: dict[str, int]) -> dict[str, int]:
-    return {what: count - before.get(what, 0) for what, count in after.items() if count > before.get(what, 0)}
