@@ -22,6 +22,7 @@ from surefoot_operator.policy.facts import (
     is_responsive,
     last_step_seconds,
     member_sessions,
+    memory_reading,
     reading_at,
 )
 from surefoot_operator.policy.failure.holder_liveness import silent_holders
@@ -119,9 +120,11 @@ def rescue(facts: Facts, since_seconds: float) -> Pending | None:
 
 def in_memory(facts: Facts) -> list[Checkpoint]:
     """Lineage checkpoints that are complete on the holders as last read."""
-    epoch = facts.world.epoch
-    reading = TierReading(reading_at(facts, epoch).holders, None)
-    return complete(reading, facts.status.lineage, epoch, bad_of(facts), facts.seen.covers)
+    return _complete(facts, memory_reading(facts, facts.world.epoch))
+
+
+def _complete(facts: Facts, reading: TierReading) -> list[Checkpoint]:
+    return complete(reading, facts.status.lineage, facts.world.epoch, bad_of(facts), facts.seen.covers)
 
 
 def _all_known(facts: Facts, members: list[SessionSeen]) -> bool:
@@ -180,9 +183,7 @@ def _lost(facts: Facts, final: Checkpoint, found: Checkpoint | None) -> Loss | N
 
 def _best(facts: Facts, found: Checkpoint | None) -> Checkpoint | None:
     """The newest checkpoint that is anywhere."""
-    there = complete(
-        reading_at(facts, facts.world.epoch), facts.status.lineage, facts.world.epoch, bad_of(facts), facts.seen.covers
-    )
+    there = _complete(facts, reading_at(facts, facts.world.epoch))
     return newest(c for c in (found, facts.status.floor, *there) if c is not None)
 
 
