@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from simulator.world import Simulation
 
 
+HOLD_SLOT_SECONDS = 30.0
+"""How long a program that ends waits for a slot for its last step, as `checkpointer.step_saves` has it."""
+
+
 def advance(state: int, epoch: int, step: int) -> int:
     """The state after one more step: a pure function of the history."""
     return hash((state, epoch, step)) & (2**62 - 1)
@@ -89,6 +93,7 @@ class Trainer:
         self.assign, self.local, self.rank = assign, local, assign.first_rank + local
         self.process = Process(f"trainer e{assign.epoch} r{self.rank}", agent.process.site)
         self.step, self.state, self.level = 0, 0, 0
+        self._staged_step = 0
         self.asked = agent.life.level
         """The operator's level, as of when this rank was told."""
         self.restored, self.done = False, False
@@ -188,7 +193,7 @@ class Trainer:
 
     def _restored(self, step: int, source: str) -> None:
         parent = self.assign.parent
-        self.step = step
+        self.step = self._staged_step = step
         self.state = self.simulation.oracle.state_at(parent) if parent else 0
         numerics = self.simulation.oracle.numerics
         self.sick = numerics.is_sick(parent)
@@ -265,8 +270,18 @@ class Trainer:
         return step % (self._base << level) == 0 or step == self._settings.steps
 
     def _stage(self, step: int) -> bool:
-        if self._settings.refused and self.engine.rng.random() < self._settings.refused:
-            return False  # a save that failed: no reason to save less often
+        if self._fails():
+            return False  # no reason to save less often
+        staged = self._seal(step)
+        self.level = max(0, self.level - 1) if staged else min(max(3, self.asked), max(self.level, self.asked) + 1)
+        return staged
+
+    def _fails(self) -> bool:
+        """Whether a save fails, whatever slots there are."""
+        return bool(self._settings.refused) and self.engine.rng.random() < self._settings.refused
+
+    def _seal(self, step: int) -> bool:
+        """Seals a slot with what this rank holds; False where none is free."""
         save = RankSave(self.assign.epoch, step, self.rank)
         content = content_of(self.state, self.assign.world, self.rank)
         staged = self.agent.stage(self, save, content)
@@ -274,9 +289,7 @@ class Trainer:
             self.simulation.odd_saved[save] = self.odd.saved
             self.simulation.oracle.numerics.saved(save, self.odd.kind if self.odd.last == step else "")
             self.simulation.oracle.saved(save, self.agent.incarnation, content, self.state)
-            self.level = max(0, self.level - 1)
-        else:
-            self.level = min(max(3, self.asked), max(self.level, self.asked) + 1)
+            self._staged_step = step
         return staged
 
     def _stage_or_wait(self, step: int) -> None:
@@ -289,6 +302,14 @@ class Trainer:
         self.agent.tell_trainer(on.HoldReached(self.assign.epoch, self.local, step))
 
     def _finish_program(self) -> None:
+        self._close(self.engine.now + HOLD_SLOT_SECONDS)
+
+    def _close(self, until_seconds: float) -> None:
+        """A program that ends without its last step staged waits for a slot once more, as `Checkpointer.close` does."""
+        waits = self._staged_step != self.step and not self._fails() and not self._seal(self.step)
+        if waits and self.engine.now < until_seconds:
+            self.engine.after(0.05, self.process, self._close, until_seconds)
+            return
         self.done = True
         self.agent.tell_trainer(on.TrainerClosed(self.assign.epoch, self.local, offered=True))
         self.engine.after(0.01, self.process, self.exit, 0, "", False)
