@@ -20,6 +20,7 @@ EVERYTHING: Object = {
         "replicas": 3,
         "args": ["--log-level", "DEBUG"],
         "nodeReports": {"enabled": True, "taint": "NoSchedule"},
+        "admission": {"jobs": {"enabled": True}, "evictions": {"enabled": True}, "timeoutSeconds": 2},
         "runtimeImage": "training:1",
         "onlyNamespace": "training",
         "extraEnv": [{"name": "A", "value": "b"}],
@@ -68,7 +69,14 @@ LITTLE: Object = {
     "networkPolicy": {"enabled": False},
 }
 CASES = {"default": {}, "everything": EVERYTHING, "little": LITTLE}
-NODE_SCOPED = ("ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "PriorityClass", "Namespace")
+NODE_SCOPED = (
+    "ClusterRole",
+    "ClusterRoleBinding",
+    "CustomResourceDefinition",
+    "PriorityClass",
+    "Namespace",
+    "ValidatingWebhookConfiguration",
+)
 RESTRICTED_CONTAINER = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
@@ -331,3 +339,35 @@ def test_the_operator_may_write_of_nodes_just_what_it_is_to_tell(values: Object,
         if what.partition("/")[0] == "nodes" and verb not in ("get", "list", "watch")
     }
     assert found == verbs
+
+
+@pytest.mark.parametrize(
+    ("values", "webhooks", "node_verbs"),
+    [
+        ({}, [], set()),
+        ({"jobs": {"enabled": True}}, ["trainingjobs.surefoot.dev"], set()),
+        ({"evictions": {"enabled": True}}, ["evictions.surefoot.dev"], {"get"}),
+    ],
+)
+def test_the_api_server_asks_only_what_a_value_asks_for(
+    values: Object, webhooks: list[str], node_verbs: set[str]
+) -> None:
+    rendered = helm.objects({"operator": {"admission": values}})
+    found = [hook for one in rendered if one["kind"] == "ValidatingWebhookConfiguration" for hook in one["webhooks"]]
+    assert [hook["name"] for hook in found] == webhooks
+    verbs = {verb for _, rule in rules(rendered) if rule["resources"] == ["nodes"] for verb in rule["verbs"]}
+    assert verbs - {"list", "watch"} == node_verbs
+    operator = helm.one(rendered, "Deployment", "surefoot-operator")["spec"]["template"]
+    assert ("admission" in ports(operator)) == bool(webhooks)
+
+
+def test_what_the_api_server_asks_finds_the_port_that_answers() -> None:
+    rendered = helm.objects(EVERYTHING)
+    [configuration] = [one for one in rendered if one["kind"] == "ValidatingWebhookConfiguration"]
+    for hook in configuration["webhooks"]:
+        told = hook["clientConfig"]["service"]
+        service = helm.one(rendered, "Service", told["name"])
+        assert told["namespace"] == service["metadata"]["namespace"]
+        assert told["port"] in [one["port"] for one in service["spec"]["ports"]]
+        assert (hook["failurePolicy"], hook["sideEffects"], hook["timeoutSeconds"]) == ("Ignore", "None", 2)
+        assert hook["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "training"}}

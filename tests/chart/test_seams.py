@@ -12,7 +12,9 @@ from chart.objects import Object, ports
 from chart.test_rendering import EVERYTHING
 from surefoot.holder.companion.companion_settings import CompanionSettings, companion_settings
 from surefoot.holder.server_process import MALLOC_ENVIRONMENT
+from surefoot_operator.controller.admission.webhooks import EVICTIONS_PATH, JOBS_PATH
 from surefoot_operator.controller.cluster_settings import ClusterSettings, cluster_settings
+from surefoot_operator.controller.credentials.coordinator_tls import server_names
 from surefoot_operator.fabric.kubernetes import labels
 from surefoot_operator.fabric.kubernetes.pods import HOLDER_SOCKET
 
@@ -55,6 +57,7 @@ def test_every_value_reaches_the_operator() -> None:
     assert (found.tls_secret, found.keys_secret, found.memory_admin_secret) == ("tls", "keys", "admin")
     assert (found.node_reports, found.node_taint) == (True, "NoSchedule")
     assert not settings({"operator": {"nodeReports": {"enabled": False}}}).node_reports
+    assert found.admission_webhooks == f"surefoot.{helm.NAMESPACE}"
     assert (found.log_level, found.log_format) == ("DEBUG", "json")
     assert found.agent_command == ("a", "b")
 
@@ -133,3 +136,13 @@ def test_the_tiers_servers_have_the_allocators_options_of_a_local_one() -> None:
     found = environment(helm.objects({}), "DaemonSet", "surefoot-memory", "redis")
     wanted = {name: value for name, value in MALLOC_ENVIRONMENT.items() if name.endswith("MALLOC_CONF")}
     assert {name: found.get(name) for name in wanted} == wanted
+
+
+def test_the_webhooks_call_paths_that_are_served_under_a_name_of_the_certificate() -> None:
+    rendered = helm.objects(EVERYTHING)
+    [configuration] = [one for one in rendered if one["kind"] == "ValidatingWebhookConfiguration"]
+    assert configuration["metadata"]["name"] == settings(EVERYTHING).admission_webhooks
+    told = [hook["clientConfig"]["service"] for hook in configuration["webhooks"]]
+    assert [one["path"] for one in told] == [JOBS_PATH, EVICTIONS_PATH]
+    names = server_names(settings(EVERYTHING).coordinator_url, helm.NAMESPACE)
+    assert {f"{one['name']}.{one['namespace']}.svc" for one in told} <= set(names)

@@ -18,6 +18,7 @@ from surefoot.holder.connection import TLS_NAME
 from surefoot.protocol.backoff import Backoff
 from surefoot.task_set import TaskSet
 from surefoot_operator import metrics
+from surefoot_operator.controller.admission.webhooks import Webhooks
 from surefoot_operator.controller.cluster_settings import ClusterSettings
 from surefoot_operator.controller.credentials.coordinator_tls import CoordinatorTls, server_names
 from surefoot_operator.controller.credentials.derived_secrets import Secrets
@@ -74,6 +75,8 @@ class ClusterOperator:
         self._probes = Probes(settings.metrics_port, self._unwell, self._unready)
         self._server: AgentServer | None = None
         self._runners: JobRunners | None = None
+        self._tls: CoordinatorTls | None = None
+        self._webhooks: Webhooks | None = None
         self._beside = TaskSet(self._beside_failed)
         self._term = TaskSet(self._beside_failed)
         """What runs while this replica leads."""
@@ -110,6 +113,9 @@ class ClusterOperator:
         await self._patiently(self._cache.start)
         self._wakening.start()
         self._runners = JobRunners(shared, self._settings.only_namespace)
+        if self._settings.admission_webhooks:
+            self._webhooks = self._admission(shared, self._runners)
+            await self._webhooks.start()
         self._begun = ""
         self._beside.start(self._compete(shared, self._runners))
         await asyncio.Event().wait()
@@ -133,6 +139,8 @@ class ClusterOperator:
         if self._settings.node_reports:
             api = self._api.guarded(self._elector.may_act)
             self._term.start(NodeReporter(api, self._cache, self._settings.node_taint).run())
+        if self._webhooks is not None:
+            self._term.start(self._webhooks.keep_trusted())
         log.info("leading, with %d jobs; agents connect to %s", len(runners.running), self._settings.coordinator_url)
 
     async def _end_term(self, shared: Shared, runners: JobRunners) -> None:
@@ -142,6 +150,10 @@ class ClusterOperator:
         await self._within("jobs", runners.close())
         await self._within("holders", shared.pool.close())
         await self._within("the leader's tasks", self._term.close())
+
+    def _admission(self, shared: Shared, runners: JobRunners) -> Webhooks:
+        api = self._api.guarded(self._elector.may_act)
+        return Webhooks(api, shared, runners.departure, self._tls, self._settings)
 
     def _tier(self, shared: Shared, runners: JobRunners) -> MemoryMaintenance:
         given = self._settings
@@ -156,6 +168,7 @@ class ClusterOperator:
                 self._api, self._at(given.tls_secret), server_names(given.coordinator_url, given.namespace)
             )
             await tls.begin()
+            self._tls = tls
         secrets = Secrets(await root_key(self._api, self._at(given.keys_secret)))
         access = await self._tier_access()
         settings = OperatorSettings(
@@ -277,6 +290,8 @@ class ClusterOperator:
         metrics.leader.set(0)
 
     async def _close(self) -> None:
+        if self._webhooks is not None:
+            await self._webhooks.close()
         if self._server is not None:
             await self._server.close()
         await self._wakening.close()

@@ -51,6 +51,10 @@ class ClusterSettings:
     """0: any free one."""
     metrics_port: int = 8080
     """Plain HTTP: /metrics, /healthz, /readyz. 0: any free one."""
+    admission_port: int = 9443
+    """Admission webhooks over HTTPS, with the coordinator's certificate. 0: any free one."""
+    admission_webhooks: str = ""
+    """The ValidatingWebhookConfiguration that is to trust us; empty: no webhook is served."""
     tls_secret: str = "surefoot-coordinator-tls"
     """ca.crt, tls.crt, tls.key; made if it is not there."""
     keys_secret: str = "surefoot-keys"
@@ -109,6 +113,8 @@ def cluster_settings(
         lease_name=text("lease_name", "surefoot-operator"),
         coordinator_port=port,
         metrics_port=_port("SUREFOOT_METRICS_PORT", text("metrics_port", "8080")),
+        admission_port=_port("SUREFOOT_ADMISSION_PORT", text("admission_port", "9443")),
+        admission_webhooks=text("admission_webhooks", ""),
         tls_secret=text("tls_secret", "surefoot-coordinator-tls"),
         keys_secret=text("keys_secret", "surefoot-keys"),
         memory_admin_secret=text("memory_admin_secret", "surefoot-memory-admin"),

@@ -105,6 +105,10 @@ class JobRunner:
             return JobSafety(str(self.key), False, "this operator has not reconciled it yet", self._shared.clock())
         return replace(known, job=str(self.key))
 
+    def departure(self, node: str) -> str:
+        """Says what the job loses with a node; empty: nothing."""
+        return self._reconciler.departure(node)
+
     def wake(self, urgent: bool = True) -> None:
         self._reconciler.wake(urgent)
 

@@ -61,6 +61,11 @@ class JobRunners:
         """What each job says about restarting a holder."""
         return tuple(runner.safety for runner in self._runners.values())
 
+    def departure(self, node: str) -> str:
+        """Says what some job loses with a node; empty: nothing."""
+        said = ((key, runner.departure(node)) for key, runner in self._runners.items())
+        return next((f"job {key}: {why}" for key, why in said if why), "")
+
     def start(self) -> None:
         """Begins to lead: starts a runner for every cached job."""
         self._leading = True

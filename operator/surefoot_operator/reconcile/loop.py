@@ -31,6 +31,7 @@ from surefoot_operator.policy.maintenance.maintain import Maintenance, maintain
 from surefoot_operator.policy.maintenance.rollout import JobSafety, refused_safety, safety
 from surefoot_operator.policy.plan import plan
 from surefoot_operator.policy.reporting.tier_contents import with_contents
+from surefoot_operator.policy.world.node_departure import departure
 from surefoot_operator.reconcile.apply_plan import carry_out, carry_out_maintenance, repairing
 from surefoot_operator.reconcile.dependencies import Dependencies, observed, worker_ids
 from surefoot_operator.reconcile.event_recorder import EventRecorder, TierFailureEvents
@@ -75,12 +76,21 @@ class Reconciler:
         self._began: float | None = None
         self.safety: JobSafety | None = None
         """Whether the job could spare a holder, as of the last round."""
+        self._last: tuple[Observed, JobStatus] | None = None
+        """What the last round observed, and decided."""
         self._longest = dependencies.settings.longest_sleep_seconds
 
     @property
     def round_seconds(self) -> float:
         """How long the round under way takes already; 0 between two."""
         return 0.0 if self._began is None else time.perf_counter() - self._began
+
+    def departure(self, node: str) -> str:
+        """Says what the job loses with a node; empty: nothing."""
+        if self._last is None:
+            known = self.safety
+            return "it was not reconciled yet" if known is None else "" if known.safe else known.reason
+        return departure(*self._last, node, self._dependencies.clock())
 
     def wake(self, urgent: bool = True) -> None:
         """Wakes the loop: at once if urgent, else after a short delay.
@@ -175,6 +185,7 @@ class Reconciler:
         if not later:
             self._follow(shown, status)
         # Publish metrics, the log line and whether this job can spare a holder.
+        self._last = seen, status
         self.safety = safety(seen, status, kept)
         self._job_metrics.show(seen, status, kept)
         self._round_log.say(decided, kept, seen.status)
@@ -198,7 +209,7 @@ class Reconciler:
     async def _refuse(self, refusal: JobRefused) -> float:
         """What cannot be carried is left as it is; people are told once, and an edit wakes us."""
         dependencies, old = self._dependencies, refusal.status
-        self.safety = refused_safety(old, dependencies.clock())
+        self._last, self.safety = None, refused_safety(old, dependencies.clock())
         if refusal.leaving:
             # what it would have deleted cannot be known: nobody is stuck with it
             await dependencies.fabric.hold_job(False)

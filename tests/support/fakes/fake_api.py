@@ -94,24 +94,15 @@ class FakeApi:
         return self.keep(path, body)
 
     async def patch(self, path: str, operations: list[Body]) -> Body:
-        """Labels, and fields of the spec after a test of the uid."""
+        """A JSON Patch, whole or not at all."""
         await self._asked("PATCH", path)
         if path not in self.objects:
             raise ApiRefused(f"PATCH {path}", 404, "NotFound", "not found")
-        for operation in [one for one in operations if one["op"] == "test"]:
-            if self.objects[path]["metadata"].get("uid") != operation["value"]:
-                raise ApiRefused(f"PATCH {path}", 422, "Invalid", "the uid differs")
-        for operation in [one for one in operations if one["path"].startswith("/spec/")]:
-            self.objects[path]["spec"][operation["path"].removeprefix("/spec/")] = operation["value"]
-        operations = [one for one in operations if one["path"].startswith("/metadata/labels/")]
-        labels = self.objects[path]["metadata"].setdefault("labels", {})
+        changed = copy.deepcopy(self.objects[path])
         for operation in operations:
-            name = operation["path"].removeprefix("/metadata/labels/").replace("~1", "/")
-            if operation["op"] == "add":
-                labels[name] = operation["value"]
-            elif labels.pop(name, None) is None:
-                raise ApiRefused(f"PATCH {path}", 422, "Invalid", "no such label")
-        return self.keep(path, self.objects[path])
+            if not _patched(changed, operation):
+                raise ApiRefused(f"PATCH {path}", 422, "Invalid", f"{operation['op']} {operation['path']}")
+        return self.keep(path, changed)
 
     async def delete(self, path: str, options: Body) -> Body:
         await self._asked("DELETE", path)
@@ -135,6 +126,21 @@ class FakeApi:
         await self.reachable.wait()
         await asyncio.sleep(0)  # as a real call: others run meanwhile
         self.before(verb, path)
+
+
+def _patched(body: Body, operation: Body) -> bool:
+    """Carries one operation out; whether it could be."""
+    *way, last = (part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:])
+    where: Any = body
+    for part in way:
+        where = where[int(part)] if isinstance(where, list) else where.setdefault(part, {})
+    match operation["op"]:
+        case "test":
+            return bool(where.get(last) == operation["value"])
+        case "remove":
+            return where.pop(last, None) is not None
+    where[last] = operation["value"]
+    return True
 
 
 def silent(verb: str, path: str) -> None:
