@@ -111,7 +111,7 @@ def test_an_eviction_waits_for_the_last_copy_and_costs_no_step(asking: Stage) ->
             answers.append(evict(job, pod))
             return answers[-1][0] == 201
 
-        assert wait(lambda: answered(evicted), SECONDS), (answers[-1], job.said())
+        assert wait(lambda: answered(evicted), SECONDS), f"{answers[-1]} {job.said()}"
         assert {code for code, _ in answers} <= {201, 429}, answers
         row = Row("node drained, one copy", worlds=[2, 2], whole_again_seconds=asking.whole_again(job, struck))
         assert [(i.kind, i.steps_lost) for i in job.incidents() if i.epoch >= struck.epoch] == [("planned", 0)]

@@ -264,9 +264,18 @@ def _repairs(facts: Facts, memory: _Memory) -> tuple[CopySave, ...]:
     wanted, halted = newest(memory.complete), surviving_copies.halted(facts)
     if halted is not None and halted == wanted:
         return _copied(facts, surviving_copies.repairs(facts, halted))
+    rescued = surviving_copies.rescues(facts, wanted) if wanted is not None and not _is_stored(facts, wanted) else []
+    if rescued:
+        return _copied(facts, rescued)
     if wanted is None or wanted == memory.full or _newer_is_coming(facts, memory, wanted):
         return ()
     return _copied(facts, retention.repairs(dict(memory.reading.holders), memory.domains, wanted, memory.replicas))
+
+
+def _is_stored(facts: Facts, wanted: Checkpoint) -> bool:
+    """Whether the persistent tier has this checkpoint, or a newer one."""
+    floor = facts.status.floor
+    return floor is not None and floor not in facts.status.bad and floor.step >= wanted.step
 
 
 def _copied(facts: Facts, planned: list[retention.Repair]) -> tuple[CopySave, ...]:

@@ -12,11 +12,14 @@ from surefoot.protocol.completeness import complete
 from surefoot.protocol.lineage import newest
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.observed import Observed
-from surefoot_operator.policy.facts import Facts, bad_of, domains_of, gather, reading_at
+from surefoot_operator.policy.facts import Facts, bad_of, domains_of, gather, reading_at, saving_steps
 from surefoot_operator.policy.world.surviving_copies import going, staying
 
 STALE_SECONDS = 15.0
 """What was observed so long ago says nothing about now."""
+
+COPIES_BEHIND = 2
+"""Intervals: while the newest checkpoint is copied the next ones are made."""
 
 
 def departure(seen: Observed, status: JobStatus, node: str, now: float) -> str:
@@ -49,10 +52,17 @@ def departure(seen: Observed, status: JobStatus, node: str, now: float) -> str:
     known, covers = (facts.status.lineage, world.epoch, bad_of(facts)), facts.seen.covers
     there = newest(complete(reading, *known, covers))
     stays = newest(complete(staying(facts), *known, covers))
-    kept = max((one.step for one in (stays, status.floor) if one is not None), default=-1)
-    if there is None or kept >= there.step:
+    kept = max((one.step for one in (stays, status.floor) if one is not None), default=None)
+    if there is None or (kept is not None and kept + _copied_meanwhile(facts) >= there.step):
         return ""
     return f"{there} has no copy on a node that stays{_way_out(facts)}"
+
+
+def _copied_meanwhile(facts: Facts) -> int:
+    """Steps by which copies may be behind a world that trains: it halts before its worker leaves, and what it saves then is
+    copied before that worker ends. One that does not train makes no newer copies."""
+    trains = facts.world.state == "Committed" and facts.world.members
+    return COPIES_BEHIND * saving_steps(facts) if trains else 0
 
 
 def _keeps_some(facts: Facts, node: str) -> bool:

@@ -84,6 +84,18 @@ def repairs(facts: Facts, goal: Checkpoint) -> list[retention.Repair]:
     return retention.repairs(dict(reading.holders), domains, goal, wanted, frozenset(going(facts))) if wanted else []
 
 
+def rescues(facts: Facts, goal: Checkpoint) -> list[retention.Repair]:
+    """Plans one copy on nodes that stay, of each save that has none there.
+
+    For a world that trains: nodes are left one after another once nobody waits for them, and holders leave with them.
+    """
+    leaving = going(facts)
+    reading = reading_at(facts, facts.world.epoch) if leaving else TierReading({}, None)
+    if not staying(facts).holders or not leaving & {domains_of(facts)[holder] for holder in reading.holders}:
+        return []
+    return retention.repairs(dict(reading.holders), domains_of(facts), goal, 1, frozenset(leaving))
+
+
 def going(facts: Facts) -> set[str]:
     """Returns the failure domains with a node that is being left."""
     domains = {h.endpoint.holder.node: h.endpoint.domain for h in facts.seen.holders}

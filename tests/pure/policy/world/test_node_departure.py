@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from support.builders import BEGAN, running, with_holder, with_node
-from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy.actions import CopySave
@@ -44,6 +44,36 @@ def test_the_last_copy_is_waited_for_and_is_being_made_meanwhile() -> None:
     assert said(seen) == "step 40 of epoch 1 has no copy on a node that stays, and is being copied to one"
     copies = [a for a in maintain(seen).actions if isinstance(a, CopySave)]
     assert [(a.save.rank, a.target.node) for a in copies if a.save.step == 40] == [(0, "n1")], copies
+
+
+def test_of_a_world_that_trains_the_copies_may_be_a_little_behind_but_never_missing() -> None:
+    """It saves faster than copies are seen; before its worker ends it halts, and copies what it saved then."""
+    seen = running()
+    behind = with_holder(seen, "n1", entries=tuple(m for m in _entries(seen, "n1") if m.save != RankSave(1, 40, 0)))
+    assert said(behind) == "", "step 30 of all ranks is on nodes that stay"
+    halted = replace(seen.status, world=replace(seen.status.world, state="Claimed"))
+    assert said(replace(behind, status=halted)).startswith("step 40 of epoch 1 has no copy on a node that stays")
+    assert said(lone()), "of rank 0 nothing is there, however few steps that is"
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_one_copy_is_brought_to_a_node_that_stays_while_others_are_left(replicas: int) -> None:
+    memory = MemoryTierSpec(interval_steps=10, replicas=replicas)
+    seen = with_node(
+        with_node(running(checkpoint=CheckpointPolicy(memory=memory)), "n0", schedulable=False), "n1", signal="x"
+    )
+    copies = [a for a in maintain(seen).actions if isinstance(a, CopySave)]
+    assert [(a.save.checkpoint.step, a.save.rank, a.target.node) for a in copies] == [(40, 0, "n2")]
+    stored = replace(seen, status=replace(seen.status, floor=Checkpoint(1, 40)))
+    assert not [a for a in maintain(stored).actions if isinstance(a, CopySave)]
+
+
+def test_where_no_node_is_left_or_none_stays_nothing_more_is_copied() -> None:
+    seen = running()
+    assert not [a for a in maintain(seen).actions if isinstance(a, CopySave)]
+    for name in ("n0", "n1", "n2"):
+        seen = with_node(seen, name, schedulable=False)
+    assert not [a for a in maintain(seen).actions if isinstance(a, CopySave)]
 
 
 def test_it_is_waited_for_before_the_operator_has_heard_of_the_cordon() -> None:
