@@ -85,7 +85,7 @@ def repairs(facts: Facts, goal: Checkpoint) -> list[retention.Repair]:
 
 
 def rescues(facts: Facts, goal: Checkpoint) -> list[retention.Repair]:
-    """Plans one copy on nodes that stay, of each save that has none there.
+    """Plans one copy, on nodes that stay, of saves without one.
 
     For a world that trains: nodes are left one after another once nobody waits for them, and holders leave with them.
     """
