@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -94,5 +95,22 @@ def test_an_elastic_job_is_drained_to_its_minimum_and_below_and_loses_no_step(st
     row = Row(
         "node drained, elastic, at its minimum", worlds=[3, 2, 0, 3], whole_again_seconds=stage.whole_again(job, first)
     )
+    row.steps_lost = 0
+    stage.check(job, row)
+
+
+def test_every_node_is_drained_in_turn_and_no_step_is_lost(stage: Stage) -> None:
+    """As an upgrade of the cluster does it: the last node's holder is the only one that has not been left yet."""
+    job = stage.training("drained-in-turn", ELASTIC, pod=PATIENT)
+    first = strike(job)
+    for node in stage.installed.facts.node_names:
+        with cordoned(stage):
+            struck = drain(stage, job, node)
+            job.wait("the others train on", lambda struck=struck: job.epoch > struck.epoch and job.trains(2))
+        stage.whole_again(job, struck)
+    noted = [i for i in job.incidents() if i.epoch >= first.epoch]
+    assert {(i.kind, i.steps_lost) for i in noted} == {("planned", 0)}, noted
+    assert len(noted) >= len(stage.installed.facts.node_names)
+    row = Row("every node drained in turn", worlds=[3, 2, 3, 2, 3, 2, 3], whole_again_seconds=time.time() - first.at)
     row.steps_lost = 0
     stage.check(job, row)

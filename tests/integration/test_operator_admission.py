@@ -41,9 +41,9 @@ class Cluster:
 
     def __init__(self) -> None:
         self.server = FakeApi()
-        self.server.objects["/api/v1/nodes/n0"] = {"spec": {"unschedulable": True}}
+        self.server.objects["/api/v1/nodes/n0"] = {"metadata": {"name": "n0"}, "spec": {"unschedulable": True}}
         self.pods: dict[tuple[str, str], Any] = {("team", "gpt-0-1"): copy.deepcopy(POD)}
-        self.nodes: dict[tuple[str, str], Any] = {("", "n0"): {"spec": {}}}
+        self.nodes: dict[tuple[str, str], Any] = {("", "n0"): {"metadata": {}, "spec": {}}}
         self.lost = {"n0": "job team/gpt: step 40 of epoch 1 has no copy on a node that stays"}
         self.reviews = EvictionReviews(self.server.api, self.pods, self.nodes, lambda node: self.lost.get(node, ""))
 
@@ -63,8 +63,17 @@ async def test_an_eviction_waits_while_something_would_be_lost_and_no_longer() -
 
 async def test_a_pod_that_goes_alone_goes_at_once() -> None:
     cluster = Cluster()
-    cluster.server.objects["/api/v1/nodes/n0"] = {"spec": {}}
+    node = {"metadata": {"name": "n0"}, "spec": {"taints": [{"key": "node.kubernetes.io/memory-pressure"}]}}
+    cluster.server.objects["/api/v1/nodes/n0"] = node
     assert await cluster.verdict() == ALLOWED, "its node stays, and the holder on it"
+
+
+@pytest.mark.parametrize("taint", ["karpenter.sh/disrupted", "ToBeDeletedByClusterAutoscaler"])
+async def test_an_autoscaler_that_takes_a_node_away_waits_too(taint: str) -> None:
+    cluster = Cluster()
+    node = {"metadata": {"name": "n0"}, "spec": {"taints": [{"key": taint, "effect": "NoSchedule"}]}}
+    cluster.server.objects["/api/v1/nodes/n0"] = node
+    assert not (await cluster.verdict()).allowed
 
 
 async def test_other_peoples_pods_are_no_concern_of_ours_and_cost_no_call() -> None:
@@ -82,7 +91,7 @@ async def test_an_api_server_that_does_not_answer_is_not_waited_for(monkeypatch:
     cluster = Cluster()
     cluster.server.reachable.clear()
     assert await cluster.verdict() == ALLOWED, "the cache knows of no cordon"
-    cluster.nodes["", "n0"] = {"spec": {"unschedulable": True}}
+    cluster.nodes["", "n0"] = {"metadata": {"name": "n0"}, "spec": {"unschedulable": True}}
     assert not (await cluster.verdict()).allowed
     cluster.server.reachable.set()
     cluster.server.before = silent

@@ -17,13 +17,13 @@ from surefoot_operator.controller.health import process_metrics
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.kubernetes import labels
 from surefoot_operator.fabric.kubernetes.api import Api
+from surefoot_operator.fabric.kubernetes.nodes import is_left
 from surefoot_operator.fabric.kubernetes.pod_observations import node_of
 
 log = logging.getLogger(__name__)
 
 NODE_SECONDS = 1.0
 """How long the API server may take to tell a node: the eviction waits for it."""
-Object = Mapping[str, Any]
 Key = tuple[str, str]
 
 
@@ -60,8 +60,8 @@ class EvictionReviews:
         """Asks the server itself: a drain evicts in the moment in which it cordons, before any watch has told."""
         try:
             async with asyncio.timeout(NODE_SECONDS):
-                found: Object = await self._api.get(f"/api/v1/nodes/{node}")
+                found: dict[str, Any] = await self._api.get(f"/api/v1/nodes/{node}")
         except (FabricError, TimeoutError) as error:
             log.warning("cannot read node %s for an eviction, going by what is cached: %s", node, error or "time-out")
-            found = self._nodes.get(("", node), {})
-        return bool(found.get("spec", {}).get("unschedulable", False))
+            found = self._nodes.get(("", node), {"metadata": {}, "spec": {}})
+        return is_left(found)

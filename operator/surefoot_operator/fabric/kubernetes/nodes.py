@@ -58,6 +58,11 @@ def is_contradicted(found: Object) -> bool:
     return _doubt(found, renewed=False) != _doubt(found, renewed=True)
 
 
+def is_left(found: Object) -> bool:
+    """Whether a node is cordoned, or marked to be left."""
+    return bool(found.get("spec", {}).get("unschedulable", False)) or bool(_signal(found, KNOWN_SIGNALS))
+
+
 def marks(found: Object) -> tuple[Any, ...]:
     """The parts of a node that plans read; heartbeats are left out."""
     metadata, spec = found["metadata"], found["spec"]
