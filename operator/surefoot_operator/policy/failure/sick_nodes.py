@@ -16,6 +16,7 @@ from surefoot_operator import names
 from surefoot_operator.api.status import ExcludedNode
 from surefoot_operator.policy.actions import Event
 from surefoot_operator.policy.facts import Facts, derived_once, soonest
+from surefoot_operator.policy.indexes import worker_id
 
 SICK_SECONDS = 3600.0
 """How long a node that was found sick is avoided: its agent leaves with its worker, and nobody looks there any more."""
@@ -53,12 +54,20 @@ def shared_findings(facts: Facts) -> str:
 
 
 def _told(facts: Facts) -> Mapping[str, Mapping[str, str]]:
-    """What agents find of their own nodes' hardware: sentences by node, by reason."""
+    """What agents find of their own nodes' hardware: sentences by node, by reason.
+
+    An agent that went with its worker says nothing any more once a later one on its node has looked: the node may have
+    been started anew.
+    """
     told: dict[str, dict[str, str]] = {}
     if facts.spec.health_policy.node_findings != "Leave":
         return told
+    present = [s for s in facts.sessions.values() if worker_id(s) in facts.workers]
+    looked = {session.node: session.since_seconds for session in sorted(present, key=lambda s: s.since_seconds)}
     for session in facts.sessions.values():
-        for one in session.findings:
+        gone = worker_id(session) not in facts.workers
+        past = gone and looked.get(session.node, 0.0) > session.heard_seconds
+        for one in () if past else session.findings:
             if one.blame == "node":
                 told.setdefault(one.reason, {}).setdefault(session.node, one.text)
     return told

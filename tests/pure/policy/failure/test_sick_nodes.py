@@ -121,6 +121,20 @@ def test_a_sick_node_is_avoided_though_nobody_is_there_any_more_and_not_for_ever
     assert kept.until_seconds == NOW + SICK_SECONDS
 
 
+def test_what_an_agent_found_before_its_node_was_started_anew_counts_no_more() -> None:
+    """Its worker is gone, and its line may not have broken yet; who came after it looked again."""
+    seen = found(running(), {1: (LOST,)})
+    former = next(s for s in seen.sessions if s.index == 1)
+    now = former.heard_seconds + 1
+    later = replace(former, attempt=2, incarnation="inc-1-2", since_seconds=now, heard_seconds=now, findings=())
+    workers = tuple(replace(w, attempt=2) if w.index == 1 else w for w in seen.workers)
+    assert set(found_sick(gather(replace(seen, now=now, sessions=(*seen.sessions, later), workers=workers)))) == set()
+    again = replace(later, findings=former.findings)
+    assert set(found_sick(gather(replace(seen, now=now, sessions=(*seen.sessions, again), workers=workers)))) == {"n1"}
+    alone = replace(seen, workers=tuple(w for w in seen.workers if w.index != 1))
+    assert set(found_sick(gather(alone))) == {"n1"}, "nobody has looked since"
+
+
 def test_failures_of_the_job_do_not_push_a_sick_node_out_of_the_list() -> None:
     seen = running(now=NOW, workers=4)
     one = ExcludedNode("n1", "GpuLost: x", NOW + 100)
