@@ -21,6 +21,7 @@ from surefoot.protocol.standing.rank_pace import RankPace
 from surefoot.protocol.standing.rank_places import RankPlace
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import JobStatus
+from surefoot_operator.observed_groups import GroupCallSeen, PodGroupsSeen
 
 FEWEST_STEPS = 3
 """Of fewer the first, slow one would be half."""
@@ -359,5 +360,9 @@ class Observed:
     """When an agent of this job was last asked to come again; 0: none was in this term."""
     creates: tuple[CreateSeen, ...] = ()
     """Workers that were asked for and are not there: under way, or refused."""
+    pod_groups: PodGroupsSeen | None = None
+    """None: the fabric has no scheduler that knows groups."""
+    group_calls: tuple[GroupCallSeen, ...] = ()
+    """For pod groups: under way, or refused."""
     deletions: frozenset[str] = frozenset()
     """Uids of workers whose deletion this leader asked for and knows no end of: it may be carried out at any time."""

@@ -21,6 +21,7 @@ EVERYTHING: Object = {
         "args": ["--log-level", "DEBUG"],
         "nodeReports": {"enabled": True, "taint": "NoSchedule"},
         "admission": {"jobs": {"enabled": True}, "evictions": {"enabled": True}, "timeoutSeconds": 2},
+        "gangSchedulers": ["Volcano", "Coscheduling"],
         "runtimeImage": "training:1",
         "onlyNamespace": "training",
         "extraEnv": [{"name": "A", "value": "b"}],
@@ -371,3 +372,22 @@ def test_what_the_api_server_asks_finds_the_port_that_answers() -> None:
         assert told["port"] in [one["port"] for one in service["spec"]["ports"]]
         assert (hook["failurePolicy"], hook["sideEffects"], hook["timeoutSeconds"]) == ("Ignore", "None", 2)
         assert hook["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "training"}}
+
+
+@pytest.mark.parametrize(
+    ("gangs", "groups"),
+    [
+        ([], set()),
+        (["Volcano"], {"scheduling.volcano.sh"}),
+        (["Coscheduling"], {"scheduling.x-k8s.io"}),
+        (["Coscheduling", "Volcano"], {"scheduling.volcano.sh", "scheduling.x-k8s.io"}),
+    ],
+)
+def test_the_operator_may_write_pod_groups_of_just_the_schedulers_that_are_named(
+    gangs: list[str], groups: set[str]
+) -> None:
+    rendered = helm.objects({"operator": {"gangSchedulers": gangs}})
+    found = [rule for _, rule in rules(rendered) if "podgroups" in rule["resources"]]
+    assert {name for rule in found for name in rule["apiGroups"]} == groups
+    assert all(rule["verbs"] == ["get", "list", "watch", "create", "patch", "delete"] for rule in found)
+    assert all(rule["resources"] == ["podgroups"] for rule in found)

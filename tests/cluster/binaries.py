@@ -27,6 +27,8 @@ KIND = "v0.32.0"
 REGISTRY = "v3.1.2"
 KWOK = "v0.8.0"
 PROMETHEUS_OPERATOR = "v0.85.0"
+SCHEDULER_PLUGINS = "v0.35.4-devel"
+"""Of the minor version of KUBERNETES: the plugins are compiled into kube-scheduler."""
 KUBERNETES_PROGRAMS = (
     "kube-apiserver",
     "kube-controller-manager",
@@ -60,6 +62,24 @@ func main() {
 			os.Exit(0)
 		}
 	}
+}
+"""
+
+
+GANG_SCHEDULER_SOURCE = """// kube-scheduler with the plugin that holds pods back until their whole group fits.
+package main
+
+import (
+	"os"
+
+	"k8s.io/component-base/cli"
+	"k8s.io/kubernetes/cmd/kube-scheduler/app"
+	_ "sigs.k8s.io/scheduler-plugins/apis/config/scheme"
+	"sigs.k8s.io/scheduler-plugins/pkg/coscheduling"
+)
+
+func main() {
+	os.Exit(cli.Run(app.NewSchedulerCommand(app.WithPlugin(coscheduling.Name, coscheduling.New))))
 }
 """
 
@@ -137,6 +157,17 @@ def prometheus_crds() -> list[Path]:
     ]
 
 
+def gang_scheduler() -> Path:
+    """kube-scheduler with the coscheduling plugin of scheduler-plugins."""
+    return _built(f"gang-scheduler-{SCHEDULER_PLUGINS}", _build_gang_scheduler) / "gang-scheduler"
+
+
+def pod_group_crd() -> Path:
+    """The kind of the groups that the coscheduling plugin reads."""
+    module = _source(f"sigs.k8s.io/scheduler-plugins@{SCHEDULER_PLUGINS}")
+    return module / "config" / "crd" / "bases" / "scheduling.x-k8s.io_podgroups.yaml"
+
+
 def kind_source() -> Path:
     """kind's module, with the files of its node images."""
     return _source(f"sigs.k8s.io/kind@{KIND}")
@@ -207,6 +238,27 @@ def _build_kubernetes(folder: Path, programs: Sequence[str]) -> None:
     flags = f"-s -w -X {stamp}.gitVersion={KUBERNETES} -X {stamp}.gitMajor={major} -X {stamp}.gitMinor={minor}"
     _go(source, "build", "-trimpath", "-ldflags", flags, "-o", f"{folder}/", *packages)
     shutil.rmtree(source)
+
+
+def _build_gang_scheduler(folder: Path) -> None:
+    source = _pinned_module(folder, "sigs.k8s.io/scheduler-plugins", SCHEDULER_PLUGINS)
+    (source / "main.go").write_text(GANG_SCHEDULER_SOURCE)
+    _go(source, "mod", "tidy")
+    _go(source, "build", "-trimpath", "-ldflags", "-s -w", "-o", str(folder / "gang-scheduler"), ".")
+    shutil.rmtree(source)
+
+
+def _pinned_module(folder: Path, module: str, version: str) -> Path:
+    """A module that requires another one, with that one's replacements: its own hold only where it is built itself."""
+    source = folder / "source"
+    source.mkdir()
+    _go(source, "mod", "init", "surefoot.dev/pinned")
+    downloaded = json.loads(_go(source, "mod", "download", "-json", f"{module}@{version}"))
+    text = Path(downloaded["GoMod"]).read_text()
+    pinned = re.findall(r"^(?:replace )?\s*(\S+) => (\S+) (v\S+)$", text, re.MULTILINE)
+    replacements = [f"-replace={name}={other}@{found}" for name, other, found in pinned]
+    _go(source, "mod", "edit", f"-require={module}@{version}", *replacements)
+    return source
 
 
 def _build_tool(folder: Path, name: str, package: str, version: str) -> None:

@@ -9,29 +9,23 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
-import socket
 import ssl
-import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
-import yaml
 
 from cluster import layout, pods
 from cluster.api import Api
 from cluster.engine import Engine
+from cluster.operator_process import SECONDS, Operator
 from cluster.processes import wait
 from support.fakes.fake_agent import hello
-from support.servers.kubernetes_cluster import a_cluster
+from support.servers.kubernetes_cluster import a_cluster, install_crd
 from surefoot.protocol.messages import Refused
 from surefoot.protocol.wire import SUBPROTOCOLS, decode, encode
 from surefoot_operator.controller.credentials import certificates
@@ -39,79 +33,10 @@ from surefoot_operator.controller.credentials import certificates
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 NAMESPACE = "surefoot-controller"
-CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 JOBS = f"/apis/surefoot.dev/v1alpha1/namespaces/{NAMESPACE}/trainingjobs"
 CORE = f"/api/v1/namespaces/{NAMESPACE}"
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/surefoot-operator"
-SECONDS = 120.0
 LEADER = "surefoot.dev/leader"
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("", 0))
-        return int(found.getsockname()[1])
-
-
-@dataclass
-class Operator:
-    """One process. Every wait shows its log when it fails."""
-
-    name: str
-    engine: Engine
-    folder: Path
-    port: int = field(default_factory=free_port)
-    process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def log(self) -> Path:
-        return self.folder / f"{self.name}.log"
-
-    @property
-    def host(self) -> str:
-        """Where pods find this machine: at the address of its API server."""
-        body = yaml.safe_load(self.engine.facts().kubeconfig.read_text())
-        return str(urlsplit(body["clusters"][0]["cluster"]["server"]).hostname)
-
-    def start(self, *flags: str) -> Operator:
-        url = f"wss://{self.host}:{self.port}/v1/agents"
-        told = ["--namespace", NAMESPACE, "--only-namespace", NAMESPACE, "--pod-name", self.name]
-        told += ["--coordinator-url", url, "--coordinator-port", str(self.port), "--metrics-port", "0", *flags]
-        command = [sys.executable, "-m", "surefoot_operator.controller"]
-        command += ["--kubeconfig", str(self.engine.facts().kubeconfig), *told]
-        with self.log.open("ab") as output:
-            self.process = subprocess.Popen(command, stdout=output, stderr=output, cwd=layout.PROJECT)
-        return self
-
-    def text(self) -> str:
-        return self.log.read_text(encoding="utf-8")
-
-    def says(self, words: str, seconds: float = SECONDS) -> None:
-        assert wait(lambda: words in self.text(), seconds), f"{self.name} never said {words!r}:\n{self.text()}"
-
-    def probe(self, path: str) -> tuple[int, str]:
-        """Of the last process that wrote to this log; 0 if nobody answers."""
-        port = re.findall(r"on port (\d+)", self.text())[-1]
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5.0) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
-        except OSError as error:  # not yet, or not any more
-            return 0, str(error)
-
-    def signal(self, number: signal.Signals) -> None:
-        assert self.process is not None
-        self.process.send_signal(number)
-
-    def ends(self, seconds: float = 30.0) -> int:
-        assert self.process is not None
-        return self.process.wait(seconds)
-
-    def kill(self) -> None:
-        if self.process is not None and self.process.poll() is None:
-            self.process.kill()
-            self.process.wait(10.0)
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +47,7 @@ def engine() -> Iterator[Engine]:
 @pytest.fixture(scope="module")
 def api(engine: Engine) -> Api:
     made = Api(engine.facts().kubeconfig)
-    made.create(CRDS, yaml.safe_load((layout.PROJECT / "manifests" / "crd.yaml").read_text(encoding="utf-8")))
+    install_crd(made)
     return made
 
 
@@ -150,7 +75,7 @@ def _made(api: Api, body: dict[str, Any]) -> bool:
 @pytest.fixture
 def operators(engine: Engine, tmp_path: Path) -> Iterator[dict[str, Operator]]:
     """By name, as they are asked for."""
-    made = {name: Operator(name, engine, tmp_path) for name in ("a", "b")}
+    made = {name: Operator(name, engine, tmp_path, NAMESPACE) for name in ("a", "b")}
     yield made
     for one in made.values():
         one.kill()

@@ -15,11 +15,10 @@ from urllib.error import HTTPError
 import pytest
 import yaml
 
-from cluster import layout
 from cluster.api import Api
 from cluster.engine import Engine
 from cluster.processes import wait
-from support.servers.kubernetes_cluster import a_cluster
+from support.servers.kubernetes_cluster import a_cluster, install_crd
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.status import Condition, Incident, Interval, JobStatus, World
@@ -27,7 +26,6 @@ from surefoot_operator.api.status_json import status_from_json, status_to_json
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 JOBS = "/apis/surefoot.dev/v1alpha1/namespaces/default/trainingjobs"
 
 SMALL: dict[str, Any] = {
@@ -50,6 +48,7 @@ spec:
   suspend: true
   managedBy: example.org/nobody
   elasticPolicy: {minReplicas: 2, maxReplicas: 6, replicaDiscreteValues: [2, 4, 6], faultyScaleDownTimeoutSeconds: 1.5, scaleUpSnoozeSeconds: 3}
+  schedulingPolicy: {gang: Volcano, queue: research, priorityClass: high}
   runPolicy: {backoffLimit: 2, activeDeadlineSeconds: 1000, startupDeadlineSeconds: 60.5, schedulingDeadlineSeconds: 90, ttlSecondsAfterFinished: 30, cleanPodPolicy: All}
   failurePolicy:
     maxRestarts: 5
@@ -94,8 +93,7 @@ def engine() -> Iterator[Engine]:
 @pytest.fixture(scope="module")
 def api(engine: Engine) -> Api:
     found = Api(engine.facts().kubeconfig)
-    body = yaml.safe_load((layout.PROJECT / "manifests" / "crd.yaml").read_text(encoding="utf-8"))
-    found.create(CRDS, body)
+    install_crd(found)
     assert wait(lambda: found.answers(JOBS), 30.0)
     return found
 
@@ -155,6 +153,13 @@ REFUSED = [
     ({"checkpoint": {"memory": {"sizeLimit": "lots"}}}, "spec.checkpoint.memory.sizeLimit"),
     ({"failurePolicy": {"rules": [{"name": "a", "action": "Ignore", "onExitCodes": {"values": [1]}}]}}, '"FailJob"'),
     ({"managedBy": "nobody"}, "spec.managedBy"),
+    ({"schedulingPolicy": {"queue": "a"}}, "spec.schedulingPolicy.gang: Required value"),
+    ({"schedulingPolicy": {"gang": "Coscheduling", "queue": "a"}}, "queue is Volcano's: leave it out with gang Cosch"),
+    ({"schedulingPolicy": {"gang": "Coscheduling", "priorityClass": "a"}}, "set template.spec.priorityClassName"),
+    (
+        {"schedulingPolicy": {"gang": "Volcano", "scheduleTimeoutSeconds": 9}},
+        "scheduleTimeoutSeconds is Coscheduling's",
+    ),
     ({"runPolicy": {"cleanPodPolicy": "None"}}, 'supported values: "Running", "All"'),
     (
         {
@@ -199,6 +204,21 @@ def test_a_template_changes_only_while_the_job_is_suspended(
     found["spec"]["template"]["spec"]["nodeSelector"] = {"gpu": "yes"}
     found["spec"]["suspend"] = False
     assert api.call("PUT", f"{JOBS}/small", found)["spec"]["template"]["spec"]["nodeSelector"] == {"gpu": "yes"}
+
+
+def test_a_scheduling_policy_changes_only_while_the_job_is_suspended(
+    api: Api, made: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
+    body = copy.deepcopy(SMALL)
+    body["spec"] |= {"schedulingPolicy": {"gang": "Volcano"}, "managedBy": "example.org/nobody"}
+    made(body)
+    for changed in (None, {"gang": "Coscheduling"}, {"queue": "other"}):
+        words = refusal(lambda: api.merge(f"{JOBS}/small", {"spec": {"schedulingPolicy": changed}}))  # noqa: B023
+        assert "schedulingPolicy cannot be changed while the job runs" in words
+    api.merge(f"{JOBS}/small", {"spec": {"suspend": True}})
+    api.merge(f"{JOBS}/small", {"spec": {"schedulingPolicy": None, "suspend": False}})
+    words = refusal(lambda: api.merge(f"{JOBS}/small", {"spec": {"schedulingPolicy": {"gang": "Volcano"}}}))
+    assert "schedulingPolicy cannot be changed while the job runs" in words
 
 
 def test_what_workers_are_told_once_changes_only_while_the_job_is_suspended(

@@ -12,6 +12,7 @@ from aiohttp import web
 from kubernetes.aio.client import ApiClient, Configuration
 
 from surefoot_operator.errors import FabricError
+from surefoot_operator.fabric.kubernetes import watched_objects
 from surefoot_operator.fabric.kubernetes.api import Api
 from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused, ApiSilent
 from surefoot_operator.fabric.kubernetes.watched_objects import WatchedObjects
@@ -36,9 +37,13 @@ class Server:
         self.version = 10
         self.watches: asyncio.Queue[list[Object | None]] = asyncio.Queue()
         self.asked: list[dict[str, str]] = []
+        self.refuses = 0
+        """With which code; 0: it answers."""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.asked.append(dict(request.query))
+        if self.refuses:
+            return web.Response(status=self.refuses, text="404 page not found")
         if "watch" not in request.query:
             begin = int(request.query.get("continue", 0))
             end = begin + (self.page or len(self.pods))
@@ -198,3 +203,27 @@ async def test_a_listing_keeps_what_was_learned_while_its_pages_came(server: Ser
     feed._version = ""
     await feed._list()
     assert list(feed.items) == [("n", "a")], "a store that was restored has older versions, and knows best"
+
+
+@pytest.mark.parametrize(("code", "asks"), [(404, "CustomResourceDefinition"), (403, "may the operator")])
+async def test_a_kind_that_is_not_served_says_so_and_is_followed_once_it_is(
+    server: Server, api: Api, monkeypatch: pytest.MonkeyPatch, code: int, asks: str
+) -> None:
+    monkeypatch.setattr(watched_objects, "NOT_SERVED_SECONDS", 0.01)
+    feed = WatchedObjects(api, "/api/v1/pods", "", lambda _old, _new: None, optional=True)
+    feed.learn(pod("a", 3))  # of an answer to a write of ours
+    server.refuses = code
+    task = asyncio.create_task(feed.run())
+    try:
+        await until(lambda: bool(feed.refusal))
+        assert asks in feed.refusal
+        assert len(feed.items) == (0 if code == 404 else 1)
+        server.pods = [pod("b", 4)]
+        server.watches.put_nowait([None])
+        server.refuses = 0
+        await until(feed.synced.is_set)
+        assert feed.refusal == ""
+        assert [name for _, name in feed.items] == ["b"]
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

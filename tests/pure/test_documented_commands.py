@@ -68,7 +68,7 @@ RUN: dict[str, tuple[str, str]] = {
     "surefoot report": ("tests/pure/cli/report/test_report_job.py", "--run-folder"),
     "surefoot checkpoints export": (EXPORT, '"checkpoints", "export"'),
     "surefoot checkpoints import": (EXPORT, '"checkpoints", "import"'),
-    "surefoot-operator --kubeconfig": ("tests/cluster/test_controller.py", '"--coordinator-url"'),
+    "surefoot-operator --kubeconfig": ("tests/cluster/operator_process.py", '"--coordinator-url"'),
     "make cluster-up": (TOOL, "chosen.up(3)"),
     "make cluster-down": (TOOL, "test_down_takes_a_hurt_cluster_away_whole"),
     "eval": (TOOL, "test_its_environment_leads_kubectl_to_it"),

@@ -54,6 +54,23 @@ class RunPolicy:
     """Which pods are deleted at the end: those that still run, or all."""
 
 
+Gang = Literal["Volcano", "Coscheduling"]
+"""A scheduler that places a minimum of a group's pods together, or none of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulingPolicy:
+    """Whose pod group the workers are in."""
+
+    gang: Gang
+    queue: str | None = None
+    """Of Volcano; None: the namespace's, or its queue `default`."""
+    priority_class: str | None = None
+    """Of Volcano's group, among the groups of a queue."""
+    schedule_timeout_seconds: int | None = None
+    """How long coscheduling holds nodes for a group that is not complete; None: as the plugin is configured."""
+
+
 @dataclass(frozen=True, slots=True)
 class FailureRule:
     """Action for a trainer's exit codes; the first rule that matches wins."""
@@ -251,6 +268,8 @@ class TrainingJobSpec:
     """Another name: that controller looks after the job, and this one leaves it alone."""
     elastic_policy: ElasticPolicy | None = None
     run_policy: RunPolicy = field(default_factory=RunPolicy)
+    scheduling_policy: SchedulingPolicy | None = None
+    """None: each worker is scheduled by itself."""
     failure_policy: FailurePolicy = field(default_factory=FailurePolicy)
     health_policy: HealthPolicy = field(default_factory=HealthPolicy)
     checkpoint: CheckpointPolicy = field(default_factory=CheckpointPolicy)

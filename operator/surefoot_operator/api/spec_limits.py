@@ -9,6 +9,7 @@ import re
 import sys
 from dataclasses import dataclass
 
+from surefoot_operator.api.gang_schedulers import marks_of
 from surefoot_operator.api.spec import (
     CheckpointPolicy,
     ElasticPolicy,
@@ -16,6 +17,7 @@ from surefoot_operator.api.spec import (
     NodeSignals,
     PersistentTierSpec,
     RestoreFrom,
+    SchedulingPolicy,
     TrainingJobSpec,
 )
 from surefoot_operator.errors import SpecError
@@ -74,6 +76,13 @@ LIMITS = {
     ("RunPolicy", "active_deadline_seconds"): _POSITIVE,
     ("RunPolicy", "startup_deadline_seconds"): _POSITIVE,
     ("RunPolicy", "scheduling_deadline_seconds"): _POSITIVE,
+    ("SchedulingPolicy", "queue"): Limit(
+        characters=253, pattern=_OBJECT, allowed="the name of a Volcano queue (a-z, 0-9, - and .)"
+    ),
+    ("SchedulingPolicy", "priority_class"): Limit(
+        characters=253, pattern=_OBJECT, allowed="the name of a PriorityClass (a-z, 0-9, - and .)"
+    ),
+    ("SchedulingPolicy", "schedule_timeout_seconds"): Limit(least=1, most=2**31 - 1),
     ("FailurePolicy", "eval_period_seconds"): _POSITIVE,
     ("FailurePolicy", "max_no_progress_restarts"): _STEPS,
     ("FailureRule", "exit_codes"): Limit(least=-64, most=255, items=64),
@@ -150,7 +159,25 @@ def check_spec(spec: TrainingJobSpec) -> None:
     for name in names:
         if names.count(name) > 1:
             raise SpecError("spec.failurePolicy.rules", name, "each rule needs a name of its own")
+    if spec.scheduling_policy is not None:
+        _check_scheduling(spec.scheduling_policy, marks_of(spec.template.raw))
     _check_checkpoint(spec.checkpoint, min(allowed_sizes(spec)))
+
+
+def _check_scheduling(policy: SchedulingPolicy, marks: list[tuple[str, str]]) -> None:
+    """What the chosen scheduler does not read would be waited for in vain."""
+    path = "spec.schedulingPolicy"
+    if policy.gang == "Coscheduling" and policy.queue is not None:
+        raise SpecError(f"{path}.queue", policy.queue, "leave it out with gang Coscheduling: only Volcano has queues")
+    if policy.gang == "Coscheduling" and policy.priority_class is not None:
+        sentence = "leave it out with gang Coscheduling, and set template.spec.priorityClassName: its groups have none"
+        raise SpecError(f"{path}.priorityClass", policy.priority_class, sentence)
+    if policy.gang == "Volcano" and policy.schedule_timeout_seconds is not None:
+        sentence = "leave it out with gang Volcano, which holds no nodes for a group that is not complete"
+        raise SpecError(f"{path}.scheduleTimeoutSeconds", policy.schedule_timeout_seconds, sentence)
+    for place, key in marks:
+        sentence = "leave it out beside schedulingPolicy, which puts the workers into the job's own group"
+        raise SpecError(f"spec.template.{place}", key, sentence)
 
 
 def _check_signals(signals: NodeSignals) -> None:

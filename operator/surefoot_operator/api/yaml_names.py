@@ -26,8 +26,12 @@ NOT_YET: dict[str, dict[str, str]] = {
     },
     "ElasticPolicy": {"gracefulShutdownTimeoutSeconds": "checkpoint.drainGraceSeconds bounds the wait for saves"},
     "RunPolicy": {
-        "schedulingPolicy": "put queue and priority into template",
+        "schedulingPolicy": "write it as spec.schedulingPolicy",
         "faultDeadlineSeconds": "checkpoint.holderReturnSeconds bounds the wait for lost memory",
+    },
+    "SchedulingPolicy": {
+        "minAvailable": "the group's minimum is the smallest world: elasticPolicy.minReplicas, or replicas",
+        "minResources": "the scheduler adds up what the pods request",
     },
     "FailurePolicy": {
         "restartStrategy": "trainers are always restarted in place while their worker runs",

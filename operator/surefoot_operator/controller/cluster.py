@@ -68,7 +68,8 @@ class ClusterOperator:
         self._elector = Elector(api, LeaseAt(settings.namespace, settings.lease_name), settings.identity)
         self._label = LeaderLabel(api, settings.namespace, settings.pod_name)
         # whatever a job's reconciler writes goes through this one, and stops with the lease
-        self._cache = ClusterCache(api.guarded(self._elector.may_act), holders_in=settings.namespace)
+        guarded = api.guarded(self._elector.may_act)
+        self._cache = ClusterCache(guarded, holders_in=settings.namespace, gangs=settings.gang_schedulers)
         self._wakening = KopfTrigger(partial(connection, settings.kubeconfig), self._woken, settings.only_namespace)
         self._lag = LoopLag()
         self._clock = TermClock()

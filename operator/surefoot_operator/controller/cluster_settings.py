@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 
 from surefoot import __version__
 from surefoot.logs import FORMATS, VARIABLE
+from surefoot_operator.api.gang_schedulers import GANG_SCHEDULERS
+from surefoot_operator.api.spec import Gang
 from surefoot_operator.coordinator.agent_server import PATH
 from surefoot_operator.errors import OperatorError
 
@@ -72,6 +74,8 @@ class ClusterSettings:
     """Put in front of the trainer's command."""
     runtime_image: str = ""
     """Of the pod that deletes a job's persistent checkpoints; empty: the job's own trainer image."""
+    gang_schedulers: tuple[Gang, ...] = ()
+    """Whose pod groups are watched and made."""
     node_reports: bool = True
     """Whether nodes that agents found sick get a condition."""
     node_taint: str = ""
@@ -124,6 +128,7 @@ def cluster_settings(
         memory_socket_folder=_folder("SUREFOOT_MEMORY_SOCKET_FOLDER", text("memory_socket_folder", "")),
         agent_command=_command("SUREFOOT_AGENT_COMMAND", text("agent_command", "surefoot-agent --")),
         runtime_image=text("runtime_image", ""),
+        gang_schedulers=_gangs("SUREFOOT_GANG_SCHEDULERS", text("gang_schedulers", "")),
         node_reports=_flag("SUREFOOT_NODE_REPORTS", text("node_reports", "1")),
         node_taint=_one_of("SUREFOOT_NODE_TAINT", text("node_taint", ""), TAINT_EFFECTS),
         log_level=_level("SUREFOOT_LOG_LEVEL", text("log_level", "INFO")),
@@ -159,6 +164,14 @@ def _flag(name: str, text: str) -> bool:
     if text not in ("0", "1"):
         raise BadSetting(name, text, "0 or 1 is needed")
     return text == "1"
+
+
+def _gangs(name: str, text: str) -> tuple[Gang, ...]:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    for word in words:
+        if word not in GANG_SCHEDULERS:
+            raise BadSetting(name, text, f"some of {', '.join(GANG_SCHEDULERS)} are allowed, with commas between")
+    return tuple(gang for gang in GANG_SCHEDULERS if gang in words)
 
 
 def _folder(name: str, text: str) -> str:

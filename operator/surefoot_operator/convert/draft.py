@@ -31,6 +31,7 @@ _ORDER = [
     "suspend",
     "elasticPolicy",
     "runPolicy",
+    "schedulingPolicy",
     "failurePolicy",
     "healthPolicy",
     "checkpoint",

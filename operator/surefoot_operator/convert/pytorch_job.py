@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from surefoot_operator.convert import gang_policy
 from surefoot_operator.convert.conversion_errors import NotConvertible
 from surefoot_operator.convert.draft import Draft
 from surefoot_operator.convert.trainer_template import RESTARTS, trainer_template
@@ -39,13 +40,6 @@ def convert(draft: Draft, _: Mapping[str, Mapping[str, Any]]) -> None:
         draft.move(("spec", "runPolicy", name), "runPolicy", field)
     draft.move(("spec", "runPolicy", "suspend"), "suspend")
     clean_pod_policy(draft, ("spec", "runPolicy", "cleanPodPolicy"))
-    draft.move(
-        ("spec", "runPolicy", "schedulingPolicy", "scheduleTimeoutSeconds"), "runPolicy", "schedulingDeadlineSeconds"
-    )
-    for name in ("minAvailable", "minResources", "queue"):
-        manifest.leave(
-            "spec", "runPolicy", "schedulingPolicy", name, why="the template's labels name groups and queues"
-        )
     manifest.leave("spec", "runPolicy", "managedBy", why="it names a controller of PyTorchJobs")
     for name, why in _LEFT.items():
         manifest.leave("spec", "elasticPolicy", name, why=why)
@@ -89,6 +83,9 @@ def _replicas(draft: Draft, ranks: object) -> None:
     )
     if priority is not None:
         trainer.template["spec"].setdefault("priorityClassName", priority)
+    gang_policy.of_run_policy(draft, trainer.template["spec"].get("schedulerName"))
+    if priority is not None and draft.spec.get("schedulingPolicy", {}).get("gang") == "Volcano":
+        draft.put(priority, "schedulingPolicy", "priorityClass")
     draft.accept(trainer)
     draft.size(trainer, replicas, ranks)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from surefoot_operator.convert import gang_policy
 from surefoot_operator.convert.draft import Draft
 from surefoot_operator.convert.job_set import CONTAINERS
 from surefoot_operator.convert.manifest import Manifest
@@ -67,7 +68,7 @@ def _of_runtime(draft: Draft, runtime: Manifest) -> tuple[dict[str, Any], dict[s
     for key in ("apiVersion", "kind", "metadata"):
         runtime.take(key)
     draft.claims(runtime, "spec", "template", "spec")
-    runtime.leave("spec", "podGroupPolicy", why="the template's labels name groups and queues")
+    gang_policy.of_runtime(draft, runtime)
     policy: dict[str, Any] = {}
     for path in _POLICY:
         at = policy

@@ -15,7 +15,8 @@ from surefoot_operator.api.status import JobStatus
 from surefoot_operator.memory.holder_place import HolderPlace as HolderPlace
 from surefoot_operator.memory.holder_place import TierAccess as TierAccess
 from surefoot_operator.observed import NodeSeen, PurgeSeen, WorkerSeen
-from surefoot_operator.policy.actions import CreateWorker, DeleteWorker, Event
+from surefoot_operator.observed_groups import PodGroupsSeen
+from surefoot_operator.policy.actions import CreateWorker, DeleteWorker, Event, KeepGroup, RemoveGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,8 @@ class FabricSeen:
     """Why a newer spec than `job` cannot be acted upon: then `job` is the last one that could."""
     free_nodes: int | None = None
     """Nodes that could take another worker now; None where only a scheduler knows."""
+    pod_groups: PodGroupsSeen | None = None
+    """None: no scheduler here knows groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,17 @@ class Fabric(Protocol):
             worker: Its name and `uid`, which must still be its own. Gently by default (SIGTERM, the grace period,
                 SIGKILL); `force` forgets it at once and kills it if its node can be reached.
         """
+        ...
+
+    async def keep_group(self, wanted: KeepGroup) -> None:
+        """Creates the job's pod group, or changes the one that is there.
+
+        Asked for only where `observe` shows pod groups. A group of that name that is somebody else's is an error.
+        """
+        ...
+
+    async def remove_group(self, removed: RemoveGroup) -> None:
+        """Deletes exactly this pod group; one that is gone is success."""
         ...
 
     async def patch_status(self, new: JobStatus, old: JobStatus) -> JobStatus:

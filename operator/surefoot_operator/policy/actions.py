@@ -1,7 +1,7 @@
 """Defines the idempotent actions that plans and maintenance ask for.
 
 Order: first the patch of the world (the fence), then the memory tier and messages to agents; creates and deletes of
-workers each on their own. Telling agents of a world is no action: the coordinator derives it from the patched status.
+workers each on their own, and a pod group before its workers. Telling agents of a world is no action: the coordinator derives it from the patched status.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from typing import Literal
 
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob, RankSave, WorkerId
 from surefoot.protocol.plain import listed
+from surefoot_operator.api.spec import Gang
 from surefoot_operator.api.status import JobStatus
+from surefoot_operator.observed_groups import PodGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,28 @@ class DeleteWorker:
 
     def __str__(self) -> str:
         return f"{'force-delete' if self.force else 'delete'} {self.name}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class KeepGroup:
+    """Create the job's pod group, or change it to this."""
+
+    group: PodGroup
+
+    def __str__(self) -> str:
+        return f"keep a pod group for {self.group.gang} of at least {self.group.min_members} workers"
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveGroup:
+    """Delete exactly this pod group; one that is gone is success."""
+
+    gang: Gang
+    uid: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"remove the pod group for {self.gang}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +175,8 @@ class DeleteJob:
 Action = (
     CreateWorker
     | DeleteWorker
+    | KeepGroup
+    | RemoveGroup
     | RetireWorkers
     | SealHolder
     | ListPersistentTier

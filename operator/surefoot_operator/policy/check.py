@@ -13,6 +13,7 @@ from surefoot_operator.errors import InvariantBroken
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy.actions import CreateWorker, Plan
 from surefoot_operator.policy.facts import gather, reading_at
+from surefoot_operator.policy.gang import lacks_group
 from surefoot_operator.policy.world.bad_checkpoints import may_be_forgotten
 from surefoot_operator.policy.world.initial_restore import older_job_checkpoints, origin_of
 from surefoot_operator.policy.world.rollback_record import ceiling
@@ -29,6 +30,9 @@ def check(plan: Plan, seen: Observed) -> None:
     if new.world is not None and new.world.state == "Committed" and new.world != old.world:
         _check_commit(new.world, new, seen)
     _check_floor(old, new, seen)
+    creates = [action for action in plan.actions if isinstance(action, CreateWorker)]
+    if creates and lacks_group(gather(seen)):
+        _break(f"{creates[0]} comes before its pod group, without which its scheduler holds it back or places it alone")
     for action in plan.actions:
         if isinstance(action, CreateWorker) and action.attempt >= new.next_attempt:
             _break(f"{action} is not counted in status first (next attempt {new.next_attempt})")

@@ -21,6 +21,7 @@ from surefoot_operator.policy.failure.losses import Loss
 from surefoot_operator.policy.failure.node_exclusion import excluded
 from surefoot_operator.policy.failure.restart_budget import allowance, recorded
 from surefoot_operator.policy.failure.straggler_replacement import answered
+from surefoot_operator.policy.gang import group_step
 from surefoot_operator.policy.lifecycle import completion, last_checkpoint, suspension
 from surefoot_operator.policy.lifecycle.cleanup import cleanup_after_end
 from surefoot_operator.policy.lifecycle.finalizer import finalizer_actions
@@ -47,13 +48,14 @@ def plan(seen: Observed) -> Plan:
     known = replace(decision.status, incidents=incidents.replaced(facts, decision.status.incidents))
     status = summarised(facts, known, decision.reason, decision.lost)
     events = (*found, *sick, *decision.events, *status_change_events(seen.status, status))
-    wake = soonest((*decision.wakes, settled, _deadline_left(facts, status)))
+    group = group_step(facts)
+    wake = soonest((*decision.wakes, settled, group.until_seconds, _deadline_left(facts, status)))
     if status.world != seen.status.world:
         after: float | None = 0.0
     else:
         after = None if wake is None else max(SHORTEST_WAKE_SECONDS, wake - seen.now)
     # last: nothing that training waits for may fail for it
-    return Plan((*decision.actions, *finalizer_actions(facts)), status, decision.reason, events, after)
+    return Plan((*group.actions, *decision.actions, *finalizer_actions(facts)), status, decision.reason, events, after)
 
 
 def _with_bad_found(facts: Facts) -> tuple[Facts, tuple[Event, ...]]:

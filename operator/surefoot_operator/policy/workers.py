@@ -24,6 +24,7 @@ from surefoot_operator.policy.availability import (
 )
 from surefoot_operator.policy.facts import Facts, is_responsive, soonest
 from surefoot_operator.policy.failure.sick_nodes import sick_since
+from surefoot_operator.policy.gang import lacks_group
 from surefoot_operator.policy.indexes import doubtful_nodes, worker_id
 from surefoot_operator.policy.spares import world_indexes
 
@@ -84,6 +85,8 @@ def reconcile_workers(facts: Facts, wanted: frozenset[int]) -> WorkerChanges:
     attempt = _next_attempt(facts)
     taken = {member.index for member in members}
     vacant = {i: place for i, place in places.items() if place.vacant and (place.beside or i not in taken)}
+    if lacks_group(facts):
+        vacant = {}  # no attempt is counted either: each is asked for once its group is there
     asked = _asked(facts)
     new = [CreateWorker(index, attempt, avoided) for index in vacant if index not in asked]
     again = [asked[index] for index in vacant if index in asked and not asked[index].under_way]

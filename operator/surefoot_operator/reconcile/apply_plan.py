@@ -2,7 +2,7 @@
 
 Called by `reconcile`. Nothing here decides. Each action is idempotent, and none waits for another: what is refused is
 returned, and the next plan says what is left to do. Seals, listings and talk come first, for training waits for them;
-workers are asked for beside the loop (`worker_calls`).
+workers and pod groups are asked for beside the loop (`worker_calls`).
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ from surefoot_operator.policy.actions import (
     DeleteWorker,
     DropPersisted,
     DropSaves,
+    KeepGroup,
     ListPersistentTier,
     LookAround,
     MaintenanceAction,
     PromoteSaves,
     ProposeHold,
     PurgePersistent,
+    RemoveGroup,
     RetireWorkers,
     SealHolder,
     SetFinalizer,
@@ -57,6 +59,8 @@ async def carry_out(
             calls.delete(action, _delete(dependencies, action))
         elif isinstance(action, CreateWorker):
             calls.create(action, _create(dependencies, action, seen))
+        elif isinstance(action, KeepGroup | RemoveGroup):
+            calls.group(action, _group(dependencies, action))
     # known before they exist: an agent may be quicker than our next look
     dependencies.channel.know({WorkerId(w.index, w.attempt) for w in seen.workers} | calls.under_way())
     return tuple(errors)
@@ -73,7 +77,7 @@ async def _one(dependencies: Dependencies, action: Action, seen: Observed) -> No
         await dependencies.fabric.purge(action.attempt, dependencies.environment(seen.job, CreateWorker(0, 0)))
     elif isinstance(action, DeleteJob):
         await dependencies.fabric.delete_job()
-    elif not isinstance(action, CreateWorker | DeleteWorker):
+    elif not isinstance(action, CreateWorker | DeleteWorker | KeepGroup | RemoveGroup):
         _ask(dependencies, action, seen)
 
 
@@ -85,6 +89,12 @@ def _create(
 
 def _delete(dependencies: Dependencies, action: DeleteWorker) -> Callable[[], Coroutine[Any, Any, None]]:
     return lambda: dependencies.fabric.delete_worker(action)
+
+
+def _group(dependencies: Dependencies, action: KeepGroup | RemoveGroup) -> Callable[[], Coroutine[Any, Any, None]]:
+    if isinstance(action, KeepGroup):
+        return lambda: dependencies.fabric.keep_group(action)
+    return lambda: dependencies.fabric.remove_group(action)
 
 
 def carry_out_maintenance(

@@ -17,6 +17,7 @@ from surefoot_operator.coordinator.sessions import seen as sessions_seen
 from surefoot_operator.fabric.interface import Fabric, FabricSeen, WorkerEnvironment
 from surefoot_operator.memory import JobHolders
 from surefoot_operator.observed import CreateSeen, Observed
+from surefoot_operator.observed_groups import GroupCallSeen
 from surefoot_operator.policy.actions import CreateWorker
 from surefoot_operator.policy.clock_skew import not_ahead
 from surefoot_operator.policy.lifecycle.invalid_spec import accepted
@@ -47,10 +48,11 @@ async def observed(
     term_seconds: float,
     creates: tuple[CreateSeen, ...] = (),
     deletions: frozenset[str] = frozenset(),
+    group_calls: tuple[GroupCallSeen, ...] = (),
 ) -> Observed:
     """Builds the snapshot that the round's plan is made from.
 
-    Everything known now, as one value. `shown` was looked up just before; `creates` and `deletions` are still asked for.
+    Everything known now, as one value. `shown` was looked up just before; the calls are still asked for.
     """
     orders = dependencies.channel.sessions.orders
     listed = (*(orders.persistent.entries or ()), *(orders.older.entries or ()))
@@ -83,6 +85,8 @@ async def observed(
         free_nodes=shown.free_nodes,
         creates=creates,
         deletions=deletions,
+        pod_groups=shown.pod_groups,
+        group_calls=group_calls,
     )
 
 

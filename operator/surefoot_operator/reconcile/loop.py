@@ -172,7 +172,8 @@ class Reconciler:
         dependencies.channel.know(worker_ids(shown) | self.calls.under_way())
         self._follow(shown, shown.status)
         creates, deletions = self.calls.seen(), self.calls.deletions()
-        seen = self._steady.of(await observed(dependencies, shown, self._term_seconds, creates, deletions))
+        groups = self.calls.groups()
+        seen = self._steady.of(await observed(dependencies, shown, self._term_seconds, creates, deletions, groups))
         # Plan. Maintenance is planned on the new status, and only while the world stays as it is.
         decided = plan(seen)
         check(decided, seen)

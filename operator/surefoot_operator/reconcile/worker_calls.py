@@ -1,4 +1,4 @@
-"""Runs creates and deletes of workers concurrently, with backoff.
+"""Runs calls for workers and pod groups concurrently, with backoff.
 
 Owned by `reconcile`. No round waits for them: a pod that a quota refuses, or a webhook that takes its ten seconds,
 would otherwise keep the survivors of a failure from being sealed, read and assigned. What is refused is asked for
@@ -10,16 +10,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from surefoot.protocol.backoff import Backoff
 from surefoot.protocol.identities import WorkerId
 from surefoot_operator import metrics
+from surefoot_operator.api.gang_schedulers import GANG_SCHEDULERS
 from surefoot_operator.errors import FabricError
 from surefoot_operator.observed import CreateSeen, WorkerSeen
-from surefoot_operator.policy.actions import CreateWorker, DeleteWorker
+from surefoot_operator.observed_groups import GroupCallSeen
+from surefoot_operator.policy.actions import CreateWorker, DeleteWorker, KeepGroup, RemoveGroup
 
 log = logging.getLogger(__name__)
 
@@ -32,11 +34,13 @@ REFUSED = Backoff(1.0, 30.0)
 Call = Callable[[], Coroutine[Any, Any, None]]
 _Deleted = tuple[str, bool]
 """A worker's uid, and whether it is deleted by force: force is another call, which need not wait for the gentle one."""
+_Key = WorkerId | _Deleted | str
+"""Text: the gang scheduler whose pod group is kept or removed, by one call at a time."""
 
 
 @dataclass(slots=True)
 class _PendingCall:
-    """One create or delete: under way while `task` is set, else refused."""
+    """One call: under way while `task` is set, else refused."""
 
     task: asyncio.Task[None] | None = None
     failures: int = 0
@@ -48,14 +52,14 @@ class _PendingCall:
 
 
 class WorkerCalls:
-    """Owns the create and delete calls of one job.
+    """Owns the calls for one job's workers and pod groups.
 
     `clock` gives Unix seconds; `wake` has the loop plan again.
     """
 
     def __init__(self, clock: Callable[[], float], wake: Callable[[], None]) -> None:
         self._clock, self._wake = clock, wake
-        self._asked: dict[WorkerId | _Deleted, _PendingCall] = {}
+        self._asked: dict[_Key, _PendingCall] = {}
         self._limit = asyncio.Semaphore(AT_ONCE)
 
     def create(self, action: CreateWorker, call: Call) -> None:
@@ -65,6 +69,20 @@ class WorkerCalls:
     def delete(self, action: DeleteWorker, call: Call) -> None:
         """As `create`."""
         self._begin((action.uid, action.force), str(action), call)
+
+    def group(self, action: KeepGroup | RemoveGroup, call: Call) -> None:
+        """As `create`."""
+        gang = action.group.gang if isinstance(action, KeepGroup) else action.gang
+        self._begin(gang, str(action), call)
+
+    def groups(self) -> tuple[GroupCallSeen, ...]:
+        """Returns calls for pod groups that are under way or refused."""
+        found = ((gang, self._asked.get(gang)) for gang in GANG_SCHEDULERS)
+        return tuple(
+            GroupCallSeen(gang, asked.task is not None, asked.refusal, asked.until_seconds)
+            for gang, asked in found
+            if asked is not None
+        )
 
     def seen(self) -> tuple[CreateSeen, ...]:
         """Returns creates that the fabric does not show yet."""
@@ -84,7 +102,7 @@ class WorkerCalls:
         return frozenset(
             key[0]
             for key, asked in self._asked.items()
-            if not isinstance(key, WorkerId) and (asked.task is not None or asked.undecided)
+            if isinstance(key, tuple) and (asked.task is not None or asked.undecided)
         )
 
     def under_way(self) -> frozenset[WorkerId]:
@@ -103,7 +121,7 @@ class WorkerCalls:
             newest[worker.index] = max(worker.attempt, newest.get(worker.index, 0))
             uids.add(worker.uid)
         for key, asked in list(self._asked.items()):
-            over = newest.get(key.index, 0) >= key.attempt if isinstance(key, WorkerId) else key[0] not in uids
+            over = _is_over(key, newest, uids)
             if asked.task is None and (over or self._clock() > asked.until_seconds + 2 * REFUSED.longest_seconds):
                 del self._asked[key]
 
@@ -120,12 +138,12 @@ class WorkerCalls:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._asked.clear()
 
-    def _begin(self, key: WorkerId | _Deleted, what: str, call: Call) -> None:
+    def _begin(self, key: _Key, what: str, call: Call) -> None:
         asked = self._asked.setdefault(key, _PendingCall())
         if asked.task is None and self._clock() >= asked.until_seconds:
             asked.task = asyncio.create_task(self._made(key, asked, what, call), name=what)
 
-    async def _made(self, key: WorkerId | _Deleted, asked: _PendingCall, what: str, call: Call) -> None:
+    async def _made(self, key: _Key, asked: _PendingCall, what: str, call: Call) -> None:
         try:
             async with self._limit:
                 await call()
@@ -149,3 +167,9 @@ class WorkerCalls:
         elif not known:
             log.warning("%s was refused, retrying in %.0f s: %s", what, pause, error)
         asyncio.get_running_loop().call_later(pause, self._wake)
+
+
+def _is_over(key: _Key, newest: Mapping[int, int], uids: Collection[str]) -> bool:
+    if isinstance(key, WorkerId):
+        return newest.get(key.index, 0) >= key.attempt
+    return isinstance(key, tuple) and key[0] not in uids

@@ -18,6 +18,7 @@ SECTIONS: dict[str, type[Any]] = {
     "spec": spec.TrainingJobSpec,
     "spec.elasticPolicy": spec.ElasticPolicy,
     "spec.runPolicy": spec.RunPolicy,
+    "spec.schedulingPolicy": spec.SchedulingPolicy,
     "spec.failurePolicy": spec.FailurePolicy,
     "spec.failurePolicy.rules": spec.FailureRule,
     "spec.healthPolicy": spec.HealthPolicy,

@@ -352,3 +352,48 @@ def test_an_alias_that_contains_itself_is_refused() -> None:
     loop["again"] = loop
     with pytest.raises(SpecError, match="no deeper than 64"):
         parse_job(body)
+
+
+@pytest.mark.parametrize(
+    ("policy", "path", "said"),
+    [
+        ({}, "spec.schedulingPolicy.gang", "required"),
+        ({"gang": "Volcano", "minAvailable": 2}, "spec.schedulingPolicy.minAvailable", "elasticPolicy.minReplicas"),
+        ({"gang": "Kueue"}, "spec.schedulingPolicy.gang", "allowed are Volcano, Coscheduling"),
+        ({"gang": "Coscheduling", "queue": "q"}, "spec.schedulingPolicy.queue", "only Volcano has queues"),
+        (
+            {"gang": "Coscheduling", "priorityClass": "high"},
+            "spec.schedulingPolicy.priorityClass",
+            "set template.spec.priorityClassName",
+        ),
+        (
+            {"gang": "Volcano", "scheduleTimeoutSeconds": 5},
+            "spec.schedulingPolicy.scheduleTimeoutSeconds",
+            "leave it out with gang Volcano",
+        ),
+        (
+            {"gang": "Coscheduling", "scheduleTimeoutSeconds": 0},
+            "spec.schedulingPolicy.scheduleTimeoutSeconds",
+            "of at least 1",
+        ),
+        ({"gang": "Volcano", "queue": "A queue"}, "spec.schedulingPolicy.queue", "the name of a Volcano queue"),
+    ],
+)
+def test_a_scheduling_policy_says_only_what_its_scheduler_reads(policy: dict[str, Any], path: str, said: str) -> None:
+    with pytest.raises(SpecError, match=said) as caught:
+        parse_job(changed("spec.schedulingPolicy", policy))
+    assert caught.value.path == path
+
+
+@pytest.mark.parametrize(
+    ("place", "key"),
+    [("annotations", "scheduling.k8s.io/group-name"), ("labels", "scheduling.x-k8s.io/pod-group")],
+)
+@pytest.mark.parametrize("gang", ["Volcano", "Coscheduling"])
+def test_a_template_that_names_a_group_of_its_own_is_refused_beside_a_policy(place: str, key: str, gang: str) -> None:
+    body = changed("spec.template.metadata", {place: {key: "mine"}})
+    parse_job(body)  # somebody else's group, without a policy here
+    body["spec"]["schedulingPolicy"] = {"gang": gang}
+    with pytest.raises(SpecError, match="the job's own group") as caught:
+        parse_job(body)
+    assert caught.value.path == f"spec.template.metadata.{place}"

@@ -44,14 +44,15 @@ def test_claims_of_a_hyperpod_job_are_named_wherever_they_stand(path: tuple[Any,
 
 def test_what_a_runtime_says_and_nobody_reads_is_named() -> None:
     other = runtime()
-    other["spec"]["podGroupPolicy"] = {"coscheduling": {}}
+    other["spec"]["podGroupPolicy"] = {"volcano": {"networkTopology": {"mode": "hard"}}, "other": {"a": 1}}
     other["spec"]["mlPolicy"]["mpi"] = {"mpiImplementation": "OpenMPI"}
     inner = other["spec"]["template"]["spec"]
     inner["volumeClaimPolicies"] = CLAIMS
     inner["replicatedJobs"].insert(0, {"name": "dataset-initializer", "template": {}})
     left = {note.path: note.text for note in one(train_job(), other)[0].left}
     for path in (
-        "torch:.spec.podGroupPolicy",
+        "torch:.spec.podGroupPolicy.volcano.networkTopology",
+        "torch:.spec.podGroupPolicy.other.a",
         "torch:.spec.mlPolicy.mpi.mpiImplementation",
         "torch:.spec.template.spec.volumeClaimPolicies",
         "torch:.spec.template.spec.replicatedJobs[0]",

@@ -13,7 +13,16 @@ from support.builders import running
 from surefoot.protocol.identities import WorkerId
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
-from surefoot_operator.policy.actions import Action, CleanMemory, CreateWorker, DeleteWorker, SetFinalizer
+from surefoot_operator.observed_groups import PodGroup
+from surefoot_operator.policy.actions import (
+    Action,
+    CleanMemory,
+    CreateWorker,
+    DeleteWorker,
+    KeepGroup,
+    RemoveGroup,
+    SetFinalizer,
+)
 from surefoot_operator.reconcile import worker_calls
 from surefoot_operator.reconcile.apply_plan import carry_out
 from surefoot_operator.reconcile.worker_calls import AT_ONCE, WorkerCalls
@@ -43,6 +52,12 @@ class Recorder:
 
     async def delete_worker(self, action: DeleteWorker) -> None:
         await self._call(f"delete {action.name}")
+
+    async def keep_group(self, wanted: KeepGroup) -> None:
+        await self._call(f"keep {wanted.group.gang}")
+
+    async def remove_group(self, removed: RemoveGroup) -> None:
+        await self._call(f"remove {removed.gang}")
 
     async def hold_job(self, held: bool) -> None:
         await self._call("hold")
@@ -171,3 +186,29 @@ async def test_a_deletion_counts_until_the_fabric_confirms_it(recorder: Recorder
     assert recorder.calls.deletions() == {"uid-b"}
     recorder.calls.shown(())
     assert recorder.calls.deletions() == frozenset(), "it is no more"
+
+
+async def test_a_pod_group_that_hangs_or_is_refused_keeps_nothing_else_from_being_done(recorder: Recorder) -> None:
+    recorder.hangs, recorder.fails = {"keep Volcano"}, {"remove Coscheduling"}
+    keep, remove = KeepGroup(PodGroup("Volcano", 2)), RemoveGroup("Coscheduling", "u", "")
+    errors = await recorder.carry_out(keep, remove, CreateWorker(0, 1), CleanMemory(""))
+    await asyncio.wait_for(_done(recorder, "create 0"), 10)
+    assert errors == ()
+    await recorder.carry_out(keep, remove)
+    under_way, refused = recorder.calls.groups()
+    assert (under_way.gang, under_way.under_way, under_way.refusal) == ("Volcano", True, "")
+    assert (refused.gang, refused.under_way) == ("Coscheduling", False)
+    assert refused.refusal == "remove Coscheduling was refused: exceeded quota"
+    assert refused.until_seconds > recorder.clock
+    assert recorder.calls.deletions() == frozenset()
+    recorder.calls.shown(())
+    assert len(recorder.calls.groups()) == 2, "no worker that is seen says anything of a group"
+    recorder.released.set()
+    await recorder.calls.settled()
+    assert recorder.said.count("keep Volcano") == 1
+    assert [call.gang for call in recorder.calls.groups()] == ["Coscheduling"]
+
+
+async def _done(recorder: Recorder, what: str) -> None:
+    while what not in recorder.said:  # noqa: ASYNC110 -- the recorder's plain list is waited for
+        await asyncio.sleep(0)

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import yaml
 
-from cluster import engines, use
+from cluster import engines, layout, use
+from cluster.api import Api
 from cluster.engine import Engine
+
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 
 def a_cluster(nodes: int) -> Iterator[Engine]:
@@ -24,3 +28,10 @@ def a_cluster(nodes: int) -> Iterator[Engine]:
         pytest.skip(use.why_none())
     with use.held(alone=True), use.standing(nodes) as engine:
         yield engine
+
+
+def install_crd(api: Api) -> None:
+    """The TrainingJob of this checkout, also where a cluster that stands has another one's."""
+    body = yaml.safe_load((layout.PROJECT / "manifests" / "crd.yaml").read_text(encoding="utf-8"))
+    api.create(CRDS, body)
+    api.merge(f"{CRDS}/{body['metadata']['name']}", {"spec": body["spec"]})

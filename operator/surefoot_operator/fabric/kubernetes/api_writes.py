@@ -1,4 +1,4 @@
-"""Writes pods, secrets and events; each write is safe to repeat.
+"""Writes pods, their groups, secrets, events; each is safe to repeat.
 
 Called by `kubernetes_fabric`. An object that exists already as ours, or is deleted already, is success; one that
 belongs to somebody else is an error.
@@ -9,10 +9,10 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from surefoot_operator.api.spec import FINALIZER, KIND
+from surefoot_operator.api.spec import FINALIZER, KIND, Gang
 from surefoot_operator.api.yaml_names import API_VERSION
 from surefoot_operator.errors import FabricError
-from surefoot_operator.fabric.kubernetes import labels
+from surefoot_operator.fabric.kubernetes import labels, pod_groups
 from surefoot_operator.fabric.kubernetes.api import Api
 from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
 from surefoot_operator.fabric.kubernetes.status_patch import timestamp
@@ -37,8 +37,7 @@ async def create(api: Api, kind: str, body: Object, job: labels.JobIdentity) -> 
     if given.get(labels.JOB_UID) != job.uid:
         if kind == "services" and labels.job_labels(job.name, given.get(labels.JOB_UID, "")).items() <= given.items():
             # the garbage collector may miss what was made beside a deletion while the API server was away
-            options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": found["metadata"]["uid"]}}
-            await api.delete(path, options)
+            await api.delete(path, _exactly(str(found["metadata"]["uid"])))
             return await api.post(labels.core_path(job.namespace, kind), body)
         raise FabricError(f"{kind} {job.namespace}/{name} does not belong to job {job.name}; delete or rename it")
     return found
@@ -54,7 +53,7 @@ async def delete_pod(api: Api, namespace: str, worker: DeleteWorker) -> Object |
 
     Returns the pod while it terminates, None where it is gone or its name is another pod's now.
     """
-    options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": worker.uid}}
+    options = _exactly(worker.uid)
     if worker.force:
         options["gracePeriodSeconds"] = 0
     try:
@@ -87,17 +86,47 @@ async def hold(api: Api, stored: Object, held: bool) -> Object:
 
 async def delete_job(api: Api, job: labels.JobIdentity) -> None:
     """Deletes exactly this job, not another of its name."""
-    options: Object = {
-        "apiVersion": "v1",
-        "kind": "DeleteOptions",
-        "preconditions": {"uid": job.uid},
-        "propagationPolicy": "Background",
-    }
+    options = {**_exactly(job.uid), "propagationPolicy": "Background"}
     try:
         await api.delete(labels.jobs_path(job.namespace, job.name), options)
     except ApiRefused as error:
         if error.code not in (404, 409):
             raise
+
+
+async def keep_group(api: Api, gang: Gang, body: Object, stored: Object | None, job: labels.JobIdentity) -> Object:
+    """Creates a job's pod group, or changes it from what was `stored`."""
+    groups, one = pod_groups.path(gang, job.namespace), pod_groups.path(gang, job.namespace, job.name)
+    if stored is None:
+        try:
+            return await api.post(groups, body)
+        except ApiRefused as error:
+            if error.code != 409:
+                raise
+        stored = await api.get(one)
+    if labels.is_of(stored, job):
+        return await api.patch(one, pod_groups.operations(stored, body))
+    owner = labels.controller_of(stored)
+    if owner is None or owner[0] != job.name:
+        raise FabricError(
+            f"PodGroup {job} of {body['apiVersion']} does not belong to the job of its name; delete or rename it"
+        )
+    # an older job of this name had it, and the garbage collector has not come to it yet
+    await api.delete(one, _exactly(str(stored["metadata"]["uid"])))
+    return await api.post(groups, body)
+
+
+async def remove_group(api: Api, gang: Gang, uid: str, job: labels.JobIdentity) -> None:
+    """Deletes exactly that pod group."""
+    try:
+        await api.delete(pod_groups.path(gang, job.namespace, job.name), _exactly(uid))
+    except ApiRefused as error:
+        if error.code not in (404, 409):
+            raise
+
+
+def _exactly(uid: str) -> Object:
+    return {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
 
 
 async def record(api: Api, job: labels.JobIdentity, event: Event, epoch: int, now: float) -> None:

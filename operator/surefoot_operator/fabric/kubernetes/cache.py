@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from surefoot.task_set import TaskSet
 from surefoot_operator import metrics
+from surefoot_operator.api.gang_schedulers import GANG_SCHEDULERS
+from surefoot_operator.api.spec import Gang
 from surefoot_operator.errors import FabricError
-from surefoot_operator.fabric.kubernetes import labels, nodes, pod_observations
+from surefoot_operator.fabric.kubernetes import labels, nodes, pod_groups, pod_observations
 from surefoot_operator.fabric.kubernetes.api import Api
 from surefoot_operator.fabric.kubernetes.leases import Heard, Leases
 from surefoot_operator.fabric.kubernetes.watched_objects import Object, WatchedObjects
@@ -27,6 +29,8 @@ SYNC_SECONDS = 20.0
 GONE_SECONDS = 600.0
 """A holder that is gone is shown for so long: jobs that run look every few seconds, those at rest once a minute."""
 
+NOT_WATCHED = "this operator does not use {gang}: add it to the chart's value operator.gangSchedulers"
+
 Listener = Callable[[Object | None, Object | None], None]
 
 
@@ -34,10 +38,11 @@ class ClusterCache:
     """Mirrors the objects of a cluster that plans depend on.
 
     `holders_in`: the only namespace whose pods count as holders; empty: any. A holder receives the administrator's
-    password, so nobody who may create pods elsewhere must be able to create one.
+    password, so nobody who may create pods elsewhere must be able to create one. `gangs`: schedulers whose pod groups
+    are watched; a cluster that does not serve them, or not yet, keeps no job without them from being planned.
     """
 
-    def __init__(self, api: Api, holders_in: str = "") -> None:
+    def __init__(self, api: Api, holders_in: str = "", gangs: Collection[Gang] = ()) -> None:
         self.api = api
         self._listeners: dict[tuple[str, str], list[Listener]] = {}
         """By kind, and by the job whose objects alone are listened for; empty: everybody's."""
@@ -56,6 +61,9 @@ class ClusterCache:
             "leases": self.leases,
         }
         self._feeds = tuple(self._named.values())
+        self.groups: dict[Gang, WatchedObjects] = {
+            gang: self._feed(pod_groups.path(gang), labels.JOB_UID, optional=True) for gang in gangs
+        }
         self._kubelets = Leases()
         self._told = Heard()
         self.gone_holders: dict[str, Object] = {}
@@ -68,7 +76,7 @@ class ClusterCache:
 
     async def start(self) -> None:
         """Returns once everything was listed. Raises FabricError after a timeout."""
-        for feed in self._feeds:
+        for feed in (*self._feeds, *self.groups.values()):
             self._tasks.start(feed.run(), f"watch {feed.path}")
         self._tasks.start(self._judge(), "judge leases")
         try:
@@ -91,8 +99,8 @@ class ClusterCache:
     def listen(self, kind: str, listener: Listener, job: str = "") -> None:
         """Calls `listener` with each later change: old and new state.
 
-        `kind`: `trainingjobs`, `pods`, `holders` or `nodes`. `job`: only the job with this uid, and its pods. Of
-        holders and nodes, changes that no plan reads are left out.
+        `kind`: `trainingjobs`, `pods`, `podgroups`, `holders` or `nodes`. `job`: only the job with this uid, its pods
+        and pod groups. Of the last three kinds, changes that no plan reads are left out.
         """
         self._listeners.setdefault((kind, job), []).append(listener)
 
@@ -122,11 +130,16 @@ class ClusterCache:
         """The pods with this job's uid as label, whoever made them."""
         return list(self._by_job.get(job, {}).values())
 
+    def unseen_groups(self) -> Mapping[Gang, str]:
+        """Gang schedulers whose pod groups are not served here, and why."""
+        off = {gang: NOT_WATCHED.format(gang=gang) for gang in GANG_SCHEDULERS if gang not in self.groups}
+        return off | {gang: feed.refusal for gang, feed in self.groups.items() if feed.refusal}
+
     def kubelets(self) -> Heard:
         """Which kubelets renewed their lease, and which are silent."""
         return self._kubelets.heard(self.leases.heard_since, self.leases.heard_at)
 
-    def _feed(self, path: str, selector: str, kind: str = "") -> WatchedObjects:
+    def _feed(self, path: str, selector: str, kind: str = "", optional: bool = False) -> WatchedObjects:
         kind = kind or path.rsplit("/", 1)[-1]
 
         read = _READ.get(kind)
@@ -140,7 +153,7 @@ class ClusterCache:
                 for listener in list(self._listeners.get((kind, job), ())):
                     listener(old, new)
 
-        return WatchedObjects(self.api, path, selector, heard)
+        return WatchedObjects(self.api, path, selector, heard, optional)
 
     def _renewed(self, old: Object | None, new: Object | None) -> None:
         self._kubelets.changed(old, new, time.monotonic())
@@ -199,10 +212,14 @@ def _job_of(kind: str, found: Object) -> str:
     """The job that an object is, or belongs to; empty: none alone."""
     if kind == "trainingjobs":
         return str(found["metadata"]["uid"])
-    return (labels.job_of(found) or "") if kind == "pods" else ""
+    return (labels.job_of(found) or "") if kind in ("pods", "podgroups") else ""
 
 
-_READ: Mapping[str, Callable[[Object], object]] = {"nodes": nodes.marks, "holders": pod_observations.holder_marks}
+_READ: Mapping[str, Callable[[Object], object]] = {
+    "nodes": nodes.marks,
+    "holders": pod_observations.holder_marks,
+    "podgroups": pod_groups.marks,
+}
 """Kind -> all that a plan can depend on of one such object."""
 
 

@@ -15,19 +15,30 @@ from typing import Any
 
 from surefoot_operator.api.known_node_words import KNOWN_SIGNALS
 from surefoot_operator.api.parse import parse_job, with_metadata
-from surefoot_operator.api.spec import FINALIZER, TrainingJob
+from surefoot_operator.api.spec import FINALIZER, Gang, TrainingJob
 from surefoot_operator.api.status import JobStatus, stamp
 from surefoot_operator.api.status_json import status_from_json
 from surefoot_operator.errors import FabricError, InvariantBroken, JobRefused, SpecError, WorldMoved
 from surefoot_operator.fabric.interface import FabricSeen, HolderPlace, TierAccess, WorkerEnvironment
-from surefoot_operator.fabric.kubernetes import api_writes, holders, labels, nodes, pod_observations, pods, status_patch
+from surefoot_operator.fabric.kubernetes import (
+    api_writes,
+    holders,
+    labels,
+    nodes,
+    pod_groups,
+    pod_observations,
+    pods,
+    status_patch,
+)
 from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
 from surefoot_operator.fabric.kubernetes.cache import ClusterCache, Listener
 from surefoot_operator.fabric.kubernetes.derived_cache import DerivedCache
 from surefoot_operator.fabric.kubernetes.purging import purge_pod
 from surefoot_operator.fabric.kubernetes.template_dry_run import TemplateDryRun
+from surefoot_operator.fabric.kubernetes.watched_objects import WatchedObjects
 from surefoot_operator.observed import NodeSeen, PurgeSeen, WorkerSeen
-from surefoot_operator.policy.actions import CreateWorker, DeleteWorker, Event
+from surefoot_operator.observed_groups import PodGroupsSeen
+from surefoot_operator.policy.actions import CreateWorker, DeleteWorker, Event, KeepGroup, RemoveGroup
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +76,7 @@ class KubernetesFabric:
             "pods": self._heard,
             "holders": self._heard,
             "nodes": self._heard,
+            "podgroups": self._heard,
         }
         for kind, listener in self._listeners.items():
             cache.listen(kind, listener, self._own(kind))
@@ -84,6 +96,7 @@ class KubernetesFabric:
             holders=self._holders(around),
             refusal=refusal,
             free_nodes=None,
+            pod_groups=self._pod_groups(),
         )
 
     async def create_worker(self, worker: CreateWorker, environment: WorkerEnvironment) -> None:
@@ -104,6 +117,17 @@ class KubernetesFabric:
             self._cache.workers.learn(left)
         else:
             self._cache.workers.forget(self._me.namespace, worker.name, worker.uid)
+
+    async def keep_group(self, wanted: KeepGroup) -> None:
+        group, feed = wanted.group, self._group_feed(wanted.group.gang)
+        stored = feed.items.get((self._me.namespace, self._me.name))
+        body = pod_groups.body(self._me, group)
+        feed.learn(await api_writes.keep_group(self._api, group.gang, body, stored, self._me))
+
+    async def remove_group(self, removed: RemoveGroup) -> None:
+        feed = self._group_feed(removed.gang)
+        await api_writes.remove_group(self._api, removed.gang, removed.uid, self._me)
+        feed.forget(self._me.namespace, self._me.name, removed.uid)
 
     async def patch_status(self, new: JobStatus, old: JobStatus) -> JobStatus:
         stored, tested = self._stored(), stamp(old)
@@ -233,6 +257,18 @@ class KubernetesFabric:
         found = (pod_observations.purge(pod) for pod in self._pods() if labels.part_of(pod) == labels.PURGE)
         return tuple(one for one in found if one is not None)
 
+    def _pod_groups(self) -> PodGroupsSeen:
+        key = (self._me.namespace, self._me.name)
+        stored = ((gang, feed.items.get(key)) for gang, feed in self._cache.groups.items())
+        found = (pod_groups.seen(gang, one) for gang, one in stored if one is not None and labels.is_of(one, self._me))
+        return PodGroupsSeen(tuple(found), self._cache.unseen_groups())
+
+    def _group_feed(self, gang: Gang) -> WatchedObjects:
+        feed = self._cache.groups.get(gang)
+        if feed is None:
+            raise FabricError(self._cache.unseen_groups()[gang])
+        return feed
+
     def _pods(self) -> list[Object]:
         """This job's own; a stranger that bears its labels is told of once and counts for nothing."""
         bearing = self._cache.pods_of(self._me.uid)
@@ -273,8 +309,8 @@ class KubernetesFabric:
         self._changed.set()
 
     def _own(self, kind: str) -> str:
-        """Of jobs and pods this job's own are listened for; holders and nodes are everybody's."""
-        return self._me.uid if kind in ("trainingjobs", "pods") else ""
+        """Of jobs, pods and pod groups this job's own are listened for; holders and nodes are everybody's."""
+        return self._me.uid if kind in ("trainingjobs", "pods", "podgroups") else ""
 
     def _job_heard(self, old: Object | None, new: Object | None) -> None:
         """Our own status writes are no news."""

@@ -16,7 +16,7 @@ from typing import Any
 from surefoot_operator.api.spec import KIND, TrainingJob
 from surefoot_operator.api.yaml_names import API_VERSION
 from surefoot_operator.fabric.interface import WorkerEnvironment
-from surefoot_operator.fabric.kubernetes import labels
+from surefoot_operator.fabric.kubernetes import labels, pod_groups
 from surefoot_operator.policy.actions import CreateWorker
 
 Object = dict[str, Any]
@@ -128,7 +128,7 @@ def pod(job: TrainingJob, worker: CreateWorker, environment: WorkerEnvironment, 
     _name(spec, job, worker)
     _spread(spec, job)
     _avoid(spec, worker.avoid_nodes)
-    return {
+    made: Object = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
@@ -140,6 +140,8 @@ def pod(job: TrainingJob, worker: CreateWorker, environment: WorkerEnvironment, 
         },
         "spec": spec,
     }
+    pod_groups.mark(made, job)
+    return made
 
 
 def _volumes(trainer: Object, settings: PodSettings) -> list[Object]:

@@ -32,6 +32,8 @@ WATCH_SECONDS = 30
 SILENCE_SECONDS = WATCH_SECONDS + 5.0
 STALE_SECONDS = 45.0
 PAGE = 500
+NOT_SERVED_SECONDS = 10.0
+"""An optional kind that is not served is asked for again after so long, and up to twice that."""
 _BACKOFF = Backoff(0.1, 2.0)
 _FORGOTTEN = 4096
 _SHORT_SECONDS = 1.0
@@ -44,15 +46,19 @@ class _Behind(Exception):
 class WatchedObjects:
     """Mirrors objects of one kind in `items`, by namespace and name.
 
-    `run` until cancelled; `heard` is called in the loop after each change.
+    `run` until cancelled; `heard` is called in the loop after each change. `optional`: the server may not serve this
+    kind, or not let us see it, and may later; `refusal` says so meanwhile.
     """
 
-    def __init__(self, api: Api, path: str, selector: str, heard: Heard) -> None:
+    def __init__(self, api: Api, path: str, selector: str, heard: Heard, optional: bool = False) -> None:
         self.path = path
         self.items: dict[tuple[str, str], Object] = {}
         self.synced = asyncio.Event()
         self.heard_at = self.heard_since = time.monotonic()
         """When the server was last heard of, and since when it is without a break."""
+        self.refusal = ""
+        """Why an optional kind is not served to us; empty: it is, for all that is known."""
+        self._optional = optional
         self._broken = False
         self._api, self._selector, self._heard = api, selector, heard
         self._version = ""
@@ -85,6 +91,10 @@ class WatchedObjects:
                 self._version = ""  # listed anew at once: the server told us to
             except FabricError as error:
                 self._broken = True
+                if self._optional and isinstance(error, ApiRefused) and error.code in (403, 404):
+                    self._without(error)
+                    await asyncio.sleep(NOT_SERVED_SECONDS * (1 + random.random()))
+                    continue
                 metrics.watch_failures.labels(self.path.rsplit("/", 1)[-1]).inc()
                 log.warning("%s; trying again", error)
                 # jitter: many operators must not come back to a restarted server at one moment
@@ -112,6 +122,16 @@ class WatchedObjects:
             del self.items[namespace, name]
             self._heard(old, None)
 
+    def _without(self, error: ApiRefused) -> None:
+        """Nothing of this kind is there where nobody serves it; where we may not look, what was seen may be."""
+        why = "is its CustomResourceDefinition installed?" if error.code == 404 else "may the operator watch it?"
+        refusal = f"{error}; {why}"
+        if refusal != self.refusal:
+            log.warning("%s Asked again every %.0f s or more", refusal, NOT_SERVED_SECONDS)
+        self.refusal, self._version = refusal, ""
+        for key in list(self.items) if error.code == 404 else ():
+            self._heard(self.items.pop(key), None)
+
     async def _list(self) -> None:
         found: dict[tuple[str, str], Object] = {}
         self._learned.clear()
@@ -123,7 +143,7 @@ class WatchedObjects:
             if not following:
                 break
             query["continue"] = following
-        self._version = page["metadata"]["resourceVersion"]
+        self._version, self.refusal = page["metadata"]["resourceVersion"], ""
         self._hears()
         # newer than the list alone would not do: where a store was restored, everything known is newer, and a ghost
         newer = {

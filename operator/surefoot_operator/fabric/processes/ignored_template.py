@@ -42,6 +42,8 @@ def ignored_parts(spec: TrainingJobSpec) -> tuple[str, ...]:
         found.append("checkpoint.persistent.onJobDeletion (a run folder is removed by hand)")
     if spec.managed_by != MANAGER:
         found.append("managedBy (it runs here whoever manages it)")
+    if spec.scheduling_policy is not None:
+        found.append("schedulingPolicy (workers go to free nodes one by one; no scheduler here knows groups)")
     if spec.run_policy.ttl_seconds_after_finished is not None:
         found.append("runPolicy.ttlSecondsAfterFinished (a run folder is removed by hand)")
     return tuple(found)

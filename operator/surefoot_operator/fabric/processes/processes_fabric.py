@@ -38,7 +38,7 @@ from surefoot_operator.fabric.processes.run_records import (
     WorkerRecord,
     to_json,
 )
-from surefoot_operator.policy.actions import CreateWorker, DeleteWorker, Event
+from surefoot_operator.policy.actions import CreateWorker, DeleteWorker, Event, KeepGroup, RemoveGroup
 
 T = TypeVar("T")
 
@@ -75,6 +75,12 @@ class ProcessesFabric:
 
     async def purge(self, attempt: int, environment: WorkerEnvironment) -> None:
         raise FabricError("a run folder is removed by hand, and its persistent tier with it")
+
+    async def keep_group(self, wanted: KeepGroup) -> None:
+        raise FabricError(f"processes on one machine have no gang scheduler: cannot {wanted}")
+
+    async def remove_group(self, removed: RemoveGroup) -> None:
+        raise FabricError(f"processes on one machine have no gang scheduler: cannot {removed}")
 
     async def delete_job(self) -> None:
         """Does nothing, as `hold_job`."""

@@ -10,11 +10,14 @@ from dataclasses import dataclass
 
 from surefoot_operator import names
 from surefoot_operator.policy.facts import Facts
+from surefoot_operator.policy.gang import group_message, group_refusal
 from surefoot_operator.policy.spares import newest_workers, wanted_indexes, world_indexes
 from surefoot_operator.policy.workers import could_not_start, ended_by_itself, never_trained
 
 REFUSED = "Refused"
 """The fabric will not make a worker."""
+NO_GROUP = "PodGroupRefused"
+"""The fabric has no pod group for workers that are to be in one."""
 UNSCHEDULABLE = "Unschedulable"
 NOT_STARTED = "NotStarted"
 ENDED = "Ended"
@@ -37,7 +40,7 @@ class Hindrance:
     @property
     def placed(self) -> bool:
         """Whether it concerns workers that have a node."""
-        return self.reason not in (REFUSED, UNSCHEDULABLE)
+        return self.reason not in (REFUSED, NO_GROUP, UNSCHEDULABLE)
 
 
 def hindrance(facts: Facts) -> Hindrance | None:
@@ -51,10 +54,15 @@ def spare_hindrance(facts: Facts) -> Hindrance | None:
 
 
 def _among(facts: Facts, indexes: frozenset[int]) -> Hindrance | None:
+    newest = newest_workers(facts)
+    there = {i for i, w in newest.items() if w.phase not in ("Succeeded", "Failed") and not w.deleting}
+    without = group_refusal(facts) if indexes - there else ""
+    if without:
+        return Hindrance(NO_GROUP, without)
     refused = next((c for c in facts.seen.creates if c.refusal and c.index in indexes), None)
     if refused is not None:
         return Hindrance(REFUSED, f"worker {refused.index} was refused: {refused.refusal}")
-    workers = [w for index, w in newest_workers(facts).items() if index in indexes]
+    workers = [w for index, w in newest.items() if index in indexes]
     for worker in workers:
         if worker.unstarted and not worker.deleting:
             return Hindrance(_cause(worker.unstarted), could_not_start(worker))
@@ -66,6 +74,9 @@ def _among(facts: Facts, indexes: frozenset[int]) -> Hindrance | None:
     for worker in waiting:
         if worker.node is None and worker.message:
             return Hindrance(UNSCHEDULABLE, f"worker {worker.index} has no node: {worker.message}")
+    said = group_message(facts)
+    if said and any(worker.node is None for worker in waiting):
+        return Hindrance(UNSCHEDULABLE, f"its scheduler says of the pod group: {said}")
     for worker in waiting:
         if worker.node is not None and facts.now - worker.created_seconds > SLOW_SECONDS:
             text = f"worker {worker.index} was not started on node {worker.node} within {SLOW_SECONDS:g} s"
@@ -77,6 +88,8 @@ def event_of(reason: str) -> str:
     """The event's reason for a hindrance's."""
     if reason == REFUSED:
         return names.WORKER_REFUSED
+    if reason == NO_GROUP:
+        return names.POD_GROUP_REFUSED
     return names.WORKER_UNSCHEDULABLE if reason == UNSCHEDULABLE else names.WORKER_NOT_STARTED
 
 

@@ -9,7 +9,7 @@ from surefoot_operator import names
 from surefoot_operator.api.status import Condition, JobStatus
 from surefoot_operator.policy.actions import Event
 from surefoot_operator.policy.failure.stragglers import sentence
-from surefoot_operator.policy.reporting.hindrances import ENDED, OUT_OF_MEMORY, REFUSED, event_of
+from surefoot_operator.policy.reporting.hindrances import ENDED, NO_GROUP, OUT_OF_MEMORY, REFUSED, event_of
 from surefoot_operator.policy.world.scheduling_deadline import RELEASED
 
 _NO_HINDRANCE = ("Scheduled", "Waiting", "NotWanted", ENDED, OUT_OF_MEMORY, RELEASED)
@@ -97,9 +97,10 @@ def _hindered(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
     was, now = _condition(old, names.PODS_SCHEDULED), _condition(new, names.PODS_SCHEDULED)
     if now is None or now.reason in _NO_HINDRANCE:
         return ()
-    if was is not None and was.reason == now.reason and (now.reason != REFUSED or _words(was) == _words(now)):
+    asked = now.reason in (REFUSED, NO_GROUP)
+    if was is not None and was.reason == now.reason and (not asked or _words(was) == _words(now)):
         return ()
-    again = "; the operator tries again" if now.reason == REFUSED else ""
+    again = "; the operator tries again" if asked else ""
     return (Event(event_of(now.reason), f"{now.message}{again}", True),)
 
 

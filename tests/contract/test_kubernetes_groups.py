@@ -1,0 +1,115 @@
+"""A job's pod group on a server in memory: made, changed and deleted, and nobody else's ever touched."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from support.fakes.fake_api import FakeApi, silent
+from support.servers.job_server import JOB
+from surefoot_operator.errors import FabricError
+from surefoot_operator.fabric.kubernetes import labels, pod_groups
+from surefoot_operator.fabric.kubernetes.cache import ClusterCache
+from surefoot_operator.fabric.kubernetes.kubernetes_fabric import KubernetesFabric
+from surefoot_operator.observed_groups import PodGroup
+from surefoot_operator.policy.actions import KeepGroup, RemoveGroup
+
+PATH = "/apis/scheduling.volcano.sh/v1beta1/namespaces/default/podgroups/gpt"
+WANTED = KeepGroup(PodGroup("Volcano", 2, "research"))
+
+
+@pytest.fixture
+def server() -> FakeApi:
+    made = FakeApi()
+    keep = made.keep
+
+    def with_uid(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        body = copy.deepcopy(body)
+        body["metadata"].setdefault("uid", f"made-{len(made.asked)}")
+        return keep(path, body)
+
+    made.keep = with_uid  # type: ignore[method-assign]
+    return made
+
+
+@pytest.fixture
+def fabric(server: FakeApi) -> KubernetesFabric:
+    cache = ClusterCache(server.api, gangs=("Volcano",))
+    cache.jobs.learn(copy.deepcopy(JOB))
+    cache.check_fresh = lambda: None  # type: ignore[method-assign]
+    return KubernetesFabric(cache, "default", "gpt", "u")
+
+
+async def groups(fabric: KubernetesFabric) -> list[PodGroup]:
+    seen = (await fabric.observe()).pod_groups
+    assert seen is not None
+    return [one.group for one in seen.groups]
+
+
+async def test_a_group_is_made_once_seen_at_once_and_changed(server: FakeApi, fabric: KubernetesFabric) -> None:
+    assert await groups(fabric) == []
+    await fabric.keep_group(WANTED)
+    assert await groups(fabric) == [WANTED.group]
+    await fabric.keep_group(KeepGroup(PodGroup("Volcano", 3)))
+    assert server.objects[PATH]["spec"] == {"minMember": 3, "queue": "research"}
+    assert await groups(fabric) == [PodGroup("Volcano", 3, "research")]
+
+
+async def test_one_that_was_made_although_its_answer_was_lost_is_success(
+    server: FakeApi, fabric: KubernetesFabric
+) -> None:
+    server.keep(PATH, pod_groups.body(labels.JobIdentity("default", "gpt", "u"), PodGroup("Volcano", 1)))
+    await fabric.keep_group(WANTED)
+    assert server.objects[PATH]["spec"]["minMember"] == 2
+
+
+async def test_a_change_that_comes_late_undoes_no_newer_one(server: FakeApi, fabric: KubernetesFabric) -> None:
+    await fabric.keep_group(WANTED)
+    newer = copy.deepcopy(server.objects[PATH])
+    newer["spec"]["minMember"] = 5
+    server.keep(PATH, newer)
+    with pytest.raises(FabricError, match="resourceVersion"):
+        await fabric.keep_group(WANTED)  # decided from what the cache still shows
+    assert server.objects[PATH]["spec"]["minMember"] == 5
+
+
+async def test_somebody_elses_group_is_left_and_named(server: FakeApi, fabric: KubernetesFabric) -> None:
+    server.keep(PATH, {"metadata": {"name": "gpt", "namespace": "default"}, "spec": {"minMember": 9}})
+    with pytest.raises(FabricError, match="does not belong to the job of its name; delete or rename it"):
+        await fabric.keep_group(WANTED)
+    assert server.objects[PATH]["spec"] == {"minMember": 9}
+    assert await groups(fabric) == []
+
+
+async def test_the_group_of_an_older_job_of_this_name_makes_room(server: FakeApi, fabric: KubernetesFabric) -> None:
+    server.keep(PATH, pod_groups.body(labels.JobIdentity("default", "gpt", "older"), PodGroup("Volcano", 9)))
+    await fabric.keep_group(WANTED)
+    assert labels.is_of(server.objects[PATH], labels.JobIdentity("default", "gpt", "u"))
+    assert await groups(fabric) == [WANTED.group]
+
+
+async def test_exactly_this_group_is_deleted_and_one_that_is_gone_is_success(
+    server: FakeApi, fabric: KubernetesFabric
+) -> None:
+    await fabric.keep_group(WANTED)
+    uid = server.objects[PATH]["metadata"]["uid"]
+    await fabric.remove_group(RemoveGroup("Volcano", "another", ""))
+    assert PATH in server.objects
+    await fabric.remove_group(RemoveGroup("Volcano", uid, ""))
+    assert await groups(fabric) == []
+    await fabric.remove_group(RemoveGroup("Volcano", uid, ""))
+
+
+async def test_no_answer_is_an_error_and_a_scheduler_that_is_not_used_is_named(
+    server: FakeApi, fabric: KubernetesFabric
+) -> None:
+    server.before = silent
+    with pytest.raises(FabricError, match="did not answer"):
+        await fabric.keep_group(WANTED)
+    seen = (await fabric.observe()).pod_groups
+    assert seen is not None
+    assert list(seen.unseen) == ["Coscheduling"]
+    with pytest.raises(FabricError, match=r"add it to the chart's value operator\.gangSchedulers"):
+        await fabric.keep_group(KeepGroup(PodGroup("Coscheduling", 1)))
