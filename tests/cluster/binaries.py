@@ -29,6 +29,7 @@ KWOK = "v0.8.0"
 PROMETHEUS_OPERATOR = "v0.85.0"
 SCHEDULER_PLUGINS = "v0.35.4-devel"
 """Of the minor version of KUBERNETES: the plugins are compiled into kube-scheduler."""
+KUEUE = "v0.17.0"
 KUBERNETES_PROGRAMS = (
     "kube-apiserver",
     "kube-controller-manager",
@@ -168,6 +169,21 @@ def pod_group_crd() -> Path:
     return module / "config" / "crd" / "bases" / "scheduling.x-k8s.io_podgroups.yaml"
 
 
+def kueue() -> Path:
+    """The manager of Kueue's queues."""
+    return _built(f"kueue-{KUEUE}", _build_kueue) / "kueue"
+
+
+def kueue_crds() -> list[Path]:
+    """The kinds of its queues, quotas and workloads."""
+    return sorted((_source(f"sigs.k8s.io/kueue@{KUEUE}") / "config" / "components" / "crd" / "bases").glob("*.yaml"))
+
+
+def kueue_webhooks() -> Path:
+    """Its webhooks, as its own installation has them."""
+    return _source(f"sigs.k8s.io/kueue@{KUEUE}") / "config" / "components" / "webhook" / "manifests.yaml"
+
+
 def kind_source() -> Path:
     """kind's module, with the files of its node images."""
     return _source(f"sigs.k8s.io/kind@{KIND}")
@@ -245,6 +261,15 @@ def _build_gang_scheduler(folder: Path) -> None:
     (source / "main.go").write_text(GANG_SCHEDULER_SOURCE)
     _go(source, "mod", "tidy")
     _go(source, "build", "-trimpath", "-ldflags", "-s -w", "-o", str(folder / "gang-scheduler"), ".")
+    shutil.rmtree(source)
+
+
+def _build_kueue(folder: Path) -> None:
+    module = "sigs.k8s.io/kueue"
+    source = _pinned_module(folder, module, KUEUE)
+    (source / "tools.go").write_text(f'//go:build tools\n\npackage tools\n\nimport _ "{module}/cmd/kueue"\n')
+    _go(source, "mod", "tidy")
+    _go(source, "build", "-trimpath", "-ldflags", "-s -w", "-o", str(folder / "kueue"), f"{module}/cmd/kueue")
     shutil.rmtree(source)
 
 
