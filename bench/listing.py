@@ -25,6 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from surefoot.agent.coordinator.addresses import begun
 from surefoot.agent.coordinator.coordinator_client import CoordinatorClient
 from surefoot.agent.coordinator.requests import CoordinatorRequests, SaveLocations
 from surefoot.format.layouts import Stream, build_layout
@@ -128,7 +129,7 @@ async def listings(job: JobSettings, expected: int, times: int) -> list[float]:
             chores.ask(message)
 
     line = CoordinatorClient(
-        server.url,
+        begun(server.url),
         lambda: Hello(JOB, 0, 1, "agent", "node", "token", 0, 2, True),
         lambda: Heartbeat(0, 2, True),
         hear,

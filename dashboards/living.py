@@ -214,9 +214,9 @@ def operator(whole: dashboard.Dashboard) -> None:
     whole.with_panel(
         lines(
             "Leader",
-            "Operators that lead: one, and for a moment of fail-over none.",
+            "Replicas that lead each shard: one, and for a moment of fail-over none.",
             "none",
-            query("sum(surefoot_operator_leader)", "leaders"),
+            query("sum by (shard) (surefoot_operator_leader)", "shard {{shard}}"),
             width=6,
         )
     )

@@ -18,7 +18,7 @@ _JOB = ["namespace", "job"]
 
 # ---- the operator itself -------------------------------------------------------------------------------------------
 
-leader = Gauge("surefoot_operator_leader", "1 in the operator that leads, 0 in the others.")
+leader = Gauge("surefoot_operator_leader", "1 in the replica that leads the shard, 0 in the others.", ["shard"])
 loop_lag_seconds = Histogram(
     "surefoot_operator_loop_lag_seconds", "How much later than asked the event loop woke up.", buckets=BUCKETS_SECONDS
 )
@@ -179,7 +179,18 @@ def ended(namespace: str, job: str) -> None:
 
 
 # a rate sees the first of anything only if the series was there before it
-for _reason in ("not-leading", "foreign-job", "token", "timeout", "protocol", "worker", "crowd", "size", "full"):
+for _reason in (
+    "not-leading",
+    "elsewhere",
+    "foreign-job",
+    "token",
+    "timeout",
+    "protocol",
+    "worker",
+    "crowd",
+    "size",
+    "full",
+):
     agents_refused.labels(_reason)
 for _call in ("away", "fenced", "refused", "drop", "mark", "sweep", "clean"):
     holder_failures.labels(_call)

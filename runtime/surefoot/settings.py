@@ -90,6 +90,8 @@ class AgentSettings:
     job_name: str = ""
     """SUREFOOT_JOB_NAME and SUREFOOT_JOB_NAMESPACE: labels of its metrics."""
     job_namespace: str = ""
+    coordinator_fallback_url: str = ""
+    """SUREFOOT_COORDINATOR_FALLBACK_URL: where to ask if nobody answers at `coordinator_url`; empty: nowhere."""
 
 
 def job_settings(environment: Mapping[str, str] = os.environ) -> JobSettings:
@@ -154,6 +156,7 @@ def agent_settings(environment: Mapping[str, str] = os.environ) -> AgentSettings
         pre_join_check=environment.get("SUREFOOT_PRE_JOIN_CHECK", "Off"),
         job_name=environment.get("SUREFOOT_JOB_NAME", ""),
         job_namespace=environment.get("SUREFOOT_JOB_NAMESPACE", ""),
+        coordinator_fallback_url=environment.get("SUREFOOT_COORDINATOR_FALLBACK_URL", ""),
     )
 
 

@@ -124,8 +124,16 @@ CASES = {
     "SurefootMemoryTierDown": one('surefoot_holder_up{node="a"}', "0x120", "1x120", labels='node="a"'),
     "SurefootHolderSilent": one(of_job("surefoot_holders", 'state="Silent"'), "1x120", "0x120"),
     "SurefootNoLeader": Case(
-        (('surefoot_operator_leader{instance="a"}', "0x120"), ('surefoot_operator_leader{instance="b"}', "0x120")),
-        (('surefoot_operator_leader{instance="a"}', "0x120"), ('surefoot_operator_leader{instance="b"}', "1x120")),
+        (
+            ('surefoot_operator_leader{instance="a",shard="0"}', "1x120"),
+            ('surefoot_operator_leader{instance="b",shard="0"}', "0x120"),
+            ('surefoot_operator_leader{instance="a",shard="1"}', "0x120"),
+            ('surefoot_operator_leader{instance="b",shard="1"}', "0x120"),
+        ),
+        (
+            ('surefoot_operator_leader{instance="a",shard="0"}', "0x120"),
+            ('surefoot_operator_leader{instance="b",shard="0"}', "1x120"),
+        ),
         labels="",
     ),
     "SurefootWatchStale": one('surefoot_watch_age_seconds{kind="nodes"}', "0+60x120", "30x120", labels='kind="nodes"'),

@@ -11,6 +11,7 @@ from urllib.error import HTTPError
 import pytest
 
 from chart.helm import CHART
+from surefoot_operator.controller.leader.shards import leader_label
 
 API = {
     "/apis/surefoot.dev/v1alpha1": {"resources": [{"kind": "TrainingJob"}]},
@@ -19,8 +20,8 @@ API = {
 }
 
 
-def pod(name: str, leads: bool = False, address: str = "10.0.0.1") -> dict[str, Any]:
-    labels = {"surefoot.dev/leader": "true"} if leads else {}
+def pod(name: str, leads: bool = False, address: str = "10.0.0.1", shard: int = 0) -> dict[str, Any]:
+    labels = {leader_label(shard): "true"} if leads else {}
     return {"metadata": {"name": name, "labels": labels}, "status": {"podIP": address, "phase": "Running"}}
 
 
@@ -104,6 +105,15 @@ def test_exactly_one_operator_leads(
 ) -> None:
     installation.pods = pods
     assert check.said(check.operator) == said
+
+
+def test_exactly_one_operator_leads_each_shard(
+    check: ModuleType, installation: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "SHARDS", 2)
+    assert check.said(check.operator) == "of the operator's pods 0 lead shard 1: []"
+    installation.pods = [pod("a", leads=True), pod("b", leads=True, shard=1)]
+    assert check.said(check.operator) == ""
 
 
 def test_a_tier_on_no_node_is_no_tier(check: ModuleType, installation: Installation) -> None:

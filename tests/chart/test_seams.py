@@ -53,6 +53,7 @@ def test_every_value_reaches_the_operator() -> None:
     operator = {**EVERYTHING["operator"], "logLevel": "DEBUG", "agentCommand": "a b"}
     found = settings({**EVERYTHING, "logFormat": "json", "operator": operator})
     assert found.only_namespace == "training"
+    assert found.shards == 3
     assert found.runtime_image == "training:1"
     assert (found.tls_secret, found.keys_secret, found.memory_admin_secret) == ("tls", "keys", "admin")
     assert (found.node_reports, found.node_taint) == (True, "NoSchedule")

@@ -16,6 +16,7 @@ NAMESPACE = os.environ["SUREFOOT_NAMESPACE"]
 RELEASE = os.environ["SUREFOOT_RELEASE"]
 OPERATOR = os.environ["SUREFOOT_OPERATOR"]
 MEMORY = os.environ.get("SUREFOOT_MEMORY", "")
+SHARDS = int(os.environ.get("SUREFOOT_SHARDS", "1"))
 SECONDS = float(os.environ.get("SUREFOOT_TEST_SECONDS", "120"))
 CALL_SECONDS = 5
 AGAIN_SECONDS = 1
@@ -40,7 +41,7 @@ def crd():
 
 
 def operator():
-    """Every pod of the Deployment is ready, and each says so itself; exactly one leads."""
+    """Every pod of the Deployment is ready, and each says so itself; exactly one leads each shard."""
     wanted = asked(f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/{OPERATOR}")["spec"]["replicas"]
     query = f"labelSelector=surefoot.dev%2Fpart%3Doperator,app.kubernetes.io%2Finstance%3D{RELEASE}"
     pods = asked(f"/api/v1/namespaces/{NAMESPACE}/pods?{query}")["items"]
@@ -54,10 +55,13 @@ def operator():
             pass
     if len(pods) != wanted:
         return f"{len(pods)} of {wanted} operator pods are there"
-    leaders = [
-        pod["metadata"]["name"] for pod in pods if pod["metadata"]["labels"].get("surefoot.dev/leader") == "true"
-    ]
-    return "" if len(leaders) == 1 else f"of the operator's pods {len(leaders)} lead: {leaders}"
+    for shard in range(SHARDS):
+        label = f"surefoot.dev/leads-shard-{shard}" if shard else "surefoot.dev/leader"
+        leaders = [pod["metadata"]["name"] for pod in pods if pod["metadata"]["labels"].get(label) == "true"]
+        if len(leaders) != 1:
+            of = f" shard {shard}" if SHARDS > 1 else ""
+            return f"of the operator's pods {len(leaders)} lead{of}: {leaders}"
+    return ""
 
 
 def memory_tier():

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from surefoot.holder.connection import TLS_NAME
 from surefoot.protocol.backoff import Backoff
@@ -24,19 +25,20 @@ from surefoot_operator.controller.credentials.coordinator_tls import Coordinator
 from surefoot_operator.controller.credentials.derived_secrets import Secrets
 from surefoot_operator.controller.credentials.secret_store import SecretAt, admin_password, root_key
 from surefoot_operator.controller.credentials.token_review import TokenReviews
+from surefoot_operator.controller.health import process_metrics
 from surefoot_operator.controller.health.liveness import LivenessLimits, LivenessSigns, liveness_failures
 from surefoot_operator.controller.health.probes import LoopLag, Probes
+from surefoot_operator.controller.holder_assent import objection
 from surefoot_operator.controller.job_runner import Shared
-from surefoot_operator.controller.job_runners import JobRunners
 from surefoot_operator.controller.kopf_trigger import KopfTrigger, connection
-from surefoot_operator.controller.leader.leader_label import LeaderLabel
-from surefoot_operator.controller.leader.lease import Elector, LeaseAt, LeaseLost
+from surefoot_operator.controller.leader.lease import LeaseAt
 from surefoot_operator.controller.leader.lease import clock as lease_clock
-from surefoot_operator.controller.leader.term_clock import TermClock
-from surefoot_operator.controller.memory_maintenance import MemoryMaintenance
-from surefoot_operator.controller.node_reporter import NodeReporter
+from surefoot_operator.controller.leader.shard_election import ShardElection
+from surefoot_operator.controller.leader.shards import shard_of, shard_url
+from surefoot_operator.controller.shard_terms import ShardTerms, within
 from surefoot_operator.controller.worker_environment import WORKER_METRICS_PORT, WorkerEnvironmentFactory
 from surefoot_operator.coordinator.agent_server import AgentServer
+from surefoot_operator.coordinator.referrals import Referrals
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.kubernetes.api import Api
 from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
@@ -53,8 +55,6 @@ PROGRESS_SECONDS = 3.0
 
 BEGIN_SECONDS = 120.0
 """How long an API server that is away is waited for at first; then the process exits, as its pod's status shows."""
-LEAVE_SECONDS = 5.0
-"""How long stopping the jobs may take; and again as long for everything else."""
 ACCESS_SECONDS = 20.0
 """How often the memory tier's password is read: after a change holders refuse the operator for so long at most."""
 _BACKOFF = Backoff(0.2, 5.0)
@@ -65,22 +65,16 @@ class ClusterOperator:
 
     def __init__(self, api: Api, settings: ClusterSettings) -> None:
         self._api, self._settings = api, settings
-        self._elector = Elector(api, LeaseAt(settings.namespace, settings.lease_name), settings.identity)
-        self._label = LeaderLabel(api, settings.namespace, settings.pod_name)
-        # whatever a job's reconciler writes goes through this one, and stops with the lease
-        guarded = api.guarded(self._elector.may_act)
-        self._cache = ClusterCache(guarded, holders_in=settings.namespace, gangs=settings.gang_schedulers)
+        self._cache = ClusterCache(api, holders_in=settings.namespace, gangs=settings.gang_schedulers)
         self._wakening = KopfTrigger(partial(connection, settings.kubeconfig), self._woken, settings.only_namespace)
         self._lag = LoopLag()
-        self._clock = TermClock()
         self._probes = Probes(settings.metrics_port, self._unwell, self._unready)
         self._server: AgentServer | None = None
-        self._runners: JobRunners | None = None
         self._tls: CoordinatorTls | None = None
         self._webhooks: Webhooks | None = None
+        self._terms: ShardTerms | None = None
+        self._election: ShardElection | None = None
         self._beside = TaskSet(self._beside_failed)
-        self._term = TaskSet(self._beside_failed)
-        """What runs while this replica leads."""
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._begun = "the operator is starting"
 
@@ -113,52 +107,41 @@ class ClusterOperator:
         self._begun = "waiting for the first list of the cluster's objects"
         await self._patiently(self._cache.start)
         self._wakening.start()
-        self._runners = JobRunners(shared, self._settings.only_namespace)
+        terms = self._terms = ShardTerms(self._api, self._settings, shared, self._beside_failed, self._veto)
+        where = LeaseAt(self._settings.namespace, self._settings.lease_name)
+        self._election = ShardElection(self._api, where, self._settings.identity, self._settings.shards, terms)
         if self._settings.admission_webhooks:
-            self._webhooks = self._admission(shared, self._runners)
-            await self._webhooks.start()
+            await self._admit(shared, terms, self._election)
+        process_metrics.jobs.set_function(lambda: terms.jobs)
+        for shard in range(self._settings.shards):
+            metrics.leader.labels(str(shard)).set(0)
         self._begun = ""
-        self._beside.start(self._compete(shared, self._runners))
+        self._beside.start(self._election.run())
         await asyncio.Event().wait()
 
-    async def _compete(self, shared: Shared, runners: JobRunners) -> None:
-        """Leads, term after term: one that could not renew its lease stands by, warm, until the server answers."""
-        while True:
-            await self._elector.acquire()
-            self._begin_term(shared, runners)
-            await self._elector.hold()
-            await self._end_term(shared, runners)
+    async def _admit(self, shared: Shared, terms: ShardTerms, election: ShardElection) -> None:
+        """Answers the API server: about evictions for the jobs of the shards that are led here."""
+        api = self._api.guarded(lambda: election.may_act(0))
+        self._webhooks = Webhooks(api, shared, terms.departure, self._tls, self._settings)
+        await self._webhooks.start()
+        terms.run_once_in_a_cluster(self._webhooks.keep_trusted)
 
-    def _begin_term(self, shared: Shared, runners: JobRunners) -> None:
-        self._clock.begin()
-        runners.start()
-        shared.server.lead(True)
-        metrics.leader.set(1)
-        self._term.start(self._label.hold())
-        self._term.start(runners.resync())
-        self._term.start(self._tier(shared, runners).run())
-        if self._settings.node_reports:
-            api = self._api.guarded(self._elector.may_act)
-            self._term.start(NodeReporter(api, self._cache, self._settings.node_taint).run())
-        if self._webhooks is not None:
-            self._term.start(self._webhooks.keep_trusted())
-        log.info("leading, with %d jobs; agents connect to %s", len(runners.running), self._settings.coordinator_url)
+    def _veto(self, ready: str) -> str:
+        """Why no holder may be restarted, by what leaders of other shards have noted on their leases."""
+        assert self._election is not None, "shard 0 is led"
+        election = self._election
+        found = (objection(shard, *election.noted(shard), ready) for shard in range(1, election.shards))
+        return next((why for why in found if why), "")
 
-    async def _end_term(self, shared: Shared, runners: JobRunners) -> None:
-        """Lets the agents go first: whoever leads now is elsewhere. Their next term begins with nothing of this one."""
-        shared.server.lead(False)
-        metrics.leader.set(0)
-        await self._within("jobs", runners.close())
-        await self._within("holders", shared.pool.close())
-        await self._within("the leader's tasks", self._term.close())
+    def _shard_of(self, job: str) -> int:
+        return shard_of(job, self._election.shards if self._election is not None else self._settings.shards)
 
-    def _admission(self, shared: Shared, runners: JobRunners) -> Webhooks:
-        api = self._api.guarded(self._elector.may_act)
-        return Webhooks(api, shared, runners.departure, self._tls, self._settings)
+    def _referrals(self) -> Referrals:
+        def url_of(shard: int) -> str:
+            several = self._election is not None and self._election.shards > 1
+            return shard_url(self._settings.coordinator_url, shard) if several else ""
 
-    def _tier(self, shared: Shared, runners: JobRunners) -> MemoryMaintenance:
-        given = self._settings
-        return MemoryMaintenance(shared, given.namespace, given.memory_daemonset, runners.safeties)
+        return Referrals(self._shard_of, url_of)
 
     async def _shared(self) -> Shared:
         """Reads the secrets and starts the server; it refers agents to the leader already."""
@@ -166,7 +149,9 @@ class ClusterOperator:
         tls: CoordinatorTls | None = None
         if given.coordinator_url.startswith("wss:"):
             tls = CoordinatorTls(
-                self._api, self._at(given.tls_secret), server_names(given.coordinator_url, given.namespace)
+                self._api,
+                self._at(given.tls_secret),
+                server_names(given.coordinator_url, given.namespace, given.shards),
             )
             await tls.begin()
             self._tls = tls
@@ -177,7 +162,8 @@ class ClusterOperator:
             progress_seconds=PROGRESS_SECONDS,
         )
         reviews = TokenReviews(self._api, self._cache.workers.items, self._cache.jobs.items, time.time)
-        server = AgentServer(settings.coordinator, reviews.authenticate, tls.context if tls is not None else None)
+        context = tls.context if tls is not None else None
+        server = AgentServer(settings.coordinator, reviews.authenticate, context, self._referrals())
         await server.start()
         self._server = server
         if tls is not None:
@@ -195,9 +181,7 @@ class ClusterOperator:
         pods = PodSettings(
             agent=given.agent_command, purge_image=given.runtime_image, socket_folder=given.memory_socket_folder
         )
-        return Shared(
-            self._cache, server, telling, pods, access, settings, HolderPool(settings.memory), clock=self._clock
-        )
+        return Shared(self._cache, server, telling, pods, access, settings, HolderPool(settings.memory))
 
     async def _tier_access(self) -> TierAccess:
         """Reads the credentials for holders; with TLS it keeps their certificate too."""
@@ -245,15 +229,12 @@ class ClusterOperator:
 
     def _beside_failed(self, name: str, error: BaseException) -> None:
         """Ends the process: none of these tasks may end by itself."""
-        if isinstance(error, LeaseLost) and self._server is not None:
-            self._server.lead(False)  # before anything else: agents must not follow us any more
-            metrics.leader.set(0)
         if not self._failed.done():
             self._failed.set_exception(error)
 
     def _woken(self) -> None:
-        if self._runners is not None:
-            self._runners.wake_soon()
+        if self._terms is not None:
+            self._terms.wake_soon()
 
     def _unready(self) -> list[str]:
         return [self._begun] if self._begun else []
@@ -261,9 +242,9 @@ class ClusterOperator:
     def _unwell(self) -> tuple[str, ...]:
         vitals = LivenessSigns(
             watches=self._cache.ages() if not self._begun else {},
-            rounds=self._runners.round_seconds() if self._runners is not None else {},
+            rounds=self._terms.round_seconds() if self._terms is not None else {},
             lag_seconds=self._lag.worst_seconds,
-            api_seconds=lease_clock() - self._elector.heard_at,
+            api_seconds=lease_clock() - self._election.heard_at if self._election is not None else math.inf,
             watchers_end=self._wakening.end,
         )
         return liveness_failures(vitals, LivenessLimits())
@@ -271,24 +252,16 @@ class ClusterOperator:
     # ---- ending -----------------------------------------------------------------------------------------------------
 
     async def _leave(self) -> None:
-        """Stops the jobs, then releases the lease for another replica, then closes the rest; each within a limit."""
-        await self._within("jobs", self._let_go())
-        await self._within("connections", self._close())
+        """Stops the jobs, then releases the leases for other replicas, then closes the rest; each within a limit."""
+        await within("jobs", self._let_go())
+        await within("connections", self._close())
         if self._failed.done() and not self._failed.cancelled():
             self._failed.exception()  # looked at: `run` has raised it, or something else
 
     async def _let_go(self) -> None:
-        if self._runners is not None:
-            await self._runners.close()
-        await self._term.close()
         await self._beside.close()
-        if self._elector.leading:
-            try:
-                await self._label.drop()
-            except FabricError as error:
-                log.warning("could not remove the leader label: %s", error)
-        await self._elector.release()
-        metrics.leader.set(0)
+        if self._election is not None:
+            await self._election.close()
 
     async def _close(self) -> None:
         if self._webhooks is not None:
@@ -298,11 +271,3 @@ class ClusterOperator:
         await self._wakening.close()
         await self._cache.close()
         await self._probes.close()
-
-    @staticmethod
-    async def _within(what: str, work: Coroutine[Any, Any, None]) -> None:
-        try:
-            async with asyncio.timeout(LEAVE_SECONDS):
-                await work
-        except TimeoutError:
-            log.warning("%s did not stop within %g s: exiting anyway", what, LEAVE_SECONDS)

@@ -16,6 +16,7 @@ from surefoot import __version__
 from surefoot.logs import FORMATS, VARIABLE
 from surefoot_operator.api.gang_schedulers import GANG_SCHEDULERS
 from surefoot_operator.api.spec import Gang
+from surefoot_operator.controller.leader.shards import HIGHEST
 from surefoot_operator.coordinator.agent_server import PATH
 from surefoot_operator.errors import OperatorError
 
@@ -49,6 +50,9 @@ class ClusterSettings:
     only_namespace: str = ""
     """Only jobs of this namespace are managed; empty: all. So two operators can share a cluster."""
     lease_name: str = "surefoot-operator"
+    """Of shard 0; those of others have their number behind it."""
+    shards: int = 1
+    """Parts that the jobs are spread over, each led by one replica."""
     coordinator_port: int = 8443
     """0: any free one."""
     metrics_port: int = 8080
@@ -115,6 +119,7 @@ def cluster_settings(
         kubeconfig=chosen.kubeconfig,
         only_namespace=text("only_namespace", ""),
         lease_name=text("lease_name", "surefoot-operator"),
+        shards=_shards("SUREFOOT_SHARDS", text("shards", "1")),
         coordinator_port=port,
         metrics_port=_port("SUREFOOT_METRICS_PORT", text("metrics_port", "8080")),
         admission_port=_port("SUREFOOT_ADMISSION_PORT", text("admission_port", "9443")),
@@ -146,6 +151,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--namespace", help="namespace of the operator's lease and secrets (default surefoot-system)")
     parser.add_argument("--only-namespace", help="manage the jobs of one namespace (default all)")
     parser.add_argument("--pod-name", help="this operator's identity in the lease (default the host's name)")
+    parser.add_argument("--shards", help=f"parts that jobs are spread over, 1 to {HIGHEST} (default 1)")
     parser.add_argument("--coordinator-url", help="where agents connect, as wss://HOST:PORT/v1/agents")
     parser.add_argument("--coordinator-port", help="port that agents connect to (default 8443; 0: any free one)")
     parser.add_argument("--metrics-port", help="/metrics, /healthz and /readyz (default 8080; 0: any free one)")
@@ -157,6 +163,12 @@ def _parser() -> argparse.ArgumentParser:
 def _port(name: str, text: str) -> int:
     if not text.isascii() or not text.isdecimal() or int(text) > _HIGHEST_PORT:
         raise BadSetting(name, text, "a port from 0 to 65535 is needed")
+    return int(text)
+
+
+def _shards(name: str, text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= HIGHEST:
+        raise BadSetting(name, text, f"a number from 1 to {HIGHEST} is needed")
     return int(text)
 
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from surefoot.task_set import TaskSet, logged
 from surefoot_operator import metrics
 from surefoot_operator.api.spec import MANAGER
-from surefoot_operator.controller.health import process_metrics
 from surefoot_operator.controller.job_runner import JobKey, JobRunner, Shared
 from surefoot_operator.policy.maintenance.rollout import JobSafety
 
@@ -25,10 +24,18 @@ RESYNC_SECONDS = 30.0
 GATHERING_SECONDS = 0.1
 
 
-def looked_after(jobs: Iterable[Object], only_namespace: str = "") -> frozenset[JobKey]:
-    """Selects the jobs that name no other manager."""
+def every_job(uid: str) -> bool:
+    """Takes any job: there is one shard."""
+    return True
+
+
+def looked_after(
+    jobs: Iterable[Object], only_namespace: str = "", in_shard: Callable[[str], bool] = every_job
+) -> frozenset[JobKey]:
+    """Selects the jobs of a shard that name no other manager."""
     ours = (job for job in jobs if job.get("spec", {}).get("managedBy", MANAGER) == MANAGER)
-    return frozenset(key for key in map(_key, ours) if only_namespace in ("", key.namespace))
+    keys = (key for key in map(_key, ours) if only_namespace in ("", key.namespace))
+    return frozenset(key for key in keys if in_shard(key.uid))
 
 
 def _key(job: Object) -> JobKey:
@@ -37,13 +44,13 @@ def _key(job: Object) -> JobKey:
 
 
 class JobRunners:
-    """The runners of all jobs while this operator leads.
+    """The runners of a shard's jobs while this replica leads it.
 
     `wake` may be called at any time, in one event loop.
     """
 
-    def __init__(self, shared: Shared, only_namespace: str = "") -> None:
-        self._shared, self._only_namespace = shared, only_namespace
+    def __init__(self, shared: Shared, only_namespace: str = "", in_shard: Callable[[str], bool] = every_job) -> None:
+        self._shared, self._only_namespace, self._in_shard = shared, only_namespace, in_shard
         self._runners: dict[JobKey, JobRunner] = {}
         self._ending = TaskSet(logged(log))
         self._leading = False
@@ -76,12 +83,11 @@ class JobRunners:
         """Starts missing runners and stops those whose job is gone."""
         if not self._leading:
             return
-        wanted = looked_after(self._shared.cache.jobs.items.values(), self._only_namespace)
+        wanted = looked_after(self._shared.cache.jobs.items.values(), self._only_namespace, self._in_shard)
         for key in self._runners.keys() - wanted:
             self._end(self._runners.pop(key))
         for key in sorted(wanted - self._runners.keys(), key=str):
             self._begin(key)
-        process_metrics.jobs.set(len(self._runners))
 
     def wake_soon(self) -> None:
         """Wakes once for many calls: every status write is one."""

@@ -1,6 +1,6 @@
 """Rolls out holder revisions and removes data of jobs that are gone.
 
-Runs beside the jobs while this operator leads. An error is counted, logged once and retried; nothing waits for it.
+Runs beside the jobs while this replica leads shard 0. An error is counted, logged once and retried; nothing waits for it.
 """
 
 from __future__ import annotations
@@ -9,14 +9,16 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from surefoot_operator import metrics
 from surefoot_operator.controller.job_runner import Shared
+from surefoot_operator.controller.tier_pods import tier_pods
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.kubernetes import holders, labels
 from surefoot_operator.memory.orphaned_jobs import OrphanSweep
-from surefoot_operator.policy.maintenance.rollout import JobSafety, Rollout, rollout
+from surefoot_operator.policy.maintenance.rollout import JobSafety, Rollout, ready_holders, rollout
 
 log = logging.getLogger(__name__)
 
@@ -24,11 +26,14 @@ ROUND_SECONDS = 5.0
 ORPHANS_SECONDS = 60.0
 _PAGE = 500
 
+RolloutVeto = Callable[[str], str]
+"""Why no holder may be restarted, given the digest of those that are ready; empty: one may be."""
+
 
 class MemoryMaintenance:
     """Maintains the memory tier until cancelled.
 
-    `safeties`: what each job says about restarting a holder.
+    `safeties`: what each job of this shard says about restarting a holder; `veto`: what the others' leaders say.
     """
 
     def __init__(
@@ -37,10 +42,11 @@ class MemoryMaintenance:
         namespace: str,
         daemon_set: str,
         safeties: Callable[[], tuple[JobSafety, ...]],
+        veto: RolloutVeto = lambda ready: "",
     ) -> None:
         self._shared, self._cache = shared, shared.cache
         self._namespace, self._daemon_set = namespace, daemon_set
-        self._safeties = safeties
+        self._safeties, self._veto = safeties, veto
         account = shared.telling.secrets.holder_account
         self._orphans = OrphanSweep(lambda job: account(job).user, shared.settings.memory.call_seconds)
         self._swept = float("-inf")
@@ -66,26 +72,19 @@ class MemoryMaintenance:
 
     async def _roll_out(self) -> None:
         """Restarts what may be restarted now."""
-        self._cache.check_fresh()
-        api = self._cache.api
-        newest = await holders.newest(api, self._namespace, self._daemon_set)
-        if newest is None:
+        tier = await tier_pods(self._cache, self._namespace, self._daemon_set)
+        if tier is None:
             metrics.outdated_holders.set(0)
             return
-        jobs = self._safeties()
-        pods = holders.pods(
-            self._cache.holders.items.values(),
-            newest.uid,
-            self._cache.nodes.items.values(),
-            self._cache.kubelets(),
-            _topology_key(jobs),
-        )
-        decided = rollout(pods, newest.wanted, newest.revision, jobs, self._shared.clock())
+        decided = rollout(tier.pods, tier.wanted, tier.revision, self._safeties(), self._shared.clock())
+        why_not = self._veto(ready_holders(tier.pods)) if decided.delete else ""
+        if why_not:
+            decided = replace(decided, delete=(), reason=why_not)
         metrics.outdated_holders.set(decided.outdated)
         self._tell(decided)
         for pod in decided.delete:
-            await holders.restart(api, self._namespace, pod)
-            log.info("restarting holder %s on %s for revision %s", pod.name, pod.node, newest.revision)
+            await holders.restart(self._cache.api, self._namespace, pod)
+            log.info("restarting holder %s on %s for revision %s", pod.name, pod.node, tier.revision)
 
     async def _sweep(self) -> None:
         """Holders are held against a list of all jobs that a quorum of the API's store confirms."""
@@ -119,9 +118,3 @@ class MemoryMaintenance:
         if text and text != self._said:
             log.info("%s", text)
         self._said = text
-
-
-def _topology_key(jobs: tuple[JobSafety, ...]) -> str:
-    """The failure domain that all jobs agree on; else a node, which is within every one."""
-    keys = {one.topology_key for one in jobs if one.topology_key}
-    return keys.pop() if len(keys) == 1 else labels.HOSTNAME

@@ -34,6 +34,8 @@ class WorkerEnvironmentFactory:
     """PEM of whoever signs the coordinator's certificate now; empty: agents are told of none."""
     holder_tls_ca: Callable[[], str] = str
     """PEM of whoever signs the holders' certificate now; empty: they speak no TLS."""
+    fallback_url: str = ""
+    """Where an agent asks that finds nobody at the first address: who answers there tells it where to go."""
     metrics_port: int | None = None
     """Where each worker serves its metrics; 0: any free port of its machine; None: nowhere."""
     log_format: str = "text"
@@ -56,6 +58,8 @@ class WorkerEnvironmentFactory:
             "SUREFOOT_HEARTBEAT_SECONDS": str(health.heartbeat_seconds),
             "SUREFOOT_STEP_TIMEOUT_SECONDS": str(health.step_timeout_seconds),
         }
+        if self.fallback_url not in ("", self.coordinator_url):
+            plain["SUREFOOT_COORDINATOR_FALLBACK_URL"] = self.fallback_url
         if health.pre_join_check != "Off":
             plain["SUREFOOT_PRE_JOIN_CHECK"] = health.pre_join_check
         if authority := self.coordinator_ca():

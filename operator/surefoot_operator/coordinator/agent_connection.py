@@ -44,6 +44,10 @@ class AgentConnection:
         self._told: Delivered = {}
         self.version: int | None = None
         self.worker: WorkerId | None = None
+        self.host = request.url.host
+        """By which name it called this server."""
+        self.shard: int | None = None
+        """That its job is in; None: it has not said hello."""
         if self.transport is not None:
             raw = self.transport.get_extra_info("socket")
             if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):

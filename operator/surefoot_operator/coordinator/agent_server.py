@@ -10,6 +10,7 @@ import asyncio
 import hmac
 import logging
 import ssl
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import get_args
@@ -24,6 +25,7 @@ from surefoot_operator.coordinator.agent_channel import AgentChannel
 from surefoot_operator.coordinator.agent_connection import AgentConnection
 from surefoot_operator.coordinator.connection_limits import ConnectionLimiter
 from surefoot_operator.coordinator.message_sizes import check_hello, check_size
+from surefoot_operator.coordinator.referrals import Referrals
 from surefoot_operator.coordinator.shared_texts import SharedTexts
 from surefoot_operator.settings import CoordinatorSettings
 
@@ -55,13 +57,19 @@ class AgentServer:
     """Listens for agents and hands them to their job's channel."""
 
     def __init__(
-        self, settings: CoordinatorSettings, authenticate: Authenticator, tls: ssl.SSLContext | None = None
+        self,
+        settings: CoordinatorSettings,
+        authenticate: Authenticator,
+        tls: ssl.SSLContext | None = None,
+        referrals: Referrals = Referrals(),  # noqa: B008  frozen
     ) -> None:
         self._settings = settings
+        self._referrals = referrals
         self._authenticate = authenticate
         self._tls = tls
         self._jobs: dict[str, AgentChannel] = {}
-        self._led = asyncio.Event()
+        self._led: defaultdict[int, asyncio.Event] = defaultdict(asyncio.Event)
+        """Of each shard: set while this operator leads it."""
         self._open: set[AgentConnection] = set()
         self._shared = SharedTexts()
         self._gate: ConnectionLimiter | None = None
@@ -89,17 +97,18 @@ class AgentServer:
         for line in gone.lines if gone is not None else ():
             line.cut()
 
-    def lead(self, leading: bool) -> None:
-        """Sets whether this operator leads.
+    def lead(self, leading: bool, shard: int = 0) -> None:
+        """Sets whether this operator leads a shard.
 
-        One that stops leading disconnects every agent: they must not follow its messages any more.
+        One that stops leading disconnects the shard's agents: they must not follow its messages any more.
         """
         if leading:
-            self._led.set()
+            self._led[shard].set()
         else:
-            self._led.clear()
+            self._led[shard].clear()
             for line in tuple(self._open):
-                line.cut()
+                if line.shard == shard:
+                    line.cut()
 
     async def start(self) -> None:
         """Listens. Raises OSError if the port is taken."""
@@ -125,7 +134,8 @@ class AgentServer:
 
         Agents continue and look for another coordinator.
         """
-        self._led.clear()
+        for led in self._led.values():
+            led.clear()
         await asyncio.gather(*(line.close(self._settings.close_seconds) for line in tuple(self._open)))
         if self._listening is not None:
             self._listening.close()
@@ -174,7 +184,12 @@ class AgentServer:
         try:
             async with asyncio.timeout(self._settings.hello_seconds):
                 hello = await self._hello(websocket, line)
-                if not await self._leads_soon():
+                line.shard = shard = self._referrals.shard_of(hello.job)
+                elsewhere = "" if self._led[shard].is_set() else self._referrals.elsewhere(shard, line.host)
+                if elsewhere:
+                    text = f"the job is in shard {shard}, whose leader is at {elsewhere}"
+                    return _refused("elsewhere", Refused(text, retry=True, address=elsewhere))
+                if not await self._leads_soon(shard):
                     return _refused("not-leading", Refused("this operator does not lead: ask again", retry=True))
                 channel = self._jobs.get(hello.job)
                 if channel is None:
@@ -203,15 +218,15 @@ class AgentServer:
             return _refused("full", Refused(text, retry=True))
         return hello, channel
 
-    async def _leads_soon(self) -> bool:
-        """Whether this operator leads, or does within moments.
+    async def _leads_soon(self, shard: int) -> bool:
+        """Whether this operator leads the shard, or does within moments.
 
         A new leader's agents are there when it begins, instead of finding it one after another.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.lead_seconds):
-                await self._led.wait()
-        return self._led.is_set()
+                await self._led[shard].wait()
+        return self._led[shard].is_set()
 
     async def _hello(self, websocket: web.WebSocketResponse, line: AgentConnection) -> Hello:
         frame = await websocket.receive()

@@ -18,6 +18,7 @@ from pathlib import Path
 from surefoot.agent import events as on
 from surefoot.agent.coordinator import credentials as identity
 from surefoot.agent.coordinator import leaderless as keeping
+from surefoot.agent.coordinator.addresses import begun
 from surefoot.agent.coordinator.coordinator_client import AgentRefused, CoordinatorClient
 from surefoot.agent.coordinator.requests import CoordinatorRequests, SaveLocations
 from surefoot.agent.health.join_check import JoinCheck, ProbeProcess
@@ -86,7 +87,11 @@ class AgentProcess:
         self._exporter = Exporter(settings, self.sums, self)
         self._forwarder = LogForwarder()
         self._line = CoordinatorClient(
-            settings.coordinator_url, self._hello, self._heartbeat, self._from_coordinator, identity.trust(settings)
+            begun(settings.coordinator_url, settings.coordinator_fallback_url),
+            self._hello,
+            self._heartbeat,
+            self._from_coordinator,
+            identity.trust(settings),
         )
         self._trainer_handler = TrainerSessionHandler(
             self, settings.job, StepLedger(scratch / "ledger" / f"{worker}.jsonl", _later)

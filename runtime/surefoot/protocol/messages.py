@@ -227,6 +227,8 @@ class Refused:
     retry: bool
     after_seconds: float = since(2, 0.0)
     """Not sooner than this, where many come at once; 0: as the agent likes."""
+    address: str = since(3, "")
+    """Where the agent's job is led, if elsewhere; empty: ask here again."""
 
 
 @dataclass(frozen=True, slots=True)

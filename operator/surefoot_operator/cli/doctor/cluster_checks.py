@@ -141,15 +141,24 @@ def _leader(slices: tuple[Object, ...] | str, operators: tuple[Object, ...] | st
     """Agents reach the pod that the coordinator's Service selects: the one that leads."""
     if isinstance(slices, str):
         return Finding("leader", "unknown", slices)
-    found = [
-        f"{address} of {one['metadata'].get('namespace')}"
-        for one in slices
-        for endpoint in one.get("endpoints") or ()
-        if (endpoint.get("conditions") or {}).get("ready") is not False
-        for address in endpoint.get("addresses", ())
-    ]
-    if found:
-        return Finding("leader", "ok", f"agents are sent to {listed(found)}")
+    found: dict[tuple[str, str], list[str]] = {}
+    for one in slices:
+        metadata = one["metadata"]
+        service = (metadata.get("labels") or {}).get("kubernetes.io/service-name", "")
+        told = found.setdefault((str(metadata.get("namespace")), service), [])
+        told += [
+            f"{address} of {metadata.get('namespace')}"
+            for endpoint in one.get("endpoints") or ()
+            if (endpoint.get("conditions") or {}).get("ready") is not False
+            for address in endpoint.get("addresses", ())
+        ]
+    everywhere = sorted({told for led in found.values() for told in led})
+    unled = sorted(service for (_, service), led in found.items() if not led)
+    if everywhere and not unled:
+        return Finding("leader", "ok", f"agents are sent to {listed(everywhere)}")
+    if everywhere:
+        said = f"no operator leads the jobs whose agents ask Service {listed(unled)}"
+        return Finding("leader", "fault", said, "the logs of the operator's pods: docs/operator.md#shards")
     if operators == ():
         return Finding("leader", "unknown", "there is no operator that could lead")
     remedy = "kubectl get pods -A -l surefoot.dev/part=operator -L surefoot.dev/leader, and the logs of one: docs/operator.md#who-leads"

@@ -1,7 +1,7 @@
 """Assembles the admission side of one replica.
 
-Made by the composition root where the chart enables it. Every replica answers for jobs; for evictions the one that leads,
-which the Service in front of it selects.
+Made by the composition root where the chart enables it. Every replica answers for jobs; for evictions the one that leads
+their shard, which the Service in front of it selects: the API server asks each shard's, and any of them may refuse.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ JOBS_PATH, EVICTIONS_PATH = "/v1/admission/trainingjobs", "/v1/admission/evictio
 
 
 class Webhooks:
-    """Serves both webhooks; `keep_trusted` runs while this replica leads."""
+    """Serves both webhooks; `keep_trusted` runs while this replica leads shard 0."""
 
     def __init__(
         self,

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from surefoot_operator.controller.credentials import certificates
 from surefoot_operator.controller.credentials.certificates import CA, CERTIFICATE, KEY
 from surefoot_operator.controller.credentials.secret_store import Content, SecretAt, kept_secret, replaced_secret
+from surefoot_operator.controller.leader.shards import shard_url
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.kubernetes.api import Api
 
@@ -28,12 +29,14 @@ LOOK_SECONDS = 600.0
 _TYPE = "kubernetes.io/tls"
 
 
-def server_names(url: str, namespace: str) -> tuple[str, ...]:
-    """Lists every name that agents or people may call the coordinator by."""
+def server_names(url: str, namespace: str, shards: int = 1) -> tuple[str, ...]:
+    """Lists every name that agents or people may call the coordinator by, of whichever shard."""
     service = f"surefoot-coordinator.{namespace}.svc"
-    host = urlsplit(url).hostname or ""
-    cluster = (f"{host}.cluster.local",) if host.endswith(".svc") else ()
-    return tuple(dict.fromkeys((host, *cluster, service, f"{service}.cluster.local")))
+    names: list[str] = []
+    for shard in range(shards):
+        host = urlsplit(shard_url(url, shard)).hostname or ""
+        names += [host, f"{host}.cluster.local"] if host.endswith(".svc") else [host]
+    return tuple(dict.fromkeys((*names, service, f"{service}.cluster.local")))
 
 
 class CoordinatorTls:

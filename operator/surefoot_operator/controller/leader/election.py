@@ -8,7 +8,9 @@ renewal that tests what it wrote last is accepted only where nobody wrote since,
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 
@@ -34,8 +36,10 @@ class LeaseSeen:
     holder: str
     """Empty: it was given back."""
     version: str
-    """Another value after each write."""
+    """Another value after each write of whoever holds it, or gives it back."""
     lease_seconds: float = 3.0
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """Its annotations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,8 @@ class Step:
 
 def seen(candidate: Candidate, lease: LeaseSeen | None, now: float) -> Candidate:
     """Records a read; a lease that changed since is still held."""
-    changed = lease is None or candidate.lease is None or lease.version != candidate.lease.version
+    before = candidate.lease
+    changed = (lease.version if lease is not None else "") != (before.version if before is not None else "")
     at = now if changed or not candidate.looked else candidate.changed_at
     return replace(candidate, lease=lease, looked=True, changed_at=at)
 
@@ -107,24 +112,45 @@ def leads(candidate: Candidate, now: float) -> bool:
     return candidate.leads_until is not None and now < candidate.leads_until
 
 
-def decide(candidate: Candidate, now: float, timings: LeaseTimings) -> Step:
-    """Decides the candidate's next call."""
+def holder(candidate: Candidate, now: float) -> str:
+    """Returns who leads, as far as this candidate sees; empty: nobody."""
+    lease = candidate.lease
+    if leads(candidate, now):
+        return candidate.identity
+    if lease is None or now - candidate.changed_at >= lease.lease_seconds or lease.holder == candidate.identity:
+        return ""
+    return lease.holder
+
+
+def decide(candidate: Candidate, now: float, timings: LeaseTimings, patience_seconds: float = 0.0) -> Step:
+    """Decides the candidate's next call.
+
+    `patience_seconds`: how long a lease that is free is left to others.
+    """
     lease = candidate.lease
     if candidate.leads_until is not None:
         return _leading(candidate, candidate.leads_until, now, timings)
     if not candidate.looked:
         return Step("look", "the lease was not read yet")
-    if lease is None:
-        return Step("acquire", "there is no lease: nobody leads")
-    if not lease.holder:
-        return Step("acquire", "the last leader released the lease")
-    if lease.holder == candidate.identity:
-        return Step("acquire", "this replica held the lease, and nobody has since")
     unchanged = now - candidate.changed_at
+    if lease is None:
+        return _free(unchanged - patience_seconds, "there is no lease: nobody leads", timings)
+    if not lease.holder:
+        return _free(unchanged - patience_seconds, "the last leader released the lease", timings)
+    if lease.holder == candidate.identity and patience_seconds < math.inf:
+        return Step("acquire", "this replica held the lease, and nobody has since")
     if unchanged >= lease.lease_seconds:
-        return Step("acquire", f"{lease.holder} has not renewed its lease for {unchanged:.1f} s")
+        why = f"{lease.holder} has not renewed its lease for {unchanged:.1f} s"
+        return _free(unchanged - lease.lease_seconds - patience_seconds, why, timings)
     left = lease.lease_seconds - unchanged
     return Step("wait", f"{lease.holder} leads", min(left, timings.retry_seconds))
+
+
+def _free(over_seconds: float, why: str, timings: LeaseTimings) -> Step:
+    """Takes a lease that was left to others for long enough; else waits."""
+    if over_seconds >= 0.0:
+        return Step("acquire", why)
+    return Step("wait", "the lease is free and left to others for a moment", min(-over_seconds, timings.retry_seconds))
 
 
 def _leading(candidate: Candidate, until: float, now: float, timings: LeaseTimings) -> Step:

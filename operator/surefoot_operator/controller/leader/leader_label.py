@@ -1,4 +1,4 @@
-"""Moves the leader label to this pod, so agents' Service finds it.
+"""Moves a shard's leader label to this pod, so agents' Service finds it.
 
 Touches the API server; run by the composition root while it leads. Level-triggered: a label on another pod is removed
 at the next round.
@@ -23,14 +23,14 @@ LEADER = f"{GROUP}/leader"
 OPERATORS = f"{GROUP}/part=operator"
 LOOK_SECONDS = 30.0
 AGAIN_SECONDS = 1.0
-_POINTER = "/metadata/labels/" + LEADER.replace("/", "~1")
 
 
 class LeaderLabel:
     """Keeps the label on this pod; `drop` it when leadership ends."""
 
-    def __init__(self, api: Api, namespace: str, pod_name: str) -> None:
-        self._api, self._namespace, self._pod_name = api, namespace, pod_name
+    def __init__(self, api: Api, namespace: str, pod_name: str, label: str = LEADER) -> None:
+        self._api, self._namespace, self._pod_name, self._label = api, namespace, pod_name, label
+        self._pointer = "/metadata/labels/" + label.replace("/", "~1")
         self._said = ""
 
     async def hold(self) -> None:
@@ -61,18 +61,18 @@ class LeaderLabel:
     async def drop(self) -> None:
         """Removes the label from this pod. Raises FabricError."""
         try:
-            await self._patch(self._pod_name, [{"op": "remove", "path": _POINTER}])
+            await self._patch(self._pod_name, [{"op": "remove", "path": self._pointer}])
         except ApiRefused as error:
             if error.code not in (404, 422):  # no such pod, no such label
                 raise
 
     async def _settle(self, pod: dict[str, Any]) -> None:
-        name, marked = pod["metadata"]["name"], pod["metadata"].get("labels", {}).get(LEADER) == "true"
+        name, marked = pod["metadata"]["name"], pod["metadata"].get("labels", {}).get(self._label) == "true"
         if name == self._pod_name and not marked:
-            await self._patch(name, [{"op": "add", "path": _POINTER, "value": "true"}])
+            await self._patch(name, [{"op": "add", "path": self._pointer, "value": "true"}])
         elif name != self._pod_name and marked:
             try:
-                await self._patch(name, [{"op": "remove", "path": _POINTER}])
+                await self._patch(name, [{"op": "remove", "path": self._pointer}])
             except ApiRefused as error:
                 if error.code not in (404, 422):
                     raise

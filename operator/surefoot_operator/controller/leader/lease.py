@@ -10,11 +10,12 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from surefoot_operator.api.spec import GROUP
 from surefoot_operator.controller.leader import election
 from surefoot_operator.controller.leader.election import Candidate, LeaseSeen, LeaseTimings, Step
 from surefoot_operator.errors import FabricError, NotLeading, OperatorError
@@ -24,6 +25,8 @@ from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused, ApiSilent
 log = logging.getLogger(__name__)
 
 Body = dict[str, Any]
+NOTE = f"{GROUP}/"
+"""Begins the names of annotations that are the holder's: what others have noted there goes with its next renewal."""
 _SAID_FAILURES = 3
 """Of calls in a row that fail, so many are logged: an outage may last for hours."""
 
@@ -55,7 +58,7 @@ class Elector:
     """Competes for the lease as one candidate.
 
     `acquire`, then `hold` until it stands down, and so on until cancelled or lost; then `release`. `may_act` may be
-    called at any time.
+    called at any time. `notes`: annotations that the lease has while this candidate holds it.
     """
 
     def __init__(
@@ -65,8 +68,9 @@ class Elector:
         identity: str,
         timings: LeaseTimings | None = None,
         now: Callable[[], float] = clock,
+        notes: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
-        self._api, self._where, self._now = api, where, now
+        self._api, self._where, self._now, self._notes = api, where, now, notes
         self._timings = timings or LeaseTimings()
         self._candidate = Candidate(identity)
         self._body: Body | None = None
@@ -82,23 +86,45 @@ class Elector:
         if not election.leads(self._candidate, self._now()):
             raise NotLeading("this operator does not hold the lease: nothing is decided or written")
 
-    async def acquire(self) -> None:
-        """Waits until nobody else leads, and takes the lease."""
+    @property
+    def holder(self) -> str:
+        """Who leads, as far as this candidate sees; empty: nobody."""
+        return election.holder(self._candidate, self._now())
+
+    @property
+    def noted(self) -> Mapping[str, str] | None:
+        """The lease's annotations, as last read; None: there is no lease."""
+        return self._candidate.lease.notes if self._candidate.lease is not None else None
+
+    async def read(self) -> None:
+        """Reads the lease, however often it has to be tried."""
+        read = False
+        while not read:
+            read = await self._tried(Step("look", "it is asked for"))
+            await asyncio.sleep(0.0 if read else self._timings.retry_seconds * random.uniform(0.5, 1.0))
+
+    async def acquire(self, patience_seconds: Callable[[], float] = float) -> None:
+        """Waits until nobody else leads, and takes the lease.
+
+        `patience_seconds`: how long it is left to others once it is free.
+        """
         while not self.leading:
-            step = election.decide(self._candidate, self._now(), self._timings)
+            step = election.decide(self._candidate, self._now(), self._timings, patience_seconds())
             if step.verb == "wait":
                 self._say(step)
                 await asyncio.sleep(max(0.01, step.after_seconds))
             await self._try(step)
 
-    async def hold(self) -> None:
-        """Renews the lease; returns once it stands down.
+    async def hold(self, gives_up: Callable[[], bool] = bool) -> None:
+        """Renews the lease; returns once it stands down, or `gives_up` says so.
 
-        Raises LeaseLost if somebody else took it. Between its own deadline and that, it may not act, and goes on where
-        it was if a renewal is accepted.
+        Given up it is led still, until `release`. Raises LeaseLost if somebody else took it. Between its own deadline
+        and that, it may not act, and goes on where it was if a renewal is accepted.
         """
         while True:
             step = election.decide(self._candidate, self._now(), self._timings)
+            if step.verb in ("wait", "renew") and gives_up():
+                return
             if step.verb == "wait":
                 await asyncio.sleep(max(0.01, step.after_seconds))
                 continue
@@ -110,6 +136,22 @@ class Elector:
                 log.warning("%s: standing by until the API server answers", step.reason)
                 return
             await self._try(step)
+
+    async def renew(self) -> None:
+        """Writes the lease with its notes now. Raises FabricError, NotLeading, TimeoutError."""
+        self.may_act()
+        await self._answered(self._write(Step("renew", "the notes have changed")))
+
+    async def annotate(self, notes: Mapping[str, str]) -> None:
+        """Adds notes to another's lease, which counts as no renewal.
+
+        They stand until its holder renews it. Raises FabricError if it was written meanwhile, or TimeoutError.
+        """
+        async with asyncio.timeout(self._timings.call_seconds):
+            body = await self._api.get(self._where.path)
+            metadata = body["metadata"]
+            noted = {**(metadata.get("annotations") or {}), **notes}
+            await self._api.put(self._where.path, {**body, "metadata": {**metadata, "annotations": noted}})
 
     async def release(self) -> None:
         """Releases the lease, so that no replica waits for its expiry.
@@ -124,9 +166,9 @@ class Elector:
         try:
             async with asyncio.timeout(self._timings.renew_seconds):
                 await self._api.put(self._where.path, body)
-            log.info("released the lease")
+            log.info("released the lease %s", self._where.name)
         except (FabricError, TimeoutError) as error:
-            log.warning("could not release the lease, other replicas wait until it expires: %s", error)
+            log.warning("could not release lease %s, other replicas wait until it expires: %s", self._where.name, error)
 
     async def _try(self, step: Step) -> None:
         """Does the step's call; pauses if it did not come out as hoped."""
@@ -200,7 +242,7 @@ class Elector:
         assert lease is not None
         self._candidate = election.written(self._candidate, lease, asked_at, self._timings)
         if step.verb == "acquire":
-            log.info("this operator (%s) leads: %s", self._candidate.identity, step.reason)
+            log.info("this operator (%s) leads: %s (lease %s)", self._candidate.identity, step.reason, self._where.name)
             self.leading = True
 
     def _wanted(self, anew: bool) -> Body:
@@ -212,13 +254,15 @@ class Elector:
             spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + (1 if old else 0)
         spec["holderIdentity"] = self._candidate.identity
         spec["leaseDurationSeconds"] = max(1, round(self._timings.lease_seconds))
-        metadata = old.get("metadata") or {"name": self._where.name, "namespace": self._where.namespace}
+        metadata = dict(old.get("metadata") or {"name": self._where.name, "namespace": self._where.namespace})
+        theirs = {name: text for name, text in (metadata.get("annotations") or {}).items() if not name.startswith(NOTE)}
+        metadata["annotations"] = {**theirs, **self._notes()}
         return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
 
     def _say(self, step: Step) -> None:
         if step.reason != self._waited_for:
             self._waited_for = step.reason
-            log.info("standing by: %s", step.reason)
+            log.info("standing by: %s (lease %s)", step.reason, self._where.name)
 
 
 def _lease(body: Body | None) -> LeaseSeen | None:
@@ -227,8 +271,10 @@ def _lease(body: Body | None) -> LeaseSeen | None:
     spec = body.get("spec") or {}
     return LeaseSeen(
         holder=str(spec.get("holderIdentity") or ""),
-        version=str(body["metadata"]["resourceVersion"]),
+        # not the resourceVersion: whoever asks for the lease would keep a dead leader's from expiring
+        version=f"{spec.get('renewTime')} {spec.get('leaseTransitions')} {spec.get('holderIdentity')}",
         lease_seconds=float(spec.get("leaseDurationSeconds") or 1),
+        notes=dict(body["metadata"].get("annotations") or {}),
     )
 
 

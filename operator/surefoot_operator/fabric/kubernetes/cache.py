@@ -7,6 +7,7 @@ depends on (a heartbeat, our own status write) wakes no job.
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -109,6 +110,12 @@ class ClusterCache:
         heard.remove(listener)
         if not heard:
             del self._listeners[kind, job]
+
+    def guarded(self, may_write: Callable[[], None]) -> ClusterCache:
+        """Shares what is watched; `may_write` is called before each write through `api`, as `Api.guarded` does."""
+        made = copy.copy(self)
+        made.api = self.api.guarded(may_write)
+        return made
 
     def check_fresh(self) -> None:
         """Raises FabricError if no plan may be made.

@@ -6,6 +6,7 @@ each job's reconciler and by the leader's `memory_maintenance`.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -128,7 +129,7 @@ def rollout(pods: Sequence[HolderPod], wanted: int, revision: str, jobs: Sequenc
     candidates = [pod for pod in reachable if not pod.ready] if waiting else reachable
     if not candidates:
         return says(f"{waiting[0].name} on {waiting[0].node or 'no node yet'} is not ready")
-    problem = _unsafe(pods, jobs, now)
+    problem = why_unsafe(pods, jobs, now)
     if problem:
         return says(problem)
     first = candidates[0]
@@ -137,8 +138,14 @@ def rollout(pods: Sequence[HolderPod], wanted: int, revision: str, jobs: Sequenc
     return says(f"{len(chosen)} of {len(outdated)} holders of an older revision, in {where}", chosen)
 
 
-def _unsafe(pods: Sequence[HolderPod], jobs: Sequence[JobSafety], now: float) -> str:
-    """Why no holder may be restarted now; empty: one may."""
+def ready_holders(pods: Sequence[HolderPod]) -> str:
+    """Digests which holders are ready, so that two replicas can tell whether they judge the same ones."""
+    ready = sorted(f"{pod.node}/{pod.uid}" for pod in pods if pod.ready and pod.node_ready)
+    return hashlib.sha256("\n".join(ready).encode()).hexdigest()[:16]
+
+
+def why_unsafe(pods: Sequence[HolderPod], jobs: Sequence[JobSafety], now: float) -> str:
+    """Says why these jobs let no holder be restarted now; empty: one may be."""
     ready = {pod.node for pod in pods if pod.ready and pod.node_ready}
     for one in jobs:
         if not one.safe:

@@ -19,6 +19,8 @@ from collections.abc import Callable
 import aiohttp
 
 from surefoot import metrics
+from surefoot.agent.coordinator.addresses import Addresses, failed, referred
+from surefoot.agent.coordinator.addresses import welcomed as was_welcomed
 from surefoot.errors import ProtocolError, SurefootError
 from surefoot.protocol.backoff import Backoff
 from surefoot.protocol.holder_list import HolderList
@@ -54,13 +56,13 @@ class CoordinatorClient:
 
     def __init__(
         self,
-        url: str,
+        addresses: Addresses,
         hello: Callable[[], Hello],
         heartbeat: Callable[[], Heartbeat],
         hear: Callable[[ToAgent], None],
         trust: ssl.SSLContext | None = None,
     ) -> None:
-        self._url = url
+        self._addresses = addresses
         self._trust: ssl.SSLContext | bool = True if trust is None else trust
         self._hello, self._heartbeat, self._hear = hello, heartbeat, hear
         self._heartbeat_seconds = 0.5
@@ -70,6 +72,8 @@ class CoordinatorClient:
         self._said: set[str] = set()
         self._after = 0.0
         """When it was asked to come again, by the last refusal."""
+        self._referred = ""
+        """Where to, by the last refusal."""
         self._notices: collections.deque[Notice] = collections.deque(maxlen=_NOTICES)
 
     def away_seconds(self) -> float:
@@ -105,7 +109,8 @@ class CoordinatorClient:
         connector = aiohttp.TCPConnector(ttl_dns_cache=_NAME_SECONDS)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
             while True:
-                welcomed, answered, self._after, began = False, True, 0.0, time.monotonic()
+                welcomed, answered, began = False, True, time.monotonic()
+                self._after, self._referred = 0.0, ""
                 try:
                     welcomed = await self._converse(session)
                 except AgentRefused:
@@ -121,6 +126,7 @@ class CoordinatorClient:
                         self._heard_at = time.monotonic()
                     self._outbox = None
                 failures = 0 if welcomed else failures + 1
+                self._addresses = self._looked_for(welcomed)
                 wait = (ANSWERED if answered else UNANSWERED).seconds(failures, random.random())
                 if answered and not welcomed:
                     wait = max(UNANSWERED.first_seconds, wait - (time.monotonic() - began))  # it was kept waiting there
@@ -128,17 +134,22 @@ class CoordinatorClient:
                 asked = min(self._after, _LONGEST_ASKED_SECONDS) * random.uniform(0.5, 1.5)
                 await asyncio.sleep(max(wait, asked))
 
+    def _looked_for(self, welcomed: bool) -> Addresses:
+        if self._referred:
+            return referred(self._addresses, self._referred)
+        return was_welcomed(self._addresses) if welcomed else failed(self._addresses)
+
     def _say_away(self, why: str) -> None:
         """Logs each reason once per outage, a few of them: it may last for hours, at some tries a second."""
         if why not in self._said and len(self._said) < _REASONS:
             self._said.add(why)
-            _log.info("no line to the coordinator at %s: %s; training goes on, trying again", self._url, why)
+            _log.info("no line to the coordinator at %s: %s; training goes on, trying again", self._addresses.now, why)
 
     async def _converse(self, session: aiohttp.ClientSession) -> bool:
         """One connection, from hello to its end; whether it was welcomed."""
         async with asyncio.timeout(_OPEN_SECONDS):
             websocket = await session.ws_connect(
-                self._url,
+                self._addresses.now,
                 protocols=SUBPROTOCOLS,
                 heartbeat=_PING_SECONDS,
                 max_msg_size=_MESSAGE_BYTES,
@@ -229,6 +240,6 @@ class CoordinatorClient:
     def _refused(self, refusal: Refused) -> bool:
         if not refusal.retry:
             raise AgentRefused(f"the coordinator refused this agent for good: {refusal.reason}")
-        self._after = refusal.after_seconds
+        self._after, self._referred = refusal.after_seconds, refusal.address
         self._say_away(f"it asks to try again: {refusal.reason}")
         return False

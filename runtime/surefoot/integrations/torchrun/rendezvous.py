@@ -11,6 +11,7 @@ import functools
 import threading
 from dataclasses import dataclass, field
 
+from surefoot.agent.coordinator.addresses import begun
 from surefoot.agent.coordinator.coordinator_client import AgentRefused, CoordinatorClient
 from surefoot.errors import SurefootError
 from surefoot.protocol.messages import (
@@ -159,7 +160,7 @@ class Round:
     # ---- in the thread ------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        line = CoordinatorClient(self._url, self._hello, self._heartbeat, self._hear)
+        line = CoordinatorClient(begun(self._url), self._hello, self._heartbeat, self._hear)
         ending = asyncio.Event()
         with self._changed:
             self._line, self._loop, self._ending = line, asyncio.get_running_loop(), ending

@@ -31,9 +31,10 @@ def holders(ready: int = 3, wanted: int = 3) -> dict[str, Any]:
     return {"metadata": metadata, "status": {"desiredNumberScheduled": wanted, "numberReady": ready}}
 
 
-def endpoints(ready: bool | None = True) -> dict[str, Any]:
+def endpoints(ready: bool | None = True, service: str = "surefoot-coordinator") -> dict[str, Any]:
     conditions = {} if ready is None else {"ready": ready}
-    return {"metadata": {"namespace": "surefoot"}, "endpoints": [{"addresses": ["10.0.0.9"], "conditions": conditions}]}
+    metadata = {"namespace": "surefoot", "labels": {"kubernetes.io/service-name": service}}
+    return {"metadata": metadata, "endpoints": [{"addresses": ["10.0.0.9"], "conditions": conditions}]}
 
 
 WELL = ClusterLook(
@@ -85,6 +86,8 @@ def test_a_whole_installation_is_well() -> None:
             "nobody",
         ),
         (replace(WELL, coordinators=(endpoints(None),)), "leader", "ok", "10.0.0.9 of surefoot"),
+        (replace(WELL, coordinators=(endpoints(), endpoints(service="c-1"))), "leader", "ok", "10.0.0.9 of surefoot"),
+        (replace(WELL, coordinators=(endpoints(), endpoints(False, "c-1"))), "leader", "fault", "ask Service c-1"),
         (replace(WELL, coordinators="you may not"), "leader", "unknown", "you may not"),
         (replace(WELL, tiers=()), "memory tier", "warning", "no DaemonSet"),
         (replace(WELL, tiers=(holders(0),)), "memory tier", "fault", "0 of 3"),

@@ -1,0 +1,269 @@
+"""Competes for the lease of every shard, and hands shards on so that replicas lead equally many.
+
+Touches the API server; run by the composition root. How many shards there are stands in shard 0's lease, and not in
+anybody's settings: while a release is changed replicas of both settings run, and a job must have one leader. Who leads
+shard 0 and wants another number gathers all shards, writes the number, and lets go of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Protocol
+
+from surefoot_operator.controller.leader.election import LeaseTimings
+from surefoot_operator.controller.leader.fair_share import (
+    Layout,
+    ShardSeen,
+    patience_seconds,
+    shard_to_ask_for,
+    why_give_up,
+)
+from surefoot_operator.controller.leader.lease import NOTE, Elector, LeaseAt, LeaseLost
+from surefoot_operator.controller.leader.shards import lease_name
+from surefoot_operator.errors import FabricError
+from surefoot_operator.fabric.kubernetes.api import Api
+from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
+
+log = logging.getLogger(__name__)
+
+SHARDS = f"{NOTE}shards"
+"""On shard 0's lease: how many there are; without it there is one."""
+WANTED = f"{NOTE}shards-wanted"
+"""On shard 0's lease: how many whoever leads it gathers them for."""
+ASKED_BY = f"{NOTE}asked-by"
+"""On any shard's lease: who asks its holder for it."""
+ASK_SECONDS = 5.0
+"""Between two looks whether shards are spread evenly: replicas that have just begun take what is free first."""
+LOOK_SECONDS = 0.2
+
+
+class Terms(Protocol):
+    """What is done with a shard that this replica leads."""
+
+    def begin(self, shard: int, shards: int, may_act: Callable[[], None]) -> None:
+        """Leads the shard from now on; `may_act` raises NotLeading once its lease is over."""
+
+    async def end(self, shard: int, in_peace: bool) -> None:
+        """Leads it no more. `in_peace`: the lease is held still, and is given up next."""
+
+    def notes(self, shard: int) -> Mapping[str, str]:
+        """Annotations of its lease, for other replicas."""
+
+
+class ShardElection:
+    """Competes as one replica: `run` until cancelled, then `close`.
+
+    Args:
+        where: Shard 0's lease.
+        wished: How many shards this replica is set to have.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        where: LeaseAt,
+        identity: str,
+        wished: int,
+        terms: Terms,
+        timings: LeaseTimings | None = None,
+    ) -> None:
+        self._api, self._where, self._identity = api, where, identity
+        self._wished, self._terms, self._timings = wished, terms, timings
+        self._electors = {0: self._elector(0)}
+        self._led: set[int] = set()
+        self._ending: set[asyncio.Task[None]] = set()
+        self._next: int | None = None
+        """How many shards there will be, while that is being written."""
+        self.shards = wished
+        """As this replica knows; what is in force stands in the lease."""
+
+    @property
+    def led(self) -> frozenset[int]:
+        """Shards whose terms run here."""
+        return frozenset(self._led)
+
+    def may_act(self, shard: int) -> None:
+        """Raises NotLeading unless this shard's lease is ours by our own clock."""
+        self._electors[shard].may_act()
+
+    @property
+    def heard_at(self) -> float:
+        """When the API server last answered about a lease."""
+        return max(elector.heard_at for elector in self._electors.values())
+
+    def noted(self, shard: int) -> tuple[str, Mapping[str, str]]:
+        """Returns who leads a shard, and its lease's annotations."""
+        elector = self._electors[shard]
+        return elector.holder, elector.noted or {}
+
+    async def run(self) -> None:
+        """Leads what it gets, until cancelled.
+
+        Raises LeaseLost where another took the only shard that this replica led.
+        """
+        await self._electors[0].read()
+        while True:
+            await self._under(self._recorded())
+
+    async def close(self) -> None:
+        """Ends every term and gives its lease back."""
+        await asyncio.gather(*(self._end(shard, in_peace=True) for shard in sorted(self._led)), *self._ending)
+        await asyncio.gather(*(elector.release() for elector in self._electors.values()))
+
+    # ---- one layout -------------------------------------------------------------------------------------------------
+
+    async def _under(self, shards: int) -> None:
+        """Competes for so many shards until there are to be others."""
+        self.shards = shards
+        for shard in range(shards):
+            self._electors.setdefault(shard, self._elector(shard))
+        tasks = [asyncio.create_task(self._compete(shard), name=f"shard {shard}") for shard in range(shards)]
+        tasks += [asyncio.create_task(self._ask(), name="ask"), asyncio.create_task(self._moved(), name="moved")]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in done:
+            task.result()
+        # the jobs are cut anew: none is led by two while that is written
+        await asyncio.gather(*(self._end(shard, in_peace=False) for shard in sorted(self._led)), *self._ending)
+        await self._cut_anew()
+
+    async def _moved(self) -> None:
+        """Waits until the lease names another number of shards, or this replica may write one."""
+        while True:
+            if self._recorded() != self.shards or self._may_cut():
+                return
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def _may_cut(self) -> bool:
+        gathered = all(self._electors[shard].holder == self._identity for shard in range(self.shards))
+        return self._wished != self.shards and gathered
+
+    async def _cut_anew(self) -> None:
+        """Writes how many shards there are to be, where this replica holds them all; then gives up those that are no more."""
+        if self._may_cut():
+            self._next = self._wished
+            try:
+                await self._electors[0].renew()
+                log.info("jobs are spread over %d shards from now on, instead of %d", self._wished, self.shards)
+            except (FabricError, TimeoutError) as error:
+                log.warning("cannot say how many shards there are, looking whether it was written: %s", error)
+                await self._electors[0].read()
+            finally:
+                self._next = None
+        for shard in [shard for shard in self._electors if shard >= self._recorded()]:
+            await self._electors.pop(shard).release()
+
+    async def _compete(self, shard: int) -> None:
+        """Leads one shard, term after term."""
+        elector = self._electors[shard]
+        while True:
+            await elector.acquire(lambda: patience_seconds(self._identity, shard, self._seen(), self._layout()))
+            if not await self._in_force(shard):
+                if shard != 0:
+                    await elector.release()
+                await asyncio.sleep(LOOK_SECONDS)
+                continue
+            self._terms.begin(shard, self.shards, elector.may_act)
+            self._led.add(shard)
+            lost: LeaseLost | None = None
+            try:
+                await elector.hold(partial(self._gives_up, shard))
+            except LeaseLost as error:
+                lost = error
+            await self._end(shard, in_peace=elector.leading)
+            if lost is not None and not self._led:
+                raise lost
+            if lost is not None:
+                log.warning("shard %d is not led here any more: %s", shard, lost)
+            if elector.leading:
+                await elector.release()
+
+    async def _end(self, shard: int, in_peace: bool) -> None:
+        """Whoever waits for it may be cancelled; a term is ended whole."""
+        self._led.discard(shard)
+        ending = asyncio.create_task(self._terms.end(shard, in_peace), name=f"end shard {shard}")
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+        await asyncio.shield(ending)
+
+    async def _in_force(self, shard: int) -> bool:
+        """Whether there are still as many shards as this lease was taken for.
+
+        Asked after it was taken: who cuts the jobs anew holds all leases, and from here on not this one.
+        """
+        if shard == 0:
+            return self._recorded() == self.shards
+        try:
+            found = await self._api.get(self._where.path)
+        except ApiRefused as error:
+            return error.code == 404
+        except FabricError:
+            return False
+        return _number(found["metadata"].get("annotations") or {}, SHARDS, 1) == self.shards
+
+    # ---- among replicas ---------------------------------------------------------------------------------------------
+
+    async def _ask(self) -> None:
+        """Asks whoever leads two shards more than this replica for one of them."""
+        while True:
+            await asyncio.sleep(ASK_SECONDS * random.uniform(0.75, 1.0))
+            shard = shard_to_ask_for(self._identity, self._seen(), self._layout())
+            if shard is None:
+                continue
+            log.info("asking %s for shard %d", self._electors[shard].holder, shard)
+            try:
+                await self._electors[shard].annotate({ASKED_BY: self._identity})
+            except (FabricError, TimeoutError) as error:
+                log.info("could not ask for shard %d, asking again: %s", shard, error)
+
+    def _gives_up(self, shard: int) -> bool:
+        why = why_give_up(self._identity, shard, self._seen(), self._layout())
+        if why:
+            log.info("handing shard %d over: %s", shard, why)
+        return bool(why)
+
+    def _seen(self) -> dict[int, ShardSeen]:
+        found = {}
+        for shard in range(self.shards):
+            elector = self._electors[shard]
+            ours = elector.holder == self._identity
+            # what is being given up counts no more, or one too many would go with it
+            gone = ours and elector.leading and shard not in self._led and shard != 0
+            found[shard] = ShardSeen("" if gone else elector.holder, (elector.noted or {}).get(ASKED_BY, ""))
+        return found
+
+    def _layout(self) -> Layout:
+        first = self._electors[0]
+        if first.holder == self._identity:
+            return Layout(self.shards, self._wished)
+        return Layout(self.shards, _number(first.noted or {}, WANTED, self.shards))
+
+    def _recorded(self) -> int:
+        """How many shards there are by shard 0's lease; where there is none, as this replica last knew or wishes."""
+        noted = self._electors[0].noted
+        return self.shards if noted is None else _number(noted, SHARDS, 1)
+
+    def _elector(self, shard: int) -> Elector:
+        where = LeaseAt(self._where.namespace, lease_name(self._where.name, shard))
+        return Elector(self._api, where, self._identity, self._timings, notes=partial(self._notes, shard))
+
+    def _notes(self, shard: int) -> dict[str, str]:
+        notes = dict(self._terms.notes(shard))
+        if shard == 0:
+            shards = self._next or self._recorded()
+            notes |= {SHARDS: str(shards)} if shards != 1 else {}
+            notes |= {WANTED: str(self._wished)} if shards != self._wished else {}
+        return notes
+
+
+def _number(notes: Mapping[str, str], name: str, default: int) -> int:
+    text = notes.get(name, "")
+    return int(text) if text.isascii() and text.isdecimal() and int(text) > 0 else default
