@@ -29,6 +29,7 @@ from support.servers.kubernetes_cluster import a_cluster, install_crd
 from surefoot.protocol.messages import Refused
 from surefoot.protocol.wire import SUBPROTOCOLS, decode, encode
 from surefoot_operator.controller.credentials import certificates
+from surefoot_operator.controller.leader.shards import leader_label, shard_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -37,6 +38,8 @@ JOBS = f"/apis/surefoot.dev/v1alpha1/namespaces/{NAMESPACE}/trainingjobs"
 CORE = f"/api/v1/namespaces/{NAMESPACE}"
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/surefoot-operator"
 LEADER = "surefoot.dev/leader"
+LEASE_SECONDS = 10.0
+"""A killed leader is followed by then: its lease's 3 s, a second for who leads another shard, and a busy machine."""
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +78,7 @@ def _made(api: Api, body: dict[str, Any]) -> bool:
 @pytest.fixture
 def operators(engine: Engine, tmp_path: Path) -> Iterator[dict[str, Operator]]:
     """By name, as they are asked for."""
-    made = {name: Operator(name, engine, tmp_path, NAMESPACE) for name in ("a", "b")}
+    made = {name: Operator(name, engine, tmp_path, NAMESPACE) for name in ("a", "b", "c")}
     yield made
     for one in made.values():
         one.kill()
@@ -138,11 +141,11 @@ def test_a_leader_that_leaves_hands_lease_and_label_over(
     # both are ready: the label alone says where agents go
     assert (first.probe("/readyz")[0], second.probe("/readyz")[0]) == (200, 200)
     assert (first.probe("/healthz"), second.probe("/healthz")) == ((200, "ok\n"), (200, "ok\n"))
-    assert "surefoot_operator_leader 1.0" in first.probe("/metrics")[1]
-    assert "surefoot_operator_leader 0.0" in second.probe("/metrics")[1]
+    assert 'surefoot_operator_leader{shard="0"} 1.0' in first.probe("/metrics")[1]
+    assert 'surefoot_operator_leader{shard="0"} 0.0' in second.probe("/metrics")[1]
     first.signal(signal.SIGTERM)
     assert first.ends() == 0
-    assert "released the lease" in first.text()
+    assert "released the lease surefoot-operator" in first.text()
     second.says("leads: the last leader released the lease")
     assert wait(lambda: leaders(api) == {"b"}, SECONDS)
     # both made, or found, the same secrets
@@ -176,6 +179,88 @@ def test_a_frozen_leader_is_followed_and_leads_no_more_when_it_thaws(
     assert len(workers(api)) == 1
     assert api.call("GET", LEASE)["spec"]["holderIdentity"].startswith("b-")
     assert leaders(api) == {"b"}
+
+
+# ---- shards ---------------------------------------------------------------------------------------------------------
+
+
+def lease_of(api: Api, shard: int) -> dict[str, Any]:
+    """Its spec; empty: there is none."""
+    path = f"{LEASE}{f'-shard-{shard}' if shard else ''}"
+    return dict(api.call("GET", path)["spec"]) if api.answers(path) else {}
+
+
+def term_of(api: Api, shard: int) -> tuple[str, int]:
+    """Who leads it, by the first letter, and in which term."""
+    spec = lease_of(api, shard)
+    return str(spec.get("holderIdentity", ""))[:1], int(spec.get("leaseTransitions", -1))
+
+
+def test_three_replicas_lead_a_shard_each_and_a_killed_one_moves_its_own_alone(
+    api: Api, engine: Engine, operators: dict[str, Operator]
+) -> None:
+    jobs = {n: api.call("POST", JOBS, document(engine, f"job-{n}", suspend=True))["metadata"]["uid"] for n in range(6)}
+    for name, one in operators.items():
+        stand_in(api, engine, name)
+        one.start("--shards", "3")
+    assert wait(lambda: {term_of(api, shard)[0] for shard in range(3)} == {"a", "b", "c"}, SECONDS)
+    assert wait(lambda: all(status(api, f"job-{n}").get("phase") == "Suspended" for n in jobs), SECONDS)
+    before = {shard: term_of(api, shard) for shard in range(3)}
+    for n, uid in jobs.items():
+        led = [name for name, one in operators.items() if f"job {NAMESPACE}/job-{n} " in one.text()]
+        assert before[shard_of(uid, 3)][0] in led
+    dead = before[1][0]
+    killed = operators[dead]
+    killed.kill()
+    at = time.monotonic()
+    assert wait(lambda: term_of(api, 1)[0] not in ("", dead), SECONDS)
+    assert time.monotonic() - at < LEASE_SECONDS
+    assert {shard: term_of(api, shard) for shard in (0, 2)} == {shard: before[shard] for shard in (0, 2)}
+    assert wait(lambda: label_of(api, 1) == {term_of(api, 1)[0]}, SECONDS)
+    # started again it asks for one of the two that somebody leads now
+    operators[dead] = Operator(dead, engine, killed.folder, NAMESPACE, killed.port).start("--shards", "3")
+    assert wait(lambda: {term_of(api, shard)[0] for shard in range(3)} == {"a", "b", "c"}, SECONDS)
+    moved = [shard for shard in range(3) if term_of(api, shard)[0] == dead]
+    assert wait(lambda: label_of(api, moved[0]) == {dead}, SECONDS)
+    after = {n: status(api, f"job-{n}") for n in jobs}
+    assert all(found["phase"] == "Suspended" for found in after.values())
+
+
+def label_of(api: Api, shard: int) -> set[str]:
+    label = leader_label(shard).replace("/", "%2F")
+    found = api.call("GET", f"{CORE}/pods?labelSelector={label}%3Dtrue")["items"]
+    return {pod["metadata"]["name"] for pod in found}
+
+
+def test_shards_of_a_running_release_become_three_and_one_again(
+    api: Api, engine: Engine, operators: dict[str, Operator]
+) -> None:
+    """As its Deployment is rolled; a worker of before finds its job's leader by what it is told where it asks."""
+    for name in operators:
+        stand_in(api, engine, name)
+    a, b = operators["a"].start(), operators["b"]
+    a.says("leading, with 0 jobs;")
+    api.call("POST", JOBS, document(engine, "goes-on"))
+    assert wait(lambda: status(api, "goes-on").get("world", {}).get("state") == "Committed", SECONDS), a.text()
+    before, pod = status(api, "goes-on"), workers(api)[0]["metadata"]["uid"]
+    b.start("--shards", "3")
+    b.says("standing by: a-")
+    a.signal(signal.SIGTERM)
+    assert a.ends() == 0
+    assert wait(lambda: all(term_of(api, shard)[0] == "b" for shard in range(3)), SECONDS), b.text()
+    b.says("jobs are spread over 3 shard(s) from now on, instead of 1")
+    assert wait(lambda: f"job {NAMESPACE}/goes-on" in b.text(), SECONDS)
+    c = operators["c"].start()
+    c.says("standing by: b-")
+    b.signal(signal.SIGTERM)
+    assert b.ends() == 0
+    c.says("jobs are spread over 1 shard(s) from now on, instead of 3")
+    c.says("leading, with 1 jobs;")
+    assert lease_of(api, 1)["holderIdentity"] == lease_of(api, 2)["holderIdentity"] == ""
+    assert wait(lambda: status(api, "goes-on").get("serial", 0) >= before["serial"], SECONDS)
+    after = status(api, "goes-on")
+    assert (after["world"]["epoch"], after.get("restarts", 0)) == (before["world"]["epoch"], before.get("restarts", 0))
+    assert workers(api)[0]["metadata"]["uid"] == pod
 
 
 # ---- who is let in --------------------------------------------------------------------------------------------------

@@ -13,6 +13,8 @@ import aiohttp
 import pytest
 
 from support.fakes.fake_agent import FakeAgent, hello, until
+from surefoot.agent.coordinator.addresses import begun
+from surefoot.agent.coordinator.coordinator_client import CoordinatorClient
 from surefoot.protocol.identities import Checkpoint, WorkerId
 from surefoot.protocol.messages import (
     Assign,
@@ -31,6 +33,7 @@ from surefoot_operator.api.status import JobStatus, Member, World
 from surefoot_operator.coordinator.agent_channel import AgentChannel
 from surefoot_operator.coordinator.agent_server import AgentServer, Authenticator, tokens
 from surefoot_operator.coordinator.desired_messages import desired_state
+from surefoot_operator.coordinator.referrals import Referrals
 from surefoot_operator.coordinator.sessions import seen
 from surefoot_operator.observed import SessionSeen
 from surefoot_operator.settings import CoordinatorSettings
@@ -44,8 +47,8 @@ DEFAULT = CoordinatorSettings()
 class Stand:
     """A running server with one channel, as the controller builds it."""
 
-    def __init__(self, settings: CoordinatorSettings, authenticate: Authenticator) -> None:
-        self.server = AgentServer(settings, authenticate)
+    def __init__(self, settings: CoordinatorSettings, authenticate: Authenticator, referrals: Referrals) -> None:
+        self.server = AgentServer(settings, authenticate, referrals=referrals)
         self.wakes: list[bool] = []
         self.token = "t2"
         self.channel = AgentChannel("job-1", 0.5, time.time, self.wakes.append)
@@ -68,8 +71,12 @@ Standing = Callable[..., Awaitable[Stand]]
 async def standing() -> AsyncIterator[Standing]:
     stands: list[Stand] = []
 
-    async def build(settings: CoordinatorSettings = DEFAULT, authenticate: Authenticator = _expected) -> Stand:
-        stand = Stand(settings, authenticate)
+    async def build(
+        settings: CoordinatorSettings = DEFAULT,
+        authenticate: Authenticator = _expected,
+        referrals: Referrals = Referrals(),  # noqa: B008  frozen
+    ) -> Stand:
+        stand = Stand(settings, authenticate, referrals)
         stand.server.serve("job-1", stand.channel)
         stand.server.lead(True)
         await stand.server.start()
@@ -316,3 +323,58 @@ async def test_thirty_two_agents_all_hear_a_claim(standing: Standing) -> None:
     finally:
         for agent in agents:
             await agent.leave()
+
+
+# ---- shards ---------------------------------------------------------------------------------------------------------
+
+
+async def test_an_agent_of_another_shard_is_told_where_its_job_is_led(standing: Standing) -> None:
+    """Whatever its pod was told: the number of shards may have changed since."""
+    address = "ws://localhost:1/v1/agents"
+    stand = await standing(CoordinatorSettings(lead_seconds=0.2), referrals=Referrals(lambda _: 1, lambda _: address))
+    async with refused(stand, hello(0)) as word:
+        assert (word.retry, word.address) == (True, address)
+    stand.server.lead(True, 1)
+    async with FakeAgent(stand.server.url, hello(0)) as agent:
+        await agent.heard(Welcome)  # by whatever name it came: its shard is led here too
+        stand.server.lead(False, 0)
+        stand.server.lead(False, 1)
+        await agent.ended()
+
+
+async def test_an_agent_that_is_at_its_shards_address_waits_there_for_a_leader(standing: Standing) -> None:
+    here = Referrals(lambda _: 1, lambda _: "ws://127.0.0.1:1/v1/agents")
+    stand = await standing(CoordinatorSettings(lead_seconds=60.0, hello_seconds=60.0), referrals=here)
+    async with FakeAgent(stand.server.url, hello(0)) as agent:
+        stand.server.lead(True, 1)
+        await agent.heard(Welcome)
+
+
+async def test_who_leads_another_shard_no_more_keeps_the_agents_of_this_one(standing: Standing) -> None:
+    stand = await standing()
+    stand.server.lead(True, 1)
+    stand.stands(STATUS)
+    async with FakeAgent(stand.server.url, hello(0)) as agent:
+        await agent.heard(Assign)
+        stand.server.lead(False, 1)
+        stand.stands(replace(STATUS, world=replace(WORLD, epoch=3, state="Claimed", reason="why")))
+        assert await agent.heard(Stop) == Stop(3, "why")
+
+
+async def test_a_real_line_follows_to_where_its_job_is_led_and_home_again(standing: Standing) -> None:
+    """From a former address to its shard's, and on when that one does not lead it any more."""
+    leads = await standing()
+    refers = await standing(
+        referrals=Referrals(lambda _: 1, lambda _: leads.server.url.replace("127.0.0.1", "localhost"))
+    )
+    heard: list[object] = []
+    line = CoordinatorClient(begun(refers.server.url), lambda: hello(0), lambda: Heartbeat(0, 0, True), heard.append)
+    running = asyncio.create_task(line.run())
+    try:
+        await until(lambda: bool(leads.channel.lines), "it has found its leader")
+        refers.server.lead(True, 1)
+        await leads.server.close()
+        await until(lambda: bool(refers.channel.lines), "it came home")
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)

@@ -68,9 +68,9 @@ class HolderAssent:
 
 
 def objection(shard: int, holder: str, notes: Mapping[str, str], ready: str) -> str:
-    """Says why a shard's leader lets no holder be restarted; empty: it does.
+    """Says why a shard's leader lets no holder be restarted.
 
-    `ready`: digest of the holders that are there now.
+    Empty: it lets one be. `ready`: digest of the holders that are there now.
     """
     if not holder:
         return f"nobody leads shard {shard}, whose jobs may need every holder"

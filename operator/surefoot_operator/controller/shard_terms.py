@@ -113,7 +113,10 @@ class ShardTerms:
         log.info("leading, with %d jobs%s; agents connect to %s", len(runners.running), of, telling.coordinator_url)
 
     async def end(self, shard: int, in_peace: bool) -> None:
-        """Lets the agents go first: whoever leads next is elsewhere. Its next term begins with nothing of this one."""
+        """Ends a term, whose agents go first.
+
+        Whoever leads next is elsewhere. The next term here begins with nothing of this one.
+        """
         self._shared.server.lead(False, shard)
         metrics.leader.labels(str(shard)).set(0)
         term = self._terms.pop(shard, None)

@@ -1,4 +1,4 @@
-"""Reads which pods the memory tier has and which revision they should be of."""
+"""Reads the memory tier's pods and their newest revision."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ async def tier_pods(cache: ClusterCache, namespace: str, daemon_set: str) -> Tie
 
 
 def agreed_topology_key(jobs: Iterable[Mapping[str, Any]]) -> str:
-    """Returns the failure domain that all jobs agree on; else a node, which is within every one.
+    """Returns the failure domain that all jobs agree on.
 
-    By the jobs as they are stored, of whatever shard: a domain that is one job's may be all that another's copies are in.
+    Else a node, which is within every one. By the jobs as they are stored, of whatever shard: a domain that is one job's may be all that another's copies are in.
     """
     memory = [((job.get("spec") or {}).get("checkpoint") or {}).get("memory") or {} for job in jobs]
     keys = {str(one.get("topologyKey") or labels.HOSTNAME) for one in memory}

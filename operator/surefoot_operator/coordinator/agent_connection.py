@@ -44,7 +44,7 @@ class AgentConnection:
         self._told: Delivered = {}
         self.version: int | None = None
         self.worker: WorkerId | None = None
-        self.host = request.url.host
+        self.host: str | None = None
         """By which name it called this server."""
         self.shard: int | None = None
         """That its job is in; None: it has not said hello."""

@@ -151,7 +151,7 @@ class AgentServer:
         )
         await websocket.prepare(request)
         line = AgentConnection(websocket, request, self._settings.send_queue, self._shared)
-        line.version = version_of(websocket.ws_protocol)
+        line.version, line.host = version_of(websocket.ws_protocol), request.url.host
         self._open.add(line)
         try:
             await self._converse(websocket, line)

@@ -20,13 +20,16 @@ def _nowhere(_: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Referrals:
-    """Which shard a job is in, and where agents of that shard connect."""
+    """Knows a job's shard, and where its agents connect."""
 
     shard_of: Callable[[str], int] = _only_shard
     url_of: Callable[[int], str] = _nowhere
     """Empty: wherever they are."""
 
     def elsewhere(self, shard: int, host: str | None) -> str:
-        """Returns where an agent is to go that called this server `host`; empty: it is right here."""
+        """Returns where an agent is to go; empty: it is right here.
+
+        `host`: by which name it called this server.
+        """
         url = self.url_of(shard)
         return url if url and urlsplit(url).hostname != host else ""

@@ -169,7 +169,7 @@ class Fleet:
         def leads() -> bool:
             text = self._metrics()
             fresh = self._leader() != before or _figure(text, "process_start_time_seconds") > killed - 1.0
-            return fresh and "surefoot_operator_leader 1.0" in text
+            return fresh and 'surefoot_operator_leader{shard="0"} 1.0' in text
 
         self.installed.kill_leader()
         led = self._when("one leads again", leads)

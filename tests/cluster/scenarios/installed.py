@@ -12,6 +12,7 @@ from cluster.api import Api
 from cluster.engine import Engine
 from cluster.processes import run, wait
 from cluster.values import Values, merged, values
+from surefoot_operator.controller.leader.shards import leader_label, lease_name
 
 NAMESPACE = "surefoot-system"
 RELEASE = "surefoot"
@@ -87,6 +88,20 @@ class Installed:
             if pod["metadata"]["labels"].get("surefoot.dev/leader") == "true" and is_ready(pod):
                 return pod
         return None
+
+    def leaders(self, shards: int) -> list[str]:
+        """Of each shard the pod that bears its label and is Ready; empty: none."""
+        ready = [pod["metadata"] for pod in self.pods("operator") if is_ready(pod)]
+        return [
+            next((pod["name"] for pod in ready if pod["labels"].get(leader_label(shard)) == "true"), "")
+            for shard in range(shards)
+        ]
+
+    def terms(self, shards: int) -> list[int]:
+        """Of each shard how often its lease changed hands."""
+        names = [lease_name("surefoot-operator", shard) for shard in range(shards)]
+        path = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
+        return [int(self.api.call("GET", f"{path}/{name}")["spec"]["leaseTransitions"]) for name in names]
 
     def leading_node(self) -> str:
         """Where it runs; waits while nobody leads."""

@@ -30,7 +30,7 @@ _TYPE = "kubernetes.io/tls"
 
 
 def server_names(url: str, namespace: str, shards: int = 1) -> tuple[str, ...]:
-    """Lists every name that agents or people may call the coordinator by, of whichever shard."""
+    """Lists every name by which agents or people call the coordinator."""
     service = f"surefoot-coordinator.{namespace}.svc"
     names: list[str] = []
     for shard in range(shards):

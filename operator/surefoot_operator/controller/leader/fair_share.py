@@ -29,19 +29,22 @@ class ShardSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """How many shards there are, and how many the one that leads shard 0 wants."""
+class ShardLayout:
+    """How many shards there are, and shall be.
+
+    `wanted`: by whoever leads shard 0.
+    """
 
     shards: int = 1
     wanted: int = 1
 
     @property
     def is_changing(self) -> bool:
-        """Whether all shards are gathered by who leads shard 0, to be cut anew."""
+        """Whether who leads shard 0 gathers all shards."""
         return self.wanted != self.shards
 
 
-def patience_seconds(me: str, shard: int, seen: Mapping[int, ShardSeen], layout: Layout) -> float:
+def patience_seconds(me: str, shard: int, seen: Mapping[int, ShardSeen], layout: ShardLayout) -> float:
     """Returns how long `me` leaves a lease alone once it is free.
 
     Infinite: another is to have it, as the layout changes.
@@ -56,8 +59,8 @@ def patience_seconds(me: str, shard: int, seen: Mapping[int, ShardSeen], layout:
     return min(held * STEP_SECONDS, LONGEST_SECONDS)
 
 
-def shard_to_ask_for(me: str, seen: Mapping[int, ShardSeen], layout: Layout) -> int | None:
-    """Chooses the shard that `me` asks for; None: the shards are spread evenly.
+def shard_to_ask_for(me: str, seen: Mapping[int, ShardSeen], layout: ShardLayout) -> int | None:
+    """Chooses the shard that `me` asks for; None: none.
 
     The last one of whoever leads most, so that shard 0 stays where it is if it can.
     """
@@ -71,7 +74,7 @@ def shard_to_ask_for(me: str, seen: Mapping[int, ShardSeen], layout: Layout) -> 
     return max(shard for shard, one in seen.items() if one.holder == most)
 
 
-def why_give_up(me: str, shard: int, seen: Mapping[int, ShardSeen], layout: Layout) -> str:
+def why_give_up(me: str, shard: int, seen: Mapping[int, ShardSeen], layout: ShardLayout) -> str:
     """Says why `me` hands this shard over now; empty: it keeps it."""
     if layout.is_changing and shard != 0 and seen[0].holder not in ("", me):
         return f"{seen[0].holder} gathers the shards, of which there will be {layout.wanted}"

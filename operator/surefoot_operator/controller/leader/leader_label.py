@@ -1,4 +1,4 @@
-"""Moves a shard's leader label to this pod, so agents' Service finds it.
+"""Moves a shard's leader label to this pod, for agents' Service.
 
 Touches the API server; run by the composition root while it leads. Level-triggered: a label on another pod is removed
 at the next round.

@@ -1,4 +1,4 @@
-"""Competes for the lease of every shard, and hands shards on so that replicas lead equally many.
+"""Competes for every shard's lease, and keeps shards evenly spread.
 
 Touches the API server; run by the composition root. How many shards there are stands in shard 0's lease, and not in
 anybody's settings: while a release is changed replicas of both settings run, and a job must have one leader. Who leads
@@ -16,7 +16,7 @@ from typing import Protocol
 
 from surefoot_operator.controller.leader.election import LeaseTimings
 from surefoot_operator.controller.leader.fair_share import (
-    Layout,
+    ShardLayout,
     ShardSeen,
     patience_seconds,
     shard_to_ask_for,
@@ -41,14 +41,20 @@ ASK_SECONDS = 5.0
 LOOK_SECONDS = 0.2
 
 
-class Terms(Protocol):
+class TermKeeper(Protocol):
     """What is done with a shard that this replica leads."""
 
     def begin(self, shard: int, shards: int, may_act: Callable[[], None]) -> None:
-        """Leads the shard from now on; `may_act` raises NotLeading once its lease is over."""
+        """Leads the shard from now on.
+
+        `may_act` raises NotLeading once its lease is over.
+        """
 
     async def end(self, shard: int, in_peace: bool) -> None:
-        """Leads it no more. `in_peace`: the lease is held still, and is given up next."""
+        """Leads it no more.
+
+        `in_peace`: the lease is held still, and is given up next.
+        """
 
     def notes(self, shard: int) -> Mapping[str, str]:
         """Annotations of its lease, for other replicas."""
@@ -68,7 +74,7 @@ class ShardElection:
         where: LeaseAt,
         identity: str,
         wished: int,
-        terms: Terms,
+        terms: TermKeeper,
         timings: LeaseTimings | None = None,
     ) -> None:
         self._api, self._where, self._identity = api, where, identity
@@ -152,7 +158,7 @@ class ShardElection:
             self._next = self._wished
             try:
                 await self._electors[0].renew()
-                log.info("jobs are spread over %d shards from now on, instead of %d", self._wished, self.shards)
+                log.info("jobs are spread over %d shard(s) from now on, instead of %d", self._wished, self.shards)
             except (FabricError, TimeoutError) as error:
                 log.warning("cannot say how many shards there are, looking whether it was written: %s", error)
                 await self._electors[0].read()
@@ -240,11 +246,11 @@ class ShardElection:
             found[shard] = ShardSeen("" if gone else elector.holder, (elector.noted or {}).get(ASKED_BY, ""))
         return found
 
-    def _layout(self) -> Layout:
+    def _layout(self) -> ShardLayout:
         first = self._electors[0]
         if first.holder == self._identity:
-            return Layout(self.shards, self._wished)
-        return Layout(self.shards, _number(first.noted or {}, WANTED, self.shards))
+            return ShardLayout(self.shards, self._wished)
+        return ShardLayout(self.shards, _number(first.noted or {}, WANTED, self.shards))
 
     def _recorded(self) -> int:
         """How many shards there are by shard 0's lease; where there is none, as this replica last knew or wishes."""

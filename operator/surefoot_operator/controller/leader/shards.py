@@ -1,4 +1,4 @@
-"""Names shards: which one a job is in, its lease, its label, its address.
+"""Names a job's shard, and a shard's lease, label and address.
 
 Pure; called by the composition root and `shard_election`. With one shard every name is that of an operator without
 shards, so that an upgrade renames nothing.
@@ -17,7 +17,7 @@ HIGHEST = 8
 
 
 def shard_of(uid: str, shards: int) -> int:
-    """Returns the shard of the job with this uid, the same in every replica."""
+    """Returns the shard of the job with this uid."""
     return int.from_bytes(hashlib.sha256(uid.encode()).digest()[:8]) % shards
 
 
@@ -27,14 +27,14 @@ def lease_name(base: str, shard: int) -> str:
 
 
 def leader_label(shard: int) -> str:
-    """Names the label of the pod that leads a shard, by which its Service finds it."""
+    """Names the label by which a shard's Service finds its leader."""
     return f"{GROUP}/leader" if shard == 0 else f"{GROUP}/leads-shard-{shard}"
 
 
 def shard_url(url: str, shard: int) -> str:
-    """Returns where agents of a shard connect, where those of shard 0 connect to `url`.
+    """Returns where agents of a shard connect.
 
-    The Service's name gets the shard's number. A plain address has no Service behind it, and stays.
+    Those of shard 0 connect to `url`. The Service's name gets the shard's number. A plain address has no Service behind it, and stays.
     """
     parts = urlsplit(url)
     host = parts.hostname or ""

@@ -112,7 +112,10 @@ class ClusterCache:
             del self._listeners[kind, job]
 
     def guarded(self, may_write: Callable[[], None]) -> ClusterCache:
-        """Shares what is watched; `may_write` is called before each write through `api`, as `Api.guarded` does."""
+        """Shares what is watched.
+
+        `may_write` is called before each write through `api`, as `Api.guarded` does.
+        """
         made = copy.copy(self)
         made.api = self.api.guarded(may_write)
         return made

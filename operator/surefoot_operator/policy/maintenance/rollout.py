@@ -139,13 +139,16 @@ def rollout(pods: Sequence[HolderPod], wanted: int, revision: str, jobs: Sequenc
 
 
 def ready_holders(pods: Sequence[HolderPod]) -> str:
-    """Digests which holders are ready, so that two replicas can tell whether they judge the same ones."""
+    """Digests which holders are ready.
+
+    So two replicas can tell whether they judge the same ones.
+    """
     ready = sorted(f"{pod.node}/{pod.uid}" for pod in pods if pod.ready and pod.node_ready)
     return hashlib.sha256("\n".join(ready).encode()).hexdigest()[:16]
 
 
 def why_unsafe(pods: Sequence[HolderPod], jobs: Sequence[JobSafety], now: float) -> str:
-    """Says why these jobs let no holder be restarted now; empty: one may be."""
+    """Says why no holder may be restarted; empty: one may."""
     ready = {pod.node for pod in pods if pod.ready and pod.node_ready}
     for one in jobs:
         if not one.safe:

@@ -40,7 +40,10 @@ def referred(known: Addresses, address: str) -> Addresses:
 
 
 def failed(known: Addresses) -> Addresses:
-    """Counts a failure; after many in a row the agent's own addresses are tried in turn."""
+    """Counts a failure.
+
+    After many in a row the agent's own addresses are tried in turn.
+    """
     if known.failures + 1 < PATIENCE:
         return replace(known, failures=known.failures + 1)
     after = known.own.index(known.now) + 1 if known.now in known.own else 0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from surefoot_operator.controller.leader.fair_share import (
     LONGEST_SECONDS,
     STEP_SECONDS,
-    Layout,
+    ShardLayout,
     ShardSeen,
     patience_seconds,
     shard_to_ask_for,
@@ -28,7 +28,7 @@ class Leases:
     """Shards, and replicas that run or are dead; each tick everybody looks once, in an order drawn for it."""
 
     def __init__(self, shards: int, alive: set[str]) -> None:
-        self.layout = Layout(shards, shards)
+        self.layout = ShardLayout(shards, shards)
         self.holder = ["" for _ in range(shards)]
         self.asked = ["" for _ in range(shards)]
         self.free_ticks = [0 for _ in range(shards)]
@@ -122,7 +122,7 @@ def test_shards_are_led_soon_spread_evenly_and_then_stay(
     me=st.sampled_from(NAMES),
 )
 def test_what_is_asked_for_is_given_up_and_brings_both_nearer(holders: list[str], me: str) -> None:
-    layout = Layout(len(holders), len(holders))
+    layout = ShardLayout(len(holders), len(holders))
     seen = {shard: ShardSeen(holder) for shard, holder in enumerate(holders)}
     wanted = shard_to_ask_for(me, seen, layout)
     held = Counter(holders)
@@ -143,25 +143,25 @@ SPREAD = {0: ShardSeen("root"), 1: ShardSeen("other"), 2: ShardSeen("")}
 @pytest.mark.parametrize(
     ("me", "shard", "seen", "layout", "expected"),
     [
-        ("new", 2, SPREAD, Layout(3, 3), 0.0),
-        ("other", 2, SPREAD, Layout(3, 3), STEP_SECONDS),
-        ("root", 2, {**SPREAD, 1: ShardSeen("root")}, Layout(3, 3), LONGEST_SECONDS),
-        ("new", 2, {**SPREAD, 2: ShardSeen("", "other")}, Layout(3, 3), LONGEST_SECONDS),
-        ("other", 2, {**SPREAD, 2: ShardSeen("", "other")}, Layout(3, 3), 0.0),
-        ("new", 2, SPREAD, Layout(3, 1), math.inf),
-        ("root", 2, SPREAD, Layout(3, 1), 0.0),
-        ("new", 0, {**SPREAD, 0: ShardSeen("")}, Layout(3, 1), 0.0),
+        ("new", 2, SPREAD, ShardLayout(3, 3), 0.0),
+        ("other", 2, SPREAD, ShardLayout(3, 3), STEP_SECONDS),
+        ("root", 2, {**SPREAD, 1: ShardSeen("root")}, ShardLayout(3, 3), LONGEST_SECONDS),
+        ("new", 2, {**SPREAD, 2: ShardSeen("", "other")}, ShardLayout(3, 3), LONGEST_SECONDS),
+        ("other", 2, {**SPREAD, 2: ShardSeen("", "other")}, ShardLayout(3, 3), 0.0),
+        ("new", 2, SPREAD, ShardLayout(3, 1), math.inf),
+        ("root", 2, SPREAD, ShardLayout(3, 1), 0.0),
+        ("new", 0, {**SPREAD, 0: ShardSeen("")}, ShardLayout(3, 1), 0.0),
     ],
 )
 def test_who_has_least_takes_a_free_shard_first(
-    me: str, shard: int, seen: dict[int, ShardSeen], layout: Layout, expected: float
+    me: str, shard: int, seen: dict[int, ShardSeen], layout: ShardLayout, expected: float
 ) -> None:
     assert patience_seconds(me, shard, seen, layout) == expected
 
 
 def test_whoever_leads_shard_0_gathers_them_all_to_cut_the_jobs_anew() -> None:
-    changing = Layout(3, 1)
+    changing = ShardLayout(3, 1)
     assert "root gathers the shards" in why_give_up("other", 1, SPREAD, changing)
     assert not why_give_up("root", 0, SPREAD, changing)
     assert not why_give_up("other", 1, {**SPREAD, 0: ShardSeen("")}, changing), "nobody is there to gather them"
-    assert shard_to_ask_for("new", {0: ShardSeen("root"), 1: ShardSeen("root")}, Layout(2, 1)) is None
+    assert shard_to_ask_for("new", {0: ShardSeen("root"), 1: ShardSeen("root")}, ShardLayout(2, 1)) is None
