@@ -363,7 +363,7 @@ def test_an_operator_that_is_killed_takes_its_jobs_up_where_they_are(
     before, pod = status(api, "goes-on"), workers(api)[0]["metadata"]["uid"]
     leader.kill()
     # a process killed without its lease must wait for that lease's end: on a desk nobody knows whether it lives
-    again = Operator("a", engine, leader.folder, leader.port).start()
+    again = Operator("a", engine, leader.folder, NAMESPACE, leader.port).start()
     operators["a"] = again
     assert wait(lambda: again.text().count("leading, with 1 jobs") == 1, SECONDS), again.text()
     assert wait(lambda: _connected(again) == 1, SECONDS), again.text()

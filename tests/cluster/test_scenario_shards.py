@@ -19,10 +19,11 @@ MOVED_SECONDS = 30.0
 """A killed container's shards are led again by then, by whomever, and spread evenly some seconds later."""
 
 
-def spread(stage: Stage, shards: int) -> bool:
-    """Every shard is led, and both replicas lead some."""
+def spread(stage: Stage, shards: int, mark: str) -> bool:
+    """Only pods of this round run, every shard is led, and both lead some."""
     led = stage.installed.leaders(shards)
-    return all(led) and len(set(led)) == min(shards, 2)
+    rounds = {pod["metadata"]["annotations"].get(ROUND) for pod in stage.installed.pods("operator")}
+    return rounds == {mark} and all(led) and len(set(led)) == min(shards, 2)
 
 
 def test_shards_that_come_are_killed_and_go_disturb_no_training(stage: Stage) -> None:
@@ -30,7 +31,7 @@ def test_shards_that_come_are_killed_and_go_disturb_no_training(stage: Stage) ->
     struck, first = [strike(job) for job in jobs], str(time.time_ns())
     pods = {pod["metadata"]["uid"] for job in jobs for pod in job.pods()}
     stage.installed.up({"operator": {"shards": SHARDS, "podAnnotations": {ROUND: first}}})
-    jobs[0].wait("every shard is led", lambda: answered(lambda: spread(stage, SHARDS)), 120.0)
+    jobs[0].wait("every shard is led", lambda: answered(lambda: spread(stage, SHARDS, first)), 120.0)
     for job, at in zip(jobs, struck, strict=True):
         stage.check_quiet(job, "one shard became three", at)
 
@@ -41,7 +42,7 @@ def test_shards_that_come_are_killed_and_go_disturb_no_training(stage: Stage) ->
     stage.installed.engine.kill_container(NAMESPACE, dead)
     for job in jobs:
         stage.goes_on(job, MOVED_SECONDS / SHARDS)
-    jobs[0].wait("every shard is led", lambda: answered(lambda: spread(stage, SHARDS)), 120.0)
+    jobs[0].wait("every shard is led", lambda: answered(lambda: spread(stage, SHARDS, first)), 120.0)
     after = stage.installed.terms(SHARDS)
     assert sum(after[shard] != terms[shard] for shard in others) <= 1, "one may be handed to who came back"
     for job, at in zip(jobs, struck, strict=True):
@@ -49,7 +50,7 @@ def test_shards_that_come_are_killed_and_go_disturb_no_training(stage: Stage) ->
 
     struck, last = [strike(job) for job in jobs], str(time.time_ns())
     stage.installed.up({"operator": {"podAnnotations": {ROUND: last}}})
-    jobs[0].wait("one leads again", lambda: answered(lambda: stage.installed.terms(1) and spread(stage, 1)), 120.0)
+    jobs[0].wait("one leads again", lambda: answered(lambda: spread(stage, 1, last)), 120.0)
     for job, at in zip(jobs, struck, strict=True):
         stage.check_quiet(job, "three shards became one", at)
     assert {pod["metadata"]["uid"] for job in jobs for pod in job.pods()} == pods

@@ -53,9 +53,10 @@ def test_every_other_variable_is_read() -> None:
         "SUREFOOT_AGENT_COMMAND": "python -m surefoot.agent 'a b' --",
         "SUREFOOT_RUNTIME_IMAGE": "registry/image:1",
         "SUREFOOT_METRICS_PORT": "0",
+        "SUREFOOT_SHARDS": "3",
     }
     found = cluster_settings(environment, [])
-    assert found.only_namespace == "team"
+    assert (found.only_namespace, found.shards) == ("team", 3)
     assert (found.lease_name, found.tls_secret, found.keys_secret) == ("lease", "tls", "keys")
     assert (found.memory_admin_secret, found.memory_daemonset, found.memory_tls) == ("admin", "memory", True)
     assert found.memory_socket_folder == "/run/surefoot"
@@ -70,6 +71,8 @@ def test_every_other_variable_is_read() -> None:
         ("SUREFOOT_COORDINATOR_URL", "wss:///v1/agents", "it has the form"),
         ("SUREFOOT_COORDINATOR_PORT", "70000", "a port from 0 to 65535 is needed"),
         ("SUREFOOT_METRICS_PORT", "http", "a port from 0 to 65535 is needed"),
+        ("SUREFOOT_SHARDS", "0", "a number from 1 to 8 is needed"),
+        ("SUREFOOT_SHARDS", "nine", "a number from 1 to 8 is needed"),
         ("SUREFOOT_MEMORY_TLS", "yes", "0 or 1 is needed"),
         ("SUREFOOT_MEMORY_SOCKET_FOLDER", "run/surefoot", "a folder's whole path is needed"),
         ("SUREFOOT_AGENT_COMMAND", "a 'b", "a command line is needed"),

@@ -21,6 +21,14 @@ def test_agents_log_in_the_operators_format_and_text_is_left_to_the_template() -
     assert VARIABLE not in told("text")
 
 
+def test_workers_know_their_shards_address_and_whom_to_ask_once_it_is_gone() -> None:
+    own, first = "wss://operator-2/v1/agents", "wss://operator/v1/agents"
+    plain = WorkerEnvironmentFactory(own, 1.0, Secrets(b"root"), fallback_url=first)(job(), CreateWorker(0, 1)).plain
+    assert (plain["SUREFOOT_COORDINATOR_URL"], plain["SUREFOOT_COORDINATOR_FALLBACK_URL"]) == (own, first)
+    alone = WorkerEnvironmentFactory(first, 1.0, Secrets(b"root"), fallback_url=first)(job(), CreateWorker(0, 1)).plain
+    assert "SUREFOOT_COORDINATOR_FALLBACK_URL" not in alone, "one shard: an agent is told what it always was"
+
+
 def test_the_limits_of_a_job_reach_its_workers_and_no_limit_is_left_out() -> None:
     factory = WorkerEnvironmentFactory("wss://operator/v1/agents", 1.0, Secrets(b"root"))
     checkpoint = CheckpointPolicy(
