@@ -22,7 +22,7 @@ MOVED_SECONDS = 30.0
 def spread(stage: Stage, shards: int, mark: str) -> bool:
     """Only pods of this round run, every shard is led, and both lead some."""
     led = stage.installed.leaders(shards)
-    rounds = {pod["metadata"]["annotations"].get(ROUND) for pod in stage.installed.pods("operator")}
+    rounds = {pod["metadata"].get("annotations", {}).get(ROUND) for pod in stage.installed.pods("operator")}
     return rounds == {mark} and all(led) and len(set(led)) == min(shards, 2)
 
 
@@ -33,6 +33,8 @@ def test_shards_that_come_are_killed_and_go_disturb_no_training(stage: Stage) ->
     stage.installed.up({"operator": {"shards": SHARDS, "podAnnotations": {ROUND: first}}})
     jobs[0].wait("every shard is led", lambda: answered(lambda: spread(stage, SHARDS, first)), 120.0)
     for job, at in zip(jobs, struck, strict=True):
+        step = job.step
+        job.wait("its agents have found the leader of its shard", lambda job=job, step=step: job.status.step > step)
         stage.check_quiet(job, "one shard became three", at)
 
     led, terms = stage.installed.leaders(SHARDS), stage.installed.terms(SHARDS)
