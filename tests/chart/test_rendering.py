@@ -11,7 +11,6 @@ import yaml
 
 from chart import helm
 from chart.objects import Object, containers, ports, rules, selects, templates
-from surefoot_operator.controller.leader.shards import HIGHEST, lease_name
 
 EVERYTHING: Object = {
     "commonLabels": {"team": "training"},
@@ -263,31 +262,6 @@ def test_only_the_leader_is_reached_by_agents() -> None:
     assert service["spec"]["publishNotReadyAddresses"] is False
     template = helm.one(helm.objects(), "Deployment", "surefoot-operator")["spec"]["template"]
     assert "surefoot.dev/leader" not in template["metadata"]["labels"]
-
-
-def test_each_shard_has_a_service_of_its_own_and_one_shard_changes_nothing() -> None:
-    def services(values: Object) -> dict[str, Object]:
-        found = helm.objects(values)
-        return {one["metadata"]["name"]: one["spec"] for one in found if one["kind"] == "Service"}
-
-    one, three = services({}), services({"operator": {"shards": 3}})
-    assert {name: three[name] for name in one} == one
-    assert sorted(three.keys() - one.keys()) == ["surefoot-coordinator-1", "surefoot-coordinator-2"]
-    assert three["surefoot-coordinator-2"]["selector"]["surefoot.dev/leads-shard-2"] == "true"
-    assert "surefoot.dev/leader" not in three["surefoot-coordinator-2"]["selector"]
-
-
-def test_the_lease_of_every_shard_that_may_be_is_allowed_whatever_their_number_is_now() -> None:
-    """While the number goes down, replicas of the new one hold and give back the leases of the old one."""
-    wanted = {lease_name("surefoot-operator", shard) for shard in range(HIGHEST)}
-    for shards in (1, HIGHEST):
-        role = helm.one(helm.objects({"operator": {"shards": shards}}), "Role", "surefoot-operator")
-        [named] = [
-            rule["resourceNames"]
-            for rule in role["rules"]
-            if rule["verbs"] == ["get", "update"] and "leases" in rule["resources"]
-        ]
-        assert set(named) == wanted
 
 
 def test_only_agents_and_operator_reach_redis() -> None:

@@ -146,6 +146,6 @@ def test_the_webhooks_call_paths_that_are_served_under_a_name_of_the_certificate
     [configuration] = [one for one in rendered if one["kind"] == "ValidatingWebhookConfiguration"]
     assert configuration["metadata"]["name"] == settings(EVERYTHING).admission_webhooks
     told = [hook["clientConfig"]["service"] for hook in configuration["webhooks"]]
-    assert [one["path"] for one in told] == [JOBS_PATH, EVICTIONS_PATH]
-    names = server_names(settings(EVERYTHING).coordinator_url, helm.NAMESPACE)
+    assert [one["path"] for one in told] == [JOBS_PATH, *[EVICTIONS_PATH] * settings(EVERYTHING).shards]
+    names = server_names(settings(EVERYTHING).coordinator_url, helm.NAMESPACE, settings(EVERYTHING).shards)
     assert {f"{one['name']}.{one['namespace']}.svc" for one in told} <= set(names)

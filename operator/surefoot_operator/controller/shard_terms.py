@@ -75,7 +75,7 @@ class ShardTerms:
             term.runners.wake_soon()
 
     def departure(self, node: str) -> str:
-        """Says what some job that is led here loses with a node; empty: nothing."""
+        """Says what some job loses with a node; empty: nothing."""
         said = (term.runners.departure(node) for term in self._terms.values())
         return next((why for why in said if why), "")
 
