@@ -256,14 +256,6 @@ def test_the_crd_is_guarded_and_kept() -> None:
     assert not [one for one in helm.objects(LITTLE) if one["kind"] == "CustomResourceDefinition"]
 
 
-def test_only_the_leader_is_reached_by_agents() -> None:
-    service = helm.one(helm.objects(), "Service", "surefoot-coordinator")
-    assert service["spec"]["selector"]["surefoot.dev/leader"] == "true"
-    assert service["spec"]["publishNotReadyAddresses"] is False
-    template = helm.one(helm.objects(), "Deployment", "surefoot-operator")["spec"]["template"]
-    assert "surefoot.dev/leader" not in template["metadata"]["labels"]
-
-
 def test_only_agents_and_operator_reach_redis() -> None:
     policy = helm.one(helm.objects(), "NetworkPolicy", "surefoot-memory")["spec"]
     [rule] = [rule for rule in policy["ingress"] if {"port": "redis", "protocol": "TCP"} in rule["ports"]]
