@@ -131,10 +131,20 @@ def _collect_on(
 def spared_good(
     whole: list[Checkpoint], manifests: Sequence[RankManifest], sound: SoundSteps | None
 ) -> frozenset[Checkpoint]:
-    """Finds the checkpoints that newer ones do not replace."""
+    """Finds the checkpoints that newer ones do not replace.
+
+    Nobody told this agent which one was the last good one, and a part of it may lie on a holder that it does not know of:
+    behind the last that it can prove, whatever is not suspect stays, whole or not.
+    """
     before = last_good(whole, manifests)
     kept = frozenset() if before is None else frozenset({before})
-    return kept if sound is None else kept | proven(whole, suspects(manifests), sound)[1]
+    if sound is None:
+        return kept
+    suspect = suspects(manifests)
+    last, staying = proven(whole, suspect, sound)
+    since = last.step if last is not None else 0
+    parts = {m.save.checkpoint for m in manifests if m.save.step > since} - suspect
+    return kept | staying | parts
 
 
 def _covers(reading: TierReading, clients: list[HolderClient]) -> Covers:
