@@ -67,7 +67,9 @@ class Operator:
         return self.log.read_text(encoding="utf-8")
 
     def says(self, words: str, seconds: float = SECONDS) -> None:
-        assert wait(lambda: words in self.text(), seconds), f"{self.name} never said {words!r}:\n{self.text()}"
+        """Waits for these words in its log, or for one of several with | between."""
+        said = wait(lambda: any(one in self.text() for one in words.split("|")), seconds)
+        assert said, f"{self.name} never said {words!r}:\n{self.text()}"
 
     def probe(self, path: str) -> tuple[int, str]:
         """Of the last process that wrote to this log; 0 if nobody answers."""

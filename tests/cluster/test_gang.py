@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster import binaries, layout
+from cluster import binaries, pods
 from cluster.api import Api
 from cluster.engine import Engine
 from cluster.operator_process import SECONDS, Operator
@@ -104,10 +104,11 @@ def scheduler(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Itera
         process.wait(10.0)
 
 
-def document(**spec: Any) -> dict[str, Any]:
+def document(engine: Engine, **spec: Any) -> dict[str, Any]:
     """A job whose workers sleep, each on a node of its own."""
-    container = {"name": "trainer", "image": layout.HOST_IMAGE, "command": ["sleep", "600"]}
-    template = {"spec": {"containers": [container], "terminationGracePeriodSeconds": 0}}
+    pod = pods.host_pod("unused", ["sleep", "600"], host_prefix=engine.facts().host_prefix)["spec"]
+    container = {**pod["containers"][0], "name": "trainer", "env": pods.host_environment()}
+    template = {"spec": {**pod, "containers": [container]}}
     return {
         "apiVersion": "surefoot.dev/v1alpha1",
         "kind": "TrainingJob",
@@ -141,9 +142,11 @@ def events(api: Api, reason: str) -> list[str]:
     return [one["message"] for one in api.call("GET", f"{CORE}/events")["items"] if one["reason"] == reason]
 
 
-def test_without_its_api_a_job_says_so_and_begins_once_it_is_served(api: Api, operator: Operator) -> None:
+def test_without_its_api_a_job_says_so_and_begins_once_it_is_served(
+    engine: Engine, api: Api, operator: Operator
+) -> None:
     operator.says("leading")
-    api.call("POST", JOB.rpartition("/")[0], document())
+    api.call("POST", JOB.rpartition("/")[0], document(engine))
     assert wait(lambda: condition(api).get("reason") == "PodGroupRefused", SECONDS), operator.text()
     assert "is its CustomResourceDefinition installed?" in condition(api)["message"]
     assert workers(api) == {}

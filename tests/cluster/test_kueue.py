@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cluster import layout
+from cluster import pods
 from cluster.api import Api
 from cluster.engine import Engine
 from cluster.kueue import QUEUES, Kueue
@@ -71,14 +71,16 @@ def operator(engine: Engine, kueue: Kueue, tmp_path_factory: pytest.TempPathFact
     made.kill()
 
 
-def container(name: str) -> dict[str, Any]:
-    asked = {"requests": {"cpu": "10m"}}
-    return {"name": name, "image": layout.HOST_IMAGE, "command": ["sleep", "600"], "resources": asked}
+def sleeping(engine: Engine, name: str) -> dict[str, Any]:
+    """Of a pod that sleeps in a container of this name, and asks for a half of the queue."""
+    spec: dict[str, Any] = pods.host_pod("unused", ["sleep", "600"], host_prefix=engine.facts().host_prefix)["spec"]
+    spec["containers"][0] |= {"name": name, "env": pods.host_environment(), "resources": {"requests": {"cpu": "10m"}}}
+    return spec
 
 
-def urgent() -> dict[str, Any]:
+def urgent(engine: Engine) -> dict[str, Any]:
     """Somebody's pod that goes first."""
-    spec = {"priorityClassName": "urgent", "terminationGracePeriodSeconds": 0, "containers": [container("main")]}
+    spec = {**sleeping(engine, "main"), "priorityClassName": "urgent"}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "urgent", "labels": QUEUE}, "spec": spec}
 
 
@@ -106,11 +108,10 @@ def story(api: Api) -> str:
     return "\n".join(f"{one['involvedObject']['name']}: {one['reason']}: {one['message']}" for one in found)
 
 
-def test_workers_are_admitted_one_by_one_and_what_waits_is_told(api: Api, kueue: Kueue, operator: Operator) -> None:
-    template = {
-        "metadata": {"labels": QUEUE},
-        "spec": {"containers": [container("trainer")], "terminationGracePeriodSeconds": 0},
-    }
+def test_workers_are_admitted_one_by_one_and_what_waits_is_told(
+    engine: Engine, api: Api, kueue: Kueue, operator: Operator
+) -> None:
+    template = {"metadata": {"labels": QUEUE}, "spec": sleeping(engine, "trainer")}
     # workers of one node too: it is the queue that has no room for the third
     template["spec"]["topologySpreadConstraints"] = [
         {"maxSkew": 3, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
@@ -128,9 +129,11 @@ def test_workers_are_admitted_one_by_one_and_what_waits_is_told(api: Api, kueue:
     assert len(found) == 3, "one a worker"
 
 
-def test_a_preemption_takes_a_worker_and_gives_its_place_back(api: Api, kueue: Kueue, operator: Operator) -> None:
+def test_a_preemption_takes_a_worker_and_gives_its_place_back(
+    engine: Engine, api: Api, kueue: Kueue, operator: Operator
+) -> None:
     before = {name for name, node in workers(api).items() if node}
-    api.call("POST", f"{CORE}/pods", urgent())
+    api.call("POST", f"{CORE}/pods", urgent(engine))
     assert wait(lambda: bool(api.call("GET", f"{CORE}/pods/urgent")["spec"].get("nodeName")), SECONDS), kueue.words()
     assert wait(lambda: placed(api) == 1 and len(workers(api)) == 3, SECONDS), kueue.words()
     left = {name for name, node in workers(api).items() if node}
