@@ -110,16 +110,19 @@ class Liveness:
     def _able(self) -> bool:
         """Whether an operator and enough workers are well, and see each other and the persistent tier."""
         simulation, network = self._oracle.simulation, self._oracle.simulation.network
-        tier = simulation.persistent
+        tier, settings = simulation.persistent, simulation.settings
         if not simulation.operators[-1].process.running or (tier is not None and not tier.process.running):
             return False
         nodes = simulation.fabric.nodes
-        well = {
-            pod.node
+        pods = [
+            pod
             for pod in simulation.fabric.pods.values()
             if pod.node is not None and pod.agent is not None and pod.agent.process.running and not pod.deleting
             if nodes[pod.node].alive and nodes[pod.node].ready and not nodes[pod.node].frozen
-        }
+        ]
+        well = {pod.node for pod in pods}
+        if simulation.fabric.answers == "no" and len({pod.index for pod in pods}) < settings.least_workers:
+            return False  # one that was replaced keeps the place of another one, and its deletion is refused
         holders = {f"{name}/holder" for name in well if name}
         sites = sorted({*well, *holders, "operator", "persistent"})
         cut = {(one, other) for one in sites for other in sites if one != other and not network.reaches(one, other)}
@@ -136,7 +139,6 @@ class Liveness:
             or simulation.hang_watch.stand()
         ):
             return False
-        settings = simulation.settings
         return len(well) >= (settings.workers if settings.tied else settings.least_workers)
 
     def in_sight(self) -> Checkpoint | None:
