@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from simulator import calls, caretakers
+from simulator import calls, caretakers, trainers
 from simulator.engine import Engine, Process
 from simulator.mutations.mutation import ROUGH, UNSEEN, WITHOUT_PODS, Mutation, constant
 from simulator.rules import ALL
@@ -103,8 +103,8 @@ LIVENESS = (
              settings=UNSEEING),
     Mutation("an older epoch's saves keep their slots", patches=((slots, "EpochBegun", lambda _: slots.Tick(0.0)),),
              settings=UNSEEING_AND_ODD),
-    Mutation("a last step that was lost is not trained again", patches=((last_checkpoint, "_lost", constant(None)),),
-             settings=LAST_LOST),
+    Mutation("a last step that was lost is not trained again",  # by programs whose patience for a slot is over
+             patches=((last_checkpoint, "_lost", constant(None)), (trainers, "HOLD_SLOT_SECONDS", 0.0)), settings=LAST_LOST),
     Mutation("a hang is never noticed",
              patches=((failures, "standstill", constant(None)), (agent_life, "_tick", lambda life, at: (life, ()))),
              settings=replace(ROUGH, kinds=("trainer hangs",))),

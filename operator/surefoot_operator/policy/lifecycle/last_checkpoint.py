@@ -169,15 +169,21 @@ def _unseen(facts: Facts, step: str, until_seconds: float) -> Pending | None:
 def _lost(facts: Facts, final: Checkpoint, found: Checkpoint | None) -> Loss | None:
     """A last step that every program had saved, and that is nowhere, is trained again.
 
-    Not where this epoch saved nothing at all: the next would not either.
+    Not where this epoch saved nothing at all: the next would not either. What an agent has saved may be all that is known
+    of it, where every copy was lost while nobody led.
     """
     members = [s for _, s in member_sessions(facts) if s is not None]
     best, parent = _best(facts, found), facts.world.parent
-    if best is None or (parent is not None and best.step <= parent.step):
-        return None
     if len(members) < len(facts.world.members) or any(s.progress.offered < final.step for s in members):
         return None
-    reason = f"every trainer finished after step {final.step}, whose save was lost: it is trained again from step {best.step}"
+    begun = parent.step if parent is not None else 0
+    told = all(s.saved is not None and s.saved.epoch == facts.world.epoch and s.saved.step > begun for s in members)
+    if (best is None or best.step <= begun) and not told:
+        return None
+    since = best.step if best is not None else begun
+    reason = (
+        f"every trainer finished after step {final.step}, whose save was lost: it is trained again from step {since}"
+    )
     return Loss("checkpoint-lost", reason, facts.now, unexplained=True)
 
 

@@ -64,6 +64,18 @@ def test_a_last_step_that_was_saved_and_is_nowhere_is_trained_again() -> None:
     assert plan(again).status.phase == "Complete", "the whole epoch saved nothing: the next would not either"
 
 
+def test_a_job_whose_every_copy_was_lost_while_nobody_led_is_trained_again() -> None:
+    """It failed for good with "not one checkpoint of it was saved", although its agents had saved each."""
+    seen = offering(finished(step=47, saved=40), 47)
+    seen = listed(replace(seen, holders=tuple(replace(h, entries=()) for h in seen.holders)))
+    seen = replace(seen, status=replace(seen.status, last_complete=None, floor=None))
+    made = plan(after(seen, RESCUE_SECONDS))
+    assert made.status.phase == "Recovering", made.reason
+    assert "whose save was lost: it is trained again from step 0" in made.reason
+    nothing = replace(seen, sessions=tuple(replace(s, saved=None) for s in seen.sessions))
+    assert plan(after(nothing, RESCUE_SECONDS)).status.phase == "Failed", "the next epoch would save nothing either"
+
+
 def test_an_earlier_listing_does_not_say_what_was_uploaded_since() -> None:
     seen = finished(step=47, saved=40)
     sessions = tuple(replace(s, saved=None) for s in seen.sessions)
