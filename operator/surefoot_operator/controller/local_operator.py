@@ -87,7 +87,7 @@ class LocalOperator:
         self.reconciler = Reconciler(parts)
         self._server.serve(job.uid, channel)
         self._server.lead(True)
-        metrics.leader.set(1)  # of its one job, there is no other
+        metrics.leader.labels("0").set(1)  # of its one job, there is no other
         self._running = asyncio.create_task(self.reconciler.run(), name=f"reconcile {job.name}")
         log.info("operator of job %s (%s) at %s", job.name, job.uid, self._server.url)
 
