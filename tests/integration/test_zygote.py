@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from support.fakes.fake_coordinator import all_gone, descendants, lives
+from surefoot.launcher import child as child_module
 from surefoot.launcher.command import LaunchProgram
 from surefoot.launcher.start import Starter
 from surefoot.launcher.zygote_client import CannotFork, ForkRequest, ZygoteClient
@@ -231,6 +232,25 @@ async def test_children_die_with_the_zygote_and_their_end_is_heard(tmp_path: Pat
     assert not lives(child.pid)
     with pytest.raises(CannotFork):
         await client.fork_trainer(request)
+    await client.close()
+
+
+async def test_a_code_that_comes_late_is_the_programs_own(tmp_path: Path) -> None:
+    """On a busy machine three programs that had just finished were taken for killed, and their world was begun again."""
+    client, _ = await become_warm(None, tmp_path)
+    script, may_end = tmp_path / "waits.py", tmp_path / "may-end"
+    script.write_text(f"import os, time\nwhile not os.path.exists({str(may_end)!r}):\n    time.sleep(0.01)\n")
+    with (tmp_path / "log").open("ab") as output:
+        request = ForkRequest(LaunchProgram((), script=str(script)), ENVIRONMENT, str(tmp_path), output.fileno())
+        child = await client.fork_trainer(request)
+    os.kill(client.pid, signal.SIGSTOP)
+    try:
+        may_end.touch()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(child.exited), 2 * child_module._CODE_SECONDS)
+    finally:
+        os.kill(client.pid, signal.SIGCONT)
+    assert await asyncio.wait_for(child.exited, 60) == 0
     await client.close()
 
 

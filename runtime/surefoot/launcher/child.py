@@ -9,16 +9,26 @@ import subprocess
 from collections.abc import Callable
 
 _CODE_SECONDS = 1.0
-"""How long after a death the exit code may take to come from whoever reaps."""
+"""How long after a death the exit code may take to come from whoever reaps, and may be dead itself."""
+_LIVING_SECONDS = 10.0
+"""How long it may take while whoever reaps lives: on a busy machine a second is nothing, and "killed" is a false word."""
 
 
 class Child:
-    """`exited` resolves with the exit code (−N for signal N) once the process is dead."""
+    """`exited` resolves with the exit code (−N for signal N) once the process is dead.
 
-    def __init__(self, pid: int, forget: Callable[[int], None] = lambda pid: None) -> None:
+    `reaper_lives`: whether whoever reaps it can still tell the code.
+    """
+
+    def __init__(
+        self,
+        pid: int,
+        forget: Callable[[int], None] = lambda pid: None,
+        reaper_lives: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.pid = pid
         self.exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._forget = forget
+        self._forget, self._reaper_lives = forget, reaper_lives
         self._late: asyncio.TimerHandle | None = None
         try:
             self._pidfd: int | None = os.pidfd_open(pid)
@@ -50,9 +60,16 @@ class Child:
         self._await_code()
 
     def _await_code(self) -> None:
-        # its reaper may be dead itself; then it was killed together with it
         loop = asyncio.get_running_loop()
-        self._late = loop.call_later(_CODE_SECONDS, self.has_code, -int(signal.SIGKILL))
+        self._late = loop.call_later(_CODE_SECONDS, self._assume, loop.time() + _LIVING_SECONDS)
+
+    def _assume(self, until: float) -> None:
+        """Without its reaper it was killed together with it; a reaper that lives is given time."""
+        loop = asyncio.get_running_loop()
+        if self._reaper_lives() and loop.time() < until:
+            self._late = loop.call_later(_CODE_SECONDS, self._assume, until)
+        else:
+            self.has_code(-int(signal.SIGKILL))
 
     def _close(self) -> None:
         if self._pidfd is not None:

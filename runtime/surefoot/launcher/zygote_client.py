@@ -144,7 +144,7 @@ class ZygoteClient:
                 self._on_change()
             case "forked":
                 # kept here and not by the asker, because the exit may be the next packet
-                self._children[body["pid"]] = Child(body["pid"], self._forget)
+                self._children[body["pid"]] = Child(body["pid"], self._forget, lambda: not self.dead)
                 self._answer(body["id"], lambda future: future.set_result(body["pid"]))
             case "refused":
                 self._answer(body["id"], lambda future: future.set_exception(CannotFork(body["why"])))
