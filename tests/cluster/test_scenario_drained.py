@@ -99,8 +99,12 @@ def test_an_elastic_job_is_drained_to_its_minimum_and_below_and_loses_no_step(st
     stage.check(job, row)
 
 
+@pytest.mark.long
 def test_every_node_is_drained_in_turn_and_no_step_is_lost(stage: Stage) -> None:
-    """As an upgrade of the cluster does it: the last node's holder is the only one that has not been left yet."""
+    """As an upgrade of the cluster does it: the last node's holder is the only one that has not been left yet.
+
+    The shorter one of a fixed size drains one node.
+    """
     job = stage.training("drained-in-turn", ELASTIC, pod=PATIENT)
     first = strike(job)
     for node in stage.installed.facts.node_names:
