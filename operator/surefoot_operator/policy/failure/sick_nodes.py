@@ -62,9 +62,12 @@ def _told(facts: Facts) -> Mapping[str, Mapping[str, str]]:
     told: dict[str, dict[str, str]] = {}
     if facts.spec.health_policy.node_findings != "Leave":
         return told
+    telling = [s for s in facts.sessions.values() if s.findings]
+    if not telling:
+        return told
     present = [s for s in facts.sessions.values() if worker_id(s) in facts.workers]
     looked = {session.node: session.since_seconds for session in sorted(present, key=lambda s: s.since_seconds)}
-    for session in facts.sessions.values():
+    for session in telling:
         gone = worker_id(session) not in facts.workers
         past = gone and looked.get(session.node, 0.0) > session.heard_seconds
         for one in () if past else session.findings:

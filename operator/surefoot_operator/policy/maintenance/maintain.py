@@ -263,10 +263,12 @@ def _repairs(facts: Facts, memory: _Memory) -> tuple[CopySave, ...]:
     """The newest complete checkpoint that has too few copies, unless a newer one will have them soon."""
     wanted, halted = newest(memory.complete), surviving_copies.halted(facts)
     if halted is not None and halted == wanted:
-        return _copied(facts, surviving_copies.repairs(facts, halted))
-    rescued = surviving_copies.rescues(facts, wanted) if wanted is not None and not _is_stored(facts, wanted) else []
-    if rescued:
-        return _copied(facts, rescued)
+        return _copied(facts, surviving_copies.repairs(facts, halted, goes_on=False))
+    if wanted is not None and not _is_stored(facts, wanted) and surviving_copies.going(facts):
+        # nodes are left one after another while the world trains, and holders leave with them
+        rescued = surviving_copies.repairs(facts, wanted, goes_on=True)
+        if rescued:
+            return _copied(facts, rescued)
     if wanted is None or wanted == memory.full or _newer_is_coming(facts, memory, wanted):
         return ()
     return _copied(facts, retention.repairs(dict(memory.reading.holders), memory.domains, wanted, memory.replicas))

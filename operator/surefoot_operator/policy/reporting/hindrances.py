@@ -16,7 +16,7 @@ from surefoot_operator.policy.workers import could_not_start, ended_by_itself, n
 
 REFUSED = "Refused"
 """The fabric will not make a worker."""
-NO_GROUP = "PodGroupRefused"
+NO_GROUP = names.POD_GROUP_REFUSED
 """The fabric has no pod group for workers that are to be in one."""
 UNSCHEDULABLE = "Unschedulable"
 NOT_STARTED = "NotStarted"

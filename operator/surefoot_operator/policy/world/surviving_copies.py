@@ -77,23 +77,11 @@ def can_be_brought(facts: Facts) -> bool:
     return bool(copies_wanted(facts, goes_on=False)) or facts.spec.checkpoint.persistent is not None
 
 
-def repairs(facts: Facts, goal: Checkpoint) -> list[retention.Repair]:
-    """Plans copies onto nodes that stay."""
+def repairs(facts: Facts, goal: Checkpoint, goes_on: bool) -> list[retention.Repair]:
+    """Plans copies onto nodes that stay; `goes_on` as in `copies_wanted`."""
     reading, domains = reading_at(facts, facts.world.epoch), domains_of(facts)
-    wanted = copies_wanted(facts, goes_on=False)
+    wanted = copies_wanted(facts, goes_on)
     return retention.repairs(dict(reading.holders), domains, goal, wanted, frozenset(going(facts))) if wanted else []
-
-
-def rescues(facts: Facts, goal: Checkpoint) -> list[retention.Repair]:
-    """Plans one copy, on nodes that stay, of saves without one.
-
-    For a world that trains: nodes are left one after another once nobody waits for them, and holders leave with them.
-    """
-    leaving = going(facts)
-    reading = reading_at(facts, facts.world.epoch) if leaving else TierReading({}, None)
-    if not staying(facts).holders or not leaving & {domains_of(facts)[holder] for holder in reading.holders}:
-        return []
-    return retention.repairs(dict(reading.holders), domains_of(facts), goal, 1, frozenset(leaving))
 
 
 def going(facts: Facts) -> set[str]:
@@ -102,7 +90,7 @@ def going(facts: Facts) -> set[str]:
     nodes = {name for name, n in facts.nodes.items() if n.signal or not n.schedulable or not n.ready}
     nodes |= {one.name for one in facts.status.sick_nodes if one.until_seconds > facts.now}
     for session in facts.sessions.values():
-        worker = facts.workers.get(worker_id(session))
+        worker = facts.workers.get(worker_id(session)) if session.leaving else None
         if session.leaving and (worker is None or not worker.deleting):
             nodes.add(session.node)
     return {domains[name] for name in nodes if name in domains}
