@@ -9,14 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from surefoot_operator.api.gang_schedulers import GANG_SCHEDULERS
+from surefoot_operator.api.yaml_names import NOT_YET
 from surefoot_operator.convert.draft import Draft
 from surefoot_operator.convert.manifest import Manifest
 
 _POLICY = ("spec", "runPolicy", "schedulingPolicy")
-_LEFT = {
-    "minAvailable": "the group's minimum is the smallest world: elasticPolicy.minReplicas, or replicas",
-    "minResources": "the scheduler adds up what the pods request",
-}
+_LEFT = NOT_YET["SchedulingPolicy"]
 
 
 def of_run_policy(draft: Draft, scheduler_name: object) -> None:

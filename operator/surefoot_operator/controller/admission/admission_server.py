@@ -14,6 +14,7 @@ from aiohttp import web
 
 from surefoot_operator.controller.admission.admission_review import BadReview, Review, Verdict, answered, read_review
 from surefoot_operator.controller.health import process_metrics
+from surefoot_operator.controller.http_listener import HttpListener
 
 log = logging.getLogger(__name__)
 
@@ -26,25 +27,21 @@ class AdmissionServer:
     """Answers each of `paths` by its function, until closed."""
 
     def __init__(self, port: int, context: ssl.SSLContext | None, paths: Mapping[str, Decide]) -> None:
-        self._wanted, self._context, self._paths = port, context, paths
-        self._runner: web.AppRunner | None = None
-        self.port = 0
+        self._listener, self._paths = HttpListener(port, context), paths
+
+    @property
+    def port(self) -> int:
+        return self._listener.port
 
     async def start(self) -> None:
         """Listens. Raises OSError if the port is taken."""
         app = web.Application(client_max_size=MOST_BYTES)
         for path in self._paths:
             app.router.add_post(path, self._answer)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "", self._wanted, ssl_context=self._context, reuse_address=True).start()
-        # as in `probes`: a port that was left to chance differs between the families
-        found = self._runner.addresses
-        self.port = next((address[1] for address in found if len(address) == 2), found[0][1])
+        await self._listener.start(app)
 
     async def close(self) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
+        await self._listener.close()
 
     async def _answer(self, request: web.Request) -> web.Response:
         path = request.path

@@ -14,6 +14,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from surefoot_operator import metrics
+from surefoot_operator.controller.http_listener import HttpListener
 
 TICK_SECONDS = 0.25
 KEPT_SECONDS = 30.0
@@ -47,9 +48,11 @@ class Probes:
     """Answers probes: 503 with the sentences that `unwell` or `unready` give."""
 
     def __init__(self, port: int, unwell: Sentences, unready: Sentences) -> None:
-        self._wanted, self._unwell, self._unready = port, unwell, unready
-        self._runner: web.AppRunner | None = None
-        self.port = 0
+        self._listener, self._unwell, self._unready = HttpListener(port), unwell, unready
+
+    @property
+    def port(self) -> int:
+        return self._listener.port
 
     async def start(self) -> None:
         """Listens. Raises OSError if the port is taken."""
@@ -57,16 +60,10 @@ class Probes:
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._metrics)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "", self._wanted, reuse_address=True).start()
-        # one socket a family; a port that was left to chance differs between them, and IPv4's is told
-        found = self._runner.addresses
-        self.port = next((address[1] for address in found if len(address) == 2), found[0][1])
+        await self._listener.start(app)
 
     async def close(self) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
+        await self._listener.close()
 
     async def _healthz(self, _: web.Request) -> web.Response:
         return _answer(self._unwell())

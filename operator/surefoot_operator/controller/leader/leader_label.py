@@ -12,6 +12,7 @@ import random
 from typing import Any
 
 from surefoot_operator.api.spec import GROUP
+from surefoot_operator.controller.leader.shards import leader_label
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.kubernetes.api import Api
 from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
@@ -19,7 +20,7 @@ from surefoot_operator.fabric.kubernetes.labels import core_path
 
 log = logging.getLogger(__name__)
 
-LEADER = f"{GROUP}/leader"
+LEADER = leader_label(0)
 OPERATORS = f"{GROUP}/part=operator"
 LOOK_SECONDS = 30.0
 AGAIN_SECONDS = 1.0

@@ -61,6 +61,11 @@ def job_of(pod: dict[str, Any]) -> str | None:
     return None if found is None else str(found)
 
 
+def owner(name: str, uid: str) -> dict[str, Any]:
+    """The owner reference by which objects are deleted with their job."""
+    return {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "name": name, "uid": uid, "controller": True}
+
+
 def controller_of(pod: Mapping[str, Any]) -> tuple[str, str] | None:
     """Name and uid of the TrainingJob that controls a pod, if any.
 

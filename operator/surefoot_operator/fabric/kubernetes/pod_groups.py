@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from surefoot_operator.api.gang_schedulers import GANG_SCHEDULERS
-from surefoot_operator.api.spec import KIND, Gang, TrainingJob
-from surefoot_operator.api.yaml_names import API_VERSION
+from surefoot_operator.api.spec import Gang, TrainingJob
 from surefoot_operator.fabric.kubernetes import labels
 from surefoot_operator.observed_groups import PodGroup, PodGroupSeen
 
@@ -34,7 +33,6 @@ def path(gang: Gang, namespace: str = "", name: str = "") -> str:
 def body(job: labels.JobIdentity, group: PodGroup) -> Object:
     """Builds the PodGroup of a job, which goes with it."""
     given = {theirs: getattr(group, ours) for ours, theirs in _FIELDS[group.gang].items()}
-    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": job.uid, "controller": True}
     return {
         "apiVersion": GANG_SCHEDULERS[group.gang].api_version,
         "kind": "PodGroup",
@@ -42,7 +40,7 @@ def body(job: labels.JobIdentity, group: PodGroup) -> Object:
             "name": job.name,
             "namespace": job.namespace,
             "labels": labels.job_labels(job.name, job.uid),
-            "ownerReferences": [owner],
+            "ownerReferences": [labels.owner(job.name, job.uid)],
         },
         "spec": {
             "minMember": group.min_members,

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from surefoot_operator.api.spec import KIND, TrainingJob
-from surefoot_operator.api.yaml_names import API_VERSION
+from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.fabric.interface import WorkerEnvironment
 from surefoot_operator.fabric.kubernetes import labels, pod_groups
 from surefoot_operator.policy.actions import CreateWorker
@@ -49,11 +48,6 @@ class PodSettings:
     """How long a token is valid; the kubelet renews it earlier."""
 
 
-def owner(job: TrainingJob) -> Object:
-    """The owner reference by which objects are deleted with the job."""
-    return {"apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": job.uid, "controller": True}
-
-
 def secret(job: TrainingJob, environment: WorkerEnvironment) -> Object:
     """Builds an environment's Secret, named by a digest of its content.
 
@@ -68,7 +62,7 @@ def secret(job: TrainingJob, environment: WorkerEnvironment) -> Object:
             "name": f"{job.name}-worker-{digest}",
             "namespace": job.namespace,
             "labels": labels.job_labels(job.name, job.uid),
-            "ownerReferences": [owner(job)],
+            "ownerReferences": [labels.owner(job.name, job.uid)],
         },
         "immutable": True,
         "stringData": content,
@@ -87,7 +81,7 @@ def service(job: TrainingJob) -> Object:
             "name": labels.service_name(job.name),
             "namespace": job.namespace,
             "labels": labels.job_labels(job.name, job.uid),
-            "ownerReferences": [owner(job)],
+            "ownerReferences": [labels.owner(job.name, job.uid)],
         },
         "spec": {
             "clusterIP": "None",
@@ -136,7 +130,7 @@ def pod(job: TrainingJob, worker: CreateWorker, environment: WorkerEnvironment, 
             "namespace": job.namespace,
             "labels": {**(metadata.get("labels") or {}), **labels.job_labels(job.name, job.uid), **own},
             "annotations": metadata.get("annotations") or {},
-            "ownerReferences": [owner(job)],
+            "ownerReferences": [labels.owner(job.name, job.uid)],
         },
         "spec": spec,
     }

@@ -11,7 +11,7 @@ from typing import Any
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.fabric.interface import WorkerEnvironment
 from surefoot_operator.fabric.kubernetes import labels
-from surefoot_operator.fabric.kubernetes.pods import CREDENTIALS, PodSettings, from_secret, owner
+from surefoot_operator.fabric.kubernetes.pods import CREDENTIALS, PodSettings, from_secret
 
 Object = dict[str, Any]
 
@@ -63,7 +63,7 @@ def purge_pod(job: TrainingJob, attempt: int, environment: WorkerEnvironment, se
                 labels.PART: labels.PURGE,
                 labels.ATTEMPT: str(attempt),
             },
-            "ownerReferences": [owner(job)],
+            "ownerReferences": [labels.owner(job.name, job.uid)],
         },
         "spec": spec,
     }
