@@ -155,3 +155,19 @@ timeout 0
 tcp-keepalive 30
 dir /data
 {{- end }}
+
+{{/* Whether the API server asks the operator anything: "true", or nothing. */}}
+{{- define "surefoot.admission" -}}
+{{- if or .Values.operator.admission.jobs.enabled .Values.operator.admission.evictions.enabled }}true{{ end }}
+{{- end }}
+
+{{/* What both webhooks say behind their rules. */}}
+{{- define "surefoot.webhook" -}}
+{{- with .Values.operator.onlyNamespace }}
+namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: {{ . }}}}
+{{- end }}
+admissionReviewVersions: [v1]
+failurePolicy: Ignore
+sideEffects: None
+timeoutSeconds: {{ .Values.operator.admission.timeoutSeconds }}
+{{- end }}
