@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 
@@ -62,3 +62,18 @@ class TaskSet:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._failed(task.get_name(), error)
+
+
+async def until_one_ends(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Waits for the first task that ends, then cancels the others.
+
+    All have ended when it returns, also where it is cancelled itself. Raises what the first one raised.
+    """
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()

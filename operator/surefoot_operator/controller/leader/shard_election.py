@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Protocol
 
+from surefoot.task_set import until_one_ends
 from surefoot_operator.controller.leader.election import LeaseTimings
 from surefoot_operator.controller.leader.fair_share import (
     ShardLayout,
@@ -129,14 +130,7 @@ class ShardElection:
             self._electors.setdefault(shard, self._elector(shard))
         tasks = [asyncio.create_task(self._compete(shard), name=f"shard {shard}") for shard in range(shards)]
         tasks += [asyncio.create_task(self._ask(), name="ask"), asyncio.create_task(self._moved(), name="moved")]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        for task in done:
-            task.result()
+        await until_one_ends(tasks)
         # the jobs are cut anew: none is led by two while that is written
         await asyncio.gather(*(self._end(shard, in_peace=False) for shard in sorted(self._led)), *self._ending)
         await self._cut_anew()

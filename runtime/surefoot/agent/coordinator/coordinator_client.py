@@ -26,6 +26,7 @@ from surefoot.protocol.backoff import Backoff
 from surefoot.protocol.holder_list import HolderList
 from surefoot.protocol.messages import FromAgent, Heartbeat, Hello, Notice, Refused, ToAgent, Welcome
 from surefoot.protocol.wire import SUBPROTOCOLS, decode, encode, version_of
+from surefoot.task_set import until_one_ends
 
 UNANSWERED = Backoff(0.05, 0.5)
 """A leader that has just begun is found within half a second."""
@@ -188,14 +189,7 @@ class CoordinatorClient:
             asyncio.create_task(self._pump(websocket, outbox, version)),
             asyncio.create_task(self._beats(websocket, version)),
         ]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        for task in done:
-            task.result()
+        await until_one_ends(tasks)
 
     async def _listen(self, websocket: aiohttp.ClientWebSocketResponse) -> None:
         holders = HolderList()
