@@ -187,9 +187,12 @@ class Eyes:
             or new.incidents == observed.status.incidents
         ):
             return
-        ranks = self.simulation.ranks_of(world.epoch)
-        if len(ranks) == self.oracle.sizes.get(world.epoch) and all(t.done and t.agent.process.running for t in ranks):
+        if self._all_done(world.epoch):
             self.oracle.fail(f"epoch {world.epoch} is ended as one that hangs, and all its ranks have finished")
+
+    def _all_done(self, epoch: int) -> bool:
+        ranks = self.simulation.ranks_of(epoch)
+        return len(ranks) == self.oracle.sizes.get(epoch) and all(t.done and t.agent.process.running for t in ranks)
 
     # ---- keeping house ----------------------------------------------------------------------------------------------
 
@@ -261,7 +264,8 @@ class Eyes:
         pile = max(PILE, int(PILE_SECONDS / (settings.interval * settings.step_seconds)))
         for node in simulation.fabric.nodes.values():
             kept = {save.checkpoint for save in node.holder.index} if node.holder is not None else set()
-            if len(kept) > settings.keep + pile:
+            # nothing newer comes after a finished world: parts of what faults took from it go with the job, which ends
+            if len(kept) > settings.keep + pile and not self._all_done(world.epoch):
                 oracle.fail(f"{node.name} keeps parts of {len(kept)} checkpoints though everything is well")
         tier = simulation.persistent
         before = engine.now - LISTED_SECONDS
