@@ -15,8 +15,10 @@ from surefoot.protocol import messages
 from surefoot.protocol.completeness import effective_replicas
 from surefoot.protocol.identities import ENDPOINT_ORDER, HolderEndpoint, WorkerId
 from surefoot.protocol.messages import Assign, Holders, SaveLevel, Stop, ToAgent
+from surefoot.protocol.pair_messages import PairTrial
 from surefoot.protocol.placement import targets
 from surefoot_operator.api.status import JobStatus
+from surefoot_operator.coordinator import pair_orders
 from surefoot_operator.coordinator.sessions import Session, Sessions, store_address
 from surefoot_operator.policy.failure.holder_liveness import UsableHolders
 
@@ -107,7 +109,7 @@ def concerned(before: Sessions, after: Sessions) -> Collection[WorkerId] | None:
         return ()
     if (old.hold and old.hold.seen) != (new.hold and new.hold.seen):
         return None
-    found: set[WorkerId] = set()
+    found = pair_orders.concerned(old.pairs, new.pairs)
     if old.outstanding is not new.outstanding:
         found |= {one.worker for number, one in new.outstanding.items() if old.outstanding.get(number) is not one}
     if old.promotions is not new.promotions:
@@ -134,6 +136,7 @@ def desired_messages(rule: DesiredState, sessions: Sessions, worker: WorkerId) -
         else:
             words += _to_member(rule, sessions, session, place)
     words += _orders(sessions, worker)
+    words += pair_orders.words(sessions.orders, worker, session.seen.incarnation)
     return tuple(words)
 
 
@@ -190,6 +193,8 @@ def _orders(sessions: Sessions, worker: WorkerId) -> list[ToAgent]:
 def slot_of(message: ToAgent) -> str:
     """Names a message's slot: a newer message of one slot replaces it."""
     match message:
+        case PairTrial():
+            return f"request {message.request}"
         case messages.ListPersistent() | messages.RepairSave() | messages.DropPersistent() | messages.LookAtHolders():
             return f"request {message.request}"
         case Stop() | Assign() | Holders():

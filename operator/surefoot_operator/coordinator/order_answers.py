@@ -21,7 +21,8 @@ from surefoot.protocol.messages import (
     Repaired,
     Sighting,
 )
-from surefoot_operator.coordinator import holder_sightings
+from surefoot.protocol.pair_messages import PairResult, PairStore
+from surefoot_operator.coordinator import holder_sightings, pair_orders
 from surefoot_operator.coordinator.holder_sightings import SightingRequest
 from surefoot_operator.coordinator.listing_pages import PartialListing, lacking, taken
 from surefoot_operator.coordinator.orders import HoldProposal, Orders, Request, with_failure, with_listing
@@ -43,6 +44,8 @@ def answered(orders: Orders, worker: WorkerId, message: FromAgent, now: float = 
         return _hold_answered(orders, worker, message)
     if isinstance(message, Persisted):
         return _persisted(orders, worker, message)
+    if isinstance(message, PairStore | PairResult):
+        return pair_orders.answered(orders, worker, message, now)
     if not isinstance(message, Listing | Repaired | PersistentDropped | Sighting):
         return orders
     order = orders.outstanding.get(message.request)

@@ -20,7 +20,7 @@ from surefoot.protocol.messages import (
     ToAgent,
 )
 from surefoot_operator.coordinator.listing_pages import PartialListing
-from surefoot_operator.observed import HoldSeen, PersistentSeen, SightSeen
+from surefoot_operator.observed import HoldSeen, PairSeen, PersistentSeen, SightSeen
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,22 @@ class Orders:
     """Seconds that each worker spent on uploading its share; of the newest few checkpoints."""
     sights: Mapping[HolderId, SightSeen] = field(default_factory=dict)
     """What agents see of holders that the operator does not reach, as of the newest epoch that asked."""
+    pairs: Mapping[int, PairSeen] = field(default_factory=dict)
+    """All-reduces between two agents, by request; see `pair_orders`."""
     failures: tuple[str, ...] = ()
     """Sentences of what agents could not do; taken by whoever logs them."""
     _asked: dict[WorkerId, list[ToAgent]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    _paired: dict[WorkerId, list[PairSeen]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def pairs_of(self, worker: WorkerId) -> Sequence[PairSeen]:
+        """Lists the pairs that this worker has not answered, oldest first."""
+        if self.pairs and not self._paired:
+            for _, pair in sorted(self.pairs.items()):
+                for side in pair.sides:
+                    if not side.verdict:
+                        self._paired.setdefault(side.worker, []).append(pair)
+        return self._paired.get(worker, ())
 
     def requests_of(self, worker: WorkerId) -> Sequence[ToAgent]:
         """Lists this worker's requests, oldest first; sorted by worker once."""

@@ -30,7 +30,7 @@ from surefoot.protocol.node_findings import NodeHealth
 from surefoot.protocol.progress import NOTHING_TOLD
 from surefoot.protocol.standing.stuck_message import StuckRanks
 from surefoot_operator.api.status import World
-from surefoot_operator.coordinator import order_answers
+from surefoot_operator.coordinator import order_answers, pair_orders
 from surefoot_operator.coordinator import orders as order_book
 from surefoot_operator.coordinator.agent_timings import timed
 from surefoot_operator.coordinator.orders import Orders
@@ -135,7 +135,8 @@ def connected(sessions: Sessions, hello: Hello, now: float) -> Sessions:
         speakers = {**sessions.speakers, hello.incarnation: worker}
         if old is not None:
             speakers.pop(old.seen.incarnation, None)
-        sessions = replace(sessions, orders=order_book.left(sessions.orders, worker), speakers=speakers)
+        orders = pair_orders.kept(order_book.left(sessions.orders, worker), speakers)
+        sessions = replace(sessions, orders=orders, speakers=speakers)
     session = _in_epoch(session, hello.epoch)
     stopped = max(session.seen.stopped, hello.stopped)
     store = (hello.epoch, hello.store) if hello.store and hello.epoch else session.store
@@ -172,7 +173,7 @@ def forgotten(sessions: Sessions, known: Iterable[WorkerId]) -> Sessions:
         orders = order_book.left(orders, worker)
     kept = {w: s for w, s in sessions.by_worker.items() if w not in gone}
     speakers = {incarnation: w for incarnation, w in sessions.speakers.items() if w not in gone}
-    return replace(sessions, by_worker=kept, orders=orders, speakers=speakers)
+    return replace(sessions, by_worker=kept, orders=pair_orders.kept(orders, speakers), speakers=speakers)
 
 
 def _has_finished(sessions: Sessions, seen: SessionSeen) -> bool:
@@ -307,6 +308,7 @@ def _examined(session: Session, message: NodeHealth, now: float) -> tuple[Sessio
         old,
         findings=message.findings,
         findings_seconds=old.findings_seconds if same else now,
+        tried_seconds=None if not message.tried else now if old.tried_seconds is None else old.tried_seconds,
         clock_skew_seconds=skew,
     )
     return replace(session, seen=fresh), skewed

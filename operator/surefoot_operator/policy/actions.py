@@ -14,6 +14,7 @@ from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, O
 from surefoot.protocol.plain import listed
 from surefoot_operator.api.spec import Gang
 from surefoot_operator.api.status import JobStatus
+from surefoot_operator.observed import PairSideSeen
 from surefoot_operator.observed_groups import PodGroup
 
 
@@ -118,6 +119,16 @@ class LookAround:
 
 
 @dataclass(frozen=True, slots=True)
+class TryPairs:
+    """Have each pair of agents make an all-reduce."""
+
+    pairs: tuple[tuple[PairSideSeen, PairSideSeen], ...]
+
+    def __str__(self) -> str:
+        return f"try nodes in pairs: {listed([f'{host.node} with {guest.node}' for host, guest in self.pairs])}"
+
+
+@dataclass(frozen=True, slots=True)
 class ProposeHold:
     """Propose, bind or cancel a step at which every rank waits."""
 
@@ -181,6 +192,7 @@ Action = (
     | SealHolder
     | ListPersistentTier
     | LookAround
+    | TryPairs
     | ProposeHold
     | CleanMemory
     | SetFinalizer

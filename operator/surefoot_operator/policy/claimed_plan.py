@@ -14,7 +14,7 @@ from surefoot_operator.api.status import JobStatus
 from surefoot_operator.policy.actions import Event
 from surefoot_operator.policy.decision import NO_WORKERS, PhaseDecision, job_failed, with_workers
 from surefoot_operator.policy.facts import Facts, is_responsive
-from surefoot_operator.policy.failure import incidents
+from surefoot_operator.policy.failure import incidents, pair_trials
 from surefoot_operator.policy.failure.detect import observed_death
 from surefoot_operator.policy.failure.restart_budget import pause_until
 from surefoot_operator.policy.failure.sick_nodes import shared_findings
@@ -107,8 +107,13 @@ def _commit(facts: Facts, choice: Chosen) -> PhaseDecision:
     world = status.world or facts.world
     reason = f"{describe(world, choice.parent)} with {world.size} ranks on {len(world.members)} workers"
     reason = f"{reason}; {found.sums}" if found.sums else reason
+    doubt, alone = pair_trials.remarks(facts, found.members)
+    reason = f"{reason}; {alone}" if alone else reason
     alike = shared_findings(facts)
-    told = (Event(names.NODES_FAIL_ALIKE, alike, True),) if alike else ()
+    told = (
+        *((Event(names.NODES_FAIL_ALIKE, alike, True),) if alike else ()),
+        *((Event(names.PAIR_FAILS, doubt, True),) if doubt else ()),
+    )
     events = (Event(names.WORLD_COMMITTED, reason), *_unknown(facts, choice), *told)
     return PhaseDecision(reason, status, events=events)
 

@@ -15,7 +15,7 @@ from surefoot_operator.policy.actions import Event, Plan
 from surefoot_operator.policy.claimed_plan import plan_claimed
 from surefoot_operator.policy.decision import NO_WORKERS, PhaseDecision, job_failed, with_workers
 from surefoot_operator.policy.facts import Facts, gather, has_stepped, last_step, soonest
-from surefoot_operator.policy.failure import incidents, sick_nodes, stragglers
+from surefoot_operator.policy.failure import incidents, pair_trials, sick_nodes, stragglers
 from surefoot_operator.policy.failure.detect import detect_losses
 from surefoot_operator.policy.failure.losses import Loss
 from surefoot_operator.policy.failure.node_exclusion import excluded
@@ -49,13 +49,15 @@ def plan(seen: Observed) -> Plan:
     status = summarised(facts, known, decision.reason, decision.lost)
     events = (*found, *sick, *decision.events, *status_change_events(seen.status, status))
     group = group_step(facts)
-    wake = soonest((*decision.wakes, settled, group.until_seconds, _deadline_left(facts, status)))
+    wakes = (settled, group.until_seconds, pair_trials.next_look(facts), _deadline_left(facts, status))
+    wake = soonest((*decision.wakes, *wakes))
     if status.world != seen.status.world:
         after: float | None = 0.0
     else:
         after = None if wake is None else max(SHORTEST_WAKE_SECONDS, wake - seen.now)
     # last: nothing that training waits for may fail for it
-    return Plan((*group.actions, *decision.actions, *finalizer_actions(facts)), status, decision.reason, events, after)
+    actions = (*group.actions, *decision.actions, *pair_trials.trials_due(facts), *finalizer_actions(facts))
+    return Plan(actions, status, decision.reason, events, after)
 
 
 def _with_bad_found(facts: Facts) -> tuple[Facts, tuple[Event, ...]]:

@@ -12,6 +12,7 @@ from itertools import islice
 from surefoot_operator.observed import SessionSeen, WorkerSeen
 from surefoot_operator.policy.availability import usable, vacate_reason
 from surefoot_operator.policy.facts import Facts, derived_once
+from surefoot_operator.policy.failure.pair_trials import is_awaited
 from surefoot_operator.policy.failure.sick_nodes import found_sick
 from surefoot_operator.policy.indexes import worker_id
 from surefoot_operator.policy.world.sizing import target_size
@@ -73,10 +74,11 @@ def newest_attempts(facts: Facts) -> list[SessionSeen]:
 def spare_agents(facts: Facts) -> list[SessionSeen]:
     """Warm agents without a rank, on nodes that nobody wants left.
 
-    Nor found sick: a world that grows there would halt for each try.
+    Nor found sick: a world that grows there would halt for each try. Nor being tried with another one.
     """
     found = (s for s in newest_attempts(facts) if s.warm and worker_id(s) not in facts.members and usable(facts, s))
-    return [s for s in found if not vacate_reason(facts, s.node) and s.node not in found_sick(facts)]
+    found = (s for s in found if not vacate_reason(facts, s.node) and s.node not in found_sick(facts))
+    return [s for s in found if not is_awaited(facts, s)]
 
 
 def _distance(facts: Facts, worker: WorkerSeen | None) -> int:

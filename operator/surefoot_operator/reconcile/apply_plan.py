@@ -14,7 +14,7 @@ from typing import Any
 from surefoot.protocol.identities import HolderId, RankSave, WorkerId
 from surefoot.protocol.messages import PromoteSave, RepairSave, Retire
 from surefoot.task_set import TaskSet
-from surefoot_operator.coordinator import order_requests
+from surefoot_operator.coordinator import order_requests, pair_orders
 from surefoot_operator.coordinator.orders import Orders
 from surefoot_operator.coordinator.sessions import Sessions
 from surefoot_operator.errors import FabricError
@@ -39,6 +39,7 @@ from surefoot_operator.policy.actions import (
     RetireWorkers,
     SealHolder,
     SetFinalizer,
+    TryPairs,
 )
 from surefoot_operator.reconcile.dependencies import Dependencies
 from surefoot_operator.reconcile.worker_calls import WorkerCalls
@@ -142,7 +143,7 @@ def _seal(dependencies: Dependencies, action: SealHolder) -> None:
 
 def _ask(
     dependencies: Dependencies,
-    action: RetireWorkers | ListPersistentTier | LookAround | ProposeHold | DropPersisted,
+    action: RetireWorkers | ListPersistentTier | LookAround | TryPairs | ProposeHold | DropPersisted,
     seen: Observed,
 ) -> None:
     now = dependencies.clock()
@@ -163,6 +164,9 @@ def _ask(
     elif isinstance(action, LookAround):
         look = action
         _order(dependencies, lambda orders: order_requests.look(orders, look.worker, look.epoch, look.holders, now))
+    elif isinstance(action, TryPairs):
+        pairs = action.pairs
+        _order(dependencies, lambda orders: pair_orders.ask(orders, pairs, now))
     elif isinstance(action, ProposeHold):
         world = seen.status.world
         members = [WorkerId(m.index, m.attempt) for m in world.members] if world is not None else []

@@ -78,6 +78,7 @@ async def observed(
         stumbled=sessions.orders.stumbled,
         unreadable=sessions.orders.unreadable,
         sights=sessions.orders.sights,
+        pairs=tuple(sessions.orders.pairs.values()),
         promotion_seconds=promotion_seconds(orders, shown.status.floor),
         memory_cleaned=dependencies.memory.cleaned,
         purges=shown.purges,

@@ -24,6 +24,7 @@ from surefoot.agent.coordinator.requests import CoordinatorRequests, SaveLocatio
 from surefoot.agent.health.join_check import JoinCheck, ProbeProcess
 from surefoot.agent.health.node_checks import node_checks
 from surefoot.agent.health.node_watch import NodeWatch
+from surefoot.agent.health.pair_check import PairCheck
 from surefoot.agent.memory.arenas import StagingMemory, StagingWatcher
 from surefoot.agent.memory.save_progress import SaveTracker
 from surefoot.agent.metrics_server import Exporter
@@ -47,6 +48,7 @@ from surefoot.launcher.command import with_own_interpreter
 from surefoot.launcher.start import Hosted, Starter
 from surefoot.linux_process import become_subreaper
 from surefoot.protocol import messages
+from surefoot.protocol.pair_messages import PairTrial
 from surefoot.settings import AgentSettings
 from surefoot.task_set import TaskSet
 
@@ -114,7 +116,8 @@ class AgentProcess:
         checks = node_checks((logs,))
         if settings.pre_join_check != "Off":
             checks.append(JoinCheck(settings.node, logs.parent, settings.pre_join_check == "Enforce", probe))
-        self._node = NodeWatch(checks, self._line.send, self.notice)
+        self._node = NodeWatch(checks, self._line.send, self.notice, alone=JoinCheck.name)
+        self._pairs = PairCheck(settings.job.job, settings.host, self._starter.pair, self._line.send, self.notice)
         self._requests = CoordinatorRequests(settings.job, places, self._line.send, self._bandwidth)
 
     async def run(self) -> int:
@@ -162,6 +165,8 @@ class AgentProcess:
             case on.StopStore(epoch):
                 self._stop_store(epoch)
             case on.StartTrainers(assign, store):
+                if self._settings.pre_join_check == "Enforce":
+                    self._pairs.stop()  # its memory, and its devices, are the trainers' now
                 _log.info(
                     "epoch %d: starting %d of %d ranks on this worker",
                     assign.epoch,
@@ -296,6 +301,8 @@ class AgentProcess:
                         "epoch %d is claimed, trainers of older ones stop: %s", epoch, reason, extra={"epoch": epoch}
                     )
                 self.dispatch(on.StopAsked(epoch))
+            case PairTrial():
+                self._try_with_another(message)
             case messages.Holders():
                 self.dispatch(on.HoldersChanged(message))
             case messages.Hold():
@@ -313,6 +320,11 @@ class AgentProcess:
                 self._requests.promote(message)
             case messages.Refused() | messages.HolderChanges():
                 pass  # the line itself acts on it
+
+    def _try_with_another(self, asked: PairTrial) -> None:
+        work = self._pairs.ask(asked)
+        if work is not None:
+            self.spawn(work)
 
     # ---- the rest -----------------------------------------------------------------------------------------------
 

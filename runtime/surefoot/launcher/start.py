@@ -18,7 +18,7 @@ from surefoot import metrics
 from surefoot.errors import SurefootError
 from surefoot.launcher.child import Child, OwnChild
 from surefoot.launcher.command import LaunchProgram, forkable
-from surefoot.launcher.zygote_client import CannotFork, ForkRequest, ZygoteClient
+from surefoot.launcher.zygote_client import CannotFork, ForkRequest, PairWords, ZygoteClient
 
 _ZYGOTE_LIVES = 4
 _STORE_SECONDS = 30.0
@@ -97,6 +97,15 @@ class Starter:
             ) from error
         finally:
             os.close(reading)
+
+    async def pair(self, words: PairWords, told_fd: int) -> Child:
+        """Starts this node's part of an all-reduce with another node.
+
+        Raises:
+            CannotFork: There is no warm process: to import all of PyTorch first would take longer than a partner waits.
+        """
+        with self._log_path.open("ab") as output:
+            return await self._zygote.fork_pair(output.fileno(), told_fd, words)
 
     async def close(self) -> None:
         self._closing = True

@@ -25,6 +25,7 @@ from surefoot.launcher.preload import preload, program_source
 from surefoot.launcher.run_script import run_program
 from surefoot.launcher.tcp_store import serve_store
 from surefoot.linux_process import die_with_parent
+from surefoot.node_probe.pair_trial import try_pair
 
 PACKET_BYTES = 1 << 20
 """Largest request: mostly the environment of a trainer."""
@@ -138,6 +139,9 @@ def _become(request: _Request) -> None:
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # both are text wrappers in this process
     if body["kind"] == "store":
         serve_store(request.fds[1], body["host"])
+    if body["kind"] == "pair":
+        try_pair(request.fds[1], body["host"], body["name"], body["store"])
+        os._exit(0)
     os.chdir(body["folder"])
     os.environ.clear()
     os.environ.update(body["environment"])

@@ -44,6 +44,18 @@ class ForkRequest:
     output: int
 
 
+@dataclass(frozen=True, slots=True)
+class PairWords:
+    """What one side of an all-reduce must know.
+
+    `store`: the partner's host:port; empty: it is here.
+    """
+
+    host: str
+    name: str
+    store: str
+
+
 class ZygoteClient:
     """`on_change` is called when it became warm or died."""
 
@@ -97,6 +109,10 @@ class ZygoteClient:
         It writes its port into `port_fd`.
         """
         return await self._fork({"kind": "store", "host": host}, (output, port_fd))
+
+    async def fork_pair(self, output: int, told_fd: int, words: PairWords) -> Child:
+        """Forks one side of an all-reduce, told into `told_fd`."""
+        return await self._fork({"kind": "pair", **asdict(words)}, (output, told_fd))
 
     async def close(self) -> None:
         """Ends the process and, through the kernel, every child it still has."""

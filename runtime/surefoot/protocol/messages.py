@@ -9,6 +9,7 @@ from surefoot.protocol.codec import flat, since
 from surefoot.protocol.completeness import LeftOut
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob, RankSave
 from surefoot.protocol.node_findings import NodeHealth
+from surefoot.protocol.pair_messages import PairResult, PairStore, PairTrial
 from surefoot.protocol.progress import NOTHING_TOLD, Progress
 from surefoot.protocol.standing.stuck_message import StuckRanks
 
@@ -202,7 +203,7 @@ class Notice:
 FromAgent = (
     Hello | Heartbeat | Exited | Stopped | StoreReady | HoldAnswer | Held
     | UnreadableSave | Finished | Listing | Repaired | Persisted | PersistentDropped | Sighting | StuckRanks
-    | NodeHealth | Notice
+    | NodeHealth | PairStore | PairResult | Notice
 )  # fmt: skip
 
 # ---- coordinator → agent ------------------------------------------------------------------------------------------
@@ -386,6 +387,6 @@ class Retire:
 
 ToAgent = (
     Welcome | Refused | Stop | Assign | Holders | HolderChanges | Hold | ListPersistent | RepairSave | PromoteSave | DropPersistent
-    | LookAtHolders | SaveLevel | Retire
+    | LookAtHolders | PairTrial | SaveLevel | Retire
 )  # fmt: skip
 Message = FromAgent | ToAgent

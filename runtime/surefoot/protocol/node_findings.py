@@ -16,7 +16,7 @@ MOST_FINDINGS = 16
 
 LONGEST_TEXT = 300
 
-TRIED = frozenset({"ComputesWrong", "GpuComputesWrong", "MemoryWrong", "DiskFails", "LoopbackFails"})
+TRIED = frozenset({"ComputesWrong", "GpuComputesWrong", "MemoryWrong", "DiskFails", "LoopbackFails", "AllReduceFails"})
 """Reasons of what fails on a node that is tried before a worker there gets a rank."""
 
 
@@ -43,3 +43,5 @@ class NodeHealth:
     findings: tuple[NodeFinding, ...] = ()
     clock_seconds: float = 0.0
     """Unix time by the node's own clock."""
+    tried: bool = False
+    """The node passed the trial that its agent makes alone, and can be tried together with another one."""

@@ -16,6 +16,7 @@ from surefoot_operator import names
 from surefoot_operator.api.status import ExcludedNode
 from surefoot_operator.policy.actions import Event
 from surefoot_operator.policy.facts import Facts, derived_once, soonest
+from surefoot_operator.policy.failure import pair_trials
 from surefoot_operator.policy.indexes import worker_id
 
 SICK_SECONDS = 3600.0
@@ -54,7 +55,7 @@ def shared_findings(facts: Facts) -> str:
 
 
 def _told(facts: Facts) -> Mapping[str, Mapping[str, str]]:
-    """What agents find of their own nodes' hardware: sentences by node, by reason.
+    """What agents find of their own nodes' hardware, and pairs of them of one: sentences by node, by reason.
 
     An agent that went with its worker says nothing any more once a later one on its node has looked: the node may have
     been started anew.
@@ -62,6 +63,9 @@ def _told(facts: Facts) -> Mapping[str, Mapping[str, str]]:
     told: dict[str, dict[str, str]] = {}
     if facts.spec.health_policy.node_findings != "Leave":
         return told
+    with_others = pair_trials.judged(facts) if facts.spec.health_policy.pre_join_check == "Enforce" else {}
+    if with_others:
+        told[pair_trials.REASON] = dict(with_others)
     telling = [s for s in facts.sessions.values() if s.findings]
     if not telling:
         return told
@@ -119,4 +123,5 @@ def with_sick_found(facts: Facts) -> tuple[tuple[ExcludedNode, ...], tuple[Event
 
 
 def _since(facts: Facts, name: str) -> float:
-    return min((s.findings_seconds for s in facts.sessions.values() if s.node == name and s.findings), default=0.0)
+    told = [s.findings_seconds for s in facts.sessions.values() if s.node == name and s.findings]
+    return min(told) if told else pair_trials.found_seconds(facts, name)

@@ -47,6 +47,7 @@ class NodeWatch:
         send: Sends a message to the coordinator.
         notice: Tells people, by reason and text.
         clock: Monotonic seconds.
+        alone: Name of the check that tries this node alone: passed, it may be tried together with others.
     """
 
     def __init__(
@@ -55,11 +56,14 @@ class NodeWatch:
         send: Callable[[FromAgent], None],
         notice: Callable[[str, str], None],
         clock: Callable[[], float] = time.monotonic,
+        alone: str = "",
     ) -> None:
+        self._alone = alone
         self._asked = [_Asked(CheckThread(check)) for check in checks]
         self._send, self._notice, self._clock = send, notice, clock
         self._loop = asyncio.get_running_loop()
         self._told: tuple[NodeFinding, ...] = ()
+        self._told_passed = False
         self._said: set[tuple[str, str]] = set()
         self._told_at = clock()
 
@@ -76,7 +80,13 @@ class NodeWatch:
 
     def health(self) -> NodeHealth:
         """The whole of it as a message."""
-        return NodeHealth(self.findings, time.time())
+        return NodeHealth(self.findings, time.time(), self._passed())
+
+    def _passed(self) -> bool:
+        """Whether the trial of this node alone is over and found nothing."""
+        return any(
+            one.answered.is_set() and not one.found for one in self._asked if one.thread.check.name == self._alone
+        )
 
     async def first_answer(self, name: str) -> None:
         """Waits until this check has answered once.
@@ -118,15 +128,15 @@ class NodeWatch:
         asked.answered.set()  # whoever waits for it comes to its turn behind this
         if isinstance(found, Exception):
             self._trouble(asked, "CheckFails", f"failed: {type(found).__name__}: {found}")
-            return
+            found = asked.found  # what it found before stands
         asked.found = tuple(found)
         for one in asked.found:
             self._say(one.reason, one.text)
-        if _essence(self.findings) != _essence(self._told):
+        if _essence(self.findings) != _essence(self._told) or self._passed() != self._told_passed:
             self._tell()
 
     def _tell(self) -> None:
-        self._told, self._told_at = self.findings, self._clock()
+        self._told, self._told_at, self._told_passed = self.findings, self._clock(), self._passed()
         self._send(self.health())
 
     def _trouble(self, asked: _Asked, reason: str, text: str) -> None:

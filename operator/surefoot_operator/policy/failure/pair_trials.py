@@ -1,0 +1,261 @@
+"""Decides whose nodes are tried together, and who is sick.
+
+Pure; read by `sick_nodes`, `claim`, `spares` and `plan`. An all-reduce of two nodes that fails says that one of them is sick, or what
+lies between, and never which: whoever failed is tried with others. Sick is who failed with two that are proven, or with every one
+there was. Proven is who passed with somebody, or trained. Whoever is not proven bears no witness, so of two nodes that
+are alone none is blamed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from surefoot.protocol.plain import listed
+from surefoot_operator.api.status import Member
+from surefoot_operator.observed import PairSeen, PairSideSeen, SessionSeen
+from surefoot_operator.policy.actions import TryPairs
+from surefoot_operator.policy.availability import usable
+from surefoot_operator.policy.facts import Facts, derived_once, soonest
+from surefoot_operator.policy.indexes import worker_id
+
+REASON = "AllReduceFails"
+
+TRIAL_SECONDS = 16.0
+"""After so long an agent that has not answered does so no more: somewhat longer than it lets its own part last."""
+
+PAIRED_SECONDS = 40.0
+"""So long after its node passed alone a worker waits for trials with others: two that hang, and one."""
+
+MOST_TRIALS = 3
+"""Of one agent that never passed: then it joins, and what failed is told."""
+
+_PROVEN = 2
+"""Partners that passed with others, or trained: to fail with so many is no fault of theirs."""
+
+_MOST_TOLD = 4
+
+
+@dataclass(slots=True)
+class _Record:
+    """What came of one agent's trials, by the partners' incarnations."""
+
+    passed: set[str] = field(default_factory=set)
+    failed: dict[str, tuple[PairSeen, PairSideSeen]] = field(default_factory=dict)
+    met: set[str] = field(default_factory=set)
+    """Partners that it is not tried with again, whatever came of it."""
+    busy_until: float | None = None
+
+    @property
+    def outcomes(self) -> int:
+        return len(self.passed) + len(self.failed)
+
+
+def is_asked_for(facts: Facts) -> bool:
+    """Whether agents of this job try each other at all."""
+    status, check = facts.status, facts.spec.health_policy.pre_join_check
+    over = status.phase in ("Complete", "Failed") or facts.spec.suspend or facts.seen.job.deleted
+    return check != "Off" and not over and status.world is not None
+
+
+def is_acted_upon(facts: Facts) -> bool:
+    """Whether anything follows from it but words."""
+    policy = facts.spec.health_policy
+    return is_asked_for(facts) and policy.pre_join_check == "Enforce" and policy.node_findings == "Leave"
+
+
+def trials_due(facts: Facts) -> tuple[TryPairs, ...]:
+    """Pairs those that are to be tried now.
+
+    Whoever was tried with nobody first, each with another one like it where there is one; who failed, with one that is proven.
+    """
+    if not is_asked_for(facts):
+        return ()
+    free = [s for s in _able(facts).values() if _record(facts, s).busy_until is None and s.node not in judged(facts)]
+    needy = sorted((s for s in free if _needs(facts, s)), key=lambda s: (bool(_record(facts, s).met), s.index))
+    proven = {s.incarnation: s for s in free if s.incarnation in _proven(facts)}
+    fresh = {s.incarnation: s for s in needy if not _record(facts, s).met}
+    others = {s.incarnation: s for s in free if s.incarnation not in {*proven, *fresh}}
+    left = {s.incarnation for s in needy}
+    pairs: list[tuple[PairSideSeen, PairSideSeen]] = []
+    for session in needy:
+        pools = (fresh, proven, others) if session.incarnation in fresh else (proven, fresh, others)
+        partner = _first(facts, session, pools) if session.incarnation in left else None
+        if partner is not None:
+            pairs.append((_side(session), _side(partner)))
+            for taken in (session.incarnation, partner.incarnation):
+                left.discard(taken)
+                for pool in pools:
+                    pool.pop(taken, None)
+    return (TryPairs(tuple(pairs)),) if pairs else ()
+
+
+def next_look(facts: Facts) -> float | None:
+    """When a trial counts as over, or nobody waits for it."""
+    if not is_asked_for(facts):
+        return None
+    waiting = (awaited_until(s) for s in _able(facts).values() if is_awaited(facts, s))
+    return soonest((*(record.busy_until for record in _records(facts).values()), *waiting))
+
+
+@derived_once
+def judged(facts: Facts) -> Mapping[str, str]:
+    """Why nodes are sick by what they do with others, by name."""
+    found: dict[str, str] = {}
+    records, well = _records(facts), {s.node for s in _able(facts).values() if _record(facts, s).passed}
+    for session in _able(facts).values():
+        record = _record(facts, session)
+        if session.node in well or not record.failed or record.busy_until is not None:
+            continue
+        witnesses = [other for other in record.failed if other in _proven(facts)]
+        passed = [other for other in witnesses if records[other].passed]
+        if len(witnesses) >= _PROVEN or (len(passed) == len(record.failed) and not _others(facts, session)):
+            found[session.node] = _words(record, witnesses)
+    return found
+
+
+def found_seconds(facts: Facts, node: str) -> float:
+    """When the last of this node's trials failed; 0: none did."""
+    mine = [_record(facts, s) for s in _able(facts).values() if s.node == node]
+    return max((pair.answered_seconds for one in mine for pair, _ in one.failed.values()), default=0.0)
+
+
+def is_awaited(facts: Facts, session: SessionSeen) -> bool:
+    """Whether this worker gets no rank yet.
+
+    Its node is being tried with another one, or may be in a moment.
+    """
+    if not is_acted_upon(facts) or facts.now >= awaited_until(session) or session.incarnation not in _able(facts):
+        return False
+    if not _is_new(facts, session) or _record(facts, session).passed or session.node in judged(facts):
+        return False
+    return _record(facts, session).busy_until is not None or (
+        _needs(facts, session) and _others(facts, session, judged(facts))
+    )
+
+
+def awaited_until(session: SessionSeen) -> float:
+    """No worker waits longer for trials with others."""
+    return 0.0 if session.tried_seconds is None else session.tried_seconds + PAIRED_SECONDS
+
+
+def remarks(facts: Facts, members: Iterable[Member]) -> tuple[str, str]:
+    """(pairs of them that failed with nobody judged for it, nodes that were tried alone): sentences, or empty."""
+    if not is_acted_upon(facts):
+        return "", ""
+    nodes, failed = {m.node for m in members}, []
+    for pair in facts.seen.pairs:
+        one, other = (side.node for side in pair.sides)
+        if _outcome(pair) == "fails" and {one, other} <= nodes and not {one, other} & judged(facts).keys():
+            failed.append(f"{one} and {other} ({_text(pair)})")
+    doubt = (
+        f"an all-reduce failed between nodes {_some(failed)}: which of them is sick, or what lies between, nobody can say:"
+        " the world begins with them"
+    )
+    fresh = [facts.sessions.get(worker_id(m)) for m in members]
+    alone = [s.node for s in fresh if s is not None and _is_new(facts, s) and not _record(facts, s).outcomes]
+    return doubt if failed else "", f"tried with no other node: {_some(sorted(set(alone)))}" if alone else ""
+
+
+def _some(names: list[str]) -> str:
+    more = f", and {len(names) - _MOST_TOLD} more" if len(names) > _MOST_TOLD else ""
+    return listed(names[:_MOST_TOLD]) + more
+
+
+# ---- facts ----------------------------------------------------------------------------------------------------------
+
+
+@derived_once
+def _records(facts: Facts) -> Mapping[str, _Record]:
+    current = {s.incarnation for s in facts.sessions.values()}
+    records: dict[str, _Record] = {}
+    for pair in facts.seen.pairs:
+        outcome = _outcome(pair)
+        ends = pair.asked_seconds + TRIAL_SECONDS
+        open_ = not outcome and facts.now < ends and all(side.incarnation in current for side in pair.sides)
+        for side, other in (pair.sides, pair.sides[::-1]):
+            record = records.setdefault(side.incarnation, _Record())
+            record.met.add(other.incarnation)
+            if outcome == "well":
+                record.passed.add(other.incarnation)
+            elif outcome == "fails":
+                record.failed[other.incarnation] = (pair, other)
+            elif open_:
+                record.busy_until = ends
+    return records
+
+
+def _record(facts: Facts, session: SessionSeen) -> _Record:
+    return _records(facts).get(session.incarnation) or _Record()
+
+
+def _outcome(pair: PairSeen) -> str:
+    """fails: one side says so, and the other one has lived to answer. Empty: it is not over."""
+    verdicts = {side.verdict for side in pair.sides}
+    if "unknown" in verdicts:
+        return "unknown"
+    if "" in verdicts:
+        return ""
+    return "fails" if "fails" in verdicts else "well"
+
+
+@derived_once
+def _able(facts: Facts) -> Mapping[str, SessionSeen]:
+    """Agents that can be tried with others now, by incarnation: of no rank, or one whose world has stopped."""
+    world, found = facts.status.world, []
+    for session in facts.sessions.values() if world is not None else ():
+        assert world is not None
+        stands = session.stopped >= world.epoch if world.state == "Claimed" else worker_id(session) not in facts.members
+        if session.tried_seconds is not None and session.warm and stands and usable(facts, session):
+            found.append(session)
+    return {s.incarnation: s for s in sorted(found, key=lambda s: (s.index, s.attempt))}
+
+
+def _is_new(facts: Facts, session: SessionSeen) -> bool:
+    """Whether this agent was not of the last world."""
+    member = facts.members.get(worker_id(session))
+    return member is None or member.incarnation != session.incarnation
+
+
+@derived_once
+def _proven(facts: Facts) -> frozenset[str]:
+    """Who passed with somebody, or was of the last world and made a step: all of its nodes made collectives."""
+    passed = {incarnation for incarnation, record in _records(facts).items() if record.passed}
+    able = _able(facts).values()
+    trained = {s.incarnation for s in able if not _is_new(facts, s) and s.step_at_seconds is not None}
+    return frozenset(passed | trained)
+
+
+def _needs(facts: Facts, session: SessionSeen) -> bool:
+    """Whether its node has still to pass with another one. Who was of the last world is not tried for its own sake."""
+    record = _record(facts, session)
+    return _is_new(facts, session) and not record.passed and len(record.met) < MOST_TRIALS
+
+
+def _others(facts: Facts, session: SessionSeen, sick: Collection[str] = ()) -> bool:
+    """Whether there is somebody whom it was not tried with, now or in a moment."""
+    met, own = _record(facts, session).met, session.node
+    able = _able(facts).values()
+    return any(one.node != own and one.node not in sick and one.incarnation not in met for one in able)
+
+
+def _first(facts: Facts, session: SessionSeen, pools: tuple[dict[str, SessionSeen], ...]) -> SessionSeen | None:
+    met = _record(facts, session).met
+    able = (s for pool in pools for s in pool.values() if s.node != session.node and s.incarnation not in met)
+    return next(able, None)
+
+
+def _side(session: SessionSeen) -> PairSideSeen:
+    return PairSideSeen(worker_id(session), session.incarnation, session.node)
+
+
+def _words(record: _Record, witnesses: list[str]) -> str:
+    names = sorted({record.failed[one][1].node for one in witnesses})
+    text = _text(max((record.failed[one][0] for one in witnesses), key=lambda pair: pair.request))
+    return f"an all-reduce with {listed(names)} failed, {'which do' if len(names) > 1 else 'which does'} with others: {text}"
+
+
+def _text(pair: PairSeen) -> str:
+    """The graver side's words: whoever waited in vain knows least."""
+    words = [side.text for side in pair.sides if side.verdict == "fails"]
+    return words[-1] if words else ""
