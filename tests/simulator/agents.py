@@ -13,6 +13,7 @@ from simulator.drains import DrainRunner
 from simulator.engine import Line, Process
 from simulator.errands import Errands
 from simulator.join_trials import JoinTrial
+from simulator.pair_parts import PairPart
 from simulator.tiers import Holder
 from simulator.trainers import Trainer
 from simulator.wiring import wire
@@ -24,6 +25,7 @@ from surefoot.drain import slots
 from surefoot.protocol import messages as said
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
 from surefoot.protocol.node_findings import NodeHealth
+from surefoot.protocol.pair_messages import PairTrial
 
 if TYPE_CHECKING:
     from simulator.fabric import Pod
@@ -52,6 +54,7 @@ class Agent:
         rng = self.engine.rng
         self.engine.after(rng.uniform(0.01, 0.2), self.process, self.dial)
         self._trial = JoinTrial(self)
+        self._pairs = PairPart(self)
         warm_seconds = rng.choice((0.02, 0.5, 1.0, 1.5))
         self.engine.after(self._trial.joins_after(warm_seconds), self.process, self.warm, True)
         self.keeper = Keeper(self)
@@ -96,8 +99,8 @@ class Agent:
     def say_findings(self) -> None:
         """What this node suffers from, if anything."""
         findings = (*self.simulation.fabric.nodes[self.node].findings, *self._trial.findings)
-        if findings:
-            self.say(NodeHealth(findings))
+        if findings or self._trial.passed:
+            self.say(NodeHealth(findings, tried=self._trial.passed))
 
     def _beat_forever(self) -> None:
         self.beat()
@@ -133,6 +136,8 @@ class Agent:
                 self.tell(on.StopAsked(epoch))
             case said.Assign():
                 self.tell(on.Assigned(message))
+            case PairTrial():
+                self._pairs.ask(message)
             case said.Holders():
                 self.tell(on.HoldersChanged(message))
             case said.Hold():
@@ -184,6 +189,7 @@ class Agent:
                     rng.uniform(0.01, 0.05), self.process, self.tell, on.StoreUp(epoch, f"{self.node}:{epoch}")
                 )
             case on.StartTrainers(assign, store):
+                self._pairs.stop()
                 self._start(assign, store)
             case on.TakeStacks(epoch):
                 self.engine.after(rng.uniform(0.01, 1.5), self.process, self._look, epoch)

@@ -19,7 +19,7 @@ from surefoot.protocol import messages as said
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, WorkerId
 from surefoot.protocol.records import RankManifest
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.coordinator import desired_messages, order_requests, sessions
+from surefoot_operator.coordinator import desired_messages, order_requests, pair_orders, sessions
 from surefoot_operator.observed import HolderSeen, Observed
 from surefoot_operator.policy import actions as act
 from surefoot_operator.policy.failure import holder_liveness
@@ -158,8 +158,7 @@ class Operator:
         self.engine.after(0.2, self.process, self._tick)
 
     def observe(self) -> Observed:
-        fabric = self.simulation.fabric
-        order = self.sessions.orders
+        fabric, order = self.simulation.fabric, self.sessions.orders
         self.sessions = sessions.forgotten(self.sessions, [WorkerId(w.index, w.attempt) for w in fabric.workers()])
         return Observed(
             now=self.now,
@@ -178,6 +177,7 @@ class Operator:
             unreadable=order.unreadable,
             stumbled=order.stumbled,
             sights=order.sights,
+            pairs=tuple(order.pairs.values()),
             free_nodes=fabric.free_nodes(),
             creates=self._calls.seen(),
             deletions=self._calls.deletions(),
@@ -269,7 +269,7 @@ class Operator:
 
     def _ask(self, action: Todo) -> None:
         """What agents are to be told: it goes to the order book, and from there to their lines."""
-        order, now = self.sessions.orders, self.now
+        order, now, world = self.sessions.orders, self.now, self._status.world
         match action:
             case act.RetireWorkers(indexes, exit_code, reason):
                 leaving = [WorkerId(w.index, w.attempt) for w in self.simulation.fabric.workers() if w.index in indexes]
@@ -280,13 +280,13 @@ class Operator:
                     order = order_requests.list_persistent(order, max(there), epoch, now, known=self.known.digests)
             case act.LookAround(worker, epoch, holders):
                 order = order_requests.look(order, worker, epoch, holders, now)
+            case act.TryPairs(pairs):
+                order = pair_orders.ask(order, pairs, now)
             case act.ProposeHold(epoch, step, verb):
-                members = self._status.world.members if self._status.world else ()
-                everyone = [WorkerId(m.index, m.attempt) for m in members]
+                everyone = [WorkerId(m.index, m.attempt) for m in world.members] if world is not None else []
                 order = order_requests.propose_hold(order, epoch, step, verb, everyone, now)
             case act.CopySave(worker, epoch, save, source, target):
-                copy = said.RepairSave(0, epoch, save, source, target)
-                order = order_requests.repair(order, [(worker, copy)], now)
+                order = order_requests.repair(order, [(worker, said.RepairSave(0, epoch, save, source, target))], now)
             case Uploads(shares):
                 order = order_requests.promote(order, shares)
             case act.DropPersisted(worker, epoch, checkpoints):

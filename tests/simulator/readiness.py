@@ -27,7 +27,24 @@ def _well(seen: Observed, session: SessionSeen) -> bool:
 def fails(seen: Observed, session: SessionSeen) -> bool:
     """Whether this agent found its own node at fault, and not most others theirs, or nodes that were left, the same."""
     own = {one.reason for one in session.findings if one.blame == "node"}
-    return any(not _is_common(seen, reason) for reason in own)
+    return any(not _is_common(seen, reason) for reason in own) or _fails_with_others(seen, session)
+
+
+def _fails_with_others(seen: Observed, session: SessionSeen) -> bool:
+    """Whether its all-reduces failed with two agents that passed with others, and not those of most nodes."""
+    passed: set[str] = set()
+    failed: dict[str, set[str]] = {}
+    for pair in seen.pairs:
+        verdicts, names = {side.verdict for side in pair.sides}, [side.incarnation for side in pair.sides]
+        passed |= set(names) if verdicts == {"well"} else set()
+        if "fails" in verdicts and verdicts <= {"well", "fails"}:
+            failed.setdefault(names[0], set()).add(names[1])
+            failed.setdefault(names[1], set()).add(names[0])
+    sick = {one for one, others in failed.items() if one not in passed and len(others & passed) > 1}
+    left = {one.name for one in seen.status.sick_nodes if one.reason.startswith("AllReduceFails:")}
+    alike = {s.node for s in seen.sessions if s.incarnation in sick} | left
+    most = len(alike) > 1 and 2 * len(alike) > len({s.node for s in seen.sessions} | left)
+    return session.incarnation in sick and not most
 
 
 def _is_common(seen: Observed, reason: str) -> bool:

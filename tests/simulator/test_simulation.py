@@ -108,6 +108,20 @@ def test_who_fails_the_trial_of_its_node_is_kept_out_and_no_job_starves(block: i
     assert kept_out >= 1
 
 
+@pytest.mark.parametrize("block", range(4))
+def test_a_node_whose_network_is_sick_is_left_and_none_for_what_lies_between_two(block: int) -> None:
+    """Networks that garble, block or hang with all others, ways between two nodes, and partners that die: `PairWatch`."""
+    left = 0
+    for seed in range(100 + block * 7, 100 + (block + 1) * 7):
+        wish = Settings(
+            6, 4, (4, 2)[seed % 2], steps=60, step_seconds=0.5, faults=seed % 3, kinds=JOINING, pre_join_check="Enforce",
+        )  # fmt: skip
+        outcome = simulate(seed, wish)
+        assert (outcome.violation, outcome.phase) == (None, "Complete"), f"seed {seed}"
+        left += outcome.left_for_pairs
+    assert left >= 1
+
+
 @pytest.mark.parametrize("check", ["Warn", "Enforce"])
 def test_agents_of_a_version_without_a_trial_join_beside_those_that_have_one(check: Literal["Warn", "Enforce"]) -> None:
     for seed in range(8):

@@ -269,6 +269,8 @@ class Outcome:
     """Commits by which a spare got a rank."""
     kept_out: int = 0
     """Commits beside which a worker on a node that failed its trial was ready."""
+    left_for_pairs: int = 0
+    """Nodes that were left for what they did with others."""
     trace: tuple[str, ...] = ()
 
 
@@ -296,5 +298,5 @@ def simulate(
         engine.now, oracle.most_kept, check, dict(simulation.struck), dict(oracle.lossless.judged),
         {**simulation.hang_watch.found, **simulation.sick_watch.judged(), **simulation.pace_watch.judged()},
         tuple(simulation.pace_watch.seconds), simulation.spare_watch.taken, simulation.join_watch.kept_out,
-        tuple(engine.lines),
+        len(simulation.join_watch.pairs.left), tuple(engine.lines),
     )  # fmt: skip

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from simulator.mutations.mutation import ROUGH, Mutation, constant
 from surefoot_operator.policy import workers
-from surefoot_operator.policy.failure import sick_nodes
+from surefoot_operator.policy.failure import pair_trials, sick_nodes
 from surefoot_operator.policy.world import claim
 
 TRIED = replace(ROUGH, nodes=5, steps=40, interval=4, step_seconds=0.25, faults=0, pre_join_check="Enforce")
@@ -22,4 +22,16 @@ JOINING = (
              settings=replace(TRIED, least_workers=3)),
     Mutation("what nodes were left for counts no more", patches=((sick_nodes, "TRIED", frozenset()),),
              settings=replace(TRIED, workers=1, nodes=4, steps=200)),
+    Mutation("a worker gets a rank while it is tried with others",
+             patches=((claim, "is_awaited", constant(False)),), settings=TRIED),
+    Mutation("who fails with others that pass gets a rank", patches=((pair_trials, "judged", constant({})),),
+             settings=replace(TRIED, workers=4, least_workers=2)),
+    Mutation("who fails with one other that passes is sick", patches=((pair_trials, "_PROVEN", 1),),
+             settings=replace(TRIED, workers=4, steps=100)),
+    Mutation("whoever failed proves that another one is sick",
+             patches=((pair_trials, "_proven", lambda facts: frozenset(s.incarnation for s in facts.sessions.values())),),
+             settings=replace(TRIED, workers=4, steps=100)),
+    Mutation("whoever does not answer is waited for without limit",
+             patches=((pair_trials, "TRIAL_SECONDS", 1e9), (pair_trials, "PAIRED_SECONDS", 1e9)),
+             settings=replace(TRIED, workers=3, faults=6, fault_span_seconds=3.0, kinds=("node freezes",))),
 )  # fmt: skip
