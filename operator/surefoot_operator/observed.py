@@ -227,7 +227,7 @@ class SessionSeen:
     findings_seconds: float = 0.0
     """Since when it finds just these."""
     tried_seconds: float | None = None
-    """Since when its node is known to pass what is tried there alone; None: it is not, or nothing is tried."""
+    """Since when its node may be tried with others, as nothing was found there alone; None: not yet, or never."""
     clock_skew_seconds: float | None = None
     """How far its node's clock is ahead of this operator's; None: it never said."""
     standing: StandingSeen | None = None

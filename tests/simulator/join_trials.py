@@ -52,7 +52,15 @@ class JoinTrial:
         """When a worker that is warm after `warm_seconds` says so: it is told behind what was found."""
         if self._takes is None or self._policy != "Enforce":
             return warm_seconds
-        return max(warm_seconds, min(self._takes, warm_seconds + JOINS_SECONDS) + 0.001)
+        joins = max(warm_seconds, min(self._takes, warm_seconds + JOINS_SECONDS) + 0.001)
+        if joins < self._takes:
+            self._agent.engine.after(joins - 0.001, self._agent.process, self._await_no_longer)
+        return joins
+
+    def _await_no_longer(self) -> None:
+        """What is not known yet keeps it from no trial with others."""
+        self.passed = True
+        self._agent.say_findings()
 
     def _over(self) -> None:
         if self._node.trial in ("fails", "fails once"):

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from surefoot.protocol.identities import WorkerId
+from surefoot.protocol.node_findings import LONGEST_TEXT
 from surefoot.protocol.pair_messages import PairResult, PairStore, PairTrial
 from surefoot_operator.coordinator.orders import Orders
 from surefoot_operator.observed import PairSeen, PairSideSeen
@@ -43,7 +44,7 @@ def answered(orders: Orders, worker: WorkerId, message: PairStore | PairResult, 
         return replace(orders, pairs={**orders.pairs, pair.request: replace(pair, store=message.address)})
     if pair.sides[place].verdict:
         return orders
-    side = replace(pair.sides[place], verdict=message.verdict, text=message.text)
+    side = replace(pair.sides[place], verdict=message.verdict, text=message.text[:LONGEST_TEXT])
     sides = (side, pair.sides[1]) if place == 0 else (pair.sides[0], side)
     fresh = replace(pair, sides=sides, answered_seconds=now)
     return replace(orders, pairs={**orders.pairs, pair.request: fresh})

@@ -229,6 +229,7 @@ class AgentProcess:
                 await self._node.first_answer(JoinCheck.name)
         except TimeoutError:
             _log.info("ready before all of this node was tried: what is found later is told then")
+            self._node.await_no_longer()
         self.dispatch(on.WarmChanged(self._warm))
 
     def _stop_store(self, epoch: int) -> None:

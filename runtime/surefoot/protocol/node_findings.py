@@ -44,4 +44,4 @@ class NodeHealth:
     clock_seconds: float = 0.0
     """Unix time by the node's own clock."""
     tried: bool = False
-    """The node passed the trial that its agent makes alone, and can be tried together with another one."""
+    """Nothing was found in the trial that its agent makes alone, and the node can be tried with another one."""

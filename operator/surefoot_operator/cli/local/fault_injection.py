@@ -90,6 +90,8 @@ class FaultInjector:
                 return machine.spoil_model(node)
             case "sick":
                 machine.sicken_node(node)
+            case "garble":
+                machine.garble_node(node)
             case "slow":
                 return machine.slow_trainers(node)
             case "coordinator":

@@ -14,7 +14,7 @@ from typing import Literal
 from surefoot.protocol.plain import shorten, shown
 from surefoot_operator.api.spec import HealthPolicy
 
-Kind = Literal["node", "trainer", "agent", "freeze", "memory", "drain", "nan", "slow", "sick", "coordinator"]
+Kind = Literal["node", "trainer", "agent", "freeze", "memory", "drain", "nan", "slow", "sick", "garble", "coordinator"]
 KINDS: tuple[Kind, ...] = (
     "node",
     "trainer",
@@ -25,6 +25,7 @@ KINDS: tuple[Kind, ...] = (
     "nan",
     "slow",
     "sick",
+    "garble",
     "coordinator",
 )
 
@@ -68,6 +69,8 @@ class Fault:
             return f"turn the model of {self.node} NaN at step {self.step}"
         if self.kind == "sick":
             return f"have {self.node} calculate wrong, as whoever joins there finds, from step {self.step}"
+        if self.kind == "garble":
+            return f"have {self.node} garble what it sends others, as whoever joins there finds, from step {self.step}"
         if self.kind == "slow":
             return f"make the trainers of {self.node} slow at step {self.step}{until}"
         where = f" of {self.node}" if self.kind in ("trainer", "agent", "memory") else f" {self.node or ''}".rstrip()
@@ -137,9 +140,10 @@ def check_faults(faults: Iterable[Fault], policy: HealthPolicy) -> None:
 
     A node that only its check finds sick is sick to nobody where none is tried.
     """
-    if policy.pre_join_check == "Off" and any(fault.kind == "sick" for fault in faults):
+    unseen = next((fault.kind for fault in faults if fault.kind in ("sick", "garble")), None)
+    if policy.pre_join_check == "Off" and unseen is not None:
         raise FaultError(
-            "--fault sick: this job tries no node before a worker joins, so nothing would follow; set"
+            f"--fault {unseen}: this job tries no node before a worker joins, so nothing would follow; set"
             " spec.healthPolicy.preJoinCheck to Enforce, or to Warn"
         )
 

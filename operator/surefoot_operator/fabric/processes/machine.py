@@ -232,6 +232,11 @@ class Machine:
         (self.folder.faults / f"sick-{name}").touch()
         (self.folder.root / "logs" / f"join-check-{name}.json").unlink(missing_ok=True)  # what was found before
 
+    def garble_node(self, name: str) -> None:
+        """Has what the node sends in a trial with another one differ from what it should."""
+        self.folder.faults.mkdir(mode=0o700, exist_ok=True)
+        (self.folder.faults / f"garbles-{name}").touch()
+
     def return_holder(self, name: str) -> None:
         """Tells the node to start its Redis again."""
         if self._nodes[name].poll() is None:

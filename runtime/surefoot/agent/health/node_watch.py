@@ -58,7 +58,7 @@ class NodeWatch:
         clock: Callable[[], float] = time.monotonic,
         alone: str = "",
     ) -> None:
-        self._alone = alone
+        self._alone, self._unawaited = alone, False
         self._asked = [_Asked(CheckThread(check)) for check in checks]
         self._send, self._notice, self._clock = send, notice, clock
         self._loop = asyncio.get_running_loop()
@@ -83,10 +83,17 @@ class NodeWatch:
         return NodeHealth(self.findings, time.time(), self._passed())
 
     def _passed(self) -> bool:
-        """Whether the trial of this node alone is over and found nothing."""
-        return any(
-            one.answered.is_set() and not one.found for one in self._asked if one.thread.check.name == self._alone
-        )
+        """Whether the trial of this node alone is over, or waited for no longer, and found nothing."""
+        alone = [one for one in self._asked if one.thread.check.name == self._alone]
+        return any((one.answered.is_set() or self._unawaited) and not one.found for one in alone)
+
+    def await_no_longer(self) -> None:
+        """Tells that this node may be tried with others, though what it finds alone is not known yet.
+
+        Trials of GPUs take longer than a world should wait for them, and what they find is told then.
+        """
+        self._unawaited = True
+        self._tell()
 
     async def first_answer(self, name: str) -> None:
         """Waits until this check has answered once.

@@ -90,7 +90,11 @@ class PairCheck:
 
     async def _try(self, trial: PairTrial) -> None:
         asked_seconds = asyncio.get_running_loop().time()
-        reading, writing = os.pipe2(os.O_CLOEXEC)
+        try:
+            reading, writing = os.pipe2(os.O_CLOEXEC)
+        except OSError as error:
+            self._answer(trial, _Found("unknown", str(error)))
+            return
         try:
             child = await self._start(PairWords(self._host, f"{self._job}/{trial.request}", trial.store), writing)
         except (SurefootError, OSError) as error:
@@ -128,6 +132,8 @@ class PairCheck:
                         self._tell(trial, PairStore(trial.request, self._address(int(said["port"]))))
                     if "verdict" in said:
                         found = _Found(said["verdict"], str(said["text"]))
+        except (ValueError, LookupError) as error:
+            return _Found("unknown", f"its process said something else than it should: {error}")
         except TimeoutError:
             found = _Found("fails", f"it hangs: not over after {LIMIT_SECONDS:g} s")
         finally:
