@@ -226,8 +226,10 @@ class SessionSeen:
     """What it finds wrong with its node, the gravest first."""
     findings_seconds: float = 0.0
     """Since when it finds just these."""
+    tried: bool = False
+    """Nothing was found on its node alone, and it may be tried with others."""
     tried_seconds: float | None = None
-    """Since when its node may be tried with others, as nothing was found there alone; None: not yet, or never."""
+    """Since when that is so and it is warm; None: not yet, or never."""
     clock_skew_seconds: float | None = None
     """How far its node's clock is ahead of this operator's; None: it never said."""
     standing: StandingSeen | None = None

@@ -73,7 +73,7 @@ class PairPart:
         self._answer(trial, verdict if other._agent.process.running else "fails")
 
     def _answer(self, trial: PairTrial, verdict: Verdict) -> None:
-        if not any(isinstance(one, PairResult) for one in self._said):
+        if self._agent.node != self._watch.mute and not any(isinstance(one, PairResult) for one in self._said):
             self._tell(trial, PairResult(trial.request, verdict, "of a test"))
 
     def _tell(self, trial: PairTrial, message: PairStore | PairResult) -> None:
@@ -91,6 +91,8 @@ class PairWatch:
         """What a node's network does: garbles, hangs or blocks. Others' is well."""
         self.blocked: frozenset[str] = frozenset()
         """Two nodes that do not reach each other in a trial, though each does others."""
+        self.mute = ""
+        """A node that is well, and from which no agent ever answers."""
         self.hosting: dict[int, PairPart] = {}
         self.left: set[str] = set()
 
@@ -104,6 +106,8 @@ class PairWatch:
             self.flaws = {name: self._rng.choice(("garbles", "blocks")) for name in self._rng.sample(nodes, 2)}
         elif kind < 0.6 and len(nodes) > 1:
             self.blocked = frozenset(self._rng.sample(nodes, 2))
+        elif kind < 0.7:
+            self.mute = self._rng.choice(nodes)
         return self._rng.random() < 0.5
 
     def outcome(self, one: str, other: str) -> tuple[Verdict, float]:

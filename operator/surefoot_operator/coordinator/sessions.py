@@ -275,6 +275,7 @@ def beaten(world: World | None, session: Session, beat: Heartbeat, now: float) -
         heard_seconds=now,
         stopped=max(old.stopped, beat.stopped),
         warm=beat.warm,
+        tried_seconds=_since_tried(old, old.tried, beat.warm, now),
         pending=beat.pending,
         saved=beat.saved,
         copies=beat.copies,
@@ -308,10 +309,18 @@ def _examined(session: Session, message: NodeHealth, now: float) -> tuple[Sessio
         old,
         findings=message.findings,
         findings_seconds=old.findings_seconds if same else now,
-        tried_seconds=None if not message.tried else now if old.tried_seconds is None else old.tried_seconds,
+        tried=message.tried,
+        tried_seconds=_since_tried(old, message.tried, old.warm, now),
         clock_skew_seconds=skew,
     )
     return replace(session, seen=fresh), skewed
+
+
+def _since_tried(old: SessionSeen, tried: bool, warm: bool, now: float) -> float | None:
+    """Imports may take minutes: what is waited for is counted from when it can begin."""
+    if not tried:
+        return None
+    return now if old.tried_seconds is None and warm else old.tried_seconds
 
 
 def _stopped(session: Session, epoch: int) -> Session:

@@ -233,7 +233,7 @@ class Machine:
         (self.folder.root / "logs" / f"join-check-{name}.json").unlink(missing_ok=True)  # what was found before
 
     def garble_node(self, name: str) -> None:
-        """Has what the node sends in a trial with another one differ from what it should."""
+        """Has the node send wrong numbers in trials with others."""
         self.folder.faults.mkdir(mode=0o700, exist_ok=True)
         (self.folder.faults / f"garbles-{name}").touch()
 

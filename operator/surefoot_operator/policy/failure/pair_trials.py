@@ -25,7 +25,8 @@ TRIAL_SECONDS = 16.0
 """After so long an agent that has not answered does so no more: somewhat longer than it lets its own part last."""
 
 PAIRED_SECONDS = 40.0
-"""So long after its node passed alone a worker waits for trials with others: two that hang, and one."""
+"""So long after its node can be tried, or its world was claimed, a worker waits for trials with others: two that hang, and
+one."""
 
 MOST_TRIALS = 3
 """Of one agent that never passed: then it joins, and what failed is told."""
@@ -94,7 +95,7 @@ def next_look(facts: Facts) -> float | None:
     """When a trial counts as over, or nobody waits for it."""
     if not is_asked_for(facts):
         return None
-    waiting = (awaited_until(s) for s in _able(facts).values() if is_awaited(facts, s))
+    waiting = (awaited_until(facts, s) for s in _able(facts).values() if is_awaited(facts, s))
     return soonest((*(record.busy_until for record in _records(facts).values()), *waiting))
 
 
@@ -125,7 +126,11 @@ def is_awaited(facts: Facts, session: SessionSeen) -> bool:
 
     Its node is being tried with another one, or may be in a moment.
     """
-    if not is_acted_upon(facts) or facts.now >= awaited_until(session) or session.incarnation not in _able(facts):
+    if (
+        not is_acted_upon(facts)
+        or facts.now >= awaited_until(facts, session)
+        or session.incarnation not in _able(facts)
+    ):
         return False
     if not _is_new(facts, session) or _record(facts, session).passed or session.node in judged(facts):
         return False
@@ -134,9 +139,15 @@ def is_awaited(facts: Facts, session: SessionSeen) -> bool:
     )
 
 
-def awaited_until(session: SessionSeen) -> float:
-    """No worker waits longer for trials with others."""
-    return 0.0 if session.tried_seconds is None else session.tried_seconds + PAIRED_SECONDS
+def awaited_until(facts: Facts, session: SessionSeen) -> float:
+    """No worker waits longer for trials with others.
+
+    A spare that nobody was there to be tried with has its time where the world is next claimed.
+    """
+    if session.tried_seconds is None:
+        return 0.0
+    claimed = facts.world.changed_seconds if facts.world.state == "Claimed" else 0.0
+    return max(session.tried_seconds, claimed) + PAIRED_SECONDS
 
 
 def remarks(facts: Facts, members: Iterable[Member]) -> tuple[str, str]:

@@ -265,7 +265,7 @@ def _worth_waiting(facts: Facts, there: list[SessionSeen], ready: list[SessionSe
     for session in there:
         known = former.get(worker_id(session)) == session.incarnation
         if is_awaited(facts, session):
-            moments.append(awaited_until(session))
+            moments.append(awaited_until(facts, session))
         if worker_id(session) not in now_ready and (known or session.warm):
             moments.append(world.changed_seconds + STOPPING_SECONDS)
     for identity, incarnation in former.items():

@@ -88,7 +88,7 @@ class NodeWatch:
         return any((one.answered.is_set() or self._unawaited) and not one.found for one in alone)
 
     def await_no_longer(self) -> None:
-        """Tells that this node may be tried with others, though what it finds alone is not known yet.
+        """Tells that this node may be tried with others now.
 
         Trials of GPUs take longer than a world should wait for them, and what they find is told then.
         """

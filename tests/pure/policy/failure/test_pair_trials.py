@@ -248,3 +248,12 @@ def test_every_job_begins(workers: int, bad: set[int]) -> None:
     """Whatever fails: a minute after the claim everybody there has a rank, or nobody is awaited any more."""
     seen, _ = ended(waiting(workers, free=0), {f"n{i}" for i in bad})
     assert len(chosen(seen)) == workers
+
+
+def test_a_spare_that_was_alone_for_an_hour_is_tried_where_its_world_is_claimed() -> None:
+    seen = trained(waiting(3, least=2), 0, 1)
+    sessions = tuple(replace(s, tried_seconds=BEGAN - 3600) for s in seen.sessions)
+    seen = replace(seen, sessions=sessions)
+    assert asked(seen) == [("n2", "n0")]
+    assert chosen(seen) == ()
+    assert chosen(at(seen, BEGAN + PAIRED_SECONDS)) == (0, 1, 2)
