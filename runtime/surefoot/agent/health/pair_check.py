@@ -35,7 +35,7 @@ StartPair = Callable[[PairWords, int], Awaitable[Child]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _PairOutcome:
     verdict: Literal["well", "fails", "unknown"]
     text: str
     worth_telling: bool = False
@@ -93,13 +93,13 @@ class PairCheck:
         try:
             reading, writing = os.pipe2(os.O_CLOEXEC)
         except OSError as error:
-            self._answer(trial, _Found("unknown", str(error)))
+            self._answer(trial, _PairOutcome("unknown", str(error)))
             return
         try:
             child = await self._start(PairWords(self._host, f"{self._job}/{trial.request}", trial.store), writing)
         except (SurefootError, OSError) as error:
             os.close(reading)
-            self._answer(trial, _Found("unknown", str(error)))
+            self._answer(trial, _PairOutcome("unknown", str(error)))
             return
         finally:
             os.close(writing)
@@ -111,13 +111,13 @@ class PairCheck:
         finally:
             child.kill()
         if self._running is not trial:
-            found = _Found("unknown", "it was called off: this worker got a rank, or another trial")
+            found = _PairOutcome("unknown", "it was called off: this worker got a rank, or another trial")
         self._answer(trial, found)
 
-    async def _heard(self, trial: PairTrial, reading: int, asked_seconds: float) -> _Found:
+    async def _heard(self, trial: PairTrial, reading: int, asked_seconds: float) -> _PairOutcome:
         """What comes of it, from what the child says until it ends or its time is over."""
         loop = asyncio.get_running_loop()
-        stream, found = asyncio.StreamReader(), _Found("unknown", "its process ended early")
+        stream, found = asyncio.StreamReader(), _PairOutcome("unknown", "its process ended early")
         pipe = os.fdopen(reading, "rb")
         transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), pipe)
         in_time = met = False
@@ -131,21 +131,21 @@ class PairCheck:
                     if "port" in said:
                         self._tell(trial, PairStore(trial.request, self._address(int(said["port"]))))
                     if "verdict" in said:
-                        found = _Found(said["verdict"], str(said["text"]))
+                        found = _PairOutcome(said["verdict"], str(said["text"]))
         except (ValueError, LookupError) as error:
-            return _Found("unknown", f"its process said something else than it should: {error}")
+            return _PairOutcome("unknown", f"its process said something else than it should: {error}")
         except TimeoutError:
-            found = _Found("fails", f"it hangs: not over after {LIMIT_SECONDS:g} s")
+            found = _PairOutcome("fails", f"it hangs: not over after {LIMIT_SECONDS:g} s")
         finally:
             transport.close()
         if found.verdict == "fails" and not in_time:
-            return _Found("unknown", f"it began late, and then: {found.text}")
+            return _PairOutcome("unknown", f"it began late, and then: {found.text}")
         return replace(found, worth_telling=met or bool(trial.store))
 
     def _address(self, port: int) -> str:
         return f"[{self._host}]:{port}" if ":" in self._host else f"{self._host}:{port}"
 
-    def _answer(self, trial: PairTrial, found: _Found) -> None:
+    def _answer(self, trial: PairTrial, found: _PairOutcome) -> None:
         text = plain(found.text)[:LONGEST_TEXT]
         _log.info("an all-reduce with node %s, before joining: %s (%s)", trial.partner, found.verdict, text)
         self._tell(trial, PairResult(trial.request, found.verdict, text))
