@@ -212,12 +212,17 @@ def _outcome(pair: PairSeen) -> str:
 
 @derived_once
 def _able(facts: Facts) -> Mapping[str, SessionSeen]:
-    """Agents that can be tried with others now, by incarnation: of no rank, or one whose world has stopped."""
+    """Agents that can be tried with others now, by incarnation: of no rank, or one whose world has stopped.
+
+    Not that one where nothing waits for a trial: it would go on beside trainers that begin again.
+    """
     world, found = facts.status.world, []
+    waits = facts.spec.health_policy.pre_join_check == "Enforce"
     for session in facts.sessions.values() if world is not None else ():
         assert world is not None
         stands = session.stopped >= world.epoch if world.state == "Claimed" else worker_id(session) not in facts.members
-        if session.tried_seconds is not None and session.warm and stands and usable(facts, session):
+        ready = session.tried_seconds is not None and session.warm and (waits or _is_new(facts, session))
+        if ready and stands and usable(facts, session):
             found.append(session)
     return {s.incarnation: s for s in sorted(found, key=lambda s: (s.index, s.attempt))}
 

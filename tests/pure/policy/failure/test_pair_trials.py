@@ -193,6 +193,9 @@ def trained(seen: Observed, *members: int) -> Observed:
 def test_a_worker_that_joins_a_halted_world_is_tried_with_its_members_and_they_are_not_for_their_own_sake() -> None:
     seen = trained(waiting(3), 0, 1)
     assert asked(seen) == [("n2", "n0")]
+    assert asked(trained(waiting(3, policy=HealthPolicy(pre_join_check="Warn")), 0, 1)) == [], (
+        "nobody would wait for it"
+    )
     well = told(seen)
     assert asked(well) == []
     assert chosen(well) == (0, 1, 2)
