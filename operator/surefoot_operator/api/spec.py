@@ -90,8 +90,9 @@ class FailurePolicy:
     eval_period_seconds: float = 3600.0
     max_no_progress_restarts: int = 3
     """Consecutive application restarts without one new step before the job fails."""
-    max_num_repeat_offenders_to_avoid: int = 0
-    """Nodes that are left, and avoided for `eval_period_seconds`, because this job failed there twice or more within it."""
+    max_num_repeat_offenders_to_avoid: int | None = None
+    """Nodes that are left, and avoided for `eval_period_seconds`, because this job failed there twice or more within it; None: one
+    at a time, where leaving it costs less than its failures."""
     rules: tuple[FailureRule, ...] = ()
 
 

@@ -138,6 +138,8 @@ class ExcludedNode:
     name: str
     reason: str
     until_seconds: float
+    cost_share: float | None = None
+    """What part of the job's time its failures there cost; None: it is left whatever that costs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,14 +84,19 @@ def _excluded(facts: Facts) -> Mapping[str, str]:
 
 
 @derived_once
-def left_for_slowness(facts: Facts) -> Mapping[str, float]:
-    """What stragglers cost of each step, by node left for nothing worse."""
-    if not slow_nodes(facts.status, facts.now):
+def left_at_a_cost(facts: Facts) -> Mapping[str, float]:
+    """Lists nodes left for a cost alone, with their part of time."""
+    excluded = facts.status.excluded_nodes
+    if not slow_nodes(facts.status, facts.now) and all(one.cost_share is None for one in excluded):
         return {}
-    told = (*facts.status.sick_nodes, *facts.status.excluded_nodes)
+    told = (*facts.status.sick_nodes, *(one for one in excluded if one.cost_share is None))
     unfit = {e.name for e in told if e.until_seconds > facts.now} | set(signalled_nodes(facts.seen.nodes))
-    lasting = [one for one in facts.status.replaced_stragglers if one.until_seconds > facts.now]
-    return {one.node: one.wait_share for one in lasting if one.node not in unfit}
+    costs = (
+        *((one.node, one.until_seconds, one.wait_share) for one in facts.status.replaced_stragglers),
+        *((one.name, one.until_seconds, one.cost_share or 0.0) for one in excluded),
+    )
+    lasting = [(node, share) for node, until, share in costs if until > facts.now and node not in unfit]
+    return dict(sorted(lasting, key=lambda one: one[1]))  # of two the larger counts
 
 
 @derived_once

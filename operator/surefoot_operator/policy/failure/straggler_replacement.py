@@ -13,9 +13,9 @@ from surefoot_operator.policy.availability import vacated_nodes
 from surefoot_operator.policy.facts import Facts, seconds_per_step
 from surefoot_operator.policy.failure import restart_budget
 from surefoot_operator.policy.failure.incidents import open_incident
+from surefoot_operator.policy.failure.node_exclusion import suspect_nodes
 from surefoot_operator.policy.failure.stragglers import place_of
 from surefoot_operator.policy.spares import spare_agents
-from surefoot_operator.policy.world.expected_cost import suspect_nodes
 
 MOST_REMEMBERED = 8
 

@@ -17,7 +17,7 @@ from surefoot.protocol.plain import listed
 from surefoot_operator.api.spec import TrainingJobSpec
 from surefoot_operator.api.status import JobStatus, Member, Scheduling, World
 from surefoot_operator.observed import SessionSeen, WorkerSeen
-from surefoot_operator.policy.availability import departure_reason, left_for_slowness, node_lost, usable, vacate_reason
+from surefoot_operator.policy.availability import departure_reason, left_at_a_cost, node_lost, usable, vacate_reason
 from surefoot_operator.policy.facts import (
     RECONNECT_GRACE_SECONDS,
     Facts,
@@ -28,6 +28,7 @@ from surefoot_operator.policy.facts import (
     step_of,
 )
 from surefoot_operator.policy.failure import incidents
+from surefoot_operator.policy.failure.node_exclusion import suspect_nodes
 from surefoot_operator.policy.failure.pair_trials import awaited_until, is_awaited
 from surefoot_operator.policy.failure.sick_nodes import found_sick
 from surefoot_operator.policy.failure.testimony import arrivals_over, most_have_come
@@ -37,8 +38,7 @@ from surefoot_operator.policy.spares import newest_attempts, wanted_indexes
 from surefoot_operator.policy.world.expected_cost import (
     NOT_MEASURED,
     Weighed,
-    costs_more_than_slowness,
-    suspect_nodes,
+    costs_more_than_staying,
     wait_or_shrink,
 )
 from surefoot_operator.policy.world.restore_choices import Chosen
@@ -187,11 +187,11 @@ def _may_be_replaced(facts: Facts, failing: list[SessionSeen]) -> bool:
 def _on_wanted_nodes(facts: Facts, there: list[SessionSeen], tied: int | None) -> list[SessionSeen]:
     """Leaves out agents on nodes that are to be left, but for a straggler that costs less than a smaller world."""
     wanted = [s for s in there if not vacate_reason(facts, s.node)]
-    slow = left_for_slowness(facts)
+    slow = left_at_a_cost(facts)
     if not slow:
         return wanted
     beside_slow = [s for s in there if not vacate_reason(facts, s.node) or s.node in slow]
-    dear = costs_more_than_slowness(facts, _possible(facts, wanted, tied), _possible(facts, beside_slow, tied))
+    dear = costs_more_than_staying(facts, _possible(facts, wanted, tied), _possible(facts, beside_slow, tied))
     return beside_slow if dear else wanted
 
 

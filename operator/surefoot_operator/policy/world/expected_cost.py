@@ -9,21 +9,17 @@ Competitive snoopy caching, 1988): nobody waits longer than not having waited wo
 from __future__ import annotations
 
 import statistics
-from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from surefoot_operator.api.status import Incident
 from surefoot_operator.observed import WorkerSeen
-from surefoot_operator.policy.availability import left_for_slowness
+from surefoot_operator.policy.availability import left_at_a_cost
 from surefoot_operator.policy.facts import Facts, derived_once
 from surefoot_operator.policy.failure.incidents import LOST_KINDS
-from surefoot_operator.policy.failure.node_exclusion import REPEATS
 from surefoot_operator.policy.indexes import worker_id
 from surefoot_operator.policy.spares import newest_workers, wanted_indexes
 from surefoot_operator.policy.world.sizing import largest_size
 
-FAILED_KINDS = ("trainer-failed", "hang")
 LONGEST_WAIT_SECONDS = 600.0
 _FEWEST_INCIDENTS = 3
 """Of fewer nobody could say how often they come."""
@@ -64,31 +60,11 @@ NOT_MEASURED = Weighed(None)
 
 
 @derived_once
-def suspect_nodes(facts: Facts) -> Mapping[str, str]:
-    """Nodes on which most of this job's programs failed, and the sums.
-
-    Who failed twice at one place may fail there again, and that costs an incident. Where a spare is warm the restart costs the
-    same there. If the program is at fault the failure follows its rank, and then no node has most of them.
-    """
-    failed = [i for i in facts.status.incidents if i.kind in FAILED_KINDS and i.node is not None]
-    if len(failed) < REPEATS:
-        return {}
-    standing = [seconds for i in failed if (seconds := _standing(i)) is not None]
-    cost = f", and costs {statistics.median(standing):.1f} s each time" if standing else ""
-    counts = Counter(str(i.node) for i in failed)
-    return {
-        node: f"{times} of this job's {len(failed)} failures were on node {node}{cost}: a spare costs no more than to start there again"
-        for node, times in counts.items()
-        if times >= REPEATS and 2 * times > len(failed)
-    }
-
-
-@derived_once
 def record_of(facts: Facts) -> Record:
     """Reads the job's own figures from its incidents."""
     known = facts.status.incidents
-    planned = [seconds for i in known if i.kind == "planned" and (seconds := _standing(i)) is not None]
-    others = [seconds for i in known if i.kind != "planned" and (seconds := _standing(i)) is not None]
+    planned = [seconds for i in known if i.kind == "planned" and (seconds := standing_seconds(i)) is not None]
+    others = [seconds for i in known if i.kind != "planned" and (seconds := standing_seconds(i)) is not None]
     losses = [i for i in known if i.kind in LOST_KINDS and i.claimed_seconds is not None]
     arrivals = [i.replaced_seconds - (i.claimed_seconds or 0.0) for i in losses if i.replaced_seconds is not None]
     over = sum(i.replaced_seconds is not None or i.first_step_seconds is not None for i in losses)
@@ -171,13 +147,13 @@ def grow_or_stay(facts: Facts, members: int, possible: int) -> Weighed:
     return _grow_once(facts, record, possible, gain)
 
 
-def costs_more_than_slowness(facts: Facts, fewer: int, more: int) -> bool:
-    """Whether a world without its stragglers would lose more than they do.
+def costs_more_than_staying(facts: Facts, fewer: int, more: int) -> bool:
+    """Whether a world without costly nodes would lose more than they cost.
 
-    Who is slow still works: going on with `fewer` workers pays only where all others wait for a larger part of each step than
-    the workers that would be missing do of it.
+    Who is slow there, or fails now and then, still works: going on with `fewer` workers pays only where the node costs all others a larger part of their
+    time than the workers that would be missing do of it.
     """
-    worst = max(left_for_slowness(facts).values(), default=0.0)
+    worst = max(left_at_a_cost(facts).values(), default=0.0)
     return fewer < more * (1.0 - worst)
 
 
@@ -196,8 +172,11 @@ def _grow_once(facts: Facts, record: Record, possible: int, gain: float) -> Weig
     return Weighed(late, text)
 
 
-def _standing(incident: Incident) -> float | None:
-    """How long a world stood from its claim to its first step, without its waiting for workers."""
+def standing_seconds(incident: Incident) -> float | None:
+    """Returns how long a world stood before its first step.
+
+    From its claim, without its waiting for workers; None: it made none yet.
+    """
     if incident.claimed_seconds is None or incident.first_step_seconds is None or incident.assigned_seconds is None:
         return None
     sealed = incident.sealed_seconds if incident.sealed_seconds is not None else incident.assigned_seconds

@@ -15,7 +15,7 @@ from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import Member
 from surefoot_operator.observed import HoldSeen
 from surefoot_operator.policy.actions import Action, ProposeHold
-from surefoot_operator.policy.availability import departure_reason, left_for_slowness, vacate_reason
+from surefoot_operator.policy.availability import departure_reason, left_at_a_cost, vacate_reason
 from surefoot_operator.policy.facts import (
     Facts,
     has_stepped,
@@ -28,7 +28,7 @@ from surefoot_operator.policy.facts import (
 from surefoot_operator.policy.lifecycle import suspension
 from surefoot_operator.policy.spares import spare_agents
 from surefoot_operator.policy.world import surviving_copies
-from surefoot_operator.policy.world.expected_cost import NOT_MEASURED, Weighed, costs_more_than_slowness, grow_or_stay
+from surefoot_operator.policy.world.expected_cost import NOT_MEASURED, Weighed, costs_more_than_staying, grow_or_stay
 from surefoot_operator.policy.world.size_tie import present_tie
 from surefoot_operator.policy.world.sizing import largest_size
 
@@ -111,12 +111,12 @@ def _move(facts: Facts, staying: list[Member], warm: set[int], tied: int | None)
     Such a node still trains, so nothing is done that leaves no world at all.
     """
     moving = {m.index: m for m in staying if vacate_reason(facts, m.node)}
-    others = {index: m for index, m in moving.items() if m.node not in left_for_slowness(facts)}
+    others = {index: m for index, m in moving.items() if m.node not in left_at_a_cost(facts)}
     there = {m.index for m in staying}
     size = largest_size(facts.spec, len(there - set(moving) | warm), tied)
     if len(others) < len(moving):
         beside_slow = largest_size(facts.spec, len(there - set(others) | warm), tied)
-        if costs_more_than_slowness(facts, size, beside_slow):
+        if costs_more_than_staying(facts, size, beside_slow):
             moving, size = others, beside_slow
     if not moving or size == 0:
         return None

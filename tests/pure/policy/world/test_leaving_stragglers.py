@@ -16,9 +16,9 @@ from surefoot_operator.observed import NodeSeen, Observed
 from surefoot_operator.policy.actions import ProposeHold
 from surefoot_operator.policy.check import check
 from surefoot_operator.policy.facts import gather
+from surefoot_operator.policy.failure.node_exclusion import suspect_nodes
 from surefoot_operator.policy.failure.straggler_replacement import YOUNG_SECONDS
 from surefoot_operator.policy.plan import plan
-from surefoot_operator.policy.world.expected_cost import suspect_nodes
 from surefoot_operator.policy.world.planned_change import MOVE_SECONDS
 
 NOW = BEGAN + 100

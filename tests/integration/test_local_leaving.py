@@ -1,0 +1,27 @@
+"""`surefoot local` with a node on which the program fails again and again: it is left, and no step is lost by that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.local_run import SECONDS, Job, assert_whole, faults, run
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS)
+def test_a_node_that_fails_the_job_again_and_again_is_left_at_a_saved_step(tmp_path: Path) -> None:
+    """Six failures of six on one of three nodes; chance alone does that in one job of 243."""
+    job = Job(steps=200, workers=3, trainer=("--pace", "0.03"))
+    struck = faults(*(f"trainer:1@step={step}" for step in range(15, 105, 15)))
+    done = run(tmp_path, job, "--nodes", "4", *struck, "--compare")
+    assert_whole(done.report, 200)
+    kinds = [one["kind"] for one in done.report["incidents"]]
+    assert kinds == ["trainer-failed"] * 6 + ["planned"], done.said
+    moved = done.report["incidents"][-1]
+    assert moved["steps_lost"] == 0
+    assert "leaves node node-1 (6 of this job's 6 failures within 3600 s were there" in moved["reason"]
+    assert "and leaving it" in moved["reason"]
+    assert done.report["max_loss_difference"] == 0.0
+    assert done.report["parameters_bit_exact"] is True
