@@ -6,17 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from support.local_run import SECONDS, Job, assert_whole, faults, run
+from support.local_run import SECONDS, Job, assert_whole, faults, running
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS)
 def test_a_node_that_fails_the_job_again_and_again_is_left_at_a_saved_step(tmp_path: Path) -> None:
     """Six failures of six on one of three nodes; chance alone does that in one job of 243."""
-    job = Job(steps=200, workers=3, trainer=("--pace", "0.03"))
+    job = Job(steps=160, workers=3, gates=(120,), trainer=("--pace", "0.03"))
     struck = faults(*(f"trainer:1@step={step}" for step in range(15, 105, 15)))
-    done = run(tmp_path, job, "--nodes", "4", *struck, "--compare")
-    assert_whole(done.report, 200)
+    with running(tmp_path, job, "--nodes", "4", *struck, "--compare") as run:
+        run.wait("a worker elsewhere, for which it halts", lambda: "worker 1 leaves node node-1" in run.said)
+        run.open_gate(120)
+        done = run.finish()
+    assert_whole(done.report, 160)
     kinds = [one["kind"] for one in done.report["incidents"]]
     assert kinds == ["trainer-failed"] * 6 + ["planned"], done.said
     moved = done.report["incidents"][-1]
