@@ -257,6 +257,10 @@ bench-data: $(VENV)/.ready ## ElasticLoader, ElasticSampler and ElasticStream be
 bench-heartbeat: $(VENV)/.ready ## CPU that one heartbeat costs the operator, decoded and applied (build/bench/heartbeats.json, seconds)
 	$(BIN)/python -m bench.heartbeats --out build/bench/heartbeats.json
 
+.PHONY: bench-indexes
+bench-indexes: $(VENV)/.ready ## what a restoring rank spends on asking 256 holders for one checkpoint, on real Redis servers
+	PYTHONPATH=tests $(BIN)/python -m bench.holder_indexes $(ARGUMENTS)
+
 .PHONY: bench-visits
 bench-visits: $(VENV)/.ready ## what many jobs on many nodes cost the operator in visits to holders, on real Redis servers
 	PYTHONPATH=tests $(BIN)/python -m bench.holder_visits $(ARGUMENTS)

@@ -19,15 +19,19 @@ from support.fakes.fake_agent import until
 from support.servers import redis_server
 from support.servers.redis_server import program, running
 from surefoot.holder import Credentials, HolderClient
+from surefoot.holder.holder_line import HolderLine
 from surefoot.holder.server_process import HolderServer
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.memory import HolderPool, JobHolders
-from surefoot_operator.memory.holder_line import HolderLine
+from surefoot_operator.memory import HolderPlace, HolderPool, JobHolders
 from surefoot_operator.settings import MemorySettings
 
 JOBS = 12
 SELDOM = MemorySettings(probe_seconds=0.05, read_seconds=3600.0)
 """Indexes are read when a holder is met, and not again within a test."""
+
+
+def line_to(where: HolderPlace, call_seconds: float) -> HolderLine:
+    return HolderLine(where.host, where.port, Credentials("", where.admin_password), call_seconds)
 
 
 class Fleet:
@@ -144,7 +148,7 @@ async def test_an_index_that_did_not_change_is_read_to_the_same_entries(fleet: F
 
 
 async def test_what_is_under_way_fails_together_once_a_server_says_nothing(fleet: Fleet) -> None:
-    line = HolderLine(fleet.places[0], 1.0)
+    line = line_to(fleet.places[0], 1.0)
     await line.open()
     assert await line.exchange([("PING",), ("GET", "absent"), ("NOSUCH",)]) != []
     os.kill(fleet.servers[0].process.pid, signal.SIGSTOP)
@@ -156,7 +160,7 @@ async def test_what_is_under_way_fails_together_once_a_server_says_nothing(fleet
 
 
 async def test_a_reply_behind_a_loop_that_was_busy_is_no_silence(fleet: Fleet) -> None:
-    line = HolderLine(fleet.places[0], 0.5)
+    line = line_to(fleet.places[0], 0.5)
     await line.open()
     asked: list[asyncio.Future[object]] = []
 

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 from surefoot.errors import SurefootError
-from surefoot.holder.connection import explained
+from surefoot.holder.connection import Credentials, explained
 from surefoot.holder.dialogue import Dialogue
+from surefoot.holder.holder_line import HolderLine
 from surefoot.holder.provisioning import AdminCalls, Memory
 from surefoot.task_set import TaskSet, logged
-from surefoot_operator.memory.holder_line import HolderLine
 from surefoot_operator.memory.holder_place import HolderPlace
 from surefoot_operator.settings import MemorySettings
 
@@ -50,7 +50,7 @@ class SharedHolder:
         """Of the server, as of the present connection."""
         self.visits = 0
         self.settings = settings
-        self._line = HolderLine(place, settings.call_seconds)
+        self._line = _line_to(place, settings.call_seconds)
         self._visitors: dict[int, Visitor] = {}
         self._wake = asyncio.Event()
         self._under_way = TaskSet(logged(log))
@@ -94,7 +94,7 @@ class SharedHolder:
         Calls under way end on the old connection.
         """
         old, self.place = self._line, place
-        self._line = HolderLine(place, self.settings.call_seconds)
+        self._line = _line_to(place, self.settings.call_seconds)
         asyncio.get_running_loop().call_later(2 * self.settings.call_seconds, old.close)
         self._wake.set()
 
@@ -169,6 +169,11 @@ class SharedHolder:
         with explained(self.calls.where, "connecting"):
             await line.open()
         self.run = await line.converse(self.calls.instance())
+
+
+def _line_to(place: HolderPlace, call_seconds: float) -> HolderLine:
+    account = Credentials("", place.admin_password, place.tls_ca or "")
+    return HolderLine(place.host, place.port, account, call_seconds, place.tls_ca is not None)
 
 
 class HolderPool:

@@ -31,14 +31,22 @@ class HolderIndex:
     damaged: tuple[str, ...]
 
 
-class FencedCalls:
-    """Describes calls that this one instance carries out for one job."""
+Entries = dict[bytes, tuple[bytes, RankManifest | None]]
+"""Entries of an index by name, as they were sent and as they read; None: damaged."""
 
-    def __init__(self, endpoint: HolderEndpoint, job: str) -> None:
+
+class FencedCalls:
+    """Describes calls that this one instance carries out for one job.
+
+    `known`: what others have read of the same checkpoint, and this one adds to; each copy of a save has the same entry.
+    """
+
+    def __init__(self, endpoint: HolderEndpoint, job: str, known: Entries | None = None) -> None:
         self._endpoint, self._job = endpoint, job
         self._read: tuple[Any, HolderIndex] | None = None
-        self._parsed: dict[bytes, tuple[bytes, RankManifest | None]] = {}
-        """Entries of the index that was read last, as they were sent and as they read."""
+        self._parsed: Entries = {}
+        """Of the index that was read last."""
+        self._known = known
 
     def __str__(self) -> str:
         return str(self._endpoint.holder)
@@ -116,7 +124,7 @@ class FencedCalls:
         with understood(str(self), "reading the index"):
             _, fence, watermark, entries = result
             found, damaged = [], []
-            before, parsed = self._parsed, dict[bytes, tuple[bytes, RankManifest | None]]()
+            before, parsed = self._parsed if self._known is None else self._known, Entries()
             for name, text in zip(entries[::2], entries[1::2], strict=True):
                 if not name.startswith(of_it):
                     continue
@@ -136,6 +144,8 @@ class FencedCalls:
                 manifests=tuple(sorted(found, key=lambda m: m.save)),
                 damaged=tuple(damaged),
             )
+        if self._known is not None:
+            self._known.update(parsed)
         if only is None:
             self._read, self._parsed = (result, index), parsed
         return index

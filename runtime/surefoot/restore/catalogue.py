@@ -17,10 +17,12 @@ from typing import Literal
 from surefoot.errors import SurefootError, TierError
 from surefoot.holder.client import HolderClient
 from surefoot.holder.connection import Credentials
+from surefoot.holder.fenced_calls import HolderIndex
 from surefoot.protocol.completeness import Covers, TierReading, is_complete, layouts_to_check
 from surefoot.protocol.coverage import uncovered
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId
 from surefoot.protocol.records import Layout, RankManifest
+from surefoot.restore.holder_indexes import IndexedHolder, read_together
 from surefoot.settings import PersistentSettings
 from surefoot.tiers import ByCheckpoint, Tier
 from surefoot.tiers.open import open_persistent
@@ -42,6 +44,8 @@ class SaveSource:
     local: bool = False
     heals: bool = True
     """Whether damaged copies here may be rewritten; not in another job's checkpoints."""
+    holder: IndexedHolder | None = None
+    """Whose index is read together with all others'; None: `open` gives what reads it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +126,7 @@ def holder_sources(
             "memory",
             lambda e=e: HolderClient(e, job, account, call_seconds),  # type: ignore[misc]  # e is bound on purpose
             local=e.holder.node == node,
+            holder=IndexedHolder(e, job, account, call_seconds),
         )
         for e in endpoints
     ]
@@ -156,8 +161,18 @@ def reread(catalogue: Catalogue) -> Catalogue:
 
 
 def _readings(sources: Sequence[SaveSource], only: Checkpoint | None) -> tuple[SourceReading | None, ...]:
-    with ThreadPoolExecutor(max(1, min(len(sources), AT_ONCE)), thread_name_prefix="surefoot-catalogue") as pool:
-        return tuple(pool.map(read_index, sources, repeat(only)))
+    others = [source for source in sources if source.holder is None]
+    threads = 1 + min(len(others), AT_ONCE)
+    with ThreadPoolExecutor(threads, thread_name_prefix="surefoot-catalogue") as pool:
+        # in a thread: the program may run an event loop of its own in this one
+        asked = pool.submit(read_together, [s.holder for s in sources if s.holder is not None], only)
+        read = pool.map(read_index, others, repeat(only))
+        indexes = iter(asked.result())
+        return tuple(next(read) if source.holder is None else _reading(next(indexes)) for source in sources)
+
+
+def _reading(index: HolderIndex | None) -> SourceReading | None:
+    return None if index is None else SourceReading(index.manifests, index.damaged)
 
 
 def read_index(source: SaveSource, only: Checkpoint | None = None) -> SourceReading | None:

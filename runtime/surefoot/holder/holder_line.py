@@ -1,12 +1,14 @@
-"""Keeps one pipelined connection to a holder for all jobs.
+"""Keeps one pipelined connection to a holder in an event loop.
 
-In the event loop. Commands of many jobs are under way at once, and replies come in their order. A server that says nothing for the limit of a
-call fails them all: nobody waits for it in a thread, so it delays no other holder.
+Used by the operator for all jobs, and by whoever restores, who asks every holder at once. Many commands are under way, and
+replies come in their order. A server that says nothing for the limit of a call fails them all: nobody waits for it in a
+thread, so it delays no other holder.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -14,9 +16,9 @@ from typing import Any, TypeVar, cast
 import hiredis
 import redis
 
-from surefoot.holder.connection import TLS_NAME, trust
+from surefoot.holder import nearby
+from surefoot.holder.connection import TLS_NAME, Credentials, trust
 from surefoot.holder.dialogue import Asked, Command, Dialogue
-from surefoot_operator.memory.holder_place import HolderPlace
 
 T = TypeVar("T")
 
@@ -28,11 +30,25 @@ MOST_UNDER_WAY = 20_000
 
 
 class HolderLine:
-    """Connects to the server at one place; may be opened again."""
+    """Connects to one server; may be opened again.
 
-    def __init__(self, place: HolderPlace, call_seconds: float) -> None:
-        self.place = place
+    Arguments as of `connection.Wire`.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        credentials: Credentials,
+        call_seconds: float,
+        tls: bool = False,
+        socket_path: str = "",
+    ) -> None:
+        self._where = host, port
+        self._credentials = credentials
         self._call_seconds = call_seconds
+        self._tls = tls
+        self._socket_path = socket_path
         self._protocol: _Replies | None = None
         self.asked = 0
         """Commands sent since it was made."""
@@ -47,18 +63,12 @@ class HolderLine:
         Raises:
             OSError, redis.exceptions.RedisError: it does not answer, or refuses the account.
         """
-        place, loop = self.place, asyncio.get_running_loop()
-        if place.tls_ca == "":
-            raise redis.exceptions.ConnectionError("it speaks TLS, and the operator has no authority to verify it by")
-        secure = {"ssl": trust(place.tls_ca), "server_hostname": TLS_NAME} if place.tls_ca is not None else {}
         async with asyncio.timeout(self._call_seconds):
-            _, made = await loop.create_connection(
-                lambda: _Replies(self._call_seconds), place.host, place.port, **cast(dict[str, Any], secure)
-            )
-        self._protocol = made
-        if place.admin_password:
+            self._protocol = await self._connected()
+        user, password = self._credentials.user, self._credentials.password
+        if password:
             try:
-                await self.exchange(("AUTH", place.admin_password))
+                await self.exchange(("AUTH", user, password) if user else ("AUTH", password))
             except BaseException:
                 self.close()
                 raise
@@ -96,6 +106,34 @@ class HolderLine:
         protocol, self._protocol = self._protocol, None
         if protocol is not None:
             protocol.fail(error or redis.exceptions.ConnectionError("the connection was closed"))
+
+    async def _connected(self) -> _Replies:
+        """By the server's socket on this node, else by TCP."""
+        loop, why = asyncio.get_running_loop(), ""
+        if self._socket_path:
+            try:
+                near = nearby.connect(self._socket_path, self._call_seconds)
+            except OSError as error:
+                why = error.strerror or str(error)
+            else:
+                near.setblocking(False)
+                return (await loop.create_unix_connection(self._replies, sock=near))[1]
+        (host, port), trusted = self._where, self._trusted()
+        name = TLS_NAME if trusted is not None else None
+        _, found = await loop.create_connection(self._replies, host, port, ssl=trusted, server_hostname=name)
+        if why:
+            nearby.count_fallback(self._socket_path, why)  # only now: a server that is gone has no second-best way
+        return found
+
+    def _replies(self) -> _Replies:
+        return _Replies(self._call_seconds)
+
+    def _trusted(self) -> ssl.SSLContext | None:
+        if not self._tls:
+            return None
+        if not self._credentials.tls_ca:
+            raise redis.exceptions.ConnectionError("it speaks TLS, and no authority was given to verify it by")
+        return trust(self._credentials.tls_ca)
 
     def _send(self, command: Command) -> asyncio.Future[Any]:
         assert self._protocol is not None, "looked at by `exchange`"

@@ -1,0 +1,68 @@
+"""Reads the indexes of many holders at once, on one event loop.
+
+Used by `catalogue`. A thread for each holder spends more on taking turns than on reading, and a rank that restores from
+hundreds of holders stands meanwhile. A holder that is silent takes its own time limit, and delays no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from surefoot.errors import TierError
+from surefoot.holder.connection import Credentials, explained
+from surefoot.holder.fenced_calls import Entries, FencedCalls, HolderIndex
+from surefoot.holder.holder_line import HolderLine
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 32
+"""Holders that are asked at a time: each one's time limit runs while this process shakes hands with all of them, and
+hundreds of TLS handshakes on a busy machine take longer than that."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedHolder:
+    """One holder's index of one job, and the account by which it is read."""
+
+    endpoint: HolderEndpoint
+    job: str
+    account: Credentials
+    call_seconds: float
+
+    async def index(self, only: Checkpoint | None, known: Entries) -> HolderIndex:
+        """Connects, reads and closes; raises a TierError."""
+        endpoint, local = self.endpoint, self.account.local
+        near = local.socket if local is not None and local.node == endpoint.holder.node else ""
+        line = HolderLine(endpoint.host, endpoint.port, self.account, self.call_seconds, endpoint.tls, near)
+        try:
+            with explained(str(endpoint.holder), "connecting"):
+                await line.open()
+            return await line.converse(FencedCalls(endpoint, self.job, known).index(only))
+        finally:
+            line.close()
+
+
+def read_together(holders: Sequence[IndexedHolder], only: Checkpoint | None) -> list[HolderIndex | None]:
+    """Reads each holder's index; None where one is silent.
+
+    Blocks; for a thread that runs no event loop. `only`: reads this checkpoint alone.
+    """
+    return asyncio.run(_read_all(holders, only)) if holders else []
+
+
+async def _read_all(holders: Sequence[IndexedHolder], only: Checkpoint | None) -> list[HolderIndex | None]:
+    turns, known = asyncio.Semaphore(AT_ONCE), Entries()
+
+    async def read(holder: IndexedHolder) -> HolderIndex | None:
+        async with turns:
+            try:
+                return await holder.index(only, known)
+            except TierError as silent:
+                log.warning("memory:%s is silent: %s", holder.endpoint.holder.node, silent)
+                return None
+
+    return list(await asyncio.gather(*map(read, holders)))
