@@ -26,7 +26,7 @@ hundreds of TLS handshakes on a busy machine take longer than that."""
 
 @dataclass(frozen=True, slots=True)
 class IndexedHolder:
-    """One holder's index of one job, and the account by which it is read."""
+    """Names one job's index on one holder, and the reader's account."""
 
     endpoint: HolderEndpoint
     job: str
