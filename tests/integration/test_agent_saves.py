@@ -24,6 +24,7 @@ from support.servers import redis_server
 from surefoot.holder.client import HolderClient
 from surefoot.holder.connection import Credentials
 from surefoot.holder.provisioning import HolderAdmin
+from surefoot.protocol.holders_wanted import HoldersWanted
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
 from surefoot.protocol.messages import (
     Assign,
@@ -31,6 +32,7 @@ from surefoot.protocol.messages import (
     Exited,
     Finished,
     Heartbeat,
+    Holders,
     Listing,
     ListPersistent,
     LookAtHolders,
@@ -210,11 +212,21 @@ async def test_an_agent_repairs_promotes_lists_and_drops_as_it_is_told(
         await launch(coordinator, 1, holders, ranks=1, replicas=1)
         await coordinator.until(0, Finished)
         assert (saves_on(first), saves_on(second)) == ({save}, set())
-        await coordinator.say(0, RepairSave(5, 1, save, first.holder, second.holder))
+        # of the second it was not told but by the request
+        await coordinator.say(0, Holders(1, (first,), (first.holder,), 1, partial=True))
+        await coordinator.say(0, RepairSave(5, 1, save, first.holder, second.holder, (first, second)))
         assert (await coordinator.until(0, Repaired)) == Repaired(5, None)
         assert saves_on(second) == {save}
+        nothing = (replace(second, holder=HolderId("node-e", "e" * 40)),)
+        await coordinator.say(0, Holders(1, nothing, (), 1, partial=True))
+        await coordinator.say(0, PromoteSave(1, (save,), round=1))
+        assert await coordinator.until(0, HoldersWanted) == HoldersWanted(1)
+        failed = await coordinator.until(0, Persisted)
+        assert failed.error is not None
+        assert failed.unreadable is False
+        await coordinator.say(0, Holders(1, holders, (first.holder,), 1))
         await coordinator.say(0, PromoteSave(1, (save,)))
-        persisted = await coordinator.until(0, Persisted)
+        persisted = await coordinator.until(0, Persisted, lambda m: m.error is None)
         assert (persisted.save, persisted.error) == (save, None)
         assert persisted.bytes > 0
         await coordinator.say(0, ListPersistent(6))

@@ -9,10 +9,12 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from support.builders import endpoint
 from surefoot.ipc import agent_backend as trainer_link
 from surefoot.ipc import trainer_messages as line
 from surefoot.ipc.agent_backend import AgentBackend
@@ -125,3 +127,24 @@ def test_a_restore_in_place_maps_in_the_slot_that_it_reads_and_the_first_save_th
         theirs.close()
         link.close(0)
         file.close()
+
+
+def test_all_holders_are_asked_for_where_some_were_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_link, "_HOLDERS_SECONDS", 0.05)
+    ours, theirs = socket.socketpair()
+    link = AgentBackend(ours)
+    link._reader.start()
+    some, every = (endpoint("n0"),), (endpoint("n0"), endpoint("n1"))
+    told = line.Attached("job", 1, 2, 0, "i", Checkpoint(1, 5), (), some, (), 1, None, None, 0, partial=True)
+    try:
+        link._attached = told
+        assert link.all_holders() is None, "nobody says: asked again later"
+        assert line.decode(theirs.recv(1 << 16)[4:]) == line.FindHolders()
+        monkeypatch.setattr(trainer_link, "_HOLDERS_SECONDS", 60.0)
+        theirs.sendall(framed(line.encode(line.AllHolders(every))))
+        assert link.all_holders() == every
+        link._attached = replace(told, partial=False)
+        assert link.all_holders() == some
+    finally:
+        theirs.close()
+        link.close(0)

@@ -206,6 +206,10 @@ class Agent:
             case on.TellLevel(level):
                 for trainer in self.trainers:
                     self.engine.after(rng.uniform(0.0004, 0.4), trainer.process, trainer.follow, level)
+            case on.TellHolders(local, holders):
+                for trainer in self.trainers:
+                    if trainer.local == local:
+                        self.engine.after(0.0004, trainer.process, trainer.told_holders, holders)
             case on.Retarget(holders):
                 self._retarget(holders)
             case on.Flush(epoch):
@@ -252,6 +256,12 @@ class Agent:
     def holder(self, target: HolderId) -> Holder | None:
         """Where an endpoint leads: that instance while it lives, else nobody who knows us."""
         return self.simulation.holders.get(target)
+
+    @property
+    def partly_told(self) -> int:
+        """The epoch of which there are more holders than it was told of; 0: those are all."""
+        holders = self._targets.holders if self._targets is not None else None
+        return holders.epoch if holders is not None and holders.partial else 0
 
     def stage(self, trainer: Trainer, save: RankSave, content: int) -> bool:
         runner = self.drains.get(trainer.local)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from simulator.engine import Refusal, Unavailable
 from simulator.layouts import KnownLayouts
 from simulator.tiers import Holder
-from surefoot.agent.coordinator.leaderless import sound_steps
+from surefoot.agent.coordinator.leaderless import knows_all, sound_steps
 from surefoot.drain.leaderless_gc import spared_good
 from surefoot.protocol.completeness import TierReading, complete, watermark
 from surefoot.protocol.identities import HolderId, RankSave
@@ -42,7 +42,7 @@ class Keeper:
         assign = life.assign
         led = agent.line is not None and not (assign is not None and assign.unseen)
         self._alone_since = None if led else self._alone_since or now
-        if assign is None or assign.group_rank != 0 or self._alone_since is None or self._busy:
+        if assign is None or assign.group_rank != 0 or not knows_all(assign) or self._alone_since is None or self._busy:
             return
         runs = life.alive and not life.killing and life.started == life.claimed == assign.epoch
         if runs and now - self._alone_since > AWAY_SECONDS:

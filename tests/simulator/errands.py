@@ -9,6 +9,7 @@ from simulator.engine import Refusal, Unavailable
 from simulator.tiers import CHUNKS, Holder, Persistent, Piece
 from surefoot.protocol import messages as said
 from surefoot.protocol.completeness import LeftOut
+from surefoot.protocol.holders_wanted import HoldersWanted
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
 
 if TYPE_CHECKING:
@@ -117,7 +118,8 @@ class Errands:
                 )
 
     def repair(self, order: said.RepairSave) -> None:
-        source, target = self._agent.holder(order.source), self._agent.holder(order.target)
+        told = {one.holder for one in (*order.endpoints, *self._agent.endpoints)}
+        source, target = (self._agent.holder(h) if h in told else None for h in (order.source, order.target))
 
         def reply(error: str | None) -> None:
             self._agent.say(said.Repaired(order.request, error))
@@ -154,10 +156,14 @@ class Errands:
             self._promoting.discard(save)
             self._agent.say(said.Persisted(save, error, 1000, 0.1, unreadable=False))
 
+        lacking = self._agent.partly_told
+
         def fetched(got: Any) -> None:
             if isinstance(got, bool):
                 self._promoting.discard(save)
-                self._agent.say(said.Persisted(save, "no copy can be read", unreadable=got))
+                if lacking:
+                    self._agent.say(HoldersWanted(lacking))
+                self._agent.say(said.Persisted(save, "no copy can be read", unreadable=got and not lacking))
                 return
             entry, pieces = got
 

@@ -14,12 +14,13 @@ from simulator.engine import Line, Process, Refusal, Unavailable
 from simulator.janitor import Janitor
 from simulator.layouts import KnownLayouts
 from simulator.tiers import Holder
-from simulator.views import Connection, Todo, Uploads, Watch
+from simulator.views import FEW_HOLDERS, Connection, Todo, Uploads, Watch, copy_request
 from surefoot.protocol import messages as said
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, WorkerId
 from surefoot.protocol.records import RankManifest
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.coordinator import desired_messages, order_requests, pair_orders, sessions
+from surefoot_operator.coordinator.told_holders import scope_after
 from surefoot_operator.observed import HolderSeen, Observed
 from surefoot_operator.policy import actions as act
 from surefoot_operator.policy.failure import holder_liveness
@@ -120,19 +121,19 @@ class Operator:
         for connection in list(self.connections):
             if connection.worker is None:
                 continue
-            wanted = desired_messages.desired_messages(rule, self.sessions, connection.worker)
+            wanted = desired_messages.desired_messages(rule, self.sessions, connection.worker, connection.hears_all)
             send, connection.told = desired_messages.outbox_diff(connection.told, wanted)
             for message in send:
                 self.simulation.oracle.eyes.told(message)
                 connection.line.send(self.process, message)
 
     def rule(self) -> desired_messages.DesiredState:
-        world = self._status.world
-        epoch = world.epoch if world is not None else 0
+        epoch = self._status.world.epoch if self._status.world is not None else 0
         usable = holder_liveness.usable_holders(self._holders(), self._status.named_holders, epoch)
         if self._ruled is None or self._ruled[0] is not self._status or self._ruled[1] != usable:
             replicas = self.simulation.job.spec.checkpoint.memory.replicas
-            made = desired_messages.desired_state_after(None, self._status, usable, replicas, "")
+            scope = scope_after(self._ruled and self._ruled[2].scope, self._status, self._holders, FEW_HOLDERS)
+            made = desired_messages.desired_state_after(None, self._status, usable, replicas, "", scope)
             self._ruled = (self._status, usable, made)
         return self._ruled[2]
 
@@ -285,8 +286,8 @@ class Operator:
             case act.ProposeHold(epoch, step, verb):
                 everyone = [WorkerId(m.index, m.attempt) for m in world.members] if world is not None else []
                 order = order_requests.propose_hold(order, epoch, step, verb, everyone, now)
-            case act.CopySave(worker, epoch, save, source, target):
-                order = order_requests.repair(order, [(worker, said.RepairSave(0, epoch, save, source, target))], now)
+            case act.CopySave(worker=worker):
+                order = order_requests.repair(order, [(worker, copy_request(action, self.watches))], now)
             case Uploads(shares):
                 order = order_requests.promote(order, shares)
             case act.DropPersisted(worker, epoch, checkpoints):
@@ -344,8 +345,7 @@ class Operator:
                     self.poke()
             self._turn(watch, "Ready")
 
-        rule = self._status.world
-        claimed = rule is not None and rule.state == "Claimed"
+        claimed = self._status.world is not None and self._status.world.state == "Claimed"
 
         # while Claimed only SealHolder raises a fence and reads: the drains of the old epoch still have their grace
         def visit() -> tuple[int, tuple[RankManifest, ...] | None, frozenset[str]]:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from simulator.engine import Process, Refusal, Unavailable
 from simulator.tiers import CHUNKS
 from surefoot.agent import events as on
+from surefoot.agent.coordinator.leaderless import knows_all
 from surefoot.ipc.trainer_messages import HoldAt
-from surefoot.protocol.identities import Checkpoint, RankSave
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint, RankSave
 from surefoot.protocol.loss_band import OddSteps
 from surefoot.protocol.messages import Assign
 from surefoot.protocol.progress import Progress
@@ -90,6 +91,10 @@ class Trainer:
     def __init__(self, agent: Agent, assign: Assign, store: str, local: int) -> None:
         self.agent, self.simulation = agent, agent.simulation
         self.engine, self.network = agent.engine, agent.network
+        self.known, self.partial = assign.holders, not knows_all(assign)
+        """Holders that it may read, and whether there are more."""
+        self._unfound: Callable[[], None] | None = None
+        """What goes on once it was told of them all."""
         self.assign, self.local, self.rank = assign, local, assign.first_rank + local
         self.process = Process(f"trainer e{assign.epoch} r{self.rank}", agent.process.site)
         self.step, self.state, self.level = 0, 0, 0
@@ -131,7 +136,7 @@ class Trainer:
             self._restored(parent.step, "memory")
             return
         save = RankSave(parent.epoch, parent.step, rank)
-        sources = [h for e in self.assign.holders if (h := self.agent.holder(e.holder)) is not None]
+        sources = [h for e in self.known if (h := self.agent.holder(e.holder)) is not None]
         self._try(
             save,
             [*sources],
@@ -145,6 +150,9 @@ class Trainer:
         if isinstance(content, int):
             found[save.rank] = content
             self._fetch(parent, size, save.rank + 1, found, backoff)
+        elif self.partial:
+            self._unfound = lambda: self._fetch(parent, size, save.rank, found, backoff)
+            self._seek()
         elif content == "silent":
             self.engine.after(backoff, self.process, self._fetch, parent, size, save.rank, found, min(2.0, backoff * 2))
         else:
@@ -153,6 +161,18 @@ class Trainer:
             self.agent.tell_trainer(
                 on.TrainerRestoreFailed(self.assign.epoch, self.local, parent, absent, str(content))
             )
+
+    def _seek(self) -> None:
+        """What is not found on the holders that it knows may be on others: asks, until it was told of all."""
+        if self.partial:
+            self.agent.tell_trainer(on.HoldersSought(self.assign.epoch, self.local))
+            self.engine.after(5.0, self.process, self._seek)
+
+    def told_holders(self, holders: tuple[HolderEndpoint, ...]) -> None:
+        again, self._unfound = self._unfound, None
+        self.known, self.partial = holders, False
+        if again is not None:
+            again()
 
     def _try(self, save: RankSave, sources: list[Any], seen: dict[str, int], done: Callable[[Any], None]) -> None:
         if not sources:

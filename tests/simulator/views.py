@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from simulator.engine import Line
 from surefoot.protocol import messages as said
-from surefoot.protocol.identities import HolderEndpoint, WorkerId
+from surefoot.protocol.identities import HolderEndpoint, HolderId, WorkerId
 from surefoot.protocol.records import RankManifest
 from surefoot_operator.coordinator import desired_messages
 from surefoot_operator.policy import actions as act
+
+FEW_HOLDERS = 0
+"""Nobody is told of all because there are few: what a large job does is searched at the size of a small one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +52,14 @@ class Connection:
     told: desired_messages.Delivered = field(default_factory=dict)
     worker: WorkerId | None = None
     incarnation: str = ""
+
+    @property
+    def hears_all(self) -> bool:
+        """As `AgentConnection.hears_all`."""
+        return not self.line.lists_holders or desired_messages.hears_all(self.told)
+
+
+def copy_request(copy: act.CopySave, watches: Mapping[HolderId, Watch]) -> said.RepairSave:
+    """Says where both holders answer, as far as the operator met them."""
+    where = tuple(watches[one].endpoint for one in (copy.source, copy.target) if one in watches)
+    return said.RepairSave(0, copy.epoch, copy.save, copy.source, copy.target, where)

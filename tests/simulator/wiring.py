@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from surefoot.errors import ProtocolError
-from surefoot.protocol.holder_list import HolderList, HoldersTold, changes
+from surefoot.protocol.holder_list import HolderList, HoldersTold, changes, told_steps
 from surefoot.protocol.messages import Assign, HolderChanges, Holders
 from surefoot.protocol.wire import OLDEST, VERSION, decode_versioned, encode
 
@@ -22,6 +22,7 @@ class Wire:
     def __init__(self, version: int, oldest_end: int) -> None:
         self._version, self._oldest_end = version, oldest_end
         self._told: HoldersTold = self.told_before()
+        self._all_listed = False
         self._heard = HolderList()
 
     @staticmethod
@@ -29,15 +30,20 @@ class Wire:
         """Holders that the agent knows of as the line begins: none."""
         return ()
 
+    @property
+    def lists_holders(self) -> bool:
+        return self._version >= HolderChanges.SINCE
+
     def packed(self, message: Any) -> list[str]:
         """What is sent for it; nothing if that version does not have it. As `AgentConnection.send`."""
         texts = []
-        if isinstance(message, Assign | Holders) and self._version >= HolderChanges.SINCE:
-            changed = changes(self._told, message.holders)
-            self._told = message.holders
+        if isinstance(message, Assign | Holders) and self.lists_holders:
+            for before, after in told_steps(self._told, self._all_listed, message):
+                changed = changes(before, after)
+                if changed is not None:
+                    texts.append(encode(changed, self._version))
+            self._told, self._all_listed = message.holders, not message.partial
             message = replace(message, holders=(), listed=True)
-            if changed is not None:
-                texts.append(encode(changed, self._version))
         try:
             texts.append(encode(message, self._version))
         except ProtocolError:

@@ -165,7 +165,7 @@ class AgentChannel:
     def _tell_one(self, worker: WorkerId) -> None:
         line = self._lines.get(worker)
         if line is not None and self._rule is not None:
-            line.tell(desired_messages(self._rule, self.sessions, worker))
+            line.tell(desired_messages(self._rule, self.sessions, worker, line.hears_all))
 
 
 _CALM = {"heard_seconds", "progress", "timings", "step_at_seconds"}

@@ -15,13 +15,13 @@ from dataclasses import replace
 from aiohttp import web
 
 from surefoot.errors import ProtocolError
-from surefoot.protocol.holder_list import HoldersTold
+from surefoot.protocol.holder_list import HoldersTold, told_steps
 from surefoot.protocol.identities import WorkerId
 from surefoot.protocol.messages import Assign, HolderChanges, Holders, ToAgent
 from surefoot.protocol.wire import encode
 from surefoot_operator import metrics
-from surefoot_operator.coordinator.desired_messages import Delivered, outbox_diff
-from surefoot_operator.coordinator.shared_texts import LARGE_CHARACTERS, SharedTexts
+from surefoot_operator.coordinator.desired_messages import Delivered, hears_all, outbox_diff
+from surefoot_operator.coordinator.shared_texts import LARGE_CHARACTERS, SharedTexts, between
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,8 @@ class AgentConnection:
         self._shared = shared
         self._holders: HoldersTold = ()
         """Those that the line was told of, where they are not part of other messages."""
+        self._all_listed = False
+        """Whether those are all, and the text of what changes is the same for others."""
         self.transport = request.transport
         self._queue: asyncio.Queue[str] = asyncio.Queue(queue_limit)
         self._told: Delivered = {}
@@ -53,6 +55,16 @@ class AgentConnection:
             if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
                 raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
+    @property
+    def lists_holders(self) -> bool:
+        """Whether its version is told of holders by their changes."""
+        return self.version is None or self.version >= HolderChanges.SINCE
+
+    @property
+    def hears_all(self) -> bool:
+        """Whether it is told of every holder, needed or not."""
+        return not self.lists_holders or hears_all(self._told)
+
     def tell(self, wanted: Iterable[ToAgent]) -> None:
         """Queues those of these messages that the agent lacks."""
         messages, self._told = outbox_diff(self._told, wanted)
@@ -61,16 +73,22 @@ class AgentConnection:
 
     def send(self, message: ToAgent) -> None:
         """Queues one message; a full queue cuts the connection."""
-        if isinstance(message, Assign | Holders) and (self.version is None or self.version >= HolderChanges.SINCE):
-            changed = self._shared.between(self._holders, message.holders, self.version)
-            self._holders = message.holders
+        if isinstance(message, Assign | Holders) and self.lists_holders:
+            self._list_holders(message)
             message = replace(message, holders=(), listed=True)
-            if changed is not None:
-                self._put(changed)
         try:
             self._put(encode(message, self.version))
         except ProtocolError as error:
             log.warning("cannot send to %s: %s", self.worker, error)
+
+    def _list_holders(self, message: Assign | Holders) -> None:
+        """Tells of the message's holders ahead of it, by what changes."""
+        for before, after in told_steps(self._holders, self._all_listed, message):
+            shared = not message.partial and after is message.holders
+            text = (self._shared.between if shared else between)(before, after, self.version)
+            if text is not None:
+                self._put(text)
+        self._holders, self._all_listed = message.holders, not message.partial
 
     def _put(self, text: str) -> None:
         try:

@@ -18,8 +18,9 @@ from surefoot.protocol.messages import Assign, Holders, SaveLevel, Stop, ToAgent
 from surefoot.protocol.pair_messages import PairTrial
 from surefoot.protocol.placement import targets
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.coordinator import pair_orders
+from surefoot_operator.coordinator import pair_orders, told_holders
 from surefoot_operator.coordinator.sessions import Session, Sessions, store_address
+from surefoot_operator.coordinator.told_holders import HolderScope
 from surefoot_operator.policy.failure.holder_liveness import UsableHolders
 
 Delivered = Mapping[str, ToAgent]
@@ -44,6 +45,9 @@ class DesiredState:
     """Provisioned, answering and named in status: nobody else's address is ever given away."""
     targets: Mapping[int, tuple[HolderEndpoint, ...]] = field(default_factory=dict)
     """worker index → where its saves go."""
+    needed: Mapping[int, tuple[HolderEndpoint, ...]] | None = None
+    """worker index → those of `holders` that it is told of; None: all of them."""
+    scope: HolderScope = field(default_factory=HolderScope)
     token: str = field(default="", repr=False)
     """The epoch's secret, which stands nowhere else."""
     places: Mapping[tuple[int, int, str], int] = field(default_factory=dict)
@@ -59,25 +63,35 @@ class DesiredState:
         status = self.status
         level = None if status.memory_interval is None else status.memory_interval.level
         shared = (status.world, status.restarts, status.lineage, status.older_job, status.skipped, level)
-        return (*shared, self.replicas, self.holders, self.targets, self.token, self.unseen)
+        return (*shared, self.replicas, self.holders, self.targets, self.needed, self.token, self.unseen)
 
 
 def desired_state_after(
-    old: DesiredState | None, status: JobStatus, usable: UsableHolders, replicas: int, token: str
+    old: DesiredState | None,
+    status: JobStatus,
+    usable: UsableHolders,
+    replicas: int,
+    token: str,
+    scope: HolderScope = HolderScope(),  # noqa: B008  frozen
 ) -> DesiredState:
     """Derives the desired state, reusing what has not changed.
 
     Most rounds change neither world nor holders, and placing each worker's copies anew would cost most of the round.
     """
-    given = (status.world, status.named_holders, usable, replicas, token)
+    given = (status.world, status.named_holders, usable, replicas, token, scope)
     if old is not None and old.made_from == given:
         return replace(old, status=status)
-    made = desired_state(status, usable.endpoints, replicas, token, unseen=not usable.seen)
+    made = desired_state(status, usable.endpoints, replicas, token, not usable.seen, scope)
     return replace(made, made_from=given)
 
 
 def desired_state(
-    status: JobStatus, usable: Iterable[HolderEndpoint], replicas: int, token: str = "", unseen: bool = False
+    status: JobStatus,
+    usable: Iterable[HolderEndpoint],
+    replicas: int,
+    token: str = "",
+    unseen: bool = False,
+    scope: HolderScope = HolderScope(),  # noqa: B008  frozen
 ) -> DesiredState:
     """Derives the desired state from status, usable holders, R and the secret.
 
@@ -93,7 +107,8 @@ def desired_state(
     newest = status.world.parent.step if status.world is not None and status.world.parent is not None else 0
     # whoever is to drop old saves is told of none that are bad, and would keep such a one in place of a good one
     unseen = unseen and bool(holders) and not any(one.step > newest for one in status.bad)
-    return DesiredState(status, wanted, holders, places, token, numbers, unseen)
+    needed = told_holders.needed_holders(status, holders, places, scope)
+    return DesiredState(status, wanted, holders, places, needed, scope, token, numbers, unseen)
 
 
 def concerned(before: Sessions, after: Sessions) -> Collection[WorkerId] | None:
@@ -119,8 +134,13 @@ def concerned(before: Sessions, after: Sessions) -> Collection[WorkerId] | None:
     return found
 
 
-def desired_messages(rule: DesiredState, sessions: Sessions, worker: WorkerId) -> tuple[ToAgent, ...]:
-    """Lists every message that this worker's agent must have received."""
+def desired_messages(
+    rule: DesiredState, sessions: Sessions, worker: WorkerId, whole: bool = False
+) -> tuple[ToAgent, ...]:
+    """Lists every message that this worker's agent must have received.
+
+    `whole`: it is told of every holder.
+    """
     session = sessions.by_worker.get(worker)
     world = rule.status.world
     if session is None:
@@ -134,7 +154,7 @@ def desired_messages(rule: DesiredState, sessions: Sessions, worker: WorkerId) -
             # A thawed member of an older world must not go on; for a newcomer that waits warm this changes nothing.
             words.append(Stop(world.epoch, f"epoch {world.epoch} runs without this agent"))
         else:
-            words += _to_member(rule, sessions, session, place)
+            words += _to_member(rule, sessions, session, (place, whole))
     words += _orders(sessions, worker)
     words += pair_orders.words(sessions.orders, worker, session.seen.incarnation)
     return tuple(words)
@@ -144,9 +164,18 @@ def _place(places: Mapping[tuple[int, int, str], int], session: Session) -> int 
     return places.get((session.seen.index, session.seen.attempt, session.seen.incarnation))
 
 
-def _to_member(rule: DesiredState, sessions: Sessions, session: Session, place: int) -> list[ToAgent]:
-    world = rule.status.world
+def _holders_of(rule: DesiredState, session: Session, place: int, whole: bool) -> tuple[HolderEndpoint, ...]:
+    if rule.needed is None or whole or told_holders.is_asked_for(session) or told_holders.keeps_house(place):
+        return rule.holders
+    needed = rule.needed.get(session.seen.index, ())
+    return needed if len(needed) < len(rule.holders) else rule.holders
+
+
+def _to_member(rule: DesiredState, sessions: Sessions, session: Session, about: tuple[int, bool]) -> list[ToAgent]:
+    """`about`: the member's place, and whether it is told of every holder."""
+    world, place = rule.status.world, about[0]
     assert world is not None
+    holders = _holders_of(rule, session, *about)
     local = world.size // len(world.members)
     words: list[ToAgent] = [
         Assign(
@@ -162,7 +191,8 @@ def _to_member(rule: DesiredState, sessions: Sessions, session: Session, place: 
             token=rule.token,
             hosts_store=place == 0,
             store=store_address(sessions),
-            holders=rule.holders,
+            holders=holders,
+            partial=len(holders) < len(rule.holders),
             targets=tuple(e.holder for e in rule.targets.get(session.seen.index, ())),
             replicas=rule.replicas,
             older_job=rule.status.older_job if world.parent is not None and world.parent.imported else None,
@@ -203,6 +233,19 @@ def slot_of(message: ToAgent) -> str:
             return type(message).__name__
 
 
+_LISTED = "holders"
+"""The slot of the newest assignment, which a halt does not replace: the line's list outlives it."""
+
+
+def hears_all(told: Delivered) -> bool:
+    """Whether a line was told of every holder.
+
+    It goes on to be, by changes: taking two thousand back costs as much as telling them.
+    """
+    newest = told.get(_LISTED)
+    return isinstance(newest, Assign) and not newest.partial
+
+
 def outbox_diff(told: Delivered, wanted: Iterable[ToAgent]) -> tuple[tuple[ToAgent, ...], Delivered]:
     """Returns the messages to send, and what will have been delivered."""
     send: list[ToAgent] = []
@@ -213,6 +256,8 @@ def outbox_diff(told: Delivered, wanted: Iterable[ToAgent]) -> tuple[tuple[ToAge
         if difference is not None:
             send.append(difference)
         now_told[slot] = message
+        if isinstance(message, Assign):
+            now_told[_LISTED] = message
     for slot, message in told.items():
         if slot not in now_told and not slot.startswith("request "):
             now_told[slot] = message
@@ -226,7 +271,10 @@ def _difference(told: ToAgent | None, wanted: ToAgent) -> ToAgent | None:
     if isinstance(told, Assign) and isinstance(wanted, Assign) and told.epoch == wanted.epoch:
         if told.store != wanted.store:
             return wanted
-        tier = Holders(wanted.epoch, wanted.holders, wanted.targets, wanted.replicas, unseen=wanted.unseen)
-        before = Holders(told.epoch, told.holders, told.targets, told.replicas, unseen=told.unseen)
+        tier, before = _tier_of(wanted), _tier_of(told)
         return None if tier == before else tier
     return wanted
+
+
+def _tier_of(said: Assign) -> Holders:
+    return Holders(said.epoch, said.holders, said.targets, said.replicas, unseen=said.unseen, partial=said.partial)

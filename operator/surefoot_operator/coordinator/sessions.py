@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from surefoot.protocol.holders_wanted import HoldersWanted
 from surefoot.protocol.identities import WorkerId
 from surefoot.protocol.messages import (
     Exited,
@@ -51,6 +52,8 @@ class Session:
     """Epoch that was running when it last connected: not 0 means that it is adopted, not started."""
     store: tuple[int, str] | None = None
     """(epoch, host:port) of the store that this agent hosts."""
+    wants_holders: bool = False
+    """Asked on this line to be told of every holder."""
     replaced: frozenset[str] = frozenset()
     """Incarnations that were this worker before; a thawed one must not come back."""
 
@@ -141,7 +144,11 @@ def connected(sessions: Sessions, hello: Hello, now: float) -> Sessions:
     stopped = max(session.seen.stopped, hello.stopped)
     store = (hello.epoch, hello.store) if hello.store and hello.epoch else session.store
     session = replace(
-        session, seen=replace(session.seen, stopped=stopped, warm=hello.warm), hello_epoch=hello.epoch, store=store
+        session,
+        seen=replace(session.seen, stopped=stopped, warm=hello.warm),
+        hello_epoch=hello.epoch,
+        store=store,
+        wants_holders=False,
     )
     return _with(sessions, session)
 
@@ -205,6 +212,8 @@ def heard(sessions: Sessions, worker: WorkerId, message: FromAgent, now: float) 
             session = replace(session, store=(message.epoch, message.address))
         case Exited() | Held() | UnreadableSave() | Finished():
             session = _fact(session, message, now)
+        case HoldersWanted():
+            session = replace(session, wants_holders=True)
         case StuckRanks():
             session = _standing(session, message)
         case NodeHealth():

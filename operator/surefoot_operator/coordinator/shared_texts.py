@@ -20,6 +20,12 @@ LARGE_AT_A_TIME = 32
 """Large texts that are being written at a time: each stands in its connection's buffer once more."""
 
 
+def between(told: HoldersTold, wanted: HoldersTold, version: int | None) -> str | None:
+    """Encodes the difference of two holder lists; None: they are equal."""
+    message = None if told is wanted else changes(told, wanted)
+    return None if message is None else encode(message, version)
+
+
 class SharedTexts:
     """Caches one server's encoded holder lists by the lists' identity.
 
@@ -33,14 +39,16 @@ class SharedTexts:
         self.large = asyncio.Semaphore(LARGE_AT_A_TIME)
 
     def between(self, told: HoldersTold, wanted: HoldersTold, version: int | None) -> str | None:
-        """Encodes the difference of two holder lists; None: they are equal."""
+        """Encodes the difference once for all lines; None: they are equal."""
         if told is wanted:
             return None
         key = (id(told), id(wanted), version)
         if key not in self._texts:
-            message = changes(told, wanted)
-            text = None if message is None else encode(message, version)
-            self._texts[key] = (told, wanted, text)  # which keeps both, so that no other list gets their identity
+            self._texts[key] = (
+                told,
+                wanted,
+                between(told, wanted, version),
+            )  # which keeps both, so that no other list gets their identity
             if len(self._texts) > MOST_TEXTS:
                 self._texts.popitem(last=False)
         return self._texts[key][2]

@@ -41,6 +41,7 @@ from surefoot_operator.policy.actions import (
     SetFinalizer,
     TryPairs,
 )
+from surefoot_operator.policy.indexes import holders_by_id
 from surefoot_operator.reconcile.dependencies import Dependencies
 from surefoot_operator.reconcile.worker_calls import WorkerCalls
 
@@ -113,7 +114,7 @@ def carry_out_maintenance(
         elif isinstance(action, PromoteSaves):
             promotions[action.worker] = PromoteSave(action.epoch, action.saves)
         elif isinstance(action, CopySave):
-            copies.append((action.worker, RepairSave(0, action.epoch, action.save, action.source, action.target)))
+            copies.append((action.worker, _copy(action, seen)))
         elif isinstance(action, SealHolder):
             _seal(dependencies, action)
         else:
@@ -126,6 +127,13 @@ def carry_out_maintenance(
     if drops and world is not None:
         left, epoch = min(expires) - dependencies.clock(), world.epoch
         background.start_once("drops", lambda: dependencies.memory.drop(drops, epoch, left))
+
+
+def _copy(action: CopySave, seen: Observed) -> RepairSave:
+    """The request, with where both holders answer: whoever copies need not know of them otherwise."""
+    holders = holders_by_id(seen.holders)
+    where = tuple(holders[one].endpoint for one in (action.source, action.target) if one in holders)
+    return RepairSave(0, action.epoch, action.save, action.source, action.target, where)
 
 
 def repairing(sessions: Sessions) -> frozenset[RankSave]:

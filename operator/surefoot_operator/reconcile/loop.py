@@ -19,6 +19,7 @@ from surefoot.task_set import TaskSet
 from surefoot_operator import metrics, names
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.coordinator.desired_messages import DesiredState, desired_state_after
+from surefoot_operator.coordinator.told_holders import scope_after
 from surefoot_operator.errors import FabricError, InvariantBroken, JobRefused, NotLeading, WorldMoved
 from surefoot_operator.fabric.interface import FabricSeen
 from surefoot_operator.observed import Observed
@@ -253,7 +254,9 @@ class Reconciler:
         epoch = status.world.epoch if status.world is not None else 0
         replicas = shown.job.spec.checkpoint.memory.replicas
         usable, token = dependencies.memory.usable(epoch), dependencies.epoch_token(epoch)
-        self._desired = desired_state_after(self._desired, status, usable, replicas, token)
+        before = self._desired.scope if self._desired is not None else None
+        scope = scope_after(before, status, dependencies.memory.seen)
+        self._desired = desired_state_after(self._desired, status, usable, replicas, token, scope)
         dependencies.channel.rule(self._desired)
 
     def _maintain(self, kept: Maintenance, seen: Observed) -> None:

@@ -12,7 +12,7 @@ from typing import Literal
 from surefoot.agent.looks import Look
 from surefoot.agent.state import Departure
 from surefoot.ipc.trainer_messages import HoldAt
-from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint
 from surefoot.protocol.loss_band import NONE_ODD, OddSteps
 from surefoot.protocol.messages import Assign, FromAgent, Hold, Holders
 from surefoot.protocol.progress import Progress
@@ -168,6 +168,14 @@ class TrainerRestoreFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class HoldersSought:
+    """A restoring trainer needs holders that nobody told it of."""
+
+    epoch: int
+    local: int
+
+
+@dataclass(frozen=True, slots=True)
 class TrainerClosed:
     """A trainer closed its Checkpointer; it may take long to exit.
 
@@ -221,6 +229,7 @@ Event = (
     | HoldReached
     | TrainerRestored
     | TrainerRestoreFailed
+    | HoldersSought
     | TrainerClosed
     | Flushed
     | StacksTaken
@@ -285,6 +294,14 @@ class TellLevel:
 
 
 @dataclass(frozen=True, slots=True)
+class TellHolders:
+    """Tells a local rank of every holder of the epoch."""
+
+    local: int
+    holders: tuple[HolderEndpoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Retarget:
     """Replaces the holders that saves go to."""
 
@@ -313,6 +330,7 @@ Command = (
     | Beat
     | TellHold
     | TellLevel
+    | TellHolders
     | Retarget
     | Flush
     | Exit

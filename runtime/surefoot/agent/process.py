@@ -111,7 +111,7 @@ class AgentProcess:
         self._trainers = TrainerSupervisor(
             self._starter, self._forwarder, logs, environment, str(path), self._orphans, self.dispatch, self.inquiry
         )
-        places = SaveLocations(self.staging.open_tier, self.staging.holders)
+        places = SaveLocations(self.staging.open_tier, self.staging.holders, self.staging.partly_told)
         self._unexpected = UnexpectedErrors()
         checks = node_checks((logs,))
         if settings.pre_join_check != "Off":
@@ -184,6 +184,8 @@ class AgentProcess:
                 self.trainer_server.tell(self.state.started, None, hold)
             case on.TellLevel(level):
                 self.trainer_server.tell(self.state.started, None, line.LevelSet(level))
+            case on.TellHolders():
+                self._trainer_handler.tell_holders(command)
             case on.Retarget(holders):
                 self.staging.retarget(holders)
             case on.Flush(epoch):

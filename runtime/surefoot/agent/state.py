@@ -94,6 +94,8 @@ class AgentState:
     facts: tuple[FromAgent, ...] = field(default=())
     flushing: bool = False
     flushed: bool = False
+    seeking: frozenset[int] = frozenset()
+    """Local ranks that wait to be told of every holder."""
     leaving: int | None = None
     """Exit code, once this worker is to end."""
     departure: Departure | None = None

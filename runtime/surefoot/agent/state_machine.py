@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from surefoot.agent import events as on
-from surefoot.agent import stuck_ranks
+from surefoot.agent import holder_search, stuck_ranks
 from surefoot.agent.events import Command, Event
 from surefoot.agent.state import AgentState as AgentState
 from surefoot.agent.state import LocalRank as LocalRank
@@ -52,7 +52,7 @@ def _take(state: AgentState, event: Event) -> Step:
         case on.WarmChanged(warm):
             return replace(state, warm=warm), (on.Beat(),)
         case on.Welcomed():
-            return state, (*(on.Send(fact) for fact in state.facts), on.Beat())
+            return state, (*(on.Send(fact) for fact in state.facts), *holder_search.welcomed(state), on.Beat())
         case on.Assigned(assign):
             return _assigned(state, assign)
         case on.StopAsked(epoch):
@@ -145,10 +145,11 @@ def _start(state: AgentState) -> Step:
         gaps=(),
         looks=0,
         look=None,
+        seeking=frozenset(),
         begun_at=None,
         exit_report=None,
     )
-    return fresh, (on.StartTrainers(assign, store), on.Beat())
+    return fresh, (on.StartTrainers(assign, store), *holder_search.foreseen(assign), on.Beat())
 
 
 def _finished(state: AgentState) -> bool:
@@ -167,8 +168,9 @@ def _assigned(state: AgentState, assign: Assign) -> Step:
     if assign.epoch > state.claimed:
         state = _claim(state, assign.epoch)
     state = replace(state, assign=assign)
-    holders = Holders(assign.epoch, assign.holders, assign.targets, assign.replicas)
-    return state, (on.Retarget(holders),)
+    holders = Holders(assign.epoch, assign.holders, assign.targets, assign.replicas, partial=assign.partial)
+    after, found = holder_search.told(state)
+    return after, (on.Retarget(holders), *found)
 
 
 def _asked(state: AgentState, event: on.HoldAsked | on.HoldersChanged | on.LevelAsked) -> Step:
@@ -182,8 +184,10 @@ def _asked(state: AgentState, event: on.HoldAsked | on.HoldersChanged | on.Level
                 targets=holders.targets,
                 replicas=holders.replicas,
                 unseen=holders.unseen,
+                partial=holders.partial,
             )
-            return replace(state, assign=changed), (on.Retarget(holders),)
+            after, found = holder_search.told(replace(state, assign=changed))
+            return after, (on.Retarget(holders), *found)
         case on.LevelAsked(epoch, level):
             if epoch != state.claimed or level == state.level:
                 return state, ()
@@ -275,6 +279,7 @@ TrainerEvent = (
     | on.HoldReached
     | on.TrainerRestored
     | on.TrainerRestoreFailed
+    | on.HoldersSought
     | on.TrainerClosed
 )
 
@@ -304,6 +309,8 @@ def _from_trainer(state: AgentState, event: TrainerEvent) -> Step:
         case on.TrainerRestored(source=source, odd=odd):
             after = _with(state, mine, source=source, progress=replace(mine.progress, **odd.told))
             return after, (on.Beat(),) if after.restored else ()
+        case on.HoldersSought():
+            return holder_search.sought(state, mine.local)
         case on.TrainerRestoreFailed(checkpoint=checkpoint, absent=absent, detail=detail):
             return _fact(state, UnreadableSave(state.started, checkpoint, mine.rank, absent, detail))
 

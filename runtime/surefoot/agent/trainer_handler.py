@@ -89,6 +89,7 @@ class TrainerSessionHandler:
             level=state.level,
             older_job=assign.older_job,
             skip_steps=assign.skip_steps,
+            partial=assign.partial,
         )
 
     def hear(self, trainer: TrainerConnection, message: line.FromTrainer) -> None:
@@ -114,6 +115,8 @@ class TrainerSessionHandler:
             case line.FindStagedSaves(checkpoint=checkpoint):
                 for here, fd in self._agent.staging.reusable_saves(local, checkpoint):
                     trainer.tell(here, fd)
+            case line.FindHolders():
+                dispatch(on.HoldersSought(epoch, local))
             case line.HoldReply(step=step, accepted=accepted):
                 dispatch(on.HoldAnswered(epoch, local, step, accepted))
             case line.Holding(step=step):
@@ -132,6 +135,13 @@ class TrainerSessionHandler:
                 dispatch(on.TrainerClosed(epoch, local, offered))
             case line.Attach():
                 _log.warning("rank %d attached twice: ignored", trainer.rank)
+
+    def tell_holders(self, told: on.TellHolders) -> None:
+        """Answers the trainer of a local rank that sought all holders."""
+        state = self._agent.state
+        rank = next((r.rank for r in state.ranks if r.local == told.local), None)
+        if rank is not None:
+            self._agent.trainer_server.tell(state.started, rank, line.AllHolders(told.holders))
 
     def slot_freed(self, local: int, slot: int, step: int, ok: bool) -> None:
         """Tells the trainer that now has this memory of a free slot."""

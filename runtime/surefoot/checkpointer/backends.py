@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,9 +23,9 @@ from surefoot.errors import ConfigurationError
 from surefoot.holder.connection import account_of
 from surefoot.ipc.backend import SaveBackend
 from surefoot.ipc.trainer_messages import Attached
-from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint
 from surefoot.protocol.lineage import Lineage, LineageEntry
-from surefoot.restore.catalogue import SaveSource, holder_sources, older_source, persistent_source
+from surefoot.restore.catalogue import Further, SaveSource, holder_sources, older_source, persistent_source
 from surefoot.settings import JobSettings, job_settings, settings_elsewhere
 from surefoot.tiers.open import open_persistent
 from surefoot.tiers.persistent import ObjectStoreTier
@@ -59,6 +59,8 @@ class ConnectedBackend:
     sources: tuple[SaveSource, ...]
     patience_seconds: float | None
     older: SaveSource | None = None
+    further: Further | None = None
+    """Asks for the holders that are not among `sources`; None: there are none."""
     agreement: RestoreAgreement | None = None
     """How the ranks go on where the restore point cannot be read; None where the operator decides that."""
 
@@ -85,11 +87,21 @@ def connect_backend(
 
 def connect_agent(link: SaveBackend, settings: JobSettings, node: str | None) -> ConnectedBackend:
     about, older = link.attached, link.attached.older_job
-    sources = holder_sources(about.holders, settings.job, account_of(settings), node, settings.holder_call_seconds)
+
+    def opened(endpoints: Iterable[HolderEndpoint]) -> list[SaveSource]:
+        return holder_sources(endpoints, settings.job, account_of(settings), node, settings.holder_call_seconds)
+
+    def further() -> list[SaveSource] | None:
+        every, named = link.all_holders(), frozenset(about.holders)
+        return None if every is None else opened(endpoint for endpoint in every if endpoint not in named)
+
+    sources = opened(about.holders)
     if settings.persistent is not None:
         sources.append(persistent_source(settings.persistent, settings.job))
     begun_from = None if older is None else older_source(settings_elsewhere(settings, older.uri), older.job)
-    return ConnectedBackend(link, settings, tuple(sources), None, begun_from)
+    return ConnectedBackend(
+        link, settings, tuple(sources), None, begun_from, further=further if about.partial else None
+    )
 
 
 def start_in_process(settings: JobSettings) -> ConnectedBackend:

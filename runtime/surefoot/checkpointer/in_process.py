@@ -18,7 +18,7 @@ from surefoot.drain.engine import Drain, DrainArena, DrainOptions, DrainWatcher
 from surefoot.drain.retention_thread import RetentionThread
 from surefoot.drain.slots import SealedSave
 from surefoot.ipc.trainer_messages import Attached, Pausing, Staged, Stepped
-from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
 from surefoot.protocol.loss_band import NONE_ODD, OddSteps
 from surefoot.tiers import Tier
 
@@ -74,6 +74,10 @@ class InProcessBackend:
     def reusable_saves(self, checkpoint: Checkpoint) -> Mapping[int, Never]:
         """Finds none: this memory ends with its process."""
         return {}
+
+    def all_holders(self) -> tuple[HolderEndpoint, ...]:
+        """Those that it was told of: nobody else knows of any."""
+        return self.attached.holders
 
     def free_slot(self, wait_seconds: float) -> int | None:
         with self._changed:

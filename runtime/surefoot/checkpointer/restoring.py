@@ -164,7 +164,7 @@ def load_weights(
 def restorable(connected: ConnectedBackend) -> list[Checkpoint]:
     """Lists complete checkpoints oldest first, led by an older job's parent."""
     lineage, about = connected.lineage(), connected.link.attached
-    complete = read_catalogue(connected.sources).complete()
+    complete = read_catalogue(connected.sources, further=connected.further).complete()
     own = [checkpoint for checkpoint in complete if on_lineage(lineage, checkpoint, about.epoch)]
     return [about.parent, *own] if about.parent is not None and about.parent.imported else own
 
@@ -239,7 +239,8 @@ def _reader(
     rank = connected.link.attached.rank
     options = ReadOptions(reader=rank, patience_seconds=connected.patience_seconds)
     if not checkpoint.imported:
-        return CheckpointReader(checkpoint, read_catalogue(connected.sources, checkpoint), options, left)
+        catalogue = read_catalogue(connected.sources, checkpoint, connected.further)
+        return CheckpointReader(checkpoint, catalogue, options, left)
     if connected.older is None:
         raise Unreadable(f"{checkpoint} is to be restored, and nothing says which job that is", absent=True)
     older = checkpoint.negated()

@@ -31,11 +31,13 @@ from surefoot.ipc.metric_deltas import MetricGrowth
 from surefoot.ipc.stacks import install
 from surefoot.ipc.staged_replies import StagedReplies
 from surefoot.ipc.trainer_messages import Attached, Pausing, Staged, Stepped
-from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint
 from surefoot.protocol.loss_band import NONE_ODD, OddSteps
 
 _ATTACH_SECONDS = 30.0
 _LEFT_SECONDS = 5.0
+_HOLDERS_SECONDS = 5.0
+"""Until it is asked again: the agent asks the coordinator, which may be on its way back."""
 _ARENA_SECONDS = 300.0
 """Touching hundreds of GB takes minutes; it happens once in an agent's life."""
 _SEND_SECONDS = 5.0
@@ -64,6 +66,7 @@ class AgentBackend:
         self._fds: deque[int] = deque()
         """Descriptors, each ahead of the message that it belongs to."""
         self._left = StagedReplies()
+        self._holders: tuple[HolderEndpoint, ...] | None = None
         self._busy: set[int] = set()
         self._sealed: dict[int, int] = {}
         """Slot → step of what was last sealed in it."""
@@ -149,6 +152,15 @@ class AgentBackend:
             for (rank, _, _, layout), place in zip(here.saves, places, strict=True):
                 found[rank] = ReusableSave(whole[place.start : place.stop], layout, own=number == 0)
         return found
+
+    def all_holders(self) -> tuple[HolderEndpoint, ...] | None:
+        """Asks the agent for every holder; None if nobody said yet."""
+        if not self.attached.partial:
+            return self.attached.holders
+        self._send(line.FindHolders())
+        with self._changed:
+            self._changed.wait_for(lambda: self._holders is not None or self._broken is not None, _HOLDERS_SECONDS)
+            return self._holders
 
     def _mapped(self, fd: int, places: Sequence[range]) -> memoryview:
         """Maps this rank's own file, which the agent will give as staging memory too."""
@@ -316,6 +328,8 @@ class AgentBackend:
             match message:
                 case Attached():
                     self._attached, self._level = message, message.level
+                case line.AllHolders(holders=holders):
+                    self._holders = holders
                 case line.ArenaGiven():
                     self._given, self._given_fd = message, self._descriptor()
                     self._busy = set(message.busy)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from surefoot.ipc.trainer_messages import Attached, Pausing, Staged, Stepped
-from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint
 from surefoot.protocol.loss_band import NONE_ODD, OddSteps
 
 
@@ -60,6 +60,14 @@ class SaveBackend(Protocol):
 
         Returns:
             Rank → its save.
+        """
+        ...
+
+    def all_holders(self) -> tuple[HolderEndpoint, ...] | None:
+        """Asks for every holder of the epoch, where `attached` names some.
+
+        Returns:
+            All of them; None if nobody said yet.
         """
         ...
 

@@ -43,6 +43,14 @@ class FindStagedSaves:
 
 
 @dataclass(frozen=True, slots=True)
+class FindHolders:
+    """Requests every holder of the epoch: AllHolders, once they are known.
+
+    `Attached` may name some.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class Staged:
     """Slot `slot` is sealed: the stream of `step`, then its plain values.
 
@@ -154,6 +162,7 @@ FromTrainer = (
     Attach
     | NeedArena
     | FindStagedSaves
+    | FindHolders
     | Staged
     | Stepped
     | Pausing
@@ -191,6 +200,15 @@ class Attached:
     """Where the parent lies, if it is an older job's."""
     skip_steps: int = 0
     """Loaders leave out the batches of so many steps behind the parent."""
+    partial: bool = False
+    """There are more than `holders`: `FindHolders` asks for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class AllHolders:
+    """Lists every holder of the epoch."""
+
+    holders: tuple[HolderEndpoint, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +275,9 @@ class TellCollectives:
     request: int
 
 
-ToTrainer = Attached | ArenaGiven | ArenaRefused | StagedSaves | SlotFreed | HoldAt | LevelSet | TellCollectives
+ToTrainer = (
+    Attached | AllHolders | ArenaGiven | ArenaRefused | StagedSaves | SlotFreed | HoldAt | LevelSet | TellCollectives
+)
 
 _CODEC = Codec((*get_args(FromTrainer), *get_args(ToTrainer)), version=VERSION, oldest=VERSION)
 

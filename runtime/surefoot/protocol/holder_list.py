@@ -1,7 +1,8 @@
 """Sends the list of holders once per connection, then its changes.
 
-Both ends, pure. At two thousand nodes the list is hundreds of kilobytes, and every agent gets it: whole once on each
-connection, as a message that is the same for all, and by its changes from then on; assignments leave it out (`listed`).
+Both ends, pure. At two thousand nodes the list is hundreds of kilobytes: an agent is told of what it needs of it, and
+where it needs more of all, as a message that is the same for others; each once on a connection, and by its changes from
+then on. Assignments leave it out (`listed`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,20 @@ def changes(told: HoldersTold, wanted: HoldersTold) -> HolderChanges | None:
     added = tuple(_row(e) for e in wanted if before.get(e.holder) != e)
     gone = tuple(holder for holder in before if holder not in after)
     return HolderChanges(added, gone) if added or gone else None
+
+
+def told_steps(
+    told: HoldersTold, hears_all: bool, message: Assign | Holders
+) -> tuple[tuple[HoldersTold, HoldersTold], ...]:
+    """Pairs lists whose differences tell a line of a message's holders.
+
+    A line that hears of all for the first time is told them from nothing, by a text that is the same for every such line;
+    what it was told before and is gone by now is taken back first.
+    """
+    if message.partial or hears_all:
+        return ((told, message.holders),)
+    present = frozenset(message.holders)
+    return ((told, tuple(one for one in told if one in present)), ((), message.holders))
 
 
 class HolderList:

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from surefoot.protocol.codec import flat, since
 from surefoot.protocol.completeness import LeftOut
+from surefoot.protocol.holders_wanted import HoldersWanted
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob, RankSave
 from surefoot.protocol.node_findings import NodeHealth
 from surefoot.protocol.pair_messages import PairResult, PairStore, PairTrial
@@ -203,7 +204,7 @@ class Notice:
 FromAgent = (
     Hello | Heartbeat | Exited | Stopped | StoreReady | HoldAnswer | Held
     | UnreadableSave | Finished | Listing | Repaired | Persisted | PersistentDropped | Sighting | StuckRanks
-    | NodeHealth | PairStore | PairResult | Notice
+    | NodeHealth | PairStore | PairResult | Notice | HoldersWanted
 )  # fmt: skip
 
 # ---- coordinator → agent ------------------------------------------------------------------------------------------
@@ -262,7 +263,7 @@ class Assign:
     store: str | None
     """host:port once known; the trainers wait for it."""
     holders: tuple[HolderEndpoint, ...]
-    """Every provisioned holder, for restoring."""
+    """Provisioned holders: every one, or with `partial` those that this worker needs as far as is known."""
     targets: tuple[HolderId, ...]
     """Where this worker's saves go, the local one first."""
     replicas: int
@@ -274,6 +275,8 @@ class Assign:
     """Loaders leave out the batches of so many steps behind the parent: what was read there spoiled a world before."""
     unseen: bool = since(3, False)
     """The coordinator reaches none of `holders`: this agent drops old saves from them, as where no coordinator is."""
+    partial: bool = since(3, False)
+    """There are more than `holders`, which may have what these lack: `HoldersWanted` asks for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +290,8 @@ class Holders:
     listed: bool = since(3, False)
     """As in `Assign`."""
     unseen: bool = since(3, False)
+    """As in `Assign`."""
+    partial: bool = since(3, False)
     """As in `Assign`."""
 
 
@@ -335,6 +340,8 @@ class RepairSave:
     save: RankSave
     source: HolderId
     target: HolderId
+    endpoints: tuple[HolderEndpoint, ...] = since(3, ())
+    """Where both answer: an agent need not have been told of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,12 @@ class SourceReading:
     damaged: tuple[str, ...] = ()
 
 
+Further = Callable[[], Sequence[SaveSource] | None]
+"""Asks for the sources that nobody named yet; None: nobody answers now."""
+
+_UNNAMED = "a holder that nobody named yet"
+
+
 @dataclass(frozen=True, slots=True)
 class Catalogue:
     """Pairs sources with their readings; None where a source is silent."""
@@ -64,10 +70,14 @@ class Catalogue:
     readings: tuple[SourceReading | None, ...]
     only: Checkpoint | None = None
     """What was asked about; None: everything."""
+    further: Further | None = None
+    """There are more sources than these; None: these are all."""
 
     @property
     def silent(self) -> tuple[str, ...]:
-        return tuple(s.name for s, r in zip(self.sources, self.readings, strict=True) if r is None)
+        """Sources that may have more, known or not known yet."""
+        known = tuple(s.name for s, r in zip(self.sources, self.readings, strict=True) if r is None)
+        return known if self.further is None else (*known, _UNNAMED)
 
     def copies(self, checkpoint: Checkpoint) -> dict[int, list[tuple[int, RankManifest]]]:
         """rank → (number of the source, its manifest) of every copy of that rank's save."""
@@ -142,22 +152,32 @@ def older_source(settings: PersistentSettings, job: str) -> SaveSource:
     return SaveSource("older job", "persistent", lambda: open_persistent(settings, job, read_only=True), heals=False)
 
 
-def read_catalogue(sources: Sequence[SaveSource], only: Checkpoint | None = None) -> Catalogue:
+def read_catalogue(
+    sources: Sequence[SaveSource], only: Checkpoint | None = None, further: Further | None = None
+) -> Catalogue:
     """Reads every source's index once, all at once.
 
     One after the other, each silent holder delayed a rank by its time limit.
 
-    `only`: asks about this checkpoint alone.
+    `only`: asks about this checkpoint alone. `further`: there are more sources, which are asked for where these do not
+    suffice: a rank of a large world needs few.
     """
-    return Catalogue(tuple(sources), _readings(sources, only), only)
+    catalogue = Catalogue(tuple(sources), _readings(sources, only), only, further)
+    return catalogue if only is not None or further is None else reread(catalogue)
 
 
 def reread(catalogue: Catalogue) -> Catalogue:
-    """Asks those that were silent once more."""
+    """Asks silent sources once more, and those not known before."""
+    more = catalogue.further() if catalogue.further is not None else ()
+    if more is None:
+        log.warning("%s is silent: the operator has not said yet which there are", _UNNAMED)
+    elif catalogue.further is not None:
+        sources, readings = (*catalogue.sources, *more), (*catalogue.readings, *(None for _ in more))
+        catalogue = replace(catalogue, sources=sources, readings=readings, further=None)
     silent = [s for s, reading in zip(catalogue.sources, catalogue.readings, strict=True) if reading is None]
     again = iter(_readings(silent, catalogue.only))
-    readings = [reading if reading is not None else next(again) for reading in catalogue.readings]
-    return replace(catalogue, readings=tuple(readings))
+    answered = [reading if reading is not None else next(again) for reading in catalogue.readings]
+    return replace(catalogue, readings=tuple(answered))
 
 
 def _readings(sources: Sequence[SaveSource], only: Checkpoint | None) -> tuple[SourceReading | None, ...]:

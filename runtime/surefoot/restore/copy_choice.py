@@ -63,6 +63,10 @@ class Connections:
                 self._all.append(tier)
         return mine[number]
 
+    def learn(self, sources: tuple[SaveSource, ...]) -> None:
+        """Further sources are known, behind those that were."""
+        self._sources = sources
+
     def drop(self, number: int) -> None:
         """The connection failed: the next use opens another."""
         mine: dict[int, Tier] = self._local.__dict__.setdefault("tiers", {})
@@ -216,6 +220,8 @@ class Copies:
         """Selects the manifests that count: of copies that describe different bytes, those that most sources agree
         on."""
         self._catalogue = catalogue
+        self.connections.learn(catalogue.sources)
+        self.sources = catalogue.sources
         manifests: dict[int, RankManifest] = {}
         having: dict[int, list[int]] = {}
         for rank, copies in catalogue.copies(self.checkpoint).items():

@@ -32,6 +32,8 @@ STATUS = JobStatus(world=World(1, "Committed", size=MANY, members=MEMBERS), name
 class Told:
     """A line that notes how often it is told something."""
 
+    hears_all = False
+
     def __init__(self, log: list[int], index: int) -> None:
         self.worker: WorkerId | None = None
         self._log, self._index = log, index

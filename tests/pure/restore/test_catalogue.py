@@ -7,11 +7,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from surefoot.errors import TierUnavailable
+import pytest
+
+from surefoot.errors import TierUnavailable, Unreadable
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.records import RankManifest
 from surefoot.restore import SaveSource, read_catalogue
 from surefoot.restore.catalogue import AT_ONCE, reread
+from surefoot.restore.copy_choice import Copies
 
 CHECKPOINT = Checkpoint(3, 40)
 HOLDERS = 256
@@ -74,3 +77,79 @@ def test_only_silent_ones_are_asked_again_and_answers_stay_in_their_places() -> 
     assert second.silent == ("memory:8",)
     assert second.copies(CHECKPOINT) == {n: [(n, manifest(n))] for n in range(HOLDERS) if n != 8}
     assert {n for (what, n), times in holders.asked.items() if what == "asked" and times == 2} == again
+
+
+# ---- some of the holders ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Having:
+    """A tier with the index entries of some ranks, and nothing behind them."""
+
+    ranks: tuple[int, ...]
+
+    def manifests_of(self, checkpoint: Checkpoint) -> tuple[RankManifest, ...]:
+        return tuple(manifest(rank) for rank in self.ranks)
+
+    def manifests(self) -> tuple[RankManifest, ...]:
+        return self.manifests_of(CHECKPOINT)
+
+    def damaged(self) -> tuple[str, ...]:
+        return ()
+
+    def close(self) -> None: ...
+
+
+def having(name: str, *ranks: int) -> SaveSource:
+    return SaveSource(name, "memory", lambda: cast("Any", Having(ranks)))
+
+
+@dataclass
+class Others:
+    """Whoever is asked for the other holders: nobody answers for so many times."""
+
+    away: int = 0
+    asked: int = 0
+
+    def __call__(self) -> list[SaveSource] | None:
+        self.asked += 1
+        return None if self.asked <= self.away else [having("memory:b", 1), having("memory:c")]
+
+
+def test_nobody_asks_for_other_holders_where_these_have_what_is_wanted() -> None:
+    others = Others()
+    catalogue = read_catalogue([having("memory:a", 0)], CHECKPOINT, others)
+    assert Copies(CHECKPOINT, catalogue, 0, None).manifest(0) == manifest(0)
+    assert others.asked == 0
+
+
+def test_what_these_holders_lack_is_looked_for_on_all_others() -> None:
+    others = Others(away=2)
+    copies = Copies(CHECKPOINT, read_catalogue([having("memory:a", 0)], CHECKPOINT, others), 0, None)
+    assert copies.manifest(1) == manifest(1)
+    assert others.asked == 3, "as long as nobody answers nothing is absent"
+    assert [source.name for source in copies.sources] == ["memory:a", "memory:b", "memory:c"]
+    assert copies.connections.to(1).manifests_of(CHECKPOINT) == (manifest(1),)  # type: ignore[attr-defined]
+
+
+def test_a_save_is_absent_once_all_holders_were_told_of_and_have_it_not() -> None:
+    others = Others()
+    copies = Copies(CHECKPOINT, read_catalogue([having("memory:a", 0)], CHECKPOINT, others), 0, None)
+    with pytest.raises(Unreadable) as told:
+        copies.manifest(7)
+    assert told.value.absent
+    assert others.asked == 1
+
+
+def test_patience_ends_also_where_nobody_says_which_others_there_are() -> None:
+    copies = Copies(CHECKPOINT, read_catalogue([having("memory:a", 0)], CHECKPOINT, Others(away=9)), 0, 0.1)
+    with pytest.raises(TierUnavailable, match="nobody named yet"):
+        copies.manifest(1)
+
+
+def test_who_lists_checkpoints_asks_all_holders_at_once() -> None:
+    others = Others()
+    found = read_catalogue([], None, others)
+    assert others.asked == 1
+    assert len(found.sources) == 2
+    assert not found.further

@@ -12,6 +12,7 @@ from simulator.mutations.liveness import LIVENESS
 from simulator.mutations.models import MODELS
 from simulator.mutations.mutation import Mutation as Mutation
 from simulator.mutations.mutation import broken as broken
+from simulator.mutations.narrowing import NARROWING
 from simulator.mutations.records import RECORDS
 from simulator.mutations.restore import RESTORE
 from simulator.mutations.sickening import SICKENING
@@ -33,5 +34,6 @@ MUTATIONS = (
     *SLOWING,
     *HEALING,
     *VERSION_MUTATIONS,
+    *NARROWING,
     *RECORDS,
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from surefoot.ipc.backend import ReusableSave
 from surefoot.ipc.trainer_messages import Attached, Pausing, Staged, Stepped
-from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint
 from surefoot.protocol.loss_band import NONE_ODD, OddSteps
 
 
@@ -49,6 +49,9 @@ class FakeLink:
 
     def reusable_saves(self, checkpoint: Checkpoint) -> dict[int, ReusableSave]:
         return {}
+
+    def all_holders(self) -> tuple[HolderEndpoint, ...]:
+        return self.attached.holders
 
     def free_slot(self, wait_seconds: float) -> int | None:
         return next((slot for slot in range(self.slots) if slot not in self.busy), None)

@@ -27,10 +27,18 @@ def epoch_in_charge(state: AgentState, away_seconds: float) -> Assign | None:
     `away_seconds`: how long no coordinator was heard, or said that it reaches no holder.
     """
     assign = state.assign
-    if assign is None or assign.group_rank != 0 or away_seconds < AWAY_SECONDS:
+    if assign is None or assign.group_rank != 0 or not knows_all(assign) or away_seconds < AWAY_SECONDS:
         return None
     runs = state.alive and not state.killing and state.started == state.claimed == assign.epoch
     return assign if runs else None
+
+
+def knows_all(assign: Assign) -> bool:
+    """Whether the assignment names every holder.
+
+    Of some alone nobody can tell what is superseded.
+    """
+    return not assign.partial
 
 
 def sound_steps(progress: Progress, later_steps: int) -> SoundSteps | None:

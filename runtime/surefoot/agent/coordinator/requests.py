@@ -21,6 +21,7 @@ from surefoot.drain.survey import Survey, layout_texts, survey
 from surefoot.errors import ConfigurationError, SurefootError, TierError
 from surefoot.holder.client import HolderClient
 from surefoot.holder.connection import account_of
+from surefoot.protocol.holders_wanted import HoldersWanted
 from surefoot.protocol.identities import HolderEndpoint, HolderId, OlderJob, RankSave
 from surefoot.protocol.messages import (
     DropPersistent,
@@ -57,6 +58,8 @@ class SaveLocations:
 
     memory: Callable[[HolderId], Tier]
     holders: Callable[[], Sequence[HolderId]]
+    partly_told: Callable[[], int] = lambda: 0
+    """The epoch of which there are more holders than these; 0: these are all."""
 
 
 class CoordinatorRequests:
@@ -76,6 +79,8 @@ class CoordinatorRequests:
         self._asked: asyncio.Queue[Request] = asyncio.Queue(_QUEUE)
         self._looks: asyncio.Queue[LookAtHolders] = asyncio.Queue(_QUEUE)
         self._promoter: Promoter | None = None
+        self._partly_read: dict[RankSave, int] = {}
+        """Saves that are looked for on some of the holders only, and the epoch that has more."""
         self._remembered: dict[OlderJob | None, Mapping[RankSave, RankManifest]] = {}
         """Manifests of the last listing of each folder: one that is still there is not read again."""
         self._unexpected = UnexpectedErrors()
@@ -140,10 +145,9 @@ class CoordinatorRequests:
             match request:
                 case ListPersistent():
                     return self._list(request)
-                case RepairSave(number, epoch, save, source, target):
-                    memory = self._places.memory
-                    error = repair(save, memory(source), memory(target), epoch, self._bandwidth.memory)
-                    return (Repaired(number, error),)
+                case RepairSave(number, epoch, save, source, target, told):
+                    tiers = (self._memory(source, told), self._memory(target, told))
+                    return (Repaired(number, repair(save, *tiers, epoch, self._bandwidth.memory)),)
                 case DropPersistent(number, checkpoints):
                     return (PersistentDropped(number, drop_persistent(self._persistent(), checkpoints)),)
         except SurefootError as error:
@@ -151,10 +155,17 @@ class CoordinatorRequests:
         except Exception as error:  # noqa: BLE001  whatever it was, whoever asked is answered and the training goes on
             return (_failed(request, self._unexpected.record(type(request).__name__, error)),)
 
+    def _memory(self, holder: HolderId, told: Sequence[HolderEndpoint]) -> Tier:
+        """Opens a holder where the request says it answers, else where the assignment does."""
+        endpoint = next((one for one in told if one.holder == holder), None)
+        return self._places.memory(holder) if endpoint is None else self._client(endpoint)
+
+    def _client(self, endpoint: HolderEndpoint) -> HolderClient:
+        return HolderClient(endpoint, self._job.job, account_of(self._job), self._job.holder_call_seconds)
+
     def _trouble_with(self, endpoint: HolderEndpoint) -> str:
         """Why this very instance does not give its index to this worker; empty: it does."""
-        job = self._job
-        tier = HolderClient(endpoint, job.job, account_of(job), job.holder_call_seconds)
+        tier = self._client(endpoint)
         try:
             tier.manifests()
         except Exception as error:  # noqa: BLE001  an answer in any case: who asked decides from it
@@ -185,15 +196,21 @@ class CoordinatorRequests:
         return open_persistent(settings_elsewhere(self._job, older.uri), older.job, read_only=True)
 
     def _sources(self, save: RankSave) -> list[Tier]:
+        self._partly_read[save] = self._places.partly_told()
         holders = self._places.holders()
         if not holders:
             raise TierError(f"{save} cannot be read: no holder is known")
         return [self._places.memory(holder) for holder in holders]
 
     def _promoted(self, done: Promoted) -> None:
-        answer = Persisted(done.save, done.error, done.bytes, done.seconds, done.unreadable)
+        epoch = self._partly_read.pop(done.save, 0)
+        lacking = epoch if done.error is not None else 0
+        # holders that were not asked may have a good copy: it is uploaded again once they were told of
+        answer = Persisted(done.save, done.error, done.bytes, done.seconds, done.unreadable and not lacking)
+        words = (HoldersWanted(lacking), answer) if lacking else (answer,)
         try:
-            self._loop.call_soon_threadsafe(functools.partial(self._answer, answer))
+            for word in words:
+                self._loop.call_soon_threadsafe(functools.partial(self._answer, word))
         except RuntimeError:
             pass  # the agent has ended; whoever asked asks another one
 

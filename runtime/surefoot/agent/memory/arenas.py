@@ -91,6 +91,10 @@ class StagingMemory:
         every = [endpoint.holder for endpoint in self._holders.holders]
         return tuple(dict.fromkeys([*(t for t in self._holders.targets if t in every), *every]))
 
+    def partly_told(self) -> int:
+        """The epoch that has more holders than these; 0: none has."""
+        return self._holders.epoch if self._holders is not None and self._holders.partial else 0
+
     def open_tier(self, holder: HolderId) -> Tier:
         """Opens a connection to a holder, for one thread.
 

@@ -1,0 +1,76 @@
+"""Of which holders each worker's agent is told, and of which not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from support.builders import endpoint, member
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint, RankSave
+from surefoot.protocol.lineage import LineageEntry
+from surefoot.protocol.records import RankManifest
+from surefoot_operator.api.status import JobStatus, World
+from surefoot_operator.coordinator.told_holders import HolderScope, needed_holders, scope_after
+from surefoot_operator.observed import HolderSeen
+
+PARENT = Checkpoint(1, 40)
+HOLDERS = tuple(endpoint(f"n{i:02}") for i in range(40))
+MEMBERS = tuple(member(i) for i in range(4))
+WORLD = World(2, "Committed", PARENT, 8, MEMBERS)
+STATUS = JobStatus(world=WORLD, lineage=(LineageEntry(1, None, 8), LineageEntry(2, PARENT, 8)))
+TARGETS = {i: (HOLDERS[2 * i], HOLDERS[2 * i + 1]) for i in range(4)}
+
+
+def seen(number: int, *ranks: int, checkpoint: Checkpoint = PARENT, state: str = "Ready") -> HolderSeen:
+    saves = (RankSave(checkpoint.epoch, checkpoint.step, rank) for rank in ranks)
+    entries = tuple(RankManifest(save, 8, "abc", "0" * 16, 4, 1, "0" * 16, 8, "1" * 16, 5, 1.5) for save in saves)
+    return HolderSeen(HOLDERS[number], state, 1.0, 2, 2, entries)  # type: ignore[arg-type]
+
+
+READ = (seen(20, 0, 1), seen(21, 0, 1), seen(22, 2, 3), seen(23, 4, 5), seen(24, 6, checkpoint=Checkpoint(1, 30)))
+
+
+def numbers(told: tuple[HolderEndpoint, ...]) -> list[int]:
+    return [HOLDERS.index(one) for one in told]
+
+
+def test_a_worker_needs_its_targets_and_what_its_own_ranks_and_the_first_one_saved() -> None:
+    needed = needed_holders(STATUS, HOLDERS, TARGETS, scope_after(None, STATUS, lambda: READ))
+    assert needed is not None
+    assert {index: numbers(told) for index, told in needed.items()} == {
+        0: [0, 1, 20, 21],
+        1: [2, 3, 20, 21, 22],
+        2: [4, 5, 20, 21, 23],
+        3: [6, 7, 20, 21],
+    }
+
+
+def test_what_no_index_told_of_is_left_to_whoever_asks() -> None:
+    needed = needed_holders(STATUS, HOLDERS, TARGETS, scope_after(None, STATUS, tuple))
+    assert needed is not None
+    assert numbers(needed[1]) == [2, 3]
+
+
+def test_a_holder_that_is_named_no_more_is_told_to_nobody() -> None:
+    needed = needed_holders(
+        STATUS,
+        HOLDERS[:20] + HOLDERS[21:],
+        TARGETS,
+        scope_after(None, STATUS, lambda: READ),
+    )
+    assert needed is not None
+    assert numbers(needed[3]) == [6, 7, 21]
+
+
+def test_all_hear_of_all_where_holders_are_few() -> None:
+    scope = scope_after(None, STATUS, lambda: READ)
+    assert needed_holders(STATUS, HOLDERS[:32], TARGETS, scope) is None
+    assert needed_holders(STATUS, HOLDERS[:33], TARGETS, scope) is not None
+
+
+def test_what_a_world_restores_is_read_once() -> None:
+    first = scope_after(None, STATUS, lambda: READ)
+    assert scope_after(first, replace(STATUS, restarts=3), tuple) is first
+    assert scope_after(first, replace(STATUS, world=replace(WORLD, epoch=3)), tuple).copies == {}
+    assert scope_after(None, replace(STATUS, world=replace(WORLD, state="Claimed")), lambda: READ) == HolderScope(
+        replace(WORLD, state="Claimed")
+    )
