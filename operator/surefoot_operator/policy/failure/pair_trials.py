@@ -1,9 +1,9 @@
 """Decides whose nodes are tried together, and who is sick.
 
 Pure; read by `sick_nodes`, `claim`, `spares` and `plan`. An all-reduce of two nodes that fails says that one of them is sick, or what
-lies between, and never which: whoever failed is tried with others. Sick is who failed with two that are proven, or with every one
-there was. Proven is who passed with somebody, or trained. Whoever is not proven bears no witness, so of two nodes that
-are alone none is blamed.
+lies between, and never which: whoever failed is tried with others. Sick is who failed with two nodes that are proven. Proven is
+who passed with somebody, or trained. Whoever is not proven bears no witness, and one alone is none: the way between
+may be broken, so of two nodes that are alone none is blamed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MOST_TRIALS = 3
 """Of one agent that never passed: then it joins, and what failed is told."""
 
 _PROVEN = 2
-"""Partners that passed with others, or trained: to fail with so many is no fault of theirs."""
+"""Nodes that passed with others, or trained: to fail with so many is neither a fault of theirs, nor of the way to one of them."""
 
 _MOST_TOLD = 4
 
@@ -103,14 +103,13 @@ def next_look(facts: Facts) -> float | None:
 def judged(facts: Facts) -> Mapping[str, str]:
     """Why nodes are sick by what they do with others, by name."""
     found: dict[str, str] = {}
-    records, well = _records(facts), {s.node for s in _able(facts).values() if _record(facts, s).passed}
+    well = {s.node for s in _able(facts).values() if _record(facts, s).passed}
     for session in _able(facts).values():
         record = _record(facts, session)
         if session.node in well or not record.failed or record.busy_until is not None:
             continue
         witnesses = [other for other in record.failed if other in _proven(facts)]
-        passed = [other for other in witnesses if records[other].passed]
-        if len(witnesses) >= _PROVEN or (len(passed) == len(record.failed) and not _others(facts, session)):
+        if len({record.failed[other][1].node for other in witnesses}) >= _PROVEN:
             found[session.node] = _words(record, witnesses)
     return found
 

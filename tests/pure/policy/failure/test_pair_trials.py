@@ -260,3 +260,23 @@ def test_a_spare_that_was_alone_for_an_hour_is_tried_where_its_world_is_claimed(
     assert asked(seen) == [("n2", "n0")]
     assert chosen(seen) == ()
     assert chosen(at(seen, BEGAN + PAIRED_SECONDS)) == (0, 1, 2)
+
+
+def test_one_that_passed_elsewhere_is_no_witness_alone() -> None:
+    """The way between may be broken: where nobody else was there, and where it had passed with this very node."""
+    seen = waiting(3)
+    seen = told(seen)  # n0 with n1
+    again = replace(seen.sessions[0], attempt=2, incarnation="again", tried_seconds=seen.now)
+    second = replace(seen.workers[0], attempt=2)
+    newcomer = replace(
+        seen,
+        sessions=(again, seen.sessions[1]),
+        workers=(*seen.workers[1:2], second),
+        free_nodes=0,
+    )
+    failed, _ = ended(newcomer, {"n0"})
+    assert [{side.node for side in pair.sides} for pair in failed.pairs] == [{"n0", "n1"}] * 2
+    assert judged(gather(failed)) == {}
+    busy = told(replace(seen, sessions=seen.sessions), {"n2"})  # n2 with n0, and n1 goes before they meet
+    gone = replace(busy, sessions=tuple(s for s in busy.sessions if s.node != "n1"))
+    assert judged(gather(gone)) == {}
