@@ -31,8 +31,11 @@ def fails(seen: Observed, session: SessionSeen) -> bool:
 
 
 def _fails_with_others(seen: Observed, session: SessionSeen) -> bool:
-    """Whether its all-reduces failed with two agents that passed with others, and not those of most nodes."""
+    """Whether its all-reduces failed with two agents that passed with others or trained, and not those of most nodes."""
     passed: set[str] = set()
+    world = seen.status.world
+    members = {m.incarnation for m in world.members} if world is not None else set()
+    trained = {s.incarnation for s in seen.sessions if s.incarnation in members and s.step_at_seconds is not None}
     failed: dict[str, set[str]] = {}
     for pair in seen.pairs:
         verdicts, names = {side.verdict for side in pair.sides}, [side.incarnation for side in pair.sides]
@@ -40,7 +43,8 @@ def _fails_with_others(seen: Observed, session: SessionSeen) -> bool:
         if "fails" in verdicts and verdicts <= {"well", "fails"}:
             failed.setdefault(names[0], set()).add(names[1])
             failed.setdefault(names[1], set()).add(names[0])
-    sick = {one for one, others in failed.items() if one not in passed and len(others & passed) > 1}
+    proven = passed | {one for one in trained if not failed.get(one, set()) & trained}
+    sick = {one for one, others in failed.items() if one not in passed and len(others & proven) > 1}
     left = {one.name for one in seen.status.sick_nodes if one.reason.startswith("AllReduceFails:")}
     alike = {s.node for s in seen.sessions if s.incarnation in sick} | left
     most = len(alike) > 1 and 2 * len(alike) > len({s.node for s in seen.sessions} | left)

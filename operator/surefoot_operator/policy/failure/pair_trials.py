@@ -234,11 +234,15 @@ def _is_new(facts: Facts, session: SessionSeen) -> bool:
 
 @derived_once
 def _proven(facts: Facts) -> frozenset[str]:
-    """Who passed with somebody, or was of the last world and made a step: all of its nodes made collectives."""
-    passed = {incarnation for incarnation, record in _records(facts).items() if record.passed}
-    able = _able(facts).values()
+    """Who passed with somebody, or was of the last world and made a step: all of its nodes made collectives.
+
+    Two that trained together and fail in a trial say that it is the trial: they prove nothing of a third.
+    """
+    records, able = _records(facts), _able(facts).values()
+    passed = {incarnation for incarnation, record in records.items() if record.passed}
     trained = {s.incarnation for s in able if not _is_new(facts, s) and s.step_at_seconds is not None}
-    return frozenset(passed | trained)
+    believed = {one for one in trained if one not in records or not trained & records[one].failed.keys()}
+    return frozenset(passed | believed)
 
 
 def _needs(facts: Facts, session: SessionSeen) -> bool:

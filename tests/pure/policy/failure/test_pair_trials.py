@@ -280,3 +280,16 @@ def test_one_that_passed_elsewhere_is_no_witness_alone() -> None:
     busy = told(replace(seen, sessions=seen.sessions), {"n2"})  # n2 with n0, and n1 goes before they meet
     gone = replace(busy, sessions=tuple(s for s in busy.sessions if s.node != "n1"))
     assert judged(gather(gone)) == {}
+
+
+def test_two_that_trained_together_and_fail_in_a_trial_are_no_witnesses() -> None:
+    """Then it is the trial that fails: its port is blocked, say."""
+    everywhere = {"n0", "n1", "n2"}
+    seen, _ = ended(waiting(2, least=2), everywhere)
+    third = waiting(3, least=2)
+    joined = trained(replace(third, pairs=seen.pairs), 0, 1)
+    failed, _ = ended(joined, everywhere)
+    assert len(failed.pairs) == 3
+    assert judged(gather(failed)) == {}
+    without = replace(failed, pairs=failed.pairs[1:])
+    assert list(judged(gather(without))) == ["n2"]
