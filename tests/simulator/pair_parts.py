@@ -95,6 +95,8 @@ class PairWatch:
         """A node that is well, and from which no agent ever answers."""
         self.hosting: dict[int, PairPart] = {}
         self.left: set[str] = set()
+        self.isolated: set[str] = set()
+        """Nodes that were cut off from several others for a time: to fail with two of them then is no wonder."""
 
     def draw(self) -> bool:
         """Whether no node of this job fails alone."""

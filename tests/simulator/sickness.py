@@ -42,7 +42,8 @@ class SickWatch:
         """A status is stored."""
         for one in new.sick_nodes:
             self.left.add(one.name)
-            if one.name not in self.sick and not self._simulation.join_watch.shared:
+            cut = one.reason.startswith("AllReduceFails:") and one.name in self._simulation.join_watch.pairs.isolated
+            if one.name not in self.sick and not self._simulation.join_watch.shared and not cut:
                 self._simulation.oracle.fail(f"healthy node {one.name} is left: {one.reason}")
         self._simulation.join_watch.left(new)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,8 @@ def calm(simulation: Simulation, *nodes: str) -> None:
 
 
 def part(simulation: Simulation, pairs: list[tuple[str, str]], duration: float, both: bool = True) -> None:
+    ends = Counter(name for pair in pairs for name in pair if name in simulation.fabric.nodes)
+    simulation.join_watch.pairs.isolated |= {name for name, times in ends.items() if times > 1}
     for one, other in pairs:
         simulation.network.cut(one, other, both)
         disturb(simulation, machine(one), machine(other))

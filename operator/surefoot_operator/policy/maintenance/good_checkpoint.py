@@ -13,9 +13,10 @@ from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.records import RankManifest
 from surefoot.protocol.retention import last_good, proven, suspects
 from surefoot_operator.api.spec import TrainingJobSpec
-from surefoot_operator.policy.facts import Facts, bad_of
+from surefoot_operator.policy.facts import Facts, bad_of, is_responsive
 from surefoot_operator.policy.failure.numerics import sound_steps
-from surefoot_operator.policy.maintenance.drops_under_way import may_be_under_way
+from surefoot_operator.policy.indexes import worker_id
+from surefoot_operator.policy.maintenance.drops_under_way import DROP_SECONDS, may_be_under_way
 
 MOST_KEPT = 2
 """Checkpoints that are kept beside the newest ones: the last good one, and the next that may come to be."""
@@ -50,6 +51,32 @@ def spared(facts: Facts, complete: Sequence[Checkpoint], manifests: Sequence[Ran
     if sound is None:
         return kept
     return kept | proven(complete, suspects(manifests), sound, facts.status.last_good)[1]
+
+
+def spared_in_memory(
+    facts: Facts, complete: Sequence[Checkpoint], manifests: Sequence[RankManifest]
+) -> frozenset[Checkpoint]:
+    """What the memory tier keeps although newer ones are complete.
+
+    As `spared`, and all that is not suspect while an agent may drop there, too.
+    """
+    kept = spared(facts, complete, manifests)
+    if sound_steps(facts) is None or _keeps_house_alone(facts):
+        return kept
+    return kept | frozenset(complete).difference(suspects(manifests))
+
+
+def _keeps_house_alone(facts: Facts) -> bool:
+    """Whether the first member's agent drops nothing, as its line stands: without one it keeps house itself.
+
+    It knows of later steps than are told here, and by them drops what counts as the last good one here, which drops what
+    counts as that there.
+    """
+    first = next(iter(facts.world.members), None)
+    session = facts.sessions.get(worker_id(first)) if first is not None else None
+    if first is None or session is None or session.incarnation != first.incarnation:
+        return first is None
+    return is_responsive(facts, session) and facts.now >= session.since_seconds + DROP_SECONDS
 
 
 def more_kept(spec: TrainingJobSpec) -> int:

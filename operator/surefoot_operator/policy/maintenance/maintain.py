@@ -235,7 +235,7 @@ def _drops(facts: Facts, memory: _Memory, status: JobStatus, pinned: Checkpoint 
     standing = replace(
         standing,
         hopeless=frozenset(h.checkpoint for h in memory.unrecoverable),
-        good=good_checkpoint.spared(facts, memory.staying, memory.manifests),
+        good=good_checkpoint.spared_in_memory(facts, memory.staying, memory.manifests),
     )
     life = min(DROP_SECONDS, facts.spec.checkpoint.holder_return_seconds / 2)
     found = retention.drops_by_holder(memory.reading.holders, standing, facts.spec.checkpoint.memory.keep)
