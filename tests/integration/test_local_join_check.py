@@ -44,5 +44,7 @@ def test_a_worker_on_a_node_that_garbles_what_it_sends_gets_no_rank(tmp_path: Pa
     assert sick.startswith("node node-1 is sick (AllReduceFails: an all-reduce with node-")
     assert "wrong sums" in sick
     ranks = {path.parts[-3] for path in tmp_path.rglob("rank-*.log")}
-    assert "worker-1-3" in ranks
-    assert "worker-1-2" not in ranks
+    name, _, attempt = done.told("WorkerCreated")[-1].replace(" ", "-").partition("-(")
+    assert attempt == "attempt-3)", "the one behind the sick node's"
+    assert f"{name}-3" in ranks
+    assert f"{name}-2" not in ranks

@@ -17,6 +17,7 @@ SLOW = frozenset({
     "an agent of a former version is told of some holders",
     "what a rollback goes back to is lost, and nothing else is tried",
     "who was asked to be deleted is chosen",
+    "who was given up is never waited for again",
     "a new line is not told which holders there are",
     "a restart forgets which steps were odd",
     "a line speaks the newer version of its ends",
