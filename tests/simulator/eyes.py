@@ -247,8 +247,13 @@ class Eyes:
 
     def _drops_since(self) -> float:
         """When a new leader of a job that goes back to good checkpoints begins to drop others."""
-        waits = self.simulation.job.spec.health_policy.numerics is not None
-        return max(o.sessions.term_seconds for o in self.simulation.operators) + DROP_SECONDS if waits else 0.0
+        if self.simulation.job.spec.health_policy.numerics is None:
+            return 0.0
+        known, world = [o.sessions for o in self.simulation.operators], self.simulation.store.status.world
+        first = {member.incarnation for member in world.members[:1]} if world is not None else set()
+        # so long after its line came back, too: without one the first member's agent drops some by itself
+        lines = [s.seen.since_seconds for one in known for s in one.by_worker.values() if s.seen.incarnation in first]
+        return max(*(one.term_seconds for one in known), *lines, 0.0) + DROP_SECONDS
 
     def tiers(self) -> None:
         """Once everything is well: nothing piles up, and what is saved has its copies."""
