@@ -123,6 +123,24 @@ def running(now: float = BEGAN + 100, workers: int = 3, step: int = 42, **spec: 
     )
 
 
+def beginning(now: float, body: TrainingJob, sessions: tuple[SessionSeen, ...], free_nodes: int | None) -> Observed:
+    """Epoch 1 is claimed for a job that begins: each worker, node and holder of these agents is there and well."""
+    places = range(len(sessions))
+    return Observed(
+        now=now,
+        term_seconds=BEGAN - 100,
+        job=body,
+        status=JobStatus(
+            world=World(1, "Claimed", None, 0, (), "the job starts", BEGAN), next_attempt=2, start_seconds=BEGAN
+        ),
+        workers=tuple(worker(i) for i in places),
+        nodes=tuple(NodeSeen(f"n{i}", f"n{i}", True) for i in places),
+        sessions=sessions,
+        holders=tuple(HolderSeen(endpoint(f"n{i}"), "Ready", BEGAN, fence=1, read_epoch=1) for i in places),
+        free_nodes=free_nodes,
+    )
+
+
 def with_session(seen: Observed, index: int, **other: Any) -> Observed:
     """The same snapshot with this worker's session changed."""
     return replace(seen, sessions=tuple(told(s, **other) if s.index == index else s for s in seen.sessions))

@@ -154,7 +154,7 @@ def desired_messages(
             # A thawed member of an older world must not go on; for a newcomer that waits warm this changes nothing.
             words.append(Stop(world.epoch, f"epoch {world.epoch} runs without this agent"))
         else:
-            words += _to_member(rule, sessions, session, (place, whole))
+            words += _to_member(rule, sessions, session, place, _holders_of(rule, session, place, whole))
     words += _orders(sessions, worker)
     words += pair_orders.words(sessions.orders, worker, session.seen.incarnation)
     return tuple(words)
@@ -171,11 +171,11 @@ def _holders_of(rule: DesiredState, session: Session, place: int, whole: bool) -
     return needed if len(needed) < len(rule.holders) else rule.holders
 
 
-def _to_member(rule: DesiredState, sessions: Sessions, session: Session, about: tuple[int, bool]) -> list[ToAgent]:
-    """`about`: the member's place, and whether it is told of every holder."""
-    world, place = rule.status.world, about[0]
+def _to_member(
+    rule: DesiredState, sessions: Sessions, session: Session, place: int, holders: tuple[HolderEndpoint, ...]
+) -> list[ToAgent]:
+    world = rule.status.world
     assert world is not None
-    holders = _holders_of(rule, session, *about)
     local = world.size // len(world.members)
     words: list[ToAgent] = [
         Assign(

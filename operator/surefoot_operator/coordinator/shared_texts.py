@@ -44,11 +44,8 @@ class SharedTexts:
             return None
         key = (id(told), id(wanted), version)
         if key not in self._texts:
-            self._texts[key] = (
-                told,
-                wanted,
-                between(told, wanted, version),
-            )  # which keeps both, so that no other list gets their identity
+            text = between(told, wanted, version)
+            self._texts[key] = (told, wanted, text)  # which keeps both, so that no other list gets their identity
             if len(self._texts) > MOST_TEXTS:
                 self._texts.popitem(last=False)
         return self._texts[key][2]

@@ -31,8 +31,7 @@ class HolderClient:
         self.endpoint = endpoint
         self.calls = FencedCalls(endpoint, job)
         self._job = job
-        local = credentials.local
-        near = local.socket if local is not None and local.node == endpoint.holder.node else ""
+        near = credentials.socket_to(endpoint.holder.node)
         self._damaged: tuple[str, ...] = ()
         self._wire = Wire(endpoint.host, endpoint.port, credentials, call_seconds, endpoint.tls, near)
 

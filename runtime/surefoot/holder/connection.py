@@ -56,6 +56,13 @@ class Credentials:
     local: LocalHolder | None = None
     """The one holder that is reached by a socket of this node, if it has one."""
 
+    def socket_to(self, node: str) -> str:
+        """Returns the path of the socket to that node's holder.
+
+        Empty: it is reached by its address alone.
+        """
+        return self.local.socket if self.local is not None and self.local.node == node else ""
+
 
 def account_of(job: JobSettings) -> Credentials:
     """The account by which a worker's processes reach the job's holders."""

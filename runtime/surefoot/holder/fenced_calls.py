@@ -36,17 +36,13 @@ Entries = dict[bytes, tuple[bytes, RankManifest | None]]
 
 
 class FencedCalls:
-    """Describes calls that this one instance carries out for one job.
+    """Describes calls that this one instance carries out for one job."""
 
-    `known`: what others have read of the same checkpoint, and this one adds to; each copy of a save has the same entry.
-    """
-
-    def __init__(self, endpoint: HolderEndpoint, job: str, known: Entries | None = None) -> None:
+    def __init__(self, endpoint: HolderEndpoint, job: str) -> None:
         self._endpoint, self._job = endpoint, job
         self._read: tuple[Any, HolderIndex] | None = None
         self._parsed: Entries = {}
         """Of the index that was read last."""
-        self._known = known
 
     def __str__(self) -> str:
         return str(self._endpoint.holder)
@@ -108,13 +104,14 @@ class FencedCalls:
         result = yield from self._run(scripts.MARK, writer_epoch, [keys.watermark(self._job)], [value])
         self._expect_ok(result, f"marking {checkpoint}")
 
-    def index(self, only: Checkpoint | None = None) -> Dialogue[HolderIndex]:
+    def index(self, only: Checkpoint | None = None, known: Entries | None = None) -> Dialogue[HolderIndex]:
         """Fence, watermark and every visible rank save, as of one moment.
 
         What reads as before is not read again: most looks at an index find nothing new.
 
         Args:
             only: Whose entries alone are parsed, which is most of what an index costs; what was read before stays known.
+            known: What was read of other holders, and this index adds to: each copy of a save has the same entry.
         """
         of_it = f"{only.epoch}:{only.step}:".encode() if only is not None else b""
         result = yield from self._run(scripts.READ, 0, [keys.watermark(self._job)], [])
@@ -124,12 +121,12 @@ class FencedCalls:
         with understood(str(self), "reading the index"):
             _, fence, watermark, entries = result
             found, damaged = [], []
-            before, parsed = self._parsed if self._known is None else self._known, Entries()
+            before, parsed = self._parsed if known is None else known, Entries()
             for name, text in zip(entries[::2], entries[1::2], strict=True):
                 if not name.startswith(of_it):
                     continue
-                known = before.get(name)
-                manifest = known[1] if known is not None and known[0] == text else _manifest(name, text)
+                read = before.get(name)
+                manifest = read[1] if read is not None and read[0] == text else _manifest(name, text)
                 parsed[name] = (text, manifest)
                 if manifest is None:
                     damaged.append(f"{self}: index entry {name.decode(errors='replace')}")
@@ -144,8 +141,8 @@ class FencedCalls:
                 manifests=tuple(sorted(found, key=lambda m: m.save)),
                 damaged=tuple(damaged),
             )
-        if self._known is not None:
-            self._known.update(parsed)
+        if known is not None:
+            known.update(parsed)
         if only is None:
             self._read, self._parsed = (result, index), parsed
         return index

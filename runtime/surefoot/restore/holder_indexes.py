@@ -35,13 +35,13 @@ class IndexedHolder:
 
     async def index(self, only: Checkpoint | None, known: Entries) -> HolderIndex:
         """Connects, reads and closes; raises a TierError."""
-        endpoint, local = self.endpoint, self.account.local
-        near = local.socket if local is not None and local.node == endpoint.holder.node else ""
+        endpoint = self.endpoint
+        near = self.account.socket_to(endpoint.holder.node)
         line = HolderLine(endpoint.host, endpoint.port, self.account, self.call_seconds, endpoint.tls, near)
         try:
             with explained(str(endpoint.holder), "connecting"):
                 await line.open()
-            return await line.converse(FencedCalls(endpoint, self.job, known).index(only))
+            return await line.converse(FencedCalls(endpoint, self.job).index(only, known))
         finally:
             line.close()
 

@@ -60,11 +60,9 @@ def excluded(facts: Facts, loss: Loss) -> tuple[ExcludedNode, ...]:
     kept = [e for e in facts.status.excluded_nodes if e.until_seconds > facts.now]
     if most is None:
         left = None if kept or loss.announced else leaving(facts, loss)
-        return (
-            tuple(kept)
-            if left is None or loss.node is None
-            else (ExcludedNode(loss.node, left.reason, until, left.share),)
-        )
+        if left is not None and loss.node is not None:
+            kept.append(ExcludedNode(loss.node, left.reason, until, left.share))
+        return tuple(kept)
     if loss.node is not None:
         failures = sum(i.node == loss.node for i in _past(facts)) + 1
         if failures >= REPEATS:

@@ -61,7 +61,7 @@ def spared_in_memory(
     As `spared`, and all that is not suspect while an agent may drop there, too.
     """
     kept = spared(facts, complete, manifests)
-    if sound_steps(facts) is None or _keeps_house_alone(facts):
+    if _keeps_house_alone(facts) or sound_steps(facts) is None:
         return kept
     return kept | frozenset(complete).difference(suspects(manifests))
 

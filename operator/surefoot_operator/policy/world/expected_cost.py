@@ -150,8 +150,8 @@ def grow_or_stay(facts: Facts, members: int, possible: int) -> Weighed:
 def costs_more_than_staying(facts: Facts, fewer: int, more: int) -> bool:
     """Whether a world without costly nodes would lose more than they cost.
 
-    Who is slow there, or fails now and then, still works: going on with `fewer` workers pays only where the node costs all others a larger part of their
-    time than the workers that would be missing do of it.
+    Who is slow there, or fails now and then, still works: going on with `fewer` workers pays only where the node costs all
+    others a larger part of their time than the workers that would be missing do of it.
     """
     worst = max(left_at_a_cost(facts).values(), default=0.0)
     return fewer < more * (1.0 - worst)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.builders import BEGAN, endpoint, job, session, worker
+from support.builders import BEGAN, beginning, job, session
 from surefoot_operator.api.spec import HealthPolicy
-from surefoot_operator.api.status import JobStatus, Member, World
-from surefoot_operator.observed import HolderSeen, NodeSeen, Observed, PairSeen
+from surefoot_operator.api.status import Member, World
+from surefoot_operator.observed import Observed, PairSeen
 from surefoot_operator.policy.actions import TryPairs
 from surefoot_operator.policy.facts import gather
 from surefoot_operator.policy.failure.pair_trials import PAIRED_SECONDS, TRIAL_SECONDS, judged, trials_due
@@ -33,19 +33,7 @@ def waiting(
         replace(session(i, now=NOW, stopped=1), tried_seconds=NOW - 1 if i < workers - alone else None)
         for i in range(workers)
     )
-    return Observed(
-        now=NOW,
-        term_seconds=BEGAN - 100,
-        job=job(workers, least, health_policy=policy),
-        status=JobStatus(
-            world=World(1, "Claimed", None, 0, (), "the job starts", BEGAN), next_attempt=2, start_seconds=BEGAN
-        ),
-        workers=tuple(worker(i) for i in range(workers)),
-        nodes=tuple(NodeSeen(f"n{i}", f"n{i}", True) for i in range(workers)),
-        sessions=sessions,
-        holders=tuple(HolderSeen(endpoint(f"n{i}"), "Ready", BEGAN, fence=1, read_epoch=1) for i in range(workers)),
-        free_nodes=free,
-    )
+    return beginning(NOW, job(workers, least, health_policy=policy), sessions, free)
 
 
 def at(seen: Observed, now: float) -> Observed:

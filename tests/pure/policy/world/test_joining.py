@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.builders import BEGAN, endpoint, job, session, worker
+from support.builders import BEGAN, beginning, job, session, worker
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.node_findings import NodeFinding
 from surefoot_operator.api.spec import HealthPolicy
-from surefoot_operator.api.status import ExcludedNode, JobStatus, Member, World
-from surefoot_operator.observed import HolderSeen, NodeSeen, Observed
+from surefoot_operator.api.status import ExcludedNode, Member, World
+from surefoot_operator.observed import NodeSeen, Observed
 from surefoot_operator.policy.actions import CreateWorker, DeleteWorker
 from surefoot_operator.policy.facts import gather
 from surefoot_operator.policy.failure.sick_nodes import SICK_SECONDS
@@ -39,19 +39,7 @@ def fresh(
         session(i, now=now, stopped=1, findings=(finding,) if i in failing else (), findings_seconds=BEGAN + 3)
         for i in range(workers)
     )
-    return Observed(
-        now=now,
-        term_seconds=BEGAN - 100,
-        job=job(workers, least, **spec),
-        status=JobStatus(
-            world=World(1, "Claimed", None, 0, (), "the job starts", BEGAN), next_attempt=2, start_seconds=BEGAN
-        ),
-        workers=tuple(worker(i) for i in range(workers)),
-        nodes=tuple(NodeSeen(f"n{i}", f"n{i}", True) for i in range(workers)),
-        sessions=sessions,
-        holders=tuple(HolderSeen(endpoint(f"n{i}"), "Ready", BEGAN, fence=1, read_epoch=1) for i in range(workers)),
-        free_nodes=free,
-    )
+    return beginning(now, job(workers, least, **spec), sessions, free)
 
 
 def chosen(seen: Observed) -> tuple[int, ...]:
