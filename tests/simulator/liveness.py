@@ -126,10 +126,10 @@ class Liveness:
         holders = {f"{name}/holder" for name in well if name}
         sites = sorted({*well, *holders, "operator", "persistent"})
         cut = {(one, other) for one in sites for other in sites if one != other and not network.reaches(one, other)}
-        if cut and self.readable(in_memory=True) is not None:
+        if cut and self.readable(in_memory=True, reached=True) is not None:
             # what the holders that it does reach have is enough for an operator, however long others are out of its sight
             cut -= {(one, other) for one, other in cut if {one, other} - holders == {"operator"}}
-        if cut:
+        if cut or self._out_of_sight():
             return False
         if (
             simulation.job.spec.suspend
@@ -140,6 +140,13 @@ class Liveness:
         ):
             return False
         return len(well) >= (settings.workers if settings.tied else settings.least_workers)
+
+    def _out_of_sight(self) -> bool:
+        """Whether what is left lies, in part, on holders that agents alone reach: the operator waits for those, and says so."""
+        simulation = self._oracle.simulation
+        sites = [holder.process.site for holder in simulation.holders.values() if holder.process.running]
+        cut = [one for one in sites if simulation.network.together_since(one, "operator") == float("inf")]
+        return bool(cut) and self.readable(reached=True) is None and self.in_sight() is not None
 
     def in_sight(self) -> Checkpoint | None:
         """Newest checkpoint of the lineage of which some agent that the operator hears reaches every part in memory."""
@@ -160,9 +167,12 @@ class Liveness:
                 return checkpoint
         return None
 
-    def readable(self, in_memory: bool = False) -> Checkpoint | None:
-        """Newest checkpoint of the lineage that can be restored from holders that nothing is wrong with."""
-        tier = None if in_memory else self._oracle.simulation.persistent
+    def readable(self, in_memory: bool = False, reached: bool = False) -> Checkpoint | None:
+        """Newest checkpoint of the lineage that can be restored from holders that nothing is wrong with.
+
+        `reached`: from those alone that the operator and agents hear: it seals what a world restores.
+        """
+        tier, network = None if in_memory else self._oracle.simulation.persistent, self._oracle.simulation.network
         for checkpoint in sorted(self._oracle.states, key=lambda c: -c.step):
             if not self._counts(checkpoint) or (in_memory and self._oracle.numerics.is_beyond(checkpoint)):
                 continue
@@ -170,6 +180,7 @@ class Liveness:
                 any(
                     h.process.alive
                     and h.holds(s)
+                    and not (reached and network.together_since(h.process.site, "operator") == float("inf"))
                     and self._oracle.disturbed.get(h.id.node, 0.0) < self._oracle.claimed_at
                     for h in self._oracle.ever[s]
                 )
