@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -15,7 +16,9 @@ import pytest
 
 from surefoot.agent.memory.headroom import read_headroom
 from surefoot.agent.trainers.exit_cause import RankExit
-from surefoot.agent.trainers.out_of_memory import limit_of, oom_between, oom_counts
+from surefoot.agent.trainers.out_of_memory import injected_kill, limit_of, oom_between, oom_counts
+from surefoot.linux_process import identity_of
+from surefoot_operator.fabric.processes.memory_kills import MemoryKills
 
 GROUPS = Path("/sys/fs/cgroup/memory")
 """Of version 1, where this machine has it: version 2's files are read in the pure tests."""
@@ -64,3 +67,33 @@ def test_a_real_kill_is_told_with_whose_limit_it_was(groups: tuple[Path, Path], 
     expected = "limit" if limited == "container" else "node"
     assert kill.limit == limit_of(RankExit(0, child.returncode, None), kill) == expected
     assert ("raise resources.limits.memory" in kill.text) == (limited == "container")
+
+
+STEPS = """
+import sys, time
+print(flush=True)
+while True:
+    time.sleep(0.01)
+    held = bytearray(1 << 20)
+"""
+
+
+def test_a_process_is_ended_by_the_kernel_in_a_group_of_its_own(groups: tuple[Path, Path], tmp_path: Path) -> None:
+    word = tmp_path / "oom-n1"
+    child = subprocess.Popen([sys.executable, "-c", STEPS], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.readline()  # what it prints once Python has begun
+    life = identity_of(child.pid)
+    assert life is not None
+    kills = MemoryKills()
+    kills.strike(life, word)
+    group = Path(json.loads(word.read_text())["group"])
+    assert child.wait(20) == -signal.SIGKILL
+    kill = injected_kill(word)
+    assert kill is not None, "the kernel did not count it"
+    assert "SIGKILL stands in" not in kill.text
+    deadline = time.monotonic() + 10
+    while group.exists() and time.monotonic() < deadline:
+        kills.look()
+    assert not group.exists(), "a group is left behind"
+    child.communicate()

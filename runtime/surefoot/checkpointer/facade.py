@@ -161,6 +161,7 @@ class Checkpointer:
         with self._reports.aside():
             self._finish_step(loss, gradient_norm)
         self._faults.slow()
+        self._faults.hang()
         return self._step
 
     def _finish_step(self, loss: torch.Tensor | float | None, gradient_norm: torch.Tensor | float | None) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from surefoot.fault_words import is_told
 from surefoot.linux_process import die_with_parent
 from surefoot.node_probe.disk_trial import try_disk
 from surefoot.node_probe.loopback_trial import try_loopback
@@ -58,9 +59,7 @@ def main(arguments: list[str]) -> None:
     parent, host, folder = arguments
     die_with_parent(int(parent))
     os.nice(NICENESS)
-    faults, node = os.environ.get("SUREFOOT_FAULTS_FOLDER"), os.environ.get("SUREFOOT_NODE")
-    damaged = bool(faults and node) and Path(faults or "", f"sick-{node}").exists()
-    tell(trials(host, Path(folder), damaged))
+    tell(trials(host, Path(folder), is_told("sick")))
 
 
 if __name__ == "__main__":

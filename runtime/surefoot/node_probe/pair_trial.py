@@ -13,9 +13,9 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
+from surefoot.fault_words import is_told
 from surefoot.launcher.tcp_store import listening_store
 
 MEETING_SECONDS = 6.0
@@ -140,5 +140,4 @@ def _part(store: Any, rank: int) -> None:
 
 def _is_spoiled() -> bool:
     """Whether a test has this node send other numbers than it should."""
-    faults, node = os.environ.get("SUREFOOT_FAULTS_FOLDER"), os.environ.get("SUREFOOT_NODE")
-    return bool(faults and node) and Path(faults or "", f"garbles-{node}").exists()
+    return is_told("garbles")

@@ -55,8 +55,8 @@ class FaultInjector:
     def strike_what_is_due(self, step: int) -> None:
         """Strikes each fault whose step is finished and whose target runs."""
         for fault in due(self._faults, [s.fault for s in self.struck], step):
-            if any(r.fault.strikes == fault.strikes for r in self._returns):
-                continue  # its node is away because of another fault: it strikes when that one has returned
+            if any(fault.waits_for(r.fault) for r in self._returns):
+                continue
             at = time.time()
             if not self._strike(fault):
                 continue  # nothing of that kind runs there at this moment (it is being replaced): at the next tick
@@ -76,6 +76,8 @@ class FaultInjector:
                 if machine.node_record(node) is None:
                     return False
                 machine.freeze_node(node)
+            case "cordon":
+                machine.cordon_node(node)
             case "drain":
                 if machine.node_record(node) is None:
                     return False
@@ -84,8 +86,14 @@ class FaultInjector:
                 return machine.kill_trainer(node)
             case "agent":
                 return machine.kill_agent(node)
+            case "hang":
+                return machine.hang_trainer(node, fault.seconds)
+            case "oom":
+                return machine.exhaust_memory(node)
             case "memory":
                 return machine.kill_holder(node)
+            case "diskfull":
+                machine.fill_disk(node)
             case "nan":
                 return machine.spoil_model(node)
             case "sick":
@@ -110,15 +118,13 @@ class FaultInjector:
                     self._machine.start_node(node)
                 case "freeze":
                     self._machine.thaw_node(node)
-                case "drain":
+                case "drain" | "cordon":
                     self._machine.uncordon_node(node)
-                case "slow":
-                    self._machine.quicken_trainers(node)
+                case "slow" | "hang" | "diskfull" as kind:
+                    self._machine.take_back(node, kind)
                 case "memory":
                     self._machine.return_holder(node)
                 case _:
                     self._machine.start_operator(self._port)
                     self.operator_away = False
-            verb = returned(back.fault)
-            what = f"the memory of {node}" if back.fault.kind == "memory" else node or "the coordinator"
-            self._tell(f"{what} {verb}", False)
+            self._tell(returned(back.fault), False)

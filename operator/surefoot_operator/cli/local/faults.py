@@ -9,37 +9,67 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from surefoot.protocol.plain import shorten, shown
 from surefoot_operator.api.spec import HealthPolicy
 
-Kind = Literal["node", "trainer", "agent", "freeze", "memory", "drain", "nan", "slow", "sick", "garble", "coordinator"]
-KINDS: tuple[Kind, ...] = (
+Kind = Literal[
     "node",
     "trainer",
     "agent",
     "freeze",
+    "hang",
+    "oom",
     "memory",
     "drain",
+    "cordon",
+    "diskfull",
     "nan",
     "slow",
     "sick",
     "garble",
     "coordinator",
-)
+]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 GRAMMAR = "KIND:NODE@step=N[,for=SECONDS] or coordinator@step=N[,for=SECONDS]"
 _FAULT = re.compile(r"(?P<kind>[a-z]+)(:(?P<node>[^@]+))?@step=(?P<step>\d+)(,for=(?P<seconds>[^,]+))?")
+_LEAST_SECONDS: dict[str, float] = {"diskfull": 12.0}
+"""What is over sooner may pass unseen: an agent looks at its disk every 10 s."""
 _DEFAULT_SECONDS: dict[str, float] = {"freeze": 5.0, "coordinator": 2.0}
 _RETURN: dict[str, str] = {
-    "node": "returns",
-    "freeze": "thaws",
-    "memory": "returns",
-    "drain": "takes workers again",
-    "slow": "is as fast as the others",
-    "coordinator": "returns",
+    "node": "{target} returns",
+    "freeze": "{target} thaws",
+    "hang": "whoever hangs on {target} goes on",
+    "memory": "the memory of {target} returns",
+    "drain": "{target} takes workers again",
+    "cordon": "{target} takes workers again",
+    "diskfull": "the disk of {target} has room again",
+    "slow": "{target} is as fast as the others",
+    "coordinator": "{target} returns",
 }
+_SENTENCES: dict[Kind, str] = {
+    "node": "kill {target} at step {step}",
+    "trainer": "kill trainer of {target} at step {step}",
+    "agent": "kill agent of {target} at step {step}",
+    "freeze": "freeze {target} at step {step}",
+    "hang": "have a trainer of {target} hang at step {step}",
+    "oom": "have the OOM killer end a trainer of {target} at step {step}",
+    "memory": "kill memory of {target} at step {step}",
+    "drain": "drain {target} at step {step}",
+    "cordon": "cordon {target} at step {step}",
+    "diskfull": "have the disk of {target} be full from step {step}",
+    "nan": "turn the model of {target} NaN at step {step}",
+    "slow": "make the trainers of {target} slow at step {step}",
+    "sick": "have {target} calculate wrong, as whoever joins there finds, from step {step}",
+    "garble": "have {target} garble what it sends others, as whoever joins there finds, from step {step}",
+    "coordinator": "kill {target} at step {step}",
+}
+_GOES_ON: frozenset[Kind] = frozenset({"hang", "cordon", "diskfull", "slow"})
+"""What is struck so runs on, and may be struck in another way meanwhile."""
+
+_ENDS_NOTHING: frozenset[Kind] = frozenset({"cordon", "diskfull"})
 
 
 class FaultError(ValueError):
@@ -59,28 +89,32 @@ class Fault:
     seconds: float | None
 
     @property
-    def strikes(self) -> str:
-        """The target: no second fault hits it before it has returned."""
+    def target(self) -> str:
+        """What it hits, by name."""
         return self.node or "coordinator"
 
+    @property
+    def ends_something(self) -> bool:
+        """Whether a failure may be its work."""
+        return self.kind not in _ENDS_NOTHING
+
+    def waits_for(self, before: Fault) -> bool:
+        """Whether `before` leaves nothing to strike until it is over."""
+        return self.target == before.target and (self.kind == before.kind or before.kind not in _GOES_ON)
+
     def __str__(self) -> str:
-        until = f", {_RETURN[self.kind]} after {self.seconds:g} s" if self.seconds is not None else ""
-        if self.kind == "nan":
-            return f"turn the model of {self.node} NaN at step {self.step}"
-        if self.kind == "sick":
-            return f"have {self.node} calculate wrong, as whoever joins there finds, from step {self.step}"
-        if self.kind == "garble":
-            return f"have {self.node} garble what it sends others, as whoever joins there finds, from step {self.step}"
-        if self.kind == "slow":
-            return f"make the trainers of {self.node} slow at step {self.step}{until}"
-        where = f" of {self.node}" if self.kind in ("trainer", "agent", "memory") else f" {self.node or ''}".rstrip()
-        verb = self.kind if self.kind in ("freeze", "drain") else f"kill {self.kind}"
-        return f"{verb}{where} at step {self.step}{until}".replace("kill node node", "kill node")
+        said = _SENTENCES[self.kind].format(target=self.target, step=self.step)
+        return said if self.seconds is None else f"{said}, {_until(self)} after {self.seconds:g} s"
 
 
 def returned(fault: Fault) -> str:
-    """What its target does when the fault is over."""
-    return _RETURN[fault.kind]
+    """What is so once the fault is over, in a sentence."""
+    return _RETURN[fault.kind].format(target="the coordinator" if fault.node is None else fault.node)
+
+
+def _until(fault: Fault) -> str:
+    """The end of that sentence."""
+    return _RETURN[fault.kind].rpartition("{target} ")[2]
 
 
 def parse_fault(text: str, nodes: tuple[str, ...]) -> Fault:
@@ -120,13 +154,17 @@ def _seconds(text: str, kind: Kind, given: str | None) -> float | None:
     if given is None:
         return _DEFAULT_SECONDS.get(kind)
     if kind not in _RETURN:
-        raise FaultError(f"--fault {shorten(text)}: a killed {kind} does not return by itself; leave out for=")
+        raise FaultError(f"--fault {shorten(text)}: what {kind} strikes does not return by itself; leave out for=")
     try:
         seconds = float(given)
     except ValueError:
         seconds = -1.0
     if not math.isfinite(seconds) or seconds <= 0:
         raise FaultError(f"--fault {shorten(text)}: for={shorten(given)} must be a number of seconds above 0")
+    if seconds < (least := _LEAST_SECONDS.get(kind, 0.0)):
+        raise FaultError(
+            f"--fault {shorten(text)}: {kind} may pass unseen in so short a time; give for={least:g} or more"
+        )
     return seconds
 
 

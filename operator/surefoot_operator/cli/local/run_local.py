@@ -28,7 +28,7 @@ from surefoot_operator.api.spec import TOTAL_STEPS, TrainingJob
 from surefoot_operator.api.spec_limits import allowed_sizes
 from surefoot_operator.cli.cli_errors import EXIT_DIFFERS, EXIT_FAILED, EXIT_OK, UsageError
 from surefoot_operator.cli.local import comparison, conclusion
-from surefoot_operator.cli.local.faults import Fault, FaultError, check_faults, parse_faults
+from surefoot_operator.cli.local.faults import KINDS, Fault, FaultError, check_faults, parse_faults
 from surefoot_operator.cli.local.run_progress import RunProgress
 from surefoot_operator.cli.local.supervise import Scene, Supervisor
 from surefoot_operator.cli.local.view import view_for
@@ -58,8 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FAULT",
-        help="KIND:NODE@step=N[,for=S], KIND one of node, trainer, agent, freeze, memory, drain, nan, slow; or coordinator@step=N;"
-        " S seconds until it returns, thaws or takes workers again (without: it stays away; freeze 5, coordinator 2)",
+        help=f"KIND:NODE@step=N[,for=S], KIND one of {', '.join(KINDS[:-1])}; or coordinator@step=N; S seconds until it is"
+        " over, where that can be (without: it lasts; freeze 5, coordinator 2)",
     )
     parser.add_argument("--compare", action="store_true", help="run the undisturbed job too and compare the results")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write what happened: FILE.html a page, else JSON")

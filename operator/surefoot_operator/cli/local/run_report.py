@@ -78,8 +78,9 @@ def cause_of(incident: Incident, struck: Iterable[Struck]) -> Struck | None:
     if incident.kind == "planned":
         drains = [s for s in before if s.fault.kind == "drain" and f"node {s.fault.node} is drained" in incident.reason]
         return drains[-1] if drains else None
-    same = [s for s in before if s.fault.node is not None and s.fault.node == incident.node]
-    candidates = same or [s for s in before if incident.node is None]
+    ends = [s for s in before if s.fault.ends_something]
+    same = [s for s in ends if s.fault.node is not None and s.fault.node == incident.node]
+    candidates = same or [s for s in ends if incident.node is None]
     return candidates[-1] if candidates else None
 
 

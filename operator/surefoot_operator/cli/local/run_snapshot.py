@@ -186,7 +186,7 @@ def node_state(scene: Scene, node: str) -> str:
     if node in scene.machine.frozen:
         return "frozen"
     if node in scene.machine.cordoned:
-        return "drained"
+        return "drained" if node in scene.machine.drained else "cordoned"
     return "up" if scene.machine.node_record(node) is not None else "down"
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from surefoot.linux_process import (
     ProcessIdentity,
     become_subreaper,
+    identity_of,
     is_alive,
     members,
     reap_orphans,
@@ -28,6 +29,7 @@ from surefoot.linux_process import (
     with_environment,
 )
 from surefoot_operator.errors import FabricError
+from surefoot_operator.fabric.processes.memory_kills import MemoryKills
 from surefoot_operator.fabric.processes.run_folder import RunFolder, read_json, write_json
 from surefoot_operator.fabric.processes.run_records import Deletion, NodeRecord, from_json, to_json
 
@@ -41,7 +43,7 @@ _PAUSE_SECONDS = 0.02
 class Machine:
     """The nodes and the operator of one local run.
 
-    `frozen` nodes are stopped by SIGSTOP, `cordoned` ones take no further workers.
+    `frozen` nodes are stopped by SIGSTOP, `cordoned` ones take no further workers, `drained` ones were emptied besides.
     """
 
     def __init__(self, folder: RunFolder, memory_bytes: int | None = None, with_metrics: bool = False) -> None:
@@ -49,6 +51,8 @@ class Machine:
         self._with_metrics = with_metrics
         self.frozen: set[str] = set()
         self.cordoned: set[str] = set()
+        self.drained: set[str] = set()
+        self._memory_kills = MemoryKills()
         self._memory_bytes = memory_bytes
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}
         self._known_ends: set[str] = set()
@@ -94,6 +98,7 @@ class Machine:
                 pass  # killed with its group below
             self._end_group(process)
         self.poll()
+        self._memory_kills.close()
         for path in self.folder.sockets():
             path.unlink()
         if self._lock is not None:
@@ -109,6 +114,7 @@ class Machine:
             self._operator.poll()
         known = {p.pid for p in self._nodes.values()} | ({self._operator.pid} if self._operator else set())
         reap_orphans(known)
+        self._memory_kills.look()
 
     # ---- nodes ----------------------------------------------------------------------------------------------------
 
@@ -155,10 +161,15 @@ class Machine:
         send_group(self._nodes[name].pid, signal.SIGCONT)
         self.frozen.discard(name)
 
-    def drain_node(self, name: str) -> None:
-        """Cordons the node and deletes its workers, as `kubectl drain` does."""
+    def cordon_node(self, name: str) -> None:
+        """Has the node take no further workers, as `kubectl cordon` does."""
         self.cordoned.add(name)
         write_json(self.folder.cordon(name), {}, durable=False)
+
+    def drain_node(self, name: str) -> None:
+        """Cordons the node and deletes its workers, as `kubectl drain` does."""
+        self.cordon_node(name)
+        self.drained.add(name)
         with self.folder.locked():
             for path in sorted(self.folder.workers.glob("*.json")):
                 body, deletion = read_json(path), self.folder.worker_deletion(path.stem)
@@ -170,6 +181,7 @@ class Machine:
     def uncordon_node(self, name: str) -> None:
         self.folder.cordon(name).unlink(missing_ok=True)
         self.cordoned.discard(name)
+        self.drained.discard(name)
 
     def running_workers(self) -> int:
         """Counts running agents."""
@@ -180,11 +192,24 @@ class Machine:
 
     def kill_trainer(self, name: str) -> bool:
         """SIGKILLs one trainer; False if none runs there."""
-        trainers = [pid for pid in members(self._nodes[name].pid) if is_trainer(pid)]
+        trainers = self._trainers(name)
         if not trainers:
             return False
         os.kill(min(trainers), signal.SIGKILL)
         return True
+
+    def exhaust_memory(self, name: str) -> bool:
+        """Has the OOM killer end one trainer; False if none runs there."""
+        trainers = self._trainers(name)
+        life = identity_of(min(trainers)) if trainers else None
+        if life is None:
+            return False
+        self.folder.faults.mkdir(mode=0o700, exist_ok=True)
+        self._memory_kills.strike(life, self.folder.faults / f"oom-{name}")
+        return True
+
+    def _trainers(self, name: str) -> list[int]:
+        return [pid for pid in members(self._nodes[name].pid) if is_trainer(pid)]
 
     def kill_agent(self, name: str) -> bool:
         """SIGKILLs the node's agent; False if none runs there."""
@@ -210,32 +235,48 @@ class Machine:
         """Has a trainer turn its parameters NaN; False: none runs."""
         return self._ask_trainers(name, "nan")
 
+    def hang_trainer(self, name: str, seconds: float | None) -> bool:
+        """Has a trainer not return from a step; False: none runs.
+
+        `seconds` None: for ever.
+        """
+        return self._ask_trainers(name, "hang", "" if seconds is None else str(seconds))
+
     def slow_trainers(self, name: str) -> bool:
         """Has the node's trainers take longer for each step; False: none runs."""
         return self._ask_trainers(name, "slow")
 
-    def quicken_trainers(self, name: str) -> None:
-        """Ends that again."""
-        (self.folder.faults / f"slow-{name}").unlink(missing_ok=True)
+    def take_back(self, name: str, kind: str) -> None:
+        """Asks for it no longer; what has been done stands."""
+        (self.folder.faults / f"{kind}-{name}").unlink(missing_ok=True)
 
-    def _ask_trainers(self, name: str, kind: str) -> bool:
+    def _ask_trainers(self, name: str, kind: str, said: str = "") -> bool:
         """Leaves a word that the node's trainers look for at each step."""
-        if not any(is_trainer(pid) for pid in members(self._nodes[name].pid)):
+        if not self._trainers(name):
             return False
-        self.folder.faults.mkdir(mode=0o700, exist_ok=True)
-        (self.folder.faults / f"{kind}-{name}").touch()
+        self._tell(name, kind, said)
         return True
+
+    def _tell(self, name: str, kind: str, said: str = "") -> None:
+        """Leaves a word for the node's processes, whole at once."""
+        self.folder.faults.mkdir(mode=0o700, exist_ok=True)
+        word = self.folder.faults / f"{kind}-{name}"
+        scratch = word.with_name(f".{word.name}")
+        scratch.write_text(said, encoding="utf-8")
+        scratch.rename(word)
+
+    def fill_disk(self, name: str) -> None:
+        """Has the node's checks find its disk full."""
+        self._tell(name, "diskfull")
 
     def sicken_node(self, name: str) -> None:
         """Has the node fail the check of workers that come to it."""
-        self.folder.faults.mkdir(mode=0o700, exist_ok=True)
-        (self.folder.faults / f"sick-{name}").touch()
+        self._tell(name, "sick")
         (self.folder.root / "logs" / f"join-check-{name}.json").unlink(missing_ok=True)  # what was found before
 
     def garble_node(self, name: str) -> None:
         """Has the node send wrong numbers in trials with others."""
-        self.folder.faults.mkdir(mode=0o700, exist_ok=True)
-        (self.folder.faults / f"garbles-{name}").touch()
+        self._tell(name, "garbles")
 
     def return_holder(self, name: str) -> None:
         """Tells the node to start its Redis again."""

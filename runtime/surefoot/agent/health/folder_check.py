@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from surefoot.fault_words import is_told
 from surefoot.protocol.node_findings import Blame, NodeFinding
 from surefoot.protocol.plain import amount
 
@@ -24,8 +25,9 @@ class FolderCheck:
     name = "disk"
     period_seconds = 10.0
 
-    def __init__(self, folders: Iterable[Path]) -> None:
+    def __init__(self, folders: Iterable[Path], environment: Mapping[str, str] = os.environ) -> None:
         self._folders = tuple(dict.fromkeys(folders))
+        self._environment = environment
         self._written: set[Path] = set()
 
     def find(self) -> Sequence[NodeFinding]:
@@ -34,6 +36,8 @@ class FolderCheck:
     def _of(self, folder: Path) -> NodeFinding | None:
         probe = folder / f".surefoot-probe-{os.getpid()}"
         try:
+            if is_told("diskfull", self._environment):  # the machine's own disk is never filled for it
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             probe.write_bytes(b"surefoot")
             self._written.add(folder)
             probe.unlink()

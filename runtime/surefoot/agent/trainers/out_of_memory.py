@@ -7,6 +7,7 @@ up the budget of a program that did nothing. Reads /sys, /proc and the kernel's 
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 from collections.abc import Iterable
@@ -90,6 +91,26 @@ def oom_between(
         )
     said = f"the node's memory was used up; the container's own limit of {amount(own)} was not reached, {use}"
     return OomKill(limit, f"the kernel's OOM killer: {said}")
+
+
+def injected_kill(word: Path | None) -> OomKill | None:
+    """The kill that `surefoot local --fault oom` made, told once; None: none.
+
+    `word` names the memory group that a trainer was put into, whose own counters say whether the kernel ended it there, or
+    why SIGKILL had to stand in.
+    """
+    if word is None or not word.exists():
+        return None
+    told = json.loads(word.read_text(encoding="utf-8"))
+    if why := told["stands_in"]:
+        text = f"the kernel's OOM killer, for which SIGKILL stands in here ({why})"
+    else:
+        group = Path(told["group"])
+        if not (_count(group / "memory.events", "oom_kill") or _count(group / "memory.oom_control", "oom_kill")):
+            return None  # this end is another's
+        text = "the kernel's OOM killer: the limit of the memory group that it was put into was reached"
+    word.unlink()
+    return OomKill("limit", text)
 
 
 def limit_of(blamed: RankExit | None, kill: OomKill | None) -> Limit:

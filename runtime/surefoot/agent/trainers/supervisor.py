@@ -24,8 +24,17 @@ from surefoot.agent.trainers.environment import TrainerPlace, trainer_environmen
 from surefoot.agent.trainers.exit_cause import Cause, ErrorReport, RankExit, first_cause, read_report
 from surefoot.agent.trainers.log_forwarder import LogForwarder
 from surefoot.agent.trainers.orphans import Orphans
-from surefoot.agent.trainers.out_of_memory import Limit, OomCounts, limit_of, oom_between, oom_counts
+from surefoot.agent.trainers.out_of_memory import (
+    Limit,
+    OomCounts,
+    OomKill,
+    injected_kill,
+    limit_of,
+    oom_between,
+    oom_counts,
+)
 from surefoot.agent.trainers.stack_summary import main_thread, rank_places, summary
+from surefoot.fault_words import fault_word
 from surefoot.ipc import stacks
 from surefoot.launcher.child import Child
 from surefoot.launcher.start import Starter
@@ -66,6 +75,8 @@ class TrainerSupervisor:
     _blamed: bool = False
     _oom: OomCounts = field(default_factory=OomCounts)
     """Of the kernel's OOM killer, before the epoch's trainers started."""
+    _injected: OomKill | None = None
+    """A kill that was made on purpose in this epoch."""
     _kernel: KernelLog | None = None
     """Open since then."""
     _kernel_lines: list[str] = field(default_factory=list)
@@ -75,7 +86,7 @@ class TrainerSupervisor:
     async def start(self, assign: Assign, store: str) -> None:
         """Starts every local rank; one that cannot start has exited, with cause."""
         self._epoch, self._blamed = assign.epoch, False
-        self._oom = oom_counts()
+        self._oom, self._injected = oom_counts(), None
         self._forget_kernel_log()
         self._kernel = KernelLog()
         folder = self.folder / f"epoch-{assign.epoch}"
@@ -200,7 +211,8 @@ class TrainerSupervisor:
         """The first cause, and whose memory it was where it is the OOM killer's."""
         if self._kernel is not None:
             self._kernel_lines += self._kernel.lines()
-        kill = oom_between(self._oom, oom_counts(), kernel=self._kernel_lines)
+        self._injected = self._injected or injected_kill(fault_word("oom"))
+        kill = self._injected or oom_between(self._oom, oom_counts(), kernel=self._kernel_lines)
         told = kill.text if kill is not None else ""
         endings = [RankExit(local, entry.code, _report(entry.error_file), told) for local, entry in running.items()]
         cause = first_cause(endings)

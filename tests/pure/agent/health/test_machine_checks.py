@@ -91,6 +91,19 @@ def test_a_folder_that_refuses_says_whose_fault_it_is(
     assert (found.reason, found.blame) == (reason, blame)
 
 
+def test_a_disk_that_shall_be_full_is_so_for_the_node_that_is_named_alone(tmp_path: Path) -> None:
+    (tmp_path / "faults").mkdir()
+    (tmp_path / "faults/diskfull-n1").touch()
+    told = {"SUREFOOT_FAULTS_FOLDER": str(tmp_path / "faults")}
+    struck = FolderCheck([tmp_path], {**told, "SUREFOOT_NODE": "n1"})
+    (found,) = struck.find()
+    assert (found.reason, found.blame) == ("DiskFull", "unknown")
+    assert FolderCheck([tmp_path], {**told, "SUREFOOT_NODE": "n2"}).find() == []
+    assert FolderCheck([tmp_path], {"SUREFOOT_NODE": "n1"}).find() == []
+    (tmp_path / "faults/diskfull-n1").unlink()
+    assert struck.find() == []
+
+
 def test_a_folder_that_is_nearly_full_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Space:
         f_bavail, f_blocks, f_frsize = 10, 1_000_000, 4096

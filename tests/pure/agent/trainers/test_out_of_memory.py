@@ -1,12 +1,13 @@
 """The OOM killer is named where its counters say so, with whose limit it was, and nowhere else."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from surefoot.agent.memory.headroom import MemoryHeadroom
 from surefoot.agent.trainers.exit_cause import ErrorReport, RankExit, first_cause
-from surefoot.agent.trainers.out_of_memory import OomCounts, OomKill, limit_of, oom_between, oom_counts
+from surefoot.agent.trainers.out_of_memory import OomCounts, OomKill, injected_kill, limit_of, oom_between, oom_counts
 
 FULL = MemoryHeadroom(0, 2 << 30, (2 << 30) - 4096)
 NO_LIMIT = MemoryHeadroom(0, None, 0)
@@ -139,3 +140,28 @@ def test_a_rank_that_ended_otherwise_is_not_taken_for_what_was_killed(ending: Ra
 def test_any_other_kill_is_only_a_kill() -> None:
     assert kill(3, 3) is None
     assert first_cause([RankExit(0, -9, None)]).text == "killed by SIGKILL"
+
+
+@pytest.mark.parametrize("counters", ["memory.events", "memory.oom_control"])
+def test_a_kill_that_was_made_is_told_once_and_only_where_the_group_counted_it(counters: str, tmp_path: Path) -> None:
+    word, group = tmp_path / "oom-n1", tmp_path / "group"
+    group.mkdir()
+    (group / counters).write_text("oom_kill 0\n")
+    assert injected_kill(None) is None
+    assert injected_kill(word) is None
+    word.write_text(json.dumps({"group": str(group), "stands_in": ""}))
+    assert injected_kill(word) is None, "it ended by something else, and the kernel's kill may still come"
+    (group / counters).write_text("oom_kill 1\n")
+    made = injected_kill(word)
+    assert made is not None
+    assert (made.limit, "memory group that it was put into" in made.text) == ("limit", True)
+    assert injected_kill(word) is None
+
+
+def test_a_kill_that_the_kernel_did_not_make_says_what_stood_in(tmp_path: Path) -> None:
+    word = tmp_path / "oom-n1"
+    word.write_text(json.dumps({"group": "", "stands_in": "no memory group can be made: Permission denied"}))
+    made = injected_kill(word)
+    assert made is not None
+    assert made.limit == limit_of(RankExit(0, -9, None), made) == "limit"
+    assert "SIGKILL stands in here (no memory group can be made: Permission denied)" in made.text

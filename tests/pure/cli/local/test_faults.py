@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from surefoot_operator.api.spec import HealthPolicy
-from surefoot_operator.cli.local.faults import Fault, FaultError, check_faults, due, parse_fault, parse_faults
+from surefoot_operator.cli.local.faults import Fault, FaultError, check_faults, due, parse_fault, parse_faults, returned
 
 NODES = ("node-0", "node-1", "node-2")
 
@@ -36,6 +36,24 @@ NODES = ("node-0", "node-1", "node-2")
             Fault("sick", "node-1", 9, None),
             "have node-1 calculate wrong, as whoever joins there finds, from step 9",
         ),
+        ("cordon:1@step=3", Fault("cordon", "node-1", 3, None), "cordon node-1 at step 3"),
+        (
+            "cordon:1@step=3,for=2",
+            Fault("cordon", "node-1", 3, 2.0),
+            "cordon node-1 at step 3, takes workers again after 2 s",
+        ),
+        ("hang:1@step=3", Fault("hang", "node-1", 3, None), "have a trainer of node-1 hang at step 3"),
+        (
+            "hang:1@step=3,for=2",
+            Fault("hang", "node-1", 3, 2.0),
+            "have a trainer of node-1 hang at step 3, goes on after 2 s",
+        ),
+        ("oom:0@step=7", Fault("oom", "node-0", 7, None), "have the OOM killer end a trainer of node-0 at step 7"),
+        (
+            "diskfull:2@step=7,for=15",
+            Fault("diskfull", "node-2", 7, 15.0),
+            "have the disk of node-2 be full from step 7, has room again after 15 s",
+        ),
         ("coordinator@step=5", Fault("coordinator", None, 5, 2.0), "kill coordinator at step 5, returns after 2 s"),
     ],
 )
@@ -62,6 +80,10 @@ def test_a_fault_reads_as_it_is_written(text: str, fault: Fault, sentence: str) 
         ("node:1@step=4,for=soon", "above 0"),
         ("trainer:1@step=4,for=3", "does not return by itself"),
         ("nan:1@step=4,for=3", "does not return by itself"),
+        ("oom:1@step=4,for=3", "what oom strikes does not return by itself"),
+        ("diskfull:1@step=4,for=3", "give for=12 or more"),
+        ("cordon@step=4", "which node? write cordon:NODE@step=N"),
+        ("hang:1@step=4,for=0", "above 0"),
     ],
 )
 def test_a_fault_that_cannot_be_says_what_is_allowed(text: str, said: str) -> None:
@@ -89,3 +111,29 @@ def test_each_fault_strikes_once_in_the_order_of_its_step() -> None:
     assert due(faults, [], 4) == [faults[0], faults[1]]
     assert due(faults, [faults[0]], 9) == [faults[1], faults[2]]
     assert due(faults, faults, 99) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "before", "waits"),
+    [
+        ("agent:1@step=4", "node:1@step=4,for=9", True),
+        ("agent:1@step=4", "freeze:1@step=4,for=9", True),
+        ("agent:1@step=4", "drain:1@step=4,for=9", True),
+        ("agent:2@step=4", "node:1@step=4,for=9", False),
+        ("agent:1@step=4", "cordon:1@step=4,for=9", False),
+        ("cordon:1@step=4", "cordon:1@step=4,for=9", True),
+        ("trainer:1@step=4", "slow:1@step=4,for=9", False),
+        ("trainer:1@step=4", "diskfull:1@step=4,for=19", False),
+        ("trainer:1@step=4", "hang:1@step=4,for=9", False),
+        ("coordinator@step=9", "coordinator@step=4", True),
+    ],
+)
+def test_a_fault_waits_for_one_that_left_it_nothing_to_strike(text: str, before: str, waits: bool) -> None:
+    assert parse_fault(text, NODES).waits_for(parse_fault(before, NODES)) == waits
+
+
+def test_whatever_is_over_says_so() -> None:
+    said = [returned(parse_fault(text, NODES)) for text in ("cordon:1@step=4,for=1", "diskfull:1@step=4,for=12")]
+    assert said == ["node-1 takes workers again", "the disk of node-1 has room again"]
+    assert returned(parse_fault("memory:1@step=4,for=1", NODES)) == "the memory of node-1 returns"
+    assert returned(parse_fault("coordinator@step=4", NODES)) == "the coordinator returns"

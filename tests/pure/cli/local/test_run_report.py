@@ -56,6 +56,8 @@ def test_an_incident_belongs_to_the_last_fault_on_its_own_node() -> None:
     again = Incident("node-lost", "gone", 1, "node-1", 3, 200.1)
     assert run_report.cause_of(again, [NODE_KILL, TRAINER_KILL, later]) == later
     assert run_report.cause_of(Incident("trainer-failed", "x", 2, "node-2", 3, 200.1), [NODE_KILL]) is None
+    cordon = Struck(Fault("cordon", "node-1", 81, None), 200.05, 81)
+    assert run_report.cause_of(again, [NODE_KILL, later, cordon]) == later, "what ends nothing is no cause"
     assert run_report.cause_of(Incident("coordinator", "x", None, None, 3, 200.1), [TRAINER_KILL]) == TRAINER_KILL
     assert run_report.cause_of(Incident("trainer-failed", "x", 0, "node-0", 3, 149.0), [TRAINER_KILL]) is None
 

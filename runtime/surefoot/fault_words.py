@@ -1,0 +1,40 @@
+"""Finds what `surefoot local` tells a process to do to itself.
+
+Standard library only, as trials of nodes begin in a moment. What nothing outside of a process can do to it, the process does
+itself where it is told: by a file of the fault's kind and the node's name. On a cluster nobody sets the folder.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def fault_word(kind: str, environment: Mapping[str, str] = os.environ) -> Path | None:
+    """Where this node's processes look for it; None outside of `surefoot local`."""
+    folder, node = environment.get("SUREFOOT_FAULTS_FOLDER"), environment.get("SUREFOOT_NODE")
+    return Path(folder, f"{kind}-{node}") if folder and node else None
+
+
+def is_told(kind: str, environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this node's processes shall do it now."""
+    word = fault_word(kind, environment)
+    return word is not None and word.exists()
+
+
+def take(word: Path | None) -> str | None:
+    """Takes the word away and returns what it says.
+
+    None: there is none, or another process of this node was faster.
+    """
+    if word is None or not word.exists():
+        return None
+    taken = word.with_name(f"{word.name}.taken-{os.getpid()}")
+    try:
+        os.rename(word, taken)
+    except FileNotFoundError:
+        return None
+    said = taken.read_text(encoding="utf-8")
+    taken.unlink()
+    return said
