@@ -270,6 +270,10 @@ bench-scale: $(VENV)/.ready ## the same, and 1,000 jobs of 10 workers on a real 
 	$(CLUSTER) run -- $(BIN)/python -m cluster.scenarios.fleet
 	PYTHONPATH=tests $(BIN)/python -m bench.scale --cluster build/scale-cluster.json --out build/scale.json --picture build/scale.svg
 
+.PHONY: bench-many-jobs
+bench-many-jobs: $(VENV)/.ready ## a replica begins to lead 1,000 jobs of 10 workers: cold start, memory, rest; API server in memory (a minute)
+	$(BIN)/python -m bench.many_jobs $(ARGUMENTS)
+
 .PHONY: bench-scale-quick
 bench-scale-quick: $(VENV)/.ready ## what a job of 10 to 2,000 workers costs the operator: plans, messages, status, TLS lines (build/scale.json, build/scale.svg)
 	PYTHONPATH=tests $(BIN)/python -m bench.scale --out build/scale.json --picture build/scale.svg

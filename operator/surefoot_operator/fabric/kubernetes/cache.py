@@ -15,12 +15,15 @@ from collections.abc import Callable, Collection, Mapping
 from surefoot.task_set import TaskSet
 from surefoot_operator import metrics
 from surefoot_operator.api.gang_schedulers import GANG_SCHEDULERS
-from surefoot_operator.api.spec import Gang
+from surefoot_operator.api.spec import Gang, NodeSignals
 from surefoot_operator.errors import FabricError
-from surefoot_operator.fabric.kubernetes import labels, nodes, pod_groups, pod_observations
+from surefoot_operator.fabric.interface import HolderPlace, TierAccess
+from surefoot_operator.fabric.kubernetes import kept_fields, labels, nodes, pod_groups, pod_observations
 from surefoot_operator.fabric.kubernetes.api import Api
+from surefoot_operator.fabric.kubernetes.cluster_views import ClusterViews
 from surefoot_operator.fabric.kubernetes.leases import Heard, Leases
 from surefoot_operator.fabric.kubernetes.watched_objects import Object, WatchedObjects
+from surefoot_operator.observed import NodeSeen
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +56,7 @@ class ClusterCache:
         self.holders = self._feed(pods, labels.HOLDER_SELECTOR, "holders")
         self.nodes = self._feed("/api/v1/nodes", "")
         leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
-        self.leases = WatchedObjects(api, leases, "", self._renewed)
+        self.leases = WatchedObjects(api, leases, "", self._renewed, kept=kept_fields.lease)
         self._named = {
             "trainingjobs": self.jobs,
             "workers": self.workers,
@@ -70,6 +73,7 @@ class ClusterCache:
         self.gone_holders: dict[str, Object] = {}
         """Node -> the last holder's pod there that is gone, until another comes, or for GONE_SECONDS."""
         self._gone_at: dict[str, float] = {}
+        self._views = ClusterViews(self.nodes.items, self.holders.items, self.gone_holders)
         self.listen("holders", self._holder)
         self._by_job: dict[str, dict[str, Object]] = {}
         self.listen("pods", self._pod)
@@ -145,6 +149,12 @@ class ClusterCache:
         off = {gang: NOT_WATCHED.format(gang=gang) for gang in GANG_SCHEDULERS if gang not in self.groups}
         return off | {gang: feed.refusal for gang, feed in self.groups.items() if feed.refusal}
 
+    def around(
+        self, topology_key: str, signals: NodeSignals, access: TierAccess
+    ) -> tuple[tuple[NodeSeen, ...], tuple[HolderPlace, ...]]:
+        """Returns nodes and holders, in tuples that all who ask alike share."""
+        return self._views.seen(self.kubelets(), topology_key, signals, access)
+
     def kubelets(self) -> Heard:
         """Which kubelets renewed their lease, and which are silent."""
         return self._kubelets.heard(self.leases.heard_since, self.leases.heard_at)
@@ -155,6 +165,8 @@ class ClusterCache:
         read = _READ.get(kind)
 
         def heard(old: Object | None, new: Object | None) -> None:
+            if kind == "nodes":
+                self._views.node_changed(old, new)
             # compared once, and not by each of a thousand jobs: every kubelet writes its node's status all the time
             if read is not None and old is not None and new is not None and read(old) == read(new):
                 return
@@ -163,7 +175,7 @@ class ClusterCache:
                 for listener in list(self._listeners.get((kind, job), ())):
                     listener(old, new)
 
-        return WatchedObjects(self.api, path, selector, heard, optional)
+        return WatchedObjects(self.api, path, selector, heard, optional, _KEPT.get(kind, kept_fields.whole))
 
     def _renewed(self, old: Object | None, new: Object | None) -> None:
         self._kubelets.changed(old, new, time.monotonic())
@@ -182,6 +194,7 @@ class ClusterCache:
                     del self._by_job[job]
 
     def _holder(self, old: Object | None, new: Object | None) -> None:
+        self._views.holder_changed()
         found = new or old
         node = pod_observations.node_of(found) if found is not None else None
         if node is None:
@@ -193,7 +206,8 @@ class ClusterCache:
             self._forget_gone(node)
 
     def _forget_gone(self, node: str) -> None:
-        self.gone_holders.pop(node, None)
+        if self.gone_holders.pop(node, None) is not None:
+            self._views.holder_changed()
         self._gone_at.pop(node, None)
 
     def forget_gone_holders(self, now: float) -> None:
@@ -231,6 +245,13 @@ _READ: Mapping[str, Callable[[Object], object]] = {
     "podgroups": pod_groups.marks,
 }
 """Kind -> all that a plan can depend on of one such object."""
+
+
+_KEPT: Mapping[str, Callable[[Object], Object]] = {
+    "pods": kept_fields.worker_pod,
+    "holders": kept_fields.holder_pod,
+    "nodes": kept_fields.node,
+}
 
 
 def _report(name: str, error: BaseException) -> None:

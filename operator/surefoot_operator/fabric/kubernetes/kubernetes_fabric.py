@@ -19,12 +19,10 @@ from surefoot_operator.api.spec import FINALIZER, Gang, TrainingJob
 from surefoot_operator.api.status import JobStatus, stamp
 from surefoot_operator.api.status_json import status_from_json
 from surefoot_operator.errors import FabricError, InvariantBroken, JobRefused, SpecError, WorldMoved
-from surefoot_operator.fabric.interface import FabricSeen, HolderPlace, TierAccess, WorkerEnvironment
+from surefoot_operator.fabric.interface import FabricSeen, TierAccess, WorkerEnvironment
 from surefoot_operator.fabric.kubernetes import (
     api_writes,
-    holders,
     labels,
-    nodes,
     pod_groups,
     pod_observations,
     pods,
@@ -36,7 +34,7 @@ from surefoot_operator.fabric.kubernetes.derived_cache import DerivedCache
 from surefoot_operator.fabric.kubernetes.purging import purge_pod
 from surefoot_operator.fabric.kubernetes.template_dry_run import TemplateDryRun
 from surefoot_operator.fabric.kubernetes.watched_objects import WatchedObjects
-from surefoot_operator.observed import NodeSeen, PurgeSeen, WorkerSeen
+from surefoot_operator.observed import PurgeSeen, WorkerSeen
 from surefoot_operator.observed_groups import PodGroupsSeen
 from surefoot_operator.policy.actions import CreateWorker, DeleteWorker, Event, KeepGroup, RemoveGroup
 
@@ -64,7 +62,7 @@ class KubernetesFabric:
         self._good: TrainingJob | None = None
         """The newest spec that could be read."""
         self._access, self._settings = access or TierAccess(), settings or pods.PodSettings()
-        self._nodes_seen, self._workers_seen = DerivedCache[NodeSeen](), DerivedCache[WorkerSeen]()
+        self._workers_seen = DerivedCache[WorkerSeen]()
         self._strangers = frozenset[str]()
         self._changed = asyncio.Event()
         self._closed = False
@@ -86,14 +84,15 @@ class KubernetesFabric:
         self._cache.check_fresh()
         stored = self._stored()
         job, refusal = self._job(stored)
-        around = self._nodes(job)
+        signals = job.spec.health_policy.node_signals or KNOWN_SIGNALS
+        around, places = self._cache.around(job.spec.checkpoint.memory.topology_key, signals, self._access)
         return FabricSeen(
             job=job,
             status=self._status(stored),
             workers=self._workers(),
             purges=self._purges(),
             nodes=around,
-            holders=self._holders(around),
+            holders=places,
             refusal=refusal,
             free_nodes=None,
             pod_groups=self._pod_groups(),
@@ -281,27 +280,6 @@ class KubernetesFabric:
             )  # fmt: skip
         self._strangers = frozenset(strangers)
         return [pod for pod in bearing if pod["metadata"]["uid"] not in strangers]
-
-    def _nodes(self, job: TrainingJob) -> tuple[NodeSeen, ...]:
-        heard, key = self._cache.kubelets(), job.spec.checkpoint.memory.topology_key
-        signals = job.spec.health_policy.node_signals or KNOWN_SIGNALS
-        found = self._nodes_seen.all(
-            self._cache.nodes.items.values(),
-            lambda one: nodes.node(one, heard, key, signals),
-            lambda one: (
-                one["metadata"]["name"] in heard.silent,
-                one["metadata"]["name"] in heard.renewed,
-                key,
-                signals,
-            ),
-        )
-        return nodes.without_mass_doubt(sorted(found, key=lambda one: one.name))
-
-    def _holders(self, around: Sequence[NodeSeen]) -> tuple[HolderPlace, ...]:
-        domains = {node.name: node.domain for node in around}
-        return holders.places(
-            self._cache.holders.items.values(), self._cache.gone_holders.values(), domains, self._access
-        )
 
     # ---- hearing ----------------------------------------------------------------------------------------------------
 

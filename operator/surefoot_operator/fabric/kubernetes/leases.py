@@ -6,6 +6,7 @@ not count while the API server was away: every lease is then as old as the outag
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,9 @@ class Leases:
         """Since when each lease stands as it does."""
         self._renewals: dict[str, float] = {}
         """When a renewal was seen to come: one that was there when we came may be of any age."""
+        self._heard: tuple[float, float, Heard] | None = None
+        """Since when nothing was interrupted, until when nobody else can have fallen silent, and what was said."""
+        self._last = Heard()
 
     def changed(self, old: Object | None, new: Object | None, now: float) -> None:
         """Records a lease's change; None: it does not exist."""
@@ -43,17 +47,35 @@ class Leases:
         if new is None:
             self._known.pop(name, None)
             self._renewals.pop(name, None)
+            self._heard = None
         elif old is None:
             self._known[name] = now
+            self._heard = None
         elif old["spec"].get("renewTime") != new["spec"].get("renewTime"):
             self._known[name] = self._renewals[name] = now
+            if self._heard is not None and name not in self._heard[2].renewed:
+                self._heard = None
 
     def heard(self, heard_since: float, heard_at: float) -> Heard:
         """Classifies nodes as of `heard_at`, the watch's last event.
 
-        `heard_since`: since when the watch was not interrupted.
+        `heard_since`: since when the watch was not interrupted. The same value as before, unless it changed: a renewal of
+        one more second is no news, and a thousand jobs ask twice a second.
         """
-        return Heard(
+        if self._heard is None or self._heard[0] != heard_since or heard_at > self._heard[1]:
+            self._heard = (heard_since, *self._looked(heard_since, heard_at))
+        return self._heard[2]
+
+    def _looked(self, heard_since: float, heard_at: float) -> tuple[float, Heard]:
+        since = {node: max(at, heard_since) for node, at in self._known.items()}
+        found = Heard(
             frozenset(node for node, at in self._renewals.items() if heard_at - at <= LEASE_SECONDS),
-            frozenset(node for node, at in self._known.items() if heard_at - max(at, heard_since) > LEASE_SECONDS),
+            frozenset(node for node, at in since.items() if heard_at - at > LEASE_SECONDS),
         )
+        standing = [
+            *(at for node, at in self._renewals.items() if node in found.renewed),
+            *(at for node, at in since.items() if node not in found.silent),
+        ]
+        if found != self._last:
+            self._last = found
+        return min(standing, default=math.inf) + LEASE_SECONDS, self._last

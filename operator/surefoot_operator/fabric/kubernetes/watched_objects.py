@@ -18,6 +18,7 @@ from typing import Any
 from surefoot.protocol.backoff import Backoff
 from surefoot_operator import metrics
 from surefoot_operator.errors import FabricError
+from surefoot_operator.fabric.kubernetes import kept_fields
 from surefoot_operator.fabric.kubernetes.api import Api
 from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
 
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 Object = dict[str, Any]
 Heard = Callable[[Object | None, Object | None], None]
 """Old and new state of one object; None: it is not there."""
+Kept = Callable[[Object], Object]
 
 WATCH_SECONDS = 30
 """The server ends each watch after this: one that was cut without a word is noticed by then, not by TCP's patience."""
@@ -47,10 +49,12 @@ class WatchedObjects:
     """Mirrors objects of one kind in `items`, by namespace and name.
 
     `run` until cancelled; `heard` is called in the loop after each change. `optional`: the server may not serve this
-    kind, or not let us see it, and may later; `refusal` says so meanwhile.
+    kind, or not let us see it, and may later; `refusal` says so meanwhile. `kept`: reduces an object to what is kept.
     """
 
-    def __init__(self, api: Api, path: str, selector: str, heard: Heard, optional: bool = False) -> None:
+    def __init__(
+        self, api: Api, path: str, selector: str, heard: Heard, optional: bool = False, kept: Kept = kept_fields.whole
+    ) -> None:
         self.path = path
         self.items: dict[tuple[str, str], Object] = {}
         self.synced = asyncio.Event()
@@ -58,7 +62,7 @@ class WatchedObjects:
         """When the server was last heard of, and since when it is without a break."""
         self.refusal = ""
         """Why an optional kind is not served to us; empty: it is, for all that is known."""
-        self._optional = optional
+        self._optional, self._kept = optional, kept
         self._broken = False
         self._api, self._selector, self._heard = api, selector, heard
         self._version = ""
@@ -109,8 +113,8 @@ class WatchedObjects:
         if _uid(found) in self._forgotten or known >= _version(found):
             return
         self._learned.add(_uid(found))
-        self.items[key] = found
-        self._heard(old, found)
+        self.items[key] = kept = self._kept(found)
+        self._heard(old, kept)
 
     def forget(self, namespace: str, name: str, uid: str) -> None:
         """Removes an object that we deleted; late events cannot restore it."""
@@ -138,7 +142,8 @@ class WatchedObjects:
         query: dict[str, str | int] = {"limit": PAGE, **self._select()}
         while True:
             page = await self._api.get(self.path, query)
-            found |= {_key(item): item for item in page["items"] if _uid(item) not in self._forgotten}
+            there = (item for item in page["items"] if _uid(item) not in self._forgotten)
+            found |= {_key(item): self._kept(item) for item in there}
             following = page["metadata"].get("continue")
             if not following:
                 break
@@ -196,7 +201,7 @@ class WatchedObjects:
                 del self.items[_key(found)]
                 self._heard(old, None)
         elif kind != "BOOKMARK" and _uid(found) not in self._forgotten:
-            self._take(found)
+            self._take(self._kept(found))
 
     def _take(self, found: Object) -> None:
         old = self.items.get(_key(found))
