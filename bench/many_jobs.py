@@ -26,7 +26,7 @@ from typing import Any
 import kopf
 from kubernetes.aio.client import ApiClient, Configuration
 
-from bench.many_jobs_server import Object, serving
+from bench.many_jobs_server import LONG_AGO, Object, serving
 from surefoot.protocol.messages import Refused
 from surefoot_operator import metrics
 from surefoot_operator.controller.credentials.derived_secrets import Secrets
@@ -217,7 +217,10 @@ def copies(found: list[Object], jobs: int, nodes: int) -> list[Object]:
         for place, text in enumerate(texts):
             one = json.loads(text.replace(ONE, f"job-{number:05d}"))
             if one["kind"] == "TrainingJob":
-                one["status"]["message"] = _WAITS
+                one["status"] |= {"message": _WAITS, "startTime": LONG_AGO}
+                one["status"]["world"]["changedTime"] = one["status"]["timeSpent"]["sinceTime"] = LONG_AGO
+                for condition in one["status"]["conditions"]:
+                    condition["lastTransitionTime"] = LONG_AGO
             else:
                 one["metadata"]["uid"] = f"{number:08x}-{place:04x}-4000-8000-4a5e8f0a9d11"
                 one["spec"]["nodeName"] = f"simulated-{(number * WORKERS + place) % nodes:04d}"

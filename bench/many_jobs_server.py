@@ -22,8 +22,8 @@ Object = dict[str, Any]
 _ITEM = re.compile(
     r"/(?:api/v1|apis/[^/]+/[^/]+)(?:/namespaces/(?P<space>[^/]+))?/(?P<kind>[a-z]+)(?:/(?P<name>[^/]+))?(?:/(?P<sub>[a-z]+))?"
 )
-_MADE_BY_US = datetime.fromtimestamp(time.time() - 600, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-"""Long ago: what is begun is an operator, not the jobs."""
+LONG_AGO = datetime.fromtimestamp(time.time() - 600, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+"""What is begun is an operator, not the jobs."""
 
 
 class Objects:
@@ -41,7 +41,7 @@ class Objects:
         self.version += 1
         metadata = body["metadata"]
         metadata.setdefault("uid", f"uid-{kind}-{self.version}-b0c5-4a5e8f0a9d11")
-        metadata.setdefault("creationTimestamp", _MADE_BY_US)
+        metadata.setdefault("creationTimestamp", LONG_AGO)
         metadata["resourceVersion"] = str(self.version)
         key = (metadata.get("namespace", ""), metadata["name"])
         self.kept.setdefault(kind, {})[key] = body
@@ -62,12 +62,10 @@ class Objects:
             "enableServiceLinks": True,
             "preemptionPolicy": "PreemptLowerPriority",
         }
-        states = [
-            {"type": t, "status": "True", "lastProbeTime": None, "lastTransitionTime": _MADE_BY_US} for t in _SAID
-        ]
+        states = [{"type": t, "status": "True", "lastProbeTime": None, "lastTransitionTime": LONG_AGO} for t in _SAID]
         container = {"name": "trainer", "ready": True, "restartCount": 0, "image": "registry.invalid/trainer:1"}
         container |= {
-            "state": {"running": {"startedAt": _MADE_BY_US}},
+            "state": {"running": {"startedAt": LONG_AGO}},
             "containerID": f"containerd://{self._pods:064x}",
         }
         pod["status"] = {
@@ -80,7 +78,7 @@ class Objects:
             "hostIP": "10.98.0.1",
             "podIP": "10.99.0.1",
             "podIPs": [{"ip": "10.99.0.1"}],
-            "startTime": _MADE_BY_US,
+            "startTime": LONG_AGO,
         }
         return fields_named(pod)
 
@@ -92,7 +90,7 @@ def fields_named(body: Object) -> Object:
     """With managedFields, as the API server keeps them of each writer."""
     body["metadata"].pop("managedFields", None)
     parts = {name: owned(body[name]) for name in ("metadata", "spec", "status") if name in body}
-    entry = {"apiVersion": "v1", "fieldsType": "FieldsV1", "operation": "Update", "time": _MADE_BY_US}
+    entry = {"apiVersion": "v1", "fieldsType": "FieldsV1", "operation": "Update", "time": LONG_AGO}
     writers = {"OpenAPI-Generator": ("metadata", "spec"), "kwok": ("status",)}
     body["metadata"]["managedFields"] = [
         {**entry, "manager": who, "fieldsV1": {f"f:{n}": parts[n] for n in names if n in parts}}

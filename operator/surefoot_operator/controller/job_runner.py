@@ -11,14 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import HealthPolicy
 from surefoot_operator.controller.health import logging_setup as logs
 from surefoot_operator.controller.leader.term_clock import TermClock
 from surefoot_operator.controller.worker_environment import WorkerEnvironmentFactory
 from surefoot_operator.coordinator.agent_channel import AgentChannel
 from surefoot_operator.coordinator.agent_server import AgentServer
-from surefoot_operator.errors import FabricError, SpecError
+from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.kubernetes import labels
 from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
 from surefoot_operator.fabric.kubernetes.cache import ClusterCache
@@ -28,6 +27,7 @@ from surefoot_operator.memory import HolderPool, JobHolders, TierAccess
 from surefoot_operator.policy.maintenance.rollout import JobSafety
 from surefoot_operator.reconcile import Reconciler
 from surefoot_operator.reconcile.dependencies import Dependencies
+from surefoot_operator.reconcile.turns import Turns
 from surefoot_operator.settings import OperatorSettings
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class Shared:
     settings: OperatorSettings
     pool: HolderPool
     """Of holders: each is connected to and visited once for all jobs."""
-    turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(ROUNDS_AT_ONCE))
+    turns: Turns = field(default_factory=lambda: Turns(ROUNDS_AT_ONCE))
     clock: Callable[[], float] = field(default_factory=TermClock)
     """Of the present term; nothing that is compared follows the wall clock."""
 
@@ -158,8 +158,6 @@ class JobRunner:
         await self._reconciler.run()
 
     def _heartbeat_seconds(self) -> float:
-        stored = self._shared.cache.jobs.items.get((self.key.namespace, self.key.name))
-        try:
-            return parse_job(stored or {}).spec.health_policy.heartbeat_seconds
-        except SpecError:
-            return HealthPolicy().heartbeat_seconds  # the reconciler says what is wrong with the spec
+        job = self._fabric.readable()
+        # without one the reconciler says what is wrong with the spec
+        return (HealthPolicy() if job is None else job.spec.health_policy).heartbeat_seconds

@@ -5,7 +5,6 @@ Called by `reconcile`.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -21,6 +20,7 @@ from surefoot_operator.observed_groups import GroupCallSeen
 from surefoot_operator.policy.actions import CreateWorker
 from surefoot_operator.policy.clock_skew import not_ahead
 from surefoot_operator.policy.lifecycle.invalid_spec import accepted
+from surefoot_operator.reconcile.turns import Turns
 from surefoot_operator.settings import OperatorSettings
 
 Environment = Callable[[TrainingJob, CreateWorker], WorkerEnvironment]
@@ -38,7 +38,7 @@ class Dependencies:
     """Unix seconds, which only grow: no step of the wall clock moves them."""
     epoch_token: Callable[[int], str]
     """The secret of an epoch: the same from every leader, and in no status."""
-    turns: asyncio.Semaphore = field(default_factory=asyncio.Semaphore)
+    turns: Turns = field(default_factory=Turns)
     """How many jobs reconcile at one moment; all that share an event loop share it."""
 
 

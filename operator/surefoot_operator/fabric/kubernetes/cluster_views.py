@@ -1,7 +1,7 @@
-"""Keeps what all jobs see of nodes and holders, made once for all of them.
+"""Keeps what all jobs see of nodes and holders.
 
-Owned by `cache`, asked by each job's fabric. Jobs that ask alike get the same tuple until something in it changes: made by
-each for itself, the nodes of a thousand jobs were a million values, and as many comparisons at each change.
+Owned by `cache`, asked by each job's fabric. It is made once: jobs that ask alike get
+the same tuple until something in it changes. Made by each for itself, the nodes of a thousand jobs were a million values, and as many comparisons at each change.
 """
 
 from __future__ import annotations
@@ -69,18 +69,21 @@ class ClusterViews:
         self._node_changes = self._holder_changes = 0
 
     def node_changed(self, old: Object | None, new: Object | None) -> None:
-        """Takes note of a node, unless all that is kept of it is as before."""
+        """Takes note of a node whose kept fields changed."""
         if old is None or new is None or _told(old) != _told(new):
             self._node_changes += 1
 
     def holder_changed(self) -> None:
-        """Takes note that some holder's pod came, went or changed."""
+        """Takes note that some holder's pod is another."""
         self._holder_changes += 1
 
     def seen(
         self, heard: Heard, topology_key: str, signals: NodeSignals, access: TierAccess
     ) -> tuple[tuple[NodeSeen, ...], tuple[HolderPlace, ...]]:
-        """Returns the nodes, by name, and the holders on them; the same tuples while they are the same."""
+        """Returns nodes by name, and the holders on them.
+
+        The same tuples as before while they are the same.
+        """
         view = self._views.get((topology_key, signals))
         if view is None:
             if len(self._views) >= MOST_VIEWS:

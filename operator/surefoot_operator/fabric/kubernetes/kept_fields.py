@@ -37,7 +37,7 @@ def worker_pod(found: Object) -> Object:
 
 
 def holder_pod(found: Object) -> Object:
-    """Keeps what is read of a holder's pod: also where its containers listen."""
+    """Keeps what is read of a holder's pod."""
     kept = _pod(found, ("nodeName", "containers"))
     if "containers" in kept["spec"]:
         kept["spec"]["containers"] = [_chosen(one, ("name", "ports")) for one in kept["spec"]["containers"]]
@@ -48,7 +48,7 @@ def holder_pod(found: Object) -> Object:
 
 
 def node(found: Object) -> Object:
-    """Keeps what is read of a node; neither its images nor when it was heard last."""
+    """Keeps what is read of a node."""
     return {
         "metadata": _identity(found),
         "spec": _chosen(found.get("spec") or {}, ("taints", "unschedulable")),

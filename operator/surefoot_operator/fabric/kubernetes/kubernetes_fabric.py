@@ -63,6 +63,8 @@ class KubernetesFabric:
         """The newest spec that could be read."""
         self._access, self._settings = access or TierAccess(), settings or pods.PodSettings()
         self._workers_seen = DerivedCache[WorkerSeen]()
+        self._status_seen: tuple[object, JobStatus] | None = None
+        """The stored status that was read last, and what it says."""
         self._strangers = frozenset[str]()
         self._changed = asyncio.Event()
         self._closed = False
@@ -79,6 +81,13 @@ class KubernetesFabric:
         for kind, listener in self._listeners.items():
             cache.listen(kind, listener, self._own(kind))
 
+    def readable(self) -> TrainingJob | None:
+        """Returns the job by its newest readable spec, if any."""
+        try:
+            return self._job(self._stored())[0]
+        except FabricError:
+            return None
+
     async def observe(self) -> FabricSeen:
         """Reads the cache, which includes our own writes."""
         self._cache.check_fresh()
@@ -86,11 +95,12 @@ class KubernetesFabric:
         job, refusal = self._job(stored)
         signals = job.spec.health_policy.node_signals or KNOWN_SIGNALS
         around, places = self._cache.around(job.spec.checkpoint.memory.topology_key, signals, self._access)
+        bearing = self._pods()
         return FabricSeen(
             job=job,
             status=self._status(stored),
-            workers=self._workers(),
-            purges=self._purges(),
+            workers=self._workers(bearing),
+            purges=_purges(bearing),
             nodes=around,
             holders=places,
             refusal=refusal,
@@ -133,7 +143,7 @@ class KubernetesFabric:
         written = replace(new, serial=old.serial + 1)
         problem: FabricError | None = None
         for _ in range(_PATCH_TRIES):
-            body = status_patch.shown(written, self._workers(), stored, time.time())
+            body = status_patch.shown(written, self._workers(self._pods()), stored, time.time())
             try:
                 operations = status_patch.operations(stored, body, tested)
                 self._cache.jobs.learn(await self._api.patch(f"{self._path}/status", operations))
@@ -238,8 +248,12 @@ class KubernetesFabric:
             return with_metadata(good, metadata), refusal
 
     def _status(self, stored: Object) -> JobStatus:
+        found = stored.get("status", {})
+        if self._status_seen is not None and self._status_seen[0] is found:
+            return self._status_seen[1]  # what is cached is replaced, and never changed
         try:
-            return status_from_json(stored.get("status", {}))
+            self._status_seen = (found, status_from_json(found))
+            return self._status_seen[1]
         except InvariantBroken as error:
             sentence = (
                 f"the job's status was edited and cannot be read: {error}. It is not overwritten;"
@@ -248,13 +262,9 @@ class KubernetesFabric:
             metadata = stored["metadata"]
             raise JobRefused(sentence, metadata.get("generation", 1), None, _is_leaving(metadata)) from error
 
-    def _workers(self) -> tuple[WorkerSeen, ...]:
-        workers = [pod for pod in self._pods() if labels.part_of(pod) != labels.PURGE]
+    def _workers(self, pods: Sequence[Object]) -> tuple[WorkerSeen, ...]:
+        workers = [pod for pod in pods if labels.part_of(pod) != labels.PURGE]
         return tuple(self._workers_seen.all(workers, pod_observations.worker, lambda pod: None))
-
-    def _purges(self) -> tuple[PurgeSeen, ...]:
-        found = (pod_observations.purge(pod) for pod in self._pods() if labels.part_of(pod) == labels.PURGE)
-        return tuple(one for one in found if one is not None)
 
     def _pod_groups(self) -> PodGroupsSeen:
         key = (self._me.namespace, self._me.name)
@@ -294,6 +304,11 @@ class KubernetesFabric:
         """Our own status writes are no news."""
         if old is None or new is None or _asked(old) != _asked(new):
             self._changed.set()
+
+
+def _purges(pods: Sequence[Object]) -> tuple[PurgeSeen, ...]:
+    found = (pod_observations.purge(pod) for pod in pods if labels.part_of(pod) == labels.PURGE)
+    return tuple(one for one in found if one is not None)
 
 
 def _is_leaving(metadata: Object) -> bool:

@@ -1,6 +1,6 @@
 """Translates node objects and kubelet leases into `NodeSeen`.
 
-Pure; called by `kubernetes_fabric`, `cache` and `holders`. "Not ready" mostly means that the node controller did not
+Pure; called by `cluster_views`, `cache` and `holders`. "Not ready" mostly means that the node controller did not
 hear the kubelet; a fault of the controller or the API server looks the same. So a renewed lease outweighs it, and where
 most nodes seem gone at once none counts as gone for that alone.
 """

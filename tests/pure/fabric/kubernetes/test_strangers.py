@@ -30,7 +30,7 @@ def workers(*pods: Any) -> list[str]:
     for one in pods:
         cache.workers._event("ADDED", one)
     fabric = KubernetesFabric(cache, "team", "gpt", "u")
-    return [seen.name for seen in (*fabric._workers(), *fabric._workers())]
+    return [seen.name for seen in (*fabric._workers(fabric._pods()), *fabric._workers(fabric._pods()))]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,64 @@
+"""What a round reads again: nothing that is as it was. Of a thousand jobs most have not changed since their last round."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, cast
+
+import pytest
+
+from surefoot_operator.fabric.kubernetes import kubernetes_fabric, labels
+from surefoot_operator.fabric.kubernetes.api import Api
+from surefoot_operator.fabric.kubernetes.cache import ClusterCache
+from surefoot_operator.fabric.kubernetes.kubernetes_fabric import KubernetesFabric
+
+WORKERS, ROUNDS = 10, 20
+
+
+def job(version: int, **status: Any) -> dict[str, Any]:
+    metadata = {"name": "gpt", "namespace": "team", "uid": "u", "generation": 1, "resourceVersion": str(version)}
+    template = {"spec": {"containers": [{"name": "trainer", "command": ["a"]}]}}
+    kind = {"apiVersion": "surefoot.dev/v1alpha1", "kind": "TrainingJob"}
+    return {**kind, "metadata": metadata, "spec": {"replicas": WORKERS, "template": template}, "status": status}
+
+
+def worker(index: int) -> dict[str, Any]:
+    own = {labels.WORKER_INDEX: str(index), labels.ATTEMPT: "1", **labels.job_labels("gpt", "u")}
+    metadata = {
+        "name": f"w{index}", "namespace": "team", "uid": f"w{index}", "resourceVersion": "1", "labels": own,
+        "ownerReferences": [labels.owner("gpt", "u")],
+    }  # fmt: skip
+    return {"metadata": metadata, "spec": {}, "status": {"phase": "Pending"}}
+
+
+async def test_a_round_reads_spec_status_and_pods_again_only_if_they_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: Counter[str] = Counter()
+
+    def counted(where: Any, name: str) -> None:
+        given = getattr(where, name)
+
+        def once(*arguments: Any) -> Any:
+            read[name] += 1
+            return given(*arguments)
+
+        monkeypatch.setattr(where, name, once)
+
+    for where, name in (
+        (kubernetes_fabric, "parse_job"), (kubernetes_fabric, "status_from_json"),
+        (kubernetes_fabric.pod_observations, "worker"), (labels, "is_of"),
+    ):  # fmt: skip
+        counted(where, name)
+    cache = ClusterCache(cast(Api, None))
+    cache.check_fresh = lambda: None  # type: ignore[method-assign]
+    cache.jobs._event("ADDED", job(1, serial=1))
+    for index in range(WORKERS):
+        cache.workers._event("ADDED", worker(index))
+    fabric = KubernetesFabric(cache, "team", "gpt", "u")
+    assert fabric.readable() is not None
+    for _ in range(ROUNDS):
+        seen = await fabric.observe()
+    assert (len(seen.workers), seen.status.serial) == (WORKERS, 1)
+    assert read == {"parse_job": 1, "status_from_json": 1, "worker": WORKERS, "is_of": WORKERS * ROUNDS}
+    cache.jobs._event("MODIFIED", job(2, serial=2))
+    assert (await fabric.observe()).status.serial == 2
+    assert (read["parse_job"], read["status_from_json"]) == (1, 2)
