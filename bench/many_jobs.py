@@ -156,6 +156,7 @@ async def cold_start(address: str, jobs: int, rest_seconds: float, profiler: cPr
     )
     row["rest_calls"] = {what: n - before.get(what, 0) for what, n in asked(address, "/calls").items()}
     row["rss_mib"], row["worst_lag_seconds"] = rss_mib(), operator.lag.worst_seconds
+    row["kopf_cpu"] = thread_cpu(operator.kopf)
     if tracemalloc.is_tracing():
         _tell_memory()
     gc.collect()
@@ -174,6 +175,14 @@ def _tell_memory() -> None:
     for by, count in (("lineno", 40), ("filename", 15)):
         for one in found.statistics(by)[:count]:
             print(f"{one.size / 2**20:8.1f} MiB {one.count:9d} {one.traceback}", file=sys.stderr)
+
+
+def thread_cpu(trigger: KopfTrigger) -> float:
+    """Seconds of CPU of kopf's own thread."""
+    thread = trigger._thread
+    assert thread is not None, "it was started"
+    fields = Path(f"/proc/self/task/{thread.native_id}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def rss_mib() -> float:

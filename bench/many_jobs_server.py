@@ -192,18 +192,19 @@ class Server:
 
 def discovery(path: str) -> Object:
     """What kopf asks before it watches."""
-    if path in ("/api", "/apis"):
-        group = {
-            "name": "surefoot.dev",
-            "versions": [{"version": "v1alpha1"}],
-            "preferredVersion": {"version": "v1alpha1"},
-        }
-        return {"versions": [], "groups": [group]}
-    if path == "/apis/surefoot.dev/v1alpha1":
-        named = {"name": "trainingjobs", "singularName": "trainingjob", "kind": "TrainingJob", "shortNames": ["tj"]}
-        return {
-            "resources": [{**named, "namespaced": True, "categories": [], "verbs": ["get", "list", "watch", "patch"]}]
-        }
+    verbs = ["get", "list", "watch", "patch"]
+    match path:
+        case "/api":
+            return {"versions": ["v1"]}
+        case "/apis":
+            version = {"version": "v1alpha1"}
+            return {"groups": [{"name": "surefoot.dev", "versions": [version], "preferredVersion": version}]}
+        case "/api/v1":
+            named = {"name": "namespaces", "singularName": "namespace", "kind": "Namespace", "namespaced": False}
+            return {"resources": [{**named, "verbs": verbs}]}
+        case "/apis/surefoot.dev/v1alpha1":
+            named = {"name": "trainingjobs", "singularName": "trainingjob", "kind": "TrainingJob", "namespaced": True}
+            return {"resources": [{**named, "verbs": verbs}]}
     return {}
 
 
