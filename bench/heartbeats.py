@@ -27,6 +27,7 @@ from surefoot_operator.coordinator.agent_channel import AgentChannel
 from surefoot_operator.coordinator.agent_connection import AgentConnection
 from surefoot_operator.coordinator.desired_messages import desired_state
 from surefoot_operator.coordinator.message_sizes import check_size
+from surefoot_operator.policy.failure.holder_liveness import UsableHolders
 
 JOB = "beating"
 EPOCH = 1
@@ -68,7 +69,7 @@ def measured(agents: int, rounds: int) -> dict[str, Any]:
     lines = [cast(AgentConnection, Mute()) for _ in members]
     # what each hears on a change is another matter, so that the rule comes before anybody is there
     status = JobStatus(world=World(EPOCH, "Committed", size=agents, members=members))
-    conversation.rule(desired_state(status, (), 2))
+    conversation.rule(desired_state(status, UsableHolders(), 2))
     for member, line in zip(members, lines, strict=True):
         hello = Hello(JOB, member.index, 1, member.incarnation, member.node, "token", EPOCH, EPOCH, True)
         conversation.join(hello, line)

@@ -40,6 +40,7 @@ from surefoot_operator.coordinator import order_requests
 from surefoot_operator.coordinator.agent_channel import AgentChannel
 from surefoot_operator.coordinator.agent_server import AgentServer
 from surefoot_operator.coordinator.desired_messages import desired_state
+from surefoot_operator.policy.failure.holder_liveness import UsableHolders
 from surefoot_operator.settings import CoordinatorSettings
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
@@ -121,7 +122,7 @@ async def listings(job: JobSettings, expected: int, times: int) -> list[float]:
     conversation.know([worker])
     server.serve(JOB, conversation)
     world = World(2, "Claimed", None, 1, (Member(0, 1, "agent", "node"),), "reason", time.time())
-    conversation.rule(desired_state(JobStatus(world=world), (), 2))
+    conversation.rule(desired_state(JobStatus(world=world), UsableHolders(), 2))
     chores: CoordinatorRequests | None = None
 
     def hear(message: ToAgent) -> None:

@@ -32,6 +32,7 @@ from surefoot_operator.coordinator.desired_messages import desired_state
 from surefoot_operator.coordinator.shared_texts import SharedTexts
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy.check import check
+from surefoot_operator.policy.failure.holder_liveness import UsableHolders
 from surefoot_operator.policy.maintenance.maintain import maintain
 from surefoot_operator.policy.plan import plan
 
@@ -149,7 +150,8 @@ class Told:
             self.channel.join(Hello("job", one.index, 1, one.incarnation, one.node, "", 1, 1, True), line)
 
     def _rule(self, status: JobStatus, holders: tuple[HolderEndpoint, ...] | None = None) -> None:
-        self.channel.rule(desired_state(status, status.named_holders if holders is None else holders, 2, "t" * 32))
+        usable = UsableHolders(status.named_holders if holders is None else holders)
+        self.channel.rule(desired_state(status, usable, 2, "t" * 32))
 
     async def _cost(self, change: Callable[[], None]) -> dict[str, float]:
         for line in self.lines:

@@ -264,8 +264,9 @@ class HolderSeen:
     """One instance of the memory tier, as the operator last reached it."""
 
     endpoint: HolderEndpoint
-    state: Literal["Ready", "Silent", "Gone"]
-    """Ready: provisioned for this job and answering. Silent: unknown. Gone: the fabric knows that it no longer is."""
+    state: Literal["Ready", "Proxied", "Silent", "Gone"]
+    """Ready: provisioned for this job and answering. Proxied: silent to the operator, and sealed and read by an agent for this
+    claim. Silent: unknown. Gone: the fabric knows that it no longer is."""
     since_seconds: float
     fence: int | None = None
     """Epoch that it was last sealed to by us or read to have; None: not known."""
@@ -299,6 +300,8 @@ class SightSeen:
     """Whether the agent that answered last sees exactly this instance."""
     trouble: str = ""
     """Why it does not."""
+    entries: tuple[RankManifest, ...] | None = None
+    """Its index, read by an agent that had sealed it at `epoch`; None: nobody has."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from support.fakes.fake_coordinator import (
     start_agent,
 )
 from support.servers import redis_server
+from surefoot.format.layouts import layout_digest
 from surefoot.holder.client import HolderClient
 from surefoot.holder.connection import Credentials
 from surefoot.holder.provisioning import HolderAdmin
@@ -35,7 +36,6 @@ from surefoot.protocol.messages import (
     Holders,
     Listing,
     ListPersistent,
-    LookAtHolders,
     Notice,
     Persisted,
     PersistentDropped,
@@ -43,11 +43,12 @@ from surefoot.protocol.messages import (
     Repaired,
     RepairSave,
     Retire,
-    Sighting,
     Stop,
     Stopped,
     StoreReady,
 )
+from surefoot.protocol.records import RankManifest
+from surefoot.protocol.sighting_messages import HolderReading, LookAtHolders, Sighting
 from surefoot_operator.fabric.processes.holder_process import free_port
 
 SAVER = str(Path(__file__).parents[1] / "support" / "programs" / "saving_trainer.py")
@@ -247,6 +248,17 @@ async def test_an_agent_repairs_promotes_lists_and_drops_as_it_is_told(
         assert (sighting.request, sighting.seen) == (10, (True, False, False))
         assert sighting.trouble[0] == ""
         assert "refused" in sighting.trouble[2]
+        await coordinator.say(0, LookAtHolders(11, (second,), epoch=2))
+        reading = await coordinator.until(0, HolderReading)
+        assert (reading.request, reading.holder) == (11, second.holder)
+        assert [RankManifest.from_json(text).save for text in reading.manifests] == [save]
+        assert [layout_digest(text) for text in reading.layouts.values()] == list(reading.layouts)
+        assert (await coordinator.until(0, Sighting, lambda m: m.request == 11)).seen == (True,)
+        await coordinator.say(0, LookAtHolders(12, (second,), 2, tuple(reading.layouts)))
+        assert not (await coordinator.until(0, HolderReading, lambda m: m.request == 12)).layouts, "they are known"
+        await coordinator.say(0, LookAtHolders(13, (second,), epoch=1))
+        fenced = await coordinator.until(0, Sighting, lambda m: m.request == 13)
+        assert "epoch 2 rules this job now" in fenced.trouble[0], "sealed"
         await coordinator.say(0, Retire("complete", 0))
         assert await agent.ended() == 0
     finally:

@@ -36,6 +36,7 @@ from surefoot_operator.coordinator.desired_messages import desired_state
 from surefoot_operator.coordinator.referrals import Referrals
 from surefoot_operator.coordinator.sessions import seen
 from surefoot_operator.observed import SessionSeen
+from surefoot_operator.policy.failure.holder_liveness import UsableHolders
 from surefoot_operator.settings import CoordinatorSettings
 
 MEMBERS = (Member(0, 1, "i0-1", "node-0"), Member(1, 1, "i1-1", "node-1"))
@@ -57,7 +58,7 @@ class Stand:
         return next(s for s in seen(self.channel.sessions) if s.index == index)
 
     def stands(self, status: JobStatus) -> None:
-        self.channel.rule(desired_state(status, (), 2, self.token))
+        self.channel.rule(desired_state(status, UsableHolders(), 2, self.token))
 
 
 async def _expected(given: Hello) -> Refused | None:

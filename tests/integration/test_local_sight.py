@@ -39,7 +39,7 @@ class Locks:
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS)
-def test_a_job_whose_holders_refuse_the_operator_fails_of_nothing_and_goes_on_when_they_do_not(tmp_path: Path) -> None:
+def test_a_job_whose_holders_refuse_the_operator_recovers_by_what_agents_read_there(tmp_path: Path) -> None:
     job = Job(steps=90, gates=(30, 60), policy={"holderReturnSeconds": 0.5, "onTotalLoss": "Fail"})
     with running(tmp_path, job, "--compare") as run:
         run.wait_for_step(30)
@@ -54,13 +54,10 @@ def test_a_job_whose_holders_refuse_the_operator_fails_of_nothing_and_goes_on_wh
         seen_by_agents = [replace(holder, password=ANOTHER) for holder in run.holders()]
         run.wait("old saves to be dropped", lambda: all(saved_steps(run, h) == [55, 60] for h in seen_by_agents))
         run.kill_a_trainer()
-        run.wait("the claim to wait for the holders", lambda: "refuses the operator" in run.status.message)
-        longest = run.status.incidents[-1].detected_seconds + 5.0
-        run.wait("ten times the patience", lambda: run.status.world is not None and run.now() > longest)
-        assert run.status.phase == "Recovering", run.status.message
-        assert run.status.given_up == ()
-        locks.restore()
         run.wait_for_epoch(2)
+        assert run.status.given_up == ()
+        assert run.told("HoldersUnseen"), "people still hear what is to be mended"
+        locks.restore()
         done = run.finish()
     assert_whole(done.report, 90)
     assert_equal(done.report)

@@ -26,6 +26,7 @@ from surefoot.protocol import messages as said
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
 from surefoot.protocol.node_findings import NodeHealth
 from surefoot.protocol.pair_messages import PairTrial
+from surefoot.protocol.sighting_messages import LookAtHolders
 
 if TYPE_CHECKING:
     from simulator.fabric import Pod
@@ -152,8 +153,8 @@ class Agent:
                 self._errands.tell_listing(request)
             case said.RepairSave():
                 self._errands.repair(message)
-            case said.LookAtHolders(request, holders):
-                self._errands.look_at(request, [e.holder for e in holders])
+            case LookAtHolders():
+                self._errands.look_at(message)
             case said.PromoteSave(saves=saves):
                 self._errands.upload(saves)
             case said.DropPersistent(request, checkpoints):

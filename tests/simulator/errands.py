@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from surefoot.protocol import messages as said
 from surefoot.protocol.completeness import LeftOut
 from surefoot.protocol.holders_wanted import HoldersWanted
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
+from surefoot.protocol.sighting_messages import HolderReading, LookAtHolders, Sighting
 
 if TYPE_CHECKING:
     from simulator.agents import Agent
@@ -94,28 +96,51 @@ class Errands:
             self._agent.process, source.process, lambda: (source.index.get(save), source.get(save)), answered
         )
 
-    def look_at(self, request: int, holders: list[HolderId]) -> None:
-        """Whether each gives its index; those are asked at once, and the answer is made when the last has come."""
+    def look_at(self, request: LookAtHolders) -> None:
+        """Seals and reads each; those are asked at once, and the answer is made when the last has come."""
         seen: dict[HolderId, str] = {}
+        wanted = [e.holder for e in request.holders]
 
-        def answered(holder: HolderId, answer: Any) -> None:
-            seen[holder] = str(answer) if isinstance(answer, Unavailable | Refusal) else ""
-            if len(seen) == len(set(holders)):
-                trouble = tuple(seen[one] for one in holders)
-                self._agent.say(said.Sighting(request, tuple(not t for t in trouble), trouble))
+        def ended(holder: HolderId, trouble: str) -> None:
+            seen[holder] = trouble
+            if len(seen) == len(set(wanted)):
+                trouble_of = tuple(seen[one] for one in wanted)
+                self._agent.say(Sighting(request.request, tuple(not t for t in trouble_of), trouble_of))
 
-        for one in dict.fromkeys(holders):
+        for one in dict.fromkeys(wanted):
             known = self._agent.holder(one)
             if known is None:
-                answered(one, Unavailable("nobody has heard of it"))
+                ended(one, "nobody has heard of it")
             else:
-                call = self._agent.network.call
-                call(
-                    self._agent.process,
-                    known.process,
-                    partial(lambda there: len(there.index), known),
-                    partial(answered, one),
-                )
+                self._read(request, known, partial(ended, one))
+
+    def _read(self, request: LookAtHolders, holder: Holder, ended: Callable[[str], None]) -> None:
+        """For the operator, as it seals and reads a holder itself."""
+        agent, epoch = self._agent, request.epoch
+
+        def read(answer: Any) -> None:
+            if isinstance(answer, Unavailable | Refusal):
+                ended(str(answer))
+                return
+            at, entries, layouts = answer
+            if epoch:
+                agent.simulation.oracle.eyes.proxied[request.request, holder.id] = at
+                agent.simulation.oracle.read(holder, epoch)
+                told = dict.fromkeys(sorted(layouts - set(request.layouts)), "")
+                agent.say(HolderReading(request.request, holder.id, tuple(m.to_json() for m in entries), told))
+            ended("")
+
+        def sealed(answer: Any) -> None:
+            if isinstance(answer, Unavailable | Refusal):
+                ended(str(answer))
+                return
+            look = lambda: (agent.engine.now, holder.read(), holder.good_layouts())  # noqa: E731
+            agent.network.call(agent.process, holder.process, look, read)
+
+        if epoch:
+            agent.network.call(agent.process, holder.process, lambda: holder.seal(epoch, by_proxy=True), sealed)
+        else:
+            sealed(None)
 
     def repair(self, order: said.RepairSave) -> None:
         told = {one.holder for one in (*order.endpoints, *self._agent.endpoints)}

@@ -126,10 +126,10 @@ class Liveness:
         holders = {f"{name}/holder" for name in well if name}
         sites = sorted({*well, *holders, "operator", "persistent"})
         cut = {(one, other) for one in sites for other in sites if one != other and not network.reaches(one, other)}
-        if cut and self.readable(in_memory=True, reached=True) is not None:
-            # what the holders that it does reach have is enough for an operator, however long others are out of its sight
+        if cut and (self.in_sight() is not None or self.readable(in_memory=True, reached=True) is not None):
+            # what it reaches is enough for an operator, or what agents reach, however long others are out of its sight
             cut -= {(one, other) for one, other in cut if {one, other} - holders == {"operator"}}
-        if cut or self._out_of_sight():
+        if cut:
             return False
         if (
             simulation.job.spec.suspend
@@ -140,13 +140,6 @@ class Liveness:
         ):
             return False
         return len(well) >= (settings.workers if settings.tied else settings.least_workers)
-
-    def _out_of_sight(self) -> bool:
-        """Whether what is left lies, in part, on holders that agents alone reach: the operator waits for those, and says so."""
-        simulation = self._oracle.simulation
-        sites = [holder.process.site for holder in simulation.holders.values() if holder.process.running]
-        cut = [one for one in sites if simulation.network.together_since(one, "operator") == float("inf")]
-        return bool(cut) and self.readable(reached=True) is None and self.in_sight() is not None
 
     def in_sight(self) -> Checkpoint | None:
         """Newest checkpoint of the lineage of which some agent that the operator hears reaches every part in memory."""

@@ -14,12 +14,13 @@ from simulator.engine import Line, Process, Refusal, Unavailable
 from simulator.janitor import Janitor
 from simulator.layouts import KnownLayouts
 from simulator.tiers import Holder
-from simulator.views import FEW_HOLDERS, Connection, Todo, Uploads, Watch, copy_request
+from simulator.views import FEW_HOLDERS, Connection, Todo, Uploads, Watch, copy_request, seen_holders
 from surefoot.protocol import messages as said
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, WorkerId
+from surefoot.protocol.identities import Checkpoint, HolderId, WorkerId
 from surefoot.protocol.records import RankManifest
+from surefoot.protocol.sighting_messages import HolderReading
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.coordinator import desired_messages, order_requests, pair_orders, sessions
+from surefoot_operator.coordinator import desired_messages, holder_sightings, order_requests, pair_orders, sessions
 from surefoot_operator.coordinator.told_holders import scope_after
 from surefoot_operator.observed import HolderSeen, Observed
 from surefoot_operator.policy import actions as act
@@ -42,7 +43,7 @@ class Operator:
         self.watches: dict[HolderId, Watch] = {}
         self.pinned: Checkpoint | None = None
         self.going: dict[Checkpoint, float] = {}
-        self._ruled: tuple[JobStatus, tuple[HolderEndpoint, ...], desired_messages.DesiredState] | None = None
+        self._ruled: tuple[JobStatus, holder_liveness.UsableHolders, desired_messages.DesiredState] | None = None
         self._status: JobStatus = simulation.store.status
         self._planned = False
         self._calls = Calls(simulation.fabric, self.process, self.poke)
@@ -79,10 +80,12 @@ class Operator:
         if isinstance(message, said.Hello):
             self._hello(connection, message)
         elif connection.worker is not None and self._current(connection):
-            before = self.sessions.orders.persistent
+            before, eyes = self.sessions.orders, self.simulation.oracle.eyes
             self.sessions = sessions.heard(self.sessions, connection.worker, message, now)
-            if isinstance(message, said.Listing) and self.sessions.orders.persistent is not before:
-                self.listed_at = self.simulation.oracle.eyes.served.get(message.request)
+            if isinstance(message, said.Listing) and self.sessions.orders.persistent is not before.persistent:
+                self.listed_at = eyes.served.get(message.request)
+            if isinstance(message, HolderReading) and self.sessions.orders.sights is not before.sights:
+                self.read_at[message.holder] = eyes.proxied[message.request, message.holder]
         self._speak()
         self.poke()
 
@@ -129,7 +132,9 @@ class Operator:
 
     def rule(self) -> desired_messages.DesiredState:
         epoch = self._status.world.epoch if self._status.world is not None else 0
-        usable = holder_liveness.usable_holders(self._holders(), self._status.named_holders, epoch)
+        holders, named, sights = self._holders(), self._status.named_holders, self.sessions.orders.sights
+        usable = holder_liveness.usable_holders(holders, named, epoch)
+        usable = holder_liveness.with_proxied(usable, holders, named, sights, epoch)
         if self._ruled is None or self._ruled[0] is not self._status or self._ruled[1] != usable:
             replicas = self.simulation.job.spec.checkpoint.memory.replicas
             scope = scope_after(self._ruled and self._ruled[2].scope, self._status, self._holders, FEW_HOLDERS)
@@ -170,10 +175,10 @@ class Operator:
             nodes=fabric.seen_nodes(),
             sessions=sessions.seen(self.sessions),
             turned_away_seconds=self.sessions.turned_away_seconds,
-            holders=self._holders(),
+            holders=holder_sightings.proxied(self._holders(), order.sights, self._status.world),
             persistent=order.persistent,
             hold=order.hold.seen if order.hold is not None else None,
-            covers=self.known.covers(order.layouts),
+            covers=self.known.covers({**order.layouts, **order.sighted_layouts}),
             promoted=order.promoted,
             unreadable=order.unreadable,
             stumbled=order.stumbled,
@@ -185,14 +190,7 @@ class Operator:
         )
 
     def _holders(self) -> tuple[HolderSeen, ...]:
-        """What this operator saw of holders; one that status names and this term never met is silent."""
-        seen = [
-            HolderSeen(w.endpoint, w.state, w.since, w.fence, w.read_epoch, w.entries)  # type: ignore[arg-type]
-            for w in self.watches.values()
-        ]
-        unmet = [e for e in self._status.named_holders if e.holder not in self.watches]
-        seen += [HolderSeen(e, "Silent", self.sessions.term_seconds) for e in unmet]
-        return tuple(seen)
+        return seen_holders(self.watches, self._status.named_holders, self.sessions.term_seconds)
 
     def _reconcile(self) -> None:
         self._planned = False
@@ -280,7 +278,7 @@ class Operator:
                 if there:
                     order = order_requests.list_persistent(order, max(there), epoch, now, known=self.known.digests)
             case act.LookAround(worker, epoch, holders):
-                order = order_requests.look(order, worker, epoch, holders, now)
+                order = order_requests.look(order, worker, epoch, holders, now, self.known.digests)
             case act.TryPairs(pairs):
                 order = pair_orders.ask(order, pairs, now)
             case act.ProposeHold(epoch, step, verb):

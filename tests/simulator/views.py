@@ -10,6 +10,7 @@ from surefoot.protocol import messages as said
 from surefoot.protocol.identities import HolderEndpoint, HolderId, WorkerId
 from surefoot.protocol.records import RankManifest
 from surefoot_operator.coordinator import desired_messages
+from surefoot_operator.observed import HolderSeen
 from surefoot_operator.policy import actions as act
 
 FEW_HOLDERS = 0
@@ -44,6 +45,18 @@ class Watch:
     dropping: bool = False
     polled: float = -10.0
     provisioned: bool = False
+
+
+def seen_holders(
+    watches: Mapping[HolderId, Watch], named: tuple[HolderEndpoint, ...], term_seconds: float
+) -> tuple[HolderSeen, ...]:
+    """What an operator saw of holders; one that status names and this term never met is silent."""
+    seen = [
+        HolderSeen(w.endpoint, w.state, w.since, w.fence, w.read_epoch, w.entries)  # type: ignore[arg-type]
+        for w in watches.values()
+    ]
+    unmet = [e for e in named if e.holder not in watches]
+    return (*seen, *(HolderSeen(e, "Silent", term_seconds) for e in unmet))
 
 
 @dataclass

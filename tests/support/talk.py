@@ -20,6 +20,7 @@ from surefoot_operator.coordinator.sessions import (
     connected,
     ruled,
 )
+from surefoot_operator.policy.failure.holder_liveness import UsableHolders
 
 A, B, C = WorkerId(0, 1), WorkerId(1, 1), WorkerId(2, 1)
 NODES = [HolderEndpoint(HolderId(f"node-{n}", f"run{n}"), "127.0.0.1", 7000 + n, f"node-{n}") for n in range(3)]
@@ -47,7 +48,7 @@ def talking(*indexes: int, status: JobStatus = STATUS) -> Sessions:
 
 
 def words(sessions: Sessions, worker: WorkerId, status: JobStatus = STATUS) -> tuple[ToAgent, ...]:
-    return desired_messages(desired_state(status, NODES, 2, "t2"), sessions, worker)
+    return desired_messages(desired_state(status, UsableHolders(NODES), 2, "t2"), sessions, worker)
 
 
 def beat(epoch: int, step: int, **other: object) -> Heartbeat:

@@ -17,6 +17,7 @@ from surefoot.protocol.identities import ENDPOINT_ORDER, HolderEndpoint, WorkerI
 from surefoot.protocol.messages import Assign, Holders, SaveLevel, Stop, ToAgent
 from surefoot.protocol.pair_messages import PairTrial
 from surefoot.protocol.placement import targets
+from surefoot.protocol.sighting_messages import LookAtHolders
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.coordinator import pair_orders, told_holders
 from surefoot_operator.coordinator.sessions import Session, Sessions, store_address
@@ -42,7 +43,7 @@ class DesiredState:
     replicas: int
     """R_eff: copies of each save, given the failure domains that live."""
     holders: tuple[HolderEndpoint, ...] = ()
-    """Provisioned, answering and named in status: nobody else's address is ever given away."""
+    """Named in status, and provisioned and answering or read by an agent: nobody else's address is ever given away."""
     targets: Mapping[int, tuple[HolderEndpoint, ...]] = field(default_factory=dict)
     """worker index → where its saves go."""
     needed: Mapping[int, tuple[HolderEndpoint, ...]] | None = None
@@ -81,16 +82,15 @@ def desired_state_after(
     given = (status.world, status.named_holders, usable, replicas, token, scope)
     if old is not None and old.made_from == given:
         return replace(old, status=status)
-    made = desired_state(status, usable.endpoints, replicas, token, not usable.seen, scope)
+    made = desired_state(status, usable, replicas, token, scope)
     return replace(made, made_from=given)
 
 
 def desired_state(
     status: JobStatus,
-    usable: Iterable[HolderEndpoint],
+    usable: UsableHolders,
     replicas: int,
     token: str = "",
-    unseen: bool = False,
     scope: HolderScope = HolderScope(),  # noqa: B008  frozen
 ) -> DesiredState:
     """Derives the desired state from status, usable holders, R and the secret.
@@ -99,14 +99,16 @@ def desired_state(
     chooses the next restore point must know whom to wait for.
     """
     named = {endpoint.holder for endpoint in status.named_holders}
-    holders = tuple(sorted((e for e in usable if e.holder in named), key=ENDPOINT_ORDER))
+    written = tuple(sorted((e for e in usable.endpoints if e.holder in named), key=ENDPOINT_ORDER))
+    read = tuple(e for e in usable.proxied if e.holder in named)
+    holders = tuple(sorted((*written, *read), key=ENDPOINT_ORDER)) if read else written
     members = status.world.members if status.world is not None else ()
-    wanted = effective_replicas(replicas, len({e.domain for e in holders}))
-    places = targets({m.index: m.node for m in members}, holders, wanted)
+    wanted = effective_replicas(replicas, len({e.domain for e in written}))
+    places = targets({m.index: m.node for m in members}, written, wanted)
     numbers = {(m.index, m.attempt, m.incarnation): n for n, m in enumerate(members)}
     newest = status.world.parent.step if status.world is not None and status.world.parent is not None else 0
     # whoever is to drop old saves is told of none that are bad, and would keep such a one in place of a good one
-    unseen = unseen and bool(holders) and not any(one.step > newest for one in status.bad)
+    unseen = not usable.seen and bool(holders) and not any(one.step > newest for one in status.bad)
     needed = told_holders.needed_holders(status, holders, places, scope)
     return DesiredState(status, wanted, holders, places, needed, scope, token, numbers, unseen)
 
@@ -225,7 +227,7 @@ def slot_of(message: ToAgent) -> str:
     match message:
         case PairTrial():
             return f"request {message.request}"
-        case messages.ListPersistent() | messages.RepairSave() | messages.DropPersistent() | messages.LookAtHolders():
+        case messages.ListPersistent() | messages.RepairSave() | messages.DropPersistent() | LookAtHolders():
             return f"request {message.request}"
         case Stop() | Assign() | Holders():
             return "world"

@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from surefoot.protocol.identities import HolderEndpoint, HolderId
-from surefoot.protocol.messages import Sighting
-from surefoot_operator.observed import SightSeen
+from surefoot.protocol.records import RankManifest
+from surefoot.protocol.sighting_messages import Sighting
+from surefoot_operator.api.status import World
+from surefoot_operator.observed import HolderSeen, SightSeen
 
 Sightings = Mapping[HolderId, SightSeen]
 
@@ -26,12 +28,44 @@ class SightingRequest:
 
 def asked(sights: Sightings, question: SightingRequest) -> Sightings:
     """Records a question and drops what older epochs saw."""
-    found = {holder: sight for holder, sight in sights.items() if sight.epoch == question.epoch}
+    found = of_epoch(sights, question.epoch)
     for endpoint in question.holders:
         now = question.asked_seconds
         known = found.get(endpoint.holder, SightSeen(question.epoch, now, now))
         found[endpoint.holder] = replace(known, asked_seconds=now)
     return found
+
+
+def of_epoch(sights: Sightings, epoch: int) -> dict[HolderId, SightSeen]:
+    """Keeps what was seen in this epoch."""
+    return {holder: sight for holder, sight in sights.items() if sight.epoch == epoch}
+
+
+def read(sights: Sightings, epoch: int, holder: HolderId, entries: tuple[RankManifest, ...]) -> Sightings:
+    """Records a holder's index, which an agent read after it had sealed the holder.
+
+    The first reading counts: a later one might lack what went to the persistent tier behind its listing.
+    """
+    known = sights.get(holder)
+    if known is None or known.epoch != epoch or known.entries is not None:
+        return sights
+    return {**sights, holder: replace(known, entries=entries)}
+
+
+def proxied(holders: tuple[HolderSeen, ...], sights: Sightings, world: World | None) -> tuple[HolderSeen, ...]:
+    """Puts what agents sealed and read into the place of holders that are silent to the operator.
+
+    While a world is claimed, and of exactly the instances that were read for it: what such a holder takes later is not known.
+    """
+    if world is None or world.state != "Claimed" or not any(s.entries is not None for s in sights.values()):
+        return holders
+    return tuple(_proxied(holder, sights.get(holder.endpoint.holder), world.epoch) for holder in holders)
+
+
+def _proxied(holder: HolderSeen, sight: SightSeen | None, epoch: int) -> HolderSeen:
+    if holder.state != "Silent" or sight is None or sight.entries is None or sight.epoch != epoch:
+        return holder
+    return replace(holder, state="Proxied", fence=epoch, read_epoch=epoch, entries=sight.entries)
 
 
 def answered(sights: Sightings, question: SightingRequest, answer: Sighting, now: float) -> Sightings:

@@ -1,7 +1,7 @@
 """Limits the size of each agent message by its kind.
 
 Pure; called by `agent_server` before it parses one. An agent runs beside a user's program, and one operator serves all
-jobs: one job's messages must not exhaust the others' memory. Only a listing has a reason to be large.
+jobs: one job's messages must not exhaust the others' memory. Only what was read of a tier has a reason to be large.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import re
 from surefoot.errors import ProtocolError
 from surefoot.protocol.messages import Exited, Heartbeat, Hello, Listing, UnreadableSave
 from surefoot.protocol.plain import shown
+from surefoot.protocol.sighting_messages import HolderReading
 
 USUAL_CHARACTERS = 64 * 1024
 _LARGER = {
     # as large as a line takes: agents of version 1 answer in one piece
     Listing.__name__: None,
+    HolderReading.__name__: 8 * 1024 * 1024,
     Heartbeat.__name__: 1024 * 1024,
     Exited.__name__: 1024 * 1024,
     UnreadableSave.__name__: 1024 * 1024,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
+from surefoot.errors import ProtocolError
 from surefoot.protocol.identities import Checkpoint, RankSave, WorkerId
 from surefoot.protocol.messages import (
     DropPersistent,
@@ -19,12 +20,14 @@ from surefoot.protocol.messages import (
     Persisted,
     PersistentDropped,
     Repaired,
-    Sighting,
 )
 from surefoot.protocol.pair_messages import PairResult, PairStore
+from surefoot.protocol.records import RankManifest
+from surefoot.protocol.sighting_messages import HolderReading, LookAtHolders, Sighting
 from surefoot_operator.coordinator import holder_sightings, pair_orders
 from surefoot_operator.coordinator.holder_sightings import SightingRequest
 from surefoot_operator.coordinator.listing_pages import PartialListing, lacking, taken
+from surefoot_operator.coordinator.order_requests import void_listing
 from surefoot_operator.coordinator.orders import HoldProposal, Orders, Request, with_failure, with_listing
 from surefoot_operator.coordinator.request_words import request_words
 from surefoot_operator.observed import PersistentSeen
@@ -46,13 +49,15 @@ def answered(orders: Orders, worker: WorkerId, message: FromAgent, now: float = 
         return _persisted(orders, worker, message)
     if isinstance(message, PairStore | PairResult):
         return pair_orders.answered(orders, worker, message, now)
-    if not isinstance(message, Listing | Repaired | PersistentDropped | Sighting):
+    if not isinstance(message, Listing | Repaired | PersistentDropped | HolderReading | Sighting):
         return orders
     order = orders.outstanding.get(message.request)
     if order is None or order.worker != worker:
         return orders
     if isinstance(message, Listing):
         return _told(orders, order, message)
+    if isinstance(message, HolderReading):
+        return _read(orders, order, message)
     orders = replace(orders, outstanding={n: o for n, o in orders.outstanding.items() if n != message.request})
     if isinstance(message, Sighting):
         asked = SightingRequest(order.epoch, order.asked_seconds, order.message.holders)  # type: ignore[union-attr]
@@ -63,6 +68,24 @@ def answered(orders: Orders, worker: WorkerId, message: FromAgent, now: float = 
         deleting = orders.persistent.deleting - frozenset(order.message.checkpoints)
         return replace(orders, persistent=replace(orders.persistent, deleting=deleting))
     return orders
+
+
+def _read(orders: Orders, order: Request, answer: HolderReading) -> Orders:
+    """A holder's index as an agent read it; a listing that was asked for before counts no more, as behind a read of our own."""
+    asked = order.message
+    if not isinstance(asked, LookAtHolders) or answer.holder not in {e.holder for e in asked.holders}:
+        return orders
+    entries = []
+    for text in answer.manifests:
+        try:
+            entries.append(RankManifest.from_json(text))
+        except ProtocolError as error:
+            orders = with_failure(
+                orders, f"{order.worker} told an entry of {answer.holder} that cannot be read: {error}"
+            )
+    sights = holder_sightings.read(orders.sights, order.epoch, answer.holder, tuple(entries))
+    orders = void_listing(orders) if sights is not orders.sights else orders
+    return replace(orders, sights=sights, sighted_layouts={**orders.sighted_layouts, **answer.layouts})
 
 
 def _hold_answered(orders: Orders, worker: WorkerId, answer: HoldAnswer) -> Orders:

@@ -14,11 +14,11 @@ from surefoot.protocol.identities import Checkpoint, HolderEndpoint, OlderJob, W
 from surefoot.protocol.messages import (
     DropPersistent,
     ListPersistent,
-    LookAtHolders,
     PromoteSave,
     RepairSave,
     Retire,
 )
+from surefoot.protocol.sighting_messages import LookAtHolders
 from surefoot_operator.coordinator import holder_sightings
 from surefoot_operator.coordinator.holder_sightings import SightingRequest
 from surefoot_operator.coordinator.orders import HoldProposal, Orders, Request, is_listing, with_listing
@@ -82,17 +82,30 @@ def list_persistent(
     return with_listing(orders, PersistentSeen(asked_seconds=now, older_job=older, asked_of=asked_of))
 
 
-def look(orders: Orders, worker: WorkerId, epoch: int, holders: tuple[HolderEndpoint, ...], now: float) -> Orders:
-    """Asks one agent which holders it sees, replacing its former question."""
+def look(
+    orders: Orders,
+    worker: WorkerId,
+    epoch: int,
+    holders: tuple[HolderEndpoint, ...],
+    now: float,
+    known: frozenset[str] = frozenset(),
+) -> Orders:
+    """Asks one agent to seal and read holders, replacing its former question.
+
+    `known`: digests of layout records that it need not tell.
+    """
     others = {
         n: o
         for n, o in orders.outstanding.items()
         if not isinstance(o.message, LookAtHolders) or (o.worker != worker and o.epoch == epoch)
     }
     number = orders.next_request
-    order = Request(worker, LookAtHolders(number, holders), epoch, now)
+    layouts = orders.sighted_layouts if holder_sightings.of_epoch(orders.sights, epoch) else {}
+    known = known | orders.layouts.keys() | layouts.keys()
+    order = Request(worker, LookAtHolders(number, holders, epoch, tuple(sorted(known))), epoch, now)
     seen = holder_sightings.asked(orders.sights, SightingRequest(epoch, now, holders))
-    return replace(orders, next_request=number + 1, outstanding={**others, number: order}, sights=seen)
+    outstanding = {**others, number: order}
+    return replace(orders, next_request=number + 1, outstanding=outstanding, sights=seen, sighted_layouts=layouts)
 
 
 def void_listing(orders: Orders) -> Orders:

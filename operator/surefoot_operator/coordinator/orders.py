@@ -13,12 +13,12 @@ from surefoot.protocol.identities import Checkpoint, HolderId, RankSave, WorkerI
 from surefoot.protocol.messages import (
     DropPersistent,
     ListPersistent,
-    LookAtHolders,
     PromoteSave,
     RepairSave,
     Retire,
     ToAgent,
 )
+from surefoot.protocol.sighting_messages import LookAtHolders
 from surefoot_operator.coordinator.listing_pages import PartialListing
 from surefoot_operator.observed import HoldSeen, PairSeen, PersistentSeen, SightSeen
 
@@ -68,6 +68,8 @@ class Orders:
     promotion_times: Mapping[Checkpoint, Mapping[WorkerId, float]] = field(default_factory=dict)
     """Seconds that each worker spent on uploading its share; of the newest few checkpoints."""
     sights: Mapping[HolderId, SightSeen] = field(default_factory=dict)
+    sighted_layouts: Mapping[str, str] = field(default_factory=dict)
+    """Layout records that agents read of holders in the operator's place, by digest."""
     """What agents see of holders that the operator does not reach, as of the newest epoch that asked."""
     pairs: Mapping[int, PairSeen] = field(default_factory=dict)
     """All-reduces between two agents, by request; see `pair_orders`."""

@@ -5,8 +5,9 @@ Pure; called by `order_answers` for sentences about requests that failed.
 
 from __future__ import annotations
 
-from surefoot.protocol.messages import DropPersistent, ListPersistent, LookAtHolders, RepairSave
+from surefoot.protocol.messages import DropPersistent, ListPersistent, RepairSave
 from surefoot.protocol.plain import listed
+from surefoot.protocol.sighting_messages import LookAtHolders
 
 
 def request_words(message: ListPersistent | RepairSave | DropPersistent | LookAtHolders) -> str:

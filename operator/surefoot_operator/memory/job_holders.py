@@ -141,18 +141,23 @@ class JobHolders:
         """Digests of all layout records known here."""
         return frozenset(self._layouts)
 
-    async def covers(self, persistent: Sequence[RankManifest], layouts: Mapping[str, str]) -> Covers:
+    async def covers(
+        self,
+        persistent: Sequence[RankManifest],
+        layouts: Mapping[str, str],
+        holders: Sequence[HolderSeen] | None = None,
+    ) -> Covers:
         """Whether each needed set of layouts covers every tensor once.
 
-        Sets that are not known yet are left out.
+        Sets that are not known yet are left out. `holders`: as the plan sees them; None: as they are seen here.
         """
         self._learn(layouts)
         # summarised once for the same indexes and listing: a round in which an agent spoke looks at none of them
-        ready = [h for h in self.seen() if h.state == "Ready"]
-        key = (persistent, *((h.endpoint.holder, h.entries) for h in ready))
+        read = [h for h in (self.seen() if holders is None else holders) if h.state in ("Ready", "Proxied")]
+        key = (persistent, *((h.endpoint.holder, h.entries) for h in read))
         if not _is_same(key, self._wanted[0]):
-            holders = {h.endpoint.holder: h.entries for h in ready}
-            self._wanted = (key, frozenset(layouts_to_check(TierReading(holders, tuple(persistent)))))
+            entries = {h.endpoint.holder: h.entries for h in read}
+            self._wanted = (key, frozenset(layouts_to_check(TierReading(entries, tuple(persistent)))))
         wanted = self._wanted[1]
         for digests in wanted - set(self._covers):
             found = [self._layouts[d] for d in sorted(digests) if d in self._layouts]

@@ -108,14 +108,14 @@ class ListPersistentTier:
 
 @dataclass(frozen=True, slots=True)
 class LookAround:
-    """Ask an agent what it sees of holders that are silent."""
+    """Ask an agent to seal and read holders that are silent to the operator."""
 
     worker: WorkerId
     epoch: int
     holders: tuple[HolderEndpoint, ...]
 
     def __str__(self) -> str:
-        return f"ask {self.worker} what it sees of {listed([e.holder for e in self.holders])}"
+        return f"have {self.worker} seal and read {listed([e.holder for e in self.holders])}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -270,7 +270,7 @@ def saving_steps(facts: Facts) -> int:
 
 
 def sealed_holders(facts: Facts, epoch: int) -> tuple[HolderSeen, ...]:
-    """Holders that answer, are sealed at `epoch`, and were read since."""
+    """Holders that are sealed at `epoch` and were read since, by the operator or for it."""
     return sealed_at(facts.seen.holders, epoch)
 
 

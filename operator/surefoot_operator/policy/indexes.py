@@ -77,9 +77,8 @@ def _announced(worker: WorkerSeen) -> str:
 
 @kept_while_same
 def sealed_at(holders: tuple[HolderSeen, ...], epoch: int) -> tuple[HolderSeen, ...]:
-    return tuple(
-        h for h in holders if h.state == "Ready" and h.read_epoch == epoch and h.fence is not None and h.fence >= epoch
-    )
+    read = (h for h in holders if h.state in ("Ready", "Proxied") and h.read_epoch == epoch)
+    return tuple(h for h in read if h.fence is not None and h.fence >= epoch)
 
 
 @kept_while_same

@@ -170,8 +170,11 @@ def _ask(
                 ),
             )
     elif isinstance(action, LookAround):
-        look = action
-        _order(dependencies, lambda orders: order_requests.look(orders, look.worker, look.epoch, look.holders, now))
+        look, known = action, dependencies.memory.layouts_known
+        _order(
+            dependencies,
+            lambda orders: order_requests.look(orders, look.worker, look.epoch, look.holders, now, known),
+        )
     elif isinstance(action, TryPairs):
         pairs = action.pairs
         _order(dependencies, lambda orders: pair_orders.ask(orders, pairs, now))

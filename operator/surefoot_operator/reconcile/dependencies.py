@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from surefoot.protocol.identities import WorkerId
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.coordinator.agent_channel import AgentChannel
+from surefoot_operator.coordinator.holder_sightings import proxied
 from surefoot_operator.coordinator.order_answers import promotion_seconds
 from surefoot_operator.coordinator.sessions import seen as sessions_seen
 from surefoot_operator.fabric.interface import Fabric, FabricSeen, WorkerEnvironment
@@ -56,7 +57,9 @@ async def observed(
     """
     orders = dependencies.channel.sessions.orders
     listed = (*(orders.persistent.entries or ()), *(orders.older.entries or ()))
-    covers = await dependencies.memory.covers(listed, {**orders.older_layouts, **orders.layouts})
+    layouts = {**orders.older_layouts, **orders.layouts, **orders.sighted_layouts}
+    holders = proxied(dependencies.memory.seen(), orders.sights, shown.status.world)
+    covers = await dependencies.memory.covers(listed, layouts, holders)
     sessions = dependencies.channel.sessions
     hold = sessions.orders.hold
     now = dependencies.clock()
@@ -69,7 +72,7 @@ async def observed(
         nodes=shown.nodes,
         sessions=sessions_seen(sessions),
         turned_away_seconds=sessions.turned_away_seconds,
-        holders=dependencies.memory.seen(),
+        holders=holders,
         persistent=sessions.orders.persistent,
         older=orders.older,  # as `covers` knows it: what came meanwhile comes with the next snapshot
         hold=hold.seen if hold is not None else None,
@@ -77,7 +80,7 @@ async def observed(
         promoted=sessions.orders.promoted,
         stumbled=sessions.orders.stumbled,
         unreadable=sessions.orders.unreadable,
-        sights=sessions.orders.sights,
+        sights=orders.sights,  # as `holders` has them
         pairs=tuple(sessions.orders.pairs.values()),
         promotion_seconds=promotion_seconds(orders, shown.status.floor),
         memory_cleaned=dependencies.memory.cleaned,

@@ -73,7 +73,8 @@ class JobMetrics:
             metrics.of(metrics.samples_per_second, where).set(status.data.samples_per_second or math.nan)
         metrics.of(metrics.agents_connected, where).set(sum(s.connected for s in seen.sessions))
         for state in _HOLDER_STATES:
-            metrics.of(metrics.holders, where, state).set(sum(h.state == state for h in seen.holders))
+            seen_so = {"Silent", "Proxied"} if state == "Silent" else {state}
+            metrics.of(metrics.holders, where, state).set(sum(h.state in seen_so for h in seen.holders))
         safe = next((c.status == "True" for c in status.conditions if c.type == names.CHECKPOINT_PROTECTED), False)
         metrics.of(metrics.protected, where).set(safe)
         if kept is not None and committed:

@@ -25,6 +25,7 @@ from surefoot_operator.fabric.interface import FabricSeen
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy.actions import Event, SetFinalizer
 from surefoot_operator.policy.check import check
+from surefoot_operator.policy.failure.holder_liveness import with_proxied
 from surefoot_operator.policy.lifecycle.idle import is_idle
 from surefoot_operator.policy.lifecycle.invalid_spec import accepted, refused
 from surefoot_operator.policy.maintenance.drops_under_way import Going
@@ -253,9 +254,11 @@ class Reconciler:
             dependencies.memory.follow(shown.holders, status, resting, size_limit_bytes)
         epoch = status.world.epoch if status.world is not None else 0
         replicas = shown.job.spec.checkpoint.memory.replicas
-        usable, token = dependencies.memory.usable(epoch), dependencies.epoch_token(epoch)
+        sights, holders = dependencies.channel.sessions.orders.sights, dependencies.memory.seen
+        usable = with_proxied(dependencies.memory.usable(epoch), holders(), status.named_holders, sights, epoch)
+        token = dependencies.epoch_token(epoch)
         before = self._desired.scope if self._desired is not None else None
-        scope = scope_after(before, status, dependencies.memory.seen)
+        scope = scope_after(before, status, holders)
         self._desired = desired_state_after(self._desired, status, usable, replicas, token, scope)
         dependencies.channel.rule(self._desired)
 

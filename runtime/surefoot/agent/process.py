@@ -49,6 +49,7 @@ from surefoot.launcher.start import Hosted, Starter
 from surefoot.linux_process import become_subreaper
 from surefoot.protocol import messages
 from surefoot.protocol.pair_messages import PairTrial
+from surefoot.protocol.sighting_messages import LookAtHolders
 from surefoot.settings import AgentSettings
 from surefoot.task_set import TaskSet
 
@@ -315,10 +316,8 @@ class AgentProcess:
             case messages.Retire(reason=reason, exit_code=code):
                 _log.info("the coordinator retires this worker, stopping its trainers: %s", reason)
                 self.dispatch(on.LeaveAsked(code))
-            case messages.ListPersistent() | messages.RepairSave() | messages.DropPersistent():
+            case messages.ListPersistent() | messages.RepairSave() | messages.DropPersistent() | LookAtHolders():
                 self._requests.ask(message)
-            case messages.LookAtHolders():
-                self._requests.look(message)
             case messages.PromoteSave():
                 self._requests.promote(message)
             case messages.Refused() | messages.HolderChanges():

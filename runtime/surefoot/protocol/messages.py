@@ -12,6 +12,7 @@ from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, O
 from surefoot.protocol.node_findings import NodeHealth
 from surefoot.protocol.pair_messages import PairResult, PairStore, PairTrial
 from surefoot.protocol.progress import NOTHING_TOLD, Progress
+from surefoot.protocol.sighting_messages import HolderReading, LookAtHolders, Sighting
 from surefoot.protocol.standing.stuck_message import StuckRanks
 
 # ---- agent → coordinator ------------------------------------------------------------------------------------------
@@ -181,19 +182,6 @@ class PersistentDropped:
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
-    """Answers LookAtHolders: which holders gave this agent their index.
-
-    In the order of the request, for exactly the instances that it names; `trouble` says why not.
-    """
-
-    SINCE: ClassVar[int] = 2
-    request: int
-    seen: tuple[bool, ...] = ()
-    trouble: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Notice:
     """Becomes an event for people; `reason` is CamelCase and stable."""
 
@@ -203,7 +191,7 @@ class Notice:
 
 FromAgent = (
     Hello | Heartbeat | Exited | Stopped | StoreReady | HoldAnswer | Held
-    | UnreadableSave | Finished | Listing | Repaired | Persisted | PersistentDropped | Sighting | StuckRanks
+    | UnreadableSave | Finished | Listing | Repaired | Persisted | PersistentDropped | HolderReading | Sighting | StuckRanks
     | NodeHealth | PairStore | PairResult | Notice | HoldersWanted
 )  # fmt: skip
 
@@ -362,18 +350,6 @@ class DropPersistent:
 
     request: int
     checkpoints: tuple[Checkpoint, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LookAtHolders:
-    """Requests a Sighting of holders that the operator does not reach.
-
-    It changes nothing there.
-    """
-
-    SINCE: ClassVar[int] = 2
-    request: int
-    holders: tuple[HolderEndpoint, ...]
 
 
 @dataclass(frozen=True, slots=True)

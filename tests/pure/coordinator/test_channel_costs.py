@@ -54,7 +54,7 @@ class Talk:
         self.told: list[int] = []
         self.channel = AgentChannel("job-1", 0.5, lambda: 1000.0, lambda urgent: None)
         self.channel.know(WorkerId(i, 1) for i in range(MANY))
-        self.channel.rule(desired_state(STATUS, HOLDERS, 2))
+        self.channel.rule(desired_state(STATUS, UsableHolders(HOLDERS), 2))
         self.lines = [cast(AgentConnection, Told(self.told, i)) for i in range(MANY)]
         for i, line in enumerate(self.lines):
             said = hello(i, incarnation=MEMBERS[i].incarnation, epoch=1, stopped=1)
@@ -83,7 +83,7 @@ def test_nobody_hears_a_rule_that_says_the_same() -> None:
         all_on = Talk()
         await all_on.heard_by_now()
         again = replace(STATUS, step=77, message="epoch 1 runs", named_holders=tuple(HOLDERS))
-        all_on.channel.rule(desired_state(again, list(HOLDERS), 2))
+        all_on.channel.rule(desired_state(again, UsableHolders(tuple(HOLDERS)), 2))
         assert await all_on.heard_by_now() == []
 
     asyncio.run(talk())
@@ -129,7 +129,7 @@ def test_a_word_to_all_lets_others_have_their_turns() -> None:
         all_on = Talk()
         await all_on.heard_by_now()
         claimed = replace(STATUS, world=World(2, "Claimed", members=MEMBERS))
-        all_on.channel.rule(desired_state(claimed, HOLDERS, 2))
+        all_on.channel.rule(desired_state(claimed, UsableHolders(HOLDERS), 2))
         most = 0
         while all_on.channel._due:
             await asyncio.sleep(0)
@@ -146,7 +146,7 @@ def test_what_waits_for_its_turn_is_said_as_things_stand_then() -> None:
         await all_on.heard_by_now()
         for epoch in (2, 3):
             claimed = replace(STATUS, world=World(epoch, "Claimed", members=MEMBERS))
-            all_on.channel.rule(desired_state(claimed, HOLDERS, 2))
+            all_on.channel.rule(desired_state(claimed, UsableHolders(HOLDERS), 2))
         assert sorted(await all_on.heard_by_now()) == list(range(MANY))
 
     asyncio.run(talk())
@@ -155,17 +155,17 @@ def test_what_waits_for_its_turn_is_said_as_things_stand_then() -> None:
 def test_an_unused_checkpoint_is_no_reason_to_speak() -> None:
     """A status that only reports progress says nothing to agents, whatever it says to people."""
     ahead = replace(STATUS, last_complete=Checkpoint(1, 40))
-    assert desired_state(ahead, HOLDERS, 2).told == desired_state(STATUS, HOLDERS, 2).told
+    assert desired_state(ahead, UsableHolders(HOLDERS), 2).told == desired_state(STATUS, UsableHolders(HOLDERS), 2).told
 
 
 def test_a_round_that_changes_neither_world_nor_holders_places_nothing_anew() -> None:
     first = desired_state_after(None, STATUS, USABLE, 2, "t")
-    assert replace(first, made_from=()) == desired_state(STATUS, HOLDERS, 2, "t")
+    assert replace(first, made_from=()) == desired_state(STATUS, UsableHolders(HOLDERS), 2, "t")
     ahead = replace(STATUS, step=99)
     assert counted(lambda: desired_state_after(first, ahead, UsableHolders(tuple(HOLDERS)), 2, "t")) < 5 * MANY
     assert desired_state_after(first, ahead, USABLE, 2, "t").status.step == 99
     fewer = desired_state_after(first, ahead, UsableHolders(HOLDERS[:-1]), 2, "t")
-    assert fewer.holders == desired_state(ahead, HOLDERS[:-1], 2, "t").holders
+    assert fewer.holders == desired_state(ahead, UsableHolders(HOLDERS[:-1]), 2, "t").holders
     assert desired_state_after(first, ahead, USABLE, 2, "another").token == "another"
 
 

@@ -11,6 +11,7 @@ from surefoot.protocol.messages import Assign
 from surefoot_operator.api.status_json import status_to_json
 from surefoot_operator.controller.credentials.derived_secrets import Secrets
 from surefoot_operator.coordinator.desired_messages import desired_messages, desired_state
+from surefoot_operator.policy.failure.holder_liveness import UsableHolders
 
 ROOT = bytes(range(32))
 
@@ -31,11 +32,11 @@ def test_a_late_member_hears_what_the_first_heard_and_the_status_does_not_know_i
         message.token
         for worker in (A, B)
         for message in desired_messages(
-            desired_state(STATUS, NODES, 2, Secrets(ROOT).epoch_token("job-1", 2)), talking(), worker
+            desired_state(STATUS, UsableHolders(NODES), 2, Secrets(ROOT).epoch_token("job-1", 2)), talking(), worker
         )
         if isinstance(message, Assign)
     ]
     assert told == [token, token]
     assert "oken" not in json.dumps(status_to_json(running().status))
-    assert token not in repr(desired_state(STATUS, NODES, 2, token))
+    assert token not in repr(desired_state(STATUS, UsableHolders(NODES), 2, token))
     assert all(m.token == "t2" for m in words(talking(), A) if isinstance(m, Assign))

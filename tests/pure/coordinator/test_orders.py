@@ -14,16 +14,15 @@ from surefoot.protocol.messages import (
     HoldAnswer,
     Listing,
     ListPersistent,
-    LookAtHolders,
     PersistentDropped,
     Repaired,
     RepairSave,
     Retire,
-    Sighting,
     Stop,
     ToAgent,
 )
 from surefoot.protocol.records import RankManifest
+from surefoot.protocol.sighting_messages import LookAtHolders, Sighting
 from surefoot_operator.coordinator import order_requests
 from surefoot_operator.coordinator.sessions import (
     Sessions,

@@ -42,6 +42,7 @@ from surefoot_operator.coordinator.sessions import (
     seen,
     store_address,
 )
+from surefoot_operator.policy.failure.holder_liveness import UsableHolders
 
 # ---- who is let in -------------------------------------------------------------------------------------------------
 
@@ -266,7 +267,7 @@ def test_after_a_restart_of_the_coordinator_the_store_is_known_from_the_hello() 
 
 def test_a_holder_that_status_does_not_name_is_told_to_nobody() -> None:
     unnamed = replace(STATUS, named_holders=(NODES[0],))
-    (mine,) = desired_messages(desired_state(unnamed, NODES, 2), talking(), A)
+    (mine,) = desired_messages(desired_state(unnamed, UsableHolders(NODES), 2), talking(), A)
     assert isinstance(mine, Assign)
     assert (mine.holders, mine.replicas) == ((NODES[0],), 1)
 
@@ -282,17 +283,17 @@ def test_nothing_is_said_twice_on_one_line_and_everything_again_on_a_new_one() -
 def test_a_change_of_holders_within_an_epoch_is_said_as_holders_alone() -> None:
     sessions = talking()
     _, told = outbox_diff({}, words(sessions, A))
-    fewer = desired_messages(desired_state(STATUS, NODES[:2], 2), sessions, A)
+    fewer = desired_messages(desired_state(STATUS, UsableHolders(NODES[:2]), 2), sessions, A)
     said, told = outbox_diff(told, fewer)
     assert [type(word) for word in said] == [Holders]
     assert said[0].holders == tuple(NODES[:2])  # type: ignore[union-attr]  # Holders, by the line above
     assert outbox_diff(told, fewer)[0] == ()
     pruned = replace(STATUS, lineage=STATUS.lineage[1:])
-    assert outbox_diff(told, desired_messages(desired_state(pruned, NODES[:2], 2), sessions, A))[0] == ()
+    assert outbox_diff(told, desired_messages(desired_state(pruned, UsableHolders(NODES[:2]), 2), sessions, A))[0] == ()
 
 
 def test_one_agent_alone_is_asked_to_look_after_holders_that_the_operator_does_not_reach() -> None:
-    sessions, unseen = talking(), desired_state(STATUS, NODES, 2, unseen=True)
+    sessions, unseen = talking(), desired_state(STATUS, UsableHolders(NODES, seen=False), 2)
     (first,), (second,) = desired_messages(unseen, sessions, A), desired_messages(unseen, sessions, B)
     assert isinstance(first, Assign)
     assert isinstance(second, Assign)
@@ -306,9 +307,9 @@ def test_one_agent_alone_is_asked_to_look_after_holders_that_the_operator_does_n
 
 def test_nobody_is_asked_to_where_there_is_no_holder_or_a_newer_checkpoint_is_bad() -> None:
     """What is to be dropped follows from what is complete, and that agent does not know which of it is bad."""
-    assert not desired_state(STATUS, (), 2, unseen=True).unseen
-    assert not desired_state(replace(STATUS, bad=(Checkpoint(2, 60),)), NODES, 2, unseen=True).unseen
-    assert desired_state(replace(STATUS, bad=(Checkpoint(1, 30),)), NODES, 2, unseen=True).unseen
+    assert not desired_state(STATUS, UsableHolders(seen=False), 2).unseen
+    assert not desired_state(replace(STATUS, bad=(Checkpoint(2, 60),)), UsableHolders(NODES, seen=False), 2).unseen
+    assert desired_state(replace(STATUS, bad=(Checkpoint(1, 30),)), UsableHolders(NODES, seen=False), 2).unseen
 
 
 def test_a_claim_and_the_next_world_are_said_after_an_assignment() -> None:

@@ -23,6 +23,7 @@ from surefoot_operator.coordinator.agent_connection import AgentConnection
 from surefoot_operator.coordinator.desired_messages import DesiredState, desired_state
 from surefoot_operator.coordinator.shared_texts import SharedTexts
 from surefoot_operator.coordinator.told_holders import HolderScope
+from surefoot_operator.policy.failure.holder_liveness import UsableHolders
 
 COUNT = 8
 MEMBERS = tuple(member(i) for i in range(COUNT))
@@ -33,7 +34,7 @@ STATUS = JobStatus(world=World(1, "Committed", size=COUNT, members=MEMBERS), nam
 def ruled(
     holders: tuple[HolderEndpoint, ...] = HOLDERS, status: JobStatus = STATUS, scope: HolderScope | None = None
 ) -> DesiredState:
-    return desired_state(status, holders, 2, scope=ALL if scope is None else scope)
+    return desired_state(status, UsableHolders(tuple(holders)), 2, scope=ALL if scope is None else scope)
 
 
 class Texts(AgentConnection):

@@ -77,10 +77,9 @@ def _whoever_spoke(known: facts.Facts) -> list[Any]:
     return [s for s in newest.values() if s.index in wanted_indexes(known)]
 
 
-def _named_by_anybody(status: Any, ready: Any, replicas: int) -> desired_messages.DesiredState:
+def _named_by_anybody(status: Any, usable: Any, replicas: int, *_: Any) -> desired_messages.DesiredState:
     """Agents hear of every holder that answers, whether status names it or not."""
-    found = tuple(ready)
-    return _rule(replace(status, named_holders=found), found, replicas)
+    return _rule(replace(status, named_holders=usable.endpoints), usable, replicas)
 
 
 _rule = desired_messages.desired_state

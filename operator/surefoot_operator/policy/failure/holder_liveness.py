@@ -1,15 +1,16 @@
 """Asks agents about holders that are silent to the operator.
 
 Pure; called by `restore_point` before a holder is given up, and by `conditions`. An operator whose password was
-changed, or that a network policy cuts off, would otherwise take every checkpoint of a healthy job for lost.
+changed, or that a network policy cuts off, would otherwise take every checkpoint of a healthy job for lost. Agents that
+reach such a holder seal and read it for the claim, which goes on with what they found.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from surefoot.protocol.identities import HolderEndpoint, HolderId, WorkerId
 from surefoot_operator.observed import HolderSeen, SessionSeen, SightSeen
@@ -69,6 +70,8 @@ class UsableHolders:
 
     endpoints: tuple[HolderEndpoint, ...] = ()
     seen: bool = True
+    proxied: tuple[HolderEndpoint, ...] = ()
+    """Others that agents may read: one of them sealed and read each for this epoch, while the operator did not reach it."""
 
 
 def usable_holders(holders: Sequence[HolderSeen], named: Sequence[HolderEndpoint], epoch: int) -> UsableHolders:
@@ -83,6 +86,25 @@ def usable_holders(holders: Sequence[HolderSeen], named: Sequence[HolderEndpoint
         return UsableHolders(ready)
     silent = tuple(h.endpoint for h in holders if h.state == "Silent" and h.endpoint.holder in wanted)
     return UsableHolders((*ready, *silent), seen=not silent)
+
+
+def with_proxied(
+    usable: UsableHolders,
+    holders: Sequence[HolderSeen],
+    named: Sequence[HolderEndpoint],
+    sights: Mapping[HolderId, SightSeen],
+    epoch: int,
+) -> UsableHolders:
+    """Adds named holders that are silent and were read by an agent for `epoch`.
+
+    The restore point may lie there alone, and whoever is not told of a holder takes what it has for absent.
+    """
+    read = {holder for holder, sight in sights.items() if sight.epoch == epoch and sight.entries is not None}
+    if not read:
+        return usable
+    silent = {h.endpoint.holder for h in holders if h.state == "Silent"} & read
+    found = tuple(e for e in named if e.holder in silent and e not in usable.endpoints)
+    return replace(usable, proxied=found)
 
 
 def awaited(facts: Facts, worth_seconds: float) -> list[HolderEndpoint]:
@@ -123,7 +145,8 @@ def most_unseen(facts: Facts) -> list[HolderEndpoint]:
 
     Empty otherwise. That points to the operator's own network or credentials.
     """
-    silent = silent_holders(facts)
+    proxied = {h.endpoint.holder for h in facts.seen.holders if h.state == "Proxied"}
+    silent = [*silent_holders(facts), *(e for e in facts.status.named_holders if e.holder in proxied)]
     if 2 * len(silent) <= len(facts.status.named_holders):
         return []
     beside = {s.node for s in facts.sessions.values() if is_responsive(facts, s) and not node_lost(facts, s.node)}

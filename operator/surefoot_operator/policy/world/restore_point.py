@@ -167,7 +167,8 @@ def _listing(facts: Facts, best: Checkpoint | None, limit: float) -> Waiting | N
         return None
     if persistent.read_epoch == epoch:
         # data moves from memory to the persistent tier: what a holder lost since may be there by now
-        lost = max((h.since_seconds for h in facts.seen.holders if h.state != "Ready"), default=0.0)
+        unread = (h.since_seconds for h in facts.seen.holders if h.state not in ("Ready", "Proxied"))
+        lost = max(unread, default=0.0)
         if persistent.asked_seconds is None or lost <= persistent.asked_seconds:
             return None
         return listing(facts, replace(persistent, asked_seconds=None))

@@ -1,4 +1,4 @@
-"""Carries out the coordinator's requests: list, repair, promote, delete, probe holders.
+"""Carries out the coordinator's requests: list, repair, promote, delete.
 
 In threads, one at a time. Whoever asked asks again if no answer comes: a full queue drops the oldest request. Used by
 `agent.process`, on its loop.
@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from surefoot import metrics
+from surefoot.agent.coordinator.holder_looks import HolderLooks
 from surefoot.agent.unexpected_errors import UnexpectedErrors
 from surefoot.drain.bandwidth import Bandwidth
 from surefoot.drain.copying import repair
@@ -28,15 +29,14 @@ from surefoot.protocol.messages import (
     FromAgent,
     Listing,
     ListPersistent,
-    LookAtHolders,
     Persisted,
     PersistentDropped,
     PromoteSave,
     Repaired,
     RepairSave,
-    Sighting,
 )
 from surefoot.protocol.records import RankManifest
+from surefoot.protocol.sighting_messages import LookAtHolders
 from surefoot.settings import JobSettings, settings_elsewhere
 from surefoot.tiers import ObjectStoreTier, Tier, open_persistent
 
@@ -45,9 +45,6 @@ _QUEUE = 256
 PAGE_BYTES = 1 << 20
 """Of the texts in one page of a listing: what the coordinator reads without a pause, far below what a message may be."""
 _MOST_LEFT_OUT = 1000
-_LOOKS_AT_ONCE = 8
-"""Of holders that may all be silent, each for a call's whole time limit."""
-_MOST_LOOKED_AT = 64
 _NO_TIER = "this job has no persistent tier: checkpoint.persistent is not set"
 _log = logging.getLogger(__name__)
 
@@ -77,7 +74,7 @@ class CoordinatorRequests:
         self._places = places
         self._answer = answer
         self._asked: asyncio.Queue[Request] = asyncio.Queue(_QUEUE)
-        self._looks: asyncio.Queue[LookAtHolders] = asyncio.Queue(_QUEUE)
+        self._looks = HolderLooks(job, answer)
         self._promoter: Promoter | None = None
         self._partly_read: dict[RankSave, int] = {}
         """Saves that are looked for on some of the holders only, and the epoch that has more."""
@@ -86,20 +83,15 @@ class CoordinatorRequests:
         self._unexpected = UnexpectedErrors()
         self._loop = asyncio.get_running_loop()
 
-    def ask(self, request: Request) -> None:
+    def ask(self, request: Request | LookAtHolders) -> None:
+        """Queues a request; looks at holders wait for no other, as a recovery waits for them."""
+        if isinstance(request, LookAtHolders):
+            self._looks.ask(request)
+            return
         if self._asked.full():
             metrics.fallbacks.labels(what="chore_dropped").inc()
             _log.warning("too many requests of the coordinator wait here: %s is dropped", self._asked.get_nowait())
         self._asked.put_nowait(request)
-
-    def look(self, request: LookAtHolders) -> None:
-        """Queues a probe beside other requests: a recovery waits for it.
-
-        A listing may take long.
-        """
-        if self._looks.full():
-            self._looks.get_nowait()  # asked again by then
-        self._looks.put_nowait(request)
 
     def promote(self, message: PromoteSave) -> None:
         """Uploads in the background; an answer a save."""
@@ -120,18 +112,7 @@ class CoordinatorRequests:
                 await asyncio.sleep(0)  # pages are large: the line gets its turn between them
 
     async def run_looks(self) -> None:
-        turns = asyncio.Semaphore(_LOOKS_AT_ONCE)
-
-        async def one(endpoint: HolderEndpoint) -> str:
-            async with turns:
-                return await asyncio.to_thread(self._trouble_with, endpoint)
-
-        while True:
-            request = await self._looks.get()
-            asked = request.holders[:_MOST_LOOKED_AT]
-            trouble = tuple(await asyncio.gather(*(one(endpoint) for endpoint in asked)))
-            left = ("more holders were asked for than one answer is about",) * (len(request.holders) - len(asked))
-            self._answer(Sighting(request.request, tuple(not t for t in (*trouble, *left)), (*trouble, *left)))
+        await self._looks.run()
 
     async def close(self) -> None:
         """Calls off the promotion that runs; it can be done again elsewhere."""
@@ -162,17 +143,6 @@ class CoordinatorRequests:
 
     def _client(self, endpoint: HolderEndpoint) -> HolderClient:
         return HolderClient(endpoint, self._job.job, account_of(self._job), self._job.holder_call_seconds)
-
-    def _trouble_with(self, endpoint: HolderEndpoint) -> str:
-        """Why this very instance does not give its index to this worker; empty: it does."""
-        tier = self._client(endpoint)
-        try:
-            tier.manifests()
-        except Exception as error:  # noqa: BLE001  an answer in any case: who asked decides from it
-            return str(error) or type(error).__name__
-        finally:
-            tier.close()
-        return ""
 
     def _list(self, asked: ListPersistent) -> list[Listing]:
         tier = self._persistent() if asked.older_job is None else self._older(asked.older_job)

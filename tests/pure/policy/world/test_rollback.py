@@ -18,6 +18,7 @@ from surefoot_operator.coordinator.desired_messages import desired_messages, des
 from surefoot_operator.observed import Observed, PersistentSeen
 from surefoot_operator.policy.actions import DropPersisted, DropSaves, PromoteSaves
 from surefoot_operator.policy.check import check
+from surefoot_operator.policy.failure.holder_liveness import UsableHolders
 from surefoot_operator.policy.maintenance.maintain import Maintenance, maintain
 from surefoot_operator.policy.plan import plan
 
@@ -112,7 +113,7 @@ def test_loaders_hear_what_they_leave_out() -> None:
     sessions = talk.begin("job", 0.0)
     by_worker = {talk.WorkerId(s.index, s.attempt): talk.Session(s) for s in after.sessions}
     sessions = talk.ruled(replace(sessions, by_worker=by_worker), after.status.world)
-    rule = desired_state(after.status, (), 1)
+    rule = desired_state(after.status, UsableHolders(), 1)
     told = desired_messages(rule, sessions, talk.WorkerId(0, 1))
     assert [m.skip_steps for m in told if isinstance(m, Assign)] == [12]
 

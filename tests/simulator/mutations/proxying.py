@@ -1,0 +1,33 @@
+"""What agents read of holders that the operator does not reach."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from simulator.mutations.mutation import ROUGH, Mutation
+from simulator.rules import ALL
+from surefoot_operator.coordinator import holder_sightings
+from surefoot_operator.policy.failure import holder_liveness
+
+CUT_OFF = replace(ROUGH, nodes=4, workers=3, least_workers=2, steps=60, replicas=1, fault_span_seconds=12.0,
+                  kinds=("operator loses a holder for long", "operator dies", "trainer dies", "agent dies"))  # fmt: skip
+
+
+def _unread(sights: Any, *_: Any) -> Any:
+    """What an agent read is of no use to the operator."""
+    return sights
+
+
+def _untold(usable: Any, *_: Any) -> Any:
+    """Agents hear of the holders alone that they may write to."""
+    return usable
+
+
+PROXYING = (
+    Mutation("what an agent read for the operator is ignored", patches=((holder_sightings, "read", _unread),), settings=CUT_OFF),
+    Mutation("ranks are not told of a holder that an agent read for the operator",
+             patches=((holder_liveness, "with_proxied", _untold),), settings=CUT_OFF),
+    Mutation("an agent reads a holder for the operator and does not seal it", replace(ALL, seal_by_proxy=False),
+             settings=replace(CUT_OFF, replicas=2, faults=10, kinds=("operator loses nodes",))),
+)  # fmt: skip
