@@ -42,7 +42,7 @@ def of_epoch(sights: Sightings, epoch: int) -> dict[HolderId, SightSeen]:
 
 
 def read(sights: Sightings, epoch: int, holder: HolderId, entries: tuple[RankManifest, ...]) -> Sightings:
-    """Records a holder's index, which an agent read after it had sealed the holder.
+    """Records the index that an agent read of a sealed holder.
 
     The first reading counts: a later one might lack what went to the persistent tier behind its listing.
     """
@@ -53,7 +53,7 @@ def read(sights: Sightings, epoch: int, holder: HolderId, entries: tuple[RankMan
 
 
 def proxied(holders: tuple[HolderSeen, ...], sights: Sightings, world: World | None) -> tuple[HolderSeen, ...]:
-    """Puts what agents sealed and read into the place of holders that are silent to the operator.
+    """Puts what agents read into the place of silent holders.
 
     While a world is claimed, and of exactly the instances that were read for it: what such a holder takes later is not known.
     """

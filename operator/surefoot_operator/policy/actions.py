@@ -108,7 +108,7 @@ class ListPersistentTier:
 
 @dataclass(frozen=True, slots=True)
 class LookAround:
-    """Ask an agent to seal and read holders that are silent to the operator."""
+    """Ask an agent to seal and read silent holders."""
 
     worker: WorkerId
     epoch: int

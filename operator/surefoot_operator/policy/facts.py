@@ -270,7 +270,10 @@ def saving_steps(facts: Facts) -> int:
 
 
 def sealed_holders(facts: Facts, epoch: int) -> tuple[HolderSeen, ...]:
-    """Holders that are sealed at `epoch` and were read since, by the operator or for it."""
+    """Holders that are sealed at `epoch`, and were read since.
+
+    By the operator, or by an agent in its place.
+    """
     return sealed_at(facts.seen.holders, epoch)
 
 

@@ -95,7 +95,7 @@ def with_proxied(
     sights: Mapping[HolderId, SightSeen],
     epoch: int,
 ) -> UsableHolders:
-    """Adds named holders that are silent and were read by an agent for `epoch`.
+    """Adds silent holders that an agent read for `epoch`.
 
     The restore point may lie there alone, and whoever is not told of a holder takes what it has for absent.
     """

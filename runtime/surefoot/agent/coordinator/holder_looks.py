@@ -1,6 +1,6 @@
 """Looks at holders for an operator that does not reach them.
 
-In threads; used by `agent.process`, on its loop. A claim waits for the answer: each holder is sealed and read as the
+In threads; used by `agent.coordinator.requests`, on its loop. A claim waits for the answer: each holder is sealed and read as the
 operator would, and what was read is told before the Sighting that ends the request. Whoever asked asks again if no answer
 comes: a full queue drops the oldest request.
 """
@@ -33,7 +33,10 @@ MOST_CHARACTERS = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What one look at a holder found; `trouble` says why it gave no index."""
+    """What one look at a holder found.
+
+    `trouble` says why it gave no index.
+    """
 
     trouble: str = ""
     reading: HolderReading | None = None
@@ -47,7 +50,7 @@ class HolderLooks:
         self._asked: asyncio.Queue[LookAtHolders] = asyncio.Queue(_QUEUE)
 
     def ask(self, request: LookAtHolders) -> None:
-        """Queues a request beside those of the persistent tier, which may take long."""
+        """Queues a request; a full queue drops the oldest."""
         if self._asked.full():
             self._asked.get_nowait()  # asked again by then
         self._asked.put_nowait(request)

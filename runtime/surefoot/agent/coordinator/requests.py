@@ -84,7 +84,10 @@ class CoordinatorRequests:
         self._loop = asyncio.get_running_loop()
 
     def ask(self, request: Request | LookAtHolders) -> None:
-        """Queues a request; looks at holders wait for no other, as a recovery waits for them."""
+        """Queues a request.
+
+        Looks at holders wait for no other, as a recovery waits for them.
+        """
         if isinstance(request, LookAtHolders):
             self._looks.ask(request)
             return
