@@ -49,6 +49,7 @@ SLOW = frozenset({
     "an interrupted step is saved",
     "an upload that was not wanted for a while is not asked for again",
     "drains of the old epoch are not awaited",
+    "drops go on while a holder is being sealed",
     "facts of an older epoch count in the next",
     "nothing is ever dropped",
     "readings of an older epoch and unsealed holders count",
