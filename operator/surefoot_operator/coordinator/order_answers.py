@@ -57,7 +57,7 @@ def answered(orders: Orders, worker: WorkerId, message: FromAgent, now: float = 
     if isinstance(message, Listing):
         return _told(orders, order, message)
     if isinstance(message, HolderReading):
-        return _read(orders, order, message)
+        return _read(orders, order, message, now)
     orders = replace(orders, outstanding={n: o for n, o in orders.outstanding.items() if n != message.request})
     if isinstance(message, Sighting):
         asked = SightingRequest(order.epoch, order.asked_seconds, order.message.holders)  # type: ignore[union-attr]
@@ -70,7 +70,7 @@ def answered(orders: Orders, worker: WorkerId, message: FromAgent, now: float = 
     return orders
 
 
-def _read(orders: Orders, order: Request, answer: HolderReading) -> Orders:
+def _read(orders: Orders, order: Request, answer: HolderReading, now: float) -> Orders:
     """A holder's index as an agent read it; a listing that was asked for before counts no more, as behind a read of our own."""
     asked = order.message
     if not isinstance(asked, LookAtHolders) or answer.holder not in {e.holder for e in asked.holders}:
@@ -83,9 +83,14 @@ def _read(orders: Orders, order: Request, answer: HolderReading) -> Orders:
             orders = with_failure(
                 orders, f"{order.worker} told an entry of {answer.holder} that cannot be read: {error}"
             )
+    layouts = {digest: text for digest, text in answer.layouts.items() if digest not in orders.sighted_layouts}
+    if layouts:
+        orders = replace(orders, sighted_layouts={**orders.sighted_layouts, **layouts})
     sights = holder_sightings.read(orders.sights, order.epoch, answer.holder, tuple(entries))
-    orders = void_listing(orders) if sights is not orders.sights else orders
-    return replace(orders, sights=sights, sighted_layouts={**orders.sighted_layouts, **answer.layouts})
+    if sights is orders.sights:
+        return orders
+    orders = replace(orders, sights=sights, read_seconds=now)
+    return void_listing(orders) if orders.persistent.read_epoch is not None else orders
 
 
 def _hold_answered(orders: Orders, worker: WorkerId, answer: HoldAnswer) -> Orders:
@@ -139,6 +144,9 @@ def _listed(orders: Orders, order: Request, gathered: PartialListing) -> Orders:
         orders = with_failure(orders, f"{older or 'the persistent tier'} has a manifest that cannot be read: {why}")
     if older is not None:
         entries = tuple(replace(m, save=replace(m.save, epoch=-m.save.epoch)) for m in entries)
+    if older is None and _is_past(order, orders):
+        # asked for again once, and not for each holder that was read meanwhile
+        return replace(orders, persistent=replace(orders.persistent, read_epoch=None, asked_seconds=None))
     seen = PersistentSeen(order.epoch, entries, order.asked_seconds, older_job=older, left_out=found.left_out)
     seen = replace(seen, unjudged=seen.unreadable_checkpoints(older is not None))
     named = {m.layout for m in entries}
@@ -152,6 +160,11 @@ def _listed(orders: Orders, order: Request, gathered: PartialListing) -> Orders:
         return replace(orders, older=seen, older_layouts=layouts)
     still = orders.persistent.deleting & {m.save.checkpoint for m in entries}
     return replace(orders, persistent=seen.without(still), layouts=layouts)
+
+
+def _is_past(order: Request, orders: Orders) -> bool:
+    """Whether a holder was read since this was asked: data moves from memory to the persistent tier."""
+    return order.asked_seconds <= orders.read_seconds
 
 
 def _same_listing(order: Request, other: Request) -> bool:

@@ -70,6 +70,8 @@ class Orders:
     sights: Mapping[HolderId, SightSeen] = field(default_factory=dict)
     sighted_layouts: Mapping[str, str] = field(default_factory=dict)
     """Layout records that agents read of holders in the operator's place, by digest."""
+    read_seconds: float = float("-inf")
+    """When an agent last told such a reading: a listing from before it may lack what that holder had."""
     """What agents see of holders that the operator does not reach, as of the newest epoch that asked."""
     pairs: Mapping[int, PairSeen] = field(default_factory=dict)
     """All-reduces between two agents, by request; see `pair_orders`."""

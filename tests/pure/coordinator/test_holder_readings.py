@@ -8,7 +8,7 @@ import pytest
 
 from support.builders import manifest
 from support.talk import CLAIMED, NODES, STATUS, A, B, talking, words
-from surefoot.protocol.messages import Assign
+from surefoot.protocol.messages import Assign, Listing, ListPersistent
 from surefoot.protocol.records import RankManifest
 from surefoot.protocol.sighting_messages import HolderReading, LookAtHolders
 from surefoot_operator.coordinator import order_requests
@@ -61,16 +61,35 @@ def test_what_was_read_stands_for_the_silent_holder_while_the_world_is_claimed()
     assert proxied(ready, sessions.orders.sights, CLAIMED.world) == ready, "the operator's own look counts more"
 
 
-def test_the_first_reading_counts_and_voids_the_listing_before_it() -> None:
+def test_the_first_reading_counts() -> None:
     sessions, request = asked()
-    listing = order_requests.list_persistent(sessions.orders, B, 3, 1001.5)
-    sessions = heard(replace(sessions, orders=listing), A, reading(request, ENTRY), 1002.0)
-    assert sessions.orders.persistent.asked_seconds is None
-    assert {type(o.message) for o in sessions.orders.outstanding.values()} == {LookAtHolders}
-    listing = order_requests.list_persistent(sessions.orders, B, 3, 1002.5)
-    again = heard(replace(sessions, orders=listing), A, reading(request, ENTRY, OTHER), 1003.0)
+    sessions = heard(sessions, A, reading(request, ENTRY), 1002.0)
+    again = heard(sessions, A, reading(request, ENTRY, OTHER), 1003.0)
     assert silent(again)[0].entries == (ENTRY,)
-    assert again.orders.persistent.asked_seconds == 1002.5
+    assert again.orders.read_seconds == 1002.0
+
+
+def listed(sessions: Sessions, now: float) -> Sessions:
+    number = max(n for n, o in sessions.orders.outstanding.items() if isinstance(o.message, ListPersistent))
+    return heard(sessions, B, Listing(number, (ENTRY.to_json(),), {ENTRY.layout: "{}"}), now)
+
+
+def test_a_listing_from_before_a_reading_is_asked_for_once_more_however_many_are_read() -> None:
+    sessions, request = asked()
+    sessions = replace(sessions, orders=order_requests.list_persistent(sessions.orders, B, 3, 1001.5))
+    sessions = heard(sessions, A, reading(request, ENTRY), 1002.0)
+    sessions = heard(sessions, A, replace(reading(request, ENTRY), holder=SECOND), 1002.1)
+    assert sessions.orders.persistent.asked_seconds == 1001.5, "what is under way is not begun again for each"
+    sessions = listed(sessions, 1002.2)
+    assert (sessions.orders.persistent.read_epoch, sessions.orders.persistent.asked_seconds) == (None, None)
+    sessions = replace(sessions, orders=order_requests.list_persistent(sessions.orders, B, 3, 1002.3))
+    sessions = listed(sessions, 1002.4)
+    assert sessions.orders.persistent.read_epoch == 3
+    third = order_requests.look(sessions.orders, A, 3, (NODES[2],), 1002.5)
+    sessions = replace(sessions, orders=third)
+    number = max(third.outstanding)
+    sessions = heard(sessions, A, HolderReading(number, NODES[2].holder, (OTHER.to_json(),)), 1002.6)
+    assert sessions.orders.persistent.read_epoch is None, "what was listed before counts no more"
 
 
 def test_an_entry_that_cannot_be_read_takes_no_other_along_and_is_told() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from simulator.mutations.mutation import ROUGH, Mutation
+from simulator.mutations.mutation import ROUGH, Mutation, constant
 from simulator.rules import ALL
-from surefoot_operator.coordinator import holder_sightings
+from surefoot_operator.coordinator import holder_sightings, order_answers
 from surefoot_operator.policy.failure import holder_liveness
 
 CUT_OFF = replace(ROUGH, nodes=4, workers=3, least_workers=2, steps=60, replicas=1, fault_span_seconds=12.0,
@@ -28,6 +28,9 @@ PROXYING = (
     Mutation("what an agent read for the operator is ignored", patches=((holder_sightings, "read", _unread),), settings=CUT_OFF),
     Mutation("ranks are not told of a holder that an agent read for the operator",
              patches=((holder_liveness, "with_proxied", _untold),), settings=CUT_OFF),
+    Mutation("a listing from before an agent read a holder counts",
+             patches=((order_answers, "_is_past", constant(False)), (order_answers, "void_listing", _unread)),
+             settings=replace(CUT_OFF, persistent_interval=2)),
     Mutation("an agent reads a holder for the operator and does not seal it", replace(ALL, seal_by_proxy=False),
              settings=replace(CUT_OFF, replicas=2, faults=10, kinds=("operator loses nodes",))),
 )  # fmt: skip
