@@ -34,7 +34,8 @@ from surefoot_operator.coordinator.agent_channel import AgentChannel
 from surefoot_operator.coordinator.agent_server import AgentServer
 from surefoot_operator.errors import WorldMoved
 from surefoot_operator.fabric.interface import FabricSeen, WorkerEnvironment
-from surefoot_operator.observed import HolderSeen, Observed, WorkerSeen
+from surefoot_operator.observed import Observed, WorkerSeen
+from surefoot_operator.observed_tiers import HolderSeen
 from surefoot_operator.policy.actions import CreateWorker, DeleteWorker
 from surefoot_operator.policy.failure.holder_liveness import UsableHolders
 from surefoot_operator.reconcile import Reconciler

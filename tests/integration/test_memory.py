@@ -27,7 +27,7 @@ from surefoot.protocol.settled import Settled
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.memory import HolderPlace, HolderPool, JobHolders
 from surefoot_operator.memory.orphaned_keys import orphaned_keys
-from surefoot_operator.observed import HolderSeen
+from surefoot_operator.observed_tiers import HolderSeen
 from surefoot_operator.settings import MemorySettings
 
 ACCOUNT = Credentials("job-1", "the job's password")

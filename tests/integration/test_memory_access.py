@@ -17,7 +17,7 @@ from surefoot.holder import Credentials
 from surefoot.holder.server_process import HolderServer
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.memory import HolderPlace, HolderPool, JobHolders
-from surefoot_operator.observed import HolderSeen
+from surefoot_operator.observed_tiers import HolderSeen
 from surefoot_operator.settings import MemorySettings
 
 STATUS = JobStatus(world=World(1, "Committed"))

@@ -23,7 +23,7 @@ from surefoot.protocol.identities import RankSave
 from surefoot.protocol.records import RankManifest
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.memory import HolderPool, JobHolders
-from surefoot_operator.observed import HolderSeen
+from surefoot_operator.observed_tiers import HolderSeen
 from surefoot_operator.settings import MemorySettings
 
 GREEDY, MODEST = "uid-greedy", "uid-modest"

@@ -22,7 +22,8 @@ from surefoot.protocol.sighting_messages import HolderReading
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.coordinator import desired_messages, holder_sightings, order_requests, pair_orders, sessions
 from surefoot_operator.coordinator.told_holders import scope_after
-from surefoot_operator.observed import HolderSeen, Observed
+from surefoot_operator.observed import Observed
+from surefoot_operator.observed_tiers import HolderSeen
 from surefoot_operator.policy import actions as act
 from surefoot_operator.policy.failure import holder_liveness
 

@@ -12,7 +12,7 @@ from surefoot.protocol.identities import HolderEndpoint, HolderId
 from surefoot.protocol.records import RankManifest
 from surefoot.protocol.sighting_messages import Sighting
 from surefoot_operator.api.status import World
-from surefoot_operator.observed import HolderSeen, SightSeen
+from surefoot_operator.observed_tiers import HolderSeen, SightSeen
 
 Sightings = Mapping[HolderId, SightSeen]
 

@@ -30,7 +30,7 @@ from surefoot_operator.coordinator.listing_pages import PartialListing, lacking,
 from surefoot_operator.coordinator.order_requests import void_listing
 from surefoot_operator.coordinator.orders import HoldProposal, Orders, Request, with_failure, with_listing
 from surefoot_operator.coordinator.request_words import request_words
-from surefoot_operator.observed import PersistentSeen
+from surefoot_operator.observed_tiers import PersistentSeen
 
 MOST_TOLD = 5
 """Records that a listing left out and that are told by name."""

@@ -22,7 +22,8 @@ from surefoot.protocol.sighting_messages import LookAtHolders
 from surefoot_operator.coordinator import holder_sightings
 from surefoot_operator.coordinator.holder_sightings import SightingRequest
 from surefoot_operator.coordinator.orders import HoldProposal, Orders, Request, is_listing, with_listing
-from surefoot_operator.observed import HoldSeen, PersistentSeen
+from surefoot_operator.observed import HoldSeen
+from surefoot_operator.observed_tiers import PersistentSeen
 
 MOST_LISTINGS = 8
 """Of one kind that may be under way at once; each is asked for a minute after the one before, and any may answer."""

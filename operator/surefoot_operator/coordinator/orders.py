@@ -20,7 +20,8 @@ from surefoot.protocol.messages import (
 )
 from surefoot.protocol.sighting_messages import LookAtHolders
 from surefoot_operator.coordinator.listing_pages import PartialListing
-from surefoot_operator.observed import HoldSeen, PairSeen, PersistentSeen, SightSeen
+from surefoot_operator.observed import HoldSeen, PairSeen
+from surefoot_operator.observed_tiers import PersistentSeen, SightSeen
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from surefoot.protocol.identities import ENDPOINT_ORDER, HolderEndpoint, HolderId
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.coordinator.sessions import Session
-from surefoot_operator.observed import HolderSeen
+from surefoot_operator.observed_tiers import HolderSeen
 
 FEW_HOLDERS = 32
 """So many are told to everybody: three kilobytes, and nobody waits for an answer in a restore."""

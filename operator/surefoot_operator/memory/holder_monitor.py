@@ -19,7 +19,7 @@ from surefoot_operator.api.status import World
 from surefoot_operator.memory.holder_place import HolderPlace
 from surefoot_operator.memory.holder_pool import SharedHolder
 from surefoot_operator.memory.holder_probe import HolderProbe, ProbeRequest, ProbeResult
-from surefoot_operator.observed import HolderSeen
+from surefoot_operator.observed_tiers import HolderSeen
 
 log = logging.getLogger(__name__)
 _GRAINS = 100

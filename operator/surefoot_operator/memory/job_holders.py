@@ -29,7 +29,7 @@ from surefoot_operator.memory.holder_place import HolderPlace
 from surefoot_operator.memory.holder_pool import HolderPool
 from surefoot_operator.memory.holder_probe import HolderProbe
 from surefoot_operator.memory.orphaned_keys import orphaned_keys
-from surefoot_operator.observed import HolderSeen
+from surefoot_operator.observed_tiers import HolderSeen
 from surefoot_operator.policy.failure.holder_liveness import UsableHolders, usable_holders
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,8 @@ from surefoot.protocol.identities import Checkpoint, HolderId, WorkerId
 from surefoot.protocol.progress import mean_passes
 from surefoot_operator.api.spec import TrainingJobSpec
 from surefoot_operator.api.status import DataRead, JobStatus, Member, World
-from surefoot_operator.observed import HolderSeen, NodeSeen, Observed, SessionSeen, WorkerSeen
+from surefoot_operator.observed import NodeSeen, Observed, SessionSeen, WorkerSeen
+from surefoot_operator.observed_tiers import HolderSeen
 from surefoot_operator.policy.indexes import (
     holder_domains,
     holders_by_id,

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from surefoot.protocol.completeness import TierReading
 from surefoot.protocol.identities import HolderEndpoint, HolderId, WorkerId
 from surefoot_operator.api.status import Member
-from surefoot_operator.observed import HolderSeen, NodeSeen, SessionSeen, WorkerSeen
+from surefoot_operator.observed import NodeSeen, SessionSeen, WorkerSeen
+from surefoot_operator.observed_tiers import HolderSeen
 from surefoot_operator.policy.kept import kept_while_same
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from surefoot_operator.observed import HolderSeen, NodeSeen, Observed, WorkerSeen
+from surefoot_operator.observed import NodeSeen, Observed, WorkerSeen
+from surefoot_operator.observed_tiers import HolderSeen
 
 
 class SteadyParts:

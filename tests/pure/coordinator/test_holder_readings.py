@@ -16,7 +16,7 @@ from surefoot_operator.coordinator.desired_messages import desired_messages, des
 from surefoot_operator.coordinator.holder_sightings import proxied
 from surefoot_operator.coordinator.message_sizes import check_size
 from surefoot_operator.coordinator.sessions import Sessions, heard
-from surefoot_operator.observed import HolderSeen
+from surefoot_operator.observed_tiers import HolderSeen
 from surefoot_operator.policy.failure.holder_liveness import UsableHolders, with_proxied
 
 FIRST, SECOND = NODES[0].holder, NODES[1].holder

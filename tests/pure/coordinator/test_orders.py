@@ -31,7 +31,7 @@ from surefoot_operator.coordinator.sessions import (
     heard,
     ruled,
 )
-from surefoot_operator.observed import SightSeen
+from surefoot_operator.observed_tiers import SightSeen
 
 # ---- holds ---------------------------------------------------------------------------------------------------------
 

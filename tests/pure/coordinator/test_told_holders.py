@@ -10,7 +10,7 @@ from surefoot.protocol.lineage import LineageEntry
 from surefoot.protocol.records import RankManifest
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.coordinator.told_holders import HolderScope, needed_holders, scope_after
-from surefoot_operator.observed import HolderSeen
+from surefoot_operator.observed_tiers import HolderSeen
 
 PARENT = Checkpoint(1, 40)
 HOLDERS = tuple(endpoint(f"n{i:02}") for i in range(40))

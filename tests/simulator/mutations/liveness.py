@@ -17,7 +17,7 @@ from surefoot.protocol.identities import HolderEndpoint, WorkerId
 from surefoot.protocol.messages import PromoteSave
 from surefoot_operator.coordinator import order_requests
 from surefoot_operator.coordinator.orders import Orders
-from surefoot_operator.observed import HolderSeen
+from surefoot_operator.observed_tiers import HolderSeen
 from surefoot_operator.policy import workers
 from surefoot_operator.policy.facts import Facts
 from surefoot_operator.policy.failure import detect as failures

@@ -23,7 +23,8 @@ from simulator.world import Decisions
 from surefoot.protocol import completeness
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.coordinator import desired_messages, order_requests, orders, sessions
-from surefoot_operator.observed import HolderSeen, Observed
+from surefoot_operator.observed import Observed
+from surefoot_operator.observed_tiers import HolderSeen
 from surefoot_operator.policy import claimed_plan, facts, indexes, plan
 from surefoot_operator.policy.actions import Plan
 from surefoot_operator.policy.maintenance import maintain as upkeep

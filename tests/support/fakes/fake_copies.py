@@ -9,7 +9,7 @@ from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, R
 from surefoot.protocol.lineage import entry_of, on_lineage
 from surefoot.protocol.records import RankManifest
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.observed import HolderSeen
+from surefoot_operator.observed_tiers import HolderSeen
 
 
 @dataclass

@@ -17,16 +17,8 @@ from surefoot.protocol.progress import Progress
 from surefoot.protocol.records import RankManifest
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import JobStatus, World
-from surefoot_operator.observed import (
-    ExitSeen,
-    HoldSeen,
-    NodeSeen,
-    Observed,
-    PersistentSeen,
-    SessionSeen,
-    SightSeen,
-    WorkerSeen,
-)
+from surefoot_operator.observed import ExitSeen, HoldSeen, NodeSeen, Observed, SessionSeen, WorkerSeen
+from surefoot_operator.observed_tiers import PersistentSeen, SightSeen
 from surefoot_operator.policy.actions import (
     Action,
     CleanMemory,

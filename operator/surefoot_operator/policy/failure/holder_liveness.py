@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from surefoot.protocol.identities import HolderEndpoint, HolderId, WorkerId
-from surefoot_operator.observed import HolderSeen, SessionSeen, SightSeen
+from surefoot_operator.observed import SessionSeen
+from surefoot_operator.observed_tiers import HolderSeen, SightSeen
 from surefoot_operator.policy.actions import LookAround
 from surefoot_operator.policy.availability import node_lost
 from surefoot_operator.policy.facts import Facts, is_responsive

@@ -18,7 +18,8 @@ from surefoot.protocol.lineage import newest
 from surefoot.protocol.records import RankManifest
 from surefoot.protocol.settled import Settled
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.observed import HolderSeen, Observed, SessionSeen
+from surefoot_operator.observed import Observed, SessionSeen
+from surefoot_operator.observed_tiers import HolderSeen
 from surefoot_operator.policy.actions import CopySave, DropSaves, Event, MaintenanceAction, SealHolder
 from surefoot_operator.policy.facts import (
     Facts,

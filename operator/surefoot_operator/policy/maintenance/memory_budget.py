@@ -19,7 +19,7 @@ from surefoot_operator import names
 from surefoot_operator.api.spec import CheckpointPolicy
 from surefoot_operator.api.spec_limits import allowed_sizes
 from surefoot_operator.api.status import Condition, JobStatus
-from surefoot_operator.observed import HolderSeen
+from surefoot_operator.observed_tiers import HolderSeen
 from surefoot_operator.policy.actions import Event
 from surefoot_operator.policy.facts import Facts, member_sessions, sealed_holders
 from surefoot_operator.policy.maintenance.good_checkpoint import more_kept

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, OlderJob
-from surefoot_operator.observed import PersistentSeen
+from surefoot_operator.observed_tiers import PersistentSeen
 from surefoot_operator.policy.actions import Action, ListPersistentTier
 from surefoot_operator.policy.facts import Facts, is_responsive
 from surefoot_operator.policy.indexes import worker_id

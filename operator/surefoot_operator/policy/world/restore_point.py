@@ -14,7 +14,7 @@ from surefoot.protocol.identities import Checkpoint, HolderId
 from surefoot.protocol.lineage import newest, on_lineage
 from surefoot.protocol.plain import listed
 from surefoot_operator.api.status import World
-from surefoot_operator.observed import PersistentSeen
+from surefoot_operator.observed_tiers import PersistentSeen
 from surefoot_operator.policy.actions import ListPersistentTier, SealHolder
 from surefoot_operator.policy.facts import (
     Facts,

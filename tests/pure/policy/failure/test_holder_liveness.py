@@ -10,7 +10,8 @@ from support.builders import BEGAN, endpoint, manifest, running, told, with_hold
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.api.status import Incident, World
-from surefoot_operator.observed import Observed, PersistentSeen, SightSeen
+from surefoot_operator.observed import Observed
+from surefoot_operator.observed_tiers import PersistentSeen, SightSeen
 from surefoot_operator.policy.actions import LookAround, Plan
 from surefoot_operator.policy.check import check
 from surefoot_operator.policy.facts import gather

@@ -12,7 +12,8 @@ from surefoot.protocol.identities import Checkpoint, RankSave, WorkerId
 from surefoot.protocol.settled import Settled
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.api.status import World
-from surefoot_operator.observed import HolderSeen, Observed, PersistentSeen
+from surefoot_operator.observed import Observed
+from surefoot_operator.observed_tiers import HolderSeen, PersistentSeen
 from surefoot_operator.policy.actions import (
     CopySave,
     DropPersisted,

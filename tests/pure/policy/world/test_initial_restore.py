@@ -17,7 +17,8 @@ from surefoot.protocol.retention import memory_drops
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec, RestoreFrom
 from surefoot_operator.api.status import Incident, JobStatus, World
 from surefoot_operator.api.status_json import status_from_json, status_to_json
-from surefoot_operator.observed import Observed, PersistentSeen
+from surefoot_operator.observed import Observed
+from surefoot_operator.observed_tiers import PersistentSeen
 from surefoot_operator.policy.actions import ListPersistentTier, Plan
 from surefoot_operator.policy.check import check
 from surefoot_operator.policy.facts import gather

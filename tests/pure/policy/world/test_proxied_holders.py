@@ -7,7 +7,8 @@ from dataclasses import replace
 from support.builders import BEGAN, endpoint, holder, manifest, running
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
-from surefoot_operator.observed import HolderSeen, Observed, PersistentSeen, SightSeen
+from surefoot_operator.observed import Observed
+from surefoot_operator.observed_tiers import HolderSeen, PersistentSeen, SightSeen
 from surefoot_operator.policy.actions import ListPersistentTier, LookAround, Plan, SealHolder
 from surefoot_operator.policy.check import check
 from surefoot_operator.policy.plan import plan

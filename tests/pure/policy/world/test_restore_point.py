@@ -11,7 +11,8 @@ from surefoot.protocol.completeness import LeftOut
 from surefoot.protocol.identities import Checkpoint, WorkerId
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.api.status import Incident, World
-from surefoot_operator.observed import Observed, PersistentSeen
+from surefoot_operator.observed import Observed
+from surefoot_operator.observed_tiers import PersistentSeen
 from surefoot_operator.policy.actions import ListPersistentTier, Plan, SealHolder
 from surefoot_operator.policy.check import check
 from surefoot_operator.policy.plan import plan

@@ -15,7 +15,8 @@ from surefoot_operator.api.spec import HealthPolicy, NumericsPolicy, PersistentT
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.coordinator import sessions as talk
 from surefoot_operator.coordinator.desired_messages import desired_messages, desired_state
-from surefoot_operator.observed import Observed, PersistentSeen
+from surefoot_operator.observed import Observed
+from surefoot_operator.observed_tiers import PersistentSeen
 from surefoot_operator.policy.actions import DropPersisted, DropSaves, PromoteSaves
 from surefoot_operator.policy.check import check
 from surefoot_operator.policy.failure.holder_liveness import UsableHolders
