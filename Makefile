@@ -295,7 +295,7 @@ chaos: $(VENV)/.ready ## RUNS=20 SEED=1: real trainings under random kills and s
 
 FAULTS ?= 1000
 .PHONY: judgement
-judgement: $(VENV)/.ready ## FAULTS=1000 hangs, sick nodes, stragglers and what looks like them: who is named for it (build/judgement.json)
+judgement: $(VENV)/.ready ## FAULTS=1000 hangs, sick nodes, stragglers, repeated failures and what looks like them: who is named or left for it (build/judgement.json)
 	PYTHONPATH=tests $(BIN)/python -m simulator.judgement --faults $(FAULTS)
 
 .PHONY: explore

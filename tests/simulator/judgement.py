@@ -1,8 +1,9 @@
 """`PYTHONPATH=tests python -m simulator.judgement`: whether who is at fault is named, and nobody else.
 
 Jobs whose ranks hang; jobs on nodes that are sick, with programs that err and with what all nodes find at once; jobs with nodes and
-ranks that are slow, for good or for a moment. Writes build/judgement.json. A healthy node that is left, or another rank that is
-named for one that hangs or is slow, is a violation.
+ranks that are slow, for good or for a moment; nodes that fail together with others alone, while nodes and agents die; nodes and ranks that
+fail one job again and again, with no word of why. Writes build/judgement.json. A healthy node that is left, or another rank that
+is named for one that hangs or is slow, is a violation.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from simulator import pace_watch, sickness
+from simulator import failing, pace_watch, sickness
 from simulator.settings import Settings
 from simulator.world import Outcome, simulate
 
@@ -28,21 +29,30 @@ SICK = Settings(nodes=4, workers=3, least_workers=2, steps=160, interval=50, fau
                 kinds=tuple(sickness.KINDS))  # fmt: skip
 SLOW = Settings(nodes=4, workers=3, least_workers=2, steps=130, interval=20, step_seconds=0.8, faults=2, fault_span_seconds=12.0,
                 kinds=tuple(pace_watch.KINDS), persistent_interval=None, deadline_seconds=2000.0, paced=True)  # fmt: skip
+PAIRED = Settings(nodes=6, workers=4, least_workers=2, steps=90, step_seconds=0.5, faults=2, pre_join_check="Enforce",
+                  kinds=("agent dies", "node dies", "pod is deleted", "operator dies", "trainer dies", "node freezes"))  # fmt: skip
+FAILING = Settings(nodes=6, workers=4, least_workers=3, steps=160, interval=5, step_seconds=0.5, faults=3, fault_span_seconds=20.0,
+                   kinds=(*failing.KINDS, "trainer dies"), persistent_interval=None, deadline_seconds=2000.0)  # fmt: skip
 WORKERS = (3, 4, 6)
 """Of two ranks that wait for each other none is the odd one: a world of two is not asked for."""
 JOBS_AT_ONCE = 20
 
 
 def run(seed: int) -> Outcome:
-    """One job: ranks that hang, sick nodes, and what is slow, by turns."""
-    workers = WORKERS[seed // 3 % len(WORKERS)]
-    match seed % 3:
+    """One job: ranks that hang, sick nodes, what is slow, what fails with others, and what fails again, by turns."""
+    workers = WORKERS[seed // 5 % len(WORKERS)]
+    match seed % 5:
         case 0:
             return simulate(seed, replace(HANGING, workers=workers))
         case 1:
             return simulate(seed, SICK)
+        case 2:
+            return simulate(seed, replace(PAIRED, least_workers=(4, 2)[seed // 5 % 2]))
+        case 3:
+            least = workers - seed // 15 % 2
+            return simulate(seed, replace(FAILING, workers=workers, nodes=workers + 1, least_workers=least))
         case _:
-            asked: Literal["Warn", "Replace"] = "Replace" if seed // 3 % 2 else "Warn"
+            asked: Literal["Warn", "Replace"] = "Replace" if seed // 5 % 2 else "Warn"
             return simulate(seed, replace(SLOW, workers=workers, nodes=workers + 1, on_straggler=asked))
 
 
@@ -69,12 +79,15 @@ def main(arguments: list[str]) -> int:
                 if outcome.violation is not None:
                     violations.append(f"seed {outcome.seed}: {outcome.violation}")
             jobs += JOBS_AT_ONCE
-    told = {"jobs": jobs, "faults": dict(struck), "named": dict(named), "share_named": round(share_named(named), 4),
+    healthy = sum("healthy node" in violation for violation in violations)
+    told = {"jobs": jobs, "healthy_nodes_left": healthy, "faults": dict(struck), "named": dict(named), "share_named": round(share_named(named), 4),
             "median_seconds_to_a_stragglers_name": round(statistics.median(seconds), 1) if seconds else None}  # fmt: skip
     path = Path("build") / "judgement.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps({**told, "violations": violations}, indent=1))
-    print(f"{sum(struck.values())} faults in {jobs} jobs; {share_named(named):.1%} named; {path}")
+    print(
+        f"{sum(struck.values())} faults in {jobs} jobs; {share_named(named):.1%} named; {healthy} healthy nodes left; {path}"
+    )
     for what, count in sorted(named.items()):
         print(f"  {count:5}  {what}")
     for violation in violations:

@@ -7,6 +7,7 @@ nobody gets a rank in the middle of a trial that is waited for.
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Literal
 
 from simulator.readiness import ready_at
@@ -95,6 +96,8 @@ class PairWatch:
         """A node that is well, and from which no agent ever answers."""
         self.hosting: dict[int, PairPart] = {}
         self.left: set[str] = set()
+        self._known: set[str] = set()
+        """Sick ones that failed with two that pass with others, which a leader saw."""
         self.isolated: set[str] = set()
         """Nodes that were cut off from several others for a time: to fail with two of them then is no wonder."""
 
@@ -123,6 +126,7 @@ class PairWatch:
 
     def deciding(self, seen: Observed, made: Plan) -> None:
         """A leader plans: does it commit a world with somebody who is still being tried?"""
+        self._known |= self.flaws.keys() & _failed_with_two(seen, self.flaws)
         old, new = seen.status.world, made.status.world
         enforced = self._simulation.settings.pre_join_check == "Enforce"
         if old is None or new is None or new == old or new.state != "Committed" or not enforced:
@@ -133,6 +137,16 @@ class PairWatch:
             waits = session.tried_seconds is not None and seen.now < session.tried_seconds + WAITS_SECONDS
             if session.incarnation in fresh and waits and not self._passed(seen, session):
                 self._judge(seen, session, new.epoch)
+
+    def judged(self) -> dict[str, int]:
+        """How many of those that could be known were left, and how many were not."""
+        left = self.left & self.flaws.keys()
+        counts = {
+            "left": len(left),
+            "kept": len(self._known - left),
+            "never seen": len(self.flaws.keys() - self._known - left),
+        }
+        return {f"node sick with others, {what}": count for what, count in counts.items() if self.flaws}
 
     def _judge(self, seen: Observed, session: SessionSeen, epoch: int) -> None:
         mine = [p for p in seen.pairs if session.incarnation in {side.incarnation for side in p.sides}]
@@ -157,3 +171,16 @@ class PairWatch:
             and session.incarnation in {side.incarnation for side in pair.sides}
             for pair in seen.pairs
         )
+
+
+def _failed_with_two(seen: Observed, flaws: Collection[str]) -> set[str]:
+    """Nodes whose trials failed with two that are well, each of which passed with somebody."""
+    verdicts = [(pair, tuple(side.verdict for side in pair.sides)) for pair in seen.pairs]
+    passed = {side.node for pair, said in verdicts if said == ("well", "well") for side in pair.sides} - set(flaws)
+    failed: dict[str, set[str]] = {}
+    for pair, said in verdicts:
+        if set(said) <= {"well", "fails"} and "fails" in said:
+            one, other = (side.node for side in pair.sides)
+            failed.setdefault(one, set()).add(other)
+            failed.setdefault(other, set()).add(one)
+    return {node for node, others in failed.items() if len(others & passed) > 1}

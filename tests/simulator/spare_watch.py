@@ -35,9 +35,12 @@ class SpareWatch:
             return
         ready = [s for s in seen.sessions if ready_at(seen, s, new.epoch)]
         inside = {m.incarnation for m in new.members}
-        sick = {one.name for one in made.status.sick_nodes}
-        waiting = [s.index for s in ready if s.incarnation not in inside and not fails(seen, s) and s.node not in sick]
         settings = self._simulation.settings
+        lacking = 1.0 - len(new.members) / settings.workers
+        left = {one.name for one in made.status.sick_nodes}
+        # a smaller world is right where failures on that node cost more of its time than the worker that it lacks
+        left |= {one.name for one in made.status.excluded_nodes if (one.cost_share or 0.0) >= lacking}
+        waiting = [s.index for s in ready if s.incarnation not in inside and not fails(seen, s) and s.node not in left]
         if waiting and len(new.members) < settings.workers and not settings.tied:
             self._simulation.oracle.fail(f"workers {waiting} are ready beside a world of {len(new.members)}")
         self._judge_ranks(old, new)

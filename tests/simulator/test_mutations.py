@@ -51,6 +51,7 @@ SLOW = frozenset({
     "drains of the old epoch are not awaited",
     "drops go on while a holder is being sealed",
     "facts of an older epoch count in the next",
+    "nodes are left for a rank that fails wherever it runs",
     "nothing is ever dropped",
     "readings of an older epoch and unsealed holders count",
     "steps that others tell of are no sign of life",

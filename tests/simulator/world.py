@@ -16,6 +16,7 @@ from simulator import faults
 from simulator.agents import Agent
 from simulator.engine import Engine, Network, Process
 from simulator.fabric import Fabric
+from simulator.failing import FailingWatch
 from simulator.hang_watch import HangWatch
 from simulator.join_trials import JoinWatch
 from simulator.operators import Operator
@@ -90,6 +91,7 @@ class Store:
         self.simulation.sick_watch.written(new)
         self.simulation.hang_watch.written(old, new)
         self.simulation.pace_watch.written(old, new)
+        self.simulation.failing_watch.written(new)
         if old.world != new.world and new.world is not None:
             world = new.world
             self.simulation.engine.say(
@@ -117,6 +119,7 @@ class Simulation:
         self.hang_watch = HangWatch(self)
         self.join_watch = JoinWatch(self, seed)
         self.pace_watch = PaceWatch(self)
+        self.failing_watch = FailingWatch(self, seed)
         self.holders: dict[HolderId, Holder] = {}
         self.persistent: Persistent | None = None
         if self.settings.persistent_interval is not None:
@@ -296,7 +299,8 @@ def simulate(
     return Outcome(
         seed, violation, simulation.store.status.phase, engine.events, oracle.commits, oracle.drops, oracle.deletes,
         engine.now, oracle.most_kept, check, dict(simulation.struck), dict(oracle.lossless.judged),
-        {**simulation.hang_watch.found, **simulation.sick_watch.judged(), **simulation.pace_watch.judged()},
+        {**simulation.hang_watch.found, **simulation.sick_watch.judged(), **simulation.pace_watch.judged(),
+         **simulation.failing_watch.judged(), **simulation.join_watch.pairs.judged()},
         tuple(simulation.pace_watch.seconds), simulation.spare_watch.taken, simulation.join_watch.kept_out,
         len(simulation.join_watch.pairs.left), tuple(engine.lines),
     )  # fmt: skip

@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from simulator.judgement import HANGING
+from simulator.judgement import FAILING, HANGING
 from simulator.mutations.mutation import ROUGH, Mutation, constant, planning
 from surefoot.protocol.standing.collectives import Collective, OddCollective, odd_collective
 from surefoot.protocol.standing.rank_places import RankPlace
 from surefoot_operator.observed import Observed
-from surefoot_operator.policy.failure import odd_one, sick_nodes
+from surefoot_operator.policy.failure import node_exclusion, odd_one, sick_nodes
 
 SICK = replace(ROUGH, nodes=4, steps=160, interval=4, step_seconds=0.25, faults=3, fault_span_seconds=6.0,
                kinds=("node is sick", "a program errs on its GPU", "all nodes find the same"))  # fmt: skip
+
+
+FAILS_AGAIN = replace(FAILING, kinds=("trainers of one node fail again and again",), faults=1)
+FAILS_WITH_ITS_RANK = replace(
+    FAILING, kinds=("trainers of one rank fail wherever it runs", "pod is deleted"), least_workers=4
+)
 
 
 def _all_of_nodes(seen: Observed) -> Observed:
@@ -52,6 +58,12 @@ SICKENING = (
              settings=replace(SICK, kinds=("a program errs on its GPU",))),
     Mutation("what most nodes find is taken for each one's own", patches=((sick_nodes, "_is_shared", constant(False)),),
              settings=replace(SICK, kinds=("all nodes find the same",))),
+    Mutation("a node that fails a job again and again is not left", patches=((node_exclusion, "leaving", constant(None)),),
+             settings=FAILS_AGAIN),
+    Mutation("a node is left for one failure", settings=replace(FAILING, kinds=("trainer dies", *FAILS_AGAIN.kinds), steps=120),
+             patches=((node_exclusion, "_FEWEST", 1), (node_exclusion, "MOST_CHANCE", 1.0))),
+    Mutation("nodes are left for a rank that fails wherever it runs", patches=((node_exclusion, "_follows_rank", constant(False)),),
+             settings=FAILS_WITH_ITS_RANK),
     Mutation("a finding is acted upon before others are heard", patches=((sick_nodes, "SETTLE_SECONDS", 0.0),),
              settings=replace(SICK, kinds=("all nodes find the same",))),
 )  # fmt: skip
