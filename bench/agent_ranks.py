@@ -18,14 +18,14 @@ from typing import Any
 
 from bench.cores import spent_seconds
 from bench.holders import ACCOUNT, JOB
-from surefoot.drain.engine import Drain, DrainArena, DrainWatcher
+from surefoot.drain.engine import Drain, DrainArena, DrainOptions, DrainWatcher
 from surefoot.drain.slots import SealedSave
 from surefoot.format.layouts import Stream, TensorParts, build_layout
 from surefoot.geometry import Box
 from surefoot.holder.client import HolderClient
 from surefoot.protocol.identities import HolderEndpoint, HolderId, RankSave
 
-TASK: dict[str, Any] = {"rank_bytes": 64 << 20, "ranks": [1, 2, 4], "saves": 7}
+TASK: dict[str, Any] = {"rank_bytes": 64 << 20, "ranks": [1, 2, 4, 8], "saves": 7}
 """As `run` measures it: bytes of each rank, and saves of each number of ranks."""
 COLUMNS = 1024
 VALUES = b"{}"
@@ -35,7 +35,9 @@ WAIT_SECONDS = 60.0
 class Rank:
     """One rank's staging memory and its drain; `saved` is set once every target has acknowledged."""
 
-    def __init__(self, number: int, world: int, size_bytes: int, endpoints: tuple[HolderEndpoint, ...]) -> None:
+    def __init__(
+        self, number: int, world: int, size_bytes: int, endpoints: tuple[HolderEndpoint, ...], options: DrainOptions
+    ) -> None:
         rows = size_bytes // (4 * COLUMNS)
         shape = (rows * world, COLUMNS)
         box = Box((rows * number, 0), (rows, COLUMNS))
@@ -53,7 +55,7 @@ class Rank:
         by_holder = {e.holder: e for e in endpoints}
         watcher = DrainWatcher(self._freed, lambda save, copies: None, lambda reason, text: None)
         arena = DrainArena(self._memory, 2, self._slot_bytes)
-        self._drain = Drain(arena, "bench", lambda h: HolderClient(by_holder[h], JOB, ACCOUNT, 10.0), watcher)
+        self._drain = Drain(arena, "bench", lambda h: HolderClient(by_holder[h], JOB, ACCOUNT, 10.0), watcher, options)
         self._drain.retarget(tuple(by_holder), frozenset(by_holder), len(by_holder))
 
     def change(self, step: int) -> None:
@@ -91,7 +93,8 @@ def measured(task: dict[str, Any]) -> dict[str, Any]:
     step = 0
     for _ in range(task["saves"]):
         for world in task["ranks"]:
-            ranks = [Rank(number, world, task["rank_bytes"], endpoints) for number in range(world)]
+            options = DrainOptions()  # one for all drains of an agent
+            ranks = [Rank(number, world, task["rank_bytes"], endpoints, options) for number in range(world)]
             here: dict[str, list[float]] = found.setdefault(
                 str(world), {"agent_cpu_seconds": [], "holders_cpu_seconds": [], "seconds": []}
             )

@@ -36,6 +36,7 @@ from surefoot.drain.slots import (
     Tick,
     WriteTo,
 )
+from surefoot.drain.target_turns import TargetTurns
 from surefoot.drain.target_writer import Probe, TargetWriter, WriterOrder
 from surefoot.drain.token_bucket import TokenBucket
 from surefoot.drain.transitions import step
@@ -90,6 +91,8 @@ class DrainOptions:
     pace: TokenBucket = field(default_factory=TokenBucket)
     """Of copies that leave `node`; shared by all that leave it."""
     node: str = ""
+    turns: TargetTurns = field(default_factory=TargetTurns)
+    """Of the targets; shared by the drains of one agent."""
 
 
 class Drain:
@@ -288,7 +291,8 @@ class Drain:
         writer = self._writers.get(target)
         if writer is None:
             pace = TokenBucket() if target.node == self._options.node else self._options.pace
-            writer = TargetWriter(target, self._open, self._apply, self._arena.slots, (pace, self._options.probe))
+            paced, turn = (pace, self._options.probe), self._options.turns.of(target)
+            writer = TargetWriter(target, self._open, self._apply, self._arena.slots, paced, turn)
             self._writers[target] = writer
         return writer
 

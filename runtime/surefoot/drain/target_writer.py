@@ -1,6 +1,6 @@
 """Writes saves to one target in a thread that owns the connection.
 
-Each order is answered once. Started and joined by `engine.Drain`. Whatever a tier raises becomes an answer; nothing
+Each order is answered once, in the target's turn. Started and joined by `engine.Drain`. Whatever a tier raises becomes an answer; nothing
 reaches the trainer.
 """
 
@@ -18,9 +18,10 @@ from typing import Literal
 from surefoot import metrics
 from surefoot.drain.save_work import SaveWork
 from surefoot.drain.slots import Acknowledged, LegEnded, LegRefused, SaveWritten, TargetFailed
+from surefoot.drain.target_turns import TargetTurn
 from surefoot.drain.token_bucket import TokenBucket
 from surefoot.drain.unchanged_chunks import WrittenSave, base_of, successor
-from surefoot.errors import ChunkMissing, CopyRefused, Fenced, SurefootError, TierFull
+from surefoot.errors import ChunkMissing, CopyRefused, Fenced, SurefootError, TierFull, TierUnavailable
 from surefoot.protocol.identities import HolderId
 from surefoot.tiers import CopiesChunks, Tier, WritesAhead
 
@@ -50,12 +51,14 @@ class TargetWriter:
         answer: Callable[[Answer], None],
         slots: int,
         paced: tuple[TokenBucket, Probe],
+        turn: TargetTurn,
     ) -> None:
         self.target = target
         self._kind = "memory" if target.instance else "persistent"  # library mode drains to the persistent tier
         self._open = open_tier
         self._answer = answer
         self._pace, self._probe = paced
+        self._turn = turn
         self._orders: queue.Queue[WriterOrder | None] = queue.Queue(maxsize=slots + 1)  # one order a slot, and the end
         self._tier: Tier | None = None
         self._written: WrittenSave | None = None
@@ -79,13 +82,25 @@ class TargetWriter:
     def _run(self) -> None:
         while (order := self._orders.get()) is not None:
             began = time.monotonic()
-            answer = self._carry_out(order)
+            answer = self._in_turn(order)
             if isinstance(answer, SaveWritten | Acknowledged):
                 phase = "replicate" if order.verb == "write" else "commit"
                 metrics.checkpoint_seconds.labels(self._kind, phase).observe(time.monotonic() - began)
             del order  # the slot's memory must not be held while waiting
             self._answer(answer)
         self._disconnect()
+
+    def _in_turn(self, order: WriterOrder) -> Answer:
+        with self._turn.taken(lambda: order.work.is_stopped(self.target)) as outcome:
+            if outcome == "turn":
+                answer = self._carry_out(order)
+                if isinstance(answer, TargetFailed) and answer.cause == "unavailable":
+                    self._turn.fail()
+                return answer
+            if outcome == "stopped":
+                return LegEnded(order.slot, self.target)
+            silent = TierUnavailable(f"{self.target} did not answer another rank of this worker")
+            return self._failed(order, "unavailable", silent)
 
     def _carry_out(self, order: WriterOrder) -> Answer:
         try:
