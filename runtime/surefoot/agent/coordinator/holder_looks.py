@@ -32,7 +32,7 @@ MOST_CHARACTERS = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class LookOutcome:
     """What one look at a holder found.
 
     `trouble` says why it gave no index.
@@ -72,18 +72,18 @@ class HolderLooks:
             left = ("more holders were asked for than one answer is about",) * (len(request.holders) - len(asked))
             self._answer(Sighting(request.request, tuple(not t for t in (*trouble, *left)), (*trouble, *left)))
 
-    def _looked(self, request: LookAtHolders, endpoint: HolderEndpoint) -> Look:
+    def _looked(self, request: LookAtHolders, endpoint: HolderEndpoint) -> LookOutcome:
         """Seals and reads this very instance with the worker's own account."""
         holder = HolderClient(endpoint, self._job.job, account_of(self._job), self._job.holder_call_seconds)
         try:
             if not request.epoch:
                 holder.manifests()
-                return Look()
+                return LookOutcome()
             holder.seal(request.epoch)
             manifests = holder.manifests()
-            return Look(reading=_told(request, endpoint, manifests, _layouts(holder, manifests, request.layouts)))
+            return LookOutcome(reading=_told(request, endpoint, manifests, _layouts(holder, manifests, request.layouts)))
         except Exception as error:  # noqa: BLE001  an answer in any case: who asked decides from it
-            return Look(str(error) or type(error).__name__)
+            return LookOutcome(str(error) or type(error).__name__)
         finally:
             holder.close()
 
