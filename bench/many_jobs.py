@@ -29,6 +29,7 @@ from kubernetes.aio.client import ApiClient, Configuration
 from bench.many_jobs_server import LONG_AGO, Object, serving
 from surefoot.protocol.messages import Refused
 from surefoot_operator import metrics
+from surefoot_operator.controller.collector import begin_collector
 from surefoot_operator.controller.credentials.derived_secrets import Secrets
 from surefoot_operator.controller.health.probes import LoopLag
 from surefoot_operator.controller.job_runner import Shared
@@ -128,6 +129,7 @@ async def one_job(address: str) -> list[Object]:
 
 
 async def cold_start(address: str, jobs: int, rest_seconds: float, profiler: cProfile.Profile | None) -> Object:
+    begin_collector()
     operator = Operator(address)
     began, cpu = time.monotonic(), time.process_time()
     await operator.begin()

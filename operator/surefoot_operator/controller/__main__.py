@@ -25,6 +25,7 @@ with needing("surefoot-operator", "operator"):
         ClusterSettings,
         cluster_settings,
     )
+    from surefoot_operator.controller.collector import begin_collector
     from surefoot_operator.controller.health.logging_setup import begin_logs
     from surefoot_operator.fabric.kubernetes.api import connect
 
@@ -53,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (BadSetting, ConfigurationError) as error:
         sys.stderr.write(f"surefoot-operator: {error}\n")
         return 2
+    begin_collector()
     try:
         asyncio.run(run(settings))
     except (OperatorError, OSError) as error:
