@@ -27,6 +27,7 @@ from surefoot_operator.memory import HolderPool, JobHolders, TierAccess
 from surefoot_operator.policy.maintenance.rollout import JobSafety
 from surefoot_operator.reconcile import Reconciler
 from surefoot_operator.reconcile.dependencies import Dependencies
+from surefoot_operator.reconcile.progress_pace import ProgressPace
 from surefoot_operator.reconcile.turns import Turns
 from surefoot_operator.settings import OperatorSettings
 
@@ -64,6 +65,7 @@ class Shared:
     pool: HolderPool
     """Of holders: each is connected to and visited once for all jobs."""
     turns: Turns = field(default_factory=lambda: Turns(ROUNDS_AT_ONCE))
+    pace: ProgressPace = field(default_factory=ProgressPace)
     clock: Callable[[], float] = field(default_factory=TermClock)
     """Of the present term; nothing that is compared follows the wall clock."""
 
@@ -80,8 +82,9 @@ class JobRunner:
         channel = AgentChannel(key.uid, self._heartbeat_seconds(), shared.clock, self.wake)
         token = partial(shared.telling.secrets.epoch_token, key.uid)
         parts = Dependencies(
-            self._fabric, channel, self._memory, shared.telling, shared.settings, shared.clock, token, shared.turns
-        )
+            self._fabric, channel, self._memory, shared.telling, shared.settings, shared.clock, token,
+            shared.turns, shared.pace,
+        )  # fmt: skip
         self._channel = channel
         self._reconciler = Reconciler(parts)
         self._task: asyncio.Task[None] | None = None

@@ -21,6 +21,7 @@ from surefoot_operator.observed_groups import GroupCallSeen
 from surefoot_operator.policy.actions import CreateWorker
 from surefoot_operator.policy.clock_skew import not_ahead
 from surefoot_operator.policy.lifecycle.invalid_spec import accepted
+from surefoot_operator.reconcile.progress_pace import ProgressPace
 from surefoot_operator.reconcile.turns import Turns
 from surefoot_operator.settings import OperatorSettings
 
@@ -41,6 +42,8 @@ class Dependencies:
     """The secret of an epoch: the same from every leader, and in no status."""
     turns: Turns = field(default_factory=Turns)
     """How many jobs reconcile at one moment; all that share an event loop share it."""
+    pace: ProgressPace = field(default_factory=ProgressPace)
+    """How often progress alone is written, of all jobs that share it."""
 
 
 async def observed(

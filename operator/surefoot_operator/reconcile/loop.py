@@ -234,9 +234,12 @@ class Reconciler:
         if status == old and not must and not ahead:
             return 0.0
         if not must and not ahead and _calm(old, status) == old:
-            left = self._written + self._dependencies.settings.progress_seconds - time.monotonic()
+            now = time.monotonic()
+            left = self._written + self._dependencies.settings.progress_seconds - now
             if left > 0:
                 return left
+            if (wait := self._dependencies.pace.wait_seconds(now)) > 0:
+                return wait
         if status != old or ahead:
             await self._dependencies.fabric.patch_status(with_contents(seen, status), old)
             self._written = time.monotonic()
