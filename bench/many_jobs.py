@@ -29,6 +29,7 @@ from kubernetes.aio.client import ApiClient, Configuration
 from bench.many_jobs_server import LONG_AGO, Object, serving
 from surefoot.protocol.messages import Refused
 from surefoot_operator import metrics
+from surefoot_operator.controller.cluster import PROGRESS_SECONDS, SETTLE_SECONDS
 from surefoot_operator.controller.collector import begin_collector
 from surefoot_operator.controller.credentials.derived_secrets import Secrets
 from surefoot_operator.controller.health.probes import LoopLag
@@ -45,7 +46,6 @@ from surefoot_operator.settings import CoordinatorSettings, OperatorSettings
 
 SPACE = "fleet"
 WORKERS = 10
-PROGRESS_SECONDS = 3.0
 ONE = "job-00000"
 SECONDS = 300.0
 _WAITS = f"0 workers are ready, too few for any allowed world of {WORKERS}"
@@ -62,7 +62,9 @@ class Operator:
         self.api = Api(ApiClient(configuration))
         self.cache = ClusterCache(self.api)
         settings = OperatorSettings(
-            coordinator=CoordinatorSettings(foreign_retry=True), progress_seconds=PROGRESS_SECONDS
+            coordinator=CoordinatorSettings(foreign_retry=True),
+            progress_seconds=PROGRESS_SECONDS,
+            settle_seconds=SETTLE_SECONDS,
         )
         telling = WorkerEnvironmentFactory(
             "wss://surefoot-coordinator.surefoot-system.svc:8443/v1/agents", 1.0, Secrets(b"root"), own_token=False,

@@ -70,6 +70,8 @@ class OperatorSettings:
     """Where each worker serves its metrics; 0: any free port of its machine; None: nowhere."""
     progress_seconds: float = 0.5
     """Writes that only report progress are at least so far apart. Seconds on a cluster: each is a call to its server."""
+    settle_seconds: float = 0.0
+    """Of a job that a former leader reported on, progress alone is not written for so long: agents and holders come back first."""
     notice_seconds: float = 0.5
     """News that change no decision (steps, saves) are answered together after so long."""
     longest_sleep_seconds: float = 2.0

@@ -25,10 +25,10 @@ from surefoot_operator.settings import OperatorSettings
 class Operator:
     """The reconciler of one job on a server of a few lines."""
 
-    def __init__(self, server: JobServer) -> None:
+    def __init__(self, server: JobServer, settle_seconds: float = 0.0) -> None:
         self.server = server
         self.fabric: KubernetesFabric = fabric_of(server)
-        settings = OperatorSettings(progress_seconds=0.0)
+        settings = OperatorSettings(progress_seconds=0.0, settle_seconds=settle_seconds)
         self.memory = JobHolders(
             "u", Credentials("u", "p"), HolderPool(settings.memory), time.time, lambda urgent: None
         )
@@ -185,3 +185,43 @@ async def test_a_misspelt_field_of_the_template_fails_the_job_with_the_servers_s
     assert typo in operator.status["message"]
     assert any(typo in message for message in operator.told("JobFailed"))
     assert (len(server.tried), server.made("pods"), server.made("secrets")) == (1, [], [])
+
+
+async def test_a_new_leader_does_not_change_the_words_of_the_former_one_before_it_knows_as_much(
+    operators: list[Operator],
+) -> None:
+    """A thousand jobs that are sealed and read again were told so, and told back, by two thousand writes."""
+    server, known = JobServer(), "as the former leader knew it"
+    operators.append(Operator(server))
+    for _ in range(3):
+        await operators[0].once()
+    server.stored["status"]["message"] = known
+    told = {}
+    for settle_seconds in (3600.0, 0.0):
+        operator = Operator(server, settle_seconds)
+        operators.append(operator)
+        for pod in server.made("pods"):
+            operator.fabric._cache.workers.learn(pod)
+        for _ in range(3):
+            await operator.once()
+        told[settle_seconds] = operator.status["message"]
+    assert told[3600.0] == known
+    assert told[0.0] != known
+
+
+async def test_what_somebody_asks_for_is_answered_at_once_by_a_new_leader(operators: list[Operator]) -> None:
+    server = JobServer()
+    for settle_seconds in (0.0, 3600.0):
+        operators.append(Operator(server, settle_seconds))
+        await operators[-1].once()
+    operators[1].edit(suspend=True)
+    await operators[1].once()
+    assert operators[1].status["observedGeneration"] == 2
+
+
+async def test_of_a_job_that_this_leader_began_with_everything_is_told_at_once(operators: list[Operator]) -> None:
+    operator = Operator(JobServer(), settle_seconds=3600.0)
+    operators.append(operator)
+    for _ in range(3):
+        await operator.once()
+    assert operator.status["message"] != "the job starts"

@@ -52,6 +52,8 @@ T = TypeVar("T")
 
 PROGRESS_SECONDS = 3.0
 """Between writes of a job's status that only report progress: hundreds of jobs must not flood the API server."""
+SETTLE_SECONDS = 10.0
+"""A new leader seals and reads again, and hears agents again: it must not tell each of hundreds of jobs so, and then take it back."""
 
 BEGIN_SECONDS = 120.0
 """How long an API server that is away is waited for at first; then the process exits, as its pod's status shows."""
@@ -74,6 +76,7 @@ class ClusterOperator:
         self._webhooks: Webhooks | None = None
         self._terms: ShardTerms | None = None
         self._election: ShardElection | None = None
+        self._lease_api: Api | None = None
         self._beside = TaskSet(self._beside_failed)
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._begun = "the operator is starting"
@@ -109,7 +112,9 @@ class ClusterOperator:
         self._wakening.start()
         terms = self._terms = ShardTerms(self._api, self._settings, shared, self._beside_failed, self._veto)
         where = LeaseAt(self._settings.namespace, self._settings.lease_name)
-        self._election = ShardElection(self._api, where, self._settings.identity, self._settings.shards, terms)
+        # over connections of its own: a lease that waits behind hundreds of writes is lost
+        self._lease_api = await asyncio.to_thread(self._api.apart)
+        self._election = ShardElection(self._lease_api, where, self._settings.identity, self._settings.shards, terms)
         if self._settings.admission_webhooks:
             await self._admit(shared, terms, self._election)
         process_metrics.jobs.set_function(lambda: terms.jobs)
@@ -160,6 +165,7 @@ class ClusterOperator:
         settings = OperatorSettings(
             coordinator=CoordinatorSettings(host="", port=given.coordinator_port, foreign_retry=True),
             progress_seconds=PROGRESS_SECONDS,
+            settle_seconds=SETTLE_SECONDS,
         )
         reviews = TokenReviews(self._api, self._cache.workers.items, self._cache.jobs.items, time.time)
         context = tls.context if tls is not None else None
@@ -270,4 +276,6 @@ class ClusterOperator:
             await self._server.close()
         await self._wakening.close()
         await self._cache.close()
+        if self._lease_api is not None:
+            await self._lease_api.close()
         await self._probes.close()

@@ -74,6 +74,7 @@ class Reconciler:
         self._marked: tuple[int, Checkpoint] | None = None
         self._watermark: Checkpoint | None = None
         self._written = self._swept = float("-inf")
+        self._settled_at: float | None = None
         self._refusal = ""
         self._began: float | None = None
         self.safety: JobSafety | None = None
@@ -231,11 +232,12 @@ class Reconciler:
         `ahead`: what is stored has moments that a clock ahead of ours wrote; they must not be met again later.
         """
         old = seen.status
+        self._settles_at(old, time.monotonic())  # from the first round on
         if status == old and not must and not ahead:
             return 0.0
         if not must and not ahead and _calm(old, status) == old:
             now = time.monotonic()
-            left = self._written + self._dependencies.settings.progress_seconds - now
+            left = max(self._written + self._dependencies.settings.progress_seconds, self._settles_at(old, now)) - now
             if left > 0:
                 return left
             if (wait := self._dependencies.pace.wait_seconds(now)) > 0:
@@ -245,6 +247,12 @@ class Reconciler:
             self._written = time.monotonic()
             self._job_metrics.written(old, status, seen.job)
         return 0.0
+
+    def _settles_at(self, stored: JobStatus, now: float) -> float:
+        """When it is known again what a former leader knew, if there was one: its words are not changed for a moment."""
+        if self._settled_at is None:
+            self._settled_at = now + (self._dependencies.settings.settle_seconds if stored.serial else 0.0)
+        return self._settled_at
 
     def _follow(self, shown: FabricSeen, status: JobStatus) -> None:
         """Brings the holders' monitors and the agents up to the status that is stored now."""

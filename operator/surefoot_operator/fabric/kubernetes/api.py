@@ -45,6 +45,10 @@ class Api:
         """
         return Api(self._client, self._call_seconds, may_write)
 
+    def apart(self) -> Api:
+        """Returns the same access over connections of its own."""
+        return Api(ApiClient(self._client.configuration), self._call_seconds, self._may_write)
+
     def check_allowed(self) -> None:
         """Raises FabricError where a write would be refused."""
         if self._may_write is not None:
