@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any, cast
 
 import pytest
@@ -141,3 +142,28 @@ def test_who_was_heard_is_told_by_one_value_until_it_changes() -> None:
     assert (later.renewed, later.silent) == (frozenset("a"), frozenset("b"))
     renewed("b", 26.0, 27.0)
     assert leases.heard(0.0, 27.0) == first
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_kept_of_who_was_heard_is_what_looking_again_would_say(seed: int) -> None:
+    """Renewals, silences, leases that come and go, and outages, in any order."""
+    chance, leases = random.Random(seed), Leases()
+    now = since = heard_at = 0.0
+    there: dict[str, int] = {}
+    for _ in range(400):
+        now += chance.choice((0.1, 1.0, 5.0, 30.0))
+        name = f"n{chance.randrange(5)}"
+        old = {"metadata": {"name": name}, "spec": {"renewTime": str(there.get(name))}} if name in there else None
+        kind = chance.random()
+        if kind < 0.1:
+            since = now
+        elif kind < 0.2 and old is not None:
+            del there[name]
+            leases.changed(old, None, now)
+        elif kind < 0.8:
+            there[name] = there.get(name, 0) + chance.choice((0, 1))
+            leases.changed(old, {"metadata": {"name": name}, "spec": {"renewTime": str(there[name])}}, now)
+        heard_at = max(heard_at, now - chance.choice((0.0, 0.0, 3.0)))  # what was heard stays heard
+        anew = Leases()
+        anew._known, anew._renewals = leases._known, leases._renewals
+        assert leases.heard(since, heard_at) == anew.heard(since, heard_at)
