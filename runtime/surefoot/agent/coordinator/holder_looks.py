@@ -81,7 +81,9 @@ class HolderLooks:
                 return LookOutcome()
             holder.seal(request.epoch)
             manifests = holder.manifests()
-            return LookOutcome(reading=_told(request, endpoint, manifests, _layouts(holder, manifests, request.layouts)))
+            return LookOutcome(
+                reading=_told(request, endpoint, manifests, _layouts(holder, manifests, request.layouts))
+            )
         except Exception as error:  # noqa: BLE001  an answer in any case: who asked decides from it
             return LookOutcome(str(error) or type(error).__name__)
         finally:
