@@ -82,6 +82,15 @@ class Api:
             if error.code != 409:
                 raise ClusterError(f"POST {path}: {error.code} {error.read().decode()[-500:]}") from None
 
+    def found(self, path: str) -> dict[str, Any]:
+        """The object, empty where there is none: one question, for it may go between two."""
+        try:
+            return dict(self.call("GET", path))
+        except HTTPError as error:
+            if error.code != 404:
+                raise
+            return {}
+
     def answers(self, path: str = "/readyz") -> bool:
         """Whether the server is up and says so."""
         try:

@@ -188,7 +188,7 @@ def test_a_frozen_leader_is_followed_and_leads_no_more_when_it_thaws(
 def lease_of(api: Api, shard: int) -> dict[str, Any]:
     """Its spec; empty: there is none."""
     path = f"{LEASE}{f'-shard-{shard}' if shard else ''}"
-    return dict(api.call("GET", path)["spec"]) if api.answers(path) else {}
+    return dict(api.found(path).get("spec", {}))
 
 
 def term_of(api: Api, shard: int) -> tuple[str, int]:

@@ -134,8 +134,7 @@ def condition(api: Api, kind: str = "PodsScheduled") -> dict[str, Any]:
 
 
 def group(api: Api) -> dict[str, Any]:
-    found: dict[str, Any] = api.call("GET", GROUP) if api.answers(GROUP) else {}
-    return found
+    return api.found(GROUP)
 
 
 def events(api: Api, reason: str) -> list[str]:

@@ -11,7 +11,7 @@ from itertools import islice
 
 from surefoot_operator.observed import SessionSeen, WorkerSeen
 from surefoot_operator.policy.availability import usable, vacate_reason
-from surefoot_operator.policy.facts import Facts, derived_once
+from surefoot_operator.policy.facts import Facts, derived_once, is_responsive
 from surefoot_operator.policy.failure.pair_trials import is_awaited
 from surefoot_operator.policy.failure.sick_nodes import found_sick
 from surefoot_operator.policy.indexes import worker_id
@@ -57,14 +57,16 @@ def newest_workers(facts: Facts) -> Mapping[int, WorkerSeen]:
 
 @derived_once
 def newest_attempts(facts: Facts) -> list[SessionSeen]:
-    """One agent per wanted index: the newest attempt that is connected.
+    """One agent per wanted index: the newest attempt that is heard.
 
-    One that is made beside another, to take its place, counts once it is warm.
+    One that is made beside another, to take its place, counts once it is warm; no longer once its pod is gone, or nothing is
+    heard of it: the line to a machine that lost its power may stand, and its agent would hide the one that lives.
     """
     newest_of: dict[int, SessionSeen] = {}
     wanted = wanted_indexes(facts)
     for session in sorted(facts.sessions.values(), key=lambda s: s.attempt):
-        if session.connected and session.index in wanted:
+        there = worker_id(session) in facts.workers and is_responsive(facts, session)
+        if there and session.index in wanted:
             known = newest_of.get(session.index)
             if known is None or session.warm or not (known.warm and vacate_reason(facts, known.node)):
                 newest_of[session.index] = session

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from support.builders import BEGAN, running, session, with_node, with_session, worker
 from surefoot_operator.api.status import World
 from surefoot_operator.observed import NodeSeen, Observed
@@ -71,6 +73,18 @@ def test_the_new_world_has_the_worker_on_the_other_node() -> None:
 
 def test_a_claim_meanwhile_takes_the_old_one_while_the_new_one_is_not_warm() -> None:
     assert members(claimed(beside(sick(), warm=False))) == [(0, 1), (1, 1), (2, 1)]
+
+
+@pytest.mark.parametrize("ghost", ["its pod is deleted", "its machine lost its power"])
+def test_a_second_one_that_died_without_a_word_hides_not_the_first(ghost: str) -> None:
+    """Of a machine that loses its power nobody closes the line: its agent counts as connected, and is not heard."""
+    seen = claimed(beside(sick(), warm=True))
+    if ghost == "its pod is deleted":
+        seen = replace(seen, workers=tuple(w for w in seen.workers if w.attempt == 1))
+    else:
+        silent = tuple(replace(s, heard_seconds=NOW - 30) if s.attempt == 2 else s for s in seen.sessions)
+        seen = replace(seen, sessions=silent)
+    assert members(seen) == [(0, 1), (1, 1), (2, 1)]
 
 
 def test_an_elastic_job_moves_with_fewer_workers_after_a_while() -> None:
