@@ -15,6 +15,7 @@ from surefoot.drain import slots
 from surefoot.protocol.completeness import watermark
 from surefoot.protocol.identities import HolderEndpoint, WorkerId
 from surefoot.protocol.messages import PromoteSave
+from surefoot.protocol.wire import OLDEST
 from surefoot_operator.coordinator import order_requests
 from surefoot_operator.coordinator.orders import Orders
 from surefoot_operator.observed_tiers import HolderSeen
@@ -95,10 +96,11 @@ LIVENESS = (
     Mutation("a listing that takes long is given up and begun again",
              patches=((choices, "LISTING_SECONDS", 10.0), (order_requests, "MOST_LISTINGS", 0)), settings=LOST_LISTINGS),
     Mutation("what silent holders may have is waited for without limit",
-             patches=((restore_point, "_worth_waiting", constant(1e9)),), settings=UNSEEN),
+             patches=((restore_point, "_worth_waiting", constant(1e9)),), settings=replace(UNSEEN, version=OLDEST)),
     Mutation("lost sight is lost data",
              patches=((restore_point, "most_unseen", constant([])), (restore_point, "living", constant("")),
-                      (sight, "living", constant("")), (restore_point, "answers_awaited", constant(0.0))), settings=BLIND),
+                      (sight, "living", constant("")), (restore_point, "answers_awaited", constant(0.0))),
+             settings=replace(BLIND, version=OLDEST)),  # later agents read in the operator's place what it lost sight of
     Mutation("holders out of the operator's sight are taken from agents", patches=((sight, "usable_holders", _answering),),
              settings=UNSEEING),
     Mutation("an older epoch's saves keep their slots", patches=((slots, "EpochBegun", lambda _: slots.Tick(0.0)),),
