@@ -107,7 +107,7 @@ class InstantHolders:
     def seen(self) -> tuple[HolderSeen, ...]:
         return self._seen
 
-    def usable(self, epoch: int) -> UsableHolders:
+    def usable(self, epoch: int, sights: object) -> UsableHolders:
         return UsableHolders(tuple(h.endpoint for h in self._seen if (h.fence or 0) >= epoch))
 
     def seal(self, holder: HolderId, epoch: int) -> bool:
@@ -120,7 +120,7 @@ class InstantHolders:
 
     def rest(self, status: JobStatus) -> None: ...
 
-    async def covers(self, listed: Sequence[object], layouts: Mapping[str, str]) -> Covers:
+    async def covers(self, listed: Sequence[object], layouts: Mapping[str, str], holders: object) -> Covers:
         return COVERED
 
     async def drop(self, drops: object, epoch: int, seconds: float) -> None: ...

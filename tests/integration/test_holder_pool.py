@@ -52,7 +52,7 @@ class Fleet:
 
     async def ready(self) -> None:
         await until(
-            lambda: all(len(job.usable(1).endpoints) == len(self.servers) for job in self.jobs),
+            lambda: all(len(job.usable(1, {}).endpoints) == len(self.servers) for job in self.jobs),
             "every job has every holder",
         )
 
@@ -109,7 +109,7 @@ async def test_a_holder_that_is_frozen_keeps_no_other_from_being_sealed(fleet: F
     os.kill(fleet.servers[0].process.pid, signal.SIGSTOP)
     fleet.follow(JobStatus(world=world(2, "Claimed")))
     for job in fleet.jobs:
-        for endpoint in job.usable(1).endpoints:
+        for endpoint in job.usable(1, {}).endpoints:
             job.seal(endpoint.holder, 2)
 
     def sealed() -> bool:
@@ -128,7 +128,7 @@ async def test_an_index_that_did_not_change_is_read_to_the_same_entries(fleet: F
     fleet.follow(JobStatus(world=world(1)))
     await fleet.ready()
     job = fleet.jobs[0]
-    where = job.usable(1).endpoints[0]
+    where = job.usable(1, {}).endpoints[0]
     client = HolderClient(where, "uid-0", Credentials("job-0", "word"))
     kept = saved(client, 1, 10)
 

@@ -125,8 +125,8 @@ async def test_a_holder_is_provisioned_with_the_fence_before_anybody_hears_of_it
     stand.follow(world=world(3))
     where = await stand.ready()
     assert stand.seen().fence == 3
-    assert stand.tier.usable(3).endpoints == (where,)
-    assert stand.tier.usable(4).endpoints == ()
+    assert stand.tier.usable(3, {}).endpoints == (where,)
+    assert stand.tier.usable(4, {}).endpoints == ()
     client = stand.client(where)
     manifest = saved(client, 3, 10)
     with pytest.raises(Fenced):
@@ -264,15 +264,17 @@ async def test_layouts_are_read_once_and_checked_to_cover_every_tensor(stand: St
     client = stand.client(where)
     saved(client, 1, 10)
     await stand.comes(lambda: len(stand.seen().entries) == 1, "the save is read")
-    assert await stand.tier.covers((), {}) == {frozenset({DIGEST}): True}
+    assert await stand.tier.covers((), {}, stand.tier.seen()) == {frozenset({DIGEST}): True}
     saved(client, 1, 20, rank=0, world_size=2)
     saved(client, 1, 20, rank=1, world_size=2)
     half = Layout((TensorLayout("v", "float32", (4,), (Piece((0,), (2,), (2,), 0),)),), (0,), 8)
     other = xxhash.xxh3_64_hexdigest(half.to_json().encode())
     listed = RankManifest(RankSave(1, 30, 0), 1, "i", other, 8, 1, "d", 8, "v", 2, 0.0)
-    assert frozenset({other}) not in await stand.tier.covers((listed,), {})
-    assert frozenset({other}) not in await stand.tier.covers((listed,), {other: half.to_json() + " "})
-    assert (await stand.tier.covers((listed,), {other: half.to_json()}))[frozenset({other})] is False
+    assert frozenset({other}) not in await stand.tier.covers((listed,), {}, stand.tier.seen())
+    assert frozenset({other}) not in await stand.tier.covers(
+        (listed,), {other: half.to_json() + " "}, stand.tier.seen()
+    )
+    assert (await stand.tier.covers((listed,), {other: half.to_json()}, stand.tier.seen()))[frozenset({other})] is False
     client.close()
 
 

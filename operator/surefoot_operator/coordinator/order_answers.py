@@ -146,7 +146,7 @@ def _listed(orders: Orders, order: Request, gathered: PartialListing) -> Orders:
         entries = tuple(replace(m, save=replace(m.save, epoch=-m.save.epoch)) for m in entries)
     if older is None and _is_past(order, orders):
         # asked for again once, and not for each holder that was read meanwhile
-        return replace(orders, persistent=replace(orders.persistent, read_epoch=None, asked_seconds=None))
+        return void_listing(orders)
     seen = PersistentSeen(order.epoch, entries, order.asked_seconds, older_job=older, left_out=found.left_out)
     seen = replace(seen, unjudged=seen.unreadable_checkpoints(older is not None))
     named = {m.layout for m in entries}

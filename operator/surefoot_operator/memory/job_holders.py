@@ -29,8 +29,8 @@ from surefoot_operator.memory.holder_place import HolderPlace
 from surefoot_operator.memory.holder_pool import HolderPool
 from surefoot_operator.memory.holder_probe import HolderProbe
 from surefoot_operator.memory.orphaned_keys import orphaned_keys
-from surefoot_operator.observed_tiers import HolderSeen
-from surefoot_operator.policy.failure.holder_liveness import UsableHolders, usable_holders
+from surefoot_operator.observed_tiers import HolderSeen, SightSeen
+from surefoot_operator.policy.failure.holder_liveness import UsableHolders, usable_holders, with_proxied
 
 log = logging.getLogger(__name__)
 _Found = Mapping[RankSave, tuple[str, ...]]
@@ -124,9 +124,13 @@ class JobHolders:
                 known[endpoint.holder] = self._unheard(endpoint)
         return tuple(known[holder] for holder in sorted(known, key=HOLDER_ORDER))
 
-    def usable(self, epoch: int) -> UsableHolders:
-        """Lists holders that agents of `epoch` may save to."""
-        return usable_holders(self.seen(), self._status.named_holders, epoch)
+    def usable(self, epoch: int, sights: Mapping[HolderId, SightSeen]) -> UsableHolders:
+        """Lists holders that agents of `epoch` may save to, or read.
+
+        `sights`: what agents saw of those that are silent.
+        """
+        seen, named = self.seen(), self._status.named_holders
+        return with_proxied(usable_holders(seen, named, epoch), seen, named, sights, epoch)
 
     def seal(self, holder: HolderId, epoch: int) -> bool:
         """Starts to seal this holder and read its index.
@@ -145,15 +149,15 @@ class JobHolders:
         self,
         persistent: Sequence[RankManifest],
         layouts: Mapping[str, str],
-        holders: Sequence[HolderSeen] | None = None,
+        holders: Sequence[HolderSeen],
     ) -> Covers:
         """Whether each needed set of layouts covers every tensor once.
 
-        Sets that are not known yet are left out. `holders`: as the plan sees them; None: as they are seen here.
+        Sets that are not known yet are left out. `holders`: as the plan sees them.
         """
         self._learn(layouts)
         # summarised once for the same indexes and listing: a round in which an agent spoke looks at none of them
-        read = [h for h in (self.seen() if holders is None else holders) if h.state in ("Ready", "Proxied")]
+        read = [h for h in holders if h.state in ("Ready", "Proxied")]
         key = (persistent, *((h.endpoint.holder, h.entries) for h in read))
         if not _is_same(key, self._wanted[0]):
             entries = {h.endpoint.holder: h.entries for h in read}

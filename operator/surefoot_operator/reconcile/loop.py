@@ -25,7 +25,6 @@ from surefoot_operator.fabric.interface import FabricSeen
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy.actions import Event, SetFinalizer
 from surefoot_operator.policy.check import check
-from surefoot_operator.policy.failure.holder_liveness import with_proxied
 from surefoot_operator.policy.lifecycle.idle import is_idle
 from surefoot_operator.policy.lifecycle.invalid_spec import accepted, refused
 from surefoot_operator.policy.maintenance.drops_under_way import Going
@@ -265,11 +264,10 @@ class Reconciler:
             dependencies.memory.follow(shown.holders, status, resting, size_limit_bytes)
         epoch = status.world.epoch if status.world is not None else 0
         replicas = shown.job.spec.checkpoint.memory.replicas
-        sights, holders = dependencies.channel.sessions.orders.sights, dependencies.memory.seen
-        usable = with_proxied(dependencies.memory.usable(epoch), holders(), status.named_holders, sights, epoch)
+        usable = dependencies.memory.usable(epoch, dependencies.channel.sessions.orders.sights)
         token = dependencies.epoch_token(epoch)
         before = self._desired.scope if self._desired is not None else None
-        scope = scope_after(before, status, holders)
+        scope = scope_after(before, status, dependencies.memory.seen)
         self._desired = desired_state_after(self._desired, status, usable, replicas, token, scope)
         dependencies.channel.rule(self._desired)
 

@@ -9,8 +9,6 @@ says so.
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import signal
 import time
 from collections.abc import Iterator
@@ -18,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from surefoot.linux_process import ProcessIdentity, is_alive, send
+from surefoot_operator.fabric.processes.run_folder import write_json
 
 _NEEDS_SECONDS = 5.0
 """A trainer that makes steps needs a page at once; one that waits for so long may never."""
@@ -50,7 +49,7 @@ class MemoryKills:
         except OSError as error:
             _stand_in(process, word, f"no memory group can be made: {error.strerror or error}")
             return
-        _tell(word, {"group": str(group), "stands_in": ""})
+        write_json(word, {"group": str(group), "stands_in": ""}, durable=False)
         self._confined.append(_Confined(process, group, word, time.monotonic() + _NEEDS_SECONDS))
         try:
             (group / "cgroup.procs").write_text(str(process.pid))
@@ -119,11 +118,5 @@ def _places(groups: Path, own: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _stand_in(process: ProcessIdentity, word: Path, why: str) -> None:
-    _tell(word, {"group": "", "stands_in": why})
+    write_json(word, {"group": "", "stands_in": why}, durable=False)
     send(process, signal.SIGKILL)
-
-
-def _tell(word: Path, said: dict[str, str]) -> None:
-    scratch = word.with_name(f".{word.name}.{os.getpid()}")
-    scratch.write_text(json.dumps(said), encoding="utf-8")
-    os.rename(scratch, word)
