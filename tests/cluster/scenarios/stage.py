@@ -142,9 +142,12 @@ class Stage:
 
     def wait_release(self, job: Job, rounds: set[str | None]) -> None:
         """Until every pod of operator and memory tier is of that release, and the job is as well as before."""
-        job.wait(
-            f"every pod is of release {rounds}", lambda: answered(lambda: self.installed.rounds() == rounds), 180.0
-        )
+        try:
+            job.wait(
+                f"every pod is of release {rounds}", lambda: answered(lambda: self.installed.rounds() == rounds), 180.0
+            )
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.installed.log_of_operators()}") from error
         self.installed.wait_ready()
         job.wait("its checkpoint is protected", job.is_protected)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from support.builders import BEGAN, endpoint, holder, running
+from support.builders import BEGAN, endpoint, holder, running, with_holder
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.lineage import LineageEntry
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
@@ -15,6 +15,7 @@ from surefoot_operator.observed import Observed
 from surefoot_operator.observed_tiers import PersistentSeen
 from surefoot_operator.policy.actions import CleanMemory, ListPersistentTier, LookAround, Plan, SealHolder
 from surefoot_operator.policy.check import check
+from surefoot_operator.policy.maintenance.rollout import safety
 from surefoot_operator.policy.plan import plan
 from surefoot_operator.policy.world.total_loss import LATE_UPLOAD_SECONDS
 
@@ -195,3 +196,18 @@ def test_a_holder_that_was_given_up_for_newer_steps_is_waited_for_once_the_other
     assert any(isinstance(a, LookAround) for a in waiting.actions)
     known_gone = tuple(h for h in silent if h.endpoint.holder.node != "n0")
     assert decided(replace(seen, holders=known_gone)).status.phase == "Failed"
+
+
+def test_what_is_lost_holds_up_no_upgrade_of_the_memory_tier() -> None:
+    seen = lost()
+    answer = safety(seen, decided(seen).status, None)
+    assert answer.safe, answer.reason
+    assert answer.nodes == {"n0", "n1", "n2"}, "each was read, and has nothing"
+
+
+def test_what_a_holder_that_is_away_may_have_is_not_lost_by_an_upgrade() -> None:
+    seen = with_holder(lost(ago=3600), "n0", state="Silent", since_seconds=NOW - 3600, read_epoch=None)
+    seen = replace(seen, sessions=())
+    status = decided(seen).status
+    assert condition(status) is not None, "nobody knows of it that it lives"
+    assert not safety(seen, status, None).safe, "other ranks' parts, of use with what it has, are kept"
