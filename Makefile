@@ -35,8 +35,10 @@ system: # tests want a redis-server of 7 beside the 6.2 of the wheel, and Promet
 # Tests are safe side by side: each tier runs in so many processes. `loadscope` keeps a module's tests in one of them, and with
 # it the worlds of ranks and servers that they share. Real trainers wait more than they compute, so one more of those.
 WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
-PYTEST = $(BIN)/pytest -n $(WORKERS) --dist
-PYTEST_WAITING = $(BIN)/pytest -n $$(($(WORKERS) + 1)) --dist
+# the slowest are named: all tiers together are to stay under 40 minutes
+SLOWEST = --durations=15 --durations-min=5
+PYTEST = $(BIN)/pytest $(SLOWEST) -n $(WORKERS) --dist
+PYTEST_WAITING = $(BIN)/pytest $(SLOWEST) -n $$(($(WORKERS) + 1)) --dist
 
 .PHONY: test
 # what S3's and the cluster's tests need is compiled beside all others; where it cannot be, they say why
@@ -132,7 +134,7 @@ cluster-status: $(VENV)/.ready ## what of it is there, and how it is
 .PHONY: test-cluster
 test-cluster: $(VENV)/.ready ## the cluster itself, then CRD, operator, chart and every fault on one of its own (build/cluster.json)
 	$(CLUSTER) run --nodes 0 -- $(BIN)/pytest tests/cluster/test_tool.py
-	$(CLUSTER) run -- $(BIN)/pytest -m "not long" tests/cluster --ignore=tests/cluster/test_tool.py
+	$(CLUSTER) run -- $(BIN)/pytest $(SLOWEST) -m "not long" tests/cluster --ignore=tests/cluster/test_tool.py
 
 .PHONY: bench-cluster
 bench-cluster: $(VENV)/.ready ## medians of five of the main faults, and stock Kubernetes beside them; 25 minutes (build/cluster.json)
