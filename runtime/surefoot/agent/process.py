@@ -17,9 +17,9 @@ from pathlib import Path
 
 from surefoot.agent import events as on
 from surefoot.agent.coordinator import credentials as identity
-from surefoot.agent.coordinator import leaderless as keeping
 from surefoot.agent.coordinator.addresses import begun
 from surefoot.agent.coordinator.coordinator_client import AgentRefused, CoordinatorClient
+from surefoot.agent.coordinator.leaderless import LeaderlessCollector
 from surefoot.agent.coordinator.requests import CoordinatorRequests, SaveLocations
 from surefoot.agent.health.join_check import JoinCheck, ProbeProcess
 from surefoot.agent.health.node_checks import node_checks
@@ -114,6 +114,9 @@ class AgentProcess:
         )
         places = SaveLocations(self.staging.open_tier, self.staging.holders, self.staging.partly_told)
         self._unexpected = UnexpectedErrors()
+        self._collector = LeaderlessCollector(
+            settings.job, lambda: self.state, self._line.away_seconds, self._unexpected
+        )
         checks = node_checks((logs,))
         if settings.pre_join_check != "Off":
             checks.append(JoinCheck(settings.node, logs.parent, settings.pre_join_check == "Enforce", probe))
@@ -133,7 +136,7 @@ class AgentProcess:
         self._starter.start()
         self.spawn(self._talk())
         self.spawn(self._tick())
-        self.spawn(self._keep())
+        self.spawn(self._collector.run())
         self.spawn(self._requests.run())
         self.spawn(self._requests.run_looks())
         self.spawn(self._node.run())
@@ -349,32 +352,6 @@ class AgentProcess:
             await asyncio.sleep(pause)
             self._orphans.reap()
             self.dispatch(on.Ticked(time.monotonic()))
-
-    async def _keep(self) -> None:
-        """Looks after the memory tier while no coordinator does, or none reaches it."""
-        unseen_since: float | None = None
-        while True:
-            await asyncio.sleep(keeping.ROUND_SECONDS)
-            now, unseen = time.monotonic(), self.state.assign is not None and self.state.assign.unseen
-            unseen_since = (unseen_since or now) if unseen else None
-            away = max(self._line.away_seconds(), now - unseen_since if unseen_since is not None else 0.0)
-            assign = keeping.epoch_in_charge(self.state, away)
-            if assign is not None:
-                try:
-                    kept = await asyncio.to_thread(keeping.collect, assign, self._settings.job, self.state.progress)
-                except Exception as error:  # noqa: BLE001  the next round may do better
-                    self._unexpected.record("looking after the memory tier", error)
-                    continue
-                _log.info(
-                    "no coordinator reaches the holders: this agent moved the watermark to %s and dropped %d old saves from the holders",
-                    kept.watermark,
-                    kept.dropped,
-                    extra={"epoch": assign.epoch},
-                )
-                for problem in kept.problems:
-                    _log.warning(
-                        "no coordinator reaches the holders, and one failed during garbage collection: %s", problem
-                    )
 
     def spawn(self, work: Coroutine[object, object, None]) -> None:
         self._tasks.start(work)

@@ -6,7 +6,13 @@ with the lowest place. Called by `agent.process`.
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
 from surefoot.agent.state_machine import AgentState
+from surefoot.agent.unexpected_errors import UnexpectedErrors
 from surefoot.drain.leaderless_gc import GcResult, GcScope, collect_garbage
 from surefoot.holder.client import HolderClient
 from surefoot.holder.connection import account_of
@@ -19,6 +25,7 @@ from surefoot.settings import JobSettings
 AWAY_SECONDS = 30.0
 """How long the coordinator must be away: a restarted one takes its work up again long before."""
 ROUND_SECONDS = 10.0
+_log = logging.getLogger(__name__)
 
 
 def epoch_in_charge(state: AgentState, away_seconds: float) -> Assign | None:
@@ -73,3 +80,49 @@ def collect(assign: Assign, job: JobSettings, progress: Progress) -> GcResult:
     finally:
         for client in clients.values():
             client.close()
+
+
+class LeaderlessCollector:
+    """Collects garbage in rounds while this agent is in charge.
+
+    `away_seconds`: how long no coordinator was heard. One that is heard and reaches no holder itself counts as away, too.
+    """
+
+    def __init__(
+        self,
+        job: JobSettings,
+        state: Callable[[], AgentState],
+        away_seconds: Callable[[], float],
+        unexpected: UnexpectedErrors,
+    ) -> None:
+        self._job, self._state, self._away_seconds, self._unexpected = job, state, away_seconds, unexpected
+        self._unseen_since: float | None = None
+
+    async def run(self) -> None:
+        """Looks every ten seconds, until cancelled."""
+        while True:
+            await asyncio.sleep(ROUND_SECONDS)
+            assign = epoch_in_charge(self._state(), self._alone_seconds(time.monotonic()))
+            if assign is not None:
+                await self._collect(assign)
+
+    def _alone_seconds(self, now: float) -> float:
+        assign = self._state().assign
+        unseen = assign is not None and assign.unseen
+        self._unseen_since = (self._unseen_since or now) if unseen else None
+        return max(self._away_seconds(), now - self._unseen_since if self._unseen_since is not None else 0.0)
+
+    async def _collect(self, assign: Assign) -> None:
+        try:
+            kept = await asyncio.to_thread(collect, assign, self._job, self._state().progress)
+        except Exception as error:  # noqa: BLE001  the next round may do better
+            self._unexpected.record("looking after the memory tier", error)
+            return
+        _log.info(
+            "no coordinator reaches the holders: this agent moved the watermark to %s and dropped %d old saves from the holders",
+            kept.watermark,
+            kept.dropped,
+            extra={"epoch": assign.epoch},
+        )
+        for problem in kept.problems:
+            _log.warning("no coordinator reaches the holders, and one failed during garbage collection: %s", problem)
