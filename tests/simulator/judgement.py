@@ -23,7 +23,7 @@ from simulator import failing, pace_watch, sickness
 from simulator.settings import Settings
 from simulator.world import Outcome, simulate
 
-HANGING = Settings(nodes=6, workers=3, least_workers=2, steps=200, interval=5, step_seconds=0.1, faults=2, fault_span_seconds=60.0,
+HANGING = Settings(nodes=6, workers=3, least_workers=2, steps=400, interval=5, step_seconds=0.1, faults=2, fault_span_seconds=40.0,
                    kinds=("trainer hangs",), persistent_interval=None, holder_return_seconds=5.0)  # fmt: skip
 SICK = Settings(nodes=4, workers=3, least_workers=2, steps=160, interval=50, faults=3, fault_span_seconds=8.0,
                 kinds=tuple(sickness.KINDS))  # fmt: skip
