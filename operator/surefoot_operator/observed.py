@@ -99,7 +99,7 @@ class NodeSeen:
     remark: str = ""
     """What others say of it that is too little to leave it."""
     doubt: str = ""
-    """What says that it is gone, where that is said of most nodes at once and the observer is the likelier fault."""
+    """What says that it is gone, where its observer may only not have heard it. Of one that is ready: it is said of most nodes at once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from support.fakes.fake_coordinator import all_gone, descendants
+from surefoot.agent.health import pair_check
 from surefoot.agent.health.pair_check import PairCheck
 from surefoot.launcher.start import Starter
 from surefoot.node_probe.pair_trial import CALL_SECONDS, MEETING_SECONDS
@@ -135,6 +137,21 @@ async def test_a_way_that_is_blocked_fails_within_its_time(pair: Pair) -> None:
     assert "did not come" in host.text
     assert pair.host.notices[before:] == [], "who waits in vain may have been stood up"
     assert asyncio.get_running_loop().time() - began < 3 * (MEETING_SECONDS + CALL_SECONDS)
+
+
+async def test_who_stood_still_blames_nobody(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by the simulator: a node that froze in one trial, and behind a broken way to another node, was taken for sick."""
+    monkeypatch.setattr(pair_check, "STILL_SECONDS", 0.2)
+    await pair.begin(store="127.0.0.1:9")
+    async with asyncio.timeout(SECONDS):
+        while not all(  # noqa: ASYNC110  # no event tells of a process's children
+            descendants(one) - {one} for side in (pair.host, pair.guest) for one in side.starter.own()
+        ):
+            await asyncio.sleep(0.01)
+    time.sleep(1.0)  # noqa: ASYNC251  # what is tried is a process that does not run
+    host, guest = await pair.verdicts()
+    assert (host.verdict, guest.verdict) == ("unknown", "unknown")
+    assert "this node stood still for 1 s" in guest.text
 
 
 async def test_who_is_called_off_proves_nothing_and_leaves_no_process(pair: Pair) -> None:

@@ -26,7 +26,18 @@ Action = Callable[..., None]
 class Process:
     """Something that runs at a site and can be killed or frozen. A restart is another Process."""
 
-    __slots__ = ("alive", "backlog", "busy_until", "frozen", "lines", "name", "silent", "site", "thawed_at")
+    __slots__ = (
+        "alive",
+        "backlog",
+        "busy_until",
+        "frozen",
+        "frozen_at",
+        "lines",
+        "name",
+        "silent",
+        "site",
+        "thawed_at",
+    )
 
     def __init__(self, name: str, site: str) -> None:
         self.name = name
@@ -34,7 +45,7 @@ class Process:
         self.alive = True
         self.frozen = False
         self.busy_until = 0.0  # its one thread computes until then, and hears nothing
-        self.thawed_at = 0.0
+        self.frozen_at = self.thawed_at = 0.0
         self.silent = False  # died without a word: its machine is gone, nobody gets a reset
         self.backlog: list[tuple[Action, tuple[Any, ...]]] = []
         self.lines: list[Line] = []
@@ -88,7 +99,8 @@ class Engine:
             line.die(process)
 
     def freeze(self, process: Process) -> None:
-        process.frozen = True
+        if not process.frozen:
+            process.frozen, process.frozen_at = True, self.now
 
     def thaw(self, process: Process) -> None:
         if not process.frozen:

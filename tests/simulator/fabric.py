@@ -18,6 +18,7 @@ from surefoot.agent import events as on
 from surefoot.agent.state import Departure
 from surefoot.protocol.identities import HolderEndpoint, HolderId
 from surefoot.protocol.node_findings import NodeFinding
+from surefoot_operator.fabric.kubernetes.nodes import without_mass_doubt
 from surefoot_operator.observed import NodeSeen, WorkerSeen
 from surefoot_operator.policy.actions import CreateWorker, DeleteWorker
 
@@ -67,6 +68,8 @@ class Node:
     """The reason that a trial which fails gives."""
     cordoned: bool = False
     """No pod is put here any more."""
+    doubted_until: float = 0.0
+    """Until then the cluster calls it silent, though it lives: it was away itself, and hears one node after another again."""
     pods: list[Pod] = field(default_factory=list)
     """What really runs here, whatever the API says."""
 
@@ -80,8 +83,6 @@ class Fabric:
         self.unkind_until = 0.0
         self.answers: Literal["at once", "no", "late", "never", "away"] = "at once"
         """How it answers whoever wants a worker made or deleted; `never`: it does so all the same."""
-        self.doubted_until = 0.0
-        """Until then the cluster calls every node silent, though they live: it was away itself."""
         self._past: tuple[tuple[WorkerSeen, ...], tuple[NodeSeen, ...]] | None = None
         for node in self.nodes.values():
             self._start_holder(node)
@@ -105,10 +106,11 @@ class Fabric:
     def seen_nodes(self) -> tuple[NodeSeen, ...]:
         if self._past is not None:
             return self._past[1]
-        doubt = "its kubelet was not heard" if self.engine.now < self.doubted_until else ""
-        return tuple(
-            NodeSeen(n.name, n.name, n.ready, not n.cordoned, signal=n.signal, doubt=doubt) for n in self.nodes.values()
-        )
+        return without_mass_doubt(self._seen(node) for node in self.nodes.values())
+
+    def _seen(self, node: Node) -> NodeSeen:
+        doubt = "its kubelet was not heard" if node.ready and self.engine.now < node.doubted_until else ""
+        return NodeSeen(node.name, node.name, node.ready, not node.cordoned, signal=node.signal, doubt=doubt)
 
     def free_nodes(self) -> int:
         return len(self._free())

@@ -106,12 +106,13 @@ def _go_away(simulation: Simulation, duration: float) -> None:
 
     def back() -> None:
         store.away, fabric.answers = False, "at once"
-        fabric.doubted_until = engine.now + engine.rng.uniform(2.0, 20.0)
         fabric.stand_still(False)
-        engine.say("the API is back, and calls every node silent until {:.1f}", fabric.doubted_until)
+        for node in fabric.nodes.values():
+            node.doubted_until = engine.now + engine.rng.uniform(2.0, 20.0)
+            engine.say("the API is back, and calls {} silent until {:.1f}", node.name, node.doubted_until)
+            simulation.faults_until = max(simulation.faults_until, node.doubted_until)
+            later(simulation, node.doubted_until - engine.now, simulation.changed)
         simulation.changed()
-        simulation.faults_until = max(simulation.faults_until, fabric.doubted_until)
-        later(simulation, fabric.doubted_until - engine.now, simulation.changed)
 
     later(simulation, seconds, back)
     simulation.faults_until = max(simulation.faults_until, engine.now + seconds + 20.0)

@@ -11,6 +11,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Literal
 
 from simulator.readiness import ready_at
+from surefoot.agent.health.pair_check import STILL_SECONDS
 from surefoot.protocol.pair_messages import PairResult, PairStore, PairTrial
 from surefoot_operator.observed import Observed, SessionSeen
 from surefoot_operator.policy.actions import Plan
@@ -32,6 +33,7 @@ class PairPart:
     def __init__(self, agent: Agent) -> None:
         self._agent, self._watch = agent, agent.simulation.join_watch.pairs
         self._trial: PairTrial | None = None
+        self._asked_at = 0.0
         self._said: list[PairStore | PairResult] = []
         self.met = False
 
@@ -42,6 +44,7 @@ class PairPart:
             return
         self._trial, self._said, self.met = trial, [], False
         engine = self._agent.engine
+        self._asked_at = engine.now
         engine.after(engine.rng.uniform(0.02, 0.3), self._agent.process, self._begin, trial)
 
     def stop(self) -> None:
@@ -75,7 +78,11 @@ class PairPart:
 
     def _answer(self, trial: PairTrial, verdict: Verdict) -> None:
         if self._agent.node != self._watch.mute and not any(isinstance(one, PairResult) for one in self._said):
-            self._tell(trial, PairResult(trial.request, verdict, "of a test"))
+            self._tell(trial, PairResult(trial.request, "unknown" if self._stood_still() else verdict, "of a test"))
+
+    def _stood_still(self) -> bool:
+        process = self._agent.process
+        return process.thawed_at >= self._asked_at and process.thawed_at - process.frozen_at > STILL_SECONDS
 
     def _tell(self, trial: PairTrial, message: PairStore | PairResult) -> None:
         if self._trial is not None and trial.request == self._trial.request:

@@ -54,7 +54,7 @@ class SpareWatch:
             self.taken += 1
             engine = self._simulation.engine
             engine.after(
-                REPLACED_SECONDS, engine.environment, self._judge_pods, new.epoch, len(self._simulation.operators)
+                REPLACED_SECONDS, engine.environment, self._judge_pods, new.epoch, len(self._simulation.operators), {}
             )
 
     def _judge_ranks(self, old: World, new: World) -> None:
@@ -65,12 +65,13 @@ class SpareWatch:
             if before.get(member.incarnation, place) != place:
                 self._simulation.oracle.fail(f"worker {member.index} changes its rank though the world keeps its size")
 
-    def _judge_pods(self, epoch: int, operators: int) -> None:
+    def _judge_pods(self, epoch: int, operators: int, before: dict[int, int]) -> None:
+        """`before`: attempts of the workers that were missing at the last look; one may have died a moment ago."""
         simulation = self._simulation
         engine, world, fabric = simulation.engine, simulation.store.status.world, simulation.fabric
         if engine.now < fabric.unkind_until + REPLACED_SECONDS:  # what was refused is asked for again after a pause
             left = fabric.unkind_until + REPLACED_SECONDS - engine.now
-            engine.after(left, engine.environment, self._judge_pods, epoch, operators)
+            engine.after(left, engine.environment, self._judge_pods, epoch, operators, {})
             return
         moved = world is None or world.epoch != epoch or operators != len(simulation.operators)
         quiet = fabric.answers == "at once" and not simulation.store.unkind and simulation.operators[-1].process.running
@@ -78,9 +79,21 @@ class SpareWatch:
             return
         if any(rank.done for rank in simulation.ranks_of(epoch)):
             return  # a world that has finished needs no spare
-        wanted = simulation.settings.workers + simulation.settings.spares
-        there = {p.index for p in fabric.pods.values() if not p.over}
-        if len(there) < wanted:
+        missing = self._missing()
+        if missing.items() & before.items():
+            wanted = simulation.settings.workers + simulation.settings.spares
             self._simulation.oracle.fail(
-                f"{len(there)} of {wanted} workers are there, {REPLACED_SECONDS:g} s after a spare was taken"
+                f"{wanted - len(missing)} of {wanted} workers are there, {REPLACED_SECONDS:g} s after a spare was taken"
             )
+        elif missing:
+            engine.after(REPLACED_SECONDS, engine.environment, self._judge_pods, epoch, operators, missing)
+
+    def _missing(self) -> dict[int, int]:
+        """Workers without a pod, and the newest attempt that each had."""
+        simulation = self._simulation
+        newest: dict[int, int] = {}
+        for pod in simulation.fabric.pods.values():
+            newest[pod.index] = max(pod.attempt, newest.get(pod.index, 0))
+        there = {pod.index for pod in simulation.fabric.pods.values() if not pod.over}
+        wanted = range(simulation.settings.workers + simulation.settings.spares)
+        return {index: newest.get(index, 0) for index in wanted if index not in there}

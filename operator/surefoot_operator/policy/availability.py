@@ -6,7 +6,6 @@ may be about to end, by somebody's announcement or for what it did to this job.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from surefoot.protocol.identities import WorkerId
@@ -31,13 +30,17 @@ def node_lost(facts: Facts, name: str | None) -> bool:
         return False
     if facts.heard_on.get(name):
         return False
-    if node is None or not node.ready:
+    if node is None or not (node.ready or node.doubt):
         return True
     # two witnesses that know nothing of each other: the cluster's, and our own ear, which hears others. A line that broke a
-    # moment ago is no witness yet: agents connect again, and a cluster that doubts most nodes may be wrong about all
+    # moment ago, or that none came over yet to this leader, is no witness: agents connect again, and a cluster that doubts
+    # nodes may have been away itself
     silence = facts.spec.health_policy.heartbeat_timeout_seconds
-    if facts.now - facts.told_on.get(name, -math.inf) <= silence or _steps_without_word(facts, name):
+    came = max(facts.seen.term_seconds, facts.seen.turned_away_seconds)
+    if facts.now - facts.told_on.get(name, came) <= silence or _steps_without_word(facts, name):
         return False
+    if not node.ready:
+        return True
     unheard = name in facts.heard_on or facts.now >= facts.seen.term_seconds + UNHEARD_SECONDS
     return unheard and _observers_agree(facts)
 

@@ -217,8 +217,8 @@ def _nodes(view: JobView) -> tuple[NodeFacts, ...]:
     found = []
     for node in view.nodes or ():
         if node.name in used:
-            state = "ready" if node.ready else "not ready"
-            said = [state, *([] if node.schedulable else ["cordoned"]), *([node.reason] if node.reason else [])]
+            state, why = "ready" if node.ready else "not ready", node.reason or node.doubt
+            said = [state, *([] if node.schedulable else ["cordoned"]), *([why] if why else [])]
             found.append(NodeFacts(node.name, ", ".join(said), held.get(node.name, "none")))
     return tuple(found)
 

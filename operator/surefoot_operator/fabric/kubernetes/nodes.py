@@ -44,13 +44,14 @@ def node(found: Object, heard: Heard, topology_key: str, signals: NodeSignals = 
 def without_mass_doubt(nodes: Iterable[NodeSeen]) -> tuple[NodeSeen, ...]:
     """Confirms doubts, unless most nodes seem gone at once.
 
-    Then the observer is the likelier fault.
+    Then the observer is the likelier fault. What is confirmed stays a doubt, too: an observer that was away hears the nodes
+    again one after another, and the last of them seems gone among others that are well.
     """
     found = tuple(nodes)
     seem_gone = sum(not one.ready or bool(one.doubt) for one in found)
     if 2 * seem_gone > len(found):
         return found
-    return tuple(replace(one, ready=False, reason=one.doubt, doubt="") if one.doubt else one for one in found)
+    return tuple(replace(one, ready=False) if one.doubt else one for one in found)
 
 
 def is_contradicted(found: Object) -> bool:

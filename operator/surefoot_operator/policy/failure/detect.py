@@ -268,8 +268,7 @@ def observed_death(facts: Facts) -> Loss | None:
             return Loss("agent-lost", reason, other.since_seconds, *_at(member))
         if session is None:
             continue
-        broken = not session.connected and facts.now > session.since_seconds + RECONNECT_GRACE_SECONDS
-        if broken or facts.now > session.heard_seconds + facts.spec.health_policy.heartbeat_timeout_seconds:
+        if facts.now > session.heard_seconds + facts.spec.health_policy.heartbeat_timeout_seconds:
             reason = f"worker {member.index} sends no heartbeats any more"
             return Loss("worker-silent", reason, session.heard_seconds, *_at(member))
     return None

@@ -1,8 +1,8 @@
 """Tries this agent's node together with another one, as the coordinator asks.
 
 Used by `process`, on its loop. One trial at a time, in a child of the warm process that is ended by its id after its time; what
-it says is the answer. Where it did not begin at once, or did not come to an end of itself, that proves nothing: it would
-else blame the network for a busy machine.
+it says is the answer. Where it did not begin at once, did not come to an end of itself, or this node stood still meanwhile, that
+proves nothing: it would else blame the network for a busy machine, or the partner for a pause of this one.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from surefoot.agent.health.stillness import Stillness
 from surefoot.errors import SurefootError
 from surefoot.launcher.child import Child
 from surefoot.launcher.zygote_client import PairWords
@@ -28,6 +29,9 @@ LIMIT_SECONDS = 12.0
 
 BEGIN_SECONDS = 2.0
 """Who begins later may have missed its partner."""
+
+STILL_SECONDS = 2.0
+"""Who stood still for so long in the middle of a trial may have kept its partner waiting."""
 
 _log = logging.getLogger(__name__)
 
@@ -107,9 +111,13 @@ class PairCheck:
         if self._running is not trial:
             child.kill()
         try:
-            found = await self._heard(trial, reading, asked_seconds)
+            async with Stillness() as still:
+                found = await self._heard(trial, reading, asked_seconds)
         finally:
             child.kill()
+        if still.longest_seconds > STILL_SECONDS:
+            # whatever it found: the partner may have failed for want of this side
+            found = _PairOutcome("unknown", f"this node stood still for {still.longest_seconds:.0f} s: {found.text}")
         if self._running is not trial:
             found = _PairOutcome("unknown", "it was called off: this worker got a rank, or another trial")
         self._answer(trial, found)

@@ -113,3 +113,28 @@ def test_a_doubted_node_whose_ranks_step_with_the_others_lives_however_long_its_
     long_ago = replace(broken, sessions=tuple(replace(s, step_at_seconds=NOW - 10) for s in broken.sessions))
     assert node_lost(gather(long_ago), "n0"), "steps that ended say nothing"
     assert node_lost(gather(claimed(steps)), "n0"), "of a world that is over nobody steps"
+
+
+def test_the_last_node_that_an_api_server_hears_again_is_not_lost_for_a_line_that_broke() -> None:
+    """Found on a cluster: two nodes were heard again, the third's worker was replaced in the second in which its line was away."""
+    last = with_node(running(), "n2", ready=False, doubt=AWAY)
+    broken = with_session(last, 2, connected=False, since_seconds=NOW - 1.2, heard_seconds=NOW - 1.3)
+    assert not node_lost(gather(claimed(broken)), "n2")
+    assert (deleted(claimed(broken)), created(claimed(broken))) == ([], [])
+    silent = with_session(last, 2, connected=False, since_seconds=NOW - 4, heard_seconds=NOW - 4)
+    assert node_lost(gather(claimed(silent)), "n2")
+
+
+def test_the_last_node_that_is_heard_again_has_time_to_reach_a_new_leader() -> None:
+    last = claimed(with_node(running(), "n2", ready=False, doubt=AWAY))
+    last = replace(last, sessions=last.sessions[:2])
+    young, old = replace(last, term_seconds=NOW - 1), replace(last, term_seconds=NOW - 4)
+    assert (node_lost(gather(young), "n2"), node_lost(gather(old), "n2")) == (False, True)
+    told_to_wait = replace(old, turned_away_seconds=NOW - 1)
+    assert not node_lost(gather(told_to_wait), "n2"), "a herd comes in an order"
+
+
+def test_a_node_that_its_fabric_knows_to_be_down_is_lost_at_once() -> None:
+    down = with_node(running(), "n2", ready=False, reason="its process is gone")
+    broken = with_session(down, 2, connected=False, since_seconds=NOW - 0.1, heard_seconds=NOW - 0.2)
+    assert node_lost(gather(broken), "n2")

@@ -233,6 +233,12 @@ def test_a_worker_that_falls_silent_during_a_claim_is_named_as_its_cause() -> No
     assert incident.reason.startswith("worker 2 sends no heartbeats any more: ")
 
 
+def test_a_line_that_broke_a_moment_ago_is_named_for_nothing() -> None:
+    claimed = decided(echoing(1))
+    later = with_session(echoing(1), 2, connected=False, since_seconds=NOW - 1, heard_seconds=NOW - 1.2)
+    assert decided(replace(later, status=claimed)).incidents[-1].unexplained
+
+
 def test_a_job_that_fails_names_who_ended_it_among_its_incidents() -> None:
     seen = exited(running(run_policy=RunPolicy(backoff_limit=0)))
     incident = decided(seen).incidents[-1]
