@@ -5,21 +5,20 @@ It observes, plans, writes status by compare-and-swap, then acts: a crash can fa
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from simulator.calls import CALL_LIMIT_SECONDS, Calls
+from simulator.calls import Calls
 from simulator.clocks import LeaderClock
 from simulator.dropping import Dropping
-from simulator.engine import Line, Process, Refusal, Unavailable
+from simulator.engine import Line, Process
+from simulator.holder_watches import HolderWatches
 from simulator.janitor import Janitor
 from simulator.layouts import KnownLayouts
-from simulator.tiers import Holder
-from simulator.views import FEW_HOLDERS, Connection, Todo, Uploads, Watch, copy_request, seen_holders
+from simulator.views import FEW_HOLDERS, Connection, Todo, Uploads, copy_request, seen_holders
 from surefoot.protocol import messages as said
 from surefoot.protocol.identities import Checkpoint, HolderId, WorkerId
-from surefoot.protocol.records import RankManifest
 from surefoot.protocol.sighting_messages import HolderReading
-from surefoot_operator.api.status import JobStatus
+from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.coordinator import desired_messages, holder_sightings, order_requests, pair_orders, sessions
 from surefoot_operator.coordinator.told_holders import scope_after
 from surefoot_operator.observed import Observed
@@ -41,7 +40,8 @@ class Operator:
         self.clock = LeaderClock(self.engine, simulation.skew_seconds, simulation.drift)
         self.sessions = sessions.begin("job", self.now)
         self.connections: list[Connection] = []
-        self.watches: dict[HolderId, Watch] = {}
+        self._holder_watches = HolderWatches(self)
+        self.watches = self._holder_watches.by_holder
         self.pinned: Checkpoint | None = None
         self.going: dict[Checkpoint, float] = {}
         self._ruled: tuple[JobStatus, holder_liveness.UsableHolders, desired_messages.DesiredState] | None = None
@@ -159,7 +159,7 @@ class Operator:
 
     def _tick(self) -> None:
         """Looks at holders, and at the clock, five times a second."""
-        self._watch_holders()
+        self._holder_watches.look()
         if self.now >= self._wake_at:
             self.poke()
         self.engine.after(0.2, self.process, self._tick)
@@ -259,7 +259,7 @@ class Operator:
             case act.DeleteWorker():
                 self._calls.delete(action)
             case act.SealHolder(holder, epoch):
-                self._seal(holder, epoch)
+                self._holder_watches.seal(holder, epoch)
             case act.DropSaves(holder, epoch, saves, expires):
                 self._dropping.drop(holder, epoch, list(saves), expires)
             case act.CleanMemory():
@@ -295,103 +295,15 @@ class Operator:
             self.sessions = replace(self.sessions, orders=order)
             self.poke()
 
-    # ---- the memory tier --------------------------------------------------------------------------------------------
+    @property
+    def told_world(self) -> World | None:
+        """As this operator last read it."""
+        return self._status.world
 
-    def _watch_holders(self) -> None:
-        """Finds instances, notices the dead ones, provisions and pings the living, one call at a time each."""
-        fabric = self.simulation.fabric
-        current = {n.holder.id: n.holder for n in fabric.nodes.values() if n.holder is not None}
-        world = self._status.world
-        for holder in current.values():
-            if holder.process.alive and holder.id not in self.watches:
-                self.watches[holder.id] = Watch(holder.endpoint, "Silent", self.now)
-        for identity, watch in list(self.watches.items()):
-            actual = self.simulation.holders[identity]
-            if self._is_known_dead(actual) or current.get(identity) is None:
-                self._turn(watch, "Gone")
-            elif not watch.busy and self.now - watch.polled >= 0.5 and world is not None:
-                watch.polled = self.now
-                self._provision(watch, actual, world.epoch)
-
-    def _is_known_dead(self, holder: Holder) -> bool:
-        silent = holder.process.silent and self.simulation.fabric.nodes[holder.id.node].ready
-        return not holder.process.alive and not silent
-
-    def _turn(self, watch: Watch, state: str) -> None:
-        if watch.state != state:
-            watch.state, watch.since = state, self.now
-            if state == "Gone":
-                watch.read_epoch, watch.entries = None, ()
-            self.engine.say("{}: {} is {}", self.process.name, watch.endpoint.holder, state)
-            self._speak()
-            self.poke()
-
-    def _provision(self, watch: Watch, holder: Holder, epoch: int) -> None:
-        watch.busy = True
-
-        def done(answer: Any) -> None:
-            watch.busy = False
-            if isinstance(answer, Unavailable | Refusal):
-                self._turn(watch, "Silent")
-                return
-            watch.fence, entries, layouts = answer
-            self.known.learn(layouts)
-            now = self._status.world
-            if entries is not None and now is not None and (now.epoch, now.state) == (epoch, "Committed"):
-                changed = (watch.read_epoch, watch.entries) != (epoch, entries)
-                watch.read_epoch, watch.entries = epoch, entries
-                if changed:
-                    self.poke()
-            self._turn(watch, "Ready")
-
-        claimed = self._status.world is not None and self._status.world.state == "Claimed"
-
-        # while Claimed only SealHolder raises a fence and reads: the drains of the old epoch still have their grace
-        def visit() -> tuple[int, tuple[RankManifest, ...] | None, frozenset[str]]:
-            fence = holder.provision(epoch - 1 if claimed else epoch)
-            return fence, None if claimed else holder.read(), holder.good_layouts()
-
-        self.network.call(self.process, holder.process, visit, done, CALL_LIMIT_SECONDS)
-
-    def _seal(self, identity: HolderId, epoch: int) -> None:
-        watch, holder = self.watches.get(identity), self.simulation.holders[identity]
-        if watch is None or watch.sealing:
-            return
-        if watch.busy:
-            self.engine.after(0.02, self.process, self._seal, identity, epoch)
-            return
-        watch.sealing = watch.busy = True
-
-        def failed() -> None:
-            watch.busy = watch.sealing = False
-            self._turn(watch, "Silent")
-            self.poke()
-
-        def sealed(answer: Any) -> None:
-            if isinstance(answer, Unavailable):
-                failed()
-            elif isinstance(answer, Refusal):
-                watch.busy = watch.sealing = False
-                self.poke()
-            else:
-                watch.fence = max(watch.fence or 0, epoch)
-                look = lambda: (self.engine.now, holder.read(), holder.good_layouts())  # noqa: E731
-                self.network.call(self.process, holder.process, look, read, CALL_LIMIT_SECONDS)
-
-        def read(answer: Any) -> None:
-            if isinstance(answer, Unavailable | Refusal):
-                failed()
-                return
-            watch.busy = watch.sealing = False
-            watch.read_epoch, watch.entries = epoch, answer[1]
-            self.read_at[identity] = answer[0]
-            self.known.learn(answer[2])
-            if self.simulation.rules.list_after_read:
-                self.sessions = replace(self.sessions, orders=order_requests.void_listing(self.sessions.orders))
-            self.simulation.oracle.read(holder, epoch)
-            self.poke()
-
-        self.network.call(self.process, holder.process, lambda: holder.seal(epoch), sealed, CALL_LIMIT_SECONDS)
+    def changed(self) -> None:
+        """Something was seen: who waits for it is told, and it is planned with."""
+        self._speak()
+        self.poke()
 
     def committed_epoch(self) -> int | None:
         """The epoch that trains, as this operator knows it."""
