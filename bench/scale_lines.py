@@ -29,6 +29,7 @@ from surefoot.protocol.completeness import Covers
 from surefoot.protocol.identities import HolderId
 from surefoot.protocol.messages import Hello, Refused
 from surefoot_operator.api.status import JobStatus
+from surefoot_operator.controller.collector import begin_collector
 from surefoot_operator.controller.health.probes import LoopLag
 from surefoot_operator.coordinator.agent_channel import AgentChannel
 from surefoot_operator.coordinator.agent_server import AgentServer
@@ -265,6 +266,7 @@ async def _beaten(workers: int, heartbeat_seconds: float) -> dict[str, float]:
 
 def ladder(sizes: Sequence[int], tries: int, lost: int = 1, heartbeat_seconds: float = 2.0) -> list[dict[str, Any]]:
     """A row for each size, `tries` times in turns, so that the machine's hour is the same for all."""
+    begin_collector()  # as the operator's own process does
     rows = []
     for _ in range(tries):
         for workers in sizes:

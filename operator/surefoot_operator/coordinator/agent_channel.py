@@ -14,7 +14,7 @@ from itertools import islice
 from operator import attrgetter
 
 from surefoot.protocol.identities import WorkerId
-from surefoot.protocol.messages import FromAgent, Heartbeat, Hello, Refused, Welcome
+from surefoot.protocol.messages import FromAgent, Heartbeat, Hello, Refused, Stopped, Welcome
 from surefoot_operator.coordinator import sessions as transitions
 from surefoot_operator.coordinator.agent_connection import AgentConnection
 from surefoot_operator.coordinator.desired_messages import DesiredState, concerned, desired_messages
@@ -115,8 +115,13 @@ class AgentChannel:
             return
         before, claimed = self.sessions, self.sessions.world is not None and self.sessions.world.state == "Claimed"
         old = before.by_worker[worker]
-        if isinstance(message, Heartbeat):
-            self._by_worker[worker] = new = transitions.beaten(before.world, old, message, self._clock())
+        if isinstance(message, Heartbeat | Stopped):  # what all agents say, and says nothing to any other
+            now = self._clock()
+            if isinstance(message, Heartbeat):
+                new = transitions.beaten(before.world, old, message, now)
+            else:
+                new = transitions.stopped(old, message.epoch, now)
+            self._by_worker[worker] = new
             self._changed(_matters(old.seen, new.seen, claimed))
             return
         self.sessions = transitions.heard(before, worker, message, self._clock())

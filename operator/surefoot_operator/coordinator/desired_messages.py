@@ -102,14 +102,15 @@ def desired_state(
     written = tuple(sorted((e for e in usable.endpoints if e.holder in named), key=ENDPOINT_ORDER))
     read = tuple(e for e in usable.proxied if e.holder in named)
     holders = tuple(sorted((*written, *read), key=ENDPOINT_ORDER)) if read else written
-    members = status.world.members if status.world is not None else ()
+    # of a claimed world agents hear its Stop alone: placing copies of thousands would only keep it waiting
+    members = status.world.members if status.world is not None and status.world.state == "Committed" else ()
     wanted = effective_replicas(replicas, len({e.domain for e in written}))
     places = targets({m.index: m.node for m in members}, written, wanted)
     numbers = {(m.index, m.attempt, m.incarnation): n for n, m in enumerate(members)}
     newest = status.world.parent.step if status.world is not None and status.world.parent is not None else 0
     # whoever is to drop old saves is told of none that are bad, and would keep such a one in place of a good one
     unseen = not usable.seen and bool(holders) and not any(one.step > newest for one in status.bad)
-    needed = told_holders.needed_holders(status, holders, places, scope)
+    needed = told_holders.needed_holders(status, holders, places, scope) if members else None
     return DesiredState(status, wanted, holders, places, needed, scope, token, numbers, unseen)
 
 

@@ -207,7 +207,7 @@ def heard(sessions: Sessions, worker: WorkerId, message: FromAgent, now: float) 
         case Heartbeat():
             session = beaten(sessions.world, session, message, now)
         case Stopped():
-            session = _stopped(session, message.epoch)
+            session = stopped(session, message.epoch, now)
         case StoreReady():
             session = replace(session, store=(message.epoch, message.address))
         case Exited() | Held() | UnreadableSave() | Finished():
@@ -296,6 +296,15 @@ def beaten(world: World | None, session: Session, beat: Heartbeat, now: float) -
     return replace(session, seen=fresh)
 
 
+def stopped(session: Session, epoch: int, now: float) -> Session:
+    """Applies an agent's word that nothing of it runs any more.
+
+    It ends no request and moves no store: each agent of a world says it, within moments.
+    """
+    old = session.seen
+    return replace(session, seen=replace(old, heard_seconds=now, stopped=max(old.stopped, epoch)))
+
+
 def _standing(session: Session, message: StuckRanks) -> Session:
     session = _in_epoch(session, message.epoch)
     if message.epoch != session.seen.epoch:
@@ -330,10 +339,6 @@ def _since_tried(old: SessionSeen, tried: bool, warm: bool, now: float) -> float
     if not tried:
         return None
     return now if old.tried_seconds is None and warm else old.tried_seconds
-
-
-def _stopped(session: Session, epoch: int) -> Session:
-    return replace(session, seen=replace(session.seen, stopped=max(session.seen.stopped, epoch)))
 
 
 def _fact(session: Session, message: Exited | Held | UnreadableSave | Finished, now: float) -> Session:

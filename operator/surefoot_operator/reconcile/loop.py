@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 from dataclasses import replace
@@ -38,14 +39,13 @@ from surefoot_operator.reconcile.dependencies import Dependencies, observed, wor
 from surefoot_operator.reconcile.event_recorder import EventRecorder, TierFailureEvents
 from surefoot_operator.reconcile.job_metrics import JobMetrics
 from surefoot_operator.reconcile.round_log import RoundLog
+from surefoot_operator.reconcile.round_pace import GATHERING_SECONDS, RoundPace
 from surefoot_operator.reconcile.steady_parts import SteadyParts
 from surefoot_operator.reconcile.worker_ages import WorkerAges
 from surefoot_operator.reconcile.worker_calls import WorkerCalls
 
 log = logging.getLogger(__name__)
 
-GATHERING_SECONDS = 0.005
-"""Several messages of one happening come within so long: they are answered by one plan."""
 _SUSPENDED_SECONDS = 0.25
 _NOTICE_CHARACTERS = 900
 """Of what an agent wants people to hear; an event has 1024."""
@@ -67,6 +67,9 @@ class Reconciler:
         self.recorder = EventRecorder(dependencies.fabric.record, time.monotonic)
         self._job_metrics = JobMetrics()
         self._round_log = RoundLog()
+        self._pace = RoundPace()
+        self._unasked = False
+        """The round under way was asked for by nobody: it looks whether something was missed."""
         self._desired: DesiredState | None = None
         self._pinned: Checkpoint | None = None
         self._going: Going = {}
@@ -126,6 +129,7 @@ class Reconciler:
                     pause = self._backoff(failures := failures + 1)
                 except Exception as error:  # noqa: BLE001  whatever it was, the job must go on being looked after
                     failures += 1
+                    self._unasked = False
                     self._report(error, failures)
                     pause = self._backoff(failures)
                     await asyncio.sleep(pause)
@@ -177,16 +181,20 @@ class Reconciler:
         groups = self.calls.groups()
         seen = self._steady.of(await observed(dependencies, shown, self._term_seconds, creates, deletions, groups))
         # Plan. Maintenance is planned on the new status, and only while the world stays as it is.
+        began = time.thread_time()
         decided = plan(seen)
         check(decided, seen)
         moved = decided.status.world != seen.status.world
         kept = None if moved else maintain(replace(seen, status=decided.status), self._pinned, self._going)
+        self._pace.decided(time.thread_time() - began)
         status = decided.status if kept is None else kept.status
         events = (*decided.events, *(kept.events if kept is not None else ()))
         # Write the status before anything is applied: the new world is the fence. Agents learn of it only once stored.
         later = await self._write(seen, status, bool(events), seen.status != accepted(shown.status))
         if not later:
             self._follow(shown, status)
+        idle = status == seen.status and not decided.actions and not (kept is not None and kept.actions)
+        self._pace.looked(self._unasked, still=idle)
         # Publish metrics, the log line and whether this job can spare a holder.
         self._last = seen, status
         self.safety = safety(seen, status, kept)
@@ -207,7 +215,7 @@ class Reconciler:
             raise failed[0]
         # Sleep until the soonest wake that plan, maintenance or a delayed progress write asked for.
         wakes = [decided.wake_after_seconds, kept.wake_after_seconds if kept is not None else None, later or None]
-        return min([w for w in wakes if w is not None], default=self._longest)
+        return min([w for w in wakes if w is not None], default=math.inf)
 
     async def _refuse(self, refusal: JobRefused) -> float:
         """What cannot be carried is left as it is; people are told once, and an edit wakes us."""
@@ -313,12 +321,23 @@ class Reconciler:
                 await asyncio.sleep(self._backoff(failures))
 
     async def _sleep(self, pause: float) -> None:
+        longest = self._pace.sleep_seconds(self._longest)
+        self._unasked = False
         try:
-            async with asyncio.timeout(min(pause, self._longest)):
+            async with asyncio.timeout(min(pause, longest)):
                 await self._wake.wait()
-            await asyncio.sleep(GATHERING_SECONDS)
         except TimeoutError:
-            pass  # the plan asked to look again now
+            self._unasked = pause >= longest  # else the plan asked to look again now
+            return
+        await self._gather()
+
+    async def _gather(self) -> None:
+        """Waits for what else is said, until nothing more is or it has taken long enough."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._pace.gathering_seconds
+        while self._wake.is_set() and loop.time() < until:
+            self._wake.clear()
+            await asyncio.sleep(GATHERING_SECONDS)
 
     def _backoff(self, failures: int) -> float:
         return self._dependencies.settings.backoff.seconds(failures, random.random())

@@ -14,7 +14,7 @@ from support.builders import endpoint, member
 from support.fakes.fake_agent import hello
 from support.operations import counted
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave, WorkerId
-from surefoot.protocol.messages import HoldAnswer, RepairSave, StoreReady, ToAgent
+from surefoot.protocol.messages import HoldAnswer, RepairSave, Stopped, StoreReady, ToAgent
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.coordinator import order_requests, orders
 from surefoot_operator.coordinator.agent_channel import TURN, AgentChannel
@@ -182,3 +182,22 @@ def test_requests_to_everybody_are_made_and_found_in_proportion_to_the_agents() 
         return counted(all_of_them)
 
     assert cost(400) <= 10 * cost(40) * 1.1
+
+
+def test_an_agent_that_stopped_costs_no_copy_of_all_sessions_and_changes_no_snapshot() -> None:
+    async def talk() -> None:
+        one, woken = Talk(), list[bool]()
+        one.channel._changed = woken.append
+        before, (taken, _) = one.channel._by_worker, one.channel.taken()
+        one.channel.hear(one.lines[7], Stopped(2))
+        assert one.channel._by_worker is before
+        seen = one.channel.sessions.by_worker[WorkerId(7, 1)].seen
+        assert (seen.stopped, taken.by_worker[WorkerId(7, 1)].seen.stopped, woken) == (2, 1, [True])
+
+    asyncio.run(talk())
+
+
+def test_of_a_claimed_world_no_copies_are_placed() -> None:
+    claimed = replace(STATUS, world=World(2, "Claimed", size=MANY, members=MEMBERS))
+    assert desired_state(STATUS, USABLE, 2).targets
+    assert not desired_state(claimed, USABLE, 2).targets

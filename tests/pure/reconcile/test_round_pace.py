@@ -1,0 +1,87 @@
+"""When a job's next round begins: words that keep coming are gathered, and what stands still is looked at seldom."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, cast
+
+import pytest
+
+from surefoot_operator.reconcile import Reconciler
+from surefoot_operator.reconcile.dependencies import Dependencies
+from surefoot_operator.reconcile.round_pace import (
+    COSTS_GATHERED,
+    GATHERING_SECONDS,
+    MOST_GATHERING_SECONDS,
+    STILL_SECONDS,
+    RoundPace,
+)
+from surefoot_operator.settings import OperatorSettings
+
+
+def test_a_dear_decision_is_made_of_more_words_and_a_cheap_one_waits_for_none() -> None:
+    pace = RoundPace()
+    assert pace.gathering_seconds == GATHERING_SECONDS
+    pace.decided(0.0005)
+    assert pace.gathering_seconds == GATHERING_SECONDS
+    pace.decided(0.02)
+    assert pace.gathering_seconds == pytest.approx(COSTS_GATHERED * 0.02)
+    pace.decided(5.0)
+    assert pace.gathering_seconds == MOST_GATHERING_SECONDS
+
+
+def test_looks_that_find_nothing_become_rarer_and_any_word_brings_them_back() -> None:
+    pace, slept = RoundPace(), []
+    for _ in range(5):
+        slept.append(pace.sleep_seconds(2.0))
+        pace.looked(unasked=True, still=True)
+    assert slept == [2.0, 4.0, 8.0, 8.0, 8.0]
+    assert STILL_SECONDS == 8.0
+    pace.looked(unasked=False, still=True)
+    assert pace.sleep_seconds(2.0) == 2.0
+    pace.looked(unasked=True, still=True)
+    pace.looked(unasked=True, still=False)
+    assert pace.sleep_seconds(2.0) == 2.0
+    pace.looked(unasked=True, still=True)
+    assert pace.sleep_seconds(60.0) == 60.0  # a job at rest sleeps as long as it did
+
+
+class Talkative:
+    """A reconciler to which a word comes with each tick of a clock, for so many ticks."""
+
+    TICK_SECONDS = 0.005
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, words: int) -> None:
+        nothing = cast(Any, None)
+        fabric = cast(Any, type("Fabric", (), {"record": None}))
+        parts = Dependencies(fabric, nothing, nothing, nothing, OperatorSettings(), time.time, nothing)
+        self.reconciler, self.now, self.words, self.ended = Reconciler(parts), 0.0, words, False
+        self._loop = asyncio.get_running_loop()
+        monkeypatch.setattr(self._loop, "time", lambda: self.now)
+        self._tick()
+
+    def _tick(self) -> None:
+        self.now += self.TICK_SECONDS
+        if self.words > 0:
+            self.words -= 1
+            self.reconciler.wake()
+        if not self.ended:
+            self._loop.call_soon(self._tick)
+
+    async def gathered(self) -> float:
+        """How long the reconciler sleeps, once a decision has taken 20 ms."""
+        self.reconciler._pace.decided(0.02)
+        began = self.now
+        await self.reconciler._sleep(60.0)
+        self.ended = True
+        return self.now - began
+
+
+async def test_words_that_keep_coming_are_gathered_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = COSTS_GATHERED * 0.02
+    assert asked <= await Talkative(monkeypatch, words=10_000).gathered() <= asked + 0.03
+
+
+async def test_the_last_word_is_answered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await Talkative(monkeypatch, words=2).gathered() <= 0.05
