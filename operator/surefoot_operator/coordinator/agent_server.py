@@ -27,6 +27,7 @@ from surefoot_operator.coordinator.connection_limits import ConnectionLimiter
 from surefoot_operator.coordinator.message_sizes import check_hello, check_size
 from surefoot_operator.coordinator.referrals import Referrals
 from surefoot_operator.coordinator.shared_texts import SharedTexts
+from surefoot_operator.coordinator.tls_lines import lessen_buffers
 from surefoot_operator.settings import CoordinatorSettings
 
 log = logging.getLogger(__name__)
@@ -112,6 +113,8 @@ class AgentServer:
 
     async def start(self) -> None:
         """Listens. Raises OSError if the port is taken."""
+        if self._tls:
+            lessen_buffers()
         app = web.Application()
         app.router.add_get(PATH, self._agent)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=self._settings.close_seconds)
