@@ -6,15 +6,14 @@ here or by this operator. docs/operations.md says what each of them means.
 
 from __future__ import annotations
 
-from typing import TypeVar, cast
+from typing import Literal
 
 from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
 
 from surefoot.protocol.latency import BUCKETS_SECONDS
+from surefoot_operator.job_series import Job, JobCollector, JobFamily, JobSeries
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series beside each counter: nobody asks for it
-
-_JOB = ["namespace", "job"]
 
 # ---- the operator itself -------------------------------------------------------------------------------------------
 
@@ -43,79 +42,92 @@ events_left_out = Counter("surefoot_events_left_out_total", "Events that are in 
 
 # ---- each job ------------------------------------------------------------------------------------------------------
 
-phase = Gauge("surefoot_job_phase", "1 for the phase that the job is in, 0 for the others.", [*_JOB, "phase"])
-world_size = Gauge("surefoot_world_size", "Ranks in the committed world.", _JOB)
-job_epoch = Gauge("surefoot_job_epoch", "Epoch of the world, claimed or committed.", _JOB)
-job_step = Gauge("surefoot_job_step", "Highest step that any rank of the world has finished.", _JOB)
-data_passes = Gauge("surefoot_job_data_passes", "Passes over the data, the share of the present one included.", _JOB)
-samples_per_second = Gauge(
-    "surefoot_job_samples_per_second", "Samples a second at the pace of the last steps; NaN where nobody tells.", _JOB
+jobs = JobCollector()
+"""Every job's series; whoever shows this process' metrics shows these beside the library's."""
+
+
+def _of_jobs(name: str, text: str, kind: Literal["gauge", "counter", "histogram"] = "gauge", *more: str) -> JobFamily:
+    return jobs.add(JobFamily(name, text, kind, more))
+
+
+phase = _of_jobs("surefoot_job_phase", "1 for the phase that the job is in, 0 for the others.", "gauge", "phase")
+world_size = _of_jobs("surefoot_world_size", "Ranks in the committed world.")
+job_epoch = _of_jobs("surefoot_job_epoch", "Epoch of the world, claimed or committed.")
+job_step = _of_jobs("surefoot_job_step", "Highest step that any rank of the world has finished.")
+data_passes = _of_jobs("surefoot_job_data_passes", "Passes over the data, the share of the present one included.")
+samples_per_second = _of_jobs(
+    "surefoot_job_samples_per_second", "Samples a second at the pace of the last steps; NaN where nobody tells."
 )
-agents_connected = Gauge("surefoot_agents_connected", "Agents of the job whose line is open.", _JOB)
-holders = Gauge("surefoot_holders", "Memory-tier instances as the job finds them.", [*_JOB, "state"])
-protected = Gauge("surefoot_checkpoint_protected", "1 while a failure now would find a checkpoint in safety.", _JOB)
-copies = Gauge(
-    "surefoot_checkpoint_copies", "Copies of the newest complete checkpoint in memory, the least over its ranks.", _JOB
+agents_connected = _of_jobs("surefoot_agents_connected", "Agents of the job whose line is open.")
+holders = _of_jobs("surefoot_holders", "Memory-tier instances as the job finds them.", "gauge", "state")
+protected = _of_jobs("surefoot_checkpoint_protected", "1 while a failure now would find a checkpoint in safety.")
+copies = _of_jobs(
+    "surefoot_checkpoint_copies", "Copies of the newest complete checkpoint in memory, the least over its ranks."
 )
-memory_needed = Gauge(
-    "surefoot_memory_needed_bytes", "What a node's holder must take of the job's checkpoints.", [*_JOB, "node"]
+memory_needed = _of_jobs(
+    "surefoot_memory_needed_bytes", "What a node's holder must take of the job's checkpoints.", "gauge", "node"
 )
-memory_available = Gauge(
-    "surefoot_memory_available_bytes", "What a node's holder may take of the job's checkpoints.", [*_JOB, "node"]
+memory_available = _of_jobs(
+    "surefoot_memory_available_bytes", "What a node's holder may take of the job's checkpoints.", "gauge", "node"
 )
-complete_step = Gauge("surefoot_checkpoint_complete_step", "Newest complete checkpoint's step.", [*_JOB, "tier"])
-complete_at = Gauge(
+complete_step = _of_jobs("surefoot_checkpoint_complete_step", "Newest complete checkpoint's step.", "gauge", "tier")
+complete_at = _of_jobs(
     "surefoot_checkpoint_complete_timestamp_seconds",
     "When the newest complete checkpoint was first seen to be complete.",
-    [*_JOB, "tier"],
+    "gauge",
+    "tier",
 )
-interval_steps = Gauge(
-    "surefoot_checkpoint_interval_steps", "Steps between two saves to a tier now, asked for or chosen.", [*_JOB, "tier"]
+interval_steps = _of_jobs(
+    "surefoot_checkpoint_interval_steps", "Steps between two saves to a tier now, asked for or chosen.", "gauge", "tier"
 )
-interval_input_seconds = Gauge(
+interval_input_seconds = _of_jobs(
     "surefoot_checkpoint_interval_input_seconds",
     "What the interval of a tier was chosen from (input: wanted, step, cost, drain, incident).",
-    [*_JOB, "tier", "input"],
+    "gauge",
+    "tier",
+    "input",
 )
-memory_loss_odds = Gauge(
-    "surefoot_checkpoint_memory_loss_odds", "Estimated share of incidents that take every copy in memory.", _JOB
+memory_loss_odds = _of_jobs(
+    "surefoot_checkpoint_memory_loss_odds", "Estimated share of incidents that take every copy in memory."
 )
-incomplete = Counter(
+incomplete = _of_jobs(
     "surefoot_incomplete_checkpoints_total",
     "Checkpoints that a rank never saved its part of, so that the other parts were dropped.",
-    _JOB,
+    "counter",
 )
-promotions_abandoned = Counter(
-    "surefoot_promotions_abandoned_total", "Checkpoints that could not be uploaded and were left for a newer one.", _JOB
+promotions_abandoned = _of_jobs(
+    "surefoot_promotions_abandoned_total",
+    "Checkpoints that could not be uploaded and were left for a newer one.",
+    "counter",
 )
-rollbacks = Counter(
-    "surefoot_rollbacks_total", "Returns to an earlier checkpoint, by policy or as a person asked.", _JOB
+rollbacks = _of_jobs(
+    "surefoot_rollbacks_total", "Returns to an earlier checkpoint, by policy or as a person asked.", "counter"
 )
-straggler_slowdown_ratio = Gauge(
+straggler_slowdown_ratio = _of_jobs(
     "surefoot_straggler_slowdown_ratio",
     "How many times as long as its peers the worst straggler works; 1: no rank is persistently slower.",
-    _JOB,
 )
-good_step = Gauge("surefoot_good_checkpoint_step", "Step of the newest checkpoint that is proven to be good.", _JOB)
-incidents = Counter(
-    "surefoot_incidents_total", "Failures and planned changes that a new world answered.", [*_JOB, "kind"]
+good_step = _of_jobs("surefoot_good_checkpoint_step", "Step of the newest checkpoint that is proven to be good.")
+incidents = _of_jobs(
+    "surefoot_incidents_total", "Failures and planned changes that a new world answered.", "counter", "kind"
 )
-incident_at = Gauge("surefoot_incident_timestamp_seconds", "First sign of the newest incident.", [*_JOB, "kind"])
-recovery_seconds = Histogram(
+incident_at = _of_jobs("surefoot_incident_timestamp_seconds", "First sign of the newest incident.", "gauge", "kind")
+recovery_seconds = _of_jobs(
     "surefoot_recovery_duration_seconds",
     "From the first sign of a failure to the end of each phase of its recovery.",
-    [*_JOB, "phase"],
-    buckets=BUCKETS_SECONDS,
+    "histogram",
+    "phase",
 )
-restarts = Counter("surefoot_restarts_total", "Changes of the world after a failure.", [*_JOB, "cause"])
-lost_steps = Counter("surefoot_lost_steps_total", "Steps that had to be run again.", _JOB)
-time_seconds = Gauge(
+restarts = _of_jobs("surefoot_restarts_total", "Changes of the world after a failure.", "counter", "cause")
+lost_steps = _of_jobs("surefoot_lost_steps_total", "Steps that had to be run again.", "counter")
+time_seconds = _of_jobs(
     "surefoot_job_time_seconds",
     "Where a job's seconds went since it started; the categories add up to its age.",
-    [*_JOB, "category"],
+    "gauge",
+    "category",
 )
-goodput_ratio = Gauge(
-    "surefoot_job_goodput_ratio", "Share of training that was not run again, of all time but suspension.", _JOB
+goodput_ratio = _of_jobs(
+    "surefoot_job_goodput_ratio", "Share of training that was not run again, of all time but suspension."
 )
 
 RUNNING = (
@@ -139,34 +151,22 @@ RUNNING = (
 """What a job has only until it ends."""
 
 
-_F = TypeVar("_F", Counter, Gauge, Histogram)
-_Family = Counter | Gauge | Histogram
-_series: dict[tuple[str, str], dict[tuple[_Family, tuple[str, ...]], _Family]] = {}
-"""Job -> what it has: looked for among all jobs' series, a thousand ends would take minutes, and each round a third longer."""
-
-
-def of(family: _F, job: tuple[str, str], *more: str) -> _F:
+def of(family: JobFamily, job: Job, *more: str) -> JobSeries:
     """Returns the job's own series of a family.
 
     It ends with `forget`. `job`: namespace and name.
     """
-    mine = _series.setdefault(job, {})
-    found = mine.get((family, more))
-    if found is None:
-        found = mine[family, more] = family.labels(*job, *more)
-    return cast(_F, found)
+    return jobs.of(family, job, *more)
 
 
-def end(family: _Family, job: tuple[str, str], *more: str) -> None:
+def end(family: JobFamily, job: Job, *more: str) -> None:
     """One series of this job ends, if it is there."""
-    if _series.get(job, {}).pop((family, more), None) is not None:
-        family.remove(*job, *more)
+    jobs.end(family, job, *more)
 
 
 def forget(namespace: str, job: str) -> None:
     """Every series of this job ends."""
-    for family, more in _series.pop((namespace, job), ()):
-        family.remove(namespace, job, *more)
+    jobs.end_all((namespace, job))
 
 
 def ended(namespace: str, job: str) -> None:
@@ -174,10 +174,7 @@ def ended(namespace: str, job: str) -> None:
 
     The job is over, and still there.
     """
-    known = _series.get((namespace, job), {})
-    for family, more in [one for one in known if one[0] in RUNNING]:
-        del known[family, more]
-        family.remove(namespace, job, *more)
+    jobs.end_all((namespace, job), RUNNING)
 
 
 # a rate sees the first of anything only if the series was there before it

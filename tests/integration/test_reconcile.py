@@ -108,7 +108,7 @@ async def test_what_others_saved_without_a_rank_that_cannot_save_is_dropped_and_
 
     await until(few, "only saves that may still become complete are kept")
     assert town.status.last_complete is None
-    assert metrics.incomplete.labels("default", "t")._value.get() >= 4
+    assert metrics.of(metrics.incomplete, ("default", "t")).value >= 4
 
 
 async def test_a_dead_node_leaves_the_world_and_comes_back_into_it(living: Living) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
@@ -15,6 +15,7 @@ from support.builders import BEGAN, job, running
 from surefoot import metrics as runtime
 from surefoot.ipc import trainer_messages as line
 from surefoot.ipc.metric_deltas import MOST_SERIES, MetricGrowth, MetricSums
+from surefoot_operator import metrics
 from surefoot_operator.api.status import DataRead, Incident, Interval, JobStatus, Straggler, TimeSpent
 from surefoot_operator.policy.maintenance.maintain import maintain
 from surefoot_operator.reconcile.job_metrics import JobMetrics
@@ -101,7 +102,7 @@ def test_every_family_of_the_runtime_is_exported() -> None:
 
 
 def of_job() -> dict[str, float]:
-    found = samples(list(REGISTRY.collect()))
+    found = samples(list(metrics.jobs.collect()))
     return {name: value for name, value in found.items() if "'figured'" in name}
 
 

@@ -52,7 +52,7 @@ class JobMetrics:
     def show(self, seen: Observed, status: JobStatus, kept: Maintenance | None) -> None:
         """The gauges, as of this round."""
         where, world = self._begun(seen.job), status.world
-        if world is not None:
+        if _may_count(status):
             self._count(where)
         self._phases |= set(_PHASES) if world is not None else {status.phase}
         for phase in self._phases:
@@ -100,7 +100,7 @@ class JobMetrics:
     def written(self, old: JobStatus, new: JobStatus, job: TrainingJob) -> None:
         """Counts what is new in a status that was just written."""
         where = self._begun(job)
-        if new.world is not None:
+        if _may_count(new):
             self._count(where)
         if new.restarts > old.restarts and new.incidents:
             metrics.of(metrics.restarts, where, new.incidents[-1].kind).inc(new.restarts - old.restarts)
@@ -128,7 +128,7 @@ class JobMetrics:
         return self._job
 
     def _count(self, where: tuple[str, str]) -> None:
-        """Begins the counters of a job that has a world: a thousand that wait for one have nothing to count.
+        """Begins the counters of a job that had a world: a thousand that wait for one have nothing to count.
 
         A rate sees the first of anything only if the series was there before it.
         """
@@ -192,6 +192,12 @@ def _show_intervals(where: tuple[str, str], spec: CheckpointPolicy, status: JobS
                 metrics.of(metrics.interval_input_seconds, where, tier, name).set(value)
         if chosen.memory_loss_odds is not None:
             metrics.of(metrics.memory_loss_odds, where).set(chosen.memory_loss_odds)
+
+
+def _may_count(status: JobStatus) -> bool:
+    """Whether a world of the job runs or ran, or something befell it before."""
+    running = status.world is not None and status.world.state == "Committed"
+    return running or bool(status.lineage or status.incidents)
 
 
 def _name(incident: Incident) -> tuple[int, float]:

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from prometheus_client import start_http_server
+from prometheus_client import REGISTRY, start_http_server
 
+from surefoot_operator import metrics
 from surefoot_operator.fabric.processes.run_folder import RunFolder, write_json
 
 HOST = "127.0.0.1"
@@ -19,6 +20,7 @@ def served(root: Path) -> Iterator[None]:
 
     The run folder names it as a Prometheus file_sd target.
     """
+    REGISTRY.register(metrics.jobs)
     server, thread = start_http_server(0, addr=HOST)
     told = RunFolder(root).metrics / "operator.json"
     write_json(told, [{"targets": [f"{HOST}:{server.server_port}"]}], durable=False)
@@ -29,3 +31,4 @@ def served(root: Path) -> Iterator[None]:
         server.shutdown()
         server.server_close()
         thread.join()
+        REGISTRY.unregister(metrics.jobs)
