@@ -49,7 +49,7 @@ class JobFamily:
         return (*_JOB, *self.more)
 
     def shown(self, found: Sequence[tuple[Labels, _Figure]]) -> Metric:
-        """Renders all series of the family, given by the values of their labels."""
+        """Renders these series of the family, given by their labels' values."""
         if self.kind == "histogram":
             timed = HistogramMetricFamily(self.name, self.text, labels=self.labels)
             for values, figure in found:
@@ -153,7 +153,7 @@ class JobCollector(Collector):
             del figures[key]
 
     def describe(self) -> Iterator[Metric]:
-        """Names the families, so that no other metric takes their names."""
+        """Names the families, so that nothing else takes their names."""
         return (family.shown(()) for family in self._families)
 
     def collect(self) -> Iterator[Metric]:

@@ -321,7 +321,7 @@ class Reconciler:
                 await asyncio.sleep(self._backoff(failures))
 
     async def _sleep(self, pause: float) -> None:
-        longest = self._pace.sleep_seconds(self._longest)
+        longest = self._pace.sleep_seconds(self._longest, random.random())
         self._unasked = False
         try:
             async with asyncio.timeout(min(pause, longest)):

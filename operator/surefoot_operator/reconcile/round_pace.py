@@ -13,8 +13,11 @@ COSTS_GATHERED = 6.0
 """While words keep coming they are gathered for so many times what a decision takes: it leaves the loop to them meanwhile."""
 MOST_GATHERING_SECONDS = 0.15
 """And no longer, whatever a decision takes: a busy machine makes it look dear."""
-STILL_SECONDS = 8.0
+STILL_SECONDS = 10.0
 """A job that nobody speaks of is looked at this often: what is older than 15 s says nothing to whoever leaves a node."""
+EVENED = 0.4
+"""Share of such a sleep that is left to chance: a thousand that began together would be looked at together for all time, and
+whoever is spoken of meanwhile would wait behind them."""
 
 
 class RoundPace:
@@ -42,9 +45,11 @@ class RoundPace:
         """How long words that keep coming are gathered."""
         return max(GATHERING_SECONDS, min(COSTS_GATHERED * self._decision_seconds, MOST_GATHERING_SECONDS))
 
-    def sleep_seconds(self, longest_seconds: float) -> float:
+    def sleep_seconds(self, longest_seconds: float, chance: float) -> float:
         """Returns how long to sleep if nothing is heard.
 
-        `longest_seconds`, and twice as long after each look that found nothing, up to STILL_SECONDS.
+        `longest_seconds`, and twice as long after each look that found nothing, up to STILL_SECONDS; the last of it as
+        `chance`, between 0 and 1, has it.
         """
-        return max(longest_seconds, min(longest_seconds * 2.0**self._still, STILL_SECONDS))
+        still = min(longest_seconds * 2.0**self._still, STILL_SECONDS)
+        return max(longest_seconds, still * (1.0 - EVENED * chance))
