@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,8 @@ PRODUCT = "f6d2ad68cf45aa45"
 _SECONDS = 0.1
 _COPY_BYTES = 16 << 20
 _FORMATS = ("float32", "float16", "bfloat16")
+_SIDE_BY_SIDE = 32
+"""Copies of the right matrix: one alone gives work to an eighth of a large GPU's multiprocessors."""
 
 
 def operands() -> tuple[Any, Any, Any]:
@@ -81,28 +85,47 @@ def try_memory() -> Trial:
     return Trial("memory", "well", rate=2e-9 * _COPY_BYTES / passed, unit="GB")
 
 
-def try_gpus(torch: Any, left: Any, right: Any, product: Any) -> list[Trial]:
-    """The same product on each device that PyTorch sees, in each format."""
-    if not torch.cuda.is_available():
-        return []
-    return [_try_gpu(torch, index, left, right, product) for index in range(torch.cuda.device_count())]
+def try_gpus(torch: Any, left: Any, right: Any, product: Any) -> Iterator[Trial]:
+    """The same product on each device that PyTorch sees, in each format.
+
+    Side by side, and each told as it ends: the first product of a device takes a second, and one that hangs must not
+    keep what others found.
+    """
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        return
+    with ThreadPoolExecutor(count) as pool:
+        trials = [pool.submit(_try_gpu, torch, index, left, right, product) for index in range(count)]
+        yield from (one.result() for one in as_completed(trials))
 
 
 def _try_gpu(torch: Any, index: int, left: Any, right: Any, product: Any) -> Trial:
-    name = f"gpu {index}"
+    name, device = f"gpu {index}", f"cuda:{index}"
+    rate = 0.0
     try:
-        known = torch.from_numpy(product).to(f"cuda:{index}")
-        rate = 0.0
+        known = torch.from_numpy(product).to(device).repeat(1, _SIDE_BY_SIDE)
         for kind in _FORMATS:
-            a, b = (torch.from_numpy(one).to(f"cuda:{index}", getattr(torch, kind)) for one in (left, right))
-            began, count = time.monotonic(), 0
-            while (passed := time.monotonic() - began) < _SECONDS or not count:
-                wrong = int(((a @ b).long() != known).sum().item())
-                count += 1
-                if wrong:
-                    text = f"GPU {index} multiplies matrices of {kind} wrong: {wrong} values"
-                    return Trial(name, "fails", "GpuComputesWrong", text)
-            rate = max(rate, 2e-9 * SIZE**3 * count / passed)
+            a, b = (torch.from_numpy(one).to(device, getattr(torch, kind)) for one in (left, right))
+            wrong, reached = _multiplied(a, b.repeat(1, _SIDE_BY_SIDE), known)
+            if wrong:
+                text = f"GPU {index} multiplies matrices of {kind} wrong: {wrong} of {_SIDE_BY_SIDE * SIZE**2} values"
+                return Trial(name, "fails", "GpuComputesWrong", text)
+            rate = max(rate, reached)
     except RuntimeError as error:  # out of memory that somebody else has, a driver that does not fit: no proof
         return Trial(name, "unknown", text=f"GPU {index} could not be tried: {str(error).splitlines()[0][:200]}")
     return Trial(name, "well", rate=rate, unit="GFLOP")
+
+
+def _multiplied(a: Any, b: Any, known: Any) -> tuple[int, float]:
+    """How many values of one product were wrong, and GFLOP/s with the comparison.
+
+    The first product loads the library and counts for no time: it alone may take longer than all others should.
+    """
+    wrong, began, count = _wrong(a, b, known), time.monotonic(), 0
+    while not wrong and ((passed := time.monotonic() - began) < _SECONDS or not count):
+        wrong, count = _wrong(a, b, known), count + 1
+    return wrong, 0.0 if wrong else 2e-9 * _SIDE_BY_SIDE * SIZE**3 * count / max(passed, 1e-9)
+
+
+def _wrong(a: Any, b: Any, known: Any) -> int:
+    return int(((a @ b).long() != known).sum().item())

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -77,7 +77,9 @@ def _all_reduced(tell: Callable[..., None], dist: Any, rank: int, store: Any, na
     import torch
 
     devices = [f"cuda:{index}" for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    own = _identities(torch, len(devices))
     store = dist.PrefixStore(name, store)
+    store.set(f"devices {rank}", " ".join(own))  # first: who is there has said this, or knows nothing of it
     store.set(f"there {rank}", str(len(devices)))
     try:
         store.wait([f"there {1 - rank}"])
@@ -85,7 +87,8 @@ def _all_reduced(tell: Callable[..., None], dist: Any, rank: int, store: Any, na
         return {"verdict": "fails", "text": f"the other node did not come within {MEETING_SECONDS:g} s"}
     tell(met=True)
     shared = min(len(devices), int(store.get(f"there {1 - rank}")))
-    backend = "nccl" if shared and dist.is_nccl_available() else "gloo"
+    others = store.get(f"devices {1 - rank}").decode().split() if store.check([f"devices {1 - rank}"]) else []
+    backend = chosen_backend(shared, own, others, dist.is_nccl_available())
     # a collective of NCCL that hangs is to end with an error here, and not to end this process
     os.environ.update(TORCH_NCCL_BLOCKING_WAIT="1", TORCH_NCCL_ASYNC_ERROR_HANDLING="0")
     limit = timedelta(seconds=CALL_SECONDS)
@@ -101,6 +104,19 @@ def _all_reduced(tell: Callable[..., None], dist: Any, rank: int, store: Any, na
     store.set(f"over {rank}", "1")
     _part(store, rank)
     return {"verdict": "well", "text": f"{min(rates):.2g} GB/s, {1e3 * max(latencies):.2g} ms by {backend}"}
+
+
+def chosen_backend(shared: int, own: Sequence[str], others: Sequence[str], has_nccl: bool) -> str:
+    """NCCL where each side has GPUs of its own, else gloo.
+
+    Two workers of one machine may have the same GPU: NCCL refuses that, and nothing would be at fault.
+    """
+    return "nccl" if shared and has_nccl and set(own).isdisjoint(others) else "gloo"
+
+
+def _identities(torch: Any, count: int) -> list[str]:
+    """What a GPU is called on every node and by every process."""
+    return [str(torch.cuda.get_device_properties(index).uuid) for index in range(count)]
 
 
 def _tried(torch: Any, dist: Any, rank: int, device: str, spoiled: bool) -> tuple[float, float, str]:

@@ -59,12 +59,15 @@ class Tensor:
         self.values, self.wrong = values, wrong
 
     def to(self, device: str, kind: object = None) -> Tensor:
-        return Tensor(self.values, device == "cuda:1")
+        return Tensor(self.values if kind is None else self.values.astype(np.float32), device == "cuda:1")
 
     def __matmul__(self, other: Tensor) -> Tensor:
         product = self.values @ other.values
-        product[0, 0] += self.wrong
+        product[0, -1] += self.wrong
         return Tensor(product, self.wrong)
+
+    def repeat(self, rows: int, columns: int) -> Tensor:
+        return Tensor(np.tile(self.values, (rows, columns)), self.wrong)
 
     def long(self) -> Tensor:
         return self
@@ -84,11 +87,12 @@ def gpus(count: int, failing: bool = False) -> Any:
     return SimpleNamespace(cuda=cuda, from_numpy=from_numpy, float32=0, float16=1, bfloat16=2)
 
 
-def test_each_gpu_is_tried_and_the_one_that_multiplies_wrong_is_named() -> None:
-    found = try_gpus(gpus(3), LEFT, RIGHT, KNOWN)
+def test_each_gpu_is_tried_and_the_one_that_multiplies_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compute_trials, "_SIDE_BY_SIDE", 2)
+    found = sorted(try_gpus(gpus(3), LEFT, RIGHT, KNOWN), key=lambda one: one.name)
     assert [(one.name, one.verdict) for one in found] == [("gpu 0", "well"), ("gpu 1", "fails"), ("gpu 2", "well")]
-    assert found[1].text == "GPU 1 multiplies matrices of float32 wrong: 1 values"
-    assert try_gpus(gpus(0), LEFT, RIGHT, KNOWN) == []
+    assert found[1].text == "GPU 1 multiplies matrices of float32 wrong: 1 of 524288 values"
+    assert list(try_gpus(gpus(0), LEFT, RIGHT, KNOWN)) == []
 
 
 def test_a_gpu_that_cannot_be_tried_proves_nothing() -> None:
