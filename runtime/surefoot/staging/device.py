@@ -162,7 +162,9 @@ def _bands(flat: torch.Tensor, tile: tuple[int, ...]) -> Iterator[torch.Tensor]:
 
 
 def _in_order(band: torch.Tensor, tile: tuple[int, ...]) -> torch.Tensor:
-    """The band's blocks one after the other, in scratch."""
+    """The band's blocks one after the other: itself where it lies so, else scratch."""
+    if band.is_contiguous() and all(t >= n for t, n in zip(tile[1:], band.shape[1:], strict=True)):
+        return band.reshape(-1)
     scratch = torch.empty(band.numel(), dtype=band.dtype, device=band.device)
     for region in regions(tuple(band.shape), tile):
         offset = band.storage_offset() + sum(c * s for c, s in zip(region.corner, band.stride(), strict=True))
