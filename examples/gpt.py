@@ -1,6 +1,6 @@
-"""A byte-level GPT, sharded with FSDP2 over gloo, learns the source of the standard library of the running interpreter.
+"""A byte-level GPT, sharded with FSDP2, learns the source of the standard library of the running interpreter.
 
-Real text that is on every machine, a real model, no GPU needed. Run it any way:
+Real text that is on every machine, a real model; on GPUs where there are any, else on the CPU. Run it any way:
 
     python examples/gpt.py --steps 50                                    one process
     torchrun --nproc-per-node 2 examples/gpt.py --steps 50               torchrun, without a coordinator
@@ -107,6 +107,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--global-batch", type=int, default=8, help="samples a step, whatever the world size")
     parser.add_argument("--context", type=int, default=128, help="bytes a sample")
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU where there is one"
+    )
+    parser.add_argument(
+        "--backend",
+        choices=("auto", "gloo", "nccl"),
+        default="auto",
+        help="auto: nccl where each rank has a GPU, else gloo. Say gloo where nodes on one machine share a GPU",
+    )
     parser.add_argument("--compile", action="store_true", help="torch.compile each block")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
@@ -115,20 +124,31 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def join_group() -> None:
+def chosen_device(asked: str) -> torch.device:
+    """The CPU, or this rank's GPU among those of its node."""
+    if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def join_group(device: torch.device, asked: str) -> None:
     """A launcher's process group, or one of this process alone."""
+    alone = device.type == "cuda" and int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= torch.cuda.device_count()
+    backend = asked if asked != "auto" else "nccl" if alone else "gloo"
     limit = timedelta(seconds=COLLECTIVE_SECONDS)
     if "RANK" in os.environ:
-        dist.init_process_group("gloo", timeout=limit)
+        dist.init_process_group(backend, timeout=limit)
     else:
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=limit)
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=limit)
 
 
-def sharded_model(options: argparse.Namespace) -> GPT:
+def sharded_model(options: argparse.Namespace, device: torch.device) -> GPT:
     """Built alike on every rank from the seed, then sharded in place."""
     torch.manual_seed(options.seed)
-    model = GPT(*SIZES[options.size], context=options.context).to(getattr(torch, options.dtype))
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model = GPT(*SIZES[options.size], context=options.context).to(device, getattr(torch, options.dtype))
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for block in model.blocks:
         if options.compile:
             block.compile()
@@ -137,16 +157,18 @@ def sharded_model(options: argparse.Namespace) -> GPT:
     return model
 
 
-def loss_of(model: GPT, batch: surefoot.Batch) -> torch.Tensor:
+def loss_of(model: GPT, batch: surefoot.Batch, device: torch.device) -> torch.Tensor:
     """The mean over this rank's samples, weighted so that the mean over ranks is the mean over the global batch."""
-    inputs, targets = batch.data[:, :-1], batch.data[:, 1:]
+    data = batch.data.to(device)
+    inputs, targets = data[:, :-1], data[:, 1:]
     return nn.functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()) * batch.weight
 
 
 def main() -> None:
     options = arguments()
-    join_group()
-    model = sharded_model(options)
+    device = chosen_device(options.device)
+    join_group(device, options.backend)
+    model = sharded_model(options, device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate, weight_decay=0.1)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 20))
     dataset = Windows(standard_library(), options.context)
@@ -164,10 +186,13 @@ def main() -> None:
     start = checkpointer.restore()
     if dist.get_rank() == 0:
         count = sum(p.numel() for p in model.parameters())
-        print(f"{count / 1e6:.1f} M parameters, world {dist.get_world_size()}, from step {start}", flush=True)
+        print(
+            f"{count / 1e6:.1f} M parameters, world {dist.get_world_size()} on {device.type}, from step {start}",
+            flush=True,
+        )
 
     for step, batch in zip(range(start + 1, options.steps + 1), loader, strict=False):
-        loss = loss_of(model, batch)
+        loss = loss_of(model, batch, device)
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         optimizer.step()
         scheduler.step()
