@@ -243,6 +243,10 @@ bench-listing: $(VENV)/.ready ## 16,384 manifests listed through an S3 of 50 ms,
 bench-small-tensors: $(VENV)/.ready ## 10,000 tensors of 8 KiB: prepare, stall and restore, medians of five turns (build/bench/small_tensors.json, a minute)
 	$(BIN)/python -m bench.small_tensors --out build/bench/small_tensors.json
 
+.PHONY: bench-gpu
+bench-gpu: $(VENV)/.ready ## saves and restores of a program on a CUDA device, beside torch.save and DCP (build/bench/gpu.json, two minutes)
+	$(BIN)/python -m bench.gpu --out build/bench/gpu.json
+
 .PHONY: bench-frozen
 bench-frozen: $(VENV)/.ready ## bytes that holders receive of a state that is 95 % frozen (build/bench/frozen_weights.json, seconds)
 	$(BIN)/python -m bench.frozen_weights --out build/bench/frozen_weights.json

@@ -1,4 +1,4 @@
-"""The training program that every system saves: a small transformer with AdamW, in float32, on the CPU.
+"""The training program that every system saves: a small transformer with AdamW, in float32, on the CPU or a device.
 
 Its state does not depend on the batch, so the batch is what makes a step as long as the measurement wants it.
 """
@@ -31,11 +31,12 @@ class Program:
     With no sequences nothing is trained: it is there to be saved and restored.
     """
 
-    def __init__(self, width: int, layers: int, sequences: int = 1, seed: int = 1) -> None:
+    def __init__(self, width: int, layers: int, sequences: int = 1, seed: int = 1, device: str = "cpu") -> None:
         torch.manual_seed(seed)
+        self._device = device
         self.model = nn.Sequential(
             nn.Embedding(VOCABULARY, width), *(Block(width) for _ in range(layers)), nn.Linear(width, VOCABULARY)
-        )
+        ).to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         self.batch(sequences)
         if sequences:
@@ -45,7 +46,7 @@ class Program:
             self._moments()
 
     def batch(self, sequences: int) -> None:
-        self._tokens = torch.randint(VOCABULARY, (sequences, CONTEXT + 1))
+        self._tokens = torch.randint(VOCABULARY, (sequences, CONTEXT + 1), device=self._device)
 
     def train(self) -> None:
         found = self.model(self._tokens[:, :-1]).flatten(0, 1)
