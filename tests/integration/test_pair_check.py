@@ -142,9 +142,10 @@ async def test_a_way_that_is_blocked_fails_within_its_time(pair: Pair) -> None:
 async def test_who_stood_still_blames_nobody(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Found by the simulator: a node that froze in one trial, and behind a broken way to another node, was taken for sick."""
     monkeypatch.setattr(pair_check, "STILL_SECONDS", 0.2)
+    before = [(side, side.check._child) for side in (pair.host, pair.guest)]
     await pair.begin(store="127.0.0.1:9")
     async with asyncio.timeout(SECONDS):
-        while any(side.check._child is None for side in (pair.host, pair.guest)):  # noqa: ASYNC110  # no event tells of it
+        while any(side.check._child is old for side, old in before):  # noqa: ASYNC110  # no event tells of it
             await asyncio.sleep(0.01)  # a process that is there, and not yet known to the agent, is watched by nobody
     time.sleep(1.0)  # noqa: ASYNC251  # what is tried is a process that does not run
     host, guest = await pair.verdicts()

@@ -25,7 +25,7 @@ class Stillness:
         self._ticking: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._ticking = asyncio.create_task(self._tick())
+        self._ticking = asyncio.create_task(self._tick(asyncio.get_running_loop().time() + TICK_SECONDS))
         return self
 
     async def __aexit__(
@@ -36,11 +36,12 @@ class Stillness:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._ticking
 
-    async def _tick(self) -> None:
+    async def _tick(self, due: float) -> None:
+        """`due` is of the first tick: this task may begin late, too."""
         loop = asyncio.get_running_loop()
         while True:
-            due = loop.time() + TICK_SECONDS
             try:
                 await asyncio.sleep(TICK_SECONDS)
             finally:  # a deadline may end the wait in the same turn of the loop that comes late
                 self.longest_seconds = max(self.longest_seconds, loop.time() - due)
+            due = loop.time() + TICK_SECONDS
