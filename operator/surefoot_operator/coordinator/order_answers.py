@@ -20,6 +20,7 @@ from surefoot.protocol.messages import (
     Persisted,
     PersistentDropped,
     Repaired,
+    RepairSave,
 )
 from surefoot.protocol.pair_messages import PairResult, PairStore
 from surefoot.protocol.records import RankManifest
@@ -27,7 +28,7 @@ from surefoot.protocol.sighting_messages import HolderReading, LookAtHolders, Si
 from surefoot_operator.coordinator import holder_sightings, pair_orders
 from surefoot_operator.coordinator.holder_sightings import SightingRequest
 from surefoot_operator.coordinator.listing_pages import PartialListing, lacking, taken
-from surefoot_operator.coordinator.order_requests import void_listing
+from surefoot_operator.coordinator.order_requests import COPIED_SECONDS, void_listing
 from surefoot_operator.coordinator.orders import HoldProposal, Orders, Request, with_failure, with_listing
 from surefoot_operator.coordinator.request_words import request_words
 from surefoot_operator.observed_tiers import PersistentSeen
@@ -36,9 +37,9 @@ MOST_TOLD = 5
 """Records that a listing left out and that are told by name."""
 
 MOST_PROMOTED = 8
+"""Checkpoints whose uploads are remembered; only the pinned one matters, the rest is history."""
 MOST_UNTOLD_FAILURES = 5
 """Failed uploads of one save, each after several tries of its agent, before its silence on the cause is taken for damage."""
-"""Checkpoints whose uploads are remembered; only the pinned one matters, the rest is history."""
 
 
 def answered(orders: Orders, worker: WorkerId, message: FromAgent, now: float = 0.0) -> Orders:
@@ -67,6 +68,9 @@ def answered(orders: Orders, worker: WorkerId, message: FromAgent, now: float = 
     if isinstance(order.message, DropPersistent) and message.error is None:
         deleting = orders.persistent.deleting - frozenset(order.message.checkpoints)
         return replace(orders, persistent=replace(orders.persistent, deleting=deleting))
+    if isinstance(order.message, RepairSave) and message.error is None:
+        lately = {copy: at for copy, at in orders.copied.items() if now - at < COPIED_SECONDS}
+        return replace(orders, copied={**lately, (order.message.save, order.message.target): now})
     return orders
 
 

@@ -6,6 +6,7 @@ twice.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Literal
@@ -27,6 +28,9 @@ from surefoot_operator.observed_tiers import PersistentSeen
 
 MOST_LISTINGS = 8
 """Of one kind that may be under way at once; each is asked for a minute after the one before, and any may answer."""
+
+COPIED_SECONDS = 2.0
+"""Within so long after an agent has copied a save to a holder that holder's index is read anew."""
 
 
 def propose_hold(
@@ -120,13 +124,15 @@ def repair(orders: Orders, copies: Iterable[tuple[WorkerId, RepairSave]], now: f
     """Asks agents to copy rank saves that none of them copies yet.
 
     All of a round at once: a holder that came back empty lacks thousands, and one by one each looks through all others.
-    The requests are numbered here.
+    One that was made is not asked for again before its target's index was read: each plan until then would have the same
+    bytes sent once more. The requests are numbered here.
     """
     messages = (order.message for order in orders.outstanding.values())
     asked = {(m.save, m.target, m.epoch) for m in messages if isinstance(m, RepairSave)}
     new: dict[int, Request] = {}
     for worker, copy in copies:
-        if (copy.save, copy.target, copy.epoch) not in asked:
+        made = now - orders.copied.get((copy.save, copy.target), -math.inf) < COPIED_SECONDS
+        if not made and (copy.save, copy.target, copy.epoch) not in asked:
             asked.add((copy.save, copy.target, copy.epoch))
             number = orders.next_request + len(new)
             new[number] = Request(worker, replace(copy, request=number), copy.epoch, now)

@@ -69,11 +69,13 @@ class Orders:
     promotion_times: Mapping[Checkpoint, Mapping[WorkerId, float]] = field(default_factory=dict)
     """Seconds that each worker spent on uploading its share; of the newest few checkpoints."""
     sights: Mapping[HolderId, SightSeen] = field(default_factory=dict)
+    """What agents see of holders that the operator does not reach, as of the newest epoch that asked."""
     sighted_layouts: Mapping[str, str] = field(default_factory=dict)
     """Layout records that agents read of holders in the operator's place, by digest."""
     read_seconds: float = float("-inf")
     """When an agent last told such a reading: a listing from before it may lack what that holder had."""
-    """What agents see of holders that the operator does not reach, as of the newest epoch that asked."""
+    copied: Mapping[tuple[RankSave, HolderId], float] = field(default_factory=dict)
+    """When agents said that they had copied a save to a holder, lately: its index is read again in a moment."""
     pairs: Mapping[int, PairSeen] = field(default_factory=dict)
     """All-reduces between two agents, by request; see `pair_orders`."""
     failures: tuple[str, ...] = ()
