@@ -31,7 +31,7 @@ def fails(seen: Observed, session: SessionSeen) -> bool:
 
 
 def _fails_with_others(seen: Observed, session: SessionSeen) -> bool:
-    """Whether its all-reduces failed with two agents that passed with others or trained, and not those of most nodes."""
+    """Whether its all-reduces failed with agents of two nodes that passed with others or trained, and not those of most nodes."""
     passed: set[str] = set()
     world = seen.status.world
     members = {m.incarnation for m in world.members} if world is not None else set()
@@ -44,7 +44,11 @@ def _fails_with_others(seen: Observed, session: SessionSeen) -> bool:
             failed.setdefault(names[0], set()).add(names[1])
             failed.setdefault(names[1], set()).add(names[0])
     proven = passed | {one for one in trained if not failed.get(one, set()) & trained}
-    sick = {one for one, others in failed.items() if one not in passed and len(others & proven) > 1}
+    node_of = {side.incarnation: side.node for pair in seen.pairs for side in pair.sides}
+    witnesses = {
+        one: {node_of[other] for other in others & proven} for one, others in failed.items() if one not in passed
+    }
+    sick = {one for one, nodes in witnesses.items() if len(nodes) > 1}
     left = {one.name for one in seen.status.sick_nodes if one.reason.startswith("AllReduceFails:")}
     alike = {s.node for s in seen.sessions if s.incarnation in sick} | left
     most = len(alike) > 1 and 2 * len(alike) > len({s.node for s in seen.sessions} | left)

@@ -253,15 +253,22 @@ def _needs(facts: Facts, session: SessionSeen) -> bool:
 
 def _others(facts: Facts, session: SessionSeen, sick: Collection[str] = ()) -> bool:
     """Whether there is somebody whom it was not tried with, now or in a moment."""
-    met, own = _record(facts, session).met, session.node
-    able = _able(facts).values()
-    return any(one.node != own and one.node not in sick and one.incarnation not in met for one in able)
+    able = (one for one in _able(facts).values() if one.node not in sick)
+    return any(_tells_more(facts, session, one) for one in able)
 
 
 def _first(facts: Facts, session: SessionSeen, pools: tuple[dict[str, SessionSeen], ...]) -> SessionSeen | None:
-    met = _record(facts, session).met
-    able = (s for pool in pools for s in pool.values() if s.node != session.node and s.incarnation not in met)
-    return next(able, None)
+    return next((s for pool in pools for s in pool.values() if _tells_more(facts, session, s)), None)
+
+
+def _tells_more(facts: Facts, session: SessionSeen, other: SessionSeen) -> bool:
+    """Whether a trial of these two would say what none has said yet.
+
+    Another agent of a node with which it failed says the same again, and would use up the trials that a third node is needed for.
+    """
+    record = _record(facts, session)
+    seen = {session.node, *(side.node for _, side in record.failed.values())}
+    return other.node not in seen and other.incarnation not in record.met
 
 
 def _side(session: SessionSeen) -> PairSideSeen:

@@ -281,3 +281,16 @@ def test_two_that_trained_together_and_fail_in_a_trial_are_no_witnesses() -> Non
     assert judged(gather(failed)) == {}
     without = replace(failed, pairs=failed.pairs[1:])
     assert list(judged(gather(without))) == ["n2"]
+
+
+def test_another_agent_of_a_node_that_it_failed_with_tells_nothing_new() -> None:
+    """Found by the simulator: n0's agent was restarted, and n1, which garbles, spent its last trial on it, while n2 was busy."""
+    seen = waiting(3)
+    assert asked(seen) == [("n0", "n1")]
+    seen = told(seen, {"n1"})
+    again = replace(seen.sessions[0], incarnation="restarted", tried_seconds=seen.now)
+    seen = replace(seen, sessions=(again, *seen.sessions[1:]))
+    assert ("n1", "n0") not in asked(seen)
+    assert ("n0", "n1") not in asked(seen)
+    seen, _ = ended(seen, {"n1"})
+    assert judged(gather(seen)) == {}, "n0's former agent never passed with anybody: n2 alone is no witness"
