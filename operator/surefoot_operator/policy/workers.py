@@ -75,7 +75,6 @@ _WELL = _Place(())
 def reconcile_workers(facts: Facts, wanted: frozenset[int]) -> WorkerChanges:
     """Plans one live worker for each wanted index, and no other."""
     members = _training(facts)
-    avoided = _avoided(facts)
     by_index: dict[int, list[WorkerSeen]] = {index: [] for index in wanted}
     for worker in sorted(facts.seen.workers, key=lambda w: (w.index, w.attempt)):
         by_index.setdefault(worker.index, []).append(worker)
@@ -88,6 +87,7 @@ def reconcile_workers(facts: Facts, wanted: frozenset[int]) -> WorkerChanges:
     if lacks_group(facts):
         vacant = {}  # no attempt is counted either: each is asked for once its group is there
     asked = _asked(facts)
+    avoided = _avoided(facts) if vacant else ()  # in an outage all nodes are in doubt, for each of a thousand jobs
     new = [CreateWorker(index, attempt, avoided) for index in vacant if index not in asked]
     again = [asked[index] for index in vacant if index in asked and not asked[index].under_way]
     due = [CreateWorker(c.index, c.attempt, avoided) for c in again if facts.now >= c.until_seconds]

@@ -68,8 +68,8 @@ class Reconciler:
         self._job_metrics = JobMetrics()
         self._round_log = RoundLog()
         self._pace = RoundPace()
-        self._unasked = False
-        """The round under way was asked for by nobody: it looks whether something was missed."""
+        self._heard = True
+        """Whether somebody said something before the round under way."""
         self._desired: DesiredState | None = None
         self._pinned: Checkpoint | None = None
         self._going: Going = {}
@@ -129,7 +129,7 @@ class Reconciler:
                     pause = self._backoff(failures := failures + 1)
                 except Exception as error:  # noqa: BLE001  whatever it was, the job must go on being looked after
                     failures += 1
-                    self._unasked = False
+                    self._heard = True
                     self._report(error, failures)
                     pause = self._backoff(failures)
                     await asyncio.sleep(pause)
@@ -194,7 +194,7 @@ class Reconciler:
         if not later:
             self._follow(shown, status)
         idle = status == seen.status and not decided.actions and not (kept is not None and kept.actions)
-        self._pace.looked(self._unasked, still=idle)
+        self._pace.looked(self._heard, still=idle)
         # Publish metrics, the log line and whether this job can spare a holder.
         self._last = seen, status
         self.safety = safety(seen, status, kept)
@@ -322,13 +322,13 @@ class Reconciler:
 
     async def _sleep(self, pause: float) -> None:
         longest = self._pace.sleep_seconds(self._longest, random.random())
-        self._unasked = False
         try:
             async with asyncio.timeout(min(pause, longest)):
                 await self._wake.wait()
         except TimeoutError:
-            self._unasked = pause >= longest  # else the plan asked to look again now
+            self._heard = False  # the plan asked to look again now, or it is looked whether something was missed
             return
+        self._heard = True
         await self._gather()
 
     async def _gather(self) -> None:

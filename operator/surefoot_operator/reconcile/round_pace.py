@@ -31,14 +31,14 @@ class RoundPace:
         """Takes note of how long the newest decision took."""
         self._decision_seconds = seconds
 
-    def looked(self, unasked: bool, still: bool) -> None:
+    def looked(self, heard: bool, still: bool) -> None:
         """Counts the looks in a row that found nothing.
 
         Args:
-            unasked: Nothing had been heard, and no plan had asked for the look.
+            heard: Somebody had said something since the last.
             still: The look changed nothing and had nothing done.
         """
-        self._still = self._still + 1 if unasked and still else 0
+        self._still = 0 if heard or not still else self._still + 1
 
     @property
     def gathering_seconds(self) -> float:
@@ -51,5 +51,5 @@ class RoundPace:
         `longest_seconds`, and twice as long after each look that found nothing, up to STILL_SECONDS; the last of it as
         `chance`, between 0 and 1, has it.
         """
-        still = min(longest_seconds * 2.0**self._still, STILL_SECONDS)
+        still = min(longest_seconds * 2.0 ** min(self._still, 10), STILL_SECONDS)
         return max(longest_seconds, still * (1.0 - EVENED * chance))

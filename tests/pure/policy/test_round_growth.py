@@ -6,12 +6,14 @@ from dataclasses import replace
 
 from support.builders import running
 from support.operations import counted
-from surefoot_operator.observed import Observed
+from surefoot_operator.observed import NodeSeen, Observed
 from surefoot_operator.policy import indexes
 from surefoot_operator.policy.check import check
+from surefoot_operator.policy.facts import gather
 from surefoot_operator.policy.kept import MOST_KEPT, kept_while_same
 from surefoot_operator.policy.maintenance.maintain import maintain
 from surefoot_operator.policy.plan import plan
+from surefoot_operator.policy.workers import reconcile_workers
 from surefoot_operator.reconcile.steady_parts import SteadyParts
 
 FEW, MANY = 10, 400
@@ -39,6 +41,17 @@ def test_a_round_costs_few_instructions_a_worker_at_any_size() -> None:
     a_worker = (costs[MANY] - costs[FEW]) / (MANY - FEW)
     assert costs[MANY] / MANY <= costs[FEW] / FEW * 1.2
     assert a_worker <= A_WORKER, f"{a_worker:.0f} instructions"
+
+
+def test_nodes_in_doubt_cost_a_job_nothing_that_asks_for_no_worker() -> None:
+    costs, began = {}, running(workers=3)
+    for count in (FEW, MANY):
+        doubted = tuple(NodeSeen(f"m{n}", f"m{n}", ready=True, doubt="not renewed") for n in range(count))
+        facts = gather(replace(began, nodes=(*began.nodes, *doubted)))
+        reconcile_workers(facts, frozenset(range(3)))  # indexes are made
+        again = gather(replace(facts.seen, now=facts.now + 1.0))
+        costs[count] = counted(lambda facts=again: reconcile_workers(facts, frozenset(range(3))))  # type: ignore[misc]
+    assert costs[MANY] <= costs[FEW] * 1.2
 
 
 def test_equal_parts_stay_the_same_objects_and_others_do_not() -> None:
