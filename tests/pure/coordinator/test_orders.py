@@ -1,17 +1,15 @@
-"""Holds, listings, repairs, uploads and deletions as the coordinator asks for them and takes the answers."""
+"""Listings, repairs, uploads and deletions as the coordinator asks for them and takes the answers."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from support.fakes.fake_agent import hello
-from support.talk import CLAIMED, COMMITTED, NODES, A, B, C, talking, words
+from support.talk import CLAIMED, NODES, A, B, talking, words
 from surefoot.protocol.completeness import LeftOut
 from surefoot.protocol.identities import Checkpoint, OlderJob, RankSave, WorkerId
 from surefoot.protocol.messages import (
     DropPersistent,
-    Hold,
-    HoldAnswer,
     Listing,
     ListPersistent,
     PersistentDropped,
@@ -19,7 +17,6 @@ from surefoot.protocol.messages import (
     RepairSave,
     Retire,
     Stop,
-    ToAgent,
 )
 from surefoot.protocol.records import RankManifest
 from surefoot.protocol.sighting_messages import LookAtHolders, Sighting
@@ -29,62 +26,8 @@ from surefoot_operator.coordinator.sessions import (
     begin,
     connected,
     heard,
-    ruled,
 )
 from surefoot_operator.observed_tiers import SightSeen
-
-# ---- holds ---------------------------------------------------------------------------------------------------------
-
-
-def proposed(step: int = 60) -> Sessions:
-    sessions = talking()
-    return replace(sessions, orders=order_requests.propose_hold(sessions.orders, 2, step, "propose", (A, B), 1001.0))
-
-
-def holds(sessions: Sessions, worker: WorkerId) -> list[ToAgent]:
-    return [word for word in words(sessions, worker) if isinstance(word, Hold)]
-
-
-def test_a_hold_binds_once_every_member_accepted() -> None:
-    sessions = proposed()
-    assert holds(sessions, A) == [Hold(2, 60, "propose")]
-    assert holds(sessions, C) == []
-    sessions = heard(sessions, A, HoldAnswer(2, 60, True), 1002.0)
-    assert sessions.orders.hold is not None
-    assert sessions.orders.hold.seen.state == "Proposed"
-    sessions = heard(sessions, A, HoldAnswer(2, 60, True), 1002.0)
-    assert holds(sessions, B) == [Hold(2, 60, "propose")]
-    sessions = heard(sessions, B, HoldAnswer(2, 60, True), 1002.0)
-    assert holds(sessions, A) == holds(sessions, B) == [Hold(2, 60, "bind")]
-
-
-def test_one_refusal_cancels_a_hold_for_all_and_it_may_be_proposed_anew() -> None:
-    sessions = heard(proposed(), A, HoldAnswer(2, 60, True), 1002.0)
-    sessions = heard(sessions, B, HoldAnswer(2, 60, False), 1002.0)
-    assert holds(sessions, A) == [Hold(2, 60, "cancel")]
-    sessions = heard(sessions, B, HoldAnswer(2, 60, True), 1002.0)
-    assert holds(sessions, A) == [Hold(2, 60, "cancel")]
-    again = replace(sessions, orders=order_requests.propose_hold(sessions.orders, 2, 80, "propose", (A, B), 1003.0))
-    assert holds(again, A) == [Hold(2, 80, "propose")]
-
-
-def test_nobody_may_bind_before_all_accepted() -> None:
-    sessions = proposed()
-    same = order_requests.propose_hold(sessions.orders, 2, 60, "bind", (A, B), 1002.0)
-    assert same.hold == sessions.orders.hold
-    assert order_requests.propose_hold(begin("job-1", 1.0).orders, 2, 60, "bind", (A, B), 1.0).hold is None
-
-
-def test_a_hold_ends_with_its_world_and_answers_of_another_step_are_ignored() -> None:
-    sessions = heard(proposed(), A, HoldAnswer(2, 50, False), 1002.0)
-    assert holds(sessions, A) == [Hold(2, 60, "propose")]
-    assert ruled(sessions, CLAIMED.world).orders.hold is None
-
-
-def test_an_adopted_member_is_freed_from_a_hold_that_nobody_remembers() -> None:
-    sessions = connected(ruled(begin("job-1", 2000.0), COMMITTED), hello(0, epoch=2), 2000.0)
-    assert holds(sessions, A) == [Hold(2, 0, "cancel")]
-
 
 # ---- requests ------------------------------------------------------------------------------------------------------
 
