@@ -74,10 +74,10 @@ SPARED_FROM = ("node dies", "node freezes", "agent dies", "trainer dies", "opera
                "node is drained", "node is to be left")  # fmt: skip
 
 
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", range(2))
 def test_spares_answer_losses_and_are_replaced(block: int) -> None:
     taken = 0
-    for seed in range(block * 6, (block + 1) * 6):
+    for seed in range(block * 12, (block + 1) * 12):
         wish = Settings(
             nodes=5 + seed % 2, workers=3, least_workers=(3, 2, 1)[seed % 3], spares=1 + seed % 2, steps=60,
             interval=(1, 3, 50)[seed % 3], replicas=1 + seed % 2, faults=1 + seed % 4, kinds=SPARED_FROM,
@@ -85,7 +85,7 @@ def test_spares_answer_losses_and_are_replaced(block: int) -> None:
         outcome = simulate(seed, wish)
         assert outcome.violation is None, f"seed {seed}: {outcome.violation}"
         taken += outcome.spares_taken
-    assert taken >= 1
+    assert taken >= 2
 
 
 JOINING = ("agent dies", "node dies", "pod is deleted", "operator dies", "trainer dies", "node freezes")

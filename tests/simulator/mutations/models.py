@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from simulator.drains import DrainRunner
-from simulator.mutations.mutation import CHURNED, ENDING, PROMOTING, RIVALS, SELDOM, WITHOUT_PODS, Mutation
+from simulator.mutations.mutation import CHURNED, ENDING, PARTED, PROMOTING, RIVALS, SELDOM, WITHOUT_PODS, Mutation
 from simulator.rules import ALL
 from simulator.scopes import Scope
 from simulator.trainers import Trainer, advance, content_of
@@ -39,7 +39,7 @@ def _accepts_all(trainer: Trainer, step: int) -> Any:
 
 MODELS = (
     Mutation("holders are not sealed", replace(ALL, seal=False)),
-    Mutation("the fence is not checked by commit", replace(ALL, fence_in_commit=False)),
+    Mutation("the fence is not checked by commit", replace(ALL, fence_in_commit=False), settings=PARTED),
     Mutation("the fence is not checked by drop", replace(ALL, fence_in_drop=False),
              scope=Scope("no fence in drop", 1, 2, 2, 2, off=frozenset({"fence in drop"}))),
     Mutation("commit does not look for the chunks", replace(ALL, whole_commit=False)),
