@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -115,8 +115,7 @@ class KubernetesFabric:
         async with self._sharing:  # workers made side by side share them
             if not self._status(stored).lineage:
                 await self._proof.give(self._me.namespace, pod, job.generation)
-            await self._share("secrets", pods.secret(job, environment))
-            await self._share("services", pods.service(job))
+            await self._share_all({"secrets": pods.secret(job, environment), "services": pods.service(job)})
         made = await api_writes.create(self._api, "pods", pod, self._me)
         self._cache.workers.learn(made)
 
@@ -212,6 +211,13 @@ class KubernetesFabric:
                 self._cache.unlisten(kind, listener, self._own(kind))
         self._closed = True
         self._changed.set()
+
+    async def _share_all(self, bodies: Mapping[str, Object]) -> None:
+        """Side by side: behind a new leader a lost worker's pod waits for them."""
+        made = await asyncio.gather(*(self._share(kind, body) for kind, body in bodies.items()), return_exceptions=True)
+        for problem in made:
+            if isinstance(problem, BaseException):
+                raise problem
 
     async def _share(self, kind: str, body: Object) -> None:
         name = body["metadata"]["name"]
