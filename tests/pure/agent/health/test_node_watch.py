@@ -73,7 +73,7 @@ async def test_a_check_that_hangs_is_told_once_by_name_and_keeps_no_other_from_l
     hung, well = Scripted("gpu"), Scripted("disk", (SLOW,))
     hung.hold = threading.Event()
     all_ = Watched(hung, well)
-    await all_.look(lambda: all_.told == [("GpuSlowed",)])
+    await all_.look(lambda: all_.told == [("GpuSlowed",)] and hung.looks == 1)
     await all_.look(lambda: well.looks == 2, seconds=CHECK_SECONDS + 1)
     await all_.look(lambda: well.looks == 3, seconds=CHECK_SECONDS + 1)
     assert [one for one in all_.notices if one[0] == "CheckHangs"] == [
