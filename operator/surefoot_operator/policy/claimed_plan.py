@@ -23,8 +23,16 @@ from surefoot_operator.policy.reporting.conditions import known_loss
 from surefoot_operator.policy.reporting.hindrances import hindrance
 from surefoot_operator.policy.spares import wanted_indexes
 from surefoot_operator.policy.workers import start_failure
+from surefoot_operator.policy.world.bad_checkpoints import with_bad
 from surefoot_operator.policy.world.claim import committed, select_members
-from surefoot_operator.policy.world.restore_choices import Chosen, FurtherOn, NothingToTakeUp, TotalLoss, Waiting
+from surefoot_operator.policy.world.restore_choices import (
+    Chosen,
+    FloorGone,
+    FurtherOn,
+    NothingToTakeUp,
+    TotalLoss,
+    Waiting,
+)
 from surefoot_operator.policy.world.restore_point import choose, describe
 from surefoot_operator.policy.world.scheduling_deadline import due_seconds, held
 from surefoot_operator.policy.world.size_tie import tie_of
@@ -39,6 +47,8 @@ def plan_claimed(facts: Facts) -> PhaseDecision:
         return job_failed(facts, choice.reason)
     if isinstance(choice, FurtherOn):
         return _further_on(facts, choice)
+    if isinstance(choice, FloorGone):
+        return _without_floor(facts, choice)
     stopped = not isinstance(choice, Waiting) or choice.stopped
     status = _explained(facts)
     phased = incidents.phased(facts, status.incidents, stopped, isinstance(choice, Chosen))
@@ -63,6 +73,13 @@ def _further_on(facts: Facts, choice: FurtherOn) -> PhaseDecision:
     assert back is not None
     status = replace(facts.status, rollback=replace(back, to_step=choice.to_step, proven=False))
     event = Event(names.ROLLED_BACK, choice.reason, True)
+    return PhaseDecision(choice.reason, status, events=(event,), wakes=(facts.now,))
+
+
+def _without_floor(facts: Facts, choice: FloorGone) -> PhaseDecision:
+    """Durable before it is acted upon: what is bad binds nobody, and the next plan restores an older one."""
+    status = replace(facts.status, bad=with_bad(facts.status, choice.floor))
+    event = Event(names.CHECKPOINT_BAD, choice.reason, True)
     return PhaseDecision(choice.reason, status, events=(event,), wakes=(facts.now,))
 
 

@@ -39,6 +39,8 @@ UNSEEING = replace(ROUGH, nodes=2, workers=2, steps=100, faults=6, kinds=("opera
 UNSEEING_AND_ODD = replace(
     UNSEEING, replicas=1, good_after=2, kinds=("operator loses holders", "model becomes no number")
 )
+BEREFT = replace(ROUGH, workers=2, least_workers=1, steps=40, replicas=1, interval=2, persistent_interval=2, faults=12, fault_span_seconds=12.0,
+                 kinds=("node dies", "node dies", "record is gone"))  # fmt: skip
 BLIND = replace(ROUGH, steps=60, faults=8, kinds=("operator loses holders", "trainer dies"))
 ALONE = replace(ROUGH, steps=120, faults=6, fault_span_seconds=20.0, kinds=("operator dies", "holder restarts"))
 LAST_LOST = replace(ROUGH, steps=12, replicas=1, persistent_interval=2, faults=8, fault_span_seconds=6.0,
@@ -118,6 +120,8 @@ LIVENESS = (
     Mutation("a plan blocks the loop for seconds", patches=((Engine, "spend", _slow_plans),), settings=ROUGH),
     Mutation("a node that the cluster doubts is lost", patches=((workers, "node_lost", _doubted), (failures, "node_lost", _doubted)),
              settings=AWAY),
+    Mutation("where what was stored last is gone, nothing older is restored",
+             patches=((restore_point, "_older_than_floor", constant(None)),), settings=BEREFT),
     Mutation("the janitor does not look for the entry", replace(ALL, sweep_by_index=False)),
     Mutation("an agent without a leader takes one copy for enough", patches=((caretakers, "watermark", _of_one),), settings=ALONE),
 )  # fmt: skip

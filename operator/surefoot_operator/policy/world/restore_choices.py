@@ -65,7 +65,15 @@ class FurtherOn:
     reason: str
 
 
-Choice = Waiting | Chosen | FurtherOn | TotalLoss | NothingToTakeUp
+@dataclass(frozen=True, slots=True)
+class FloorGone:
+    """The newest stored checkpoint is in its tier no more; an older one can be read."""
+
+    floor: Checkpoint
+    reason: str
+
+
+Choice = Waiting | Chosen | FurtherOn | FloorGone | TotalLoss | NothingToTakeUp
 
 
 def listing(facts: Facts, seen: PersistentSeen, older: OlderJob | None = None) -> Waiting:

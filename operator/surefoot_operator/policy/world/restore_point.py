@@ -36,7 +36,7 @@ from surefoot_operator.policy.failure.holder_liveness import (
 from surefoot_operator.policy.failure.incidents import open_incident
 from surefoot_operator.policy.world import total_loss
 from surefoot_operator.policy.world.initial_restore import initial_restore_point, origin_of
-from surefoot_operator.policy.world.restore_choices import Choice, Chosen, TotalLoss, Waiting, listing
+from surefoot_operator.policy.world.restore_choices import Choice, Chosen, FloorGone, TotalLoss, Waiting, listing
 from surefoot_operator.policy.world.rollback_record import ceiling, further_on
 
 LISTING_PATIENCE_SECONDS = 2.0
@@ -260,12 +260,18 @@ def _conclusion(facts: Facts, best: Checkpoint | None) -> Choice:
     if further is not None:
         return further
     nothing_to_lose = not facts.running_epoch or (not status.recorded and status.floor is None and not left_out)
+    floor, older = floor_of(facts), _older_than_floor(facts) if persistent else None
+    if floor is not None and older is not None:
+        gone = f"{floor}, which was stored last, is in the persistent tier no more"
+        return _late_uploads(facts, gone) or FloorGone(
+            floor, f"{gone}, nor in memory: {older}, which is there, is restored"
+        )
     policy = facts.spec.checkpoint.on_total_loss
     if nothing_to_lose or total_loss.accepted(facts):
         return initial_restore_point(facts, silent)
     if policy == "Wait":
         return _lost(facts, left_out)
-    late = _late_uploads(facts) if persistent else None
+    late = _late_uploads(facts, "no checkpoint is left") if persistent else None
     if late is not None:
         return late
     if policy == "Restart":
@@ -285,15 +291,29 @@ def _lost(facts: Facts, left_out: tuple[LeftOut, ...]) -> Waiting:
     return Waiting(text, actions, again, lost=text)
 
 
-def _late_uploads(facts: Facts) -> Waiting | None:
+def _older_than_floor(facts: Facts) -> Checkpoint | None:
+    """The newest that can be read below a floor that cannot, in a listing that withheld nothing.
+
+    Somebody deleted what was stored last, a bucket's lifecycle rule for example. To wait for it, or to begin anew, would lose what is
+    there as well.
+    """
+    floor, epoch = floor_of(facts), facts.running_epoch
+    if floor is None or not epoch:
+        return None
+    reading = reading_at(facts, facts.world.epoch)
+    found = complete(reading, facts.status.lineage, epoch, bad_of(facts), facts.seen.covers)
+    return newest(c for c in found if c.step < floor.step and not _beyond(facts, c))
+
+
+def _late_uploads(facts: Facts, trouble: str) -> Waiting | None:
     """What ends a job, or begins it again, is decided by a listing that no upload of the old epoch can come after."""
     persistent, settled = facts.seen.persistent, facts.world.changed_seconds + total_loss.LATE_UPLOAD_SECONDS
     if persistent.asked_seconds is not None and persistent.asked_seconds >= settled:
         return None
     if facts.now >= settled:
         return listing(facts, replace(persistent, asked_seconds=None))
-    reason = "no checkpoint is left, unless an upload that had begun still arrives in the persistent tier"
-    return Waiting(f"{reason}: it is listed once more before the job is given up", until_seconds=settled)
+    reason = f"{trouble}, unless an upload that had begun still arrives in the persistent tier"
+    return Waiting(f"{reason}: it is listed once more before that counts as lost", until_seconds=settled)
 
 
 def _once_more(facts: Facts, left_out: tuple[LeftOut, ...]) -> Waiting:

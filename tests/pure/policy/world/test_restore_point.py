@@ -242,6 +242,27 @@ def test_a_floor_whose_record_was_not_given_binds_and_is_asked_for_again() -> No
     assert parent(without_memory(replace(floored, persistent=both))) == Checkpoint(1, 30)
 
 
+@pytest.mark.parametrize("policy", ["Wait", "Fail", "Restart"])
+def test_where_what_was_stored_last_is_gone_an_older_one_that_is_there_is_restored(policy: str) -> None:
+    """Found by the simulator: a bucket had lost its newest checkpoint, and the job said that every copy of every one was lost."""
+    checkpoint = replace(PERSISTENT, on_total_loss=policy)  # type: ignore[arg-type]  # one of its words
+    older = tuple(manifest(1, 30, r, 3) for r in range(3))
+    seen = without_memory(claimed(ago=60, checkpoint=checkpoint))
+    seen = replace(seen, status=replace(seen.status, floor=Checkpoint(1, 40)))
+    early = decided(replace(seen, persistent=PersistentSeen(2, older, NOW - 50)))
+    assert early.status.world == seen.status.world, "an upload may be on its way"
+    assert any(isinstance(action, ListPersistentTier) for action in early.actions)
+    seen = replace(seen, persistent=PersistentSeen(2, older, NOW - 5))
+    noted = decided(seen)
+    assert (noted.status.bad, noted.status.phase) == ((Checkpoint(1, 40),), "Recovering")
+    assert [event.reason for event in noted.events if "is in the persistent tier no more" in event.message] == [
+        "CheckpointBad"
+    ]
+    made = decided(replace(seen, status=noted.status)).status
+    assert made.world is not None
+    assert (made.world.state, made.world.parent, made.floor) == ("Committed", Checkpoint(1, 30), Checkpoint(1, 30))
+
+
 def test_a_layout_that_nobody_can_bring_is_not_waited_for() -> None:
     newer = tuple(replace(manifest(1, 50, r, 3), layout="lost") for r in range(3))
     listed = unreadable(LeftOut("layouts/lost.json is damaged", False, digest="lost"), entries=newer)
