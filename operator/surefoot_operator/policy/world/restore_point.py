@@ -263,7 +263,8 @@ def _conclusion(facts: Facts, best: Checkpoint | None) -> Choice:
     floor, older = floor_of(facts), _older_than_floor(facts) if persistent else None
     if floor is not None and older is not None:
         gone = f"{floor}, which was stored last, is in the persistent tier no more"
-        return _late_uploads(facts, gone) or FloorGone(
+        again = f"{gone}: it is listed once more before {older} is restored"
+        return _listed_after(facts, total_loss.GONE_SECONDS, again) or FloorGone(
             floor, f"{gone}, nor in memory: {older}, which is there, is restored"
         )
     policy = facts.spec.checkpoint.on_total_loss
@@ -271,7 +272,7 @@ def _conclusion(facts: Facts, best: Checkpoint | None) -> Choice:
         return initial_restore_point(facts, silent)
     if policy == "Wait":
         return _lost(facts, left_out)
-    late = _late_uploads(facts, "no checkpoint is left") if persistent else None
+    late = _late_uploads(facts) if persistent else None
     if late is not None:
         return late
     if policy == "Restart":
@@ -305,15 +306,22 @@ def _older_than_floor(facts: Facts) -> Checkpoint | None:
     return newest(c for c in found if c.step < floor.step and not _beyond(facts, c))
 
 
-def _late_uploads(facts: Facts, trouble: str) -> Waiting | None:
+def _late_uploads(facts: Facts) -> Waiting | None:
     """What ends a job, or begins it again, is decided by a listing that no upload of the old epoch can come after."""
-    persistent, settled = facts.seen.persistent, facts.world.changed_seconds + total_loss.LATE_UPLOAD_SECONDS
+    reason = "no checkpoint is left, unless an upload that had begun still arrives in the persistent tier"
+    return _listed_after(
+        facts, total_loss.LATE_UPLOAD_SECONDS, f"{reason}: it is listed once more before the job is given up"
+    )
+
+
+def _listed_after(facts: Facts, seconds: float, reason: str) -> Waiting | None:
+    """None: the tier was listed so long after the failure."""
+    persistent, settled = facts.seen.persistent, facts.world.changed_seconds + seconds
     if persistent.asked_seconds is not None and persistent.asked_seconds >= settled:
         return None
     if facts.now >= settled:
         return listing(facts, replace(persistent, asked_seconds=None))
-    reason = f"{trouble}, unless an upload that had begun still arrives in the persistent tier"
-    return Waiting(f"{reason}: it is listed once more before that counts as lost", until_seconds=settled)
+    return Waiting(reason, until_seconds=settled)
 
 
 def _once_more(facts: Facts, left_out: tuple[LeftOut, ...]) -> Waiting:

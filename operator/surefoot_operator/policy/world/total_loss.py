@@ -23,6 +23,10 @@ LIST_AGAIN_SECONDS = 60.0
 LATE_UPLOAD_SECONDS = 30.0
 """How long after a loss an object may still appear that a worker had begun to upload: one try's 15 s, and as much again."""
 
+GONE_SECONDS = 45.0
+"""How long after a failure what was stored last may lack in a listing before it counts as gone: a client of a network file system
+shows a folder that changes as it was for half a minute."""
+
 _LONGEST_SHOWN = 40
 
 

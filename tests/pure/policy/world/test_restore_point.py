@@ -250,7 +250,7 @@ def test_where_what_was_stored_last_is_gone_an_older_one_that_is_there_is_restor
     seen = without_memory(claimed(ago=60, checkpoint=checkpoint))
     seen = replace(seen, status=replace(seen.status, floor=Checkpoint(1, 40)))
     early = decided(replace(seen, persistent=PersistentSeen(2, older, NOW - 50)))
-    assert early.status.world == seen.status.world, "an upload may be on its way"
+    assert early.status.world == seen.status.world, "a network file system may show what was"
     assert any(isinstance(action, ListPersistentTier) for action in early.actions)
     seen = replace(seen, persistent=PersistentSeen(2, older, NOW - 5))
     noted = decided(seen)
