@@ -67,7 +67,10 @@ class FurtherOn:
 
 @dataclass(frozen=True, slots=True)
 class FloorGone:
-    """The newest stored checkpoint is in its tier no more; an older one can be read."""
+    """The newest stored checkpoint is gone from its tier.
+
+    An older one can be read.
+    """
 
     floor: Checkpoint
     reason: str
