@@ -105,8 +105,13 @@ class PairWatch:
         self.left: set[str] = set()
         self._known: set[str] = set()
         """Sick ones that failed with two that pass with others, which a leader saw."""
-        self.isolated: set[str] = set()
-        """Nodes that were cut off from several others for a time: to fail with two of them then is no wonder."""
+        self.cut: set[frozenset[str]] = set()
+        """Ways that were cut for a time: two ends of each."""
+
+    def is_isolated(self, node: str) -> bool:
+        """Whether this node was cut off from several others for a time: to fail with two of them then is no wonder."""
+        ways = {way for way in (*self.cut, self.blocked) if node in way}
+        return len(ways) > 1
 
     def draw(self) -> bool:
         """Whether no node of this job fails alone."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -44,8 +43,7 @@ def calm(simulation: Simulation, *nodes: str) -> None:
 
 
 def part(simulation: Simulation, pairs: list[tuple[str, str]], duration: float, both: bool = True) -> None:
-    ends = Counter(name for pair in pairs for name in pair if name in simulation.fabric.nodes)
-    simulation.join_watch.pairs.isolated |= {name for name, times in ends.items() if times > 1}
+    simulation.join_watch.pairs.cut |= {frozenset(pair) for pair in pairs}
     for one, other in pairs:
         simulation.network.cut(one, other, both)
         disturb(simulation, machine(one), machine(other))
