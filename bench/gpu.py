@@ -33,6 +33,7 @@ from bench.systems.dcp import DcpThread
 from bench.systems.surefoot import Surefoot
 from bench.systems.system import System
 from bench.systems.torch_save import TorchSave
+from bench.worker import timed
 
 SHARED_MEMORY = "/dev/shm"
 FROM_HOLDERS = 2
@@ -212,12 +213,6 @@ def machine() -> dict[str, Any]:
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     said = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
     return {"gpu": said, "torch": torch.__version__, "cores": len(os.sched_getaffinity(0)), "load": os.getloadavg()[0]}
-
-
-def timed(call: Callable[[], Any]) -> float:
-    began = time.monotonic()
-    call()
-    return time.monotonic() - began
 
 
 def of(values: list[float]) -> dict[str, float]:

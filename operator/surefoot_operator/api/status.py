@@ -380,6 +380,11 @@ def stamp(status: JobStatus) -> Stamp:
     return Stamp(status.serial, *((world.epoch, world.state) if world is not None else (None, None)))
 
 
+def condition_of(status: JobStatus, kind: str) -> Condition | None:
+    """Returns the condition of that type, if there is one."""
+    return next((one for one in status.conditions if one.type == kind), None)
+
+
 def slow_nodes(status: JobStatus, now: float) -> tuple[ExcludedNode, ...]:
     """Nodes that are avoided for a rank that was slow there."""
     lasting = [one for one in status.replaced_stragglers if one.until_seconds > now]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from surefoot_operator import names
-from surefoot_operator.api.status import Condition, JobStatus
+from surefoot_operator.api.status import Condition, JobStatus, condition_of
 
 INVALID = "Invalid"
 
@@ -21,8 +21,8 @@ def refused(status: JobStatus, reason: str, generation: int, now: float) -> JobS
     if status.phase in ("Complete", "Failed") and not _is_refused(status):
         return status
     kind = names.FAILED if status.world is None else names.SPEC_REFUSED
-    old = next((c for c in status.conditions if c.type == kind and c.status == "True"), None)
-    since = old.last_transition_seconds if old is not None else now
+    old = condition_of(status, kind)
+    since = old.last_transition_seconds if old is not None and old.status == "True" else now
     others = tuple(c for c in status.conditions if c.type not in (names.FAILED, names.SPEC_REFUSED))
     return replace(
         status,

@@ -18,7 +18,7 @@ from surefoot.protocol.plain import amount
 from surefoot_operator import names
 from surefoot_operator.api.spec import CheckpointPolicy
 from surefoot_operator.api.spec_limits import allowed_sizes
-from surefoot_operator.api.status import Condition, JobStatus
+from surefoot_operator.api.status import Condition, JobStatus, condition_of
 from surefoot_operator.observed_tiers import HolderSeen
 from surefoot_operator.policy.actions import Event
 from surefoot_operator.policy.facts import Facts, member_sessions, sealed_holders
@@ -127,7 +127,7 @@ def _in_smallest_world(shares: Sequence[HolderShare], policy: CheckpointPolicy, 
 
 def with_condition(status: JobStatus, budget: MemoryBudget | None, now: float) -> JobStatus:
     """Sets the verdict as a condition; None keeps the former one."""
-    old = _condition(status)
+    old = condition_of(status, names.CHECKPOINTS_FIT)
     if budget is None:
         return status
     truth = "True" if budget.fits else "False"
@@ -139,17 +139,13 @@ def with_condition(status: JobStatus, budget: MemoryBudget | None, now: float) -
 
 def budget_events(old: JobStatus, budget: MemoryBudget | None) -> tuple[Event, ...]:
     """Reports when checkpoints stop fitting, and when they fit again."""
-    was = _condition(old)
+    was = condition_of(old, names.CHECKPOINTS_FIT)
     if budget is None or (was is not None and was.reason == budget.reason):
         return ()
     if budget.fits:
         again = was is not None and was.status == "False"
         return (Event(names.CHECKPOINTS_FIT, f"checkpoints fit again: {budget.message}"),) if again else ()
     return (Event(names.CHECKPOINTS_TOO_LARGE, budget.message, True),)
-
-
-def _condition(status: JobStatus) -> Condition | None:
-    return next((c for c in status.conditions if c.type == names.CHECKPOINTS_FIT), None)
 
 
 def _shares(facts: Facts, saves: Mapping[int, int]) -> tuple[HolderShare, ...]:

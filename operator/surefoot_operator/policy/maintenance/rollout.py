@@ -10,10 +10,10 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from surefoot_operator.api.status import JobStatus, World
+from surefoot_operator.api.status import JobStatus, World, condition_of
 from surefoot_operator.names import CHECKPOINT_LOST
 from surefoot_operator.observed import Observed
-from surefoot_operator.policy.facts import gather, sealed_holders
+from surefoot_operator.policy.facts import Facts, gather, sealed_holders
 from surefoot_operator.policy.failure.holder_liveness import may_return
 from surefoot_operator.policy.failure.incidents import open_incident
 from surefoot_operator.policy.maintenance.maintain import Maintenance
@@ -81,8 +81,12 @@ def safety(seen: Observed, status: JobStatus, kept: Maintenance | None) -> JobSa
         if nothing or kept_elsewhere:
             return says(True, "none of its workers run, and memory has nothing that is stored nowhere else")
         return says(False, "no worker of it runs that could copy its newest checkpoint, which is in memory only")
-    if is_lost(status) and not may_return(gather(seen)):
-        return says(True, "every checkpoint of it is lost, and no holder is away that may have one", _read(seen, world))
+    lost = condition_of(status, CHECKPOINT_LOST)
+    if lost is not None and lost.status == "True" and not may_return(facts := gather(seen)):
+        # it may wait so until a person comes, and would hold up every upgrade of the tier
+        return says(
+            True, "every checkpoint of it is lost, and no holder is away that may have one", _read(facts, world)
+        )
     if world.state != "Committed" or kept is None:
         return says(False, "its world is changing")
     if open_incident(status.incidents) is not None:
@@ -91,20 +95,12 @@ def safety(seen: Observed, status: JobStatus, kept: Maintenance | None) -> JobSa
         return says(False, "none of its complete checkpoints has all its copies")
     if kept.replicas < 2 and (status.floor is None or status.floor in status.bad):
         return says(False, "its checkpoints have one copy, and none is in the persistent tier")
-    return says(True, f"{kept.watermark} has {kept.replicas} copies", _read(seen, world))
+    return says(True, f"{kept.watermark} has {kept.replicas} copies", _read(gather(seen), world))
 
 
-def is_lost(status: JobStatus) -> bool:
-    """Whether the job waits with nothing to restore.
-
-    For as long as that lasts, which may be until a person comes, it would hold up every upgrade of the tier.
-    """
-    return any(one.type == CHECKPOINT_LOST and one.status == "True" for one in status.conditions)
-
-
-def _read(seen: Observed, world: World) -> frozenset[str]:
+def _read(facts: Facts, world: World) -> frozenset[str]:
     """Nodes whose holders the job has sealed and read in that world's epoch."""
-    return frozenset(h.endpoint.holder.node for h in sealed_holders(gather(seen), world.epoch))
+    return frozenset(h.endpoint.holder.node for h in sealed_holders(facts, world.epoch))
 
 
 def refused_safety(status: JobStatus | None, now: float) -> JobSafety:

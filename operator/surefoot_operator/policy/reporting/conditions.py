@@ -12,7 +12,7 @@ from typing import Literal
 from surefoot.protocol.completeness import complete, copies_of, effective_replicas
 from surefoot.protocol.lineage import newest
 from surefoot_operator import names
-from surefoot_operator.api.status import Condition, JobStatus, Phase, World
+from surefoot_operator.api.status import Condition, JobStatus, Phase, World, condition_of
 from surefoot_operator.policy.facts import (
     Facts,
     bad_of,
@@ -73,7 +73,7 @@ def known_loss(facts: Facts) -> str:
 
     It holds until something is found, also while tiers are asked again.
     """
-    known = next((c for c in facts.status.conditions if c.type == names.CHECKPOINT_LOST), None)
+    known = condition_of(facts.status, names.CHECKPOINT_LOST)
     return known.message if known is not None else ""
 
 
@@ -151,7 +151,7 @@ def _chosen_at(facts: Facts) -> int:
 
 
 def _last(facts: Facts) -> tuple[Truth, str, str]:
-    known = next((c for c in facts.status.conditions if c.type == names.CHECKPOINT_PROTECTED), None)
+    known = condition_of(facts.status, names.CHECKPOINT_PROTECTED)
     if known is None:
         return "False", "NothingSaved", "no checkpoint is complete yet"
     return _as_told(known)
@@ -236,7 +236,7 @@ def spares_ready(facts: Facts, status: JobStatus) -> tuple[Truth, str, str] | No
     if facts.spec.suspend or status.phase in ("Complete", "Failed"):
         return "False", "NotWanted", "no workers are wanted"
     if world is None or world.state != "Committed" or world != status.world:
-        known = next((c for c in facts.status.conditions if c.type == names.SPARES_READY), None)
+        known = condition_of(facts.status, names.SPARES_READY)
         return ("False", "Waiting", "the world comes first") if known is None else _as_told(known)
     warm = min(wanted, len(spare_agents(facts)))
     there = f"{warm} of {wanted} spares are warm"

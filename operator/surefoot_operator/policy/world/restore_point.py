@@ -128,13 +128,18 @@ def _began(facts: Facts) -> float:
 
 def _best(facts: Facts) -> Checkpoint | None:
     """The newest checkpoint that was read to be complete, on the lineage, and not below the floor."""
+    floor = floor_of(facts)
+    return newest(c for c in _readable(facts) if floor is None or c.step >= floor.step)
+
+
+def _readable(facts: Facts) -> list[Checkpoint]:
+    """Lists what was read to be complete on the lineage, and is not beyond what a rollback goes back to."""
     epoch = facts.running_epoch
     if not epoch:
-        return None
+        return []
     reading = reading_at(facts, facts.world.epoch)
     found = complete(reading, facts.status.lineage, epoch, bad_of(facts), facts.seen.covers)
-    floor = floor_of(facts)
-    return newest(c for c in found if (floor is None or c.step >= floor.step) and not _beyond(facts, c))
+    return [checkpoint for checkpoint in found if not _beyond(facts, checkpoint)]
 
 
 def _worth_waiting(facts: Facts, best: Checkpoint | None) -> float:
@@ -298,12 +303,8 @@ def _older_than_floor(facts: Facts) -> Checkpoint | None:
     Somebody deleted what was stored last, a bucket's lifecycle rule for example. To wait for it, or to begin anew, would lose what is
     there as well.
     """
-    floor, epoch = floor_of(facts), facts.running_epoch
-    if floor is None or not epoch:
-        return None
-    reading = reading_at(facts, facts.world.epoch)
-    found = complete(reading, facts.status.lineage, epoch, bad_of(facts), facts.seen.covers)
-    return newest(c for c in found if c.step < floor.step and not _beyond(facts, c))
+    floor = floor_of(facts)
+    return newest(c for c in _readable(facts) if c.step < floor.step) if floor is not None else None
 
 
 def _late_uploads(facts: Facts) -> Waiting | None:

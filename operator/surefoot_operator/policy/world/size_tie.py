@@ -16,7 +16,7 @@ from surefoot.protocol.ties import tied_objects
 from surefoot_operator import names
 from surefoot_operator.api.spec import TrainingJobSpec
 from surefoot_operator.api.spec_limits import allowed_sizes
-from surefoot_operator.api.status import Condition, JobStatus
+from surefoot_operator.api.status import JobStatus, condition_of
 from surefoot_operator.policy.facts import Facts, derived_once, reading_at
 
 
@@ -51,13 +51,13 @@ def present_tie(facts: Facts) -> Tie | None:
     whole = [c for c, ranks in found.items() if len(ranks) == next(iter(ranks.values()))[-1].world]
     if whole:
         return _tie(copies[-1] for copies in found[max(whole, key=lambda c: c.step)].values())
-    known = _known(facts.status)
+    known = condition_of(facts.status, names.WORLD_SIZE_TIED)
     return Tie(known.message, world.size) if known is not None and world.size else None
 
 
 def tie_to_tell(facts: Facts, status: JobStatus) -> str | None:
     """Returns the condition's message; None: no other size was asked for."""
-    world, known = status.world, _known(facts.status)
+    world, known = status.world, condition_of(facts.status, names.WORLD_SIZE_TIED)
     if world is None or status.phase in ("Complete", "Failed"):
         return None
     if world.state == "Claimed" or not world.members:
@@ -85,7 +85,3 @@ def _tie(manifests: Iterable[RankManifest]) -> Tie | None:
 def _entries(facts: Facts) -> Iterator[RankManifest]:
     reading = reading_at(facts, facts.world.epoch)
     return chain(*reading.holders.values(), reading.persistent or ())
-
-
-def _known(status: JobStatus) -> Condition | None:
-    return next((c for c in status.conditions if c.type == names.WORLD_SIZE_TIED), None)
