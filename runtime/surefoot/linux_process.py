@@ -10,12 +10,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import platform
 import signal
 from dataclasses import dataclass
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_TGKILL = {"x86_64": 234, "aarch64": 131}.get(platform.machine())
+"""Its number as a system call: glibc has a function of this name only since 2.30, musl has none."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -146,6 +149,22 @@ def send_group(group: int, number: signal.Signals) -> None:
     """Signals a whole process group; one that is gone is success."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, number)
+
+
+def send_main_thread(pid: int, number: int) -> None:
+    """Signals the main thread of a process, and no other.
+
+    A signal to the process goes to any thread that does not block it. On other processors than x86-64 and arm64 it is
+    sent to the process, of which the kernel prefers the main thread.
+
+    Raises:
+        ProcessLookupError: it has ended.
+    """
+    if _TGKILL is None:
+        os.kill(pid, number)
+    elif _libc.syscall(_TGKILL, pid, pid, int(number)) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))  # as the subclass that Python has for the code
 
 
 def die_with_parent(parent: int) -> None:

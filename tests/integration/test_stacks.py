@@ -52,6 +52,25 @@ def taken(pid: int, path: Path) -> Taken:
     return asyncio.run(stacks.take(3, pid, path))
 
 
+BUSY_THREADS = """
+def deep(left): return 0 if left == 0 else 1 + deep(left - 1)
+def work():
+    while True:
+        for left in range(0, 300, 7): deep(left)
+        time.sleep(0.0005)
+def begin():
+    while True:
+        thread = threading.Thread(target=deep, args=(20,))
+        thread.start()
+        thread.join()
+for body in (work, work, work, begin): threading.Thread(target=body, daemon=True).start()
+ready()
+while True: deep(50)
+"""
+LOOKS = 100
+"""Every fifteenth ended it, in the median, where threads that run were read."""
+
+
 @pytest.mark.parametrize(
     "body",
     [C_WITH_THE_GIL, MANY_THREADS, OWN_HANDLERS],
@@ -66,6 +85,15 @@ def test_a_rank_says_where_it_stands(body: str, tmp_path: Path) -> None:
         assert one.why == ""
         assert main_thread(one.text)[-1].function == "<module>"
         assert len(one.text) <= stacks.LONGEST_BYTES
+
+
+def test_asking_a_rank_whose_threads_run_does_not_end_it(tmp_path: Path) -> None:
+    path = tmp_path / "stacks"
+    with program(BUSY_THREADS, path) as pid:
+        for look in range(LOOKS):
+            one = taken(pid, path)
+            assert os.waitpid(pid, os.WNOHANG) == (0, 0), f"look {look} ended it"
+            assert main_thread(one.text)[-1].function == "<module>", one
 
 
 def test_a_stopped_process_is_told_as_such(tmp_path: Path) -> None:

@@ -3,6 +3,9 @@
 A rank that hangs leaves no other trace: once it is killed, nobody can say where it stood. `install` runs in the
 trainer. The signal's handler is C code that needs neither the GIL nor a running interpreter loop, so a rank that is
 stuck in a collective or in a C extension answers too. `take` runs in the agent, within a time limit.
+
+Only the main thread writes its own stack: faulthandler walks the frames of other threads while they run, and reads
+memory that they have just given back. A rank that is only suspected would end by SIGSEGV because it was asked.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from surefoot.linux_process import state_of
+from surefoot.linux_process import send_main_thread, state_of
 
 SIGNAL = signal.SIGRTMIN + 11
 """A real-time signal: programs and libraries take SIGUSR1 and SIGUSR2 for themselves, and theirs stay theirs."""
@@ -28,7 +31,7 @@ _OUTERMOST = (" in <module>", " in _run_module_as_main", "  ...")
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """One rank's stacks as faulthandler wrote them, or `why` there are none."""
+    """One rank's stack as faulthandler wrote it, or `why` there is none."""
 
     rank: int
     text: str
@@ -36,10 +39,10 @@ class Taken:
 
 
 def install(path: str | None) -> None:
-    """Makes SIGNAL write all threads' stacks of this process into `path`.
+    """Makes SIGNAL write its thread's stack into `path`.
 
     Does nothing without a path, or where the signal is taken: a program's own handler is never replaced. A file that
-    cannot be opened leaves the process without stacks, which `take` then reports.
+    cannot be opened leaves the process without a stack, which `take` then reports.
     """
     if not path or _is_caught(os.getpid()):
         return
@@ -48,14 +51,14 @@ def install(path: str | None) -> None:
         _open.append(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
     except OSError:
         return
-    faulthandler.register(SIGNAL, file=_open[-1], all_threads=True, chain=False)
+    faulthandler.register(SIGNAL, file=_open[-1], all_threads=False, chain=False)
 
 
 _open: list[int] = []
 
 
 async def take(rank: int, pid: int, path: Path) -> Taken:
-    """Takes one trainer's stacks, or names the state that prevents it."""
+    """Takes one trainer's main stack, or names what prevents it."""
     state = state_of(pid)
     if state in ("T", "t"):
         return Taken(rank, "", "its process is stopped (SIGSTOP or a debugger)")
@@ -65,7 +68,7 @@ async def take(rank: int, pid: int, path: Path) -> Taken:
         return Taken(rank, "", "it cannot say: no Python program that surefoot started or that made a Checkpointer")
     before = _size(path)
     try:
-        os.kill(pid, SIGNAL)
+        send_main_thread(pid, SIGNAL)
     except ProcessLookupError:
         return Taken(rank, "", "its process has ended")
     deadline = time.monotonic() + TAKE_SECONDS
@@ -80,7 +83,7 @@ async def take(rank: int, pid: int, path: Path) -> Taken:
 
 
 def _is_whole(text: str) -> bool:
-    """The main thread comes last, and its outermost frame is a module's."""
+    """The outermost frame comes last, and is a module's."""
     last = text.rstrip("\n").rpartition("\n")[2]
     return text.endswith("\n") and last.endswith(_OUTERMOST)
 

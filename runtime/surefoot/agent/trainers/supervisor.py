@@ -155,7 +155,7 @@ class TrainerSupervisor:
                 continue
             entry.stood, logged = where, True
             _log.warning(
-                "rank %d makes no progress, its main thread: %s; all its threads: %s",
+                "rank %d makes no progress, its main thread: %s; in full: %s",
                 one.rank,
                 where,
                 entry.stacks_file,
