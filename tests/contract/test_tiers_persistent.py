@@ -308,9 +308,12 @@ def test_a_folder_that_went_away_is_unavailable_not_empty(tmp_path: Path) -> Non
     tier = open_persistent(PersistentSettings(uri=root.as_uri()), "job-1")
     save_one(tier, RankSave(1, 20, 0))
     root.rename(tmp_path / "elsewhere")
-    for attempt in (tier.manifests, tier.seen, lambda: tier.read_values(RankSave(1, 20, 0))):
+    looks = (tier.manifests, tier.seen, lambda: tier.read_values(RankSave(1, 20, 0)))
+    writes = (tier.claim_epoch, lambda: save_one(tier, RankSave(1, 30, 0)))
+    for attempt in (*looks, *writes):
         with pytest.raises(TierUnavailable, match="check the disk or mount"):
             attempt()
+    assert not root.exists(), "an empty tier begun where the disk was"
     (tmp_path / "elsewhere").rename(root)
     assert len(tier.manifests()) == 1
     with pytest.raises(ChunkMissing):

@@ -35,7 +35,8 @@ log = logging.getLogger(__name__)
 class DirectoryStore:
     """Keeps objects as files below a folder.
 
-    `root` is made if it is not there, unless it is only to be read. Names that begin with a dot are being written. A
+    `root` is made if it is not there when the store opens, unless it is only to be read; never later, since whoever
+    writes then would begin an empty tier where a disk went away. Names that begin with a dot are being written. A
     root that is made here is its owner's alone; what lies below bears the root's own bits, so that whoever shares a
     tier says so once: by the mode of its folder.
     """
@@ -168,8 +169,7 @@ class DirectoryStore:
         return temporary
 
     def _make(self, folder: Path) -> None:
-        """The folder and those above it, up to the root."""
-        self._root.mkdir(mode=_OWNERS, parents=True, exist_ok=True)
+        """The folder and those above it, but not the root: one that went away is silent, not empty."""
         mode = stat.S_IMODE(self._root.stat().st_mode)
         above = [place for place in (folder, *folder.parents) if self._root in place.parents]
         for place in reversed(above):
