@@ -171,6 +171,30 @@ async def test_exit_handlers_that_hang_after_an_error_are_cut_off(warm: Warm) ->
     assert json.loads(error_file.read_text())["message"] == "first"
 
 
+async def test_a_program_that_is_cut_off_keeps_its_code_whatever_its_threads_run(warm: Warm) -> None:
+    source = """
+import atexit, threading, time
+def deep(left): return 0 if left == 0 else 1 + deep(left - 1)
+def work():
+    while True:
+        for left in range(0, 300, 7): deep(left)
+        time.sleep(0.0005)
+for _ in range(3): threading.Thread(target=work, daemon=True).start()
+@atexit.register
+def hang(): threading.Event().wait()
+raise SystemExit(7)
+"""
+    code, log, _ = await warm.run(source)
+    assert code == 7, log
+    assert "in hang" in log
+
+
+async def test_an_exit_handler_that_hangs_in_c_with_the_gil_is_cut_off_too(warm: Warm) -> None:
+    source = "import atexit, ctypes\natexit.register(ctypes.PyDLL(None).sleep, 1000)\nraise SystemExit(7)\n"
+    code, _, _ = await warm.run(source)
+    assert code == 1
+
+
 async def test_an_import_that_starts_a_thread_leads_to_a_cold_start(tmp_path: Path) -> None:
     (tmp_path / "threaded.py").write_text(
         "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n"

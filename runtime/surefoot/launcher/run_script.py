@@ -111,7 +111,10 @@ def _end(code: int) -> NoReturn:
     """
     if code:
         # peers are waiting, and what this process would still wait for may be a broken collective
-        faulthandler.dump_traceback_later(_TEARDOWN_SECONDS, exit=True, file=sys.__stderr__ or 2)
+        with contextlib.suppress(RuntimeError):  # no thread can be had: the next line ends it
+            threading.Thread(target=_cut_off, args=(code,), daemon=True).start()
+        # needs no GIL, but ends with 1, or with SIGSEGV where threads run: for who holds the GIL, so that none does
+        faulthandler.dump_traceback_later(2 * _TEARDOWN_SECONDS, exit=True, file=sys.__stderr__ or 2)
     else:
         threading._shutdown()  # type: ignore[attr-defined]  # the only way to end executors' threads as at any exit
     atexit._run_exitfuncs()
@@ -124,3 +127,11 @@ def _end(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _cut_off(code: int) -> None:
+    time.sleep(_TEARDOWN_SECONDS)
+    try:
+        faulthandler.dump_traceback(file=sys.__stderr__ or 2)  # with the GIL held no other thread moves its frames
+    finally:
+        os._exit(code)
