@@ -29,6 +29,11 @@ watch_age_seconds = Gauge("surefoot_watch_age_seconds", "Since the API server wa
 watch_failures = Counter("surefoot_watch_failures_total", "Watches of the API server that broke.", ["kind"])
 holder_failures = Counter("surefoot_holder_call_failures_total", "Operator calls to a holder that failed.", ["call"])
 holder_damaged = Counter("surefoot_holder_damaged_entries_total", "Index entries or layouts that could not be read.")
+shared_objects_refused = Counter(
+    "surefoot_shared_objects_refused_total",
+    "Secrets and Services of running jobs that could not be made anew.",
+    ["kind"],
+)
 holder_accounts_closed = Counter(
     "surefoot_memory_accounts_closed_total",
     "Times that a job was kept from writing to a holder: it had more than its part.",

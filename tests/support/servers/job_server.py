@@ -30,12 +30,18 @@ class JobServer:
         """What dry runs asked for."""
         self.verdicts: list[FabricError] = []
         """What is said to a dry run; empty: it would be made."""
+        self.refuses: dict[str, FabricError] = {}
+        """What is said to creates of a kind: `secrets`, `services`, `pods`."""
         self._made: dict[str, dict[str, Any]] = {}
         self._version = 1
 
     def made(self, kind: str) -> list[dict[str, Any]]:
         """What was created, of `pods`, `secrets`, `events`."""
         return [body for path, body in self._made.items() if f"/{kind}/" in path]
+
+    def forget(self, kind: str) -> None:
+        """As if somebody had removed all of a kind."""
+        self._made = {path: body for path, body in self._made.items() if f"/{kind}/" not in path}
 
     def edit(self, spec: dict[str, Any]) -> None:
         self.stored["spec"] |= spec
@@ -63,6 +69,8 @@ class JobServer:
                 raise verdict
             return body
         self.calls.append("post")
+        if refusal := self.refuses.get(path.rsplit("/", 1)[-1]):
+            raise refusal
         name = f"{path}/{body['metadata']['name']}"
         if name in self._made:
             raise ApiRefused("post", 409, "AlreadyExists", f"{name} exists")

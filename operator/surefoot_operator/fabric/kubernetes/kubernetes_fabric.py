@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from surefoot_operator.api.known_node_words import KNOWN_SIGNALS
@@ -32,6 +33,7 @@ from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
 from surefoot_operator.fabric.kubernetes.cache import ClusterCache, Listener
 from surefoot_operator.fabric.kubernetes.derived_cache import DerivedCache
 from surefoot_operator.fabric.kubernetes.purging import purge_pod
+from surefoot_operator.fabric.kubernetes.shared_objects import SharedObjects
 from surefoot_operator.fabric.kubernetes.template_dry_run import TemplateDryRun
 from surefoot_operator.fabric.kubernetes.watched_objects import WatchedObjects
 from surefoot_operator.observed import PurgeSeen, WorkerSeen
@@ -68,8 +70,8 @@ class KubernetesFabric:
         self._strangers = frozenset[str]()
         self._changed = asyncio.Event()
         self._closed = False
-        self._shared: set[tuple[str, str]] = set()
-        self._sharing = asyncio.Lock()
+        self._shared = SharedObjects(self._api, self._me)
+        self._preparing = asyncio.Lock()
         self._proof = TemplateDryRun(self._api)
         self._listeners: dict[str, Listener] = {
             "trainingjobs": self._job_heard,
@@ -112,12 +114,17 @@ class KubernetesFabric:
         stored = self._stored()
         job, _ = self._job(stored)
         pod = pods.pod(job, worker, environment, self._settings)
-        async with self._sharing:  # workers made side by side share them
-            if not self._status(stored).lineage:
-                await self._proof.give(self._me.namespace, pod, job.generation)
-            await self._share_all({"secrets": pods.secret(job, environment), "services": pods.service(job)})
-        made = await api_writes.create(self._api, "pods", pod, self._me)
-        self._cache.workers.learn(made)
+        shared = (pods.secret(job, environment), pods.service(job))
+        generation = None if self._status(stored).lineage else job.generation
+        if self._shared.knows(shared) or self._is_referred_to(pod):
+            # a lost worker's replacement waits for nothing that is there already
+            prepared = self._prepare(pod, generation, partial(self._shared.repair, shared))
+            for problem in await asyncio.gather(self._make(pod), prepared, return_exceptions=True):
+                if isinstance(problem, BaseException):
+                    raise problem
+        else:
+            await self._prepare(pod, generation, partial(self._shared.make, shared))
+            await self._make(pod)
 
     async def delete_worker(self, worker: DeleteWorker) -> None:
         left = await api_writes.delete_pod(self._api, self._me.namespace, worker)
@@ -212,18 +219,23 @@ class KubernetesFabric:
         self._closed = True
         self._changed.set()
 
-    async def _share_all(self, bodies: Mapping[str, Object]) -> None:
-        """Side by side: behind a new leader a lost worker's pod waits for them."""
-        made = await asyncio.gather(*(self._share(kind, body) for kind, body in bodies.items()), return_exceptions=True)
-        for problem in made:
-            if isinstance(problem, BaseException):
-                raise problem
+    def _is_referred_to(self, pod: Object) -> bool:
+        """Whether another pod of this job refers to this one's Secret: it was made before that pod."""
+        secret = pod["metadata"]["labels"][labels.SECRET]
+        return any(
+            other["metadata"]["labels"].get(labels.SECRET) == secret and labels.is_of(other, self._me)
+            for other in self._cache.pods_of(self._me.uid)
+        )
 
-    async def _share(self, kind: str, body: Object) -> None:
-        name = body["metadata"]["name"]
-        if (kind, name) not in self._shared:
-            await api_writes.create(self._api, kind, body, self._me)
-            self._shared.add((kind, name))
+    async def _prepare(self, pod: Object, generation: int | None, share: Callable[[], Awaitable[None]]) -> None:
+        """Proves the template of a job that had no world yet, and makes what its workers share."""
+        async with self._preparing:  # workers made side by side share them
+            if generation is not None:
+                await self._proof.give(self._me.namespace, pod, generation)
+            await share()
+
+    async def _make(self, pod: Object) -> None:
+        self._cache.workers.learn(await api_writes.create(self._api, "pods", pod, self._me))
 
     # ---- looking ----------------------------------------------------------------------------------------------------
 

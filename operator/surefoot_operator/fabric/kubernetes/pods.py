@@ -53,20 +53,24 @@ def secret(job: TrainingJob, environment: WorkerEnvironment) -> Object:
 
     Workers with equal secrets share one object.
     """
-    content = dict(environment.secret)
-    digest = hashlib.sha256(json.dumps([job.uid, content], sort_keys=True).encode()).hexdigest()[:12]
     return {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {
-            "name": f"{job.name}-worker-{digest}",
+            "name": f"{job.name}-worker-{secret_digest(job, environment)}",
             "namespace": job.namespace,
             "labels": labels.job_labels(job.name, job.uid),
             "ownerReferences": [labels.owner(job.name, job.uid)],
         },
         "immutable": True,
-        "stringData": content,
+        "stringData": dict(environment.secret),
     }
+
+
+def secret_digest(job: TrainingJob, environment: WorkerEnvironment) -> str:
+    """Digests what an environment keeps secret."""
+    content = json.dumps([job.uid, dict(environment.secret)], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
 def service(job: TrainingJob) -> Object:
@@ -100,6 +104,7 @@ def pod(job: TrainingJob, worker: CreateWorker, environment: WorkerEnvironment, 
         labels.PART: labels.WORKER,
         labels.WORKER_INDEX: str(worker.index),
         labels.ATTEMPT: str(worker.attempt),
+        labels.SECRET: secret_digest(job, environment),
     }
     spec["restartPolicy"] = "Never"
     trainer = next(c for c in spec["containers"] if c["name"] == labels.TRAINER)
