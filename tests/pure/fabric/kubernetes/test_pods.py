@@ -84,7 +84,12 @@ def environment(pod: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def test_it_is_named_labelled_and_owned_and_waits_for_nobody_at_its_end() -> None:
-    metadata = made()["metadata"]
+    pod = made()
+    metadata = pod["metadata"]
+    secrets = {
+        e["valueFrom"]["secretKeyRef"]["name"] for e in trainer(pod)["env"] if "secretKeyRef" in e.get("valueFrom", {})
+    }
+    (secret,) = (name for name in secrets if name.startswith("gpt-worker-"))
     assert (metadata["name"], metadata["namespace"]) == ("gpt-worker-2-5", "team")
     assert metadata["labels"] == {
         "a": "b",
@@ -93,6 +98,7 @@ def test_it_is_named_labelled_and_owned_and_waits_for_nobody_at_its_end() -> Non
         "surefoot.dev/part": "worker",
         "surefoot.dev/worker-index": "2",
         "surefoot.dev/attempt": "5",
+        "surefoot.dev/secret": secret.removeprefix("gpt-worker-"),
         "app.kubernetes.io/managed-by": "surefoot-operator",
     }
     assert metadata["annotations"] == {"c": "d"}
