@@ -246,6 +246,8 @@ class PairSideSeen:
     verdict: Literal["", "well", "fails", "unknown"] = ""
     """Empty: it has not answered."""
     text: str = ""
+    trained: bool = False
+    """It was of the last world and had made a step when it was asked: whatever becomes of it, it is a witness."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ def _fails_with_others(seen: Observed, session: SessionSeen) -> bool:
     members = {m.incarnation for m in world.members} if world is not None else set()
     trained = {s.incarnation for s in seen.sessions if s.incarnation in members and s.step_at_seconds is not None}
     failed: dict[str, set[str]] = {}
+    trained |= {side.incarnation for pair in seen.pairs for side in pair.sides if side.trained}
     for pair in seen.pairs:
         verdicts, names = {side.verdict for side in pair.sides}, [side.incarnation for side in pair.sides]
         passed |= set(names) if verdicts == {"well"} else set()

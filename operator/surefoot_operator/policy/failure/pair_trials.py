@@ -83,7 +83,7 @@ def trials_due(facts: Facts) -> tuple[TryPairs, ...]:
         pools = (fresh, proven, others) if session.incarnation in fresh else (proven, fresh, others)
         partner = _first(facts, session, pools) if session.incarnation in left else None
         if partner is not None:
-            pairs.append((_side(session), _side(partner)))
+            pairs.append((_side(facts, session), _side(facts, partner)))
             for taken in (session.incarnation, partner.incarnation):
                 left.discard(taken)
                 for pool in pools:
@@ -236,13 +236,19 @@ def _is_new(facts: Facts, session: SessionSeen) -> bool:
 def _proven(facts: Facts) -> frozenset[str]:
     """Who passed with somebody, or was of the last world and made a step: all of its nodes made collectives.
 
-    Two that trained together and fail in a trial say that it is the trial: they prove nothing of a third.
+    Two that trained together and fail in a trial say that it is the trial: they prove nothing of a third. Who trained when
+    it was tried stays a witness if it falls silent, or its next world ends before a step: what it said would be forgotten.
     """
-    records, able = _records(facts), _able(facts).values()
+    records = _records(facts)
     passed = {incarnation for incarnation, record in records.items() if record.passed}
-    trained = {s.incarnation for s in able if not _is_new(facts, s) and s.step_at_seconds is not None}
+    trained = {side.incarnation for pair in facts.seen.pairs for side in pair.sides if side.trained}
+    trained |= {s.incarnation for s in facts.sessions.values() if _has_trained(facts, s)}
     believed = {one for one in trained if one not in records or not trained & records[one].failed.keys()}
     return frozenset(passed | believed)
+
+
+def _has_trained(facts: Facts, session: SessionSeen) -> bool:
+    return not _is_new(facts, session) and session.step_at_seconds is not None
 
 
 def _needs(facts: Facts, session: SessionSeen) -> bool:
@@ -271,8 +277,9 @@ def _tells_more(facts: Facts, session: SessionSeen, other: SessionSeen) -> bool:
     return other.node not in seen and other.incarnation not in record.met
 
 
-def _side(session: SessionSeen) -> PairSideSeen:
-    return PairSideSeen(worker_id(session), session.incarnation, session.node)
+def _side(facts: Facts, session: SessionSeen) -> PairSideSeen:
+    trained = _has_trained(facts, session)
+    return PairSideSeen(worker_id(session), session.incarnation, session.node, trained=trained)
 
 
 def _words(record: _Record, witnesses: list[str]) -> str:

@@ -294,3 +294,15 @@ def test_another_agent_of_a_node_that_it_failed_with_tells_nothing_new() -> None
     assert ("n0", "n1") not in asked(seen)
     seen, _ = ended(seen, {"n1"})
     assert judged(gather(seen)) == {}, "n0's former agent never passed with anybody: n2 alone is no witness"
+
+
+def test_who_trained_when_it_was_tried_stays_a_witness_whatever_becomes_of_it() -> None:
+    """Found by the simulator: the world that began without n2 ended before a step by two silent agents, and n2 got a rank."""
+    seen, _ = ended(trained(waiting(3, least=1), 0, 1), {"n2"})
+    assert set(judged(gather(seen))) == {"n2"}
+    silent = replace(
+        seen, sessions=tuple(replace(s, heard_seconds=NOW - 100) if s.index < 2 else s for s in seen.sessions)
+    )
+    assert set(judged(gather(silent))) == {"n2"}
+    stepless = replace(seen, sessions=tuple(replace(s, step_at_seconds=None) for s in seen.sessions))
+    assert set(judged(gather(stepless))) == {"n2"}
