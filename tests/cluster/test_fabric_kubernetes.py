@@ -41,6 +41,8 @@ CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 JOBS = "/apis/surefoot.dev/v1alpha1/namespaces/default/trainingjobs"
 PODS = "/api/v1/namespaces/default/pods"
 NODES = "/api/v1/nodes"
+SECRETS = "/api/v1/namespaces/default/secrets"
+QUOTAS = "/api/v1/namespaces/default/resourcequotas"
 SERVICE = "/api/v1/namespaces/default/services/contract-workers"
 DAEMON_SETS = "/apis/apps/v1/namespaces/default/daemonsets"
 HOLDER = {"surefoot.dev/part": "memory-tier"}
@@ -221,6 +223,30 @@ async def test_a_pod_of_that_name_that_is_somebody_elses_is_left_alone(lab: Kube
             await lab.fabric.create_worker(CreateWorker(0, 1), ENVIRONMENT)
     finally:
         lab.plain.call("DELETE", f"{PODS}/contract-worker-0-1?gracePeriodSeconds=0")
+
+
+async def test_a_quota_that_the_jobs_own_secret_used_up_keeps_no_worker_of_the_next_leader_away(
+    lab: KubernetesLab,
+) -> None:
+    await running(lab)
+    there = lab.plain.call("GET", SECRETS)["items"]
+    (ours,) = [one for one in there if one["metadata"]["name"].startswith("contract-worker-")]
+    full = {"count/secrets": str(len(there))}
+    body = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "full"}, "spec": {"hard": full}}
+    lab.plain.create(QUOTAS, body)
+    try:
+        used = lambda: lab.plain.call("GET", f"{QUOTAS}/full").get("status", {}).get("used")  # noqa: E731
+        assert await asyncio.to_thread(wait, lambda: used() == full, READY_SECONDS)
+        again = {name: ours[name] for name in ("immutable", "type")} | {"apiVersion": "v1", "kind": "Secret"}
+        with pytest.raises(HTTPError) as refused:  # and not that the name is taken
+            lab.plain.call("POST", SECRETS, {**again, "metadata": {"name": ours["metadata"]["name"]}})
+        assert refused.value.code == 403
+        leader = KubernetesFabric(lab.cache, "default", "contract", lab.uid)
+        await leader.create_worker(CreateWorker(1, 1), ENVIRONMENT)
+        await leader.close()
+        assert lab.plain.answers(f"{PODS}/contract-worker-1-1")
+    finally:
+        lab.plain.call("DELETE", f"{QUOTAS}/full")
 
 
 async def test_an_event_told_twice_stands_once(lab: KubernetesLab) -> None:
