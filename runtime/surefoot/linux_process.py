@@ -10,14 +10,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import platform
 import signal
 from dataclasses import dataclass
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_TGKILL = {"x86_64": 234, "aarch64": 131}.get(platform.machine())
+_TGKILL = {"x86_64": 234, "aarch64": 131}.get(os.uname().machine)
 """Its number as a system call: glibc has a function of this name only since 2.30, musl has none."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 _libc = ctypes.CDLL(None, use_errno=True)
