@@ -9,9 +9,13 @@ from simulator.mutations.mutation import ROUGH, Mutation, constant
 from simulator.rules import ALL
 from surefoot_operator.coordinator import holder_sightings, order_answers
 from surefoot_operator.policy.failure import holder_liveness
+from surefoot_operator.policy.lifecycle import last_checkpoint
 
 CUT_OFF = replace(ROUGH, nodes=4, workers=3, least_workers=2, steps=60, replicas=1, fault_span_seconds=12.0,
                   kinds=("operator loses a holder for long", "operator dies", "trainer dies", "agent dies"))  # fmt: skip
+
+BLIND_AT_THE_END = replace(ROUGH, nodes=3, workers=3, least_workers=3, steps=24, replicas=1, persistent_interval=2, faults=8,
+                           fault_span_seconds=5.0, kinds=("operator loses a holder for long",))  # fmt: skip
 
 
 def _unread(sights: Any, *_: Any) -> Any:
@@ -33,4 +37,6 @@ PROXYING = (
              settings=replace(CUT_OFF, persistent_interval=2)),
     Mutation("an agent reads a holder for the operator and does not seal it", replace(ALL, seal_by_proxy=False),
              settings=replace(CUT_OFF, replicas=2, faults=10, kinds=("operator loses nodes",))),
+    Mutation("a last checkpoint that is out of the operator's sight is trained again",
+             patches=((last_checkpoint, "_hidden", constant(None)),), settings=BLIND_AT_THE_END),
 )  # fmt: skip

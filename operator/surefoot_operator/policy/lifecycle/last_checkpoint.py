@@ -88,6 +88,9 @@ def outstanding(facts: Facts) -> Pending | Loss | Unsaved | None:
         reason = f"{step}, and no worker is left that could upload {wanted} to the persistent tier"
         return Pending(reason, until) if facts.now < until else Loss("agent-lost", reason, until)
     if wanted not in there:
+        hidden = _hidden(facts, step, wanted)
+        if hidden is not None:
+            return hidden
         until = _since(facts) + SAVING_SECONDS
         reason = f"{step}; reading the holders again for the last checkpoint"
         lost = f"{step}, and {wanted} was lost from memory before it was in the persistent tier"
@@ -164,6 +167,20 @@ def _unseen(facts: Facts, step: str, until_seconds: float) -> Pending | None:
     return (
         Pending(f"{step}; waiting for {silent}, which may have a checkpoint of it", until_seconds) if silent else None
     )
+
+
+def _hidden(facts: Facts, step: str, wanted: Checkpoint) -> Pending | None:
+    """Every member says that it is saved, and the operator does not reach a holder: lost sight is no lost data.
+
+    The world would else be begun anew each half minute, until its budget is used up, for steps that are all made.
+    """
+    silent, until = listed(sorted(e.holder for e in silent_holders(facts))), _since(facts) + RESCUE_SECONDS
+    members = [s for _, s in member_sessions(facts)]
+    heard = [s for s in members if s is not None and is_responsive(facts, s)]
+    if not silent or len(heard) < len(members) or facts.now >= until:
+        return None
+    reason = f"{step}; waiting for {silent}, which the operator cannot reach and which may have a part of {wanted}: let the operator connect to the memory tier's port"
+    return Pending(reason, until)
 
 
 def _lost(facts: Facts, final: Checkpoint, found: Checkpoint | None) -> Loss | None:

@@ -84,3 +84,18 @@ def test_an_earlier_listing_does_not_say_what_was_uploaded_since() -> None:
     made = plan(after(early, SAVING_SECONDS))
     assert made.status.phase == "Running"
     assert [type(action) for action in made.actions] == [ListPersistentTier]
+
+
+def test_a_last_checkpoint_out_of_the_operators_sight_is_waited_for_and_not_trained_again() -> None:
+    """Found by the simulator: begun anew each half minute, a job that had made all its steps failed by its budget."""
+    seen = finished(step=47, saved=47)
+    silent = tuple(replace(h, state="Silent", since_seconds=seen.now) for h in seen.holders[1:])
+    seen = replace(seen, holders=(seen.holders[0], *silent))
+    made = plan(after(seen, SAVING_SECONDS))
+    assert made.status.phase == "Running"
+    names = ", ".join(str(h.endpoint.holder) for h in silent)
+    assert f"{names}, which the operator cannot reach and which may have a part of step 47" in made.reason
+    assert plan(after(seen, RESCUE_SECONDS)).status.incidents[-1].kind == "checkpoint-lost"
+    unheard = replace(seen, sessions=(*after(seen, SAVING_SECONDS).sessions[1:], seen.sessions[0]))
+    later = replace(unheard, now=seen.now + SAVING_SECONDS)
+    assert "cannot reach" not in plan(later).reason, "whoever may upload it is gone, too"
