@@ -38,5 +38,5 @@ PROXYING = (
     Mutation("an agent reads a holder for the operator and does not seal it", replace(ALL, seal_by_proxy=False),
              settings=replace(CUT_OFF, replicas=2, faults=10, kinds=("operator loses nodes",))),
     Mutation("a last checkpoint that is out of the operator's sight is trained again",
-             patches=((last_checkpoint, "_hidden", constant(None)),), settings=BLIND_AT_THE_END),
+             patches=((last_checkpoint, "_hidden", constant("")),), settings=BLIND_AT_THE_END),
 )  # fmt: skip

@@ -88,9 +88,9 @@ def outstanding(facts: Facts) -> Pending | Loss | Unsaved | None:
         reason = f"{step}, and no worker is left that could upload {wanted} to the persistent tier"
         return Pending(reason, until) if facts.now < until else Loss("agent-lost", reason, until)
     if wanted not in there:
-        hidden = _hidden(facts, step, wanted)
-        if hidden is not None:
-            return hidden
+        hidden, until = _hidden(facts, wanted), _since(facts) + RESCUE_SECONDS
+        if hidden and facts.now < until:
+            return Pending(f"{step}; {hidden}", until)
         until = _since(facts) + SAVING_SECONDS
         reason = f"{step}; reading the holders again for the last checkpoint"
         lost = f"{step}, and {wanted} was lost from memory before it was in the persistent tier"
@@ -113,9 +113,13 @@ def rescue(facts: Facts, since_seconds: float) -> Pending | None:
     there = newest(in_memory(facts))
     said = [c for s in sessions if (c := _saved(s)) is not None and c.epoch == facts.world.epoch]
     coming = min(said) if len(said) == len(facts.world.members) else None
-    if coming is not None and (there is None or coming > there) and facts.now < since + SAVING_SECONDS:
-        return Pending("reading the holders again for the last checkpoint", since + SAVING_SECONDS)
     until = since + RESCUE_SECONDS
+    if coming is not None and (there is None or coming > there):
+        hidden = _hidden(facts, coming)
+        if hidden and facts.now < until:
+            return Pending(hidden, until)
+        if facts.now < since + SAVING_SECONDS:
+            return Pending("reading the holders again for the last checkpoint", since + SAVING_SECONDS)
     if there is None or there.imported or _is_kept(facts, there) or facts.now >= until:
         return None
     return Pending(f"{there} goes to the persistent tier first", until)
@@ -169,18 +173,18 @@ def _unseen(facts: Facts, step: str, until_seconds: float) -> Pending | None:
     )
 
 
-def _hidden(facts: Facts, step: str, wanted: Checkpoint) -> Pending | None:
-    """Every member says that it is saved, and the operator does not reach a holder: lost sight is no lost data.
+def _hidden(facts: Facts, wanted: Checkpoint) -> str:
+    """Names the holders that the operator does not reach, where every member says that this is saved; else empty.
 
-    The world would else be begun anew each half minute, until its budget is used up, for steps that are all made.
+    Lost sight is no lost data. A finished world would be begun anew each half minute, until its budget is used up, for
+    steps that are all made; and a job that fails would leave its newest checkpoint to the memory that goes with it.
     """
-    silent, until = listed(sorted(e.holder for e in silent_holders(facts))), _since(facts) + RESCUE_SECONDS
+    silent = listed(sorted(e.holder for e in silent_holders(facts)))
     members = [s for _, s in member_sessions(facts)]
     heard = [s for s in members if s is not None and is_responsive(facts, s)]
-    if not silent or len(heard) < len(members) or facts.now >= until:
-        return None
-    reason = f"{step}; waiting for {silent}, which the operator cannot reach and which may have a part of {wanted}: let the operator connect to the memory tier's port"
-    return Pending(reason, until)
+    if not silent or len(heard) < len(members):
+        return ""
+    return f"waiting for {silent}, which the operator cannot reach and which may have a part of {wanted}: let the operator connect to the memory tier's port"
 
 
 def _lost(facts: Facts, final: Checkpoint, found: Checkpoint | None) -> Loss | None:

@@ -179,6 +179,16 @@ def test_a_job_that_fails_has_its_holders_read_for_what_was_just_saved() -> None
     assert "goes to the persistent tier first" in plan(after(seen, SAVING_SECONDS)).reason
 
 
+def test_a_job_that_fails_waits_for_holders_out_of_sight_that_may_have_what_was_just_saved() -> None:
+    seen = failed_at_the_end()
+    silent = tuple(replace(h, state="Silent", since_seconds=seen.now) for h in seen.holders[1:])
+    seen = replace(seen, holders=(seen.holders[0], *silent))
+    made = plan(after(seen, SAVING_SECONDS))
+    assert made.status.phase == "Running"
+    assert "which the operator cannot reach and which may have a part of step 47" in made.reason
+    assert plan(after(seen, 601)).status.phase == "Failed", "not for ever"
+
+
 def test_without_a_persistent_tier_there_is_nothing_to_wait_for() -> None:
     assert plan(finished(step=47, saved=47, persistent=False)).status.phase == "Complete"
 
