@@ -38,5 +38,6 @@ RECORDS = (
     Mutation("what an upload finds to be damaged is uploaded for ever", patches=((plan, "found_by_uploads", constant(())),), settings=ENDING),
     Mutation("agents that cannot say why an upload fails are asked for ever", patches=((order_answers, "_seems_unreadable", constant(False)),), settings=replace(ENDING, version=OLDEST)),
     Mutation("one damaged entry hides all that a holder has", patches=((Holder, "read", _unread),), settings=DAMAGED),
-    Mutation("where one copy is damaged no other is tried", patches=((Trainer, "_try", _first_copy_alone),), settings=DAMAGED),
+    Mutation("where one copy is damaged no other is tried", patches=((Trainer, "_try", _first_copy_alone),),
+             settings=replace(DAMAGED, persistent_interval=None, kinds=("chunk is damaged", "chunk is damaged", "trainer dies"))),
 )  # fmt: skip
