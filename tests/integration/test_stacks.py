@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from support import busy_threads
 from surefoot.agent.trainers.stack_summary import Taken, main_thread, summary
 from surefoot.ipc import stacks
 from surefoot.linux_process import state_of
@@ -52,21 +53,7 @@ def taken(pid: int, path: Path) -> Taken:
     return asyncio.run(stacks.take(3, pid, path))
 
 
-BUSY_THREADS = """
-def deep(left): return 0 if left == 0 else 1 + deep(left - 1)
-def work():
-    while True:
-        for left in range(0, 300, 7): deep(left)
-        time.sleep(0.0005)
-def begin():
-    while True:
-        thread = threading.Thread(target=deep, args=(20,))
-        thread.start()
-        thread.join()
-for body in (work, work, work, begin): threading.Thread(target=body, daemon=True).start()
-ready()
-while True: deep(50)
-"""
+BUSY_THREADS = busy_threads.SOURCE + "ready()\nwhile True: deep(50)\n"
 LOOKS = 100
 """Every fifteenth ended it, in the median, where threads that run were read."""
 

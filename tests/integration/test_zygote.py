@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from support import busy_threads
 from support.fakes.fake_coordinator import all_gone, descendants, lives
 from surefoot.launcher import child as child_module
 from surefoot.launcher.command import LaunchProgram
@@ -172,19 +173,8 @@ async def test_exit_handlers_that_hang_after_an_error_are_cut_off(warm: Warm) ->
 
 
 async def test_a_program_that_is_cut_off_keeps_its_code_whatever_its_threads_run(warm: Warm) -> None:
-    source = """
-import atexit, threading, time
-def deep(left): return 0 if left == 0 else 1 + deep(left - 1)
-def work():
-    while True:
-        for left in range(0, 300, 7): deep(left)
-        time.sleep(0.0005)
-for _ in range(3): threading.Thread(target=work, daemon=True).start()
-@atexit.register
-def hang(): threading.Event().wait()
-raise SystemExit(7)
-"""
-    code, log, _ = await warm.run(source)
+    hang = "import atexit\n@atexit.register\ndef hang(): threading.Event().wait()\nraise SystemExit(7)\n"
+    code, log, _ = await warm.run(busy_threads.SOURCE + hang)
     assert code == 7, log
     assert "in hang" in log
 

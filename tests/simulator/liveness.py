@@ -172,8 +172,8 @@ class Liveness:
         agents = [p.agent for p in pods if p.agent is not None and p.agent.process.running and not p.deleting]
         asked = simulation.engine.now - ASKED_SECONDS
         agents = [a for a in agents if a.process.thawed_at < asked]
-        lines = [(a, a.line) for a in agents if a.line is not None and (a.line.reads_holders or not read)]
-        heard = [a.node for a, _ in lines if network.together_since(a.node, "operator") < asked]
+        agents = [a for a in agents if a.line is not None and (a.line.reads_holders or not read)]
+        heard = [a.node for a in agents if network.together_since(a.node, "operator") < asked]
 
         def seen(holder: Holder) -> bool:
             there = holder.process.running and holder.process.thawed_at < asked and holder.provisioned

@@ -6,7 +6,9 @@ belongs to somebody else is an error.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+from collections.abc import Awaitable
 from typing import Any
 
 from surefoot_operator.api.spec import FINALIZER, KIND, Gang
@@ -19,6 +21,13 @@ from surefoot_operator.fabric.kubernetes.status_patch import timestamp
 from surefoot_operator.policy.actions import DeleteWorker, Event
 
 Object = dict[str, Any]
+
+
+async def side_by_side(*writes: Awaitable[None]) -> None:
+    """Waits for all of them, and raises the first one's error then."""
+    for problem in await asyncio.gather(*writes, return_exceptions=True):
+        if isinstance(problem, BaseException):
+            raise problem
 
 
 async def create(api: Api, kind: str, body: Object, job: labels.JobIdentity) -> Object:

@@ -119,9 +119,7 @@ class KubernetesFabric:
         if self._shared.knows(shared) or self._is_referred_to(pod):
             # a lost worker's replacement waits for nothing that is there already
             prepared = self._prepare(pod, generation, partial(self._shared.repair, shared))
-            for problem in await asyncio.gather(self._make(pod), prepared, return_exceptions=True):
-                if isinstance(problem, BaseException):
-                    raise problem
+            await api_writes.side_by_side(self._make(pod), prepared)
         else:
             await self._prepare(pod, generation, partial(self._shared.make, shared))
             await self._make(pod)

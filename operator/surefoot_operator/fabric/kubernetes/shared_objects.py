@@ -7,7 +7,6 @@ Owned by `kubernetes_fabric`; touches the network through `api_writes`.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Collection
 from typing import Any
@@ -40,13 +39,11 @@ class SharedObjects:
         Raises:
             FabricError: one could not be made, or its name is another's.
         """
-        for problem in await asyncio.gather(*map(self._make, bodies), return_exceptions=True):
-            if isinstance(problem, BaseException):
-                raise problem
+        await api_writes.side_by_side(*map(self._make, bodies))
 
     async def repair(self, bodies: Collection[dict[str, Any]]) -> None:
         """Makes anew what somebody removed; a refusal is counted, and told once."""
-        await asyncio.gather(*map(self._repair, bodies))
+        await api_writes.side_by_side(*map(self._repair, bodies))
 
     async def _repair(self, body: dict[str, Any]) -> None:
         try:

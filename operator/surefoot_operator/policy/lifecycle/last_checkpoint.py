@@ -88,13 +88,11 @@ def outstanding(facts: Facts) -> Pending | Loss | Unsaved | None:
         reason = f"{step}, and no worker is left that could upload {wanted} to the persistent tier"
         return Pending(reason, until) if facts.now < until else Loss("agent-lost", reason, until)
     if wanted not in there:
-        hidden, until = _hidden(facts, wanted), _since(facts) + RESCUE_SECONDS
-        if hidden and facts.now < until:
-            return Pending(f"{step}; {hidden}", until)
-        until = _since(facts) + SAVING_SECONDS
-        reason = f"{step}; reading the holders again for the last checkpoint"
+        reading = _read_again(facts, wanted, _since(facts), len(heard) == len(members))
+        if facts.now < reading.until_seconds:
+            return replace(reading, reason=f"{step}; {reading.reason}")
         lost = f"{step}, and {wanted} was lost from memory before it was in the persistent tier"
-        return Pending(reason, until) if facts.now < until else Loss("checkpoint-lost", lost, until, unexplained=True)
+        return Loss("checkpoint-lost", lost, _since(facts) + SAVING_SECONDS, unexplained=True)
     until = _since(facts) + PROMOTION_SECONDS
     if facts.now < until:
         return Pending("every trainer finished; the last checkpoint is on its way to the persistent tier", until)
@@ -113,13 +111,11 @@ def rescue(facts: Facts, since_seconds: float) -> Pending | None:
     there = newest(in_memory(facts))
     said = [c for s in sessions if (c := _saved(s)) is not None and c.epoch == facts.world.epoch]
     coming = min(said) if len(said) == len(facts.world.members) else None
-    until = since + RESCUE_SECONDS
     if coming is not None and (there is None or coming > there):
-        hidden = _hidden(facts, coming)
-        if hidden and facts.now < until:
-            return Pending(hidden, until)
-        if facts.now < since + SAVING_SECONDS:
-            return Pending("reading the holders again for the last checkpoint", since + SAVING_SECONDS)
+        reading = _read_again(facts, coming, since, all_say_so=True)
+        if facts.now < reading.until_seconds:
+            return reading
+    until = since + RESCUE_SECONDS
     if there is None or there.imported or _is_kept(facts, there) or facts.now >= until:
         return None
     return Pending(f"{there} goes to the persistent tier first", until)
@@ -167,24 +163,36 @@ def _listed(facts: Facts, step: str, found: Checkpoint | None) -> Pending | None
 
 def _unseen(facts: Facts, step: str, until_seconds: float) -> Pending | None:
     """Holders that are out of the operator's sight may have what the job is to show for itself."""
-    silent = listed(sorted(e.holder for e in silent_holders(facts)))
+    silent = _silent(facts)
     return (
         Pending(f"{step}; waiting for {silent}, which may have a checkpoint of it", until_seconds) if silent else None
     )
 
 
+def _read_again(facts: Facts, wanted: Checkpoint, since_seconds: float, all_say_so: bool) -> Pending:
+    """Reads the holders for what is said to be saved there."""
+    hidden = _hidden(facts, wanted) if all_say_so else ""
+    if hidden:
+        return Pending(hidden, since_seconds + RESCUE_SECONDS)
+    return Pending("reading the holders again for the last checkpoint", since_seconds + SAVING_SECONDS)
+
+
 def _hidden(facts: Facts, wanted: Checkpoint) -> str:
-    """Names the holders that the operator does not reach, where every member says that this is saved; else empty.
+    """Names the holders that the operator does not reach; empty: none.
 
     Lost sight is no lost data. A finished world would be begun anew each half minute, until its budget is used up, for
     steps that are all made; and a job that fails would leave its newest checkpoint to the memory that goes with it.
     """
-    silent = listed(sorted(e.holder for e in silent_holders(facts)))
-    members = [s for _, s in member_sessions(facts)]
-    heard = [s for s in members if s is not None and is_responsive(facts, s)]
-    if not silent or len(heard) < len(members):
-        return ""
-    return f"waiting for {silent}, which the operator cannot reach and which may have a part of {wanted}: let the operator connect to the memory tier's port"
+    silent = _silent(facts)
+    return (
+        f"waiting for {silent}, which the operator cannot reach and which may have a part of {wanted}: let the operator connect to the memory tier's port"
+        if silent
+        else ""
+    )
+
+
+def _silent(facts: Facts) -> str:
+    return listed(sorted(e.holder for e in silent_holders(facts)))
 
 
 def _lost(facts: Facts, final: Checkpoint, found: Checkpoint | None) -> Loss | None:
