@@ -18,7 +18,7 @@ from surefoot_operator.cli.doctor.tier_check import probed
 
 
 def test_a_probe_writes_reads_deletes_and_leaves_nothing(place: PersistentSettings) -> None:
-    store = open_store(place)
+    store = open_store(place, begin=True)
     store.put("job/kept", b"x")
     found = probe.probe(store, "1")
     assert {"place", "write_seconds", "read_seconds", "delete_seconds"} == set(found)
@@ -54,7 +54,7 @@ class Refusing(DirectoryStore):
 def test_what_was_refused_is_named_and_nothing_else_is_left(
     tmp_path: Path, refused: str, step: str, left: list[str]
 ) -> None:
-    store = Refusing(tmp_path / "kept")
+    store = Refusing(tmp_path / "kept", begin=True)
     store.refused = refused
     found = probe.probe(store, "1")
     assert found["step"] == step

@@ -69,7 +69,7 @@ def open_tier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenTi
             known = redis_server.with_socket(account, holder)
             opened.append(HolderClient(redis_server.endpoint(holder), job, known))
         elif request.param == "directory":
-            opened.append(open_persistent(PersistentSettings(uri=(tmp_path / "a folder").as_uri()), job))
+            opened.append(open_persistent(PersistentSettings(uri=(tmp_path / "a folder").as_uri()), job, begin=True))
         else:
             opened.append(open_persistent(request.getfixturevalue("s3").settings("some/prefix"), job))
         return opened[-1]

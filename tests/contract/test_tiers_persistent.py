@@ -286,7 +286,7 @@ def test_a_wrong_secret_or_bucket_is_said_without_saying_the_secret(s3: S3Server
 
 def test_a_full_disk_is_full_and_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "kept"
-    tier = open_persistent(PersistentSettings(uri=root.as_uri()), "job-1")
+    tier = open_persistent(PersistentSettings(uri=root.as_uri()), "job-1", begin=True)
     save = RankSave(1, 20, 0)
     tier.put_values(save, b"x")
 
@@ -305,11 +305,12 @@ def test_a_full_disk_is_full_and_leaves_nothing_half_written(tmp_path: Path, mon
 
 def test_a_folder_that_went_away_is_unavailable_not_empty(tmp_path: Path) -> None:
     root = tmp_path / "mount" / "kept"
-    tier = open_persistent(PersistentSettings(uri=root.as_uri()), "job-1")
+    tier = open_persistent(PersistentSettings(uri=root.as_uri()), "job-1", begin=True)
     save_one(tier, RankSave(1, 20, 0))
     root.rename(tmp_path / "elsewhere")
     looks = (tier.manifests, tier.seen, lambda: tier.read_values(RankSave(1, 20, 0)))
-    writes = (tier.claim_epoch, lambda: save_one(tier, RankSave(1, 30, 0)))
+    later = open_persistent(PersistentSettings(uri=root.as_uri()), "job-1")  # as a thread does that opens its own
+    writes = (tier.claim_epoch, *(lambda to=to: save_one(to, RankSave(1, 30, 0)) for to in (tier, later)))
     for attempt in (*looks, *writes):
         with pytest.raises(TierUnavailable, match="check the disk or mount"):
             attempt()
@@ -381,7 +382,7 @@ def test_what_lies_in_a_folder_is_as_open_as_the_folder_itself(
         root.chmod(made)
     former = os.umask(0o002)
     try:
-        tier = open_persistent(PersistentSettings(uri=root.as_uri()), "job-1")
+        tier = open_persistent(PersistentSettings(uri=root.as_uri()), "job-1", begin=True)
         save_one(tier, RankSave(1, 10, 0))
         tier.close()
     finally:

@@ -26,7 +26,7 @@ def job(tmp_path: Path) -> JobSettings:
 
 def save(job: JobSettings, ranks: range, folder: str = "job-1") -> str:
     assert job.persistent is not None
-    tier = open_persistent(job.persistent, folder)
+    tier = open_persistent(job.persistent, folder, begin=True)
     stream = Stream(build_layout([]))
     for rank in ranks:
         tier.put_layout(stream.digest, stream.text)

@@ -45,7 +45,7 @@ def counted(what: str) -> float:
 async def test_a_chore_that_fails_in_any_way_is_answered_and_the_next_is_done(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fails(*_: object) -> Any:
+    def fails(*_: object, **named: object) -> Any:
         raise error
 
     monkeypatch.setattr(chores, "open_persistent", fails)

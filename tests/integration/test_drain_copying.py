@@ -55,7 +55,7 @@ def saver(memory: HolderPair) -> Iterator[Saver]:
 
 
 def folder_tier(path: Path) -> ObjectStoreTier:
-    return open_persistent(PersistentSettings(uri=path.as_uri()), "job")
+    return open_persistent(PersistentSettings(uri=path.as_uri()), "job", begin=True)
 
 
 class Done:

@@ -71,7 +71,7 @@ def test_plain_python_goes_on_where_it_was_and_keeps_what_it_may(tmp_path: Path)
     again = run("plain", 1, 14, tmp_path / "cut", tmp_path / "c")
     assert again["start"] == 5
     assert_bit_exact(again["final"], undisturbed["final"])
-    tier = ObjectStoreTier(DirectoryStore(tmp_path / "cut"), "default")
+    tier = ObjectStoreTier(DirectoryStore(tmp_path / "cut", begin=True), "default")
     steps = [checkpoint.step for checkpoint in tier.seen()]
     assert max(steps) == 14
     assert {6, 8, 10, 12, 14} >= set(steps) - {2, 4, 5}

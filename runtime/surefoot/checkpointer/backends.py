@@ -118,7 +118,7 @@ def start_in_process(settings: JobSettings) -> ConnectedBackend:
         return open_persistent(persistent, settings.job)
 
     def claim() -> str:
-        with closing(open_tier()) as tier:
+        with closing(open_persistent(persistent, settings.job, begin=True)) as tier:
             return library.claim(tier, world.size)
 
     decision = library.Decision.from_text(decide_once(world, claim))

@@ -35,15 +35,15 @@ log = logging.getLogger(__name__)
 class DirectoryStore:
     """Keeps objects as files below a folder.
 
-    `root` is made if it is not there when the store opens, unless it is only to be read; never later, since whoever
-    writes then would begin an empty tier where a disk went away. Names that begin with a dot are being written. A
-    root that is made here is its owner's alone; what lies below bears the root's own bits, so that whoever shares a
-    tier says so once: by the mode of its folder.
+    `root` is made by who begins the tier, and by nobody else: who opens or writes later would begin an empty tier
+    where a disk went away. Names that begin with a dot are being written. A root that is made here is its owner's
+    alone; what lies below bears the root's own bits, so that whoever shares a tier says so once: by the mode of its
+    folder.
     """
 
-    def __init__(self, root: Path, read_only: bool = False) -> None:
+    def __init__(self, root: Path, begin: bool = False) -> None:
         self._root = root
-        if not read_only:
+        if begin:
             with self._explained("opening", "it"):
                 root.mkdir(mode=_OWNERS, parents=True, exist_ok=True)
 

@@ -15,20 +15,23 @@ from surefoot.tiers.object_store import ObjectStore
 from surefoot.tiers.persistent import ObjectStoreTier
 
 
-def open_persistent(settings: PersistentSettings, job: str, read_only: bool = False) -> ObjectStoreTier:
+def open_persistent(
+    settings: PersistentSettings, job: str, *, read_only: bool = False, begin: bool = False
+) -> ObjectStoreTier:
     """Opens the job's persistent tier by its URI.
 
-    `file:///folder` or `s3://bucket/prefix`. Nothing is asked of a bucket yet. `read_only`: a folder that is not there is not made.
-    An older job's is opened so, by those who only read.
+    `file:///folder` or `s3://bucket/prefix`. Nothing is asked of a bucket yet. `read_only`: an older job's, which
+    nobody changes. `begin`: makes a folder that is not there. A process does so once, as it starts: a folder that is
+    missing later is a disk that went away, whose checkpoints a new, empty one would hide.
     """
-    return ObjectStoreTier(open_store(settings, read_only), job, read_only)
+    return ObjectStoreTier(open_store(settings, begin=begin), job, read_only)
 
 
-def open_store(settings: PersistentSettings, read_only: bool = False) -> ObjectStore:
+def open_store(settings: PersistentSettings, *, begin: bool = False) -> ObjectStore:
     """Opens the store of all jobs' objects that the settings name."""
     parts = urlsplit(settings.uri)
     if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path.startswith("/"):
-        return DirectoryStore(Path(unquote(parts.path)), read_only)
+        return DirectoryStore(Path(unquote(parts.path)), begin)
     if parts.scheme == "s3" and parts.netloc:
         from surefoot.tiers.s3 import S3Store  # boto3 takes half a second to import: only those pay who use it
 

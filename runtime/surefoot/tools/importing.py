@@ -79,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--name", default="model", help="the object that weights without a name belong to")
     given = parser.parse_args(arguments)
     try:
-        tier = open_tier(given.job)
+        tier = open_tier(given.job, begin=True)
         found = from_dcp(given.path, given.name) if given.kind == "dcp" else from_safetensors(given.path, given.name)
         body = bring_in(tier, given.step, found)
         tier.close()

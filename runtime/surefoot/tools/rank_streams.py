@@ -42,12 +42,15 @@ class RankStream:
                 yield part, index, self.data[self.stream.edges[number] : self.stream.edges[number + 1]]
 
 
-def open_tier(job: str) -> ObjectStoreTier:
-    """Opens the persistent tier that the environment names, or raises ConfigurationError."""
+def open_tier(job: str, *, begin: bool = False) -> ObjectStoreTier:
+    """Opens the persistent tier that the environment names, or raises ConfigurationError.
+
+    `begin`: makes its folder where there is none.
+    """
     settings = job_settings({**os.environ, "SUREFOOT_JOB_UID": job}).persistent
     if settings is None:
         raise ConfigurationError("SUREFOOT_PERSISTENT_URI is not set: it names the tier to read, file:///… or s3://…")
-    return open_persistent(settings, job)
+    return open_persistent(settings, job, begin=begin)
 
 
 def by_checkpoint(tier: ObjectStoreTier) -> dict[Checkpoint, dict[int, RankManifest]]:

@@ -80,6 +80,8 @@ class CoordinatorRequests:
         """Saves that are looked for on some of the holders only, and the epoch that has more."""
         self._remembered: dict[OlderJob | None, Mapping[RankSave, RankManifest]] = {}
         """Manifests of the last listing of each folder: one that is still there is not read again."""
+        self._begun = False
+        """Whether this agent has found or made the persistent tier's folder."""
         self._unexpected = UnexpectedErrors()
         self._loop = asyncio.get_running_loop()
 
@@ -163,7 +165,9 @@ class CoordinatorRequests:
     def _persistent(self) -> ObjectStoreTier:
         if self._job.persistent is None:
             raise ConfigurationError(_NO_TIER)
-        return open_persistent(self._job.persistent, self._job.job)
+        tier = open_persistent(self._job.persistent, self._job.job, begin=not self._begun)
+        self._begun = True
+        return tier
 
     def _older(self, older: OlderJob) -> ObjectStoreTier:
         return open_persistent(settings_elsewhere(self._job, older.uri), older.job, read_only=True)
