@@ -17,16 +17,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+from surefoot.protocol.checkpoints.settled import Settled
 from surefoot.protocol.identities import Checkpoint, WorkerId
 from surefoot.protocol.messages import FromAgent, Heartbeat, Hello
 from surefoot.protocol.progress import Progress
-from surefoot.protocol.settled import Settled
 from surefoot.protocol.wire import decode, encode
 from surefoot_operator.api.status import JobStatus, Member, World
-from surefoot_operator.coordinator.agent_channel import AgentChannel
-from surefoot_operator.coordinator.agent_connection import AgentConnection
 from surefoot_operator.coordinator.desired_messages import desired_state
-from surefoot_operator.coordinator.message_sizes import check_size
+from surefoot_operator.coordinator.lines.agent_channel import AgentChannel
+from surefoot_operator.coordinator.lines.agent_connection import AgentConnection
+from surefoot_operator.coordinator.lines.message_sizes import check_size
 from surefoot_operator.policy.failure.holder_liveness import UsableHolders
 
 JOB = "beating"

@@ -30,8 +30,8 @@ from support.servers.redis_server import (
 )
 from surefoot.holder import keys
 from surefoot.holder.server_process import HolderServer
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, RankSave
-from surefoot.protocol.records import RankManifest
 from surefoot.restore.catalogue import SaveSource, holder_sources, read_catalogue
 
 STEPS = (10, 20, 30)

@@ -37,10 +37,10 @@ from surefoot_operator.controller.job_runner import Shared
 from surefoot_operator.controller.job_runners import JobRunners
 from surefoot_operator.controller.kopf_trigger import KopfTrigger
 from surefoot_operator.controller.worker_environment import WORKER_METRICS_PORT, WorkerEnvironmentFactory
-from surefoot_operator.coordinator.agent_server import AgentServer
+from surefoot_operator.coordinator.lines.agent_server import AgentServer
 from surefoot_operator.fabric.kubernetes.api import Api
-from surefoot_operator.fabric.kubernetes.cache import ClusterCache
 from surefoot_operator.fabric.kubernetes.pods import PodSettings
+from surefoot_operator.fabric.kubernetes.views.cache import ClusterCache
 from surefoot_operator.memory import HolderPool, TierAccess
 from surefoot_operator.settings import CoordinatorSettings, OperatorSettings
 

@@ -37,7 +37,7 @@ from bench.planning import PAIRS
 from surefoot import Checkpointer
 from surefoot.checkpointer import restoring
 from surefoot.checkpointer.backends import connect_agent
-from surefoot.checkpointer.in_process import InProcessBackend, InProcessTargets
+from surefoot.checkpointer.library_mode.in_process import InProcessBackend, InProcessTargets
 from surefoot.geometry.shares import shard_box
 from surefoot.holder.client import HolderClient
 from surefoot.holder.connection import Credentials, Wire, account_of

@@ -26,10 +26,10 @@ from surefoot.protocol.messages import Hello
 from surefoot.protocol.wire import VERSION
 from surefoot_operator.api.status import JobStatus, Member, World
 from surefoot_operator.api.status_json import status_to_json
-from surefoot_operator.coordinator.agent_channel import AgentChannel
-from surefoot_operator.coordinator.agent_connection import AgentConnection
 from surefoot_operator.coordinator.desired_messages import desired_state
-from surefoot_operator.coordinator.shared_texts import SharedTexts
+from surefoot_operator.coordinator.lines.agent_channel import AgentChannel
+from surefoot_operator.coordinator.lines.agent_connection import AgentConnection
+from surefoot_operator.coordinator.lines.shared_texts import SharedTexts
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy.check import check
 from surefoot_operator.policy.failure.holder_liveness import UsableHolders

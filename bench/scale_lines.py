@@ -25,14 +25,14 @@ from typing import Any, cast
 
 from support.builders import COVERED, running
 from support.servers.certificates import authority
-from surefoot.protocol.completeness import Covers
+from surefoot.protocol.checkpoints.completeness import Covers
 from surefoot.protocol.identities import HolderId
 from surefoot.protocol.messages import Hello, Refused
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.controller.collector import begin_collector
 from surefoot_operator.controller.health.probes import LoopLag
-from surefoot_operator.coordinator.agent_channel import AgentChannel
-from surefoot_operator.coordinator.agent_server import AgentServer
+from surefoot_operator.coordinator.lines.agent_channel import AgentChannel
+from surefoot_operator.coordinator.lines.agent_server import AgentServer
 from surefoot_operator.errors import WorldMoved
 from surefoot_operator.fabric.interface import FabricSeen, WorkerEnvironment
 from surefoot_operator.observed import Observed, WorkerSeen

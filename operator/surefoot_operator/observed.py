@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from surefoot.protocol.completeness import Covers
+from surefoot.protocol.checkpoints.completeness import Covers
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave, WorkerId
 from surefoot.protocol.node_findings import NodeFinding
 from surefoot.protocol.progress import NOTHING_TOLD, Progress

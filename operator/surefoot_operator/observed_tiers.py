@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from surefoot.protocol.completeness import LeftOut
+from surefoot.protocol.checkpoints.completeness import LeftOut
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, OlderJob, WorkerId
-from surefoot.protocol.records import RankManifest
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,9 @@ from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.interface import Fabric
 from surefoot_operator.fabric.kubernetes.api import Api, connect
-from surefoot_operator.fabric.kubernetes.cache import ClusterCache
 from surefoot_operator.fabric.kubernetes.kubernetes_fabric import KubernetesFabric
-from surefoot_operator.fabric.kubernetes.leases import LEASE_SECONDS
+from surefoot_operator.fabric.kubernetes.views.cache import ClusterCache
+from surefoot_operator.fabric.kubernetes.views.leases import LEASE_SECONDS
 from surefoot_operator.policy.actions import CreateWorker, Event
 
 pytest.register_assert_rewrite("support.fabric_suite")

@@ -19,9 +19,9 @@ from support.servers.kubernetes_cluster import a_cluster
 from surefoot_operator.api.spec import FINALIZER
 from surefoot_operator.fabric.interface import WorkerEnvironment
 from surefoot_operator.fabric.kubernetes.api import connect
-from surefoot_operator.fabric.kubernetes.cache import ClusterCache
 from surefoot_operator.fabric.kubernetes.kubernetes_fabric import KubernetesFabric
 from surefoot_operator.fabric.kubernetes.pods import PodSettings
+from surefoot_operator.fabric.kubernetes.views.cache import ClusterCache
 from surefoot_operator.policy.actions import CreateWorker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -14,11 +14,11 @@ from cluster.engine import Engine
 from support.servers.kubernetes_cluster import a_cluster
 from surefoot_operator.api.known_node_words import KNOWN_SIGNALS
 from surefoot_operator.controller.node_reporter import NodeReporter
-from surefoot_operator.fabric.kubernetes import nodes
 from surefoot_operator.fabric.kubernetes.api import connect
-from surefoot_operator.fabric.kubernetes.leases import Heard
 from surefoot_operator.fabric.kubernetes.node_reports import CONDITION, MARK
 from surefoot_operator.fabric.kubernetes.status_patch import timestamp
+from surefoot_operator.fabric.kubernetes.views import nodes
+from surefoot_operator.fabric.kubernetes.views.leases import Heard
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

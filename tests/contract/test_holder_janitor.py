@@ -15,8 +15,8 @@ from surefoot.holder import HolderClient, keys, scripts
 from surefoot.holder.fenced_calls import FencedCalls
 from surefoot.holder.provisioning import HolderAdmin
 from surefoot.holder.server_process import HolderServer
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import HolderId, RankSave
-from surefoot.protocol.records import RankManifest
 from surefoot.protocol.wire import OLDEST, VERSION
 
 JOB = "5f0c1f4e-job"

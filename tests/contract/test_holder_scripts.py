@@ -19,8 +19,8 @@ from surefoot.holder import HolderClient, keys, scripts
 from surefoot.holder.connection import Wire
 from surefoot.holder.provisioning import HolderAdmin
 from surefoot.holder.server_process import HolderServer
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
-from surefoot.protocol.records import RankManifest
 
 JOB = "5f0c1f4e-job"
 ACCOUNT = redis_server.account("the-job", "the job's password")

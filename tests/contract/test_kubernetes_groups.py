@@ -11,8 +11,8 @@ from support.fakes.fake_api import FakeApi, silent
 from support.servers.job_server import JOB
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.kubernetes import labels, pod_groups
-from surefoot_operator.fabric.kubernetes.cache import ClusterCache
 from surefoot_operator.fabric.kubernetes.kubernetes_fabric import KubernetesFabric
+from surefoot_operator.fabric.kubernetes.views.cache import ClusterCache
 from surefoot_operator.observed_groups import PodGroup
 from surefoot_operator.policy.actions import KeepGroup, RemoveGroup
 

@@ -12,7 +12,7 @@ import pytest
 from support.servers.job_server import JobServer, fabric_of
 from surefoot.holder import Credentials
 from surefoot_operator.api.spec import FINALIZER
-from surefoot_operator.coordinator.agent_channel import AgentChannel
+from surefoot_operator.coordinator.lines.agent_channel import AgentChannel
 from surefoot_operator.fabric.interface import WorkerEnvironment
 from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
 from surefoot_operator.fabric.kubernetes.kubernetes_fabric import KubernetesFabric

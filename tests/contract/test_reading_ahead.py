@@ -13,8 +13,8 @@ from support.servers import redis_server
 from surefoot.errors import ChunkMissing, TierFull, TierUnavailable
 from surefoot.holder.client import HolderClient
 from surefoot.holder.server_process import HolderServer
+from surefoot.protocol.checkpoints.records import CHUNK_BYTES
 from surefoot.protocol.identities import RankSave
-from surefoot.protocol.records import CHUNK_BYTES
 from surefoot.tiers import ReadsAhead, WritesAhead
 
 SAVE = RankSave(1, 10, 0)

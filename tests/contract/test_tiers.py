@@ -20,8 +20,8 @@ from surefoot.geometry.box import Box
 from surefoot.holder.client import HolderClient
 from surefoot.holder.connection import Credentials
 from surefoot.holder.server_process import HolderServer
+from surefoot.protocol.checkpoints.records import CHUNK_BYTES, RankManifest
 from surefoot.protocol.identities import RankSave
-from surefoot.protocol.records import CHUNK_BYTES, RankManifest
 from surefoot.settings import PersistentSettings
 from surefoot.tiers import CopiesChunks, CopiesParts, Tier, open_persistent
 

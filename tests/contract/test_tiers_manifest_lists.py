@@ -11,8 +11,8 @@ from surefoot.drain.survey import survey
 from surefoot.errors import TierUnavailable
 from surefoot.format.layouts import Stream, build_layout
 from surefoot.format.manifests import describe
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, RankSave
-from surefoot.protocol.records import RankManifest
 from surefoot.tiers import ObjectStoreTier
 from surefoot.tools.byte_progress import ByteProgress
 from surefoot.tools.verify import describe as describe_checkpoint

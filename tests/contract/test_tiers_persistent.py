@@ -23,8 +23,8 @@ from surefoot.errors import ChunkMissing, ConfigurationError, TierError, TierFul
 from surefoot.format.layouts import Stream, build_layout
 from surefoot.format.manifests import describe
 from surefoot.geometry import Box
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, RankSave
-from surefoot.protocol.records import RankManifest
 from surefoot.settings import PersistentSettings
 from surefoot.tiers import ObjectStoreTier, directory, open_persistent
 from surefoot.tiers.bodies import Body

@@ -14,7 +14,7 @@ from support.device_work import arena, side_stream
 from support.fakes.fake_link import FakeLink, attached
 from support.saved_streams import Stream, merged
 from surefoot import Checkpointer
-from surefoot.protocol.records import Layout
+from surefoot.protocol.checkpoints.records import Layout
 
 
 def parts(device: torch.device, seed: int, width: int = 300) -> tuple[torch.nn.Module, torch.optim.Optimizer]:

@@ -25,6 +25,7 @@ from surefoot.format.layouts import layout_digest
 from surefoot.holder.client import HolderClient
 from surefoot.holder.connection import Credentials
 from surefoot.holder.provisioning import HolderAdmin
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.holders_wanted import HoldersWanted
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
 from surefoot.protocol.messages import (
@@ -47,7 +48,6 @@ from surefoot.protocol.messages import (
     Stopped,
     StoreReady,
 )
-from surefoot.protocol.records import RankManifest
 from surefoot.protocol.sighting_messages import HolderReading, LookAtHolders, Sighting
 from surefoot_operator.fabric.processes.holder_process import free_port
 

@@ -11,7 +11,7 @@ import torch
 from support.fakes.fake_link import FakeLink, attached
 from surefoot import Checkpointer, ElasticLoader
 from surefoot.errors import ConfigurationError
-from surefoot.protocol.records import Layout
+from surefoot.protocol.checkpoints.records import Layout
 from surefoot.state import read_values
 
 SLOW_SECONDS = 0.5

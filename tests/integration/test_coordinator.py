@@ -30,9 +30,9 @@ from surefoot.protocol.messages import (
 from surefoot.protocol.progress import Progress
 from surefoot.protocol.wire import VERSION
 from surefoot_operator.api.status import JobStatus, Member, World
-from surefoot_operator.coordinator.agent_channel import AgentChannel
-from surefoot_operator.coordinator.agent_server import AgentServer, Authenticator, tokens
 from surefoot_operator.coordinator.desired_messages import desired_state
+from surefoot_operator.coordinator.lines.agent_channel import AgentChannel
+from surefoot_operator.coordinator.lines.agent_server import AgentServer, Authenticator, tokens
 from surefoot_operator.coordinator.referrals import Referrals
 from surefoot_operator.coordinator.sessions import seen
 from surefoot_operator.observed import SessionSeen

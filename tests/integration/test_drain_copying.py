@@ -12,7 +12,7 @@ from support.fakes.fake_tiers import MemoryPlace, MemoryTier, no_hook
 from support.saves import Saver, arrays
 from support.servers import holder_pair, redis_server
 from support.servers.holder_pair import HolderPair
-from surefoot.checkpointer.in_process import PERSISTENT, InProcessBackend, InProcessTargets
+from surefoot.checkpointer.library_mode.in_process import PERSISTENT, InProcessBackend, InProcessTargets
 from surefoot.drain.copying import copy_save, repair
 from surefoot.drain.engine import DrainOptions
 from surefoot.drain.leaderless_gc import GcScope, collect_garbage
@@ -25,8 +25,8 @@ from surefoot.holder.client import HolderClient
 from surefoot.holder.connection import Credentials
 from surefoot.holder.provisioning import HolderAdmin
 from surefoot.ipc.trainer_messages import Attached, Staged
+from surefoot.protocol.checkpoints.lineage import LineageEntry
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
-from surefoot.protocol.lineage import LineageEntry
 from surefoot.settings import PersistentSettings
 from surefoot.tiers import open_persistent
 from surefoot.tiers.persistent import ObjectStoreTier

@@ -18,8 +18,8 @@ from support.servers import redis_server
 from support.servers.redis_server import BY_SOCKET, OVER_TLS, account, admin_of, endpoint, of_kind, wire_of, with_socket
 from surefoot.holder import Credentials, keys
 from surefoot.holder.server_process import HolderServer
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, RankSave
-from surefoot.protocol.records import RankManifest
 from surefoot.restore.catalogue import SaveSource, holder_sources, read_catalogue
 from surefoot.restore.holder_indexes import AT_ONCE
 

@@ -19,9 +19,9 @@ import torch
 import surefoot
 from support.fakes.asked_chores import answers
 from surefoot.errors import TierUnavailable, Unreadable
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.messages import Listing, ListPersistent
-from surefoot.protocol.records import RankManifest
 from surefoot.settings import PersistentSettings, job_settings
 from surefoot.tiers.directory import DirectoryStore
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from support.local_run import SECONDS, Job, LocalRun, assert_equal, assert_whole, faults, running
+from surefoot.protocol.checkpoints.lineage import on_lineage
 from surefoot.protocol.identities import RankSave
-from surefoot.protocol.lineage import on_lineage
 
 FROZEN = "node-1"
 

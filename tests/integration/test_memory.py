@@ -21,9 +21,9 @@ from surefoot.holder import Credentials, HolderClient
 from surefoot.holder import server_process as servers
 from surefoot.holder.provisioning import HolderAdmin
 from surefoot.holder.server_process import HolderServer
+from surefoot.protocol.checkpoints.records import Layout, Piece, RankManifest, TensorLayout
+from surefoot.protocol.checkpoints.settled import Settled
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, RankSave
-from surefoot.protocol.records import Layout, Piece, RankManifest, TensorLayout
-from surefoot.protocol.settled import Settled
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.memory import HolderPlace, HolderPool, JobHolders
 from surefoot_operator.memory.orphaned_keys import orphaned_keys

@@ -19,8 +19,8 @@ from surefoot.holder import Credentials, HolderClient, keys
 from surefoot.holder.connection import Wire
 from surefoot.holder.server_process import HolderServer
 from surefoot.protocol.backoff import Backoff
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import RankSave
-from surefoot.protocol.records import RankManifest
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.memory import HolderPool, JobHolders
 from surefoot_operator.observed_tiers import HolderSeen

@@ -24,7 +24,7 @@ from surefoot_operator.controller.credentials.secret_store import (
     replaced_secret,
     root_key,
 )
-from surefoot_operator.coordinator.agent_server import AgentServer
+from surefoot_operator.coordinator.lines.agent_server import AgentServer
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
 from surefoot_operator.settings import CoordinatorSettings

@@ -17,7 +17,7 @@ from support.copy_gate import CopyGate
 from support.fakes.fake_link import FakeLink, attached
 from support.saved_streams import Stream, merged
 from surefoot import Checkpointer
-from surefoot.protocol.records import Layout
+from surefoot.protocol.checkpoints.records import Layout
 
 WIDTH = 130  # of float32: just not small enough to be copied at once
 LAYERS = 4

@@ -13,11 +13,11 @@ from simulator.layouts import KnownLayouts
 from simulator.tiers import Holder
 from surefoot.agent.coordinator.leaderless import knows_all, sound_steps
 from surefoot.drain.leaderless_gc import spared_good
-from surefoot.protocol.completeness import TierReading, complete, watermark
+from surefoot.protocol.checkpoints.completeness import TierReading, complete, watermark
+from surefoot.protocol.checkpoints.lineage import LineageEntry, entry_of
+from surefoot.protocol.checkpoints.records import RankManifest
+from surefoot.protocol.checkpoints.retention import Standing, memory_drops
 from surefoot.protocol.identities import HolderId, RankSave
-from surefoot.protocol.lineage import LineageEntry, entry_of
-from surefoot.protocol.records import RankManifest
-from surefoot.protocol.retention import Standing, memory_drops
 
 if TYPE_CHECKING:
     from simulator.agents import Agent

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from surefoot.protocol.completeness import Covers, TierReading, complete
+from surefoot.protocol.checkpoints.completeness import Covers, TierReading, complete
+from surefoot.protocol.checkpoints.lineage import Lineage, newest
 from surefoot.protocol.identities import Checkpoint
-from surefoot.protocol.lineage import Lineage, newest
 
 
 def restore_point(

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from simulator.engine import Refusal, Unavailable
 from simulator.tiers import CHUNKS, Holder, Piece, manifest
 from surefoot.drain import slots, transitions
+from surefoot.protocol.checkpoints.ties import OWN
 from surefoot.protocol.identities import HolderId, RankSave
-from surefoot.protocol.ties import OWN
 
 if TYPE_CHECKING:
     from simulator.agents import Agent

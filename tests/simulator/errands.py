@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from simulator.engine import Refusal, Unavailable
 from simulator.tiers import CHUNKS, Holder, Persistent, Piece
 from surefoot.protocol import messages as said
-from surefoot.protocol.completeness import LeftOut
+from surefoot.protocol.checkpoints.completeness import LeftOut
 from surefoot.protocol.holders_wanted import HoldersWanted
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
 from surefoot.protocol.sighting_messages import HolderReading, LookAtHolders, Sighting

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from simulator.scopes import AWAY, NOBODY, SCOPES, UNREAD, UP, Drop, Found, Rulebook, Scope, Side, State, swapped
-from surefoot.protocol.completeness import effective_replicas
+from surefoot.protocol.checkpoints.completeness import effective_replicas
 
 
 class Search:

@@ -18,7 +18,7 @@ from surefoot.agent import events as on
 from surefoot.agent.state import Departure
 from surefoot.protocol.identities import HolderEndpoint, HolderId
 from surefoot.protocol.node_findings import NodeFinding
-from surefoot_operator.fabric.kubernetes.nodes import without_mass_doubt
+from surefoot_operator.fabric.kubernetes.views.nodes import without_mass_doubt
 from surefoot_operator.observed import NodeSeen, WorkerSeen
 from surefoot_operator.policy.actions import CreateWorker, DeleteWorker
 

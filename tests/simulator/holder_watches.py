@@ -12,8 +12,8 @@ from simulator.calls import CALL_LIMIT_SECONDS
 from simulator.engine import Refusal, Unavailable
 from simulator.tiers import Holder
 from simulator.views import Watch
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import HolderId
-from surefoot.protocol.records import RankManifest
 from surefoot_operator.coordinator import order_requests
 
 if TYPE_CHECKING:

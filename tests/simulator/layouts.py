@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from surefoot.protocol.completeness import Covers
+from surefoot.protocol.checkpoints.completeness import Covers
 
 
 class KnownLayouts:

@@ -18,9 +18,9 @@ from simulator.numerics_watch import NumericsWatch
 from simulator.tiers import CHUNKS, Holder, Persistent, Watcher
 from simulator.trainers import Trainer, content_of
 from simulator.watermarks import Watermarks
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
 from surefoot.protocol.messages import Assign
-from surefoot.protocol.records import RankManifest
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy.actions import CreateWorker

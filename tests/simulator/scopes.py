@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from simulator.choosing import restore_point
 from simulator.tiers import manifest
-from surefoot.protocol.completeness import TierReading, complete_persistent, watermark
+from surefoot.protocol.checkpoints.completeness import TierReading, complete_persistent, watermark
+from surefoot.protocol.checkpoints.lineage import Lineage, LineageEntry, on_lineage
+from surefoot.protocol.checkpoints.records import RankManifest
+from surefoot.protocol.checkpoints.retention import Standing, memory_drops
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
-from surefoot.protocol.lineage import Lineage, LineageEntry, on_lineage
-from surefoot.protocol.records import RankManifest
-from surefoot.protocol.retention import Standing, memory_drops
 
 UP, AWAY = 0, 1
 UNREAD = -1

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from simulator.engine import Process, Refusal
 from simulator.rules import Rules
-from surefoot.protocol.completeness import LeftOut
+from surefoot.protocol.checkpoints.completeness import LeftOut
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
-from surefoot.protocol.records import RankManifest
 
 CHUNKS = 2
 """Chunks of every modelled rank save."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from simulator.engine import Line
 from surefoot.protocol import messages as said
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import HolderEndpoint, HolderId, WorkerId
-from surefoot.protocol.records import RankManifest
 from surefoot_operator.coordinator import desired_messages
 from surefoot_operator.observed_tiers import HolderSeen
 from surefoot_operator.policy import actions as act

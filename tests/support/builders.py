@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
+from surefoot.protocol.checkpoints.lineage import LineageEntry
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
-from surefoot.protocol.lineage import LineageEntry
 from surefoot.protocol.messages import Heartbeat
 from surefoot.protocol.progress import Progress
-from surefoot.protocol.records import RankManifest
 from surefoot_operator.api.spec import (
     CheckpointPolicy,
     ElasticPolicy,

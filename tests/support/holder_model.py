@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from surefoot.holder import keys
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import RankSave
-from surefoot.protocol.records import RankManifest
 
 Result = tuple[str, ...]
 OK: Result = ("ok",)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from surefoot.protocol.checkpoints.lineage import LineageEntry
 from surefoot.protocol.identities import Checkpoint
-from surefoot.protocol.lineage import LineageEntry
 from surefoot_operator.api.status import Incident
 from surefoot_operator.cli.local.ledger import LedgerLine
 from surefoot_operator.cli.report.gather_facts import RunRecords

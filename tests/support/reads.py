@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from surefoot.geometry.box import Box, box_of
 from surefoot.geometry.tiling import BlockRun, Tiling
-from surefoot.protocol.records import Piece
+from surefoot.protocol.checkpoints.records import Piece
 
 
 @dataclass(frozen=True, slots=True)

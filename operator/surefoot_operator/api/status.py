@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from surefoot.protocol.checkpoints.lineage import Lineage
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, OlderJob
-from surefoot.protocol.lineage import Lineage
 
 Phase = Literal["Pending", "Starting", "Running", "Recovering", "Resizing", "Suspended", "Complete", "Failed"]
 

@@ -37,13 +37,13 @@ from surefoot_operator.controller.leader.shard_election import ShardElection
 from surefoot_operator.controller.leader.shards import shard_of, shard_url
 from surefoot_operator.controller.shard_terms import ShardTerms, within
 from surefoot_operator.controller.worker_environment import WORKER_METRICS_PORT, WorkerEnvironmentFactory
-from surefoot_operator.coordinator.agent_server import AgentServer
+from surefoot_operator.coordinator.lines.agent_server import AgentServer
 from surefoot_operator.coordinator.referrals import Referrals
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.kubernetes.api import Api
 from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
-from surefoot_operator.fabric.kubernetes.cache import ClusterCache
 from surefoot_operator.fabric.kubernetes.pods import PodSettings
+from surefoot_operator.fabric.kubernetes.views.cache import ClusterCache
 from surefoot_operator.memory import HolderPool, TierAccess
 from surefoot_operator.settings import CoordinatorSettings, OperatorSettings
 

@@ -15,14 +15,14 @@ from surefoot_operator.api.spec import HealthPolicy
 from surefoot_operator.controller.health import logging_setup as logs
 from surefoot_operator.controller.leader.term_clock import TermClock
 from surefoot_operator.controller.worker_environment import WorkerEnvironmentFactory
-from surefoot_operator.coordinator.agent_channel import AgentChannel
-from surefoot_operator.coordinator.agent_server import AgentServer
+from surefoot_operator.coordinator.lines.agent_channel import AgentChannel
+from surefoot_operator.coordinator.lines.agent_server import AgentServer
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.kubernetes import labels
 from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
-from surefoot_operator.fabric.kubernetes.cache import ClusterCache
 from surefoot_operator.fabric.kubernetes.kubernetes_fabric import KubernetesFabric
 from surefoot_operator.fabric.kubernetes.pods import PodSettings
+from surefoot_operator.fabric.kubernetes.views.cache import ClusterCache
 from surefoot_operator.memory import HolderPool, JobHolders, TierAccess
 from surefoot_operator.policy.maintenance.rollout import JobSafety
 from surefoot_operator.reconcile import Reconciler

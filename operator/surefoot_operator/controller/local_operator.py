@@ -27,8 +27,8 @@ from surefoot_operator.controller.health.local_metrics import served
 from surefoot_operator.controller.health.probes import LoopLag
 from surefoot_operator.controller.leader.term_clock import TermClock
 from surefoot_operator.controller.worker_environment import WorkerEnvironmentFactory
-from surefoot_operator.coordinator.agent_channel import AgentChannel
-from surefoot_operator.coordinator.agent_server import AgentServer, tokens
+from surefoot_operator.coordinator.lines.agent_channel import AgentChannel
+from surefoot_operator.coordinator.lines.agent_server import AgentServer, tokens
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.interface import Fabric
 from surefoot_operator.fabric.processes.processes_fabric import ProcessesFabric

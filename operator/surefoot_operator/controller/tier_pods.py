@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from surefoot_operator.fabric.kubernetes import holders, labels
-from surefoot_operator.fabric.kubernetes.cache import ClusterCache
+from surefoot_operator.fabric.kubernetes.views.cache import ClusterCache
 from surefoot_operator.policy.maintenance.rollout import HolderPod
 
 

@@ -2,7 +2,7 @@
 
 Pure and level-triggered: `desired_messages` gives everything, `outbox_diff` the difference from what a connection was
 sent. A new connection was sent nothing, so it receives everything; agents ignore what they have already. Called by
-`coordinator.agent_channel` after every change, and by the simulator.
+`coordinator.lines.agent_channel` after every change, and by the simulator.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from surefoot.protocol import messages
-from surefoot.protocol.completeness import effective_replicas
+from surefoot.protocol.checkpoints.completeness import effective_replicas
+from surefoot.protocol.checkpoints.placement import targets
 from surefoot.protocol.identities import ENDPOINT_ORDER, HolderEndpoint, WorkerId
 from surefoot.protocol.messages import Assign, Holders, SaveLevel, Stop, ToAgent
 from surefoot.protocol.pair_messages import PairTrial
-from surefoot.protocol.placement import targets
 from surefoot.protocol.sighting_messages import LookAtHolders
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.coordinator import pair_orders, told_holders

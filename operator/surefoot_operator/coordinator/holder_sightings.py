@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import HolderEndpoint, HolderId
-from surefoot.protocol.records import RankManifest
 from surefoot.protocol.sighting_messages import Sighting
 from surefoot_operator.api.status import World
 from surefoot_operator.observed_tiers import HolderSeen, SightSeen

@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from surefoot.errors import ProtocolError
-from surefoot.protocol.completeness import LeftOut
+from surefoot.protocol.checkpoints.completeness import LeftOut
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.messages import Listing
-from surefoot.protocol.records import RankManifest
 
 LAYOUTS_AT_ONCE = 128
 """Asked for in one request: tens of megabytes at most, in the agent and on the line."""

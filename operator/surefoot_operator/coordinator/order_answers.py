@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Literal
 
 from surefoot.errors import ProtocolError
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, RankSave, WorkerId
 from surefoot.protocol.messages import (
     DropPersistent,
@@ -23,7 +24,6 @@ from surefoot.protocol.messages import (
     RepairSave,
 )
 from surefoot.protocol.pair_messages import PairResult, PairStore
-from surefoot.protocol.records import RankManifest
 from surefoot.protocol.sighting_messages import HolderReading, LookAtHolders, Sighting
 from surefoot_operator.coordinator import holder_sightings, pair_orders
 from surefoot_operator.coordinator.holder_sightings import SightingRequest

@@ -1,6 +1,6 @@
 """Tracks each agent's session: what every message changes.
 
-Pure: time is an argument. Called by `coordinator.agent_channel` and the simulator for each hello, message and broken
+Pure: time is an argument. Called by `coordinator.lines.agent_channel` and the simulator for each hello, message and broken
 connection; plans are made from `seen`. Nothing here is durable: agents report it all to a new coordinator.
 
 Facts belong to an epoch: `epoch` of a session is the newest one its trainers were started for, and step, exit,

@@ -19,8 +19,8 @@ from surefoot.errors import BeingFilled, ChunkMissing, Fenced, ProtocolError, Ti
 from surefoot.holder import Credentials, HolderIndex
 from surefoot.holder.fenced_calls import FencedCalls
 from surefoot.holder.provisioning import AdminCalls, Memory
+from surefoot.protocol.checkpoints.records import Layout, RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
-from surefoot.protocol.records import Layout, RankManifest
 from surefoot_operator import metrics
 from surefoot_operator.memory.holder_place import HolderPlace
 from surefoot_operator.memory.holder_pool import SharedHolder

@@ -16,11 +16,11 @@ import xxhash
 
 from surefoot.errors import ProtocolError, SurefootError
 from surefoot.holder import Credentials
-from surefoot.protocol.completeness import Covers, TierReading, layouts_to_check
-from surefoot.protocol.coverage import uncovered
+from surefoot.protocol.checkpoints.completeness import Covers, TierReading, layouts_to_check
+from surefoot.protocol.checkpoints.coverage import uncovered
+from surefoot.protocol.checkpoints.records import Layout, RankManifest
+from surefoot.protocol.checkpoints.settled import Settled
 from surefoot.protocol.identities import HOLDER_ORDER, Checkpoint, HolderEndpoint, HolderId, RankSave
-from surefoot.protocol.records import Layout, RankManifest
-from surefoot.protocol.settled import Settled
 from surefoot.task_set import TaskSet, logged
 from surefoot_operator import metrics
 from surefoot_operator.api.status import JobStatus, World

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
-from surefoot.protocol.completeness import TierReading
+from surefoot.protocol.checkpoints.completeness import TierReading
 from surefoot.protocol.identities import Checkpoint, HolderId, WorkerId
 from surefoot.protocol.progress import mean_passes
 from surefoot_operator.api.spec import TrainingJobSpec

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from surefoot.protocol.completeness import TierReading
+from surefoot.protocol.checkpoints.completeness import TierReading
 from surefoot.protocol.identities import HolderEndpoint, HolderId, WorkerId
 from surefoot_operator.api.status import Member
 from surefoot_operator.observed import NodeSeen, SessionSeen, WorkerSeen

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from surefoot.protocol.identities import WorkerId
 from surefoot_operator.api.spec import TrainingJob
-from surefoot_operator.coordinator.agent_channel import AgentChannel
 from surefoot_operator.coordinator.holder_sightings import proxied
+from surefoot_operator.coordinator.lines.agent_channel import AgentChannel
 from surefoot_operator.coordinator.order_answers import promotion_seconds
 from surefoot_operator.coordinator.sessions import seen as sessions_seen
 from surefoot_operator.fabric.interface import Fabric, FabricSeen, WorkerEnvironment

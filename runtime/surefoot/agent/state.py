@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 
 from surefoot.agent.looks import Look
 from surefoot.ipc.trainer_messages import HoldAt
+from surefoot.protocol.checkpoints.sources import joined
 from surefoot.protocol.messages import Assign, Exited, FromAgent
 from surefoot.protocol.progress import NOTHING_TOLD, Progress, of_worker
-from surefoot.protocol.sources import joined
 
 _STAND_SECONDS, _STAND_STEPS = 5.0, 5
 """Trainers without a step for so long, and for so many steps' time, stand still. A killed peer is known long before."""

@@ -14,17 +14,17 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from surefoot.checkpointer import library
-from surefoot.checkpointer.in_process import PERSISTENT, InProcessBackend, InProcessTargets
-from surefoot.checkpointer.restore_agreement import RestoreAgreement
+from surefoot.checkpointer.library_mode import library
+from surefoot.checkpointer.library_mode.in_process import PERSISTENT, InProcessBackend, InProcessTargets
+from surefoot.checkpointer.library_mode.restore_agreement import RestoreAgreement
 from surefoot.checkpointer.world import current_world, decide_once
 from surefoot.drain.retention_thread import RetentionThread
 from surefoot.errors import ConfigurationError
 from surefoot.holder.connection import account_of
 from surefoot.ipc.backend import SaveBackend
 from surefoot.ipc.trainer_messages import Attached
+from surefoot.protocol.checkpoints.lineage import Lineage, LineageEntry
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint
-from surefoot.protocol.lineage import Lineage, LineageEntry
 from surefoot.restore.catalogue import Further, SaveSource, holder_sources, older_source, persistent_source
 from surefoot.settings import JobSettings, job_settings, settings_elsewhere
 from surefoot.tiers.open import open_persistent

@@ -11,7 +11,7 @@ import threading
 import torch
 
 from surefoot.geometry import Box
-from surefoot.protocol.records import CHUNK_BYTES
+from surefoot.protocol.checkpoints.records import CHUNK_BYTES
 
 
 def needs_relay(live: torch.Tensor) -> bool:

@@ -24,10 +24,10 @@ from surefoot.checkpointer.gloo_peers import RestorePeers, ShareReads, restore_p
 from surefoot.errors import ConfigurationError, StateMismatch, Unreadable
 from surefoot.geometry.grids import Grid
 from surefoot.ipc.backend import ReusableSave, SaveBackend
+from surefoot.protocol.checkpoints.lineage import on_lineage
+from surefoot.protocol.checkpoints.ties import tied_objects
 from surefoot.protocol.identities import Checkpoint
-from surefoot.protocol.lineage import on_lineage
 from surefoot.protocol.loss_band import OddSteps
-from surefoot.protocol.ties import tied_objects
 from surefoot.restore.catalogue import read_catalogue
 from surefoot.restore.exchange import Common
 from surefoot.restore.placer import BoxReceiver, Destination

@@ -22,8 +22,8 @@ from surefoot.drain.token_bucket import TokenBucket
 from surefoot.drain.unchanged_chunks import WrittenSave, base_of, successor
 from surefoot.errors import ChunkMissing, CopyRefused, Corrupt, SurefootError, TierUnavailable, Unreadable
 from surefoot.format.layouts import Stream
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import RankSave
-from surefoot.protocol.records import RankManifest
 from surefoot.tiers import CopiesParts, ManyStreams, Tier, verified
 
 T = TypeVar("T")

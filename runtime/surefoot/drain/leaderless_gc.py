@@ -17,12 +17,20 @@ from surefoot import metrics
 from surefoot.errors import Corrupt, Fenced, ProtocolError, SurefootError
 from surefoot.format.layouts import read_layout
 from surefoot.holder import HolderClient, HolderIndex
-from surefoot.protocol.completeness import Covers, TierReading, complete, layouts_to_check, watermark
-from surefoot.protocol.coverage import uncovered
+from surefoot.protocol.checkpoints.completeness import Covers, TierReading, complete, layouts_to_check, watermark
+from surefoot.protocol.checkpoints.coverage import uncovered
+from surefoot.protocol.checkpoints.lineage import Lineage, entry_of
+from surefoot.protocol.checkpoints.records import Layout, RankManifest
+from surefoot.protocol.checkpoints.retention import (
+    SoundSteps,
+    Standing,
+    last_good,
+    memory_drops,
+    outlived,
+    proven,
+    suspects,
+)
 from surefoot.protocol.identities import Checkpoint, HolderId
-from surefoot.protocol.lineage import Lineage, entry_of
-from surefoot.protocol.records import Layout, RankManifest
-from surefoot.protocol.retention import SoundSteps, Standing, last_good, memory_drops, outlived, proven, suspects
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from surefoot import metrics
 from surefoot.drain.survey import Survey, coverage, survey, unjudged
 from surefoot.errors import SurefootError
-from surefoot.protocol.completeness import Covers, complete_persistent
+from surefoot.protocol.checkpoints.completeness import Covers, complete_persistent
+from surefoot.protocol.checkpoints.lineage import Lineage, entry_of, newest
+from surefoot.protocol.checkpoints.retention import Standing, last_good, persistent_drops
 from surefoot.protocol.identities import Checkpoint
-from surefoot.protocol.lineage import Lineage, entry_of, newest
-from surefoot.protocol.retention import Standing, last_good, persistent_drops
 from surefoot.tiers.persistent import ObjectStoreTier
 
 log = logging.getLogger(__name__)

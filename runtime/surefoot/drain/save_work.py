@@ -14,8 +14,8 @@ from surefoot.errors import ProtocolError
 from surefoot.format.digests import block_digests
 from surefoot.format.layouts import Stream
 from surefoot.format.manifests import describe
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import HolderId
-from surefoot.protocol.records import RankManifest
 
 
 class SaveWork:

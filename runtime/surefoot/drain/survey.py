@@ -17,10 +17,10 @@ from surefoot import metrics
 from surefoot.errors import ChunkMissing, Corrupt, ProtocolError, TierError, TierUnavailable
 from surefoot.format.layouts import read_layout
 from surefoot.protocol.backoff import Backoff
-from surefoot.protocol.completeness import Covers, LeftOut, TierReading, layouts_to_check
-from surefoot.protocol.coverage import uncovered
+from surefoot.protocol.checkpoints.completeness import Covers, LeftOut, TierReading, layouts_to_check
+from surefoot.protocol.checkpoints.coverage import uncovered
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, RankSave
-from surefoot.protocol.records import RankManifest
 from surefoot.tiers.parallel_reads import read_together
 from surefoot.tiers.persistent import ObjectStoreTier
 

@@ -15,7 +15,7 @@ from surefoot.geometry import Box
 from surefoot.geometry.grids import Grid
 from surefoot.geometry.rules import ShardingRule
 from surefoot.geometry.save_division import HeldBox, Sharers, Sharing, saved_boxes, shared
-from surefoot.protocol.records import Layout, Spread, SpreadRule, TensorLayout, tensor_json
+from surefoot.protocol.checkpoints.records import Layout, Spread, SpreadRule, TensorLayout, tensor_json
 
 OWN = -1
 """In place of a rule: every rank has such a tensor of its own, with the rank in its name."""

@@ -19,7 +19,7 @@ from surefoot.format.dtypes import itemsize
 from surefoot.geometry.box import Box
 from surefoot.geometry.packing import chunk_starts
 from surefoot.geometry.tiling import Tiling, block_shape
-from surefoot.protocol.records import CHUNK_BYTES, Layout, Piece, Spread, TensorLayout
+from surefoot.protocol.checkpoints.records import CHUNK_BYTES, Layout, Piece, Spread, TensorLayout
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ import re
 from surefoot.errors import Corrupt
 from surefoot.format.digests import DIGEST_BYTES, digest
 from surefoot.format.layouts import Stream
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import RankSave
-from surefoot.protocol.records import RankManifest
 
 _OBJECTS = re.compile(rb'\{"format":\d+,"values":\{("suspect":true,)?"objects":')
 """How values begin that say whose state each object's is: found without reading the rest, which may be long."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from surefoot.protocol.records import Piece
+from surefoot.protocol.checkpoints.records import Piece
 
 
 @dataclass(frozen=True, slots=True)

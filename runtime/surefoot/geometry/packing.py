@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from surefoot.geometry.tiling import Tiling
-from surefoot.protocol.records import CHUNK_BYTES
+from surefoot.protocol.checkpoints.records import CHUNK_BYTES
 
 
 def chunk_starts(tilings: Iterable[Tiling], limit: int = CHUNK_BYTES) -> tuple[int, ...]:

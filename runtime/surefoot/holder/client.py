@@ -20,8 +20,8 @@ from surefoot.errors import (
 from surefoot.holder import keys
 from surefoot.holder.connection import Credentials, Wire, explained
 from surefoot.holder.fenced_calls import FencedCalls, HolderIndex, text_of
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, RankSave
-from surefoot.protocol.records import RankManifest
 
 
 class HolderClient:

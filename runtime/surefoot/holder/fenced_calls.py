@@ -14,8 +14,8 @@ from surefoot.errors import ChunkMissing, Fenced, HolderDamaged, ProtocolError, 
 from surefoot.holder import keys, scripts
 from surefoot.holder.connection import explained, understood
 from surefoot.holder.dialogue import Dialogue
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, RankSave
-from surefoot.protocol.records import RankManifest
 
 _KEYS = 500
 """In one call: a script runs alone on its server."""

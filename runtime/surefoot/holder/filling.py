@@ -13,7 +13,7 @@ import redis
 
 from surefoot.holder import keys
 from surefoot.holder.connection import Wire
-from surefoot.protocol.records import CHUNK_BYTES
+from surefoot.protocol.checkpoints.records import CHUNK_BYTES
 
 VALUE_BYTES = CHUNK_BYTES + 64
 """What one value occupies: a whole class of the allocator."""

@@ -13,7 +13,7 @@ from surefoot.errors import ProtocolError
 from surefoot.holder import keys
 from surefoot.holder.connection import Credentials, explained, understood
 from surefoot.holder.dialogue import Dialogue
-from surefoot.protocol.records import RankManifest
+from surefoot.protocol.checkpoints.records import RankManifest
 
 WRITING = ("set", "copy", "hset")
 """The commands that a closed account lacks; without them no script of ours commits either."""

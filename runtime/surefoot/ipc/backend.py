@@ -1,7 +1,7 @@
 """Defines `SaveBackend`, which keeps a trainer's staging memory and drains it.
 
 `Checkpointer` is written against this protocol alone. Implementations: `ipc.agent_backend.AgentBackend` (the socket),
-`checkpointer.in_process.InProcessBackend` (no agent: the drain runs in this process).
+`checkpointer.library_mode.in_process.InProcessBackend` (no agent: the drain runs in this process).
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ class RestoreDone:
 
     step: int
     source: str
-    """A word of `protocol.sources`, or none at step 0."""
+    """A word of `protocol.checkpoints.sources`, or none at step 0."""
     bytes: int
     seconds: float
     odd: OddSteps = NONE_ODD

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from surefoot.protocol.checkpoints.completeness import LeftOut
 from surefoot.protocol.codec import flat, since
-from surefoot.protocol.completeness import LeftOut
 from surefoot.protocol.holders_wanted import HoldersWanted
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob, RankSave
 from surefoot.protocol.node_findings import NodeHealth

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from surefoot.protocol.checkpoints.settled import NOTHING_SETTLED, Settled
 from surefoot.protocol.codec import since
 from surefoot.protocol.loss_band import Oddity
-from surefoot.protocol.settled import NOTHING_SETTLED, Settled
 from surefoot.protocol.standing.rank_pace import RankPace
 
 
@@ -32,7 +32,7 @@ class Progress:
     stall_seconds: float | None = None
     """How long the last save held the training up."""
     restored_from: str | None = None
-    """A word of `protocol.sources`; None before."""
+    """A word of `protocol.checkpoints.sources`; None before."""
     save_bytes: int = since(2, 0)
     """What one save takes; 0: not known yet."""
     unstaged: str = since(2, "")

@@ -18,10 +18,10 @@ from surefoot.errors import SurefootError, TierError
 from surefoot.holder.client import HolderClient
 from surefoot.holder.connection import Credentials
 from surefoot.holder.fenced_calls import HolderIndex
-from surefoot.protocol.completeness import Covers, TierReading, is_complete, layouts_to_check
-from surefoot.protocol.coverage import uncovered
+from surefoot.protocol.checkpoints.completeness import Covers, TierReading, is_complete, layouts_to_check
+from surefoot.protocol.checkpoints.coverage import uncovered
+from surefoot.protocol.checkpoints.records import Layout, RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId
-from surefoot.protocol.records import Layout, RankManifest
 from surefoot.restore.holder_indexes import IndexedHolder, read_together
 from surefoot.settings import PersistentSettings
 from surefoot.tiers import ByCheckpoint, Tier

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from surefoot.errors import ProtocolError, StateMismatch, Unreadable
 from surefoot.format.families import Family
 from surefoot.format.layouts import Stream
-from surefoot.protocol.records import TensorLayout
+from surefoot.protocol.checkpoints.records import TensorLayout
 from surefoot.restore.copy_choice import Copies
 from surefoot.restore.read_plan import ReadPlan, Wanted, plan
 from surefoot.tiers import verified

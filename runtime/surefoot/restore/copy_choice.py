@@ -20,8 +20,8 @@ from typing import TypeVar
 from surefoot import metrics
 from surefoot.errors import ChunkMissing, Corrupt, ProtocolError, TierError, TierUnavailable, Unreadable
 from surefoot.protocol.backoff import Backoff
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, RankSave
-from surefoot.protocol.records import RankManifest
 from surefoot.restore.catalogue import Catalogue, SaveSource, reread
 from surefoot.restore.read_plan import preference, spread
 from surefoot.tiers import Tier

@@ -20,7 +20,7 @@ from typing import Protocol
 from surefoot import metrics
 from surefoot.errors import Corrupt, SurefootError
 from surefoot.format.layouts import Stream
-from surefoot.protocol.records import CHUNK_BYTES, RankManifest
+from surefoot.protocol.checkpoints.records import CHUNK_BYTES, RankManifest
 from surefoot.restore.copy_choice import Copies
 from surefoot.restore.placer import AnyPlacer
 from surefoot.restore.read_plan import RangeRead, Segment

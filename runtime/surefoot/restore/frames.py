@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from surefoot.errors import Corrupt
-from surefoot.protocol.records import RankManifest
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.restore.fetch import SavedPart
 from surefoot.restore.placer import AnyPlacer
 from surefoot.restore.read_plan import RangeRead, Segment

@@ -13,7 +13,7 @@ from functools import partial
 from surefoot import metrics
 from surefoot.errors import ChunkMissing, SurefootError
 from surefoot.format.layouts import Stream
-from surefoot.protocol.records import RankManifest
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.restore.copy_choice import Copies, Damage
 from surefoot.tiers import LayoutCopies, Tier, verified
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 
 from surefoot import metrics
+from surefoot.protocol.checkpoints.records import RankManifest
+from surefoot.protocol.checkpoints.sources import joined
 from surefoot.protocol.identities import Checkpoint
-from surefoot.protocol.records import RankManifest
-from surefoot.protocol.sources import joined
 from surefoot.restore.catalogue import Catalogue
 from surefoot.restore.checkpoint_layouts import Layouts
 from surefoot.restore.copy_choice import Copies
@@ -56,7 +56,7 @@ class ReadSummary:
 
     @property
     def source(self) -> str:
-        """Names the tiers that the bytes came from (`protocol.sources`).
+        """Names the tiers that the bytes came from (`protocol.checkpoints.sources`).
 
         What peers read counts for the tier they had it from. A tier that gave next to nothing (counters that every rank
         has) is left out, except the persistent one.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 from surefoot.geometry import Box
-from surefoot.protocol.records import Layout
+from surefoot.protocol.checkpoints.records import Layout
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from surefoot.format.digests import digest
 from surefoot.geometry.grids import Grid
-from surefoot.protocol.records import RankManifest
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.restore.read_plan import RangeRead, Wanted
 
 MOST_MEMBERS = 16

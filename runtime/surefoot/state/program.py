@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import torch
 
 from surefoot.errors import ConfigurationError, StateMismatch, StateNotRestorable
+from surefoot.protocol.checkpoints.ties import OWN
 from surefoot.protocol.loss_band import NONE_ODD
-from surefoot.protocol.ties import OWN
 from surefoot.state import rng
 from surefoot.state.entries import Entry, Saved, dtype_named, local_name, outlines
 from surefoot.state.fitting import Fit
@@ -166,7 +166,7 @@ class Program:
     def divide(self, tied: Collection[str], saved_world: int, states_of: Callable[[str], list[Any]]) -> list[str]:
         """Divides each rank's own state among a world of another size.
 
-        Called before `prepare`. `tied` names objects that cannot be divided (`protocol.ties`), `states_of` gives all
+        Called before `prepare`. `tied` names objects that cannot be divided (`protocol.checkpoints.ties`), `states_of` gives all
         ranks' states of one. Returns a sentence for each object that begins anew; raises StateMismatch for the first
         that may not.
         """

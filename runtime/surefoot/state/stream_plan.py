@@ -17,7 +17,7 @@ from surefoot.format.families import OWN, spread_rule
 from surefoot.format.layouts import TensorParts, build_layout, layout_digest
 from surefoot.geometry import Box
 from surefoot.geometry.save_division import saved_boxes
-from surefoot.protocol.records import Layout, Spread, SpreadRule
+from surefoot.protocol.checkpoints.records import Layout, Spread, SpreadRule
 from surefoot.state.entries import Entry
 
 

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 import xxhash
 
 from surefoot.errors import ProtocolError
+from surefoot.protocol.checkpoints.records import FORMAT, RankManifest
 from surefoot.protocol.identities import Checkpoint, RankSave
-from surefoot.protocol.records import FORMAT, RankManifest
 
 NAME = "manifests.jsonl"
 LEAST_RANKS = 9

@@ -10,8 +10,8 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable
 
+from surefoot.protocol.checkpoints.records import FORMAT, RankManifest
 from surefoot.protocol.identities import Checkpoint
-from surefoot.protocol.records import FORMAT, RankManifest
 
 
 def read(text: bytes | None) -> tuple[Checkpoint, int] | None:

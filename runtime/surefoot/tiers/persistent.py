@@ -21,8 +21,8 @@ from zlib import crc32
 
 from surefoot import metrics
 from surefoot.errors import ChunkMissing, Corrupt, ProtocolError, TierError
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, RankSave
-from surefoot.protocol.records import RankManifest
 from surefoot.tiers import manifest_lists, newest
 from surefoot.tiers.chunk_parts import PART_CHUNKS, Cut, PartBuffer, not_whole, part_lengths, part_name
 from surefoot.tiers.epochs import EpochRecords

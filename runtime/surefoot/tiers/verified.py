@@ -11,8 +11,8 @@ from surefoot.errors import Corrupt, ProtocolError, TierError
 from surefoot.format.digests import DIGEST_BYTES, first_bad_block
 from surefoot.format.layouts import Stream, read_layout
 from surefoot.format.manifests import check_digests, check_values
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import RankSave
-from surefoot.protocol.records import RankManifest
 from surefoot.tiers import ByCheckpoint, LayoutCopies, Tier
 
 

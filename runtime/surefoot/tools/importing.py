@@ -14,11 +14,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from surefoot.checkpointer.epoch_records import write_record
+from surefoot.checkpointer.library_mode.epoch_records import write_record
 from surefoot.errors import ConfigurationError, SurefootError
 from surefoot.format.layouts import TensorParts
+from surefoot.protocol.checkpoints.lineage import LineageEntry
 from surefoot.protocol.identities import RankSave
-from surefoot.protocol.lineage import LineageEntry
 from surefoot.state import Saved
 from surefoot.state.plain_values import values_blob
 from surefoot.state.tensor_names import escaped, unescaped

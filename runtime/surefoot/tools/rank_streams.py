@@ -14,9 +14,9 @@ from surefoot.errors import ConfigurationError, SurefootError
 from surefoot.format.digests import DIGEST_BYTES, first_bad_block
 from surefoot.format.layouts import PlacedPiece, Stream, read_layout
 from surefoot.format.manifests import check_digests, check_values
-from surefoot.protocol.coverage import uncovered
+from surefoot.protocol.checkpoints.coverage import uncovered
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint
-from surefoot.protocol.records import RankManifest
 from surefoot.settings import job_settings
 from surefoot.tiers.open import open_persistent
 from surefoot.tiers.persistent import ObjectStoreTier

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.scenarios.trainer_files import FINAL, TRACE
-from surefoot.protocol.lineage import Lineage
+from surefoot.protocol.checkpoints.lineage import Lineage
 from surefoot_operator.cli.local import ledger as counting
 from surefoot_operator.cli.local.ledger import LedgerLine, parse_line
 

@@ -17,8 +17,8 @@ from surefoot.errors import ProtocolError
 from surefoot.ipc.framing import LARGEST, Unframer, framed
 from surefoot.launcher.command import LaunchProgram, forkable, with_own_interpreter
 from surefoot.launcher.preload import top_level_imports
+from surefoot.protocol.checkpoints.settled import Settled
 from surefoot.protocol.identities import Checkpoint, RankSave
-from surefoot.protocol.settled import Settled
 
 OWN = with_own_interpreter({"PATH": "/usr/bin"})
 

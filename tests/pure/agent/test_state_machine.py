@@ -14,6 +14,8 @@ from surefoot.agent.coordinator.leaderless import epoch_in_charge, sound_steps
 from surefoot.agent.state import Departure
 from surefoot.agent.state_machine import AgentState, transition
 from surefoot.ipc.trainer_messages import HoldAt
+from surefoot.protocol.checkpoints.retention import SoundSteps
+from surefoot.protocol.checkpoints.settled import Settled
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.loss_band import OddSteps
 from surefoot.protocol.messages import (
@@ -28,8 +30,6 @@ from surefoot.protocol.messages import (
     UnreadableSave,
 )
 from surefoot.protocol.progress import Progress, of_worker
-from surefoot.protocol.retention import SoundSteps
-from surefoot.protocol.settled import Settled
 
 
 def test_trainers_start_when_warm_and_the_store_is_known() -> None:

@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 from support.fakes.fake_link import FakeLink
-from surefoot.checkpointer.in_process import InProcessBackend
+from surefoot.checkpointer.library_mode.in_process import InProcessBackend
 from surefoot.ipc.agent_backend import AgentBackend
 from surefoot.ipc.backend import SaveBackend
 

@@ -15,8 +15,8 @@ from support.saves import Arrays, arrays, put_save, split, stream_of
 from surefoot.checkpointer import device_relay, restoring
 from surefoot.checkpointer.device_relay import Relays, TensorRelay
 from surefoot.geometry import Box
+from surefoot.protocol.checkpoints.records import CHUNK_BYTES
 from surefoot.protocol.identities import Checkpoint, RankSave
-from surefoot.protocol.records import CHUNK_BYTES
 from surefoot.restore import CheckpointReader, ReadOptions, SaveSource, read_catalogue
 from surefoot.state.entries import Entry, Place, Window
 

@@ -17,9 +17,9 @@ from surefoot.protocol.identities import Checkpoint, HolderId, RankSave, WorkerI
 from surefoot.protocol.messages import HoldAnswer, RepairSave, Stopped, StoreReady, ToAgent
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.coordinator import order_requests, orders
-from surefoot_operator.coordinator.agent_channel import TURN, AgentChannel
-from surefoot_operator.coordinator.agent_connection import AgentConnection
 from surefoot_operator.coordinator.desired_messages import desired_state, desired_state_after
+from surefoot_operator.coordinator.lines.agent_channel import TURN, AgentChannel
+from surefoot_operator.coordinator.lines.agent_connection import AgentConnection
 from surefoot_operator.policy.failure.holder_liveness import UsableHolders
 
 MANY = 3 * TURN

@@ -8,13 +8,13 @@ import pytest
 
 from support.builders import manifest
 from support.talk import CLAIMED, NODES, STATUS, A, B, talking, words
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.messages import Assign, Listing, ListPersistent
-from surefoot.protocol.records import RankManifest
 from surefoot.protocol.sighting_messages import HolderReading, LookAtHolders
 from surefoot_operator.coordinator import order_requests
 from surefoot_operator.coordinator.desired_messages import desired_messages, desired_state
 from surefoot_operator.coordinator.holder_sightings import proxied
-from surefoot_operator.coordinator.message_sizes import check_size
+from surefoot_operator.coordinator.lines.message_sizes import check_size
 from surefoot_operator.coordinator.sessions import Sessions, heard
 from surefoot_operator.observed_tiers import HolderSeen
 from surefoot_operator.policy.failure.holder_liveness import UsableHolders, with_proxied

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from support.fakes.fake_agent import hello
 from support.talk import CLAIMED, NODES, A, B, talking, words
-from surefoot.protocol.completeness import LeftOut
+from surefoot.protocol.checkpoints.completeness import LeftOut
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, OlderJob, RankSave, WorkerId
 from surefoot.protocol.messages import (
     DropPersistent,
@@ -18,7 +19,6 @@ from surefoot.protocol.messages import (
     Retire,
     Stop,
 )
-from surefoot.protocol.records import RankManifest
 from surefoot.protocol.sighting_messages import LookAtHolders, Sighting
 from surefoot_operator.coordinator import order_requests
 from surefoot_operator.coordinator.sessions import (

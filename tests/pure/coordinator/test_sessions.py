@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from support.fakes.fake_agent import hello
 from support.talk import CLAIMED, COMMITTED, NODES, STATUS, A, B, C, beat, talking, words
+from surefoot.protocol.checkpoints.settled import Settled
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.messages import (
     Assign,
@@ -27,7 +28,6 @@ from surefoot.protocol.messages import (
     UnreadableSave,
 )
 from surefoot.protocol.progress import Progress
-from surefoot.protocol.settled import Settled
 from surefoot.protocol.wire import decode, encode
 from surefoot_operator.coordinator import order_requests
 from surefoot_operator.coordinator.desired_messages import Delivered, desired_messages, desired_state, outbox_diff

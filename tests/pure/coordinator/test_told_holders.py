@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from support.builders import endpoint, member
+from surefoot.protocol.checkpoints.lineage import LineageEntry
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, RankSave
-from surefoot.protocol.lineage import LineageEntry
-from surefoot.protocol.records import RankManifest
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.coordinator.told_holders import HolderScope, needed_holders, scope_after
 from surefoot_operator.observed_tiers import HolderSeen

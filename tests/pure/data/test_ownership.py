@@ -11,9 +11,9 @@ import torch
 from surefoot.data import ElasticLoader
 from surefoot.errors import StateMismatch, StateNotRestorable
 from surefoot.format.manifests import objects_of
+from surefoot.protocol.checkpoints.records import RankManifest
+from surefoot.protocol.checkpoints.ties import tied_objects
 from surefoot.protocol.identities import RankSave
-from surefoot.protocol.records import RankManifest
-from surefoot.protocol.ties import tied_objects
 from surefoot.state import Program, read_values
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from support.builders import manifest
 from surefoot.drain.leaderless_gc import spared_good
+from surefoot.protocol.checkpoints.retention import SoundSteps
 from surefoot.protocol.identities import Checkpoint
-from surefoot.protocol.retention import SoundSteps
 
 ODD = SoundSteps(step=18, odd_step=18, later_steps=2)
 WELL = replace(ODD, odd_step=0)

@@ -15,9 +15,9 @@ from surefoot.format.layouts import Stream, TensorParts, build_layout, layout_di
 from surefoot.format.manifests import check_digests, check_values, describe
 from surefoot.geometry.box import Box
 from surefoot.geometry.shares import shard_box
-from surefoot.protocol.coverage import uncovered
+from surefoot.protocol.checkpoints.coverage import uncovered
+from surefoot.protocol.checkpoints.records import CHUNK_BYTES, Layout, RankManifest, tensor_json
 from surefoot.protocol.identities import RankSave
-from surefoot.protocol.records import CHUNK_BYTES, Layout, RankManifest, tensor_json
 
 shapes = st.lists(st.sampled_from((0, 1, 3, 40, 300, 1500)), max_size=3).map(tuple)
 tensors = st.lists(st.tuples(shapes, st.sampled_from(sorted(ITEMSIZE))), max_size=8)

@@ -11,7 +11,7 @@ from surefoot.geometry.box import Box, box_of
 from surefoot.geometry.flat import flat_boxes, flat_hull
 from surefoot.geometry.shares import WHOLE_BYTES, Shares, ShareShape, chunked, shard_box
 from surefoot.geometry.tiling import Tiling, block_shape
-from surefoot.protocol.records import Piece
+from surefoot.protocol.checkpoints.records import Piece
 
 
 def elements(box: Box) -> set[tuple[int, ...]]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from surefoot.geometry.box import Box
 from surefoot.geometry.packing import chunk_starts
 from surefoot.geometry.tiling import SMALL_BYTES, Tiling, block_shape
-from surefoot.protocol.records import CHUNK_BYTES
+from surefoot.protocol.checkpoints.records import CHUNK_BYTES
 
 
 @st.composite

@@ -17,8 +17,8 @@ from surefoot.holder.client import HolderClient
 from surefoot.holder.connection import Credentials, Wire, explained
 from surefoot.holder.dialogue import Dialogue, driven
 from surefoot.holder.provisioning import HolderAdmin
+from surefoot.protocol.checkpoints.records import Layout, RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
-from surefoot.protocol.records import Layout, RankManifest
 
 T = TypeVar("T")
 SAVE = RankSave(1, 10, 0)

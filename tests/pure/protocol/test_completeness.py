@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from support.builders import COVERED, manifest
-from surefoot.protocol.completeness import (
+from surefoot.protocol.checkpoints.completeness import (
     TierReading,
     complete,
     complete_persistent,
@@ -14,9 +14,9 @@ from surefoot.protocol.completeness import (
     layouts_to_check,
     watermark,
 )
+from surefoot.protocol.checkpoints.lineage import LineageEntry
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderId
-from surefoot.protocol.lineage import LineageEntry
-from surefoot.protocol.records import RankManifest
 
 A, B, C = (HolderId(n, n) for n in "abc")
 DOMAINS = {A: "a", B: "b", C: "b"}

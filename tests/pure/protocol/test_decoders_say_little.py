@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from surefoot.ipc import trainer_messages as line
-from surefoot.protocol.records import Layout, RankManifest
+from surefoot.protocol.checkpoints.records import Layout, RankManifest
 from surefoot.protocol.wire import decode
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.status_json import status_from_json

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.builders import manifest
+from surefoot.protocol.checkpoints.lineage import LineageEntry
+from surefoot.protocol.checkpoints.retention import SoundSteps, Standing, memory_drops, proven
 from surefoot.protocol.identities import Checkpoint
-from surefoot.protocol.lineage import LineageEntry
-from surefoot.protocol.retention import SoundSteps, Standing, memory_drops, proven
 
 C = {step: Checkpoint(1, step) for step in range(1, 200)}
 

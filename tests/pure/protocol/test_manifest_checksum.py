@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from support.samples import sample
 from surefoot.errors import ProtocolError
-from surefoot.protocol.records import RankManifest
+from surefoot.protocol.checkpoints.records import RankManifest
 
 MANIFEST = sample(RankManifest)
 TEXT = MANIFEST.to_json().encode()

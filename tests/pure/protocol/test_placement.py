@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.builders import endpoint
-from surefoot.protocol.placement import groups, targets
+from surefoot.protocol.checkpoints.placement import groups, targets
 
 
 @given(st.sets(st.text("abcdef", min_size=1, max_size=3), max_size=9), st.integers(1, 4))

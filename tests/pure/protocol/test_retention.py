@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.builders import manifest
-from surefoot.protocol.completeness import TierReading, complete, copies_of, watermark
-from surefoot.protocol.identities import Checkpoint, HolderId
-from surefoot.protocol.lineage import Lineage, LineageEntry
-from surefoot.protocol.records import RankManifest
-from surefoot.protocol.retention import (
+from surefoot.protocol.checkpoints.completeness import TierReading, complete, copies_of, watermark
+from surefoot.protocol.checkpoints.lineage import Lineage, LineageEntry
+from surefoot.protocol.checkpoints.records import RankManifest
+from surefoot.protocol.checkpoints.retention import (
     Standing,
     last_good,
     memory_drops,
@@ -23,6 +22,7 @@ from surefoot.protocol.retention import (
     persistent_drops,
     repairs,
 )
+from surefoot.protocol.identities import Checkpoint, HolderId
 
 A, B = HolderId("a", "a"), HolderId("b", "b")
 DOMAINS = {A: "a", B: "b"}

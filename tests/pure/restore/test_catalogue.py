@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 
 from surefoot.errors import TierUnavailable, Unreadable
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, RankSave
-from surefoot.protocol.records import RankManifest
 from surefoot.restore import SaveSource, read_catalogue
 from surefoot.restore.catalogue import AT_ONCE, reread
 from surefoot.restore.copy_choice import Copies

@@ -17,7 +17,7 @@ from surefoot.geometry import Box
 from surefoot.geometry.grids import Grid
 from surefoot.geometry.rules import Cut, ShardingRule
 from surefoot.geometry.shares import shard_box
-from surefoot.protocol.records import Layout
+from surefoot.protocol.checkpoints.records import Layout
 from surefoot.restore.read_plan import Wanted, plan
 from surefoot.state import save_plan, structure_of
 

@@ -19,7 +19,7 @@ from support.spreads import KINDS, data_of, stream
 from surefoot.format.families import Family
 from surefoot.format.layouts import Stream
 from surefoot.geometry import Box
-from surefoot.protocol.coverage import uncovered
+from surefoot.protocol.checkpoints.coverage import uncovered
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.restore import CheckpointReader, Destination, ReadOptions, SaveSource, read_catalogue
 from surefoot.restore.read_plan import Wanted, plan

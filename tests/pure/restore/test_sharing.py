@@ -18,8 +18,8 @@ from surefoot import metrics
 from surefoot.errors import TierUnavailable, Unreadable
 from surefoot.geometry import Box
 from surefoot.geometry.grids import Grid
+from surefoot.protocol.checkpoints.records import CHUNK_BYTES
 from surefoot.protocol.identities import Checkpoint, RankSave
-from surefoot.protocol.records import CHUNK_BYTES
 from surefoot.restore import CheckpointReader, Destination, ReadOptions, ReadSummary, SaveSource, read_catalogue
 from surefoot.restore.exchange import HEADER_BYTES, Common, ExchangeFailed
 from surefoot.restore.frames import _FRAME, ROUND_BYTES, Outbox

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from simulator.mutations.mutation import ROUGH, Mutation, constant
+from surefoot.protocol.checkpoints.retention import SoundSteps
 from surefoot.protocol.loss_band import OddSteps
-from surefoot.protocol.retention import SoundSteps
 from surefoot_operator.policy import check, plan
 from surefoot_operator.policy.failure import holder_liveness
 from surefoot_operator.policy.failure.holder_liveness import silent_holders

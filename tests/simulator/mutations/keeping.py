@@ -18,9 +18,9 @@ from simulator.mutations.mutation import (
     constant,
 )
 from simulator.world import Decisions
-from surefoot.protocol import lineage, retention
+from surefoot.protocol.checkpoints import lineage, retention
+from surefoot.protocol.checkpoints.settled import Settled
 from surefoot.protocol.identities import Checkpoint
-from surefoot.protocol.settled import Settled
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy.failure.losses import Loss
 from surefoot_operator.policy.lifecycle import last_checkpoint

@@ -12,7 +12,7 @@ from simulator.mutations.mutation import ROUGH, UNSEEN, WITHOUT_PODS, Mutation, 
 from simulator.rules import ALL
 from surefoot.agent import state_machine as agent_life
 from surefoot.drain import slots
-from surefoot.protocol.completeness import watermark
+from surefoot.protocol.checkpoints.completeness import watermark
 from surefoot.protocol.identities import HolderEndpoint, WorkerId
 from surefoot.protocol.messages import PromoteSave
 from surefoot.protocol.wire import OLDEST

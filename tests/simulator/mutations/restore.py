@@ -20,7 +20,7 @@ from simulator.mutations.mutation import (
 )
 from simulator.scopes import Scope
 from simulator.world import Decisions
-from surefoot.protocol import completeness
+from surefoot.protocol.checkpoints import completeness
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.coordinator import desired_messages, order_requests, orders, sessions
 from surefoot_operator.observed import Observed

@@ -27,6 +27,8 @@ from surefoot.errors import SurefootError
 from surefoot.holder import Credentials, HolderClient, server_process
 from surefoot.holder.server_process import HolderServer, ServerSettings
 from surefoot.linux_process import ProcessIdentity, identity_of
+from surefoot.protocol.checkpoints.records import Layout, Piece, RankManifest, TensorLayout
+from surefoot.protocol.checkpoints.settled import NOTHING_SETTLED, Settled
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.messages import (
     Assign,
@@ -44,8 +46,6 @@ from surefoot.protocol.messages import (
     ToAgent,
 )
 from surefoot.protocol.progress import Progress
-from surefoot.protocol.records import Layout, Piece, RankManifest, TensorLayout
-from surefoot.protocol.settled import NOTHING_SETTLED, Settled
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.fabric.processes.job_store import Store

@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable
 
 from surefoot.errors import ChunkMissing, Fenced, ProtocolError
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import RankSave
-from surefoot.protocol.records import RankManifest
 
 Part = str | int
 """`digests`, `values`, or a chunk's number."""

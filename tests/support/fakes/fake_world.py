@@ -12,9 +12,9 @@ from support.builders import COVERED, manifest, told
 from support.fakes import fake_nodes
 from support.fakes.fake_copies import FakeTiers, Node
 from support.fakes.fake_workers import Agent, Worker
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
 from surefoot.protocol.progress import Progress
-from surefoot.protocol.records import RankManifest
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.observed import ExitSeen, HoldSeen, NodeSeen, Observed, SessionSeen, WorkerSeen

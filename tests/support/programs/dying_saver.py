@@ -26,8 +26,8 @@ from surefoot.geometry import Box
 from surefoot.holder.client import HolderClient
 from surefoot.holder.connection import Credentials
 from surefoot.holder.provisioning import HolderAdmin
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import HolderEndpoint, HolderId, RankSave
-from surefoot.protocol.records import RankManifest
 from surefoot.restore import (
     CheckpointReader,
     Destination,

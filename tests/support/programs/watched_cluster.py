@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 from surefoot_operator import metrics
 from surefoot_operator.fabric.kubernetes.api import Api
-from surefoot_operator.fabric.kubernetes.cache import ClusterCache
+from surefoot_operator.fabric.kubernetes.views.cache import ClusterCache
 
 
 async def answer(request: web.Request) -> web.StreamResponse:

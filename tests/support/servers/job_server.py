@@ -7,8 +7,8 @@ from typing import Any
 
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused, ApiSilent
-from surefoot_operator.fabric.kubernetes.cache import ClusterCache
 from surefoot_operator.fabric.kubernetes.kubernetes_fabric import KubernetesFabric
+from surefoot_operator.fabric.kubernetes.views.cache import ClusterCache
 
 JOB: dict[str, Any] = {
     "apiVersion": "surefoot.dev/v1alpha1",

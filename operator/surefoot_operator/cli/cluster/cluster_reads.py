@@ -19,8 +19,9 @@ from surefoot_operator.cli.jobs.job_view import HolderLook, JobView
 from surefoot_operator.cli.jobs.stored_job import StoredJob, stored_job
 from surefoot_operator.cli.local.run_progress import Happened
 from surefoot_operator.errors import FabricError
-from surefoot_operator.fabric.kubernetes import labels, nodes, pod_observations
-from surefoot_operator.fabric.kubernetes.leases import Heard
+from surefoot_operator.fabric.kubernetes import labels
+from surefoot_operator.fabric.kubernetes.views import nodes, pod_observations
+from surefoot_operator.fabric.kubernetes.views.leases import Heard
 from surefoot_operator.observed import NodeSeen, WorkerSeen
 
 Object = dict[str, Any]

@@ -21,8 +21,8 @@ from surefoot_operator.cli.jobs.stored_job import StoredJob
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.kubernetes import labels
 from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
-from surefoot_operator.fabric.kubernetes.pod_observations import node_of
 from surefoot_operator.fabric.kubernetes.pods import METRICS_PORT
+from surefoot_operator.fabric.kubernetes.views.pod_observations import node_of
 
 Object = dict[str, Any]
 

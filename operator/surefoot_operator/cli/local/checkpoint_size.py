@@ -8,8 +8,8 @@ from __future__ import annotations
 from surefoot.errors import SurefootError
 from surefoot.holder import Credentials, HolderClient
 from surefoot.holder.provisioning import HolderAdmin
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId
-from surefoot.protocol.records import RankManifest
 from surefoot_operator.fabric.processes.run_records import NodeRecord
 
 _CALL_SECONDS = 0.3

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from surefoot.protocol.lineage import first_step
+from surefoot.protocol.checkpoints.lineage import first_step
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import Incident, JobStatus
 from surefoot_operator.cli.local import ledger, run_report

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from surefoot.protocol.lineage import Lineage, ancestry, epoch_at
+from surefoot.protocol.checkpoints.lineage import Lineage, ancestry, epoch_at
 from surefoot_operator.api.status import SkippedData
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from surefoot.protocol.checkpoints.lineage import Lineage, LineageEntry
 from surefoot.protocol.identities import Checkpoint
-from surefoot.protocol.lineage import Lineage, LineageEntry
 from surefoot_operator.api.status import Incident, JobStatus
 from surefoot_operator.cli.local.ledger import LedgerLine, finished_step, parse_line
 from surefoot_operator.fabric.processes.job_store import Store

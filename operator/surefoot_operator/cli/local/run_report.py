@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from surefoot.protocol.lineage import Lineage
+from surefoot.protocol.checkpoints.lineage import Lineage
 from surefoot_operator.api.status import Incident
 from surefoot_operator.cli.local.faults import Fault
 from surefoot_operator.cli.local.ledger import Account

@@ -24,8 +24,9 @@ from surefoot_operator.cli.logs.followed_logs import (
 )
 from surefoot_operator.cli.logs.merged_logs import ranked_line, stamp_order
 from surefoot_operator.errors import FabricError
-from surefoot_operator.fabric.kubernetes import labels, pod_observations
+from surefoot_operator.fabric.kubernetes import labels
 from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused, ApiSilent
+from surefoot_operator.fabric.kubernetes.views import pod_observations
 
 MOST_PODS = 64
 """Each is a connection to the API server and one of its to a kubelet."""

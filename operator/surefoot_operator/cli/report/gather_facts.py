@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from surefoot.protocol.lineage import Lineage, first_step
+from surefoot.protocol.checkpoints.lineage import Lineage, first_step
 from surefoot_operator.api.status import Incident, SkippedData
 from surefoot_operator.cli.jobs.describe_job import stored_words, worker_state
 from surefoot_operator.cli.jobs.job_summary import lasting

@@ -17,8 +17,8 @@ from surefoot_operator.controller.health import process_metrics
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.kubernetes import labels
 from surefoot_operator.fabric.kubernetes.api import Api
-from surefoot_operator.fabric.kubernetes.nodes import is_left
-from surefoot_operator.fabric.kubernetes.pod_observations import node_of
+from surefoot_operator.fabric.kubernetes.views.nodes import is_left
+from surefoot_operator.fabric.kubernetes.views.pod_observations import node_of
 
 log = logging.getLogger(__name__)
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from surefoot_operator.fabric.interface import HolderPlace, TierAccess
-from surefoot_operator.fabric.kubernetes import labels, nodes, pod_observations
+from surefoot_operator.fabric.kubernetes import labels
 from surefoot_operator.fabric.kubernetes.api import Api
 from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
-from surefoot_operator.fabric.kubernetes.leases import Heard
+from surefoot_operator.fabric.kubernetes.views import nodes, pod_observations
+from surefoot_operator.fabric.kubernetes.views.leases import Heard
 from surefoot_operator.observed import NodeSeen
 from surefoot_operator.policy.maintenance.rollout import HolderPod
 

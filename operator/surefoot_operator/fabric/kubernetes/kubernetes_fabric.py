@@ -25,17 +25,17 @@ from surefoot_operator.fabric.kubernetes import (
     api_writes,
     labels,
     pod_groups,
-    pod_observations,
     pods,
     status_patch,
 )
 from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
-from surefoot_operator.fabric.kubernetes.cache import ClusterCache, Listener
-from surefoot_operator.fabric.kubernetes.derived_cache import DerivedCache
 from surefoot_operator.fabric.kubernetes.purging import purge_pod
 from surefoot_operator.fabric.kubernetes.shared_objects import SharedObjects
 from surefoot_operator.fabric.kubernetes.template_dry_run import TemplateDryRun
-from surefoot_operator.fabric.kubernetes.watched_objects import WatchedObjects
+from surefoot_operator.fabric.kubernetes.views import pod_observations
+from surefoot_operator.fabric.kubernetes.views.cache import ClusterCache, Listener
+from surefoot_operator.fabric.kubernetes.views.derived_cache import DerivedCache
+from surefoot_operator.fabric.kubernetes.views.watched_objects import WatchedObjects
 from surefoot_operator.observed import PurgeSeen, WorkerSeen
 from surefoot_operator.observed_groups import PodGroupsSeen
 from surefoot_operator.policy.actions import CreateWorker, DeleteWorker, Event, KeepGroup, RemoveGroup

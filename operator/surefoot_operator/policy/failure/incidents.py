@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from surefoot.protocol.checkpoints.sources import joined
 from surefoot.protocol.identities import Checkpoint
-from surefoot.protocol.sources import joined
 from surefoot_operator.api.status import Incident
 from surefoot_operator.policy.availability import node_lost, usable
 from surefoot_operator.policy.facts import Facts, has_stepped, in_epoch, member_sessions, step_of

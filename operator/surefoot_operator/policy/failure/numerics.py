@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from surefoot.protocol.checkpoints.retention import SoundSteps
 from surefoot.protocol.plain import listed
-from surefoot.protocol.retention import SoundSteps
 from surefoot_operator.api.spec import NumericsAction
 from surefoot_operator.observed import SessionSeen
 from surefoot_operator.policy.facts import Facts, derived_once, member_sessions

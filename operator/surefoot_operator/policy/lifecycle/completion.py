@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from surefoot.protocol.checkpoints.lineage import newest
 from surefoot.protocol.identities import Checkpoint
-from surefoot.protocol.lineage import newest
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.names import JOB_COMPLETE, JOB_FAILED
 from surefoot_operator.policy.actions import Event

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from surefoot.protocol.completeness import TierReading, complete, layouts_to_check
+from surefoot.protocol.checkpoints.completeness import TierReading, complete, layouts_to_check
+from surefoot.protocol.checkpoints.lineage import newest
 from surefoot.protocol.identities import Checkpoint
-from surefoot.protocol.lineage import newest
 from surefoot.protocol.plain import listed
 from surefoot_operator.observed import SessionSeen
 from surefoot_operator.policy.actions import Action

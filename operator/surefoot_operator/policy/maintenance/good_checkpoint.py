@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from surefoot.protocol.completeness import complete_persistent
+from surefoot.protocol.checkpoints.completeness import complete_persistent
+from surefoot.protocol.checkpoints.records import RankManifest
+from surefoot.protocol.checkpoints.retention import last_good, proven, suspects
 from surefoot.protocol.identities import Checkpoint
-from surefoot.protocol.records import RankManifest
-from surefoot.protocol.retention import last_good, proven, suspects
 from surefoot_operator.api.spec import TrainingJobSpec
 from surefoot_operator.policy.facts import Facts, bad_of, is_responsive
 from surefoot_operator.policy.failure.numerics import sound_steps

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from surefoot.protocol import retention
-from surefoot.protocol.completeness import TierReading, complete, copies_of, effective_replicas
+from surefoot.protocol.checkpoints import retention
+from surefoot.protocol.checkpoints.completeness import TierReading, complete, copies_of, effective_replicas
+from surefoot.protocol.checkpoints.lineage import newest
+from surefoot.protocol.checkpoints.records import RankManifest
+from surefoot.protocol.checkpoints.settled import Settled
 from surefoot.protocol.identities import HOLDER_ORDER, Checkpoint, HolderEndpoint, HolderId, WorkerId
-from surefoot.protocol.lineage import newest
-from surefoot.protocol.records import RankManifest
-from surefoot.protocol.settled import Settled
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.observed import Observed, SessionSeen
 from surefoot_operator.observed_tiers import HolderSeen

@@ -11,9 +11,9 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from surefoot.protocol.completeness import effective_replicas
+from surefoot.protocol.checkpoints.completeness import effective_replicas
+from surefoot.protocol.checkpoints.placement import targets
 from surefoot.protocol.identities import HolderEndpoint
-from surefoot.protocol.placement import targets
 from surefoot.protocol.plain import amount
 from surefoot_operator import names
 from surefoot_operator.api.spec import CheckpointPolicy

@@ -10,10 +10,10 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from surefoot.protocol import retention
-from surefoot.protocol.completeness import complete_persistent
+from surefoot.protocol.checkpoints import retention
+from surefoot.protocol.checkpoints.completeness import complete_persistent
+from surefoot.protocol.checkpoints.lineage import entry_of, newest, on_lineage
 from surefoot.protocol.identities import Checkpoint, RankSave, WorkerId
-from surefoot.protocol.lineage import entry_of, newest, on_lineage
 from surefoot_operator.api.spec import PersistentTierSpec
 from surefoot_operator.names import CHECKPOINT_PROMOTED, PROMOTION_ABANDONED
 from surefoot_operator.observed import SessionSeen

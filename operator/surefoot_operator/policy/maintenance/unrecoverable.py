@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from surefoot.protocol.completeness import TierReading
+from surefoot.protocol.checkpoints.completeness import TierReading
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.observed import SessionSeen
 from surefoot_operator.policy.facts import Facts, member_sessions

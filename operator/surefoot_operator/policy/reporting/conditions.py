@@ -9,8 +9,8 @@ import math
 from dataclasses import replace
 from typing import Literal
 
-from surefoot.protocol.completeness import complete, copies_of, effective_replicas
-from surefoot.protocol.lineage import newest
+from surefoot.protocol.checkpoints.completeness import complete, copies_of, effective_replicas
+from surefoot.protocol.checkpoints.lineage import newest
 from surefoot_operator import names
 from surefoot_operator.api.status import Condition, JobStatus, Phase, World, condition_of
 from surefoot_operator.policy.facts import (

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from surefoot.protocol.completeness import TierReading, copies_of
-from surefoot.protocol.records import RankManifest
+from surefoot.protocol.checkpoints.completeness import TierReading, copies_of
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot_operator.api.status import JobStatus, StoredCheckpoints, TierContents
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy.indexes import holder_domains, holders_reading

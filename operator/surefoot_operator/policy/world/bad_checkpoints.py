@@ -6,8 +6,8 @@ job on bad disks would grow for ever.
 
 from __future__ import annotations
 
+from surefoot.protocol.checkpoints.lineage import on_lineage
 from surefoot.protocol.identities import Checkpoint
-from surefoot.protocol.lineage import on_lineage
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.policy.facts import Facts, bad_of
 

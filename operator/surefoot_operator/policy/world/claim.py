@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
-from surefoot.protocol.completeness import complete, complete_persistent, watermark
-from surefoot.protocol.completeness import effective_replicas as effective
+from surefoot.protocol.checkpoints.completeness import complete, complete_persistent, watermark
+from surefoot.protocol.checkpoints.completeness import effective_replicas as effective
+from surefoot.protocol.checkpoints.lineage import Lineage, LineageEntry, newest, on_lineage, pruned
 from surefoot.protocol.identities import Checkpoint, WorkerId
-from surefoot.protocol.lineage import Lineage, LineageEntry, newest, on_lineage, pruned
 from surefoot.protocol.plain import listed
 from surefoot_operator.api.spec import TrainingJobSpec
 from surefoot_operator.api.status import JobStatus, Member, Scheduling, World

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from surefoot.protocol.completeness import TierReading, is_complete
+from surefoot.protocol.checkpoints.completeness import TierReading, is_complete
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, OlderJob
 from surefoot_operator.api.spec import CheckpointPolicy
 from surefoot_operator.api.status import JobStatus

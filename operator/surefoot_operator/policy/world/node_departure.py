@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from surefoot.protocol.completeness import complete
-from surefoot.protocol.lineage import newest
+from surefoot.protocol.checkpoints.completeness import complete
+from surefoot.protocol.checkpoints.lineage import newest
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy.facts import Facts, bad_of, domains_of, gather, reading_at, saving_steps

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from surefoot.protocol.completeness import LeftOut, complete, is_complete, layouts_to_check
+from surefoot.protocol.checkpoints.completeness import LeftOut, complete, is_complete, layouts_to_check
+from surefoot.protocol.checkpoints.lineage import newest, on_lineage
 from surefoot.protocol.identities import Checkpoint, HolderId
-from surefoot.protocol.lineage import newest, on_lineage
 from surefoot.protocol.plain import listed
 from surefoot_operator.api.status import World
 from surefoot_operator.observed_tiers import PersistentSeen

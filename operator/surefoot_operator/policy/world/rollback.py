@@ -11,10 +11,10 @@ import re
 from dataclasses import replace
 from itertools import chain
 
-from surefoot.protocol.completeness import complete, complete_persistent
+from surefoot.protocol.checkpoints.completeness import complete, complete_persistent
+from surefoot.protocol.checkpoints.lineage import first_step
+from surefoot.protocol.checkpoints.retention import suspects
 from surefoot.protocol.identities import Checkpoint
-from surefoot.protocol.lineage import first_step
-from surefoot.protocol.retention import suspects
 from surefoot_operator import names
 from surefoot_operator.api.spec import ROLLBACK
 from surefoot_operator.api.status import Rollback

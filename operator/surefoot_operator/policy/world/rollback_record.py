@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain
 
-from surefoot.protocol.completeness import complete
+from surefoot.protocol.checkpoints.completeness import complete
+from surefoot.protocol.checkpoints.lineage import Lineage, ancestry, on_lineage
+from surefoot.protocol.checkpoints.retention import suspects
 from surefoot.protocol.identities import Checkpoint
-from surefoot.protocol.lineage import Lineage, ancestry, on_lineage
-from surefoot.protocol.retention import suspects
 from surefoot_operator.api.status import JobStatus, SkippedData
 from surefoot_operator.policy.facts import Facts, bad_of, reading_at
 from surefoot_operator.policy.world.restore_choices import FurtherOn

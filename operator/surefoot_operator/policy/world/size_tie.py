@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 
+from surefoot.protocol.checkpoints.records import RankManifest
+from surefoot.protocol.checkpoints.ties import tied_objects
 from surefoot.protocol.identities import Checkpoint
-from surefoot.protocol.records import RankManifest
-from surefoot.protocol.ties import tied_objects
 from surefoot_operator import names
 from surefoot_operator.api.spec import TrainingJobSpec
 from surefoot_operator.api.spec_limits import allowed_sizes

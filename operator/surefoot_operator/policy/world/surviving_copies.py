@@ -7,8 +7,8 @@ drained at once, both copies are.
 
 from __future__ import annotations
 
-from surefoot.protocol import retention
-from surefoot.protocol.completeness import TierReading, complete, copies_of
+from surefoot.protocol.checkpoints import retention
+from surefoot.protocol.checkpoints.completeness import TierReading, complete, copies_of
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.policy.availability import departure_reason
 from surefoot_operator.policy.facts import (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from surefoot.protocol.completeness import LeftOut
+from surefoot.protocol.checkpoints.completeness import LeftOut
 from surefoot.protocol.plain import listed
 from surefoot_operator.api.spec import ACCEPT_LOSS
 from surefoot_operator.policy.facts import Facts

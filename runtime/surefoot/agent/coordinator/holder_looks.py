@@ -16,8 +16,8 @@ from surefoot import metrics
 from surefoot.errors import SurefootError
 from surefoot.holder.client import HolderClient
 from surefoot.holder.connection import account_of
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import HolderEndpoint
-from surefoot.protocol.records import RankManifest
 from surefoot.protocol.sighting_messages import HolderReading, LookAtHolders, Sighting
 from surefoot.settings import JobSettings
 

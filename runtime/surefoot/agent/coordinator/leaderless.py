@@ -16,10 +16,10 @@ from surefoot.agent.unexpected_errors import UnexpectedErrors
 from surefoot.drain.leaderless_gc import GcResult, GcScope, collect_garbage
 from surefoot.holder.client import HolderClient
 from surefoot.holder.connection import account_of
-from surefoot.protocol.lineage import LineageEntry
+from surefoot.protocol.checkpoints.lineage import LineageEntry
+from surefoot.protocol.checkpoints.retention import SoundSteps
 from surefoot.protocol.messages import Assign
 from surefoot.protocol.progress import Progress
-from surefoot.protocol.retention import SoundSteps
 from surefoot.settings import JobSettings
 
 AWAY_SECONDS = 30.0

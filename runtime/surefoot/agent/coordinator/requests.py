@@ -22,6 +22,7 @@ from surefoot.drain.survey import Survey, layout_texts, survey
 from surefoot.errors import ConfigurationError, SurefootError, TierError
 from surefoot.holder.client import HolderClient
 from surefoot.holder.connection import account_of
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.holders_wanted import HoldersWanted
 from surefoot.protocol.identities import HolderEndpoint, HolderId, OlderJob, RankSave
 from surefoot.protocol.messages import (
@@ -35,7 +36,6 @@ from surefoot.protocol.messages import (
     Repaired,
     RepairSave,
 )
-from surefoot.protocol.records import RankManifest
 from surefoot.protocol.sighting_messages import LookAtHolders
 from surefoot.settings import JobSettings, settings_elsewhere
 from surefoot.tiers import ObjectStoreTier, Tier, open_persistent

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from surefoot.protocol.checkpoints.settled import Settled
 from surefoot.protocol.identities import Checkpoint, RankSave
-from surefoot.protocol.settled import Settled
 
 _REMEMBERED = 8
 """Checkpoints that stay in the book behind the newest: later ones overtake them anyway."""

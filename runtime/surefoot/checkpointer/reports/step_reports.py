@@ -15,8 +15,8 @@ from surefoot.checkpointer.saving import Saver
 from surefoot.checkpointer.state_guard import StateGuard
 from surefoot.ipc.backend import SaveBackend
 from surefoot.ipc.trainer_messages import Stepped
+from surefoot.protocol.checkpoints.settled import Settled
 from surefoot.protocol.progress import Progress
-from surefoot.protocol.settled import Settled
 
 
 class StepReports:

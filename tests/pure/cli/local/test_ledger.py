@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from surefoot.protocol.checkpoints.lineage import Lineage, LineageEntry, first_step
 from surefoot.protocol.identities import Checkpoint
-from surefoot.protocol.lineage import Lineage, LineageEntry, first_step
 from surefoot_operator.api.status import SkippedData
 from surefoot_operator.cli.local import ledger
 from surefoot_operator.cli.local.ledger import LedgerLine

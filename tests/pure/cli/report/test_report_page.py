@@ -12,7 +12,7 @@ import pytest
 from support.builders import running
 from support.ledgers import BEGAN, FAILED, broken_run, lines
 from support.stored import view_of_snapshot
-from surefoot.protocol.lineage import LineageEntry
+from surefoot.protocol.checkpoints.lineage import LineageEntry
 from surefoot_operator.api.status import DataRead
 from surefoot_operator.cli.jobs.job_view import JobView
 from surefoot_operator.cli.jobs.stored_job import stored_job

@@ -10,11 +10,11 @@ import asyncio
 from typing import Any, cast
 
 from surefoot_operator.api.spec import ROLLBACK
-from surefoot_operator.fabric.kubernetes import cache as caching
 from surefoot_operator.fabric.kubernetes import labels
 from surefoot_operator.fabric.kubernetes.api import Api
-from surefoot_operator.fabric.kubernetes.cache import ClusterCache
 from surefoot_operator.fabric.kubernetes.kubernetes_fabric import KubernetesFabric
+from surefoot_operator.fabric.kubernetes.views import cache as caching
+from surefoot_operator.fabric.kubernetes.views.cache import ClusterCache
 
 JOBS = 20
 

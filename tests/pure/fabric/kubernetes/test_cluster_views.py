@@ -10,10 +10,11 @@ import pytest
 from surefoot_operator.api.known_node_words import KNOWN_SIGNALS
 from surefoot_operator.api.spec import NodeSignals
 from surefoot_operator.fabric.interface import TierAccess
-from surefoot_operator.fabric.kubernetes import cluster_views, labels
+from surefoot_operator.fabric.kubernetes import labels
 from surefoot_operator.fabric.kubernetes.api import Api
-from surefoot_operator.fabric.kubernetes.cache import ClusterCache
-from surefoot_operator.fabric.kubernetes.leases import LEASE_SECONDS, Leases
+from surefoot_operator.fabric.kubernetes.views import cluster_views
+from surefoot_operator.fabric.kubernetes.views.cache import ClusterCache
+from surefoot_operator.fabric.kubernetes.views.leases import LEASE_SECONDS, Leases
 
 NODES, JOBS = 30, 40
 

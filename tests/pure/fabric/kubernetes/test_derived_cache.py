@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from surefoot_operator.fabric.kubernetes import labels
-from surefoot_operator.fabric.kubernetes.cache import ClusterCache
-from surefoot_operator.fabric.kubernetes.derived_cache import DerivedCache
+from surefoot_operator.fabric.kubernetes.views.cache import ClusterCache
+from surefoot_operator.fabric.kubernetes.views.derived_cache import DerivedCache
 
 
 def pod(name: str, job: str | None, version: int = 1, uid: str = "") -> dict[str, Any]:

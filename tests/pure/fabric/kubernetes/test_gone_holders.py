@@ -6,7 +6,7 @@ import time
 from typing import Any, cast
 
 from surefoot_operator.fabric.kubernetes.api import Api
-from surefoot_operator.fabric.kubernetes.cache import GONE_SECONDS, ClusterCache
+from surefoot_operator.fabric.kubernetes.views.cache import GONE_SECONDS, ClusterCache
 
 
 def pod(number: int, version: int) -> dict[str, Any]:

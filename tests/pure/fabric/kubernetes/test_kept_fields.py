@@ -7,10 +7,11 @@ from typing import Any, cast
 import pytest
 
 from surefoot_operator.fabric.interface import TierAccess
-from surefoot_operator.fabric.kubernetes import holders, kept_fields, labels, node_reports, nodes, pod_observations
+from surefoot_operator.fabric.kubernetes import holders, labels, node_reports
 from surefoot_operator.fabric.kubernetes.api import Api
-from surefoot_operator.fabric.kubernetes.cache import ClusterCache
-from surefoot_operator.fabric.kubernetes.leases import Heard
+from surefoot_operator.fabric.kubernetes.views import kept_fields, nodes, pod_observations
+from surefoot_operator.fabric.kubernetes.views.cache import ClusterCache
+from surefoot_operator.fabric.kubernetes.views.leases import Heard
 
 Object = dict[str, Any]
 RUNNING = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}

@@ -11,7 +11,7 @@ import pytest
 from surefoot_operator.fabric.kubernetes import holders
 from surefoot_operator.fabric.kubernetes.api import Api
 from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
-from surefoot_operator.fabric.kubernetes.leases import Heard
+from surefoot_operator.fabric.kubernetes.views.leases import Heard
 from surefoot_operator.policy.maintenance.rollout import HolderPod
 
 OWNED = [{"uid": "ds-1"}]

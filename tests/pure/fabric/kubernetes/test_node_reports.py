@@ -9,8 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surefoot_operator.api.known_node_words import KNOWN_SIGNALS
-from surefoot_operator.fabric.kubernetes import nodes as node_objects
-from surefoot_operator.fabric.kubernetes.leases import Heard
 from surefoot_operator.fabric.kubernetes.node_reports import (
     CONDITION,
     MARK,
@@ -19,6 +17,8 @@ from surefoot_operator.fabric.kubernetes.node_reports import (
     wanted_reports,
 )
 from surefoot_operator.fabric.kubernetes.status_patch import timestamp
+from surefoot_operator.fabric.kubernetes.views import nodes as node_objects
+from surefoot_operator.fabric.kubernetes.views.leases import Heard
 
 NOW = 1_000_000.0
 REPORT = NodeReport("GpuLost", "GPU 0 is lost; found by an agent of job ns/gpt", NOW + 100)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from surefoot_operator.api.spec import NodeSignals
-from surefoot_operator.fabric.kubernetes import nodes
-from surefoot_operator.fabric.kubernetes.leases import LEASE_SECONDS, Heard, Leases
+from surefoot_operator.fabric.kubernetes.views import nodes
+from surefoot_operator.fabric.kubernetes.views.leases import LEASE_SECONDS, Heard, Leases
 from surefoot_operator.observed import NodeSeen
 
 UNREACHABLE = {"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}

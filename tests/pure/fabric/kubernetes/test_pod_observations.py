@@ -11,7 +11,8 @@ from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import Condition, JobStatus, World, stamp
 from surefoot_operator.api.status_json import status_to_json
 from surefoot_operator.errors import FabricError
-from surefoot_operator.fabric.kubernetes import labels, pod_observations, status_patch
+from surefoot_operator.fabric.kubernetes import labels, status_patch
+from surefoot_operator.fabric.kubernetes.views import pod_observations
 from surefoot_operator.memory import TierAccess
 
 JOB: dict[str, Any] = {

@@ -6,9 +6,10 @@ from typing import Any
 
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.fabric.interface import WorkerEnvironment
-from surefoot_operator.fabric.kubernetes import labels, pod_observations
+from surefoot_operator.fabric.kubernetes import labels
 from surefoot_operator.fabric.kubernetes.pods import PodSettings
 from surefoot_operator.fabric.kubernetes.purging import purge_pod
+from surefoot_operator.fabric.kubernetes.views import pod_observations
 
 ENVIRONMENT = WorkerEnvironment(
     {"SUREFOOT_JOB_UID": "u", "SUREFOOT_PERSISTENT_URI": "s3://b/p", "SUREFOOT_WORKER_INDEX": "0"},

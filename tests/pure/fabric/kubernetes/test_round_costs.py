@@ -9,8 +9,8 @@ import pytest
 
 from surefoot_operator.fabric.kubernetes import kubernetes_fabric, labels
 from surefoot_operator.fabric.kubernetes.api import Api
-from surefoot_operator.fabric.kubernetes.cache import ClusterCache
 from surefoot_operator.fabric.kubernetes.kubernetes_fabric import KubernetesFabric
+from surefoot_operator.fabric.kubernetes.views.cache import ClusterCache
 
 WORKERS, ROUNDS = 10, 20
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from surefoot_operator.fabric.kubernetes import labels
-from surefoot_operator.fabric.kubernetes.cache import ClusterCache
 from surefoot_operator.fabric.kubernetes.kubernetes_fabric import KubernetesFabric
+from surefoot_operator.fabric.kubernetes.views.cache import ClusterCache
 
 OWNER = {"apiVersion": "surefoot.dev/v1alpha1", "kind": "TrainingJob", "name": "gpt", "uid": "u", "controller": True}
 WORKER = {labels.WORKER_INDEX: "0", labels.ATTEMPT: "7"}

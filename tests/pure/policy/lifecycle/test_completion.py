@@ -9,8 +9,8 @@ import pytest
 
 from support.builders import BEGAN, running, told, with_session
 from support.finished_jobs import KEPT, after, finished, listed, persisted
+from surefoot.protocol.checkpoints.lineage import LineageEntry
 from surefoot.protocol.identities import Checkpoint, RankSave
-from surefoot.protocol.lineage import LineageEntry
 from surefoot_operator import names
 from surefoot_operator.api.spec import RunPolicy
 from surefoot_operator.observed import ExitSeen, Observed

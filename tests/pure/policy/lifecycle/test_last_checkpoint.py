@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from support.builders import BEGAN, with_session
 from support.finished_jobs import after, finished, listed, persisted
-from surefoot.protocol.completeness import LeftOut
+from surefoot.protocol.checkpoints.completeness import LeftOut
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy.actions import ListPersistentTier

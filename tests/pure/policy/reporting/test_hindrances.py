@@ -9,7 +9,8 @@ import pytest
 
 from support.builders import BEGAN, job
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.fabric.kubernetes import labels, pod_observations
+from surefoot_operator.fabric.kubernetes import labels
+from surefoot_operator.fabric.kubernetes.views import pod_observations
 from surefoot_operator.observed import CreateSeen, Observed, WorkerSeen
 from surefoot_operator.policy.plan import Plan, plan
 

@@ -9,11 +9,11 @@ import pytest
 
 from support.builders import BEGAN, COVERED, holder, job, manifest, running, session, told, worker
 from support.talk import COMMITTED, STATUS, A, talking, words
+from surefoot.protocol.checkpoints.lineage import LineageEntry, epoch_at, first_step, on_lineage
+from surefoot.protocol.checkpoints.records import RankManifest
+from surefoot.protocol.checkpoints.retention import memory_drops
 from surefoot.protocol.identities import Checkpoint, OlderJob
-from surefoot.protocol.lineage import LineageEntry, epoch_at, first_step, on_lineage
 from surefoot.protocol.messages import Assign
-from surefoot.protocol.records import RankManifest
-from surefoot.protocol.retention import memory_drops
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec, RestoreFrom
 from surefoot_operator.api.status import Incident, JobStatus, World
 from surefoot_operator.api.status_json import status_from_json, status_to_json

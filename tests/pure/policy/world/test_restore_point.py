@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from support.builders import BEGAN, COVERED, endpoint, holder, manifest, running, session, with_holder, with_session
-from surefoot.protocol.completeness import LeftOut
+from surefoot.protocol.checkpoints.completeness import LeftOut
 from surefoot.protocol.identities import Checkpoint, WorkerId
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.api.status import Incident, World

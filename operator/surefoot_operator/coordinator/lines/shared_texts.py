@@ -1,6 +1,6 @@
 """Encodes messages that many agents receive alike once.
 
-Called by `coordinator.agent_connection`. Two thousand copies of a list of two thousand holders would take seconds of
+Called by `coordinator.lines.agent_connection`. Two thousand copies of a list of two thousand holders would take seconds of
 the event loop, and more memory than the operator has.
 """
 

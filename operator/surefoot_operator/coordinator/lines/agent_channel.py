@@ -1,7 +1,7 @@
 """Joins one job's sessions and connections, and sends what agents must know.
 
 Holds state, decides nothing: every change goes through `sessions`, `orders` and `desired_messages`. Called by
-`coordinator.agent_server` with agents' messages and by `reconcile` with the stored state. Runs on one event loop.
+`coordinator.lines.agent_server` with agents' messages and by `reconcile` with the stored state. Runs on one event loop.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from operator import attrgetter
 from surefoot.protocol.identities import WorkerId
 from surefoot.protocol.messages import FromAgent, Heartbeat, Hello, Refused, Stopped, Welcome
 from surefoot_operator.coordinator import sessions as transitions
-from surefoot_operator.coordinator.agent_connection import AgentConnection
 from surefoot_operator.coordinator.desired_messages import DesiredState, concerned, desired_messages
+from surefoot_operator.coordinator.lines.agent_connection import AgentConnection
 from surefoot_operator.coordinator.sessions import Session, Sessions
 from surefoot_operator.observed import SessionSeen
 

@@ -1,7 +1,7 @@
 """Sends messages to one agent through a bounded queue.
 
 Sending never blocks the caller: an agent that does not read its messages is disconnected, and receives everything again
-when it returns. Owned by `coordinator.agent_server`, which runs `pump` and calls `cut`.
+when it returns. Owned by `coordinator.lines.agent_server`, which runs `pump` and calls `cut`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from surefoot.protocol.messages import Assign, HolderChanges, Holders, ToAgent
 from surefoot.protocol.wire import encode
 from surefoot_operator import metrics
 from surefoot_operator.coordinator.desired_messages import Delivered, hears_all, outbox_diff
-from surefoot_operator.coordinator.shared_texts import LARGE_CHARACTERS, SharedTexts, between
+from surefoot_operator.coordinator.lines.shared_texts import LARGE_CHARACTERS, SharedTexts, between
 
 log = logging.getLogger(__name__)
 

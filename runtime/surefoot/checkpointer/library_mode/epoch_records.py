@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from surefoot.protocol.checkpoints.lineage import LineageEntry
 from surefoot.protocol.identities import Checkpoint
-from surefoot.protocol.lineage import LineageEntry
 from surefoot.tiers.persistent import ObjectStoreTier
 
 log = logging.getLogger(__name__)

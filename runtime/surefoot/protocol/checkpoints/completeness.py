@@ -11,9 +11,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from surefoot.protocol.checkpoints.lineage import Lineage, entry_of, newest, on_lineage
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderId
-from surefoot.protocol.lineage import Lineage, entry_of, newest, on_lineage
-from surefoot.protocol.records import RankManifest
 
 Covers = Mapping[frozenset[str], bool]
 """For each set of layout digests that was checked: whether together they cover every tensor exactly once."""

@@ -18,11 +18,12 @@ from surefoot_operator.api.gang_schedulers import GANG_SCHEDULERS
 from surefoot_operator.api.spec import Gang, NodeSignals
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.interface import HolderPlace, TierAccess
-from surefoot_operator.fabric.kubernetes import kept_fields, labels, nodes, pod_groups, pod_observations
+from surefoot_operator.fabric.kubernetes import labels, pod_groups
 from surefoot_operator.fabric.kubernetes.api import Api
-from surefoot_operator.fabric.kubernetes.cluster_views import ClusterViews
-from surefoot_operator.fabric.kubernetes.leases import Heard, Leases
-from surefoot_operator.fabric.kubernetes.watched_objects import Object, WatchedObjects
+from surefoot_operator.fabric.kubernetes.views import kept_fields, nodes, pod_observations
+from surefoot_operator.fabric.kubernetes.views.cluster_views import ClusterViews
+from surefoot_operator.fabric.kubernetes.views.leases import Heard, Leases
+from surefoot_operator.fabric.kubernetes.views.watched_objects import Object, WatchedObjects
 from surefoot_operator.observed import NodeSeen
 
 log = logging.getLogger(__name__)

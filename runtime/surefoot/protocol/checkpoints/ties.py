@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from surefoot.protocol.records import RankManifest
+from surefoot.protocol.checkpoints.records import RankManifest
 
 OWN = ""
 """In a manifest, in place of a digest: each rank's own, and not divisible."""

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from math import prod
 
-from surefoot.protocol.records import Layout, Piece
+from surefoot.protocol.checkpoints.records import Layout, Piece
 
 
 def uncovered(layouts: Iterable[Layout]) -> str | None:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import TypeVar
 
+from surefoot.protocol.checkpoints.lineage import Lineage, on_lineage
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
-from surefoot.protocol.lineage import Lineage, on_lineage
-from surefoot.protocol.records import RankManifest
 
 H = TypeVar("H")
 

@@ -21,13 +21,13 @@ from surefoot.errors import ProtocolError
 from surefoot.protocol.messages import FromAgent, Hello, Refused
 from surefoot.protocol.wire import OLDEST, SUBPROTOCOLS, decode, decode_versioned, version_of
 from surefoot_operator import metrics
-from surefoot_operator.coordinator.agent_channel import AgentChannel
-from surefoot_operator.coordinator.agent_connection import AgentConnection
-from surefoot_operator.coordinator.connection_limits import ConnectionLimiter
-from surefoot_operator.coordinator.message_sizes import check_hello, check_size
+from surefoot_operator.coordinator.lines.agent_channel import AgentChannel
+from surefoot_operator.coordinator.lines.agent_connection import AgentConnection
+from surefoot_operator.coordinator.lines.connection_limits import ConnectionLimiter
+from surefoot_operator.coordinator.lines.message_sizes import check_hello, check_size
+from surefoot_operator.coordinator.lines.shared_texts import SharedTexts
+from surefoot_operator.coordinator.lines.tls_lines import lessen_buffers
 from surefoot_operator.coordinator.referrals import Referrals
-from surefoot_operator.coordinator.shared_texts import SharedTexts
-from surefoot_operator.coordinator.tls_lines import lessen_buffers
 from surefoot_operator.settings import CoordinatorSettings
 
 log = logging.getLogger(__name__)

@@ -18,9 +18,9 @@ from typing import Any
 from surefoot.protocol.backoff import Backoff
 from surefoot_operator import metrics
 from surefoot_operator.errors import FabricError
-from surefoot_operator.fabric.kubernetes import kept_fields
 from surefoot_operator.fabric.kubernetes.api import Api
 from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
+from surefoot_operator.fabric.kubernetes.views import kept_fields
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from surefoot.checkpointer.epoch_records import (
+from surefoot.checkpointer.library_mode.epoch_records import (
     EpochRecord,
     EpochWriter,
     parse_records,
@@ -26,9 +26,9 @@ from surefoot.checkpointer.world import ProcessWorld
 from surefoot.drain.survey import Survey, coverage, patiently, reasons, survey, unjudged
 from surefoot.errors import Unreadable
 from surefoot.ipc.trainer_messages import Attached
-from surefoot.protocol.completeness import Covers, complete_persistent
+from surefoot.protocol.checkpoints.completeness import Covers, complete_persistent
+from surefoot.protocol.checkpoints.lineage import Lineage, LineageEntry, newest
 from surefoot.protocol.identities import Checkpoint
-from surefoot.protocol.lineage import Lineage, LineageEntry, newest
 from surefoot.settings import JobSettings
 from surefoot.tiers.persistent import ObjectStoreTier
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from surefoot.checkpointer.library import Decision
+from surefoot.checkpointer.library_mode.library import Decision
 from surefoot.checkpointer.world import ProcessWorld, decide_together, withdraw
 from surefoot.errors import SurefootError, Unreadable
 from surefoot.protocol.identities import Checkpoint

@@ -11,9 +11,10 @@ from typing import Any
 
 from surefoot_operator.api.spec import NodeSignals
 from surefoot_operator.fabric.interface import HolderPlace, TierAccess
-from surefoot_operator.fabric.kubernetes import holders, nodes
-from surefoot_operator.fabric.kubernetes.derived_cache import DerivedCache
-from surefoot_operator.fabric.kubernetes.leases import Heard
+from surefoot_operator.fabric.kubernetes import holders
+from surefoot_operator.fabric.kubernetes.views import nodes
+from surefoot_operator.fabric.kubernetes.views.derived_cache import DerivedCache
+from surefoot_operator.fabric.kubernetes.views.leases import Heard
 from surefoot_operator.observed import NodeSeen
 
 Object = dict[str, Any]

@@ -13,7 +13,7 @@ from typing import Any
 
 from surefoot_operator.api.known_node_words import KNOWN_SIGNALS, NOT_OF_THE_NODE, SHOWN_SIGNALS
 from surefoot_operator.api.spec import NodeSignals
-from surefoot_operator.fabric.kubernetes.leases import Heard
+from surefoot_operator.fabric.kubernetes.views.leases import Heard
 from surefoot_operator.observed import NodeSeen
 
 Object = dict[str, Any]
