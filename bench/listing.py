@@ -87,7 +87,7 @@ async def _delay(listener: socket.socket, port: int, seconds: float) -> None:
 def fill(folder: Path, job: JobSettings, checkpoints: int, ranks: int) -> list[float]:
     """Puts checkpoints there; the last rank of each is committed by the tier. Seconds of each such commit."""
     stream = Stream(build_layout([]))
-    store = directory.DirectoryStore(folder)
+    store = directory.DirectoryStore(folder, begin=True)
     seconds = []
     for number in range(1, checkpoints + 1):
         saves = [RankSave(1, 10 * number, rank) for rank in range(ranks)]

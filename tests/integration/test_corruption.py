@@ -72,7 +72,7 @@ class Stored:
         saver.close()
         assert len(self.stream.layout.chunk_starts) == 2
         source = HolderClient(next(iter(self.endpoints.values())), self.job, self.account)
-        copy_save(SAVE, [source], open_persistent(self.settings, self.job), 1, TokenBucket())
+        copy_save(SAVE, [source], open_persistent(self.settings, self.job, begin=True), 1, TokenBucket())
         source.close()
 
     def remove(self) -> None:

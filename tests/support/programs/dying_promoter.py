@@ -57,8 +57,8 @@ def main() -> None:
         fuse = Fuse("persistent part", given["die_at_part"])
         fuse.arm()
 
-        def probed(place: PersistentSettings, job: str) -> ObjectStoreTier:
-            return ProbedTier(open_persistent(place, job), fuse.probe)
+        def probed(place: PersistentSettings, job: str, *, begin: bool) -> ObjectStoreTier:
+            return ProbedTier(open_persistent(place, job, begin=begin), fuse.probe)
 
         chores.open_persistent = probed  # type: ignore[assignment]  # as an agent opens it, with a fuse
     errors = asyncio.run(promoted(given))

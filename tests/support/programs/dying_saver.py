@@ -137,7 +137,7 @@ def save_and_die(place: Place, stage: str) -> None:
 
     promoter = Promoter(
         lambda _: [place.open(h) for h in holders],
-        lambda: ProbedTier(open_persistent(place.persistent, place.job), fuse.probe),
+        lambda: ProbedTier(open_persistent(place.persistent, place.job, begin=True), fuse.probe),
         on_done,
     )
     for step in (FIRST, SECOND):
