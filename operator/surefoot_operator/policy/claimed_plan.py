@@ -33,7 +33,7 @@ from surefoot_operator.policy.world.restore_choices import (
     TotalLoss,
     Waiting,
 )
-from surefoot_operator.policy.world.restore_point import choose, describe
+from surefoot_operator.policy.world.restore_point import choose, describe, has_nothing_newer
 from surefoot_operator.policy.world.scheduling_deadline import due_seconds, held
 from surefoot_operator.policy.world.size_tie import tie_of
 
@@ -157,9 +157,11 @@ def _hindered(facts: Facts, reason: str) -> str:
 def _unknown(facts: Facts, choice: Chosen) -> tuple[Event, ...]:
     """What may have been lost by not waiting longer."""
     since = _or_begin(choice.parent)
+    own = None if choice.parent is None or choice.parent.imported else choice.parent
     events = [
         Event(names.HOLDER_GIVEN_UP, f"{e.holder} did not answer; steps after {since} that only it held are lost", True)
         for e in choice.given_up
+        if not has_nothing_newer(facts, facts.holders.get(e.holder), own)
     ]
     if choice.unlisted:
         text = f"the persistent tier did not answer; steps after {since} that only it held are lost"

@@ -14,7 +14,7 @@ from surefoot.protocol.checkpoints.lineage import newest, on_lineage
 from surefoot.protocol.identities import Checkpoint, HolderId
 from surefoot.protocol.plain import listed
 from surefoot_operator.api.status import World
-from surefoot_operator.observed_tiers import PersistentSeen
+from surefoot_operator.observed_tiers import HolderSeen, PersistentSeen
 from surefoot_operator.policy.actions import ListPersistentTier, SealHolder
 from surefoot_operator.policy.facts import (
     Facts,
@@ -71,7 +71,7 @@ def choose(facts: Facts) -> Choice:
     step = (
         _listing(facts, best, limit)
         or _unchecked(facts, best)
-        or _silence(facts, patience, worth)
+        or _silence(facts, best, patience, worth)
         or _conclusion(facts, best)
     )
     if isinstance(step, Waiting):
@@ -195,15 +195,8 @@ def _unchecked(facts: Facts, best: Checkpoint | None) -> Waiting | None:
     if not unknown or not facts.running_epoch:
         return None
     assumed = {**facts.seen.covers, **dict.fromkeys(unknown, True)}
-    epoch, bad = facts.running_epoch, bad_of(facts)
     newer = [
-        c
-        for c, ranks in reading.manifests().items()
-        if c not in bad
-        and on_lineage(facts.status.lineage, c, epoch)
-        and (best is None or c.step > best.step)
-        and not _beyond(facts, c)
-        and is_complete(ranks, assumed)
+        c for c, ranks in reading.manifests().items() if _is_wanted(facts, c, best) and is_complete(ranks, assumed)
     ]
     until = facts.world.changed_seconds + facts.spec.checkpoint.holder_return_seconds
     if not newer or facts.now >= until:
@@ -211,8 +204,28 @@ def _unchecked(facts: Facts, best: Checkpoint | None) -> Waiting | None:
     return Waiting(f"checking that the layouts of {max(newer)} cover every tensor", until_seconds=until)
 
 
-def _silence(facts: Facts, patience: float, worth: float) -> Waiting | None:
-    """Each is waited for since it fell silent: one that was read and then froze has not been waited for yet.
+def _is_wanted(facts: Facts, checkpoint: Checkpoint, best: Checkpoint | None) -> bool:
+    """Whether it would be restored rather than `best`, were it whole."""
+    return (
+        checkpoint not in bad_of(facts)
+        and on_lineage(facts.status.lineage, checkpoint, facts.running_epoch)
+        and (best is None or checkpoint.step > best.step)
+        and not _beyond(facts, checkpoint)
+    )
+
+
+def has_nothing_newer(facts: Facts, holder: HolderSeen | None, best: Checkpoint | None) -> bool:
+    """Whether a holder's sealed index has no part of what is wanted.
+
+    None comes behind the seal, however long the holder is silent afterwards.
+    """
+    if holder is None or holder.read_epoch != facts.world.epoch:
+        return False
+    return not any(_is_wanted(facts, m.save.checkpoint, best) for m in holder.entries)
+
+
+def _silence(facts: Facts, best: Checkpoint | None, patience: float, worth: float) -> Waiting | None:
+    """Each that may have what is wanted is waited for since it fell silent, also one that was read before.
 
     One that lives, as far as anybody can tell, is waited for as long as what it may hold is worth, for lost sight is no
     lost data; so is nobody else.
@@ -223,6 +236,8 @@ def _silence(facts: Facts, patience: float, worth: float) -> Waiting | None:
     until, alive = dict[HolderId, float](), dict[HolderId, str]()
     for endpoint in awaited(facts, worth):
         holder, known = endpoint.holder, facts.holders.get(endpoint.holder)
+        if has_nothing_newer(facts, known, best):
+            continue
         start = max(began, known.since_seconds) if known is not None else began
         why = living(facts, endpoint)
         if why:

@@ -12,7 +12,7 @@ from surefoot.protocol.identities import Checkpoint, WorkerId
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.api.status import Incident, World
 from surefoot_operator.observed import Observed
-from surefoot_operator.observed_tiers import PersistentSeen
+from surefoot_operator.observed_tiers import PersistentSeen, SightSeen
 from surefoot_operator.policy.actions import ListPersistentTier, Plan, SealHolder
 from surefoot_operator.policy.check import check
 from surefoot_operator.policy.plan import plan
@@ -94,9 +94,9 @@ def test_copies_of_unsealed_holders_are_not_read() -> None:
 
 
 def test_a_silent_holder_is_waited_for_no_longer_than_the_lost_steps_cost() -> None:
-    seen = with_holder(claimed(ago=0.1), "n1", state="Silent")  # 42 - 40 steps of 0.1 s each
+    seen = with_holder(claimed(ago=0.1), "n1", state="Silent", read_epoch=None)  # 42 - 40 steps of 0.1 s each
     assert "waiting up to 0.2 s" in str(parent(seen))
-    made = decided(with_holder(claimed(ago=0.3), "n1", state="Silent"))
+    made = decided(with_holder(claimed(ago=0.3), "n1", state="Silent", read_epoch=None))
     assert made.status.world is not None
     assert made.status.world.parent == Checkpoint(1, 40)
     assert made.status.given_up == ("n1-i0",)
@@ -106,8 +106,31 @@ def test_a_silent_holder_is_waited_for_no_longer_than_the_lost_steps_cost() -> N
 def test_a_silent_holder_that_may_hold_everything_is_waited_for_to_the_limit() -> None:
     seen = claimed(ago=9.9)
     empty = tuple(replace(h, entries=()) for h in seen.holders)
-    seen = with_holder(replace(seen, holders=empty), "n1", state="Silent")
+    seen = with_holder(replace(seen, holders=empty), "n1", state="Silent", read_epoch=None)
     assert "waiting up to 10.0 s" in str(parent(seen))
+
+
+def test_a_holder_that_was_read_to_have_nothing_newer_is_not_waited_for_nor_told_as_a_loss() -> None:
+    made = decided(with_holder(claimed(ago=0.1), "n1", state="Silent"))
+    assert made.status.world is not None
+    assert made.status.world.parent == Checkpoint(1, 40)
+    assert made.status.given_up == ("n1-i0",), "what it has is looked for again if step 40 is lost"
+    assert not [e for e in made.events if e.reason == "HolderGivenUp"]
+
+
+@pytest.mark.parametrize("read", [2, None])
+def test_a_holder_that_fell_silent_is_waited_for_only_if_it_was_not_read_or_has_what_is_wanted(
+    read: int | None,
+) -> None:
+    policy = CheckpointPolicy(MemoryTierSpec(interval_steps=10), on_total_loss="Restart")
+    seen = claimed(checkpoint=policy)
+    empty = tuple(replace(h, entries=()) for h in seen.holders)
+    lost = with_holder(replace(seen, holders=empty), "n1", state="Silent", read_epoch=read, since_seconds=NOW - 1)
+    sights = {endpoint("n1").holder: SightSeen(2, NOW - 1, NOW - 1, NOW, there=True)}
+    said = parent(replace(lost, sights=sights))  # an agent reaches it, and none can read it for the operator
+    assert said is None if read else "which the operator cannot reach" in str(said)
+    a_part = with_holder(lost, "n1", entries=(manifest(1, 40, 1, 3),))
+    assert "which the operator cannot reach" in str(parent(replace(a_part, sights=sights)))
 
 
 def test_a_holder_that_is_gone_is_not_waited_for() -> None:
