@@ -218,6 +218,8 @@ class SessionSeen:
     finished: int | None = None
     """Exit code of Finished for `epoch`."""
     finished_steps: int = 0
+    saves_told: bool = False
+    """Whether `pending` and `saved` were told behind `finished`: before it they may lack the last step's."""
     held: int | None = None
     """Step at which it holds in `epoch`."""
     unreadable: tuple[Checkpoint, bool, str] | None = None

@@ -18,7 +18,7 @@ def finished(step: int, saved: int, persistent: bool = True) -> Observed:
     """Every trainer ended well after `step`; the newest save is of step `saved`, on two holders each."""
     seen = running(step=step, **({"checkpoint": KEPT} if persistent else {}))
     last = Checkpoint(1, saved)
-    sessions = tuple(replace(s, finished=0, finished_steps=step, saved=last) for s in seen.sessions)
+    sessions = tuple(replace(s, finished=0, finished_steps=step, saved=last, saves_told=True) for s in seen.sessions)
     saves = [manifest(1, saved, r, 3) for r in range(3)]
     holders = tuple(
         replace(h, entries=(*h.entries, *(m for m in saves if place in (m.save.rank, (m.save.rank + 1) % 3))))

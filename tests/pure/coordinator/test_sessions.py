@@ -203,6 +203,17 @@ def test_finished_held_and_stopped_are_noted() -> None:
     assert (s.held, s.finished, s.finished_steps, s.stopped) == (50, 0, 100, 3)
 
 
+def test_what_was_saved_last_is_told_by_the_first_heartbeat_behind_the_end() -> None:
+    sessions = heard(talking(0), A, beat(2, 100), 1001.0)
+    assert not seen(sessions)[0].saves_told
+    sessions = heard(sessions, A, Finished(2, 0, 100), 1001.1)
+    assert not seen(sessions)[0].saves_told
+    told = heard(sessions, A, beat(2, 100), 1001.5)
+    assert seen(told)[0].saves_told
+    assert seen(heard(told, A, Finished(2, 0, 100), 1002.0))[0].saves_told, "said again over a new line"
+    assert not seen(heard(told, A, beat(3, 0), 1002.0))[0].saves_told
+
+
 def test_notices_are_kept_for_whoever_tells_people() -> None:
     sessions = heard(talking(0), A, Notice("CheckpointSkipped", "both slots busy"), 1001.0)
     assert sessions.notices == ((A, Notice("CheckpointSkipped", "both slots busy")),)

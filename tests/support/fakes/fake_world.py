@@ -290,7 +290,7 @@ class FakeWorld:
         step = world.parent.step if world.parent else 0
         agent.seen = replace(
             agent.seen, epoch=world.epoch, step_at_seconds=None, progress=Progress(step, restored=True, restored_from="memory"),
-            exit=None, finished=None, held=None, saved=None,
+            exit=None, finished=None, saves_told=False, held=None, saved=None,
         )  # fmt: skip
 
     def _members(self) -> list[SessionSeen]:
@@ -337,7 +337,7 @@ class FakeWorld:
             if step % self.job.spec.checkpoint.memory.base_steps == 0:
                 self._save(worker, world, step)
             if step >= self.total_steps:
-                agent.seen = replace(agent.seen, finished=0, finished_steps=step)
+                agent.seen = replace(agent.seen, finished=0, finished_steps=step, saves_told=True)
 
     def _save(self, worker: Worker, world: World, step: int) -> None:
         rank = [m.incarnation for m in world.members].index(worker.agent.incarnation if worker.agent else "")

@@ -61,7 +61,8 @@ def last_saved(facts: Facts) -> tuple[Checkpoint | None, float | None]:
         return known, None
     saves = [newest(c for c in (*s.pending, s.saved) if c is not None) for s in sessions]
     goal = min((c for c in saves if c is not None), default=None)
-    if goal is None or None in saves or (known is not None and known >= goal):
+    told = all(s.saves_told for s in sessions)  # by a heartbeat, half a second or so behind the word that it finished
+    if told and (goal is None or None in saves or (known is not None and known >= goal)):
         return known, None
     until = max(s.step_at_seconds or s.since_seconds for s in sessions) + LAST_SAVE_SECONDS
     return known, until if facts.now < until else None

@@ -133,13 +133,14 @@ def _complete(facts: Facts, reading: TierReading) -> list[Checkpoint]:
 def _all_known(facts: Facts, members: list[SessionSeen]) -> bool:
     """Whether every member has said what it saved, and every named holder that is left was read.
 
-    A leader that has just begun hears that all finished before it hears what they saved: unknown is not unsaved.
+    That a member finished is heard before what it saved last, by any leader; and by one that has just begun before what
+    it saved at all: unknown is not unsaved.
     """
     epoch = facts.world.epoch
     named = {endpoint.holder for endpoint in facts.status.named_holders}
     left = [h for h in facts.seen.holders if h.endpoint.holder in named and h.state != "Gone"]
     read = all(h.state == "Ready" and h.read_epoch == epoch for h in left)
-    return read and all(_saved(s) is not None for s in members)
+    return read and all(s.saves_told and _saved(s) is not None for s in members)
 
 
 def _listed(facts: Facts, step: str, found: Checkpoint | None) -> Pending | None:

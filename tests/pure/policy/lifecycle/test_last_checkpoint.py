@@ -42,6 +42,18 @@ def test_what_a_former_leader_had_uploaded_is_what_the_job_ends_with() -> None:
     assert plan(after(damaged, SAVING_SECONDS)).status.phase == "Failed"
 
 
+def test_what_a_worker_saved_before_it_finished_says_nothing_of_its_last_save() -> None:
+    """Its end was heard an instant before its heartbeat, and the job was complete without its last step (seed 459417)."""
+    seen = persisted(finished(step=47, saved=40), Checkpoint(1, 40))
+    others = tuple(replace(s, saved=Checkpoint(1, 47)) for s in seen.sessions[1:])
+    early = replace(seen, sessions=(replace(seen.sessions[0], saves_told=False), *others))
+    made = plan(early)
+    assert made.status.phase == "Running"
+    assert "waiting for holders and workers to report" in made.reason
+    assert plan(after(early, SAVING_SECONDS)).status.phase == "Complete", "one that is gone says nothing any more"
+    assert plan(replace(early, holders=finished(step=47, saved=47).holders)).reason.endswith("to the persistent tier")
+
+
 def offering(seen: Observed, step: int) -> Observed:
     """Every program had that step saved, or tried to, as it ended."""
     told = (replace(s, progress=replace(s.progress, offered=step)) for s in seen.sessions)
