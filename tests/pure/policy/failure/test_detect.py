@@ -342,9 +342,9 @@ def test_a_checkpoint_that_is_absent_is_not_bad() -> None:
 def test_the_job_is_complete_once_every_member_finished() -> None:
     seen = running()
     for index in range(2):
-        seen = with_session(seen, index, finished=0, finished_steps=50)
+        seen = with_session(seen, index, finished=0, finished_steps=50, saves_told=True)
     assert decided(seen).status.phase == "Running"
-    assert decided(with_session(seen, 2, finished=0, finished_steps=50)).status.phase == "Complete"
+    assert decided(with_session(seen, 2, finished=0, finished_steps=50, saves_told=True)).status.phase == "Complete"
 
 
 def test_a_member_that_finished_may_leave_without_being_lost() -> None:

@@ -168,7 +168,9 @@ def test_a_suspension_goes_before_and_halts_in_the_same_way() -> None:
 
 def test_a_job_that_is_over_in_a_moment_is_over_and_one_that_fails_fails() -> None:
     seen = NOTICES["deleted"](running(least=None), 1)
-    done = replace(seen, sessions=tuple(replace(s, finished=0, finished_steps=42) for s in seen.sessions))
+    done = replace(
+        seen, sessions=tuple(replace(s, finished=0, finished_steps=42, saves_told=True) for s in seen.sessions)
+    )
     assert plan(done).status.phase == "Complete"
     broken = with_session(seen, 0, exit=ExitSeen(1, 0, 1, "ValueError: bad data", False, NOW))
     assert plan(broken).status.incidents[-1].kind == "trainer-failed"
