@@ -16,13 +16,13 @@ from surefoot_operator.coordinator.order_answers import promotion_seconds
 from surefoot_operator.coordinator.sessions import seen as sessions_seen
 from surefoot_operator.fabric.interface import Fabric, FabricSeen, WorkerEnvironment
 from surefoot_operator.memory import JobHolders
-from surefoot_operator.observed import CreateSeen, Observed
-from surefoot_operator.observed_groups import GroupCallSeen
+from surefoot_operator.observed import Observed
 from surefoot_operator.policy.actions import CreateWorker
 from surefoot_operator.policy.clock_skew import not_ahead
 from surefoot_operator.policy.lifecycle.invalid_spec import accepted
 from surefoot_operator.reconcile.progress_pace import ProgressPace
 from surefoot_operator.reconcile.turns import Turns
+from surefoot_operator.reconcile.worker_calls import CallsSeen
 from surefoot_operator.settings import OperatorSettings
 
 Environment = Callable[[TrainingJob, CreateWorker], WorkerEnvironment]
@@ -46,17 +46,10 @@ class Dependencies:
     """How often progress alone is written, of all jobs that share it."""
 
 
-async def observed(
-    dependencies: Dependencies,
-    shown: FabricSeen,
-    term_seconds: float,
-    creates: tuple[CreateSeen, ...] = (),
-    deletions: frozenset[str] = frozenset(),
-    group_calls: tuple[GroupCallSeen, ...] = (),
-) -> Observed:
+async def observed(dependencies: Dependencies, shown: FabricSeen, term_seconds: float, calls: CallsSeen) -> Observed:
     """Builds the snapshot that the round's plan is made from.
 
-    Everything known now, as one value. `shown` was looked up just before; the calls are still asked for.
+    Everything known now, as one value. `shown` was looked up just before; the calls are what it may not show yet.
     """
     orders = dependencies.channel.sessions.orders
     listed = (*(orders.persistent.entries or ()), *(orders.older.entries or ()))
@@ -90,10 +83,10 @@ async def observed(
         purges=shown.purges,
         refusal=shown.refusal,
         free_nodes=shown.free_nodes,
-        creates=creates,
-        deletions=deletions,
+        creates=calls.creates,
+        deletions=calls.deletions,
         pod_groups=shown.pod_groups,
-        group_calls=group_calls,
+        group_calls=calls.groups,
     )
 
 

@@ -14,7 +14,7 @@ import random
 import time
 from dataclasses import replace
 
-from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.identities import Checkpoint, WorkerId
 from surefoot.protocol.plain import shorten
 from surefoot.task_set import TaskSet
 from surefoot_operator import metrics, names
@@ -169,17 +169,15 @@ class Reconciler:
         dependencies = self._dependencies
         # Observe the job. One whose spec cannot be read gets no plan: its status says so, and an edit wakes the loop.
         try:
-            shown = await dependencies.fabric.observe()
+            shown, calls = await self.calls.beside(dependencies.fabric.observe())
         except JobRefused as refusal:
             return await self._refuse(refusal)
         shown = replace(shown, workers=self._ages.told(shown.workers, dependencies.clock()))
-        self.calls.shown(shown.workers)
         # Let agents of known workers in, and bring holders and agents up to the stored status: a new leader has to.
-        dependencies.channel.know(worker_ids(shown) | self.calls.under_way())
+        coming = frozenset(WorkerId(c.index, c.attempt) for c in calls.creates if c.under_way)
+        dependencies.channel.know(worker_ids(shown) | coming)
         self._follow(shown, shown.status)
-        creates, deletions = self.calls.seen(), self.calls.deletions()
-        groups = self.calls.groups()
-        seen = self._steady.of(await observed(dependencies, shown, self._term_seconds, creates, deletions, groups))
+        seen = self._steady.of(await observed(dependencies, shown, self._term_seconds, calls))
         # Plan. Maintenance is planned on the new status, and only while the world stays as it is.
         began = time.thread_time()
         decided = plan(seen)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from surefoot.protocol.identities import WorkerId
 from surefoot_operator import metrics
 from surefoot_operator.api.gang_schedulers import GANG_SCHEDULERS
 from surefoot_operator.errors import FabricError
+from surefoot_operator.fabric.interface import FabricSeen
 from surefoot_operator.observed import CreateSeen, WorkerSeen
 from surefoot_operator.observed_groups import GroupCallSeen
 from surefoot_operator.policy.actions import CreateWorker, DeleteWorker, KeepGroup, RemoveGroup
@@ -49,6 +50,15 @@ class _PendingCall:
     undecided: bool = False
     """Some try of it may be carried out late."""
     until_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CallsSeen:
+    """Calls that a look at the fabric may not show yet."""
+
+    creates: tuple[CreateSeen, ...]
+    deletions: frozenset[str]
+    groups: tuple[GroupCallSeen, ...]
 
 
 class WorkerCalls:
@@ -83,6 +93,19 @@ class WorkerCalls:
             for gang, asked in found
             if asked is not None
         )
+
+    async def beside(self, look: Awaitable[FabricSeen]) -> tuple[FabricSeen, CallsSeen]:
+        """Awaits a look at the fabric, with the calls around it.
+
+        It may not show yet what ends while the fabric is read: a second worker was made for the same place.
+        """
+        begun, deletions = self.seen(), self.deletions()
+        shown = await look
+        self.shown(shown.workers)
+        creates = self.seen()
+        known = {(c.index, c.attempt) for c in creates}
+        made = (c for c in begun if c.under_way and (c.index, c.attempt) not in known)
+        return shown, CallsSeen((*creates, *made), deletions | self.deletions(), self.groups())
 
     def seen(self) -> tuple[CreateSeen, ...]:
         """Returns creates that the fabric does not show yet."""

@@ -12,6 +12,7 @@ import pytest
 from support.builders import running
 from surefoot.protocol.identities import WorkerId
 from surefoot_operator.errors import FabricError
+from surefoot_operator.fabric.interface import FabricSeen
 from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
 from surefoot_operator.observed_groups import PodGroup
 from surefoot_operator.policy.actions import (
@@ -174,6 +175,25 @@ async def test_what_is_under_way_ends_with_its_owner(recorder: Recorder) -> None
     await recorder.carry_out(CreateWorker(0, 1))
     await recorder.calls.close()
     assert recorder.calls.seen() == ()
+
+
+async def test_a_worker_that_is_made_while_the_fabric_is_read_is_not_made_again(recorder: Recorder) -> None:
+    """The look had been before it and the call was over behind it: the next attempt was made beside it."""
+    recorder.hangs = {"create 2", "delete a"}
+    await recorder.carry_out(DeleteWorker("a", "uid-a", False, ""), CreateWorker(2, 5))
+
+    async def look() -> FabricSeen:
+        seen = running()
+        recorder.released.set()
+        await recorder.calls.settled()
+        return FabricSeen(seen.job, seen.status, seen.workers, seen.nodes, ())
+
+    _, calls = await recorder.calls.beside(look())
+    assert [(c.index, c.attempt, c.under_way) for c in calls.creates] == [(2, 5, True)]
+    assert calls.deletions == {"uid-a"}
+    recorder.hangs = set()
+    _, calls = await recorder.calls.beside(look())
+    assert (calls.creates, calls.deletions) == ((), frozenset()), "a look that began behind it shows it"
 
 
 async def test_a_deletion_counts_until_the_fabric_confirms_it(recorder: Recorder) -> None:
