@@ -175,10 +175,10 @@ class JobCollector(Collector):
             yield "".join(lines).encode()
 
     def _found(self) -> dict[JobFamily, list[tuple[Labels, _Figure]]]:
-        """All series. Others may change them meanwhile, in threads of their own: each job's are copied in one step."""
+        """All series. Others may change them meanwhile, in threads of their own: `copy` is one step, and `list` of items is not."""
         found: dict[JobFamily, list[tuple[Labels, _Figure]]] = {family: [] for family in self._families}
-        for job, figures in list(self._jobs.items()):
-            for (family, more), figure in list(figures.items()):
+        for job, figures in self._jobs.copy().items():
+            for (family, more), figure in figures.copy().items():
                 found[family].append(((*job, *more), figure))
         return found
 

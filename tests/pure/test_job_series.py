@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
+import time
 import tracemalloc
 
 import pytest
@@ -68,8 +70,13 @@ def test_they_are_read_while_they_change() -> None:
             if number % 7 == 0:
                 collector.end_all(job)
 
-    changing = threading.Thread(target=change)
+    def collected(phase: str, _: object) -> None:
+        time.sleep(0)  # as any finalizer lets others run
+
+    changing, thresholds = threading.Thread(target=change), gc.get_threshold()
     sys.setswitchinterval(1e-6)
+    gc.set_threshold(100)
+    gc.callbacks.append(collected)
     try:
         changing.start()
         for _ in range(100):
@@ -78,6 +85,8 @@ def test_they_are_read_while_they_change() -> None:
     finally:
         ended.set()
         changing.join()
+        gc.callbacks.remove(collected)
+        gc.set_threshold(*thresholds)
         sys.setswitchinterval(interval)
 
 

@@ -62,7 +62,7 @@ class LayoutRecords:
 
     def _that_may_have(self, digest: str) -> list[RankSave]:
         """Rank saves beside which a copy of this layout may lie: those known to have it, then others of their ranks."""
-        known = sorted((save for save, layout in list(self.of.items()) if layout == digest), reverse=True)
+        known = sorted((save for save, layout in self.of.copy().items() if layout == digest), reverse=True)
         others = [RankSave(c.epoch, c.step, save.rank) for c in reversed(self._seen()) for save in known[:1]]
         return list(dict.fromkeys([*known[:_COPIES], *others[:_COPIES]]))
 
