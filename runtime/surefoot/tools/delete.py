@@ -43,7 +43,8 @@ def run(settings: JobSettings, dry: bool, seconds: float) -> dict[str, Any]:
         raise ConfigurationError(f"SUREFOOT_JOB_UID is {job!r}: the name of one folder is allowed")
     if persistent is None:
         raise ConfigurationError("SUREFOOT_PERSISTENT_URI is not set: there is nothing that could be deleted")
-    tier = open_persistent(persistent, job)
+    # made where there is none: a job that never began has no folder, and its deletion must end
+    tier = open_persistent(persistent, job, begin=not dry)
     try:
         found = [{"step": c.step, "epoch": c.epoch} for c in tier.seen()]
         if not dry:
