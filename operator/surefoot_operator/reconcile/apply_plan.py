@@ -42,7 +42,7 @@ from surefoot_operator.policy.actions import (
     TryPairs,
 )
 from surefoot_operator.policy.indexes import holders_by_id
-from surefoot_operator.reconcile.dependencies import Dependencies
+from surefoot_operator.reconcile.dependencies import Dependencies, worker_ids
 from surefoot_operator.reconcile.worker_calls import WorkerCalls
 
 
@@ -64,7 +64,7 @@ async def carry_out(
         elif isinstance(action, KeepGroup | RemoveGroup):
             calls.group(action, _group(dependencies, action))
     # known before they exist: an agent may be quicker than our next look
-    dependencies.channel.know({WorkerId(w.index, w.attempt) for w in seen.workers} | calls.under_way())
+    dependencies.channel.know(worker_ids(seen.workers, (*seen.creates, *calls.seen())))
     return tuple(errors)
 
 

@@ -5,7 +5,7 @@ Called by `reconcile`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from surefoot.protocol.identities import WorkerId
@@ -16,7 +16,7 @@ from surefoot_operator.coordinator.order_answers import promotion_seconds
 from surefoot_operator.coordinator.sessions import seen as sessions_seen
 from surefoot_operator.fabric.interface import Fabric, FabricSeen, WorkerEnvironment
 from surefoot_operator.memory import JobHolders
-from surefoot_operator.observed import Observed
+from surefoot_operator.observed import CreateSeen, Observed, WorkerSeen
 from surefoot_operator.policy.actions import CreateWorker
 from surefoot_operator.policy.clock_skew import not_ahead
 from surefoot_operator.policy.lifecycle.invalid_spec import accepted
@@ -90,5 +90,7 @@ async def observed(dependencies: Dependencies, shown: FabricSeen, term_seconds: 
     )
 
 
-def worker_ids(shown: FabricSeen) -> frozenset[WorkerId]:
-    return frozenset(WorkerId(w.index, w.attempt) for w in shown.workers)
+def worker_ids(workers: Iterable[WorkerSeen], creates: Iterable[CreateSeen]) -> frozenset[WorkerId]:
+    """Identifies workers that are there, or may be by now."""
+    there = frozenset(WorkerId(worker.index, worker.attempt) for worker in workers)
+    return there | {WorkerId(create.index, create.attempt) for create in creates if create.under_way}

@@ -14,7 +14,7 @@ import random
 import time
 from dataclasses import replace
 
-from surefoot.protocol.identities import Checkpoint, WorkerId
+from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.plain import shorten
 from surefoot.task_set import TaskSet
 from surefoot_operator import metrics, names
@@ -174,8 +174,7 @@ class Reconciler:
             return await self._refuse(refusal)
         shown = replace(shown, workers=self._ages.told(shown.workers, dependencies.clock()))
         # Let agents of known workers in, and bring holders and agents up to the stored status: a new leader has to.
-        coming = frozenset(WorkerId(c.index, c.attempt) for c in calls.creates if c.under_way)
-        dependencies.channel.know(worker_ids(shown) | coming)
+        dependencies.channel.know(worker_ids(shown.workers, calls.creates))
         self._follow(shown, shown.status)
         seen = self._steady.of(await observed(dependencies, shown, self._term_seconds, calls))
         # Plan. Maintenance is planned on the new status, and only while the world stays as it is.

@@ -128,11 +128,6 @@ class WorkerCalls:
             if isinstance(key, tuple) and (asked.task is not None or asked.undecided)
         )
 
-    def under_way(self) -> frozenset[WorkerId]:
-        """Creates whose agent may say hello before the fabric shows its worker."""
-        found = ((key, asked) for key, asked in self._asked.items() if isinstance(key, WorkerId))
-        return frozenset(key for key, asked in found if asked.task is not None)
-
     def shown(self, workers: Iterable[WorkerSeen]) -> None:
         """Forgets refusals that no plan can ask about any more.
 
