@@ -32,9 +32,13 @@ class PacedFile:
         self._wait(SHORTEST_SECONDS)
         return count
 
+    def flush(self) -> None:
+        """Hands on what is buffered: torch.save asks for it at its end."""
+        self._file.flush()
+
     def finish(self) -> None:
         """Waits until all is written at the pace."""
-        self._file.flush()
+        self.flush()
         self._wait(0.0)
 
     def _wait(self, at_least: float) -> None:
@@ -47,6 +51,6 @@ class PacedTorchSave(TorchSave):
     def begin(self, step: int) -> None:
         with self.place(step).open("wb") as file:
             paced = PacedFile(file, BYTES_PER_SECOND)
-            torch.save(self.program.state(), paced)  # type: ignore[arg-type]  # it writes, and no more is asked
+            torch.save(self.program.state(), paced)  # type: ignore[arg-type]  # it writes and flushes, and no more is asked
             paced.finish()
             os.fsync(file.fileno())

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import pytest
+import torch
 from bench.quiet import QUIET_LOAD, refusal
 from bench.significance import spread, spreads
 from bench.step_lengths import row
@@ -77,3 +78,13 @@ def test_a_paced_file_takes_at_least_the_time_of_its_pace_and_has_every_byte() -
     file.finish()
     assert time.monotonic() - began >= 0.04
     assert behind.getvalue() == b"x" * 40_000
+
+
+def test_torch_save_writes_to_a_paced_file() -> None:
+    """It asks more of a file than to be written to: without all of that the paced store dropped out of the bench."""
+    behind = io.BytesIO()
+    file = PacedFile(behind, 1e9)
+    torch.save({"w": torch.arange(8)}, file)  # type: ignore[arg-type]  # it writes and flushes, and no more is asked
+    file.finish()
+    behind.seek(0)
+    assert torch.equal(torch.load(behind)["w"], torch.arange(8))
