@@ -38,6 +38,8 @@ class Leg:
     phase: Phase = "writing"
     failures: int = 0
     retry_at: float = 0.0
+    given_up: bool = False
+    """It used its tries up. It rests for another only while the save would else be nowhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +90,10 @@ class RetryLimits:
     """Tries of one leg. A target that used them all up gets one try a save until it takes one again."""
     retry_seconds: float = 0.1
     """Wait before the second try; doubles each time, less up to half by the event's `drawn`."""
+    longest_retry_seconds: float = 2.0
+    """Longest wait before another try, of a save that is kept though its targets were given up."""
     homeless_seconds: float = 30.0
-    """How long a save waits while no target is named at all."""
+    """How long a save waits while no target is named at all, or none of them takes it and no newer save is there."""
 
 
 @dataclass(frozen=True, slots=True)

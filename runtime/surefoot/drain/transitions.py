@@ -9,6 +9,8 @@ tests run exactly this. The rules are the protocol's:
   newer epoch is claimed, until a holder refuses it;
 * the slot is free after R_eff acknowledgements, after a refusal, or when no target is left that could take it; then
   it says how many copies there truly are;
+* a save that every target gave up is kept and tried on while it is the arena's newest and without a copy: its slot
+  is not needed, and a holder that restarts, or another in its place, may be a moment away (`_kept`);
 * memory is never handed back while anything still reads it (`Committed` waits for stragglers to leave).
 """
 
@@ -63,6 +65,7 @@ def step(state: DrainState, event: Event) -> tuple[DrainState, tuple[Command, ..
             state = _staged(state, event, commands)
         case SaveWritten() | Acknowledged() | LegRefused() | TargetFailed() | LegEnded():
             state = _answered(state, event, commands)
+            now = event.now if isinstance(event, TargetFailed) else None
         case Retargeted(targets, holders, replicas, now):
             state = replace(state, targets=targets, holders=holders | set(targets), replicas=replicas)
             state = replace(state, away=state.away & state.holders)
@@ -126,11 +129,13 @@ def _failed(
 ) -> tuple[DrainState, Leg]:
     """Another try later, or none: after all its tries, or after one if it was away before."""
     failures = leg.failures + 1
+    wait = Backoff(state.limits.retry_seconds, state.limits.longest_retry_seconds).seconds(failures, event.drawn)
+    leg = replace(leg, failures=failures, retry_at=event.now + wait)
     if failures < (1 if leg.target in state.away else state.limits.attempts):
-        wait = Backoff(state.limits.retry_seconds).seconds(failures, event.drawn)
-        return state, replace(leg, phase="resting", failures=failures, retry_at=event.now + wait)
-    commands.append(GaveUp(slot.sealed.save, leg.target, event.cause))
-    return replace(state, away=state.away | {leg.target}), replace(leg, phase="lost", failures=failures)
+        return state, replace(leg, phase="resting")
+    if not leg.given_up:
+        commands.append(GaveUp(slot.sealed.save, leg.target, event.cause))
+    return replace(state, away=state.away | {leg.target}), replace(leg, phase="lost", given_up=True)
 
 
 def _woken(state: DrainState, now: float, commands: list[Command]) -> DrainState:
@@ -183,11 +188,31 @@ def _decided(
     for target in [t for t in state.targets if t not in used][: state.replicas_effective - hoped]:
         legs = (*legs, Leg(target))
         commands.append(WriteTo(index, target))
+    legs = _kept(state, replace(slot, legs=legs), copies, now)
     if any(leg.phase in RUNNING or leg.phase == "resting" for leg in legs):
         return replace(slot, legs=legs)
     if not state.targets and not copies and not _homeless(state, slot, now):
         return replace(slot, legs=legs)
     return Committed(slot.sealed, copies > 0, legs, slot.asked)
+
+
+def _kept(state: DrainState, slot: Draining, copies: int, now: float | None) -> tuple[Leg, ...]:
+    """The legs, those that gave up resting for another try while the save would else be nowhere, or lost.
+
+    A job's last save has no newer one behind it: freed after a second of tries it was gone for good, beside holders
+    that came back a moment later.
+    """
+    others = [other.sealed for other in state.slots if not isinstance(other, Free) and other.sealed != slot.sealed]
+    newest = len(state.slots) > 1 and all(other.save.checkpoint < slot.sealed.save.checkpoint for other in others)
+    hoped = copies or any((leg.phase in RUNNING or leg.phase == "resting") and not leg.given_up for leg in slot.legs)
+    wanted = newest and not hoped and not _homeless(state, slot, now)
+    return tuple(_kept_leg(leg, wanted and leg.target in state.targets) for leg in slot.legs)
+
+
+def _kept_leg(leg: Leg, wanted: bool) -> Leg:
+    if not leg.given_up or leg.phase not in ("resting", "lost"):
+        return leg
+    return replace(leg, phase="resting" if wanted else "lost")
 
 
 def _given_up(index: int, slot: Slot, commands: list[Command]) -> Slot:

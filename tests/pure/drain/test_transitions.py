@@ -106,6 +106,70 @@ def test_a_target_known_to_be_away_gets_one_try_and_all_of_them_again_after_it_t
     assert now.away == frozenset()
 
 
+def test_the_newest_save_is_kept_and_tried_on_while_no_target_took_it() -> None:
+    """The last save of a job was given up within a second, beside a holder that came back a moment later."""
+    now, commands = _given_up_everywhere(state(A, B))
+    assert [c for c in commands if isinstance(c, GaveUp | FreeSlot)] == [
+        GaveUp(sealed().save, A, "unavailable"),
+        GaveUp(sealed().save, B, "unavailable"),
+    ]
+    assert now.pending() == (Checkpoint(3, 10),)
+    now, commands = play(now, Tick(4.0), TargetFailed(0, A, "unavailable", 4.1), SaveWritten(0, B), Acknowledged(0, B))
+    assert commands == [
+        WriteTo(0, A),
+        WriteTo(0, B),
+        CommitOn(0, B),
+        CopyReport(sealed().save, 1),
+        FreeSlot(0, sealed().save, True, 1),
+    ], "given up is told once, and one copy is enough to leave the rest to a repair"
+
+
+def test_a_save_that_was_kept_goes_to_a_target_that_is_named_later() -> None:
+    now, _ = _given_up_everywhere(state(A, B))
+    now, commands = play(now, Retargeted((C,), frozenset({C}), 2, 3.5))
+    assert commands == [WriteTo(0, C)]
+    _, commands = play(now, SaveWritten(0, C), Acknowledged(0, C))
+    assert commands[-1] == FreeSlot(0, sealed().save, True, 1)
+
+
+def test_a_save_that_was_kept_makes_room_for_a_newer_one() -> None:
+    now, _ = _given_up_everywhere(state(A, B))
+    now, commands = play(now, SlotStaged(1, sealed(20), 4.0))
+    assert FreeSlot(0, sealed().save, False, 0, lost=True) in commands
+    assert [c for c in commands if isinstance(c, WriteTo)] == [WriteTo(1, A), WriteTo(1, B)]
+
+
+def test_an_older_save_is_not_kept_beside_a_newer_one() -> None:
+    now, _ = play(state(A), SlotStaged(0, sealed(10), 0), SlotStaged(1, sealed(20), 0))
+    for attempt in range(3):
+        now, commands = play(now, Tick(attempt + 0.9), TargetFailed(0, A, "unavailable", float(attempt) + 0.9))
+    assert commands[-1] == FreeSlot(0, sealed(10).save, False, 0, lost=True)
+
+
+def test_a_save_is_kept_no_longer_than_one_without_a_target() -> None:
+    now, _ = _given_up_everywhere(state(A))
+    now, commands = play(now, Tick(5.5), TargetFailed(0, A, "unavailable", 5.6))
+    assert commands[-1] == FreeSlot(0, sealed().save, False, 0, lost=True)
+
+
+def test_an_arena_of_one_slot_keeps_nothing_that_no_target_takes() -> None:
+    _, commands = _given_up_everywhere(replace(state(A), slots=(Free(),)))
+    assert commands[-1] == FreeSlot(0, sealed().save, False, 0, lost=True)
+
+
+def _given_up_everywhere(begin: DrainState) -> tuple[DrainState, list[Command]]:
+    """A save whose targets all failed three times, within three seconds."""
+    now, seen = play(begin, SlotStaged(0, sealed(), 0))
+    for attempt in range(3):
+        for target in begin.targets:
+            now, commands = play(now, TargetFailed(0, target, "unavailable", float(attempt)))
+            seen += commands
+        if attempt < 2:
+            now, commands = play(now, Tick(attempt + 0.9))
+            seen += commands
+    return now, seen
+
+
 def test_a_retry_waits_twice_as_long_each_time_and_jitter_spreads_it() -> None:
     now, _ = play(state(A), SlotStaged(0, sealed(), 0), TargetFailed(0, A, "full", 10.0, drawn=1.0))
     assert now.next_tick() == pytest.approx(10.05)

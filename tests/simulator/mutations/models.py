@@ -6,11 +6,22 @@ from dataclasses import replace
 from typing import Any
 
 from simulator.drains import DrainRunner
-from simulator.mutations.mutation import CHURNED, ENDING, PARTED, PROMOTING, RIVALS, SELDOM, WITHOUT_PODS, Mutation
+from simulator.mutations.mutation import (
+    CHURNED,
+    ENDING,
+    LAST,
+    PARTED,
+    PROMOTING,
+    RIVALS,
+    SELDOM,
+    WITHOUT_PODS,
+    Mutation,
+)
 from simulator.rules import ALL
 from simulator.scopes import Scope
 from simulator.trainers import Trainer, advance, content_of
-from surefoot.drain.slots import SealedSave
+from surefoot.drain import transitions
+from surefoot.drain.slots import Draining, DrainState, Leg, SealedSave
 from surefoot.protocol.identities import RankSave
 
 
@@ -31,6 +42,11 @@ def _newest_heard(runner: DrainRunner, sealed: SealedSave) -> int:
     return max(sealed.save.epoch, runner.agent.life.claimed)
 
 
+def _given_up(_: DrainState, slot: Draining, *__: Any) -> tuple[Leg, ...]:
+    """A drain frees the slot of a save that its targets did not take, however little the slot is needed."""
+    return slot.legs
+
+
 def _accepts_all(trainer: Trainer, step: int) -> Any:
     """A rank says yes to a halt at a step that it is past."""
     trainer.hold = step
@@ -45,6 +61,7 @@ MODELS = (
     Mutation("commit does not look for the chunks", replace(ALL, whole_commit=False)),
     Mutation("drop leaves the index entry", replace(ALL, drop_index_first=False)),
     Mutation("a drain writes as the newest epoch that its agent heard of", patches=((DrainRunner, "writer", _newest_heard),)),
+    Mutation("a save that no target took is given up at once", patches=((transitions, "_kept", _given_up),), settings=LAST),
     Mutation("status is written without testing anything", replace(ALL, compare_world=False, compare_status=False), settings=RIVALS),
     Mutation("status is written testing the world alone", replace(ALL, compare_status=False), settings=RIVALS),
     Mutation("trainers are not reaped", replace(ALL, reap=False)),

@@ -54,6 +54,8 @@ WITHOUT_PODS = replace(ROUGH, kinds=("node dies", "pods are refused"), steps=60,
 FRAGILE = replace(ROUGH, steps=12, persistent_interval=12, replicas=1, fault_span_seconds=6.0, faults=5,
                   kinds=("holder restarts", "agent dies", "persistent tier is away"))  # fmt: skip
 ENDING = replace(ROUGH, steps=12, persistent_interval=8, fault_span_seconds=6.0, faults=10)
+LAST = replace(ROUGH, nodes=2, workers=2, local_ranks=2, steps=12, interval=4, faults=5, fault_span_seconds=4.0,
+               kinds=("operator loses nodes", "holder restarts"))  # fmt: skip
 PARTED = replace(ROUGH, steps=40, fault_span_seconds=10.0, kinds=("operator loses nodes", "two nodes lose each other",
                  "node freezes", "holder freezes", "trainer dies", "agent dies"))  # fmt: skip
 DYING_TRAINERS = replace(ROUGH, kinds=("trainer dies",), faults=6, interval=1)
