@@ -272,9 +272,11 @@ bench-visits: $(VENV)/.ready ## what many jobs on many nodes cost the operator i
 	PYTHONPATH=tests $(BIN)/python -m bench.holder_visits $(ARGUMENTS)
 
 .PHONY: bench-scale
-bench-scale: $(VENV)/.ready ## the same, and 1,000 jobs of 10 workers on a real API server with simulated nodes (kwok); 30 minutes (build/scale.json)
+bench-scale: $(VENV)/.ready ## the same, and 1,000 jobs of 10 workers on a real API server with simulated nodes (kwok), and jobs that train beside each other; 45 minutes (build/scale.json)
 	$(CLUSTER) run -- $(BIN)/python -m cluster.scenarios.fleet
-	PYTHONPATH=tests $(BIN)/python -m bench.scale --cluster build/scale-cluster.json --out build/scale.json --picture build/scale.svg
+	$(CLUSTER) run -- $(BIN)/python -m cluster.scenarios.many_lines --jobs 50 --workers 40
+	$(CLUSTER) run -- $(BIN)/python -m cluster.scenarios.many_lines --jobs 75 --workers 40 --shards 3
+	PYTHONPATH=tests $(BIN)/python -m bench.scale --cluster build/scale-cluster.json --beside build/scale-lines-1.json build/scale-lines-3.json --out build/scale.json --picture build/scale.svg
 
 .PHONY: bench-many-jobs
 bench-many-jobs: $(VENV)/.ready ## a replica begins to lead 1,000 jobs of 10 workers: cold start, memory, rest; API server in memory (a minute)

@@ -48,6 +48,7 @@ class Mute:
     """A line that nobody reads: what is said on it is not what is measured."""
 
     worker: WorkerId | None = None
+    hears_all = False
 
     def send(self, message: object) -> None: ...
 

@@ -202,6 +202,9 @@ def main() -> None:
     parser.add_argument("--tries", type=int, default=1)
     parser.add_argument("--picture", type=Path)
     parser.add_argument("--cluster", type=Path, help="what `cluster.scenarios.fleet` measured")
+    parser.add_argument(
+        "--beside", type=Path, nargs="*", default=[], help="what `cluster.scenarios.many_lines` measured, a file a run"
+    )
     given = parser.parse_args()
     rows = []
     for workers in given.workers:
@@ -220,7 +223,9 @@ def main() -> None:
     cluster = json.loads(given.cluster.read_text())["rows"] if given.cluster is not None else {}
     known = summary(rows, lines, cluster)
     unmeasured = {name: NO_CLUSTER for name in ON_A_CLUSTER if known[name] is None}
-    found = {"rows": rows, "lines": lines, "cluster": cluster, "unmeasured": unmeasured, "summary": known}
+    beside = [json.loads(file.read_text())["rows"] for file in given.beside]
+    parts = {"rows": rows, "lines": lines, "cluster": cluster, "jobs_beside_each_other": beside}
+    found = {**parts, "unmeasured": unmeasured, "summary": known}
     print(json.dumps(known, indent=2))
     if given.out is not None:
         given.out.parent.mkdir(parents=True, exist_ok=True)

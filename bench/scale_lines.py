@@ -18,11 +18,12 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, cast
 
+from bench.scripted_agents import ScriptedWorker
 from support.builders import COVERED, running
 from support.servers.certificates import authority
 from surefoot.protocol.checkpoints.completeness import Covers
@@ -43,6 +44,8 @@ from surefoot_operator.reconcile import Reconciler
 from surefoot_operator.reconcile.dependencies import Dependencies
 from surefoot_operator.settings import CoordinatorSettings, OperatorSettings
 
+JOB = "job"
+SAVED_STEP = 40
 AGENTS_OF_A_PROCESS = 1000
 BEATING_SECONDS = 10.0
 LIMIT_SECONDS = 240.0
@@ -139,26 +142,30 @@ class Agents:
 
     async def start(self, url: str, trusted: Path, count: int) -> None:
         for first in range(0, count, AGENTS_OF_A_PROCESS):
-            some = min(AGENTS_OF_A_PROCESS, count - first)
-            given = ("--url", url, "--authority", str(trusted), "--first", str(first), "--count", str(some))
-            self._processes.append(
-                await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", "bench.scripted_agents", *given, stdin=-1, stdout=-1
-                )
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "bench.scripted_agents", "--authority", str(trusted), stdin=-1, stdout=-1
             )
+            self._processes.append(process)
+            some = range(first, min(first + AGENTS_OF_A_PROCESS, count))
+            workers = [ScriptedWorker(JOB, index, url, epoch=1, saved_step=SAVED_STEP) for index in some]
+            self._say(process, {"join": [asdict(worker) for worker in workers]})
 
     async def heard(self, epoch: int) -> dict[str, Any]:
         found = []
         for process in self._processes:
-            assert process.stdin is not None
             assert process.stdout is not None
-            process.stdin.write(f"heard {epoch}\n".encode())
+            self._say(process, {"heard": [JOB, epoch]})
             found.append(json.loads(await process.stdout.readline()))
         whole: dict[str, Any] = {}
         for name in found[0]:
             given = [one[name] for one in found if one[name] is not None]
             whole[name] = max(given, default=None) if "_stop" in name or "_assign" in name else sum(given)
         return whole
+
+    @staticmethod
+    def _say(process: asyncio.subprocess.Process, word: dict[str, Any]) -> None:
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(word).encode() + b"\n")
 
     async def until(self, what: str, reached: Callable[[dict[str, Any]], bool], epoch: int = 1) -> dict[str, Any]:
         async with asyncio.timeout(LIMIT_SECONDS):
@@ -179,7 +186,7 @@ class Stand:
 
     def __init__(self, seen: Observed, heartbeat_seconds: float) -> None:
         self.fabric, self.holders, self.lag = InstantFabric(seen), InstantHolders(seen, self._wake), LoopLag()
-        self.channel = AgentChannel("job", heartbeat_seconds, time.time, self._wake)
+        self.channel = AgentChannel(JOB, heartbeat_seconds, time.time, self._wake)
         parts = Dependencies(
             cast(Any, self.fabric),
             self.channel,
@@ -201,7 +208,7 @@ class Stand:
             trusted = Path(folder) / "ca.pem"
             trusted.write_text(signer.pem)
             server = AgentServer(SETTINGS.coordinator, _everybody, signer.sign("127.0.0.1").server(Path(folder)))
-            server.serve("job", self.channel)
+            server.serve(JOB, self.channel)
             server.lead(True)
             await server.start()
             tasks = [asyncio.create_task(self._reconciler.run()), asyncio.create_task(self.lag.run())]

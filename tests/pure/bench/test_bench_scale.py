@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from bench import scale
 from bench.scale_summary import MEASURED_ON_LINES, ON_A_CLUSTER, summary
 
 from cluster.scenarios import fleet
@@ -51,3 +52,12 @@ def test_the_loop_was_never_later_than_the_bound_of_the_last_bucket_that_grew() 
     text = f'{name}{{le="0.01"}} 90.0\n{name}{{le="0.1"}} 99.0\n{name}{{le="1.0"}} 99.0\n{name}{{le="+Inf"}} %s\n'
     assert fleet.longest_lag(text % "99.0") == 0.1
     assert fleet.longest_lag(text % "100.0") is None
+
+
+def test_every_part_of_the_bench_runs_with_the_operator_as_it_is() -> None:
+    """What nobody runs between two benches ends at the first change of what it stands in for."""
+    row = scale.measured(3)
+    assert row["workers"] == 3
+    assert min(row[name] for name in ("plan_ms", "check_ms", "maintain_ms", "heartbeat_decoded_and_applied_us")) > 0
+    assert row["told"]["first"]["messages"] >= 3
+    assert row["told"]["same_again"]["messages"] == 0
