@@ -188,7 +188,7 @@ def measured(task: dict[str, Any], folder: Path) -> dict[str, Any]:
         ways: dict[str, Callable[[], Any]] = {OURS: lambda: ours, DCP: lambda: Connector(program, server.settings)}
         for name, make in ways.items():
             try:
-                found[name] = _turns(make(), task["saves"], server, [os.getpid(), server.pid, *companions])
+                found[name] = _turns(program, make(), task["saves"], server, [os.getpid(), server.pid, *companions])
             except Exception as error:  # noqa: BLE001  # a peer that cannot speak to this server says so, and counts nowhere
                 found[name] = {"error": repr(error)}
         if "error" not in found[OURS]:
@@ -199,11 +199,13 @@ def measured(task: dict[str, Any], folder: Path) -> dict[str, Any]:
     return found
 
 
-def _turns(way: Any, saves: int, server: Server, pids: list[int]) -> dict[str, Any]:
-    """Seconds and CPU seconds of each save after the first, and the requests of one."""
+def _turns(program: Program, way: Any, saves: int, server: Server, pids: list[int]) -> dict[str, Any]:
+    """Seconds and CPU seconds of each save after the first, and the requests of one. A step lies between two."""
     seconds, spent = [], []
     before = server.requests()
     for step in range(saves + 1):
+        program.train()
+        program.advance()
         cpu, began = spent_seconds(pids), time.monotonic()
         way.save(step + 1)
         seconds.append(time.monotonic() - began)

@@ -115,12 +115,17 @@ class Turn:
         return found
 
     def idle(self, saves: int) -> dict[str, Any]:
-        """Saves one after the other, each waited for, with every core free."""
+        """Saves one after the other, each of a state that a step has changed and waited for, with every core free.
+
+        What did not change since the save before is not sent again: saves of one state would be measured as fast as none.
+        """
         self.cores.enter("free")
         pids = [os.getpid(), *self.cores.companions]
         seconds, cpu = [], []
         for _ in range(saves):
             self.step += 1
+            self.program.train()
+            self.program.advance()
             spent = spent_seconds([*pids, *descendants(os.getpid())])
             began = time.monotonic()
             self.system.begin(self.step)

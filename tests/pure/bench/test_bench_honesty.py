@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import io
 import time
-from typing import Any
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
+from bench.program import Program
 from bench.quiet import QUIET_LOAD, refusal
 from bench.significance import spread, spreads
 from bench.step_lengths import row
 from bench.systems.paced_store import PacedFile
+from bench.worker import Turn
 
 
 @pytest.mark.parametrize(("load", "asked", "measured"), [(0.2, False, True), (0.8, False, False), (28.0, True, True)])
@@ -88,3 +92,29 @@ def test_torch_save_writes_to_a_paced_file() -> None:
     file.finish()
     behind.seek(0)
     assert torch.equal(torch.load(behind)["w"], torch.arange(8))
+
+
+class Digests:
+    """A system that keeps a digest of what it was to save."""
+
+    def __init__(self, program: Program) -> None:
+        self._program, self.seen = program, list[tuple[float, ...]]()
+
+    def begin(self, step: int) -> None:
+        self.seen.append(tuple(float(t.double().sum()) for t in self._program.tensors()))
+
+    def before_step(self) -> None: ...
+
+    def finish(self) -> None: ...
+
+
+def test_a_save_with_nothing_else_running_is_of_a_state_that_has_changed() -> None:
+    """Saves of one and the same state measured how fast a holder copies within itself what it has."""
+    turn = object.__new__(Turn)
+    turn.program, turn.step = Program(16, 1), 0
+    system = Digests(turn.program)
+    turn.system, turn.cores = system, cast(Any, SimpleNamespace(enter=lambda mode: None, companions=()))  # type: ignore[assignment]  # what is called of both
+    found = turn.idle(3)
+    assert len(found["seconds"]) == len(system.seen) == 3
+    changed = [sum(a != b for a, b in zip(one, other, strict=True)) for one, other in pairwise(system.seen)]
+    assert min(changed) > 0.9 * len(system.seen[0])
