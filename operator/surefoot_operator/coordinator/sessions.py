@@ -153,6 +153,16 @@ def connected(sessions: Sessions, hello: Hello, now: float) -> Sessions:
     return _with(sessions, session)
 
 
+def is_adopted(sessions: Sessions, worker: WorkerId) -> bool:
+    """Whether this agent came while its trainers run the committed epoch.
+
+    Such a word can wait for others: behind a new leader all agents of a job come so, and a plan for each of them took as
+    long as their lines.
+    """
+    world, session = sessions.world, sessions.by_worker[worker]
+    return world is not None and world.state == "Committed" and session.hello_epoch == world.epoch
+
+
 def broken(sessions: Sessions, worker: WorkerId, now: float) -> Sessions:
     """Records that this worker's connection broke; its facts stay."""
     session = sessions.by_worker.get(worker)

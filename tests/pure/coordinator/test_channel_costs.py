@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import cast
 
+import pytest
+
 from support.builders import endpoint, member
 from support.fakes.fake_agent import hello
 from support.operations import counted
@@ -27,6 +29,7 @@ MEMBERS = tuple(member(i) for i in range(MANY))
 HOLDERS = tuple(endpoint(f"n{i}") for i in range(MANY))
 USABLE = UsableHolders(HOLDERS)
 STATUS = JobStatus(world=World(1, "Committed", size=MANY, members=MEMBERS), named_holders=HOLDERS)
+CLAIMED = replace(STATUS, world=World(2, "Claimed", size=MANY, members=MEMBERS))
 
 
 class Told:
@@ -197,7 +200,28 @@ def test_an_agent_that_stopped_costs_no_copy_of_all_sessions_and_changes_no_snap
     asyncio.run(talk())
 
 
+@pytest.mark.parametrize(
+    ("status", "epoch", "at_once"),
+    [
+        pytest.param(STATUS, 1, False, id="comes back while its trainers run"),
+        pytest.param(STATUS, 0, True, id="newcomer"),
+        pytest.param(CLAIMED, 1, True, id="a world waits for it"),
+    ],
+)
+def test_a_plan_waits_for_nobody_but_those_who_change_it(status: JobStatus, epoch: int, at_once: bool) -> None:
+    """Behind a new leader 2,000 agents came back, and each had its job planned: half of what they cost it."""
+
+    async def talk() -> None:
+        one, woken = Talk(), list[bool]()
+        one.channel.rule(desired_state(status, USABLE, 2))
+        one.channel._changed = woken.append
+        said = hello(7, incarnation=MEMBERS[7].incarnation, epoch=epoch, stopped=1)
+        one.channel.join(said, cast(AgentConnection, Told([], 7)))
+        assert woken == [at_once]
+
+    asyncio.run(talk())
+
+
 def test_of_a_claimed_world_no_copies_are_placed() -> None:
-    claimed = replace(STATUS, world=World(2, "Claimed", size=MANY, members=MEMBERS))
     assert desired_state(STATUS, USABLE, 2).targets
-    assert not desired_state(claimed, USABLE, 2).targets
+    assert not desired_state(CLAIMED, USABLE, 2).targets

@@ -41,9 +41,9 @@ class ReviewSettings:
     """Reviews kept, newest first; one that fell out is asked for again."""
     refused_seconds: float = 5.0
     """A token that counts for nothing is not asked about again for so long."""
-    rate: float = 100.0
-    """Reviews a second on average; more are told to come again."""
-    burst: float = 600.0
+    rate: float = 300.0
+    """Reviews a second on average; more are told to come again. An answer costs an API server about a millisecond."""
+    burst: float = 1000.0
     at_once: int = 16
     """Reviews under way; others wait within the hello's time limit."""
 

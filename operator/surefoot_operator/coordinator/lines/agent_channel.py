@@ -106,7 +106,7 @@ class AgentChannel:
         self.sessions = transitions.connected(before, hello, self._clock())
         line.send(Welcome(self.term, self._heartbeat_seconds))
         self._tell(concerned(before, self.sessions), worker)
-        self._changed(True)
+        self._changed(not transitions.is_adopted(self.sessions, worker))
 
     def hear(self, line: AgentConnection, message: FromAgent) -> None:
         """Applies one message; those of a replaced connection are ignored."""
