@@ -57,6 +57,8 @@ class ScriptedWorker:
     epoch: int = 0
     saved_step: int = 0
     """Step whose save its heartbeats name as safe; 0: none."""
+    source: str = ""
+    """Address that it connects from, as a pod has its own; empty: the process' own."""
 
 
 @dataclass
@@ -225,10 +227,11 @@ class FileOfAddresses(AbstractResolver):
 class Crowd:
     """All agents of this process."""
 
-    def __init__(self, session: aiohttp.ClientSession) -> None:
-        self._session, self._joining = session, asyncio.Semaphore(JOINING)
+    def __init__(self, trust: ssl.SSLContext, addresses: Path | None) -> None:
+        self._trust, self._addresses, self._joining = trust, addresses, asyncio.Semaphore(JOINING)
         self._told, self._beats = Told(), Beats()
         self._lives: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._sessions: dict[str, aiohttp.ClientSession] = {}
 
     async def obey(self) -> None:
         """Takes words until stdin ends."""
@@ -241,11 +244,13 @@ class Crowd:
         for life in self._lives.values():
             life.cancel()
         await asyncio.gather(*self._lives.values(), return_exceptions=True)
+        for session in self._sessions.values():
+            await session.close()
 
     def _taken(self, word: dict[str, Any]) -> dict[str, Any] | None:
         for one in word.get("join", ()):
             agent = ScriptedAgent(ScriptedWorker(**one), self._told, self._beats)
-            life = asyncio.create_task(agent.run(self._session, self._joining))
+            life = asyncio.create_task(agent.run(self._session(agent.worker.source), self._joining))
             self._lives[agent.worker.job, agent.worker.index] = life
         if "leave" in word:
             job, index = word["leave"]
@@ -254,12 +259,18 @@ class Crowd:
             return self._told.heard(*word["heard"])
         return self._told.lines() if "lines" in word else None
 
-
-async def live(trust: ssl.SSLContext, addresses: Path | None) -> None:
-    resolver = FileOfAddresses(addresses) if addresses is not None else None
-    connector = aiohttp.TCPConnector(limit=0, ssl=trust, resolver=resolver, use_dns_cache=False)
-    async with aiohttp.ClientSession(connector=connector) as session:
-        await Crowd(session).obey()
+    def _session(self, source: str) -> aiohttp.ClientSession:
+        if source not in self._sessions:
+            resolver = FileOfAddresses(self._addresses) if self._addresses is not None else None
+            connector = aiohttp.TCPConnector(
+                limit=0,
+                ssl=self._trust,
+                resolver=resolver,
+                use_dns_cache=False,
+                local_addr=(source, 0) if source else None,
+            )
+            self._sessions[source] = aiohttp.ClientSession(connector=connector)
+        return self._sessions[source]
 
 
 def main() -> None:
@@ -268,7 +279,11 @@ def main() -> None:
     parser.add_argument("--addresses", type=Path, help="JSON of a name's address, read at each connection")
     given = parser.parse_args()
     trust = ssl.create_default_context(cafile=str(given.authority))
-    asyncio.run(live(trust, given.addresses))
+    asyncio.run(_obey(trust, given.addresses))
+
+
+async def _obey(trust: ssl.SSLContext, addresses: Path | None) -> None:
+    await Crowd(trust, addresses).obey()
 
 
 if __name__ == "__main__":

@@ -12,17 +12,23 @@ class WorkerAges:
     """Of one job's workers, since this operator first saw each."""
 
     def __init__(self) -> None:
-        self._first: dict[str, float] | None = None
+        self._known: dict[str, tuple[WorkerSeen, WorkerSeen]] | None = None
+        """By uid, a worker as it was shown last and with its age by this clock: the same again for the same."""
 
     def told(self, workers: Sequence[WorkerSeen], now: float) -> tuple[WorkerSeen, ...]:
         """Returns the workers with creation times by this operator's clock.
 
         The workers, made no later than they were seen. Those that came while we looked were made when they came.
         """
-        known, self._first = self._first, {}
-        aged = []
+        known, self._known = self._known, {}
+        found = []
         for worker in workers:
-            created = min(worker.created_seconds, now) if known is None else known.get(worker.uid, now)
-            self._first[worker.uid] = created
-            aged.append(worker if worker.created_seconds == created else replace(worker, created_seconds=created))
-        return tuple(aged)
+            shown, aged = (known or {}).get(worker.uid, (None, None))
+            if aged is None:
+                created = now if known is not None else min(worker.created_seconds, now)
+                aged = replace(worker, created_seconds=created)
+            elif shown is not worker:
+                aged = replace(worker, created_seconds=aged.created_seconds)
+            self._known[worker.uid] = worker, aged
+            found.append(aged)
+        return tuple(found)

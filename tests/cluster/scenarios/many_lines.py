@@ -16,8 +16,10 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -25,7 +27,7 @@ from urllib.parse import quote
 from bench.scripted_agents import ScriptedWorker
 
 from cluster import engines, layout
-from cluster.processes import wait
+from cluster.processes import run, wait
 from cluster.scenarios.fleet import longest_lag
 from cluster.scenarios.installed import NAMESPACE, Installed, answered
 from cluster.scenarios.kwok import ON_THEM, PODS_OF_A_NODE, simulated_nodes
@@ -36,6 +38,8 @@ SPACE = "lines"
 PODS = f"/api/v1/namespaces/{SPACE}/pods"
 ACCOUNT = f"/api/v1/namespaces/{SPACE}/serviceaccounts/default"
 JOBS = f"/apis/surefoot.dev/v1alpha1/namespaces/{SPACE}/trainingjobs"
+SOURCES = IPv4Network("10.97.0.0/16")
+"""What agents connect from; local to the host while they do."""
 SPARE_NODES = 4
 PLACED_SECONDS = 600.0
 JOINED_SECONDS = 300.0
@@ -79,6 +83,8 @@ class Crowd:
         self._addresses = CoordinatorAddresses(installed, shards, layout.RUNS / "coordinators.json")
         self._lines: ScriptedLines | None = None
         self._placed: dict[tuple[str, int], Placed] = {}
+        self._sources: dict[tuple[str, int], IPv4Address] = {}
+        """An address for each place: an operator bounds how many strangers knock from one."""
         self._epochs: dict[str, int] = {}
         self._chance = random.Random(1)
 
@@ -247,7 +253,8 @@ class Crowd:
         spec = {"audiences": ["surefoot"], "boundObjectRef": bound, "expirationSeconds": 7200}
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
         token = self.api.call("POST", f"{ACCOUNT}/token", body)["status"]["token"]
-        return ScriptedWorker(placed.job, placed.index, url, placed.attempt, placed.node, token)
+        source = self._sources.setdefault((placed.job, placed.index), SOURCES[len(self._sources) + 1])
+        return ScriptedWorker(placed.job, placed.index, url, placed.attempt, placed.node, token, source=str(source))
 
     # ---- seeing -----------------------------------------------------------------------------------------------------
 
@@ -289,6 +296,16 @@ def _machine() -> dict[str, Any]:
     return {"load": round(os.getloadavg()[0], 1)}
 
 
+@contextmanager
+def addresses() -> Iterator[None]:
+    """The host takes what comes for any of SOURCES."""
+    run("ip", "route", "replace", "local", str(SOURCES), "dev", "lo")
+    try:
+        yield
+    finally:
+        run("ip", "route", "delete", "local", str(SOURCES), "dev", "lo")
+
+
 def measured(crowd: Crowd, report: Path) -> dict[str, Any]:
     """All rows, one after the other; what was measured is in the report as soon as it is."""
     rows: dict[str, Any] = {}
@@ -316,7 +333,7 @@ def main() -> int:
     installed = Installed(engines.choose(), SPACE)
     was = installed.is_there()
     nodes = max(math.ceil(1.2 * given.jobs * given.workers / PODS_OF_A_NODE), given.workers + SPARE_NODES)
-    with simulated_nodes(installed.facts, nodes):
+    with simulated_nodes(installed.facts, nodes), addresses():
         replicas = max(2, given.shards)
         installed.up({"operator": {"shards": given.shards, "replicas": replicas}})
         led = wait(lambda: answered(lambda: all(installed.leaders(given.shards))), JOINED_SECONDS)

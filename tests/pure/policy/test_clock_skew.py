@@ -82,3 +82,7 @@ def test_workers_are_as_old_as_we_know_them_whatever_their_fabric_s_clock_says()
     new = worker(2, created_seconds=NOW - HOUR)
     assert [w.created_seconds for w in ages.told((old, odd, new), NOW + 5)] == [NOW - 50, NOW, NOW + 5]
     assert [w.created_seconds for w in ages.told((new,), NOW + 9)] == [NOW + 5]
+    ended = replace(new, phase="Failed")
+    (seen,) = ages.told((ended,), NOW + 12)
+    assert (seen.phase, seen.created_seconds) == ("Failed", NOW + 5)
+    assert ages.told((ended,), NOW + 13)[0] is seen, "an unchanged worker is the same to every round"

@@ -72,6 +72,8 @@ class AgentServer:
         self._led: defaultdict[int, asyncio.Event] = defaultdict(asyncio.Event)
         """Of each shard: set while this operator leads it."""
         self._open: set[AgentConnection] = set()
+        self._joined = 0
+        """How many of these are agents that were accepted."""
         self._shared = SharedTexts()
         self._gate: ConnectionLimiter | None = None
         self._listening: asyncio.Server | None = None
@@ -171,10 +173,12 @@ class AgentServer:
         assert self._gate is not None, "it listens"
         self._gate.admit(line.transport)
         pump = asyncio.create_task(line.pump(), name=f"to worker {hello.index}")
+        self._joined += 1
         try:
             channel.join(hello, line)
             await self._listen(websocket, line, channel)
         finally:
+            self._joined -= 1
             channel.leave(line)
             pump.cancel()
             with suppress(asyncio.CancelledError):
@@ -215,9 +219,8 @@ class AgentServer:
             if bad.retry:
                 channel.turn_away()
             return _refused("worker", bad)
-        agents = sum(line.worker is not None for line in self._open)
-        if agents >= self._settings.lines:
-            text = f"{agents} agents are connected, no more are accepted: raise `lines` in the operator's settings"
+        if self._joined >= self._settings.lines:
+            text = f"{self._joined} agents are connected, no more are accepted: raise `lines` in the operator's settings"
             return _refused("full", Refused(text, retry=True))
         return hello, channel
 
