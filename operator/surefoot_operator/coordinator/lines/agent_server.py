@@ -220,7 +220,9 @@ class AgentServer:
                 channel.turn_away()
             return _refused("worker", bad)
         if self._joined >= self._settings.lines:
-            text = f"{self._joined} agents are connected, no more are accepted: raise `lines` in the operator's settings"
+            text = (
+                f"{self._joined} agents are connected, no more are accepted: raise `lines` in the operator's settings"
+            )
             return _refused("full", Refused(text, retry=True))
         return hello, channel
 

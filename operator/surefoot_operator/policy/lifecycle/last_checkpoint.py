@@ -75,7 +75,7 @@ def outstanding(facts: Facts) -> Pending | Loss | Unsaved | None:
     members = [s for _, s in member_sessions(facts) if s is not None]
     heard = [s for s in members if is_responsive(facts, s)]
     saved = final == facts.world.parent or all(_saved(s) == final for s in members)
-    there = in_memory(facts)
+    there = at_hand(facts)
     wanted = final if saved or final in there else newest(there)
     step = f"every trainer finished after step {final.step}"
     if wanted is None or _is_kept(facts, wanted):
@@ -88,6 +88,9 @@ def outstanding(facts: Facts) -> Pending | Loss | Unsaved | None:
         reason = f"{step}, and no worker is left that could upload {wanted} to the persistent tier"
         return Pending(reason, until) if facts.now < until else Loss("agent-lost", reason, until)
     if wanted not in there:
+        uploaded = _uploaded_in_part(facts, step, wanted)
+        if uploaded is not None:
+            return uploaded
         reading = _read_again(facts, wanted, _since(facts), len(heard) == len(members))
         if facts.now < reading.until_seconds:
             return replace(reading, reason=f"{step}; {reading.reason}")
@@ -108,7 +111,7 @@ def rescue(facts: Facts, since_seconds: float) -> Pending | None:
     if facts.spec.checkpoint.persistent is None or not sessions:
         return None
     since = min(since_seconds, facts.now) if since_seconds < facts.now else _since(facts)
-    there = newest(in_memory(facts))
+    there = newest(at_hand(facts))
     said = [c for s in sessions if (c := _saved(s)) is not None and c.epoch == facts.world.epoch]
     coming = min(said) if len(said) == len(facts.world.members) else None
     if coming is not None and (there is None or coming > there):
@@ -124,6 +127,17 @@ def rescue(facts: Facts, since_seconds: float) -> Pending | None:
 def in_memory(facts: Facts) -> list[Checkpoint]:
     """Lineage checkpoints that are complete on the holders as last read."""
     return _complete(facts, memory_reading(facts, facts.world.epoch))
+
+
+def at_hand(facts: Facts) -> list[Checkpoint]:
+    """Lineage checkpoints that can be uploaded, oldest first: what memory lacks of one the persistent tier may have.
+
+    A worker's node can die behind its upload, with the copies of what others had yet to upload still in memory: a job that
+    asked for all of them there restored the last step from both tiers, found it lost again, and began anew for ever.
+    """
+    reading = reading_at(facts, facts.world.epoch)
+    parted = {*_complete(facts, reading)} - {*_complete(facts, TierReading({}, reading.persistent))}
+    return sorted({*in_memory(facts), *parted}, key=lambda checkpoint: checkpoint.step)
 
 
 def _complete(facts: Facts, reading: TierReading) -> list[Checkpoint]:
@@ -159,6 +173,16 @@ def _listed(facts: Facts, step: str, found: Checkpoint | None) -> Pending | None
     if persistent.read_epoch == facts.world.epoch:
         persistent = replace(persistent, asked_seconds=None)
     asked = listing(facts, persistent)
+    return Pending(f"{step}; {asked.reason}", min(until, asked.until_seconds or until), asked.actions)
+
+
+def _uploaded_in_part(facts: Facts, step: str, wanted: Checkpoint) -> Pending | None:
+    """Lists the persistent tier where some of the checkpoint was uploaded in this world: it may have what memory lacks."""
+    persistent, until = facts.seen.persistent, _since(facts) + RESCUE_SECONDS
+    listed = persistent.read_epoch == facts.world.epoch and (persistent.asked_seconds or 0.0) >= _since(facts)
+    if not facts.seen.promoted.get(wanted) or listed or facts.now >= until:
+        return None
+    asked = listing(facts, persistent if persistent.read_epoch is None else replace(persistent, asked_seconds=None))
     return Pending(f"{step}; {asked.reason}", min(until, asked.until_seconds or until), asked.actions)
 
 

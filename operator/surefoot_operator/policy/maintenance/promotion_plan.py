@@ -28,7 +28,7 @@ from surefoot_operator.policy.facts import (
     sealed_holders,
 )
 from surefoot_operator.policy.indexes import worker_id
-from surefoot_operator.policy.lifecycle import suspension
+from surefoot_operator.policy.lifecycle import last_checkpoint, suspension
 from surefoot_operator.policy.maintenance import good_checkpoint
 from surefoot_operator.policy.maintenance.drops_under_way import may_be_under_way
 from surefoot_operator.policy.world import surviving_copies
@@ -66,10 +66,11 @@ def promote(facts: Facts, in_memory: list[Checkpoint], pinned: Checkpoint | None
     # nothing newer comes of a world that has ended, or halts with no node that stays: the newest goes first, however often its upload failed
     over = final_checkpoint(facts) is not None or is_broken(facts)
     over = over or surviving_copies.needs_promotion(facts) or suspension.needs_promotion(facts)
+    there = last_checkpoint.at_hand(facts) if over else in_memory
     due = [
         c
-        for c in in_memory
-        if (c.step % interval_of(facts) == 0 or (over and c == in_memory[-1]))
+        for c in there
+        if (c.step % interval_of(facts) == 0 or (over and c == there[-1]))
         and (floor is None or c.step > floor.step)
         and not c.imported
         and c not in facts.seen.persistent.deleting

@@ -7,10 +7,11 @@ from dataclasses import replace
 from support.builders import BEGAN, with_session
 from support.finished_jobs import after, finished, listed, persisted
 from surefoot.protocol.checkpoints.completeness import LeftOut
-from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot_operator.observed import Observed
-from surefoot_operator.policy.actions import ListPersistentTier
+from surefoot_operator.policy.actions import ListPersistentTier, PromoteSaves
 from surefoot_operator.policy.lifecycle.last_checkpoint import RESCUE_SECONDS, SAVING_SECONDS
+from surefoot_operator.policy.maintenance.maintain import maintain
 from surefoot_operator.policy.plan import plan
 
 
@@ -111,3 +112,22 @@ def test_a_last_checkpoint_out_of_the_operators_sight_is_waited_for_and_not_trai
     unheard = replace(seen, sessions=(*after(seen, SAVING_SECONDS).sessions[1:], seen.sessions[0]))
     later = replace(unheard, now=seen.now + SAVING_SECONDS)
     assert "cannot reach" not in plan(later).reason, "whoever may upload it is gone, too"
+
+
+def test_a_last_checkpoint_of_which_each_tier_has_a_part_is_uploaded_and_not_trained_again() -> None:
+    """A node died behind its upload: the job restored the step from both tiers, and began anew for ever (seed 470975)."""
+    seen, last = finished(step=47, saved=47), Checkpoint(1, 47)
+    gone = tuple(replace(h, entries=tuple(m for m in h.entries if m.save != RankSave(1, 47, 0))) for h in seen.holders)
+    parted = replace(seen, holders=gone, promoted={last: frozenset({RankSave(1, 47, 0)})})
+    asked = plan(parted)
+    assert asked.status.phase == "Running"
+    assert [type(action) for action in asked.actions] == [ListPersistentTier]
+    there = listed(parted, last)
+    part = replace(there.persistent, entries=tuple(m for m in there.persistent.entries or () if m.save.rank == 0))
+    known = after(replace(there, persistent=part), SAVING_SECONDS)
+    made = plan(known)
+    assert made.reason.endswith("to the persistent tier")
+    upload = [a for a in maintain(replace(known, status=made.status)).actions if isinstance(a, PromoteSaves)]
+    assert {save for one in upload for save in one.saves} == {RankSave(1, 47, 1), RankSave(1, 47, 2)}
+    alone = after(replace(known, persistent=replace(part, entries=())), 1.0)
+    assert plan(alone).status.incidents[-1].kind == "checkpoint-lost", "no tier has what memory lacks"
