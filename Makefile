@@ -292,6 +292,10 @@ SEED ?=
 simulate: $(VENV)/.ready ## SEEDS=2000 runs so many seeds; SEED=7 replays one with its trace
 	PYTHONPATH=tests $(BIN)/python -m simulator $(if $(SEED),--replay $(SEED),--seeds $(SEEDS))
 
+.PHONY: simulate-week
+simulate-week: $(VENV)/.ready ## a week of a job on 2,048 nodes under Llama 3's faults: goodput of ways to save and recover (build/week.json, seconds)
+	PYTHONPATH=tests $(BIN)/python -m simulator.week_report
+
 .PHONY: mutate
 mutate: $(VENV)/.ready ## each rule of the protocol broken in turn: which check of the simulator notices (build/mutations.json)
 	PYTHONPATH=tests $(BIN)/python -m simulator.mutate $(if $(ONLY),--only '$(ONLY)')

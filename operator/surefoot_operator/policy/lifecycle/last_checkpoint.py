@@ -130,10 +130,11 @@ def in_memory(facts: Facts) -> list[Checkpoint]:
 
 
 def at_hand(facts: Facts) -> list[Checkpoint]:
-    """Lineage checkpoints that can be uploaded, oldest first: what memory lacks of one the persistent tier may have.
+    """Lineage checkpoints that can be uploaded, oldest first.
 
-    A worker's node can die behind its upload, with the copies of what others had yet to upload still in memory: a job that
-    asked for all of them there restored the last step from both tiers, found it lost again, and began anew for ever.
+    What memory lacks of one the persistent tier may have: a worker's node can die behind its upload, and what others had
+    yet to upload lies in memory. A job that asked for all of it there restored its last step from both tiers, found it
+    lost again, and began anew for ever.
     """
     reading = reading_at(facts, facts.world.epoch)
     parted = {*_complete(facts, reading)} - {*_complete(facts, TierReading({}, reading.persistent))}
