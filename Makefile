@@ -272,7 +272,7 @@ bench-visits: $(VENV)/.ready ## what many jobs on many nodes cost the operator i
 	PYTHONPATH=tests $(BIN)/python -m bench.holder_visits $(ARGUMENTS)
 
 .PHONY: bench-scale
-bench-scale: $(VENV)/.ready ## the same, and 1,000 jobs of 10 workers on a real API server with simulated nodes (kwok), and jobs that train beside each other; 45 minutes (build/scale.json)
+bench-scale: $(VENV)/.bench ## the same, and 1,000 jobs of 10 workers on a real API server with simulated nodes (kwok), and jobs that train beside each other; 45 minutes (build/scale.json)
 	$(CLUSTER) run -- $(BIN)/python -m cluster.scenarios.fleet
 	$(CLUSTER) run -- $(BIN)/python -m cluster.scenarios.many_lines --jobs 50 --workers 40
 	$(CLUSTER) run -- $(BIN)/python -m cluster.scenarios.many_lines --jobs 75 --workers 40 --shards 3
@@ -283,7 +283,7 @@ bench-many-jobs: $(VENV)/.ready ## a replica begins to lead 1,000 jobs of 10 wor
 	$(BIN)/python -m bench.many_jobs $(ARGUMENTS)
 
 .PHONY: bench-scale-quick
-bench-scale-quick: $(VENV)/.ready ## what a job of 10 to 2,000 workers costs the operator: plans, messages, status, TLS lines (build/scale.json, build/scale.svg)
+bench-scale-quick: $(VENV)/.bench ## what a job of 10 to 2,000 workers costs the operator: plans, messages, status, TLS lines (build/scale.json, build/scale.svg)
 	PYTHONPATH=tests $(BIN)/python -m bench.scale --out build/scale.json --picture build/scale.svg
 
 SEEDS ?= 2000
@@ -293,7 +293,7 @@ simulate: $(VENV)/.ready ## SEEDS=2000 runs so many seeds; SEED=7 replays one wi
 	PYTHONPATH=tests $(BIN)/python -m simulator $(if $(SEED),--replay $(SEED),--seeds $(SEEDS))
 
 .PHONY: simulate-week
-simulate-week: $(VENV)/.ready ## a week of a job on 2,048 nodes under Llama 3's faults: goodput of ways to save and recover (build/week.json, seconds)
+simulate-week: $(VENV)/.bench ## a week of a job on 2,048 nodes under Llama 3's faults: goodput of ways to save and recover (build/week.json, seconds)
 	PYTHONPATH=tests $(BIN)/python -m simulator.week_report
 
 .PHONY: mutate

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from bench import heartbeats, scale_lines, scale_picture
+from bench import heartbeats, scale_lines
 from bench.scale_summary import NO_CLUSTER, ON_A_CLUSTER, WORKERS, summary
 from support.builders import running
 from surefoot.protocol.identities import HolderEndpoint, HolderId, WorkerId
@@ -231,6 +231,8 @@ def main() -> None:
         given.out.parent.mkdir(parents=True, exist_ok=True)
         given.out.write_text(json.dumps(found, indent=2))
     if given.picture is not None:
+        from bench import scale_picture  # matplotlib is among the bench's own packages
+
         scale_picture.draw(rows, lines, given.picture)
 
 

@@ -14,9 +14,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-from matplotlib import pyplot
-
 from simulator.large_job import node_is_lost, trainer_fails, work_of
 from simulator.week import Costs, Effect, Fleet, Way, spent, struck
 
@@ -102,23 +99,6 @@ def rows_of(fleet: Fleet, factors: Sequence[float], seeds: Sequence[int]) -> lis
     return found
 
 
-def draw(rows: Sequence[Mapping[str, Any]], to: Path) -> None:
-    mpl.use("svg")
-    drawn, axis = pyplot.subplots(figsize=(9, 4.2))
-    for name in dict.fromkeys(row["way"] for row in rows):
-        of = [row for row in rows if row["way"] == name]
-        style = "-" if name.startswith("ours") else "--"
-        axis.plot([row["faults"] for row in of], [100 * row["goodput"] for row in of], style, marker="o", label=name)
-    axis.set_xscale("log", base=2)
-    axis.set_xlabel("faults, times as frequent as Llama 3's")
-    axis.set_ylabel("goodput of a week, %")
-    axis.legend(fontsize=8, frameon=False)
-    axis.spines[["top", "right"]].set_visible(False)
-    drawn.tight_layout()
-    to.parent.mkdir(parents=True, exist_ok=True)
-    drawn.savefig(to, metadata={"Date": None})
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, default=2048)
@@ -134,7 +114,9 @@ def main() -> None:
         )
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps({"fleet": asdict(fleet), "rows": rows}, indent=2))
-    draw(rows, given.out.with_suffix(".svg"))
+    from simulator import week_picture  # matplotlib is among the bench's packages
+
+    week_picture.draw(rows, given.out.with_suffix(".svg"))
 
 
 if __name__ == "__main__":
