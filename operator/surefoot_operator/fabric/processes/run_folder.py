@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -151,23 +152,21 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 def write_json(path: Path, body: dict[str, Any] | list[Any], durable: bool) -> None:
     """Replaces a file atomically; `durable` waits for the disk."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    _write(scratch, body, os.O_TRUNC, durable)
-    os.rename(scratch, path)
+    with _scratch(path, body, durable) as scratch:
+        os.rename(scratch, path)
     if durable:
         _sync_folder(path.parent)
 
 
 def create_json(path: Path, body: dict[str, Any]) -> bool:
     """Creates a file with its content; False where it exists."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    _write(scratch, body, os.O_TRUNC, durable=False)
-    try:
-        os.link(scratch, path)  # fails if the name is taken; O_EXCL on the name would show an empty file for a moment
-    except FileExistsError:
-        return False
-    finally:
-        os.unlink(scratch)
+    with _scratch(path, body, durable=False) as scratch:
+        try:
+            os.link(
+                scratch, path
+            )  # fails if the name is taken; O_EXCL on the name would show an empty file for a moment
+        except FileExistsError:
+            return False
     return True
 
 
@@ -176,13 +175,24 @@ def open_private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
-def _write(path: Path, body: dict[str, Any] | list[Any], flags: int, durable: bool) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flags, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(json.dumps(body, separators=(",", ":")).encode())
-        if durable:
-            file.flush()
-            os.fsync(descriptor)
+@contextlib.contextmanager
+def _scratch(path: Path, body: dict[str, Any] | list[Any], durable: bool) -> Iterator[str]:
+    """Writes the content beside `path`, under a name of its own, which is gone behind the block.
+
+    Between its link and its removal a scratch file is the published one, too: a second thread that wrote to the same name
+    emptied it under its readers, and a node that read it then ended.
+    """
+    descriptor, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(json.dumps(body, separators=(",", ":")).encode())
+            if durable:
+                file.flush()
+                os.fsync(descriptor)
+        yield scratch
+    finally:
+        with contextlib.suppress(FileNotFoundError):  # it was renamed
+            os.unlink(scratch)
 
 
 def _sync_folder(path: Path) -> None:
