@@ -1,4 +1,4 @@
-"""What one incident asks of the operator of a job of thousands of workers: rounds of the real policy, messages, sealed holders.
+"""What one incident asks of the operator of a job of thousands of workers: rounds of the real policy, and messages.
 
 Time does not pass as in `world`: everybody answers at once, so that what is counted is work, and no wait. Called by `week`.
 """
@@ -24,10 +24,9 @@ class IncidentWork:
     rounds: int
     messages: int
     """Stop and Stopped of each worker that is left, Assign of each member."""
-    seals: int
 
     def seconds(self, round_seconds: float, message_seconds: float, seal_seconds: float) -> float:
-        """What it takes; holders are sealed beside each other, by one round trip and each one's share of the loop."""
+        """What it takes; holders are sealed beside each other."""
         return self.rounds * round_seconds + self.messages * message_seconds + seal_seconds
 
 
@@ -51,9 +50,8 @@ def work_of(workers: int, strike: Callable[[FakeWorld], None]) -> IncidentWork:
         world.reconcile()
         now = world.status.world
         if now is not None and now.epoch > before.epoch and now.state == "Committed":
-            sealed = [n.holder for n in world.nodes.values() if n.holder is not None and n.holder.fence == now.epoch]
             assert now.parent == Checkpoint(before.epoch, SAVED_STEP), "it goes on from what was saved"
-            return IncidentWork(rounds, 2 * live + len(now.members), len(sealed))
+            return IncidentWork(rounds, 2 * live + len(now.members))
     raise AssertionError(f"no world after {MOST_ROUNDS} rounds: {world.status.message}")
 
 

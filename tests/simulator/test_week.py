@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from simulator.large_job import node_is_lost, trainer_fails, work_of
-from simulator.week import LLAMA_3, WEEK, Costs, Fleet, Way, faults_of, spent, struck
+from simulator.week import LLAMA_3, WEEK, Costs, Fleet, Way, faults_of, spent
 from simulator.week_report import rows_of, ways
 from support.fakes.fake_world import FakeWorld
 
@@ -39,13 +39,13 @@ def test_a_node_that_is_left_in_order_costs_no_step_where_the_job_holds_for_it()
     none = {name: (0 if effect != "node is left" else count, effect) for name, (count, effect) in LLAMA_3.items()}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("simulator.week.LLAMA_3", none)
-        found = spent(Fleet(faults=10.0), Way("ours", replace(FREE, stall=0.1), None), 1)
+        found = spent(Fleet(faults=10.0), Way("ours", replace(FREE, stall=0.1), None, holds=True), 1)
     assert found.incidents > 20
     assert found.repeated == 0.0
 
 
 def test_a_job_without_a_spare_waits_for_one_or_goes_on_without() -> None:
-    bare = replace(struck(Fleet(), 4.0), spares=0)
+    bare = Fleet(faults=4.0, spares=0)
     waits, shrinks = (spent(bare, Way("w", FREE, 600.0, shrinks=on), 1) for on in (False, True))
     assert waits.recovering > 0.5 * WEEK
     assert shrinks.recovering == 0.0

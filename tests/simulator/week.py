@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
@@ -76,6 +76,8 @@ class Way:
     """None: as the operator's own rule has it."""
     shrinks: bool = False
     """Goes on with fewer nodes where no spare is left; else it waits for one."""
+    holds: bool = False
+    """Leaves a node that is announced to go at a saved step."""
 
     def steps(self, fleet: Fleet) -> int:
         """Steps from one save to the next."""
@@ -98,7 +100,6 @@ class Spent:
     recovering: float = 0.0
     missing: float = 0.0
     """What nodes that were not there would have done."""
-    by_effect: dict[str, int] = field(default_factory=dict)
 
     @property
     def goodput(self) -> float:
@@ -132,10 +133,7 @@ def spent(fleet: Fleet, way: Way, seed: int) -> Spent:
         if effect is None:
             break
         found.incidents += 1
-        found.by_effect[effect] = found.by_effect.get(effect, 0) + 1
-        found.repeated += (
-            0.0 if effect == "node is left" and way.every_seconds is None else _unsaved(way, period, trained)
-        )
+        found.repeated += 0.0 if effect == "node is left" and way.holds else _unsaved(way, period, trained)
         away = [back for back in away if back > at]
         waits = 0.0
         if effect in ("node is lost", "node is left"):
@@ -168,8 +166,3 @@ def _missing(fleet: Fleet, away: list[float], since: float, until: float) -> flo
         short = max(0, sum(back > begin for back in away) - fleet.spares)
         lacking += (end - begin) * short / fleet.nodes
     return lacking
-
-
-def struck(fleet: Fleet, factor: float) -> Fleet:
-    """The same fleet with faults so many times as frequent."""
-    return replace(fleet, faults=factor)

@@ -10,12 +10,12 @@ import argparse
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from simulator.large_job import node_is_lost, trainer_fails, work_of
-from simulator.week import Costs, Effect, Fleet, Way, spent, struck
+from simulator.week import Costs, Effect, Fleet, Way, spent
 
 ROUND_SECONDS = 0.025
 MESSAGE_SECONDS = 110e-6
@@ -27,9 +27,10 @@ STATE_GB_OF_A_NODE = 405e9 * 16 / 2048 / 1e9
 """405 billion parameters, 16 bytes each: weights, gradients' master copy and two moments."""
 RESTORE_GB_PER_SECOND = {"staging": 5.0, "holders": 3.1, "store": 1.0}
 """Of a node: in place and from holders as measured on two cores (5.4 and 3.5 GB/s) or a link of 25 Gb/s, whichever is less; a shared store's 1 GB/s."""
+PARTS = ("incidents", "recovering", "repeated", "saving", "missing")
 FACTORS = (0.25, 1.0, 4.0)
 SEEDS = range(20)
-SURELY: Mapping[Effect, float] = {"trainer fails": 0.1, "ranks hang": 120.0, "node is lost": 5.0, "node is left": 0.0}
+NOTICED: Mapping[Effect, float] = {"trainer fails": 0.1, "ranks hang": 120.0, "node is lost": 5.0, "node is left": 0.0}
 """Of ours: the agent's word; twenty steps; silence of heartbeats; announced."""
 RESTARTED: Mapping[Effect, float] = {
     "trainer fails": 10.0,
@@ -50,7 +51,7 @@ def ways(fleet: Fleet) -> list[Way]:
     ours = Costs(
         stall=0.1,
         arrival=2 * size / speed["holders"],
-        detected=SURELY,
+        detected=NOTICED,
         ordered={"trainer fails": failed, "ranks hang": failed, "node is lost": lost, "node is left": lost},
         restored={
             "trainer fails": size / speed["staging"],
@@ -60,7 +61,10 @@ def ways(fleet: Fleet) -> list[Way]:
         },
         begun=BEGUN_SECONDS,
     )
-    found = [Way("ours, auto", ours, shrinks=True), Way("ours, 10 min", ours, 600.0, shrinks=True)]
+    found = [
+        Way(f"ours, {name}", ours, every, shrinks=True, holds=True)
+        for name, every in (("auto", None), ("10 min", 600.0))
+    ]
     for minutes in (5, 15):
         costs = _restarted(size / speed["store"], minutes * 60.0)
         for every in (10, 30, 60):
@@ -70,15 +74,15 @@ def ways(fleet: Fleet) -> list[Way]:
 
 def _restarted(store_seconds: float, restart_seconds: float) -> Costs:
     """Asynchronous saves to a store; every fault ends all pods, which are scheduled, started and restored anew."""
-    every = dict.fromkeys(SURELY, restart_seconds)
-    return Costs(1.0, store_seconds, RESTARTED, every, dict.fromkeys(SURELY, store_seconds), BEGUN_SECONDS)  # type: ignore[arg-type]  # keys are effects
+    every = dict.fromkeys(NOTICED, restart_seconds)
+    return Costs(1.0, store_seconds, RESTARTED, every, dict.fromkeys(NOTICED, store_seconds), BEGUN_SECONDS)  # type: ignore[arg-type]  # keys are effects
 
 
 def rows_of(fleet: Fleet, factors: Sequence[float], seeds: Sequence[int]) -> list[dict[str, Any]]:
     found = []
     for way in ways(fleet):
         for factor in factors:
-            job = struck(fleet, factor)
+            job = replace(fleet, faults=factor)
             weeks = [spent(job, way, seed) for seed in seeds]
             goodputs = [week.goodput for week in weeks]
             found.append(
@@ -89,11 +93,7 @@ def rows_of(fleet: Fleet, factors: Sequence[float], seeds: Sequence[int]) -> lis
                     "goodput": statistics.median(goodputs),
                     "least": min(goodputs),
                     "most": max(goodputs),
-                    "incidents": statistics.median(week.incidents for week in weeks),
-                    "recovering": statistics.median(week.recovering for week in weeks),
-                    "repeated": statistics.median(week.repeated for week in weeks),
-                    "saving": statistics.median(week.saving for week in weeks),
-                    "missing": statistics.median(week.missing for week in weeks),
+                    **{name: statistics.median(getattr(week, name) for week in weeks) for name in PARTS},
                 }
             )
     return found
