@@ -28,8 +28,9 @@ from cluster import engines, layout
 from cluster.api import Api
 from cluster.processes import wait
 from cluster.scenarios.api_calls import api_calls, since
-from cluster.scenarios.installed import NAMESPACE, Installed, answered
-from cluster.scenarios.kwok import ON_THEM, PODS_OF_A_NODE, simulated_nodes
+from cluster.scenarios.installed import Installed, answered
+from cluster.scenarios.kwok import PODS_OF_A_NODE, simulated_job, simulated_nodes
+from cluster.scenarios.operator_figures import figure, figures, machine_load, metrics_of
 
 SPACE = "fleet"
 PODS = f"/api/v1/namespaces/{SPACE}/pods"
@@ -42,7 +43,6 @@ MAKING_SECONDS = 1800.0
 STARTING_SECONDS = 300.0
 ANSWER_SECONDS = 60.0
 _JOB_SERIES = re.compile(r'^surefoot_job_phase\{job="([^"]+)"', re.MULTILINE)
-_LAG = re.compile(r'^surefoot_operator_loop_lag_seconds_bucket\{le="([^"]+)"\} (\S+)$', re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -111,18 +111,6 @@ class PodWatch:
             )
 
 
-def document(name: str, workers: int) -> dict[str, Any]:
-    """A job that waits for its agents for a day."""
-    container = {"name": "trainer", "image": "registry.invalid/trainer:1", "command": ["true"]}
-    spec = {
-        "replicas": workers,
-        "runPolicy": {"schedulingDeadlineSeconds": 86400},
-        "template": {"spec": {**ON_THEM, "containers": [container]}},
-    }
-    metadata = {"name": name, "namespace": SPACE}
-    return {"apiVersion": "surefoot.dev/v1alpha1", "kind": "TrainingJob", "metadata": metadata, "spec": spec}
-
-
 class Fleet:
     """The installed operator, and jobs on nodes that are simulated."""
 
@@ -145,22 +133,22 @@ class Fleet:
     def one_job(self, workers: int) -> dict[str, Any]:
         """One job is asked for; from then until its last pod is there."""
         before, began = self.watch.count, time.time()
-        self.api.call("POST", JOBS, document(f"of-{workers}", workers))
+        self.api.call("POST", JOBS, simulated_job(f"of-{workers}", SPACE, workers))
         self.watch.wait(f"{workers} pods", lambda: self.watch.count - before >= workers, MAKING_SECONDS)
         seconds = max(one.at for one in self.watch.made.values()) - began
         self._remove(f"of-{workers}")
-        return {"pods": workers, "seconds": round(seconds, 2), **_machine()}
+        return {"pods": workers, "seconds": round(seconds, 2), **machine_load()}
 
     def many_jobs(self, jobs: int) -> dict[str, Any]:
         """Asked for one after another; until every pod is there."""
         before, began, calls = self.watch.count, time.time(), api_calls()
         for number in range(jobs):
-            self.api.call("POST", JOBS, document(f"job-{number:04d}", WORKERS))
+            self.api.call("POST", JOBS, simulated_job(f"job-{number:04d}", SPACE, WORKERS))
         asked = time.time() - began
         self.watch.wait("every pod", lambda: self.watch.count - before >= jobs * WORKERS, MAKING_SECONDS)
         row = {"jobs": jobs, "pods": jobs * WORKERS, "asked_seconds": round(asked, 1)}
         row["seconds"] = round(time.time() - began, 1)
-        return {**row, "api_calls": since(api_calls(), calls), **self._figures(), **_machine()}
+        return {**row, "api_calls": since(api_calls(), calls), **self._figures(), **machine_load()}
 
     def cold_start(self, jobs: int) -> dict[str, Any]:
         """The leader's process is killed: from the moment that one leads again until it has reconciled every job."""
@@ -168,14 +156,14 @@ class Fleet:
 
         def leads() -> bool:
             text = self._metrics()
-            fresh = self._leader() != before or _figure(text, "process_start_time_seconds") > killed - 1.0
+            fresh = self._leader() != before or figure(text, "process_start_time_seconds") > killed - 1.0
             return fresh and 'surefoot_operator_leader{shard="0"} 1.0' in text
 
         self.installed.kill_leader()
         led = self._when("one leads again", leads)
         done = self._when("every job is reconciled", lambda: len(set(_JOB_SERIES.findall(self._metrics()))) >= jobs)
         row = {"jobs": jobs, "led_after_seconds": round(led - killed, 2), "seconds": round(done - led, 2)}
-        return {**row, "api_calls": since(api_calls(), calls), **self._figures(), **_machine()}
+        return {**row, "api_calls": since(api_calls(), calls), **self._figures(), **machine_load()}
 
     def churn(self, minutes: float) -> dict[str, Any]:
         """Pods go at an even pace; of each, the seconds until its replacement is there."""
@@ -210,7 +198,7 @@ class Fleet:
         minutes, after = (time.time() - began) / 60, self._figures()
         cores = (after["cpu_seconds"] - before["cpu_seconds"]) / minutes / 60
         per_minute = {what: round(n / minutes, 1) for what, n in since(api_calls(), calls).items()}
-        return {"api_calls_per_minute": per_minute, "cpu_cores": round(cores, 3), **after, **_machine()}
+        return {"api_calls_per_minute": per_minute, "cpu_cores": round(cores, 3), **after, **machine_load()}
 
     # ---- seeing -----------------------------------------------------------------------------------------------------
 
@@ -232,38 +220,14 @@ class Fleet:
         return "" if pod is None else str(pod["metadata"]["name"])
 
     def _metrics(self) -> str:
-        path = f"/api/v1/namespaces/{NAMESPACE}/pods/{self._leader()}:8080/proxy/metrics"
-        return str(self.api.call("GET", path))
+        return metrics_of(self.api, self._leader())
 
     def _figures(self) -> dict[str, Any]:
-        text = self._metrics()
-        return {
-            "rss_mib": round(_figure(text, "process_resident_memory_bytes") / 2**20, 1),
-            "cpu_seconds": _figure(text, "process_cpu_seconds_total"),
-            "loop_lag_below_seconds": longest_lag(text),
-        }
-
-
-def _figure(text: str, name: str) -> float:
-    found = re.search(rf"^{name} (\S+)$", text, re.MULTILINE)
-    assert found is not None, f"the operator has no {name}"
-    return float(found[1])
+        return figures(self._metrics())
 
 
 def ninety_nine_percent(values: list[float]) -> float:
     return sorted(values)[max(0, math.ceil(0.99 * len(values)) - 1)]
-
-
-def longest_lag(text: str) -> float | None:
-    """The bound of the highest bucket that has anything in it; None: beyond the last."""
-    buckets = [(float(m[1]), float(m[2])) for m in _LAG.finditer(text)]
-    whole = buckets[-1][1]
-    bound = next(limit for limit, count in buckets if count >= whole)
-    return None if math.isinf(bound) else bound
-
-
-def _machine() -> dict[str, Any]:
-    return {"load": round(os.getloadavg()[0], 1)}
 
 
 def measured(installed: Installed, jobs: int, minutes: float, sizes: list[int]) -> dict[str, Any]:

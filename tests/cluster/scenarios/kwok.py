@@ -27,6 +27,18 @@ ON_THEM: dict[str, Any] = {
 """What pods must say to run there, and nowhere else."""
 
 
+def simulated_job(name: str, space: str, workers: int) -> dict[str, Any]:
+    """A job of fixed size on such nodes, which waits for its agents for a day."""
+    container = {"name": "trainer", "image": "registry.invalid/trainer:1", "command": ["true"]}
+    spec = {
+        "replicas": workers,
+        "runPolicy": {"schedulingDeadlineSeconds": 86400},
+        "template": {"spec": {**ON_THEM, "containers": [container]}},
+    }
+    metadata = {"name": name, "namespace": space}
+    return {"apiVersion": "surefoot.dev/v1alpha1", "kind": "TrainingJob", "metadata": metadata, "spec": spec}
+
+
 @contextmanager
 def simulated_nodes(facts: Facts, count: int) -> Iterator[list[str]]:
     """So many nodes that are Ready, by name; gone at the end."""

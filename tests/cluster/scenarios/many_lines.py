@@ -12,7 +12,6 @@ import json
 import math
 import os
 import random
-import re
 import statistics
 import sys
 import time
@@ -28,9 +27,9 @@ from bench.scripted_agents import ScriptedWorker
 
 from cluster import engines, layout
 from cluster.processes import run, wait
-from cluster.scenarios.fleet import longest_lag
 from cluster.scenarios.installed import NAMESPACE, Installed, answered
-from cluster.scenarios.kwok import ON_THEM, PODS_OF_A_NODE, simulated_nodes
+from cluster.scenarios.kwok import PODS_OF_A_NODE, simulated_job, simulated_nodes
+from cluster.scenarios.operator_figures import figures, machine_load, metrics_of
 from cluster.scenarios.scripted_lines import CoordinatorAddresses, ScriptedLines
 from surefoot_operator.controller.leader.shards import shard_of
 
@@ -62,19 +61,7 @@ class Placed:
     node: str
 
 
-def document(name: str, workers: int) -> dict[str, Any]:
-    """A job of fixed size."""
-    container = {"name": "trainer", "image": "registry.invalid/trainer:1", "command": ["true"]}
-    spec = {
-        "replicas": workers,
-        "runPolicy": {"schedulingDeadlineSeconds": 86400},
-        "template": {"spec": {**ON_THEM, "containers": [container]}},
-    }
-    metadata = {"name": name, "namespace": SPACE}
-    return {"apiVersion": "surefoot.dev/v1alpha1", "kind": "TrainingJob", "metadata": metadata, "spec": spec}
-
-
-class Crowd:
+class JobsOnLines:
     """The installed operator, and jobs whose agents are scripted."""
 
     def __init__(self, installed: Installed, jobs: int, workers: int, shards: int) -> None:
@@ -103,7 +90,7 @@ class Crowd:
     def begin(self) -> dict[str, Any]:
         """From the first hello until every job trains; tokens are made before."""
         for number in range(self._jobs):
-            self.api.call("POST", JOBS, document(f"job-{number:03d}", self._workers))
+            self.api.call("POST", JOBS, simulated_job(f"job-{number:03d}", SPACE, self._workers))
         wanted = self._jobs * self._workers
         assert wait(lambda: answered(lambda: len(self._running()) >= wanted), PLACED_SECONDS), "the pods do not run"
         self._placed = self._running()
@@ -121,7 +108,7 @@ class Crowd:
         trained = max(self.lines.heard(job, 1)["last_assign"] for job in self._epochs) - began
         row: dict[str, Any] = {"jobs": self._jobs, "workers": self._workers, "shards": self._shards}
         row |= {"joined_seconds": round(joined, 2), "assigned_seconds": round(trained, 2)}
-        return {**row, **self._since(before, began), **_machine()}
+        return {**row, **self._since(before, began), **machine_load()}
 
     def at_rest(self) -> dict[str, Any]:
         """Nothing comes but heartbeats and steps."""
@@ -129,18 +116,18 @@ class Crowd:
         time.sleep(RESTING_SECONDS)  # what is measured is that nothing else happens
         found = self._since(before, began)
         beats = sum(row["cores"] for row in found["replicas"].values()) / (self._jobs * self._workers * 2)
-        return {**found, "heartbeat_microseconds_rounds_included": round(beats * 1e6, 1), **_machine()}
+        return {**found, "heartbeat_microseconds_rounds_included": round(beats * 1e6, 1), **machine_load()}
 
     def losses(self) -> dict[str, Any]:
         """One worker of one job after another."""
         each = self._lost(self._chance.sample(sorted(self._epochs), min(LOSSES, self._jobs)), apart=True)
-        return {"jobs": len(each), **_spread(each), **_machine()}
+        return {"jobs": len(each), **_spread(each), **machine_load()}
 
     def all_at_once(self) -> dict[str, Any]:
         """One worker of every job in one moment, as of a rack that fails."""
         before, began = self._figures(), time.monotonic()
         each = self._lost(sorted(self._epochs))
-        return {"jobs": len(each), **_spread(each), **self._since(before, began), **_machine()}
+        return {"jobs": len(each), **_spread(each), **self._since(before, began), **machine_load()}
 
     def killed(self) -> dict[str, Any]:
         """SIGKILL to a replica: until the agents of its shards are in again; who else noticed."""
@@ -166,7 +153,7 @@ class Crowd:
         worlds = sum(self.lines.heard(job, epoch + 1)["stops"] > 0 for job, epoch in self._epochs.items())
         row: dict[str, Any] = {"jobs_moved": len(moved), "agents_moved": sum(before[job][0] for job in moved)}
         row |= {"back_seconds": round(seconds, 2), "lines_of_other_shards_broken": disturbed}
-        return {**row, "worlds_stopped": worlds, **_machine()}
+        return {**row, "worlds_stopped": worlds, **machine_load()}
 
     # ---- doing ------------------------------------------------------------------------------------------------------
 
@@ -244,8 +231,8 @@ class Crowd:
         told = {one["name"]: one.get("value", "") for c in pod["spec"]["containers"] for one in c.get("env", ())}
         authority = layout.RUNS / "coordinators.pem"
         authority.write_text(told["SUREFOOT_COORDINATOR_CA"])
-        url = told.get("SUREFOOT_COORDINATOR_FALLBACK_URL") or told["SUREFOOT_COORDINATOR_URL"]
-        return re.sub(r"-coordinator-\d+\.", "-coordinator.", url), authority
+        # without a fallback the worker's own is the first shard's
+        return told.get("SUREFOOT_COORDINATOR_FALLBACK_URL") or told["SUREFOOT_COORDINATOR_URL"], authority
 
     def _agent(self, placed: Placed, url: str) -> ScriptedWorker:
         """With a token of the API server that is bound to the worker's pod, as the kubelet would ask for."""
@@ -260,16 +247,8 @@ class Crowd:
 
     def _figures(self) -> dict[str, dict[str, Any]]:
         """By replica."""
-        found = {}
-        for pod in self.installed.pods("operator"):
-            name = pod["metadata"]["name"]
-            text = str(self.api.call("GET", f"/api/v1/namespaces/{NAMESPACE}/pods/{name}:8080/proxy/metrics"))
-            found[name] = {
-                "cpu_seconds": _figure(text, "process_cpu_seconds_total"),
-                "rss_mib": round(_figure(text, "process_resident_memory_bytes") / 2**20, 1),
-                "loop_lag_below_seconds": longest_lag(text),
-            }
-        return found
+        names = [pod["metadata"]["name"] for pod in self.installed.pods("operator")]
+        return {name: figures(metrics_of(self.api, name)) for name in names}
 
     def _since(self, before: dict[str, dict[str, Any]], began: float) -> dict[str, Any]:
         """What each replica has used since then, in cores."""
@@ -280,20 +259,10 @@ class Crowd:
         return {"replicas": replicas}
 
 
-def _figure(text: str, name: str) -> float:
-    found = re.search(rf"^{name} (\S+)$", text, re.MULTILINE)
-    assert found is not None, f"the operator has no {name}"
-    return float(found[1])
-
-
 def _spread(each: list[dict[str, float]]) -> dict[str, list[float]]:
     """Median, least and most of each figure."""
     found = {name: [one[name] for one in each] for name in each[0]}
     return {name: [round(of(values), 3) for of in (statistics.median, min, max)] for name, values in found.items()}
-
-
-def _machine() -> dict[str, Any]:
-    return {"load": round(os.getloadavg()[0], 1)}
 
 
 @contextmanager
@@ -306,15 +275,15 @@ def addresses() -> Iterator[None]:
         run("ip", "route", "delete", "local", str(SOURCES), "dev", "lo")
 
 
-def measured(crowd: Crowd, report: Path) -> dict[str, Any]:
+def measured(jobs: JobsOnLines, report: Path) -> dict[str, Any]:
     """All rows, one after the other; what was measured is in the report as soon as it is."""
     rows: dict[str, Any] = {}
     parts = {
-        "began": crowd.begin,
-        "at rest": crowd.at_rest,
-        "a worker lost": crowd.losses,
-        "one of each job lost": crowd.all_at_once,
-        "replica killed": crowd.killed,
+        "began": jobs.begin,
+        "at rest": jobs.at_rest,
+        "a worker lost": jobs.losses,
+        "one of each job lost": jobs.all_at_once,
+        "replica killed": jobs.killed,
     }
     for name, part in parts.items():
         rows[name] = part()
@@ -340,11 +309,11 @@ def main() -> int:
         assert led, "not every shard is led"
         space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SPACE}}
         installed.api.create("/api/v1/namespaces", space)
-        crowd = Crowd(installed, given.jobs, given.workers, given.shards)
+        jobs = JobsOnLines(installed, given.jobs, given.workers, given.shards)
         try:
-            measured(crowd, layout.PROJECT / "build" / f"scale-lines-{given.shards}.json")
+            measured(jobs, layout.PROJECT / "build" / f"scale-lines-{given.shards}.json")
         finally:
-            crowd.close()
+            jobs.close()
             installed.api.call("DELETE", f"/api/v1/namespaces/{SPACE}")
             if not was:
                 installed.down()

@@ -9,6 +9,7 @@ from bench import scale
 from bench.scale_summary import MEASURED_ON_LINES, ON_A_CLUSTER, summary
 
 from cluster.scenarios import fleet
+from cluster.scenarios.operator_figures import longest_lag
 
 ROW: dict[str, Any] = {"workers": 10, "plan_ms": 1.0, "check_ms": 1.0, "maintain_ms": 1.0, "status_bytes": 900}
 
@@ -50,8 +51,8 @@ def test_one_in_a_hundred_is_slower(values: list[float], found: float) -> None:
 def test_the_loop_was_never_later_than_the_bound_of_the_last_bucket_that_grew() -> None:
     name = "surefoot_operator_loop_lag_seconds_bucket"
     text = f'{name}{{le="0.01"}} 90.0\n{name}{{le="0.1"}} 99.0\n{name}{{le="1.0"}} 99.0\n{name}{{le="+Inf"}} %s\n'
-    assert fleet.longest_lag(text % "99.0") == 0.1
-    assert fleet.longest_lag(text % "100.0") is None
+    assert longest_lag(text % "99.0") == 0.1
+    assert longest_lag(text % "100.0") is None
 
 
 def test_every_part_of_the_bench_runs_with_the_operator_as_it_is() -> None:

@@ -162,9 +162,8 @@ def create_json(path: Path, body: dict[str, Any]) -> bool:
     """Creates a file with its content; False where it exists."""
     with _scratch(path, body, durable=False) as scratch:
         try:
-            os.link(
-                scratch, path
-            )  # fails if the name is taken; O_EXCL on the name would show an empty file for a moment
+            # fails if the name is taken; O_EXCL on the name would show an empty file for a moment
+            os.link(scratch, path)
         except FileExistsError:
             return False
     return True

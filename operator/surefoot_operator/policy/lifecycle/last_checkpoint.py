@@ -166,11 +166,23 @@ def _listed(facts: Facts, step: str, found: Checkpoint | None) -> Pending | None
     persistent, until = facts.seen.persistent, _since(facts) + RESCUE_SECONDS
     if found is not None or facts.status.floor is not None or facts.now >= until:
         return None
-    if persistent.read_epoch == facts.world.epoch and (persistent.asked_seconds or 0.0) >= _since(facts):
+    if _is_listed(facts):
         unknown = layouts_to_check(reading_at(facts, facts.world.epoch)) - set(facts.seen.covers)
         if all(layouts & persistent.lost_layouts for layouts in unknown):
             return _unseen(facts, step, until)
         return Pending(f"{step}; checking that the layouts of what is saved cover every tensor", until)
+    return _listing(facts, step, until)
+
+
+def _is_listed(facts: Facts) -> bool:
+    """Whether the persistent tier was listed since the world stopped to make steps."""
+    persistent = facts.seen.persistent
+    return persistent.read_epoch == facts.world.epoch and (persistent.asked_seconds or 0.0) >= _since(facts)
+
+
+def _listing(facts: Facts, step: str, until: float) -> Pending:
+    """Asks for a listing; an earlier one of this epoch does not count."""
+    persistent = facts.seen.persistent
     if persistent.read_epoch == facts.world.epoch:
         persistent = replace(persistent, asked_seconds=None)
     asked = listing(facts, persistent)
@@ -179,12 +191,10 @@ def _listed(facts: Facts, step: str, found: Checkpoint | None) -> Pending | None
 
 def _uploaded_in_part(facts: Facts, step: str, wanted: Checkpoint) -> Pending | None:
     """Lists the persistent tier where some of the checkpoint was uploaded in this world: it may have what memory lacks."""
-    persistent, until = facts.seen.persistent, _since(facts) + RESCUE_SECONDS
-    listed = persistent.read_epoch == facts.world.epoch and (persistent.asked_seconds or 0.0) >= _since(facts)
-    if not facts.seen.promoted.get(wanted) or listed or facts.now >= until:
+    until = _since(facts) + RESCUE_SECONDS
+    if not facts.seen.promoted.get(wanted) or _is_listed(facts) or facts.now >= until:
         return None
-    asked = listing(facts, persistent if persistent.read_epoch is None else replace(persistent, asked_seconds=None))
-    return Pending(f"{step}; {asked.reason}", min(until, asked.until_seconds or until), asked.actions)
+    return _listing(facts, step, until)
 
 
 def _unseen(facts: Facts, step: str, until_seconds: float) -> Pending | None:
