@@ -48,7 +48,6 @@ class Keeper:
 
     def _admit(self, attach: line.Attach) -> line.Attached:
         parent = self._whole[-1].checkpoint if attach.epoch > 1 and self._whole else None
-        targets = tuple(e.holder for e in self._endpoints)
         lineage: tuple[tuple[int, Checkpoint | None, int], ...] = ((1, None, 1),)
         if attach.epoch > 1:
             lineage = (*lineage, (attach.epoch, parent, 1))
@@ -61,8 +60,7 @@ class Keeper:
             parent=parent,
             lineage=lineage,
             holders=self._endpoints,
-            targets=targets,
-            replicas=len(targets),
+            replicas=len(self._endpoints),
             interval_steps=1,
             persistent_interval_steps=None,
             level=0,

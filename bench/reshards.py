@@ -184,7 +184,7 @@ class World:
         )
         about = Attached(
             job=JOB, epoch=epoch, world=self.ranks, rank=self.rank, incarnation="bench", parent=parent, lineage=lineage,
-            holders=self.endpoints, targets=holders, replicas=len(holders), interval_steps=1,
+            holders=self.endpoints, replicas=len(holders), interval_steps=1,
             persistent_interval_steps=None, level=0,
         )  # fmt: skip
 

@@ -26,7 +26,7 @@ SHOWN = frozenset({"replicas", "readyReplicas", "ready", "selector", "checkpoint
 """Of the status: derived by the Kubernetes fabric for people and for the scale subresource, and which form it has."""
 ROWS: dict[type[Any], set[str]] = {
     Member: {"indices", "attempts", "incarnations", "nodes"},
-    HolderEndpoint: {"nodes", "others", "instances", "hosts", "ports", "domains", "secured"},
+    HolderEndpoint: {"nodes", "others", "instances", "hosts", "ports", "domains", "secured", "servers"},
 }
 """Columns in one item, where the former version had an item each: an API server drops what it does not know when it reads,
 so both stay."""

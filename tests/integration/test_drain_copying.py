@@ -238,7 +238,7 @@ def test_without_a_leader_and_with_one_holder_left_saves_do_not_pile_up(memory: 
 def attached(epoch: int = 1) -> Attached:
     return Attached(
         job="job", epoch=epoch, world=1, rank=0, incarnation="me", parent=None, lineage=((epoch, None, 1),),
-        holders=(), targets=(), replicas=1, interval_steps=10, persistent_interval_steps=None, level=0,
+        holders=(), replicas=1, interval_steps=10, persistent_interval_steps=None, level=0,
     )  # fmt: skip
 
 

@@ -36,7 +36,7 @@ def test_a_node_that_cannot_write_for_a_while_lives_on_and_says_it_later(tmp_pat
         machine.open()
         try:
             machine.start_node("node-0")
-            wait("its node is up", lambda: (r := machine.node_record("node-0")) and r.holder, machine)
+            wait("its node is up", lambda: (r := machine.node_record("node-0")) and r.holders, machine)
             node = machine.node_record("node-0")
             assert node is not None
             program = ("python", "train.py")  # never reached: the agent is given no settings, and ends

@@ -268,7 +268,7 @@ class Agent:
         runner = self.drains.get(trainer.local)
         if runner is None:
             runner = self.drains[trainer.local] = DrainRunner(self, self._freed)
-            self._aim(runner)
+            self._aim(runner, trainer.local)
         self.book = saves.staged(self.book, save)
         self.engine.after(0.0004, self.process, self.beat)  # what is pending must be known before anybody says Stopped
         staged = runner.stage(save, trainer.assign.world, content)
@@ -280,15 +280,15 @@ class Agent:
     def _retarget(self, holders: said.Holders) -> None:
         self._targets = on.Retarget(holders)
         self.endpoints = holders.holders
-        for runner in self.drains.values():
-            self._aim(runner)
+        for local, runner in self.drains.items():
+            self._aim(runner, local)
 
-    def _aim(self, runner: DrainRunner) -> None:
+    def _aim(self, runner: DrainRunner, local: int) -> None:
         if self._targets is None:
             return
         holders = self._targets.holders
         everyone = frozenset(e.holder for e in holders.holders)
-        runner.tell(slots.Retargeted(holders.targets, everyone, holders.replicas, self.engine.now))
+        runner.tell(slots.Retargeted(holders.targets_of(local), everyone, holders.replicas, self.engine.now))
 
     def _freed(self, freed: slots.FreeSlot) -> None:
         save = freed.save

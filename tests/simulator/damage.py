@@ -9,17 +9,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from simulator.hindrances import unkind
-from simulator.striking import some_node
+from simulator.striking import some_holder
 from simulator.tiers import Holder
 from surefoot.protocol.identities import RankSave
 
 if TYPE_CHECKING:
     from simulator.world import Simulation
-
-
-def _some_holder(simulation: Simulation) -> Holder | None:
-    node = some_node(simulation)
-    return None if node is None else node.holder
 
 
 def _before_the_end(simulation: Simulation, holder: Holder | None) -> list[RankSave]:
@@ -30,31 +25,31 @@ def _before_the_end(simulation: Simulation, holder: Holder | None) -> list[RankS
 
 def _corrupt(simulation: Simulation, duration: float) -> None:
     """One stored chunk loses a bit."""
-    node = some_node(simulation)
-    if node is None or node.holder is None or not node.holder.chunks:
+    holder = some_holder(simulation)
+    if holder is None or not holder.chunks:
         return
-    key = simulation.engine.rng.choice(sorted(node.holder.chunks))
-    piece = node.holder.chunks[key]
-    simulation.engine.say("FAULT {} damages {} part {}", node.holder.id, *key)
-    node.holder.chunks[key] = type(piece)(piece.content, piece.part, damaged=True)
+    key = simulation.engine.rng.choice(sorted(holder.chunks))
+    piece = holder.chunks[key]
+    simulation.engine.say("FAULT {} damages {} part {}", holder.id, *key)
+    holder.chunks[key] = type(piece)(piece.content, piece.part, damaged=True)
 
 
 def _lose_chunk(simulation: Simulation, duration: float) -> None:
     """One stored chunk is gone from under its index entry: a hole, which no reading anew fills."""
-    node = some_node(simulation)
-    if node is None or node.holder is None:
+    holder = some_holder(simulation)
+    if holder is None:
         return
-    indexed = sorted(key for key in node.holder.chunks if key[0] in node.holder.index)
+    indexed = sorted(key for key in holder.chunks if key[0] in holder.index)
     if indexed:
         key = simulation.engine.rng.choice(indexed)
-        simulation.engine.say("FAULT {} loses {} part {}", node.holder.id, *key)
-        del node.holder.chunks[key]
-        node.holder.holes.add(key)
+        simulation.engine.say("FAULT {} loses {} part {}", holder.id, *key)
+        del holder.chunks[key]
+        holder.holes.add(key)
 
 
 def _damage_entry(simulation: Simulation, duration: float) -> None:
     """An index entry of one holder."""
-    holder = _some_holder(simulation)
+    holder = some_holder(simulation)
     found = _before_the_end(simulation, holder)
     if holder is not None and found:
         victim = simulation.engine.rng.choice(found)
@@ -64,7 +59,7 @@ def _damage_entry(simulation: Simulation, duration: float) -> None:
 
 def _damage_layout(simulation: Simulation, duration: float) -> None:
     """A layout record of one holder: every save there that has it is one copy less."""
-    holder = _some_holder(simulation)
+    holder = some_holder(simulation)
     found = _before_the_end(simulation, holder)
     if holder is not None and found and len(found) == len(holder.index):
         victim = simulation.engine.rng.choice(sorted(holder.layouts))

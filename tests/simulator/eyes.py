@@ -120,10 +120,11 @@ class Eyes:
 
     def _looked_for(self, observed: Observed, new: JobStatus) -> None:
         ready = {h.endpoint.holder for h in observed.holders if h.state in ("Ready", "Proxied")}
-        nodes = {holder.node for holder in ready}
+        places = {self.simulation.holders[name].endpoint.server_id for name in ready}
         for name in sorted(self.named - ready):
             holder = self.simulation.holders[name]
-            if holder.process.alive and name.instance not in new.given_up and name.node not in nodes:
+            replaced = holder.endpoint.server_id in places
+            if holder.process.alive and name.instance not in new.given_up and not replaced:
                 epoch = new.world.epoch if new.world else 0
                 self.oracle.fail(f"epoch {epoch} is committed although {name}, of which agents were told, was not read")
 
@@ -271,11 +272,11 @@ class Eyes:
         if world is None or world.state != "Committed" or simulation.persistent_unkind:
             return
         pile = max(PILE, int(PILE_SECONDS / (settings.interval * settings.step_seconds)))
-        for node in simulation.fabric.nodes.values():
-            kept = {save.checkpoint for save in node.holder.index} if node.holder is not None else set()
+        for holder in (one for node in simulation.fabric.nodes.values() for one in node.holders):
+            kept = {save.checkpoint for save in holder.index}
             # nothing newer comes after a finished world: parts of what faults took from it go with the job, which ends
             if len(kept) > settings.keep + pile and not self._all_done(world.epoch):
-                oracle.fail(f"{node.name} keeps parts of {len(kept)} checkpoints though everything is well")
+                oracle.fail(f"{holder.id} keeps parts of {len(kept)} checkpoints though everything is well")
         tier = simulation.persistent
         before = engine.now - LISTED_SECONDS
         manifests = tier.manifests if tier is not None else {}
@@ -288,14 +289,14 @@ class Eyes:
     def _taken(self, save: RankSave, live: list[Node]) -> bool:
         """Whether faults took every copy that there ever was, as of a finished world's last step: nobody can copy it."""
         ever = self.oracle.ever[save]
-        return bool(ever) and not any(node.holder in ever for node in live)
+        return bool(ever) and not any(holder in ever for node in live for holder in node.holders)
 
     def _copied(self, epoch: int) -> None:
         """Each save of this epoch that is old enough has its copies on nodes that are well."""
         oracle, simulation = self.oracle, self.simulation
         if simulation.settings.refused or any(h.full for h in simulation.holders.values()):
             return
-        live = [n for n in simulation.fabric.nodes.values() if n.alive and n.holder is not None and not n.frozen]
+        live = [n for n in simulation.fabric.nodes.values() if n.alive and not n.frozen]
         wanted = min(simulation.settings.replicas, len(live))
         newest = max((c for c in oracle.certified if c.epoch == epoch), key=lambda c: c.step, default=None)
         ripe = [

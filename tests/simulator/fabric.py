@@ -54,7 +54,8 @@ class Pod:
 @dataclass(eq=False)
 class Node:
     name: str
-    holder: Holder | None = None
+    holders: list[Holder] = field(default_factory=list)
+    """The newest instance in each server's place."""
     alive: bool = True
     ready: bool = True
     """As the API shows it."""
@@ -85,7 +86,7 @@ class Fabric:
         """How it answers whoever wants a worker made or deleted; `never`: it does so all the same."""
         self._past: tuple[tuple[WorkerSeen, ...], tuple[NodeSeen, ...]] | None = None
         for node in self.nodes.values():
-            self._start_holder(node)
+            self._start_holders(node)
 
     # ---- what it shows ----------------------------------------------------------------------------------------------
 
@@ -277,7 +278,8 @@ class Fabric:
         for pod in node.pods:
             if pod.agent is not None:
                 pod.agent.kill_all(silent)
-        self.kill_holder(node, silent)
+        for holder in node.holders:
+            self.kill_holder(holder, silent)
         dead, node.pods = node.pods, []
         notice = self.engine.rng.uniform(2.0, 8.0) if silent else self.engine.rng.uniform(0.02, 0.3)
         self.engine.after(notice, self.engine.environment, self._noticed, node, dead)
@@ -293,7 +295,7 @@ class Fabric:
         if node.alive:
             return
         node.alive, node.ready = True, True
-        self._start_holder(node)
+        self._start_holders(node)
         for pod in list(self.pods.values()):
             if pod.node == node.name and not pod.over and (pod.agent is None or not pod.agent.process.alive):
                 self._over(pod, None, "Failed")
@@ -311,7 +313,7 @@ class Fabric:
                 self.engine.thaw(process)
 
     def processes(self, node: Node) -> list[Process]:
-        found = [node.holder.process] if node.holder is not None else []
+        found = [holder.process for holder in node.holders]
         for pod in node.pods:
             if pod.agent is not None:
                 found += [pod.agent.process, *(t.process for t in pod.agent.trainers)]
@@ -319,20 +321,26 @@ class Fabric:
 
     # ---- holders ----------------------------------------------------------------------------------------------------
 
-    def _start_holder(self, node: Node) -> None:
-        number = self.simulation.next_number()
-        endpoint = HolderEndpoint(HolderId(node.name, f"h{number}"), node.name, number, node.name)
-        process = Process(f"holder {node.name}/h{number}", f"{node.name}/holder")
-        node.holder = Holder(endpoint, process, self.simulation.rules, self.simulation.oracle)
-        self.simulation.holders[endpoint.holder] = node.holder
+    def _start_holders(self, node: Node) -> None:
+        node.holders = [self._new_holder(node, server) for server in range(self.simulation.settings.servers)]
 
-    def kill_holder(self, node: Node, silent: bool = False) -> None:
-        if node.holder is not None and node.holder.process.alive:
-            self.engine.kill(node.holder.process, silent)
-            self.simulation.oracle.lost(node.holder)
+    def _new_holder(self, node: Node, server: int) -> Holder:
+        number = self.simulation.next_number()
+        endpoint = HolderEndpoint(HolderId(node.name, f"h{number}"), node.name, number, node.name, server=server)
+        process = Process(f"holder {node.name}/h{number}", f"{node.name}/holder")
+        holder = Holder(endpoint, process, self.simulation.rules, self.simulation.oracle)
+        self.simulation.holders[endpoint.holder] = holder
+        return holder
+
+    def kill_holder(self, holder: Holder, silent: bool = False) -> None:
+        if holder.process.alive:
+            self.engine.kill(holder.process, silent)
+            self.simulation.oracle.lost(holder)
             self.simulation.changed()
 
-    def return_holder(self, node: Node) -> None:
-        if node.alive and node.holder is not None and not node.holder.process.alive:
-            self._start_holder(node)
+    def return_holder(self, holder: Holder) -> None:
+        """Another instance begins in its place, unless one has."""
+        node = self.nodes[holder.id.node]
+        if node.alive and holder in node.holders and not holder.process.alive:
+            node.holders[holder.endpoint.server] = self._new_holder(node, holder.endpoint.server)
             self.simulation.changed()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from simulator import announced, damage, failing, hindrances, lasting, pace_watch, rollout, sickness, spoiling
 from simulator.fabric import Node, Pod
-from simulator.striking import LASTING, calm, disturb, later, part, some_node
+from simulator.striking import LASTING, calm, disturb, later, part, some_holder, some_node
 from simulator.trainers import Trainer
 
 if TYPE_CHECKING:
@@ -78,33 +78,32 @@ def _thaw_node(simulation: Simulation, node: Node) -> None:
 
 
 def _restart_holder(simulation: Simulation, duration: float) -> None:
-    node = some_node(simulation)
-    if node is None or node.holder is None:
+    holder = some_holder(simulation)
+    if holder is None:
         return
-    simulation.engine.say("FAULT {} restarts empty after {:.1f} s", node.holder.id, duration)
-    disturb(simulation, node.name)
-    simulation.fabric.kill_holder(node)
-    later(simulation, duration, simulation.fabric.return_holder, node)
-    later(simulation, duration, calm, simulation, node.name)
+    simulation.engine.say("FAULT {} restarts empty after {:.1f} s", holder.id, duration)
+    disturb(simulation, holder.id.node)
+    simulation.fabric.kill_holder(holder)
+    later(simulation, duration, simulation.fabric.return_holder, holder)
+    later(simulation, duration, calm, simulation, holder.id.node)
 
 
 def _freeze_holder(simulation: Simulation, duration: float) -> None:
-    node = some_node(simulation)
-    if node is None or node.holder is None or not node.holder.process.alive:
+    holder = some_holder(simulation)
+    if holder is None or not holder.process.alive:
         return
-    process = node.holder.process
-    simulation.engine.say("FAULT {} freezes for {:.1f} s", node.holder.id, duration)
-    disturb(simulation, node.name)
+    process = holder.process
+    simulation.engine.say("FAULT {} freezes for {:.1f} s", holder.id, duration)
+    disturb(simulation, holder.id.node)
     simulation.engine.freeze(process)
     later(simulation, duration, simulation.engine.thaw, process)
-    later(simulation, duration, calm, simulation, node.name)
+    later(simulation, duration, calm, simulation, holder.id.node)
 
 
 def _fill_holder(simulation: Simulation, duration: float) -> None:
-    node = some_node(simulation)
-    if node is None or node.holder is None:
+    holder = some_holder(simulation)
+    if holder is None:
         return
-    holder = node.holder
     simulation.engine.say("FAULT {} is full for {:.1f} s", holder.id, duration)
     holder.full = True
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from simulator.striking import LASTING, calm, disturb, later, part, some_node
+from simulator.striking import LASTING, calm, disturb, later, part, some_holder
 
 if TYPE_CHECKING:
     from simulator.world import Simulation
@@ -58,17 +58,17 @@ def _call_twice(simulation: Simulation, duration: float) -> None:
 
 def _restart_in_a_call(simulation: Simulation, duration: float) -> None:
     """A Redis ends in the middle of the next call: done, and never answered."""
-    victim = some_node(simulation)
-    if victim is None or victim.holder is None or not victim.holder.process.alive:
+    holder = some_holder(simulation)
+    if holder is None or not holder.process.alive:
         return
-    holder = victim.holder
+    victim = simulation.fabric.nodes[holder.id.node]
     simulation.engine.say("FAULT {} ends in its next call", holder.id)
     disturb(simulation, victim.name)
 
     def end() -> None:
-        if victim.holder is holder:
-            simulation.fabric.kill_holder(victim)
-            later(simulation, simulation.engine.rng.uniform(0.05, 1.0), simulation.fabric.return_holder, victim)
+        if holder in victim.holders:
+            simulation.fabric.kill_holder(holder)
+            later(simulation, simulation.engine.rng.uniform(0.05, 1.0), simulation.fabric.return_holder, holder)
             later(simulation, 1.0, calm, simulation, victim.name)
 
     simulation.network.last_calls[holder.process] = end

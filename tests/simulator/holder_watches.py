@@ -30,7 +30,7 @@ class HolderWatches:
     def look(self) -> None:
         """Finds instances, notices the dead ones, provisions and pings the living, one call at a time each."""
         fabric = self._operator.simulation.fabric
-        current = {n.holder.id: n.holder for n in fabric.nodes.values() if n.holder is not None}
+        current = {holder.id: holder for node in fabric.nodes.values() for holder in node.holders}
         world = self._operator.told_world
         for holder in current.values():
             if holder.process.alive and holder.id not in self.by_holder:

@@ -111,9 +111,9 @@ class Oracle(Watcher):
             if holder.state == "Ready" and holder.read_epoch != world.epoch:
                 self.fail(f"epoch {world.epoch} is committed although {name} was not read for it")
             another = any(
-                h.state == "Ready" and h.endpoint.holder.node == name.node and h.endpoint.holder != name
+                h.state == "Ready" and h.endpoint.server_id == holder.endpoint.server_id and h.endpoint.holder != name
                 for h in observed.holders
-            )  # its node runs another instance: it is no more, which is known and not silence
+            )  # another instance runs in its place: it is no more, which is known and not silence
             if holder.state == "Silent" and name in named and name.instance not in new.given_up and not another:
                 self.fail(f"epoch {world.epoch} is committed although {name} is silent and not given up")
 

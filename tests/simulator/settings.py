@@ -60,6 +60,8 @@ class Settings:
     paced: bool = field(default=False, repr=False)
     """Ranks are looked at whether they work or wait."""
     on_straggler: Literal["Warn", "Replace"] = field(default="Warn", repr=False)
+    servers: int = field(default=1, repr=False)
+    """Of each node's memory tier."""
     version: int | None = None
     """Of the protocol, with which operator and workers begin; None: nothing is modelled to go over a wire."""
 
@@ -97,7 +99,9 @@ def draw(rng: random.Random) -> Settings:
     rng = random.Random(f"record {drawn}")
     record = (rng.choice((0.5, 2.0, 8.0)), rng.choice((0.5, 3.0, 12.0))) if rng.random() < 0.3 else None
     check = random.Random(f"join {drawn}").choice(("Off", "Off", "Off", "Off", "Off", "Warn", "Enforce", "Enforce"))
-    drawn = replace(drawn, pre_join_check=check)
+    # more ranks than servers, as many, and fewer: drawn apart, as the spares
+    servers = random.Random(f"servers {drawn}").choice((1, 1, 1, 1, 1, 2, 2, 3))
+    drawn = replace(drawn, pre_join_check=check, servers=servers)
     return replace(drawn, record=record, fault_span_seconds=max(6.0, drawn.steps * drawn.step_seconds * 1.3))
 
 

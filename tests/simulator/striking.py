@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from simulator.engine import machine
 from simulator.fabric import Node
+from simulator.tiers import Holder
 
 if TYPE_CHECKING:
     from simulator.world import Simulation
@@ -26,6 +27,14 @@ def later(simulation: Simulation, seconds: float, action: Callable[..., None], *
 def some_node(simulation: Simulation) -> Node | None:
     well = [n for n in simulation.fabric.nodes.values() if n.alive and not n.frozen]
     return simulation.engine.rng.choice(well) if well else None
+
+
+def some_holder(simulation: Simulation) -> Holder | None:
+    """One server of a node; where nodes have one each, no more is drawn than the node."""
+    node = some_node(simulation)
+    if node is None:
+        return None
+    return node.holders[0] if len(node.holders) == 1 else simulation.engine.rng.choice(node.holders)
 
 
 def disturb(simulation: Simulation, *nodes: str) -> None:

@@ -42,8 +42,8 @@ def manifest(epoch: int, step: int, rank: int, world: int, tag: str = "a") -> Ra
     return RankManifest(RankSave(epoch, step, rank), world, "inc", "layout", 64, 1, tag * 16, 8, tag * 16, 2, 0.0)
 
 
-def endpoint(node: str, instance: str = "i0", domain: str | None = None) -> HolderEndpoint:
-    return HolderEndpoint(HolderId(node, f"{node}-{instance}"), "127.0.0.1", 7000, domain or node)
+def endpoint(node: str, instance: str = "i0", domain: str | None = None, server: int = 0) -> HolderEndpoint:
+    return HolderEndpoint(HolderId(node, f"{node}-{instance}"), "127.0.0.1", 7000, domain or node, server=server)
 
 
 def holder(node: str, epoch: int | None = None, *entries: RankManifest, **other: Any) -> HolderSeen:

@@ -222,9 +222,9 @@ class LocalRun:
         for path in sorted(self.run_folder.nodes.glob("node-*.json")):
             body = read_json(path)
             record = None if body is None else from_json(NodeRecord, body)
-            if record is not None and record.holder is not None and _answers(ProcessIdentity.parse(record.holder.life)):
-                holder = record.holder
-                found.append(Holder(record.name, holder.host, holder.port, holder.admin_password))
+            for holder in () if record is None else record.holders:
+                if record is not None and _answers(ProcessIdentity.parse(holder.life)):
+                    found.append(Holder(record.name, holder.host, holder.port, holder.admin_password))
         return found
 
     def index_of(self, holder: Holder) -> HolderIndex | None:

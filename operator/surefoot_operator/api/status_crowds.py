@@ -49,7 +49,7 @@ def holders_in(rows: Any, members: Members) -> Endpoints | None:
     row = _row(rows, "holder", ".namedHolders")
     if row is None:
         return None
-    names = ("nodes", "others", "instances", "hosts", "ports", "domains", "secured")
+    names = ("nodes", "others", "instances", "hosts", "ports", "domains", "secured", "servers")
     return _holders(members, *(_text(row, name, ".namedHolders[0]", "") for name in names))
 
 
@@ -81,6 +81,7 @@ def _holder_row(holders: Endpoints, members: Members) -> tuple[tuple[str, str], 
     others = [node for node in dict.fromkeys(nodes) if node not in known]
     places = {node: place for place, node in enumerate(_node_order(members, others))}
     domains, tls = [one.domain for one in holders], [int(one.tls) for one in holders]
+    servers = [one.server for one in holders]
     row = (
         ("nodes", packed_numbers([places[node] for node in nodes])),
         ("others", packed_texts(others)),
@@ -89,14 +90,14 @@ def _holder_row(holders: Endpoints, members: Members) -> tuple[tuple[str, str], 
         ("ports", packed_numbers([one.port for one in holders])),
         ("domains", "" if domains == nodes else packed_texts(domains)),
         ("secured", packed_numbers(tls) if any(tls) else ""),
+        ("servers", packed_numbers(servers) if any(servers) else ""),
     )
     return tuple((name, column) for name, column in row if column)
 
 
 @functools.lru_cache(_KEPT)
-def _holders(
-    members: Members, nodes: str, others: str, instances: str, hosts: str, ports: str, domains: str, tls: str
-) -> Endpoints:
+def _holders(members: Members, nodes: str, others: str, *columns: str) -> Endpoints:
+    instances, hosts, ports, domains, tls, servers = columns
     where = ".namedHolders[0]"
     order = _node_order(members, _column(texts, others, f"{where}.others"))
     places, at = _column(numbers, nodes, f"{where}.nodes"), _column(numbers, ports, f"{where}.ports")
@@ -105,11 +106,14 @@ def _holders(
     on = [order[place] for place in places]
     within = _column(texts, domains, f"{where}.domains") if domains else on
     safe = _column(numbers, tls, f"{where}.secured") if tls else [0] * len(on)
+    numbered = _column(numbers, servers, f"{where}.servers") if servers else [0] * len(on)
     named, hosted = _column(texts, instances, f"{where}.instances"), _column(texts, hosts, f"{where}.hosts")
-    _check_lengths(where, on, named, hosted, at, within, safe)
+    _check_lengths(where, on, named, hosted, at, within, safe, numbered)
     return tuple(
-        HolderEndpoint(HolderId(node, instance), host, port, domain, bool(secure))
-        for node, instance, host, port, domain, secure in zip(on, named, hosted, at, within, safe, strict=True)
+        HolderEndpoint(HolderId(node, instance), host, port, domain, bool(secure), server)
+        for node, instance, host, port, domain, secure, server in zip(
+            on, named, hosted, at, within, safe, numbered, strict=True
+        )
     )
 
 

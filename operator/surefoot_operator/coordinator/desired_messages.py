@@ -13,7 +13,7 @@ from typing import Literal
 
 from surefoot.protocol import messages
 from surefoot.protocol.checkpoints.completeness import effective_replicas
-from surefoot.protocol.checkpoints.placement import targets
+from surefoot.protocol.checkpoints.placement import RankTargets, targets
 from surefoot.protocol.identities import ENDPOINT_ORDER, HolderEndpoint, WorkerId
 from surefoot.protocol.messages import Assign, Holders, SaveLevel, Stop, ToAgent
 from surefoot.protocol.pair_messages import PairTrial
@@ -44,8 +44,8 @@ class DesiredState:
     """R_eff: copies of each save, given the failure domains that live."""
     holders: tuple[HolderEndpoint, ...] = ()
     """Named in status, and provisioned and answering or read by an agent: nobody else's address is ever given away."""
-    targets: Mapping[int, tuple[HolderEndpoint, ...]] = field(default_factory=dict)
-    """worker index → where its saves go."""
+    targets: Mapping[int, RankTargets] = field(default_factory=dict)
+    """worker index → where its ranks' saves go."""
     needed: Mapping[int, tuple[HolderEndpoint, ...]] | None = None
     """worker index → those of `holders` that it is told of; None: all of them."""
     scope: HolderScope = field(default_factory=HolderScope)
@@ -105,7 +105,8 @@ def desired_state(
     # of a claimed world agents hear its Stop alone: placing copies of thousands would only keep it waiting
     members = status.world.members if status.world is not None and status.world.state == "Committed" else ()
     wanted = effective_replicas(replicas, len({e.domain for e in written}))
-    places = targets({m.index: m.node for m in members}, written, wanted)
+    local = status.world.size // len(members) if status.world is not None and members else 1
+    places = targets({m.index: m.node for m in members}, written, wanted, local)
     numbers = {(m.index, m.attempt, m.incarnation): n for n, m in enumerate(members)}
     newest = status.world.parent.step if status.world is not None and status.world.parent is not None else 0
     # whoever is to drop old saves is told of none that are bad, and would keep such a one in place of a good one
@@ -180,6 +181,7 @@ def _to_member(
     world = rule.status.world
     assert world is not None
     local = world.size // len(world.members)
+    by_rank = [tuple(e.holder for e in ours) for ours in rule.targets.get(session.seen.index, ((),))]
     words: list[ToAgent] = [
         Assign(
             epoch=world.epoch,
@@ -196,7 +198,8 @@ def _to_member(
             store=store_address(sessions),
             holders=holders,
             partial=len(holders) < len(rule.holders),
-            targets=tuple(e.holder for e in rule.targets.get(session.seen.index, ())),
+            targets=by_rank[0],
+            rank_targets=tuple(by_rank) if len(by_rank) > 1 else (),
             replicas=rule.replicas,
             older_job=rule.status.older_job if world.parent is not None and world.parent.imported else None,
             skip_steps=sum(one.steps for one in rule.status.skipped if one.epoch == world.epoch),
@@ -280,4 +283,12 @@ def _difference(told: ToAgent | None, wanted: ToAgent) -> ToAgent | None:
 
 
 def _tier_of(said: Assign) -> Holders:
-    return Holders(said.epoch, said.holders, said.targets, said.replicas, unseen=said.unseen, partial=said.partial)
+    return Holders(
+        said.epoch,
+        said.holders,
+        said.targets,
+        said.replicas,
+        unseen=said.unseen,
+        partial=said.partial,
+        rank_targets=said.rank_targets,
+    )

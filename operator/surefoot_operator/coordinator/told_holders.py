@@ -9,9 +9,11 @@ until then what it was not told of is silent to it, and never absent.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
+from surefoot.protocol.checkpoints.placement import RankTargets
 from surefoot.protocol.identities import ENDPOINT_ORDER, HolderEndpoint, HolderId
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.coordinator.sessions import Session
@@ -61,7 +63,7 @@ def scope_after(
 def needed_holders(
     status: JobStatus,
     holders: Sequence[HolderEndpoint],
-    targets: Mapping[int, Iterable[HolderEndpoint]],
+    targets: Mapping[int, RankTargets],
     scope: HolderScope,
 ) -> Mapping[int, tuple[HolderEndpoint, ...]] | None:
     """Maps worker index to the holders that it needs; None: all.
@@ -75,7 +77,7 @@ def needed_holders(
     local = world.size // max(1, len(world.members))
     needed: dict[int, tuple[HolderEndpoint, ...]] = {}
     for place, member in enumerate(world.members):
-        own = {endpoint.holder: endpoint for endpoint in targets.get(member.index, ())}
+        own = {endpoint.holder: endpoint for endpoint in chain(*targets.get(member.index, ()))}
         for rank in (0, *range(place * local, (place + 1) * local)):
             own |= {one: endpoints[one] for one in scope.copies.get(rank, ()) if one in endpoints}
         needed[member.index] = tuple(sorted(own.values(), key=ENDPOINT_ORDER))

@@ -66,7 +66,7 @@ class HolderMonitor:
 
     def renew(self, place: HolderPlace) -> None:
         """Takes note of another password or authority of the same server."""
-        log.info("reconnecting to the holder on %s with new credentials", place.node)
+        log.info("reconnecting to the holder on %s with new credentials", place.server_id)
         self.place = place
 
     def follow(self, world: World | None, resting: bool = False) -> None:
@@ -159,7 +159,7 @@ class HolderMonitor:
         except SurefootError as error:
             self._unwell("refused", error)
         except Exception as error:
-            log.exception("probing the holder on %s failed", self.place.node)
+            log.exception("probing the holder on %s failed", self.place.server_id)
             self._unwell("bug", error)
         else:
             self._well(request, report)
@@ -200,7 +200,7 @@ class HolderMonitor:
         metrics.holder_failures.labels(kind).inc()
         refusing = isinstance(error, AccessRefused)
         if refusing and not self.refusing:
-            log.warning("the holder on %s refuses the operator: %s", self.place.node, error)
+            log.warning("the holder on %s refuses the operator: %s", self.place.server_id, error)
         news = refusing != self.refusing
         self.trouble, self.refusing = str(error) or type(error).__name__, refusing
         if self.seen is None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from surefoot.protocol.identities import ServerId
+
 
 @dataclass(slots=True)
 class TierAccess:
@@ -24,7 +26,8 @@ class HolderPlace:
 
     `process` names one run of the server as the fabric knows it (pid and start time, container id): another value means
     that what was held there before is lost. `running` False means known to be dead; a frozen or unreachable one stays
-    True. A place that a fabric leaves out is unknown (silent), not gone. One a node.
+    True. A place that a fabric leaves out is unknown (silent), not gone. One a server
+    of a node.
     """
 
     node: str
@@ -39,6 +42,15 @@ class HolderPlace:
     """PEM of the authority of a server that speaks TLS; None: it does not."""
     settling: bool = False
     """Its pod is not Ready: a companion may be about to touch its memory, before any job uses it."""
+    server: int = 0
+    """Which of its node's servers it is."""
+    servers: int = 1
+    """That its node runs, whether or not they do at present."""
+
+    @property
+    def server_id(self) -> ServerId:
+        """Where an instance follows another."""
+        return ServerId(self.node, self.server)
 
     def same_access(self, other: HolderPlace) -> bool:
         """Whether both have the same password and authority."""
@@ -47,5 +59,5 @@ class HolderPlace:
 
     def same_server(self, other: HolderPlace) -> bool:
         """Whether both are the same process, which may still have its data."""
-        mine = (self.node, self.host, self.port, self.process, self.running)
-        return mine == (other.node, other.host, other.port, other.process, other.running)
+        mine = (self.server_id, self.host, self.port, self.process, self.running)
+        return mine == (other.server_id, other.host, other.port, other.process, other.running)

@@ -16,6 +16,7 @@ from surefoot.holder.connection import Credentials, explained
 from surefoot.holder.dialogue import Dialogue
 from surefoot.holder.holder_line import HolderLine
 from surefoot.holder.provisioning import AdminCalls, Memory
+from surefoot.protocol.identities import ServerId
 from surefoot.task_set import TaskSet, logged
 from surefoot_operator.memory.holder_place import HolderPlace
 from surefoot_operator.settings import MemorySettings
@@ -58,7 +59,7 @@ class SharedHolder:
         self._memory: tuple[float, Memory] | None = None
         self._measuring = asyncio.Lock()
         self._failing = False
-        self._task = asyncio.create_task(self._run(), name=f"holder on {place.node}")
+        self._task = asyncio.create_task(self._run(), name=f"holder on {place.server_id}")
 
     @property
     def commands(self) -> int:
@@ -145,7 +146,7 @@ class SharedHolder:
         except SurefootError as error:
             self._line.close()
             if not self._failing:
-                log.warning("the holder on %s does not answer: %s", self.place.node, error)
+                log.warning("the holder on %s does not answer: %s", self.place.server_id, error)
             self._failing = True
             for visitor in tuple(self._visitors.values()):
                 visitor.failed(error)
@@ -153,7 +154,7 @@ class SharedHolder:
         self._failing = False
         for visitor in due:
             self._busy.add(id(visitor))
-            self._under_way.start(self._visit(visitor), f"visiting the holder on {self.place.node}")
+            self._under_way.start(self._visit(visitor), f"visiting the holder on {self.place.server_id}")
 
     def _due(self) -> list[Visitor]:
         return [v for v in self._visitors.values() if id(v) not in self._busy and v.is_due()]
@@ -181,8 +182,7 @@ class HolderPool:
 
     def __init__(self, settings: MemorySettings) -> None:
         self.settings = settings
-        self.holders: dict[str, SharedHolder] = {}
-        """By node."""
+        self.holders: dict[ServerId, SharedHolder] = {}
         self._leaving = TaskSet(logged(log))
         self._places: tuple[HolderPlace, ...] = ()
 
@@ -195,35 +195,35 @@ class HolderPool:
             return
         self._places = tuple(places)
         for place in places:
-            known = self.holders.get(place.node)
+            known = self.holders.get(place.server_id)
             if known is not None and known.place.same_server(place):
                 if not known.place.same_access(place):
                     known.renew(place)
                 continue
             if known is not None:
-                self._let_go(place.node)
-        there = {place.node for place in places}
-        for node in [n for n, known in self.holders.items() if n not in there and not known.used]:
-            self._let_go(node)
+                self._let_go(place.server_id)
+        there = {place.server_id for place in places}
+        for server in [s for s, known in self.holders.items() if s not in there and not known.used]:
+            self._let_go(server)
 
     def of(self, place: HolderPlace) -> SharedHolder:
         """Returns the holder at this place, begun if it has to be."""
-        known = self.holders.get(place.node)
+        known = self.holders.get(place.server_id)
         if known is None or not known.place.same_server(place):
             if known is not None:
-                self._let_go(place.node)
-            known = self.holders[place.node] = self._shared(place)
+                self._let_go(place.server_id)
+            known = self.holders[place.server_id] = self._shared(place)
         return known
 
     async def close(self) -> None:
         """Ends every connection; a later `follow` begins anew."""
         self._places = ()
-        for node in tuple(self.holders):
-            self._let_go(node)
+        for server in tuple(self.holders):
+            self._let_go(server)
         await self._leaving.join()
 
     def _shared(self, place: HolderPlace) -> SharedHolder:
         return SharedHolder(place, self.settings)
 
-    def _let_go(self, node: str) -> None:
-        self._leaving.start(self.holders.pop(node).close(), f"leaving the holder on {node}")
+    def _let_go(self, server: ServerId) -> None:
+        self._leaving.start(self.holders.pop(server).close(), f"leaving the holder on {server}")

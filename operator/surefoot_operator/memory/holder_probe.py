@@ -77,7 +77,7 @@ class HolderProbe:
         self._limits: tuple[int | None, int] = (None, 0)
         """The job's own and the server's, as the account was judged by last."""
         self.size_limit_bytes: int | None = None
-        """`checkpoint.memory.sizeLimit`."""
+        """Its part of `checkpoint.memory.sizeLimit`."""
         self.settling = False
         """Whether a server that is nobody's yet is left to its companion."""
 
@@ -141,10 +141,12 @@ class HolderProbe:
             self._closings += 1
             self._closed_until = now + self._closures.seconds(self._closings)
             metrics.holder_accounts_closed.inc()
-            log.warning("%s: closed the account of job %s: %s; removed %d keys", self._place.node, self._job, why, gone)
+            log.warning(
+                "%s: closed the account of job %s: %s; removed %d keys", self._place.server_id, self._job, why, gone
+            )
         elif self._closed and not why:
             await self._shared.converse(holding.open(self._account))
-            log.info("%s: opened the account of job %s again", self._place.node, self._job)
+            log.info("%s: opened the account of job %s again", self._place.server_id, self._job)
         self._closed = why
 
     def forget(self) -> None:
@@ -204,14 +206,15 @@ class HolderProbe:
         place, run = self._place, self._shared.run
         instance = await self._shared.converse(self._admin.instance_of(self._job))
         tls = place.tls_ca is not None
-        endpoint = HolderEndpoint(HolderId(place.node, instance), place.host, place.port, place.domain, tls)
+        holder = HolderId(place.node, instance)
+        endpoint = HolderEndpoint(holder, place.host, place.port, place.domain, tls, place.server)
         calls = FencedCalls(endpoint, self._job)
         known = -1
         with contextlib.suppress(TierUnavailable):  # not this job's yet; a dead one is found by the next call
             known = (await self._shared.converse(calls.index())).fence
         if known < 0 and (self.settling or await self._shared.converse(self._admin.is_being_filled())):
             raise BeingFilled(
-                f"the memory of the holder on {place.node} is still being initialised; trying again", instance
+                f"the memory of the holder on {place.server_id} is still being initialised; trying again", instance
             )
         fence = known if request.claimed and known >= 0 else max(known, request.epoch)
         await self._shared.converse(self._admin.provision(self._job, self._account, fence))

@@ -20,7 +20,7 @@ from surefoot.protocol.checkpoints.completeness import Covers, TierReading, layo
 from surefoot.protocol.checkpoints.coverage import uncovered
 from surefoot.protocol.checkpoints.records import Layout, RankManifest
 from surefoot.protocol.checkpoints.settled import Settled
-from surefoot.protocol.identities import HOLDER_ORDER, Checkpoint, HolderEndpoint, HolderId, RankSave
+from surefoot.protocol.identities import HOLDER_ORDER, Checkpoint, HolderEndpoint, HolderId, RankSave, ServerId
 from surefoot.task_set import TaskSet, logged
 from surefoot_operator import metrics
 from surefoot_operator.api.status import JobStatus, World
@@ -31,6 +31,7 @@ from surefoot_operator.memory.holder_probe import HolderProbe
 from surefoot_operator.memory.orphaned_keys import orphaned_keys
 from surefoot_operator.observed_tiers import HolderSeen, SightSeen
 from surefoot_operator.policy.failure.holder_liveness import UsableHolders, usable_holders, with_proxied
+from surefoot_operator.policy.maintenance.memory_budget import part_of
 
 log = logging.getLogger(__name__)
 _Found = Mapping[RankSave, tuple[str, ...]]
@@ -50,11 +51,13 @@ class JobHolders:
     ) -> None:
         self._job, self._account, self._pool = job, account, pool
         self._clock, self._changed = clock, changed
-        self._monitors: dict[str, HolderMonitor] = {}
+        self._monitors: dict[ServerId, HolderMonitor] = {}
         self._leaving = TaskSet(logged(log))
         self._gone: dict[HolderId, HolderSeen] = {}
         self._status = JobStatus()
-        self._places: Mapping[str, HolderPlace] = {}
+        self._places: Mapping[ServerId, HolderPlace] = {}
+        self._servers = 0
+        """The most that a node ran so far."""
         self._resting = False
         self._size_limit_bytes: int | None = None
         self._covers: dict[frozenset[str], bool] = {}
@@ -72,7 +75,7 @@ class JobHolders:
         """Stops monitoring until `follow` names holders again."""
         self._status = status
         for kept in tuple(self._monitors.values()):
-            del self._monitors[kept.place.node]
+            del self._monitors[kept.place.server_id]
             self._begin_letting_go(kept)
         self._gone.clear()
 
@@ -86,13 +89,14 @@ class JobHolders:
         """Takes the fabric's places, the status and the spec.
 
         A place whose process changed has lost its data. `resting`: nobody reads or writes, so holders are asked seldom.
-        `size_limit_bytes`: what the job may store on each.
+        `size_limit_bytes`: what the job may store on each node.
         """
         self._status, self._resting, self._size_limit_bytes = status, resting, size_limit_bytes
         self._pool.follow(places)
-        self._places = {place.node: place for place in places}
+        self._places = {place.server_id: place for place in places}
+        self._servers = max([self._servers, *(place.server + 1 for place in places)])
         for kept in tuple(self._monitors.values()):
-            place = self._places.get(kept.place.node)
+            place = self._places.get(kept.place.server_id)
             if place is not None and not kept.place.same_server(place):
                 self._retire(kept)
         self._attend()
@@ -100,18 +104,18 @@ class JobHolders:
 
     def _attend(self) -> None:
         """Monitors every place, and brings every monitor up to the status."""
-        for node, place in self._places.items():
-            kept = self._monitors.get(node)
+        for server, place in self._places.items():
+            kept = self._monitors.get(server)
             if kept is None and place.running and not self._cleaned and self._status.world is not None:
                 shared = self._pool.of(place)
                 probe = HolderProbe(place, shared, self._job, self._account, self._layouts)
-                kept = self._monitors[node] = HolderMonitor(place, shared, probe, self._clock, self._changed)
+                kept = self._monitors[server] = HolderMonitor(place, shared, probe, self._clock, self._changed)
             if kept is not None:
                 if not kept.place.same_access(place):
                     kept.renew(place)
                 kept.settle(place.settling)
         for kept in self._monitors.values():
-            kept.probe.size_limit_bytes = self._size_limit_bytes
+            kept.probe.size_limit_bytes = part_of(self._size_limit_bytes, kept.place.servers)
             kept.follow(self._status.world, self._resting)
 
     def seen(self) -> tuple[HolderSeen, ...]:
@@ -192,7 +196,7 @@ class JobHolders:
                 continue
             chunks = {m.save: m.chunks for m in kept.seen.entries}
             todo = [(save, chunks[save]) for save in saves if save in chunks]
-            calls.append(self._told(kept.place.node, "drop", kept.call(kept.probe.drop(holder, todo, epoch, due))))
+            calls.append(self._told(kept.place.server_id, "drop", kept.call(kept.probe.drop(holder, todo, epoch, due))))
         await asyncio.gather(*calls)
         for holder in drops:
             kept = self._keeper_of(holder)
@@ -206,7 +210,7 @@ class JobHolders:
             kept = self._keeper_of(seen.endpoint.holder)
             if kept is not None and seen.state == "Ready" and (seen.fence or 0) >= epoch:
                 work = kept.call(kept.probe.mark(seen.endpoint.holder, checkpoint, epoch))
-                calls.append(self._told(kept.place.node, "mark", work))
+                calls.append(self._told(kept.place.server_id, "mark", work))
         await asyncio.gather(*calls)
 
     async def sweep(
@@ -219,7 +223,7 @@ class JobHolders:
             return
         superfluous = partial(orphaned_keys, epoch=world.epoch, watermark=watermark, busy=busy, settled=settled)
         calls = [
-            self._told(kept.place.node, "sweep", self._sweep(kept, world, superfluous))
+            self._told(kept.place.server_id, "sweep", self._sweep(kept, world, superfluous))
             for kept in self._monitors.values()
             if kept.seen is not None and kept.seen.state == "Ready" and (kept.seen.fence or 0) >= world.epoch
         ]
@@ -230,7 +234,7 @@ class JobHolders:
         kept = tuple(self._monitors.values())
         for one in kept:
             one.leave()
-        await asyncio.gather(*(self._told(one.place.node, "clean", one.call(one.probe.clean())) for one in kept))
+        await asyncio.gather(*(self._told(one.place.server_id, "clean", one.call(one.probe.clean())) for one in kept))
         self._monitors.clear()
         self._gone.clear()
         self._cleaned = True
@@ -256,21 +260,25 @@ class JobHolders:
             gone = await kept.call(kept.probe.sweep(holder, left, world.epoch))
             log.info("%s: %d keys without an index entry were removed", holder, gone)
 
-    async def _told(self, node: str, what: str, work: Awaitable[object]) -> None:
+    async def _told(self, server: ServerId, what: str, work: Awaitable[object]) -> None:
         """Carries one call out; a failure is counted and logged, for the next plan asks again."""
         try:
             await work
         except SurefootError as error:
             metrics.holder_failures.labels(what).inc()
-            log.warning("%s on %s failed: %s", what, node, error)
+            log.warning("%s on %s failed: %s", what, server, error)
 
     def _keeper_of(self, holder: HolderId) -> HolderMonitor | None:
-        kept = self._monitors.get(holder.node)
-        return kept if kept is not None and kept.seen is not None and kept.seen.endpoint.holder == holder else None
+        """The monitor that saw this very instance last: of its node's few servers one."""
+        for number in range(self._servers):
+            kept = self._monitors.get(ServerId(holder.node, number))
+            if kept is not None and kept.seen is not None and kept.seen.endpoint.holder == holder:
+                return kept
+        return None
 
     def _retire(self, kept: HolderMonitor) -> None:
         """The process there ended or was replaced: what it held is gone for good."""
-        del self._monitors[kept.place.node]
+        del self._monitors[kept.place.server_id]
         if kept.seen is not None:
             self._gone[kept.seen.endpoint.holder] = replace(kept.seen, state="Gone", since_seconds=self._clock())
         self._collect(kept)
@@ -278,7 +286,7 @@ class JobHolders:
 
     def _begin_letting_go(self, kept: HolderMonitor) -> None:
         kept.leave()
-        self._leaving.start(kept.close(), f"leaving the holder on {kept.place.node}")
+        self._leaving.start(kept.close(), f"leaving the holder on {kept.place.server_id}")
 
     def _collect(self, kept: HolderMonitor) -> None:
         while kept.replaced:
@@ -291,12 +299,17 @@ class JobHolders:
             self._collect(one)
         named = {endpoint.holder: endpoint for endpoint in self._status.named_holders}
         for holder, endpoint in named.items():
-            place, kept = self._places.get(holder.node), self._monitors.get(holder.node)
+            place, kept = self._places.get(endpoint.server_id), self._monitors.get(endpoint.server_id)
             other = kept is not None and kept.seen is not None and kept.seen.endpoint.holder != holder
-            dead = place is not None and not place.running
+            dead = (place is not None and not place.running) or self._is_removed(endpoint.server_id)
             if (other or dead) and holder not in self._gone:
                 self._gone[holder] = HolderSeen(endpoint, "Gone", self._clock())
         self._gone = {holder: seen for holder, seen in self._gone.items() if holder in named}
+
+    def _is_removed(self, server: ServerId) -> bool:
+        """Whether its node runs fewer servers by now."""
+        first = self._places.get(ServerId(server.node, 0))
+        return first is not None and first.running and server.number >= first.servers
 
     def _learn(self, layouts: Mapping[str, str]) -> None:
         """Layout records that a listing brought; one that is damaged is left out."""
@@ -314,7 +327,7 @@ class JobHolders:
 
     def _unheard(self, endpoint: HolderEndpoint) -> HolderSeen:
         """Named in status, and not seen in this term."""
-        kept = self._monitors.get(endpoint.holder.node)
+        kept = self._monitors.get(endpoint.server_id)
         silent = HolderSeen(endpoint, "Silent", self._clock_of_world())
         return silent if kept is None else replace(silent, trouble=kept.trouble, refusing=kept.refusing)
 

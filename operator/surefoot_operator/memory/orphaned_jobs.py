@@ -77,7 +77,7 @@ class OrphanSweep:
         for place, jobs in by_place.items():
             for job in sorted(gone.intersection(jobs)):
                 if await self._on(place, self._remove, job):
-                    log.info("job %s no longer exists: removing its keys on %s", job, place.node)
+                    log.info("job %s no longer exists: removing its keys on %s", job, place.server_id)
 
     async def close(self) -> None:
         await asyncio.to_thread(self._pool.shutdown, True)

@@ -6,6 +6,7 @@ Called by `reconcile`.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import get_args
 
 from surefoot.protocol.identities import Checkpoint
@@ -161,10 +162,15 @@ class JobMetrics:
             metrics.end(metrics.memory_needed, where, node)
             metrics.end(metrics.memory_available, where, node)
         self._nodes = nodes
+        needed, available = Counter[str](), Counter[str]()
         for share in shares:
-            metrics.of(metrics.memory_needed, where, share.node).set(share.needed_bytes)
+            needed[share.node] += share.needed_bytes
             if share.available_bytes is not None:
-                metrics.of(metrics.memory_available, where, share.node).set(share.available_bytes)
+                available[share.node] += share.available_bytes
+        for node in nodes:
+            metrics.of(metrics.memory_needed, where, node).set(needed[node])
+            if node in available:
+                metrics.of(metrics.memory_available, where, node).set(available[node])
 
     def _complete(self, where: tuple[str, str], tier: str, checkpoint: Checkpoint | None, now: float) -> None:
         if checkpoint is None or self._newest.get(tier) == checkpoint:

@@ -168,7 +168,14 @@ def _assigned(state: AgentState, assign: Assign) -> Step:
     if assign.epoch > state.claimed:
         state = _claim(state, assign.epoch)
     state = replace(state, assign=assign)
-    holders = Holders(assign.epoch, assign.holders, assign.targets, assign.replicas, partial=assign.partial)
+    holders = Holders(
+        assign.epoch,
+        assign.holders,
+        assign.targets,
+        assign.replicas,
+        partial=assign.partial,
+        rank_targets=assign.rank_targets,
+    )
     after, found = holder_search.told(state)
     return after, (on.Retarget(holders), *found)
 
@@ -182,6 +189,7 @@ def _asked(state: AgentState, event: on.HoldAsked | on.HoldersChanged | on.Level
                 state.assign,
                 holders=holders.holders,
                 targets=holders.targets,
+                rank_targets=holders.rank_targets,
                 replicas=holders.replicas,
                 unseen=holders.unseen,
                 partial=holders.partial,

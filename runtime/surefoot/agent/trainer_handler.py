@@ -82,7 +82,6 @@ class TrainerSessionHandler:
             parent=assign.parent,
             lineage=assign.lineage,
             holders=assign.holders,
-            targets=assign.targets,
             replicas=assign.replicas,
             interval_steps=job.interval_steps,
             persistent_interval_steps=job.persistent.interval_steps if job.persistent else None,

@@ -31,7 +31,7 @@ class HolderClient:
         self.endpoint = endpoint
         self.calls = FencedCalls(endpoint, job)
         self._job = job
-        near = credentials.socket_to(endpoint.holder.node)
+        near = credentials.socket_to(endpoint.server_id)
         self._damaged: tuple[str, ...] = ()
         self._wire = Wire(endpoint.host, endpoint.port, credentials, call_seconds, endpoint.tls, near)
 
@@ -40,7 +40,7 @@ class HolderClient:
 
     @property
     def name(self) -> str:
-        return f"memory:{self.endpoint.holder.node}"
+        return f"memory:{self.endpoint.server_id}"
 
     # ---- decisions of the holder ------------------------------------------------------------------------------------
 

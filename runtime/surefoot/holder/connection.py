@@ -24,7 +24,7 @@ from surefoot.errors import AccessRefused, ConfigurationError, HolderDamaged, Ti
 from surefoot.holder import nearby
 from surefoot.holder.bulk import limit_by_kernel, reply_into
 from surefoot.holder.dialogue import Asked, Dialogue, driven, section_of
-from surefoot.protocol.identities import LocalHolder
+from surefoot.protocol.identities import LocalHolder, ServerId
 from surefoot.settings import JobSettings
 
 TLS_NAME = "surefoot-memory"
@@ -54,14 +54,14 @@ class Credentials:
     tls_ca: str = field(default="", repr=False)
     """PEM of the authority by which a holder that speaks TLS proves itself; nothing else is trusted."""
     local: LocalHolder | None = None
-    """The one holder that is reached by a socket of this node, if it has one."""
+    """The holders that are reached by a socket of this node, if they have one."""
 
-    def socket_to(self, node: str) -> str:
-        """Returns the path of the socket to that node's holder.
+    def socket_to(self, server: ServerId) -> str:
+        """Returns the path of the socket to that server.
 
         Empty: it is reached by its address alone.
         """
-        return self.local.socket if self.local is not None and self.local.node == node else ""
+        return "" if self.local is None else self.local.socket_of(server)
 
 
 def account_of(job: JobSettings) -> Credentials:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from surefoot.protocol.codec import Codec
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint, OlderJob
 from surefoot.protocol.loss_band import NONE_ODD, OddSteps
 from surefoot.protocol.progress import Progress
 from surefoot.protocol.standing.collectives import Collective
@@ -191,7 +191,6 @@ class Attached:
     parent: Checkpoint | None
     lineage: tuple[tuple[int, Checkpoint | None, int], ...]
     holders: tuple[HolderEndpoint, ...]
-    targets: tuple[HolderId, ...]
     replicas: int
     interval_steps: int
     persistent_interval_steps: int | None

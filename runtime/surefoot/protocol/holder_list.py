@@ -63,13 +63,13 @@ class HolderList:
         for holder in told.gone:
             if self._known.pop(holder, None) is None:
                 raise ProtocolError(f"{holder} went, of which this line was never told: it begins anew")
-        for node, instance, host, port, domain, tls in told.added:
+        for node, instance, host, port, domain, tls, server in told.added:
             holder = HolderId(node, instance)
-            self._known[holder] = HolderEndpoint(holder, host, port, domain or node, tls)
+            self._known[holder] = HolderEndpoint(holder, host, port, domain or node, tls, server)
         self._sorted = tuple(sorted(self._known.values(), key=ENDPOINT_ORDER))
 
 
-def _row(endpoint: HolderEndpoint) -> tuple[str, str, str, int, str, bool]:
+def _row(endpoint: HolderEndpoint) -> tuple[str, str, str, int, str, bool, int]:
     holder = endpoint.holder
     domain = "" if endpoint.domain == holder.node else endpoint.domain
-    return holder.node, holder.instance, endpoint.host, endpoint.port, domain, endpoint.tls
+    return holder.node, holder.instance, endpoint.host, endpoint.port, domain, endpoint.tls, endpoint.server

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import NamedTuple
 
 from surefoot.protocol.codec import since
 
@@ -90,6 +91,16 @@ HOLDER_ORDER = attrgetter("node", "instance")
 """The order of holders, as a key: compared one with another, two thousand take as long as the rest of a round."""
 
 
+class ServerId(NamedTuple):
+    """Names one server of a node: its instances follow each other."""
+
+    node: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.node} (server {self.number})" if self.number else self.node
+
+
 @dataclass(frozen=True, slots=True)
 class HolderEndpoint:
     """Locates a holder; `domain` is its failure domain, a topology value."""
@@ -100,6 +111,13 @@ class HolderEndpoint:
     domain: str
     tls: bool = since(2, default=False)
     """Whether it speaks TLS, and nothing else."""
+    server: int = since(3, default=0)
+    """Which of its node's servers it is, from 0."""
+
+    @property
+    def server_id(self) -> ServerId:
+        """The place where this instance runs."""
+        return ServerId(self.holder.node, self.server)
 
 
 ENDPOINT_ORDER = attrgetter("holder.node", "holder.instance")
@@ -108,7 +126,16 @@ ENDPOINT_ORDER = attrgetter("holder.node", "holder.instance")
 
 @dataclass(frozen=True, slots=True)
 class LocalHolder:
-    """Names this node's holder and its Unix socket, cheaper than TCP."""
+    """Names this node's holders and their Unix sockets, cheaper than TCP."""
 
     node: str
     socket: str
+    """Path of the socket; `{server}` in it stands for the server's number, without it only server 0 has one."""
+
+    def socket_of(self, server: ServerId) -> str:
+        """The path of that server's socket; empty: it has none here."""
+        if server.node != self.node:
+            return ""
+        if "{server}" in self.socket:
+            return self.socket.replace("{server}", str(server.number))
+        return self.socket if server.number == 0 else ""

@@ -265,11 +265,13 @@ class Assign:
     """The coordinator reaches none of `holders`: this agent drops old saves from them, as where no coordinator is."""
     partial: bool = since(3, False)
     """There are more than `holders`, which may have what these lack: `HoldersWanted` asks for all."""
+    rank_targets: tuple[tuple[HolderId, ...], ...] = since(3, ())
+    """By local rank, where nodes run several servers: those where its saves go in place of `targets`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holders:
-    """Replaces an assignment's `holders` and `targets` within its epoch."""
+    """Replaces an assignment's `holders` and their targets within its epoch."""
 
     epoch: int
     holders: tuple[HolderEndpoint, ...]
@@ -281,6 +283,12 @@ class Holders:
     """As in `Assign`."""
     partial: bool = since(3, False)
     """As in `Assign`."""
+    rank_targets: tuple[tuple[HolderId, ...], ...] = since(3, ())
+    """As in `Assign`."""
+
+    def targets_of(self, local: int) -> tuple[HolderId, ...]:
+        """Where saves of this local rank go, the local one first."""
+        return self.rank_targets[local] if local < len(self.rank_targets) else self.targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,8 +296,8 @@ class HolderChanges:
     """Changes the list of holders sent on this connection; see `holder_list`."""
 
     SINCE: ClassVar[int] = 3
-    added: tuple[tuple[str, str, str, int, str, bool], ...]
-    """Node, instance, host, port, domain (empty: the node's name) and whether it speaks TLS; also of one that moved."""
+    added: tuple[tuple[str, str, str, int, str, bool, int], ...]
+    """Node, instance, host, port, domain (empty: the node's name), whether it speaks TLS, and server; also of one that moved."""
     gone: tuple[HolderId, ...] = ()
 
 

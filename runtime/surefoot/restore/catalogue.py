@@ -129,10 +129,10 @@ class Catalogue:
 def holder_sources(
     endpoints: Iterable[HolderEndpoint], job: str, account: Credentials, node: str | None, call_seconds: float = 1.0
 ) -> list[SaveSource]:
-    """The memory tier; the holder of `node` is the local one."""
+    """The memory tier; holders of `node` are the local ones."""
     return [
         SaveSource(
-            f"memory:{e.holder.node}",
+            f"memory:{e.server_id}",
             "memory",
             lambda e=e: HolderClient(e, job, account, call_seconds),  # type: ignore[misc]  # e is bound on purpose
             local=e.holder.node == node,

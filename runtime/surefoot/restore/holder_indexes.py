@@ -36,7 +36,7 @@ class IndexedHolder:
     async def index(self, only: Checkpoint | None, known: Entries) -> HolderIndex:
         """Connects, reads and closes; raises a TierError."""
         endpoint = self.endpoint
-        near = self.account.socket_to(endpoint.holder.node)
+        near = self.account.socket_to(endpoint.server_id)
         line = HolderLine(endpoint.host, endpoint.port, self.account, self.call_seconds, endpoint.tls, near)
         try:
             with explained(str(endpoint.holder), "connecting"):
@@ -62,7 +62,7 @@ async def _read_all(holders: Sequence[IndexedHolder], only: Checkpoint | None) -
             try:
                 return await holder.index(only, known)
             except TierError as silent:
-                log.warning("memory:%s is silent: %s", holder.endpoint.holder.node, silent)
+                log.warning("memory:%s is silent: %s", holder.endpoint.server_id, silent)
                 return None
 
     return list(await asyncio.gather(*map(read, holders)))

@@ -98,6 +98,16 @@ def test_a_small_world_is_read_by_people_in_its_columns() -> None:
     assert status_from_json(body) == status
 
 
+def test_servers_of_one_node_are_told_apart() -> None:
+    holders = tuple(
+        HolderEndpoint(HolderId(f"node-{i // 2}", f"i{i}"), "10.0.0.1", 6379 + i % 2, f"node-{i // 2}", server=i % 2)
+        for i in range(4)
+    )
+    body = status_to_json(JobStatus(named_holders=holders))
+    assert body["namedHolders"][0]["servers"] == "0..1,0..1"
+    assert status_from_json(body).named_holders == holders
+
+
 @pytest.mark.parametrize("whole", [False, True], ids=["identities of today", "identities of the former agents"])
 def test_a_status_of_two_thousand_nodes_fits_into_64_kb(whole: bool) -> None:
     chance = random.Random(1)

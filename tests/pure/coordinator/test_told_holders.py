@@ -17,7 +17,7 @@ HOLDERS = tuple(endpoint(f"n{i:02}") for i in range(40))
 MEMBERS = tuple(member(i) for i in range(4))
 WORLD = World(2, "Committed", PARENT, 8, MEMBERS)
 STATUS = JobStatus(world=WORLD, lineage=(LineageEntry(1, None, 8), LineageEntry(2, PARENT, 8)))
-TARGETS = {i: (HOLDERS[2 * i], HOLDERS[2 * i + 1]) for i in range(4)}
+TARGETS = {i: ((HOLDERS[2 * i], HOLDERS[2 * i + 1]),) for i in range(4)}
 
 
 def seen(number: int, *ranks: int, checkpoint: Checkpoint = PARENT, state: str = "Ready") -> HolderSeen:

@@ -14,10 +14,11 @@ from surefoot.protocol.messages import Assign, HolderChanges, Holders
 from surefoot.protocol.wire import decode, encode
 
 _ENDPOINTS = st.builds(
-    lambda node, life, host, tls, alone: HolderEndpoint(
-        HolderId(f"n{node}", f"i{life}"), f"10.0.0.{host}", 6379, f"n{node}" if alone else "rack", tls
+    lambda node, life, host, tls, alone, server: HolderEndpoint(
+        HolderId(f"n{node}", f"i{life}"), f"10.0.0.{host}", 6379, f"n{node}" if alone else "rack", tls, server
     ),
     st.integers(0, 4), st.integers(0, 1), st.integers(0, 1), st.booleans(), st.booleans(),
+    st.integers(0, 2),
 )  # fmt: skip
 _LISTS = st.lists(_ENDPOINTS, max_size=6, unique_by=lambda e: e.holder).map(
     lambda found: tuple(sorted(found, key=lambda e: e.holder))

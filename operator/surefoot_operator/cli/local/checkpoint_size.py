@@ -5,12 +5,14 @@ Called by `supervise` every few seconds; every call has a short timeout.
 
 from __future__ import annotations
 
+from itertools import chain
+
 from surefoot.errors import SurefootError
 from surefoot.holder import Credentials, HolderClient
 from surefoot.holder.provisioning import HolderAdmin
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId
-from surefoot_operator.fabric.processes.run_records import NodeRecord
+from surefoot_operator.fabric.processes.run_records import HolderRecord, NodeRecord
 
 _CALL_SECONDS = 0.3
 
@@ -19,7 +21,7 @@ def checkpoint_bytes(job: str, nodes: list[NodeRecord], checkpoint: Checkpoint) 
     """Adds up one checkpoint's bytes over ranks; None while any is missing."""
     found: dict[int, RankManifest] = {}
     for node in nodes:
-        for manifest in _index_of(job, node):
+        for manifest in chain(*(_index_of(job, node, holder) for holder in node.holders)):
             if manifest.save.checkpoint == checkpoint:
                 found[manifest.save.rank] = manifest
     if not found or len(found) < next(iter(found.values())).world:
@@ -27,10 +29,8 @@ def checkpoint_bytes(job: str, nodes: list[NodeRecord], checkpoint: Checkpoint) 
     return sum(m.stream_bytes + m.values_bytes + m.digests_bytes for m in found.values())
 
 
-def _index_of(job: str, node: NodeRecord) -> tuple[RankManifest, ...]:
-    if node.holder is None:
-        return ()
-    host, port, password = node.holder.host, node.holder.port, node.holder.admin_password
+def _index_of(job: str, node: NodeRecord, holder: HolderRecord) -> tuple[RankManifest, ...]:
+    host, port, password = holder.host, holder.port, holder.admin_password
     admin = HolderAdmin(host, port, password, _CALL_SECONDS)
     try:
         place = HolderEndpoint(HolderId(node.name, admin.instance_of(job)), host, port, node.domain)

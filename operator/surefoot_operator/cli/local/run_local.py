@@ -44,7 +44,7 @@ from surefoot_operator.fabric.processes.machine import Machine
 from surefoot_operator.fabric.processes.run_folder import RunFolder
 
 _PAGE_ENDINGS = (".html", ".htm")
-MOST_NODES, MOST_RANKS = 64, 512
+MOST_NODES, MOST_RANKS, MOST_SERVERS = 64, 512, 8
 """Of one machine: a node is a Redis, an agent and a warm process, a rank a process with torch in it."""
 
 
@@ -69,6 +69,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="serve Prometheus metrics of operator and workers; RUN-FOLDER/metrics/*.json lists the targets (file_sd_configs)",
     )
+    parser.add_argument(
+        "--servers",
+        type=int,
+        default=1,
+        metavar="N",
+        help=f"Redis servers of each node, 1 to {MOST_SERVERS} (default: 1)",
+    )
     parser.add_argument("--plain", action="store_true", help="plain lines instead of the live view")
 
 
@@ -85,6 +92,8 @@ class LocalRequest:
     plain: bool
     metrics: bool = False
     total_steps: int | None = None
+    servers: int = 1
+    """Redis servers of each node."""
 
 
 def run(given: argparse.Namespace) -> int:
@@ -123,6 +132,8 @@ def check(given: argparse.Namespace) -> LocalRequest:
             f"{count} nodes of {job.spec.nproc_per_node} ranks are too many for one machine: at most {MOST_NODES} nodes"
             f" and {MOST_RANKS} ranks are allowed; give --nodes (the elasticPolicy must allow so few), or use a cluster"
         )
+    if not 1 <= given.servers <= MOST_SERVERS:
+        raise UsageError(f"--servers {given.servers} is not allowed: a node runs 1 to {MOST_SERVERS} Redis servers")
     total = _total_steps(given.file, document)
     nodes = tuple(f"node-{number}" for number in range(count))
     if (missing := lacking("runtime")) is not None:
@@ -137,7 +148,8 @@ def check(given: argparse.Namespace) -> LocalRequest:
         try_file("--report", given.report)
     if given.run_folder is not None:
         try_folder("--run-folder", given.run_folder)
-    return LocalRequest(document, job, nodes, faults, given.compare, given.report, given.plain, given.metrics, total)
+    shown_as = (given.compare, given.report, given.plain, given.metrics)
+    return LocalRequest(document, job, nodes, faults, *shown_as, total, given.servers)
 
 
 def _total_steps(path: Path, document: dict[str, Any]) -> int | None:
@@ -197,7 +209,7 @@ def run_job(request: LocalRequest, root: Path, faults: tuple[Fault, ...]) -> con
     SIGINT, SIGTERM and SIGHUP end it in order too: what was reached is still reported.
     """
     folder = RunFolder(root.resolve())
-    machine = Machine(folder, request.job.spec.checkpoint.memory.size_limit_bytes, request.metrics)
+    machine = Machine(folder, request.job.spec.checkpoint.memory.size_limit_bytes, request.metrics, request.servers)
     interrupted = False
     try:
         machine.open()

@@ -198,7 +198,7 @@ class Supervisor:
             self._tick()
             for name in sorted(waiting):
                 record = self._machine.node_record(name)
-                if record is not None and record.holder is not None:
+                if record is not None and record.holders:
                     waiting.discard(name)
                 log = self._machine.folder.logs / f"{name}.log"
                 if record is not None and record.message:

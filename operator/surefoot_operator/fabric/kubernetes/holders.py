@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from surefoot.protocol.identities import ServerId
 from surefoot_operator.fabric.interface import HolderPlace, TierAccess
 from surefoot_operator.fabric.kubernetes import labels
 from surefoot_operator.fabric.kubernetes.api import Api
@@ -37,19 +38,20 @@ class NewestRevision:
 def places(
     found: Iterable[Object], gone: Iterable[Object], domains: Mapping[str, str], access: TierAccess
 ) -> tuple[HolderPlace, ...]:
-    """Chooses one holder a node: a running pod, else the newest.
+    """Chooses one holder a server: a running one, else the newest.
 
     `gone`: pods that were deleted.
     """
     known = [(pod, True) for pod in gone] + [(pod, False) for pod in found]
     known.sort(key=lambda one: str(one[0]["metadata"].get("creationTimestamp")))
-    chosen: dict[str, HolderPlace] = {}
+    chosen: dict[ServerId, HolderPlace] = {}
     for pod, is_gone in known:
         where = pod_observations.node_of(pod) or ""
-        place = pod_observations.holder(pod, is_gone, domains.get(where, where), access)
-        if place is not None and (place.running or not (where in chosen and chosen[where].running)):
-            chosen[where] = place
-    return tuple(chosen[where] for where in sorted(chosen))
+        for place in pod_observations.holders(pod, is_gone, domains.get(where, where), access):
+            server = place.server_id
+            if place.running or not (server in chosen and chosen[server].running):
+                chosen[server] = place
+    return tuple(chosen[server] for server in sorted(chosen))
 
 
 def pods(
@@ -74,6 +76,7 @@ def _pod(pod: Object, known: Mapping[str, NodeSeen]) -> HolderPod:
         ready=pod_observations.is_ready(pod),
         deleting=metadata.get("deletionTimestamp") is not None,
         node_ready=node is None or node.ready,
+        servers=pod_observations.servers(pod),
     )
 
 

@@ -22,7 +22,7 @@ Object = dict[str, Any]
 
 RUN_VOLUME, SCRATCH_VOLUME, TOKEN_VOLUME = "surefoot-run", "surefoot-scratch", "surefoot-token"
 SOCKET_VOLUME = "surefoot-memory"
-HOLDER_SOCKET = "/run/surefoot-memory/redis.sock"
+HOLDER_SOCKET = "/run/surefoot-memory/redis-{server}.sock"
 """In a worker's pod; in the holder's it is at the same place."""
 METRICS_PORT = "sf-metrics"
 TOKEN_FOLDER = "/var/run/secrets/surefoot.dev"

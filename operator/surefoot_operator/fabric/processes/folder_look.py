@@ -18,7 +18,13 @@ from surefoot_operator.fabric.interface import FabricSeen, HolderPlace
 from surefoot_operator.fabric.processes import scheduling
 from surefoot_operator.fabric.processes.job_store import Store
 from surefoot_operator.fabric.processes.run_folder import LockBusy, RunFolder, read_json
-from surefoot_operator.fabric.processes.run_records import Deletion, NodeRecord, WorkerRecord, WorkerState, from_json
+from surefoot_operator.fabric.processes.run_records import (
+    Deletion,
+    NodeRecord,
+    WorkerRecord,
+    WorkerState,
+    from_json,
+)
 from surefoot_operator.observed import NodeSeen
 
 T = TypeVar("T")
@@ -45,13 +51,15 @@ def folder_seen(
             NodeSeen(
                 node.name,
                 node.domain,
-                ready=node.name in live and node.holder is not None,
+                ready=node.name in live and bool(node.holders),
                 schedulable=not node.cordoned,
                 reason=node.message if node.name in live else "its process is gone",
             )
             for node in nodes.values()
         ),
-        holders=tuple(_place_of(node, node.name in live) for node in nodes.values() if node.holder is not None),
+        holders=tuple(
+            _place_of(node, number, node.name in live) for node in nodes.values() for number in range(len(node.holders))
+        ),
         free_nodes=len(scheduling.free_nodes(workers, live)),
     )
 
@@ -110,9 +118,8 @@ def _as_it_is_here(job: TrainingJob) -> TrainingJob:
     return dataclasses.replace(job, spec=dataclasses.replace(job.spec, checkpoint=checkpoint))
 
 
-def _place_of(node: NodeRecord, node_alive: bool) -> HolderPlace:
-    holder = node.holder
-    assert holder is not None
+def _place_of(node: NodeRecord, server: int, node_alive: bool) -> HolderPlace:
+    holder = node.holders[server]
     return HolderPlace(
         node=node.name,
         domain=node.domain,
@@ -122,4 +129,6 @@ def _place_of(node: NodeRecord, node_alive: bool) -> HolderPlace:
         running=node_alive and is_alive(ProcessIdentity.parse(holder.life)),
         admin_user=holder.admin_user,
         admin_password=holder.admin_password,
+        server=server,
+        servers=len(node.holders),
     )

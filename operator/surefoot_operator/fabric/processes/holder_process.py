@@ -1,4 +1,4 @@
-"""Runs the Redis server of one node.
+"""Runs one Redis server of a node.
 
 Called by `node`. `surefoot.holder.server_process` chooses the program and its configuration.
 """
@@ -36,10 +36,10 @@ class HolderProcess:
     Not thread-safe: owned by the node's loop.
     """
 
-    def __init__(self, folder: Path, socket_path: Path, memory_bytes: int | None) -> None:
+    def __init__(self, folder: Path, socket_path: Path, memory_bytes: int) -> None:
         self._folder = folder
         self._socket_path = socket_path
-        self._memory_bytes = memory_bytes or DEFAULT_MEMORY_BYTES
+        self._memory_bytes = memory_bytes
         self._server: HolderServer | None = None
         self.record: HolderRecord | None = None
         """The newest life of it, also after its end: who reads it asks whether that life still is."""

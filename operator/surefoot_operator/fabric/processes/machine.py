@@ -46,8 +46,12 @@ class Machine:
     `frozen` nodes are stopped by SIGSTOP, `cordoned` ones take no further workers, `drained` ones were emptied besides.
     """
 
-    def __init__(self, folder: RunFolder, memory_bytes: int | None = None, with_metrics: bool = False) -> None:
+    def __init__(
+        self, folder: RunFolder, memory_bytes: int | None = None, with_metrics: bool = False, servers: int = 1
+    ) -> None:
+        """`memory_bytes`: of each node; `servers`: Redis servers that share it."""
         self.folder = folder
+        self._servers = servers
         self._with_metrics = with_metrics
         self.frozen: set[str] = set()
         self.cordoned: set[str] = set()
@@ -127,6 +131,7 @@ class Machine:
             self._end_group(former)
         command = [sys.executable, "-m", "surefoot_operator.fabric.processes.node"]
         command += ["--run-folder", str(self.folder.root), "--name", name, "--parent", str(os.getpid())]
+        command += ["--servers", str(self._servers)]
         if self._memory_bytes is not None:
             command += ["--memory-bytes", str(self._memory_bytes)]
         self._nodes[name] = self._spawn(command, f"{name}.log")
@@ -223,13 +228,12 @@ class Machine:
         return killed
 
     def kill_holder(self, name: str) -> bool:
-        """SIGKILLs the node's Redis; False if none runs there."""
+        """SIGKILLs every Redis of the node; False if none runs there."""
         record = self.node_record(name)
-        return (
-            record is not None
-            and record.holder is not None
-            and send(ProcessIdentity.parse(record.holder.life), signal.SIGKILL)
-        )
+        found = False
+        for holder in record.holders if record is not None else ():
+            found = send(ProcessIdentity.parse(holder.life), signal.SIGKILL) or found
+        return found
 
     def spoil_model(self, name: str) -> bool:
         """Has a trainer turn its parameters NaN; False: none runs."""
@@ -279,7 +283,7 @@ class Machine:
         self._tell(name, "garbles")
 
     def return_holder(self, name: str) -> None:
-        """Tells the node to start its Redis again."""
+        """Tells the node to start what is dead of its Redis again."""
         if self._nodes[name].poll() is None:
             self._nodes[name].send_signal(signal.SIGUSR1)
 

@@ -1,10 +1,10 @@
 """Runs one node of the processes fabric, in the kubelet's place.
 
-Leader of the node's process group: it runs one Redis (the holder) and an agent per bound worker, records their state,
+Leader of the node's process group: it runs its holders (Redis) and an agent per bound worker, records their state,
 and ends them on request. It decides nothing about the job. Its children die with it (PDEATHSIG) and stay in its group,
 so that one SIGKILL of the group is the death of the whole node.
 
-SIGTERM ends the node gently; SIGUSR1 restarts a dead holder (Redis never restarts by itself here: whether lost memory
+SIGTERM ends the node gently; SIGUSR1 restarts dead holders (Redis never restarts by itself here: whether lost memory
 returns is decided by a person or a fault).
 """
 
@@ -30,7 +30,7 @@ from surefoot.linux_process import (
     reap_orphans,
 )
 from surefoot_operator.fabric.processes.folder_watch import FolderWatch
-from surefoot_operator.fabric.processes.holder_process import HolderProcess, HolderStartError
+from surefoot_operator.fabric.processes.holder_process import DEFAULT_MEMORY_BYTES, HolderProcess, HolderStartError
 from surefoot_operator.fabric.processes.pending_writes import PendingWrites
 from surefoot_operator.fabric.processes.run_folder import RunFolder, read_json
 from surefoot_operator.fabric.processes.run_records import (
@@ -63,12 +63,16 @@ class Node:
     Single-threaded: agents die with the thread that forked them.
     """
 
-    def __init__(self, folder: RunFolder, name: str, memory_bytes: int | None) -> None:
+    def __init__(self, folder: RunFolder, name: str, memory_bytes: int | None, servers: int = 1) -> None:
         self._folder = folder
         self._name = name
         self._life = str(own_identity())
         self._workers: dict[str, _WorkerProcess] = {}
-        self._holder = HolderProcess(folder.logs / f"{name}-holder", folder.holder_socket(name), memory_bytes)
+        part = (memory_bytes or DEFAULT_MEMORY_BYTES) // servers
+        self._holders = [
+            HolderProcess(folder.holder_log(name, number), folder.holder_socket(name, number), part)
+            for number in range(servers)
+        ]
         self._writes = PendingWrites()
         self._leaving_until: float | None = None
         # wakes the poll below; signals may arrive at any point, their work is done in the loop
@@ -97,7 +101,8 @@ class Node:
                 self._look()
         finally:
             watch.close()
-            self._holder.stop()
+            for holder in self._holders:
+                holder.stop()
         return 0
 
     # ---- what happened --------------------------------------------------------------------------------------------
@@ -163,7 +168,7 @@ class Node:
         environment = {**os.environ, **record.environment}
         environment |= {
             "SUREFOOT_NODE": self._name,
-            "SUREFOOT_HOLDER_SOCKET": str(self._folder.holder_socket(self._name)),
+            "SUREFOOT_HOLDER_SOCKET": self._folder.holder_sockets(self._name),
             "SUREFOOT_HOST": "127.0.0.1",
             "SUREFOOT_RUN_FOLDER": str(self._folder.root),
             "SUREFOOT_TERMINATION_GRACE_SECONDS": str(record.grace_seconds),
@@ -205,8 +210,9 @@ class Node:
             del self._workers[record.uid]
             message = "" if code == 0 else last_words(running.log) if code > 0 else f"killed by signal {-code}"
             self._say(record, WorkerState(record.uid, "Failed" if code else "Succeeded", None, code, message))
-        self._holder.collect()
-        reap_orphans({w.process.pid for w in self._workers.values()} | {self._holder.pid or 0})
+        for holder in self._holders:
+            holder.collect()
+        reap_orphans({w.process.pid for w in self._workers.values()} | {holder.pid or 0 for holder in self._holders})
 
     def _say(self, record: WorkerRecord, state: WorkerState) -> None:
         self._writes.write(self._folder.worker_state(record.name), to_json(state))
@@ -222,14 +228,19 @@ class Node:
 
     def _start_holder(self) -> None:
         try:
-            self._holder.start()
+            for holder in self._holders:
+                holder.start()
             self._announce()
         except HolderStartError as error:
             print(error, file=sys.stderr, flush=True)  # noqa: T201  # this log is all a node has
             self._announce(str(error))
 
     def _announce(self, message: str = "") -> None:
-        record = NodeRecord(self._name, self._life, domain=self._name, holder=self._holder.record, message=message)
+        started = [holder.record for holder in self._holders if holder.record is not None]
+        first, *more = started if len(started) == len(self._holders) else (None,)
+        record = NodeRecord(
+            self._name, self._life, domain=self._name, holder=first, message=message, more_holders=tuple(more)
+        )
         self._writes.write(self._folder.node(self._name), to_json(record))
 
 
@@ -250,10 +261,11 @@ def main() -> int:
     parser.add_argument("--name", required=True)
     parser.add_argument("--parent", type=int, required=True, help="process whose end is this node's end")
     parser.add_argument("--memory-bytes", type=int)
+    parser.add_argument("--servers", type=int, default=1, help="Redis servers that share the memory")
     given = parser.parse_args()
     die_with_parent(given.parent)
     become_subreaper()
-    return Node(RunFolder(given.run_folder), given.name, given.memory_bytes).run()
+    return Node(RunFolder(given.run_folder), given.name, given.memory_bytes, given.servers).run()
 
 
 if __name__ == "__main__":

@@ -150,7 +150,7 @@ class ProcessesFabric:
         workers = as_fabric_error(worker_files, self.folder)
         if scheduling.bindings(workers, live) or scheduling.tidy(workers, live):
             workers = as_fabric_error(self._place, live)
-        holders = [node.holder for node in live.values() if node.holder is not None]
+        holders = [holder for node in live.values() for holder in node.holders]
         lives = {ProcessIdentity.parse(text) for text in (*(n.life for n in live.values()), *(h.life for h in holders))}
         return folder_seen(job, status, nodes, live, workers), {life for life in lives if is_alive(life)}
 

@@ -84,9 +84,17 @@ class RunFolder:
         """Exists while the node takes no further workers."""
         return self.nodes / f"{name}.cordon"
 
-    def holder_socket(self, node: str) -> Path:
-        """The Unix socket of a node's Redis."""
-        return self.root / f"{node}.sock"
+    def holder_socket(self, node: str, server: int) -> Path:
+        """The Unix socket of one Redis of a node."""
+        return Path(self.holder_sockets(node).replace("{server}", str(server)))
+
+    def holder_sockets(self, node: str) -> str:
+        """The path of a node's sockets, with `{server}` for the server's number."""
+        return str(self.root / f"{node}-{{server}}.sock")
+
+    def holder_log(self, node: str, server: int) -> Path:
+        """The folder of one Redis of a node."""
+        return self.logs / (f"{node}-holder-{server}" if server else f"{node}-holder")
 
     def worker(self, name: str) -> Path:
         return self.workers / f"{name}.json"

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class HolderRecord:
-    """A node's Redis: its address and process identity."""
+    """One Redis of a node: its address and process identity."""
 
     host: str
     port: int
@@ -30,7 +30,7 @@ class HolderRecord:
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """A running node; `holder` is None while its Redis does not run."""
+    """A running node; `holder` is None until every Redis ran."""
 
     name: str
     life: str
@@ -39,6 +39,13 @@ class NodeRecord:
     message: str = ""
     cordoned: bool = False
     """It takes no further workers; not in its own record, and read beside it."""
+    more_holders: tuple[HolderRecord, ...] = ()
+    """Its servers behind the first."""
+
+    @property
+    def holders(self) -> tuple[HolderRecord, ...]:
+        """Every Redis of it, by its number; none until all have run."""
+        return () if self.holder is None else (self.holder, *self.more_holders)
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,12 +63,12 @@ def seen(worker: WorkerFiles, live: Mapping[str, NodeRecord]) -> WorkerSeen | No
 
 
 def free_nodes(workers: Iterable[WorkerFiles], live: Mapping[str, NodeRecord]) -> list[NodeRecord]:
-    """Lists uncordoned live nodes with a holder and no worker, by name.
+    """Lists uncordoned live nodes with holders and no worker, by name.
 
     A force-deleted worker occupies its node until its process has ended.
     """
     taken = {w.record.node for w in workers if not has_no_process(w, live)}
-    open_ = (node for _, node in sorted(live.items()) if node.holder is not None and not node.cordoned)
+    open_ = (node for _, node in sorted(live.items()) if node.holders and not node.cordoned)
     return [node for node in open_ if node.name not in taken]
 
 

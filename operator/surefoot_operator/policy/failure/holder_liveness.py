@@ -45,7 +45,7 @@ _WITNESSES = 2
 def silent_holders(facts: Facts) -> list[HolderEndpoint]:
     """Named holders that do not answer and may still have saves.
 
-    One whose node runs another instance is gone.
+    One in whose place another instance runs is gone.
     """
     silent = []
     for endpoint in facts.status.named_holders:
@@ -119,8 +119,8 @@ def awaited(facts: Facts, worth_seconds: float) -> list[HolderEndpoint]:
 def _not_restarted(facts: Facts, silent: list[HolderEndpoint]) -> list[HolderEndpoint]:
     if not silent:
         return []
-    restarted = {h.endpoint.holder.node: h.endpoint.holder for h in facts.seen.holders if h.state == "Ready"}
-    return [e for e in silent if restarted.get(e.holder.node, e.holder) == e.holder]
+    restarted = {h.endpoint.server_id: h.endpoint.holder for h in facts.seen.holders if h.state == "Ready"}
+    return [e for e in silent if restarted.get(e.server_id, e.holder) == e.holder]
 
 
 def living(facts: Facts, endpoint: HolderEndpoint) -> str:

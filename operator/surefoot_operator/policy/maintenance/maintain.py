@@ -16,7 +16,7 @@ from surefoot.protocol.checkpoints.completeness import TierReading, complete, co
 from surefoot.protocol.checkpoints.lineage import newest
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.checkpoints.settled import Settled
-from surefoot.protocol.identities import HOLDER_ORDER, Checkpoint, HolderEndpoint, HolderId, WorkerId
+from surefoot.protocol.identities import HOLDER_ORDER, Checkpoint, HolderEndpoint, HolderId, ServerId, WorkerId
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.observed import Observed, SessionSeen
 from surefoot_operator.observed_tiers import HolderSeen
@@ -176,13 +176,13 @@ def _copies(memory: _Memory) -> int:
 def _remembered(facts: Facts, memory: _Memory) -> JobStatus:
     """What has to outlive this operator: which holders agents know, and that there is something to lose.
 
-    A holder is named once it is sealed and read. One that is known to be gone, or whose node runs another instance,
-    is forgotten; a silent one is not: agents may write to it still.
+    A holder is named once it is sealed and read. One that is known to be gone, or in whose place another instance
+    runs, is forgotten; a silent one is not: agents may write to it still.
     """
     status = facts.status
     sealed = sealed_endpoints(facts.seen.holders, facts.world.epoch)
-    nodes = {holder.node for holder in sealed}
-    kept = [e for e in status.named_holders if not _forgotten(e, facts.holders, sealed, nodes)]
+    servers = {endpoint.server_id for endpoint in sealed.values()}
+    kept = [e for e in status.named_holders if not _forgotten(e, facts.holders, sealed, servers)]
     missing = sorted(sealed.keys() - {e.holder for e in kept})
     back = {holder.instance for holder in sealed}
     latest = newest(c for c in memory.complete) or status.last_complete
@@ -200,12 +200,12 @@ def _forgotten(
     endpoint: HolderEndpoint,
     known: Mapping[HolderId, HolderSeen],
     sealed: Mapping[HolderId, HolderEndpoint],
-    nodes: set[str],
+    servers: set[ServerId],
 ) -> bool:
     if endpoint.holder in sealed:
         return sealed[endpoint.holder] != endpoint  # it answers at another address now: named anew
     seen = known.get(endpoint.holder)
-    return (seen is not None and seen.state == "Gone") or endpoint.holder.node in nodes
+    return (seen is not None and seen.state == "Gone") or endpoint.server_id in servers
 
 
 def _named(facts: Facts, status: JobStatus) -> tuple[HolderEndpoint, ...]:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from surefoot.protocol.checkpoints.completeness import effective_replicas
-from surefoot.protocol.checkpoints.placement import targets
+from surefoot.protocol.checkpoints.placement import RankTargets, servers_per_node, targets
 from surefoot.protocol.identities import HolderEndpoint
 from surefoot.protocol.plain import amount
 from surefoot_operator import names
@@ -36,7 +37,7 @@ _OVERHEAD = 256
 
 @dataclass(frozen=True, slots=True)
 class HolderShare:
-    """The bytes one node's holder must store of this job, and may."""
+    """The bytes one holder must store of this job, and may."""
 
     node: str
     ranks: int
@@ -49,7 +50,15 @@ class HolderShare:
     others_bytes: int
     """What other jobs have there, at least."""
     job_limit_bytes: int | None
-    """`sizeLimit`."""
+    """Its part of `sizeLimit`."""
+    server: int = 0
+    servers: int = 1
+    """That its node runs: they share the node's limits evenly."""
+
+    @property
+    def where(self) -> str:
+        """What people call it."""
+        return self.node if self.servers == 1 else f"{self.node} (server {self.server})"
 
     @property
     def needed_bytes(self) -> int:
@@ -86,7 +95,7 @@ def judged(facts: Facts) -> MemoryBudget | None:
     known = bool(saves) and len(saves) == len(facts.world.members)
     shares = _shares(facts, saves) if known else ()
     if closed is not None:
-        text = f"saves to the holder of {closed.endpoint.holder.node} are refused, training continues with fewer copies: {closed.closed}"
+        text = f"saves to the holder of {closed.endpoint.server_id} are refused, training continues with fewer copies: {closed.closed}"
         return MemoryBudget(False, OVER_ITS_PART, text, shares)
     if refused is not None:
         text = (
@@ -104,12 +113,13 @@ def weighed(shares: Sequence[HolderShare], policy: CheckpointPolicy, least_worke
     bounded = [share for share in shares if share.available_bytes is not None]
     if not bounded:
         return MemoryBudget(True, FITS, "every worker has staging memory, and no holder reports a limit", tuple(shares))
-    worst = min(bounded, key=lambda share: (share.left_bytes, share.node))
+    worst = min(bounded, key=lambda share: (share.left_bytes, share.node, share.server))
     if worst.left_bytes < 0:
         text = f"{_holding(worst, 'would hold')}; {_remedy(worst, policy)}"
         return MemoryBudget(False, TIER_TOO_SMALL, text, tuple(shares))
     text = f"{_holding(worst, 'holds')}; it may use {amount(worst.available_bytes or 0)}"
-    later, room = _in_smallest_world(shares, policy, least_workers), min(s.available_bytes or 0 for s in bounded)
+    later = _in_smallest_world(shares, policy, least_workers)
+    room = min((s.available_bytes or 0) * s.servers for s in bounded)
     if later > room:
         workers = f"{least_workers} worker{'s' * (least_workers != 1)}"
         text += f"; with {workers} a node would hold {amount(later)}, more than the {amount(room)} that one has"
@@ -121,7 +131,7 @@ def _in_smallest_world(shares: Sequence[HolderShare], policy: CheckpointPolicy, 
     """What a node would have to hold there: the same state, spread evenly over fewer."""
     copies = sum(share.save_bytes for share in shares)
     replicas = policy.memory.replicas
-    one = copies // max(1, min(replicas, len(shares)))
+    one = copies // max(1, min(replicas, len({share.node for share in shares})))
     return max((share.checkpoints for share in shares), default=0) * -(-one * min(replicas, workers) // workers)
 
 
@@ -154,26 +164,34 @@ def _shares(facts: Facts, saves: Mapping[int, int]) -> tuple[HolderShare, ...]:
     holders = {h.endpoint: h for h in sealed_holders(facts, facts.world.epoch) if h.endpoint.holder in named}
     policy, members = facts.spec.checkpoint, facts.world.members
     replicas = effective_replicas(policy.memory.replicas, len({e.domain for e in holders}))
-    where = _placed(tuple((m.index, m.node) for m in members), tuple(holders), replicas)
-    local = facts.world.size // len(members)
+    local, servers = facts.world.size // len(members), servers_per_node(holders)
+    where = _placed(tuple((m.index, m.node) for m in members), tuple(holders), replicas, local)
     ranks: dict[HolderEndpoint, int] = {}
     size: dict[HolderEndpoint, int] = {}
-    for index, endpoints in where.items():
-        for endpoint in endpoints:
-            ranks[endpoint] = ranks.get(endpoint, 0) + local
-            size[endpoint] = size.get(endpoint, 0) + saves[index] + saves[index] // _OVERHEAD
+    for index, by_rank in where.items():
+        each, save_bytes = local // len(by_rank), saves[index] + saves[index] // _OVERHEAD
+        for endpoint in chain(*by_rank):
+            ranks[endpoint] = ranks.get(endpoint, 0) + each
+            size[endpoint] = size.get(endpoint, 0) + -(-save_bytes * each // local)
     return tuple(
         HolderShare(
             node=endpoint.holder.node,
+            server=endpoint.server,
+            servers=servers,
             ranks=ranks[endpoint],
             save_bytes=size[endpoint],
             checkpoints=checkpoints(policy, more_kept(facts.spec)),
             limit_bytes=holders[endpoint].limit_bytes,
             others_bytes=_others(holders[endpoint], size[endpoint]),
-            job_limit_bytes=policy.memory.size_limit_bytes,
+            job_limit_bytes=part_of(policy.memory.size_limit_bytes, servers),
         )
         for endpoint in sorted(size, key=lambda e: e.holder)
     )
+
+
+def part_of(size_limit_bytes: int | None, servers: int) -> int | None:
+    """Splits a node's `sizeLimit` among its servers; None: there is none."""
+    return None if size_limit_bytes is None else size_limit_bytes // servers
 
 
 def checkpoints(policy: CheckpointPolicy, more: int = 0) -> int:
@@ -186,9 +204,9 @@ def checkpoints(policy: CheckpointPolicy, more: int = 0) -> int:
 
 @functools.lru_cache(maxsize=16)
 def _placed(
-    nodes: tuple[tuple[int, str], ...], holders: tuple[HolderEndpoint, ...], replicas: int
-) -> Mapping[int, tuple[HolderEndpoint, ...]]:
-    return targets(dict(nodes), holders, replicas)
+    nodes: tuple[tuple[int, str], ...], holders: tuple[HolderEndpoint, ...], replicas: int, local_ranks: int
+) -> Mapping[int, RankTargets]:
+    return targets(dict(nodes), holders, replicas, local_ranks)
 
 
 def _others(holder: HolderSeen, save_bytes: int) -> int:
@@ -200,20 +218,21 @@ def _others(holder: HolderSeen, save_bytes: int) -> int:
 def _holding(share: HolderShare, verb: str) -> str:
     each = amount(share.save_bytes // max(1, share.ranks))
     ranks = f"{share.ranks} rank{'s' * (share.ranks != 1)} at {each}{' each' * (share.ranks != 1)}"
-    return f"{share.node} {verb} {share.checkpoints} checkpoints of {ranks} = {amount(share.needed_bytes)}"
+    return f"{share.where} {verb} {share.checkpoints} checkpoints of {ranks} = {amount(share.needed_bytes)}"
 
 
 def _remedy(share: HolderShare, policy: CheckpointPolicy) -> str:
     """What is too small, and what to do about it."""
     others = f", of which other jobs use {amount(share.others_bytes)}" if share.others_bytes else ""
-    server = f"its memory tier has {amount(share.limit_bytes)}{others}" if share.limit_bytes is not None else ""
+    part = "its memory tier" if share.servers == 1 else "its part of the node's memory tier"
+    server = f"{part} has {amount(share.limit_bytes)}{others}" if share.limit_bytes is not None else ""
     job = share.job_limit_bytes
     if job is not None and job < share.needed_bytes:
         what = f"sizeLimit allows {amount(job)}"
-        raise_it = f"raise checkpoint.memory.sizeLimit to {amount(share.needed_bytes)} or more"
+        raise_it = f"raise checkpoint.memory.sizeLimit to {amount(share.needed_bytes * share.servers)} or more"
     else:
-        what = server
-        raise_it = f"raise the memory tier's maxMemory to {amount(share.needed_bytes + share.others_bytes)} or more"
+        what, node_bytes = server, (share.needed_bytes + share.others_bytes) * share.servers
+        raise_it = f"raise the memory tier's maxMemory to {amount(node_bytes)} or more"
     ways = [
         raise_it,
         *(["keep fewer checkpoints"] if policy.memory.keep > 1 else []),

@@ -7,7 +7,8 @@ each job's reconciler and by the leader's `memory_maintenance`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from surefoot_operator.api.status import JobStatus, World, condition_of
@@ -34,13 +35,15 @@ class HolderPod:
     ready: bool
     deleting: bool = False
     node_ready: bool = True
+    servers: int = 1
+    """That it runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobSafety:
     """Whether one job can lose a holder now.
 
-    `nodes`: those whose holders it has sealed and read; None: it needs none.
+    `nodes`: how many holders of each it has sealed and read; None: it needs none.
     """
 
     job: str
@@ -49,7 +52,7 @@ class JobSafety:
     reason: str
     at_seconds: float
     topology_key: str = ""
-    nodes: frozenset[str] | None = None
+    nodes: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,7 @@ def safety(seen: Observed, status: JobStatus, kept: Maintenance | None) -> JobSa
     name = f"{seen.job.namespace}/{seen.job.name}"
     key = seen.job.spec.checkpoint.memory.topology_key
 
-    def says(safe: bool, reason: str, nodes: frozenset[str] | None = None) -> JobSafety:
+    def says(safe: bool, reason: str, nodes: Mapping[str, int] | None = None) -> JobSafety:
         return JobSafety(name, safe, reason, seen.now, key, nodes)
 
     world = status.world
@@ -98,9 +101,9 @@ def safety(seen: Observed, status: JobStatus, kept: Maintenance | None) -> JobSa
     return says(True, f"{kept.watermark} has {kept.replicas} copies", _read(gather(seen), world))
 
 
-def _read(facts: Facts, world: World) -> frozenset[str]:
-    """Nodes whose holders the job has sealed and read in that world's epoch."""
-    return frozenset(h.endpoint.holder.node for h in sealed_holders(facts, world.epoch))
+def _read(facts: Facts, world: World) -> Mapping[str, int]:
+    """How many holders of each node the job has sealed and read in that world's epoch."""
+    return Counter(h.endpoint.holder.node for h in sealed_holders(facts, world.epoch))
 
 
 def refused_safety(status: JobStatus | None, now: float) -> JobSafety:
@@ -161,13 +164,15 @@ def ready_holders(pods: Sequence[HolderPod]) -> str:
 
 def why_unsafe(pods: Sequence[HolderPod], jobs: Sequence[JobSafety], now: float) -> str:
     """Says why no holder may be restarted; empty: one may."""
-    ready = {pod.node for pod in pods if pod.ready and pod.node_ready}
+    ready = {pod.node: pod.servers for pod in pods if pod.ready and pod.node_ready}
     for one in jobs:
         if not one.safe:
             return f"job {one.job} cannot spare a holder: {one.reason}"
         if one.nodes is not None and now - one.at_seconds > STALE_SECONDS:
             return f"job {one.job} was not reconciled for {now - one.at_seconds:.0f} s"
-        missing = sorted(ready - one.nodes) if one.nodes is not None else []
+        read = one.nodes
+        missing = sorted(n for n, servers in ready.items() if read.get(n, 0) < servers) if read is not None else []
         if missing:
-            return f"job {one.job} has not read the holder on {missing[0]} yet"
+            which = "the holder" if ready[missing[0]] == 1 else "every holder"
+            return f"job {one.job} has not read {which} on {missing[0]} yet"
     return ""

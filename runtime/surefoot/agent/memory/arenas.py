@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from surefoot.agent.memory import demand as occupancy
 from surefoot.agent.memory import save_progress as saves
@@ -88,8 +89,9 @@ class StagingMemory:
         """Holders of this epoch, the targets of this worker's saves first."""
         if self._holders is None:
             return ()
-        every = [endpoint.holder for endpoint in self._holders.holders]
-        return tuple(dict.fromkeys([*(t for t in self._holders.targets if t in every), *every]))
+        every = dict.fromkeys(endpoint.holder for endpoint in self._holders.holders)
+        ours = chain(self._holders.targets, *self._holders.rank_targets)
+        return tuple(dict.fromkeys([*(t for t in ours if t in every), *every]))
 
     def partly_told(self) -> int:
         """The epoch that has more holders than these; 0: none has."""
@@ -183,8 +185,8 @@ class StagingMemory:
         if self._holders is None or holders.epoch != self._holders.epoch:
             self._needs = StagingNeeds()  # another world, other shares
         self._holders = holders
-        for arena in self._arenas.values():
-            self._aim(arena.drain)
+        for local, arena in self._arenas.items():
+            self._aim(arena.drain, local)
 
     def begin(self, epoch: int) -> None:
         """Gives up what older epochs staged, before trainers of `epoch` start."""
@@ -215,7 +217,7 @@ class StagingMemory:
         )
         arena = DrainArena(file.memory, SLOTS, file.slot_bytes)
         drain = Drain(arena, self._incarnation, self.open_tier, watcher, self._options)
-        self._aim(drain)
+        self._aim(drain, local)
         return _RankArena(file, drain, {}, {})
 
     def _call(self, call: Callable[[], None]) -> None:
@@ -224,10 +226,10 @@ class StagingMemory:
         except RuntimeError:
             pass  # the loop has ended, and with it everyone who could want to know
 
-    def _aim(self, drain: Drain) -> None:
+    def _aim(self, drain: Drain, local: int) -> None:
         if self._holders is not None:
             every = frozenset(endpoint.holder for endpoint in self._holders.holders)
-            drain.retarget(self._holders.targets, every, self._holders.replicas)
+            drain.retarget(self._holders.targets_of(local), every, self._holders.replicas)
 
     def _saved(self, save: RankSave, copies: int) -> None:
         self.tracker = saves.written(self.tracker, save, copies)

@@ -108,7 +108,6 @@ def attached(
         parent=lineage[-1].parent,
         lineage=tuple((e.epoch, e.parent, e.size) for e in lineage),
         holders=(),
-        targets=(),
         replicas=1,
         interval_steps=interval,
         persistent_interval_steps=interval,

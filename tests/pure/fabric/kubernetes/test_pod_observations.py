@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.identities import Checkpoint, ServerId
 from surefoot_operator.api.status import Condition, JobStatus, World, stamp
 from surefoot_operator.api.status_json import status_to_json
 from surefoot_operator.errors import FabricError
@@ -110,15 +110,13 @@ def test_foreign_labels_are_an_error_and_no_worker() -> None:
 
 
 def test_a_holder_is_unknown_until_it_began_and_another_with_each_container() -> None:
-    assert pod_observations.holder(pod("Pending"), False, "z", TierAccess("a", "b")) is None
+    assert pod_observations.holders(pod("Pending"), False, "z", TierAccess("a", "b")) == ()
     running = pod("Running", container("redis", running={}), podIP="10.0.0.1")
-    place = pod_observations.holder(running, False, "z", TierAccess("a", "b"))
-    assert place is not None
+    (place,) = pod_observations.holders(running, False, "z", TierAccess("a", "b"))
     assert (place.node, place.host, place.port, place.process) == ("n1", "10.0.0.1", 6379, "x/containerd://1")
     assert place.running
     for found, gone in ((running, True), (pod("Running", container("redis", waiting={}), podIP="10.0.0.1"), False)):
-        place = pod_observations.holder(found, gone, "z", TierAccess("a", "b"))
-        assert place is not None
+        (place,) = pod_observations.holders(found, gone, "z", TierAccess("a", "b"))
         assert not place.running
 
 
@@ -130,13 +128,35 @@ def test_the_holder_is_the_container_with_the_port_and_not_its_companion() -> No
         {"name": "companion", "ports": ports[0]},
         {"name": "server", "ports": ports[1]},
     ]
-    place = pod_observations.holder(found, False, "z", TierAccess("a", "b"))
-    assert place is not None
+    (place,) = pod_observations.holders(found, False, "z", TierAccess("a", "b"))
     assert (place.process, place.port, place.running) == ("x/containerd://1", 7000, True)
     assert place.settling
     found["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
-    again = pod_observations.holder(found, False, "z", TierAccess("a", "b"))
+    (again,) = pod_observations.holders(found, False, "z", TierAccess("a", "b"))
     assert again == replace(place, settling=False)
+
+
+def test_each_server_of_a_pod_is_a_holder_of_its_own() -> None:
+    found = pod(
+        "Running",
+        container("redis", running={}),
+        {"name": "redis-1", "containerID": "containerd://7", "state": {"terminated": {}}},
+        {"name": "redis-2", "state": {"waiting": {}}},
+        container("companion", running={}),
+        podIP="10.0.0.1",
+    )
+    names = ("redis-2", "redis", "redis-1", "companion")
+    ports = {"redis": 6379, "redis-1": 6380, "redis-2": 6381, "companion": 9465}
+    found["spec"]["containers"] = [
+        {"name": n, "ports": [{"name": "metrics" if n == "companion" else n, "containerPort": ports[n]}]} for n in names
+    ]
+    assert pod_observations.servers(found) == 3
+    seen = pod_observations.holders(found, False, "z", TierAccess("a", "b"))
+    assert [(p.server, p.port, p.process, p.running, p.servers) for p in seen] == [
+        (0, 6379, "x/containerd://1", True, 3),
+        (1, 6380, "x/containerd://7", False, 3),
+    ], "one that has no container yet is unknown"
+    assert {p.server_id for p in seen} == {ServerId("n1", 0), ServerId("n1", 1)}
 
 
 def test_a_patch_tests_the_status_that_it_stands_on() -> None:

@@ -11,7 +11,7 @@ from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.api.status import Incident, World
 from surefoot_operator.observed import Observed
-from surefoot_operator.observed_tiers import PersistentSeen, SightSeen
+from surefoot_operator.observed_tiers import HolderSeen, PersistentSeen, SightSeen
 from surefoot_operator.policy.actions import LookAround, Plan
 from surefoot_operator.policy.check import check
 from surefoot_operator.policy.facts import gather
@@ -19,6 +19,7 @@ from surefoot_operator.policy.failure.holder_liveness import (
     LOOK_SECONDS,
     OTHERS_SECONDS,
     answers_awaited,
+    silent_holders,
     usable_holders,
 )
 from surefoot_operator.policy.plan import plan
@@ -87,6 +88,15 @@ def test_nothing_is_given_up_while_agents_see_what_the_operator_does_not(ago: fl
     assert "n0" in made.reason
     assert "an agent reaches it" in made.reason
     assert TIMEOUT in made.reason
+
+
+def test_a_silent_server_is_gone_only_once_another_instance_runs_in_its_own_place() -> None:
+    seen = blind(0.1)
+    beside = HolderSeen(endpoint("n0", "i1", server=1), "Ready", NOW)
+    assert len(silent_holders(gather(replace(seen, holders=(*seen.holders, beside))))) == 3
+    again = HolderSeen(endpoint("n0", "i1"), "Ready", NOW)
+    left = silent_holders(gather(replace(seen, holders=(*seen.holders, again))))
+    assert [e.holder.node for e in left] == ["n1", "n2"]
 
 
 @pytest.mark.parametrize("policy", ["Wait", "Fail", "Restart"])

@@ -176,6 +176,16 @@ def test_a_new_holder_is_sealed_and_read_before_it_is_named() -> None:
     assert fresh.endpoint in kept.holders
 
 
+def test_another_server_of_a_node_does_not_stand_for_one_that_is_silent() -> None:
+    beside = HolderSeen(endpoint("n1", "i1", server=1), "Ready", NOW, fence=1, read_epoch=1)
+    seen = with_holder(running(), "n1", state="Silent")
+    kept = maintain(replace(seen, holders=(*seen.holders, beside)))
+    assert {e.holder.instance for e in kept.status.named_holders} == {"n0-i0", "n1-i0", "n1-i1", "n2-i0"}
+    again = replace(beside, endpoint=endpoint("n1", "i2"))
+    kept = maintain(replace(seen, holders=(*seen.holders, again)))
+    assert {e.holder.instance for e in kept.status.named_holders} == {"n0-i0", "n1-i2", "n2-i0"}, "it restarted"
+
+
 def test_a_holder_that_is_gone_is_forgotten_and_a_silent_one_is_not() -> None:
     gone = maintain(with_holder(running(), "n1", state="Gone"))
     assert [e.holder.node for e in gone.status.named_holders] == ["n0", "n2"]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from support.builders import BEGAN, manifest, running, told, with_holder, with_session
+from support.builders import BEGAN, endpoint, manifest, running, told, with_holder, with_session
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.api.status import Condition
 from surefoot_operator.observed import Observed
@@ -90,6 +90,36 @@ def test_what_would_not_fit_in_the_smallest_world_is_told_ahead(limit: int, reas
     told = "; with 2 workers a node would hold 14.4 GB, more than the 14.4 GB that one has"
     assert budget.message.endswith(told) == (reason == "FitsForNow")
     assert weighed(now, POLICY, 4).reason == "Fits"
+
+
+def test_a_server_has_its_part_of_its_nodes_memory_and_people_are_told_of_the_nodes() -> None:
+    small = share(ranks=2, save_bytes=2_400_000_000, limit_bytes=4 * GIB, servers=2, server=1)
+    budget = weighed([replace(small, server=0, save_bytes=1000), small], POLICY, 1)
+    assert (budget.fits, budget.message) == (
+        False,
+        "node-b (server 1) would hold 3 checkpoints of 2 ranks at 1.20 GB each = 7.20 GB; its part of the node's memory"
+        " tier has 4.29 GB: raise the memory tier's maxMemory to 14.4 GB or more, keep fewer checkpoints, use fewer"
+        " replicas or train with more workers",
+    )
+    # two copies on two nodes now, one node then: what a node holds is not split further by its servers
+    now = [replace(small, node=f"node-{n}", server=s, limit_bytes=7_200_000_000) for n in range(2) for s in range(2)]
+    assert weighed(now, POLICY, 1).reason == "Fits"
+
+
+def test_ranks_of_a_worker_are_spread_over_a_nodes_servers() -> None:
+    seen = running(nproc_per_node=4)
+    assert seen.status.world is not None
+    status = replace(seen.status, world=replace(seen.status.world, size=12))
+    more = tuple(
+        replace(h, endpoint=endpoint(h.endpoint.holder.node, "i1", server=1), entries=()) for h in seen.holders
+    )
+    holders = (*seen.holders, *more)
+    status = replace(status, named_holders=tuple(h.endpoint for h in holders))
+    budget = judged(gather(saying(replace(seen, status=status, holders=holders), 102_400, 10**9)))
+    assert budget is not None
+    assert {(s.node, s.server): s.ranks for s in budget.shares} == {(f"n{n}", s): 4 for n in range(3) for s in range(2)}
+    assert {s.save_bytes for s in budget.shares} == {4 * 25_700}
+    assert {s.servers for s in budget.shares} == {2}
 
 
 def test_a_checkpoint_that_is_being_uploaded_stays_too() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -33,7 +34,7 @@ def pod(name: str, revision: str = "old", ready: bool = True, **changes: object)
 
 
 def job(safe: bool = True, nodes: str | None = "abc", at_seconds: float = NOW) -> JobSafety:
-    read = None if nodes is None else frozenset(f"node-{name}" for name in nodes)
+    read = None if nodes is None else Counter(f"node-{name}" for name in nodes)
     return JobSafety("ns/gpt", safe, "of a reason", at_seconds, nodes=read)
 
 
@@ -65,6 +66,12 @@ def test_nothing_goes_once_all_are_new() -> None:
         ((pod("a"), pod("b", "new", ready=False)), 2, (job(),), "b on node-b is not ready"),
         ((pod("a"), pod("b")), 2, (job(safe=False),), "job ns/gpt cannot spare a holder: of a reason"),
         ((pod("a"), pod("b")), 2, (job(nodes="a"),), "job ns/gpt has not read the holder on node-b yet"),
+        (
+            (pod("a", servers=2), pod("b", servers=2)),
+            2,
+            (job(nodes="aab"),),
+            "job ns/gpt has not read every holder on node-b yet",
+        ),
         ((pod("a"), pod("b")), 2, (job(at_seconds=NOW - STALE_SECONDS - 1),), "job ns/gpt was not reconciled for 16 s"),
         (
             (pod("a", node_ready=False), pod("b", "new")),
@@ -122,7 +129,7 @@ class Tier:
         holding = {p.domain for p in self.pods if p.node in self.copies}
         enough = min(2, len(domains))
         safe = enough == 2 and len(holding) >= enough
-        return JobSafety("ns/gpt", safe, "too few copies", NOW, nodes=frozenset(self.read))
+        return JobSafety("ns/gpt", safe, "too few copies", NOW, nodes=Counter(self.read))
 
     def possible(self) -> list[tuple[str, int]]:
         """What can happen now."""
@@ -196,7 +203,7 @@ def test_a_job_with_all_its_copies_can_spare_a_holder() -> None:
     seen = running()
     answer = said(seen)
     assert answer.safe, answer.reason
-    assert answer.nodes == {h.endpoint.holder.node for h in seen.holders}
+    assert answer.nodes == {h.endpoint.holder.node: 1 for h in seen.holders}
     assert "2 copies" in answer.reason
 
 

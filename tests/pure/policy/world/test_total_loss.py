@@ -202,7 +202,7 @@ def test_what_is_lost_holds_up_no_upgrade_of_the_memory_tier() -> None:
     seen = lost()
     answer = safety(seen, decided(seen).status, None)
     assert answer.safe, answer.reason
-    assert answer.nodes == {"n0", "n1", "n2"}, "each was read, and has nothing"
+    assert answer.nodes == {"n0": 1, "n1": 1, "n2": 1}, "each was read, and has nothing"
 
 
 def test_what_a_holder_that_is_away_may_have_is_not_lost_by_an_upgrade() -> None:

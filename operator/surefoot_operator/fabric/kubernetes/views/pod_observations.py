@@ -5,6 +5,7 @@ Pure; called by `kubernetes_fabric` and `cache`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from surefoot_operator.api.moments import moment_seconds
@@ -119,6 +120,15 @@ def _last_words(ended: Object, code: int) -> str:
     return lines[-1][:_SAID] if lines and code > 0 else ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """One Redis of a holder's pod."""
+
+    number: int
+    container: str
+    port: int
+
+
 def _trainer(pod: Object) -> tuple[Phase, int | None, str]:
     status = pod.get("status", {})
     state = _state(status, labels.TRAINER)
@@ -156,31 +166,42 @@ def _waiting(status: Object, state: Object) -> str:
     return ""
 
 
-def holder(pod: Object, gone: bool, domain: str, access: TierAccess) -> HolderPlace | None:
-    """Translates a holder's pod; None while it starts: unknown, not dead."""
-    status = pod.get("status", {})
-    server, port = _server(pod)
-    found: Object = next((c for c in status.get("containerStatuses", ()) if c["name"] == server), {})
-    where, address, container = node_of(pod), status.get("podIP"), found.get("containerID")
-    if where is None or not address or not container:
-        return None
-    return HolderPlace(
-        node=where,
-        domain=domain,
-        host=address,
-        port=port,
-        process=f"{pod['metadata']['uid']}/{container}",
-        running=not gone and "running" in found.get("state", {}) and status.get("phase") == "Running",
-        settling=len(pod["spec"]["containers"]) > 1 and not is_ready(pod),
-        admin_user=access.user,
-        admin_password=access.password,
-        tls_ca=access.authority if labels.HOLDER_TLS in (pod["metadata"].get("annotations") or {}) else None,
+def holders(pod: Object, gone: bool, domain: str, access: TierAccess) -> tuple[HolderPlace, ...]:
+    """Translates the servers of a holder's pod.
+
+    One that starts is left out: unknown, not dead.
+    """
+    status, found = pod.get("status", {}), _servers(pod)
+    where, address = node_of(pod), status.get("podIP")
+    if where is None or not address:
+        return ()
+    states: dict[str, Object] = {c["name"]: c for c in status.get("containerStatuses", ())}
+    secure = labels.HOLDER_TLS in (pod["metadata"].get("annotations") or {})
+    return tuple(
+        HolderPlace(
+            node=where,
+            domain=domain,
+            host=address,
+            port=one.port,
+            process=f"{pod['metadata']['uid']}/{states[one.container]['containerID']}",
+            running=not gone
+            and "running" in states[one.container].get("state", {})
+            and status.get("phase") == "Running",
+            settling=len(pod["spec"]["containers"]) > len(found) and not is_ready(pod),
+            admin_user=access.user,
+            admin_password=access.password,
+            tls_ca=access.authority if secure else None,
+            server=one.number,
+            servers=len(found),
+        )
+        for one in found
+        if states.get(one.container, {}).get("containerID")
     )
 
 
 def holder_marks(pod: Object) -> object:
     """The parts of a holder's pod that plans read."""
-    return pod["metadata"]["uid"], holder(pod, False, "", TierAccess())
+    return pod["metadata"]["uid"], holders(pod, False, "", TierAccess())
 
 
 def is_ready(pod: Object) -> bool:
@@ -189,12 +210,29 @@ def is_ready(pod: Object) -> bool:
     return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
 
-def _server(pod: Object) -> tuple[str, int]:
-    """Which container is the holder, and where it listens: a companion may stand beside it."""
-    containers = pod["spec"]["containers"]
+def servers(pod: Object) -> int:
+    """Counts the servers of a holder's pod."""
+    return len(_servers(pod))
+
+
+def _servers(pod: Object) -> list[_Server]:
+    """Which containers are holders, and where they listen: a companion may stand beside them."""
+    containers = pod["spec"].get("containers", ())
+    found = []
     for container in containers:
         for port in container.get("ports", ()):
-            if port.get("name") == labels.HOLDER_CONTAINER:
-                return str(container["name"]), int(port["containerPort"])
+            number = _number(str(port.get("name", "")))
+            if number is not None:
+                found.append(_Server(number, str(container["name"]), int(port["containerPort"])))
+    if found:
+        return sorted(found, key=lambda one: one.number)
     first = next((str(container["name"]) for container in containers), labels.HOLDER_CONTAINER)
-    return first, labels.HOLDER_PORT
+    return [_Server(0, first, labels.HOLDER_PORT)]
+
+
+def _number(port_name: str) -> int | None:
+    """A server's number by its port's name, `redis` or `redis-1`; None: it is no server's."""
+    if port_name == labels.HOLDER_CONTAINER:
+        return 0
+    text = port_name.removeprefix(f"{labels.HOLDER_CONTAINER}-")
+    return int(text) if text != port_name and text.isascii() and text.isdecimal() else None
