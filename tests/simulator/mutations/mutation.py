@@ -58,6 +58,8 @@ LAST = replace(ROUGH, nodes=2, workers=2, local_ranks=2, steps=12, interval=4, f
                kinds=("operator loses nodes", "holder restarts"))  # fmt: skip
 PARTED = replace(ROUGH, steps=40, fault_span_seconds=10.0, kinds=("operator loses nodes", "two nodes lose each other",
                  "node freezes", "holder freezes", "trainer dies", "agent dies"))  # fmt: skip
+SERVED = replace(PARTED, servers=2, local_ranks=2, replicas=1, kinds=("holder freezes", "operator loses holders",
+                 "trainer dies", "agent dies"))  # fmt: skip
 DYING_TRAINERS = replace(ROUGH, kinds=("trainer dies",), faults=6, interval=1)
 LEFT = replace(ROUGH, nodes=4, workers=3, least_workers=2, steps=60, faults=6, fault_span_seconds=12.0,
                kinds=("node is to be left", "pod is deleted", "trainer dies", "operator dies"))  # fmt: skip

@@ -11,6 +11,7 @@ from simulator.mutations.mutation import (
     PARTED,
     PROMOTING,
     ROUGH,
+    SERVED,
     STRAYING,
     TIED,
     UNGIVING,
@@ -21,12 +22,13 @@ from simulator.mutations.mutation import (
 from simulator.scopes import Scope
 from simulator.world import Decisions
 from surefoot.protocol.checkpoints import completeness
-from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint
 from surefoot_operator.coordinator import desired_messages, order_requests, orders, sessions
 from surefoot_operator.observed import Observed
 from surefoot_operator.observed_tiers import HolderSeen
 from surefoot_operator.policy import claimed_plan, facts, indexes, plan
 from surefoot_operator.policy.actions import Plan
+from surefoot_operator.policy.failure import holder_liveness
 from surefoot_operator.policy.maintenance import maintain as upkeep
 from surefoot_operator.policy.spares import wanted_indexes
 from surefoot_operator.policy.world import claim, restore_point
@@ -90,6 +92,12 @@ def _asked_before(order: orders.Orders) -> orders.Orders:
     return order
 
 
+def _another_of_its_node(known: facts.Facts, silent: list[HolderEndpoint]) -> list[HolderEndpoint]:
+    """A server that answers tells that a silent one beside it is gone."""
+    answering = {h.endpoint.holder.node for h in known.seen.holders if h.state == "Ready"}
+    return [one for one in silent if one.holder.node not in answering]
+
+
 _SEALED = tuple((module, "sealed_at", _any_ready) for module in (facts, indexes))
 
 RESTORE = (
@@ -103,6 +111,11 @@ RESTORE = (
     Mutation("attempts and restarts are forgotten", decisions=Decisions(plan=_forgotten_status)),
     Mutation("a silent named holder is forgotten at once",
              patches=((upkeep, "_forgotten", lambda end, known, sealed, nodes: end.holder not in sealed),), settings=PARTED),
+    Mutation("a server that answers stands for a silent one of its node",
+             patches=((holder_liveness, "_not_restarted", _another_of_its_node),), settings=SERVED),
+    Mutation("a silent server is forgotten once another one of its node answers",
+             patches=((upkeep, "_forgotten", lambda end, known, sealed, servers: end.holder not in sealed
+                       and end.holder.node in {one.node for one in sealed}),), settings=SERVED),
     Mutation("agents hear of holders that status does not name", patches=((desired_messages, "desired_state", _named_by_anybody),),
              settings=replace(PARTED, steps=60, faults=14, fault_span_seconds=16.0, replicas=1,
                               kinds=("operator loses a holder for long", "trainer dies", "holder restarts"))),
