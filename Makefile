@@ -251,6 +251,10 @@ bench-gpu: $(VENV)/.ready ## saves and restores of a program on a CUDA device, b
 bench-frozen: $(VENV)/.ready ## bytes that holders receive of a state that is 95 % frozen (build/bench/frozen_weights.json, seconds)
 	$(BIN)/python -m bench.frozen_weights --out build/bench/frozen_weights.json
 
+.PHONY: bench-servers
+bench-servers: $(VENV)/.ready ## eight ranks of one agent to one, two and four Redis servers of each node (a minute)
+	$(BIN)/python -m bench.node_servers
+
 .PHONY: bench-link
 bench-link: $(VENV)/.ready ## steps of a training whose saves share a slow link, without a limit and with one (Linux, root; build/paced_link.json, two minutes)
 	PYTHONPATH=tests $(BIN)/python -m bench.paced_link --out build/paced_link.json

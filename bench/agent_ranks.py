@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ class Rank:
     """One rank's staging memory and its drain; `saved` is set once every target has acknowledged."""
 
     def __init__(
-        self, number: int, world: int, size_bytes: int, endpoints: tuple[HolderEndpoint, ...], options: DrainOptions
+        self, number: int, world: int, size_bytes: int, targets: Sequence[HolderEndpoint], options: DrainOptions
     ) -> None:
         rows = size_bytes // (4 * COLUMNS)
         shape = (rows * world, COLUMNS)
@@ -52,7 +53,7 @@ class Rank:
         self.save = RankSave(1, 0, number)
         self._world, self.chunks = world, len(self._stream.layout.chunk_starts)
         self.saved, self._ok = threading.Event(), False
-        by_holder = {e.holder: e for e in endpoints}
+        by_holder = {e.holder: e for e in targets}
         watcher = DrainWatcher(self._freed, lambda save, copies: None, lambda reason, text: None)
         arena = DrainArena(self._memory, 2, self._slot_bytes)
         self._drain = Drain(arena, "bench", lambda h: HolderClient(by_holder[h], JOB, ACCOUNT, 10.0), watcher, options)
@@ -111,13 +112,14 @@ def measured(task: dict[str, Any]) -> dict[str, Any]:
                     here["seconds"].append(time.monotonic() - began)
                     here["agent_cpu_seconds"].append(time.process_time() - agent)
                     here["holders_cpu_seconds"].append(spent_seconds(holders) - others)
-                _drop(endpoints, ranks)
+                drop(endpoints, ranks)
             for rank in ranks:
                 rank.close()
     return found
 
 
-def _drop(endpoints: tuple[HolderEndpoint, ...], ranks: list[Rank]) -> None:
+def drop(endpoints: Sequence[HolderEndpoint], ranks: Sequence[Rank]) -> None:
+    """Removes the ranks' saves from every holder."""
     for endpoint in endpoints:
         client = HolderClient(endpoint, JOB, ACCOUNT, 10.0)
         for rank in ranks:

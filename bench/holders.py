@@ -69,7 +69,7 @@ def running(state_bytes: int) -> Iterator[Tier]:
         try:
             endpoints: list[tuple[str, str, str, int]] = []
             for node in NODES:
-                port = _free_port()
+                port = free_port()
                 settings = ServerSettings(
                     port,
                     room,
@@ -100,7 +100,8 @@ def running(state_bytes: int) -> Iterator[Tier]:
                 one.kill()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Finds a loopback port that is free at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -44,18 +44,18 @@ class NodeFigures:
         return self.staging_gb + self.holder_gb < NODE_MEMORY_GB
 
 
-def figures(rank_gb: float, link_gbits: float, keep: int = 1, pinned: int = 1) -> NodeFigures:
+def figures(rank_gb: float, link_gbits: float, servers: int = 1, keep: int = 1, pinned: int = 1) -> NodeFigures:
     """Of eight ranks with so much state each, on a link of so many Gb/s each way.
 
     A save has one copy on the node itself and one on another, which sends its own here: the link carries the state once
-    each way, the holder takes it twice.
+    each way, the node's servers take it twice.
     """
     state, link = GPUS * rank_gb, link_gbits / 8
     drain, drain_bound = _slowest(
         {
             "the link": state / link,
             f"{CORES} cores": state * DRAIN_CPU_SECONDS_A_GB / CORES,
-            "Redis' thread": 2 * state * HOLDER_CPU_SECONDS_A_GB,
+            "Redis' threads": 2 * state * HOLDER_CPU_SECONDS_A_GB / servers,
         }
     )
     restore, restore_bound = _slowest(
@@ -76,14 +76,17 @@ def _slowest(parts: Mapping[str, float]) -> tuple[float, str]:
 
 
 def main() -> None:
-    print("| state of a rank; node | link | stall | drained after, by | restored after, by | staging; holder |")
-    print("|---|---|---|---|---|---|")
+    print(
+        "| state of a rank; node | link | stall | drained after, by | by four servers | restored after, by | staging; holders |"
+    )
+    print("|---|---|---|---|---|---|---|")
     for rank_gb in (10.0, 20.0, 40.0, 80.0):
         for link in (25.0, 100.0, 400.0):
-            of = figures(rank_gb, link)
+            of, more = figures(rank_gb, link), figures(rank_gb, link, servers=4)
             room = f"{of.staging_gb:g}; {of.holder_gb:g} GB" + ("" if of.fits else ", more than the node has")
             print(
                 f"| {rank_gb:g}; {of.state_gb:g} GB | {link:g} Gb/s | {of.stall:.2g} s | {of.drain:.0f} s, {of.drain_bound} |"
+                f" {more.drain:.0f} s, {more.drain_bound} |"
                 f" {of.restore:.0f} s, {of.restore_bound} | {room} |"
             )
 
