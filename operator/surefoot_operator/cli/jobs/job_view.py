@@ -15,7 +15,7 @@ from surefoot_operator.observed import NodeSeen, WorkerSeen
 
 @dataclass(frozen=True, slots=True)
 class HolderLook:
-    """One holder of the memory tier as its pod or process stands."""
+    """A node's holders as their pod or processes stand."""
 
     node: str
     running: bool

@@ -6,6 +6,7 @@ Touches files and /proc, changes nothing, and works while the run goes on and af
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from surefoot_operator.api.status_json import status_to_json
@@ -13,7 +14,7 @@ from surefoot_operator.cli.cli_errors import UsageError
 from surefoot_operator.cli.jobs.job_view import HolderLook, JobView
 from surefoot_operator.cli.jobs.stored_job import StoredJob, stored_job
 from surefoot_operator.cli.local.run_progress import RunProgress
-from surefoot_operator.fabric.interface import FabricSeen
+from surefoot_operator.fabric.interface import FabricSeen, HolderPlace
 from surefoot_operator.fabric.processes.folder_look import as_fabric_error, look
 from surefoot_operator.fabric.processes.run_folder import RunFolder, read_json
 
@@ -36,10 +37,18 @@ def read_run(root: Path) -> JobView:
         stored=_stored(folder, seen, progress),
         workers=tuple(sorted(seen.workers, key=lambda one: (one.index, one.attempt))),
         nodes=seen.nodes,
-        holders=tuple(HolderLook(place.node, place.running) for place in seen.holders),
+        holders=_looks(seen.holders),
         events=tuple(events),
         free_nodes=seen.free_nodes,
     )
+
+
+def _looks(places: Iterable[HolderPlace]) -> tuple[HolderLook, ...]:
+    """One of each node, as a cluster's pod has all of its servers."""
+    running: dict[str, bool] = {}
+    for place in places:
+        running[place.node] = running.get(place.node, True) and place.running
+    return tuple(HolderLook(node, runs) for node, runs in running.items())
 
 
 def _stored(folder: RunFolder, seen: FabricSeen, progress: RunProgress) -> StoredJob:
