@@ -21,6 +21,7 @@ from support.servers.redis_server import program, running
 from surefoot.holder import Credentials, HolderClient
 from surefoot.holder.holder_line import HolderLine
 from surefoot.holder.server_process import HolderServer
+from surefoot.protocol.identities import ServerId
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.memory import HolderPlace, HolderPool, JobHolders
 from surefoot_operator.settings import MemorySettings
@@ -137,7 +138,7 @@ async def test_an_index_that_did_not_change_is_read_to_the_same_entries(fleet: F
 
     await until(lambda: entries() == (kept,), "the save is read")
     first = entries()
-    shared = fleet.pool.holders[where.holder.node]
+    shared = fleet.pool.holders[where.server_id]
     visits = shared.visits
     await until(lambda: shared.visits > visits + 5, "it is read again")
     assert entries() is first
@@ -184,8 +185,8 @@ async def test_a_line_that_broke_provisions_nobody_again(fleet: Fleet) -> None:
     came = wire.info("stats")["total_connections_received"]
     wire.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
     await until(lambda: wire.info("stats")["total_connections_received"] != came, "the operator comes again")
-    visits = fleet.pool.holders["node-0"].visits
-    await until(lambda: fleet.pool.holders["node-0"].visits > visits + 2, "it visits as before")
+    visits = fleet.pool.holders[ServerId("node-0", 0)].visits
+    await until(lambda: fleet.pool.holders[ServerId("node-0", 0)].visits > visits + 2, "it visits as before")
     await fleet.ready()
     assert wire.info("commandstats")["cmdstat_acl"].split(",")[0] == before.split(",")[0]
     wire.close()

@@ -97,7 +97,8 @@ class JobHolders:
         self._servers = max([self._servers, *(place.server + 1 for place in places)])
         for kept in tuple(self._monitors.values()):
             place = self._places.get(kept.place.server_id)
-            if place is not None and not kept.place.same_server(place):
+            replaced = place is not None and not kept.place.same_server(place)
+            if replaced or self._is_removed(kept.place.server_id):
                 self._retire(kept)
         self._attend()
         self._remember()
