@@ -33,7 +33,7 @@ def open_store(settings: PersistentSettings, *, begin: bool = False) -> ObjectSt
     if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path.startswith("/"):
         return DirectoryStore(Path(unquote(parts.path)), begin)
     if parts.scheme == "s3" and parts.netloc:
-        from surefoot.tiers.s3 import S3Store  # boto3 takes half a second to import: only those pay who use it
+        from surefoot.tiers.s3 import S3Store  # botocore takes half a second to import: only those pay who use it
 
         return S3Store(settings, parts.netloc, unquote(parts.path))
     raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""Stores objects in an S3 bucket, through boto3.
+"""Stores objects in an S3 bucket, through botocore.
 
 Any server that keeps `If-None-Match: *` and `If-Match` for writes will do. Every request has time limits and at most
 three tries with jittered waits (botocore's standard mode), and is counted, tries apart. A repeated conditional write
@@ -15,11 +15,7 @@ from base64 import b64decode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
-import boto3
-import botocore.session
-from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from surefoot import metrics
@@ -28,7 +24,7 @@ from surefoot.protocol.backoff import Backoff
 from surefoot.settings import PersistentSettings
 from surefoot.tiers.bodies import Body
 from surefoot.tiers.object_store import Change
-from surefoot.tiers.parallel_reads import READERS
+from surefoot.tiers.s3_client import client_of
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -55,7 +51,7 @@ class S3Store:
         self._bucket = bucket
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self._extra = _encryption(settings.sse)
-        self._client: S3Client = _client(settings)
+        self._client: S3Client = client_of(settings)
 
     @property
     def place(self) -> str:
@@ -221,48 +217,6 @@ _HINTS = {
     "ExpiredToken": "the credentials have expired",
     "NoSuchBucket": "create the bucket, or correct checkpoint.persistent.uri",
 }
-
-
-def _client(settings: PersistentSettings) -> S3Client:
-    config = Config(
-        connect_timeout=3,
-        read_timeout=15,
-        retries={"mode": "standard", "total_max_attempts": 3},
-        max_pool_connections=READERS,
-        # botocore's own are sent in a trailer, which other servers often lack: ours goes in a header
-        request_checksum_calculation="when_required",
-        response_checksum_validation="when_required",
-        s3={
-            "addressing_style": "path" if settings.endpoint else "auto",
-            "payload_signing_enabled": _in_clear(settings),
-        },
-    )
-    session = botocore.session.Session()
-    # of each object that a listing names; parsing them took longer than all the rest of it, and nobody looks at one
-    session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=str)
-    client = boto3.session.Session(botocore_session=session).client(
-        "s3",
-        endpoint_url=settings.endpoint,
-        region_name=settings.region or "us-east-1",
-        aws_access_key_id=settings.access_key,
-        aws_secret_access_key=settings.secret_key,
-        verify=settings.ca_bundle or None,
-        config=config,
-    )
-    client.meta.events.register("before-send.s3", _count)
-    return client
-
-
-def _in_clear(settings: PersistentSettings) -> bool:
-    """Then a body is hashed once more, for the signature. Over TLS the line guards it, and its checksum is signed."""
-    return settings.endpoint is not None and urlsplit(settings.endpoint).scheme == "http"
-
-
-def _count(request: Any, event_name: str, **_: Any) -> None:
-    """Counts each try of a request, as it leaves."""
-    told = request.headers.get("amz-sdk-request", b"")
-    first = "attempt=1" in (told.decode() if isinstance(told, bytes) else told)
-    metrics.s3_requests.labels(event_name.rsplit(".", 1)[-1], "first" if first else "again").inc()
 
 
 def _encryption(sse: str | None) -> dict[str, Any]:
