@@ -24,7 +24,8 @@ from surefoot.protocol.backoff import Backoff
 from surefoot.settings import PersistentSettings
 from surefoot.tiers.bodies import Body
 from surefoot.tiers.object_store import Change
-from surefoot.tiers.s3_client import client_of
+from surefoot.tiers.s3_client import client_of, code_of, in_clear, session_of
+from surefoot.tiers.s3_uploads import Uploads
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -41,7 +42,6 @@ _RACE_TRIES = 5
 """Of a conditional write that met another one under way."""
 _RACE_WAITS = Backoff(0.05)
 _CHANGE_TRIES = 20
-_SMALL_BYTES = 64 * 1024
 
 
 class S3Store:
@@ -51,7 +51,10 @@ class S3Store:
         self._bucket = bucket
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self._extra = _encryption(settings.sse)
-        self._client: S3Client = client_of(settings)
+        session, signs = session_of(), in_clear(settings)
+        self._client: S3Client = client_of(settings, session, signs)
+        open_unsigned = (lambda: client_of(settings, session, False)) if signs else None
+        self._uploads = Uploads(self._client, str(settings.endpoint), open_unsigned)
 
     @property
     def place(self) -> str:
@@ -73,8 +76,8 @@ class S3Store:
                         **self._extra,
                     )
                 except ClientError as error:
-                    if _code(error) in _NEVER:
-                        raise CopyRefused(f"s3://{self._bucket} does not copy {source}: {_code(error)}") from None
+                    if code_of(error) in _NEVER:
+                        raise CopyRefused(f"s3://{self._bucket} does not copy {source}: {code_of(error)}") from None
                     raise
         except ChunkMissing:
             return False
@@ -147,6 +150,7 @@ class S3Store:
                     raise TierUnavailable(f"s3://{self._bucket} did not remove all of {folder}: {codes}")
 
     def close(self) -> None:
+        self._uploads.close()
         self._client.close()
 
     def _put(
@@ -154,17 +158,15 @@ class S3Store:
     ) -> bool:
         """False if the condition does not hold."""
         body = Body(pieces)
-        told: dict[str, Any] = {**self._extra, **(condition or {}), "ChecksumCRC32": body.checksum()}
+        told = {"Bucket": self._bucket, "Key": self._key(path), **self._extra, **(condition or {})}
         with self._explained(doing, path):
             for attempt in range(_RACE_TRIES):
                 try:
-                    # a small body goes as bytes: for one that is read, botocore first waits for the server's leave
-                    sent: Any = body if len(body) > _SMALL_BYTES else body.whole()
-                    self._client.put_object(Bucket=self._bucket, Key=self._key(path), Body=sent, **told)
+                    self._uploads.put(body, told)
                 except ClientError as error:
-                    if condition and _code(error) in _EXISTS:
+                    if condition and code_of(error) in _EXISTS:
                         return False
-                    if _code(error) not in _RACING or attempt == _RACE_TRIES - 1:
+                    if code_of(error) not in _RACING or attempt == _RACE_TRIES - 1:
                         raise
                     time.sleep(_RACE_WAITS.seconds(attempt + 1, random.random()))
                 else:
@@ -195,7 +197,7 @@ class S3Store:
         try:
             yield
         except ClientError as error:
-            code = _code(error)
+            code = code_of(error)
             text = f"s3://{self._bucket}, {doing} {what}"
             if code in _MISSING:
                 raise ChunkMissing(f"{text}: it is not there") from None
@@ -226,7 +228,3 @@ def _encryption(sse: str | None) -> dict[str, Any]:
     if sse.startswith("aws:kms:"):
         return {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": sse.removeprefix("aws:kms:")}
     return {"ServerSideEncryption": sse}
-
-
-def _code(error: ClientError) -> str:
-    return str(error.response.get("Error", {}).get("Code", "unknown"))

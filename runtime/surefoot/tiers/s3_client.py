@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import botocore.session
 from botocore.config import Config
+from botocore.exceptions import ClientError
 
 from surefoot import metrics
 from surefoot.settings import PersistentSettings
@@ -19,11 +20,24 @@ from surefoot.tiers.parallel_reads import READERS
 
 if TYPE_CHECKING:
     from botocore.loaders import Loader
+    from botocore.session import Session
     from mypy_boto3_s3 import S3Client
 
 
-def client_of(settings: PersistentSettings) -> S3Client:
-    """A client with connections of its own."""
+def session_of() -> Session:
+    """A session of its own: credentials may change between two, where they come from the environment."""
+    session = botocore.session.Session()
+    session.register_component("data_loader", _descriptions())
+    # of each object that a listing names; parsing them took longer than all the rest of it, and nobody looks at one
+    session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=str)
+    return session
+
+
+def client_of(settings: PersistentSettings, session: Session, signs_bodies: bool) -> S3Client:
+    """A client with connections of its own.
+
+    With `signs_bodies` each body is hashed for its signature.
+    """
     config = Config(
         connect_timeout=3,
         read_timeout=15,
@@ -34,14 +48,9 @@ def client_of(settings: PersistentSettings) -> S3Client:
         response_checksum_validation="when_required",
         s3={
             "addressing_style": "path" if settings.endpoint else "auto",
-            "payload_signing_enabled": in_clear(settings),
+            "payload_signing_enabled": signs_bodies,
         },
     )
-    # a session of its own: credentials may change between two, where they come from the environment
-    session = botocore.session.Session()
-    session.register_component("data_loader", _descriptions())
-    # of each object that a listing names; parsing them took longer than all the rest of it, and nobody looks at one
-    session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=str)
     made = session.create_client(
         "s3",
         endpoint_url=settings.endpoint,
@@ -56,8 +65,13 @@ def client_of(settings: PersistentSettings) -> S3Client:
 
 
 def in_clear(settings: PersistentSettings) -> bool:
-    """Then a body is hashed once more, for the signature. Over TLS the line guards it, and its checksum is signed."""
+    """Whether no TLS guards what is sent."""
     return settings.endpoint is not None and urlsplit(settings.endpoint).scheme == "http"
+
+
+def code_of(error: ClientError) -> str:
+    """The server's own word for what went wrong."""
+    return str(error.response.get("Error", {}).get("Code", "unknown"))
 
 
 @cache
