@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 
 def session_of() -> Session:
-    """A session of its own: credentials may change between two, where they come from the environment."""
+    """A session of its own, with botocore's files shared.
+
+    Credentials may change between two, where they come from the environment.
+    """
     session = botocore.session.Session()
     session.register_component("data_loader", _descriptions())
     # of each object that a listing names; parsing them took longer than all the rest of it, and nobody looks at one

@@ -35,9 +35,9 @@ _lock = threading.Lock()
 
 
 class Uploads:
-    """Writes objects through one client, or a second one that signs no bodies.
+    """Writes objects, hashing large bodies only where it must.
 
-    `put` may be called by several threads at once.
+    One client signs bodies, a second one, opened when it is wanted, does not. `put` may be called by several threads at once.
     """
 
     def __init__(self, client: S3Client, endpoint: str, open_unsigned: Callable[[], S3Client] | None) -> None:
