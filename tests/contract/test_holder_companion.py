@@ -182,7 +182,7 @@ def test_figures_are_the_server_s_own(running: HolderServer, admin: HolderAdmin,
 
 
 def figures(watch: Watch) -> dict[str, float]:
-    families = text_string_to_metric_families(exposition(watch.seen).decode())
+    families = text_string_to_metric_families(exposition([watch.seen]).decode())
     return {sample.name: sample.value for family in families for sample in family.samples}
 
 
@@ -201,7 +201,7 @@ def test_the_program_answers_probes_and_ends_when_asked(running: HolderServer, t
             port = int(line.rpartition("figures at port ")[2])
             until(lambda: answer(port, "/readyz")[0] == 200)
             assert answer(port, "/healthz")[0] == 200
-            assert b"surefoot_holder_up 1.0" in answer(port, "/metrics")[1]
+            assert b'surefoot_holder_up{server="0"} 1.0' in answer(port, "/metrics")[1]
             assert answer(port, "/other")[0] == 404
             running.kill()
             until(lambda: answer(port, "/readyz")[0] == 503)
@@ -226,6 +226,9 @@ def answer(port: int, path: str) -> tuple[int, bytes]:
     [
         ("SUREFOOT_COMPANION_PORT", "http"),
         ("SUREFOOT_COMPANION_REDIS_PORT", "70000"),
+        ("SUREFOOT_COMPANION_SERVERS", "0"),
+        ("SUREFOOT_COMPANION_SERVERS", "9"),
+        ("SUREFOOT_COMPANION_SERVERS", "two"),
         ("SUREFOOT_COMPANION_FILL_SHARE", "90"),
         ("SUREFOOT_COMPANION_LOOK_SECONDS", "0"),
         ("SUREFOOT_COMPANION_HOLD_SECONDS", "nan"),
@@ -234,6 +237,13 @@ def answer(port: int, path: str) -> tuple[int, bytes]:
 def test_a_wrong_setting_is_named(name: str, value: str) -> None:
     with pytest.raises(ConfigurationError, match=name):
         companion_settings({name: value})
+
+
+def test_servers_beyond_the_last_port_are_refused() -> None:
+    beside_it = {"SUREFOOT_COMPANION_REDIS_PORT": "65534", "SUREFOOT_COMPANION_SERVERS": "3"}
+    with pytest.raises(ConfigurationError, match="SUREFOOT_COMPANION_SERVERS is 3: from port 65534 on"):
+        companion_settings(beside_it)
+    assert companion_settings({**beside_it, "SUREFOOT_COMPANION_SERVERS": "2"}).servers == 2
 
 
 def test_settings_have_their_defaults() -> None:

@@ -48,7 +48,7 @@ def test_alerts_are_judged_without_error_and_stay_silent_through_a_recovery(scen
 def test_no_series_names_a_rank_or_a_pod(scene: ScrapedRun) -> None:
     """Only labels whose values are few; the companion's node is its scrape's."""
     allowed = {"namespace", "job", "worker", "tier", "phase", "source", "reason", "what", "kind", "cause", "state"}
-    allowed |= {"le", "call", "category", "error", "node", "shard", "__name__", "instance"}
+    allowed |= {"le", "call", "category", "error", "node", "server", "shard", "__name__", "instance"}
     series = scene.prometheus.series('{__name__=~"surefoot_.+"}')
     found = {label for one in series for label in one["metric"]}
     assert found - allowed == set()

@@ -1,4 +1,4 @@
-"""`python -m surefoot.holder.companion` watches the local Redis until SIGTERM, and serves HTTP."""
+"""`python -m surefoot.holder.companion` watches the local Redis servers until SIGTERM, and serves HTTP."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from surefoot.errors import ConfigurationError
 from surefoot.holder.companion.companion_metrics import exposition
 from surefoot.holder.companion.companion_settings import companion_settings
-from surefoot.holder.companion.memory_watch import Watch
+from surefoot.holder.companion.node_watch import NodeWatch
 from surefoot.logs import begin_logs
 
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -22,13 +22,13 @@ _log = logging.getLogger(__name__)
 
 
 class Page(ThreadingHTTPServer):
-    """/metrics, /readyz and /healthz of one watch."""
+    """/metrics, /readyz and /healthz of a node's servers."""
 
     daemon_threads = True
     address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
 
-    def __init__(self, port: int, watch: Watch) -> None:
-        self.watch = watch
+    def __init__(self, port: int, node: NodeWatch) -> None:
+        self.node = node
         super().__init__(("", port), _Answer)
 
     def server_bind(self) -> None:
@@ -42,12 +42,13 @@ class _Answer(BaseHTTPRequestHandler):
     server: Page
 
     def do_GET(self) -> None:
-        seen = self.server.watch.seen
+        node = self.server.node
         match self.path.partition("?")[0]:
             case "/metrics":
-                self._say(200, exposition(seen))
+                self._say(200, exposition(node.seen))
             case "/readyz":
-                self._say(200 if seen.ready else 503, f"{seen.reason or 'ready'}\n".encode())
+                reason = node.reason
+                self._say(503 if reason else 200, f"{reason or 'ready'}\n".encode())
             case "/healthz":
                 self._say(200, b"alive\n")
             case _:
@@ -71,15 +72,19 @@ def main() -> int:
     except ConfigurationError as error:
         _log.error("%s", error)
         return 2
-    watch = Watch(settings)
-    with Page(settings.port, watch) as page:
-        _log.info("watching %s:%d; figures at port %d", settings.redis_host, settings.redis_port, page.server_port)
+    node = NodeWatch(settings)
+    ended = threading.Event()
+    with Page(settings.port, node) as page:
+        ports = ", ".join(str(settings.redis_port + server) for server in range(settings.servers))
+        _log.info("watching %s:%s; figures at port %d", settings.redis_host, ports, page.server_port)
         answering = threading.Thread(target=page.serve_forever, name="http", daemon=True)
         answering.start()
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: watch.ended.set())
-        watch.run()
+            signal.signal(number, lambda *_: ended.set())
+        with node.watching():
+            ended.wait()
         page.shutdown()
+        answering.join()
     return 0
 
 

@@ -5,7 +5,7 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from surefoot.holder.companion.memory_watch import Seen
 
+_LABELS = ("server",)
 _GAUGES = (
     ("memory_used_bytes", "used_memory", "Bytes that the server counts as used."),
     ("memory_max_bytes", "maxmemory", "Its limit (maxmemory); 0: none."),
@@ -32,36 +33,45 @@ _COUNTERS = (
 )
 
 
-def exposition(seen: Seen) -> bytes:
-    """The text of /metrics."""
+def exposition(seen: Sequence[Seen]) -> bytes:
+    """The text of /metrics; server n is the n-th that was seen."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Figures(seen))
     return generate_latest(registry)
 
 
 class _Figures(Collector):
-    def __init__(self, seen: Seen) -> None:
+    def __init__(self, seen: Sequence[Seen]) -> None:
         self._seen = seen
 
     def collect(self) -> Iterator[Metric]:
         seen = self._seen
-        yield _gauge("up", "Whether the server answers.", float(seen.up))
-        yield _gauge("ready", "Whether its memory was touched, or a job uses it already.", float(seen.ready))
-        if not seen.up:
-            return
-        yield _gauge("keys", "Keys of all jobs.", float(seen.keys))
-        yield _gauge("filled_bytes", "Memory touched before it was ready.", float(seen.filled_bytes))
-        yield _gauge("fill_duration_seconds", "How long that took.", seen.fill_seconds)
+        ready = "Whether its memory was touched, or a job uses it already."
+        yield from _gauge("up", "Whether the server answers.", [float(one.up) for one in seen])
+        yield from _gauge("ready", ready, [float(one.ready) for one in seen])
+        yield from _gauge("keys", "Keys of all jobs.", [float(one.keys) if one.up else None for one in seen])
+        filled = [float(one.filled_bytes) if one.up else None for one in seen]
+        yield from _gauge("filled_bytes", "Memory touched before it was ready.", filled)
+        took = [one.fill_seconds if one.up else None for one in seen]
+        yield from _gauge("fill_duration_seconds", "How long that took.", took)
         for name, key, text in _GAUGES:
-            if (value := _number(seen.info, key)) is not None:
-                yield _gauge(name, text, value)
+            yield from _gauge(name, text, [_number(one.info, key) for one in seen])
         for name, key, text in _COUNTERS:
-            if (value := _number(seen.info, key)) is not None:
-                yield CounterMetricFamily(f"surefoot_holder_{name}", text, value=value)
+            counter = CounterMetricFamily(f"surefoot_holder_{name}", text, labels=_LABELS)
+            yield from _of_servers(counter, [_number(one.info, key) for one in seen])
 
 
-def _gauge(name: str, text: str, value: float) -> Metric:
-    return GaugeMetricFamily(f"surefoot_holder_{name}", text, value=value)
+def _gauge(name: str, text: str, values: Sequence[float | None]) -> Iterator[Metric]:
+    return _of_servers(GaugeMetricFamily(f"surefoot_holder_{name}", text, labels=_LABELS), values)
+
+
+def _of_servers(family: GaugeMetricFamily | CounterMetricFamily, values: Sequence[float | None]) -> Iterator[Metric]:
+    """The family with a sample for each server that has a value; nothing if none has."""
+    for server, value in enumerate(values):
+        if value is not None:
+            family.add_metric([str(server)], value)
+    if family.samples:
+        yield family
 
 
 def _number(info: Mapping[str, str], key: str) -> float | None:

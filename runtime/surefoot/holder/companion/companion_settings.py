@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from surefoot.errors import ConfigurationError
 
+MOST_SERVERS = 8
+_HIGHEST_PORT = 65535
+
 
 @dataclass(frozen=True, slots=True)
 class CompanionSettings:
@@ -21,7 +24,9 @@ class CompanionSettings:
     redis_host: str = "127.0.0.1"
     """SUREFOOT_COMPANION_REDIS_HOST."""
     redis_port: int = 6379
-    """SUREFOOT_COMPANION_REDIS_PORT."""
+    """SUREFOOT_COMPANION_REDIS_PORT: of server 0; server n answers at that port + n."""
+    servers: int = 1
+    """SUREFOOT_COMPANION_SERVERS: Redis servers beside this companion, 1 to 8."""
     password_file: str = ""
     """SUREFOOT_MEMORY_PASSWORD_FILE: the administrator's; empty: the server has none."""
     tls_folder: str = ""
@@ -43,10 +48,12 @@ def companion_settings(environment: Mapping[str, str] = os.environ) -> Companion
     share = _number(environment, "SUREFOOT_COMPANION_FILL_SHARE", default.fill_share)
     if not 0.0 <= share <= 1.0:
         raise ConfigurationError(f"SUREFOOT_COMPANION_FILL_SHARE is {share}: a share from 0 to 1 is allowed")
+    redis_port = _port(environment, "SUREFOOT_COMPANION_REDIS_PORT", default.redis_port)
     return CompanionSettings(
         port=_port(environment, "SUREFOOT_COMPANION_PORT", default.port),
         redis_host=environment.get("SUREFOOT_COMPANION_REDIS_HOST", default.redis_host),
-        redis_port=_port(environment, "SUREFOOT_COMPANION_REDIS_PORT", default.redis_port),
+        redis_port=redis_port,
+        servers=_servers(environment, redis_port, default.servers),
         password_file=environment.get("SUREFOOT_MEMORY_PASSWORD_FILE", ""),
         tls_folder=environment.get("SUREFOOT_MEMORY_TLS_FOLDER", ""),
         fill_share=share,
@@ -58,8 +65,18 @@ def companion_settings(environment: Mapping[str, str] = os.environ) -> Companion
 
 def _port(environment: Mapping[str, str], name: str, default: int) -> int:
     text = environment.get(name, str(default))
-    if not text.isascii() or not text.isdecimal() or int(text) > 65535:
-        raise ConfigurationError(f"{name} is {text!r}: a port from 0 to 65535 is allowed")
+    if not text.isascii() or not text.isdecimal() or int(text) > _HIGHEST_PORT:
+        raise ConfigurationError(f"{name} is {text!r}: a port from 0 to {_HIGHEST_PORT} is allowed")
+    return int(text)
+
+
+def _servers(environment: Mapping[str, str], first_port: int, default: int) -> int:
+    name = "SUREFOOT_COMPANION_SERVERS"
+    text = environment.get(name, str(default))
+    if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= MOST_SERVERS:
+        raise ConfigurationError(f"{name} is {text!r}: a whole number from 1 to {MOST_SERVERS} is allowed")
+    if first_port + int(text) - 1 > _HIGHEST_PORT:
+        raise ConfigurationError(f"{name} is {text}: from port {first_port} on there are not so many")
     return int(text)
 
 

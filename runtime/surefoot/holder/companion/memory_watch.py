@@ -1,4 +1,4 @@
-"""Polls the local Redis and pre-touches each new server's memory.
+"""Polls one local Redis and pre-touches the memory of each new instance.
 
 A server counts as ready behind that. One thread runs `run`; others read `seen`. A server that a job uses is only
 looked at: saves never wait for this.
@@ -39,9 +39,10 @@ class Watch:
     Any thread may read `seen`: it is replaced, never changed.
     """
 
-    def __init__(self, settings: CompanionSettings) -> None:
+    def __init__(self, settings: CompanionSettings, server: int = 0) -> None:
         self._settings = settings
-        self._where = f"the Redis at {settings.redis_host}:{settings.redis_port}"
+        self._port = settings.redis_port + server
+        self._where = f"the Redis at {settings.redis_host}:{self._port}"
         self._wire: Wire | None = None
         self._instance = ""
         self._looked_at = 0.0
@@ -55,6 +56,8 @@ class Watch:
                 self.look()
             except SurefootError as error:
                 self._away(str(error))
+            except Exception as error:  # noqa: BLE001  a thread that died would leave its server as it was seen last
+                self._away(f"{self._where} could not be looked at: {error!r}", error)
             self.ended.wait(self._settings.look_seconds)
         self._close()
 
@@ -135,12 +138,12 @@ class Watch:
             tls = bool(settings.tls_folder)
             password = _text(Path(settings.password_file)).strip() if settings.password_file else ""
             account = Credentials("", password, _text(Path(settings.tls_folder) / "ca.crt") if tls else "")
-            self._wire = Wire(settings.redis_host, settings.redis_port, account, settings.call_seconds, tls)
+            self._wire = Wire(settings.redis_host, self._port, account, settings.call_seconds, tls)
         return self._wire
 
-    def _away(self, why: str) -> None:
+    def _away(self, why: str, unforeseen: Exception | None = None) -> None:
         if self.seen.reason != why:
-            _log.warning("%s", why)
+            _log.warning("%s", why, exc_info=unforeseen)
         self._close()
         self.seen = Seen(reason=why)
 

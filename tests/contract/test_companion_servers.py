@@ -1,0 +1,235 @@
+"""The companion beside several real servers of one node: each is watched by itself, whatever becomes of the others."""
+
+import os
+import signal
+import socketserver
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from contract.test_holder_companion import ACCOUNT, DEADLINE, answer, until
+from support.servers import redis_server
+from surefoot.errors import TierError
+from surefoot.holder import server_process
+from surefoot.holder.companion.companion_metrics import exposition
+from surefoot.holder.companion.companion_settings import CompanionSettings
+from surefoot.holder.companion.memory_watch import Seen
+from surefoot.holder.companion.node_watch import NodeWatch
+from surefoot.holder.provisioning import INSTANCE_DIGITS, HolderAdmin
+from surefoot.holder.server_process import HolderServer, TlsFiles
+
+SIZE = 40 << 20
+FILLED = SIZE // 2
+
+
+@contextmanager
+def node_of(count: int, folder: Path, tls: TlsFiles | None = None) -> Iterator[list[HolderServer]]:
+    """Servers at ports that follow each other, as in the memory tier's pod."""
+    program = redis_server.program(redis_server.OVER_TLS) if tls is not None else server_process.find_program()
+    for attempt in range(20):
+        with ExitStack() as stack:
+            first = stack.enter_context(redis_server.running(folder / "0", program, SIZE, tls=tls))
+            found = [first]
+            try:
+                for server in range(1, count):
+                    port, own = first.settings.port + server, folder / str(server)
+                    beside = server_process.start(replace(first.settings, port=port, folder=own), program)
+                    found.append(beside)
+                    stack.callback(beside.kill)
+            except TierError:
+                assert attempt < 19, "somebody has each port beside a free one"
+                continue
+            yield found
+            return
+
+
+def settings_of(servers: list[HolderServer], folder: Path) -> CompanionSettings:
+    password = folder / "password"
+    password.write_text(redis_server.ADMIN_PASSWORD)
+    return CompanionSettings(
+        port=0,
+        redis_port=servers[0].settings.port,
+        servers=len(servers),
+        password_file=str(password),
+        fill_share=0.75,
+        look_seconds=0.02,
+        call_seconds=1.0,
+    )
+
+
+def instance(seen: Seen) -> str:
+    """As jobs name it."""
+    return seen.info["run_id"][:INSTANCE_DIGITS]
+
+
+def sent(server: HolderServer, number: signal.Signals) -> None:
+    os.kill(server.process.pid, number)
+
+
+def test_each_server_is_filled_and_has_figures_of_its_own(tmp_path: Path) -> None:
+    with node_of(3, tmp_path) as servers:
+        node = NodeWatch(settings_of(servers, tmp_path))
+        assert node.reason.splitlines() == [f"server {n}: nobody was asked yet" for n in range(3)]
+        with node.watching():
+            until(lambda: not node.reason)
+            assert all(one.filled_bytes > FILLED for one in node.seen)
+            assert [instance(one) for one in node.seen] == [one.instance for one in servers]
+            servers[1].kill()
+            until(lambda: not node.seen[1].up)
+            found = figures(node.seen)
+    assert found["surefoot_holder_up"] == found["surefoot_holder_ready"] == {"0": 1.0, "1": 0.0, "2": 1.0}
+    others = {
+        name: labelled for name, labelled in found.items() if name[len("surefoot_holder_") :] not in ("up", "ready")
+    }
+    assert len(others) > 10
+    assert {name for name, labelled in others.items() if labelled.keys() != {"0", "2"}} == set()
+    assert found["surefoot_holder_memory_max_bytes"] == {"0": SIZE, "2": SIZE}
+
+
+def figures(seen: tuple[Seen, ...]) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = {}
+    for family in text_string_to_metric_families(exposition(seen).decode()):
+        for sample in family.samples:
+            found.setdefault(sample.name, {})[sample.labels["server"]] = sample.value
+    return found
+
+
+def test_a_server_that_hangs_keeps_no_other_one_waiting(tmp_path: Path) -> None:
+    with node_of(3, tmp_path) as servers:
+        node = NodeWatch(settings_of(servers, tmp_path))
+        with node.watching():
+            until(lambda: not node.reason)
+            sent(servers[0], signal.SIGSTOP)
+            until(lambda: not node.seen[0].up)
+            assert node.reason.startswith("server 0: ")
+            assert "\n" not in node.reason, "the others are as ready as before"
+            servers[1].kill()
+            until(lambda: not node.seen[1].up)
+            again = server_process.start(servers[1].settings, server_process.find_program())
+            try:
+                until(lambda: node.seen[1].ready)
+                assert instance(node.seen[1]) == again.instance
+                assert node.seen[1].filled_bytes > FILLED
+                assert not node.seen[0].up
+                assert node.seen[2].ready
+                sent(servers[0], signal.SIGCONT)
+                until(lambda: not node.reason)
+                assert node.seen[0].filled_bytes == 0, "it is the server that it was: what it has is a job's"
+            finally:
+                again.kill()
+
+
+def test_only_the_server_that_a_job_uses_is_left_alone(tmp_path: Path) -> None:
+    with node_of(2, tmp_path) as servers:
+        used = servers[1].settings
+        admin = HolderAdmin(used.host, used.port, redis_server.ADMIN_PASSWORD)
+        admin.provision("uid-1", ACCOUNT, 1)
+        node = NodeWatch(settings_of(servers, tmp_path))
+        with node.watching():
+            until(lambda: not node.reason)
+            assert node.seen[0].filled_bytes > FILLED
+            assert node.seen[1].filled_bytes == 0
+            servers[0].kill()
+            until(lambda: not node.seen[0].up)
+            again = server_process.start(servers[0].settings, server_process.find_program())
+            try:
+                until(lambda: not node.reason)
+                assert node.seen[0].filled_bytes > FILLED
+                assert node.seen[1].filled_bytes == 0
+            finally:
+                again.kill()
+        admin.close()
+
+
+class _OddServer(socketserver.StreamRequestHandler):
+    """Answers as a server of Redis' protocol whose INFO lacks what every known one says."""
+
+    def handle(self) -> None:
+        while line := self.rfile.readline():
+            words = []
+            for _ in range(int(line[1:])):
+                words.append(self.rfile.read(int(self.rfile.readline()[1:]) + 2)[:-2])
+            match words[0].upper():
+                case b"INFO":
+                    self.wfile.write(b"$10\r\nrun_id:odd\r\n")
+                case b"DBSIZE" | b"DEL" | b"EXISTS":
+                    self.wfile.write(b":0\r\n")
+                case _:
+                    self.wfile.write(b"+OK\r\n")
+
+
+def test_what_nobody_foresaw_of_one_server_ends_no_watch(tmp_path: Path) -> None:
+    """A thread that died would leave its server as it was seen last."""
+    with node_of(1, tmp_path) as servers, ExitStack() as stack:
+        settings = replace(settings_of(servers, tmp_path), servers=2)
+        beside = socketserver.ThreadingTCPServer(("127.0.0.1", settings.redis_port + 1), _OddServer)
+        beside.daemon_threads = True
+        stack.enter_context(beside)
+        answering = threading.Thread(target=beside.serve_forever)
+        answering.start()
+        stack.callback(answering.join)
+        stack.callback(beside.shutdown)
+        node = NodeWatch(settings)
+        with node.watching():
+            until(lambda: "could not be looked at" in node.seen[1].reason)
+            until(lambda: node.seen[0].ready)
+            assert node.reason.startswith("server 1: ")
+            stack.close()
+            until(lambda: "does not answer" in node.seen[1].reason)
+
+
+def test_a_renewed_certificate_is_handed_to_every_server(tmp_path: Path) -> None:
+    files = redis_server.tls_files(tmp_path / "tls")
+    with node_of(2, tmp_path, files) as servers:
+        node = NodeWatch(replace(settings_of(servers, tmp_path), tls_folder=str(tmp_path / "tls")))
+        with node.watching():
+            until(lambda: not node.reason)
+            before = shown(servers)
+            redis_server.tls_files(tmp_path / "tls")
+            renewed = files.certificate.read_text()
+            assert before == {one.settings.port: before[servers[0].settings.port] for one in servers}
+            assert renewed not in before.values()
+            until(lambda: set(shown(servers).values()) == {renewed})
+
+
+def shown(servers: list[HolderServer]) -> dict[int, str]:
+    """By port the certificate that a new connection is shown."""
+    places = [(one.settings.host, one.settings.port) for one in servers]
+    return {port: ssl.get_server_certificate((host, port)).strip() + "\n" for host, port in places}
+
+
+@pytest.mark.parametrize("trouble", [signal.SIGKILL, signal.SIGSTOP])
+def test_the_program_is_ready_when_all_are_and_names_who_is_not(trouble: signal.Signals, tmp_path: Path) -> None:
+    with node_of(2, tmp_path) as servers:
+        settings = settings_of(servers, tmp_path)
+        environment = {
+            "SUREFOOT_COMPANION_PORT": "0",
+            "SUREFOOT_COMPANION_REDIS_PORT": str(settings.redis_port),
+            "SUREFOOT_COMPANION_SERVERS": "2",
+            "SUREFOOT_COMPANION_CALL_SECONDS": "1",
+            "SUREFOOT_MEMORY_PASSWORD_FILE": settings.password_file,
+        }
+        command = [sys.executable, "-m", "surefoot.holder.companion"]
+        with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) as process:
+            try:
+                assert process.stderr is not None
+                port = int(process.stderr.readline().decode().rpartition("figures at port ")[2])
+                until(lambda: answer(port, "/readyz") == (200, b"ready\n"))
+                sent(servers[1], trouble)
+                until(lambda: answer(port, "/readyz")[0] == 503)
+                said = answer(port, "/readyz")[1].decode()
+                assert said.startswith(f"server 1: the Redis at 127.0.0.1:{settings.redis_port + 1} ")
+                assert said.count("\n") == 1
+                assert answer(port, "/healthz")[0] == 200
+                process.terminate()
+                assert process.wait(DEADLINE) == 0
+            finally:
+                process.kill()
