@@ -66,7 +66,7 @@ def _now(whole: dashboard.Dashboard) -> None:
     whole.with_panel(
         number(
             "Holders ready",
-            "Of the memory tier, as they say themselves.",
+            "Redis servers of the memory tier, as they say themselves: several a node where the chart says so.",
             "none",
             "sum(surefoot_holder_ready)",
             "holders",

@@ -164,9 +164,12 @@ def memory(whole: dashboard.Dashboard) -> None:
     whole.with_panel(
         lines(
             "Fill",
-            "Used memory of each node's Redis by its limit. At 1 saves fail, visibly, and training goes on.",
+            "Used memory of each Redis server of a node by its limit. At 1 saves fail, visibly, and training goes on.",
             "percentunit",
-            query("surefoot_holder_memory_used_bytes / (surefoot_holder_memory_max_bytes > 0)", "{{node}}"),
+            query(
+                "surefoot_holder_memory_used_bytes / (surefoot_holder_memory_max_bytes > 0)",
+                "{{node}} server {{server}}",
+            ),
         )
     )
     whole.with_panel(

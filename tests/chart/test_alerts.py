@@ -107,21 +107,38 @@ CASES = {
         ),
         15,
     ),
+    # one of a node's two servers is full, or away; the other's figures neither hide nor share that
     "SurefootMemoryTierNearlyFull": Case(
         (
-            ('surefoot_holder_memory_used_bytes{node="a"}', "95x120"),
-            ('surefoot_holder_memory_max_bytes{node="a"}', "100x120"),
+            ('surefoot_holder_memory_used_bytes{node="a",server="0"}', "10x120"),
+            ('surefoot_holder_memory_max_bytes{node="a",server="0"}', "100x120"),
+            ('surefoot_holder_memory_used_bytes{node="a",server="1"}', "95x120"),
+            ('surefoot_holder_memory_max_bytes{node="a",server="1"}', "100x120"),
         ),
         (
-            ('surefoot_holder_memory_used_bytes{node="a"}', "95x120"),
-            ('surefoot_holder_memory_max_bytes{node="a"}', "0x120"),
+            ('surefoot_holder_memory_used_bytes{node="a",server="0"}', "95x120"),
+            ('surefoot_holder_memory_max_bytes{node="a",server="0"}', "0x120"),
+            ('surefoot_holder_memory_used_bytes{node="a",server="1"}', "85x120"),
+            ('surefoot_holder_memory_max_bytes{node="a",server="1"}', "100x120"),
+        ),
+        labels='node="a",server="1"',
+    ),
+    "SurefootMemoryTierEvicts": Case(
+        (
+            ('surefoot_holder_evicted_keys_total{node="a",server="0"}', "0x120"),
+            ('surefoot_holder_evicted_keys_total{node="a",server="1"}', "0x55 9x65"),
+        ),
+        (
+            ('surefoot_holder_evicted_keys_total{node="a",server="0"}', "0x120"),
+            ('surefoot_holder_evicted_keys_total{node="a",server="1"}', "0x120"),
         ),
         labels='node="a"',
     ),
-    "SurefootMemoryTierEvicts": one(
-        'surefoot_holder_evicted_keys_total{node="a"}', "0x55 9x65", "0x120", labels='node="a"'
+    "SurefootMemoryTierDown": Case(
+        (('surefoot_holder_up{node="a",server="0"}', "1x120"), ('surefoot_holder_up{node="a",server="1"}', "0x120")),
+        (('surefoot_holder_up{node="a",server="0"}', "1x120"), ('surefoot_holder_up{node="a",server="1"}', "1x120")),
+        labels='node="a"',
     ),
-    "SurefootMemoryTierDown": one('surefoot_holder_up{node="a"}', "0x120", "1x120", labels='node="a"'),
     "SurefootHolderSilent": one(of_job("surefoot_holders", 'state="Silent"'), "1x120", "0x120"),
     "SurefootNoLeader": Case(
         (
