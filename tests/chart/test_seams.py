@@ -101,7 +101,7 @@ def test_a_socket_is_where_workers_look_for_it() -> None:
     rendered = helm.objects({"memoryTier": {"localSocket": {"enabled": True, "hostPath": "/run/of-nodes"}}})
     told = cluster_settings(environment(rendered, "Deployment", "surefoot-operator", "operator"), [])
     lines = helm.one(rendered, "ConfigMap", "surefoot-memory")["data"]["redis.conf"].splitlines()
-    assert {"port 6379", f"unixsocket {HOLDER_SOCKET}", "unixsocketperm 777"} <= set(lines)
+    assert {"port 6379", f"unixsocket {HOLDER_SOCKET.format(server=0)}", "unixsocketperm 777"} <= set(lines)
     spec = helm.one(rendered, "DaemonSet", "surefoot-memory")["spec"]["template"]["spec"]
     [volume] = [one for one in spec["volumes"] if "hostPath" in one]
     assert volume["hostPath"] == {"path": told.memory_socket_folder, "type": "DirectoryOrCreate"}

@@ -16,6 +16,10 @@ REFUSED: dict[str, tuple[Object, str]] = {
     "not of the list": ({"operator": {"logLevel": "LOUD"}}, "'DEBUG', 'INFO', 'WARNING', 'ERROR'"),
     "no log format": ({"logFormat": "xml"}, "at '/logFormat'"),
     "no quantity": ({"memoryTier": {"maxMemory": "4GB"}}, "at '/memoryTier/maxMemory': '4GB' does not match"),
+    "no server": ({"memoryTier": {"servers": 0}}, "at '/memoryTier/servers': minimum: got 0, want 1"),
+    "too many servers": ({"memoryTier": {"servers": 9}}, "at '/memoryTier/servers': maximum: got 9, want 8"),
+    "half a server": ({"memoryTier": {"servers": 1.5}}, "at '/memoryTier/servers': got number, want integer"),
+    "servers in words": ({"memoryTier": {"servers": "two"}}, "at '/memoryTier/servers': got string, want integer"),
     "a fraction": ({"memoryTier": {"maxMemory": "1.5Gi"}}, "at '/memoryTier/maxMemory'"),
     "no whole path": ({"memoryTier": {"localSocket": {"hostPath": "run"}}}, "at '/memoryTier/localSocket/hostPath'"),
     "no digest": ({"operator": {"image": {"digest": "latest"}}}, "at '/operator/image/digest'"),
@@ -66,6 +70,31 @@ def test_a_limit_that_is_too_low_is_refused_with_the_numbers() -> None:
     said = str(refused.value)
     assert "memoryTier.resources.limits.memory is 1215Mi (1274019840 bytes)" in said
     assert "maxMemory 1Gi (1073741824 bytes) needs 1275068416 bytes" in said
+
+
+def test_a_limit_that_is_too_low_for_a_server_s_part_is_refused_with_the_numbers() -> None:
+    """Of a node of 4Gi each of three servers takes 1431655765 bytes."""
+    needed = 1431655765 + 1431655765 // 16 + 128 * MEBI
+    enough = {"maxMemory": "4Gi", "servers": 3, "resources": {"limits": {"memory": str(needed)}}}
+    assert memory(enough)[2] == str(needed)
+    with pytest.raises(helm.HelmRefused) as refused:
+        memory({**enough, "resources": {"limits": {"memory": str(needed - 1)}}})
+    said = str(refused.value)
+    assert f"maxMemory 4Gi (1431655765 bytes for each of 3 servers) needs {needed} bytes" in said
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"maxMemory": "7"}, "each of 1 servers gets 7 bytes"),
+        ({"maxMemory": "7", "servers": 8}, "each of 8 servers gets 0 bytes"),
+        ({"maxMemory": "2047Ki", "servers": 2}, "each of 2 servers gets 1048064 bytes"),
+    ],
+)
+def test_a_part_that_is_nothing_is_refused(values: Object, said: str) -> None:
+    """Redis takes a maxmemory of 0 for no limit at all."""
+    with pytest.raises(helm.HelmRefused, match=said):
+        memory(values)
 
 
 def test_a_limit_that_cannot_be_read_is_refused() -> None:

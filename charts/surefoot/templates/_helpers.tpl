@@ -106,56 +106,6 @@ imagePullSecrets:
 {{- mul $number (get $units $suffix | int64) }}
 {{- end }}
 
-{{/* Requests and limits of Redis: a memory limit below what maxmemory needs would have it killed when it fills. */}}
-{{- define "surefoot.memoryTierResources" -}}
-{{- $tier := .Values.memoryTier }}
-{{- $maximum := include "surefoot.bytes" $tier.maxMemory | int64 }}
-{{- $needed := add $maximum (div $maximum 16) 134217728 }}
-{{- $resources := deepCopy $tier.resources }}
-{{- $limits := default dict $resources.limits }}
-{{- $requests := default dict $resources.requests }}
-{{- if not $limits.memory }}
-{{- $_ := set $limits "memory" (toString $needed) }}
-{{- else if lt (include "surefoot.bytes" $limits.memory | int64) $needed }}
-{{- fail (printf "memoryTier.resources.limits.memory is %v (%s bytes), and maxMemory %v (%d bytes) needs %d bytes with what Redis takes beside it: raise the limit, leave it out, or lower memoryTier.maxMemory" $limits.memory (include "surefoot.bytes" $limits.memory) $tier.maxMemory $maximum $needed) }}
-{{- end }}
-{{- if not $requests.memory }}
-{{- $_ := set $requests "memory" $limits.memory }}
-{{- end }}
-{{- toYaml (dict "limits" $limits "requests" $requests) }}
-{{- end }}
-
-{{/* Redis' configuration but for the password. */}}
-{{- define "surefoot.redisConf" -}}
-{{- if .Values.memoryTier.tls.enabled -}}
-port 0
-tls-port 6379
-tls-cert-file /var/run/secrets/surefoot-memory-tls/tls.crt
-tls-key-file /var/run/secrets/surefoot-memory-tls/tls.key
-tls-ca-cert-file /var/run/secrets/surefoot-memory-tls/ca.crt
-tls-auth-clients no
-tls-protocols "TLSv1.3"
-{{- else -}}
-port 6379
-{{- end }}
-{{- if .Values.memoryTier.localSocket.enabled }}
-unixsocket /run/surefoot-memory/redis.sock
-unixsocketperm 777
-{{- end }}
-bind * -::*
-protected-mode yes
-maxmemory {{ include "surefoot.bytes" .Values.memoryTier.maxMemory }}
-maxmemory-policy noeviction
-save ""
-appendonly no
-daemonize no
-loglevel warning
-logfile ""
-timeout 0
-tcp-keepalive 30
-dir /data
-{{- end }}
-
 {{/* Whether the API server asks the operator anything: "true", or nothing. */}}
 {{- define "surefoot.admission" -}}
 {{- if or .Values.operator.admission.jobs.enabled .Values.operator.admission.evictions.enabled }}true{{ end }}

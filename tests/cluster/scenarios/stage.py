@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import itertools
 import os
+import re
 import time
 from dataclasses import replace
 from typing import Any
@@ -268,10 +269,10 @@ class Stage:
         return self.installed.kubectl(*arguments, namespace=self.space.name, given=given)
 
     def socket_connections(self, pod: str) -> int:
-        """How many connections a worker has to its node's Redis by the Unix socket, as the kernel counts them."""
+        """How many connections a worker has to its node's Redis servers by Unix sockets, as the kernel counts them."""
         lines = self.kubectl("exec", pod, "--", "cat", "/proc/net/unix").splitlines()
         # NUM REFCOUNT PROTOCOL FLAGS TYPE STATE INODE PATH: the accepted end, state 3, is listed where the caller is
-        return sum(line.endswith("/redis.sock") and line.split()[5] == "03" for line in lines)
+        return sum(re.search(r"/redis-\d\.sock$", line) is not None and line.split()[5] == "03" for line in lines)
 
     def close(self) -> None:
         """Ends what runs; fails if one of them came to something else than the undisturbed job."""
