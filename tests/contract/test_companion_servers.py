@@ -22,7 +22,7 @@ from surefoot.holder import server_process
 from surefoot.holder.companion.companion_metrics import exposition
 from surefoot.holder.companion.companion_settings import CompanionSettings
 from surefoot.holder.companion.memory_watch import Seen
-from surefoot.holder.companion.node_watch import NodeWatch
+from surefoot.holder.companion.servers_watch import ServersWatch
 from surefoot.holder.provisioning import INSTANCE_DIGITS, HolderAdmin
 from surefoot.holder.server_process import HolderServer, TlsFiles
 
@@ -76,7 +76,7 @@ def sent(server: HolderServer, number: signal.Signals) -> None:
 
 def test_each_server_is_filled_and_has_figures_of_its_own(tmp_path: Path) -> None:
     with node_of(3, tmp_path) as servers:
-        node = NodeWatch(settings_of(servers, tmp_path))
+        node = ServersWatch(settings_of(servers, tmp_path))
         assert node.reason.splitlines() == [f"server {n}: nobody was asked yet" for n in range(3)]
         with node.watching():
             until(lambda: not node.reason)
@@ -104,7 +104,7 @@ def figures(seen: tuple[Seen, ...]) -> dict[str, dict[str, float]]:
 
 def test_a_server_that_hangs_keeps_no_other_one_waiting(tmp_path: Path) -> None:
     with node_of(3, tmp_path) as servers:
-        node = NodeWatch(settings_of(servers, tmp_path))
+        node = ServersWatch(settings_of(servers, tmp_path))
         with node.watching():
             until(lambda: not node.reason)
             sent(servers[0], signal.SIGSTOP)
@@ -132,7 +132,7 @@ def test_only_the_server_that_a_job_uses_is_left_alone(tmp_path: Path) -> None:
         used = servers[1].settings
         admin = HolderAdmin(used.host, used.port, redis_server.ADMIN_PASSWORD)
         admin.provision("uid-1", ACCOUNT, 1)
-        node = NodeWatch(settings_of(servers, tmp_path))
+        node = ServersWatch(settings_of(servers, tmp_path))
         with node.watching():
             until(lambda: not node.reason)
             assert node.seen[0].filled_bytes > FILLED
@@ -177,7 +177,7 @@ def test_what_nobody_foresaw_of_one_server_ends_no_watch(tmp_path: Path) -> None
         answering.start()
         stack.callback(answering.join)
         stack.callback(beside.shutdown)
-        node = NodeWatch(settings)
+        node = ServersWatch(settings)
         with node.watching():
             until(lambda: "could not be looked at" in node.seen[1].reason)
             until(lambda: node.seen[0].ready)
@@ -189,7 +189,7 @@ def test_what_nobody_foresaw_of_one_server_ends_no_watch(tmp_path: Path) -> None
 def test_a_renewed_certificate_is_handed_to_every_server(tmp_path: Path) -> None:
     files = redis_server.tls_files(tmp_path / "tls")
     with node_of(2, tmp_path, files) as servers:
-        node = NodeWatch(replace(settings_of(servers, tmp_path), tls_folder=str(tmp_path / "tls")))
+        node = ServersWatch(replace(settings_of(servers, tmp_path), tls_folder=str(tmp_path / "tls")))
         with node.watching():
             until(lambda: not node.reason)
             before = shown(servers)

@@ -1,4 +1,4 @@
-"""`python -m surefoot.holder.companion` watches the local Redis servers until SIGTERM, and serves HTTP."""
+"""`python -m surefoot.holder.companion` watches local Redis servers until SIGTERM, and serves HTTP."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from surefoot.errors import ConfigurationError
 from surefoot.holder.companion.companion_metrics import exposition
 from surefoot.holder.companion.companion_settings import companion_settings
-from surefoot.holder.companion.node_watch import NodeWatch
+from surefoot.holder.companion.servers_watch import ServersWatch
 from surefoot.logs import begin_logs
 
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -27,7 +27,7 @@ class Page(ThreadingHTTPServer):
     daemon_threads = True
     address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
 
-    def __init__(self, port: int, node: NodeWatch) -> None:
+    def __init__(self, port: int, node: ServersWatch) -> None:
         self.node = node
         super().__init__(("", port), _Answer)
 
@@ -72,7 +72,7 @@ def main() -> int:
     except ConfigurationError as error:
         _log.error("%s", error)
         return 2
-    node = NodeWatch(settings)
+    node = ServersWatch(settings)
     ended = threading.Event()
     with Page(settings.port, node) as page:
         ports = ", ".join(str(settings.redis_port + server) for server in range(settings.servers))

@@ -34,7 +34,7 @@ _COUNTERS = (
 
 
 def exposition(seen: Sequence[Seen]) -> bytes:
-    """The text of /metrics; server n is the n-th that was seen."""
+    """The text of /metrics; `seen` is by the servers' numbers."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Figures(seen))
     return generate_latest(registry)

@@ -1,4 +1,4 @@
-"""Watches every Redis server of the node, each in a thread of its own.
+"""Watches every Redis server of the node, one thread each.
 
 With one thread for all, a server that hangs would keep the others from being filled, and their figures would stand still.
 """
@@ -13,8 +13,8 @@ from surefoot.holder.companion.companion_settings import CompanionSettings
 from surefoot.holder.companion.memory_watch import Seen, Watch
 
 
-class NodeWatch:
-    """Owns a Watch and a thread for each server, and joins the threads.
+class ServersWatch:
+    """Owns a Watch and a thread for each server.
 
     Any thread may ask it.
     """
@@ -24,7 +24,7 @@ class NodeWatch:
 
     @property
     def seen(self) -> tuple[Seen, ...]:
-        """What is known of each server, in the order of their numbers."""
+        """The last known state of each server, by number."""
         return tuple(watch.seen for watch in self._watches)
 
     @property
@@ -35,7 +35,10 @@ class NodeWatch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watches until the block ends; a look that is under way is waited for."""
+        """Watches until the block ends, and joins the threads.
+
+        A look that is under way is waited for.
+        """
         threads = [
             threading.Thread(target=watch.run, name=f"server-{server}") for server, watch in enumerate(self._watches)
         ]
