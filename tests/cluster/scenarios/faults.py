@@ -65,7 +65,8 @@ def kill_all_copies(job: Job, installed: Installed) -> Struck:
     """Every Redis and every agent with its staging memory, at once: only the persistent tier is left."""
     containers = [(job.space.name, pod["metadata"]["name"], "trainer") for pod in job.pods()]
     for pod in installed.pods("memory-tier"):
-        containers.append((pod["metadata"]["namespace"], pod["metadata"]["name"], "redis"))
+        servers = [one["name"] for one in pod["spec"]["containers"] if one["name"] != "companion"]
+        containers += [(pod["metadata"]["namespace"], pod["metadata"]["name"], server) for server in servers]
     struck = strike(job)
     at_once(lambda c=one: installed.engine.kill_container(*c) for one in containers)  # type: ignore[misc]
     return struck

@@ -127,9 +127,9 @@ class Installed:
         """The memory tier's pod on a node."""
         return next(pod for pod in self.pods("memory-tier") if pod["spec"].get("nodeName") == node)
 
-    def kill_holder(self, node: str) -> None:
-        """SIGKILL to that node's Redis."""
-        self.engine.kill_container(NAMESPACE, str(self.holder(node)["metadata"]["name"]), "redis")
+    def kill_holder(self, node: str, server: str = "redis") -> None:
+        """SIGKILL to one Redis of that node."""
+        self.engine.kill_container(NAMESPACE, str(self.holder(node)["metadata"]["name"]), server)
 
     def take_memory_away(self) -> None:
         """No node may run a holder: the DaemonSet's controller deletes them all, and no kubelet starts them again."""
