@@ -84,10 +84,12 @@ def one(seed: int, steps: int, strikes: int) -> dict[str, Any]:
     persistent = {"uri": f"file://{folder}/tier", "intervalSteps": 40} if rng.random() < 0.5 else None
     job = Job(steps, workers, elastic=(1, workers), trainer=("--pace", str(PACE_SECONDS)), program=PROGRAM,
               persistent=persistent, policy=AGAIN, spec=PATIENT)  # fmt: skip
+    # drawn apart: what a seed did before nodes had several it does still
+    servers = random.Random(f"servers {seed}").choice((1, 1, 2))
     nodes = [f"node:{rng.randrange(workers)}@step={s.step},for={s.seconds:.1f}" for s in drawn if s.kind == "node"]
     began = time.monotonic()
     found, told, struck, wrong = None, (0, 0), [], ""
-    with running(folder, job, *faults(*nodes)) as run:
+    with running(folder, job, *faults(*nodes), "--servers", str(servers)) as run:
         striker = Striker(run, rng)
         try:
             _disturb(run, striker, [s for s in drawn if s.kind != "node"])
@@ -108,6 +110,7 @@ def one(seed: int, steps: int, strikes: int) -> dict[str, Any]:
         shutil.rmtree(folder)
     return {
         "seed": seed, "steps": steps, "strikes": strikes, "workers": workers, "persistent": persistent is not None,
+        "servers": servers,
         "struck": struck, "lost": found.lost if found else None, "repeated": found.repeated if found else None,
         "epochs": found.epochs if found else None,
         "loss_difference": found.loss_difference if found else None,
