@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import redis
 
-from integration.test_memory import ADMIN_PASSWORD, place, saved, world
 from support.fakes.fake_agent import until
 from support.servers import redis_server
-from support.servers.redis_server import program, running
+from support.servers.memory_stand import place, saved, world
+from support.servers.redis_server import ADMIN_PASSWORD, program, running
 from surefoot.holder import Credentials, HolderClient
 from surefoot.holder.holder_line import HolderLine
 from surefoot.holder.server_process import HolderServer

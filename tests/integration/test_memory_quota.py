@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import redis.exceptions
 
-from integration.test_memory import DIGEST, LAYOUT, place, world
 from support.fakes.fake_agent import until
+from support.servers.memory_stand import DIGEST, LAYOUT, place, world
 from support.servers.redis_server import PROGRAMS, program, running, wire_of
 from surefoot.errors import TierFull
 from surefoot.holder import Credentials, HolderClient, keys

@@ -71,8 +71,7 @@ class Agent:
         lineage: tuple[tuple[int, Checkpoint | None, int], ...] = ((1, None, 1),)
         if parent is not None:
             lineage = (*lineage, (attach.epoch, parent, 1))
-        where = (self._endpoints, tuple(e.holder for e in self._endpoints))
-        return line.Attached(JOB, attach.epoch, 1, 0, "me", parent, lineage, *where, 2, STEP, None, 0)
+        return line.Attached(JOB, attach.epoch, 1, 0, "me", parent, lineage, self._endpoints, 2, STEP, None, 0)
 
     def _hear(self, trainer: TrainerConnection, message: line.FromTrainer) -> None:
         self._trainer = trainer

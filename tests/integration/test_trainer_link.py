@@ -135,7 +135,7 @@ def test_all_holders_are_asked_for_where_some_were_told_of(monkeypatch: pytest.M
     link = AgentBackend(ours)
     link._reader.start()
     some, every = (endpoint("n0"),), (endpoint("n0"), endpoint("n1"))
-    told = line.Attached("job", 1, 2, 0, "i", Checkpoint(1, 5), (), some, (), 1, None, None, 0, partial=True)
+    told = line.Attached("job", 1, 2, 0, "i", Checkpoint(1, 5), (), some, 1, 10, None, 0, partial=True)
     try:
         link._attached = told
         assert link.all_holders() is None, "nobody says: asked again later"

@@ -12,7 +12,7 @@ from surefoot.protocol.loss_band import NONE_ODD, OddSteps
 
 
 def attached(interval_steps: int = 2, parent: Checkpoint | None = None) -> Attached:
-    return Attached("job", 1, 1, 0, "me", parent, ((1, parent, 1),), (), (), 1, interval_steps, None, 0)
+    return Attached("job", 1, 1, 0, "me", parent, ((1, parent, 1),), (), 1, interval_steps, None, 0)
 
 
 @dataclass

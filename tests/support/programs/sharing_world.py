@@ -79,9 +79,7 @@ def save(folder: Path) -> None:
 def restore(folder: Path) -> dict[str, Any]:
     rank, world = dist.get_rank(), dist.get_world_size()
     parent, holders = Checkpoint(1, STEP), endpoints()
-    about = Attached(
-        JOB, 2, world, rank, "me", parent, ((1, None, 1), (2, parent, world)), holders, (), 2, STEP, None, 0
-    )
+    about = Attached(JOB, 2, world, rank, "me", parent, ((1, None, 1), (2, parent, world)), holders, 2, STEP, None, 0)
     told = JobSettings(JOB, STEP, 2, 2, ACCOUNT.user, ACCOUNT.password, holder_call_seconds=5.0)
     os.environ |= job_environment(told) | {"SUREFOOT_NODE": f"node-{rank % 2}"}
     wait = float(os.environ.get("WAIT", "60"))
