@@ -101,8 +101,9 @@ def shown(server: HolderServer) -> str:
     return ssl.get_server_certificate((server.settings.host, server.settings.port)).strip() + "\n"
 
 
-def test_an_older_peer_is_not_told_of_tls() -> None:
-    codec = Codec((HolderEndpoint,), version=2, oldest=1)
-    endpoint = HolderEndpoint(HolderId("n", "i"), "h", 1, "d", tls=True)
+def test_an_older_peer_is_told_neither_of_servers_nor_of_tls() -> None:
+    codec = Codec((HolderEndpoint,), version=3, oldest=1)
+    endpoint = HolderEndpoint(HolderId("n", "i"), "h", 1, "d", tls=True, server=2)
     assert codec.decode(codec.encode(endpoint)) == endpoint
-    assert codec.decode(codec.encode(endpoint, version=1)) == replace(endpoint, tls=False)
+    assert codec.decode(codec.encode(endpoint, version=2)) == replace(endpoint, server=0)
+    assert codec.decode(codec.encode(endpoint, version=1)) == replace(endpoint, tls=False, server=0)
