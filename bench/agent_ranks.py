@@ -101,21 +101,30 @@ def measured(task: dict[str, Any]) -> dict[str, Any]:
             )
             for warm in (True, False):
                 step += 1
-                for rank in ranks:
-                    rank.change(step)
-                agent, others, began = time.process_time(), spent_seconds(holders), time.monotonic()
-                for rank in ranks:
-                    rank.stage()
-                for rank in ranks:
-                    rank.wait()
+                took = saved(ranks, holders, step)
                 if not warm:
-                    here["seconds"].append(time.monotonic() - began)
-                    here["agent_cpu_seconds"].append(time.process_time() - agent)
-                    here["holders_cpu_seconds"].append(spent_seconds(holders) - others)
+                    for name, seconds in took.items():
+                        here[name].append(seconds)
                 drop(endpoints, ranks)
             for rank in ranks:
                 rank.close()
     return found
+
+
+def saved(ranks: Sequence[Rank], holders: list[int], step: int) -> dict[str, float]:
+    """Saves all ranks at once; seconds until every copy is acknowledged, and CPU seconds of this process and of `holders`."""
+    for rank in ranks:
+        rank.change(step)
+    agent, others, began = time.process_time(), spent_seconds(holders), time.monotonic()
+    for rank in ranks:
+        rank.stage()
+    for rank in ranks:
+        rank.wait()
+    return {
+        "seconds": time.monotonic() - began,
+        "agent_cpu_seconds": time.process_time() - agent,
+        "holders_cpu_seconds": spent_seconds(holders) - others,
+    }
 
 
 def drop(endpoints: Sequence[HolderEndpoint], ranks: Sequence[Rank]) -> None:

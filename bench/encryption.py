@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import resource
-import socket
 import statistics
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.holders import free_port
 from surefoot.drain.engine import Drain, DrainArena, DrainWatcher
 from surefoot.drain.slots import SealedSave
 from surefoot.format.layouts import Stream, TensorParts, build_layout
@@ -52,7 +52,7 @@ def holders(folder: Path, count: int, size: int, tls: TlsFiles | None) -> Iterat
         for number in range(count):
             room = 3 * size + (64 << 20)
             settings = ServerSettings(
-                _free_port(), room, folder / str(number), password=PASSWORD, tls=tls, fill_bytes=room * 9 // 10
+                free_port(), room, folder / str(number), password=PASSWORD, tls=tls, fill_bytes=room * 9 // 10
             )
             one = server_process.start(settings, server_process.find_program())
             stack.callback(one.kill)
@@ -151,12 +151,6 @@ def _own_cpu() -> float:
 
 def _cpu_of(pids: list[int]) -> float:
     return sum(map(cpu_seconds, pids))
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def main() -> None:

@@ -12,14 +12,12 @@ import os
 import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.agent_ranks import Rank, drop
-from bench.cores import spent_seconds
+from bench.agent_ranks import Rank, drop, saved
 from bench.holders import ACCOUNT, JOB, NODES, PASSWORD, free_port
 from surefoot.drain.engine import DrainOptions
 from surefoot.holder import server_process
@@ -70,7 +68,7 @@ def measured(turns: int = TURNS) -> dict[str, Any]:
                 ranks = [Rank(n, RANKS, RANK_BYTES, dealt[n % len(dealt)], options) for n in range(RANKS)]
                 for warm in (True, False):
                     step += 1
-                    took = _saved(ranks, pids, step)
+                    took = saved(ranks, pids, step)
                     if not warm:
                         for name, seconds in took.items():
                             made[str(servers)][name].append(seconds)
@@ -78,21 +76,6 @@ def measured(turns: int = TURNS) -> dict[str, Any]:
                 for rank in ranks:
                     rank.close()
     return made
-
-
-def _saved(ranks: Sequence[Rank], pids: list[int], step: int) -> dict[str, float]:
-    for rank in ranks:
-        rank.change(step)
-    agent, holders, began = time.process_time(), spent_seconds(pids), time.monotonic()
-    for rank in ranks:
-        rank.stage()
-    for rank in ranks:
-        rank.wait()
-    return {
-        "seconds": time.monotonic() - began,
-        "agent_cpu_seconds": time.process_time() - agent,
-        "holders_cpu_seconds": spent_seconds(pids) - holders,
-    }
 
 
 def main() -> None:

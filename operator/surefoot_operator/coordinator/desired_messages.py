@@ -277,18 +277,5 @@ def _difference(told: ToAgent | None, wanted: ToAgent) -> ToAgent | None:
     if isinstance(told, Assign) and isinstance(wanted, Assign) and told.epoch == wanted.epoch:
         if told.store != wanted.store:
             return wanted
-        tier, before = _tier_of(wanted), _tier_of(told)
-        return None if tier == before else tier
+        return None if wanted.tier == told.tier else wanted.tier
     return wanted
-
-
-def _tier_of(said: Assign) -> Holders:
-    return Holders(
-        said.epoch,
-        said.holders,
-        said.targets,
-        said.replicas,
-        unseen=said.unseen,
-        partial=said.partial,
-        rank_targets=said.rank_targets,
-    )

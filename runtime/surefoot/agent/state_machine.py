@@ -22,7 +22,6 @@ from surefoot.protocol.messages import (
     FromAgent,
     Held,
     HoldAnswer,
-    Holders,
     Notice,
     Stopped,
     StoreReady,
@@ -168,16 +167,8 @@ def _assigned(state: AgentState, assign: Assign) -> Step:
     if assign.epoch > state.claimed:
         state = _claim(state, assign.epoch)
     state = replace(state, assign=assign)
-    holders = Holders(
-        assign.epoch,
-        assign.holders,
-        assign.targets,
-        assign.replicas,
-        partial=assign.partial,
-        rank_targets=assign.rank_targets,
-    )
     after, found = holder_search.told(state)
-    return after, (on.Retarget(holders), *found)
+    return after, (on.Retarget(assign.tier), *found)
 
 
 def _asked(state: AgentState, event: on.HoldAsked | on.HoldersChanged | on.LevelAsked) -> Step:

@@ -268,6 +268,19 @@ class Assign:
     rank_targets: tuple[tuple[HolderId, ...], ...] = since(3, ())
     """By local rank, where nodes run several servers: those where its saves go in place of `targets`."""
 
+    @property
+    def tier(self) -> Holders:
+        """The part of it that may change within its epoch."""
+        return Holders(
+            self.epoch,
+            self.holders,
+            self.targets,
+            self.replicas,
+            unseen=self.unseen,
+            partial=self.partial,
+            rank_targets=self.rank_targets,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Holders:

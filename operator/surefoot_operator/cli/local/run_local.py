@@ -21,6 +21,7 @@ from typing import Any
 
 from surefoot import __version__
 from surefoot.errors import ConfigurationError
+from surefoot.holder.companion.companion_settings import MOST_SERVERS
 from surefoot.holder.server_process import find_program
 from surefoot.protocol.plain import shown
 from surefoot_operator.api.parse import parse_job
@@ -44,7 +45,7 @@ from surefoot_operator.fabric.processes.machine import Machine
 from surefoot_operator.fabric.processes.run_folder import RunFolder
 
 _PAGE_ENDINGS = (".html", ".htm")
-MOST_NODES, MOST_RANKS, MOST_SERVERS = 64, 512, 8
+MOST_NODES, MOST_RANKS = 64, 512
 """Of one machine: a node is a Redis, an agent and a warm process, a rank a process with torch in it."""
 
 

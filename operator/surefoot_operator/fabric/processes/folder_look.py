@@ -18,13 +18,7 @@ from surefoot_operator.fabric.interface import FabricSeen, HolderPlace
 from surefoot_operator.fabric.processes import scheduling
 from surefoot_operator.fabric.processes.job_store import Store
 from surefoot_operator.fabric.processes.run_folder import LockBusy, RunFolder, read_json
-from surefoot_operator.fabric.processes.run_records import (
-    Deletion,
-    NodeRecord,
-    WorkerRecord,
-    WorkerState,
-    from_json,
-)
+from surefoot_operator.fabric.processes.run_records import Deletion, NodeRecord, WorkerRecord, WorkerState, from_json
 from surefoot_operator.observed import NodeSeen
 
 T = TypeVar("T")
