@@ -39,8 +39,10 @@ def failing(calls: set[str], error: Exception) -> Callable[[str, RankSave | None
     return hook
 
 
-def waiting(gate: threading.Event) -> Callable[[str, RankSave | None], None]:
+def waiting(gate: threading.Event, reached: threading.Event | None = None) -> Callable[[str, RankSave | None], None]:
     def hook(call: str, save: RankSave | None) -> None:
+        if reached is not None:
+            reached.set()
         gate.wait(10)
 
     return hook
@@ -211,12 +213,13 @@ def test_what_cannot_be_described_is_refused_with_a_notice_and_the_slot_comes_ba
 
 
 def test_closing_gives_up_what_hangs_and_ends_every_thread(places: dict[HolderId, MemoryPlace]) -> None:
-    gate = threading.Event()
+    gate, reached = threading.Event(), threading.Event()
     before = set(threading.enumerate())
     saver = Saver(lambda holder: places[holder].tier(), (A, B), options=FAST)
-    places[B].hook = waiting(gate)
+    places[B].hook = waiting(gate, reached)
     saver.stage(0, save(10), arrays(10, SHAPES))
     saver.watched.wait(lambda: (save(10), 1) in saver.watched.saved)
+    assert reached.wait(10)
     assert not saver.drain.close(0.1), "a writer is still in the memory"
     gate.set()
     assert saver.drain.close(10)

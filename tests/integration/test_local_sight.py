@@ -40,7 +40,7 @@ class Locks:
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS)
 def test_a_job_whose_holders_refuse_the_operator_recovers_by_what_agents_read_there(tmp_path: Path) -> None:
-    job = Job(steps=90, gates=(30, 60), policy={"holderReturnSeconds": 0.5, "onTotalLoss": "Fail"})
+    job = Job(steps=90, gates=(30, 60, 85), policy={"holderReturnSeconds": 0.5, "onTotalLoss": "Fail"})
     with running(tmp_path, job, "--compare") as run:
         run.wait_for_step(30)
         run.wait("checkpoints of step 30", lambda: run.status.last_complete is not None)

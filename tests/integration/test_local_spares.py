@@ -19,7 +19,7 @@ def spare_is_warm(run: LocalRun) -> bool:
 @pytest.mark.timeout(SECONDS)
 def test_a_spare_takes_a_killed_workers_rank_and_its_replacement_the_next_ones(tmp_path: Path) -> None:
     """Of fixed size on as many nodes as workers and spares: without the spare nothing would train after a node is gone."""
-    job = Job(steps=90, workers=3, gates=(30, 60), spec={"spares": 1})
+    job = Job(steps=90, workers=3, gates=(30, 60, 85), spec={"spares": 1})
     with running(tmp_path, job) as run:
         run.wait_for_step(30)
         run.wait("the spare is warm", lambda: spare_is_warm(run))
@@ -32,8 +32,8 @@ def test_a_spare_takes_a_killed_workers_rank_and_its_replacement_the_next_ones(t
         assert second[1].node not in {m.node for m in first}
         run.wait("the killed worker's successor is warm", lambda: spare_is_warm(run))
         run.kill_node(second[2])
-        run.wait("a word on a node that no fault of the run ended", lambda: "ended unasked with code -9" in run.said)
         run.open_gate(60)
+        run.wait("a word on a node that no fault of the run ended", lambda: "ended unasked with code -9" in run.said)
         run.wait("the second loss is answered", lambda: run.members() != second)
         third = run.members()
         assert third[:2] == second[:2]

@@ -35,8 +35,8 @@ from surefoot_operator.fabric.processes.run_records import Deletion, NodeRecord,
 
 _FOLDER_VARIABLE = "SUREFOOT_RUN_FOLDER"
 _END_SECONDS = 3.0
-_KILLED_SECONDS = 20.0
-"""Of processes that were sent SIGKILL: the kernel first takes a gigabyte back, and others have the cores."""
+_KILLED_SECONDS = 60.0
+"""Of processes that were sent SIGKILL: the kernel first takes a gigabyte back; a slow, busy machine took 15 s for it."""
 _PAUSE_SECONDS = 0.02
 
 
