@@ -1,6 +1,7 @@
 """The warm process itself: what a program sees that was forked from it, and that nothing outlives anything."""
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -66,7 +67,7 @@ async def warm(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Warm]:
 
 async def test_a_program_finds_itself_alone_and_as_main(warm: Warm) -> None:
     source = """
-import atexit, json, os, sys, pickle
+import atexit, gc, json, os, sys, pickle
 class Mine: pass
 atexit.register(print, "atexit ran")
 print(json.dumps({
@@ -75,6 +76,7 @@ print(json.dumps({
     "pickled": isinstance(pickle.loads(pickle.dumps(Mine())), Mine),
     "stdin": sys.stdin.read(), "torch": "torch" in sys.modules, "group": os.getpgid(0),
     "threads": len(os.listdir("/proc/self/task")), "agent": "surefoot.agent.process" in sys.modules,
+    "collector": [gc.isenabled(), *gc.get_threshold()],
 }))
 """
     code, log, error_file = await warm.run(source, "--lr", "1e-3", MINE="yes")
@@ -95,6 +97,7 @@ print(json.dumps({
         "group": os.getpgid(0),
         "threads": 1,
         "agent": False,
+        "collector": [True, *gc.get_threshold()],
     }
     assert log.splitlines()[1:] == ["atexit ran"], "and no word of the interpreter's own"
     assert not error_file.exists()
