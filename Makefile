@@ -88,7 +88,7 @@ test-integration: $(VENV)/.ready ## real trainers, real Redis, real S3, kill -9
 
 # by hand: what forty minutes do not hold, each beside a shorter test of its class that they do
 .PHONY: test-long
-test-long: $(VENV)/.ready ## the longer rows of the integration and cluster tiers; 20 minutes
+test-long: $(VENV)/.ready ## the longer rows of the integration and cluster tiers; half an hour
 	$(PYTEST_WAITING) loadscope -m long tests/integration tests/pure
 	$(CLUSTER) run -- $(BIN)/pytest -m long tests/cluster
 

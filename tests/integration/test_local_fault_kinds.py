@@ -30,6 +30,7 @@ def test_a_cordoned_node_keeps_its_worker_and_takes_no_other(tmp_path: Path) -> 
     assert again.endswith("(attempt 2)")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS)
 def test_a_trainer_that_hangs_is_named_with_the_line_of_its_program(tmp_path: Path) -> None:
