@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,6 @@ from support.servers.redis_server import ADMIN_PASSWORD, program, running
 from surefoot.holder import Credentials, HolderClient
 from surefoot.holder.holder_line import HolderLine
 from surefoot.holder.server_process import HolderServer
-from surefoot.protocol.identities import ServerId
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.memory import HolderPlace, HolderPool, JobHolders
 from surefoot_operator.settings import MemorySettings
@@ -138,7 +138,7 @@ async def test_an_index_that_did_not_change_is_read_to_the_same_entries(fleet: F
 
     await until(lambda: entries() == (kept,), "the save is read")
     first = entries()
-    shared = fleet.pool.holders[where.server_id]
+    shared = next(one for one in fleet.pool.holders.values() if one.place.server_id == where.server_id)
     visits = shared.visits
     await until(lambda: shared.visits > visits + 5, "it is read again")
     assert entries() is first
@@ -185,8 +185,49 @@ async def test_a_line_that_broke_provisions_nobody_again(fleet: Fleet) -> None:
     came = wire.info("stats")["total_connections_received"]
     wire.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
     await until(lambda: wire.info("stats")["total_connections_received"] != came, "the operator comes again")
-    visits = fleet.pool.holders[ServerId("node-0", 0)].visits
-    await until(lambda: fleet.pool.holders[ServerId("node-0", 0)].visits > visits + 2, "it visits as before")
+    shared = fleet.pool.holders[fleet.places[0].server_process]
+    visits = shared.visits
+    await until(lambda: shared.visits > visits + 2, "it visits as before")
     await fleet.ready()
     assert wire.info("commandstats")["cmdstat_acl"].split(",")[0] == before.split(",")[0]
     wire.close()
+
+
+async def test_a_job_that_looked_earlier_takes_no_holder_from_another(fleet: Fleet) -> None:
+    """A round looks at pods, waits for its status to be stored, and follows what it had seen: others are further by then."""
+    first, second, *_ = fleet.jobs
+    earlier, later = fleet.places, [replace(fleet.places[0], process="restarted"), *fleet.places[1:]]
+    first.follow(earlier, JobStatus(world=world(1)))
+    second.follow(later, JobStatus(world=world(1)))
+    await until(lambda: len(second.usable(1, {}).endpoints) == 3, "it has every holder")
+    first.follow(earlier, JobStatus(world=world(1), step=1))
+    second.follow(later, JobStatus(world=world(2, "Claimed")))
+    for holder in [seen.endpoint.holder for seen in second.seen()]:
+        second.seal(holder, 2)
+    await until(lambda: all(h.read_epoch == 2 for h in second.seen()), "all are sealed and read")
+
+
+async def test_a_server_that_nobody_attends_to_any_more_is_let_go(fleet: Fleet) -> None:
+    one, *_ = fleet.jobs
+    one.follow(fleet.places, JobStatus(world=world(1)))
+    await until(lambda: len(one.usable(1, {}).endpoints) == 3, "it has every holder")
+    later = [replace(fleet.places[0], process="restarted"), *fleet.places[1:]]
+    one.follow(later, JobStatus(world=world(1)))
+    await until(lambda: len(one.usable(1, {}).endpoints) == 3, "it has every holder again")
+    one.follow(later, JobStatus(world=world(1), step=1))
+    await until(lambda: [fleet.connections(server) for server in fleet.servers] == [1, 1, 1], "one connection each")
+    assert len(fleet.pool.holders) == 3
+
+
+async def test_an_error_that_nobody_foresaw_ends_no_visits(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, *_ = fleet.jobs
+    one.follow(fleet.places, JobStatus(world=world(1)))
+    await until(lambda: len(one.usable(1, {}).endpoints) == 3, "it has every holder")
+
+    async def raises(self: HolderLine, asked: object) -> object:
+        raise ValueError("of no kind that is known here")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HolderLine, "exchange", raises)
+        await until(lambda: {h.state for h in one.seen()} == {"Silent"}, "none of them is taken for well")
+    await until(lambda: {h.state for h in one.seen()} == {"Ready"}, "they are visited as before")

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 from surefoot.protocol.identities import ServerId
 
+ServerProcess = tuple[ServerId, str, int, str, bool]
+"""Names one run of one server, at one address."""
+
 
 @dataclass(slots=True)
 class TierAccess:
@@ -57,7 +60,11 @@ class HolderPlace:
         mine = (self.admin_user, self.admin_password, self.tls_ca)
         return mine == (other.admin_user, other.admin_password, other.tls_ca)
 
+    @property
+    def server_process(self) -> ServerProcess:
+        """One run of the server, which may still have its data."""
+        return self.server_id, self.host, self.port, self.process, self.running
+
     def same_server(self, other: HolderPlace) -> bool:
         """Whether both are the same process, which may still have its data."""
-        mine = (self.server_id, self.host, self.port, self.process, self.running)
-        return mine == (other.server_id, other.host, other.port, other.process, other.running)
+        return self.server_process == other.server_process

@@ -11,14 +11,13 @@ import logging
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from surefoot.errors import SurefootError
+from surefoot.errors import SurefootError, TierUnavailable
 from surefoot.holder.connection import Credentials, explained
 from surefoot.holder.dialogue import Dialogue
 from surefoot.holder.holder_line import HolderLine
 from surefoot.holder.provisioning import AdminCalls, Memory
-from surefoot.protocol.identities import ServerId
 from surefoot.task_set import TaskSet, logged
-from surefoot_operator.memory.holder_place import HolderPlace
+from surefoot_operator.memory.holder_place import HolderPlace, ServerProcess
 from surefoot_operator.settings import MemorySettings
 
 log = logging.getLogger(__name__)
@@ -144,17 +143,25 @@ class SharedHolder:
                     await self._line.exchange(("PING",))
                 due = self._due()  # whoever took it for silent
         except SurefootError as error:
-            self._line.close()
-            if not self._failing:
-                log.warning("the holder on %s does not answer: %s", self.place.server_id, error)
-            self._failing = True
-            for visitor in tuple(self._visitors.values()):
-                visitor.failed(error)
+            self._failed(error)
+            return
+        except Exception as error:
+            # what nobody foresaw ends no visits: a holder without them would be taken for well for ever
+            log.exception("visiting the holder on %s failed", self.place.server_id)
+            self._failed(TierUnavailable(f"{self.calls.where}: {error or type(error).__name__}"))
             return
         self._failing = False
         for visitor in due:
             self._busy.add(id(visitor))
             self._under_way.start(self._visit(visitor), f"visiting the holder on {self.place.server_id}")
+
+    def _failed(self, error: SurefootError) -> None:
+        self._line.close()
+        if not self._failing:
+            log.warning("the holder on %s does not answer: %s", self.place.server_id, error)
+        self._failing = True
+        for visitor in tuple(self._visitors.values()):
+            visitor.failed(error)
 
     def _due(self) -> list[Visitor]:
         return [v for v in self._visitors.values() if id(v) not in self._busy and v.is_due()]
@@ -178,52 +185,59 @@ def _line_to(place: HolderPlace, call_seconds: float) -> HolderLine:
 
 
 class HolderPool:
-    """Owns the connections to holders, for all jobs of one operator."""
+    """Owns the connections to holders, for all jobs of one operator.
+
+    One for each process of a server, not for each place: rounds of jobs overlap, and one that looked before a restart follows
+    what it saw behind another that looked after it. Neither may end what the other attends to: a holder that is never
+    visited again is Ready for ever, and a claim waits for its index.
+    """
 
     def __init__(self, settings: MemorySettings) -> None:
         self.settings = settings
-        self.holders: dict[ServerId, SharedHolder] = {}
+        self.holders: dict[ServerProcess, SharedHolder] = {}
         self._leaving = TaskSet(logged(log))
         self._places: tuple[HolderPlace, ...] = ()
+        self._there: frozenset[ServerProcess] = frozenset()
+        self._has_others = False
+        """Whether processes may be attended to that are not in the fabric's places."""
 
     def follow(self, places: Sequence[HolderPlace]) -> None:
         """Takes the fabric's places.
 
         What another job has brought already costs a comparison.
         """
-        if tuple(places) == self._places:
-            return
-        self._places = tuple(places)
-        for place in places:
-            known = self.holders.get(place.server_id)
-            if known is not None and known.place.same_server(place):
-                if not known.place.same_access(place):
+        if tuple(places) != self._places:
+            self._places = tuple(places)
+            self._there = frozenset(place.server_process for place in places)
+            self._has_others = True
+            for place in places:
+                known = self.holders.get(place.server_process)
+                if known is not None and not known.place.same_access(place):
                     known.renew(place)
-                continue
-            if known is not None:
-                self._let_go(place.server_id)
-        there = {place.server_id for place in places}
-        for server in [s for s, known in self.holders.items() if s not in there and not known.used]:
-            self._let_go(server)
+        if self._has_others:
+            others = [process for process in self.holders if process not in self._there]
+            unused = [process for process in others if not self.holders[process].used]
+            for process in unused:
+                self._let_go(process)
+            self._has_others = len(others) > len(unused)
 
     def of(self, place: HolderPlace) -> SharedHolder:
         """Returns the holder at this place, begun if it has to be."""
-        known = self.holders.get(place.server_id)
-        if known is None or not known.place.same_server(place):
-            if known is not None:
-                self._let_go(place.server_id)
-            known = self.holders[place.server_id] = self._shared(place)
+        known = self.holders.get(place.server_process)
+        if known is None:
+            known = self.holders[place.server_process] = self._shared(place)
         return known
 
     async def close(self) -> None:
         """Ends every connection; a later `follow` begins anew."""
         self._places = ()
-        for server in tuple(self.holders):
-            self._let_go(server)
+        for process in tuple(self.holders):
+            self._let_go(process)
         await self._leaving.join()
 
     def _shared(self, place: HolderPlace) -> SharedHolder:
         return SharedHolder(place, self.settings)
 
-    def _let_go(self, server: ServerId) -> None:
-        self._leaving.start(self.holders.pop(server).close(), f"leaving the holder on {server}")
+    def _let_go(self, process: ServerProcess) -> None:
+        shared = self.holders.pop(process)
+        self._leaving.start(shared.close(), f"leaving the holder on {shared.place.server_id}")
