@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import ssl
 import tempfile
@@ -60,7 +61,12 @@ class Api:
         return json.loads(text) if text[:1] in (b"{", b"[") else text.decode()
 
     def _open(self, request: Request, seconds: float) -> HTTPResponse:
-        answer = urlopen(request, timeout=seconds, context=self._tls)
+        try:
+            answer = urlopen(request, timeout=seconds, context=self._tls)
+        except HTTPError as error:
+            with error:  # its connection stays open until somebody happens to collect the error
+                text = error.read()
+            raise HTTPError(error.url, error.code, error.msg, error.headers, io.BytesIO(text)) from None
         assert isinstance(answer, HTTPResponse)
         return answer
 
