@@ -31,12 +31,17 @@ def test_the_second_loss_waits_for_its_replacement_where_a_change_of_size_is_dea
         lose_a_worker(run, lost_in)
         done = run.finish()
     assert_whole(done.report, 450)
-    first, second = (i for i in done.report["incidents"] if i["kind"] != "planned")
+    incidents = done.report["incidents"]
+    first, second = (i for i in incidents if i["kind"] != "planned")
     assert (first["kind"], second["kind"]) == ("agent-lost", "agent-lost")
-    if done.report["incidents"][0] == first:
+    if incidents[0] == first:
         assert first["world_after"] == 2, "nobody has measured anything yet"
+    before = incidents[incidents.index(second) - 1]
+    assert before["world_after"] == 3, "the second was lost by a whole world"
+    assert first["world_after"] == 3 or before["kind"] == "planned", "which had grown again"
     if second["world_after"] == 3:
         assert second["sealed_seconds"] < second["assigned_seconds"], "it waited"
+        assert incidents[-1] == second, "and nothing had to grow behind it"
         return
     # a machine that is busy with other things starts a worker in longer than a world: then the sums must say so
     sums = re.findall(
