@@ -129,6 +129,18 @@ async def test_no_memory_is_deleted_because_a_watch_was_mistaken(stand: Stand) -
     assert stand.cleaned == []
 
 
+async def test_a_job_that_a_watch_mistook_for_a_moment_keeps_its_agents(stand: Stand) -> None:
+    stand.put("a")
+    stand.runners.start()
+    (first,) = stand.runners._runners.values()
+    stand.lose("a", really=False)
+    stand.put("a")  # before the first runner's end has begun
+    (second,) = stand.runners._runners.values()
+    assert second is not first
+    await stand.ended()
+    assert stand.agents._jobs == {"uid-a": second._channel}
+
+
 async def test_who_leaves_in_peace_takes_nothing_along(stand: Stand) -> None:
     stand.put("a")
     stand.runners.start()

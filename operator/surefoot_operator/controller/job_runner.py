@@ -120,7 +120,7 @@ class JobRunner:
 
         `gone`: the cache shows the job no more. The API server is asked again before anything is deleted.
         """
-        self._shared.server.forget(self.key.uid)
+        self._shared.server.forget(self.key.uid, self._channel)
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

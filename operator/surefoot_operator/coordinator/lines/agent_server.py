@@ -94,10 +94,14 @@ class AgentServer:
         """Accepts agents of this job from now on."""
         self._jobs[job] = channel
 
-    def forget(self, job: str) -> None:
-        """Refuses agents of this job from now on and disconnects them."""
-        gone = self._jobs.pop(job, None)
-        for line in gone.lines if gone is not None else ():
+    def forget(self, job: str, channel: AgentChannel) -> None:
+        """Disconnects this channel's agents, and refuses the job's from now on.
+
+        One that another serves by now goes on: a runner that ends late must not turn away the agents of the next.
+        """
+        if self._jobs.get(job) is channel:
+            del self._jobs[job]
+        for line in tuple(channel.lines):
             line.cut()
 
     def lead(self, leading: bool, shard: int = 0) -> None:
@@ -214,6 +218,9 @@ class AgentServer:
             if line.version is None:
                 line.version = OLDEST  # whoever speaks none of ours is likeliest to read the oldest
             return _refused("protocol", Refused(str(error), retry=False))
+        if self._jobs.get(hello.job) is not channel:
+            # while its token was looked at: nobody would ever answer it there
+            return _refused("foreign-job", Refused(f"job {hello.job} was handed over: ask again", retry=True))
         bad = channel.refusal(hello)
         if bad is not None:
             if bad.retry:
