@@ -41,11 +41,13 @@ PYTEST = $(BIN)/pytest $(SLOWEST) -n $(WORKERS) --dist
 PYTEST_WAITING = $(BIN)/pytest $(SLOWEST) -n $$(($(WORKERS) + 1)) --dist
 
 .PHONY: test
-# what S3's and the cluster's tests need is compiled beside all others; where it cannot be, they say why
+# what S3's and the cluster's tests need is compiled beside all others; where it cannot be, they say why. A cluster's tests wait
+# for half of their time: the simulator has what they leave
 test: system $(VENV)/.ready ## everything that continuous integration runs
 	mkdir -p build
 	{ PYTHONPATH=tests $(BIN)/python -m support.servers.s3_server; PYTHONPATH=tests exec $(BIN)/python -m cluster build; } >build/cluster-build.log 2>&1 & building=$$!; trap 'kill $$building 2>/dev/null' EXIT; \
-	$(MAKE) lint test-pure test-simulation test-integration test-contract && { wait $$building || true; } && $(MAKE) test-chart test-cluster
+	$(MAKE) lint test-pure test-integration test-contract && { wait $$building || true; } && $(MAKE) test-chart \
+	&& $(MAKE) --jobs=2 --output-sync=target test-cluster test-simulation-idle
 
 .PHONY: test-quick
 # lint has the cores that tests leave it; the last one kills a trainer and a node under a real training
@@ -77,6 +79,9 @@ fuzz: $(VENV)/.ready ## DOCUMENTS=100000 TrainingJobs that nobody would write; e
 .PHONY: test-simulation
 test-simulation: $(VENV)/.ready ## real decisions against modelled faults, deterministic
 	$(PYTEST) worksteal tests/simulator
+.PHONY: test-simulation-idle
+test-simulation-idle: $(VENV)/.ready
+	PYTHONPATH=tests $(BIN)/python -m support.idle_priority $(PYTEST) worksteal --timeout 1800 tests/simulator
 
 .PHONY: test-contract
 test-contract: $(VENV)/.ready ## every tier, every fabric against one suite each, on real servers
