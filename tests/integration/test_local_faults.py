@@ -73,9 +73,10 @@ def test_a_step_that_an_exception_interrupted_is_no_checkpoint(tmp_path: Path) -
     assert (incident["kind"], incident["steps_lost"]) == ("trainer-failed", 1), "the newest checkpoint is of step 35"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS)
-@pytest.mark.parametrize("elastic", [None, pytest.param((2, 3), marks=pytest.mark.long)], ids=["fixed", "elastic"])
+@pytest.mark.parametrize("elastic", [None, (2, 3)], ids=["fixed", "elastic"])
 def test_a_drained_node_costs_no_step(tmp_path: Path, elastic: tuple[int, int] | None) -> None:
     """What was not saved at a due step is saved at the halt: intervals are so long that each loss would be seen."""
     job = Job(steps=120, workers=3, elastic=elastic, interval_steps=100, trainer=PACE)
