@@ -222,43 +222,6 @@ async def test_an_authenticator_that_does_not_answer_means_try_again(standing: S
         assert word.retry
 
 
-async def test_a_job_handed_over_while_a_token_is_looked_at_is_asked_for_again(standing: Standing) -> None:
-    asked, answer = asyncio.Event(), asyncio.Event()
-
-    async def slow(_: Hello) -> Refused | None:
-        asked.set()
-        await answer.wait()
-        return None
-
-    stand = await standing(authenticate=slow)
-    async with FakeAgent(stand.server.url, hello(0)) as agent:
-        await asked.wait()
-        next_channel = AgentChannel("job-1", 0.5, time.time, stand.wakes.append)
-        stand.server.serve("job-1", next_channel)
-        answer.set()
-        word = await agent.heard(Refused)
-        assert word.retry, word
-        await agent.ended()
-    assert stand.channel.lines == next_channel.lines == ()
-
-
-async def test_who_served_a_job_before_turns_away_its_own_agents_alone(standing: Standing) -> None:
-    stand = await standing()
-    async with FakeAgent(stand.server.url, hello(0)) as older:
-        await older.heard(Welcome)
-        next_channel = AgentChannel("job-1", 0.5, time.time, stand.wakes.append)
-        next_channel.know([WorkerId(0, 1)])
-        stand.server.serve("job-1", next_channel)
-        stand.server.forget("job-1", stand.channel)
-        await older.ended()
-    async with FakeAgent(stand.server.url, hello(0)) as agent:
-        await agent.heard(Welcome)
-        stand.server.forget("job-1", next_channel)
-        await agent.ended()
-    async with refused(stand, hello(0)) as word:
-        assert "not served here" in word.reason
-
-
 async def test_a_message_that_cannot_be_read_ends_the_line_but_not_the_worker(standing: Standing) -> None:
     stand = await standing()
     for text in ("{", '{"v":1,"type":"Heartbeet"}', '{"v":1,"type":"Stop","epoch":9,"reason":"me"}'):
