@@ -49,7 +49,7 @@ test: system $(VENV)/.ready ## everything that continuous integration runs
 	mkdir -p build
 	{ PYTHONPATH=tests $(BIN)/python -m support.servers.s3_server; PYTHONPATH=tests exec $(BIN)/python -m cluster build; } >build/cluster-build.log 2>&1 & building=$$!; trap 'kill $$building 2>/dev/null' EXIT; \
 	$(BESIDE) lint test-pure && $(MAKE) test-integration && { wait $$building || true; } \
-	&& $(BESIDE) test-contract test-chart && $(BESIDE) test-cluster test-simulation-idle
+	&& $(BESIDE) test-contract test-chart && $(MAKE) --jobs=2 test-cluster test-simulation-idle
 
 .PHONY: test-quick
 # lint has the cores that tests leave it; the last one kills a trainer and a node under a real training
@@ -82,8 +82,11 @@ fuzz: $(VENV)/.ready ## DOCUMENTS=100000 TrainingJobs that nobody would write; e
 test-simulation: $(VENV)/.ready ## real decisions against modelled faults, deterministic
 	$(PYTEST) worksteal tests/simulator
 .PHONY: test-simulation-idle
+# said in one piece, so that what the cluster's tests say beside it can be followed
 test-simulation-idle: $(VENV)/.ready
-	PYTHONPATH=tests $(BIN)/python -m support.idle_priority $(PYTEST) worksteal --timeout 1800 tests/simulator
+	mkdir -p build
+	PYTHONPATH=tests $(BIN)/python -m support.idle_priority $(PYTEST) worksteal --timeout 1800 tests/simulator >build/simulation.log 2>&1; \
+	code=$$?; cat build/simulation.log; exit $$code
 
 .PHONY: test-contract
 test-contract: $(VENV)/.ready ## every tier, every fabric against one suite each, on real servers
