@@ -97,11 +97,11 @@ class AgentServer:
     def forget(self, job: str, channel: AgentChannel) -> None:
         """Disconnects this channel's agents, and refuses the job's from now on.
 
-        One that another serves by now goes on: a runner that ends late must not turn away the agents of the next.
+        A job that another channel serves by now goes on: a runner that ends late must not turn away the agents of the next.
         """
         if self._jobs.get(job) is channel:
             del self._jobs[job]
-        for line in tuple(channel.lines):
+        for line in channel.lines:
             line.cut()
 
     def lead(self, leading: bool, shard: int = 0) -> None:
