@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from surefoot_operator.coordinator.sessions import seen
 from surefoot_operator.errors import FabricError, WorldMoved
 from surefoot_operator.fabric.interface import FabricSeen
 from surefoot_operator.fabric.processes.processes_fabric import ProcessesFabric
+from surefoot_operator.policy.actions import Event
 from surefoot_operator.settings import CoordinatorSettings, MemorySettings, OperatorSettings
 
 Living = Callable[..., Awaitable[tuple[Town, LocalOperator]]]
@@ -240,6 +241,45 @@ async def test_errors_are_counted_and_the_loop_goes_on(tmp_path: Path) -> None:
             await until(lambda: committed(town, 1), "the world begins in spite of errors")
         finally:
             await operator.stop()
+
+
+def series() -> list[str]:
+    """Of the job of these tests."""
+    text = b"".join(metrics.jobs.text()).decode()
+    return [line for line in text.splitlines() if 'job="t"' in line]
+
+
+class Unheard(ProcessesFabric):
+    """A fabric that takes events only once a test lets it."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.asked, self.let = asyncio.Event(), asyncio.Event()
+        self.over = False
+
+    async def record(self, events: Sequence[Event]) -> None:
+        self.asked.set()
+        try:
+            await self.let.wait()
+        finally:
+            self.over = True
+
+
+async def test_the_series_of_a_job_end_before_its_last_events_are_waited_for(tmp_path: Path) -> None:
+    """Else they would end in the midst of a job that was made anew under its name."""
+    async with Town(tmp_path / "run", document(replicas=1, least=None)) as town:
+        town.start("node-0")
+        fabric = Unheard(town.folder.root)
+        operator = operator_of(town, fabric)
+        await operator.start()
+        await fabric.asked.wait()
+        await until(lambda: committed(town, 1), "a world")
+        assert series(), "a job that is looked after is told of"
+        stopping = asyncio.create_task(operator.stop())
+        await until(lambda: not series(), "its series to end")
+        assert not fabric.over, "its events are still waited for"
+        fabric.let.set()
+        await stopping
 
 
 async def test_a_step_of_the_wall_clock_changes_nothing_for_a_job_that_runs(

@@ -136,6 +136,8 @@ class Reconciler:
                     continue
                 await self._sleep(pause)
         finally:
+            # before anything is waited for: a job of the same name may be begun meanwhile, and has the same series
+            self._job_metrics.forget()
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
             if self._later is not None:
@@ -143,7 +145,6 @@ class Reconciler:
             await self.recorder.close()
             await self.calls.close()
             await self._background.close()
-            self._job_metrics.forget()
 
     async def _in_turn(self) -> float:
         """One round, measured; not while too many other jobs have theirs."""
