@@ -40,7 +40,7 @@ SLOWEST = --durations=15 --durations-min=5
 PYTEST = $(BIN)/pytest $(SLOWEST) -n $(WORKERS) --dist
 PYTEST_WAITING = $(BIN)/pytest $(SLOWEST) -n $$(($(WORKERS) + 1)) --dist
 
-# two at once, each's output in one piece: mypy, helm and a cluster have no use for a second core
+# two at once, each's output in one piece: mypy and the chart's tests have no use for a second core
 BESIDE = $(MAKE) --jobs=2 --output-sync=target
 .PHONY: test
 # what S3's and the cluster's tests need is compiled beside all others; where it cannot be, they say why. A cluster's tests wait

@@ -40,13 +40,18 @@ async def living(tmp_path: Path) -> AsyncIterator[Living]:
     towns: list[Town] = []
     operators: list[LocalOperator] = []
 
-    async def begin(nodes: int = 3, last_step: int | None = None, **job: Any) -> tuple[Town, LocalOperator]:
+    async def begin(
+        nodes: int = 3,
+        last_step: int | None = None,
+        fabric: type[ProcessesFabric] = ProcessesFabric,
+        **job: Any,
+    ) -> tuple[Town, LocalOperator]:
         town = Town(tmp_path / "run", document(**job), last_step)
         await town.__aenter__()
         towns.append(town)
         for number in range(nodes):
             town.start(f"node-{number}")
-        operator = operator_of(town)
+        operator = operator_of(town, fabric(town.folder.root))
         operators.append(operator)
         await operator.start()
         return town, operator
@@ -230,17 +235,12 @@ class Failing(ProcessesFabric):
         return await super().observe()
 
 
-async def test_errors_are_counted_and_the_loop_goes_on(tmp_path: Path) -> None:
-    async with Town(tmp_path / "run", document(replicas=1, least=None)) as town:
-        town.start("node-0")
-        fabric = Failing(town.folder.root)
-        operator = operator_of(town, fabric)
-        await operator.start()
-        fabric.failures = 5
-        try:
-            await until(lambda: committed(town, 1), "the world begins in spite of errors")
-        finally:
-            await operator.stop()
+async def test_errors_are_counted_and_the_loop_goes_on(living: Living) -> None:
+    town, operator = await living(nodes=1, replicas=1, least=None, fabric=Failing)
+    fabric = operator._fabric
+    assert isinstance(fabric, Failing)
+    fabric.failures = 5
+    await until(lambda: committed(town, 1), "the world begins in spite of errors")
 
 
 def series() -> list[str]:
@@ -265,21 +265,19 @@ class Unheard(ProcessesFabric):
             self.over = True
 
 
-async def test_the_series_of_a_job_end_before_its_last_events_are_waited_for(tmp_path: Path) -> None:
+async def test_the_series_of_a_job_end_before_its_last_events_are_waited_for(living: Living) -> None:
     """Else they would end in the midst of a job that was made anew under its name."""
-    async with Town(tmp_path / "run", document(replicas=1, least=None)) as town:
-        town.start("node-0")
-        fabric = Unheard(town.folder.root)
-        operator = operator_of(town, fabric)
-        await operator.start()
-        await fabric.asked.wait()
-        await until(lambda: committed(town, 1), "a world")
-        assert series(), "a job that is looked after is told of"
-        stopping = asyncio.create_task(operator.stop())
-        await until(lambda: not series(), "its series to end")
-        assert not fabric.over, "its events are still waited for"
-        fabric.let.set()
-        await stopping
+    town, operator = await living(nodes=1, replicas=1, least=None, fabric=Unheard)
+    fabric = operator._fabric
+    assert isinstance(fabric, Unheard)
+    await fabric.asked.wait()
+    await until(lambda: committed(town, 1), "a world")
+    assert series(), "a job that is looked after is told of"
+    stopping = asyncio.create_task(operator.stop())
+    await until(lambda: not series(), "its series to end")
+    assert not fabric.over, "its events are still waited for"
+    fabric.let.set()
+    await stopping
 
 
 async def test_a_step_of_the_wall_clock_changes_nothing_for_a_job_that_runs(
