@@ -1,7 +1,8 @@
 """`python -m surefoot.node_probe PARENT_PID HOST FOLDER` tries this node.
 
-It writes a line of JSON for each trial. Started by the agent at low priority, beside the warm process, and ended by it after its time. What cheap trials find is told before
-PyTorch is imported, which is done for GPUs alone.
+It writes a line of JSON for each trial. Started by the agent beside the warm process, and ended by it after its time. Cheap trials,
+which a warm worker may wait for, have their fair share of a busy node: at low priority they came too late beside the warm process'
+imports, and a node that calculates wrong was joined. PyTorch is imported for GPUs alone, behind them and at low priority.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ def trials(host: str, folder: Path, damaged: bool) -> Iterator[Trial]:
     yield compute.try_memory()
     yield compute.try_processor(left, right, product + damaged)
     if _GPU_FILE.exists():
+        os.nice(NICENESS)
         try:
             torch = importlib.import_module("torch")
         except ImportError:
@@ -58,7 +60,6 @@ def tell(found: Iterable[Trial]) -> None:
 def main(arguments: list[str]) -> None:
     parent, host, folder = arguments
     die_with_parent(int(parent))
-    os.nice(NICENESS)
     tell(trials(host, Path(folder), is_told("sick")))
 
 

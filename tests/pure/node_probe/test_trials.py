@@ -164,6 +164,34 @@ def test_all_that_can_be_is_tried_and_told_a_line_each(
     ]
 
 
+def test_what_a_warm_worker_waits_for_has_its_share_of_a_busy_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Niced beside the warm process' imports it took 9 s of a node with six busy processes, and the worker joined."""
+    order: list[str] = []
+    torch = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False))
+    modules = {"surefoot.node_probe.compute_trials": compute_trials, "torch": torch}
+
+    def imported(name: str) -> Any:
+        order.append(name)
+        return modules[name]
+
+    monkeypatch.setattr(probe, "_GPU_FILE", tmp_path)
+    monkeypatch.setattr(probe.importlib, "import_module", imported)
+    monkeypatch.setattr(probe.os, "nice", lambda by: order.append(f"niced by {by}"))
+    for one in probe.trials("127.0.0.1", tmp_path, damaged=False):
+        order.append(one.name)
+    assert order == [
+        "loopback",
+        "disk",
+        "surefoot.node_probe.compute_trials",
+        "memory",
+        "matmul",
+        "niced by 10",
+        "torch",
+    ]
+
+
 def test_without_numpy_numbers_are_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str) -> Any:
         raise ImportError(f"no {name}")

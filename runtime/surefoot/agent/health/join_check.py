@@ -1,7 +1,7 @@
 """Tries this agent's node once, before it gets a rank.
 
-Run by `node_watch` in a thread. `surefoot.node_probe` is a process of its own, at low priority: numbers that go wrong may end it, a
-disk may hold it, and the warm process imports at the same time. What is slow proves nothing and is logged; what fails no well
+Run by `node_watch` in a thread. `surefoot.node_probe` is a process of its own: numbers that go wrong may end it, a disk may hold
+it, and the warm process imports at the same time. What is slow proves nothing and is logged; what fails no well
 node does. A node that was found well is not tried again for some hours, whichever worker comes.
 """
 
