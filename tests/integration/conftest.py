@@ -1,4 +1,4 @@
-"""Shows what a run of `surefoot local` said where the test of it fails."""
+"""Shows what a run of `surefoot local` said where the test of it fails, and ends what worlds of ranks were forked from."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from support import gloo_world
 
 LONGEST_CHARACTERS = 6000
 
@@ -22,3 +24,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
             text = said.read_text(errors="replace")[-LONGEST_CHARACTERS:]
             report.sections.append((f"what the run said, {said.relative_to(folder)}", text))
     return report
+
+
+def pytest_sessionfinish() -> None:
+    gloo_world.close()

@@ -6,46 +6,56 @@ Called by integration tests; `leave` by the programs, as their last word.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-SUPPORT = Path(__file__).parent
-LIMIT_SECONDS = 240.0
+from support.warm_pair import LIMIT_SECONDS, Rank, WarmPair
+from surefoot.launcher.command import LaunchProgram
 
-Ranks = list["subprocess.Popen[str]"]
+__all__ = ["LIMIT_SECONDS", "Ranks", "close", "ended", "leave", "started"]
+
+SUPPORT = Path(__file__).parent
+Ranks = list[Rank]
+
+_warm: list[WarmPair] = []
+"""The one of this process, once a world was begun."""
+
+
+def _environment() -> dict[str, str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SUREFOOT_")}
+    return environment | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(SUPPORT.parent)}
 
 
 def started(program: str, arguments: Sequence[str], size: int, group: Path, **given: str) -> Ranks:
     """`size` ranks of a program of this folder, whose store is the file `group`; `given` goes into their environment."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SUREFOOT_")}
-    environment |= {"WORLD_SIZE": str(size), "GROUP": f"file://{group}", "OMP_NUM_THREADS": "1"}
-    environment |= {"PYTHONPATH": str(SUPPORT.parent), **given}
-    command = [sys.executable, "-W", "ignore", str(SUPPORT / "programs" / program), *arguments]
-    pipe = subprocess.PIPE
-    return [
-        subprocess.Popen(command, env=environment | {"RANK": str(rank)}, stdout=pipe, stderr=pipe, text=True)
-        for rank in range(size)
-    ]
+    if not _warm:
+        _warm.append(WarmPair(_environment()))
+    environment = _environment() | {"WORLD_SIZE": str(size), "GROUP": f"file://{group}", **given}
+    script = LaunchProgram(tuple(arguments), script=str(SUPPORT / "programs" / program))
+    return [_warm[0].fork(rank, script, environment | {"RANK": str(rank)}) for rank in range(size)]
 
 
 def ended(ranks: Ranks, killed: int | None = None, code: int = 9) -> list[str]:
     """What each rank printed; all must have ended well, but `killed` with `code`."""
     found = []
     try:
-        for number, process in enumerate(ranks):
-            output, problems = process.communicate(timeout=LIMIT_SECONDS)
+        for number, rank in enumerate(ranks):
             wanted = code if number == killed else 0
-            assert process.returncode == wanted, f"rank {number} ended with {process.returncode}: {problems[-3000:]}"
-            found.append(output)
+            assert rank.ended() == wanted, f"rank {number} ended with {rank.code}: {rank.said()[-3000:]}"
+            found.append(rank.said())
     finally:
-        for process in ranks:
-            process.kill()  # says nothing to one that has ended
-            with process:  # closes its pipes, which would else fail whatever test runs when they are collected
-                pass
+        for rank in ranks:
+            rank.child.kill()  # says nothing to one that has ended
+            rank.output.close()
     return found
+
+
+def close() -> None:
+    """Ends this process' warm pair, if it has one."""
+    while _warm:
+        _warm.pop().close()
 
 
 def leave() -> NoReturn:
