@@ -257,14 +257,15 @@ def test_sick_nodes_are_left_at_saved_steps_and_healthy_ones_are_not(least: int)
     assert moved >= 2
 
 
-def test_the_rank_that_hangs_is_named_and_no_other() -> None:
+@pytest.mark.parametrize(("turn", "least"), [(0, 4), (4, 2)], ids=["hangs", "is slow"])
+def test_the_rank_that_hangs_or_is_slow_is_named_and_no_other(turn: int, least: int) -> None:
     """A few jobs of `make judgement`, which counts a thousand faults."""
     named = Counter[str]()
-    for seed in (seed for seed in range(45) if seed % 5 in (0, 4)):
+    for seed in range(turn, 21, 5):
         outcome = judgement.run(seed)
         assert outcome.violation is None, f"seed {seed}: {outcome.violation}"
         named.update(outcome.named)
-    assert sum(count for what, count in named.items() if what.endswith(", named")) >= 5
+    assert sum(count for what, count in named.items() if what.endswith(", named")) >= least
     assert judgement.share_named(named) >= 0.95
 
 
