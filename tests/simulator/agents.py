@@ -225,7 +225,7 @@ class Agent:
         self.tell(on.StacksTaken(epoch, "in a test", look))
 
     def _start(self, assign: said.Assign, store: str) -> None:
-        self.simulation.oracle.starting(self, assign)
+        self.simulation.oracle.training.starting(self, assign)
         for runner in self.drains.values():
             runner.tell(slots.EpochBegun(assign.epoch))
         self.trainers = [Trainer(self, assign, store, local) for local in range(assign.local_ranks)]

@@ -177,7 +177,7 @@ class Eyes:
             if s.epoch == world.epoch and s.connected and observed.now - s.heard_seconds < 1.0
             and s.step_at_seconds is not None and observed.now - s.step_at_seconds < steps
         ]  # fmt: skip
-        if together and heard and engine.now - self.oracle.stepped_at < steps:
+        if together and heard and engine.now - self.oracle.training.stepped_at < steps:
             self.oracle.fail(
                 f"a world that trains is ended ({incident.reason}); worker {heard[0].index} tells its steps"
             )

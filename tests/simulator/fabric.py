@@ -147,7 +147,7 @@ class Fabric:
         key = (order.index, order.attempt)
         if key in self.pods:
             return
-        self.simulation.oracle.created(order)
+        self.simulation.oracle.training.created(order)
         uid, version = f"uid{self.simulation.next_number()}", self.simulation.pod_version
         self.pods[key] = Pod(order.index, order.attempt, uid, self.engine.now, version=version)
         self.engine.after(self.engine.rng.uniform(0.02, 0.2), self.engine.environment, self._schedule, key, order)

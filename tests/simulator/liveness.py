@@ -50,9 +50,9 @@ class Liveness:
             self._able_since = None
         elif self._able_since is None:
             self._able_since = engine.now
-        elif engine.now > self._due(max(self._able_since, self._oracle.stepped_at)):
+        elif engine.now > self._due(max(self._able_since, self._oracle.training.stepped_at)):
             status = self._oracle.simulation.store.status
-            since = engine.now - max(self._able_since, self._oracle.stepped_at)
+            since = engine.now - max(self._able_since, self._oracle.training.stepped_at)
             self._oracle.fail(
                 f"no step for {since:.0f} s though {self._oracle.simulation.settings.least_workers} workers could train:"
                 f" epoch {status.world and status.world.epoch} {status.world and status.world.state}; {status.message}"

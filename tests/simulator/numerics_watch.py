@@ -158,7 +158,7 @@ class NumericsWatch:
         for step in range(last, checkpoint.step, -1):
             while (parent := oracle.parents[epoch]) is not None and step <= parent.step:
                 epoch = parent.epoch
-            ranks = oracle.ledger.get((epoch, step), set())
+            ranks = oracle.training.ledger.get((epoch, step), set())
             if len(ranks) < oracle.sizes[epoch] or (epoch, step) in self._odd:
                 return False
         return True

@@ -16,17 +16,14 @@ from simulator.liveness import Liveness
 from simulator.lossless import Lossless
 from simulator.numerics_watch import NumericsWatch
 from simulator.tiers import CHUNKS, Holder, Persistent, Watcher
-from simulator.trainers import Trainer, content_of
+from simulator.training_watch import TrainingWatch
 from simulator.watermarks import Watermarks
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
-from surefoot.protocol.messages import Assign
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.observed import Observed
-from surefoot_operator.policy.actions import CreateWorker
 
 if TYPE_CHECKING:
-    from simulator.agents import Agent
     from simulator.operators import Operator
     from simulator.world import Simulation
 
@@ -50,8 +47,6 @@ class Oracle(Watcher):
         self.contents: dict[RankSave, tuple[str, int]] = {}
         self.ever: dict[RankSave, set[Holder]] = defaultdict(set)
         """Holders that have the save, or had it when a fault took them; dropped copies are gone from here."""
-        self.ledger: dict[tuple[int, int], set[int]] = defaultdict(set)
-        self.starts: dict[tuple[int, int], str] = {}
         self.disturbed: dict[str, float] = {}
         """Node → until when something was wrong with it (infinite: still)."""
         self.certified: set[Checkpoint] = set()
@@ -61,11 +56,12 @@ class Oracle(Watcher):
         self.once: set[RankSave] = set()  # were committed on some holder, whatever became of them
         self.most_kept = 0
         """Checkpoints that one holder had parts of at once."""
-        self.claimed_at = self.committed_at = self.stepped_at = 0.0
+        self.claimed_at = self.committed_at = 0.0
         self.eyes = Eyes(self)
         self.liveness = Liveness(self)
         self.lossless = Lossless(self)
         self.numerics = NumericsWatch(self)
+        self.training = TrainingWatch(self)
         self.watermarks = Watermarks(self)
         self._read: dict[int, set[HolderId]] = defaultdict(set)
         """Holders that were read for an epoch, whoever led."""
@@ -326,37 +322,6 @@ class Oracle(Watcher):
             if save.epoch in self.sizes and self.on_path(save.checkpoint, self.base):
                 self.fail(f"{save}, written to {holder.id} after its fence, was read to decide epoch {epoch}")
 
-    # ---- trainers ---------------------------------------------------------------------------------------------------
-
-    def created(self, order: CreateWorker) -> None:
-        if order.attempt >= self.simulation.store.status.next_attempt:
-            self.fail(f"{order} before status counted that attempt")
-
-    def starting(self, agent: Agent, assign: Assign) -> None:
-        if assign.epoch not in self.parents or self.parents[assign.epoch] != assign.parent:
-            self.fail(f"trainers start for epoch {assign.epoch} from {assign.parent}, which was never committed")
-        if assign.epoch < agent.life.stopped:
-            self.fail(
-                f"epoch {assign.epoch} starts on {agent.pod.name}, which told that it stopped for {agent.life.stopped}"
-            )
-        for local in range(assign.local_ranks):
-            rank = (assign.epoch, assign.first_rank + local)
-            if rank in self.starts:
-                self.fail(f"rank {rank[1]} of epoch {rank[0]} starts twice: {self.starts[rank]}, {agent.incarnation}")
-            self.starts[rank] = agent.incarnation
-        for other in self.simulation.trainers_of(agent):
-            if other.process.alive:
-                self.fail(f"epoch {assign.epoch} starts on {agent.pod.name} while epoch {other.assign.epoch} lives")
-
-    def restoring(self, trainer: Trainer, parent: Checkpoint, found: dict[int, int]) -> None:
-        epoch = trainer.assign.epoch
-        if self.parents[epoch] != parent:
-            self.fail(f"rank {trainer.rank} of epoch {epoch} restores {parent}, its parent is {self.parents[epoch]}")
-        size = self.sizes[parent.epoch]
-        wanted = {r: content_of(self.states[parent], size, r) for r in range(size)}
-        if found != wanted:
-            self.fail(f"rank {trainer.rank} of epoch {epoch} restored other content than was saved as {parent}")
-
     def saved(self, save: RankSave, incarnation: str, content: int, state: int) -> None:
         if self.contents.setdefault(save, (incarnation, content)) != (incarnation, content):
             self.fail(f"{save} is saved twice, differently")
@@ -364,29 +329,10 @@ class Oracle(Watcher):
             self.fail(f"ranks disagree about the state at {save.checkpoint}")
         self.eyes.handed_over(save)
 
-    def stepped(self, trainer: Trainer) -> None:
-        key = (trainer.assign.epoch, trainer.step)
-        if trainer.rank in self.ledger[key]:
-            self.fail(f"rank {trainer.rank} did step {trainer.step} of epoch {trainer.assign.epoch} twice")
-        self.ledger[key].add(trainer.rank)
-        self.stepped_at = self.simulation.engine.now
-        self.lossless.stepped(*key)
-        parent = self.parents[trainer.assign.epoch]
-        if trainer.step <= (parent.step if parent else 0):
-            self.fail(f"step {trainer.step} of epoch {trainer.assign.epoch} lies before its parent")
-
     def finished(self) -> None:
-        """Each step counts once along the final lineage, by every rank of its world."""
+        """The job is complete."""
         self.numerics.finished()
-        epoch, step = self.base, self.simulation.settings.steps
-        while step:
-            parent = self.parents[epoch]
-            if parent is not None and step <= parent.step:
-                epoch = parent.epoch
-                continue
-            if self.ledger[epoch, step] != set(range(self.sizes[epoch])):
-                self.fail(f"step {step} of epoch {epoch} was done by ranks {sorted(self.ledger[epoch, step])} alone")
-            step -= 1
+        self.training.finished()
 
     def kept(self, tier: Persistent) -> None:
         """What a complete job ended with lies in the persistent tier, if every rank ever had it on a holder."""

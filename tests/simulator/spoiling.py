@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def _ahead(simulation: Simulation, most: int) -> list[int]:
     """Some steps' data that nobody has trained on yet, or that the next may."""
     rng, oracle = simulation.engine.rng, simulation.oracle
-    reached = max((step for _, step in oracle.ledger), default=0)
+    reached = max((step for _, step in oracle.training.ledger), default=0)
     first = reached + rng.randint(1, 6)
     return list(range(first, first + rng.randint(1, most)))
 
@@ -32,7 +32,7 @@ def _spoil(simulation: Simulation, duration: float) -> None:
     oracle = simulation.oracle
     if not simulation.settings.good_after or not oracle.base:
         return
-    reached = max((step for epoch, step in oracle.ledger if epoch == oracle.base), default=0)
+    reached = max((step for epoch, step in oracle.training.ledger if epoch == oracle.base), default=0)
     simulation.engine.say("FAULT the model of epoch {} is no number from step {} on", oracle.base, reached + 2)
     oracle.numerics.spoiled.setdefault(oracle.base, reached + 2)
 

@@ -132,7 +132,7 @@ class Trainer:
     def _fetch(self, parent: Checkpoint, size: int, rank: int, found: dict[int, int], backoff: float) -> None:
         """Every rank save of the parent, each from the first copy that is good; never of another checkpoint."""
         if rank == size:
-            self.simulation.oracle.restoring(self, parent, found)
+            self.simulation.oracle.training.restoring(self, parent, found)
             self._restored(parent.step, "memory")
             return
         save = RankSave(parent.epoch, parent.step, rank)
@@ -249,7 +249,7 @@ class Trainer:
     def finish(self, step: int) -> None:
         self.step = step
         self.state = advance(self.state, self.assign.epoch, step)
-        self.simulation.oracle.stepped(self)
+        self.simulation.oracle.training.stepped(self)
         kind = self.simulation.oracle.numerics.stepped(self, step + self.ahead, self.sick)
         self.sick = kind == "not-finite"
         self.odd = self.odd.followed_by(step, kind, f"step {step} is odd")

@@ -242,7 +242,7 @@ class Simulation:
     def _trained_unsaved(self) -> bool:
         """Whether the last step was made and no checkpoint was ever whole: memory was full. Such a job fails, and says so."""
         whole = any(all(save in self.oracle.once for save in self.oracle.saves_of(c)) for c in self.oracle.states)
-        return not whole and max((step for _, step in self.oracle.ledger), default=0) == self.settings.steps
+        return not whole and max((step for _, step in self.oracle.training.ledger), default=0) == self.settings.steps
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ def _saved_at_exit(trainer: Trainer) -> None:
     """A rank whose peer has died saves its last step, with a state that is in the middle of the next."""
     epoch, step, oracle = trainer.assign.epoch, trainer.step, trainer.simulation.oracle
     save = RankSave(epoch, step, trainer.rank)
-    if (epoch, step) not in oracle.ledger or save in oracle.contents:
+    if (epoch, step) not in oracle.training.ledger or save in oracle.contents:
         return  # it has made no step yet, or has saved this one in time
     content = content_of(advance(trainer.state, epoch, step + 1), trainer.assign.world, trainer.rank)
     oracle.states.setdefault(save.checkpoint, trainer.state)
