@@ -120,7 +120,7 @@ def test_only_a_disks_own_error_is_the_nodes(
 
 
 def test_a_disk_that_returns_something_else_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_trial, "_written_and_read", lambda path, content: content[:-1] + b"?")
+    monkeypatch.setattr(disk_trial, "_written_and_read", lambda path, content: content[:-1] + bytes([content[-1] ^ 1]))
     assert (try_disk(tmp_path).verdict, try_disk(tmp_path).reason) == ("fails", "DiskFails")
     assert try_disk(tmp_path / "absent").verdict == "fails", "the same"
     monkeypatch.undo()
