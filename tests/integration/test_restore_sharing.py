@@ -15,6 +15,7 @@ import pytest
 from support import gloo_world
 from support.programs.sharing_world import ACCOUNT, JOB
 from support.servers import redis_server
+from support.warm_pair import LIMIT_SECONDS
 
 
 @dataclass
@@ -115,7 +116,7 @@ def test_a_member_killed_in_mid_exchange_holds_nobody_up(replicated: World) -> N
 
 def test_a_member_that_stalls_is_left_behind_and_restores_too_when_it_goes_on(replicated: World) -> None:
     ranks = replicated.start("restore", 4, FAULT="stall", WAIT="8")
-    deadline = time.monotonic() + gloo_world.LIMIT_SECONDS
+    deadline = time.monotonic() + LIMIT_SECONDS
     while not all((replicated.folder / f"restored.{rank}").exists() for rank in (0, 2, 3)):
         assert time.monotonic() < deadline
         assert all(rank.code in (None, 0) for rank in ranks), ended(ranks)

@@ -11,10 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from support.warm_pair import LIMIT_SECONDS, Rank, WarmPair
+from support.warm_pair import Rank, WarmPair
 from surefoot.launcher.command import LaunchProgram
-
-__all__ = ["LIMIT_SECONDS", "Ranks", "close", "ended", "leave", "started"]
 
 SUPPORT = Path(__file__).parent
 Ranks = list[Rank]

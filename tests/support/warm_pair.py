@@ -1,7 +1,7 @@
 """Two processes that have imported the frameworks, and ranks forked from them by the product's own client.
 
-Used by `gloo_world`. PyTorch's import by each rank was half of what the integration tier computed. Two, because each has
-a hash seed of its own: what walks a set on all ranks is not to meet in one order by chance.
+Used by `gloo_world`. Each rank's own import of PyTorch was a sixth of what the integration tier computed. Two, because each
+has a hash seed of its own: what walks a set on all ranks is not to meet in one order by chance.
 """
 
 from __future__ import annotations
@@ -43,9 +43,6 @@ class Rank:
     def said(self) -> str:
         self.output.seek(0)
         return self.output.read()
-
-
-Ranks = list[Rank]
 
 
 class WarmPair:
