@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.gloo_world import ended, started
+from support.gloo_world import started, told
 
 STEPS = "6"
 
 
 def trained(size: int, folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(text) for text in ended(started("grouped_trainer.py", [STEPS], size, folder / f"of-{size}"))]
+    return told(started("grouped_trainer.py", [STEPS], size, folder / f"of-{size}"))
 
 
 def test_ranks_of_any_number_step_by_the_mean_over_all_tokens(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from support import gloo_world
+from support.gloo_world import Ranks, started, told
 from support.programs.sharing_world import ACCOUNT, JOB
 from support.servers import redis_server
 from support.warm_pair import LIMIT_SECONDS
@@ -28,22 +28,16 @@ class World:
     step: int
     runs: int = 0
 
-    def start(self, what: str, size: int, **given: str) -> gloo_world.Ranks:
+    def start(self, what: str, size: int, **given: str) -> Ranks:
         self.runs += 1
         for done in self.folder.glob("restored.*"):
             done.unlink()
         group = self.folder / f"group-{self.runs}"
         given = {"KIND": self.kind, "STEP": str(self.step), "HOLDERS": self.holders, **given}
-        return gloo_world.started("sharing_world.py", [what, str(self.folder)], size, group, **given)
+        return started("sharing_world.py", [what, str(self.folder)], size, group, **given)
 
     def run(self, what: str, size: int, **given: str) -> list[dict[str, Any]]:
-        return ended(self.start(what, size, **given))
-
-
-def ended(ranks: gloo_world.Ranks, killed: int | None = None) -> list[dict[str, Any]]:
-    """What each rank that was not killed found."""
-    lines = [line for output in gloo_world.ended(ranks, killed) for line in output.splitlines()]
-    return [json.loads(line) for line in lines if line.startswith("{")]
+        return told(self.start(what, size, **given))
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +103,7 @@ def test_without_sharing_each_replica_reads_everything(replicated: World) -> Non
 
 
 def test_a_member_killed_in_mid_exchange_holds_nobody_up(replicated: World) -> None:
-    results = ended(replicated.start("restore", 4, FAULT="die"), killed=1)
+    results = told(replicated.start("restore", 4, FAULT="die"), killed=1)
     assert [r["wrong"] for r in results] == [[]] * 3
     assert all(r["fallbacks"]["exchange"] >= 1 for r in results)
 
@@ -119,11 +113,11 @@ def test_a_member_that_stalls_is_left_behind_and_restores_too_when_it_goes_on(re
     deadline = time.monotonic() + LIMIT_SECONDS
     while not all((replicated.folder / f"restored.{rank}").exists() for rank in (0, 2, 3)):
         assert time.monotonic() < deadline
-        assert all(rank.code in (None, 0) for rank in ranks), ended(ranks)
+        assert all(rank.code in (None, 0) for rank in ranks), told(ranks)
         time.sleep(0.05)
     assert not (replicated.folder / "restored.1").exists()
     (replicated.folder / "go").touch()
-    results = ended(ranks)
+    results = told(ranks)
     assert [r["wrong"] for r in results] == [[]] * 4
     assert all(r["fallbacks"]["exchange"] >= 1 for r in results)
 

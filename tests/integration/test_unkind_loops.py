@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from support.gloo_world import ended, started
+from support import gloo_world
 from surefoot.protocol.standing.rank_pace import RankPace, between
 from surefoot_operator.policy.failure.slow_ranks import slow_ranks
 
@@ -21,7 +20,9 @@ JUDGED = 4
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank said of its looks, by case."""
     group = tmp_path_factory.mktemp("unkind") / "group"
-    return [json.loads(text) for text in ended(started("unkind_loops.py", (), SIZE, group))]
+    found = gloo_world.told(gloo_world.started("unkind_loops.py", (), SIZE, group))
+    assert len(found) == SIZE
+    return found
 
 
 @pytest.mark.parametrize("case", ["equal", "all are slow", "more data", "a pipeline"])

@@ -5,11 +5,12 @@ Called by integration tests; `leave` by the programs, as their last word.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from support.warm_pair import Rank, WarmPair
 from surefoot.launcher.command import LaunchProgram
@@ -48,6 +49,12 @@ def ended(ranks: Ranks, killed: int | None = None, code: int = 9) -> list[str]:
             rank.child.kill()  # says nothing to one that has ended
             rank.output.close()
     return found
+
+
+def told(ranks: Ranks, killed: int | None = None) -> list[dict[str, Any]]:
+    """The objects that ranks printed, a line each; what PyTorch warns of stands between them."""
+    lines = [line for output in ended(ranks, killed) for line in output.splitlines()]
+    return [json.loads(line) for line in lines if line.startswith("{")]
 
 
 def close() -> None:
