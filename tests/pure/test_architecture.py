@@ -61,12 +61,12 @@ def test_imports_without_torch(packages: list[str]) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_no_file_is_a_room_too_large() -> None:
-    """400 lines is where a file holds two things; most have 120."""
+def test_no_file_answers_more_than_one_question() -> None:
+    """150 to 600 lines tell one story; above 800 a second question has moved in."""
     large = {
         str(path.relative_to(ROOT)): count
         for folder in ("runtime", "operator", "tests", "examples")
         for path in (ROOT / folder).rglob("*.py")
-        if (count := len(path.read_text().splitlines())) > 400
+        if (count := len(path.read_text().splitlines())) > 800
     }
     assert not large

@@ -1,7 +1,7 @@
-"""One name, one thing: a class name and a file name stand once in both packages together.
+"""One name, one thing: a class name is defined once in both packages together.
 
-A reader who greps `Report` should find what a call means by it, not one of three classes. `ALLOWED_CLASSES` and `ALLOWED_FILES` name
-what is still defined twice; they only ever lose entries.
+A reader who greps `Report` should find what a call means by it, not one of three classes. `ALLOWED_CLASSES` names
+what is still defined twice; it only ever loses entries.
 """
 
 from __future__ import annotations
@@ -21,20 +21,6 @@ _OPERATOR_CLASSES: set[str] = set()
 _SHARED_CLASSES: set[str] = set()
 ALLOWED_CLASSES = _RUNTIME_CLASSES | _OPERATOR_CLASSES | _SHARED_CLASSES
 
-_RUNTIME_FILES: set[str] = set()
-_OPERATOR_FILES: set[str] = set()
-_SHARED_FILES: set[str] = {
-    "errors.py",
-    "metrics.py",
-    "settings.py",
-}
-_STATED_FILES = {
-    "__init__.py",  # Python's own
-    "__main__.py",  # Python's own
-}
-ALLOWED_FILES = _RUNTIME_FILES | _OPERATOR_FILES | _SHARED_FILES | _STATED_FILES
-
-
 def sources() -> list[Path]:
     return [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 
@@ -52,12 +38,3 @@ def test_class_name_is_defined_once() -> None:
     twice = more_than_once(places)
     assert {name: where for name, where in twice.items() if name not in ALLOWED_CLASSES} == {}, "name it for what it is"
     assert ALLOWED_CLASSES - set(twice) == set(), "defined once now: take them from the list"
-
-
-def test_file_name_is_given_once() -> None:
-    places: dict[str, list[str]] = defaultdict(list)
-    for path in sources():
-        places[path.name].append(str(path.relative_to(ROOT)))
-    twice = more_than_once(places)
-    assert {name: where for name, where in twice.items() if name not in ALLOWED_FILES} == {}, "name it for what it is"
-    assert ALLOWED_FILES - set(twice) == set(), "given once now: take them from the list"
