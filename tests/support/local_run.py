@@ -157,8 +157,19 @@ class LocalRun:
         self._output = folder / "said.txt"
         path = folder / "job.json"
         path.write_text(json.dumps(job.document(folder)))
-        command = [sys.executable, "-m", "surefoot_operator.cli.main", "local", "-f", str(path), "--plain"]
-        command += ["--run-folder", str(folder / "run"), "--report", str(self._report), *arguments]
+        # as from a terminal: a shell that runs the tests in the background has its children ignore SIGINT
+        command = ["env", "--default-signal=INT", sys.executable, "-m", "surefoot_operator.cli.main"]
+        command += [
+            "local",
+            "-f",
+            str(path),
+            "--plain",
+            "--run-folder",
+            str(folder / "run"),
+            "--report",
+            str(self._report),
+            *arguments,
+        ]
         with self._output.open("wb") as output:
             self.process = subprocess.Popen(
                 command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **job.environment}

@@ -24,6 +24,16 @@ THE_PROGRAM = (
 _PLACEHOLDER = re.compile(r"\$(?:\{[A-Za-z_]\w*\}|[A-Za-z_]\w*)")
 _WRITTEN_ANEW = "the API server writes it anew"
 _NOT_OURS = ("kubectl.kubernetes.io/last-applied-configuration",)
+_KUEUE = "kueue.x-k8s.io/"
+_QUEUE_PREFIXES = (
+    _KUEUE,
+    "kai.scheduler/",
+    "runai/",
+    "scheduling.volcano.sh/",
+    "volcano.sh/",
+    "yunikorn.apache.org/",
+)
+"""Labels and annotations by which a queueing system finds a job. None of these systems knows a TrainingJob; all read pods."""
 _ORDER = [
     "replicas",
     "nprocPerNode",
@@ -59,6 +69,14 @@ class Draft:
     spec: dict[str, Any] = field(default_factory=dict)
     left: list[Note] = field(default_factory=list)
     to_do: list[str] = field(default_factory=list)
+    pod_metadata: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Labels and annotations of the job that queueing systems have to find on its pods."""
+
+    @property
+    def is_queued_by_kueue(self) -> bool:
+        """Whether the job, or its pod template, names a queue of Kueue."""
+        pod_labels = self.spec.get("template", {}).get("metadata", {}).get("labels") or {}
+        return any(name.startswith(_KUEUE) for name in (*self.pod_metadata.get("labels", {}), *pod_labels))
 
     def put(self, value: object, *path: str) -> None:
         """Writes a field of the spec that has a value."""
@@ -95,8 +113,14 @@ class Draft:
             kept = self.manifest.take("metadata", key) or {}
             self.left += [Note(f"metadata.{key}[{name}]", _WRITTEN_ANEW) for name in kept if name in _NOT_OURS]
             kept = {name: str(value) for name, value in kept.items() if name not in _NOT_OURS}
-            if kept:
-                self.metadata[key] = kept
+            for_pods = {name: value for name, value in kept.items() if name.startswith(_QUEUE_PREFIXES)}
+            if for_pods:
+                # on a TrainingJob the queue would not see them, and the job would run past its quota
+                self.pod_metadata[key] = for_pods
+                target = f"spec.template.metadata.{key}"
+                self.manifest.taken += [Note(f"metadata.{key}[{name}]", f"{target}[{name}]") for name in for_pods]
+            if own := {name: value for name, value in kept.items() if name not in for_pods}:
+                self.metadata[key] = own
         for key in ("creationTimestamp", "resourceVersion", "uid", "generation", "managedFields"):
             self.manifest.leave("metadata", key, why=_WRITTEN_ANEW)
         self.manifest.leave("metadata", "generateName", why="the object has a name")
@@ -147,7 +171,13 @@ class Draft:
 
     def accept(self, trainer: Trainer) -> None:
         """Takes the template, and what was found out with it."""
-        self.spec["template"] = trainer.template
+        template = self.spec["template"] = trainer.template
+        for key, values in self.pod_metadata.items():
+            metadata = template.setdefault("metadata", {})
+            # the template's own value is what its pods carried until now
+            metadata[key] = {**values, **(metadata.get(key) or {})}
+        if self.is_queued_by_kueue and self.spec.pop("suspend", False):
+            self.left.append(Note("suspend", "Kueue suspends jobs of other kinds; here it admits each pod"))
         self.left += trainer.left
         self.to_do += trainer.to_do
 

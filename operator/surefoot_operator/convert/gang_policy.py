@@ -27,11 +27,17 @@ def of_run_policy(draft: Draft, scheduler_name: object) -> None:
     if manifest.peek(*_POLICY) is None:
         return
     named = [gang for gang, one in GANG_SCHEDULERS.items() if one.scheduler_name == scheduler_name]
-    gang = "Volcano" if manifest.peek(*_POLICY, "queue") is not None else next(iter(named), None)
+    gang = next(iter(named), None)
+    if draft.is_queued_by_kueue and gang != "Volcano":
+        why = "the label kueue.x-k8s.io/queue-name names the queue that admits the pods"
+        manifest.leave(*_POLICY, "queue", why=why)
+    elif manifest.peek(*_POLICY, "queue") is not None:
+        gang = "Volcano"
     timeout = (*_POLICY, "scheduleTimeoutSeconds")
     if gang is not None:
         draft.put(gang, "schedulingPolicy", "gang")
-        draft.put(manifest.take(*_POLICY, "queue", to="spec.schedulingPolicy.queue"), "schedulingPolicy", "queue")
+        if gang == "Volcano":
+            draft.put(manifest.take(*_POLICY, "queue", to="spec.schedulingPolicy.queue"), "schedulingPolicy", "queue")
     elif any(manifest.peek(*_POLICY, name) is not None for name in ("minAvailable", "minResources")):
         draft.to_do.append("spec.schedulingPolicy: name the gang scheduler, Volcano or Coscheduling; nothing here does")
     if gang == "Coscheduling":

@@ -83,10 +83,10 @@ def _replicas(draft: Draft, ranks: object) -> None:
     )
     if priority is not None:
         trainer.template["spec"].setdefault("priorityClassName", priority)
+    draft.accept(trainer)
     gang_policy.of_run_policy(draft, trainer.template["spec"].get("schedulerName"))
     if priority is not None and draft.spec.get("schedulingPolicy", {}).get("gang") == "Volcano":
         draft.put(priority, "schedulingPolicy", "priorityClass")
-    draft.accept(trainer)
     draft.size(trainer, replicas, ranks)
 
 

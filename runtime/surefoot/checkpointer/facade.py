@@ -145,7 +145,9 @@ class Checkpointer:
         """Counts and reports a finished optimizer step, and saves it when due.
 
         Args:
-            loss: of the step, a number or a tensor of one element; reported, and watched for NaN and spikes.
+            loss: the loss that this rank called `backward()` on, with `Batch.weight` where shares are uneven; or one value that is
+                equal on all ranks. A number or a tensor of one element. The step's loss is the mean over ranks; it is reported, and
+                watched for NaN and spikes.
             gradient_norm: what `clip_grad_norm_` returned; watched for spikes.
 
         Returns:

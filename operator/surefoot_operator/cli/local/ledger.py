@@ -186,21 +186,20 @@ def _compare(spans: Sequence[tuple[int, int]], begin: int, end: int) -> tuple[in
 
 
 def losses(of_step: Mapping[int, Sequence[LedgerLine]]) -> dict[int, float]:
-    """Averages the ranks' losses of each step, weighted by their samples."""
-    found: dict[int, float] = {}
+    """Returns each step's loss: the mean over ranks of what they passed to `Checkpointer.step`.
+
+    A rank passes the loss that it called `backward()` on. Where shares are uneven that loss carries `Batch.weight` already, so
+    that the plain mean is the mean over all samples; a weight by samples here would count it twice.
+    """
+    loss_by_step: dict[int, float] = {}
     for step, lines in of_step.items():
-        told = [(line.loss, _weight(line)) for line in lines if line.loss is not None]
-        if not told:
+        rank_losses = [line.loss for line in lines if line.loss is not None]
+        if not rank_losses:
             continue
         # ranks that report one and the same global loss must not lose its last bits to an average
-        values = {loss for loss, _ in told}
-        weight = sum(w for _, w in told)
-        found[step] = values.pop() if len(values) == 1 else sum(loss * w for loss, w in told) / weight
-    return found
-
-
-def _weight(line: LedgerLine) -> int:
-    return sum(stop - start for start, stop in line.samples) if line.samples is not None else 1
+        is_global = len(set(rank_losses)) == 1
+        loss_by_step[step] = rank_losses[0] if is_global else sum(rank_losses) / len(rank_losses)
+    return loss_by_step
 
 
 def largest_difference(mine: Mapping[int, float], other: Mapping[int, float]) -> float | None:

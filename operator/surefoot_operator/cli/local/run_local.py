@@ -7,14 +7,11 @@ returns, however it returns.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import shutil
-import signal
 import tempfile
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +33,7 @@ from surefoot_operator.cli.local.view import view_for
 from surefoot_operator.cli.output import say, warn
 from surefoot_operator.cli.report.report_page import page
 from surefoot_operator.cli.report.run_folder_report import UNDISTURBED, report_of_run
+from surefoot_operator.cli.stop_request import StopRequest, signals_ignored, stop_requests
 from surefoot_operator.cli.validate import read_document
 from surefoot_operator.cli.writable import try_file, try_folder
 from surefoot_operator.extras import lacking
@@ -100,13 +98,18 @@ class LocalRequest:
 def run(given: argparse.Namespace) -> int:
     """Runs the job and returns the exit code."""
     request = check(given)
-    if given.run_folder is not None:
-        return _run_in(request, given.run_folder)
+    with stop_requests() as stop:
+        return _run_in_its_folder(request, given.run_folder, stop)
+
+
+def _run_in_its_folder(request: LocalRequest, run_folder: Path | None, stop: StopRequest) -> int:
+    if run_folder is not None:
+        return _run_in(request, run_folder, stop)
     # a folder that nobody asked for goes with the run, unless the run leaves something to be looked at
     root = Path(tempfile.mkdtemp(prefix="surefoot-"))
     code = EXIT_FAILED
     try:
-        code = _run_in(request, root)
+        code = _run_in(request, root, stop)
     finally:
         if code == EXIT_OK:
             shutil.rmtree(root)
@@ -163,25 +166,24 @@ def _total_steps(path: Path, document: dict[str, Any]) -> int | None:
     return int(said)
 
 
-def _run_in(request: LocalRequest, root: Path) -> int:
+def _run_in(request: LocalRequest, root: Path, stop: StopRequest) -> int:
     if request.compare:
         document = comparison.with_persistent_tier(request.document, request.job, root)
         request = dataclasses.replace(request, document=document, job=parse_job(document))
     for name in ignored_parts(request.job.spec):
         warn(f"ignored by `surefoot local`: {name}")
-    disturbed = run_job(request, root, request.faults)
+    disturbed = run_job(request, root, request.faults, stop)
     reference = None
-    if request.compare and disturbed.outcome == "Complete":
+    if request.compare and disturbed.outcome == "Complete" and not stop.requested:
         say("reference run without faults:")
-        reference = run_job(request, root / UNDISTURBED, ())
+        reference = run_job(request, root / UNDISTURBED, (), stop)
     found = conclusion.conclude(disturbed, reference)
     for line in found.lines:
         say(line)
     written = request.report is None or _write_report(
         request.report, _report_text(request.report, root, disturbed, found)
     )
-    if disturbed.interrupted or (reference is not None and reference.interrupted):
-        raise KeyboardInterrupt
+    stop.raise_if_requested()
     if disturbed.outcome != "Complete" or not written:
         return EXIT_FAILED
     return EXIT_OK if found.sound else EXIT_DIFFERS
@@ -204,10 +206,10 @@ def _write_report(path: Path, text: str) -> bool:
     return True
 
 
-def run_job(request: LocalRequest, root: Path, faults: tuple[Fault, ...]) -> conclusion.EndedRun:
+def run_job(request: LocalRequest, root: Path, faults: tuple[Fault, ...], stop: StopRequest) -> conclusion.EndedRun:
     """Runs the job once under a fresh uid and ends its processes.
 
-    SIGINT, SIGTERM and SIGHUP end it in order too: what was reached is still reported.
+    A stop request ends it in order too: what was reached is still reported.
     """
     folder = RunFolder(root.resolve())
     machine = Machine(folder, request.job.spec.checkpoint.memory.size_limit_bytes, request.metrics, request.servers)
@@ -216,45 +218,17 @@ def run_job(request: LocalRequest, root: Path, faults: tuple[Fault, ...]) -> con
         machine.open()
         job = Store(folder).write_job(request.document, str(uuid.uuid4()))
         progress = RunProgress(folder)
-        with _ends_gently(), view_for(request.plain) as view:
-            supervisor = Supervisor(
-                Scene(progress, machine, request.nodes, job, request.total_steps), faults, view.show, view.tell
-            )
+        with view_for(request.plain) as view:
+            scene = Scene(progress, machine, request.nodes, job, request.total_steps)
+            supervisor = Supervisor(scene, faults, view.show, view.tell, stop)
             try:
                 supervisor.run()
             except KeyboardInterrupt:
                 interrupted = True
     finally:
-        with _deaf():
+        with signals_ignored():
             machine.close()
     progress.look()  # what was written since the last tick
     return conclusion.EndedRun(
         job, progress, tuple(supervisor.faults.struck), tuple(supervisor.faults.unstruck()), interrupted
     )
-
-
-@contextlib.contextmanager
-def _ends_gently() -> Iterator[None]:
-    """SIGTERM and SIGHUP end a run as Ctrl-C does: with nothing left behind."""
-
-    def stop(_number: int, _frame: object) -> None:
-        raise KeyboardInterrupt
-
-    former = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _deaf() -> Iterator[None]:
-    """A second Ctrl-C does not stop the cleaning that the first one began; it takes seconds at most."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    former = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)

@@ -19,6 +19,7 @@ from surefoot_operator.cli.local.checkpoint_size import checkpoint_bytes
 from surefoot_operator.cli.local.fault_injection import FaultInjector
 from surefoot_operator.cli.local.faults import Fault
 from surefoot_operator.cli.local.run_progress import Happened, RunProgress
+from surefoot_operator.cli.stop_request import StopRequest
 from surefoot_operator.fabric.processes.holder_process import free_port
 from surefoot_operator.fabric.processes.machine import Machine
 from surefoot_operator.fabric.processes.node import last_words
@@ -96,12 +97,14 @@ class Supervisor:
         faults: tuple[Fault, ...],
         show: Callable[[Scene], None],
         tell: Callable[[str, bool], None],
+        stop: StopRequest,
     ) -> None:
         self._scene = scene
         self._machine = scene.machine
         self._progress = scene.progress
         self._show = show
         self._tell = tell
+        self._stop = stop
         self._port = free_port()
         self.faults = FaultInjector(faults, scene.machine, tell, self._port)
         self._operator_restarts = OperatorRestarts()
@@ -112,7 +115,7 @@ class Supervisor:
     def run(self) -> None:
         """Runs until the job is complete or failed.
 
-        Raises RunError if it cannot continue, KeyboardInterrupt if it was told to stop.
+        Raises RunError if it cannot continue, KeyboardInterrupt once a stop is requested.
         """
         self._machine.start_operator(self._port)
         for name in self._scene.nodes:
@@ -124,7 +127,8 @@ class Supervisor:
         self._let_leave()
 
     def _tick(self) -> None:
-        time.sleep(TICK_SECONDS)
+        self._stop.wait(TICK_SECONDS)
+        self._stop.raise_if_requested()
         self._check_folder()
         self._machine.poll()
         for event in self._progress.look():

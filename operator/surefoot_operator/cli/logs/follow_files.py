@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from surefoot_operator.cli.logs.followed_logs import (
     worker_changes,
     workers_now,
 )
+from surefoot_operator.cli.stop_request import StopRequest
 from surefoot_operator.fabric.processes.run_folder import RunFolder
 
 _READ_BYTES = 1 << 20
@@ -63,6 +63,7 @@ class FileFollower:
     root: Path
     choice: FollowChoice
     show: Print
+    stop: StopRequest
     look_seconds: float = 0.5
     _tails: dict[Path, _FileTail] = field(default_factory=dict)
     _workers: dict[int, WorkerNow] = field(default_factory=dict)
@@ -83,7 +84,8 @@ class FileFollower:
                 if abandoned:
                     self.show([f"== the processes of the run in {self.root} are gone: it ended before the job did"])
                 return view.stored.phase
-            time.sleep(self.look_seconds)
+            self.stop.wait(self.look_seconds)
+            self.stop.raise_if_requested()
 
     def _new_lines(self, first: bool) -> list[str]:
         found: list[str] = []

@@ -31,6 +31,7 @@ from surefoot_operator.cli.logs.merged_logs import (
     parts_of_pod,
 )
 from surefoot_operator.cli.logs.pod_logs import read_pod_log
+from surefoot_operator.cli.stop_request import stop_requests
 from surefoot_operator.fabric.kubernetes import labels
 from surefoot_operator.fabric.processes.run_folder import RunFolder
 
@@ -78,11 +79,11 @@ def _follow(given: argparse.Namespace) -> int:
     if given.by_time:
         raise UsageError("--by-time and --follow exclude each other: lines that come are shown as they come")
     choice = FollowChoice(given.rank, given.worker, given.tail)
-    phase = (
-        FileFollower(given.run_folder, choice, print_lines).run()
-        if given.run_folder is not None
-        else on_cluster(given, lambda cluster: PodFollower(cluster, given.job, choice, print_lines).run())
-    )
+    if given.run_folder is not None:
+        with stop_requests() as stop:
+            phase = FileFollower(given.run_folder, choice, print_lines, stop).run()
+    else:
+        phase = on_cluster(given, lambda cluster: PodFollower(cluster, given.job, choice, print_lines).run())
     return EXIT_OK if phase == "Complete" else EXIT_FAILED
 
 

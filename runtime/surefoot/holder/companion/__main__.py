@@ -73,16 +73,17 @@ def main() -> int:
         _log.error("%s", error)
         return 2
     node = ServersWatch(settings)
-    ended = threading.Event()
+    # a pipe and no Event: a handler that sets an Event can meet the lock that the main thread is just taking to wait for it
+    wakeup_fd, signal_fd = os.pipe()
     with Page(settings.port, node) as page:
         ports = ", ".join(str(settings.redis_port + server) for server in range(settings.servers))
         _log.info("watching %s:%s; figures at port %d", settings.redis_host, ports, page.server_port)
         answering = threading.Thread(target=page.serve_forever, name="http", daemon=True)
         answering.start()
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: ended.set())
+            signal.signal(number, lambda *_: os.write(signal_fd, b"!"))
         with node.watching():
-            ended.wait()
+            os.read(wakeup_fd, 1)
         page.shutdown()
         answering.join()
     return 0

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from surefoot.data.loader import ElasticLoader
 from surefoot.protocol.checkpoints.lineage import Lineage, LineageEntry, first_step
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import SkippedData
@@ -187,14 +188,27 @@ def test_lost_and_repeated_always_add_up_to_what_was_read(cuts: list[int]) -> No
     assert repeated == 3 * len(spans) - len(covered)
 
 
-def test_losses_are_weighted_with_samples_and_kept_exact_where_all_ranks_agree() -> None:
+def test_a_step_s_loss_is_the_mean_over_ranks_and_exact_where_all_ranks_agree() -> None:
     lines = {
         1: [LedgerLine(1, 1, 0, 1.0, ((0, 4),), 0.0), LedgerLine(1, 1, 1, 4.0, ((4, 6),), 0.0)],
         2: run_of(1, 3, 2, 2),
     }
-    assert ledger.losses(lines) == {1: 2.0, 2: 0.5}
+    assert ledger.losses(lines) == {1: 2.5, 2: 0.5}
     assert ledger.largest_difference({1: 1.0, 2: 3.0}, {2: 2.5, 3: 9.0}) == 0.5
     assert ledger.largest_difference({1: 1.0}, {2: 1.0}) is None
+
+
+@pytest.mark.parametrize("world", range(1, 9))
+def test_a_loss_that_carries_its_batch_s_weight_is_equal_at_every_world_size(world: int) -> None:
+    """README's loop: the mean over a rank's own samples times `Batch.weight`. Shares of 64 samples are uneven at 3, 5, 6 and 7."""
+    sample_losses = [float(number**2) for number in range(640)]
+    lines = []
+    for rank in range(world):
+        batch = next(iter(ElasticLoader(sample_losses, 64, seed=7, rank=rank, world=world, collate=list)))
+        own_mean = sum(batch.data) / len(batch.data)
+        lines.append(LedgerLine(1, 1, rank, own_mean * batch.weight, ((batch.start, batch.stop),), 0.0))
+    whole = next(iter(ElasticLoader(sample_losses, 64, seed=7, rank=0, world=1, collate=list)))
+    assert ledger.losses({1: lines})[1] == pytest.approx(sum(whole.data) / 64, rel=1e-12)
 
 
 def test_a_step_is_finished_when_every_rank_has_finished_it() -> None:

@@ -11,6 +11,7 @@ import pytest
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.cli.cli_errors import RunError
 from surefoot_operator.cli.local import supervise
+from surefoot_operator.cli.stop_request import StopRequest
 
 
 def test_a_size_that_cannot_be_measured_costs_the_size_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,7 +22,7 @@ def test_a_size_that_cannot_be_measured_costs_the_size_alone(monkeypatch: pytest
     progress = SimpleNamespace(status=SimpleNamespace(last_complete=Checkpoint(1, 10)), checkpoint_bytes=7)
     machine = SimpleNamespace(frozen=set(), node_record=lambda name: None)
     scene: Any = SimpleNamespace(progress=progress, machine=machine, nodes=("n",), job=SimpleNamespace(uid="u"))
-    supervisor = supervise.Supervisor(scene, (), lambda _: None, lambda *_: None)
+    supervisor = supervise.Supervisor(scene, (), lambda _: None, lambda *_: None, StopRequest())
     supervisor._measure()
     assert progress.checkpoint_bytes == 7
 
@@ -29,7 +30,7 @@ def test_a_size_that_cannot_be_measured_costs_the_size_alone(monkeypatch: pytest
 def test_a_run_whose_folder_was_removed_ends_and_says_so(tmp_path: Path) -> None:
     machine = SimpleNamespace(folder=SimpleNamespace(root=tmp_path / "gone"), poll=lambda: None)
     scene: Any = SimpleNamespace(progress=SimpleNamespace(), machine=machine, nodes=(), job=None)
-    supervisor = supervise.Supervisor(scene, (), lambda _: None, lambda *_: None)
+    supervisor = supervise.Supervisor(scene, (), lambda _: None, lambda *_: None, StopRequest())
     with pytest.raises(RunError, match="gone was removed while the job ran"):
         supervisor._tick()
 
@@ -42,7 +43,7 @@ def _over_nodes(tmp_path: Path, ends: dict[str, int], left: bool) -> tuple[super
     )
     progress = SimpleNamespace(status=SimpleNamespace(phase="Pending"))
     scene: Any = SimpleNamespace(progress=progress, machine=machine, nodes=("node-0",), job=None)
-    supervisor = supervise.Supervisor(scene, (), lambda _: None, lambda text, _: told.append(text))
+    supervisor = supervise.Supervisor(scene, (), lambda _: None, lambda text, _: told.append(text), StopRequest())
     supervisor._nodes_up = True
     return supervisor, told
 

