@@ -34,7 +34,10 @@ class StopRequest:
             raise KeyboardInterrupt
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Sets the flag. A second signal raises at once, for a user whose command is stuck in a call that does not return."""
+        """Handles a signal: sets the flag.
+
+        A second signal raises KeyboardInterrupt at once, for a user whose command is stuck in a call that does not return.
+        """
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
