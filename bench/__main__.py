@@ -1,43 +1,49 @@
-"""`python -m bench [--quick] [--only SYSTEM …] [--out FOLDER]`: runs the sections, writes checkpoint.json and .svg."""
+"""`python -m bench NAME [ARGUMENTS]`: runs a benchmark or study of bench/studies.py; without a name it lists them."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import tempfile
+import subprocess
+import sys
 from pathlib import Path
 
-from bench.quiet import refusal
-from bench.settings import FULL, QUICK
-from bench.systems import SYSTEMS
+from bench.studies import BENCHMARKS, STUDIES, Study
 
-SHARED_MEMORY = "/dev/shm"
-EVERYWHERE = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Compute threads that wait do not spin: they would take cores from whatever saves."""
+ROOT = Path(__file__).resolve().parents[1]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer repetitions of less state: under five minutes")
-    parser.add_argument("--only", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS))
-    parser.add_argument("--although-busy", action="store_true", help="beside other work; the result says so")
-    parser.add_argument("--out", type=Path, default=Path("build/bench"))
-    options = parser.parse_args()
-    if why := refusal(os.getloadavg()[0], options.although_busy):
-        raise SystemExit(why)
-    os.environ |= EVERYWHERE
-    from bench.run import measured  # imports torch, whose library of compute threads reads the environment then
+def main() -> int:
+    names = {**BENCHMARKS, **STUDIES}
+    name, *arguments = sys.argv[1:] or ["--help"]
+    if name in ("-h", "--help"):
+        print(_listing())
+        return 0
+    if name not in names:
+        print(f"there is no benchmark or study {name!r}; `python -m bench` lists them", file=sys.stderr)
+        return 2
+    return _run(names[name], arguments)
 
-    with tempfile.TemporaryDirectory(prefix="surefoot-bench-", dir=SHARED_MEMORY) as folder:
-        found = measured(QUICK if options.quick else FULL, options.only, folder, options.although_busy)
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "checkpoint.json").write_text(json.dumps(found, indent=1) + "\n")
-    from bench import picture  # last: what it lacks must not lose what was measured
 
-    picture.draw(found["figures"], options.out / "checkpoint.svg")
-    print(json.dumps({key: found[key] for key in ("summary", "spreads")}, indent=1))
+def _listing() -> str:
+    lines = ["python -m bench NAME [ARGUMENTS]", "", "benchmarks:"]
+    lines += [f"  {name:16}{study.text}" for name, study in BENCHMARKS.items()]
+    lines += ["", "studies:", *(f"  {name:16}{study.text}" for name, study in STUDIES.items())]
+    return "\n".join(lines)
+
+
+def _run(study: Study, arguments: list[str]) -> int:
+    """Runs the study's commands in turn; the first that fails ends it with its exit code."""
+    if study.needs:
+        subprocess.run(["make", f".venv/.{study.needs}"], cwd=ROOT, check=True)
+    environment = {**os.environ, "PYTHONPATH": "tests"}
+    for number, command in enumerate(study.commands, 1):
+        words = [sys.executable if word == "PYTHON" else word for word in command]
+        given = arguments if number == len(study.commands) else []
+        code = subprocess.run([sys.executable, *words, *given], cwd=ROOT, env=environment, check=False).returncode
+        if code:
+            return code
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -8,7 +8,7 @@ from typing import Any
 
 WORKERS = (10, 100, 500, 1000, 2000)
 MOST_JOBS = 1000
-NO_CLUSTER = "needs an API server with nodes: `make bench-scale` measures it"
+NO_CLUSTER = "needs an API server with nodes: `python -m bench scale-cluster` measures it"
 ON_A_CLUSTER: dict[str, tuple[str, Callable[[dict[str, Any]], Any]]] = {
     "cold_start_seconds_1000_jobs": ("cold start", lambda row: row["seconds"] if row["jobs"] == MOST_JOBS else None),
     "rss_mb_1000_jobs": ("cold start", lambda row: row["rss_mib"] if row["jobs"] == MOST_JOBS else None),

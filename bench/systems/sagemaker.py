@@ -31,7 +31,7 @@ class SageMaker(DcpThread):
         super().prepare()
         sources = sorted(Path(PEERS).glob("amzn_sagemaker_checkpointing-*/tests/local_tests"))
         if not sources:
-            raise FileNotFoundError(f"its test server is not in {PEERS}: `make bench` fetches it")
+            raise FileNotFoundError(f"its test server is not in {PEERS}: `python -m bench checkpoint` fetches it")
         self._server = subprocess.Popen([sys.executable, "-c", SERVE, str(sources[-1]), str(PORT)])
         _wait_for(f"http://127.0.0.1:{PORT}/health", self._server)
         client = importlib.import_module("amzn_sagemaker_checkpointing.storage.clients.inmemory.inmemory_client")

@@ -22,6 +22,7 @@ from cluster.api import Api
 from cluster.engine import Engine
 from cluster.processes import wait
 from cluster.values import values
+from support.machine_speed import scaled
 from support.servers.kubernetes_cluster import a_cluster
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.fabric.interface import WorkerEnvironment
@@ -35,7 +36,7 @@ CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 CRD = f"{CRDS}/trainingjobs.surefoot.dev"
 FOREIGN = "monitoring.coreos.com/v1"
 """Kinds of the Prometheus operator, which does not run here."""
-SECONDS = 90.0
+SECONDS = scaled(90.0)
 
 
 @pytest.fixture(scope="module")

@@ -154,7 +154,7 @@ def test_a_leader_that_leaves_hands_lease_and_label_over(
     assert len(made) == 3
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_frozen_leader_is_followed_and_leads_no_more_when_it_thaws(
     api: Api, engine: Engine, operators: dict[str, Operator]
 ) -> None:

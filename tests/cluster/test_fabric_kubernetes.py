@@ -33,6 +33,7 @@ pytest.register_assert_rewrite("support.fabric_suite")
 
 from support.fabric_suite import *  # noqa: E402, F403 -- its tests are collected here
 from support.fabric_suite import DOCUMENT, ENVIRONMENT, running, until  # noqa: E402
+from support.machine_speed import scaled  # noqa: E402
 from support.servers.kubernetes_cluster import a_cluster  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -46,7 +47,7 @@ QUOTAS = "/api/v1/namespaces/default/resourcequotas"
 SERVICE = "/api/v1/namespaces/default/services/contract-workers"
 DAEMON_SETS = "/apis/apps/v1/namespaces/default/daemonsets"
 HOLDER = {"surefoot.dev/part": "memory-tier"}
-READY_SECONDS = 60.0
+READY_SECONDS = scaled(60.0)
 
 
 @pytest.fixture(scope="module")
@@ -280,7 +281,7 @@ async def test_an_api_server_that_is_killed_costs_nothing_but_time(lab: Kubernet
 
 
 async def test_three_hundred_pods_are_asked_for_side_by_side(lab: KubernetesLab) -> None:
-    """With a selector that no node matches: what is shown is the asking. How long it takes, `make bench-cluster` says."""
+    """With a selector that no node matches: what is shown is the asking. How long it takes, `python -m bench cluster` says."""
     job = lab.plain.call("GET", f"{JOBS}/contract")
     job["spec"]["suspend"] = True
     job = lab.plain.call("PUT", f"{JOBS}/contract", job)

@@ -15,6 +15,7 @@ from cluster.api import Api as PlainApi
 from cluster.engine import Engine
 from cluster.processes import wait
 from support.fabric_suite import until
+from support.machine_speed import scaled
 from support.servers.kubernetes_cluster import a_cluster
 from surefoot_operator.api.spec import FINALIZER
 from surefoot_operator.fabric.interface import WorkerEnvironment
@@ -30,7 +31,7 @@ NAMESPACE = "lifecycle"
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 JOBS = f"/apis/surefoot.dev/v1alpha1/namespaces/{NAMESPACE}/trainingjobs"
 CORE = f"/api/v1/namespaces/{NAMESPACE}"
-READY_SECONDS = 60.0
+READY_SECONDS = scaled(60.0)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from cluster.operator_process import SECONDS, Operator
 from cluster.processes import wait
 from support.servers.kubernetes_cluster import a_cluster, install_crd
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(900)]
 
 NAMESPACE = "surefoot-queues"
 JOB = f"/apis/surefoot.dev/v1alpha1/namespaces/{NAMESPACE}/trainingjobs/queued"

@@ -18,12 +18,13 @@ from cluster.scenarios.rows import Row
 from cluster.scenarios.shapes import FIXED, document
 from cluster.scenarios.stage import Stage
 from cluster.test_scenario_drained import PATIENT, cordoned
+from support.machine_speed import scaled
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 CONFIGURATION = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/surefoot.surefoot-system"
 ENABLED = {"operator": {"admission": {"jobs": {"enabled": True}, "evictions": {"enabled": True}}}}
-SECONDS = 60.0
+SECONDS = scaled(60.0)
 REFUSED = 'admission webhook "trainingjobs.surefoot.dev" denied the request: the job cannot be run as it is written: '
 
 

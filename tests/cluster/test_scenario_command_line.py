@@ -156,7 +156,7 @@ def test_who_may_edit_goes_back_within_the_job_and_makes_the_same_steps_again(
     assert "is not allowed" in beyond.err
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_followed_suspended_rolled_back_and_followed_to_its_end(
     stage: Stage, owner: Person, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -80,7 +80,7 @@ def test_a_drained_fixed_size_job_waits_for_a_place_and_loses_no_step(stage: Sta
     stage.check(job, row)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_an_elastic_job_is_drained_to_its_minimum_and_below_and_loses_no_step(stage: Stage) -> None:
     """The shorter one of a fixed size drains once."""
     job = stage.training("drained", ELASTIC, pod=PATIENT)
@@ -99,7 +99,7 @@ def test_an_elastic_job_is_drained_to_its_minimum_and_below_and_loses_no_step(st
     stage.check(job, row)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_every_node_is_drained_in_turn_and_no_step_is_lost(stage: Stage) -> None:
     """As an upgrade of the cluster does it: the last node's holder is the only one that has not been left yet.
 

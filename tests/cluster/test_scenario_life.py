@@ -70,7 +70,7 @@ def test_a_deleted_job_leaves_nothing_in_memory_and_its_checkpoints_in_s3(stage:
     stage.remove(job)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_deleted_job_takes_its_checkpoints_along_where_it_says_so(stage: Stage) -> None:
     job = stage.training("asked", ELASTIC)
     job.wait("a checkpoint is in S3", lambda: job.status.floor is not None)
@@ -88,7 +88,7 @@ def test_a_deleted_job_takes_its_checkpoints_along_where_it_says_so(stage: Stage
     stage.remove(job)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_complete_job_expires(stage: Stage) -> None:
     job = stage.job("brief", FIXED, pace=0.01, spec={"runPolicy": {"ttlSecondsAfterFinished": TTL_SECONDS}})
     job.wait("it trains", lambda: job.trains(2), 120.0)

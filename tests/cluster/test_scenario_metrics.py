@@ -10,11 +10,12 @@ from cluster.scenarios import faults
 from cluster.scenarios.shapes import ELASTIC
 from cluster.scenarios.stage import Stage
 from support import expressions
+from support.machine_speed import scaled
 from support.servers.prometheus import scraping, targets_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
-SECONDS = 120.0
+SECONDS = scaled(120.0)
 
 
 def test_every_expression_of_dashboards_and_alerts_returns_data_of_the_cluster(stage: Stage, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ AWAY_SECONDS = 60.0
 """Longer than the node controller's patience with a kubelet, 50 s."""
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_killed_leader_disturbs_no_training(stage: Stage) -> None:
     job = stage.training("led", ELASTIC)
     struck = strike(job)
@@ -61,7 +61,7 @@ def test_the_leaders_own_node_crashes_and_another_takes_the_job_over(stage: Stag
     stage.check(job, row)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_an_api_server_that_was_away_for_a_minute_costs_no_worker(stage: Stage, engine_of: Engine) -> None:
     """It comes back to a node controller that has heard no kubelet for as long, and takes every node for not ready."""
     job = stage.training("away", ELASTIC)
@@ -83,7 +83,7 @@ def test_an_api_server_that_was_away_for_a_minute_costs_no_worker(stage: Stage, 
     stage.check(job, row)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_node_that_dies_while_the_api_server_is_away_is_missed_once_it_is_back(
     stage: Stage, engine_of: Engine
 ) -> None:

@@ -15,7 +15,7 @@ from cluster.scenarios.stage import Stage
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_upgraded_and_rolled_back_a_chart_disturbs_no_training(stage: Stage) -> None:
     """An upgrade alone is shorter, and `make test` has it."""
     job = stage.training("kept", ELASTIC, pace=0.3)  # it is to outlast both releases on a busy machine too

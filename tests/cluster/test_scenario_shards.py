@@ -1,6 +1,6 @@
 """Jobs are spread over shards while they train, replicas are killed, and the shards are one again: nobody loses a step.
 
-Three trainings at once: part of `make test-long`. That shards come, are killed and go is test_controller's in `make test`.
+Three trainings at once: part of `make test-nightly`. That shards come, are killed and go is test_controller's in `make test`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cluster.scenarios.shapes import FIXED
 from cluster.scenarios.stage import Stage
 from surefoot_operator.controller.leader.shards import shard_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(600)]
 
 SHARDS = 3
 MOVED_SECONDS = 30.0

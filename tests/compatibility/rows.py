@@ -18,7 +18,7 @@ RESULTS = ("exact", "refused", "wrong")
 COLUMNS = "| what | world | result | how |\n|---|---|---|---|"
 HEAD = """# Compatibility
 
-Made by `make compatibility` from what it found; not by hand. Each row is a small program of the library as its own
+Made by `python -m bench compatibility` from what it found; not by hand. Each row is a small program of the library as its own
 documents show it, in three lives: undisturbed; killed with SIGKILL behind its fourth step; and begun again by a fresh
 process with other random weights, that restores and trains to the end. `resized`: begun again by another number of ranks;
 `3→2→3`: killed again behind its sixth step, and begun once more.

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from support.fakes.fake_agent import until
+from support.machine_speed import scaled
 from surefoot import metrics
 from surefoot.agent.coordinator import requests as chores
 from surefoot.ipc import trainer_messages as line
@@ -31,7 +32,7 @@ from surefoot.protocol.messages import (
 )
 from surefoot.settings import JobSettings, PersistentSettings
 
-SECONDS = 30.0
+SECONDS = scaled(30.0)
 A, B = HolderId("a", "1"), HolderId("b", "2")
 
 

@@ -1,4 +1,4 @@
-"""A part of the matrix of other people's libraries; all of it is `make compatibility`."""
+"""A part of the matrix of other people's libraries; all of it is `python -m bench compatibility`."""
 
 from __future__ import annotations
 

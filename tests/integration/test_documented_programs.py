@@ -78,7 +78,7 @@ def test_the_documented_job_is_valid(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("page", ["README", "tutorial"])
 def test_what_strikes_the_documented_job_changes_nothing(page: str, folder: Path) -> None:
     """Without a fault it runs above."""

@@ -1,6 +1,6 @@
 """The examples of other people's frameworks, on three nodes of which one is killed and returns, against an undisturbed run.
 
-Marked long: each makes two whole runs, whose processes import the framework. `make frameworks` brings what they need.
+Marked long: each makes two whole runs, whose processes import the framework. `python -m bench frameworks` brings what they need.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def test_an_example_s_job_runs_that_example(name: str) -> None:
     assert container["command"] == ["python", f"examples/integrations/{name}.py"]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.timeout(2 * SECONDS)
 @pytest.mark.parametrize("name", sorted(NEEDED))
 def test_a_killed_node_and_two_resizes_change_nothing(name: str, tmp_path: Path) -> None:
     if importlib.util.find_spec(NEEDED[name]) is None:
-        pytest.skip(f"{NEEDED[name]} is not installed: make frameworks")
+        pytest.skip(f"{NEEDED[name]} is not installed: python -m bench frameworks")
     file, logs = tmp_path / "job.yaml", tmp_path / "logs"
     job = yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text(encoding="utf-8"))
     [container] = job["spec"]["template"]["spec"]["containers"]

@@ -37,7 +37,7 @@ def assert_bit_exact(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor])
         assert torch.equal(one[name], two[name]), name
 
 
-@pytest.mark.parametrize("kind", [pytest.param("fsdp", marks=pytest.mark.long), "ddp"])
+@pytest.mark.parametrize("kind", [pytest.param("fsdp", marks=pytest.mark.nightly), "ddp"])
 def test_three_ranks_become_two_and_three_again(kind: str, tmp_path: Path) -> None:
     undisturbed = run(kind, 3, 9, tmp_path / "whole", tmp_path / "a")
     first = run(kind, 3, 3, tmp_path / "cut", tmp_path / "b")

@@ -33,7 +33,7 @@ def trained(folder: Path, kind: str, *options: str, code: int = 0) -> dict[int, 
 
 
 @pytest.mark.parametrize(
-    ("kind", "workers"), [("stream", 2), ("accumulate", 0), pytest.param("ahead", 0, marks=pytest.mark.long)]
+    ("kind", "workers"), [("stream", 2), ("accumulate", 0), pytest.param("ahead", 0, marks=pytest.mark.nightly)]
 )
 def test_a_killed_program_goes_on_as_if_nothing_had_been(tmp_path: Path, kind: str, workers: int) -> None:
     options = ("--workers", str(workers))
@@ -46,7 +46,7 @@ def test_a_killed_program_goes_on_as_if_nothing_had_been(tmp_path: Path, kind: s
     assert found == expected
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS)
 def test_ranks_over_their_own_streams_each_go_on_where_they_were(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_an_elastic_job_over_streams_keeps_its_size_and_says_why(tmp_path: Path)
     assert done.told("WorldSizeTied")[0].startswith(told)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS)
 def test_accumulation_behind_a_prefetcher_loses_no_sample_whatever_the_size(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def steps_kept(run: LocalRun) -> set[int]:
     return {m.save.step for index in indexes for m in index.manifests}
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.timeout(SECONDS)
 def test_a_tier_that_is_too_small_is_told_before_a_save_is_refused_and_so_is_that_it_fits_again(tmp_path: Path) -> None:
     # 3.3 MB of state, half of it at each of two workers; two checkpoints are kept and one is written

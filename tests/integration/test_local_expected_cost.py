@@ -19,7 +19,7 @@ def lose_a_worker(run: LocalRun, behind: int) -> int:
     return epoch
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS)
 def test_the_second_loss_waits_for_its_replacement_where_a_change_of_size_is_dear(tmp_path: Path) -> None:

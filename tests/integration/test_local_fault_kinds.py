@@ -55,7 +55,7 @@ def test_each_of_three_nodes_with_a_fault_of_its_own_is_told_of_as_what_it_is(tm
     assert_little_lost([lost, killed])
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS)
 def test_a_trainer_that_hangs_is_named_with_the_line_of_its_program(tmp_path: Path) -> None:

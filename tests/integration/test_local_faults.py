@@ -42,7 +42,7 @@ def test_a_killed_trainer_and_a_killed_node_change_nothing_of_the_result(tmp_pat
         assert html.escape(said) in page
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS)
 def test_training_survives_a_coordinator_a_holder_an_agent_and_a_freeze(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_step_that_an_exception_interrupted_is_no_checkpoint(tmp_path: Path) -
     assert (incident["kind"], incident["steps_lost"]) == ("trainer-failed", 1), "the newest checkpoint is of step 35"
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS)
 @pytest.mark.parametrize("elastic", [None, (2, 3)], ids=["fixed", "elastic"])

@@ -42,7 +42,7 @@ class Watch:
             self.stale[place] = stale
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS)
 def test_a_node_that_wakes_up_with_an_old_epoch_writes_nothing_that_is_ever_read(tmp_path: Path) -> None:

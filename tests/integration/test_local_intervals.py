@@ -101,7 +101,7 @@ def test_auto_says_what_it_chose_and_from_what_and_trainers_save_no_oftener(tmp_
         assert not run.told("CheckpointStalled")
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS)
 def test_the_persistent_tier_keeps_milestones_beside_the_newest(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from support.local_run import SECONDS, Job, assert_whole, run
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS)
-@pytest.mark.parametrize("elastic", [None, pytest.param((2, 3), marks=pytest.mark.long)], ids=["fixed", "elastic"])
+@pytest.mark.parametrize("elastic", [None, pytest.param((2, 3), marks=pytest.mark.nightly)], ids=["fixed", "elastic"])
 def test_a_worker_on_a_node_that_fails_gets_no_rank(elastic: tuple[int, int] | None, tmp_path: Path) -> None:
     check = {"healthPolicy": {"preJoinCheck": "Enforce"}}
     job = Job(steps=500, workers=3, elastic=elastic, trainer=("--pace", "0.08"), spec=check)
@@ -32,7 +32,7 @@ def test_a_worker_on_a_node_that_fails_gets_no_rank(elastic: tuple[int, int] | N
     assert f"{name}-2" not in ranks
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS)
 def test_a_worker_on_a_node_that_garbles_what_it_sends_gets_no_rank(tmp_path: Path) -> None:

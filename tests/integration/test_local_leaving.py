@@ -9,7 +9,7 @@ import pytest
 from support.local_run import SECONDS, Job, assert_whole, faults, running
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS)
 def test_a_node_that_fails_the_job_again_and_again_is_left_at_a_saved_step(tmp_path: Path) -> None:

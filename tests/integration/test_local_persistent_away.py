@@ -52,7 +52,7 @@ def goes_on_and_resumes(run: LocalRun, gate: int, words: str, make_room: Callabl
     run.wait("a promoted checkpoint, without another step", lambda: run.status.floor != before)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS)
 def test_a_full_disk_stops_no_training_and_promotion_resumes_with_room(tmp_path: Path, full_disk: Disk) -> None:

@@ -140,7 +140,7 @@ def test_a_new_job_goes_on_where_an_older_one_ended(tmp_path: Path) -> None:
     assert (status["origin"], status["olderJob"]["job"]) == ({"epoch": -1, "step": 15}, old.name)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS)
 def test_a_step_that_the_older_job_does_not_have_fails_the_new_one(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ class Locks:
             wire.close()
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS)
 def test_a_job_whose_holders_refuse_the_operator_recovers_by_what_agents_read_there(tmp_path: Path) -> None:

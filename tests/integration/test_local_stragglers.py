@@ -33,7 +33,7 @@ def test_a_slow_rank_alone_is_named_and_its_worker_moved_at_a_saved_step(tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.timeout(SECONDS)
 def test_it_is_told_once_and_taken_back_once(tmp_path: Path) -> None:
     """Until it is named the others make no step without it; then it is as fast as they are, until that is seen."""

@@ -26,7 +26,7 @@ holder_search.asked_again = noted
 """Read by every Python process of the run: three holders are told of like three thousand, and who asks for all is noted."""
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS)
 def test_ranks_restore_what_lies_on_holders_that_their_agents_were_not_told_of(tmp_path: Path) -> None:

@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-SECONDS = 30.0
+from support.machine_speed import scaled
+
+SECONDS = scaled(30.0)
 
 
 def kubeconfig(folder: Path, port: int) -> Path:

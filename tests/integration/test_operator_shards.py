@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from support.fakes.fake_api import FakeApi, silent
+from support.machine_speed import scaled
 from surefoot_operator.controller.leader import shard_election
 from surefoot_operator.controller.leader.election import LeaseTimings
 from surefoot_operator.controller.leader.lease import LeaseAt
@@ -17,7 +18,7 @@ from surefoot_operator.errors import NotLeading
 
 WHERE = LeaseAt("surefoot-system", "surefoot-operator")
 SHORT = LeaseTimings(lease_seconds=1.0, renew_seconds=0.6, retry_seconds=0.05, stand_down_seconds=1.5, call_seconds=0.4)
-SECONDS = 60.0
+SECONDS = scaled(60.0)
 
 
 class Led:

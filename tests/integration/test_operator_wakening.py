@@ -13,13 +13,14 @@ import kmock
 import kopf
 import pytest
 
+from support.machine_speed import scaled
 from surefoot.protocol.backoff import Backoff
 from surefoot_operator.controller import kopf_trigger as wakening
 from surefoot_operator.controller.kopf_trigger import KopfTrigger
 
 JOBS = kmock.resource("surefoot.dev/v1alpha1/trainingjobs")
 PATH = "/apis/surefoot.dev/v1alpha1/namespaces/team/trainingjobs"
-SECONDS = 60.0
+SECONDS = scaled(60.0)
 
 
 def job(name: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from support.fakes.fake_coordinator import all_gone, descendants
+from support.machine_speed import scaled
 from surefoot.agent.health import pair_check
 from surefoot.agent.health.pair_check import PairCheck
 from surefoot.launcher.start import Starter
@@ -22,7 +23,7 @@ from surefoot.protocol.pair_messages import PairResult, PairStore, PairTrial
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
-SECONDS = 60.0
+SECONDS = scaled(60.0)
 
 
 @dataclass

@@ -83,7 +83,7 @@ def total(results: list[dict[str, Any]], source: str) -> float:
 
 @pytest.mark.parametrize(
     ("kind", "ranks", "copies"),
-    [("replicated", 2, 2), pytest.param("replicated", 4, 4, marks=pytest.mark.long), ("hybrid", 4, 2)],
+    [("replicated", 2, 2), pytest.param("replicated", 4, 4, marks=pytest.mark.nightly), ("hybrid", 4, 2)],
 )
 def test_each_stored_byte_is_read_once_for_all_replicas(
     kind: str, ranks: int, copies: int, request: pytest.FixtureRequest

@@ -75,10 +75,10 @@ def test_a_run_s_history_has_each_step_once_after_a_restart(tmp_path: Path) -> N
     assert any("step 4 is copied" in str(values.get("surefoot/checkpoint")) for _, values in run.history)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_wandb_itself_keeps_each_step_with_its_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What looks like a run is quicker."""
-    wandb = pytest.importorskip("wandb", reason="make frameworks brings it")
+    wandb = pytest.importorskip("wandb", reason="python -m bench frameworks brings it")
     monkeypatch.setenv("WANDB_SILENT", "true")
     run = wandb.init(mode="offline", project="surefoot", id="one", resume="allow", dir=str(tmp_path))
     train(tmp_path / "checkpoints", wandb_run(run), 12)

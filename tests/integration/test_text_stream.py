@@ -49,7 +49,7 @@ def trained(folder: Path, ranks: int, steps: int) -> dict[int, float]:
     return {int(line[1]): float(line[5]) for line in lines}
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(4 * SECONDS)
 def test_the_example_has_the_undisturbed_losses_through_two_resizes(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_the_example_has_the_undisturbed_losses_through_two_resizes(tmp_path: Pa
     assert found == pytest.approx(expected, rel=0, abs=1e-10)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(4 * SECONDS)
 def test_its_job_loses_a_node_and_each_sample_is_counted(tmp_path: Path) -> None:

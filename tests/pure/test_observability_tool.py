@@ -1,4 +1,4 @@
-"""`make observability`: what it says of each expression, and how it draws the dashboards without Grafana."""
+"""`python -m bench observability`: what it says of each expression, and how it draws the dashboards without Grafana."""
 
 from __future__ import annotations
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from release.agreement import NotReleasable, changelog_section, checksums, disagreements, image_versions
+from release.agreement import (
+    NotReleasable,
+    changelog_section,
+    checksums,
+    disagreements,
+    image_versions,
+    nightly_verdict,
+)
 
 ROOT = Path(__file__).parents[2]
 MANIFEST = (
@@ -60,3 +68,28 @@ def test_sha256sum_accepts_the_checksums(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"other")
     done = subprocess.run(["sha256sum", "--check", "--strict", "SUMS"], cwd=tmp_path, capture_output=True, check=False)
     assert done.returncode != 0
+
+
+COMMIT = "a" * 40
+GREEN = {"commit": COMMIT, "stages": {"pure": {"result": "passed"}, "mutations": {"result": "passed"}}}
+
+
+def test_a_green_nightly_run_of_the_commit_vouches_for_it() -> None:
+    assert nightly_verdict(json.dumps(GREEN), COMMIT) == ""
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        ("", "no nightly run"),
+        ("{", "not the record"),
+        ("[]", "not the record"),
+        ('{"commit": "' + COMMIT + '", "stages": [1]}', "not the record"),
+        (json.dumps(GREEN | {"commit": "b" * 40}), "is of bbbbbbbbbbbb, not of aaaaaaaaaaaa"),
+        (json.dumps(GREEN | {"commit": COMMIT + "+changes"}), "not of"),
+        (json.dumps(GREEN | {"stages": {}}), "none ran"),
+        (json.dumps(GREEN | {"stages": {"fuzz": {"result": "failed"}}}), "did not pass: fuzz"),
+    ],
+)
+def test_any_other_record_does_not_vouch(record: str, reason: str) -> None:
+    assert reason in nightly_verdict(record, COMMIT)

@@ -22,10 +22,18 @@ import yaml
 
 from chart import helm
 from images.bom import Package, document
-from release.agreement import NotReleasable, changelog_section, checksums, disagreements, image_versions
+from release.agreement import (
+    NotReleasable,
+    changelog_section,
+    checksums,
+    disagreements,
+    image_versions,
+    nightly_verdict,
+)
 
 PROJECT = helm.PROJECT
 BUILT = PROJECT / "build" / "release"
+NIGHTLY = PROJECT / "build" / "nightly.json"
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 EXAMPLES = PROJECT / "examples" / "cluster"
 PROGRAMS = ("surefoot", "surefoot-operator", "kubectl-surefoot")
@@ -128,7 +136,14 @@ def wheel_version(built: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", action="append", help="only these, like 3.12; default: all that are there")
+    parser.add_argument(
+        "--without-nightly", action="store_true", help="without a green nightly run of this commit; recorded"
+    )
     options = parser.parse_args()
+    commit = run("git", "rev-parse", "HEAD").strip()
+    nightly = nightly_verdict(NIGHTLY.read_text(encoding="utf-8") if NIGHTLY.is_file() else "", commit)
+    if nightly and not options.without_nightly:
+        raise SystemExit(f"not releasable: {nightly}; run `make test-nightly`, or give ARGUMENTS=--without-nightly")
     shutil.rmtree(BUILT, ignore_errors=True)
     BUILT.mkdir(parents=True)
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -155,6 +170,7 @@ def main() -> None:
     (BUILT / "CHANGES.md").write_text(
         changelog_section((PROJECT / "CHANGELOG.md").read_text(encoding="utf-8"), versions["wheel"]), encoding="utf-8"
     )
+    (BUILT / "nightly.txt").write_text(f"{commit}: {nightly or 'the nightly run passed'}\n", encoding="utf-8")
     files = {p.name: p.read_bytes() for p in sorted(BUILT.iterdir()) if p.is_file()}
     (BUILT / "SHA256SUMS").write_text(checksums(files), encoding="utf-8")
     if wrong := disagreements(versions):

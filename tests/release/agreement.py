@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Mapping
 
@@ -18,6 +19,28 @@ def disagreements(versions: Mapping[str, str]) -> list[str]:
     """One sentence for each place that names another version than the wheel does."""
     wanted = versions["wheel"]
     return [f"{place} says {found}, the wheel {wanted}" for place, found in versions.items() if found != wanted]
+
+
+def nightly_verdict(record_text: str, commit: str) -> str:
+    """Returns why the nightly run's record does not vouch for this commit; empty where it does.
+
+    Args:
+        record_text: build/nightly.json; empty where there is none.
+        commit: what is about to be released.
+    """
+    if not record_text:
+        return "no nightly run of this commit is recorded"
+    try:
+        record = json.loads(record_text)
+        recorded_commit, stages = record["commit"], record["stages"]
+        not_passed = sorted(name for name, stage in stages.items() if stage["result"] != "passed")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"build/nightly.json is not the record of a nightly run ({error!r})"
+    if recorded_commit != commit:
+        return f"the recorded nightly run is of {recorded_commit[:12]}, not of {commit[:12]}"
+    if not stages or not_passed:
+        return f"stages of the nightly run did not pass: {', '.join(not_passed) or 'none ran'}"
+    return ""
 
 
 def image_versions(manifest: str, names: tuple[str, ...]) -> dict[str, str]:

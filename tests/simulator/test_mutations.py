@@ -1,6 +1,6 @@
 """Every rule is needed, and the oracle sees: with one rule broken, some seed shows a violation.
 
-Those that a seed or two show are tried here; `make mutate` tries them all.
+Those that a seed or two show are tried here; `python -m bench mutate` tries them all.
 """
 
 from dataclasses import replace
@@ -66,7 +66,7 @@ SLOW = frozenset({
     "whatever an epoch saved counts, also beyond where a later one branched off",
     "whoever ever said hello may be a member",
 })  # fmt: skip
-"""Left to `make mutate`: many seeds pass before one shows them."""
+"""Left to `python -m bench mutate`: many seeds pass before one shows them."""
 
 QUICK = [m for m in MUTATIONS if not m.redundant and m.name not in SLOW]
 

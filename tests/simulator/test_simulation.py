@@ -259,7 +259,7 @@ def test_sick_nodes_are_left_at_saved_steps_and_healthy_ones_are_not(least: int)
 
 @pytest.mark.parametrize(("turn", "least"), [(0, 4), (4, 2)], ids=["hangs", "is slow"])
 def test_the_rank_that_hangs_or_is_slow_is_named_and_no_other(turn: int, least: int) -> None:
-    """A few jobs of `make judgement`, which counts a thousand faults."""
+    """A few jobs of `python -m bench judgement`, which counts a thousand faults."""
     named = Counter[str]()
     for seed in range(turn, 21, 5):
         outcome = judgement.run(seed)
@@ -271,7 +271,7 @@ def test_the_rank_that_hangs_or_is_slow_is_named_and_no_other(turn: int, least: 
 
 @pytest.mark.parametrize(("turn", "what"), [(2, "node sick with others"), (3, "failing node")])
 def test_who_fails_with_others_or_again_and_again_is_left_and_nobody_else(turn: int, what: str) -> None:
-    """A few jobs of `make judgement`: what the watches do not allow is a violation."""
+    """A few jobs of `python -m bench judgement`: what the watches do not allow is a violation."""
     named = Counter[str]()
     for seed in range(turn, 25 + turn, 5):
         outcome = judgement.run(seed)

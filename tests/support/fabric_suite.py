@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import pytest
 
+from support.machine_speed import scaled
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.errors import WorldMoved
@@ -20,7 +21,7 @@ from surefoot_operator.fabric.interface import Fabric, FabricSeen, WorkerEnviron
 from surefoot_operator.observed import WorkerSeen
 from surefoot_operator.policy.actions import CreateWorker, DeleteWorker, Event
 
-SECONDS = 20.0
+SECONDS = scaled(20.0)
 
 DOCUMENT: dict[str, Any] = {
     "apiVersion": "surefoot.dev/v1alpha1",

@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from support.machine_speed import scaled
 from surefoot.errors import TierError
 from surefoot.holder import keys
 from surefoot.holder.client import HolderClient, HolderIndex
@@ -42,10 +43,10 @@ from surefoot_operator.fabric.processes.machine import is_trainer
 from surefoot_operator.fabric.processes.run_folder import RunFolder, read_json
 from surefoot_operator.fabric.processes.run_records import NodeRecord, from_json
 
-SECONDS = 240
+SECONDS = scaled(240)
 """Limit of a whole run; a busy machine takes many times what a quiet one does."""
 
-WAIT_SECONDS = 90.0
+WAIT_SECONDS = scaled(90.0)
 LOOK_SECONDS = 0.02
 
 TRAINER = Path(__file__).with_name("programs") / "local_trainer.py"

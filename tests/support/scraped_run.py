@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support import expressions, local_run
+from support.machine_speed import scaled
 from support.servers.prometheus import Prometheus, ended, scraping
 from surefoot_operator.fabric.processes.run_folder import read_json
 from surefoot_operator.fabric.processes.run_records import NodeRecord, from_json
 
 SUPPORT = Path(__file__).parent
-SECONDS = 180.0
+SECONDS = scaled(180.0)
 """A limit for what never comes: a loaded machine takes most of a minute to import torch for three workers at once."""
 
 

@@ -12,12 +12,13 @@ from cluster.api import Api
 from cluster.engine import Engine
 from cluster.processes import run, wait
 from cluster.values import Values, merged, values
+from support.machine_speed import scaled
 from surefoot_operator.controller.leader.shards import leader_label, lease_name
 
 NAMESPACE = "surefoot-system"
 RELEASE = "surefoot"
 CHART = layout.PROJECT / "charts" / "surefoot"
-READY_SECONDS = 120.0
+READY_SECONDS = scaled(120.0)
 ROUND = "surefoot.test/round"
 """Annotation by which pods of one release are told from those of another."""
 

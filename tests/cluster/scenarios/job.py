@@ -16,11 +16,12 @@ from cluster.scenarios.ledger import Ledger
 from cluster.scenarios.shapes import Asked, document
 from cluster.scenarios.trainer_files import LAST
 from cluster.scenarios.watching import Heard, Namespace, Object
+from support.machine_speed import scaled
 from surefoot.protocol.checkpoints.lineage import Lineage, LineageEntry
 from surefoot_operator.api.status import Incident, JobStatus
 from surefoot_operator.api.status_json import status_from_json
 
-WAIT_SECONDS = 90.0
+WAIT_SECONDS = scaled(90.0)
 END_STEPS = 15
 
 JOB_LABEL = "surefoot.dev/job-uid"

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from cluster.scenarios.job import Job
 from cluster.scenarios.rows import Row
+from support.machine_speed import scaled
 from surefoot_operator.api.status import Incident
 
 _SAME_CLOCK_SECONDS = 0.05
 _LEFT = "being deleted"
-SECONDS = 90.0
+SECONDS = scaled(90.0)
 
 
 @dataclass(frozen=True)

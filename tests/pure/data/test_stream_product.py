@@ -123,7 +123,7 @@ def test_each_sample_comes_once_a_pass_over_ranks_shards_and_workers(
         product(Numbers(tuple(sizes), known), run, window, fixed_batch)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.timeout(3600)
 @settings(max_examples=25, **BOUNDS)
 @given(SHARDS, lives(16, 3), st.sampled_from([1, 4]), st.sampled_from([None, 2, 5, 16]))

@@ -1,7 +1,7 @@
 """Broken rules, one at a time, and how each is put into a run: what the tests of the oracle's eyes are made from.
 
 Either a rule of a model is off (`Rules`), or one decision is wrapped (`Decisions`) or replaced where it stands, for the
-time of a `with` block. Nothing here is imported by the simulator itself. `make mutate` runs them all.
+time of a `with` block. Nothing here is imported by the simulator itself. `python -m bench mutate` runs them all.
 """
 
 from simulator.mutations.healing import HEALING

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import aiohttp
 
+from support.machine_speed import scaled
 from surefoot.protocol.holder_list import HolderList
 from surefoot.protocol.messages import FromAgent, Hello, Message, ToAgent
 from surefoot.protocol.wire import SUBPROTOCOLS, decode, encode, version_of
@@ -21,7 +22,7 @@ from surefoot.protocol.wire import SUBPROTOCOLS, decode, encode, version_of
 log = logging.getLogger(__name__)
 
 M = TypeVar("M")
-DEADLINE_SECONDS = 120.0
+DEADLINE_SECONDS = scaled(120.0)
 
 
 class FakeAgent:

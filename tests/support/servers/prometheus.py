@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 import yaml
 
+from support.machine_speed import scaled
 from surefoot_operator.fabric.processes.holder_process import free_port
 
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = scaled(30.0)
 SCRAPE_MILLISECONDS = 200
 """A recovery lasts half a second: it must not fall between two scrapes."""
 

@@ -23,6 +23,7 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
+from support.machine_speed import scaled
 from support.servers.certificates import authority
 from surefoot.settings import PersistentSettings
 
@@ -30,7 +31,7 @@ VERSION = "v1.8.0"
 MODULE = f"github.com/versity/versitygw/cmd/versitygw@{VERSION}"
 BUCKET = "checkpoints"
 ACCESS_KEY, SECRET_KEY = "an-access-key", "a-secret-key-nobody-prints"
-START_SECONDS = 60.0
+START_SECONDS = scaled(60.0)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,99 @@
+"""`PYTHONPATH=tests python -m gate [--nightly]`: runs the stages of tests/gate/stages.py in their lanes.
+
+Each stage's output goes to build/gate/NAME.log while it runs, and to the terminal with the stage's name in front. The first
+failure is reported at once and ends every other stage, unless KEEP_GOING=1. Nothing that was started outlives the run. The
+nightly run continues where an earlier one of the same commit ended; build/nightly.json says what ran, what did not, and why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from gate import stages
+from gate.runner import Result, Runner
+from gate.summary import counts, spin_seconds
+from support.machine_speed import REFERENCE_SPIN_SECONDS, SPIN_SECONDS
+
+TEST_SECONDS = 300.0
+"""Limit of a test that names none, on the reference machine."""
+NIGHTLY_RECORD = stages.ROOT / "build" / "nightly.json"
+GATE_RECORD = stages.ROOT / "build" / "gate.json"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m gate", description=__doc__)
+    parser.add_argument("--nightly", action="store_true", help="the gate, and everything that it leaves to the night")
+    parser.add_argument("--only", nargs="*", default=[], metavar="STAGE", help="these stages alone")
+    options = parser.parse_args()
+    stages.BUILD.mkdir(parents=True, exist_ok=True)
+    lanes = (*stages.GATE, *stages.NIGHTLY) if options.nightly else stages.GATE
+    speed = spin_seconds()
+    print(f"this machine runs a loop of ten million turns in {speed:.2f} s", flush=True)
+    # trainers start in a second because bytecode is written once for all stages
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment |= {
+        "PYTHONPATH": "tests",
+        SPIN_SECONDS: f"{speed:.3f}",
+        "PYTEST_TIMEOUT": f"{TEST_SECONDS * max(1.0, speed / REFERENCE_SPIN_SECONDS):.0f}",
+    }
+    passed_before = _passed_before() if options.nightly else {}
+    runner = Runner(stages.BUILD, environment, keep_going=bool(os.environ.get("KEEP_GOING")) or options.nightly)
+    began = time.monotonic()
+    results = runner.run(lanes, skip=frozenset(passed_before), only=frozenset(options.only))
+    record = {
+        "commit": _commit(),
+        "loopSeconds": round(speed, 2),
+        "wallSeconds": round(time.monotonic() - began, 1),
+        "cpuSeconds": round(sum(result.cpu_seconds for result in results.values()), 1),
+        "stages": passed_before | {name: result.record() for name, result in results.items()},
+    }
+    _write_record(NIGHTLY_RECORD if options.nightly else GATE_RECORD, record)
+    return _report(results, record)
+
+
+def _commit() -> str:
+    """The commit under test; marked where the tree holds anything else."""
+    revision = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=stages.ROOT, capture_output=True, text=True, check=False
+    )
+    changes = subprocess.run(
+        ["git", "status", "--porcelain"], cwd=stages.ROOT, capture_output=True, text=True, check=False
+    )
+    return revision.stdout.strip() + ("+changes" if changes.stdout.strip() else "")
+
+
+def _passed_before() -> dict[str, dict[str, object]]:
+    """Stages that an earlier, interrupted nightly run of this very commit passed."""
+    try:
+        record = json.loads(NIGHTLY_RECORD.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    if record.get("commit") != _commit() or record["commit"].endswith("+changes"):
+        return {}
+    return {name: stage for name, stage in record["stages"].items() if stage["result"] == "passed"}
+
+
+def _write_record(path: Path, record: dict[str, object]) -> None:
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def _report(results: dict[str, Result], record: dict[str, object]) -> int:
+    for name, result in results.items():
+        print(
+            f"{name:20} {result.outcome:10} {result.wall_seconds:7.0f} s wall {result.cpu_seconds:7.0f} s CPU  {result.why}"
+        )
+    print(f"{record['wallSeconds']} s wall, {record['cpuSeconds']} s CPU")
+    passed, failed, skipped = counts(stages.BUILD / f"{name}.xml" for name in results)
+    is_green = all(result.outcome == "passed" for result in results.values())
+    print(f"{passed} passed, {failed} failed, {skipped} skipped", flush=True)
+    return 0 if is_green else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
