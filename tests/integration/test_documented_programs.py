@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from support.machine_speed import scaled
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
-SECONDS = 240
+SECONDS = scaled(240)
 
 
 def block(kind: str, first: str, page: str = PAGE) -> str:
@@ -78,16 +80,19 @@ def test_the_documented_job_is_valid(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.nightly
-@pytest.mark.parametrize("page", ["README", "tutorial"])
-def test_what_strikes_the_documented_job_changes_nothing(page: str, folder: Path) -> None:
-    """Without a fault it runs above."""
-    text = {"README": README, "tutorial": TUTORIAL}[page]
-    if page == "tutorial":
-        (folder / "job.yaml").write_text(block("yaml", "# job.yaml", TUTORIAL))
+@pytest.mark.timeout(2 * SECONDS)
+@pytest.mark.parametrize("page", ["README", pytest.param("tutorial", marks=pytest.mark.nightly)])
+def test_the_documented_job_as_pasted_ends_and_equals_the_undisturbed_run(page: str, folder: Path) -> None:
+    """Script, job and command of one page, without credentials, network, or anything else of ours."""
+    text, first_line = {"README": (README, "apiVersion"), "tutorial": (TUTORIAL, "# job.yaml")}[page]
+    (folder / "job.yaml").write_text(block("yaml", first_line, text))
     [command] = re.findall(r"^surefoot local .*--compare$", text, re.MULTILINE)
-    said = run(command, folder)
-    assert "samples lost 0, repeated 0" in said
+    output = run(command, folder)
+    assert "Complete: 200 steps" in output
+    assert "samples lost 0, repeated 0" in output
+    [difference] = re.findall(r"^largest loss difference to the undisturbed run (\S+)", output, re.MULTILINE)
+    # another world size adds up float32 numbers in another order; a loss that is weighted twice differs by 0.05
+    assert float(difference) < 1e-5
     for command in re.findall(r"^surefoot local .*--report.*$", text, re.MULTILINE):
         run(command, folder)
         assert "trainer-failed" in (folder / "run.html").read_text(encoding="utf-8")

@@ -34,7 +34,7 @@ RUN: dict[str, tuple[str, str]] = {
     "python train.py": (PROGRAMS, 'block("sh", "python")'),
     "torchrun --nproc-per-node=2 train.py": (PROGRAMS, 'block("sh", "torchrun --nproc")'),
     "torchrun --rdzv-backend=surefoot": (PROGRAMS, 'block("sh", "torchrun --rdzv-backend")'),
-    "surefoot local -f job.yaml": (PROGRAMS, "test_what_strikes_the_documented_job"),
+    "surefoot local -f job.yaml": (PROGRAMS, "test_the_documented_job_as_pasted"),
     "surefoot validate -f job.yaml": (PROGRAMS, "surefoot validate"),
     "make demo": ("tests/images/test_runtime_image.py", '"local", "-f", "examples/gpt.yaml"'),
     "make test ": (".ci/run", "exec make test"),
