@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gate.nightly_rows import ROWS, is_left_to_the_night
+from gate.nightly_rows import ROWS, is_left_to_the_night, table
 from gate.runner import Runner
 from gate.stages import GATE, NIGHTLY, Lane, Stage
 from gate.summary import counts
@@ -150,3 +150,7 @@ def test_what_is_left_to_the_night_is_there_and_is_covered_in_the_gate(rows) -> 
         assert re.search(rf"^(?:async )?def {name}\b", text, re.MULTILINE), cover
         assert f"pytest.mark.nightly\ndef {name}" not in text, f"{cover} is nightly itself"
         assert not is_left_to_the_night(file, name), f"{cover} is left to the night too"
+
+
+def test_the_readme_shows_what_leaves_the_gate() -> None:
+    assert table() in (TESTS / "README.md").read_text(encoding="utf-8"), "write table() into tests/README.md"
