@@ -22,6 +22,7 @@ from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.observed import Observed
+from surefoot_operator.policy.lifecycle.last_checkpoint import RESCUE_SECONDS
 
 if TYPE_CHECKING:
     from simulator.operators import Operator
@@ -336,6 +337,8 @@ class Oracle(Watcher):
 
     def ended_early(self, status: JobStatus) -> None:
         """A job ended that was not complete: what it had in memory is stored, if an agent was there that could store it."""
+        if self.simulation.engine.now > (self.simulation.settings.active_deadline_seconds or 0.0) + RESCUE_SECONDS:
+            return  # nobody could, for as long as it is waited for
         members = {member.incarnation for member in status.world.members} if status.world is not None else set()
         pods = [pod for node in self.simulation.fabric.nodes.values() for pod in node.pods if pod.agent is not None]
         there = [

@@ -156,7 +156,7 @@ def test_a_job_that_its_deadline_ends_stores_its_newest_checkpoint_first(least: 
     for seed in range(8):
         wish = Settings(
             nodes=3 + seed % 2, workers=3, least_workers=least, steps=2000, interval=1 + seed % 3, persistent_interval=300,
-            faults=seed % 5, kinds=kinds, active_deadline_seconds=6.0 + seed,
+            faults=seed % 5, kinds=kinds, active_deadline_seconds=6.0 + seed, deadline_seconds=800.0,
         )  # fmt: skip
         outcome = simulate(seed, wish, tracing=True)
         assert (outcome.violation, outcome.phase) == (None, "Failed"), f"seed {seed}"

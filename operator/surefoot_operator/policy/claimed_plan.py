@@ -19,6 +19,7 @@ from surefoot_operator.policy.failure.detect import observed_death
 from surefoot_operator.policy.failure.restart_budget import pause_until
 from surefoot_operator.policy.failure.sick_nodes import shared_findings
 from surefoot_operator.policy.lifecycle import suspension
+from surefoot_operator.policy.lifecycle.completion import overdue
 from surefoot_operator.policy.lifecycle.last_checkpoint import RESCUE_SECONDS, rescue, uploading_agents
 from surefoot_operator.policy.reporting.conditions import known_loss
 from surefoot_operator.policy.reporting.hindrances import hindrance
@@ -57,14 +58,14 @@ def plan_claimed(facts: Facts) -> PhaseDecision:
     status = _explained(facts)
     phased = incidents.phased(facts, status.incidents, stopped, isinstance(choice, Chosen))
     status = replace(status, incidents=phased)
+    over = overdue(facts) or (start_failure(facts) if isinstance(choice, Waiting) else None)
+    if status.ending is None and over:
+        status = replace(status, ending=Ending(over, facts.now))
     phased_facts = replace(facts, seen=replace(facts.seen, status=status))
     if status.ending is not None:
         return _end(phased_facts, status.ending, choice)
     if isinstance(choice, Chosen):
         return _commit(phased_facts, choice)
-    worn = start_failure(facts)
-    if worn is not None:
-        return fail_job(facts, worn)
     reason = choice.reason if facts.spec.suspend else _hindered(facts, choice.reason)
     lost = choice.lost or known_loss(facts)
     base = PhaseDecision(reason, status, choice.actions, wakes=(choice.until_seconds,), lost=lost)

@@ -95,9 +95,9 @@ def _decide(facts: Facts) -> PhaseDecision:
         left = cleanup_after_end(facts)
         status = replace(status, tidied=status.tidied or left.done)
         return PhaseDecision(left.reason, status, left.actions, left.events, (left.until_seconds,))
-    overdue = completion.overdue(facts)
-    if overdue and status.ending is None:
-        return fail_job(facts, overdue)
+    over = status.ending.reason if status.ending is not None else completion.overdue(facts)
+    if over and (status.world is None or status.world.state == "Committed"):
+        return fail_job(facts, over)
     if status.world is None:
         if facts.spec.suspend:
             return with_workers(facts, PhaseDecision("the job is suspended and has not begun", status), NO_WORKERS)
@@ -106,9 +106,7 @@ def _decide(facts: Facts) -> PhaseDecision:
     if newest > status.world.epoch:
         reason = f"epoch {newest} is known to holders or agents but not to status: claiming a newer one"
         return PhaseDecision(reason, claimed(facts, reason))
-    if status.world.state == "Claimed":
-        return plan_claimed(facts)
-    return _committed(facts) if status.ending is None else fail_job(facts, status.ending.reason)
+    return plan_claimed(facts) if status.world.state == "Claimed" else _committed(facts)
 
 
 # ---- committed -----------------------------------------------------------------------------------------------------

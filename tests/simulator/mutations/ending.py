@@ -9,14 +9,13 @@ from surefoot_operator.policy import claimed_plan
 from surefoot_operator.policy.facts import Facts
 from surefoot_operator.policy.lifecycle import last_checkpoint
 
-UNSTARTED = replace(
-    ROUGH, nodes=4, least_workers=3, steps=60, faults=8, kinds=("workers cannot be started", "agent dies", "node dies")
-)
+UNSTARTED = replace(ROUGH, least_workers=3, steps=60, faults=10, fault_span_seconds=6.0,
+                    kinds=("workers cannot be started", "agent dies"))  # fmt: skip
 OVERDUE = replace(
     ROUGH, steps=2000, persistent_interval=100, faults=2, kinds=("trainer dies", "operator dies"), active_deadline_seconds=9.0
 )  # fmt: skip
 
-MOST_ROUNDS = 2
+MOST_ROUNDS = 1
 
 
 def _impatient(facts: Facts) -> str | None:

@@ -212,8 +212,11 @@ def _promotions(facts: Facts, chosen: Checkpoint) -> tuple[MaintenanceAction, ..
         own = _owner(facts, save)
         if own not in reached:
             beside = [s for node in sorted(nodes.get(save, ())) for s in on.get(node, ())]
-            choice = beside or agents
-            own = worker_id(choice[save.rank % len(choice)])
+            turn = facts.seen.stumbled.get(save, 0)
+            choice = (
+                agents if turn or not beside else beside
+            )  # whoever failed may not know of a holder that another knows
+            own = worker_id(choice[(save.rank + turn) % len(choice)])
         shares[own].append(save)
     return tuple(PromoteSaves(worker, facts.world.epoch, tuple(saves)) for worker, saves in sorted(shares.items()))
 

@@ -17,7 +17,7 @@ from surefoot_operator.api.spec import FailurePolicy, FailureRule, HealthPolicy,
 from surefoot_operator.api.status import Restart, Rollback, World
 from surefoot_operator.observed import ExitSeen, Observed
 from surefoot_operator.observed_tiers import PersistentSeen
-from surefoot_operator.policy.actions import PromoteSaves
+from surefoot_operator.policy.actions import PromoteSaves, SealHolder
 from surefoot_operator.policy.check import check
 from surefoot_operator.policy.lifecycle.last_checkpoint import RESCUE_SECONDS
 from surefoot_operator.policy.maintenance.maintain import maintain
@@ -165,6 +165,17 @@ def test_an_upload_that_does_not_come_holds_the_end_up_for_a_while_only(name: st
     assert plan(later(seen, RESCUE_SECONDS + 1)).status.phase == "Failed"
 
 
+@pytest.mark.parametrize("name", ["activeDeadlineSeconds of a world that waits", "workers that end before they train"])
+def test_a_claim_that_is_not_read_yet_is_read_before_the_job_ends(name: str) -> None:
+    seen = ENDINGS[name]()
+    unread = replace(seen, holders=tuple(replace(h, read_epoch=1) for h in seen.holders))
+    made = plan(unread)
+    assert made.status.ending is not None
+    assert {type(a) for a in made.actions} == {SealHolder}
+    assert plan(later(replace(unread, status=made.status), RESCUE_SECONDS + 1)).status.phase == "Failed"
+    uploading(replace(seen, status=made.status))
+
+
 @pytest.mark.parametrize("name", ENDINGS)
 def test_where_nobody_is_left_to_upload_it_or_it_is_there_the_job_ends_at_once(name: str) -> None:
     seen = uploading(ENDINGS[name]())
@@ -188,9 +199,7 @@ def test_what_a_job_uploads_that_is_stopped_for_its_loss_is_from_before_that() -
     for index in range(3):
         seen = with_session(seen, index, odd_since=35)
     made = plan(seen)
-    assert made.status.rollback == Rollback(
-        1, 34, 42, 35, "step 42 is odd (workers 0, 1, 2, since step 35)", 1, False
-    )
+    assert made.status.rollback == Rollback(1, 34, 42, 35, "step 42 is odd (workers 0, 1, 2, since step 35)", 1, False)
     claim = read_for(replace(seen, status=made.status))
     made = plan(claim)
     assert maintain(replace(claim, status=made.status, uploads=made.uploads)).pinned == Checkpoint(1, 30)
