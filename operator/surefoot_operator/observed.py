@@ -317,5 +317,7 @@ class Observed:
     """None: the fabric has no scheduler that knows groups."""
     group_calls: tuple[GroupCallSeen, ...] = ()
     """For pod groups: under way, or refused."""
+    uploads: bool = False
+    """What this round's plan asks of maintenance: the newest complete checkpoint goes to the persistent tier now."""
     deletions: frozenset[str] = frozenset()
     """Uids of workers whose deletion this leader asked for and knows no end of: it may be carried out at any time."""

@@ -26,6 +26,12 @@ if TYPE_CHECKING:
     from simulator.world import Simulation
 
 
+START_AGAIN_SECONDS = 3.0
+"""From one try of a kubelet to start a worker to its next."""
+
+INIT_FAILS = "init container fetch ended with exit code 7: cannot reach the data server"
+
+
 @dataclass(eq=False)
 class Pod:
     index: int
@@ -38,6 +44,8 @@ class Pod:
     deleting: bool = False
     disrupted: bool = False
     """Its cluster has said that it will end it."""
+    unstarted: str = ""
+    """Why its kubelet cannot start it, as it says."""
     agent: Agent | None = None
     version: int | None = None
     """Of its image: what its agents speak."""
@@ -84,6 +92,8 @@ class Fabric:
         self.unkind_until = 0.0
         self.answers: Literal["at once", "no", "late", "never", "away"] = "at once"
         """How it answers whoever wants a worker made or deleted; `never`: it does so all the same."""
+        self.unstartable = ""
+        """Why no kubelet can start anything now; empty: they can. See `starting`."""
         self._past: tuple[tuple[WorkerSeen, ...], tuple[NodeSeen, ...]] | None = None
         for node in self.nodes.values():
             self._start_holders(node)
@@ -99,7 +109,8 @@ class Fabric:
             return self._past[0]
         return tuple(
             WorkerSeen(
-                p.index, p.attempt, p.name, p.uid, p.node, p.phase, p.exit_code, "", p.created, p.deleting, p.disrupted  # type: ignore[arg-type]
+                p.index, p.attempt, p.name, p.uid, p.node, p.phase, p.exit_code, "", p.created, p.deleting, p.disrupted,  # type: ignore[arg-type]
+                unstarted=p.unstarted,
             )
             for p in self.pods.values()
         )  # fmt: skip
@@ -178,11 +189,23 @@ class Fabric:
         if node.frozen:
             self.engine.after(0.3, self.engine.environment, self._start, pod)
             return
+        pod.unstarted = self.unstartable
+        if self.unstartable:
+            self._not_started(pod)
+            return
         pod.phase = "Running"
         pod.agent = Agent(self.simulation, pod, node.name)
         node.pods.append(pod)
         self.engine.say("{} starts on {} as {}", pod.name, node.name, pod.agent.incarnation)
         self.simulation.changed()
+
+    def _not_started(self, pod: Pod) -> None:
+        """A kubelet tries again by itself, but a pod whose init container failed is over."""
+        if pod.unstarted == INIT_FAILS:
+            self._over(pod, None, "Failed")
+            return
+        self.simulation.changed()
+        self.engine.after(START_AGAIN_SECONDS, self.engine.environment, self._start, pod)
 
     def delete(self, order: DeleteWorker) -> None:
         pod = next((p for p in self.pods.values() if p.name == order.name and p.uid == order.uid), None)

@@ -111,6 +111,8 @@ class Liveness:
         """Whether an operator and enough workers are well, and see each other and the persistent tier."""
         simulation, network = self._oracle.simulation, self._oracle.simulation.network
         tier, settings = simulation.persistent, simulation.settings
+        if simulation.store.status.ending is not None:
+            return False
         if not simulation.operators[-1].process.running or (tier is not None and not tier.process.running):
             return False
         nodes = simulation.fabric.nodes

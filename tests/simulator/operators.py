@@ -205,7 +205,7 @@ class Operator:
         plan = self.simulation.decide(self, observed)
         status, errands, wakes = plan.status, (), [plan.wake_after_seconds]
         if status.world == observed.status.world:
-            kept = self.simulation.upkeep(self, replace(observed, status=status))
+            kept = self.simulation.upkeep(self, replace(observed, status=status, uploads=plan.uploads))
             status, errands, self.pinned, self.going = kept.status, kept.actions, kept.pinned, kept.going
             wakes.append(kept.wake_after_seconds)
         self._wake_at = self.now + min((w for w in wakes if w is not None), default=30.0)

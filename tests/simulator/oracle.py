@@ -22,6 +22,7 @@ from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.observed import Observed
+from surefoot_operator.policy.lifecycle.last_checkpoint import RESCUE_SECONDS
 
 if TYPE_CHECKING:
     from simulator.operators import Operator
@@ -333,6 +334,19 @@ class Oracle(Watcher):
         """The job is complete."""
         self.numerics.finished()
         self.training.finished()
+
+    def ended_early(self, status: JobStatus) -> None:
+        """A job ended that was not complete: what it had in memory is stored, if an agent was there that could store it."""
+        if self.simulation.engine.now > (self.simulation.settings.active_deadline_seconds or 0.0) + RESCUE_SECONDS:
+            return  # nobody could, for as long as it is waited for
+        members = {member.incarnation for member in status.world.members} if status.world is not None else set()
+        pods = [pod for node in self.simulation.fabric.nodes.values() for pod in node.pods if pod.agent is not None]
+        there = [
+            p for p in pods if p.agent and p.agent.incarnation in members and p.agent.line and p.agent.process.running
+        ]
+        newest, floor = self.liveness.readable(in_memory=True), status.floor
+        if there and newest is not None and (floor is None or floor.step < newest.step):
+            self.fail(f"the job ended ({status.message}) with {floor} stored and {newest} in memory")
 
     def kept(self, tier: Persistent) -> None:
         """What a complete job ended with lies in the persistent tier, if every rank ever had it on a holder."""

@@ -62,6 +62,8 @@ class Settings:
     on_straggler: Literal["Warn", "Replace"] = field(default="Warn", repr=False)
     servers: int = field(default=1, repr=False)
     """Of each node's memory tier."""
+    active_deadline_seconds: float | None = field(default=None, repr=False)
+    """When the job ends though it is not complete; None: never."""
     version: int | None = None
     """Of the protocol, with which operator and workers begin; None: nothing is modelled to go over a wire."""
 
@@ -149,7 +151,11 @@ def job(settings: Settings) -> TrainingJob:
             nproc_per_node=settings.local_ranks,
             spares=settings.spares,
             elastic_policy=ElasticPolicy(min_replicas=settings.least_workers, max_replicas=settings.workers),
-            run_policy=RunPolicy(backoff_limit=50, startup_deadline_seconds=40.0),
+            run_policy=RunPolicy(
+                backoff_limit=50,
+                startup_deadline_seconds=40.0,
+                active_deadline_seconds=settings.active_deadline_seconds,
+            ),
             health_policy=HealthPolicy(
                 step_timeout_seconds=settings.step_timeout_seconds,
                 numerics=_numerics(settings),

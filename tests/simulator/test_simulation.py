@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 
-from simulator import announced, damage, judgement, rollout
+from simulator import announced, damage, judgement, rollout, starting
 from simulator.restless import RESTLESS
 from simulator.settings import Settings
 from simulator.world import simulate
@@ -131,6 +131,37 @@ def test_agents_of_a_version_without_a_trial_join_beside_those_that_have_one(che
         outcome = simulate(seed, wish)
         assert outcome.violation is None, f"seed {seed}: {outcome.violation}"
         assert check == "Enforce" or not outcome.kept_out
+
+
+@pytest.mark.parametrize("least", [3, 1], ids=["fixed", "elastic"])
+@pytest.mark.parametrize("block", range(2))
+def test_workers_that_cannot_be_started_for_minutes_end_no_job(block: int, least: int) -> None:
+    kinds = (*starting.KINDS, "agent dies", "node dies", "pod is deleted", "operator dies")
+    complete = 0
+    for seed in range(block * 4, (block + 1) * 4):
+        for persistent in (None, 6):
+            wish = Settings(
+                nodes=4, workers=3, least_workers=least, steps=60, faults=6, kinds=kinds, persistent_interval=persistent
+            )
+            outcome = simulate(seed, wish)
+            assert outcome.violation is None, f"seed {seed}, persistent {persistent}: {outcome.violation}"
+            complete += outcome.phase == "Complete"
+    assert complete >= 6, "others lost every copy of every checkpoint"
+
+
+@pytest.mark.parametrize("least", [3, 1], ids=["fixed", "elastic"])
+def test_a_job_that_its_deadline_ends_stores_its_newest_checkpoint_first(least: int) -> None:
+    kinds = (*starting.KINDS, "agent dies", "node dies", "trainer dies", "operator dies")
+    stored = 0
+    for seed in range(8):
+        wish = Settings(
+            nodes=3 + seed % 2, workers=3, least_workers=least, steps=2000, interval=1 + seed % 3, persistent_interval=300,
+            faults=seed % 5, kinds=kinds, active_deadline_seconds=6.0 + seed, deadline_seconds=800.0,
+        )  # fmt: skip
+        outcome = simulate(seed, wish, tracing=True)
+        assert (outcome.violation, outcome.phase) == (None, "Failed"), f"seed {seed}"
+        stored += any("goes to the persistent tier first" in line for line in outcome.trace)
+    assert stored >= 4
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

@@ -226,6 +226,8 @@ class Simulation:
             self.oracle.finished()
             if self.persistent is not None:
                 self.oracle.kept(self.persistent)
+        elif status.phase == "Failed" and self.settings.active_deadline_seconds is not None:
+            self.oracle.ended_early(status)
         elif status.phase == "Failed":
             newest = self.oracle.liveness.readable() or self.oracle.liveness.in_sight()
             # a manifest that a fault has damaged is something to lose, whether its leader could still note it down or not

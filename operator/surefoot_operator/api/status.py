@@ -286,6 +286,14 @@ class StoredCheckpoints:
 
 
 @dataclass(frozen=True, slots=True)
+class Ending:
+    """Why a job is about to fail: its newest checkpoint goes to the persistent tier first, since then."""
+
+    reason: str
+    since_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class JobStatus:
     """Everything the operator must remember about a job."""
 
@@ -302,7 +310,7 @@ class JobStatus:
     bad: tuple[Checkpoint, ...] = ()
     next_attempt: int = 1
     failed_starts: int = 0
-    """Rounds of workers that ended by themselves since the last commit: each is waited after for longer."""
+    """Rounds of workers that could not be started, or ended by themselves, since the last commit: each is waited after for longer."""
     scheduling: Scheduling = Scheduling()
     last_complete: Checkpoint | None = None
     """A hint for people and for 'was anything ever recorded'."""
@@ -356,6 +364,10 @@ class JobStatus:
     """Of the epochs whose loaders left something out, oldest first."""
     checkpoints: StoredCheckpoints = StoredCheckpoints()
     """As they were when this status was written: what moved since is told with the next one."""
+    failed_starts_counted: int = 0
+    """Those of `failed_starts` that count towards `backoffLimit`: what the environment did counts for nothing."""
+    ending: Ending | None = None
+    """Decided once and never taken back; the world is claimed then, so that nobody trains on."""
 
 
 @dataclass(frozen=True, slots=True)

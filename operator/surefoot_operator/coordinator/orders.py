@@ -126,7 +126,7 @@ def moved(orders: Orders, epoch: int, committed: bool) -> Orders:
     """Voids requests of another epoch than the present world's."""
     kept = {n: o for n, o in orders.outstanding.items() if o.epoch == epoch}
     hold = orders.hold if orders.hold is not None and orders.hold.seen.epoch == epoch and committed else None
-    promotions = {w: p for w, p in orders.promotions.items() if p.epoch == epoch and committed}
+    promotions = {w: p for w, p in orders.promotions.items() if p.epoch == epoch}
     if (len(kept), hold, len(promotions)) == (len(orders.outstanding), orders.hold, len(orders.promotions)):
         return orders
     return replace(orders, outstanding=kept, hold=hold, promotions=promotions, older=_older_without(orders, kept))

@@ -289,7 +289,8 @@ class Plan:
     events: tuple[Event, ...] = ()
     wake_after_seconds: float | None = None
     """Plan again after so long even if nothing changes; None: nothing is being waited for."""
-    pinned: Checkpoint | None = None
+    uploads: bool = False
+    """The newest complete checkpoint goes to the persistent tier now, whatever the interval, also of a claimed world."""
 
 
 def _steps(steps: Iterable[int]) -> str:

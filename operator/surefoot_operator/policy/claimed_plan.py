@@ -10,15 +10,17 @@ from dataclasses import replace
 
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator import names
-from surefoot_operator.api.status import JobStatus
+from surefoot_operator.api.status import Ending, JobStatus
 from surefoot_operator.policy.actions import Event
-from surefoot_operator.policy.decision import NO_WORKERS, PhaseDecision, job_failed, with_workers
+from surefoot_operator.policy.decision import NO_WORKERS, PhaseDecision, fail_job, with_workers
 from surefoot_operator.policy.facts import Facts, is_responsive
 from surefoot_operator.policy.failure import incidents, pair_trials
 from surefoot_operator.policy.failure.detect import observed_death
 from surefoot_operator.policy.failure.restart_budget import pause_until
 from surefoot_operator.policy.failure.sick_nodes import shared_findings
 from surefoot_operator.policy.lifecycle import suspension
+from surefoot_operator.policy.lifecycle.completion import overdue
+from surefoot_operator.policy.lifecycle.last_checkpoint import RESCUE_SECONDS, rescue, uploading_agents
 from surefoot_operator.policy.reporting.conditions import known_loss
 from surefoot_operator.policy.reporting.hindrances import hindrance
 from surefoot_operator.policy.spares import wanted_indexes
@@ -37,14 +39,17 @@ from surefoot_operator.policy.world.restore_point import choose, describe, has_n
 from surefoot_operator.policy.world.scheduling_deadline import due_seconds, held
 from surefoot_operator.policy.world.size_tie import tie_of
 
+UPLOAD_AFTER_SECONDS = 30.0
+"""A claim that waits so long for workers may wait for hours: its newest checkpoint goes to the persistent tier meanwhile."""
+
 
 def plan_claimed(facts: Facts) -> PhaseDecision:
     choice = choose(facts)
     if isinstance(choice, TotalLoss):
-        over = job_failed(facts, choice.reason)
+        over = fail_job(facts, choice.reason)
         return replace(over, events=(Event(names.CHECKPOINT_LOST, choice.reason, True), *over.events))
     if isinstance(choice, NothingToTakeUp):
-        return job_failed(facts, choice.reason)
+        return fail_job(facts, choice.reason)
     if isinstance(choice, FurtherOn):
         return _further_on(facts, choice)
     if isinstance(choice, FloorGone):
@@ -53,11 +58,14 @@ def plan_claimed(facts: Facts) -> PhaseDecision:
     status = _explained(facts)
     phased = incidents.phased(facts, status.incidents, stopped, isinstance(choice, Chosen))
     status = replace(status, incidents=phased)
+    over = overdue(facts) or (start_failure(facts) if isinstance(choice, Waiting) else None)
+    if status.ending is None and over:
+        status = replace(status, ending=Ending(over, facts.now))
+    phased_facts = replace(facts, seen=replace(facts.seen, status=status))
+    if status.ending is not None:
+        return _end(phased_facts, status.ending, choice)
     if isinstance(choice, Chosen):
-        return _commit(replace(facts, seen=replace(facts.seen, status=status)), choice)
-    worn = start_failure(facts)
-    if worn is not None:
-        return job_failed(facts, worn)
+        return _commit(phased_facts, choice)
     reason = choice.reason if facts.spec.suspend else _hindered(facts, choice.reason)
     lost = choice.lost or known_loss(facts)
     base = PhaseDecision(reason, status, choice.actions, wakes=(choice.until_seconds,), lost=lost)
@@ -65,6 +73,15 @@ def plan_claimed(facts: Facts) -> PhaseDecision:
         heard = any(is_responsive(facts, s) for s in facts.sessions.values())
         return base if heard and not lost else with_workers(facts, base, NO_WORKERS)
     return _waiting(facts, base, None)
+
+
+def _end(facts: Facts, ending: Ending, choice: Chosen | Waiting) -> PhaseDecision:
+    """The job ends with what it has: read first, as for a world that begins, then uploaded; each within the same time."""
+    until = ending.since_seconds + RESCUE_SECONDS
+    if isinstance(choice, Waiting) and uploading_agents(facts) and facts.now < until:
+        wakes = (until, choice.until_seconds)
+        return PhaseDecision(f"{ending.reason}; {choice.reason}", facts.status, choice.actions, wakes=wakes)
+    return fail_job(facts, ending.reason, ending.since_seconds)
 
 
 def _further_on(facts: Facts, choice: FurtherOn) -> PhaseDecision:
@@ -98,6 +115,10 @@ def _explained(facts: Facts) -> JobStatus:
 
 def _commit(facts: Facts, choice: Chosen) -> PhaseDecision:
     if facts.spec.suspend:
+        first = rescue(facts, facts.world.changed_seconds)
+        if first is not None:
+            reason = f"the job is suspended; {first.reason}"
+            return PhaseDecision(reason, facts.status, wakes=(first.until_seconds,), uploads=True)
         status = committed(facts, choice, ())
         reason = suspension.suspended_message(facts, choice.parent)
         return PhaseDecision(reason, status, events=(Event(names.WORLD_COMMITTED, reason), *_unknown(facts, choice)))
@@ -111,14 +132,16 @@ def _commit(facts: Facts, choice: Chosen) -> PhaseDecision:
     found = select_members(facts, tie)
     worn = start_failure(facts) if not found.members else None
     if worn is not None:
-        return job_failed(facts, worn)
+        return fail_job(facts, worn)
     if not found.members:
         reason = _hindered(facts, found.waiting or "waiting for workers")
         incident = incidents.open_incident(facts.status.incidents)
         if incident is not None and incident.kind == "planned" and choice.parent is not None:
             step = choice.parent.step
             reason = f"{facts.world.reason}; training continues from step {step} once enough workers run: {reason}"
-        base = PhaseDecision(reason, facts.status, wakes=(found.until_seconds,))
+        due = facts.world.changed_seconds + UPLOAD_AFTER_SECONDS
+        wakes = (found.until_seconds, due if facts.now < due else None)
+        base = PhaseDecision(reason, facts.status, wakes=wakes, uploads=facts.now >= due)
         return _waiting(facts, base, None if tie is None else tie.workers(facts.spec))
     status = committed(facts, choice, found.members)
     world = status.world or facts.world

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from surefoot_operator.api.status import JobStatus
+from surefoot_operator.api.status import Ending, JobStatus
 from surefoot_operator.policy.actions import Action, Event
 from surefoot_operator.policy.facts import Facts
-from surefoot_operator.policy.lifecycle import completion
+from surefoot_operator.policy.lifecycle import completion, last_checkpoint
+from surefoot_operator.policy.lifecycle.completion import Completion
 from surefoot_operator.policy.workers import WorkerChanges, reconcile_workers
+from surefoot_operator.policy.world.claim import claimed
 
 NO_WORKERS = frozenset[int]()
 
@@ -27,6 +29,8 @@ class PhaseDecision:
     wakes: tuple[float | None, ...] = ()
     lost: str = ""
     """What people are told where every checkpoint is lost."""
+    uploads: bool = False
+    """As `Plan.uploads`."""
 
 
 def with_workers(facts: Facts, base: PhaseDecision, wanted: frozenset[int]) -> PhaseDecision:
@@ -34,14 +38,39 @@ def with_workers(facts: Facts, base: PhaseDecision, wanted: frozenset[int]) -> P
     tending: WorkerChanges = reconcile_workers(facts, wanted)
     return replace(
         base,
-        status=replace(base.status, next_attempt=tending.next_attempt, failed_starts=tending.failed_starts),
+        status=replace(
+            base.status,
+            next_attempt=tending.next_attempt,
+            failed_starts=tending.failed_starts,
+            failed_starts_counted=tending.failed_starts_counted,
+        ),
         actions=(*tending.actions, *base.actions),
         events=(*base.events, *tending.events),
         wakes=(*base.wakes, tending.until_seconds),
     )
 
 
-def job_failed(facts: Facts, reason: str) -> PhaseDecision:
-    """Ends the job as Failed, with the reason for people."""
-    status = completion.ended(facts.status, "Failed", reason, facts.now)
-    return PhaseDecision(reason, status, events=(completion.ended_event("Failed", reason),))
+def end_job(
+    facts: Facts, end: Completion, since_seconds: float | None = None, up_to_step: int | None = None
+) -> PhaseDecision:
+    """Ends the job, once its newest complete checkpoint is in the persistent tier.
+
+    Every ending comes this way: the memory tier is deleted with the job. The upload is waited for as long as somebody is
+    there to make it, for `RESCUE_SECONDS` at most. `since_seconds`: when a world that trains no more broke; None: the
+    next epoch is claimed, which stops the trainers, and the ending is durable. `up_to_step`: as `rescue` has it.
+    """
+    since = facts.now if since_seconds is None else since_seconds
+    first = last_checkpoint.rescue(facts, since, up_to_step)
+    if first is None:
+        status = replace(completion.ended(facts.status, end.phase, end.reason, facts.now), ending=None)
+        return PhaseDecision(end.reason, status, events=(completion.ended_event(end.phase, end.reason),))
+    reason = f"{end.reason}; {first.reason}"
+    if since_seconds is not None:
+        return PhaseDecision(reason, facts.status, wakes=(first.until_seconds,), uploads=True)
+    status = facts.status if facts.world.state == "Claimed" else claimed(facts, end.reason)
+    return PhaseDecision(reason, replace(status, ending=Ending(end.reason, facts.now)), wakes=(facts.now,))
+
+
+def fail_job(facts: Facts, reason: str, since_seconds: float | None = None) -> PhaseDecision:
+    """Ends the job as Failed, as `end_job` does."""
+    return end_job(facts, Completion("Failed", reason), since_seconds)

@@ -13,7 +13,7 @@ from surefoot_operator.api.status import JobStatus
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy.actions import Event, Plan
 from surefoot_operator.policy.claimed_plan import plan_claimed
-from surefoot_operator.policy.decision import NO_WORKERS, PhaseDecision, job_failed, with_workers
+from surefoot_operator.policy.decision import NO_WORKERS, PhaseDecision, end_job, fail_job, with_workers
 from surefoot_operator.policy.facts import Facts, gather, has_stepped, last_step, soonest
 from surefoot_operator.policy.failure import incidents, pair_trials, sick_nodes, stragglers
 from surefoot_operator.policy.failure.detect import detect_losses
@@ -57,7 +57,7 @@ def plan(seen: Observed) -> Plan:
         after = None if wake is None else max(SHORTEST_WAKE_SECONDS, wake - seen.now)
     # last: nothing that training waits for may fail for it
     actions = (*group.actions, *decision.actions, *pair_trials.trials_due(facts), *finalizer_actions(facts))
-    return Plan(actions, status, decision.reason, events, after)
+    return Plan(actions, status, decision.reason, events, after, decision.uploads)
 
 
 def _with_bad_found(facts: Facts) -> tuple[Facts, tuple[Event, ...]]:
@@ -95,10 +95,9 @@ def _decide(facts: Facts) -> PhaseDecision:
         left = cleanup_after_end(facts)
         status = replace(status, tidied=status.tidied or left.done)
         return PhaseDecision(left.reason, status, left.actions, left.events, (left.until_seconds,))
-    due = completion.deadline(facts)
-    if due is not None and facts.now >= due:
-        limit = facts.spec.run_policy.active_deadline_seconds
-        return job_failed(facts, f"the job ran for activeDeadlineSeconds ({limit:g} s) without finishing")
+    over = status.ending.reason if status.ending is not None else completion.overdue(facts)
+    if over and (status.world is None or status.world.state == "Committed"):
+        return fail_job(facts, over)
     if status.world is None:
         if facts.spec.suspend:
             return with_workers(facts, PhaseDecision("the job is suspended and has not begun", status), NO_WORKERS)
@@ -149,12 +148,13 @@ def _end(facts: Facts, end: completion.Completion) -> PhaseDecision:
     if patience is not None:
         reason = "every trainer finished; reading the holders again for the last checkpoint"
         return PhaseDecision(reason, facts.status, wakes=(patience,))
-    told: tuple[Event, ...] = ()
     if left is not None:
         end = completion.Completion("Failed" if left.fails else "Complete", left.reason)
-        told = (Event(names.LAST_STEP_UNSAVED, left.reason, warning=True),)
-    status = completion.ended(replace(facts.status, last_complete=saved), end.phase, end.reason, facts.now)
-    return PhaseDecision(end.reason, status, events=(*told, completion.ended_event(end.phase, end.reason)))
+    over = end_job(facts, end, last_checkpoint.since(facts))
+    if over.status.completion_seconds is None:
+        return over
+    told = (Event(names.LAST_STEP_UNSAVED, left.reason, warning=True),) if left is not None else ()
+    return replace(over, status=replace(over.status, last_complete=saved), events=(*told, *over.events))
 
 
 def _lose(facts: Facts, loss: Loss) -> PhaseDecision:
@@ -169,10 +169,9 @@ def _lose(facts: Facts, loss: Loss) -> PhaseDecision:
         reason = f"{loss.reason}; waiting for a lost node or worker that explains it"
         return PhaseDecision(reason, status, wakes=(allowed.witness_seconds,))
     if allowed.refusal is not None:
-        first = last_checkpoint.rescue(facts, loss.at_seconds)
-        if first is not None:
-            return PhaseDecision(f"{allowed.refusal}; {first.reason}", status, wakes=(first.until_seconds,))
-        over = job_failed(facts, allowed.refusal)
+        over = fail_job(facts, allowed.refusal, loss.at_seconds)
+        if over.status.phase != "Failed":
+            return over
         limit = Event(names.RESTART_LIMIT, allowed.refusal, True)
         # people look for who ended the job where they look for all others
         known = replace(over.status, incidents=incidents.ending(facts, loss, reached))
@@ -217,4 +216,5 @@ def _restored(facts: Facts) -> tuple[Event, ...]:
 
 
 def _deadline_left(facts: Facts, status: JobStatus) -> float | None:
-    return None if status.phase in ("Complete", "Failed") else completion.deadline(facts)
+    ends = status.phase in ("Complete", "Failed") or status.ending is not None
+    return None if ends else completion.deadline(facts)

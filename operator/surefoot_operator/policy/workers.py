@@ -38,7 +38,7 @@ REPLACEMENTS = Backoff(5.0, 160.0)
 """A worker that failed sooner after its creation is not replaced before that, so that nothing spins."""
 
 UNSTARTED_SECONDS = 60.0
-"""A worker that its fabric cannot start, and tries to by itself, counts as failed after so long: a registry may come back."""
+"""A worker that its fabric cannot start, and tries to by itself, is made anew after so long: another node may have its image."""
 
 PLACED_SECONDS = 30.0
 """A scheduler that has just placed a worker took its node for well: so soon it is not replaced for its node's sake."""
@@ -54,6 +54,7 @@ class WorkerChanges:
     actions: tuple[Action, ...]
     next_attempt: int
     failed_starts: int = 0
+    failed_starts_counted: int = 0
     events: tuple[Event, ...] = ()
     until_seconds: float | None = None
 
@@ -88,7 +89,7 @@ def reconcile_workers(facts: Facts, wanted: frozenset[int]) -> WorkerChanges:
         vacant = {}  # no attempt is counted either: each is asked for once its group is there
     asked = _asked(facts)
     avoided = _avoided(facts) if vacant else ()  # in an outage all nodes are in doubt, for each of a thousand jobs
-    new = [CreateWorker(index, attempt, avoided) for index in vacant if index not in asked]
+    new = [CreateWorker(i, attempt, _avoiding(avoided, place)) for i, place in vacant.items() if i not in asked]
     again = [asked[index] for index in vacant if index in asked and not asked[index].under_way]
     due = [CreateWorker(c.index, c.attempt, avoided) for c in again if facts.now >= c.until_seconds]
     replaced = [vacant[create.index].goes[-1:] for create in new]
@@ -97,6 +98,7 @@ def reconcile_workers(facts: Facts, wanted: frozenset[int]) -> WorkerChanges:
         actions=(*deletes, *sorted((*new, *due), key=lambda c: c.index)),
         next_attempt=attempt + 1 if new else facts.status.next_attempt,
         failed_starts=facts.status.failed_starts + bool(failed),
+        failed_starts_counted=facts.status.failed_starts_counted + any(_counts(facts, w) for w in failed),
         events=(
             *(Event(WORKER_LOST, never_trained(w), warning=True) for w in failed[:_MOST_NAMED]),
             *(Event(WORKER_CREATED, f"worker {c.index} (attempt {c.attempt})") for c in new),
@@ -113,23 +115,39 @@ def reconcile_workers(facts: Facts, wanted: frozenset[int]) -> WorkerChanges:
 def start_failure(facts: Facts) -> str | None:
     """Says why a claimed epoch is given up; None: it is not.
 
-    Its workers fail repeatedly before they can be members, or can never be created. What is refused for now (a quota, a
-    webhook that is down) is retried without limit.
+    Its workers end by themselves before they can be members, again and again, or the first ones can never be created.
+    What the fabric refuses or cannot start for now (a quota, a registry, a secret) is tried again without limit.
     """
-    if not any(w.phase in ("Pending", "Running") for w in facts.seen.workers):
+    if not has_trained(facts) and not any(w.phase in ("Pending", "Running") for w in facts.seen.workers):
         never = next((c for c in facts.seen.creates if c.lasting), None)
         if never is not None:
             return f"worker {never.index} can never be made as the job asks for it: {never.refusal}"
-    rounds, limit = facts.status.failed_starts, facts.spec.run_policy.backoff_limit
+    rounds, limit = facts.status.failed_starts_counted, facts.spec.run_policy.backoff_limit
+    if rounds < limit:
+        return None
     known = [(w.index, w.attempt) for w in facts.seen.workers] + [(c.index, c.attempt) for c in facts.seen.creates]
     newest = dict(sorted(known))
-    failed = [w for w in facts.seen.workers if w.attempt == newest[w.index] and ended_by_itself(facts, w)]
-    failed = [w for w in failed if w.index in world_indexes(facts)]
-    if rounds < limit or not failed:
+    failed = [w for w in facts.seen.workers if w.attempt == newest[w.index] and w.index in world_indexes(facts)]
+    failed = [w for w in failed if ended_by_itself(facts, w) and _counts(facts, w)]
+    if not failed:
         return None  # or the last replacement has not had its chance
     return (
         f"{never_trained(max(failed, key=lambda w: w.attempt))}; {rounds} replacements used up backoffLimit ({limit})"
     )
+
+
+def has_trained(facts: Facts) -> bool:
+    """Whether some world of the job had members: its template works, and there is something to lose."""
+    return any(entry.size for entry in facts.status.lineage)
+
+
+def _counts(facts: Facts, worker: WorkerSeen) -> bool:
+    """Whether a failed start counts towards `backoffLimit`, as it does for a Job of Kubernetes: the container has ended.
+
+    What cannot be started does not count: a registry, a secret or a node may come back. Nor does a failed init container
+    once the job has trained: it fetches what others serve, and has worked.
+    """
+    return worker.phase == "Failed" and (not worker.unstarted or not has_trained(facts))
 
 
 def ended_by_itself(facts: Facts, worker: WorkerSeen) -> bool:
@@ -329,6 +347,11 @@ def _delete(facts: Facts, worker: WorkerSeen) -> list[DeleteWorker]:
     else:
         reason = "it is not needed any more, or silent and replaced"
     return [DeleteWorker(worker.name, worker.uid, force, reason)]
+
+
+def _avoiding(avoided: tuple[str, ...], place: _Place) -> tuple[str, ...]:
+    """Also the node on which the last one could not be started: another may have the image."""
+    return tuple(sorted({*avoided, *(w.node for w in place.goes[-1:] if w.unstarted and w.node is not None)}))
 
 
 def _avoided(facts: Facts) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from surefoot_operator.coordinator.told_holders import scope_after
 from surefoot_operator.errors import FabricError, InvariantBroken, JobRefused, NotLeading, WorldMoved
 from surefoot_operator.fabric.interface import FabricSeen
 from surefoot_operator.observed import Observed
-from surefoot_operator.policy.actions import Event, SetFinalizer
+from surefoot_operator.policy.actions import Event, Plan, SetFinalizer
 from surefoot_operator.policy.check import check
 from surefoot_operator.policy.lifecycle.idle import is_idle
 from surefoot_operator.policy.lifecycle.invalid_spec import accepted, refused
@@ -183,7 +183,7 @@ class Reconciler:
         decided = plan(seen)
         check(decided, seen)
         moved = decided.status.world != seen.status.world
-        kept = None if moved else maintain(replace(seen, status=decided.status), self._pinned, self._going)
+        kept = None if moved else self._maintenance(seen, decided)
         self._pace.decided(time.thread_time() - began)
         status = decided.status if kept is None else kept.status
         events = (*decided.events, *(kept.events if kept is not None else ()))
@@ -206,7 +206,7 @@ class Reconciler:
         # Apply the plan, then maintenance; then record events, agents' notices last.
         failed = await carry_out(dependencies, self.calls, decided.actions, replace(seen, status=status))
         if kept is not None:
-            self._maintain(kept, replace(seen, status=status))
+            self._maintain(kept, replace(seen, status=status, uploads=decided.uploads))
         self.recorder.say(events)
         self.recorder.say(self._notices(), of_agents=True)
         if failed:
@@ -277,12 +277,17 @@ class Reconciler:
         self._desired = desired_state_after(self._desired, status, usable, replicas, token, scope)
         dependencies.channel.rule(self._desired)
 
+    def _maintenance(self, seen: Observed, decided: Plan) -> Maintenance:
+        return maintain(replace(seen, status=decided.status, uploads=decided.uploads), self._pinned, self._going)
+
     def _maintain(self, kept: Maintenance, seen: Observed) -> None:
         dependencies, world = self._dependencies, seen.status.world
         self._pinned, self._going, self._watermark = kept.pinned, kept.going, kept.watermark
-        if world is None or world.state != "Committed":
+        if world is None or (world.state != "Committed" and not seen.uploads):
             return
         carry_out_maintenance(dependencies, kept.actions, seen, self._background)
+        if world.state != "Committed":
+            return
         mark = (world.epoch, kept.watermark) if kept.watermark is not None else None
         if mark is not None and mark != self._marked:
             epoch, checkpoint = mark

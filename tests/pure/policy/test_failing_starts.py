@@ -1,13 +1,16 @@
-"""Workers that end before they can train: replaced after growing waits, and not for ever."""
+"""Workers that end before they can train are replaced after growing waits, and not for ever; what cannot be started is waited for."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from support.builders import BEGAN, job, running, with_worker, worker
 from surefoot_operator.api.spec import RunPolicy
-from surefoot_operator.api.status import JobStatus, World
-from surefoot_operator.observed import Observed
+from surefoot_operator.api.status import Incident, JobStatus, World
+from surefoot_operator.observed import CreateSeen, Observed
 from surefoot_operator.policy.actions import CreateWorker, DeleteWorker, Plan
 from surefoot_operator.policy.plan import plan
 from surefoot_operator.policy.workers import UNSTARTED_SECONDS
@@ -32,6 +35,7 @@ def beginning(failed_starts: int = 0, age: float = 1000.0, workers: int = 1, **d
             world=World(1, "Claimed", changed_seconds=BEGAN),
             next_attempt=2,
             failed_starts=failed_starts,
+            failed_starts_counted=failed_starts,
             start_seconds=BEGAN,
         ),
         workers=(replace(ended, **dead), *(worker(i) for i in range(1, workers))),  # type: ignore[arg-type]
@@ -47,7 +51,7 @@ def test_a_worker_that_ended_is_replaced_counted_and_said_with_its_last_words() 
     made = plan(beginning())
     assert [c.index for c in creates(made)] == [0]
     assert any(isinstance(a, DeleteWorker) for a in made.actions)
-    assert made.status.failed_starts == 1
+    assert (made.status.failed_starts, made.status.failed_starts_counted) == (1, 1)
     (said,) = [e.message for e in made.events if e.reason == "WorkerLost"]
     assert "exit code 1" in said
     assert said.endswith("ModuleNotFoundError: No module named 'surefoot'")
@@ -132,7 +136,7 @@ def test_the_last_replacement_has_its_chance() -> None:
     assert plan(seen).status.phase != "Failed"
 
 
-def test_a_pod_that_its_kubelet_cannot_start_has_a_minute_and_then_counts_as_failed() -> None:
+def test_a_pod_that_its_kubelet_cannot_start_has_a_minute_and_is_then_made_anew_without_limit() -> None:
     early = plan(unstarted(age=UNSTARTED_SECONDS - 1, phase="Pending"))
     assert not early.actions
     assert "worker 0 could not be started" in early.reason
@@ -143,8 +147,10 @@ def test_a_pod_that_its_kubelet_cannot_start_has_a_minute_and_then_counts_as_fai
     made = plan(unstarted(age=UNSTARTED_SECONDS + 5, phase="Pending"))
     assert [c.index for c in creates(made)] == [0]
     assert [a.reason for a in made.actions if isinstance(a, DeleteWorker)] == ["it could not be started"]
-    assert made.status.failed_starts == 1
-    assert plan(unstarted(6, age=UNSTARTED_SECONDS + 5, phase="Pending")).status.phase == "Failed"
+    assert (made.status.failed_starts, made.status.failed_starts_counted) == (1, 0)
+    worn = plan(unstarted(6, age=UNSTARTED_SECONDS + 160, phase="Pending"))
+    assert worn.status.phase == "Pending", "a job of Kubernetes waits for its image as well"
+    assert [c.index for c in creates(worn)] == [0]
 
 
 def test_a_pod_that_cannot_be_started_never_ends_a_world_that_trains() -> None:
@@ -154,3 +160,78 @@ def test_a_pod_that_cannot_be_started_never_ends_a_world_that_trains() -> None:
     seen = replace(seen, status=replace(seen.status, failed_starts=50, next_attempt=6), free_nodes=1)
     made = plan(seen)
     assert (made.status.phase, made.status.world) == ("Running", seen.status.world)
+
+
+IMAGE = "ImagePullBackOff: Back-off pulling image registry.example/trainer"
+SECRET = 'CreateContainerConfigError: secret "data-keys" not found'
+FETCH = "init container fetch ended with exit code 7: cannot reach the data server"
+
+
+def trained(why: str, phase: str, rounds: int = 99, least: int | None = None, **other: Any) -> Observed:
+    """Epoch 2 is claimed; its checkpoint is chosen; worker 1's replacement cannot be started."""
+    seen = running(workers=2, now=NOW, least=least)
+    world = World(2, "Claimed", None, 2, seen.status.world.members, "worker 1 was deleted", NOW - 500)  # type: ignore[union-attr]
+    dead = replace(worker(1, 2), phase=phase, exit_code=None, message=why, unstarted=why, created_seconds=NOW - 400)
+    status = replace(seen.status, world=world, failed_starts=rounds, failed_starts_counted=0, next_attempt=3)
+    return replace(
+        seen,
+        status=replace(status, incidents=(Incident("planned", "", 1, "n1", 1, NOW - 500, claimed_seconds=NOW - 500),)),
+        sessions=(replace(seen.sessions[0], stopped=2),),
+        workers=(seen.workers[0], replace(dead, **other)),
+        holders=tuple(replace(h, fence=2, read_epoch=2) for h in seen.holders),
+    )
+
+
+@pytest.mark.parametrize(("why", "phase"), [(IMAGE, "Pending"), (SECRET, "Pending"), (FETCH, "Failed")])
+def test_a_job_that_has_trained_waits_for_what_cannot_be_started_and_says_so(why: str, phase: str) -> None:
+    made = plan(trained(why, phase))
+    assert made.status.phase == "Recovering"
+    assert [c.index for c in creates(made)] == [1], "and is tried again"
+    assert creates(made)[0].avoid_nodes == ("n1",), "on another node, if there is one"
+    assert (made.status.failed_starts, made.status.failed_starts_counted) == (100, 0)
+    assert why in made.status.message
+    conditions = {c.type: c for c in made.status.conditions}
+    assert conditions["Recovering"].status == "True"
+    assert why in conditions["Recovering"].message
+    assert why in conditions["PodsScheduled"].message
+    assert [e.message for e in made.events if e.reason == "WorkerLost" and e.warning] == [
+        f"worker 1 could not be started: {why}"
+    ]
+    assert {e.reason for e in made.events if e.warning} >= {"WorkerNotStarted"}
+
+
+def test_the_wait_wakes_by_itself_and_lasts_longer_after_each_round() -> None:
+    for rounds, wait in ((0, 5), (3, 40), (9, 160)):
+        seen = trained(FETCH, "Failed", rounds, created_seconds=NOW - wait + 1)
+        early = plan(seen)
+        assert not creates(early), (rounds, wait)
+        assert early.wake_after_seconds is not None
+        assert early.wake_after_seconds <= 1.0
+        assert creates(plan(replace(seen, now=NOW + 1.5))), (rounds, wait)
+
+
+def test_the_waits_begin_anew_once_a_world_was_begun() -> None:
+    seen = trained(FETCH, "Failed", least=1)
+    made = plan(seen)
+    assert made.status.world is not None
+    assert (made.status.world.state, made.status.world.size) == ("Committed", 1), "a smaller world trains meanwhile"
+    assert (made.status.failed_starts, made.status.failed_starts_counted) == (0, 0)
+
+
+def test_a_refusal_that_lasts_ends_a_job_that_begins_and_none_that_has_trained() -> None:
+    refused = CreateSeen(1, 2, under_way=False, refusal="422 Invalid: spec.x", lasting=True)
+    begins = replace(beginning(workers=2), workers=(), creates=(refused,))
+    assert plan(begins).status.phase == "Failed"
+    seen = replace(trained(IMAGE, "Pending"), sessions=(), workers=(), creates=(refused,))
+    made = plan(seen)
+    assert made.status.phase == "Recovering"
+    assert "422 Invalid" in made.status.message
+
+
+def test_a_program_that_ends_before_it_trains_uses_up_its_budget_also_later() -> None:
+    seen = trained("", "Failed", exit_code=1, message="No module named 'surefoot'", unstarted="")
+    counted = plan(seen)
+    assert counted.status.failed_starts_counted == 1
+    over = plan(replace(seen, status=replace(seen.status, failed_starts_counted=6)))
+    assert over.status.phase == "Failed"
+    assert "backoffLimit (6)" in over.status.message

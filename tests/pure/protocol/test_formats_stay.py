@@ -44,6 +44,8 @@ ADDED: dict[str, Any] = {
     "rollbacks": 0,
     "skipped": (),
     "checkpoints": StoredCheckpoints(),
+    "failed_starts_counted": 0,
+    "ending": None,
 }
 """Fields of a status that came without a new version: files of before lack them, and former operators leave them out."""
 

@@ -4,6 +4,7 @@ Either a rule of a model is off (`Rules`), or one decision is wrapped (`Decision
 time of a `with` block. Nothing here is imported by the simulator itself. `python -m bench mutate` runs them all.
 """
 
+from simulator.mutations.ending import ENDING
 from simulator.mutations.healing import HEALING
 from simulator.mutations.joining import JOINING
 from simulator.mutations.keeping import KEEPING
@@ -38,4 +39,5 @@ MUTATIONS = (
     *NARROWING,
     *PROXYING,
     *RECORDS,
+    *ENDING,
 )

@@ -74,6 +74,14 @@ def deadline(facts: Facts) -> float | None:
     return None if limit is None or start is None else start + limit
 
 
+def overdue(facts: Facts) -> str:
+    """Why the job ends for its age; empty: it does not."""
+    due, limit = deadline(facts), facts.spec.run_policy.active_deadline_seconds
+    if due is None or limit is None or facts.now < due:
+        return ""
+    return f"the job ran for activeDeadlineSeconds ({limit:g} s) without finishing"
+
+
 def ended(status: JobStatus, phase: Literal["Complete", "Failed"], reason: str, now: float) -> JobStatus:
     return replace(status, phase=phase, message=reason, completion_seconds=now)
 

@@ -28,6 +28,7 @@ from surefoot_operator.policy.facts import (
 from surefoot_operator.policy.failure.holder_liveness import silent_holders
 from surefoot_operator.policy.failure.losses import Loss
 from surefoot_operator.policy.world.restore_choices import listing
+from surefoot_operator.policy.world.rollback_record import ceiling
 
 PROMOTION_SECONDS = 3600.0
 """How long a finished job waits for its last checkpoint to be complete in the persistent tier."""
@@ -79,7 +80,7 @@ def outstanding(facts: Facts) -> Pending | Loss | Unsaved | None:
     wanted = final if saved or final in there else newest(there)
     step = f"every trainer finished after step {final.step}"
     if wanted is None or _is_kept(facts, wanted):
-        until = _since(facts) + SAVING_SECONDS
+        until = since(facts) + SAVING_SECONDS
         if facts.now < until and not _all_known(facts, members):
             return Pending(f"{step}; waiting for holders and workers to report whether it was saved", until)
         return _listed(facts, step, wanted) or _lost(facts, final, wanted) or _unsaved(facts, final, wanted)
@@ -91,37 +92,47 @@ def outstanding(facts: Facts) -> Pending | Loss | Unsaved | None:
         uploaded = _uploaded_in_part(facts, step, wanted)
         if uploaded is not None:
             return uploaded
-        reading = _read_again(facts, wanted, _since(facts), len(heard) == len(members))
+        reading = _read_again(facts, wanted, since(facts), len(heard) == len(members))
         if facts.now < reading.until_seconds:
             return replace(reading, reason=f"{step}; {reading.reason}")
         lost = f"{step}, and {wanted} was lost from memory before it was in the persistent tier"
-        return Loss("checkpoint-lost", lost, _since(facts) + SAVING_SECONDS, unexplained=True)
-    until = _since(facts) + PROMOTION_SECONDS
+        return Loss("checkpoint-lost", lost, since(facts) + SAVING_SECONDS, unexplained=True)
+    until = since(facts) + PROMOTION_SECONDS
     if facts.now < until:
         return Pending("every trainer finished; the last checkpoint is on its way to the persistent tier", until)
     return Unsaved(f"{step}, and {wanted} did not reach the persistent tier in {PROMOTION_SECONDS:g} s", fails=True)
 
 
-def rescue(facts: Facts, since_seconds: float) -> Pending | None:
-    """Promotes the newest checkpoint of a world that is about to fail.
+def rescue(facts: Facts, since_seconds: float, up_to_step: int | None = None) -> Pending | None:
+    """Promotes the newest checkpoint of a job that is about to end.
 
-    None once there is nothing to promote, or no agent left to do it.
+    None once there is nothing to promote, or no agent left to do it. `up_to_step`: the last step that is of use.
     """
-    sessions = [s for _, s in member_sessions(facts) if s is not None and is_responsive(facts, s)]
-    if facts.spec.checkpoint.persistent is None or not sessions:
+    agents = uploading_agents(facts)
+    if not agents:
         return None
-    since = min(since_seconds, facts.now) if since_seconds < facts.now else _since(facts)
-    there = newest(at_hand(facts))
-    said = [c for s in sessions if (c := _saved(s)) is not None and c.epoch == facts.world.epoch]
-    coming = min(said) if len(said) == len(facts.world.members) else None
-    if coming is not None and (there is None or coming > there):
-        reading = _read_again(facts, coming, since, all_say_so=True)
-        if facts.now < reading.until_seconds:
-            return reading
-    until = since + RESCUE_SECONDS
+    began = min(since_seconds, facts.now) if since_seconds < facts.now else since(facts)
+    there = newest(c for c in at_hand(facts) if up_to_step is None or c.step <= up_to_step)
+    if (
+        facts.world.state == "Committed" and up_to_step is None
+    ):  # a claimed one's holders were sealed before they were read: nothing follows
+        said = [c for s in agents if (c := _saved(s)) is not None and c.epoch == facts.world.epoch]
+        coming = min(said) if len(said) == len(facts.world.members) else None
+        if coming is not None and (there is None or coming > there):
+            reading = _read_again(facts, coming, began, all_say_so=True)
+            if facts.now < reading.until_seconds:
+                return reading
+    until = began + RESCUE_SECONDS
     if there is None or there.imported or _is_kept(facts, there) or facts.now >= until:
         return None
     return Pending(f"{there} goes to the persistent tier first", until)
+
+
+def uploading_agents(facts: Facts) -> list[SessionSeen]:
+    """Agents that can upload what the job has in memory: members alone were told where the holders are."""
+    if facts.spec.checkpoint.persistent is None or facts.status.world is None:
+        return []
+    return [s for _, s in member_sessions(facts) if s is not None and is_responsive(facts, s)]
 
 
 def in_memory(facts: Facts) -> list[Checkpoint]:
@@ -138,11 +149,13 @@ def at_hand(facts: Facts) -> list[Checkpoint]:
     """
     reading = reading_at(facts, facts.world.epoch)
     parted = {*_complete(facts, reading)} - {*_complete(facts, TierReading({}, reading.persistent))}
-    return sorted({*in_memory(facts), *parted}, key=lambda checkpoint: checkpoint.step)
+    most = ceiling(facts) if facts.world.state == "Claimed" else None
+    found = {*in_memory(facts), *parted}
+    return sorted((c for c in found if most is None or c.step <= most), key=lambda checkpoint: checkpoint.step)
 
 
 def _complete(facts: Facts, reading: TierReading) -> list[Checkpoint]:
-    return complete(reading, facts.status.lineage, facts.world.epoch, bad_of(facts), facts.seen.covers)
+    return complete(reading, facts.status.lineage, facts.running_epoch, bad_of(facts), facts.seen.covers)
 
 
 def _all_known(facts: Facts, members: list[SessionSeen]) -> bool:
@@ -163,7 +176,7 @@ def _listed(facts: Facts, step: str, found: Checkpoint | None) -> Pending | None
 
     What a leader that is gone had uploaded is told by no agent, and the job would fail beside a whole checkpoint.
     """
-    persistent, until = facts.seen.persistent, _since(facts) + RESCUE_SECONDS
+    persistent, until = facts.seen.persistent, since(facts) + RESCUE_SECONDS
     if found is not None or facts.status.floor is not None or facts.now >= until:
         return None
     if _is_listed(facts):
@@ -177,7 +190,7 @@ def _listed(facts: Facts, step: str, found: Checkpoint | None) -> Pending | None
 def _is_listed(facts: Facts) -> bool:
     """Whether the persistent tier was listed since the world stopped to make steps."""
     persistent = facts.seen.persistent
-    return persistent.read_epoch == facts.world.epoch and (persistent.asked_seconds or 0.0) >= _since(facts)
+    return persistent.read_epoch == facts.world.epoch and (persistent.asked_seconds or 0.0) >= since(facts)
 
 
 def _listing(facts: Facts, step: str, until: float) -> Pending:
@@ -191,7 +204,7 @@ def _listing(facts: Facts, step: str, until: float) -> Pending:
 
 def _uploaded_in_part(facts: Facts, step: str, wanted: Checkpoint) -> Pending | None:
     """Lists the persistent tier where some of the checkpoint was uploaded in this world: it may have what memory lacks."""
-    until = _since(facts) + RESCUE_SECONDS
+    until = since(facts) + RESCUE_SECONDS
     if not facts.seen.promoted.get(wanted) or _is_listed(facts) or facts.now >= until:
         return None
     return _listing(facts, step, until)
@@ -280,7 +293,7 @@ def _saved(session: SessionSeen) -> Checkpoint | None:
     return newest(c for c in (*session.pending, session.saved) if c is not None)
 
 
-def _since(facts: Facts) -> float:
+def since(facts: Facts) -> float:
     """When the world stopped to make steps, at the latest; an operator that came later waits anew."""
     last = last_step_seconds(facts, facts.world.epoch)
     return max(facts.world.changed_seconds, facts.seen.term_seconds, last if last is not None else 0.0)

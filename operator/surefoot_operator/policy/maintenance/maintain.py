@@ -116,6 +116,8 @@ def maintain(seen: Observed, pinned: Checkpoint | None = None, going: Going | No
     facts = gather(seen)
     world = facts.status.world
     over = facts.status.phase in ("Complete", "Failed") or seen.job.deleted
+    if world is not None and world.state == "Claimed" and seen.uploads and not over:
+        return _upload_alone(facts, pinned)
     if world is None or world.state != "Committed" or over:
         return Maintenance((), facts.status, "no maintenance while no world is committed", _named(facts, facts.status))
     memory = _read(facts, going or {})
@@ -154,6 +156,15 @@ def maintain(seen: Observed, pinned: Checkpoint | None = None, going: Going | No
         shares=budget.shares if budget is not None else (),
         wake_after_seconds=_wake(facts),
     )
+
+
+def _upload_alone(facts: Facts, pinned: Checkpoint | None) -> Maintenance:
+    """Of a world that is claimed and waits, or never begins: all that was read for it stays, and its newest is uploaded."""
+    promoting = promotion_plan.promote(facts, [], pinned)
+    status = replace(facts.status, floor=promoting.floor, recorded=facts.status.recorded or promoting.floor is not None)
+    reason = "; ".join(map(str, promoting.actions[:_MOST_TOLD])) or "no upload is needed"
+    named = _named(facts, status)
+    return Maintenance(promoting.actions, status, reason, named, pinned=promoting.pinned, events=promoting.events)
 
 
 def _read(facts: Facts, going: Going) -> _Memory:

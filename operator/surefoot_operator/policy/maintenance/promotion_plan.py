@@ -63,9 +63,9 @@ def promote(facts: Facts, in_memory: list[Checkpoint], pinned: Checkpoint | None
     events: tuple[Event, ...] = ()
     if floor is not None and floor != facts.status.floor:
         events = (Event(CHECKPOINT_PROMOTED, f"{floor} is complete in the persistent tier"),)
-    # nothing newer comes of a world that has ended, or halts with no node that stays: the newest goes first, however often its upload failed
+    # nothing newer comes of a world that has ended, that waits, or halts with no node that stays: the newest goes first, however often its upload failed
     over = final_checkpoint(facts) is not None or is_broken(facts)
-    over = over or surviving_copies.needs_promotion(facts) or suspension.needs_promotion(facts)
+    over = over or facts.seen.uploads or surviving_copies.needs_promotion(facts) or suspension.needs_promotion(facts)
     there = last_checkpoint.at_hand(facts) if over else in_memory
     due = [
         c
@@ -172,11 +172,11 @@ def listing_due(facts: Facts) -> float | None:
 
 def _floor(facts: Facts) -> Checkpoint | None:
     """The newest lineage checkpoint known to be complete there: by status, by listing, or by what agents uploaded."""
-    lineage, epoch, bad = facts.status.lineage, facts.world.epoch, bad_of(facts)
+    lineage, epoch, bad = facts.status.lineage, facts.running_epoch, bad_of(facts)
     # an operator that came in between finds some ranks in the listing, and hears of the others
     listed = frozenset(m.save for m in facts.seen.persistent.entries or ())
     found = {c for c, saves in facts.seen.promoted.items() if not _missing(facts, c, saves | listed)}
-    if facts.seen.persistent.read_epoch == epoch and facts.seen.persistent.entries is not None:
+    if facts.seen.persistent.read_epoch == facts.world.epoch and facts.seen.persistent.entries is not None:
         found |= set(complete_persistent(facts.seen.persistent.entries, lineage, epoch, bad, facts.seen.covers))
     old = facts.status.floor
     newer = {
@@ -212,8 +212,11 @@ def _promotions(facts: Facts, chosen: Checkpoint) -> tuple[MaintenanceAction, ..
         own = _owner(facts, save)
         if own not in reached:
             beside = [s for node in sorted(nodes.get(save, ())) for s in on.get(node, ())]
-            choice = beside or agents
-            own = worker_id(choice[save.rank % len(choice)])
+            turn = facts.seen.stumbled.get(save, 0)
+            choice = (
+                agents if turn or not beside else beside
+            )  # whoever failed may not know of a holder that another knows
+            own = worker_id(choice[(save.rank + turn) % len(choice)])
         shares[own].append(save)
     return tuple(PromoteSaves(worker, facts.world.epoch, tuple(saves)) for worker, saves in sorted(shares.items()))
 
@@ -231,7 +234,7 @@ def _owner(facts: Facts, save: RankSave) -> WorkerId | None:
     """The worker whose own rank made this save; None: of another epoch."""
     world = facts.world
     group = save.rank // facts.spec.nproc_per_node
-    return worker_id(world.members[group]) if save.epoch == world.epoch and group < len(world.members) else None
+    return worker_id(world.members[group]) if save.epoch == facts.running_epoch and group < len(world.members) else None
 
 
 def _any_agent(facts: Facts) -> WorkerId | None:

@@ -32,9 +32,10 @@ from surefoot_operator.policy.failure.incidents import open_incident
 from surefoot_operator.policy.failure.numerics import unsound_loss
 from surefoot_operator.policy.failure.stragglers import sentence
 from surefoot_operator.policy.lifecycle.invalid_spec import INVALID
-from surefoot_operator.policy.reporting.hindrances import hindrance, spare_hindrance
+from surefoot_operator.policy.reporting.hindrances import UNSCHEDULABLE, hindrance, spare_hindrance
 from surefoot_operator.policy.reporting.time_spent import accounted
 from surefoot_operator.policy.spares import spare_agents
+from surefoot_operator.policy.workers import has_trained
 from surefoot_operator.policy.world.rollback import refusal as rollback_refusal
 from surefoot_operator.policy.world.scheduling_deadline import RELEASED, is_released
 from surefoot_operator.policy.world.scheduling_deadline import release_message as released
@@ -187,12 +188,20 @@ def _phase(facts: Facts, status: JobStatus) -> Phase:
     if facts.spec.suspend and (world.state == "Claimed" or not world.members):
         return "Suspended" if not world.members else "Resizing"
     incident = open_incident(status.incidents)
+    if status.ending is not None or _waits_for_start(facts, world):
+        return "Recovering"
     if incident is not None:
         return "Resizing" if incident.kind == "planned" else "Recovering"
     if world.state == "Claimed":
         return "Pending" if not status.lineage else "Starting"
     stepped = world == facts.status.world and has_stepped(facts, world.epoch)
     return "Running" if stepped else "Starting"
+
+
+def _waits_for_start(facts: Facts, world: World) -> bool:
+    """Whether a job that has trained stands because a worker cannot be made or started: no planned change is that."""
+    why = hindrance(facts) if world.state == "Claimed" and has_trained(facts) else None
+    return why is not None and why.reason != UNSCHEDULABLE
 
 
 def _conditions(facts: Facts, status: JobStatus, lost: str) -> tuple[Condition, ...]:

@@ -96,8 +96,8 @@ def claimed(facts: Facts, reason: str) -> JobStatus:
     world = replace(old, epoch=newest_epoch_seen(facts) + 1, state="Claimed", reason=reason, changed_seconds=facts.now)
     start = facts.status.start_seconds if facts.status.start_seconds is not None else facts.now
     # what failed beside a world that ran, a spare or one more worker, says nothing of the next one's start
-    failed = 0 if old.state == "Committed" else facts.status.failed_starts
-    return replace(facts.status, world=world, start_seconds=start, failed_starts=failed)
+    status = facts.status if old.state == "Claimed" else replace(facts.status, failed_starts=0, failed_starts_counted=0)
+    return replace(status, world=world, start_seconds=start)
 
 
 def committed(facts: Facts, chosen: Chosen, members: tuple[Member, ...]) -> JobStatus:
@@ -127,6 +127,7 @@ def committed(facts: Facts, chosen: Chosen, members: tuple[Member, ...]) -> JobS
         named_holders=tuple(h.endpoint for h in sealed_holders(facts, claim.epoch)),
         given_up=given_up[-64:],
         failed_starts=0,
+        failed_starts_counted=0,
         scheduling=Scheduling(),
         origin=chosen.parent if chosen.older_job is not None else status.origin,
         older_job=chosen.older_job or status.older_job,

@@ -19,12 +19,13 @@ from surefoot_operator import names
 from surefoot_operator.api.spec import ROLLBACK
 from surefoot_operator.api.status import Rollback
 from surefoot_operator.policy.actions import Event
-from surefoot_operator.policy.decision import PhaseDecision, job_failed
+from surefoot_operator.policy.decision import PhaseDecision, end_job
 from surefoot_operator.policy.facts import Facts, bad_of, last_step, memory_reading, saving_steps, step_of
 from surefoot_operator.policy.failure import incidents
 from surefoot_operator.policy.failure.losses import Loss
 from surefoot_operator.policy.failure.numerics import UnsoundLoss, unsound_loss
 from surefoot_operator.policy.failure.restart_budget import allowance, recorded
+from surefoot_operator.policy.lifecycle.completion import Completion
 from surefoot_operator.policy.world.claim import claimed
 
 _WORD = re.compile(r"(\d{1,18})/(\d{1,18})(/keep-data)?")
@@ -38,15 +39,15 @@ def heal(facts: Facts) -> PhaseDecision | None:
     found = unsound_loss(facts)
     if found is None or found.action == "Warn":
         return None
+    wanted = _wanted(facts, found)
     if found.action == "Stop":
         text = f"{found.reason}; healthPolicy.numerics says that this stops the job. {_way_out(facts)}"
-        return _stopped(facts, text)
-    wanted = _wanted(facts, found)
+        return _stopped(facts, text, wanted)
     policy = facts.spec.health_policy.numerics
     most = policy.max_rollbacks if policy is not None else 0
     if wanted.row > most:
         text = f"{found.reason}; {most} rollbacks in a row led to no good checkpoint beyond it (maxRollbacks). {_way_out(facts)}"
-        return _stopped(facts, text)
+        return _stopped(facts, text, wanted)
     return _back(facts, wanted)
 
 
@@ -130,7 +131,7 @@ def _back(facts: Facts, wanted: Rollback) -> PhaseDecision:
     loss = Loss("numerics", reason, facts.now, announced=not wanted.row)
     allowed = allowance(facts, loss, reached)
     if allowed.refusal is not None:
-        return _stopped(facts, allowed.refusal)
+        return _stopped(facts, allowed.refusal, wanted)
     status = replace(
         recorded(claimed(facts, reason), allowed, reached),
         incidents=incidents.opened(facts, loss, reached),
@@ -139,8 +140,12 @@ def _back(facts: Facts, wanted: Rollback) -> PhaseDecision:
     return PhaseDecision(reason, status, events=(Event(names.ROLLED_BACK, reason, True),))
 
 
-def _stopped(facts: Facts, text: str) -> PhaseDecision:
-    over = job_failed(facts, text)
+def _stopped(facts: Facts, text: str, wanted: Rollback) -> PhaseDecision:
+    """Ends the job; what it uploads first is the newest checkpoint from before the loss was odd."""
+    before = max(0, wanted.odd_step - 1)
+    over = end_job(facts, Completion("Failed", text), up_to_step=before)
+    if over.status.ending is not None:
+        over = replace(over, status=replace(over.status, rollback=replace(wanted, to_step=before)))
     return replace(over, events=(Event(names.LOSS_UNSOUND, text, True), *over.events))
 
 
