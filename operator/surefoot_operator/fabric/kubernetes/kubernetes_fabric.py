@@ -118,7 +118,7 @@ class KubernetesFabric:
         generation = None if self._status(stored).lineage else job.generation
         if self._shared.knows(shared) or self._is_referred_to(pod):
             # a lost worker's replacement waits for nothing that is there already
-            prepared = self._prepare(pod, generation, partial(self._shared.repair, shared))
+            prepared = self._prepare(pod, generation, partial(self._shared.repair, shared, time.monotonic()))
             await api_writes.side_by_side(self._make(pod), prepared)
         else:
             await self._prepare(pod, generation, partial(self._shared.make, shared))
