@@ -30,10 +30,14 @@ def unheard_members(facts: Facts) -> tuple[int, ...]:
 
 def unheard_message(facts: Facts) -> str:
     """Says who was not heard of, instead of what is not known."""
+    return f"{_who(facts)}; the last known step is {facts.status.step}"
+
+
+def _who(facts: Facts) -> str:
     missing = unheard_members(facts)
     more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
     who = f"{'worker' if len(missing) == 1 else 'workers'} {', '.join(map(str, missing[:_MOST_NAMED]))}{more}"
-    return f"{who} not heard of since this leader began; the last known step is {facts.status.step}"
+    return f"{who} not heard of since this leader began"
 
 
 def unheard_due(facts: Facts) -> float | None:
@@ -46,7 +50,7 @@ def agents_heard(facts: Facts, known: Condition | None) -> tuple[Literal["True",
     due = unheard_due(facts)
     if due is not None and facts.now >= due:
         text = (
-            f"{unheard_message(facts)}. They may train on, and no failure of theirs is answered: look at DNS and network"
+            f"{_who(facts)}. They may train on, and no failure of theirs is answered: look at DNS and network"
             " between them and the operator (surefoot doctor --network). If the operator was installed anew with other"
             " keys they cannot come back: delete their pods"
         )

@@ -81,9 +81,9 @@ class ClusterCache:
         self._tasks = TaskSet(_report)
 
     async def start(self) -> None:
-        """Returns once jobs were listed, and the server has answered for all else. Raises FabricError after a timeout.
+        """Returns once jobs were listed and all else was answered. Raises FabricError after a timeout.
 
-        What it refuses is asked for again; until then no job is planned (`check_fresh`), and each of them says why.
+        What is refused is asked for again; until then no job is planned (`check_fresh`), and each of them says why.
         """
         for feed in (*self._feeds, *self.groups.values()):
             self._tasks.start(feed.run(), f"watch {feed.path}")
