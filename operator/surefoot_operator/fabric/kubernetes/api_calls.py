@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
+from surefoot_operator.fabric.kubernetes.api_errors import TEST_FAILED, ApiRefused
 from surefoot_operator.refused_calls import WATCH, ApiCall, Cause
 
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
-_TEST_FAILED = "the server rejected our request due to an error in our request"
-"""All that the API server says where a JSON Patch's `test` fails: somebody else was faster."""
 
 
 def call_of(method: str, path: str, body: Any = None, job: str = "") -> ApiCall:
@@ -45,7 +43,7 @@ def is_ordinary(call: ApiCall, error: ApiRefused) -> bool:
         return True
     if error.code == 404:
         return bool(call.name) and call.verb != "create"
-    return error.code == 422 and call.verb == "patch" and _TEST_FAILED in error.sentence
+    return error.code == 422 and call.verb == "patch" and TEST_FAILED in error.sentence
 
 
 def cause_of(error: ApiRefused) -> Cause:

@@ -12,6 +12,8 @@ from surefoot_operator.errors import FabricError
 _LONG_VALUE = re.compile(r'"(?:[^"\\]|\\.){80,}"')
 """A quoted value, as the server repeats a whole object; what is wrong with it stands behind."""
 _MOST = 700
+TEST_FAILED = "the server rejected our request due to an error in our request"
+"""All that the API server says where a JSON Patch's `test` fails: somebody else was faster."""
 _CRD = (
     "; does the CustomResourceDefinition in the cluster fit this operator? If it is older, apply the one of the"
     " operator's version (crd.yaml of its chart)"
@@ -24,7 +26,7 @@ class ApiRefused(FabricError):
     def __init__(self, asked: str, code: int, reason: str, message: str, closing: bool = False) -> None:
         self.sentence = readable(message)
         """The server's own, which leads: log viewers cut lines at their end."""
-        if code == 422 and "/trainingjobs/" in asked and asked.endswith("/status"):
+        if code == 422 and message != TEST_FAILED and "/trainingjobs/" in asked and asked.endswith("/status"):
             self.sentence += _CRD
         super().__init__(f"{self.sentence} ({code} {reason}: the API server refused to {asked})")
         self.code = code

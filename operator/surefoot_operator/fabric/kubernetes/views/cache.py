@@ -81,18 +81,18 @@ class ClusterCache:
         self._tasks = TaskSet(_report)
 
     async def start(self) -> None:
-        """Returns once jobs were listed and all else was answered. Raises FabricError after a timeout.
+        """Returns once jobs and pods were listed, and nodes answered for. Raises FabricError after a timeout.
 
-        What is refused is asked for again; until then no job is planned (`check_fresh`), and each of them says why.
+        Nodes and leases may be refused: they are asked for again, no job is planned meanwhile (`check_fresh`), and each
+        says why. Without pods agents and evictions would be answered by what is not known.
         """
         for feed in (*self._feeds, *self.groups.values()):
             self._tasks.start(feed.run(), f"watch {feed.path}")
         self._tasks.start(self._judge(), "judge leases")
         try:
             async with asyncio.timeout(SYNC_SECONDS):
-                await self.jobs.synced.wait()
                 for feed in self._feeds:
-                    await feed.answered.wait()
+                    await (feed.answered if feed in (self.nodes, self.leases) else feed.synced).wait()
         except TimeoutError:
             missing = [feed for feed in self._feeds if not feed.synced.is_set()]
             await self.close()
