@@ -51,10 +51,19 @@ class FabricError(OperatorError):
     """What was asked is never right: asked again unchanged it is refused again."""
     decided = False
     """The fabric answered, and will not do what was asked. Else it may have, or may do so late."""
+    closing = False
+    """The job's namespace is being deleted: nothing is created there any more."""
 
 
 class NotLeading(FabricError):
     """Without the lease nothing is decided or written."""
+
+
+class ViewRefused(FabricError):
+    """The fabric may not show what every plan needs: nothing is planned, whatever happens to the job."""
+
+    status: JobStatus | None = None
+    """The job's, as it is stored; None: it cannot be read."""
 
 
 class JobRefused(FabricError):

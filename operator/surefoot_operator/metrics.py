@@ -27,6 +27,11 @@ reconcile_seconds = Histogram(
 reconcile_failures = Counter("surefoot_reconcile_failures_total", "Reconciles that ended in an error.", ["error"])
 watch_age_seconds = Gauge("surefoot_watch_age_seconds", "Since the API server was last heard of each kind.", ["kind"])
 watch_failures = Counter("surefoot_watch_failures_total", "Watches of the API server that broke.", ["kind"])
+api_refused_calls = Gauge(
+    "surefoot_api_refused_calls",
+    "Calls that the API server has refused again and again, and that are still made.",
+    ["verb", "resource", "cause"],
+)
 holder_failures = Counter("surefoot_holder_call_failures_total", "Operator calls to a holder that failed.", ["call"])
 holder_damaged = Counter("surefoot_holder_damaged_entries_total", "Index entries or layouts that could not be read.")
 shared_objects_refused = Counter(

@@ -22,6 +22,7 @@ from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.observed_groups import GroupCallSeen, PodGroupsSeen
 from surefoot_operator.observed_tiers import HolderSeen, PersistentSeen, SightSeen
+from surefoot_operator.refused_calls import RefusedCall
 
 FEWEST_STEPS = 3
 """Of fewer the first, slow one would be half."""
@@ -82,6 +83,27 @@ class PurgeSeen:
     phase: Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
     message: str = ""
     created_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeCallSeen:
+    """What became of this leader's requests to begin such an attempt."""
+
+    attempt: int = 0
+    """The newest that the fabric accepted; its pod may have been removed since."""
+    made_seconds: float = 0.0
+    """When it accepted that."""
+    under_way: bool = False
+    refusals: int = 0
+    """How many it refused in this term; an answer that never came is none."""
+    refusal: str = ""
+    """Why the newest request failed; empty: it did not."""
+    since_seconds: float = 0.0
+    """When the first of them failed that failed in a row."""
+    last_seconds: float = 0.0
+    """When the newest of them failed."""
+    closing: bool = False
+    """The namespace is being deleted: nothing is created there any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +323,7 @@ class Observed:
     memory_cleaned: bool = False
     """This operator has removed the job from every holder that answers."""
     purges: tuple[PurgeSeen, ...] = ()
+    purge_call: PurgeCallSeen = PurgeCallSeen()
     refusal: str = ""
     """Why a newer spec than `job` is not acted upon; empty: `job` is the newest."""
     free_nodes: int | None = None
@@ -319,5 +342,7 @@ class Observed:
     """For pod groups: under way, or refused."""
     uploads: bool = False
     """What this round's plan asks of maintenance: the newest complete checkpoint goes to the persistent tier now."""
+    refused_calls: tuple[RefusedCall, ...] = ()
+    """What the API server refuses again and again: of this job's calls, and of what every job depends on."""
     deletions: frozenset[str] = frozenset()
     """Uids of workers whose deletion this leader asked for and knows no end of: it may be carried out at any time."""

@@ -154,6 +154,13 @@ CASES = {
         labels="",
     ),
     "SurefootWatchStale": one('surefoot_watch_age_seconds{kind="nodes"}', "0+60x120", "30x120", labels='kind="nodes"'),
+    "SurefootApiRefused": one(
+        'surefoot_api_refused_calls{verb="watch",resource="nodes",cause="forbidden"}',
+        "1x120",
+        "1x1 0x118",
+        minutes=15,
+        labels='verb="watch",resource="nodes",cause="forbidden"',
+    ),
     "SurefootReconcileFailing": one(
         'surefoot_reconcile_failures_total{error="FabricError"}', "0+5x120", "0x50 1x70", labels=""
     ),

@@ -47,6 +47,6 @@ def test_evictions_are_asked_of_every_shards_leader() -> None:
 def test_only_the_leader_is_reached_by_agents() -> None:
     service = helm.one(helm.objects(), "Service", "surefoot-coordinator")
     assert service["spec"]["selector"]["surefoot.dev/leader"] == "true"
-    assert service["spec"]["publishNotReadyAddresses"] is False
+    assert service["spec"]["publishNotReadyAddresses"] is True
     template = helm.one(helm.objects(), "Deployment", "surefoot-operator")["spec"]["template"]
     assert "surefoot.dev/leader" not in template["metadata"]["labels"]

@@ -17,6 +17,7 @@ from surefoot_operator.fabric.interface import WorkerEnvironment
 from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
 from surefoot_operator.fabric.kubernetes.kubernetes_fabric import KubernetesFabric
 from surefoot_operator.memory import HolderPool, JobHolders
+from surefoot_operator.policy.lifecycle import finalizer
 from surefoot_operator.reconcile import Reconciler
 from surefoot_operator.reconcile.dependencies import Dependencies
 from surefoot_operator.settings import OperatorSettings
@@ -168,6 +169,35 @@ async def test_the_last_words_on_a_job_are_said_before_it_is_let_go(operators: l
     assert operator.told("PersistentDataDeleted") == ["s3://bucket/prefix/u was deleted"]
     assert server.stored["metadata"]["finalizers"] == []
     assert server.calls[-2:] == ["post", "patch"]
+
+
+@pytest.mark.parametrize(
+    ("refusal", "rounds"),
+    [
+        ("failed quota: team: must specify limits.cpu for: delete", 4),
+        ("unable to create new content in namespace default because it is being terminated", 2),
+    ],
+    ids=["a quota", "a namespace that is being deleted"],
+)
+async def test_a_job_goes_though_the_pod_that_deletes_its_data_is_always_refused(
+    operators: list[Operator], monkeypatch: pytest.MonkeyPatch, refusal: str, rounds: int
+) -> None:
+    monkeypatch.setattr(finalizer, "AGAIN_SECONDS", 0.0)
+    server = JobServer()
+    persistent = {"uri": "s3://bucket/prefix", "onJobDeletion": "Delete"}
+    server.stored["spec"] |= {"checkpoint": {"persistent": persistent}, "suspend": True}
+    server.stored["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": [FINALIZER]}
+    server.refuses = {"pods": ApiRefused("POST pods", 403, "Forbidden", refusal)}
+    operator = Operator(server)
+    operators.append(operator)
+    for number in range(rounds):
+        assert server.stored["metadata"]["finalizers"] == [FINALIZER], number
+        await operator.once()
+    assert server.stored["metadata"]["finalizers"] == []
+    (left,) = operator.told("PersistentDataLeft")
+    assert left.startswith(refusal)
+    assert "s3://bucket/prefix/u was not deleted" in left
+    assert all(text.startswith(refusal) for text in operator.told("PersistentDataDeletionRefused"))
 
 
 async def test_a_misspelt_field_of_the_template_fails_the_job_with_the_servers_sentence(

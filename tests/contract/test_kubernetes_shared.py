@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import pytest
@@ -82,6 +83,29 @@ async def test_what_somebody_removed_is_made_anew_beside_the_next_pod() -> None:
         server.forget(kind)
     await make(next_leader(server), 0, 2)
     assert [len(server.made(kind)) for kind in ("secrets", "services", "pods")] == [1, 1, 2]
+
+
+@pytest.mark.parametrize("kind", ["secrets", "services"])
+async def test_the_leader_that_made_it_makes_anew_what_somebody_removed(kind: str) -> None:
+    server = begun()
+    fabric = fabric_of(server)
+    await make(fabric, 0)
+    server.forget(kind)
+    await make(fabric, 0, 2)
+    assert [len(server.made(one)) for one in (kind, "pods")] == [1, 2]
+    server.forget(kind)
+    await make(fabric, 0, 3)
+    assert len(server.made(kind)) == 1
+
+
+async def test_workers_made_at_once_ask_for_what_they_share_together() -> None:
+    server = begun()
+    fabric = fabric_of(server)
+    await make(fabric, 0)
+    before = server.calls.count("post")
+    await asyncio.gather(*(make(fabric, index) for index in range(1, 33)))
+    asked = server.calls.count("post") - before - 32
+    assert 2 <= asked <= 6
 
 
 async def test_a_secret_that_no_pod_refers_to_is_made_before_its_first_pod() -> None:

@@ -45,6 +45,7 @@ from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
 from surefoot_operator.fabric.kubernetes.pods import PodSettings
 from surefoot_operator.fabric.kubernetes.views.cache import ClusterCache
 from surefoot_operator.memory import HolderPool, TierAccess
+from surefoot_operator.refused_calls import counted
 from surefoot_operator.settings import CoordinatorSettings, OperatorSettings
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,8 @@ BEGIN_SECONDS = 120.0
 """How long an API server that is away is waited for at first; then the process exits, as its pod's status shows."""
 ACCESS_SECONDS = 20.0
 """How often the memory tier's password is read: after a change holders refuse the operator for so long at most."""
+SHOW_SECONDS = 2.0
+"""Between two looks at what the API server refuses."""
 _BACKOFF = Backoff(0.2, 5.0)
 
 
@@ -70,7 +73,7 @@ class ClusterOperator:
         self._cache = ClusterCache(api, holders_in=settings.namespace, gangs=settings.gang_schedulers)
         self._wakening = KopfTrigger(partial(connection, settings.kubeconfig), self._woken, settings.only_namespace)
         self._lag = LoopLag()
-        self._probes = Probes(settings.metrics_port, self._unwell, self._unready)
+        self._probes = Probes(settings.metrics_port, self._unwell, self._unready, self._remarks)
         self._server: AgentServer | None = None
         self._tls: CoordinatorTls | None = None
         self._webhooks: Webhooks | None = None
@@ -105,6 +108,7 @@ class ClusterOperator:
         await self._probes.start()
         log.info("/metrics, /healthz and /readyz on port %d", self._probes.port)
         self._beside.start(self._lag.run())
+        self._beside.start(self._show_refused())
         self._begun = "waiting for the operator's secrets"
         shared = await self._patiently(self._shared)
         self._begun = "waiting for the first list of the cluster's objects"
@@ -243,11 +247,30 @@ class ClusterOperator:
             self._terms.wake_soon()
 
     def _unready(self) -> list[str]:
-        return [self._begun] if self._begun else []
+        # nothing can be planned before everything was listed: why it is not is said at its second refusal
+        refused = self._api.refused.disabling(time.monotonic(), at_once=not self._cache.complete)
+        return [*([self._begun] if self._begun else []), *map(str, refused)]
+
+    def _remarks(self) -> list[str]:
+        return [f"refused: {one}" for one in self._api.refused.lasting(time.monotonic())]
+
+    async def _show_refused(self) -> None:
+        """Publishes what is refused, and logs it once, until cancelled."""
+        logged: set[str] = set()
+        while True:
+            refused = self._api.refused.lasting(time.monotonic())
+            metrics.api_refused_calls.clear()
+            for labels, count in counted(refused).items():
+                metrics.api_refused_calls.labels(*labels).set(count)
+            sentences = {str(one) for one in refused}
+            for sentence in sorted(sentences - logged):
+                log.warning("%s; refused again and again", sentence)
+            logged = sentences
+            await asyncio.sleep(SHOW_SECONDS)
 
     def _unwell(self) -> tuple[str, ...]:
         vitals = LivenessSigns(
-            watches=self._cache.ages() if not self._begun else {},
+            watches=self._cache.silences() if not self._begun else {},
             rounds=self._terms.round_seconds() if self._terms is not None else {},
             lag_seconds=self._lag.worst_seconds,
             api_seconds=lease_clock() - self._election.heard_at if self._election is not None else math.inf,

@@ -17,6 +17,7 @@ from surefoot_operator.memory.holder_place import TierAccess as TierAccess
 from surefoot_operator.observed import NodeSeen, PurgeSeen, WorkerSeen
 from surefoot_operator.observed_groups import PodGroupsSeen
 from surefoot_operator.policy.actions import CreateWorker, DeleteWorker, Event, KeepGroup, RemoveGroup
+from surefoot_operator.refused_calls import RefusedCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class FabricSeen:
     """Why a newer spec than `job` cannot be acted upon: then `job` is the last one that could."""
     free_nodes: int | None = None
     """Nodes that could take another worker now; None where only a scheduler knows."""
+    refused_calls: tuple[RefusedCall, ...] = ()
+    """As `Fabric.refused_calls` answers."""
     pod_groups: PodGroupsSeen | None = None
     """None: no scheduler here knows groups."""
 
@@ -65,8 +68,13 @@ class Fabric(Protocol):
 
         Raises:
             FabricError: It cannot look: then nothing is planned.
+            ViewRefused: It may not look.
             JobRefused: What is stored can be looked at and not be carried.
         """
+        ...
+
+    def refused_calls(self) -> tuple[RefusedCall, ...]:
+        """What its API refuses this job again and again, and every job; answers without a call."""
         ...
 
     async def create_worker(self, worker: CreateWorker, environment: WorkerEnvironment) -> None:

@@ -27,6 +27,7 @@ from surefoot_operator.policy.lifecycle.cleanup import cleanup_after_end
 from surefoot_operator.policy.lifecycle.finalizer import finalizer_actions
 from surefoot_operator.policy.reporting.conditions import summarised
 from surefoot_operator.policy.reporting.status_events import status_change_events
+from surefoot_operator.policy.reporting.unheard import unheard_due, unheard_members, unheard_message
 from surefoot_operator.policy.spares import wanted_indexes
 from surefoot_operator.policy.world import planned_change
 from surefoot_operator.policy.world.bad_checkpoints import found_by_uploads, with_bad
@@ -49,7 +50,13 @@ def plan(seen: Observed) -> Plan:
     status = summarised(facts, known, decision.reason, decision.lost)
     events = (*found, *sick, *decision.events, *status_change_events(seen.status, status))
     group = group_step(facts)
-    wakes = (settled, group.until_seconds, pair_trials.next_look(facts), _deadline_left(facts, status))
+    wakes = (
+        settled,
+        group.until_seconds,
+        pair_trials.next_look(facts),
+        _deadline_left(facts, status),
+        _unheard_due(facts),
+    )
     wake = soonest((*decision.wakes, *wakes))
     if status.world != seen.status.world:
         after: float | None = 0.0
@@ -199,6 +206,8 @@ def _steady(facts: Facts) -> str:
     if not world.members:
         return suspension.suspended_message(facts, world.parent) if facts.spec.suspend else "the world is empty"
     if not has_stepped(facts, world.epoch):
+        if unheard_members(facts):
+            return unheard_message(facts)
         return f"{describe(world, world.parent)}, waiting for its first step"
     return f"epoch {world.epoch} runs with {world.size} ranks on {len(world.members)} workers"
 
@@ -213,6 +222,12 @@ def _restored(facts: Facts) -> tuple[Event, ...]:
     ranks = f" with {done.world_after} ranks" if done.world_after is not None else ""
     text = f"training continues{ranks} {seconds:.1f} s after the first sign, {done.steps_lost} steps lost, restored{source}"
     return (Event(names.RESTORED, text),)
+
+
+def _unheard_due(facts: Facts) -> float | None:
+    """Once: what was reported at its time stands until somebody is heard."""
+    due = unheard_due(facts)
+    return due if due is not None and facts.now < due else None
 
 
 def _deadline_left(facts: Facts, status: JobStatus) -> float | None:

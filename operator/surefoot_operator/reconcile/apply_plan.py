@@ -49,7 +49,7 @@ from surefoot_operator.reconcile.worker_calls import WorkerCalls
 async def carry_out(
     dependencies: Dependencies, calls: WorkerCalls, actions: Iterable[Action], seen: Observed
 ) -> tuple[FabricError, ...]:
-    """Applies a plan's actions; returns the fabric's refusals, workers' excepted."""
+    """Applies a plan's actions; returns the fabric's refusals, those excepted that `calls` reports."""
     actions, errors = tuple(actions), list[FabricError]()
     for action in actions:
         try:
@@ -63,6 +63,8 @@ async def carry_out(
             calls.create(action, _create(dependencies, action, seen))
         elif isinstance(action, KeepGroup | RemoveGroup):
             calls.group(action, _group(dependencies, action))
+        elif isinstance(action, PurgePersistent):
+            calls.purge(action, _purge(dependencies, action, seen))
     # known before they exist: an agent may be quicker than our next look
     dependencies.channel.know(worker_ids(seen.workers, (*seen.creates, *calls.seen())))
     return tuple(errors)
@@ -75,11 +77,9 @@ async def _one(dependencies: Dependencies, action: Action, seen: Observed) -> No
         _seal(dependencies, action)
     elif isinstance(action, SetFinalizer):
         await dependencies.fabric.hold_job(action.held)
-    elif isinstance(action, PurgePersistent):
-        await dependencies.fabric.purge(action.attempt, dependencies.environment(seen.job, CreateWorker(0, 0)))
     elif isinstance(action, DeleteJob):
         await dependencies.fabric.delete_job()
-    elif not isinstance(action, CreateWorker | DeleteWorker | KeepGroup | RemoveGroup):
+    elif not isinstance(action, CreateWorker | DeleteWorker | KeepGroup | RemoveGroup | PurgePersistent):
         _ask(dependencies, action, seen)
 
 
@@ -91,6 +91,12 @@ def _create(
 
 def _delete(dependencies: Dependencies, action: DeleteWorker) -> Callable[[], Coroutine[Any, Any, None]]:
     return lambda: dependencies.fabric.delete_worker(action)
+
+
+def _purge(
+    dependencies: Dependencies, action: PurgePersistent, seen: Observed
+) -> Callable[[], Coroutine[Any, Any, None]]:
+    return lambda: dependencies.fabric.purge(action.attempt, dependencies.environment(seen.job, CreateWorker(0, 0)))
 
 
 def _group(dependencies: Dependencies, action: KeepGroup | RemoveGroup) -> Callable[[], Coroutine[Any, Any, None]]:

@@ -81,11 +81,13 @@ async def observed(dependencies: Dependencies, shown: FabricSeen, term_seconds: 
         promotion_seconds=promotion_seconds(orders, shown.status.floor),
         memory_cleaned=dependencies.memory.cleaned,
         purges=shown.purges,
+        purge_call=calls.purge,
         refusal=shown.refusal,
         free_nodes=shown.free_nodes,
         creates=calls.creates,
         deletions=calls.deletions,
         pod_groups=shown.pod_groups,
+        refused_calls=shown.refused_calls,
         group_calls=calls.groups,
     )
 

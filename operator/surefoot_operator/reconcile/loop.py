@@ -12,6 +12,7 @@ import logging
 import math
 import random
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 
 from surefoot.protocol.identities import Checkpoint
@@ -21,7 +22,7 @@ from surefoot_operator import metrics, names
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.coordinator.desired_messages import DesiredState, desired_state_after
 from surefoot_operator.coordinator.told_holders import scope_after
-from surefoot_operator.errors import FabricError, InvariantBroken, JobRefused, NotLeading, WorldMoved
+from surefoot_operator.errors import FabricError, InvariantBroken, JobRefused, NotLeading, ViewRefused, WorldMoved
 from surefoot_operator.fabric.interface import FabricSeen
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy.actions import Event, Plan, SetFinalizer
@@ -32,6 +33,7 @@ from surefoot_operator.policy.maintenance.drops_under_way import Going
 from surefoot_operator.policy.maintenance.maintain import Maintenance, maintain
 from surefoot_operator.policy.maintenance.rollout import JobSafety, refused_safety, safety
 from surefoot_operator.policy.plan import plan
+from surefoot_operator.policy.reporting.refused_calls import refusal_events, unplanned
 from surefoot_operator.policy.reporting.tier_contents import with_contents
 from surefoot_operator.policy.world.node_departure import departure
 from surefoot_operator.reconcile.apply_plan import carry_out, carry_out_maintenance, repairing
@@ -43,6 +45,7 @@ from surefoot_operator.reconcile.round_pace import GATHERING_SECONDS, RoundPace
 from surefoot_operator.reconcile.steady_parts import SteadyParts
 from surefoot_operator.reconcile.worker_ages import WorkerAges
 from surefoot_operator.reconcile.worker_calls import WorkerCalls
+from surefoot_operator.refused_calls import ApiCall
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +81,7 @@ class Reconciler:
         self._written = self._swept = float("-inf")
         self._settled_at: float | None = None
         self._refusal = ""
+        self._refusals_told: Mapping[ApiCall, float] = {}
         self._began: float | None = None
         self.safety: JobSafety | None = None
         """Whether the job could spare a holder, as of the last round."""
@@ -121,6 +125,7 @@ class Reconciler:
                 try:
                     pause = await self._in_turn()
                     failures = 0
+                    self._tell_refusals()
                 except NotLeading:
                     await asyncio.sleep(_SUSPENDED_SECONDS)  # the lease is renewed soon, or this loop is cancelled
                     continue
@@ -131,6 +136,7 @@ class Reconciler:
                     failures += 1
                     self._heard = True
                     self._report(error, failures)
+                    self._tell_refusals()
                     pause = self._backoff(failures)
                     await asyncio.sleep(pause)
                     continue
@@ -173,6 +179,9 @@ class Reconciler:
             shown, calls = await self.calls.beside(dependencies.fabric.observe())
         except JobRefused as refusal:
             return await self._refuse(refusal)
+        except ViewRefused as refusal:
+            await self._say_unplanned(refusal)
+            raise
         shown = replace(shown, workers=self._ages.told(shown.workers, dependencies.clock()))
         # Let agents of known workers in, and bring holders and agents up to the stored status: a new leader has to.
         dependencies.channel.know(worker_ids(shown.workers, calls.creates))
@@ -204,9 +213,10 @@ class Reconciler:
             await self.recorder.flush()
             events = ()
         # Apply the plan, then maintenance; then record events, agents' notices last.
-        failed = await carry_out(dependencies, self.calls, decided.actions, replace(seen, status=status))
+        after = replace(seen, status=status)
+        failed = await carry_out(dependencies, self.calls, decided.actions, after)
         if kept is not None:
-            self._maintain(kept, replace(seen, status=status, uploads=decided.uploads))
+            self._maintain(kept, replace(after, uploads=decided.uploads))
         self.recorder.say(events)
         self.recorder.say(self._notices(), of_agents=True)
         if failed:
@@ -230,6 +240,21 @@ class Reconciler:
             self._refusal = refusal.reason
             self.recorder.say((Event(names.JOB_REFUSED, refusal.reason, warning=True),))
         return dependencies.settings.rest_seconds
+
+    async def _say_unplanned(self, refusal: ViewRefused) -> None:
+        """A job whose surroundings may not be seen looks as if it ran, unless its status says so."""
+        dependencies, old = self._dependencies, refusal.status
+        if old is not None:
+            status = unplanned(old, dependencies.fabric.refused_calls(), dependencies.clock())
+            if status != old:
+                await dependencies.fabric.patch_status(status, old)
+
+    def _tell_refusals(self) -> None:
+        """Events can mostly be recorded where the status cannot be written."""
+        refused = self._dependencies.fabric.refused_calls()
+        news = refusal_events(refused, self._refusals_told, time.monotonic())
+        self._refusals_told = news.told
+        self.recorder.say(news.events)
 
     async def _write(self, seen: Observed, status: JobStatus, must: bool, ahead: bool) -> float:
         """Writes the status if it changed; returns seconds until it may be written if it can wait, else 0.
@@ -349,9 +374,9 @@ class Reconciler:
     def _report(error: Exception, failures: int) -> None:
         metrics.reconcile_failures.labels(type(error).__name__).inc()
         if isinstance(error, FabricError):
-            log.warning("reconciling failed (%d in a row): %s", failures, error)
+            log.warning("%s; reconciling failed (%d in a row)", error, failures)
         elif isinstance(error, InvariantBroken):
-            log.error("a plan breaks an invariant and is not applied (%d in a row): %s", failures, error)
+            log.error("%s; a plan breaks an invariant and is not applied (%d in a row)", error, failures)
         else:
             log.exception("reconciling failed (%d in a row)", failures)
 

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from surefoot.protocol.backoff import Backoff
@@ -20,9 +20,10 @@ from surefoot_operator import metrics
 from surefoot_operator.api.gang_schedulers import GANG_SCHEDULERS
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.interface import FabricSeen
-from surefoot_operator.observed import CreateSeen, WorkerSeen
+from surefoot_operator.observed import CreateSeen, PurgeCallSeen, WorkerSeen
 from surefoot_operator.observed_groups import GroupCallSeen
-from surefoot_operator.policy.actions import CreateWorker, DeleteWorker, KeepGroup, RemoveGroup
+from surefoot_operator.policy.actions import CreateWorker, DeleteWorker, KeepGroup, PurgePersistent, RemoveGroup
+from surefoot_operator.reconcile.purge_calls import PurgeCalls
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class CallsSeen:
     creates: tuple[CreateSeen, ...]
     deletions: frozenset[str]
     groups: tuple[GroupCallSeen, ...]
+    purge: PurgeCallSeen = field(default_factory=PurgeCallSeen)
 
 
 class WorkerCalls:
@@ -70,6 +72,7 @@ class WorkerCalls:
     def __init__(self, clock: Callable[[], float], wake: Callable[[], None]) -> None:
         self._clock, self._wake = clock, wake
         self._asked: dict[_Key, _PendingCall] = {}
+        self._purges = PurgeCalls(clock, wake)
         self._limit = asyncio.Semaphore(AT_ONCE)
 
     def create(self, action: CreateWorker, call: Call) -> None:
@@ -84,6 +87,14 @@ class WorkerCalls:
         """As `create`."""
         gang = action.group.gang if isinstance(action, KeepGroup) else action.gang
         self._begin(gang, str(action), call)
+
+    def purge(self, action: PurgePersistent, call: Call) -> None:
+        """As `create`; the plan itself waits between two requests."""
+        self._purges.begin(action, call)
+
+    @property
+    def purging(self) -> PurgeCallSeen:
+        return self._purges.seen
 
     def groups(self) -> tuple[GroupCallSeen, ...]:
         """Returns calls for pod groups that are under way or refused."""
@@ -105,7 +116,7 @@ class WorkerCalls:
         creates = self.seen()
         known = {(c.index, c.attempt) for c in creates}
         made = (c for c in begun if c.under_way and (c.index, c.attempt) not in known)
-        return shown, CallsSeen((*creates, *made), deletions | self.deletions(), self.groups())
+        return shown, CallsSeen((*creates, *made), deletions | self.deletions(), self.groups(), self.purging)
 
     def seen(self) -> tuple[CreateSeen, ...]:
         """Returns creates that the fabric does not show yet."""
@@ -147,6 +158,7 @@ class WorkerCalls:
         """Returns when no call is under way."""
         while tasks := [asked.task for asked in self._asked.values() if asked.task is not None]:
             await asyncio.wait(tasks)
+        await self._purges.settled()
 
     async def close(self) -> None:
         """Cancels what is under way and waits for its end."""
@@ -155,6 +167,7 @@ class WorkerCalls:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._asked.clear()
+        await self._purges.close()
 
     def _begin(self, key: _Key, what: str, call: Call) -> None:
         asked = self._asked.setdefault(key, _PendingCall())

@@ -14,6 +14,7 @@ from surefoot.protocol.identities import WorkerId
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.interface import FabricSeen
 from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
+from surefoot_operator.observed import PurgeCallSeen
 from surefoot_operator.observed_groups import PodGroup
 from surefoot_operator.policy.actions import (
     Action,
@@ -21,6 +22,7 @@ from surefoot_operator.policy.actions import (
     CreateWorker,
     DeleteWorker,
     KeepGroup,
+    PurgePersistent,
     RemoveGroup,
     SetFinalizer,
 )
@@ -62,6 +64,9 @@ class Recorder:
 
     async def hold_job(self, held: bool) -> None:
         await self._call("hold")
+
+    async def purge(self, attempt: int, environment: object) -> None:
+        await self._call(f"purge {attempt}")
 
     async def clean(self) -> None:
         await self._call("clean")
@@ -232,3 +237,32 @@ async def test_a_pod_group_that_hangs_or_is_refused_keeps_nothing_else_from_bein
 async def _done(recorder: Recorder, what: str) -> None:
     while what not in recorder.said:  # noqa: ASYNC110 -- the recorder's plain list is waited for
         await asyncio.sleep(0)
+
+
+async def test_refused_deletions_of_persistent_data_are_counted_and_keep_nothing_waiting(recorder: Recorder) -> None:
+    recorder.refuses = {"purge 1"}
+    for refusals in (1, 2):
+        assert await recorder.carry_out(PurgePersistent(1), SetFinalizer(True)) == ()
+        assert recorder.calls.purging.under_way
+        await recorder.calls.settled()
+        seen = recorder.calls.purging
+        assert (seen.refusals, seen.since_seconds, seen.last_seconds) == (refusals, 1000.0, recorder.clock)
+        assert seen.refusal.startswith("a webhook says no")
+        recorder.clock += 10
+    recorder.refuses, recorder.fails = set(), {"purge 1"}
+    await recorder.carry_out(PurgePersistent(1))
+    await recorder.calls.settled()
+    assert recorder.calls.purging.refusals == 2  # nobody knows whether that one was carried out
+    recorder.fails = set()
+    await recorder.carry_out(PurgePersistent(1))
+    await recorder.calls.settled()
+    assert recorder.calls.purging == PurgeCallSeen(1, recorder.clock, refusals=2)
+
+
+async def test_a_deletion_of_persistent_data_under_way_is_asked_for_once(recorder: Recorder) -> None:
+    recorder.hangs = {"purge 1"}
+    for _ in range(3):
+        await recorder.carry_out(PurgePersistent(1))
+    recorder.released.set()
+    await recorder.calls.settled()
+    assert recorder.said == ["purge 1"]

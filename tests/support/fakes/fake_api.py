@@ -14,6 +14,7 @@ from typing import Any, cast
 from surefoot_operator.fabric.kubernetes.api import Api
 from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused, ApiSilent
 from surefoot_operator.fabric.kubernetes.pod_exec import Ran
+from surefoot_operator.refused_calls import RefusedCalls
 
 Body = dict[str, Any]
 
@@ -33,6 +34,7 @@ class FakeApi:
         """Path -> what is streamed there."""
         self.programs: dict[str, Callable[[Sequence[str], str], Ran]] = {}
         """Path -> what a command with an input leaves there."""
+        self.refused = RefusedCalls()
         self.reachable = asyncio.Event()
         self.reachable.set()
         self._version = 0
@@ -43,6 +45,13 @@ class FakeApi:
 
     def check_allowed(self) -> None:
         """Whoever uses this one may write."""
+
+    def about(self, job: str) -> Api:
+        """Refusals are nobody's here: what reports them is `Api`."""
+        return self.api
+
+    def unreported(self) -> Api:
+        return self.api
 
     async def get(self, path: str, query: Mapping[str, str | int] | None = None) -> Body:
         await self._asked("GET", path)

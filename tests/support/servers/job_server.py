@@ -9,6 +9,7 @@ from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused, ApiSilent
 from surefoot_operator.fabric.kubernetes.kubernetes_fabric import KubernetesFabric
 from surefoot_operator.fabric.kubernetes.views.cache import ClusterCache
+from surefoot_operator.refused_calls import RefusedCalls
 
 JOB: dict[str, Any] = {
     "apiVersion": "surefoot.dev/v1alpha1",
@@ -32,8 +33,13 @@ class JobServer:
         """What is said to a dry run; empty: it would be made."""
         self.refuses: dict[str, FabricError] = {}
         """What is said to creates of a kind: `secrets`, `services`, `pods`."""
+        self.refused = RefusedCalls()
         self._made: dict[str, dict[str, Any]] = {}
         self._version = 1
+
+    def about(self, job: str) -> JobServer:
+        assert job == self.stored["metadata"]["uid"]
+        return self
 
     def made(self, kind: str) -> list[dict[str, Any]]:
         """What was created, of `pods`, `secrets`, `events`."""

@@ -25,7 +25,7 @@ class LivenessLimits:
 @dataclass(frozen=True, slots=True)
 class LivenessSigns:
     watches: Mapping[str, float]
-    """Kind -> seconds since the API server was last heard of it."""
+    """Kind -> seconds since the API server last answered it, be it with a refusal: no restart would change that."""
     rounds: Mapping[str, float]
     """Job -> seconds that its reconcile under way has taken."""
     lag_seconds: float
@@ -41,7 +41,7 @@ def liveness_failures(vitals: LivenessSigns, limits: LivenessLimits) -> tuple[st
     found = []
     if vitals.api_seconds <= limits.answered_seconds:
         found += [
-            f"the watch of {kind} has received nothing for {age:.0f} s, although the API server answers"
+            f"the watch of {kind} has received no answer for {age:.0f} s, although the API server answers"
             for kind, age in sorted(vitals.watches.items())
             if age > limits.watch_seconds
         ]

@@ -20,6 +20,8 @@ TICK_SECONDS = 0.25
 KEPT_SECONDS = 30.0
 """How long a late moment is remembered: longer than the time between two probes."""
 
+MOST_REMARKS = 20
+
 Sentences = Callable[[], Sequence[str]]
 
 
@@ -45,10 +47,13 @@ class LoopLag:
 
 
 class Probes:
-    """Answers probes: 503 with the sentences that `unwell` or `unready` give."""
+    """Answers probes: 503 with the sentences that `unwell` or `unready` give.
 
-    def __init__(self, port: int, unwell: Sentences, unready: Sentences) -> None:
-        self._listener, self._unwell, self._unready = HttpListener(port), unwell, unready
+    `remarks` stand in the answer to /readyz where nothing of that is so.
+    """
+
+    def __init__(self, port: int, unwell: Sentences, unready: Sentences, remarks: Sentences = lambda: ()) -> None:
+        self._listener, self._unwell, self._unready, self._remarks = HttpListener(port), unwell, unready, remarks
 
     @property
     def port(self) -> int:
@@ -69,7 +74,7 @@ class Probes:
         return _answer(self._unwell())
 
     async def _readyz(self, _: web.Request) -> web.Response:
-        return _answer(self._unready())
+        return _answer(self._unready(), self._remarks())
 
     async def _metrics(self, _: web.Request) -> web.Response:
         text = bytearray(generate_latest())
@@ -79,5 +84,6 @@ class Probes:
         return web.Response(body=bytes(text), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
-def _answer(problems: Sequence[str]) -> web.Response:
-    return web.Response(status=503 if problems else 200, text="\n".join(problems) + "\n" if problems else "ok\n")
+def _answer(problems: Sequence[str], remarks: Sequence[str] = ()) -> web.Response:
+    lines = dict.fromkeys(problems or ("ok", *remarks[:MOST_REMARKS]))
+    return web.Response(status=503 if problems else 200, text="\n".join(lines) + "\n")

@@ -1,13 +1,14 @@
 """Calls the API server with plain JSON values and time limits.
 
 Touches the network; called by `cache` and `api_writes`. A refusal raises `ApiRefused`, an unknown outcome `ApiSilent`;
-both are FabricErrors and name the call.
+both are FabricErrors and name the call. `refused_calls` hears the outcome of each.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,10 @@ from kubernetes.aio.client import ApiClient, Configuration
 from kubernetes.aio.config import load_incluster_config, load_kube_config
 
 from surefoot_operator.errors import FabricError
-from surefoot_operator.fabric.kubernetes import pod_exec
+from surefoot_operator.fabric.kubernetes import api_calls, pod_exec
 from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused, ApiSilent
 from surefoot_operator.fabric.kubernetes.pod_exec import Ran
+from surefoot_operator.refused_calls import ApiCall, RefusedCalls
 
 CALL_SECONDS = 10.0
 CONNECT_SECONDS = 3.0
@@ -32,10 +34,18 @@ class Api:
     """Calls one API server under one identity, in one event loop."""
 
     def __init__(
-        self, client: Any, call_seconds: float = CALL_SECONDS, may_write: Callable[[], None] | None = None
+        self,
+        client: Any,
+        call_seconds: float = CALL_SECONDS,
+        may_write: Callable[[], None] | None = None,
+        refused: RefusedCalls | None = None,
+        job: str = "",
     ) -> None:
         self._client, self._call_seconds = client, call_seconds
         self._may_write = may_write
+        self.refused = RefusedCalls() if refused is None else refused
+        """What is refused again and again, of all calls over this one and its copies."""
+        self._job = job
         self._timeout = aiohttp.ClientTimeout(total=call_seconds, sock_connect=CONNECT_SECONDS)
 
     def guarded(self, may_write: Callable[[], None]) -> Api:
@@ -43,11 +53,20 @@ class Api:
 
         It raises FabricError to refuse the write, as a replica that lost its lease must.
         """
-        return Api(self._client, self._call_seconds, may_write)
+        return Api(self._client, self._call_seconds, may_write, self.refused, self._job)
+
+    def about(self, job: str) -> Api:
+        """Shares all; refusals are reported as those of the job with this uid."""
+        return Api(self._client, self._call_seconds, self._may_write, self.refused, job)
+
+    def unreported(self) -> Api:
+        """Shares the connections; whoever calls reports refusals itself."""
+        return Api(self._client, self._call_seconds, self._may_write)
 
     def apart(self) -> Api:
         """Returns the same access over connections of its own."""
-        return Api(ApiClient(self._client.configuration), self._call_seconds, self._may_write)
+        client = ApiClient(self._client.configuration)
+        return Api(client, self._call_seconds, self._may_write, self.refused, self._job)
 
     def check_allowed(self) -> None:
         """Raises FabricError where a write would be refused."""
@@ -93,18 +112,19 @@ class Api:
 
         Raises ApiSilent if nothing comes for `silence_seconds`, or the connection breaks.
         """
-        asked = f"watch {path}"
+        asked, call = f"watch {path}", api_calls.call_of("GET", path, job=self._job)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=silence_seconds)
         try:
             response = await self._send("GET", path, None, {**query, "watch": "true"}, "application/json", timeout)
             async with response:
                 if response.status != 200:
-                    raise refusal(asked, response.status, await response.text())
+                    raise self._refused(call, refusal(asked, response.status, await response.text()))
+                self.refused.accept(call, time.monotonic())
                 yield {"type": "OPEN"}
                 async for line in response.content:
                     yield json.loads(line)
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-            raise ApiSilent(asked, error) from error
+            raise self._silent(call, ApiSilent(asked, error)) from error
 
     async def stream(
         self, path: str, query: Mapping[str, str | int], silence_seconds: float
@@ -146,7 +166,7 @@ class Api:
         return _mapping(f"{method} {path}", await self._answer(method, path, body, query or {}, kind))
 
     async def _answer(self, method: str, path: str, body: Any, query: Mapping[str, str | int], kind: str) -> str:
-        asked = f"{method} {path}"
+        asked, call = f"{method} {path}", api_calls.call_of(method, path, body, self._job)
         if method != "GET":
             self.check_allowed()
         try:
@@ -154,10 +174,23 @@ class Api:
             async with response:
                 text = await response.text()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise ApiSilent(asked, error) from error
+            raise self._silent(call, ApiSilent(asked, error)) from error
         if not 200 <= response.status < 300:
-            raise refusal(asked, response.status, text)
+            raise self._refused(call, refusal(asked, response.status, text))
+        self.refused.accept(call, time.monotonic())
         return text
+
+    def _refused(self, call: ApiCall, error: ApiRefused) -> ApiRefused:
+        if api_calls.is_there(call, error):
+            self.refused.accept(call, time.monotonic())
+        elif not api_calls.is_ordinary(call, error):
+            answer = f"{error.code} {error.reason}"
+            self.refused.refuse(call, api_calls.cause_of(error), error.sentence, answer, time.monotonic())
+        return error
+
+    def _silent(self, call: ApiCall, error: ApiSilent) -> ApiSilent:
+        self.refused.refuse(call, "silent", str(error), "no answer", time.monotonic())
+        return error
 
     async def _send(
         self, method: str, path: str, body: Any, query: Mapping[str, str | int], kind: str, timeout: Any
@@ -180,7 +213,14 @@ def refusal(asked: str, code: int, text: str) -> ApiRefused:
         body = {}
     if not isinstance(body, dict):
         body = {}
-    return ApiRefused(asked, code, str(body.get("reason", "")), str(body.get("message", text[:300])))
+    details = body.get("details")
+    causes = details.get("causes") if isinstance(details, dict) else None
+    closing = any(isinstance(c, dict) and c.get("reason") == "NamespaceTerminating" for c in _listed(causes))
+    return ApiRefused(asked, code, str(body.get("reason", "")), str(body.get("message", text[:300])), closing)
+
+
+def _listed(found: Any) -> list[Any]:
+    return found if isinstance(found, list) else []
 
 
 def _mapping(asked: str, text: str) -> Body:

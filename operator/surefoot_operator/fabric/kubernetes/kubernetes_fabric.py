@@ -19,7 +19,7 @@ from surefoot_operator.api.parse import parse_job, with_metadata
 from surefoot_operator.api.spec import FINALIZER, Gang, TrainingJob
 from surefoot_operator.api.status import JobStatus, stamp
 from surefoot_operator.api.status_json import status_from_json
-from surefoot_operator.errors import FabricError, InvariantBroken, JobRefused, SpecError, WorldMoved
+from surefoot_operator.errors import FabricError, InvariantBroken, JobRefused, SpecError, ViewRefused, WorldMoved
 from surefoot_operator.fabric.interface import FabricSeen, TierAccess, WorkerEnvironment
 from surefoot_operator.fabric.kubernetes import (
     api_writes,
@@ -39,6 +39,7 @@ from surefoot_operator.fabric.kubernetes.views.watched_objects import WatchedObj
 from surefoot_operator.observed import PurgeSeen, WorkerSeen
 from surefoot_operator.observed_groups import PodGroupsSeen
 from surefoot_operator.policy.actions import CreateWorker, DeleteWorker, Event, KeepGroup, RemoveGroup
+from surefoot_operator.refused_calls import RefusedCall
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ class KubernetesFabric:
         access: TierAccess | None = None,
         settings: pods.PodSettings | None = None,
     ) -> None:
-        self._cache, self._api = cache, cache.api
+        self._cache, self._api = cache, cache.api.about(uid)
         self._me = labels.JobIdentity(namespace, name, uid)
         self._good: TrainingJob | None = None
         """The newest spec that could be read."""
@@ -92,8 +93,7 @@ class KubernetesFabric:
 
     async def observe(self) -> FabricSeen:
         """Reads the cache, which includes our own writes."""
-        self._cache.check_fresh()
-        stored = self._stored()
+        stored = self._fresh()
         job, refusal = self._job(stored)
         signals = job.spec.health_policy.node_signals or KNOWN_SIGNALS
         around, places = self._cache.around(job.spec.checkpoint.memory.topology_key, signals, self._access)
@@ -104,11 +104,16 @@ class KubernetesFabric:
             workers=self._workers(bearing),
             purges=_purges(bearing),
             nodes=around,
+            refused_calls=self.refused_calls(),
             holders=places,
             refusal=refusal,
             free_nodes=None,
             pod_groups=self._pod_groups(),
         )
+
+    def refused_calls(self) -> tuple[RefusedCall, ...]:
+        """Of the last minutes; answers without a call, so that it can be asked while nothing else works."""
+        return self._api.refused.of_job(self._me.uid, time.monotonic())
 
     async def create_worker(self, worker: CreateWorker, environment: WorkerEnvironment) -> None:
         stored = self._stored()
@@ -118,7 +123,7 @@ class KubernetesFabric:
         generation = None if self._status(stored).lineage else job.generation
         if self._shared.knows(shared) or self._is_referred_to(pod):
             # a lost worker's replacement waits for nothing that is there already
-            prepared = self._prepare(pod, generation, partial(self._shared.repair, shared))
+            prepared = self._prepare(pod, generation, partial(self._shared.repair, shared, time.monotonic()))
             await api_writes.side_by_side(self._make(pod), prepared)
         else:
             await self._prepare(pod, generation, partial(self._shared.make, shared))
@@ -236,6 +241,15 @@ class KubernetesFabric:
         self._cache.workers.learn(await api_writes.create(self._api, "pods", pod, self._me))
 
     # ---- looking ----------------------------------------------------------------------------------------------------
+
+    def _fresh(self) -> Object:
+        """The stored job. Raises FabricError where the view of the cluster is not of now."""
+        try:
+            self._cache.check_fresh()
+        except ViewRefused as refusal:
+            refusal.status = self._status(self._stored())
+            raise
+        return self._stored()
 
     @property
     def _path(self) -> str:

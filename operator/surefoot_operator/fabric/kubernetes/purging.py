@@ -31,6 +31,8 @@ _OF_POD = (
 )
 """Who it is and how it reaches the store. Not where it runs: the training's nodes may be gone or dear."""
 _OF_TRAINER = ("env", "envFrom", "volumeMounts", "securityContext", "imagePullPolicy", "workingDir")
+_RESOURCES = {"cpu": "500m", "memory": "512Mi", "ephemeral-storage": "1Gi"}
+"""Of what a quota may ask every container to name; the last only where the trainer names it too."""
 _TOLD = ("SUREFOOT_JOB_UID", "SUREFOOT_PERSISTENT_")
 
 
@@ -43,6 +45,7 @@ def purge_pod(job: TrainingJob, attempt: int, environment: WorkerEnvironment, se
     container |= {
         "name": "delete",
         "command": list(COMMAND),
+        "resources": _resources(trainer),
         "env": _environment(container.get("env") or [], job, environment),
         # the end of its output stands in the pod's status: why it failed is told where people look
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -67,6 +70,14 @@ def purge_pod(job: TrainingJob, attempt: int, environment: WorkerEnvironment, se
         },
         "spec": spec,
     }
+
+
+def _resources(trainer: Object) -> Object:
+    """Requests and limits alike: a quota on either refuses a pod that does not name it."""
+    given = trainer.get("resources") or {}
+    stored = any("ephemeral-storage" in (given.get(part) or {}) for part in ("requests", "limits"))
+    named = {name: value for name, value in _RESOURCES.items() if stored or name != "ephemeral-storage"}
+    return {"requests": named, "limits": dict(named)}
 
 
 def _environment(given: list[Object], job: TrainingJob, environment: WorkerEnvironment) -> list[Object]:

@@ -8,6 +8,8 @@ Owned by `kubernetes_fabric`; touches the network through `api_writes`.
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Collection
 from typing import Any
 
@@ -22,11 +24,12 @@ _PATHS = {"Secret": "secrets", "Service": "services"}
 
 
 class SharedObjects:
-    """Makes one job's shared objects once a term of the leader, each."""
+    """Makes one job's shared objects, and asks again for each later worker whether they are there."""
 
     def __init__(self, api: Api, job: labels.JobIdentity) -> None:
         self._api, self._job = api, job
-        self._there: set[tuple[str, str]] = set()
+        self._there: dict[tuple[str, str], float] = {}
+        """When the last request began that made or found each of them."""
         self._refused: set[tuple[str, str]] = set()
 
     def knows(self, bodies: Collection[dict[str, Any]]) -> bool:
@@ -41,15 +44,22 @@ class SharedObjects:
         """
         await api_writes.side_by_side(*map(self._make, bodies))
 
-    async def repair(self, bodies: Collection[dict[str, Any]]) -> None:
-        """Makes anew what somebody removed; a refusal is counted, and told once."""
-        await api_writes.side_by_side(*map(self._repair, bodies))
+    async def repair(self, bodies: Collection[dict[str, Any]], asked_seconds: float) -> None:
+        """Makes anew what somebody removed; a refusal is counted, and told once.
 
-    async def _repair(self, body: dict[str, Any]) -> None:
+        The server is asked though this leader made them: others may delete them at any time. One request that began
+        after `asked_seconds` (monotonic) answers for all workers that waited for it.
+        """
+        await api_writes.side_by_side(*(self._repair(body, asked_seconds) for body in bodies))
+
+    async def _repair(self, body: dict[str, Any], asked_seconds: float) -> None:
+        kind, name = key = _key(body)
+        if self._there.get(key, -math.inf) >= asked_seconds:
+            return
         try:
-            await self._make(body)
+            await self._ask(body)
+            self._refused.discard(key)
         except FabricError as error:
-            kind, name = key = _key(body)
             metrics.shared_objects_refused.labels(_PATHS[kind]).inc()
             if key not in self._refused:
                 self._refused.add(key)
@@ -59,10 +69,13 @@ class SharedObjects:
                 )  # fmt: skip
 
     async def _make(self, body: dict[str, Any]) -> None:
-        key = _key(body)
-        if key not in self._there:
-            await api_writes.create(self._api, _PATHS[body["kind"]], body, self._job)
-            self._there.add(key)
+        if _key(body) not in self._there:
+            await self._ask(body)
+
+    async def _ask(self, body: dict[str, Any]) -> None:
+        began = time.monotonic()
+        await api_writes.create(self._api, _PATHS[body["kind"]], body, self._job)
+        self._there[_key(body)] = began
 
 
 def _key(body: dict[str, Any]) -> tuple[str, str]:

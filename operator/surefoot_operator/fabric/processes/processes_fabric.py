@@ -39,6 +39,7 @@ from surefoot_operator.fabric.processes.run_records import (
     to_json,
 )
 from surefoot_operator.policy.actions import CreateWorker, DeleteWorker, Event, KeepGroup, RemoveGroup
+from surefoot_operator.refused_calls import RefusedCall
 
 T = TypeVar("T")
 
@@ -69,6 +70,10 @@ class ProcessesFabric:
 
     async def patch_status(self, new: JobStatus, old: JobStatus) -> JobStatus:
         return await asyncio.to_thread(self._store.patch_status, new, old)
+
+    def refused_calls(self) -> tuple[RefusedCall, ...]:
+        """Nothing: there is no API between them."""
+        return ()
 
     async def hold_job(self, held: bool) -> None:
         """Does nothing: a run folder is removed by hand, never deleted here."""

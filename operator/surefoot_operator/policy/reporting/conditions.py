@@ -33,7 +33,9 @@ from surefoot_operator.policy.failure.numerics import unsound_loss
 from surefoot_operator.policy.failure.stragglers import sentence
 from surefoot_operator.policy.lifecycle.invalid_spec import INVALID
 from surefoot_operator.policy.reporting.hindrances import UNSCHEDULABLE, hindrance, spare_hindrance
+from surefoot_operator.policy.reporting.refused_calls import acceptance
 from surefoot_operator.policy.reporting.time_spent import accounted
+from surefoot_operator.policy.reporting.unheard import agents_heard, unheard_members
 from surefoot_operator.policy.spares import spare_agents
 from surefoot_operator.policy.workers import has_trained
 from surefoot_operator.policy.world.rollback import refusal as rollback_refusal
@@ -195,6 +197,8 @@ def _phase(facts: Facts, status: JobStatus) -> Phase:
     if world.state == "Claimed":
         return "Pending" if not status.lineage else "Starting"
     stepped = world == facts.status.world and has_stepped(facts, world.epoch)
+    if not stepped and facts.status.phase == "Running" and unheard_members(facts):
+        return "Running"  # as the former leader saw it; this one has heard nothing that says otherwise
     return "Running" if stepped else "Starting"
 
 
@@ -226,6 +230,10 @@ def _conditions(facts: Facts, status: JobStatus, lost: str) -> tuple[Condition, 
         wanted.append((names.WORLD_SIZE_TIED, "True", "RanksOwnState", tie))
     if lost:
         wanted.append((names.CHECKPOINT_LOST, "True", "NothingLeft", lost))
+    heard = agents_heard(facts, known.get(names.AGENTS_HEARD))
+    wanted += [(names.AGENTS_HEARD, *heard)] if heard is not None else []
+    accepted = acceptance(facts.seen.refused_calls, known.get(names.API_ACCEPTED))
+    wanted += [(names.API_ACCEPTED, *accepted)] if accepted is not None else []
     if facts.seen.refusal:
         wanted.append((names.SPEC_REFUSED, "True", INVALID, facts.seen.refusal))
     if phase in ("Complete", "Failed"):

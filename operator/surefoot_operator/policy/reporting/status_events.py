@@ -21,7 +21,7 @@ _LONGEST_STACKS = 800
 
 def status_change_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
     """Derives the events that a changed status calls for."""
-    parts = (_claimed, _protected, _tied, _refused, _kept_forward, _straggled, _hindered, _stood, _lost)
+    parts = (_claimed, _protected, _tied, _refused, _kept_forward, _straggled, _hindered, _stood, _lost, _unheard)
     return tuple(event for part in parts for event in part(old, new))
 
 
@@ -112,6 +112,13 @@ def _words(told: Condition) -> str:
 def _lost(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
     was, now = _condition(old, names.CHECKPOINT_LOST), _condition(new, names.CHECKPOINT_LOST)
     return (Event(names.CHECKPOINT_LOST, now.message, True),) if now is not None and was is None else ()
+
+
+def _unheard(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    was, now = _condition(old, names.AGENTS_HEARD), _condition(new, names.AGENTS_HEARD)
+    if now is None or now.status != "False" or (was is not None and was.status == "False"):
+        return ()
+    return (Event(names.AGENTS_UNHEARD, now.message, True),)
 
 
 def _tied(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:

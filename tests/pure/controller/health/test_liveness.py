@@ -19,7 +19,7 @@ from surefoot_operator.policy.lifecycle.idle import is_idle
         (LivenessSigns({"pods": 30.0}, {"a/b": 2.0}, 0.1, 1.0), ()),
         (
             LivenessSigns({"pods": 121.0}, {}, 0.0, 1.0),
-            ("the watch of pods has received nothing for 121 s, although the API server answers",),
+            ("the watch of pods has received no answer for 121 s, although the API server answers",),
         ),
         # the server is away: a restart would help nobody
         (LivenessSigns({"pods": 1000.0}, {}, 0.0, 1000.0), ()),

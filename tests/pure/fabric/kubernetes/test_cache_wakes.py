@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
+from support.fakes.fake_api import FakeApi
 from surefoot_operator.api.spec import ROLLBACK
 from surefoot_operator.fabric.kubernetes import labels
-from surefoot_operator.fabric.kubernetes.api import Api
 from surefoot_operator.fabric.kubernetes.kubernetes_fabric import KubernetesFabric
 from surefoot_operator.fabric.kubernetes.views import cache as caching
 from surefoot_operator.fabric.kubernetes.views.cache import ClusterCache
@@ -43,7 +43,7 @@ def worker(job: str, version: int) -> dict[str, Any]:
 
 class Cluster:
     def __init__(self) -> None:
-        self.cache = ClusterCache(cast(Api, None))
+        self.cache = ClusterCache(FakeApi().api)
         self.fabrics = [KubernetesFabric(self.cache, "d", f"job-{n}", f"uid-{n}") for n in range(JOBS)]
 
     def woken(self) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from surefoot_operator.api.parse import parse_job
@@ -61,9 +62,19 @@ def test_it_is_the_jobs_own_identity_and_image_and_none_of_its_training() -> Non
     (container,) = spec["containers"]
     assert container["image"] == "c"
     assert container["volumeMounts"] == template["containers"][1]["volumeMounts"]
-    assert not {"args", "resources", "ports"} & set(container)
+    assert not {"args", "ports"} & set(container)
     assert container["command"] == ["python", "-m", "surefoot.tools.delete"]
     assert (spec["restartPolicy"], spec["activeDeadlineSeconds"] < 600) == ("Never", True)
+
+
+def test_a_quota_that_wants_limits_of_every_container_takes_it() -> None:
+    (container,) = made()["spec"]["containers"]
+    assert container["resources"]["limits"] == container["resources"]["requests"]
+    assert set(container["resources"]["limits"]) == {"cpu", "memory"}  # and none of the training's accelerators
+    job = copy.deepcopy(DOCUMENT)
+    job["spec"]["template"]["spec"]["containers"][1]["resources"]["requests"] = {"ephemeral-storage": "100Gi"}
+    (container,) = purge_pod(parse_job(job), 2, ENVIRONMENT, PodSettings())["spec"]["containers"]
+    assert container["resources"]["limits"]["ephemeral-storage"] == "1Gi"
 
 
 def test_it_knows_the_job_and_its_tier_and_no_other_secret() -> None:

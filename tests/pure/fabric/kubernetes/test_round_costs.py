@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
+from support.fakes.fake_api import FakeApi
 from surefoot_operator.fabric.kubernetes import kubernetes_fabric, labels
-from surefoot_operator.fabric.kubernetes.api import Api
 from surefoot_operator.fabric.kubernetes.kubernetes_fabric import KubernetesFabric
 from surefoot_operator.fabric.kubernetes.views.cache import ClusterCache
 
@@ -48,7 +48,7 @@ async def test_a_round_reads_spec_status_and_pods_again_only_if_they_changed(mon
         (kubernetes_fabric.pod_observations, "worker"), (labels, "is_of"),
     ):  # fmt: skip
         counted(where, name)
-    cache = ClusterCache(cast(Api, None))
+    cache = ClusterCache(FakeApi().api)
     cache.check_fresh = lambda: None  # type: ignore[method-assign]
     cache.jobs._event("ADDED", job(1, serial=1))
     for index in range(WORKERS):

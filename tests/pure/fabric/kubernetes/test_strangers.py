@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from support.fakes.fake_api import FakeApi
 from surefoot_operator.fabric.kubernetes import labels
 from surefoot_operator.fabric.kubernetes.kubernetes_fabric import KubernetesFabric
 from surefoot_operator.fabric.kubernetes.views.cache import ClusterCache
@@ -25,8 +26,7 @@ def pod(
 
 
 def workers(*pods: Any) -> list[str]:
-    no_server: Any = None
-    cache = ClusterCache(no_server)
+    cache = ClusterCache(FakeApi().api)
     for one in pods:
         cache.workers._event("ADDED", one)
     fabric = KubernetesFabric(cache, "team", "gpt", "u")

@@ -9,7 +9,7 @@ import pytest
 
 from support.builders import BEGAN, running, with_node
 from surefoot_operator.api.spec import CheckpointPolicy, PersistentTierSpec, RunPolicy
-from surefoot_operator.observed import Observed, PurgeSeen
+from surefoot_operator.observed import Observed, PurgeCallSeen, PurgeSeen
 from surefoot_operator.policy.actions import (
     CleanMemory,
     DeleteJob,
@@ -19,7 +19,7 @@ from surefoot_operator.policy.actions import (
     SetFinalizer,
 )
 from surefoot_operator.policy.lifecycle.cleanup import KEPT_AFTER_FAILURE_SECONDS, UNHEARD_SECONDS
-from surefoot_operator.policy.lifecycle.finalizer import AGAIN_SECONDS, PURGE_ATTEMPTS, PURGE_SECONDS
+from surefoot_operator.policy.lifecycle.finalizer import AGAIN_SECONDS, PURGE_ATTEMPTS, PURGE_SECONDS, REFUSED_TIMES
 from surefoot_operator.policy.lifecycle.idle import is_idle
 from surefoot_operator.policy.plan import plan
 
@@ -165,6 +165,66 @@ def test_nobody_is_stuck_with_what_cannot_be_deleted() -> None:
     (event,) = made.events
     assert event.warning
     assert event.message == "s3://bucket/prefix/uid-1 was not deleted in 3 attempts (AccessDenied); delete it by hand"
+
+
+QUOTA = "failed quota: team: must specify limits.cpu for: delete (403 Forbidden: …)"
+
+
+def refused(times: int, ago: float = 0.0, since: float = 0.0, *purges: PurgeSeen, **more: Any) -> Observed:
+    """The fabric refused the next attempt so often, the last time so long ago."""
+    call = PurgeCallSeen(refusals=times, refusal=QUOTA, since_seconds=NOW - since, last_seconds=NOW - ago, **more)
+    return replace(deleted(*purges), purge_call=call)
+
+
+def test_a_job_whose_data_is_not_deleted_yet_does_not_say_that_it_is() -> None:
+    assert (
+        plan(deleted()).status.message == "the job was deleted; a pod is created that deletes s3://bucket/prefix/uid-1"
+    )
+    waiting = replace(deleted(), purge_call=PurgeCallSeen(under_way=True))
+    assert kinds(waiting, PurgePersistent, SetFinalizer) == []
+    assert "is being created" in plan(waiting).status.message
+
+
+def test_a_refused_attempt_says_so_with_the_servers_sentence_first_and_is_made_again() -> None:
+    made = plan(refused(1, AGAIN_SECONDS - 1))
+    assert made.status.message.startswith(f"{QUOTA}; so s3://bucket/prefix/uid-1 is not deleted yet (attempt 1 of 3)")
+    assert not any(isinstance(a, PurgePersistent | SetFinalizer) for a in made.actions)
+    assert made.wake_after_seconds == pytest.approx(1.0)
+    made = plan(refused(1, AGAIN_SECONDS))
+    assert [a for a in made.actions if isinstance(a, PurgePersistent)] == [PurgePersistent(1)]
+    (event,) = [e for e in made.events if e.reason == "PersistentDataDeletionRefused"]
+    assert event.warning
+    assert event.message == made.status.message
+    assert kinds(refused(2, 2 * AGAIN_SECONDS), PurgePersistent) == []
+    assert kinds(refused(2, REFUSED_TIMES * AGAIN_SECONDS), PurgePersistent) == [PurgePersistent(1)]
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        refused(PURGE_ATTEMPTS),
+        refused(1, 0.0, 0.0, PurgeSeen(2, "Failed", "AccessDenied", NOW - 90)),
+        refused(0, 5.0, PURGE_SECONDS),  # nobody answered for so long
+        refused(1, closing=True),
+    ],
+    ids=["refused each time", "failed and refused", "no answer", "the namespace is being deleted"],
+)
+def test_refused_attempts_count_towards_the_same_bound(seen: Observed) -> None:
+    made = plan(seen)
+    assert [a for a in made.actions if isinstance(a, SetFinalizer | PurgePersistent)] == [SetFinalizer(False)]
+    (event,) = made.events
+    assert event.reason == "PersistentDataLeft"
+    assert event.message.startswith(QUOTA)
+    assert "s3://bucket/prefix/uid-1 was not deleted" in event.message
+
+
+def test_an_attempt_whose_pod_somebody_removed_is_no_first_one_again() -> None:
+    seen = replace(deleted(), purge_call=PurgeCallSeen(2, NOW - AGAIN_SECONDS))
+    assert kinds(seen, PurgePersistent) == [PurgePersistent(3)]
+    seen = replace(deleted(), purge_call=PurgeCallSeen(PURGE_ATTEMPTS, NOW - AGAIN_SECONDS))
+    assert kinds(seen, PurgePersistent, SetFinalizer) == [SetFinalizer(False)]
+    seen = replace(deleted(PurgeSeen(1, "Running", created_seconds=NOW)), purge_call=PurgeCallSeen(1, NOW))
+    assert kinds(seen, PurgePersistent, SetFinalizer) == []
 
 
 def test_a_job_that_no_longer_wants_it_is_let_go_with_its_data_kept() -> None:

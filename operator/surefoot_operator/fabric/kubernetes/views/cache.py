@@ -16,7 +16,7 @@ from surefoot.task_set import TaskSet
 from surefoot_operator import metrics
 from surefoot_operator.api.gang_schedulers import GANG_SCHEDULERS
 from surefoot_operator.api.spec import Gang, NodeSignals
-from surefoot_operator.errors import FabricError
+from surefoot_operator.errors import FabricError, ViewRefused
 from surefoot_operator.fabric.interface import HolderPlace, TierAccess
 from surefoot_operator.fabric.kubernetes import labels, pod_groups
 from surefoot_operator.fabric.kubernetes.api import Api
@@ -81,18 +81,25 @@ class ClusterCache:
         self._tasks = TaskSet(_report)
 
     async def start(self) -> None:
-        """Returns once everything was listed. Raises FabricError after a timeout."""
+        """Returns once jobs and pods were listed, and nodes answered for. Raises FabricError after a timeout.
+
+        Nodes and leases may be refused: they are asked for again, no job is planned meanwhile (`check_fresh`), and each
+        says why. Without pods agents and evictions would be answered by what is not known.
+        """
         for feed in (*self._feeds, *self.groups.values()):
             self._tasks.start(feed.run(), f"watch {feed.path}")
         self._tasks.start(self._judge(), "judge leases")
         try:
             async with asyncio.timeout(SYNC_SECONDS):
                 for feed in self._feeds:
-                    await feed.synced.wait()
+                    await (feed.answered if feed in (self.nodes, self.leases) else feed.synced).wait()
         except TimeoutError:
-            missing = ", ".join(feed.path for feed in self._feeds if not feed.synced.is_set())
+            missing = [feed for feed in self._feeds if not feed.synced.is_set()]
             await self.close()
-            raise FabricError(f"{missing} could not be listed in {SYNC_SECONDS:g} s; is the CRD installed?") from None
+            refusals = "; ".join(feed.refusal for feed in missing if feed.refusal)
+            paths = ", ".join(feed.path for feed in missing)
+            hint = "; is the CRD installed?" if " (404 " in self.jobs.refusal else ""
+            raise FabricError(f"{refusals or 'no answer'}: {paths} not listed in {SYNC_SECONDS:g} s{hint}") from None
         for kind, feed in self._named.items():
             metrics.watch_age_seconds.labels(kind).set_function(feed.age_seconds)
 
@@ -128,18 +135,26 @@ class ClusterCache:
     def check_fresh(self) -> None:
         """Raises FabricError if no plan may be made.
 
-        A watch is stale, or nothing may be written.
+        A watch is stale or refused, or nothing may be written.
         """
         self.api.check_allowed()
         for feed in self._feeds:
             if not feed.fresh:
+                if feed.refusal:
+                    raise ViewRefused(f"{feed.refusal}; nothing is planned without this view")
                 raise FabricError(
                     f"the watch of {feed.path} is stale: the API server does not answer; nothing is planned"
                 )
 
-    def ages(self) -> dict[str, float]:
-        """Seconds since the API server last reported, by kind."""
-        return {kind: feed.age_seconds() for kind, feed in self._named.items()}
+    @property
+    def complete(self) -> bool:
+        """Whether everything was listed."""
+        return all(feed.synced.is_set() for feed in self._feeds)
+
+    def silences(self) -> dict[str, float]:
+        """Seconds since the API server last answered a watch, be it with a refusal, by kind."""
+        now = time.monotonic()
+        return {kind: now - feed.answered_at for kind, feed in self._named.items()}
 
     def pods_of(self, job: str) -> list[Object]:
         """The pods with this job's uid as label, whoever made them."""

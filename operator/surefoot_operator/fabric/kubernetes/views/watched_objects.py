@@ -49,7 +49,7 @@ class WatchedObjects:
     """Mirrors objects of one kind in `items`, by namespace and name.
 
     `run` until cancelled; `heard` is called in the loop after each change. `optional`: the server may not serve this
-    kind, or not let us see it, and may later; `refusal` says so meanwhile. `kept`: reduces an object to what is kept.
+    kind, or not let us see it, and may later: that is no fault. `kept`: reduces an object to what is kept.
     """
 
     def __init__(
@@ -57,14 +57,17 @@ class WatchedObjects:
     ) -> None:
         self.path = path
         self.items: dict[tuple[str, str], Object] = {}
-        self.synced = asyncio.Event()
+        self.synced, self.answered = asyncio.Event(), asyncio.Event()
+        """Set once it was listed; once the server has answered at all, be it with a refusal."""
+        self.answered_at = time.monotonic()
+        """When the server last answered: it may refuse, which no restart of ours would change."""
         self.heard_at = self.heard_since = time.monotonic()
         """When the server was last heard of, and since when it is without a break."""
         self.refusal = ""
-        """Why an optional kind is not served to us; empty: it is, for all that is known."""
+        """Why this kind is not served to us; empty: it is, for all that is known."""
         self._optional, self._kept = optional, kept
         self._broken = False
-        self._api, self._selector, self._heard = api, selector, heard
+        self._api, self._selector, self._heard = api.unreported() if optional else api, selector, heard
         self._version = ""
         self._forgotten: OrderedDict[str, None] = OrderedDict()
         self._learned: set[str] = set()
@@ -99,6 +102,9 @@ class WatchedObjects:
                     self._without(error)
                     await asyncio.sleep(NOT_SERVED_SECONDS * (1 + random.random()))
                     continue
+                if isinstance(error, ApiRefused):
+                    self.refusal, self.answered_at = str(error), time.monotonic()
+                    self.answered.set()
                 metrics.watch_failures.labels(self.path.rsplit("/", 1)[-1]).inc()
                 log.warning("%s; trying again", error)
                 # jitter: many operators must not come back to a restarted server at one moment
@@ -148,7 +154,7 @@ class WatchedObjects:
             if not following:
                 break
             query["continue"] = following
-        self._version, self.refusal = page["metadata"]["resourceVersion"], ""
+        self._version = page["metadata"]["resourceVersion"]
         self._hears()
         # newer than the list alone would not do: where a store was restored, everything known is newer, and a ghost
         newer = {
@@ -163,6 +169,7 @@ class WatchedObjects:
             if key not in newer:
                 self._take(item)
         self.synced.set()
+        self.answered.set()
 
     async def _watch(self) -> None:
         query: dict[str, str | int] = {
@@ -182,7 +189,8 @@ class WatchedObjects:
             raise
 
     def _hears(self) -> None:
-        self.heard_at = time.monotonic()
+        self.heard_at = self.answered_at = time.monotonic()
+        self.refusal = ""
         if self._broken:
             self.heard_since, self._broken = self.heard_at, False
 

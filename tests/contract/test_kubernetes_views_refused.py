@@ -1,0 +1,80 @@
+"""A cluster that may not be seen: what a start says, what keeps a running operator from planning, and that it recovers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from support.servers.memory_api import Refusal, Target, served
+from surefoot_operator.errors import FabricError, ViewRefused
+from surefoot_operator.fabric.kubernetes.api import Api
+from surefoot_operator.fabric.kubernetes.views import cache as cache_module
+from surefoot_operator.fabric.kubernetes.views import watched_objects
+from surefoot_operator.fabric.kubernetes.views.cache import ClusterCache
+
+FORBIDDEN = Refusal(403, "Forbidden", "it is forbidden: no right to list it")
+ABSENT = Refusal(404, "NotFound", "the server could not find the requested resource")
+
+
+def refusing(plural: str, refusal: Refusal) -> Callable[[Target], Refusal | None]:
+    return lambda target: refusal if target.plural == plural else None
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("plural", "refusal", "asks"),
+    [("trainingjobs", ABSENT, True), ("trainingjobs", FORBIDDEN, False), ("pods", FORBIDDEN, False)],
+)
+async def test_a_start_that_cannot_go_on_begins_with_the_servers_sentence(
+    plural: str, refusal: Refusal, asks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_module, "SYNC_SECONDS", 0.5)
+    async with served() as (server, client):
+        server.refuse = refusing(plural, refusal)
+        cache = ClusterCache(Api(client))
+        with pytest.raises(FabricError) as caught:
+            await cache.start()
+        assert str(caught.value).startswith(refusal.message)
+        assert plural in str(caught.value)
+        assert ("is the CRD installed?" in str(caught.value)) is asks
+
+
+@pytest.mark.parametrize("plural", ["nodes", "leases"])
+async def test_a_start_without_nodes_begins_and_plans_nothing_until_they_are_shown(plural: str) -> None:
+    async with served() as (server, client):
+        server.refuse = refusing(plural, FORBIDDEN)
+        cache = ClusterCache(Api(client))
+        await cache.start()
+        try:
+            assert not cache.complete
+            with pytest.raises(ViewRefused, match=f"^{FORBIDDEN.message}.*nothing is planned without this view"):
+                cache.check_fresh()
+            server.refuse = lambda target: None
+            await until(lambda: cache.complete)
+            cache.check_fresh()
+        finally:
+            await cache.close()
+
+
+async def test_a_right_that_is_taken_later_ends_planning_and_counts_as_an_answer() -> None:
+    async with served() as (server, client):
+        cache = ClusterCache(Api(client))
+        await cache.start()
+        try:
+            cache.check_fresh()
+            server.refuse = refusing("nodes", FORBIDDEN)
+            await until(lambda: cache.nodes.refusal)
+            cache.check_fresh()  # what was seen a moment ago still holds
+            cache.nodes.heard_at -= watched_objects.STALE_SECONDS
+            with pytest.raises(ViewRefused, match=f"^{FORBIDDEN.message}"):
+                cache.check_fresh()
+            assert cache.silences()["nodes"] < watched_objects.STALE_SECONDS  # a restart would hear the same
+        finally:
+            await cache.close()
