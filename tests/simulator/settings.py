@@ -62,6 +62,8 @@ class Settings:
     on_straggler: Literal["Warn", "Replace"] = field(default="Warn", repr=False)
     servers: int = field(default=1, repr=False)
     """Of each node's memory tier."""
+    racks: int = field(default=0, repr=False)
+    """That the nodes stand in, as their labels say; 0: nobody says."""
     version: int | None = None
     """Of the protocol, with which operator and workers begin; None: nothing is modelled to go over a wire."""
 

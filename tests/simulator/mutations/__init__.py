@@ -19,6 +19,7 @@ from simulator.mutations.restore import RESTORE
 from simulator.mutations.sickening import SICKENING
 from simulator.mutations.slowing import SLOWING
 from simulator.mutations.sparing import SPARING
+from simulator.mutations.spreading import SPREADING
 from simulator.mutations.talk import TALK
 from simulator.mutations.versions import VERSION_MUTATIONS
 
@@ -38,4 +39,5 @@ MUTATIONS = (
     *NARROWING,
     *PROXYING,
     *RECORDS,
+    *SPREADING,
 )
