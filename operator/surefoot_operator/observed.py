@@ -122,6 +122,8 @@ class NodeSeen:
     """What others say of it that is too little to leave it."""
     doubt: str = ""
     """What says that it is gone, where its observer may only not have heard it. Of one that is ready: it is said of most nodes at once."""
+    path: tuple[str, ...] = ()
+    """Where it stands, the highest level first; see `topology_levels`. Empty: nobody says."""
 
 
 @dataclass(frozen=True, slots=True)

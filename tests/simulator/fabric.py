@@ -16,8 +16,10 @@ from simulator.engine import Process
 from simulator.tiers import Holder
 from surefoot.agent import events as on
 from surefoot.agent.state import Departure
+from surefoot.protocol.checkpoints.placement import Topology
 from surefoot.protocol.identities import HolderEndpoint, HolderId
 from surefoot.protocol.node_findings import NodeFinding
+from surefoot_operator.api.topology_levels import topology_path
 from surefoot_operator.fabric.kubernetes.views.nodes import without_mass_doubt
 from surefoot_operator.observed import NodeSeen, WorkerSeen
 from surefoot_operator.policy.actions import CreateWorker, DeleteWorker
@@ -79,6 +81,8 @@ class Node:
     """No pod is put here any more."""
     doubted_until: float = 0.0
     """Until then the cluster calls it silent, though it lives: it was away itself, and hears one node after another again."""
+    rack: str = ""
+    """That it stands in, by its label."""
     pods: list[Pod] = field(default_factory=list)
     """What really runs here, whatever the API says."""
 
@@ -86,7 +90,13 @@ class Node:
 class Fabric:
     def __init__(self, simulation: Simulation, names: list[str]) -> None:
         self.simulation, self.engine = simulation, simulation.engine
-        self.nodes = {name: Node(name) for name in names}
+        self.nodes = {
+            name: Node(
+                name,
+                rack=f"rack-{place * simulation.settings.racks // len(names)}" if simulation.settings.racks else "",
+            )
+            for place, name in enumerate(names)
+        }
         self.pods: dict[tuple[int, int], Pod] = {}
         self.retired: list[Process] = []
         self.unkind_until = 0.0
@@ -122,7 +132,12 @@ class Fabric:
 
     def _seen(self, node: Node) -> NodeSeen:
         doubt = "its kubelet was not heard" if node.ready and self.engine.now < node.doubted_until else ""
-        return NodeSeen(node.name, node.name, node.ready, not node.cordoned, signal=node.signal, doubt=doubt)
+        schedulable, path = not node.cordoned, topology_path({"topology.kubernetes.io/rack": node.rack})
+        return NodeSeen(node.name, node.name, node.ready, schedulable, signal=node.signal, doubt=doubt, path=path)
+
+    def topology(self) -> Topology:
+        """Where nodes stand, as an operator knows it."""
+        return Topology(self.simulation.job.uid, {node.name: node.path for node in self.seen_nodes() if node.path})
 
     def free_nodes(self) -> int:
         return len(self._free())

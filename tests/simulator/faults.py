@@ -8,7 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
-from simulator import announced, damage, failing, hindrances, lasting, pace_watch, rollout, sickness, spoiling, starting
+from simulator import (
+    announced,
+    damage,
+    failing,
+    hindrances,
+    lasting,
+    pace_watch,
+    racks,
+    rollout,
+    sickness,
+    spoiling,
+    starting,
+)
 from simulator.fabric import Node, Pod
 from simulator.striking import LASTING, calm, disturb, later, part, some_holder, some_node
 from simulator.trainers import Trainer
@@ -287,5 +299,6 @@ KINDS: dict[str, tuple[float, Callable[[Simulation, float], None]]] = {
     **spoiling.KINDS,
     **failing.KINDS,
     **starting.KINDS,
+    **racks.KINDS,
 }
 """With how often each is drawn; at 0 only where it is named."""

@@ -139,7 +139,8 @@ class Operator:
         if self._ruled is None or self._ruled[0] is not self._status or self._ruled[1] != usable:
             replicas = self.simulation.job.spec.checkpoint.memory.replicas
             scope = scope_after(self._ruled and self._ruled[2].scope, self._status, self._holders, FEW_HOLDERS)
-            made = desired_messages.desired_state_after(None, self._status, usable, replicas, "", scope)
+            topology = self.simulation.fabric.topology()
+            made = desired_messages.desired_state_after(None, self._status, usable, replicas, "", scope, topology)
             self._ruled = (self._status, usable, made)
         return self._ruled[2]
 

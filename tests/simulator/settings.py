@@ -64,6 +64,8 @@ class Settings:
     """Of each node's memory tier."""
     active_deadline_seconds: float | None = field(default=None, repr=False)
     """When the job ends though it is not complete; None: never."""
+    racks: int = field(default=0, repr=False)
+    """That the nodes stand in, as their labels say; 0: nobody says."""
     version: int | None = None
     """Of the protocol, with which operator and workers begin; None: nothing is modelled to go over a wire."""
 

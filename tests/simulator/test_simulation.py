@@ -8,6 +8,7 @@ from typing import Literal
 import pytest
 
 from simulator import announced, damage, judgement, rollout, starting
+from simulator.mutations.spreading import RACKS
 from simulator.restless import RESTLESS
 from simulator.settings import Settings
 from simulator.world import simulate
@@ -48,6 +49,18 @@ def test_a_world_tied_to_its_size_waits_for_it_whatever_fails(block: int) -> Non
     for seed in range(block * 5, (block + 1) * 5):
         outcome = simulate(seed, Settings(nodes=4, workers=3, least_workers=1, steps=40, tied=True))
         assert outcome.violation is None, f"seed {seed}: {outcome.violation}"
+
+
+@pytest.mark.parametrize("block", range(2))
+def test_a_rack_that_dies_whole_takes_no_checkpoint_along(block: int) -> None:
+    """Of two racks of the same size, or three; the job goes on from what it had, with the nodes that are left or all."""
+    struck: Counter[str] = Counter()
+    for seed in range(block * 6, (block + 1) * 6):
+        for racks, least in ((2, 1), (3, 6)):
+            outcome = simulate(seed, replace(RACKS, racks=racks, least_workers=least))
+            assert outcome.violation is None, f"seed {seed} with {racks} racks: {outcome.violation}"
+            struck += Counter(outcome.faults)
+    assert struck["rack dies"] == 12
 
 
 SHAPES = ((3, 3, 4), (3, 1, 3), (3, 2, 4), (2, 2, 2), (3, 3, 3))

@@ -168,6 +168,7 @@ class MemoryTierSpec:
     size_limit_bytes: int | None = None
     """Per holder; enforced as Redis maxmemory. None: the fabric's default."""
     topology_key: str = "kubernetes.io/hostname"
+    """The label over whose values copies are spread where that is possible; this one: over zones or racks, as they are known."""
     bandwidth_bytes: int | None = None
     """A second, of one worker's copies to other nodes while it trains. None: as fast as it goes."""
 

@@ -55,6 +55,7 @@ _LARGEST = sys.float_info.max
 
 _MANAGER = re.compile(r"(?=.{3,63}$)[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
 
+_LABEL = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _OBJECT = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 
 _COUNT = Limit(least=1, most=100_000)
@@ -99,6 +100,9 @@ LIMITS = {
     ("MemoryTierSpec", "keep"): Limit(least=1, most=1000),
     ("MemoryTierSpec", "size_limit_bytes"): _BYTES,
     ("MemoryTierSpec", "bandwidth_bytes"): _BANDWIDTH,
+    ("MemoryTierSpec", "topology_key"): Limit(
+        characters=317, pattern=_LABEL, allowed="the key of a node label, such as topology.kubernetes.io/zone,"
+    ),
     ("PersistentTierSpec", "bandwidth_bytes"): _BANDWIDTH,
     ("PersistentTierSpec", "interval_steps"): _STEPS,
     ("PersistentTierSpec", "interval_seconds"): _POSITIVE,
@@ -210,12 +214,6 @@ def _check_sizes(spec: TrainingJobSpec, policy: ElasticPolicy) -> None:
 
 def _check_checkpoint(policy: CheckpointPolicy, least_holders: int) -> None:
     memory, persistent = policy.memory, policy.persistent
-    if memory.topology_key != "kubernetes.io/hostname":
-        raise SpecError(
-            "spec.checkpoint.memory.topologyKey",
-            memory.topology_key,
-            "only kubernetes.io/hostname is supported: copies are placed on different nodes",
-        )
     _check_interval("spec.checkpoint.memory", memory)
     if persistent is not None:
         _check_uri("spec.checkpoint.persistent", persistent.uri, persistent.endpoint)

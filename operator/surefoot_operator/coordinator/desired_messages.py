@@ -13,7 +13,7 @@ from typing import Literal
 
 from surefoot.protocol import messages
 from surefoot.protocol.checkpoints.completeness import effective_replicas
-from surefoot.protocol.checkpoints.placement import RankTargets, targets
+from surefoot.protocol.checkpoints.placement import UNKNOWN_TOPOLOGY, RankTargets, Topology, targets
 from surefoot.protocol.identities import ENDPOINT_ORDER, HolderEndpoint, WorkerId
 from surefoot.protocol.messages import Assign, Holders, SaveLevel, Stop, ToAgent
 from surefoot.protocol.pair_messages import PairTrial
@@ -74,15 +74,16 @@ def desired_state_after(
     replicas: int,
     token: str,
     scope: HolderScope = HolderScope(),  # noqa: B008  frozen
+    topology: Topology = UNKNOWN_TOPOLOGY,
 ) -> DesiredState:
     """Derives the desired state, reusing what has not changed.
 
     Most rounds change neither world nor holders, and placing each worker's copies anew would cost most of the round.
     """
-    given = (status.world, status.named_holders, usable, replicas, token, scope)
+    given = (status.world, status.named_holders, usable, replicas, token, scope, topology)
     if old is not None and old.made_from == given:
         return replace(old, status=status)
-    made = desired_state(status, usable, replicas, token, scope)
+    made = desired_state(status, usable, replicas, token, scope, topology)
     return replace(made, made_from=given)
 
 
@@ -92,6 +93,7 @@ def desired_state(
     replicas: int,
     token: str = "",
     scope: HolderScope = HolderScope(),  # noqa: B008  frozen
+    topology: Topology = UNKNOWN_TOPOLOGY,
 ) -> DesiredState:
     """Derives the desired state from status, usable holders, R and the secret.
 
@@ -106,7 +108,7 @@ def desired_state(
     members = status.world.members if status.world is not None and status.world.state == "Committed" else ()
     wanted = effective_replicas(replicas, len({e.domain for e in written}))
     local = status.world.size // len(members) if status.world is not None and members else 1
-    places = targets({m.index: m.node for m in members}, written, wanted, local)
+    places = targets({m.index: m.node for m in members}, written, wanted, local, topology)
     numbers = {(m.index, m.attempt, m.incarnation): n for n, m in enumerate(members)}
     newest = status.world.parent.step if status.world is not None and status.world.parent is not None else 0
     # whoever is to drop old saves is told of none that are bad, and would keep such a one in place of a good one

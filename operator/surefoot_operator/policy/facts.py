@@ -11,6 +11,7 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from surefoot.protocol.checkpoints.completeness import TierReading
+from surefoot.protocol.checkpoints.placement import Topology
 from surefoot.protocol.identities import Checkpoint, HolderId, WorkerId
 from surefoot.protocol.progress import mean_passes
 from surefoot_operator.api.spec import TrainingJobSpec
@@ -25,6 +26,7 @@ from surefoot_operator.policy.indexes import (
     nodes_by_name,
     sealed_at,
     sessions_by_id,
+    topology_of,
     workers_by_id,
 )
 
@@ -293,6 +295,11 @@ def reading_at(facts: Facts, epoch: int) -> TierReading:
 def memory_reading(facts: Facts, epoch: int) -> TierReading:
     """What was read for `epoch` of the holders alone."""
     return holders_reading(facts.seen.holders, epoch)
+
+
+def topology_of_job(facts: Facts) -> Topology:
+    """Where its nodes stand: the placement of its copies goes by it."""
+    return topology_of(facts.seen.nodes, facts.seen.job.uid)
 
 
 def domains_of(facts: Facts) -> dict[HolderId, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from surefoot.protocol.checkpoints.completeness import TierReading
+from surefoot.protocol.checkpoints.placement import Topology
 from surefoot.protocol.identities import HolderEndpoint, HolderId, WorkerId
 from surefoot_operator.api.status import Member
 from surefoot_operator.observed import NodeSeen, SessionSeen, WorkerSeen
@@ -90,6 +91,12 @@ def sealed_endpoints(holders: tuple[HolderSeen, ...], epoch: int) -> Mapping[Hol
 @kept_while_same
 def holders_reading(holders: tuple[HolderSeen, ...], epoch: int) -> TierReading:
     return TierReading({h.endpoint.holder: h.entries for h in sealed_at(holders, epoch)}, None)
+
+
+@kept_while_same
+def topology_of(nodes: tuple[NodeSeen, ...], job_uid: str) -> Topology:
+    """Where nodes stand, for the placement of one job's copies."""
+    return Topology(job_uid, {node.name: node.path for node in nodes if node.path})
 
 
 @kept_while_same

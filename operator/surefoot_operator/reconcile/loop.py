@@ -27,6 +27,7 @@ from surefoot_operator.fabric.interface import FabricSeen
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy.actions import Event, Plan, SetFinalizer
 from surefoot_operator.policy.check import check
+from surefoot_operator.policy.indexes import topology_of
 from surefoot_operator.policy.lifecycle.idle import is_idle
 from surefoot_operator.policy.lifecycle.invalid_spec import accepted, refused
 from surefoot_operator.policy.maintenance.drops_under_way import Going
@@ -299,7 +300,8 @@ class Reconciler:
         token = dependencies.epoch_token(epoch)
         before = self._desired.scope if self._desired is not None else None
         scope = scope_after(before, status, dependencies.memory.seen)
-        self._desired = desired_state_after(self._desired, status, usable, replicas, token, scope)
+        topology = topology_of(shown.nodes, shown.job.uid)
+        self._desired = desired_state_after(self._desired, status, usable, replicas, token, scope, topology)
         dependencies.channel.rule(self._desired)
 
     def _maintenance(self, seen: Observed, decided: Plan) -> Maintenance:

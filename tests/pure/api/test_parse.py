@@ -104,7 +104,7 @@ BROKEN: list[tuple[str, object, str, str]] = [
     ("spec.checkpoint.memory.bandwidth", "500Mbit", "spec.checkpoint.memory.bandwidth", "8Gi"),
     ("spec.checkpoint.memory.bandwidth", "100k", "spec.checkpoint.memory.bandwidth", "at least 1Mi, in bytes a second"),
     ("spec.checkpoint.persistent.bandwidth", 1, "spec.checkpoint.persistent.bandwidth", "at least 1Mi"),
-    ("spec.checkpoint.memory.topologyKey", "zone", "spec.checkpoint.memory.topologyKey", "hostname"),
+    ("spec.checkpoint.memory.topologyKey", "a zone", "spec.checkpoint.memory.topologyKey", "the key of a node label"),
     ("spec.checkpoint.onTotalLoss", "Ignore", "spec.checkpoint.onTotalLoss", "Wait, Fail, Restart"),
     ("spec.checkpoint.persistent.keepEverySteps", 0, "spec.checkpoint.persistent.keepEverySteps", "at least 1"),
     ("spec.checkpoint.persistent.keepSeconds", 0, "spec.checkpoint.persistent.keepSeconds", "at least 0.001"),

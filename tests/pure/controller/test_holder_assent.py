@@ -7,10 +7,7 @@ from typing import Any
 import pytest
 
 from surefoot_operator.controller.holder_assent import ASSENTS, OBJECTS, objection
-from surefoot_operator.controller.tier_pods import agreed_topology_key
 from surefoot_operator.policy.maintenance.rollout import HolderPod, ready_holders
-
-ZONE = "topology.kubernetes.io/zone"
 
 
 @pytest.mark.parametrize(
@@ -39,14 +36,3 @@ def test_an_assent_is_to_the_very_pods_that_were_ready() -> None:
     assert ready_holders([pod("a", "1"), pod("b", "restarted")]) != before
     assert ready_holders([pod("a", "1"), pod("b", "2", ready=False)]) != before
     assert ready_holders([pod("a", "1"), pod("b", "2", node_ready=False)]) != before
-
-
-def job(key: str = "") -> dict[str, Any]:
-    return {"spec": {"checkpoint": {"memory": {"topologyKey": key}}} if key else {}}
-
-
-def test_a_domain_is_restarted_whole_only_where_it_is_every_jobs() -> None:
-    """Of whatever shard: all copies of a job that spreads over nodes may lie in one zone."""
-    assert agreed_topology_key([job(ZONE), job(ZONE)]) == ZONE
-    assert agreed_topology_key([job(ZONE), job()]) == "kubernetes.io/hostname"
-    assert agreed_topology_key([]) == "kubernetes.io/hostname"

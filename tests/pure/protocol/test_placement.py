@@ -1,16 +1,18 @@
-"""Where copies lie: one's own node first, never two in one failure domain, evenly over nodes and their servers."""
+"""Where copies lie: one's own node first, never two in one failure domain, in different racks, evenly over servers."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from support.builders import endpoint
-from surefoot.protocol.checkpoints.placement import RankTargets, groups, targets
+from support.operations import counted
+from surefoot.protocol.checkpoints.placement import RankTargets, Topology, groups, targets
 from surefoot.protocol.identities import HolderEndpoint, ServerId
 
 
@@ -20,6 +22,116 @@ def test_groups_are_disjoint_whole_and_large_enough(domains: set[str], replicas:
     assert sorted(d for group in cut for d in group) == sorted(domains)
     wanted = min(replicas, len(domains))
     assert all(wanted <= len(group) < 2 * max(1, wanted) for group in cut)
+
+
+def named_by_rack(rack: int, node: int) -> str:
+    return f"rack{rack}-node{node:02}"
+
+
+def named_by_subnet(rack: int, node: int) -> str:
+    return f"ip-10-0-{rack}-{node + 10}.ec2.internal"
+
+
+def named_by_node(rack: int, node: int) -> str:
+    return f"node{node:02}-rack{rack}"
+
+
+NAMINGS = (named_by_rack, named_by_subnet, named_by_node, lambda rack, node: f"{hash((rack, node)) & 0xFFFFFFFF:x}")
+
+
+@st.composite
+def racks(draw: st.DrawFn) -> dict[str, str]:
+    """Nodes of some racks, with the rack of each."""
+    name = draw(st.sampled_from(NAMINGS))
+    sizes = draw(st.lists(st.integers(1, 12), min_size=1, max_size=6))
+    return {name(rack, node): f"r{rack}" for rack, size in enumerate(sizes) for node in range(size)}
+
+
+@given(racks(), st.integers(2, 4), st.text("abc", max_size=4), st.randoms())
+def test_groups_cross_racks_wherever_their_sizes_allow(
+    rack_of: dict[str, str], replicas: int, salt: str, rng: Random
+) -> None:
+    """No group has two nodes of a rack with at most 1/R of the nodes; of a larger one only where every group has one."""
+    topology = Topology(salt, {node: (rack,) for node, rack in rack_of.items()})
+    shuffled = rng.sample(sorted(rack_of), len(rack_of))
+    cut = groups(shuffled, replicas, topology)
+    assert sorted(node for group in cut for node in group) == sorted(rack_of)
+    assert cut == groups(rack_of, replicas, topology)
+    there = [Counter(rack_of[node] for node in group) for group in cut]
+    for rack, size in Counter(rack_of.values()).items():
+        if size <= len(cut):
+            assert all(group[rack] <= 1 for group in there)
+        else:
+            assert all(group[rack] >= 1 for group in there)
+
+
+@given(racks(), st.integers(2, 3), st.integers(1, 3))
+def test_where_the_zone_is_shared_the_rack_differs(rack_of: dict[str, str], replicas: int, zones: int) -> None:
+    """Racks of at most 1/R of their zone's nodes, zones of any size: one large zone is like no zone."""
+    path = {node: (f"z{int(rack[1:]) % zones}", rack) for node, rack in rack_of.items()}
+    for group in groups(rack_of, replicas, Topology("job", path)) if zones == 1 else ():
+        largest = max(Counter(rack_of.values()).values())
+        assert largest > len(rack_of) // replicas or len({rack_of[node] for node in group}) == len(group)
+    for index, (picks,) in targets(
+        dict(enumerate(rack_of)), [endpoint(n) for n in rack_of], replicas, 1, Topology("", path)
+    ).items():
+        assert picks[0].holder.node == list(rack_of)[index]
+        assert len({p.holder.node for p in picks}) == min(replicas, len(rack_of))
+
+
+def test_one_large_zone_does_not_bring_copies_into_one_rack() -> None:
+    """Twenty nodes of one zone have nobody in the other, and still have other racks."""
+    path = {f"a{i}": ("zone-a", f"rack-{i % 4}") for i in range(20)} | {
+        "b0": ("zone-b", "rack-b"),
+        "b1": ("zone-b", "rack-b"),
+    }
+    cut = groups(path, 2, Topology("job", path))
+    assert sum({path[node][0] for node in group} == {"zone-a", "zone-b"} for group in cut) == 2
+    assert all(len({path[node] for node in group}) == 2 for group in cut)
+
+
+@pytest.mark.parametrize("name", NAMINGS[:3])
+@pytest.mark.parametrize("labelled", [False, True])
+def test_no_naming_brings_both_copies_into_one_rack(name: Callable[[int, int], str], labelled: bool) -> None:
+    """Four racks of 18, as of NVL72: unlabelled, as few of a rack are together as chance brings; labelled, none."""
+    rack_of = {name(rack, node): f"r{rack}" for rack in range(4) for node in range(18)}
+    path = {node: (rack,) for node, rack in rack_of.items()} if labelled else {}
+    alike = [sum(len({rack_of[node] for node in group}) == 1 for group in groups(rack_of, 2, Topology(f"job-{n}", path)))
+             for n in range(50)]  # fmt: skip
+    assert max(alike) <= (0 if labelled else 18), alike
+    assert sum(alike) / 50 < 10.5, "a quarter of 36 by chance"
+
+
+@given(st.integers(2, 150), st.integers(2, 3), st.integers(0, 149), st.text("abc", max_size=3))
+def test_a_node_that_goes_moves_few_others(count: int, replicas: int, gone: int, salt: str) -> None:
+    """Some group at each fork of its branch; of 2,000 nodes 8 on average, where a list cut anew moves half of all."""
+    names = [named_by_rack(n % 4, n) for n in range(count)]
+    left = [name for n, name in enumerate(names) if n != gone % count]
+    before, after = (groups(there, replicas, Topology(salt)) for there in (names, left))
+    assert len(set(before) - set(after)) <= 2 * count.bit_length() + 8
+
+
+@pytest.mark.parametrize("racks_there", [2, 4, 50])
+def test_a_node_that_goes_moves_few_others_where_racks_are_known(racks_there: int) -> None:
+    path = {f"n{i}": (f"r{i % racks_there}",) for i in range(600)}
+    moved = []
+    for salt in range(10):
+        topology = Topology(str(salt), path)
+        left = [node for node in path if node != f"n{salt * 7}"]
+        moved.append(len(set(groups(path, 2, topology)) - set(groups(left, 2, topology))))
+    assert max(moved) <= 40, "of 300 groups"
+    assert sum(moved) / 10 <= 15
+
+
+def test_thousands_of_nodes_are_grouped_at_once() -> None:
+    """Whatever racks there are: the calls grow with the nodes, not with their square."""
+
+    def calls(count: int, racks_there: int) -> int:
+        path = {f"n{i}": (f"r{i % racks_there if i % 3 else 0}",) for i in range(count)}
+        return counted(lambda: groups(path, 2, Topology("job", path)))
+
+    for racks_there in (1, 2, 3, 40):
+        assert calls(2000, racks_there) < 13 * calls(200, racks_there)
 
 
 @given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from support.builders import manifest
 from surefoot.protocol.checkpoints.completeness import TierReading, complete, copies_of, watermark
 from surefoot.protocol.checkpoints.lineage import Lineage, LineageEntry
+from surefoot.protocol.checkpoints.placement import Topology
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.checkpoints.retention import (
     Standing,
@@ -184,6 +185,21 @@ def test_repairs_copy_what_is_there_to_where_it_is_not(one: int, two: int, three
         assert any(m.save == repair.save for m in readings[repair.source])
         assert all(m.save != repair.save for m in readings[repair.target])
         assert sum(any(m.save == repair.save for m in e) for e in readings.values()) < replicas
+
+
+@pytest.mark.parametrize("racks_left", [1, 2])
+def test_a_missing_copy_is_made_in_another_rack_where_there_is_one(racks_left: int) -> None:
+    """The emptiest holder stands beside the only copy; only where no other rack is left does it get the save."""
+    nodes = {"a1": "r1", "a2": "r1", **({"b1": "r2", "b2": "r2"} if racks_left == 2 else {})}
+    holders = {name: HolderId(name, name) for name in nodes}
+    saved, other = manifest(1, 10, 0, 1), manifest(1, 5, 0, 1)
+    readings = {holders[n]: (saved,) if n == "a1" else () if n == "a2" else (other,) for n in nodes}
+    topology = Topology("job", {name: (rack,) for name, rack in nodes.items()})
+    (repair,) = repairs(readings, {h: h.node for h in readings}, Checkpoint(1, 10), 2, topology=topology)
+    assert repair.target.node in ({"b1", "b2"} if racks_left == 2 else {"a2"})
+    leaving = frozenset({"b1", "b2"})
+    (repair,) = repairs(readings, {h: h.node for h in readings}, Checkpoint(1, 10), 2, leaving, topology)
+    assert repair.target.node == "a2", "a rack that is left takes nothing"
 
 
 # ---- the last good one ---------------------------------------------------------------------------------------------

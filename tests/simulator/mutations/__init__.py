@@ -20,6 +20,7 @@ from simulator.mutations.restore import RESTORE
 from simulator.mutations.sickening import SICKENING
 from simulator.mutations.slowing import SLOWING
 from simulator.mutations.sparing import SPARING
+from simulator.mutations.spreading import SPREADING
 from simulator.mutations.talk import TALK
 from simulator.mutations.versions import VERSION_MUTATIONS
 
@@ -40,4 +41,5 @@ MUTATIONS = (
     *PROXYING,
     *RECORDS,
     *ENDING,
+    *SPREADING,
 )

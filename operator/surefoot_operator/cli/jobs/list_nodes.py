@@ -67,7 +67,7 @@ def node_rows(view: JobView, everything: bool = False) -> list[NodeUse]:
             NodeUse(
                 name=name,
                 state=_state(view, node),
-                domain=UNKNOWN if node is None else node.domain,
+                domain=UNKNOWN if node is None else "/".join(filter(None, node.path)) or node.domain,
                 workers=tuple(f"{index}-{attempt}" for index, attempt in here),
                 ranks=tuple(str(places[one]) for one in here if one in places),
                 holder=UNKNOWN if view.holders is None else holders.get(name, "none"),

@@ -54,11 +54,9 @@ def places(
     return tuple(chosen[server] for server in sorted(chosen))
 
 
-def pods(
-    found: Iterable[Object], owner_uid: str, around: Collection[Object], heard: Heard, topology_key: str
-) -> tuple[HolderPod, ...]:
+def pods(found: Iterable[Object], owner_uid: str, around: Collection[Object], heard: Heard) -> tuple[HolderPod, ...]:
     """Reads one DaemonSet's pods for the rollout."""
-    weighed = nodes.without_mass_doubt(nodes.node(one, heard, topology_key) for one in around)
+    weighed = nodes.without_mass_doubt(nodes.node(one, heard) for one in around)
     known = {one.name: one for one in weighed}
     return tuple(_pod(pod, known) for pod in found if _is_owned(pod, owner_uid))
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from surefoot_operator.api import topology_levels
 from surefoot_operator.api.spec import GROUP, KIND, VERSION
 
 JOB_NAME = f"{GROUP}/job-name"
@@ -24,7 +25,7 @@ HOLDER_CONTAINER, HOLDER_PORT = "redis", 6379
 HOLDER_TLS = f"{GROUP}/tls"
 """An annotation of holders that speak TLS: while it is switched, some do and some do not."""
 TRAINER = "trainer"
-HOSTNAME = "kubernetes.io/hostname"
+HOSTNAME = topology_levels.HOSTNAME
 
 
 @dataclass(frozen=True, slots=True)

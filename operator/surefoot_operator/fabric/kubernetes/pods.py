@@ -220,12 +220,15 @@ def from_secret(name: str, key: str) -> Object:
 
 
 def _spread(spec: Object, job: TrainingJob) -> None:
-    """One worker a failure domain: two that die together would take each other's copies along."""
+    """One worker a node: two that die together would take each other's copies along.
+
+    Whatever else copies are spread over: a job of eight workers in two racks must be placed.
+    """
     if spec.get("topologySpreadConstraints") or (spec.get("affinity") or {}).get("podAntiAffinity"):
         return
     term = {
         "labelSelector": {"matchLabels": {labels.JOB_UID: job.uid}},
-        "topologyKey": job.spec.checkpoint.memory.topology_key,
+        "topologyKey": labels.HOSTNAME,
     }
     spec["affinity"] = {
         **(spec.get("affinity") or {}),

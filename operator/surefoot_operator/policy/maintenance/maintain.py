@@ -33,6 +33,7 @@ from surefoot_operator.policy.facts import (
     saving_steps,
     seconds_per_step,
     step_of,
+    topology_of_job,
 )
 from surefoot_operator.policy.indexes import sealed_endpoints, worker_id
 from surefoot_operator.policy.maintenance import good_checkpoint, intervals, memory_budget, promotion_plan
@@ -283,7 +284,8 @@ def _repairs(facts: Facts, memory: _Memory) -> tuple[CopySave, ...]:
             return _copied(facts, rescued)
     if wanted is None or wanted == memory.full or _newer_is_coming(facts, memory, wanted):
         return ()
-    return _copied(facts, retention.repairs(dict(memory.reading.holders), memory.domains, wanted, memory.replicas))
+    holders, topology = dict(memory.reading.holders), topology_of_job(facts)
+    return _copied(facts, retention.repairs(holders, memory.domains, wanted, memory.replicas, topology=topology))
 
 
 def _is_stored(facts: Facts, wanted: Checkpoint) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from surefoot.protocol.checkpoints.completeness import effective_replicas
-from surefoot.protocol.checkpoints.placement import RankTargets, servers_per_node, targets
+from surefoot.protocol.checkpoints.placement import RankTargets, Topology, servers_per_node, targets
 from surefoot.protocol.identities import HolderEndpoint
 from surefoot.protocol.plain import amount
 from surefoot_operator import names
@@ -22,7 +22,7 @@ from surefoot_operator.api.spec_limits import allowed_sizes
 from surefoot_operator.api.status import Condition, JobStatus, condition_of
 from surefoot_operator.observed_tiers import HolderSeen
 from surefoot_operator.policy.actions import Event
-from surefoot_operator.policy.facts import Facts, member_sessions, sealed_holders
+from surefoot_operator.policy.facts import Facts, member_sessions, sealed_holders, topology_of_job
 from surefoot_operator.policy.maintenance.good_checkpoint import more_kept
 
 FITS, TIER_TOO_SMALL, STAGING_TOO_SMALL = "Fits", "TierTooSmall", "StagingTooSmall"
@@ -165,7 +165,8 @@ def _shares(facts: Facts, saves: Mapping[int, int]) -> tuple[HolderShare, ...]:
     policy, members = facts.spec.checkpoint, facts.world.members
     replicas = effective_replicas(policy.memory.replicas, len({e.domain for e in holders}))
     local, servers = facts.world.size // len(members), servers_per_node(holders)
-    where = _placed(tuple((m.index, m.node) for m in members), tuple(holders), replicas, local)
+    topology = topology_of_job(facts)
+    where = _placed(tuple((m.index, m.node) for m in members), tuple(holders), replicas, local, topology)
     ranks: dict[HolderEndpoint, int] = {}
     size: dict[HolderEndpoint, int] = {}
     for index, by_rank in where.items():
@@ -204,9 +205,13 @@ def checkpoints(policy: CheckpointPolicy, more: int = 0) -> int:
 
 @functools.lru_cache(maxsize=16)
 def _placed(
-    nodes: tuple[tuple[int, str], ...], holders: tuple[HolderEndpoint, ...], replicas: int, local_ranks: int
+    nodes: tuple[tuple[int, str], ...],
+    holders: tuple[HolderEndpoint, ...],
+    replicas: int,
+    local_ranks: int,
+    topology: Topology,
 ) -> Mapping[int, RankTargets]:
-    return targets(dict(nodes), holders, replicas, local_ranks)
+    return targets(dict(nodes), holders, replicas, local_ranks, topology)
 
 
 def _others(holder: HolderSeen, save_bytes: int) -> int:

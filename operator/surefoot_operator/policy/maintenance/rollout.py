@@ -51,7 +51,6 @@ class JobSafety:
     safe: bool
     reason: str
     at_seconds: float
-    topology_key: str = ""
     nodes: Mapping[str, int] | None = None
 
 
@@ -70,10 +69,9 @@ def safety(seen: Observed, status: JobStatus, kept: Maintenance | None) -> JobSa
     `status` and `kept` were decided from `seen`.
     """
     name = f"{seen.job.namespace}/{seen.job.name}"
-    key = seen.job.spec.checkpoint.memory.topology_key
 
     def says(safe: bool, reason: str, nodes: Mapping[str, int] | None = None) -> JobSafety:
-        return JobSafety(name, safe, reason, seen.now, key, nodes)
+        return JobSafety(name, safe, reason, seen.now, nodes)
 
     world = status.world
     nothing = not status.recorded and status.last_complete is None

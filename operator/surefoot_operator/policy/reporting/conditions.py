@@ -9,8 +9,9 @@ import math
 from dataclasses import replace
 from typing import Literal
 
-from surefoot.protocol.checkpoints.completeness import complete, copies_of, effective_replicas
+from surefoot.protocol.checkpoints.completeness import TierReading, complete, copies_of, effective_replicas
 from surefoot.protocol.checkpoints.lineage import newest
+from surefoot.protocol.identities import Checkpoint
 from surefoot_operator import names
 from surefoot_operator.api.status import Condition, JobStatus, Phase, World, condition_of
 from surefoot_operator.policy.facts import (
@@ -26,12 +27,14 @@ from surefoot_operator.policy.facts import (
     saving_steps,
     seconds_per_step,
     step_of,
+    topology_of_job,
 )
 from surefoot_operator.policy.failure.holder_liveness import lost_sight
 from surefoot_operator.policy.failure.incidents import open_incident
 from surefoot_operator.policy.failure.numerics import unsound_loss
 from surefoot_operator.policy.failure.stragglers import sentence
 from surefoot_operator.policy.lifecycle.invalid_spec import INVALID
+from surefoot_operator.policy.reporting.copy_spread import copy_spread
 from surefoot_operator.policy.reporting.hindrances import UNSCHEDULABLE, hindrance, spare_hindrance
 from surefoot_operator.policy.reporting.refused_calls import acceptance
 from surefoot_operator.policy.reporting.time_spent import accounted
@@ -118,10 +121,17 @@ def protection(facts: Facts) -> tuple[Truth, str, str]:
     if _is_late(facts, behind):
         return "False", "Stalled", f"no checkpoint became complete for {STALLED_INTERVALS} intervals"
     if safe is not None:
-        return "True", "Protected", f"a complete checkpoint has {replicas} copies or is in the persistent tier"
+        return "True", "Protected", _where_safe(facts, safe, reading, replicas)
     if found:
         return "False", "TooFewCopies", f"no complete checkpoint has {replicas} copies yet"
     return "False", "NothingSaved", "no checkpoint is complete yet"
+
+
+def _where_safe(facts: Facts, safe: Checkpoint, reading: TierReading, copies: int) -> str:
+    if safe == facts.status.floor:
+        return "a complete checkpoint is in the persistent tier"
+    key = facts.spec.checkpoint.memory.topology_key
+    return f"a complete checkpoint has {copy_spread(reading, safe, copies, topology_of_job(facts), key)}"
 
 
 def _unread(facts: Facts, world: World) -> tuple[Truth, str, str]:

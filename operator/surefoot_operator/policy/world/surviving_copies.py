@@ -19,6 +19,7 @@ from surefoot_operator.policy.facts import (
     member_sessions,
     reading_at,
     sealed_holders,
+    topology_of_job,
 )
 from surefoot_operator.policy.indexes import worker_id
 
@@ -81,7 +82,11 @@ def repairs(facts: Facts, goal: Checkpoint, goes_on: bool) -> list[retention.Rep
     """Plans copies onto nodes that stay; `goes_on` as in `copies_wanted`."""
     reading, domains = reading_at(facts, facts.world.epoch), domains_of(facts)
     wanted = copies_wanted(facts, goes_on)
-    return retention.repairs(dict(reading.holders), domains, goal, wanted, frozenset(going(facts))) if wanted else []
+    if not wanted:
+        return []
+    return retention.repairs(
+        dict(reading.holders), domains, goal, wanted, frozenset(going(facts)), topology_of_job(facts)
+    )
 
 
 def going(facts: Facts) -> set[str]:

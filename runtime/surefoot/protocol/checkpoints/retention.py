@@ -15,6 +15,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 from typing import TypeVar
 
 from surefoot.protocol.checkpoints.lineage import Lineage, on_lineage
+from surefoot.protocol.checkpoints.placement import UNKNOWN_TOPOLOGY, Path, Topology
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
 
@@ -256,14 +257,17 @@ def repairs(
     wanted: Checkpoint,
     replicas_effective: int,
     leaving: frozenset[str] = frozenset(),
+    topology: Topology = UNKNOWN_TOPOLOGY,
 ) -> list[Repair]:
     """Plans copies until `wanted` is fully replicated, one per rank at once.
 
     Copies in failure domains that are `leaving` count only as sources. Targets are holders in failure domains that have
-    none yet, the emptiest first, so that a returned node fills up.
+    none yet, if possible in zones or racks that have none, the emptiest first, so that a returned node fills up.
     """
     planned: list[Repair] = []
-    room = _Room(readings, domains, leaving)
+    standing = topology.differing(holder.node for holder in readings)
+    racks = {holder: standing[holder.node][:1] for holder in readings}
+    room = _Room(readings, domains, leaving, racks)
     having: dict[RankSave, set[HolderId]] = {}
     size: dict[RankSave, int] = {}
     for holder, entries in readings.items():
@@ -275,42 +279,64 @@ def repairs(
         taken = {domains[h] for h in holders} - leaving
         if len(taken) >= replicas_effective:
             continue
-        target = room.take(taken, size[save])
+        target = room.take(taken, {racks[h] for h in holders if domains[h] in taken}, size[save])
         if target is not None:
             planned.append(Repair(save, min(holders), target))
     return planned
 
 
 class _Room:
-    """Holders by what they hold, the emptiest first: one is found without a look at all others."""
+    """Holders by rack and by what they hold, the emptiest first: one is found without a look at all others."""
 
     def __init__(
         self,
         readings: Mapping[HolderId, tuple[RankManifest, ...]],
         domains: Mapping[HolderId, str],
         leaving: frozenset[str],
+        racks: Mapping[HolderId, Path],
     ) -> None:
         self._holders: dict[str, list[tuple[int, HolderId]]] = {}
+        self._domains: dict[Path, list[tuple[int, HolderId, str]]] = {}
+        rack_of: dict[str, Path] = {}
         for holder, entries in readings.items():
             if domains[holder] not in leaving:
                 load = sum(m.stream_bytes for m in entries)
                 self._holders.setdefault(domains[holder], []).append((load, holder))
-        for loaded in self._holders.values():
+                rack_of[domains[holder]] = racks[holder]
+        for domain, loaded in self._holders.items():
             heapify(loaded)
-        self._domains = [(*loaded[0], domain) for domain, loaded in self._holders.items()]
-        heapify(self._domains)
+            self._domains.setdefault(rack_of[domain], []).append((*loaded[0], domain))
+        for emptiest in self._domains.values():
+            heapify(emptiest)
+        self._racks = [(*emptiest[0][:2], rack) for rack, emptiest in self._domains.items()]
+        heapify(self._racks)
 
-    def take(self, taken: Set[str], size_bytes: int) -> HolderId | None:
-        """The emptiest holder outside of the failure domains `taken`, which gets so much more; None: there is none."""
+    def take(self, taken: Set[str], racks_taken: Set[Path], size_bytes: int) -> HolderId | None:
+        """The emptiest holder outside of the failure domains `taken`, which gets so much more; None: there is none.
+
+        In another rack than those taken, where there is one.
+        """
         passed = []
-        while self._domains and self._domains[0][2] in taken:
-            passed.append(heappop(self._domains))
+        while self._racks and self._racks[0][2] in racks_taken:
+            passed.append(heappop(self._racks)[2])
+        if self._racks:
+            passed.insert(0, heappop(self._racks)[2])
+        found = next((holder for rack in passed if (holder := self._of(rack, taken, size_bytes)) is not None), None)
+        for rack in passed:
+            heappush(self._racks, (*self._domains[rack][0][:2], rack))
+        return found
+
+    def _of(self, rack: Path, taken: Set[str], size_bytes: int) -> HolderId | None:
+        emptiest = self._domains[rack]
+        passed = []
+        while emptiest and emptiest[0][2] in taken:
+            passed.append(heappop(emptiest))
         found = None
-        if self._domains:
-            load, found, domain = heappop(self._domains)
+        if emptiest:
+            load, found, domain = heappop(emptiest)
             loaded = self._holders[domain]
             heapreplace(loaded, (load + size_bytes, found))
-            heappush(self._domains, (*loaded[0], domain))
+            heappush(emptiest, (*loaded[0], domain))
         for one in passed:
-            heappush(self._domains, one)
+            heappush(emptiest, one)
         return found

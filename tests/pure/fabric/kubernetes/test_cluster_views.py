@@ -83,7 +83,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
 def test_many_jobs_cost_what_one_costs_and_a_change_what_changed(cluster: Cluster) -> None:
     nodes, places = cluster.look()
     assert (len(nodes), len(places), cluster.cost()) == (NODES, NODES, (NODES, 1))
-    assert places[4].domain == "r1"
+    assert (places[4].domain, nodes[4].path) == ("n004", ("r1",))
     for number in range(NODES):
         cluster.node(number, beat=1)
     assert cluster.look()[0] is nodes
@@ -117,8 +117,8 @@ def test_a_holder_that_went_and_another_password_are_seen(cluster: Cluster) -> N
 
 
 def test_who_asks_otherwise_sees_otherwise_and_no_way_of_asking_is_kept_for_ever(cluster: Cluster) -> None:
-    assert cluster.look(labels.HOSTNAME)[0][4].domain == "n004"
-    assert cluster.look("rack")[0][4].domain == "r1"
+    assert cluster.look(labels.HOSTNAME)[0][4].path == ()
+    assert cluster.look("rack")[0][4].path == ("r1",)
     for number in range(3 * cluster_views.MOST_VIEWS):
         cluster.look(f"key-{number}")
     assert len(cluster.cache._views._views) == cluster_views.MOST_VIEWS

@@ -70,7 +70,7 @@ def test_of_a_holders_pod_everything_that_is_read_is_kept(found: Object) -> None
     kept, access = kept_fields.holder_pod(found), TierAccess(password="p", authority="a")
     assert pod_observations.holders(kept, False, "d", access) == pod_observations.holders(found, False, "d", access)
     assert pod_observations.holder_marks(kept) == pod_observations.holder_marks(found)
-    read = [holders.pods([one], "u", [], Heard(), labels.HOSTNAME) for one in (kept, found)]
+    read = [holders.pods([one], "u", [], Heard()) for one in (kept, found)]
     assert read[0] == read[1] != ()
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from surefoot_operator.api.topology_levels import HOSTNAME
 from surefoot_operator.fabric.kubernetes import holders
 from surefoot_operator.fabric.kubernetes.api import Api
 from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
@@ -77,9 +78,13 @@ def test_pods_are_the_daemon_set_s_own_with_node_and_domain() -> None:
         metadata = {"name": name, "uid": f"u-{name}", "labels": labels, "ownerReferences": [{"uid": owner}]}
         return {"metadata": metadata, "spec": {"nodeName": node}, "status": status}
 
-    def node(name: str, zone: str, ready: str) -> dict[str, Any]:
+    def node(name: str, host: str, ready: str) -> dict[str, Any]:
         condition = {"type": "Ready", "status": ready}
-        return {"metadata": {"name": name, "labels": {"zone": zone}}, "spec": {}, "status": {"conditions": [condition]}}
+        return {
+            "metadata": {"name": name, "labels": {HOSTNAME: host}},
+            "spec": {},
+            "status": {"conditions": [condition]},
+        }
 
     ready = [{"type": "Ready", "status": "True"}]
     found = holders.pods(
@@ -90,13 +95,12 @@ def test_pods_are_the_daemon_set_s_own_with_node_and_domain() -> None:
             pod("d", "n1", owner="another"),
         ],
         "ds-1",
-        [node("n1", "z1", "True"), node("n2", "z2", "Unknown")],
+        [node("n1", "h1", "True"), node("n2", "h2", "Unknown")],
         Heard(),
-        "zone",
     )
     assert found == (
-        HolderPod("a", "u-a", "n1", "z1", "bbb", ready=True),
-        HolderPod("b", "u-b", "n2", "z2", "bbb", ready=False, node_ready=False),
+        HolderPod("a", "u-a", "n1", "h1", "bbb", ready=True),
+        HolderPod("b", "u-b", "n2", "h2", "bbb", ready=False, node_ready=False),
         HolderPod("c", "u-c", "", "", "bbb", ready=False),
     )
 

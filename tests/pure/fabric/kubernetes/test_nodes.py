@@ -50,7 +50,7 @@ def test_a_node_is_lost_by_what_its_kubelet_does_not_contradict(
     found: dict[str, Any], heard: Heard, lost: str, gone: int
 ) -> None:
     shown = among(found, heard, gone)
-    assert (shown.ready, shown.reason or shown.doubt, shown.domain) == (not lost, lost, "z")
+    assert (shown.ready, shown.reason or shown.doubt, shown.path) == (not lost, lost, ("z",))
     assert bool(shown.doubt) == (bool(lost) and OUT_OF_SERVICE["key"] not in lost), "it may only not have been heard"
 
 

@@ -209,8 +209,12 @@ def test_equal_secrets_are_one_object_and_others_are_another() -> None:
     assert first["stringData"] == {"SUREFOOT_HOLDER_PASSWORD": "a-password"}
 
 
-def test_workers_of_a_job_share_no_failure_domain() -> None:
-    (term,) = made()["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+def test_workers_of_a_job_share_no_node_whatever_copies_are_spread_over() -> None:
+    """Eight workers in two racks must be placed: the label that copies are spread over binds no worker."""
+    spread = {"memory": {"topologyKey": "topology.kubernetes.io/zone"}}
+    (term,) = made(checkpoint=spread)["spec"]["affinity"]["podAntiAffinity"][
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ]
     assert term["topologyKey"] == "kubernetes.io/hostname"
     assert term["labelSelector"] == {"matchLabels": {"surefoot.dev/job-uid": "u"}}
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from support.builders import BEGAN, running, with_worker
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import Condition, JobStatus, World
+from surefoot_operator.api.topology_levels import topology_path
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy.actions import Plan
 from surefoot_operator.policy.lifecycle.invalid_spec import accepted, refused
@@ -92,3 +93,23 @@ def test_a_memory_tier_that_is_away_protects_nothing_once_training_has_gone_on()
     new_leader = after(replace(late, term_seconds=late.now - 1), "CheckpointProtected")
     assert new_leader is not None
     assert new_leader.status == "True"
+
+
+def protected(racks: tuple[str, ...] = ()) -> str:
+    """What is said of three nodes in these racks; ranks save to their own node and the next."""
+    seen = running()
+    nodes = tuple(
+        replace(node, path=topology_path({"topology.kubernetes.io/zone": "z", "topology.kubernetes.io/rack": rack}))
+        for node, rack in zip(seen.nodes, racks or ("", "", ""), strict=True)
+    )
+    found = after(replace(seen, nodes=nodes), "CheckpointProtected")
+    assert found is not None
+    assert found.status == "True"
+    return found.message
+
+
+def test_the_spread_of_copies_is_told() -> None:
+    assert protected() == "a complete checkpoint has 2 copies on 2 nodes"
+    assert protected(("r1", "r2", "r3")) == "a complete checkpoint has 2 copies in 2 racks"
+    assert protected(("r1", "r1", "r2")) == "a complete checkpoint has 2 copies, of some ranks all within 1 rack"
+    assert protected(("r1", "r1", "r1")) == "a complete checkpoint has 2 copies on 2 nodes", "there is one rack only"

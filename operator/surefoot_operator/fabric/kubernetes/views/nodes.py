@@ -13,6 +13,7 @@ from typing import Any
 
 from surefoot_operator.api.known_node_words import KNOWN_SIGNALS, NOT_OF_THE_NODE, SHOWN_SIGNALS
 from surefoot_operator.api.spec import NodeSignals
+from surefoot_operator.api.topology_levels import HOSTNAME, topology_path
 from surefoot_operator.fabric.kubernetes.views.leases import Heard
 from surefoot_operator.observed import NodeSeen
 
@@ -25,19 +26,23 @@ _MOST_SAID = 200
 """Characters of a condition's own words."""
 
 
-def node(found: Object, heard: Heard, topology_key: str, signals: NodeSignals = KNOWN_SIGNALS) -> NodeSeen:
-    """Translates one node; what its observer may have caused is a doubt."""
-    name = found["metadata"]["name"]
+def node(found: Object, heard: Heard, topology_key: str = HOSTNAME, signals: NodeSignals = KNOWN_SIGNALS) -> NodeSeen:
+    """Translates one node; what its observer may have caused is a doubt.
+
+    Copies are always kept on different nodes; `topology_key` is the highest level that they are spread over.
+    """
+    name, labels = found["metadata"]["name"], found["metadata"].get("labels") or {}
     down = _out_of_service(found)
     return NodeSeen(
         name=name,
-        domain=found["metadata"].get("labels", {}).get(topology_key, name),
+        domain=labels.get(HOSTNAME, name),
         ready=not down,
         schedulable=not found["spec"].get("unschedulable", False),
         reason=down,
         signal=_signal(found, signals),
         remark=_signal(found, SHOWN_SIGNALS),
         doubt="" if down else _doubt(found, name in heard.renewed) or _unrenewed(name, heard),
+        path=topology_path(labels, topology_key),
     )
 
 
