@@ -63,6 +63,13 @@ class CopyRefused(TierError):
     """
 
 
+class SaveExists(TierError):
+    """Another save is committed under the same name, and stays as it is.
+
+    Final: names both.
+    """
+
+
 class TierFull(TierError):
     """The tier has no room left. Saving resumes when it has."""
 

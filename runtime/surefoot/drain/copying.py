@@ -3,7 +3,8 @@
 Promotion and repair are made of this. Each piece is taken from the first source whose copy of it is good, so one
 damaged chunk costs one other read, not the save. A copy goes on where an earlier one ended, also one whose process
 died: what the target has already, by length and by its own checksum, is not sent again. The index entry comes last;
-repeating a copy that is already there is success.
+repeating a copy that is already there is success, and writes nothing. Where a target commits once, another save of the
+same name is refused before a byte is written.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from surefoot.errors import ChunkMissing, CopyRefused, Corrupt, SurefootError, T
 from surefoot.format.layouts import Stream
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import RankSave
-from surefoot.tiers import CopiesParts, ManyStreams, Tier, verified
+from surefoot.tiers import CommitsOnce, CopiesParts, ManyStreams, Tier, verified
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -117,7 +118,8 @@ class CopiedSave:
 
     sent_bytes: int
     unchanged_bytes: int
-    written: WrittenSave
+    written: WrittenSave | None
+    """None: all of it was there."""
 
 
 def copy_save(
@@ -141,8 +143,11 @@ def copy_save(
     Raises:
         Unreadable: Some part is bad or absent everywhere.
         TierUnavailable: The same, but a silent source might have it. Beside these whatever the target raises.
+        SaveExists: The target has another save of that name; nothing was written.
     """
     manifest, having, silent = _manifest_of(save, sources)
+    if isinstance(target, CommitsOnce) and target.has(manifest):
+        return CopiedSave(0, 0, None)
     try:
         return _copied(manifest, having, target, (writer_epoch, pace), base_of(before, save, manifest.layout))
     except Unreadable as found:

@@ -20,7 +20,7 @@ from surefoot.drain.copying import Abandoned, CopiedSave, copy_save
 from surefoot.drain.target_writer import Probe
 from surefoot.drain.token_bucket import TokenBucket
 from surefoot.drain.unchanged_chunks import WrittenSave
-from surefoot.errors import SurefootError, TierError, Unreadable
+from surefoot.errors import SaveExists, SurefootError, TierError, Unreadable
 from surefoot.protocol.backoff import Backoff
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.tiers import Tier
@@ -131,8 +131,8 @@ class Promoter:
                 error, unreadable = str(problem), isinstance(problem, Unreadable) and not problem.absent
                 metrics.checkpoint_failures.labels("persistent", metrics.reason_of(problem)).inc()
                 log.warning("promoting %s failed: %s", save, problem)
-                if not isinstance(problem, TierError):
-                    # the source is bad: trying again finds the same, and who asks again shall not ask at once
+                if not isinstance(problem, TierError) or isinstance(problem, SaveExists):
+                    # the source is bad, or the name is taken: trying again finds the same, and who asks again shall not ask at once
                     self._closing.wait(self._options.retry_seconds * 2)
                     break
                 wait = Backoff(self._options.retry_seconds).seconds(attempt + 1, random.random())
@@ -140,7 +140,8 @@ class Promoter:
                     break
             else:
                 seconds = time.monotonic() - began
-                self._written[save.rank] = copied.written
+                if copied.written is not None:
+                    self._written[save.rank] = copied.written
                 metrics.checkpoint_bytes.labels("persistent").inc(copied.sent_bytes)
                 metrics.unchanged_bytes.labels("persistent").inc(copied.unchanged_bytes)
                 metrics.checkpoint_step.labels("persistent").set(save.step)

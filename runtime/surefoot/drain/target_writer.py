@@ -21,7 +21,7 @@ from surefoot.drain.slots import Acknowledged, LegEnded, LegRefused, SaveWritten
 from surefoot.drain.target_turns import TargetTurn
 from surefoot.drain.token_bucket import TokenBucket
 from surefoot.drain.unchanged_chunks import WrittenSave, base_of, successor
-from surefoot.errors import ChunkMissing, CopyRefused, Fenced, SurefootError, TierFull, TierUnavailable
+from surefoot.errors import ChunkMissing, CopyRefused, Fenced, SaveExists, SurefootError, TierFull, TierUnavailable
 from surefoot.protocol.identities import HolderId
 from surefoot.tiers import CopiesChunks, Tier, WritesAhead
 
@@ -108,6 +108,10 @@ class TargetWriter:
         except Fenced as refusal:
             log.info("%s refused a save, a newer epoch rules: %s", self.target, refusal, extra=self._keys(order))
             metrics.checkpoint_failures.labels(self._kind, "fenced").inc()
+            return LegRefused(order.slot, self.target)
+        except SaveExists as taken:
+            log.error("%s", taken, extra=self._keys(order))
+            metrics.checkpoint_failures.labels(self._kind, "exists").inc()
             return LegRefused(order.slot, self.target)
         except ChunkMissing as missing:
             return self._failed(order, "missing", missing)

@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 def heal(copies: Copies, stream_of: Callable[[int], Stream], writer_epoch: int) -> list[str]:
     """A sentence for each damage: what, where, and whether it is healed."""
     told = []
-    # a layout first: a tier that cuts its parts by it finds no chunk without it, and takes none
-    found = sorted(copies.damages(), key=lambda damage: damage.part != "layout")
+    # a tier cuts its parts by the layout and takes chunks by the digest table: without these it takes none
+    found = sorted(copies.damages(), key=lambda damage: (damage.part != "layout", damage.part != "digest table"))
     for damage in [*found, *copies.damaged_entries()]:
         source = copies.sources[damage.source]
         what = f"{damage.part} of {damage.save} at {source.name} was damaged or missing"

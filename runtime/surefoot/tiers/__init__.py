@@ -6,6 +6,7 @@
 from surefoot.tiers.open import open_persistent as open_persistent
 from surefoot.tiers.persistent import ObjectStoreTier as ObjectStoreTier
 from surefoot.tiers.tier import ByCheckpoint as ByCheckpoint
+from surefoot.tiers.tier import CommitsOnce as CommitsOnce
 from surefoot.tiers.tier import CopiesChunks as CopiesChunks
 from surefoot.tiers.tier import CopiesParts as CopiesParts
 from surefoot.tiers.tier import LayoutCopies as LayoutCopies

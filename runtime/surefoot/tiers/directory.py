@@ -68,17 +68,19 @@ class DirectoryStore:
                 temporary.unlink(missing_ok=True)
             return True
 
-    def create(self, path: str, data: bytes) -> bool:
+    def create(self, path: str, *pieces: bytes | memoryview, durable: bool = True) -> bool:
         with self._explained("creating", path):
-            temporary = self._write(path, data)
+            temporary = self._write(path, *pieces)
             try:
-                _sync(temporary)
+                if durable:
+                    _sync(temporary)
                 os.link(temporary, self._root / path)
             except FileExistsError:
                 return False
             finally:
                 temporary.unlink(missing_ok=True)
-            _sync((self._root / path).parent)
+            if durable:
+                _sync((self._root / path).parent)
             return True
 
     def change(self, path: str, change: Change) -> None:

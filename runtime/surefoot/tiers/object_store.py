@@ -41,10 +41,10 @@ class ObjectStore(Protocol):
         """
         ...
 
-    def create(self, path: str, data: bytes) -> bool:
-        """Writes durably if nothing is there.
+    def create(self, path: str, *pieces: bytes | memoryview, durable: bool = True) -> bool:
+        """Writes if nothing is there.
 
-        Of many callers exactly one gets True.
+        Of many callers exactly one gets True. `durable`: it survives a power cut; else `make_durable` sees to that.
         """
         ...
 

@@ -10,6 +10,8 @@
     {job}/epochs/{E}.json, lineage/{E}.json   what that epoch stands on, twice
 
 There is no fence here: a save of an overtaken world is not on the lineage, so nobody reads it and retention removes it.
+Under a committed name nothing is written: parts are created, never replaced, once a manifest names them. Two exceptions
+compare first: what an attempt without a manifest left behind, and a damaged part, which takes back its own bytes alone.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from collections.abc import Mapping, Sequence
 from zlib import crc32
 
 from surefoot import metrics
-from surefoot.errors import ChunkMissing, Corrupt, ProtocolError, TierError
+from surefoot.errors import ChunkMissing, Corrupt, ProtocolError, SaveExists, TierError
+from surefoot.format.digests import DIGEST_BYTES, digest, first_bad_block
+from surefoot.format.layouts import read_layout
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.tiers import manifest_lists, newest
@@ -32,6 +36,9 @@ from surefoot.tiers.object_store import ObjectStore, read_exactly
 from surefoot.tiers.parallel_reads import read_together
 
 log = logging.getLogger(__name__)
+
+_MOST_NEW = 64
+"""Saves that one connection remembers to be uncommitted: a writer has a few under way."""
 
 
 class ObjectStoreTier:
@@ -49,6 +56,8 @@ class ObjectStoreTier:
         self.epochs = EpochRecords(store, job)
         self._damaged: tuple[str, ...] = ()
         self._gathered = PartBuffer()
+        self._new: set[RankSave] = set()
+        """Saves that this connection found without a manifest, and writes."""
         self._layouts = LayoutRecords(store, self._names, read_only, self.seen)
         self._cuts: dict[str, Cut] = {}
         self._last_layout: tuple[str, bytes] = ("", b"")
@@ -60,20 +69,41 @@ class ObjectStoreTier:
     def put_chunk(self, save: RankSave, index: int, data: memoryview) -> None:
         """Keeps a chunk until its part is whole, then writes it.
 
-        Of a save whose manifest this connection has read, one chunk is written again at once.
+        Of a committed save one chunk that is damaged is written again at once.
         """
-        if save in self._layouts.of:
-            self._mend(save, index, data)
+        committed = self._committed_as(save)
+        if committed is not None:
+            self._mend(committed, index, data)
             return
         part = self._gathered.add(save, index, data)
         if part is not None:
-            self._store.put(self._names.part(save, index // PART_CHUNKS), *part)
+            self._write(save, self._names.part(save, index // PART_CHUNKS), *part)
 
     def put_values(self, save: RankSave, data: bytes) -> None:
-        self._store.put(self._names.named(save, "values"), data)
+        committed = self._committed_as(save)
+        if committed is not None and digest(data) != committed.values_digest:
+            raise _taken(committed, "other values")
+        self._write(save, self._names.named(save, "values"), data)
 
     def put_digests(self, save: RankSave, data: bytes) -> None:
-        self._store.put(self._names.named(save, "digests"), data)
+        committed = self._committed_as(save)
+        if committed is not None and digest(data) != committed.digests_digest:
+            raise _taken(committed, "another digest table")
+        self._write(save, self._names.named(save, "digests"), data)
+
+    def has(self, manifest: RankManifest) -> bool:
+        save, committed = manifest.save, self._committed_as(manifest.save)
+        if committed is None:
+            return False
+        if not committed.same_bytes_as(manifest):
+            raise _taken(committed, _described(manifest))
+        sizes = self._store.sizes(self._names.folder(save))
+        stream_bytes = sum(size for name, size in sizes.items() if part_of(name) is not None)
+        present = (stream_bytes, sizes.get("digests"), sizes.get("values"))
+        if present != (manifest.stream_bytes, manifest.digests_bytes, manifest.values_bytes):
+            return False
+        self._publish_checkpoint(manifest)  # whoever committed it may have died before
+        return True
 
     def commit(self, manifest: RankManifest, writer_epoch: int, chunk_lengths: tuple[int, ...]) -> None:
         """Writes the manifest; an older epoch is not refused.
@@ -83,11 +113,14 @@ class ObjectStoreTier:
         save = manifest.save
         if len(chunk_lengths) != manifest.chunks:
             raise ValueError(f"{save} has {manifest.chunks} chunks; {len(chunk_lengths)} lengths were given")
+        committed = self._committed_as(save)
+        if committed is not None and not committed.same_bytes_as(manifest):
+            raise _taken(committed, _described(manifest))
         self._put_last(save, chunk_lengths)
         wanted = {"digests": manifest.digests_bytes, "values": manifest.values_bytes}
-        digest, layout = self._last_layout
-        if digest == manifest.layout:
-            self._store.put(self._names.named(save, "layout"), layout)
+        name, layout = self._last_layout
+        if name == manifest.layout:
+            self._write(save, self._names.named(save, "layout"), layout)
             wanted["layout"] = len(layout)
         wanted |= {part_name(number): length for number, length in enumerate(part_lengths(chunk_lengths))}
         found = self._store.sizes(self._names.folder(save))
@@ -95,13 +128,12 @@ class ObjectStoreTier:
             if found.get(part) != length:
                 raise not_whole(save, part, found.get(part), length)
         there = self._store.sizes(self._names.layouts).get(f"{manifest.layout}.json")
-        if there is None or (digest == manifest.layout and there != len(layout)):
+        if there is None or (name == manifest.layout and there != len(layout)):
             raise ChunkMissing(f"{save} cannot be committed: its layout record {manifest.layout} is not there whole")
         self._store.make_durable(self._names.layouts)
         self._store.make_durable(self._names.folder(save))
         self._publish(manifest)
-        if len(self.committed(save.checkpoint)) >= manifest.world:
-            self._tell_whole(save.checkpoint, manifest.world)
+        self._publish_checkpoint(manifest)
 
     def manifests(self) -> tuple[RankManifest, ...]:
         return self._manifests_of(self.seen())
@@ -276,9 +308,15 @@ class ObjectStoreTier:
         return there == wanted
 
     def put_part(self, save: RankSave, part: int, chunks: Sequence[memoryview]) -> None:
-        self._store.put(self._names.part(save, part), *chunks)
+        committed = self._committed_as(save)
+        if committed is not None:
+            for index, data in enumerate(chunks, part * PART_CHUNKS):
+                self._check_own(committed, index, data)
+        self._write(save, self._names.part(save, part), *chunks)
 
     def copy_part(self, source: RankSave, save: RankSave, part: int) -> bool:
+        if self._committed_as(save) is not None:
+            return False  # it is sent instead, which compares
         return self._store.copy(self._names.part(source, part), self._names.part(save, part))
 
     # ---- how --------------------------------------------------------------------------------------------------------
@@ -292,10 +330,55 @@ class ObjectStoreTier:
         for index in range(part * PART_CHUNKS, min(len(chunk_lengths), (part + 1) * PART_CHUNKS)):
             if waiting.get(index) != chunk_lengths[index]:
                 raise not_whole(save, f"chunk {index}", waiting.get(index), chunk_lengths[index])
-        self._store.put(self._names.part(save, part), *self._gathered.take(save))
+        self._write(save, self._names.part(save, part), *self._gathered.take(save))
 
-    def _mend(self, save: RankSave, index: int, data: memoryview) -> None:
+    def _committed_as(self, save: RankSave) -> RankManifest | None:
+        """What is committed under a save's name; None: nothing, or a manifest of which no copy can be read."""
+        if save in self._new:
+            return None
+        try:
+            return self.read_manifest(save)
+        except ChunkMissing:
+            committed = None
+        except Corrupt:
+            committed = self._listed(save.checkpoint).get(save)
+        if committed is None:
+            if len(self._new) >= _MOST_NEW:
+                self._new.clear()
+            self._new.add(save)
+        return committed
+
+    def _write(self, save: RankSave, path: str, *pieces: bytes | memoryview) -> None:
+        """Creates one object of a save; replaces another one only where that is damaged, or no manifest names it."""
+        committed = save not in self._new
+        if not committed and self._store.create(path, *pieces, durable=False):
+            return
+        wanted = 0
+        for piece in pieces:
+            wanted = crc32(piece, wanted)
+        if self._store.checksum(path) == wanted:
+            return
+        if not committed:
+            self._new.discard(save)
+            other = self._committed_as(save)  # by a writer that was quicker
+            if other is not None:
+                raise _taken(other, "other bytes")
+        self._store.put(path, *pieces)
+
+    def _check_own(self, committed: RankManifest, index: int, data: memoryview) -> None:
+        """Raises SaveExists unless these are the bytes of a committed save's chunk, as its digest table has them."""
+        stream = read_layout(committed.layout, self.read_layout(committed.layout))
+        table = self.read_digests(committed.save, 0, committed.digests_bytes)
+        if digest(table) != committed.digests_digest:
+            raise Corrupt(f"the digest table of {committed.save} in the persistent tier is damaged; it is mended first")
+        blocks = stream.blocks_of_chunk(index)
+        wanted = table[blocks.start * DIGEST_BYTES : blocks.stop * DIGEST_BYTES]
+        if first_bad_block(data, stream.edges, blocks, wanted) is not None:
+            raise _taken(committed, f"another chunk {index}")
+
+    def _mend(self, committed: RankManifest, index: int, data: memoryview) -> None:
         """Rewrites one chunk of a committed save in its part; where the part is gone, zeros replace its neighbours."""
+        save = committed.save
         cut = self._cut(save)
         place = cut.chunk(index)
         if place is None or place[2] != len(data):
@@ -306,6 +389,9 @@ class ObjectStoreTier:
             whole = bytearray(read_exactly(self._store, path, 0, length))
         except ChunkMissing:
             whole = bytearray(length)
+        if whole[start : start + size] == data:
+            return
+        self._check_own(committed, index, data)
         whole[start : start + size] = data
         self._store.put(path, memoryview(whole))
 
@@ -357,17 +443,26 @@ class ObjectStoreTier:
         return sizes, manifest_lists.NAME in names
 
     def _publish(self, manifest: RankManifest) -> None:
-        path, text = self._names.manifest(manifest.save), manifest.to_json().encode()
-        if self._store.create(path, text):
+        save, text = manifest.save, manifest.to_json().encode()
+        path = self._names.manifest(save)
+        is_new = self._store.create(path, text)
+        self._new.discard(save)
+        if is_new:
             return
+        committed = self._committed_as(save)
+        if committed is not None and not committed.same_bytes_as(manifest):
+            raise _taken(committed, _described(manifest))
         try:
-            there = self.read_manifest(manifest.save)
+            self.read_manifest(save)
         except Corrupt:
-            self._store.put(path, text)  # it was damaged, and this is the same save
-            self._store.make_durable(self._names.checkpoint(manifest.save.checkpoint))
-            return
-        if not there.same_bytes_as(manifest):
-            raise TierError(f"{manifest.save} is already in the persistent tier, with other bytes; it stays as it is")
+            self._store.put(path, text)  # no copy says that it is another save
+            self._store.make_durable(self._names.checkpoint(save.checkpoint))
+            self._new.discard(save)
+
+    def _publish_checkpoint(self, manifest: RankManifest) -> None:
+        """Leaves the records of a checkpoint once all its ranks are there."""
+        if len(self.committed(manifest.save.checkpoint)) >= manifest.world:
+            self._tell_whole(manifest.save.checkpoint, manifest.world)
 
     def _read_all(self, checkpoints: Sequence[Checkpoint]) -> tuple[tuple[RankManifest, ...], tuple[str, ...]]:
         """Reads every manifest that can be read, by save, and describes the others' faults."""
@@ -385,3 +480,15 @@ class ObjectStoreTier:
             return None
         except Corrupt as damaged:
             return damaged
+
+
+def _described(manifest: RankManifest) -> str:
+    """One save's bytes, for people who compare it with another of its name."""
+    return f"one saved by {manifest.incarnation} (digests {manifest.digests_digest}, values {manifest.values_digest})"
+
+
+def _taken(committed: RankManifest, other: str) -> SaveExists:
+    return SaveExists(
+        f"{committed.save} is already in the persistent tier, with other bytes: {_described(committed)} stays as it is, and"
+        f" {other} is refused"
+    )

@@ -83,8 +83,8 @@ class S3Store:
             return False
         return True
 
-    def create(self, path: str, data: bytes) -> bool:
-        return self._put(path, (data,), "creating", {"IfNoneMatch": "*"})
+    def create(self, path: str, *pieces: bytes | memoryview, durable: bool = True) -> bool:
+        return self._put(path, pieces, "creating", {"IfNoneMatch": "*"})
 
     def change(self, path: str, change: Change) -> None:
         for _ in range(_CHANGE_TRIES):

@@ -176,6 +176,23 @@ class ManyStreams(Protocol):
 
 
 @runtime_checkable
+class CommitsOnce(Protocol):
+    """Extends `Tier` where nothing is written under a committed name.
+
+    Each write of a part of a committed save is compared first: its own bytes mend what is damaged, others are refused
+    with SaveExists.
+    """
+
+    def has(self, manifest: RankManifest) -> bool:
+        """Decides whether this save is committed here, and no part of it is missing.
+
+        Raises:
+            SaveExists: Another save is committed under its name.
+        """
+        ...
+
+
+@runtime_checkable
 class CopiesParts(Protocol):
     """Extends `ManyStreams` by copying parts between its own saves."""
 
