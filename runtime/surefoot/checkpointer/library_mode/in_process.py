@@ -10,13 +10,14 @@ import logging
 import mmap
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Never
 
 from surefoot import metrics
 from surefoot.drain.engine import Drain, DrainArena, DrainOptions, DrainWatcher
 from surefoot.drain.retention_thread import RetentionThread
 from surefoot.drain.slots import SealedSave
+from surefoot.errors import LastStepNotSaved
 from surefoot.ipc.trainer_messages import Attached, Pausing, Staged, Stepped
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
 from surefoot.protocol.loss_band import NONE_ODD, OddSteps
@@ -36,7 +37,7 @@ class InProcessTargets:
     Args:
         targets: where saves go; the first `replicas` of them must take each.
         open_tier: gives a thread its own connection.
-        retention: removes older checkpoints after saves; rank 0 alone has one.
+        retention: removes older checkpoints, and what failed saves left.
     """
 
     targets: tuple[HolderId, ...]
@@ -59,6 +60,10 @@ class InProcessBackend:
         self._drain: Drain | None = None
         self.lost: set[int] = set()
         """Steps whose saves were given up."""
+        self.saved_step = 0
+        """The newest step that a target acknowledged; 0: none yet."""
+        self._trouble = ""
+        """Why a newer one is not saved."""
 
     def arena(self, slot_bytes: int) -> tuple[memoryview, int, int]:
         """Allocates anonymous memory and touches every page now, not in a save."""
@@ -116,7 +121,16 @@ class InProcessBackend:
         log.error("%s could not be restored (%s): %s", checkpoint, "absent" if absent else "unreadable", detail)
 
     def say(self, reason: str, text: str) -> None:
+        if reason.startswith("Save"):
+            self._trouble = text
         log.warning("%s: %s", reason, text)
+
+    def refuse_unsaved(self, step: int) -> None:
+        """Raises LastStepNotSaved unless a target has acknowledged the save of `step`."""
+        restored = self.attached.parent.step if self.attached.parent is not None else 0
+        if step not in (self.saved_step, restored):
+            cause = self._trouble or "its save did not reach the folder in time"
+            raise LastStepNotSaved(step, self.saved_step or restored, cause)
 
     def flush(self, wait_seconds: float) -> bool:
         return self._drain is None or self._drain.flush(wait_seconds)
@@ -131,7 +145,10 @@ class InProcessBackend:
         """Does nothing: drain threads and tiers belong to the parent process."""
 
     def _start_drain(self, arena: DrainArena) -> Drain:
+        keeper = self._targets.retention
         watcher = DrainWatcher(self._freed, self._saved, self.say)
+        if keeper is not None:
+            watcher = replace(watcher, on_lost=keeper.discard, on_full=keeper.make_room)
         drain = Drain(arena, self.attached.incarnation, self._targets.open_tier, watcher, self._targets.options)
         targets = self._targets.targets
         drain.retarget(targets, frozenset(targets), self.attached.replicas)
@@ -144,6 +161,8 @@ class InProcessBackend:
             self._changed.notify_all()
 
     def _saved(self, save: RankSave, copies: int) -> None:
+        self.saved_step = max(self.saved_step, save.step)
+        self._trouble = ""
         if self._targets.retention is not None:
             self._targets.retention.saved(save.checkpoint)
 
