@@ -75,10 +75,9 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits that end soon: they are tested by themselves."""
     monkeypatch.setattr(waiting, "MIN_SECONDS", 0.3)
     monkeypatch.setattr(waiting, "UNKNOWN_STEP_SECONDS", 0.01)
-    monkeypatch.setattr(waiting, "step_seconds_of", lambda manifests: None)
     monkeypatch.setattr(library, "step_seconds_of", lambda manifests: None)
     monkeypatch.setattr(restore_choice, "MISSING_SECONDS", 0.3)
-    monkeypatch.setattr(library, "AWAY_SECONDS", 0.3)
+    monkeypatch.setattr(waiting, "AWAY_SECONDS", 0.3)
 
 
 def blind_start(folder: Path, parent: Checkpoint | None) -> None:

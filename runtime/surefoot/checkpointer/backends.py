@@ -72,7 +72,7 @@ class ConnectedBackend:
         self.link.close(step, offered)
 
     def refuse_unsaved(self, step: int) -> None:
-        """Raises LastStepNotSaved where a program without an agent has not saved `step`; with one the operator tells."""
+        """Raises LastStepNotSaved where a program without an agent has not saved `step`."""
         if isinstance(self.link, InProcessBackend):
             self.link.refuse_unsaved(step)
 

@@ -37,7 +37,10 @@ _failed = threading.Event()
 
 
 def fail_at_exit() -> None:
-    """Has the process end with 1: an error that is raised while the interpreter ends is printed, and changes nothing."""
+    """Has the process end with code 1.
+
+    An error that is raised while the interpreter ends is printed, and does not change the code.
+    """
     _failed.set()
 
 

@@ -78,8 +78,8 @@ class DrainWatcher:
     """(reason, text): something a person should hear of."""
     on_lost: Callable[[RankSave], None] = lambda _: None
     """(save): its slot is freed, and no target was ever asked to commit it: nobody will find it anywhere."""
-    on_full: Callable[[], None] = lambda: None
-    """A target has no room for a save, which is kept until a newer one is there."""
+    on_full: Callable[[RankSave], None] = lambda _: None
+    """(save): a target has no room for it; it is kept until a newer one is there."""
 
 
 def no_probe(stage: str) -> None:
@@ -250,7 +250,7 @@ class Drain:
                 text = f"{save} was not written to {target} ({why}); it has fewer copies until it is repaired"
                 self._tell(lambda: self._watcher.on_notice("SaveIncomplete", text))
                 if cause == "full":
-                    self._tell(self._watcher.on_full)
+                    self._tell(lambda: self._watcher.on_full(save))
             case Complain(text):
                 log.error("%s", text)
                 self._tell(lambda: self._watcher.on_notice("SaveRefused", text))

@@ -1,4 +1,4 @@
-"""Keeps the persistent tier in order in library mode: drops old checkpoints and what failed saves left.
+"""Drops old checkpoints, and what failed saves left, in library mode.
 
 Rank 0 drops all but the newest n after each save; every rank makes room where the tier is full.
 """
@@ -29,7 +29,7 @@ BEAT_SECONDS = 10.0
 _MAX_DISCARDS = 8
 
 
-class Watch(Protocol):
+class OvertakingWatch(Protocol):
     """Shows others that this program writes, and finds out whether one overtook it."""
 
     def beat(self, tier: ObjectStoreTier) -> None: ...
@@ -49,7 +49,7 @@ class RetentionThread:
         lineage: Lineage,
         epoch: int,
         keep: int,
-        watch: Watch | None = None,
+        watch: OvertakingWatch | None = None,
         leads: bool = True,
     ) -> None:
         self._open = open_tier
@@ -60,6 +60,8 @@ class RetentionThread:
         self._spared: frozenset[Checkpoint] = frozenset()
         self._overtaken_at: frozenset[Checkpoint] | None = None
         """What was there when another program was first seen to have overtaken this one: it may stand on it."""
+        self.outdone = False
+        """At the end: another program has overtaken this one, and saved; later starts go on from what that one saved."""
         self._covers: Covers = {}
         self._told: set[Checkpoint] = set()
         self._full = False
@@ -84,7 +86,7 @@ class RetentionThread:
             self._put(True)
 
     def make_room(self) -> None:
-        """Drops one complete checkpoint more than otherwise: the tier is full, and a newer one waits."""
+        """Drops the oldest complete checkpoint though it might stay: the tier is full, and a newer one waits."""
         self._full = True
         self._put(True)
 
@@ -144,6 +146,7 @@ class RetentionThread:
 
     def _end(self, tier: ObjectStoreTier) -> None:
         if self._watch is not None:
+            self.outdone = self._watch.check(tier) and any(c.epoch > self._epoch for c in tier.seen())
             self._watch.end(tier)
 
     def keep_now(self) -> list[Checkpoint]:
@@ -156,14 +159,14 @@ class RetentionThread:
         found = survey(tier)
         if self._watch is not None and self._watch.check(tier) and self._overtaken_at is None:
             self._overtaken_at = frozenset(found.seen)
-        drops = self._drops(tier, found, max(1, self._keep - 1) if full else self._keep)
+        drops = self._drops(tier, found, full)
         if self._overtaken_at is not None:
             drops = [c for c in drops if c.epoch == self._epoch and c not in self._overtaken_at]
         for checkpoint in drops:
             tier.drop_checkpoint(checkpoint)
         return drops
 
-    def _drops(self, tier: ObjectStoreTier, found: Survey, keep: int) -> list[Checkpoint]:
+    def _drops(self, tier: ObjectStoreTier, found: Survey, full: bool) -> list[Checkpoint]:
         """Chooses what to drop. What cannot be read stays: it may be good, and only a person can say that it is not."""
         self._covers, left_out = coverage(tier, found.manifests, self._covers)
         troubles = unjudged(found, self._covers, left_out)
@@ -183,5 +186,6 @@ class RetentionThread:
             bad=frozenset(),
             good=frozenset(c for c in (last_good(whole, found.manifests),) if c is not None),
         )
+        keep = max(1, min(self._keep, len(whole)) - 1) if full else self._keep
         unsure = self._spared | frozenset(troubles)
         return persistent_drops(whole, found.seen, standing, keep, unjudged=unsure)

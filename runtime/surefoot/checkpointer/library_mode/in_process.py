@@ -10,7 +10,7 @@ import logging
 import mmap
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Never
 
 from surefoot import metrics
@@ -62,6 +62,8 @@ class InProcessBackend:
         """Steps whose saves were given up."""
         self.saved_step = 0
         """The newest step that a target acknowledged; 0: none yet."""
+        self._without_room: dict[int, RankSave] = {}
+        """Saves under way that their target had no room for, by step; at most one a slot."""
         self._trouble = ""
         """Why a newer one is not saved."""
 
@@ -131,6 +133,12 @@ class InProcessBackend:
         if step not in (self.saved_step, restored):
             cause = self._trouble or "its save did not reach the folder in time"
             raise LastStepNotSaved(step, self.saved_step or restored, cause)
+        if step != restored and self._targets.retention is not None and self._targets.retention.outdone:
+            cause = (
+                "another program began a newer epoch in this folder and saved: later starts go on from there, and leave"
+                " the branch that this one saved on"
+            )
+            raise LastStepNotSaved(step, restored, cause)
 
     def flush(self, wait_seconds: float) -> bool:
         return self._drain is None or self._drain.flush(wait_seconds)
@@ -145,10 +153,7 @@ class InProcessBackend:
         """Does nothing: drain threads and tiers belong to the parent process."""
 
     def _start_drain(self, arena: DrainArena) -> Drain:
-        keeper = self._targets.retention
-        watcher = DrainWatcher(self._freed, self._saved, self.say)
-        if keeper is not None:
-            watcher = replace(watcher, on_lost=keeper.discard, on_full=keeper.make_room)
+        watcher = DrainWatcher(self._freed, self._saved, self.say, self._lost, self._found_full)
         drain = Drain(arena, self.attached.incarnation, self._targets.open_tier, watcher, self._targets.options)
         targets = self._targets.targets
         drain.retarget(targets, frozenset(targets), self.attached.replicas)
@@ -159,6 +164,18 @@ class InProcessBackend:
             self._busy.discard(slot)
             (self.lost.discard if ok else self.lost.add)(step)
             self._changed.notify_all()
+        save = self._without_room.pop(step, None)
+        if save is not None and not ok:
+            self._lost(save)
+
+    def _lost(self, save: RankSave) -> None:
+        if self._targets.retention is not None:
+            self._targets.retention.discard(save)
+
+    def _found_full(self, save: RankSave) -> None:
+        self._without_room[save.step] = save
+        if self._targets.retention is not None:
+            self._targets.retention.make_room()
 
     def _saved(self, save: RankSave, copies: int) -> None:
         self.saved_step = max(self.saved_step, save.step)

@@ -24,7 +24,7 @@ from surefoot.checkpointer.library_mode.epoch_records import (
 )
 from surefoot.checkpointer.library_mode.other_writers import WriterMark, wait_for_former_writers
 from surefoot.checkpointer.library_mode.restore_choice import FolderReading, doubt_of, passed_over, reopened
-from surefoot.checkpointer.library_mode.waiting import AWAY_SECONDS, Patience, step_seconds_of
+from surefoot.checkpointer.library_mode.waiting import Patience, answered, step_seconds_of
 from surefoot.checkpointer.world import ProcessWorld
 from surefoot.drain.survey import Survey, coverage, patiently, reasons, survey, unjudged
 from surefoot.errors import ConfigurationError, Corrupt, TierError, TierUnavailable, Unreadable
@@ -68,7 +68,10 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """What a person allows this start: `step` to go on from, though a newer one may be there; a second writer."""
+    """Holds what a person allows this start.
+
+    `step` to go on from, though a newer one may be there; a second writer beside one that has not ended.
+    """
 
     step: int | None = None
     second_writer: bool = False
@@ -98,14 +101,15 @@ def claim(tier: ObjectStoreTier, world_size: int, writer: EpochWriter | None = N
     reading = _settled(tier, frozenset(), allowed)
     parent, spared = _chosen(reading, frozenset())
     warn_of_other_program(reading.place, reading.records, writer)
-    epoch = patiently(tier.claim_epoch)
+    epoch = answered(tier.place, tier.claim_epoch)
     if epoch > 1 + max((c.epoch for c in reading.seen), default=0) and epoch - 1 not in reading.records:
         # claims were there that no listing had shown: another start came first, or the listing was an old one
         reading = _settled(tier, frozenset(), allowed, before=epoch)
         parent, spared = _chosen(reading, frozenset())
     entry = LineageEntry(epoch, parent, world_size)
-    write_record(tier, entry, writer, passed_over(reading, parent, frozenset()))
-    patiently(lambda: tier.epochs.beat(epoch, mark.to_text()))
+    skipped = passed_over(reading, parent, frozenset())
+    answered(tier.place, lambda: write_record(tier, entry, writer, skipped))
+    answered(tier.place, lambda: tier.epochs.beat(epoch, mark.to_text()))
     return Decision((*reading.lineage, entry), spared).to_text()
 
 
@@ -122,7 +126,8 @@ def choose_again(
     if parent is None:
         raise Unreadable("; ".join(bad.values()))
     entry = LineageEntry(own.epoch, parent, own.size)
-    write_record(tier, entry, EpochWriter.here(), passed_over(reading, parent, frozenset(bad)))
+    skipped = passed_over(reading, parent, frozenset(bad))
+    answered(tier.place, lambda: write_record(tier, entry, EpochWriter.here(), skipped))
     return Decision((*reading.lineage, entry), spared | decision.spared).to_text()
 
 
@@ -155,12 +160,7 @@ def _settled(
     """Reads the folder until nothing speaks against the choice; raises where that takes longer than it is worth."""
     patience = Patience()
     while True:
-        try:
-            reading = _look(tier, before)
-        except TierUnavailable as away:
-            if not patience.wait(f"{tier.place} cannot be read: {away}", AWAY_SECONDS):
-                raise
-            continue
+        reading = answered(tier.place, lambda: _look(tier, before))
         doubt = doubt_of(reading, bad)
         if doubt is None:
             return reading

@@ -15,13 +15,13 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from surefoot import metrics
-from surefoot.checkpointer.library_mode.waiting import Patience
+from surefoot.checkpointer.library_mode.waiting import Patience, answered
 from surefoot.drain.retention_thread import BEAT_SECONDS
-from surefoot.drain.survey import patiently
 from surefoot.errors import OtherWriter, TierError
 from surefoot.linux_process import ProcessIdentity, is_alive, own_identity
 from surefoot.tiers.persistent import ObjectStoreTier
@@ -33,6 +33,7 @@ FORMER_WRITER_SECONDS = 60.0
 STALE_SECONDS = 60.0
 """A sign of life that is older counts as none; clocks of hosts differ by less."""
 _WATCH_SECONDS = 2.5 * BEAT_SECONDS
+_MAX_MARKS = 4
 
 Verdict = Literal["own", "writes", "ended", "unknown"]
 
@@ -88,6 +89,32 @@ def judge(
     return "ended" if now - mark.at > STALE_SECONDS else "unknown"
 
 
+class _FormerWriter:
+    """Watches the mark of one epoch."""
+
+    def __init__(self, tier: ObjectStoreTier, epoch: int) -> None:
+        self._tier, self.epoch = tier, epoch
+        self._first, self._since = self._text(), time.monotonic()
+        self._moved = False
+        self.name = "another program"
+
+    def look(self, own: WriterMark) -> Verdict:
+        """Judges the mark as it is now; one of another host counts as dead when it has not changed for a while."""
+        text = self._text()
+        if text is None:
+            return "ended"
+        mark = WriterMark.parse(text)
+        self.name = str(mark) if mark is not None else self.name
+        self._moved = self._moved or text != self._first
+        verdict = judge(mark, own, time.time())
+        if verdict != "unknown" or self._moved:
+            return "writes" if verdict == "unknown" else verdict
+        return "ended" if time.monotonic() - self._since >= _WATCH_SECONDS else "unknown"
+
+    def _text(self) -> str | None:
+        return answered(self._tier.place, lambda: self._tier.epochs.last_beat(self.epoch))
+
+
 def wait_for_former_writers(
     tier: ObjectStoreTier, own: WriterMark, allowed: bool, patience: Patience | None = None
 ) -> None:
@@ -95,38 +122,22 @@ def wait_for_former_writers(
 
     Raises OtherWriter where one does not end in time, unless a second one is `allowed`.
     """
-    for epoch in patiently(tier.epochs.marked)[-_MAX_MARKS:]:
-        patience = patience or Patience()
-        watched = patiently(lambda epoch=epoch: tier.epochs.last_beat(epoch))  # type: ignore[misc]
-        since, moved = time.monotonic(), False
-        while (text := patiently(lambda epoch=epoch: tier.epochs.last_beat(epoch))) is not None:  # type: ignore[misc]
-            mark = WriterMark.parse(text)
-            verdict = judge(mark, own, time.time())
-            moved = moved or text != watched
-            if verdict == "unknown":
-                verdict = "writes" if moved else verdict
-                if not moved and time.monotonic() - since >= _WATCH_SECONDS:
-                    verdict = "ended"
-            if verdict == "own":
-                break
-            if verdict == "ended":
-                patiently(lambda epoch=epoch: tier.epochs.end_beats(epoch))  # type: ignore[misc]
-                break
-            who = str(mark) if mark is not None else "another program"
+    patience = patience or Patience()
+    for epoch in answered(tier.place, tier.epochs.marked)[-_MAX_MARKS:]:
+        former = _FormerWriter(tier, epoch)
+        while (verdict := former.look(own)) in ("writes", "unknown"):
+            who = f"{tier.place}: {former.name}"
             if verdict == "writes" and allowed:
-                log.error(
-                    "%s: %s writes here too, as epoch %d: the newer start counts from here on", tier.place, who, epoch
-                )
+                log.error("%s writes here too, as epoch %d: the newer start counts from here on", who, epoch)
                 break
-            if not patience.wait(f"{tier.place}: {who} has not ended its epoch {epoch}", FORMER_WRITER_SECONDS):
+            if not patience.wait(f"{who} has not ended its epoch {epoch}", FORMER_WRITER_SECONDS):
                 raise OtherWriter(
-                    f"{tier.place}: {who} still writes here, as epoch {epoch}: two at once would undo each other's work."
-                    " End it, or give this one a job= or a folder= of its own; to start nevertheless set"
+                    f"{who} still writes here, as epoch {epoch}: two at once would undo each other's work. End it, or"
+                    " give this one a job= or a folder= of its own; to start nevertheless set"
                     " SUREFOOT_SECOND_WRITER=allow"
                 )
-
-
-_MAX_MARKS = 4
+        if verdict == "ended":
+            answered(tier.place, partial(tier.epochs.end_beats, epoch))
 
 
 class WriterWatch:
@@ -144,7 +155,10 @@ class WriterWatch:
         tier.epochs.end_beats(self._epoch)
 
     def check(self, tier: ObjectStoreTier) -> bool:
-        """Whether another start claimed a newer epoch; logs it at the first save behind it and when they double."""
+        """Returns whether another start claimed a newer epoch.
+
+        Logs it at the first save after that, and each time their number has doubled.
+        """
         if not self.overtaken:
             try:
                 self.overtaken = tier.epochs.is_overtaken(self._epoch)

@@ -1,4 +1,4 @@
-"""Chooses the restore point from one reading of a job's folder, and says what makes the reading doubtful.
+"""Chooses the restore point from one reading of a folder, and says what makes it doubtful.
 
 Pure. One look decides about all later work: what is silent may be there in a moment, and what the record of the newest
 checkpoint names must not be taken for never saved. Called by `library`.
@@ -50,7 +50,7 @@ class Doubt:
 
 
 def doubt_of(reading: FolderReading, bad: frozenset[Checkpoint]) -> Doubt | None:
-    """Returns what stands against restoring the newest good checkpoint, or against beginning at step 0."""
+    """Returns what stands against the newest good checkpoint, or against beginning at step 0."""
     parent = reading.newest_good(bad)
     step = parent.step if parent is not None else 0
     silent = newest(c for c in reading.silent if c.step > step and c not in bad)

@@ -12,11 +12,14 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
+from surefoot.errors import TierUnavailable
 from surefoot.protocol.backoff import Backoff
 from surefoot.protocol.checkpoints.records import RankManifest
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 MIN_SECONDS, MAX_SECONDS = 10.0, 900.0
 AWAY_SECONDS = 20.0
@@ -71,3 +74,14 @@ class Patience:
         self._tries += 1
         self._sleep(min(_WAITS.seconds(self._tries, random.random()), seconds - spent))
         return True
+
+
+def answered(place: str, read: Callable[[], T]) -> T:
+    """Asks a tier until it answers; raises its last word where that takes too long."""
+    patience = Patience()
+    while True:
+        try:
+            return read()
+        except TierUnavailable as away:
+            if not patience.wait(f"{place} does not answer: {away}", AWAY_SECONDS):
+                raise
