@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from surefoot.data import ElasticSampler as ElasticSampler
     from surefoot.data import ElasticStream as ElasticStream
     from surefoot.data import sample_generator as sample_generator
+    from surefoot.errors import LastStepNotSaved as LastStepNotSaved
     from surefoot.errors import StateMismatch as StateMismatch
     from surefoot.errors import StateNotRestorable as StateNotRestorable
     from surefoot.errors import SurefootError as SurefootError
@@ -32,6 +33,7 @@ _ROOM_OF = {
     "ElasticStream": "surefoot.data",
     "describe_flat": "surefoot.state",
     "sample_generator": "surefoot.data",
+    "LastStepNotSaved": "surefoot.errors",
     "StateMismatch": "surefoot.errors",
     "StateNotRestorable": "surefoot.errors",
     "SurefootError": "surefoot.errors",
@@ -44,6 +46,7 @@ __all__ = [
     "ElasticLoader",
     "ElasticSampler",
     "ElasticStream",
+    "LastStepNotSaved",
     "StateMismatch",
     "StateNotRestorable",
     "SurefootError",

@@ -111,6 +111,22 @@ class Unreadable(SurefootError):
         self.absent = absent
 
 
+class OtherWriter(SurefootError):
+    """Another program writes to the same job's folder, and has not ended."""
+
+
+class LastStepNotSaved(SurefootError):
+    """A program without an agent ended, and its last step is in no checkpoint.
+
+    `step` is the one that was to be saved, `saved_step` the newest that this rank's saves reached; 0: none.
+    """
+
+    def __init__(self, step: int, saved_step: int, cause: str) -> None:
+        newest = f"the newest saved step is {saved_step}" if saved_step else "no step of this program is"
+        super().__init__(f"step {step} is not saved, {newest}: {cause}")
+        self.step, self.saved_step = step, saved_step
+
+
 class StateMismatch(SurefootError):
     """Checkpoint and program disagree about a name, shape or dtype.
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from surefoot.checkpointer.library_mode import library
 from surefoot.checkpointer.library_mode.in_process import PERSISTENT, InProcessBackend, InProcessTargets
+from surefoot.checkpointer.library_mode.other_writers import WriterWatch
 from surefoot.checkpointer.library_mode.restore_agreement import RestoreAgreement
 from surefoot.checkpointer.world import current_world, decide_once
 from surefoot.drain.retention_thread import RetentionThread
@@ -70,6 +71,11 @@ class ConnectedBackend:
     def close(self, step: int, offered: bool = False) -> None:
         self.link.close(step, offered)
 
+    def refuse_unsaved(self, step: int) -> None:
+        """Raises LastStepNotSaved where a program without an agent has not saved `step`."""
+        if isinstance(self.link, InProcessBackend):
+            self.link.refuse_unsaved(step)
+
 
 def connect_backend(
     options: LibraryOptions, given: SaveBackend | None, environment: Mapping[str, str] = os.environ
@@ -82,7 +88,7 @@ def connect_backend(
 
         link = AgentBackend.connect(environment)
         return connect_agent(link, job_settings(environment), environment.get("SUREFOOT_NODE"))
-    return start_in_process(library_settings(options, environment))
+    return start_in_process(library_settings(options, environment), environment)
 
 
 def connect_agent(link: SaveBackend, settings: JobSettings, node: str | None) -> ConnectedBackend:
@@ -104,7 +110,7 @@ def connect_agent(link: SaveBackend, settings: JobSettings, node: str | None) ->
     )
 
 
-def start_in_process(settings: JobSettings) -> ConnectedBackend:
+def start_in_process(settings: JobSettings, environment: Mapping[str, str] = os.environ) -> ConnectedBackend:
     """Claims an epoch with all ranks and starts this rank's drain.
 
     Raises ConfigurationError where no folder is named.
@@ -119,20 +125,20 @@ def start_in_process(settings: JobSettings) -> ConnectedBackend:
 
     def claim() -> str:
         with closing(open_persistent(persistent, settings.job, begin=True)) as tier:
-            return library.claim(tier, world.size)
+            return library.claim(tier, world.size, allowed=library.Allowed.of(environment))
 
     decision = library.Decision.from_text(decide_once(world, claim))
     about = library.attached(decision, world, settings)
-    keeper = RetentionThread(open_tier, decision.lineage, about.epoch, persistent.keep) if world.rank == 0 else None
+    watch = WriterWatch(about.epoch) if world.rank == 0 else None
+    keeper = RetentionThread(open_tier, decision.lineage, about.epoch, persistent.keep, watch, leads=world.rank == 0)
     link = InProcessBackend(about, InProcessTargets((PERSISTENT,), lambda _: open_tier(), keeper))
 
     def again(bad: dict[Checkpoint, str]) -> str:
         with closing(open_tier()) as tier:
-            return library.choose_again(tier, decision, bad)
+            return library.choose_again(tier, decision, bad, library.Allowed.of(environment))
 
     def moved(anew: library.Decision) -> None:
-        if keeper is not None:
-            keeper.set_lineage(anew.lineage, anew.spared)
+        keeper.set_lineage(anew.lineage, anew.spared)
         link.attached = library.attached(anew, world, settings, about.incarnation)
 
     moved(decision)

@@ -15,7 +15,7 @@ import torch
 
 from surefoot.checkpointer import forks, refusals, restoring
 from surefoot.checkpointer.backends import LibraryOptions, connect_backend
-from surefoot.checkpointer.exits import call_at_exit
+from surefoot.checkpointer.exits import call_at_exit, fail_at_exit
 from surefoot.checkpointer.foreign_loaders import refuse_shuffle_buffers
 from surefoot.checkpointer.gloo_peers import ShareReads
 from surefoot.checkpointer.injected_faults import InjectedFaults
@@ -29,7 +29,7 @@ from surefoot.checkpointer.skipped_batches import skip_batches
 from surefoot.checkpointer.standing import RankStanding
 from surefoot.checkpointer.state_guard import StateGuard
 from surefoot.checkpointer.step_saves import StepSaves
-from surefoot.errors import ConfigurationError
+from surefoot.errors import ConfigurationError, LastStepNotSaved
 from surefoot.ipc.backend import SaveBackend
 from surefoot.protocol.identities import Checkpoint
 from surefoot.state import Fit, Program
@@ -282,6 +282,9 @@ class Checkpointer:
         """Saves the last step unless another has begun, flushes and detaches.
 
         `save=False`: without a save, as the objects hold something else by now.
+
+        Raises:
+            LastStepNotSaved: without an agent, and after everything is closed: the save did not reach its folder.
         """
         if self._closed:
             return
@@ -293,6 +296,8 @@ class Checkpointer:
         if missing and offered:
             self._saves.save_for_certain(self._step)
         self._end(flush_seconds=CLOSE_SECONDS, offered=offered)
+        if offered and not self._disowned:
+            self._connected.refuse_unsaved(self._step)
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -345,10 +350,14 @@ class Checkpointer:
         leaves it in `sys.last_value`, and so does the agent's way of running a program."""
         if self._closed:
             return
-        if getattr(sys, "last_value", None) is None:
-            self.close()
-        else:
+        if getattr(sys, "last_value", None) is not None:
             self._end(flush_seconds=1.0)
+            return
+        try:
+            self.close()
+        except LastStepNotSaved as unsaved:
+            _log.error("%s", unsaved)
+            fail_at_exit()
 
 
 _OPTIONS = tuple(n for n, p in signature(Checkpointer.__init__).parameters.items() if p.kind is Parameter.KEYWORD_ONLY)

@@ -78,6 +78,8 @@ class DrainWatcher:
     """(reason, text): something a person should hear of."""
     on_lost: Callable[[RankSave], None] = lambda _: None
     """(save): its slot is freed, and no target was ever asked to commit it: nobody will find it anywhere."""
+    on_full: Callable[[RankSave], None] = lambda _: None
+    """(save): a target has no room for it; it is kept until a newer one is there."""
 
 
 def no_probe(stage: str) -> None:
@@ -242,10 +244,13 @@ class Drain:
             case CopyReport(save, copies):
                 metrics.checkpoint_step.labels("memory").set(save.step)
                 self._tell(lambda: self._watcher.on_saved(save, copies))
-            case GaveUp(save, target, cause):
+            case GaveUp(save, target, cause, detail):
                 metrics.fallbacks.labels("drain_gave_up").inc()
-                text = f"{save} was not written to {target} ({cause}); it has fewer copies until it is repaired"
+                why = detail or cause
+                text = f"{save} was not written to {target} ({why}); it has fewer copies until it is repaired"
                 self._tell(lambda: self._watcher.on_notice("SaveIncomplete", text))
+                if cause == "full":
+                    self._tell(lambda: self._watcher.on_full(save))
             case Complain(text):
                 log.error("%s", text)
                 self._tell(lambda: self._watcher.on_notice("SaveRefused", text))

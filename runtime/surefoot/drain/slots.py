@@ -193,6 +193,8 @@ class TargetFailed:
     now: float
     drawn: float = 0.0
     """Jitter in [0, 1)."""
+    detail: str = ""
+    """The error, for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +291,7 @@ class GaveUp:
     save: RankSave
     target: HolderId
     cause: str
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)

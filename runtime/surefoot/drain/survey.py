@@ -42,14 +42,21 @@ class Survey:
     left_out: tuple[LeftOut, ...] = ()
 
 
-def survey(tier: ObjectStoreTier, remembered: Mapping[RankSave, RankManifest] | None = None) -> Survey:
+def survey(
+    tier: ObjectStoreTier,
+    remembered: Mapping[RankSave, RankManifest] | None = None,
+    named: Checkpoint | None = None,
+) -> Survey:
     """Reads every manifest, and names those that it cannot.
 
     Raises TierUnavailable where the tier itself is away.
 
     `remembered`: manifests of an earlier look. One whose file is still there, as long as it was, is not read again.
+    `named`: a checkpoint that is looked for by its name, as a stale listing may lack it.
     """
     seen = patiently(tier.seen)
+    if named is not None and named not in seen and patiently(lambda: tier.committed(named)):
+        seen = tuple(sorted((*seen, named)))
     looks = read_together(lambda checkpoint: patiently(lambda: tier.standing(checkpoint, remembered)), seen)
     read = read_together(lambda save: _manifest(tier, save), [save for _, unread in looks for save in unread])
     left_out = tuple(one for one in read if isinstance(one, LeftOut))

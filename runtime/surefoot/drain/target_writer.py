@@ -64,6 +64,8 @@ class TargetWriter:
         self._written: WrittenSave | None = None
         """The last save that the target acknowledged."""
         self._told_refusal = False
+        self._failures = ("", 0)
+        """The last error, and how often it came since a save was acknowledged."""
         self._thread = threading.Thread(target=self._run, name=f"surefoot-writer-{target.node}", daemon=True)
         self._thread.start()
 
@@ -135,9 +137,15 @@ class TargetWriter:
     ) -> TargetFailed:
         self._written = None  # whatever it was: the next try sends everything
         save = order.work.sealed.save
-        log.warning("%s of %s on %s failed: %s", order.verb, save, self.target, error, extra=self._keys(order))
+        text = str(error)
+        self._failures = (text, self._failures[1] + 1 if self._failures[0] == text else 1)
+        if self._failures[1].bit_count() == 1:  # an outage tries hundreds of times: one line each time that doubles
+            again = f" ({self._failures[1]} times)" if self._failures[1] > 1 else ""
+            log.warning(
+                "%s of %s on %s failed%s: %s", order.verb, save, self.target, again, error, extra=self._keys(order)
+            )
         metrics.checkpoint_failures.labels(self._kind, cause).inc()
-        return TargetFailed(order.slot, self.target, cause, time.monotonic(), random.random())
+        return TargetFailed(order.slot, self.target, cause, time.monotonic(), random.random(), text)
 
     def _write(self, order: WriterOrder) -> Answer:
         work, save = order.work, order.work.sealed.save
@@ -185,6 +193,7 @@ class TargetWriter:
         tier.commit(manifest, work.sealed.save.epoch, work.chunk_lengths)
         base = self._base(work, tier)
         self._written = successor(base, work.sealed.save, work.layout.digest, work.table)
+        self._failures = ("", 0)
         self._probe("committed")
         return Acknowledged(order.slot, self.target)
 

@@ -134,7 +134,7 @@ def _failed(
     if failures < (1 if leg.target in state.away else state.limits.attempts):
         return state, replace(leg, phase="resting")
     if not leg.given_up:
-        commands.append(GaveUp(slot.sealed.save, leg.target, event.cause))
+        commands.append(GaveUp(slot.sealed.save, leg.target, event.cause, event.detail))
     return replace(state, away=state.away | {leg.target}), replace(leg, phase="lost", given_up=True)
 
 

@@ -25,6 +25,7 @@ from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.restore.catalogue import Catalogue, SaveSource, reread
 from surefoot.restore.read_plan import preference, spread
 from surefoot.tiers import Tier
+from surefoot.tiers.parallel_reads import LOOK_WAITS, LOOKS
 from surefoot.tiers.verified import is_listed
 
 log = logging.getLogger(__name__)
@@ -130,17 +131,21 @@ class Copies:
     ) -> tuple[T, int]:
         """Reads a part from the first good copy; adds its source.
 
-        `begin`: a source to try first. Raises Unreadable once every copy answered and failed.
+        `begin`: a source to try first. Raises Unreadable once every copy answered and failed, more than once: one answer
+        that came spoiled is no verdict where there is no other copy.
         """
-        waits = count(1)
+        waits, looks = count(1), count(1)
         while True:
             manifest = self.manifest(rank)
             problems: list[Exception] = []
+            damages: dict[int, Exception] = {}
             for number in sorted(self._order.get(rank, ()), key=lambda source: source != begin):
                 try:
-                    return read(self.connections.to(number), manifest), number
+                    data = read(self.connections.to(number), manifest)
+                    self._note_all(manifest.save, part, damages)
+                    return data, number
                 except (Corrupt, ProtocolError, ChunkMissing) as problem:
-                    self.note(Damage(manifest.save, part, number), problem)
+                    damages[number] = problem
                     problems.append(problem)
                 except TierError as problem:
                     log.warning("%s of %s: %s", part, manifest.save, problem)
@@ -149,6 +154,12 @@ class Copies:
                     problems.append(problem)
             silent = [p for p in problems if isinstance(p, TierError) and not isinstance(p, ChunkMissing)]
             if not silent and not self._catalogue.silent:
+                if problems and (look := next(looks)) < LOOKS:
+                    for number in damages:
+                        self.connections.drop(number)
+                    self._stop.wait(LOOK_WAITS.seconds(look, random.random()))
+                    continue
+                self._note_all(manifest.save, part, damages)
                 why = "; ".join(map(str, problems)) or "no index has it"
                 absent = all(isinstance(p, ChunkMissing) for p in problems) and not self._is_listed(rank)
                 raise Unreadable(f"{part} of {manifest.save} cannot be read from any copy: {why}", absent=absent)
@@ -169,6 +180,10 @@ class Copies:
                 log.info("%s has it not either: %s", self.sources[number].name, problem)
                 self.connections.drop(number)
         return None
+
+    def _note_all(self, save: RankSave, part: str, damages: Mapping[int, Exception]) -> None:
+        for number, problem in damages.items():
+            self.note(Damage(save, part, number), problem)
 
     def note(self, damage: Damage, problem: Exception) -> None:
         """Records a damaged copy, to be logged and healed once."""

@@ -2,12 +2,12 @@
 
 Of programs that run without a coordinator. An epoch is claimed by creating its file, which no second program can. What
 it stands on is written twice: a record that is damaged would otherwise take every checkpoint of its epoch off the
-lineage. Used by `persistent`.
+lineage. A third file shows that an epoch's program is at work. Used by `persistent`.
 """
 
 from __future__ import annotations
 
-from surefoot.errors import ChunkMissing, TierUnavailable
+from surefoot.errors import ChunkMissing, TierError, TierUnavailable
 from surefoot.tiers.object_store import ObjectStore
 from surefoot.tiers.parallel_reads import read_together
 
@@ -49,8 +49,8 @@ class EpochRecords:
             self._store.put(f"{self._job}/{folder}/{epoch}.json", text.encode())
             self._store.make_durable(f"{self._job}/{folder}")
 
-    def recorded(self) -> dict[int, tuple[str, ...]]:
-        """Reads every copy of each record, by epoch.
+    def recorded(self) -> dict[int, tuple[str | TierError, ...]]:
+        """Reads every copy of each record, by epoch; an error stands for one that the store did not give.
 
         An epoch that was claimed and never recorded is left out.
         """
@@ -60,14 +60,47 @@ class EpochRecords:
             for name in self._store.sizes(f"{self._job}/{folder}")
             if name.endswith(".json") and name.removesuffix(".json").isdecimal()
         ]
-        found: dict[int, tuple[str, ...]] = {}
+        found: dict[int, tuple[str | TierError, ...]] = {}
         for (epoch, _), text in zip(paths, read_together(self._text, [path for _, path in paths]), strict=True):
             found[epoch] = (*found.get(epoch, ()), text)
         return dict(sorted(found.items()))
 
-    def _text(self, path: str) -> str:
+    def is_overtaken(self, epoch: int) -> bool:
+        """Whether another program claimed the next epoch: one small read, as claims are consecutive."""
+        try:
+            self._store.read(f"{self._job}/epochs/{epoch + 1}", 0, 1)
+        except ChunkMissing:
+            return False
+        return True
+
+    def beat(self, epoch: int, text: str) -> None:
+        """Shows that the program of this epoch is at work; its text differs each time."""
+        self._store.put(self._alive(epoch), text.encode())
+
+    def marked(self) -> list[int]:
+        """Lists epochs whose program has not ended in order, oldest first."""
+        names = [n.removesuffix(".alive") for n in self._store.sizes(f"{self._job}/epochs") if n.endswith(".alive")]
+        return sorted(int(name) for name in names if name.isdecimal())
+
+    def last_beat(self, epoch: int) -> str | None:
+        """What that program wrote last; None where it ended in order."""
+        try:
+            return self._store.read(self._alive(epoch)).decode(errors="replace")
+        except ChunkMissing:
+            return None
+
+    def end_beats(self, epoch: int) -> None:
+        """Notes that the program of this epoch writes nothing more."""
+        self._store.remove(self._alive(epoch))
+
+    def _alive(self, epoch: int) -> str:
+        return f"{self._job}/epochs/{epoch}.alive"
+
+    def _text(self, path: str) -> str | TierError:
         """Empty where it has gone since it was listed."""
         try:
             return self._store.read(path).decode(errors="replace")
         except ChunkMissing:
             return ""
+        except TierError as silent:
+            return silent

@@ -16,6 +16,7 @@ from surefoot.errors import Corrupt, TierError
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.tiers.object_names import Names
 from surefoot.tiers.object_store import ObjectStore
+from surefoot.tiers.parallel_reads import second_look
 
 _COPIES = 3
 """Rank saves whose own copy is looked at, where the shared one is not good."""
@@ -67,10 +68,16 @@ class LayoutRecords:
         return list(dict.fromkeys([*known[:_COPIES], *others[:_COPIES]]))
 
     def _at(self, path: str, digest: str) -> tuple[str, TierError | Corrupt | None]:
-        try:
+        raw = b""
+
+        def read() -> None:
+            nonlocal raw
             raw = self._store.read(path)
-        except TierError as problem:
-            return "", problem
-        good = xxhash.xxh3_64_hexdigest(raw) == digest
-        trouble = None if good else Corrupt(f"{path} in the persistent tier is damaged")
-        return raw.decode(errors="replace"), trouble
+            if xxhash.xxh3_64_hexdigest(raw) != digest:
+                raise Corrupt(f"{path} in the persistent tier is damaged")
+
+        try:
+            second_look(read)
+        except (TierError, Corrupt) as problem:
+            return raw.decode(errors="replace"), problem
+        return raw.decode(errors="replace"), None

@@ -8,6 +8,7 @@
     {job}/newest.json                    the newest checkpoint of which every rank's manifest is here
     {job}/epochs/{E}                     who runs without a coordinator claims its epoch by creating this
     {job}/epochs/{E}.json, lineage/{E}.json   what that epoch stands on, twice
+    {job}/epochs/{E}.alive               its program is at work, and has not ended in order
 
 There is no fence here: a save of an overtaken world is not on the lineage, so nobody reads it and retention removes it.
 Under a committed name nothing is written: parts are created, never replaced, once a manifest names them. Two exceptions
@@ -33,7 +34,7 @@ from surefoot.tiers.epochs import EpochRecords
 from surefoot.tiers.layout_records import LayoutRecords
 from surefoot.tiers.object_names import Names, checkpoint_of, part_of, rank_of
 from surefoot.tiers.object_store import ObjectStore, read_exactly
-from surefoot.tiers.parallel_reads import read_together
+from surefoot.tiers.parallel_reads import read_together, second_look
 
 log = logging.getLogger(__name__)
 
@@ -217,15 +218,30 @@ class ObjectStoreTier:
         metrics.fallbacks.labels("persistent_listed").inc()
         return newest.of(self.manifests())
 
-    def had_newest(self) -> bool:
-        """Decides whether some checkpoint was once complete here.
+    def named_newest(self) -> Checkpoint | None:
+        """Reads which checkpoint was the newest whole one, as the record says; None where there is no record.
 
-        The record of the newest one says so.
+        Raises:
+            Corrupt: It is there, and says nothing.
+            TierUnavailable: The tier does not say.
         """
-        try:
-            return newest.read(self._store.read(self._names.newest())) is not None
-        except ChunkMissing:
-            return False
+
+        def read() -> Checkpoint | None:
+            try:
+                text = self._store.read(self._names.newest())
+            except ChunkMissing:
+                return None
+            told = newest.read(text)
+            if told is None:
+                raise Corrupt(f"persistent: {self._names.newest()} is damaged")
+            return told[0]
+
+        return second_look(read)
+
+    def drop_unfinished(self, save: RankSave) -> None:
+        """Removes what lies of a save that was given up, unless its manifest is there."""
+        if save not in self._committed(save.checkpoint)[0]:
+            self._store.remove_folder(self._names.folder(save))
 
     def drop_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Removes all rank saves of a checkpoint.
@@ -279,6 +295,9 @@ class ObjectStoreTier:
             Corrupt: It cannot be read; names the file and the cause.
             TierUnavailable: The tier does not say.
         """
+        return second_look(lambda: self._manifest(save))
+
+    def _manifest(self, save: RankSave) -> RankManifest:
         path = self._names.manifest(save)
         try:
             manifest = RankManifest.from_json(self._store.read(path))

@@ -187,7 +187,13 @@ class S3Store:
             pages = self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=self._bucket, Prefix=self._key(folder) + "/", Delimiter=delimiter
             )
-            return list(pages)
+            found = list(pages)
+        if any("IsTruncated" not in page for page in found):
+            # a portal's page is well-formed too, and would make the bucket look empty
+            raise TierUnavailable(
+                f"s3://{self._bucket}, listing {folder}: the answer is no listing: is the endpoint an S3 server?"
+            )
+        return found
 
     def _key(self, path: str) -> str:
         return f"{self._prefix}{path}"

@@ -11,17 +11,21 @@ import logging
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from surefoot.errors import TierError
 from surefoot.protocol.checkpoints.lineage import LineageEntry
 from surefoot.protocol.identities import Checkpoint
 from surefoot.tiers.persistent import ObjectStoreTier
 
 log = logging.getLogger(__name__)
+
+MAX_PASSED_OVER = 16
+"""Checkpoints that a record names; a start passes over one or two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,38 +61,58 @@ class EpochWriter:
 
 @dataclass(frozen=True, slots=True)
 class EpochRecord:
-    """One epoch's lineage entry and the program that began it."""
+    """One epoch's lineage entry and the program that began it.
+
+    `passed_over`: newer checkpoints than its parent, which it could not use. As long as the epoch has saved nothing
+    newer they still count: the next start may be able to.
+    """
 
     entry: LineageEntry
     writer: EpochWriter = EpochWriter()
+    passed_over: tuple[Checkpoint, ...] = ()
 
 
-def write_record(tier: ObjectStoreTier, entry: LineageEntry, writer: EpochWriter | None = None) -> None:
+Record = EpochRecord | TierError | None
+"""An error: the tier gives no copy; None: no copy is good."""
+
+
+def write_record(
+    tier: ObjectStoreTier,
+    entry: LineageEntry,
+    writer: EpochWriter | None = None,
+    passed_over: Iterable[Checkpoint] = (),
+) -> None:
     """Records a claimed epoch's parent and its program."""
-    tier.epochs.record(entry.epoch, _text(EpochRecord(entry, writer or EpochWriter.here())))
+    newest_last = sorted(passed_over, key=lambda c: (c.step, c.epoch))
+    record = EpochRecord(entry, writer or EpochWriter.here(), tuple(newest_last[-MAX_PASSED_OVER:]))
+    tier.epochs.record(entry.epoch, _text(record))
 
 
-def parse_records(copies: Mapping[int, Sequence[str]]) -> dict[int, EpochRecord | None]:
-    """Parses each epoch's record from its first good copy, else None.
+def parse_records(copies: Mapping[int, Sequence[str | TierError]]) -> dict[int, Record]:
+    """Parses each epoch's record from its first good copy, else None, or why the tier gives none.
 
-    Damaged copies are logged.
+    Copies that are not good are logged.
     """
-    found = {}
-    for epoch, texts in copies.items():
-        good = [known for text in texts if (known := _read(text)) is not None and known.entry.epoch == epoch]
+    records: dict[int, Record] = {}
+    for epoch, answers in copies.items():
+        silent = [answer for answer in answers if isinstance(answer, TierError)]
+        texts = [answer for answer in answers if isinstance(answer, str)]
+        good = [record for text in texts if (record := _read(text)) is not None and record.entry.epoch == epoch]
         if len(good) < len(texts):
-            log.warning("%d of %d records of epoch %d are damaged", len(texts) - len(good), len(texts), epoch)
-        found[epoch] = good[0] if good else None
-    return found
+            log.warning("%d of %d records of epoch %d are damaged", len(texts) - len(good), len(answers), epoch)
+        if good and silent:
+            log.warning("a record of epoch %d cannot be read, its twin is: %s", epoch, silent[0])
+        records[epoch] = good[0] if good else next(iter(silent), None)
+    return records
 
 
-def warn_of_other_program(place: str, records: Mapping[int, EpochRecord | None], writer: EpochWriter) -> None:
+def warn_of_other_program(place: str, records: Mapping[int, Record], writer: EpochWriter) -> None:
     """Logs a warning if another program began the last epoch.
 
     Two trainings in one folder would remove each other's checkpoints.
     """
-    known = [records[epoch] for epoch in sorted(records) if records[epoch] is not None]
-    last = known[-1].writer if known and known[-1] is not None else None
+    known = [record for _, record in sorted(records.items()) if isinstance(record, EpochRecord)]
+    last = known[-1].writer if known else None
     if last is not None and last.name and writer.name and last.name != writer.name:
         log.warning(
             "%s was last written by %s; this is %s. It goes on from there and then replaces the older checkpoints: if it"
@@ -102,7 +126,13 @@ def warn_of_other_program(place: str, records: Mapping[int, EpochRecord | None],
 def _text(known: EpochRecord) -> str:
     entry = known.entry
     parent = [entry.parent.epoch, entry.parent.step] if entry.parent else None
-    body = {"epoch": entry.epoch, "parent": parent, "size": entry.size, "writer": asdict(known.writer)}
+    body: dict[str, object] = {
+        "epoch": entry.epoch,
+        "parent": parent,
+        "size": entry.size,
+        "writer": asdict(known.writer),
+        "passed_over": [[c.epoch, c.step] for c in known.passed_over],
+    }
     return json.dumps({**body, "crc32": _checksum(body)})
 
 
@@ -118,7 +148,8 @@ def _read(text: str) -> EpochRecord | None:
         told = EpochWriter(
             str(writer.get("program", "")), str(writer.get("host", "")), float(writer.get("began_at", 0.0))
         )
-        return EpochRecord(LineageEntry(int(body["epoch"]), parent, int(body["size"])), told)
+        passed_over = [Checkpoint(*map(int, pair)) for pair in body.get("passed_over", [])[:MAX_PASSED_OVER]]
+        return EpochRecord(LineageEntry(int(body["epoch"]), parent, int(body["size"])), told, tuple(passed_over))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
 

@@ -17,6 +17,7 @@ from surefoot import metrics
 from surefoot.drain.engine import Drain, DrainArena, DrainOptions, DrainWatcher
 from surefoot.drain.retention_thread import RetentionThread
 from surefoot.drain.slots import SealedSave
+from surefoot.errors import LastStepNotSaved
 from surefoot.ipc.trainer_messages import Attached, Pausing, Staged, Stepped
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
 from surefoot.protocol.loss_band import NONE_ODD, OddSteps
@@ -36,7 +37,7 @@ class InProcessTargets:
     Args:
         targets: where saves go; the first `replicas` of them must take each.
         open_tier: gives a thread its own connection.
-        retention: removes older checkpoints after saves; rank 0 alone has one.
+        retention: removes older checkpoints, and what failed saves left.
     """
 
     targets: tuple[HolderId, ...]
@@ -59,6 +60,12 @@ class InProcessBackend:
         self._drain: Drain | None = None
         self.lost: set[int] = set()
         """Steps whose saves were given up."""
+        self.saved_step = 0
+        """The newest step that a target acknowledged; 0: none yet."""
+        self._without_room: dict[int, RankSave] = {}
+        """Saves under way that their target had no room for, by step; at most one a slot."""
+        self._trouble = ""
+        """Why a newer one is not saved."""
 
     def arena(self, slot_bytes: int) -> tuple[memoryview, int, int]:
         """Allocates anonymous memory and touches every page now, not in a save."""
@@ -116,7 +123,22 @@ class InProcessBackend:
         log.error("%s could not be restored (%s): %s", checkpoint, "absent" if absent else "unreadable", detail)
 
     def say(self, reason: str, text: str) -> None:
+        if reason.startswith("Save"):
+            self._trouble = text
         log.warning("%s: %s", reason, text)
+
+    def refuse_unsaved(self, step: int) -> None:
+        """Raises LastStepNotSaved unless a target has acknowledged the save of `step`."""
+        restored = self.attached.parent.step if self.attached.parent is not None else 0
+        if step not in (self.saved_step, restored):
+            cause = self._trouble or "its save did not reach the folder in time"
+            raise LastStepNotSaved(step, self.saved_step or restored, cause)
+        if step != restored and self._targets.retention is not None and self._targets.retention.outdone:
+            cause = (
+                "another program began a newer epoch in this folder and saved: later starts go on from there, and leave"
+                " the branch that this one saved on"
+            )
+            raise LastStepNotSaved(step, restored, cause)
 
     def flush(self, wait_seconds: float) -> bool:
         return self._drain is None or self._drain.flush(wait_seconds)
@@ -131,7 +153,7 @@ class InProcessBackend:
         """Does nothing: drain threads and tiers belong to the parent process."""
 
     def _start_drain(self, arena: DrainArena) -> Drain:
-        watcher = DrainWatcher(self._freed, self._saved, self.say)
+        watcher = DrainWatcher(self._freed, self._saved, self.say, self._lost, self._found_full)
         drain = Drain(arena, self.attached.incarnation, self._targets.open_tier, watcher, self._targets.options)
         targets = self._targets.targets
         drain.retarget(targets, frozenset(targets), self.attached.replicas)
@@ -142,8 +164,22 @@ class InProcessBackend:
             self._busy.discard(slot)
             (self.lost.discard if ok else self.lost.add)(step)
             self._changed.notify_all()
+        save = self._without_room.pop(step, None)
+        if save is not None and not ok:
+            self._lost(save)
+
+    def _lost(self, save: RankSave) -> None:
+        if self._targets.retention is not None:
+            self._targets.retention.discard(save)
+
+    def _found_full(self, save: RankSave) -> None:
+        self._without_room[save.step] = save
+        if self._targets.retention is not None:
+            self._targets.retention.make_room()
 
     def _saved(self, save: RankSave, copies: int) -> None:
+        self.saved_step = max(self.saved_step, save.step)
+        self._trouble = ""
         if self._targets.retention is not None:
             self._targets.retention.saved(save.checkpoint)
 

@@ -2,9 +2,9 @@
 
 Rank 0 decides once, for all ranks of a plain `python` or `torchrun`. Rank 0 claims by exclusive create in the
 persistent tier, reads what is there, and records what the epoch stands on; the others hear of it through the job's own
-store. Afterwards every rank saves alone, as with an agent. What cannot be read is passed over with its name, and never
-taken for absent: a job that was there is continued or refused, and begins at step 0 only where nothing restorable was
-ever saved. Called by `backends`.
+store. Afterwards every rank saves alone, as with an agent. What is damaged is passed over with its name, and what is
+silent is waited for; neither is taken for absent: a job that was there is continued or refused, and begins at step 0
+only where nothing restorable was ever saved. Called by `backends`.
 """
 
 from __future__ import annotations
@@ -13,18 +13,21 @@ import json
 import logging
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from surefoot.checkpointer.library_mode.epoch_records import (
-    EpochRecord,
     EpochWriter,
+    Record,
     parse_records,
     warn_of_other_program,
     write_record,
 )
+from surefoot.checkpointer.library_mode.other_writers import WriterMark, wait_for_former_writers
+from surefoot.checkpointer.library_mode.restore_choice import FolderReading, doubt_of, passed_over, reopened
+from surefoot.checkpointer.library_mode.waiting import Patience, answered, step_seconds_of
 from surefoot.checkpointer.world import ProcessWorld
 from surefoot.drain.survey import Survey, coverage, patiently, reasons, survey, unjudged
-from surefoot.errors import Unreadable
+from surefoot.errors import ConfigurationError, Corrupt, TierError, TierUnavailable, Unreadable
 from surefoot.ipc.trainer_messages import Attached
 from surefoot.protocol.checkpoints.completeness import Covers, complete_persistent
 from surefoot.protocol.checkpoints.lineage import Lineage, LineageEntry, newest
@@ -36,6 +39,8 @@ log = logging.getLogger(__name__)
 
 _MOST_TOLD = 5
 """Checkpoints that a sentence names."""
+ACCEPT_STEP = "SUREFOOT_ACCEPT_STEP"
+SECOND_WRITER = "SUREFOOT_SECOND_WRITER"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,35 +66,69 @@ class Decision:
         return cls(entries, frozenset(Checkpoint(*c) for c in body["spared"]))
 
 
-def claim(tier: ObjectStoreTier, world_size: int, writer: EpochWriter | None = None) -> str:
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """Holds what a person allows this start.
+
+    `step` to go on from, though a newer one may be there; a second writer beside one that has not ended.
+    """
+
+    step: int | None = None
+    second_writer: bool = False
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Allowed:
+        """Reads what the variables say. Raises ConfigurationError that names one."""
+        step, second = environment.get(ACCEPT_STEP), environment.get(SECOND_WRITER)
+        if step and not (step.isascii() and step.isdecimal()):
+            raise ConfigurationError(f"{ACCEPT_STEP} is {step!r}: it takes the step to go on from, 0 for the beginning")
+        if second and second != "allow":
+            raise ConfigurationError(f"{SECOND_WRITER} is {second!r}: it takes allow, or nothing")
+        return cls(int(step) if step else None, bool(second))
+
+
+NOTHING = Allowed()
+
+
+def claim(tier: ObjectStoreTier, world_size: int, writer: EpochWriter | None = None, allowed: Allowed = NOTHING) -> str:
     """Claims the next epoch, chooses its restore point and records both.
 
     Returns the decision as text for every rank. Raises Unreadable where checkpoints were saved and none can be
-    restored; nothing is written or removed then.
+    restored, or a newer one may be there; nothing is written or removed then.
     """
-    writer = writer or EpochWriter.here()
-    found = _look(tier)
-    parent, spared = _chosen(found, frozenset())
-    warn_of_other_program(found.place, found.records, writer)
-    epoch = patiently(tier.claim_epoch)
+    writer, mark = writer or EpochWriter.here(), WriterMark.here()
+    wait_for_former_writers(tier, mark, allowed.second_writer)
+    reading = _settled(tier, frozenset(), allowed)
+    parent, spared = _chosen(reading, frozenset())
+    warn_of_other_program(reading.place, reading.records, writer)
+    epoch = answered(tier.place, tier.claim_epoch)
+    if epoch > 1 + max((c.epoch for c in reading.seen), default=0) and epoch - 1 not in reading.records:
+        # claims were there that no listing had shown: another start came first, or the listing was an old one
+        reading = _settled(tier, frozenset(), allowed, before=epoch)
+        parent, spared = _chosen(reading, frozenset())
     entry = LineageEntry(epoch, parent, world_size)
-    write_record(tier, entry, writer)
-    return Decision((*found.lineage, entry), spared).to_text()
+    skipped = passed_over(reading, parent, frozenset())
+    answered(tier.place, lambda: write_record(tier, entry, writer, skipped))
+    answered(tier.place, lambda: tier.epochs.beat(epoch, mark.to_text()))
+    return Decision((*reading.lineage, entry), spared).to_text()
 
 
-def choose_again(tier: ObjectStoreTier, decision: Decision, bad: Mapping[Checkpoint, str]) -> str:
+def choose_again(
+    tier: ObjectStoreTier, decision: Decision, bad: Mapping[Checkpoint, str], allowed: Allowed = NOTHING
+) -> str:
     """Chooses the next older restore point after one proved unreadable.
 
     It is recorded for the same epoch, for every rank. Raises Unreadable where there is none.
     """
     own = decision.lineage[-1]
-    found = _look(tier, before=own.epoch)
-    parent, spared = _chosen(found, frozenset(bad), bad)
+    reading = _settled(tier, frozenset(bad), allowed, before=own.epoch)
+    parent, spared = _chosen(reading, frozenset(bad), bad)
     if parent is None:
         raise Unreadable("; ".join(bad.values()))
     entry = LineageEntry(own.epoch, parent, own.size)
-    write_record(tier, entry, EpochWriter.here())
-    return Decision((*found.lineage, entry), spared | decision.spared).to_text()
+    skipped = passed_over(reading, parent, frozenset(bad))
+    answered(tier.place, lambda: write_record(tier, entry, EpochWriter.here(), skipped))
+    return Decision((*reading.lineage, entry), spared | decision.spared).to_text()
 
 
 def attached(
@@ -115,50 +154,89 @@ def attached(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """Holds one reading of the job's folder."""
+def _settled(
+    tier: ObjectStoreTier, bad: frozenset[Checkpoint], allowed: Allowed, before: int | None = None
+) -> FolderReading:
+    """Reads the folder until nothing speaks against the choice; raises where that takes longer than it is worth."""
+    patience = Patience()
+    while True:
+        reading = answered(tier.place, lambda: _look(tier, before))
+        doubt = doubt_of(reading, bad)
+        if doubt is None:
+            return reading
+        parent = reading.newest_good(bad)
+        if allowed.step == (parent.step if parent is not None else 0):
+            log.warning("%s; the job goes on from step %d, as %s says", doubt.reason, allowed.step, ACCEPT_STEP)
+            return reading
+        if not patience.wait(f"{tier.place}: {doubt.reason}", doubt.seconds):
+            raise Unreadable(_doubtful(reading, doubt.reason, parent))
 
-    place: str
-    lineage: Lineage
-    records: Mapping[int, EpochRecord | None]
-    complete: tuple[Checkpoint, ...]
-    """On the lineage, oldest first."""
-    told: Mapping[Checkpoint, str]
-    """Why the others cannot be restored."""
-    unsure: Mapping[Checkpoint, str]
-    """Those of them of which nobody can say whether they are complete."""
-    was_complete: bool
-    """Some checkpoint had been complete here, as its own record says."""
 
-
-def _look(tier: ObjectStoreTier, before: int | None = None) -> _Found:
+def _look(tier: ObjectStoreTier, before: int | None = None) -> FolderReading:
     """Reads the folder and selects what counts. `before`: as it was when that epoch was claimed."""
-    surveyed = survey(tier)
+    named, problem = _named_newest(tier, before)
+    surveyed = survey(tier, named=named)
     if before is not None:
         kept = tuple(c for c in surveyed.seen if c.epoch < before)
         manifests = tuple(m for m in surveyed.manifests if m.save.epoch < before)
         surveyed = Survey(kept, manifests, surveyed.left_out)
     covers, lost = coverage(tier, surveyed.manifests)
     records = parse_records(patiently(tier.epochs.recorded))
-    lineage = _lineage(surveyed, {e: r for e, r in records.items() if before is None or e < before}, covers)
+    records = {epoch: record for epoch, record in records.items() if before is None or epoch < before}
+    lineage = _lineage(surveyed, records, covers)
     complete = _complete(surveyed, lineage, covers)
+    for checkpoint in sorted(reopened(lineage, records) - set(complete)):
+        if checkpoint in complete_persistent(surveyed.manifests, lineage, checkpoint.epoch, frozenset(), covers):
+            complete.append(checkpoint)
     unsure = unjudged(surveyed, covers, lost)
+    silent = unjudged(
+        replace(surveyed, left_out=tuple(r for r in surveyed.left_out if r.silent)),
+        covers,
+        [r for r in lost if r.silent],
+    )
     told = reasons(surveyed, covers, unsure)
     for checkpoint in set(surveyed.seen) - set(complete) - told.keys():
-        told[checkpoint] = "another start of this job went on from an older step: it is on no branch that counts"
-    return _Found(tier.place, lineage, records, tuple(complete), told, unsure, patiently(tier.had_newest))
+        told[checkpoint] = (
+            "another start of this job went on from an older step, and saved: it is on no branch that counts"
+        )
+    return FolderReading(
+        tier.place,
+        lineage,
+        records,
+        tuple(complete),
+        frozenset(surveyed.seen),
+        told,
+        unsure,
+        silent,
+        named,
+        problem,
+        step_seconds_of(surveyed.manifests),
+    )
 
 
-def _lineage(surveyed: Survey, records: Mapping[int, EpochRecord | None], covers: Covers) -> Lineage:
-    """The chain of epochs. One that saved and whose record is lost stood on the newest checkpoint that was complete
-    before its own first: that is what a start chooses. One that saved nothing is no part of any branch."""
+def _named_newest(tier: ObjectStoreTier, before: int | None) -> tuple[Checkpoint | None, str]:
+    """What the record of the newest checkpoint names, and why it cannot be read; it alone stops no start."""
+    try:
+        named = patiently(tier.named_newest)
+    except (TierUnavailable, Corrupt) as problem:
+        log.warning("which checkpoint was the newest is not known: %s", problem)
+        return None, str(problem)
+    return (None if named is not None and before is not None and named.epoch >= before else named), ""
+
+
+def _lineage(surveyed: Survey, records: Mapping[int, Record], covers: Covers) -> Lineage:
+    """The chain of epochs that saved. One whose record is lost stood on the newest checkpoint that was complete before
+    its own first: that is what a start chooses. One that saved nothing, recorded or not, is no part of any branch: it
+    may have seen too little, and what it did not see is as good as before."""
     entries: list[LineageEntry] = []
     worlds = {m.save.epoch: m.world for m in surveyed.manifests}
-    for epoch in sorted({c.epoch for c in surveyed.seen} | records.keys()):
-        known = records.get(epoch)
-        if known is not None:
-            entries.append(known.entry)
+    saved = worlds.keys() | {r.checkpoint.epoch for r in surveyed.left_out if r.checkpoint is not None}
+    for epoch in sorted(saved):
+        record = records.get(epoch)
+        if isinstance(record, TierError):
+            raise TierUnavailable(f"no record of epoch {epoch} can be read: {record}")
+        if record is not None:
+            entries.append(record.entry)
         elif epoch in worlds:
             first = min(c.step for c in surveyed.seen if c.epoch == epoch)
             parent = newest(c for c in _complete(surveyed, tuple(entries), covers) if c.step < first)
@@ -174,29 +252,43 @@ def _complete(surveyed: Survey, lineage: Lineage, covers: Covers) -> list[Checkp
 
 
 def _chosen(
-    found: _Found, bad: frozenset[Checkpoint], why: Mapping[Checkpoint, str] | None = None
+    reading: FolderReading, bad: frozenset[Checkpoint], why: Mapping[Checkpoint, str] | None = None
 ) -> tuple[Checkpoint | None, frozenset[Checkpoint]]:
     """The newest complete checkpoint that is not bad; those passed over are logged by name."""
-    told = {**found.told, **(why or {})}
-    spared = frozenset(found.unsure) | bad
-    parent = newest(c for c in found.complete if c not in bad)
+    told = {**reading.told, **(why or {})}
+    unseen = frozenset([reading.named] if reading.named is not None else []) - reading.seen
+    spared = frozenset(reading.unsure) | bad | unseen
+    parent = reading.newest_good(bad)
     if parent is not None:
         for checkpoint in sorted((c for c in told if c.step > parent.step), key=lambda c: c.step, reverse=True):
-            log.warning("%s is passed over: %s; %s is restored", checkpoint, told[checkpoint], parent)
+            log.warning(
+                "%s is passed over: %s; %s is restored. It stays, and counts again as long as no newer step is saved",
+                checkpoint,
+                told[checkpoint],
+                parent,
+            )
         return parent, spared
-    if found.unsure or bad or (told and found.was_complete):
-        raise Unreadable(_nothing(found, told))
+    if reading.unsure or bad or (told and reading.named is not None):
+        raise Unreadable(_nothing(reading, told))
     for checkpoint, reason in sorted(told.items()):
         log.warning("%s was never complete: %s; the job begins at step 0", checkpoint, reason)
     return None, spared
 
 
-def _nothing(found: _Found, told: Mapping[Checkpoint, str]) -> str:
+def _doubtful(reading: FolderReading, reason: str, parent: Checkpoint | None) -> str:
+    older = f"{parent} is the newest that can be restored" if parent is not None else "no other can be restored"
+    return (
+        f"{reading.place}: {reason}; {older}, so nothing is begun, written or removed there. Put back what is missing, or"
+        f" make it readable; {ACCEPT_STEP}={parent.step if parent is not None else 0} goes on without it"
+    )
+
+
+def _nothing(reading: FolderReading, told: Mapping[Checkpoint, str]) -> str:
     """Describes what was there, why none of it can be restored, and what a person can do."""
     newest_first = sorted(told, key=lambda c: (c.step, c.epoch), reverse=True)
     listed = "; ".join(f"{checkpoint}: {told[checkpoint]}" for checkpoint in newest_first[:_MOST_TOLD])
     more = f"; and {len(newest_first) - _MOST_TOLD} more" if len(newest_first) > _MOST_TOLD else ""
     return (
-        f"{found.place} has checkpoints and none can be restored, so nothing is begun, written or removed there: "
+        f"{reading.place} has checkpoints and none can be restored, so nothing is begun, written or removed there: "
         f"{listed}{more}. Put the named files back from a copy, or begin anew under another job= or folder="
     )
