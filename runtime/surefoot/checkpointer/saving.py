@@ -27,6 +27,9 @@ from surefoot.state import Entry, Portion, SavePlan, save_plan, structure_of
 _log = logging.getLogger(__name__)
 
 PAGE_BYTES = 4096
+PREPARE_SECONDS = 330.0
+"""How long a save waits for staging memory: an agent may take 300 s to touch it."""
+
 VALUES_ROOM_BYTES = 256 * 1024
 """Room behind the stream for plain values, which may grow a little from save to save."""
 
@@ -55,6 +58,7 @@ class Saver:
         self._sources: dict[int, tuple[Entry, CopySource]] = {}
         """What is copied, by where it begins in the stream; most of it stays when one tensor is replaced."""
         self._preparing: threading.Thread | None = None
+        self._waited_in_vain = False
         self._ready_for: SavePlan | None = None
         self._told: set[str] = set()
         self._unsteady: set[str] = set()
@@ -75,8 +79,9 @@ class Saver:
         if self._plan is not None and self._plan is self._ready_for and self._are_planned(entries):
             return  # nothing has changed: the first save has nothing to wait for
         work = (entries, len(self._program.values(0)))
-        self._preparing = threading.Thread(target=self._make_ready, args=work, name="surefoot-prepare", daemon=True)
-        self._preparing.start()
+        thread = threading.Thread(target=self._make_ready, args=work, name="surefoot-prepare", daemon=True)
+        thread.start()
+        self._preparing = thread
 
     def prepare_first(self) -> None:
         """Prepares the first save, and counts it where that fails.
@@ -131,7 +136,12 @@ class Saver:
 
     def close(self) -> None:
         """Ends the copying thread after the save under way."""
-        self._join_preparation()
+        try:
+            self._join_preparation()
+            self._stager.wait_until_idle()
+        except TimeoutError as hung:
+            _log.warning("staging memory stays as it is until the process ends: %s", hung)
+            return
         self._stager.close()
         if self._arena is not None:
             self._arena.close()
@@ -158,16 +168,24 @@ class Saver:
         metrics.checkpoint_failures.labels(tier="staging", reason=reason_of(error)).inc()
 
     def _join_preparation(self) -> None:
-        """Waits for what `prepare` began."""
-        if self._preparing is not None:
-            self._preparing.join()
-            self._preparing = None
+        """Waits for what `prepare` began, and but once for long.
+
+        Raises:
+            TimeoutError: it still runs.
+        """
+        if self._preparing is None:
+            return
+        self._preparing.join(0.0 if self._waited_in_vain else PREPARE_SECONDS)
+        self._waited_in_vain = self._preparing.is_alive()
+        if self._waited_in_vain:
+            raise TimeoutError("staging memory is still being prepared")
+        self._preparing = None
 
     # ---- one save --------------------------------------------------------------------------------------------------
 
     def _save(self, step: int, wait_seconds: float, begun: float) -> Result:
         self._join_preparation()
-        self._stager.wait()
+        self._stager.wait_until_idle()
         entries = self._program.entries()
         plan = self._plan_for(entries)
         values = self._program.values(step)

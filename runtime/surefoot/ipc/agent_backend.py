@@ -234,7 +234,7 @@ class AgentBackend:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         if self._reader.is_alive():
-            self._reader.join()
+            self._reader.join(_SEND_SECONDS)
         self._socket.close()
         self._memory = None
         self._mapping = None

@@ -5,10 +5,15 @@ No torch here except to pin: a slot is bytes. Used by `checkpointer`, which asks
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from surefoot import metrics
+
+_log = logging.getLogger(__name__)
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -30,13 +35,21 @@ class Arena:
         return self._bytes[index * self.slot_bytes : (index + 1) * self.slot_bytes]
 
     def pin(self) -> None:
-        """Registers the memory with CUDA once; device copies need no bounce buffer."""
+        """Registers the memory with CUDA once; device copies need no bounce buffer.
+
+        Where that is refused (a limit of locked memory), copies go through CUDA's own buffer, and take longer.
+        """
         if self._pinned:
             return
         import torch
 
         runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        torch.cuda.check_error(runtime.cudaHostRegister(self._bytes.ctypes.data, self._bytes.size, 0))
+        try:
+            torch.cuda.check_error(runtime.cudaHostRegister(self._bytes.ctypes.data, self._bytes.size, 0))
+        except RuntimeError as refused:
+            metrics.fallbacks.labels("staging_not_pinned").inc()
+            _log.warning("staging memory cannot be pinned, so copies from the device take longer: %s", refused)
+            return
         self._pinned = True
 
     def close(self) -> None:

@@ -31,11 +31,15 @@ class Crew:
         self._task: Callable[[], None] | None = None
         self._turn = 0
         self._closed = False
-        self._threads = [
-            threading.Thread(target=self._help, name=f"surefoot-helper-{n}", daemon=True) for n in range(helpers)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
+        for number in range(helpers):
+            thread = threading.Thread(target=self._help, name=f"surefoot-helper-{number}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as refused:  # no more threads are allowed: whoever shares the work does it all
+                _log.warning("%d of %d helping threads could be started: %s", number, helpers, refused)
+                break
+            self._threads.append(thread)
 
     @staticmethod
     def size() -> int:
@@ -58,13 +62,13 @@ class Crew:
             with self._wake:
                 self._task = None
 
-    def close(self) -> None:
-        """Ends and joins the threads."""
+    def close(self, wait_seconds: float | None = None) -> None:
+        """Ends the threads, and waits for them that long."""
         with self._wake:
             self._closed = True
             self._wake.notify_all()
         for thread in self._threads:
-            thread.join()
+            thread.join(wait_seconds)
 
     def _help(self) -> None:
         turn = 0
@@ -108,8 +112,11 @@ class Work(Generic[T]):
             self._running += 1
         try:
             self._do(thing)
-        except (ValueError, RuntimeError, MemoryError) as error:
+        except Exception as error:  # noqa: BLE001  # whoever asked for the work raises or reports it
             self.error = error
+        except BaseException as interrupt:  # Ctrl-C in the middle of a copy: what it was of is not copied
+            self.error = RuntimeError(f"the copy was interrupted by {type(interrupt).__name__}")
+            raise
         finally:
             with self._changed:
                 self._running -= 1
@@ -122,11 +129,11 @@ class Work(Generic[T]):
         """Whether anything of it has not been done."""
         return bool(self._things or self._running)
 
-    def finish(self) -> None:
-        """Shares it, and returns when all of it is done."""
+    def finish(self, wait_seconds: float | None = None) -> bool:
+        """Shares it, and waits that long for what other threads have begun; returns whether all of it is done."""
         self.share()
         with self._changed:
-            self._changed.wait_for(lambda: not self._running)
+            return self._changed.wait_for(lambda: not self._running, wait_seconds)
 
 
 class Digests:

@@ -47,6 +47,10 @@ class Queued:
         """Makes the training's stream wait for the last copy, not the host."""
         _current_stream(self.device).wait_event(self.event)
 
+    def ended(self) -> bool:
+        """Whether the last copy has ended, without waiting for it."""
+        return bool(self.event.query())
+
     def changed(self) -> Iterator[str]:
         """Waits for the last copy; yields names whose copied bytes had changed."""
         self.event.synchronize()
@@ -181,5 +185,5 @@ def _current_stream(device: torch.device) -> Any:
 
 def _to_host(found: torch.Tensor) -> torch.Tensor:
     """Into pinned memory, without the host's help; kept by torch for the next time."""
-    target = torch.empty(found.shape, dtype=found.dtype, pin_memory=found.is_cuda)
+    target = torch.empty(found.shape, dtype=found.dtype, device="cpu", pin_memory=found.is_cuda)
     return target.copy_(found, non_blocking=True)

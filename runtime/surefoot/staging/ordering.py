@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from surefoot import metrics
 from surefoot.staging.arena import Bytes
 from surefoot.staging.copies import Copy, Scratch, copies_of
 from surefoot.staging.crew import Crew, Digests, Work
@@ -37,6 +38,12 @@ BACKGROUND_NICE = 19
 STUCK_NICE = 5
 """Priority of the copying thread, and where it could not be raised again when somebody comes to wait for it: lower
 would leave the training waiting for a thread that a busy machine does not run."""
+
+WAIT_SECONDS = 60.0
+"""How long the training waits for what other threads or a device have begun, each at most a band. A save that takes
+longer is dropped, and none is begun until its last copy has left the slot."""
+
+_ASK_SECONDS = 0.001
 
 _MOST_KNOWN = 200_000
 """Copies remembered; beyond this a program changes its tensors faster than remembering helps."""
@@ -63,7 +70,13 @@ class _Staging:
     error: Exception | None = None
     join_seconds: float = 0.0
     finishing: bool = False
+    abandoned: bool = False
+    """Nobody waits for it any more, and something may still copy into its slot."""
     finished: threading.Event = field(default_factory=threading.Event)
+
+    def is_copying(self) -> bool:
+        """Whether a thread or a device may still write to the slot."""
+        return self.work.left or not all(queued.ended() for queued in self.queued)
 
 
 class Stager:
@@ -86,8 +99,13 @@ class Stager:
         self._known: dict[tuple[int, int], tuple[tuple[object, ...], list[Copy]]] = {}
         """Copies made before, by where they go to; good as long as the tensor lies where it did."""
         self._prepared: GatheredSources | None = None
+        self._strays: list[Work[Copy | GatherCopy]] = []
+        """Copies inside a call that some helper had not ended in time."""
         self._thread = threading.Thread(target=self._copy_behind, name="surefoot-staging", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as refused:  # no more threads are allowed (a limit of processes)
+            _report_no_thread(refused)
 
     def prepare(self, slot: Bytes, eager: Sequence[CopySource], lazy: Sequence[CopySource]) -> None:
         """Prepares the copies into `slot` before the first save needs them."""
@@ -116,7 +134,7 @@ class Stager:
         `done` is called once, from whichever thread copies last. Of tensors on a device, now means before whatever the
         training queues next.
         """
-        self.wait()
+        self.wait_until_idle()
         if self._last is not None and self._current is not None:
             self._timing.saw(*self._last, self._current.join_seconds)
         begun = time.perf_counter()
@@ -127,7 +145,7 @@ class Stager:
             for source in sources:
                 parted.add(source, source.holder(), steady)
         size = sum(source.size_bytes for source, _ in parted.behind)
-        if not (stays_behind := self._timing.choose(size)):
+        if not (stays_behind := self._timing.choose(size) and self._thread.is_alive()):
             parted.now += parted.behind
             parted.behind.clear()
         behind = [(s.name, copy) for s, tensor in parted.behind for copy in self._copies(s, tensor, room)]
@@ -145,28 +163,48 @@ class Stager:
         with self._wake:
             self._current = _Staging(done, work, queued, changed)
             self._wake.notify_all()
+        if not self._thread.is_alive():
+            self.wait()
 
     def join(self) -> None:
         """Waits until the last save is copied: its tensors may change then."""
         staging = self._current
-        if staging is None or staging.finished.is_set():
+        if staging is None or staging.abandoned or staging.finished.is_set():
             return
         for queued in staging.queued:
             queued.let_training_wait()
         self._hurry()
         begun = time.perf_counter()
         with self._crew.helping(staging.work.share):
-            staging.work.finish()
+            ended = staging.work.finish(WAIT_SECONDS)
         staging.join_seconds += time.perf_counter() - begun
-        if not staging.queued:
+        if not ended:
+            self._abandon(staging)
+        elif not staging.queued:
             self._finish(staging)
-            staging.finished.wait()
+            self._await(staging)
 
     def wait(self) -> None:
-        """Returns when the last save has ended altogether, its `done` called."""
+        """Returns when the last save has ended altogether, its `done` called, or was dropped for taking too long."""
         self.join()
-        if self._current is not None:
-            self._current.finished.wait()
+        staging = self._current
+        if staging is None or staging.abandoned:
+            return
+        if not self._thread.is_alive() and _came_true(lambda: not staging.is_copying(), WAIT_SECONDS):
+            self._end(staging)
+        self._await(staging)
+
+    def wait_until_idle(self) -> None:
+        """Waits for the last save, and for whatever still copies into a slot.
+
+        Raises:
+            TimeoutError: it does not end: no slot may be written to, or given up, meanwhile.
+        """
+        self.wait()
+        self._strays = [work for work in self._strays if work.left]
+        staging = self._current
+        if self._strays or (staging is not None and staging.abandoned and staging.is_copying()):
+            raise TimeoutError(f"an earlier save is still being copied, {WAIT_SECONDS:g} s after it was waited for")
 
     @property
     def busy(self) -> bool:
@@ -179,8 +217,9 @@ class Stager:
         with self._wake:
             self._closed = True
             self._wake.notify_all()
-        self._thread.join()
-        self._crew.close()
+        if self._thread.ident is not None:  # else it was never started
+            self._thread.join(WAIT_SECONDS)
+        self._crew.close(WAIT_SECONDS)
 
     # ---- inside the call -------------------------------------------------------------------------------------------
 
@@ -209,8 +248,11 @@ class Stager:
         with self._crew.helping(share):
             for copy in small:
                 copy.run()
-            copying.finish()
+            ended = copying.finish(WAIT_SECONDS)
             found = digests.finish()
+        if not ended:
+            self._strays.append(copying)
+            raise TimeoutError(f"a helping thread did not end its copy within {WAIT_SECONDS:g} s")
         if copying.error is not None:
             raise copying.error
         return found
@@ -236,40 +278,61 @@ class Stager:
     # ---- the thread ------------------------------------------------------------------------------------------------
 
     def _copy_behind(self) -> None:
-        background = BACKGROUND_NICE if self._may_hurry() else STUCK_NICE
+        try:
+            self._serve()
+        except Exception as error:  # noqa: BLE001  # a thread may end, the training goes on without it
+            _report_no_thread(error)
+
+    def _serve(self) -> None:
+        background = self._background_nice()
         while True:
             with self._wake:
                 self._wake.wait_for(lambda: self._closed or self._pending() is not None)
                 staging = self._pending()
                 if staging is None:
                     return
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), background)  # of this thread alone
+            _set_nice(threading.get_native_id(), background)  # of this thread alone
             staging.work.finish()
-            try:
-                for queued in staging.queued:
-                    staging.changed.update(dict.fromkeys(queued.changed()))
-            except RuntimeError as error:  # of any kernel: whoever waits for this save must not wait for ever
-                staging.error = error
-            self._finish(staging)
+            self._end(staging)
 
-    def _may_hurry(self) -> bool:
-        """Whether this thread's priority may be raised again, which most containers do not allow."""
+    def _end(self, staging: _Staging) -> None:
+        """Ends a save of which the host's part is copied, behind its devices' part."""
+        try:
+            for queued in staging.queued:
+                staging.changed.update(dict.fromkeys(queued.changed()))
+        except Exception as error:  # noqa: BLE001  # of any kernel: whoever waits for this save must not wait for it
+            staging.error = error
+        self._finish(staging)
+
+    def _background_nice(self) -> int:
+        """The lowest priority from which this thread's may be raised again, which most containers do not allow.
+
+        A process that is nicer already (`nice -n 10`) keeps its own: only the privileged may raise it.
+        """
         me = threading.get_native_id()
         normal = os.getpriority(os.PRIO_PROCESS, me)
-        os.setpriority(os.PRIO_PROCESS, me, min(normal + 1, BACKGROUND_NICE))
-        try:
-            os.setpriority(os.PRIO_PROCESS, me, normal)
-        except PermissionError:
-            return False
+        if not _set_nice(me, min(normal + 1, BACKGROUND_NICE)) or not _set_nice(me, normal):
+            return max(normal, STUCK_NICE)
         self._normal_nice = normal
-        return True
+        return BACKGROUND_NICE
 
     def _hurry(self) -> None:
         """Raises the copying thread's priority while somebody waits for it: on a busy machine it would not get its
         turn."""
         thread = self._thread.native_id
         if self._normal_nice is not None and thread is not None and self._thread.is_alive():
-            os.setpriority(os.PRIO_PROCESS, thread, self._normal_nice)
+            _set_nice(thread, self._normal_nice)
+
+    def _await(self, staging: _Staging) -> None:
+        if not staging.finished.wait(WAIT_SECONDS):
+            self._abandon(staging)
+
+    def _abandon(self, staging: _Staging) -> None:
+        """Drops a save for which the training has waited long enough."""
+        staging.abandoned = True
+        staging.error = staging.error or TimeoutError(f"it did not end within {WAIT_SECONDS:g} s of waiting")
+        metrics.fallbacks.labels("staging_abandoned").inc()
+        self._finish(staging)
 
     def _pending(self) -> _Staging | None:
         staging = self._current
@@ -285,6 +348,30 @@ class Stager:
         except Exception:  # noqa: BLE001  # a save may fail, the thread that ends it (maybe the training's) may not
             _log.exception("the end of a save could not be reported")
         staging.finished.set()
+
+
+def _set_nice(thread: int, nice: int) -> bool:
+    """Whether a thread has this priority now: a sandbox may refuse any, also a lower one."""
+    try:
+        os.setpriority(os.PRIO_PROCESS, thread, nice)
+    except OSError:
+        return False
+    return True
+
+
+def _report_no_thread(why: Exception) -> None:
+    metrics.fallbacks.labels("staging_thread_ended").inc()
+    _log.error("no thread copies behind the training (%r): from now on saves are copied inside step()", why)
+
+
+def _came_true(condition: Callable[[], bool], seconds: float) -> bool:
+    """Asks until then; a device's event has no wait with a limit."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_ASK_SECONDS)
+    return True
 
 
 def _run(copy: Copy | GatherCopy) -> None:

@@ -106,8 +106,14 @@ def copies_are_small_and_wait_for_the_test() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(copies, "BAND_BYTES", 1024)
         patched.setattr(ordering, "SMALL_BYTES", 16)
-        patched.setattr(Stager, "_copy_behind", lambda self: None)
+        patched.setattr(Stager, "_copy_behind", _waits_for_the_end)
         yield
+
+
+def _waits_for_the_end(self: Stager) -> None:
+    """Alive, as in a program: of a thread that has ended the call itself takes the work over."""
+    with self._wake:
+        self._wake.wait_for(lambda: self._closed)
 
 
 events = st.one_of(

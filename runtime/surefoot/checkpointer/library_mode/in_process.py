@@ -71,11 +71,13 @@ class InProcessBackend:
         """Allocates anonymous memory and touches every page now, not in a save."""
         if self._memory is None or self._slot_bytes < slot_bytes:
             self._end_drain(60.0)
+            self._memory = None  # until the drain of the new one runs: a thread or memory may be refused
             self._slot_bytes = -(-max(1, slot_bytes) // mmap.PAGESIZE) * mmap.PAGESIZE
-            self._memory = mmap.mmap(-1, SLOTS * self._slot_bytes)
+            memory = mmap.mmap(-1, SLOTS * self._slot_bytes)
             for page in range(0, SLOTS * self._slot_bytes, mmap.PAGESIZE):
-                self._memory[page] = 0
-            self._drain = self._start_drain(DrainArena(memoryview(self._memory), SLOTS, self._slot_bytes))
+                memory[page] = 0
+            self._drain = self._start_drain(DrainArena(memoryview(memory), SLOTS, self._slot_bytes))
+            self._memory = memory
         return memoryview(self._memory), SLOTS, self._slot_bytes
 
     def reusable_saves(self, checkpoint: Checkpoint) -> Mapping[int, Never]:

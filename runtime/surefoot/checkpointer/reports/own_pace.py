@@ -7,6 +7,7 @@ the main thread stands touches nothing of it. The cost of a look is what `LOOK_S
 from __future__ import annotations
 
 import atexit
+import logging
 import random
 import sys
 import threading
@@ -24,6 +25,9 @@ from surefoot.protocol.standing.rank_places import INNERMOST_FRAMES, loads_data,
 
 LOOK_SECONDS = 0.2
 """From look to look, in the mean: drawn for each, so that none falls into step with the training."""
+
+_CLOSE_SECONDS = 5.0
+_log = logging.getLogger(__name__)
 
 FEWEST_RANKS = 3
 """In a smaller world nobody could say who is usual, and nobody looks."""
@@ -99,7 +103,7 @@ class OwnPace:
         self.disown()
         if thread is not None:
             self._over.release()
-            thread.join()
+            thread.join(_CLOSE_SECONDS)
 
     def disown(self) -> None:
         """Looks no more; in a forked child the thread is none."""
@@ -110,9 +114,15 @@ class OwnPace:
         self._main = threading.get_ident()
         self._loop = LoopLines(places_of(sys._getframe()))
         self._status = Path(f"/proc/self/task/{threading.get_native_id()}/stat")
-        self._over.acquire()
-        self._thread = threading.Thread(target=self._look_on, name="surefoot-pace", daemon=True)
-        self._thread.start()
+        self._over.acquire(blocking=False)
+        thread = threading.Thread(target=self._look_on, name="surefoot-pace", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as refused:  # no more threads are allowed
+            _log.warning("whether this rank works or waits is not measured: %s", refused)
+            self.disown()
+            return
+        self._thread = thread
 
     def _look_on(self) -> None:
         chance = random.Random()  # its own: the program's generators are the program's
