@@ -95,7 +95,7 @@ class PurgeCallSeen:
     """When it accepted that."""
     under_way: bool = False
     refusals: int = 0
-    """How many it refused in this term; an answer that never came is none."""
+    """How many it refused in this term; an answer that never came is none, nor is a busy server's."""
     refusal: str = ""
     """Why the newest request failed; empty: it did not."""
     since_seconds: float = 0.0

@@ -63,7 +63,7 @@ class PurgeCalls:
 
     def _refused(self, error: Exception) -> PurgeCallSeen:
         before, now = self.seen, self._clock()
-        decided = isinstance(error, FabricError) and error.decided
+        decided = isinstance(error, FabricError) and error.decided and not error.busy
         return replace(
             before,
             refusal=str(error) or type(error).__name__,
