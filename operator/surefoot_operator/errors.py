@@ -51,6 +51,8 @@ class FabricError(OperatorError):
     """What was asked is never right: asked again unchanged it is refused again."""
     decided = False
     """The fabric answered, and will not do what was asked. Else it may have, or may do so late."""
+    busy = False
+    """It was too busy: the same is accepted at a quieter moment."""
     closing = False
     """The job's namespace is being deleted: nothing is created there any more."""
 

@@ -95,9 +95,11 @@ class PurgeCallSeen:
     """When it accepted that."""
     under_way: bool = False
     refusals: int = 0
-    """How many it refused in this term; an answer that never came is none."""
+    """How many it refused in this term; an answer that never came is none, nor is a busy server's."""
     refusal: str = ""
     """Why the newest request failed; empty: it did not."""
+    refused_attempt: int = 1
+    """The attempt that it was for: it may exist all the same, if no answer came."""
     since_seconds: float = 0.0
     """When the first of them failed that failed in a row."""
     last_seconds: float = 0.0

@@ -55,18 +55,19 @@ class PurgeCalls:
             log.warning(
                 "%s; %s is not begun", error, action, exc_info=None if isinstance(error, FabricError) else error
             )
-            self.seen = self._refused(error)
+            self.seen = self._refused(action.attempt, error)
         finally:
             self.seen = replace(self.seen, under_way=False)
             self._task = None
             self._wake()
 
-    def _refused(self, error: Exception) -> PurgeCallSeen:
+    def _refused(self, attempt: int, error: Exception) -> PurgeCallSeen:
         before, now = self.seen, self._clock()
-        decided = isinstance(error, FabricError) and error.decided
+        decided = isinstance(error, FabricError) and error.decided and not error.busy
         return replace(
             before,
             refusal=str(error) or type(error).__name__,
+            refused_attempt=attempt,
             refusals=before.refusals + decided,
             since_seconds=before.since_seconds if before.refusal else now,
             last_seconds=now,

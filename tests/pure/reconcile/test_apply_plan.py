@@ -41,6 +41,7 @@ class Recorder:
         self.known: set[WorkerId] = set()
         self.fails: set[str] = set()
         self.refuses: set[str] = set()
+        self.refused_with = 403
         self.hangs: set[str] = set()
         self.released = asyncio.Event()
         self.calls = WorkerCalls(lambda: self.clock, lambda: None)
@@ -82,7 +83,7 @@ class Recorder:
             await self.released.wait()
         self.now -= 1
         if what in self.refuses:
-            raise ApiRefused(what, 403, "Forbidden", "a webhook says no")
+            raise ApiRefused(what, self.refused_with, "Forbidden", "a webhook says no")
         if what in self.fails:
             raise FabricError(f"{what} was refused: exceeded quota")
         self.said.append(what)
@@ -249,6 +250,10 @@ async def test_refused_deletions_of_persistent_data_are_counted_and_keep_nothing
         assert (seen.refusals, seen.since_seconds, seen.last_seconds) == (refusals, 1000.0, recorder.clock)
         assert seen.refusal.startswith("a webhook says no")
         recorder.clock += 10
+    recorder.refused_with = 429
+    await recorder.carry_out(PurgePersistent(1))
+    await recorder.calls.settled()
+    assert recorder.calls.purging.refusals == 2  # a busy server has nothing against it
     recorder.refuses, recorder.fails = set(), {"purge 1"}
     await recorder.carry_out(PurgePersistent(1))
     await recorder.calls.settled()

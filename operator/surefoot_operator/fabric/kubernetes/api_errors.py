@@ -33,6 +33,7 @@ class ApiRefused(FabricError):
         self.reason = reason
         self.lasting = code in (400, 422)
         self.decided = code < 500
+        self.busy = code == 429
         # servers before 1.19 give no cause, and all of them these words
         self.closing = closing or (code == 403 and "because it is being terminated" in message)
 

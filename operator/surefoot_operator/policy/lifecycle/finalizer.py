@@ -57,7 +57,7 @@ def next_purge_step(facts: Facts) -> PurgeStep | None:
     due = last.created_seconds + PURGE_SECONDS if last is not None else facts.now
     if last is not None and last.phase != "Failed" and facts.now < due:
         return PurgeStep(f"waiting until {place} is deleted (attempt {last.attempt})", until_seconds=due)
-    if call.refusal:
+    if call.refusal and call.refused_attempt > (last.attempt if last is not None else 0):
         return _refused(facts, place, last)
     if last is None:
         return PurgeStep(f"the job was deleted; a pod is created that deletes {place}", (PurgePersistent(1),))

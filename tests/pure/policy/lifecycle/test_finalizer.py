@@ -172,7 +172,15 @@ QUOTA = "failed quota: team: must specify limits.cpu for: delete (403 Forbidden:
 
 def refused(times: int, ago: float = 0.0, since: float = 0.0, *purges: PurgeSeen, **more: Any) -> Observed:
     """The fabric refused the next attempt so often, the last time so long ago."""
-    call = PurgeCallSeen(refusals=times, refusal=QUOTA, since_seconds=NOW - since, last_seconds=NOW - ago, **more)
+    attempt = 1 + max((one.attempt for one in purges), default=0)
+    call = PurgeCallSeen(
+        refusals=times,
+        refusal=QUOTA,
+        refused_attempt=attempt,
+        since_seconds=NOW - since,
+        last_seconds=NOW - ago,
+        **more,
+    )
     return replace(deleted(*purges), purge_call=call)
 
 
@@ -216,6 +224,12 @@ def test_refused_attempts_count_towards_the_same_bound(seen: Observed) -> None:
     assert event.reason == "PersistentDataLeft"
     assert event.message.startswith(QUOTA)
     assert "s3://bucket/prefix/uid-1 was not deleted" in event.message
+
+
+def test_a_request_that_was_carried_out_without_an_answer_is_no_refusal_of_the_next() -> None:
+    made = PurgeSeen(1, "Failed", "AccessDenied", NOW - AGAIN_SECONDS)
+    seen = replace(refused(0, PURGE_SECONDS, PURGE_SECONDS), purges=(made,))
+    assert kinds(seen, PurgePersistent, SetFinalizer) == [PurgePersistent(2)]
 
 
 def test_an_attempt_whose_pod_somebody_removed_is_no_first_one_again() -> None:
