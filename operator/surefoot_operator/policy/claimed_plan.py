@@ -58,9 +58,9 @@ def plan_claimed(facts: Facts) -> PhaseDecision:
     status = _explained(facts)
     phased = incidents.phased(facts, status.incidents, stopped, isinstance(choice, Chosen))
     status = replace(status, incidents=phased)
-    over = overdue(facts) or (start_failure(facts) if isinstance(choice, Waiting) else None)
-    if status.ending is None and over:
-        status = replace(status, ending=Ending(over, facts.now))
+    cause = overdue(facts) or (start_failure(facts) if isinstance(choice, Waiting) else None)
+    if status.ending is None and cause:
+        status = replace(status, ending=Ending(cause, facts.now))
     phased_facts = replace(facts, seen=replace(facts.seen, status=status))
     if status.ending is not None:
         return _end(phased_facts, status.ending, choice)

@@ -170,7 +170,8 @@ FETCH = "init container fetch ended with exit code 7: cannot reach the data serv
 def trained(why: str, phase: str, rounds: int = 99, least: int | None = None, **other: Any) -> Observed:
     """Epoch 2 is claimed; its checkpoint is chosen; worker 1's replacement cannot be started."""
     seen = running(workers=2, now=NOW, least=least)
-    world = World(2, "Claimed", None, 2, seen.status.world.members, "worker 1 was deleted", NOW - 500)  # type: ignore[union-attr]
+    assert seen.status.world is not None
+    world = World(2, "Claimed", None, 2, seen.status.world.members, "worker 1 was deleted", NOW - 500)
     dead = replace(worker(1, 2), phase=phase, exit_code=None, message=why, unstarted=why, created_seconds=NOW - 400)
     status = replace(seen.status, world=world, failed_starts=rounds, failed_starts_counted=0, next_attempt=3)
     return replace(

@@ -109,8 +109,9 @@ def pod(job: TrainingJob, worker: CreateWorker, environment: WorkerEnvironment, 
     spec["restartPolicy"] = "Never"
     trainer = next(c for c in spec["containers"] if c["name"] == labels.TRAINER)
     trainer["command"] = [*settings.agent, *trainer["command"]]
-    # why a program ended before its agent could tell: the end of its log, in the pod's status
-    trainer.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
+    for container in (*(spec.get("initContainers") or []), trainer):
+        # why a program ended before its agent could tell, or before it began: the end of its log, in the pod's status
+        container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     given = spec.get("terminationGracePeriodSeconds")
     grace = _GRACE_SECONDS if given is None else int(given)
     trainer["env"] = _environment(trainer.get("env") or [], job, environment, settings, grace)

@@ -108,8 +108,10 @@ def test_it_is_named_labelled_and_owned_and_waits_for_nobody_at_its_end() -> Non
 
 def test_the_template_is_respected_whole() -> None:
     spec = made()["spec"]
-    for name in set(SPEC) - {"containers", "volumes", "affinity"}:
+    for name in set(SPEC) - {"containers", "initContainers", "volumes", "affinity"}:
         assert spec[name] == SPEC[name], name
+    said = {"terminationMessagePolicy": "FallbackToLogsOnError"}
+    assert spec["initContainers"] == [{**said, **one} for one in SPEC["initContainers"]], "its last words are told"
     assert [c["name"] for c in spec["containers"]] == ["sidecar", "trainer", "logger"]
     assert spec["containers"][2] == SPEC["containers"][2]
     assert spec["terminationGracePeriodSeconds"] == 7

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,14 @@ import surefoot_operator
 from support.builders import BEGAN, running, with_session, with_worker, worker
 from support.finished_jobs import KEPT
 from surefoot.protocol.identities import Checkpoint, RankSave
-from surefoot_operator.api.spec import FailurePolicy, FailureRule, HealthPolicy, NumericsPolicy, RunPolicy
+from surefoot_operator.api.spec import (
+    FailurePolicy,
+    FailureRule,
+    HealthPolicy,
+    NumericsPolicy,
+    PersistentTierSpec,
+    RunPolicy,
+)
 from surefoot_operator.api.status import Restart, Rollback, World
 from surefoot_operator.observed import ExitSeen, Observed
 from surefoot_operator.observed_tiers import PersistentSeen
@@ -28,8 +36,8 @@ NEWEST = Checkpoint(1, 40)
 """Complete in memory; the interval of the persistent tier is 100 steps, so nothing else asks for it."""
 
 
-def training(**spec: object) -> Observed:
-    tier = replace(KEPT.persistent, interval_steps=100)  # type: ignore[type-var]
+def training(**spec: Any) -> Observed:
+    tier = PersistentTierSpec("file:///there", interval_steps=100)
     return running(now=NOW, checkpoint=replace(KEPT, persistent=tier), **spec)
 
 
@@ -40,13 +48,12 @@ def failed_rank(seen: Observed, code: int = 3) -> Observed:
 def odd(seen: Observed) -> Observed:
     """Every rank's loss is out of band since step 41."""
     for index in range(3):
-        told = {"odd_step": 42, "odd_since": 41, "odd_kind": "spike", "odd_text": "step 42 is odd"}
-        seen = with_session(seen, index, **told)
+        seen = with_session(seen, index, odd_step=42, odd_since=41, odd_kind="spike", odd_text="step 42 is odd")
     return seen
 
 
-def watched(**policy: object) -> Observed:
-    return odd(training(health_policy=HealthPolicy(numerics=NumericsPolicy(on_spike="Stop", spike_steps=2, **policy))))  # type: ignore[arg-type]
+def watched() -> Observed:
+    return odd(training(health_policy=HealthPolicy(numerics=NumericsPolicy(on_spike="Stop", spike_steps=2))))
 
 
 def too_many_rollbacks() -> Observed:
@@ -70,7 +77,8 @@ def too_many_lost_nodes() -> Observed:
 
 def claimed(seen: Observed) -> Observed:
     """Worker 1 is lost; epoch 2 is claimed and waits for another one. All was read."""
-    world = World(2, "Claimed", None, 3, seen.status.world.members, "worker 1 was lost", NOW - 20)  # type: ignore[union-attr]
+    assert seen.status.world is not None
+    world = World(2, "Claimed", None, 3, seen.status.world.members, "worker 1 was lost", NOW - 20)
     left = replace(seen, workers=(seen.workers[0], seen.workers[2]), sessions=(seen.sessions[0], seen.sessions[2]))
     return read_for(replace(left, status=replace(left.status, world=world, next_attempt=3)))
 
