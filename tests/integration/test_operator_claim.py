@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from prometheus_client import REGISTRY
 
 from support.fakes.fake_agent import until
 from support.fakes.fake_api import FakeApi, silent
+from surefoot_operator.controller.cluster import ClusterOperator
+from surefoot_operator.controller.cluster_settings import cluster_settings
 from surefoot_operator.controller.leader import claims
 from surefoot_operator.controller.leader.cluster_claim import CLAIMS, ClusterClaim
 from surefoot_operator.controller.leader.lease import LeaseLost
@@ -178,5 +181,27 @@ def test_a_claim_that_somebody_deleted_is_made_again_by_whoever_had_it() -> None
         assert first.operates
         assert "one/surefoot-operator" in str(server.objects[CLAIMS.path])
         await first.stop()
+
+    asyncio.run(case())
+
+
+def test_an_operator_that_stands_by_tells_probes_metrics_and_its_pod() -> None:
+    sentence = "standing by: surefoot-system/surefoot-operator operates this cluster"
+
+    async def case() -> None:
+        server = FakeApi()
+        found = cluster_settings({"SUREFOOT_POD_NAME": "op-7"}, [], "other")
+        operator = ClusterOperator(server.api, found)
+        operator._stands_by(sentence)
+        events = "/api/v1/namespaces/other/events/"
+        await until(lambda: any(path.startswith(events) for path in server.objects), "the event")
+        ((_, event),) = [(path, body) for path, body in server.objects.items() if path.startswith(events)]
+        assert (event["reason"], event["message"], event["type"]) == ("OperatorStandingBy", sentence, "Warning")
+        assert (event["involvedObject"]["kind"], event["involvedObject"]["name"]) == ("Pod", "op-7")
+        assert operator._unready() == [sentence]
+        assert REGISTRY.get_sample_value("surefoot_operator_standing_by") == 1
+        operator._stands_by("")
+        assert operator._unready() == []
+        assert REGISTRY.get_sample_value("surefoot_operator_standing_by") == 0
 
     asyncio.run(case())
