@@ -18,6 +18,9 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series be
 # ---- the operator itself -------------------------------------------------------------------------------------------
 
 leader = Gauge("surefoot_operator_leader", "1 in the replica that leads the shard, 0 in the others.", ["shard"])
+standing_by = Gauge(
+    "surefoot_operator_standing_by", "1 while another installation of the operator looks after the same jobs."
+)
 loop_lag_seconds = Histogram(
     "surefoot_operator_loop_lag_seconds", "How much later than asked the event loop woke up.", buckets=BUCKETS_SECONDS
 )

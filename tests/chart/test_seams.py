@@ -15,6 +15,7 @@ from surefoot.holder.server_process import MALLOC_ENVIRONMENT
 from surefoot_operator.controller.admission.webhooks import EVICTIONS_PATH, JOBS_PATH
 from surefoot_operator.controller.cluster_settings import ClusterSettings, cluster_settings
 from surefoot_operator.controller.credentials.coordinator_tls import server_names
+from surefoot_operator.controller.leader.cluster_claim import CLAIMS
 from surefoot_operator.fabric.kubernetes import labels
 from surefoot_operator.fabric.kubernetes.pods import HOLDER_SOCKET
 
@@ -36,6 +37,28 @@ def settings(values: Object, release: str = helm.RELEASE) -> ClusterSettings:
 def test_the_default_release_says_what_the_operator_would_assume() -> None:
     assumed = cluster_settings({"SUREFOOT_POD_NAME": "pod-1"}, [], helm.NAMESPACE)
     assert settings({}) == assumed
+
+
+@pytest.mark.parametrize("values", [{}, {"operator": {"onlyNamespace": "training", "shards": 3}}])
+def test_the_role_allows_what_the_claim_on_the_cluster_calls(values: Object) -> None:
+    """Whatever the release looks after: an installation that may not claim would stand by for good."""
+    for release in (helm.RELEASE, "other"):
+        rendered = helm.objects(values, release)
+        roles = [
+            one for one in rendered if one["kind"] == "Role" and one["metadata"].get("namespace") == CLAIMS.namespace
+        ]
+        allowed = {
+            (verb, name)
+            for role in roles
+            for rule in role["rules"]
+            if rule["resources"] == ["leases"]
+            for verb in rule["verbs"]
+            for name in rule.get("resourceNames", [""])
+        }
+        assert allowed >= {("create", ""), ("get", CLAIMS.name), ("update", CLAIMS.name)}
+        assert not {("update", ""), ("get", ""), ("delete", "")} & allowed, "kubelets' leases are not the operator's"
+        bound = [one["roleRef"]["name"] for one in rendered if one["kind"] == "RoleBinding"]
+        assert all(role["metadata"]["name"] in bound for role in roles)
 
 
 def test_another_releases_names_reach_its_operator() -> None:

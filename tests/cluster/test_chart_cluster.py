@@ -238,6 +238,8 @@ def test_the_operator_may_do_what_it_does_and_no_more(api: Api, installed: Relea
         ("update", "leases.coordination.k8s.io/surefoot-operator", OWN),
         ("get", "secrets/surefoot-keys", OWN),
         ("watch", "leases.coordination.k8s.io", "kube-node-lease"),
+        ("create", "leases.coordination.k8s.io", "kube-node-lease"),
+        ("update", "leases.coordination.k8s.io/surefoot-operators", "kube-node-lease"),
     ]
     refused = [
         ("list", "secrets", "default"),

@@ -80,7 +80,7 @@ def levels(topology_key: str) -> tuple[TopologyLevel, ...]:
 
 
 def topology_path(labels: Mapping[str, str], topology_key: str = HOSTNAME) -> tuple[str, ...]:
-    """Where a node with these labels stands, by `levels`, without the levels below its last label; empty: nobody says."""
+    """Where a node with these labels stands, by `levels`, down to its last label; empty: nobody says."""
     path = [next(_values(labels, level), "") for level in levels(topology_key)]
     while path and not path[-1]:
         path.pop()

@@ -18,7 +18,7 @@ from typing import TypeVar
 from surefoot.holder.connection import TLS_NAME
 from surefoot.protocol.backoff import Backoff
 from surefoot.task_set import TaskSet
-from surefoot_operator import metrics
+from surefoot_operator import metrics, names
 from surefoot_operator.controller.admission.webhooks import Webhooks
 from surefoot_operator.controller.cluster_settings import ClusterSettings
 from surefoot_operator.controller.credentials.coordinator_tls import CoordinatorTls, server_names
@@ -31,6 +31,7 @@ from surefoot_operator.controller.health.probes import LoopLag, Probes
 from surefoot_operator.controller.holder_assent import objection
 from surefoot_operator.controller.job_runner import Shared
 from surefoot_operator.controller.kopf_trigger import KopfTrigger, connection
+from surefoot_operator.controller.leader.cluster_claim import ClusterClaim
 from surefoot_operator.controller.leader.lease import LeaseAt
 from surefoot_operator.controller.leader.lease import clock as lease_clock
 from surefoot_operator.controller.leader.shard_election import ShardElection
@@ -42,9 +43,11 @@ from surefoot_operator.coordinator.referrals import Referrals
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.kubernetes.api import Api
 from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
+from surefoot_operator.fabric.kubernetes.api_writes import record_of_pod
 from surefoot_operator.fabric.kubernetes.pods import PodSettings
 from surefoot_operator.fabric.kubernetes.views.cache import ClusterCache
 from surefoot_operator.memory import HolderPool, TierAccess
+from surefoot_operator.policy.actions import Event
 from surefoot_operator.refused_calls import counted
 from surefoot_operator.settings import CoordinatorSettings, OperatorSettings
 
@@ -78,6 +81,7 @@ class ClusterOperator:
         self._tls: CoordinatorTls | None = None
         self._webhooks: Webhooks | None = None
         self._terms: ShardTerms | None = None
+        self._claim: ClusterClaim | None = None
         self._election: ShardElection | None = None
         self._lease_api: Api | None = None
         self._beside = TaskSet(self._beside_failed)
@@ -114,10 +118,21 @@ class ClusterOperator:
         self._begun = "waiting for the first list of the cluster's objects"
         await self._patiently(self._cache.start)
         self._wakening.start()
-        terms = self._terms = ShardTerms(self._api, self._settings, shared, self._beside_failed, self._veto)
-        where = LeaseAt(self._settings.namespace, self._settings.lease_name)
         # over connections of its own: a lease that waits behind hundreds of writes is lost
         self._lease_api = await asyncio.to_thread(self._api.apart)
+        where = LeaseAt(self._settings.namespace, self._settings.lease_name)
+        claim = self._claim = ClusterClaim(
+            self._lease_api,
+            f"{where.namespace}/{where.name}",
+            self._settings.only_namespace,
+            self._settings.identity,
+            self._stands_by,
+        )
+        await claim.acquire()
+        self._beside.start(claim.hold())
+        terms = self._terms = ShardTerms(
+            self._api, self._settings, shared, self._beside_failed, self._veto, claim.may_operate
+        )
         self._election = ShardElection(self._lease_api, where, self._settings.identity, self._settings.shards, terms)
         if self._settings.admission_webhooks:
             await self._admit(shared, terms, self._election)
@@ -246,6 +261,20 @@ class ClusterOperator:
         if self._terms is not None:
             self._terms.wake_soon()
 
+    def _stands_by(self, sentence: str) -> None:
+        """Says why this installation stands by: to probes, to metrics, and once as an event of its pod."""
+        self._begun = sentence
+        metrics.standing_by.set(1 if sentence else 0)
+        if sentence:
+            self._beside.start(self._record(Event(names.OPERATOR_STANDING_BY, sentence, warning=True)))
+
+    async def _record(self, event: Event) -> None:
+        at = self._settings
+        try:
+            await record_of_pod(self._api, at.namespace, at.pod_name, event, time.time())
+        except FabricError as error:
+            log.info("the event %s could not be recorded: %s", event.reason, error)
+
     def _unready(self) -> list[str]:
         # nothing can be planned before everything was listed: why it is not is said at its second refusal
         refused = self._api.refused.disabling(time.monotonic(), at_once=not self._cache.complete)
@@ -269,11 +298,12 @@ class ClusterOperator:
             await asyncio.sleep(SHOW_SECONDS)
 
     def _unwell(self) -> tuple[str, ...]:
+        asking = (self._claim, self._election)
         vitals = LivenessSigns(
             watches=self._cache.silences() if not self._begun else {},
             rounds=self._terms.round_seconds() if self._terms is not None else {},
             lag_seconds=self._lag.worst_seconds,
-            api_seconds=lease_clock() - self._election.heard_at if self._election is not None else math.inf,
+            api_seconds=lease_clock() - max((part.heard_at for part in asking if part is not None), default=-math.inf),
             watchers_end=self._wakening.end,
         )
         return liveness_failures(vitals, LivenessLimits())

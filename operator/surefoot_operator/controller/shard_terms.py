@@ -46,6 +46,7 @@ class ShardTerms:
     Args:
         failed: Told of a task that ended by an error, which none may.
         veto: Says why holders may not be restarted by what leaders of other shards note.
+        may_operate: Raises NotLeading while another installation may look after the same jobs.
     """
 
     def __init__(
@@ -55,8 +56,10 @@ class ShardTerms:
         shared: Shared,
         failed: Callable[[str, BaseException], None],
         veto: RolloutVeto,
+        may_operate: Callable[[], None],
     ) -> None:
         self._api, self._settings, self._shared, self._failed, self._veto = api, settings, shared, failed, veto
+        self._may_operate = may_operate
         self._terms: dict[int, _Term] = {}
         self._once: list[Callable[[], Coroutine[Any, Any, None]]] = []
 
@@ -85,11 +88,16 @@ class ShardTerms:
 
     def begin(self, shard: int, shards: int, may_act: Callable[[], None]) -> None:
         """Leads a shard from now on, until `end`."""
+
+        def may_write() -> None:
+            may_act()
+            self._may_operate()
+
         given, url = self._settings, self._settings.coordinator_url
-        api = self._api.guarded(may_act)
+        api = self._api.guarded(may_write)
         telling = replace(self._shared.telling, coordinator_url=shard_url(url, shard), fallback_url=url)
         # whatever a job's reconciler writes goes through this one, and stops with the lease
-        cache = self._shared.cache.guarded(may_act)
+        cache = self._shared.cache.guarded(may_write)
         shared = replace(self._shared, cache=cache, telling=telling, clock=TermClock())
         runners = JobRunners(shared, given.only_namespace, lambda uid: shard_of(uid, shards) == shard)
         label = LeaderLabel(api, given.namespace, given.pod_name, leader_label(shard))

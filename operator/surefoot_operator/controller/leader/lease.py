@@ -160,7 +160,7 @@ class Elector:
         """
         if not election.leads(self._candidate, self._now()) or self._body is None:
             return
-        given = {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _now_text()}
+        given = {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": now_text()}
         body = {**self._body, "spec": {**self._body["spec"], **given}}
         self._candidate, self.leading = election.stood_down(self._candidate), False
         try:
@@ -248,7 +248,7 @@ class Elector:
     def _wanted(self, anew: bool) -> Body:
         old = self._body or {}
         spec = dict(old.get("spec") or {})
-        spec["renewTime"] = at = _now_text()
+        spec["renewTime"] = at = now_text()
         if anew:
             spec["acquireTime"] = at
             spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + (1 if old else 0)
@@ -278,6 +278,6 @@ def _lease(body: Body | None) -> LeaseSeen | None:
     )
 
 
-def _now_text() -> str:
+def now_text() -> str:
     """For people: nobody decides by it."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

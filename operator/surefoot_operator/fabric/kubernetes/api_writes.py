@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
 from surefoot_operator.api.spec import FINALIZER, KIND, Gang
@@ -144,19 +144,30 @@ async def record(api: Api, job: labels.JobIdentity, event: Event, epoch: int, no
     Its name is a digest of its content: recorded twice in one epoch, it is one event.
     """
     said = "\0".join((job.uid, str(epoch), event.reason, event.message))
-    name = f"{job.name}.{hashlib.sha256(said.encode()).hexdigest()[:16]}"
-    at = timestamp(now)
+    involved = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "namespace": job.namespace,
+        "name": job.name,
+        "uid": job.uid,
+    }
+    await _record(api, involved, labels.job_labels(job.name, job.uid), said, event, now)
+
+
+async def record_of_pod(api: Api, namespace: str, pod: str, event: Event, now: float) -> None:
+    """Creates one Event of the operator's own pod; recorded twice, it is one."""
+    involved = {"apiVersion": "v1", "kind": "Pod", "namespace": namespace, "name": pod}
+    await _record(api, involved, {}, f"{event.reason}\0{event.message}", event, now)
+
+
+async def _record(api: Api, involved: Object, marks: Mapping[str, str], said: str, event: Event, now: float) -> None:
+    name = f"{involved['name']}.{hashlib.sha256(said.encode()).hexdigest()[:16]}"
+    namespace, at = involved["namespace"], timestamp(now)
     body = {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"name": name, "namespace": job.namespace, "labels": labels.job_labels(job.name, job.uid)},
-        "involvedObject": {
-            "apiVersion": API_VERSION,
-            "kind": KIND,
-            "namespace": job.namespace,
-            "name": job.name,
-            "uid": job.uid,
-        },
+        "metadata": {"name": name, "namespace": namespace, "labels": dict(marks)},
+        "involvedObject": involved,
         "type": "Warning" if event.warning else "Normal",
         "reason": event.reason,
         "message": event.message[:1024],  # the API's own limit
@@ -167,7 +178,7 @@ async def record(api: Api, job: labels.JobIdentity, event: Event, epoch: int, no
         "count": 1,
     }
     try:
-        await api.post(labels.core_path(job.namespace, "events"), body)
+        await api.post(labels.core_path(namespace, "events"), body)
     except ApiRefused as error:
         if error.code != 409:
             raise
