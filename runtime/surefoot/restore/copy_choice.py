@@ -2,7 +2,7 @@
 
 Shared by the reading threads of `reader`. Whatever is asked of a rank save goes through `first_good`: the preferred
 copy, then the others, the persistent tier last; a silent source is asked again, with backoff, until it answers or
-patience ends; only when every copy answered and failed is the part Unreadable.
+patience ends, and one object that its tier refuses while it answers for others counts as damaged after a while; only when every copy answered and failed is the part Unreadable.
 """
 
 from __future__ import annotations
@@ -18,13 +18,22 @@ from itertools import count
 from typing import TypeVar
 
 from surefoot import metrics
-from surefoot.errors import ChunkMissing, Corrupt, ProtocolError, TierError, TierUnavailable, Unreadable
+from surefoot.errors import (
+    ChunkMissing,
+    Corrupt,
+    ProtocolError,
+    SurefootError,
+    TierError,
+    TierUnavailable,
+    Unreadable,
+)
 from surefoot.protocol.backoff import Backoff
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.restore.catalogue import Catalogue, SaveSource, reread
 from surefoot.restore.read_plan import preference, spread
-from surefoot.tiers import Tier
+from surefoot.restore.refused_objects import RefusedObjects
+from surefoot.tiers import ByCheckpoint, Tier
 from surefoot.tiers.verified import is_listed
 
 log = logging.getLogger(__name__)
@@ -93,6 +102,7 @@ class Copies:
         self._deadline = None if patience_seconds is None else time.monotonic() + patience_seconds
         self._lock = threading.Lock()
         self._damages: set[Damage] = set()
+        self._refused = RefusedObjects()
         self._stop = threading.Event()
         self._learn(catalogue)
 
@@ -132,8 +142,7 @@ class Copies:
 
         `begin`: a source to try first. Raises Unreadable once every copy answered and failed.
         """
-        waits = count(1)
-        while True:
+        for next_wait in count(1):
             manifest = self.manifest(rank)
             problems: list[Exception] = []
             for number in sorted(self._order.get(rank, ()), key=lambda source: source != begin):
@@ -143,7 +152,13 @@ class Copies:
                     self.note(Damage(manifest.save, part, number), problem)
                     problems.append(problem)
                 except TierError as problem:
-                    log.warning("%s of %s: %s", part, manifest.save, problem)
+                    verdict = self._verdict(Damage(manifest.save, part, number), problem)
+                    if isinstance(verdict, Corrupt):
+                        self.note(Damage(manifest.save, part, number), verdict)
+                        problems.append(verdict)
+                        continue
+                    if next_wait == 1:
+                        log.warning("%s of %s: %s", part, manifest.save, problem)
                     metrics.restore_fallbacks.labels("silent").inc()
                     self.connections.drop(number)
                     problems.append(problem)
@@ -152,7 +167,20 @@ class Copies:
                 why = "; ".join(map(str, problems)) or "no index has it"
                 absent = all(isinstance(p, ChunkMissing) for p in problems) and not self._is_listed(rank)
                 raise Unreadable(f"{part} of {manifest.save} cannot be read from any copy: {why}", absent=absent)
-            self._wait_for_silent(f"{part} of {manifest.save}", next(waits))
+            self._wait_for_silent(f"{part} of {manifest.save}", next_wait, silent)
+        raise AssertionError("unreachable: the wait is over, or it raised")
+
+    def _verdict(self, damage: Damage, problem: TierError) -> SurefootError:
+        """A silent copy, or a damaged one: whose tier answers, and refuses just this."""
+
+        def ask_neighbour() -> None:
+            self.connections.drop(damage.source)
+            tier, checkpoint = self.connections.to(damage.source), damage.save.checkpoint
+            found = tier.manifests_of(checkpoint) if isinstance(tier, ByCheckpoint) else tier.manifests()
+            if not any(manifest.save == damage.save for manifest in found):
+                raise ChunkMissing(f"{tier.name} does not list {damage.save}")
+
+        return self._refused.verdict(damage, problem, ask_neighbour)
 
     def _is_listed(self, rank: int) -> bool:
         """Whether some source's index still names a rank's save, of which every copy lacks a part."""
@@ -205,11 +233,12 @@ class Copies:
             raise Unreadable(f"{what} is in no index, and every tier answered", absent=True)
         self._wait_for_silent(what, time_number)
 
-    def _wait_for_silent(self, what: str, time_number: int) -> None:
+    def _wait_for_silent(self, what: str, time_number: int, problems: Sequence[Exception] = ()) -> None:
         """Waits for the `time_number`-th time, asks the silent sources again. Raises when patience ends."""
         if self._deadline is not None and time.monotonic() >= self._deadline:
             silent = ", ".join(self._catalogue.silent) or "a source"
-            raise TierUnavailable(f"{what} cannot be read: {silent} does not answer, and no other copy is good")
+            why = f" ({'; '.join(map(str, problems))})" if problems else ""
+            raise TierUnavailable(f"{what} cannot be read: {silent} does not answer, and no other copy is good{why}")
         if self._stop.wait(WAITS.seconds(time_number, random.random())):
             raise TierUnavailable(f"reading {what} was called off")
         with self._lock:
