@@ -279,7 +279,7 @@ class Operator:
                 if there:
                     order = order_requests.list_persistent(
                         order, max(there), epoch, now, known=self.known.digests,
-                        listed_as=order_requests.tier_access(self._status),
+                        listed_as=order_requests.listing_rights(self._status),
                     )  # fmt: skip
             case act.LookAround(worker, epoch, holders):
                 order = order_requests.look(order, worker, epoch, holders, now, self.known.digests)

@@ -32,7 +32,7 @@ MOST_LISTINGS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class TierAccess:
+class ListingRights:
     """Tells an agent what it may do in the persistent tier before it lists it."""
 
     begin: bool = True
@@ -41,10 +41,10 @@ class TierAccess:
     """The epoch that it claims there, and the claim's ticket; 0: none."""
 
 
-ANY_ACCESS = TierAccess()
+ANY_RIGHTS = ListingRights()
 
 
-def tier_access(status: JobStatus) -> TierAccess:
+def listing_rights(status: JobStatus) -> ListingRights:
     """Derives an agent's access from status.
 
     A folder that is missing is made only while no checkpoint was ever complete in it: later it is one that went away.
@@ -53,7 +53,7 @@ def tier_access(status: JobStatus) -> TierAccess:
     world = status.world
     is_claim = world is not None and world.state == "Claimed"
     claim = (world.epoch, f"{world.changed_seconds:.3f}") if world is not None and is_claim else (0, "")
-    return TierAccess(begin=status.floor is None, claim=claim)
+    return ListingRights(begin=status.floor is None, claim=claim)
 
 
 COPIED_SECONDS = 2.0
@@ -91,7 +91,7 @@ def list_persistent(
     now: float,
     older: OlderJob | None = None,
     known: frozenset[str] = frozenset(),
-    listed_as: TierAccess = ANY_ACCESS,
+    listed_as: ListingRights = ANY_RIGHTS,
 ) -> Orders:
     """Asks one agent for a listing.
 
