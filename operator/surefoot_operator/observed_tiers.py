@@ -13,6 +13,9 @@ from surefoot.protocol.checkpoints.completeness import LeftOut
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, OlderJob, WorkerId
 
+HIGHEST_EPOCH = 2**31 - 1
+"""No job comes this far: a greater number in a listing is damage or malice, and decides nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class HolderSeen:
@@ -78,6 +81,8 @@ class PersistentSeen:
     """Checkpoints that may be complete for all that could be read: never deleted, never taken for absent."""
     asked_of: frozenset[WorkerId] = frozenset()
     """Workers whose agents were asked and have not answered yet."""
+    newest_epoch: int = 0
+    """The newest epoch that the tier has a save or a claim of, the claim that was asked for aside."""
     deleting: frozenset[Checkpoint] = frozenset()
     """Those whose deletion this leader has asked for and that may still be there; not among `entries`."""
 

@@ -38,6 +38,13 @@ class TierUnavailable(TierError):
     """
 
 
+class ObjectRefused(TierUnavailable):
+    """The tier answers, and gives an error for this one object.
+
+    A bad sector, a wrong mode, a denied key; or all of its objects are refused, which only a look at others tells.
+    """
+
+
 class AccessRefused(TierUnavailable):
     """The tier answers and refuses this password or authority.
 

@@ -91,3 +91,37 @@ def test_a_look_that_remembers_finds_what_came_and_what_went(job: JobSettings) -
     save(job, range(3, 4))
     assert [m.save.rank for m in survey(tier, remembered).manifests] == [0, 2, 3]
     tier.close()
+
+
+def test_a_folder_that_went_away_is_not_made_anew_and_is_named(job: JobSettings, tmp_path: Path) -> None:
+    save(job, range(1))
+    (tmp_path / "kept").rename(tmp_path / "away")
+    (answer,) = answers(job, ListPersistent(1, begin=False))
+    assert isinstance(answer, Listing)
+    assert answer.error is not None
+    assert f"folder {tmp_path / 'kept'}" in answer.error
+    assert not (tmp_path / "kept").exists()
+    (tmp_path / "kept").mkdir()  # as an unmounted share leaves it
+    (empty,) = answers(job, ListPersistent(1, begin=False))
+    assert isinstance(empty, Listing)
+    assert empty.error is not None
+    assert f"{tmp_path / 'kept' / 'job-1'} is not there" in empty.error
+    assert list((tmp_path / "kept").iterdir()) == []
+    (begun,) = answers(job, ListPersistent(1, begin=True))
+    assert isinstance(begun, Listing)
+    assert begun.error is None
+
+
+def test_an_epoch_is_claimed_once_and_a_listing_names_what_others_have(job: JobSettings) -> None:
+    def newest(epoch: int, ticket: str) -> int:
+        (answer,) = answers(job, ListPersistent(1, claim_epoch=epoch, claim_ticket=ticket))
+        assert isinstance(answer, Listing)
+        return answer.newest_epoch
+
+    assert newest(2, "first") == 0
+    assert newest(2, "first") == 0, "the same claim again is the same"
+    assert newest(2, "restored from a backup") == 2
+    assert newest(3, "restored from a backup") == 2
+    save(job, range(1))
+    assert newest(1, "restored from an older one") == 3
+    assert newest(0, "") == 3, "who claims nothing hears of all"

@@ -284,3 +284,24 @@ def test_an_agents_listing_names_a_layout_that_is_lost_and_keeps_all_else(folder
     (listing,) = listings(folder, ListPersistent(7))
     assert (listing.error, len(listing.manifests), listing.layouts) == (None, 3, {})
     assert [one.digest for one in listing.left_out] == [RankManifest.from_json(listing.manifests[0]).layout]
+
+
+@pytest.mark.parametrize("part", ["p0000", "digests", "values"])
+def test_one_object_that_is_refused_for_ever_gives_way_to_the_next_older_checkpoint(
+    part: str,
+    folder: Path,
+    saved: tuple[Path, dict[int, torch.Tensor]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("surefoot.restore.refused_objects.PATIENCE_SECONDS", 1.0)
+    path = folder / "default" / "35-1" / "rank-0" / part
+    path.unlink()
+    path.mkdir()
+    with caplog.at_level(logging.WARNING):
+        training = Training(folder)
+        assert training.checkpointer.restore() == 20
+    assert torch.equal(training.weights(), saved[1][20])
+    training.checkpointer.close()
+    told = " ".join(record.getMessage() for record in caplog.records)
+    assert f"35-1/rank-0/{part}: Is a directory" in told

@@ -84,3 +84,30 @@ def test_an_s3_server_that_is_away_stops_no_training_and_promotion_resumes_with_
     assert run.status.floor is not None
     assert run.status.floor.step == 60
     assert s3_server.SECRET_KEY not in done.said
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS)
+def test_a_folder_that_went_away_is_named_and_not_made_anew_by_the_next_worker(tmp_path: Path) -> None:
+    folder, away = tmp_path / "tier", tmp_path / "unmounted"
+    job = Job(steps=60, gates=(22, 42), persistent={"uri": f"file://{folder}", "intervalSteps": 10})
+    with running(tmp_path, job) as run:
+        run.wait_for_step(22)
+        run.wait("a promoted checkpoint", lambda: run.status.floor is not None and run.status.floor.step == 20)
+        folder.rename(away)
+        run.kill_agent(run.members()[0])
+        run.open_gate(22)
+        run.wait_for_epoch(2)
+        run.wait_for_step(42)
+        run.wait(
+            "a word on the folder",
+            lambda: any(f"folder {folder}" in text for text in run.told(FAILED)),
+        )
+        assert not folder.exists(), "a new folder would hide what the old one has"
+        away.rename(folder)
+        run.wait("a promoted checkpoint", lambda: run.status.floor is not None and run.status.floor.step > 20)
+        done = run.finish()
+    assert_whole(done.report, 60)
+    assert run.status.floor is not None
+    assert run.status.floor.step == 60

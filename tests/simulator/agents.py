@@ -149,8 +149,8 @@ class Agent:
                 self.tell(on.LeaveAsked(exit_code))
             case said.ListPersistent(request, manifests=False, layouts=wanted):
                 self._errands.tell_layouts(request, wanted or ())
-            case said.ListPersistent(request):
-                self._errands.tell_listing(request)
+            case said.ListPersistent():
+                self._errands.tell_listing(message)
             case said.RepairSave():
                 self._errands.repair(message)
             case LookAtHolders():

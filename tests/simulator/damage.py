@@ -6,11 +6,13 @@ What is unreadable is never absent: another copy serves, or the next older check
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from simulator.engine import Refusal
 from simulator.hindrances import unkind
-from simulator.striking import some_holder
-from simulator.tiers import Holder
+from simulator.striking import calm, disturb, later, some_holder
+from simulator.tiers import CHUNKS, Holder, Piece, manifest
 from surefoot.protocol.identities import RankSave
 
 if TYPE_CHECKING:
@@ -109,6 +111,37 @@ def _wear_layout(simulation: Simulation, duration: float) -> None:
         tier.lost_layouts[victim] = simulation.engine.now
 
 
+def _upload_anew(simulation: Simulation, duration: float) -> None:
+    """A run that began from a backup of the status uploads another save under a name that is committed."""
+    tier, victim = simulation.persistent, _some_record(simulation)
+    if tier is None or victim is None:
+        return
+    entry = tier.manifests[victim]
+    content = simulation.engine.rng.getrandbits(62)
+    other = manifest(victim, entry.world, entry.incarnation, content, entry.saved_at, entry.objects)
+    simulation.engine.say("FAULT another save is uploaded as {}", victim)
+    with suppress(Refusal):
+        tier.put(other, tuple(Piece(content, part) for part in range(CHUNKS)))
+        tier.commit(other)
+
+
+def _live_on(simulation: Simulation, duration: float) -> None:
+    """A run that this status was a backup of had gone on: its next epochs are in the tier, and memory is empty."""
+    tier, world = simulation.persistent, simulation.store.status.world
+    if tier is None or world is None:
+        return
+    taken = range(world.epoch + 1, world.epoch + 2 + simulation.engine.rng.randrange(3))
+    simulation.engine.say("FAULT epochs {} to {} were claimed before status was restored", taken.start, taken.stop - 1)
+    tier.claims |= dict.fromkeys(taken, "of another history")
+    simulation.oracle.taken_before |= dict.fromkeys(taken, simulation.engine.now)
+    for holder in list(simulation.holders.values()):
+        if holder.process.alive:
+            disturb(simulation, holder.id.node)
+            simulation.fabric.kill_holder(holder)
+            later(simulation, duration, simulation.fabric.return_holder, holder)
+            later(simulation, duration, calm, simulation, holder.id.node)
+
+
 KINDS: dict[str, tuple[float, Callable[[Simulation, float], None]]] = {
     "chunk is damaged": (1, _corrupt),
     "chunk is gone": (0.5, _lose_chunk),
@@ -117,4 +150,6 @@ KINDS: dict[str, tuple[float, Callable[[Simulation, float], None]]] = {
     "record is damaged": (1, _damage_record),
     "record is gone": (0.5, _lose_record),
     "layout in the tier is damaged": (0.5, _wear_layout),
+    "another save is uploaded": (0, _upload_anew),
+    "status is of a backup": (0, _live_on),
 }

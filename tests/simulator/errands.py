@@ -48,20 +48,22 @@ class Errands:
             read = partial(_layouts, tier, wanted)
             self._agent.network.call(self._agent.process, tier.process, read, done, 2.0)
 
-    def tell_listing(self, request: int) -> None:
-        tier = self._agent.simulation.persistent
+    def tell_listing(self, asked: said.ListPersistent) -> None:
+        tier, request = self._agent.simulation.persistent, asked.request
 
         def done(answer: Any) -> None:
             if isinstance(answer, Unavailable | Refusal):
                 self._agent.say(said.Listing(request, error=str(answer)))
             else:
-                found, left = answer
-                self._agent.say(said.Listing(request, tuple(m.to_json() for m in found), left_out=left))
+                (found, left), newest = answer
+                texts = tuple(m.to_json() for m in found)
+                self._agent.say(said.Listing(request, texts, left_out=left, newest_epoch=newest))
 
         def listed() -> Any:
             assert tier is not None
             self._agent.simulation.oracle.eyes.served.setdefault(request, self._agent.engine.now)
-            return tier.listing()
+            newest = tier.newest_epoch(asked.claim_epoch, asked.claim_ticket)
+            return tier.listing(), newest
 
         if tier is None:
             self._agent.say(said.Listing(request, error="there is no persistent tier"))
@@ -203,7 +205,7 @@ class Errands:
             slow = self._agent.engine.rng.uniform(0.05, 0.5) if tier.slow_put is None else tier.slow_put()
             self._agent.engine.after(
                 slow, self._agent.process, self._agent.network.call, self._agent.process, tier.process,
-                lambda: tier.put(save, pieces), chunks_done, 2.0,
+                lambda: tier.put(entry, pieces), chunks_done, 2.0,
             )  # fmt: skip
 
         sources = [h for e in self._agent.endpoints if (h := self._agent.holder(e.holder)) is not None]

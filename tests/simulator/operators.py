@@ -278,7 +278,10 @@ class Operator:
             case act.ListPersistentTier(epoch, index):
                 there = [w for w, known in self.sessions.by_worker.items() if w.index == index and known.seen.connected]
                 if there:
-                    order = order_requests.list_persistent(order, max(there), epoch, now, known=self.known.digests)
+                    order = order_requests.list_persistent(
+                        order, max(there), epoch, now, known=self.known.digests,
+                        listed_as=order_requests.listing_rights(self._status),
+                    )  # fmt: skip
             case act.LookAround(worker, epoch, holders):
                 order = order_requests.look(order, worker, epoch, holders, now, self.known.digests)
             case act.TryPairs(pairs):

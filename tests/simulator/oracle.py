@@ -15,7 +15,7 @@ from simulator.eyes import Eyes
 from simulator.liveness import Liveness
 from simulator.lossless import Lossless
 from simulator.numerics_watch import NumericsWatch
-from simulator.tiers import CHUNKS, Holder, Persistent, Watcher
+from simulator.tiers import CHUNKS, Holder, Persistent, Piece, Watcher
 from simulator.training_watch import TrainingWatch
 from simulator.watermarks import Watermarks
 from surefoot.protocol.checkpoints.records import RankManifest
@@ -50,6 +50,8 @@ class Oracle(Watcher):
         """Holders that have the save, or had it when a fault took them; dropped copies are gone from here."""
         self.disturbed: dict[str, float] = {}
         """Node → until when something was wrong with it (infinite: still)."""
+        self.taken_before: dict[int, float] = {}
+        """Epochs that another history of this job has claimed in the persistent tier, since when."""
         self.certified: set[Checkpoint] = set()
         """Checkpoints that a leader rightly took for fully replicated: older ones may go, these count as safe."""
         self.hopeless: set[Checkpoint] = set()
@@ -102,6 +104,9 @@ class Oracle(Watcher):
         world = new.world
         if world is None or world.state != "Committed" or observed.status.world == world:
             return
+        listed_at = by.listed_at if observed.persistent.read_epoch == world.epoch else None
+        if listed_at is not None and self.taken_before.get(world.epoch, listed_at) < listed_at:
+            self.fail(f"epoch {world.epoch} is committed although the tier named it before: status was restored")
         named = {e.holder for e in observed.status.named_holders}
         for holder in observed.holders:
             name = holder.endpoint.holder
@@ -266,6 +271,12 @@ class Oracle(Watcher):
         if known is None or known[0] != entry.incarnation:
             self.fail(f"{entry.save} in the persistent tier comes from another incarnation")
         self.eyes.persisted(entry.save)
+
+    def overwriting(self, tier: Persistent, save: RankSave, piece: Piece) -> None:
+        """Bytes are about to be written: under a committed name never others than are there."""
+        there = tier.chunks.get((save, piece.part))
+        if save in tier.manifests and there is not None and there.content != piece.content:
+            self.fail(f"{save} is committed in the persistent tier, and other bytes are written in its place")
 
     def dropping(self, holder: Holder, save: RankSave, writer: int) -> None:
         if save in holder.index:

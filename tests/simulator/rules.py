@@ -35,6 +35,8 @@ class Rules:
     """A worker that is refused keeps nothing else of its plan from being carried out."""
     sweep_by_index: bool = True
     """What a janitor removes has no entry at that moment."""
+    compare_first: bool = True
+    """An upload compares before it writes under a committed name."""
     agree_manifests: bool = True
     """Persistent puts of manifests are conditional."""
 

@@ -44,6 +44,7 @@ class Watcher:
     def committed(self, holder: Holder, entry: RankManifest, writer: int) -> None: ...
     def dropping(self, holder: Holder, save: RankSave, writer: int) -> None: ...
     def persisted(self, entry: RankManifest) -> None: ...
+    def overwriting(self, tier: Persistent, save: RankSave, piece: Piece) -> None: ...
     def deleting(self, checkpoint: Checkpoint) -> None: ...
 
 
@@ -188,6 +189,8 @@ class Persistent:
     """Beside which the layout record of its own cannot be read."""
     lost_layouts: dict[str, float] = field(default_factory=dict)
     """Digests of which a fault damaged every record that there was, and when."""
+    claims: dict[int, str] = field(default_factory=dict)
+    """Epochs that a leader had claimed here, and the ticket of each."""
     failing: Callable[[], bool] = lambda: False
     """Whether the next request fails."""
     slow: Callable[[], float] = lambda: 0.0
@@ -196,10 +199,23 @@ class Persistent:
     slow_put: Callable[[], float] | None = None
     """Seconds that a rank's upload takes, where they are not the usual ones."""
 
-    def put(self, save: RankSave, pieces: tuple[Piece, ...]) -> None:
+    def put(self, entry: RankManifest, pieces: tuple[Piece, ...]) -> None:
         self._answers()
+        there = self.manifests.get(entry.save)
+        if there is not None and self.rules.compare_first:
+            if there.same_bytes_as(entry):
+                return
+            raise Refusal("another save is there")
         for piece in pieces:
-            self.chunks[save, piece.part] = piece
+            self.watcher.overwriting(self, entry.save, piece)
+            self.chunks[entry.save, piece.part] = piece
+
+    def newest_epoch(self, claim_epoch: int, ticket: str) -> int:
+        """Claims an epoch for who bears this ticket, and tells the newest that anything else here names."""
+        self._answers()
+        is_own = bool(claim_epoch) and self.claims.setdefault(claim_epoch, ticket) == ticket
+        claimed = self.claims.keys() - ({claim_epoch} if is_own else set())
+        return max((*claimed, *(save.epoch for save, _ in self.chunks)), default=0)
 
     def commit(self, entry: RankManifest) -> None:
         self._answers()

@@ -28,6 +28,8 @@ class ListingPage:
     left_out: tuple[LeftOut, ...] = ()
     unreadable: tuple[str, ...] = ()
     """Why manifests in it could not be read."""
+    newest_epoch: int = 0
+    """That the tier names, beside the claim that was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ def _read(page: Listing) -> ListingPage:
             entries.append(RankManifest.from_json(text))
         except ProtocolError as error:
             unreadable.append(str(error))
-    return ListingPage(tuple(entries), page.layouts, page.left_out, tuple(unreadable))
+    return ListingPage(tuple(entries), page.layouts, page.left_out, tuple(unreadable), page.newest_epoch)
 
 
 def _joined(pages: Collection[ListingPage]) -> ListingPage:
@@ -91,4 +93,5 @@ def _joined(pages: Collection[ListingPage]) -> ListingPage:
         {digest: text for page in pages for digest, text in page.layouts.items()},
         tuple(one for page in pages for one in page.left_out),
         tuple(why for page in pages for why in page.unreadable),
+        max((page.newest_epoch for page in pages), default=0),
     )

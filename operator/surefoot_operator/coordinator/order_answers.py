@@ -133,7 +133,7 @@ def _told(orders: Orders, order: Request, page: Listing) -> Orders:
     wanted = lacking(gathered.whole(), order.known)
     if wanted:
         number = orders.next_request
-        more = ListPersistent(number, asked.older_job, manifests=False, layouts=wanted)
+        more = ListPersistent(number, asked.older_job, manifests=False, layouts=wanted, begin=asked.begin)
         order = replace(order, message=more, gathered=gathered.asked_anew())
         return replace(orders, next_request=number + 1, outstanding={**rest, number: order})
     # what others were asked for the same is answered with this
@@ -152,6 +152,7 @@ def _listed(orders: Orders, order: Request, gathered: PartialListing) -> Orders:
         # asked for again once, and not for each holder that was read meanwhile
         return void_listing(orders)
     seen = PersistentSeen(order.epoch, entries, order.asked_seconds, older_job=older, left_out=found.left_out)
+    seen = replace(seen, newest_epoch=found.newest_epoch)
     seen = replace(seen, unjudged=seen.unreadable_checkpoints(older is not None))
     named = {m.layout for m in entries}
     known = orders.layouts if older is None else orders.older_layouts

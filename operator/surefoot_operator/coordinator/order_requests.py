@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, OlderJob, WorkerId
@@ -20,6 +20,7 @@ from surefoot.protocol.messages import (
     Retire,
 )
 from surefoot.protocol.sighting_messages import LookAtHolders
+from surefoot_operator.api.status import JobStatus
 from surefoot_operator.coordinator import holder_sightings
 from surefoot_operator.coordinator.holder_sightings import SightingRequest
 from surefoot_operator.coordinator.orders import HoldProposal, Orders, Request, is_listing, with_listing
@@ -28,6 +29,32 @@ from surefoot_operator.observed_tiers import PersistentSeen
 
 MOST_LISTINGS = 8
 """Of one kind that may be under way at once; each is asked for a minute after the one before, and any may answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListingRights:
+    """Tells an agent what it may do in the persistent tier before it lists it."""
+
+    begin: bool = True
+    """It may make a folder that is not there."""
+    claim: tuple[int, str] = (0, "")
+    """The epoch that it claims there, and the claim's ticket; 0: none."""
+
+
+ANY_RIGHTS = ListingRights()
+
+
+def listing_rights(status: JobStatus) -> ListingRights:
+    """Derives an agent's access from status.
+
+    A folder that is missing is made only while no checkpoint was ever complete in it: later it is one that went away.
+    The ticket is the moment of the claim, which no claim after a restored backup has.
+    """
+    world = status.world
+    is_claim = world is not None and world.state == "Claimed"
+    claim = (world.epoch, f"{world.changed_seconds:.3f}") if world is not None and is_claim else (0, "")
+    return ListingRights(begin=status.floor is None, claim=claim)
+
 
 COPIED_SECONDS = 2.0
 """Within so long after an agent has copied a save to a holder that holder's index is read anew."""
@@ -64,6 +91,7 @@ def list_persistent(
     now: float,
     older: OlderJob | None = None,
     known: frozenset[str] = frozenset(),
+    listed_as: ListingRights = ANY_RIGHTS,
 ) -> Orders:
     """Asks one agent for a listing.
 
@@ -80,7 +108,10 @@ def list_persistent(
     kept = {n: o for n, o in others.items() if n not in oldest}
     number = orders.next_request
     kept_layouts = orders.layouts if older is None else orders.older_layouts
-    message = ListPersistent(number, older, layouts=())
+    epoch_claimed, ticket = listed_as.claim if older is None else (0, "")
+    message = ListPersistent(
+        number, older, layouts=(), begin=listed_as.begin, claim_epoch=epoch_claimed, claim_ticket=ticket
+    )
     order = Request(worker, message, epoch, now, known=known | kept_layouts.keys())
     orders = replace(orders, next_request=number + 1, outstanding={**kept, number: order})
     asked_of = frozenset(o.worker for n, o in same.items() if n in kept) | {worker}

@@ -31,7 +31,7 @@ from surefoot_operator.policy.reporting.unheard import unheard_due, unheard_memb
 from surefoot_operator.policy.spares import wanted_indexes
 from surefoot_operator.policy.world import planned_change
 from surefoot_operator.policy.world.bad_checkpoints import found_by_uploads, with_bad
-from surefoot_operator.policy.world.claim import claimed, newest_epoch_seen
+from surefoot_operator.policy.world.claim import claimed, is_taken, newest_epoch_seen
 from surefoot_operator.policy.world.restore_point import describe
 from surefoot_operator.policy.world.rollback import heal
 
@@ -110,8 +110,10 @@ def _decide(facts: Facts) -> PhaseDecision:
             return with_workers(facts, PhaseDecision("the job is suspended and has not begun", status), NO_WORKERS)
         return PhaseDecision("the job starts", claimed(facts, "the job starts"))
     newest = newest_epoch_seen(facts)
-    if newest > status.world.epoch:
-        reason = f"epoch {newest} is known to holders or agents but not to status: claiming a newer one"
+    if newest > status.world.epoch or is_taken(facts):
+        reason = (
+            f"epoch {newest} is known to holders, agents or the persistent tier but not to status: claiming a newer one"
+        )
         return PhaseDecision(reason, claimed(facts, reason))
     return plan_claimed(facts) if status.world.state == "Claimed" else _committed(facts)
 

@@ -15,6 +15,7 @@ from surefoot.protocol.identities import HolderId, RankSave, WorkerId
 from surefoot.protocol.messages import PromoteSave, RepairSave, Retire
 from surefoot.task_set import TaskSet
 from surefoot_operator.coordinator import order_requests, pair_orders
+from surefoot_operator.coordinator.order_requests import listing_rights
 from surefoot_operator.coordinator.orders import Orders
 from surefoot_operator.coordinator.sessions import Sessions
 from surefoot_operator.errors import FabricError
@@ -118,7 +119,7 @@ def carry_out_maintenance(
             drops[action.holder] = action.saves
             expires.append(action.expires_seconds)
         elif isinstance(action, PromoteSaves):
-            promotions[action.worker] = PromoteSave(action.epoch, action.saves)
+            promotions[action.worker] = PromoteSave(action.epoch, action.saves, begin=listing_rights(seen.status).begin)
         elif isinstance(action, CopySave):
             copies.append((action.worker, _copy(action, seen)))
         elif isinstance(action, SealHolder):
@@ -172,7 +173,7 @@ def _ask(
             _order(
                 dependencies,
                 lambda orders: order_requests.list_persistent(
-                    orders, max(there), wish.epoch, now, wish.older_job, known
+                    orders, max(there), wish.epoch, now, wish.older_job, known, listing_rights(seen.status)
                 ),
             )
     elif isinstance(action, LookAround):

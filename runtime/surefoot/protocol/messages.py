@@ -150,6 +150,8 @@ class Listing:
     left_out: tuple[LeftOut, ...] = since(2, ())
     page: int = since(2, 0)
     more: bool = since(2, False)
+    newest_epoch: int = since(3, 0)
+    """The newest epoch that the tier has a save or a claim of, apart from the claim that was asked for; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,6 +340,12 @@ class ListPersistent:
     """Whether manifests are wanted; else the layout records alone."""
     layouts: tuple[str, ...] | None = since(2, None)
     """Digests of the layout records that are wanted; None: of every one that a manifest names."""
+    begin: bool = since(3, True)
+    """A folder that is not there may be made: the job has no checkpoint in it that it could hide."""
+    claim_epoch: int = since(3, 0)
+    """Claim this epoch in the tier before listing it; 0: none."""
+    claim_ticket: str = since(3, "")
+    """What the claim says: whose it is, where it is there already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,6 +371,8 @@ class PromoteSave:
     epoch: int
     saves: tuple[RankSave, ...]
     round: int = 0
+    begin: bool = since(3, True)
+    """As in `ListPersistent`."""
 
 
 @dataclass(frozen=True, slots=True)

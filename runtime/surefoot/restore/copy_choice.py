@@ -2,7 +2,7 @@
 
 Shared by the reading threads of `reader`. Whatever is asked of a rank save goes through `first_good`: the preferred
 copy, then the others, the persistent tier last; a silent source is asked again, with backoff, until it answers or
-patience ends; only when every copy answered and failed is the part Unreadable.
+patience ends, and one object that its tier refuses while it answers for others counts as damaged after a while; only when every copy answered and failed is the part Unreadable.
 """
 
 from __future__ import annotations
@@ -18,13 +18,22 @@ from itertools import count
 from typing import TypeVar
 
 from surefoot import metrics
-from surefoot.errors import ChunkMissing, Corrupt, ProtocolError, TierError, TierUnavailable, Unreadable
+from surefoot.errors import (
+    ChunkMissing,
+    Corrupt,
+    ProtocolError,
+    SurefootError,
+    TierError,
+    TierUnavailable,
+    Unreadable,
+)
 from surefoot.protocol.backoff import Backoff
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.restore.catalogue import Catalogue, SaveSource, reread
 from surefoot.restore.read_plan import preference, spread
-from surefoot.tiers import Tier
+from surefoot.restore.refused_objects import RefusedObjects
+from surefoot.tiers import ByCheckpoint, Tier
 from surefoot.tiers.parallel_reads import LOOK_WAITS, LOOKS
 from surefoot.tiers.verified import is_listed
 
@@ -94,6 +103,7 @@ class Copies:
         self._deadline = None if patience_seconds is None else time.monotonic() + patience_seconds
         self._lock = threading.Lock()
         self._damages: set[Damage] = set()
+        self._refused = RefusedObjects()
         self._stop = threading.Event()
         self._learn(catalogue)
 
@@ -134,7 +144,7 @@ class Copies:
         `begin`: a source to try first. Raises Unreadable once every copy answered and failed, more than once: one answer
         that came spoiled is no verdict where there is no other copy.
         """
-        waits, looks = count(1), count(1)
+        looks, waits = count(1), 0
         while True:
             manifest = self.manifest(rank)
             problems: list[Exception] = []
@@ -148,13 +158,19 @@ class Copies:
                     damages[number] = problem
                     problems.append(problem)
                 except TierError as problem:
-                    log.warning("%s of %s: %s", part, manifest.save, problem)
+                    verdict = self._verdict(Damage(manifest.save, part, number), problem)
+                    if isinstance(verdict, Corrupt):
+                        self.note(Damage(manifest.save, part, number), verdict)
+                        problems.append(verdict)
+                        continue
+                    if waits == 0:
+                        log.warning("%s of %s: %s", part, manifest.save, problem)
                     metrics.restore_fallbacks.labels("silent").inc()
                     self.connections.drop(number)
                     problems.append(problem)
             silent = [p for p in problems if isinstance(p, TierError) and not isinstance(p, ChunkMissing)]
             if not silent and not self._catalogue.silent:
-                if problems and (look := next(looks)) < LOOKS:
+                if damages and (look := next(looks)) < LOOKS:
                     for number in damages:
                         self.connections.drop(number)
                     self._stop.wait(LOOK_WAITS.seconds(look, random.random()))
@@ -163,7 +179,20 @@ class Copies:
                 why = "; ".join(map(str, problems)) or "no index has it"
                 absent = all(isinstance(p, ChunkMissing) for p in problems) and not self._is_listed(rank)
                 raise Unreadable(f"{part} of {manifest.save} cannot be read from any copy: {why}", absent=absent)
-            self._wait_for_silent(f"{part} of {manifest.save}", next(waits))
+            waits += 1
+            self._wait_for_silent(f"{part} of {manifest.save}", waits, silent)
+
+    def _verdict(self, damage: Damage, problem: TierError) -> SurefootError:
+        """A silent copy, or a damaged one: whose tier answers, and refuses just this."""
+
+        def ask_neighbour() -> None:
+            self.connections.drop(damage.source)
+            tier, checkpoint = self.connections.to(damage.source), damage.save.checkpoint
+            found = tier.manifests_of(checkpoint) if isinstance(tier, ByCheckpoint) else tier.manifests()
+            if not any(manifest.save == damage.save for manifest in found):
+                raise ChunkMissing(f"{tier.name} does not list {damage.save}")
+
+        return self._refused.verdict(damage, problem, ask_neighbour)
 
     def _is_listed(self, rank: int) -> bool:
         """Whether some source's index still names a rank's save, of which every copy lacks a part."""
@@ -220,11 +249,12 @@ class Copies:
             raise Unreadable(f"{what} is in no index, and every tier answered", absent=True)
         self._wait_for_silent(what, time_number)
 
-    def _wait_for_silent(self, what: str, time_number: int) -> None:
+    def _wait_for_silent(self, what: str, time_number: int, problems: Sequence[Exception] = ()) -> None:
         """Waits for the `time_number`-th time, asks the silent sources again. Raises when patience ends."""
         if self._deadline is not None and time.monotonic() >= self._deadline:
             silent = ", ".join(self._catalogue.silent) or "a source"
-            raise TierUnavailable(f"{what} cannot be read: {silent} does not answer, and no other copy is good")
+            why = f" ({'; '.join(map(str, problems))})" if problems else ""
+            raise TierUnavailable(f"{what} cannot be read: {silent} does not answer, and no other copy is good{why}")
         if self._stop.wait(WAITS.seconds(time_number, random.random())):
             raise TierUnavailable(f"reading {what} was called off")
         with self._lock:

@@ -20,12 +20,14 @@ from typing import IO
 from zlib import crc32
 
 from surefoot import metrics
-from surefoot.errors import ChunkMissing, TierFull, TierUnavailable
+from surefoot.errors import ChunkMissing, ObjectRefused, TierFull, TierUnavailable
 from surefoot.tiers.object_store import Change
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
 """Of a mount that offers none: Lustre without `flock`, some of FUSE."""
+_OF_ONE_FILE = {errno.EIO, errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.EBADMSG}
+"""What a file alone may answer to a read, while its disk is well."""
 _BLOCK_BYTES = 1 << 20
 _OWNERS = 0o700
 
@@ -125,6 +127,16 @@ class DirectoryStore:
         with self._explained("listing", folder):
             return [entry.name for entry in self._entries(folder) if entry.is_dir()]
 
+    def expect(self, folder: str) -> None:
+        path = self._root / folder
+        with self._explained("opening", folder):
+            is_there = path.is_dir()
+        if not is_there:
+            raise TierUnavailable(
+                f"folder {path} is not there, though checkpoints were stored in it, and none is made in its place: check"
+                " the disk or mount, or put the folder back from a copy"
+            )
+
     def make_durable(self, folder: str) -> None:
         with self._explained("flushing", folder):
             for entry in self._entries(folder):
@@ -199,7 +211,9 @@ class DirectoryStore:
             text = f"folder {self._root}, {doing} {what}: {error.strerror or error}"
             if error.errno in _FULL:
                 raise TierFull(f"{text}: make room or keep fewer checkpoints") from error
-            raise TierUnavailable(f"{text}: check the disk or mount and its permissions") from error
+            is_read = doing == "reading" and error.errno in _OF_ONE_FILE
+            kind = ObjectRefused if is_read else TierUnavailable
+            raise kind(f"{text}: check the disk or mount and its permissions") from error
 
 
 def _size(entry: os.DirEntry[str]) -> int | None:

@@ -1,8 +1,9 @@
 """Claims epochs in the persistent tier and keeps their lineage records.
 
-Of programs that run without a coordinator. An epoch is claimed by creating its file, which no second program can. What
-it stands on is written twice: a record that is damaged would otherwise take every checkpoint of its epoch off the
-lineage. A third file shows that an epoch's program is at work. Used by `persistent`.
+An epoch is claimed by creating its file, which no second program can; a coordinator has an agent claim what it claimed in
+status, because a status that was restored from a backup knows less than the tier. Without a coordinator the lineage record of
+an epoch is written twice: a record that is damaged would otherwise take every checkpoint of its epoch off the lineage. A third
+file shows that an epoch's program is at work. Used by `persistent`.
 """
 
 from __future__ import annotations
@@ -29,15 +30,23 @@ class EpochRecords:
         Raises:
             TierUnavailable: others took each one that was tried.
         """
-        names = [name for folder in _FOLDERS for name in self._store.sizes(f"{self._job}/{folder}")]
-        taken = [int(n.removesuffix(".json")) for n in names if n.removesuffix(".json").isdecimal()]
-        first = max((newest, *taken))
+        first = max((newest, *self.claimed()))
         for epoch in range(first + 1, first + 1 + _CLAIM_TRIES):
             if self._store.create(f"{self._job}/epochs/{epoch}", b"claimed\n"):
                 return epoch
         raise TierUnavailable(
             f"epochs {first + 1} to {first + _CLAIM_TRIES} of job {self._job} were all taken meanwhile"
         )
+
+    def claim_as(self, epoch: int, ticket: str) -> bool:
+        """Claims an epoch for who bears this ticket; returns whether the claim is theirs."""
+        path, text = f"{self._job}/epochs/{epoch}", ticket.encode()
+        return self._store.create(path, text) or self._store.read(path) == text
+
+    def claimed(self) -> set[int]:
+        """Every epoch that has a claim or a record."""
+        names = [name for folder in _FOLDERS for name in self._store.sizes(f"{self._job}/{folder}")]
+        return {int(n.removesuffix(".json")) for n in names if n.removesuffix(".json").isdecimal()}
 
     def record(self, epoch: int, text: str) -> None:
         """Records the checkpoint that a claimed epoch stands on.

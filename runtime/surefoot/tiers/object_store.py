@@ -83,6 +83,13 @@ class ObjectStore(Protocol):
         """Names of the folders directly in `folder`."""
         ...
 
+    def expect(self, folder: str) -> None:
+        """Raises TierUnavailable where a folder that was there is gone: a disk or mount went away.
+
+        A bucket has no folders: what is gone there was deleted.
+        """
+        ...
+
     def make_durable(self, folder: str) -> None:
         """Returns when a folder would survive a power cut.
 

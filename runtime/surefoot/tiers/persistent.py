@@ -191,6 +191,10 @@ class ObjectStoreTier:
         """The job's folder, for people."""
         return f"{self._store.place}/{self._job}"
 
+    def expect(self) -> None:
+        """Raises TierUnavailable where the job's folder is gone: it is not empty but away."""
+        self._store.expect(self._job)
+
     def seen(self) -> tuple[Checkpoint, ...]:
         """Lists every checkpoint with any object here, complete or not."""
         return tuple(sorted(c for name in self._store.folders(self._job) if (c := checkpoint_of(name))))
@@ -268,6 +272,17 @@ class ObjectStoreTier:
         Newer than every claim and every save here, and nobody else gets the same.
         """
         return self.epochs.claim(max((checkpoint.epoch for checkpoint in self.seen()), default=0))
+
+    def newest_epoch(self, claim_epoch: int = 0, ticket: str = "") -> int:
+        """Claims an epoch for who bears this ticket; 0: none.
+
+        Returns:
+            The newest epoch that anything else here names, a save or a claim; 0: none. Where that is not older than
+            `claim_epoch`, the epoch is another's.
+        """
+        is_own = claim_epoch > 0 and self.epochs.claim_as(claim_epoch, ticket)
+        claimed = self.epochs.claimed() - ({claim_epoch} if is_own else set())
+        return max((*claimed, *(checkpoint.epoch for checkpoint in self.seen())), default=0)
 
     def committed(self, checkpoint: Checkpoint) -> list[RankSave]:
         """Rank saves of it that have a manifest, readable or not."""

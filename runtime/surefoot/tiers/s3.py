@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from surefoot import metrics
-from surefoot.errors import ChunkMissing, CopyRefused, TierFull, TierUnavailable
+from surefoot.errors import ChunkMissing, CopyRefused, ObjectRefused, TierFull, TierUnavailable
 from surefoot.protocol.backoff import Backoff
 from surefoot.settings import PersistentSettings
 from surefoot.tiers.bodies import Body
@@ -37,6 +37,8 @@ _EXISTS = {"PreconditionFailed", "412"}
 _RACING = {"ConditionalRequestConflict", "409"}
 _NEVER = {"NotImplemented", "501", "MethodNotAllowed", "405", "AccessDenied", "403", "InvalidRequest", "400"}
 """What a server answers that does not copy objects, or not for this account."""
+_BUSY = {"SlowDown", "503", "ServiceUnavailable", "Throttling", "TooManyRequests", "429", "RequestTimeout", "504"}
+"""Said of the whole server, whatever object was asked for."""
 _BATCH = 1000
 _RACE_TRIES = 5
 """Of a conditional write that met another one under way."""
@@ -131,6 +133,9 @@ class S3Store:
             for entry in page.get("CommonPrefixes", [])
         ]
 
+    def expect(self, folder: str) -> None:
+        """What is gone from a bucket was deleted."""
+
     def make_durable(self, folder: str) -> None:
         """An object that was acknowledged is durable."""
 
@@ -210,7 +215,9 @@ class S3Store:
             if code in _FULL:
                 raise TierFull(f"{text}: {code}: make room or keep fewer checkpoints") from None
             hint = _HINTS.get(code, "the server could not do it now")
-            raise TierUnavailable(f"{text}: {code}: {hint}") from None
+            is_read = doing == "reading" and code not in _BUSY
+            kind = ObjectRefused if is_read else TierUnavailable
+            raise kind(f"{text}: {code}: {hint}") from None
         except (BotoCoreError, OSError) as error:
             # botocore's texts name endpoints and time limits, never keys
             raise TierUnavailable(f"s3://{self._bucket}, {doing} {what}: {type(error).__name__}: {error}") from None

@@ -23,6 +23,7 @@ from simulator.trainers import Trainer, advance, content_of
 from surefoot.drain import transitions
 from surefoot.drain.slots import Draining, DrainState, Leg, SealedSave
 from surefoot.protocol.identities import RankSave
+from surefoot_operator.policy.world import claim
 
 
 def _saved_at_exit(trainer: Trainer) -> None:
@@ -47,6 +48,11 @@ def _given_up(_: DrainState, slot: Draining, *__: Any) -> tuple[Leg, ...]:
     return slot.legs
 
 
+def _none_stored(_: Any) -> int:
+    """A leader that does not ask the persistent tier which epochs there were."""
+    return 0
+
+
 def _accepts_all(trainer: Trainer, step: int) -> Any:
     """A rank says yes to a halt at a step that it is past."""
     trainer.hold = step
@@ -69,6 +75,10 @@ MODELS = (
     Mutation("a manifest in the persistent tier is overwritten", replace(ALL, agree_manifests=False), settings=ENDING,
              redundant="one (epoch, step, rank) is executed by one incarnation, so all who upload it have the same bytes;"
                        " the condition protects from bugs there, which have checks of their own"),
+    Mutation("an upload writes before it compares", replace(ALL, compare_first=False),
+             settings=replace(ENDING, persistent_interval=1, steps=40, kinds=("another save is uploaded",))),
+    Mutation("an epoch that the tier names is claimed again", patches=((claim, "newest_epoch_stored", _none_stored),),
+             settings=replace(ENDING, persistent_interval=1, steps=40, kinds=("status is of a backup", "trainer dies"))),
     Mutation("what is refused ends its plan", replace(ALL, workers_alone=False), settings=WITHOUT_PODS),
     Mutation("an interrupted step is saved", patches=((Trainer, "interrupted", _saved_at_exit),), settings=SELDOM),
     Mutation("a rank accepts a halt that it is past", patches=((Trainer, "proposed", _accepts_all),),

@@ -17,6 +17,7 @@ from surefoot.protocol.plain import listed
 from surefoot_operator.api.spec import TrainingJobSpec
 from surefoot_operator.api.status import JobStatus, Member, Scheduling, World
 from surefoot_operator.observed import SessionSeen, WorkerSeen
+from surefoot_operator.observed_tiers import HIGHEST_EPOCH
 from surefoot_operator.policy.availability import departure_reason, left_at_a_cost, node_lost, usable, vacate_reason
 from surefoot_operator.policy.facts import (
     RECONNECT_GRACE_SECONDS,
@@ -78,13 +79,30 @@ class Selection:
 def newest_epoch_seen(facts: Facts) -> int:
     """Returns the newest epoch known to status, holders or agents.
 
-    Status may have been restored from an old backup: fences and agents remember what it forgot.
+    Status may have been restored from an old backup: fences, agents and the persistent tier remember what it forgot.
     """
     status = facts.status
     epochs = [status.world.epoch if status.world else 0]
     epochs += [h.fence for h in facts.seen.holders if h.fence is not None]
     epochs += [max(s.epoch, s.stopped - 1) for s in facts.sessions.values()]
-    return max(epochs)
+    return max(*epochs, newest_epoch_stored(facts))
+
+
+def newest_epoch_stored(facts: Facts) -> int:
+    """Returns the newest epoch that the persistent tier names, this claim aside; 0: none, or not listed."""
+    listed = facts.seen.persistent
+    named = (listed.newest_epoch, *(m.save.epoch for m in listed.entries or ()))
+    return max((epoch for epoch in named if epoch <= HIGHEST_EPOCH), default=0)
+
+
+def is_taken(facts: Facts) -> bool:
+    """Whether the epoch that is claimed was used before, as the listing for this claim shows.
+
+    Before it is committed nothing of it is in the persistent tier.
+    """
+    world, listed = facts.world, facts.seen.persistent
+    is_listed = world.state == "Claimed" and listed.read_epoch == world.epoch
+    return is_listed and newest_epoch_stored(facts) >= world.epoch
 
 
 def claimed(facts: Facts, reason: str) -> JobStatus:

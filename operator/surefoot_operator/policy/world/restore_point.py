@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from surefoot.protocol.checkpoints.completeness import LeftOut, complete, is_complete, layouts_to_check
+from surefoot.protocol.checkpoints.completeness import LeftOut, TierReading, complete, is_complete, layouts_to_check
 from surefoot.protocol.checkpoints.lineage import newest, on_lineage
 from surefoot.protocol.identities import Checkpoint, HolderId
 from surefoot.protocol.plain import listed
 from surefoot_operator.api.status import World
-from surefoot_operator.observed_tiers import HolderSeen, PersistentSeen
+from surefoot_operator.observed_tiers import HIGHEST_EPOCH, HolderSeen, PersistentSeen
 from surefoot_operator.policy.actions import ListPersistentTier, SealHolder
 from surefoot_operator.policy.facts import (
     Facts,
@@ -264,6 +264,9 @@ def _silence(facts: Facts, best: Checkpoint | None, patience: float, worth: floa
 
 def _conclusion(facts: Facts, best: Checkpoint | None) -> Choice:
     status, world = facts.status, facts.world
+    unknown = _beyond_status(facts)
+    if unknown is not None and (best is None or unknown.step > best.step) and not total_loss.accepted(facts):
+        return _offered(facts, unknown, best)
     silent = tuple(silent_holders(facts))
     persistent = facts.spec.checkpoint.persistent is not None and bool(facts.running_epoch)
     unlisted = persistent and facts.seen.persistent.read_epoch != world.epoch
@@ -301,6 +304,28 @@ def _conclusion(facts: Facts, best: Checkpoint | None) -> Choice:
         f"{total_loss.lost(facts, left_out)}; "
         f"spec.checkpoint.onTotalLoss: Restart would begin again at {origin_of(status) or 'step 0'}"
     )
+
+
+def _beyond_status(facts: Facts) -> Checkpoint | None:
+    """The newest complete checkpoint of an epoch after all that status knows: status was restored from a backup."""
+    persistent = facts.seen.persistent
+    if persistent.read_epoch != facts.world.epoch or ceiling(facts) == 0:
+        return None
+    found = TierReading({}, persistent.entries).manifests().items()
+    later = [c for c, ranks in found if facts.running_epoch < c.epoch <= HIGHEST_EPOCH and c not in bad_of(facts)
+             and is_complete(ranks, facts.seen.covers)]  # fmt: skip
+    return max(later, key=lambda c: (c.epoch, c.step), default=None)
+
+
+def _offered(facts: Facts, unknown: Checkpoint, best: Checkpoint | None) -> Waiting:
+    """Steps that are stored are not trained again without a word: a person chooses."""
+    text = (
+        f"the persistent tier has {unknown}, of an epoch that this job's status does not know (the newest it knows is"
+        f" {facts.running_epoch}; was it restored from a backup?). Nothing is trained or removed until you choose. To"
+        f" continue from {unknown}, create a new job with spec.checkpoint.restoreFrom that names this job's folder and"
+        f" step {unknown.step}. To continue from {best or 'step 0'} instead, {total_loss.acceptance(facts)}"
+    )
+    return Waiting(text, lost=text)
 
 
 def _lost(facts: Facts, left_out: tuple[LeftOut, ...]) -> Waiting:

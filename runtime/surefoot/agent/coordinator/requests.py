@@ -18,7 +18,7 @@ from surefoot.agent.unexpected_errors import UnexpectedErrors
 from surefoot.drain.bandwidth import Bandwidth
 from surefoot.drain.copying import repair
 from surefoot.drain.promoter import Promoted, Promoter, PromotionOptions, drop_persistent
-from surefoot.drain.survey import Survey, layout_texts, survey
+from surefoot.drain.survey import Survey, layout_texts, patiently, survey
 from surefoot.errors import ConfigurationError, SurefootError, TierError
 from surefoot.holder.client import HolderClient
 from surefoot.holder.connection import account_of
@@ -82,6 +82,8 @@ class CoordinatorRequests:
         """Manifests of the last listing of each folder: one that is still there is not read again."""
         self._begun = False
         """Whether this agent has found or made the persistent tier's folder."""
+        self._may_begin = False
+        """Whether an upload may make that folder, as the last wish for one said."""
         self._unexpected = UnexpectedErrors()
         self._loop = asyncio.get_running_loop()
 
@@ -104,9 +106,10 @@ class CoordinatorRequests:
             for save in message.saves:
                 self._answer(Persisted(save, error=_NO_TIER, unreadable=False))
             return
+        self._may_begin = message.begin
         if self._promoter is None:
             options = PromotionOptions(pace=self._bandwidth.persistent)
-            self._promoter = Promoter(self._sources, self._persistent, self._promoted, options)
+            self._promoter = Promoter(self._sources, lambda: self._persistent(self._may_begin), self._promoted, options)
         self._promoter.promote(message.epoch, message.saves)
 
     async def run(self) -> None:
@@ -135,7 +138,7 @@ class CoordinatorRequests:
                     tiers = (self._memory(source, told), self._memory(target, told))
                     return (Repaired(number, repair(save, *tiers, epoch, self._bandwidth.memory)),)
                 case DropPersistent(number, checkpoints):
-                    return (PersistentDropped(number, drop_persistent(self._persistent(), checkpoints)),)
+                    return (PersistentDropped(number, drop_persistent(self._persistent(False), checkpoints)),)
         except SurefootError as error:
             return (_failed(request, str(error)),)
         except Exception as error:  # noqa: BLE001  whatever it was, whoever asked is answered and the training goes on
@@ -150,9 +153,11 @@ class CoordinatorRequests:
         return HolderClient(endpoint, self._job.job, account_of(self._job), self._job.holder_call_seconds)
 
     def _list(self, asked: ListPersistent) -> list[Listing]:
-        tier = self._persistent() if asked.older_job is None else self._older(asked.older_job)
-        found = Survey((), ())
+        tier = self._persistent(asked.begin) if asked.older_job is None else self._older(asked.older_job)
+        found, newest_epoch = Survey((), ()), 0
         try:
+            if asked.manifests and asked.older_job is None:
+                newest_epoch = patiently(lambda: tier.newest_epoch(asked.claim_epoch, asked.claim_ticket))
             if asked.manifests:
                 found = survey(tier, self._remembered.get(asked.older_job))
                 self._remembered[asked.older_job] = {m.save: m for m in found.manifests}
@@ -160,13 +165,17 @@ class CoordinatorRequests:
             texts, lost = layout_texts(tier, named if asked.layouts is None else asked.layouts)
         finally:
             tier.close()
-        return _paged(asked.request, replace(found, left_out=(*found.left_out, *lost)), texts)
+        pages = _paged(asked.request, replace(found, left_out=(*found.left_out, *lost)), texts)
+        return [*pages[:-1], replace(pages[-1], newest_epoch=newest_epoch)]
 
-    def _persistent(self) -> ObjectStoreTier:
+    def _persistent(self, begin: bool) -> ObjectStoreTier:
+        """Opens the job's tier; `begin`: nothing of the job was ever complete there, so a folder may be made."""
         if self._job.persistent is None:
             raise ConfigurationError(_NO_TIER)
-        tier = open_persistent(self._job.persistent, self._job.job, begin=not self._begun)
-        self._begun = True
+        tier = open_persistent(self._job.persistent, self._job.job, begin=begin and not self._begun)
+        self._begun |= begin
+        if not begin:
+            tier.expect()
         return tier
 
     def _older(self, older: OlderJob) -> ObjectStoreTier:
