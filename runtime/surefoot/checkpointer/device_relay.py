@@ -36,7 +36,7 @@ class Relays:
         """This thread's."""
         made: dict[bool, torch.Tensor] = self._mine.__dict__.setdefault("buffers", {})
         if pinned not in made:
-            made[pinned] = torch.empty(CHUNK_BYTES, dtype=torch.uint8, pin_memory=pinned)
+            made[pinned] = torch.empty(CHUNK_BYTES, dtype=torch.uint8, device="cpu", pin_memory=pinned)
         return made[pinned]
 
     def finish(self) -> None:

@@ -125,6 +125,8 @@ class _ProtectedTrainer:
         step = trainer.state.global_step
         trainer.state.epoch = step / steps_in_epoch
         epochs_of.begin(step)
+        if step >= max_steps:  # a finished run: Trainer's loop looks at the limit behind a step only
+            return epochs, 1
         # not 0 where random generators are ours: Trainer would load those of its own checkpoint over them
         return step // steps_in_epoch, 1 if restored else 0
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
+from math import inf
 from typing import Any
 
 import torch
@@ -55,7 +56,20 @@ class SurefootCallback(Checkpoint):
         self._checkpointer = Checkpointer(**self._objects(trainer, pl_module), **self._options)
         if self._checkpointer.restore():
             trainer._checkpoint_connector._loaded_checkpoint = {}  # else ckpt_path's optimizers and counters follow
+            _finish_epoch(trainer.fit_loop.epoch_loop.batch_progress.current, self._loader)
         self._step, self._loss = trainer.global_step, 0.0
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Gives Lightning this epoch's length: it keeps the one that it read when the fit began, and they differ by one."""
+        loop = trainer.fit_loop
+        combined, limit, interval = loop._combined_loader, trainer.limit_train_batches, trainer.val_check_interval
+        if combined is None or loop.max_batches == inf:
+            return  # a stream: it has no length
+        length = len(self.batches)
+        length = min(length, limit) if isinstance(limit, int) else int(length * limit)
+        combined.limits, loop.max_batches = [length], length
+        if isinstance(interval, float) and trainer.val_check_batch is not None:
+            trainer.val_check_batch = max(1, int(length * interval))
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Takes the weight of this batch, which was fetched some time ago."""
@@ -152,6 +166,18 @@ class _CallbackStates:
         for key, state in saved.items():
             if key in self._callbacks:
                 self._callbacks[key].load_state_dict(state)
+
+
+def _finish_epoch(trained: Any, loader: Any) -> None:
+    """Has Lightning end an epoch of which a checkpoint has every batch: the loader's length is the next one's already.
+
+    `trained` are the batches that Lightning has counted in its epoch.
+    """
+    sampler = getattr(loader, "sampler", None)
+    if sampler is None or not sampler.by_epoch or loader.position % sampler.size >= sampler.global_batch:
+        return
+    if 0 < trained.ready < len(loader):
+        trained.ready = trained.started = trained.processed = trained.completed = len(loader)
 
 
 def _numbered(name: str, objects: list[Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ torchtitan's own saves by collectives, on every rank at once, and reads "metadat
 from __future__ import annotations
 
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from torch import nn
@@ -18,12 +18,19 @@ from torchtitan.tools import filesystem
 from surefoot.checkpointer import Checkpointer
 from surefoot.errors import ConfigurationError
 
+_HONOURED = frozenset(
+    {"enable", "folder", "interval", "keep_latest_k", "load_step", "enable_first_step_checkpoint", "anew"}
+)
 _REFUSED = {
     "initial_load_path": "read the weights with Checkpointer.load_weights, or name the job in checkpoint.restoreFrom",
+    "last_save_model_only": "the last checkpoint is a whole one; Checkpointer.load_weights reads its model alone",
     "last_save_in_hf": "`surefoot checkpoints export --as safetensors` writes them afterwards",
+    "export_dtype": "`surefoot checkpoints export --as safetensors` writes the model's own precision",
+    "exclude_from_loading": "read the weights alone with Checkpointer.load_weights, in a folder of its own",
     "create_seed_checkpoint": "a checkpoint of any world size restores at any other",
     "load_only": "give a folder of its own, from which nothing is restored",
 }
+_KEEP_ALL = 2**31 - 1
 
 
 class SurefootCheckpoints(BaseCheckpointManager):
@@ -54,6 +61,12 @@ class SurefootCheckpoints(BaseCheckpointManager):
         anew: tuple[str, ...] = field(default=())
         """Names of loaders that may begin anew in a world of another size: `loader`."""
 
+        last_save_model_only: bool = False
+        """Refused: the last checkpoint is a whole one, so that more steps may follow."""
+
+        initial_load_model_only: bool = False
+        """Without a meaning, as `initial_load_path` is refused."""
+
     def __init__(
         self,
         config: Config,
@@ -70,23 +83,22 @@ class SurefootCheckpoints(BaseCheckpointManager):
         self._checkpointer: Checkpointer | None = None
         if not self.enable:
             return
-        for name, instead in _REFUSED.items():
-            if getattr(config, name):
-                raise ConfigurationError(f"checkpoint.{name} has no meaning with SurefootCheckpoints: {instead}")
+        _refuse_others(config)
+        self._saves_first_step = config.enable_first_step_checkpoint
         named = _numbered("model", model_parts) | _numbered("optimizer", list(optimizers))
         named |= _numbered("lr_scheduler", list(lr_schedulers))
         self._checkpointer = Checkpointer(
             anew=config.anew,
             folder=filesystem.join(base_folder, config.folder),
             interval_steps=config.interval,
-            keep=config.keep_latest_k or None,
+            keep=config.keep_latest_k or _KEEP_ALL,
             loader=dataloader,
             **named,
             **states,
         )
 
     def _load(self, step: int = -1) -> bool:
-        if step > 0:
+        if step != -1:
             raise ConfigurationError(
                 f"checkpoint.load_step={step}: the newest complete checkpoint is restored; `surefoot rollback` makes a job"
                 " that begins at another step"
@@ -97,7 +109,7 @@ class SurefootCheckpoints(BaseCheckpointManager):
         reached = self._used.step()
         if reached != curr_step:
             raise ConfigurationError(f"torchtitan saves step {curr_step}, and Surefoot counted {reached}: load() first")
-        return self._used.save_now() if last_step else True
+        return self._used.save_now() if last_step or (curr_step == 1 and self._saves_first_step) else True
 
     def _maybe_wait_for_staging(self) -> None:
         self._used.settle()
@@ -112,6 +124,16 @@ class SurefootCheckpoints(BaseCheckpointManager):
     def _used(self) -> Checkpointer:
         assert self._checkpointer is not None, "torchtitan calls these where checkpoints are enabled"
         return self._checkpointer
+
+
+def _refuse_others(config: SurefootCheckpoints.Config) -> None:
+    """Refuses each option that is set and that nothing here follows, also one of a later torchtitan."""
+    usual = type(config)()
+    for option in fields(config):
+        name = option.name
+        if name not in _HONOURED and getattr(config, name) != getattr(usual, name):
+            instead = _REFUSED.get(name, "leave it at its default")
+            raise ConfigurationError(f"checkpoint.{name} has no meaning with SurefootCheckpoints: {instead}")
 
 
 def _numbered(name: str, objects: list[Any]) -> dict[str, Any]:

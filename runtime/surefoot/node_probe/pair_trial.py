@@ -140,7 +140,7 @@ def _tried(torch: Any, dist: Any, rank: int, device: str, spoiled: bool) -> tupl
 
 
 def _numbers(torch: Any, rank: int) -> Any:
-    place = torch.arange(FLOATS, dtype=torch.int64)
+    place = torch.arange(FLOATS, dtype=torch.int64, device="cpu")
     return ((place * (40503 + 2 * rank)) % 65521 % 4093).to(torch.float32)
 
 

@@ -106,7 +106,7 @@ class Saved:
 
     def empty(self) -> torch.Tensor:
         """A host tensor to read it into."""
-        return torch.empty(self.shape, dtype=dtype_named(self.dtype))
+        return torch.empty(self.shape, dtype=dtype_named(self.dtype), device="cpu")
 
 
 def local_name(rank: int, name: str) -> str:

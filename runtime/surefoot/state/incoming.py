@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from surefoot.errors import StateMismatch
+from surefoot.staging.copies import PLAIN_CLASSES
 from surefoot.state.building import Home, build, build_beside
 from surefoot.state.entries import Saved, dtype_name, dtype_named, local_part
 from surefoot.state.modules import OptimizerParameter
@@ -116,7 +117,9 @@ def _put(
 
 def _reused(live: torch.Tensor | None, mark: Any, saved: Mapping[str, Saved], home: Home) -> torch.Tensor:
     what = saved.get(mark.name)
-    if live is not None and what is not None and (tuple(live.shape), mark.facts) == (what.shape, None):
+    # a graph of the device, and a schedule, read the tensor that the program made: it is filled where it lies
+    plain = type(live) in PLAIN_CLASSES and set(mark.facts or ()) <= {"device"}
+    if live is not None and what is not None and plain and tuple(live.shape) == what.shape:
         return live
     made = build(mark.name, mark.facts, saved, home)
     if made is None:

@@ -131,7 +131,11 @@ def _restored(tree: Any) -> Any:
         said = tree[_TENSOR]
         if isinstance(said, list):
             return {_TENSOR: _restored(said[0])}
-        raw = torch.frombuffer(bytearray(said["of"]), dtype=torch.uint8) if said["of"] else torch.empty(0).byte()
+        raw = (
+            torch.frombuffer(bytearray(said["of"]), dtype=torch.uint8)
+            if said["of"]
+            else torch.empty(0, dtype=torch.uint8, device="cpu")
+        )
         return raw.view(dtype_named(said["dtype"])).reshape(said["shape"])
     if isinstance(tree, dict):
         items = ((key, _restored(value)) for key, value in tree.items())

@@ -292,7 +292,7 @@ class Program:
             if problem := fit.misfit(entry, what):
                 told.append(problem)
             elif what is not None and what.dtype != entry.dtype:
-                read = torch.empty(entry.place.box.lengths, dtype=dtype_named(what.dtype))
+                read = torch.empty(entry.place.box.lengths, dtype=dtype_named(what.dtype), device="cpu")
                 targets.append(Entry(entry.name, read, what.dtype, entry.place, entry.sharing))
                 converted.append((entry, read))
             else:

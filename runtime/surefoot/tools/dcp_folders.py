@@ -65,7 +65,7 @@ class _Exporting(SavePlanner):
         self._plain = {key: value for key, value in flat.items() if key not in names}
         self._names, self._tensors, self._bands = names, tensors, bands
         self._boxes: dict[tuple[str, torch.Size], Box] = {}
-        self._given = torch.empty(0)
+        self._given = torch.empty(0, device="cpu")
 
     def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
         """Everything was given at the start."""
@@ -156,7 +156,7 @@ class Folder:
         index = MetadataIndex(key, torch.Size(box.offsets), number)
         nought = torch.Size([0] * len(box.offsets))
         item = ReadItem(LoadItemType.TENSOR, index, nought, index, nought, torch.Size(box.lengths))
-        taking = _Taking(torch.empty(box.lengths, dtype=kind.properties.dtype))
+        taking = _Taking(torch.empty(box.lengths, dtype=kind.properties.dtype, device="cpu"))
         self._reader.read_data(LoadPlan([item]), taking).wait()
         return taking.tensor
 
@@ -168,7 +168,7 @@ class Folder:
     def _value(self, key: str) -> Any:
         index = MetadataIndex(key)
         nothing = torch.Size([])
-        taking = _Taking(torch.empty(0))
+        taking = _Taking(torch.empty(0, device="cpu"))
         item = ReadItem(LoadItemType.BYTE_IO, index, nothing, index, nothing, nothing)
         self._reader.read_data(LoadPlan([item]), taking).wait()
         try:

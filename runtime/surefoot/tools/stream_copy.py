@@ -125,7 +125,7 @@ class BandReader:
         return self._held[(name, box)]
 
     def _empty(self, band: Band) -> torch.Tensor:
-        return torch.empty(band.box.lengths, dtype=dtype_named(self._tensors[band.name].dtype))
+        return torch.empty(band.box.lengths, dtype=dtype_named(self._tensors[band.name].dtype), device="cpu")
 
     def _entry(self, name: str, box: Box, tensor: torch.Tensor) -> Entry:
         what = self._tensors[name]

@@ -153,7 +153,7 @@ class Reader(StorageReader):
         if tuple(target.shape) != box.lengths:
             raise ValueError(f"{item.storage_index.fqn}: {box} is wanted for a tensor of shape {tuple(target.shape)}")
         same_type = dtype_name(target.dtype) == what.dtype
-        into = target if same_type else torch.empty(box.lengths, dtype=dtype_named(what.dtype))
+        into = target if same_type else torch.empty(box.lengths, dtype=dtype_named(what.dtype), device="cpu")
         return Entry(name, into, what.dtype, Place(what.shape, box, None), "split")
 
 
