@@ -130,5 +130,5 @@ for _tier, _reasons in {
 }.items():
     for _reason in _reasons:
         checkpoint_failures.labels(_tier, _reason)
-for _reason in ("silent", "missing", "corrupt", "disagreement", "exchange", "peer"):
+for _reason in ("silent", "missing", "corrupt", "disagreement", "exchange", "peer", "cut"):
     restore_fallbacks.labels(_reason)

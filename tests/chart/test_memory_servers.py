@@ -10,6 +10,7 @@ import pytest
 from chart import helm
 from chart.objects import Object, ports
 from chart.test_seams import environment
+from support.servers.memory_cgroup import container_bytes
 from surefoot.holder.companion.companion_settings import MOST_SERVERS, companion_settings
 from surefoot_operator.fabric.kubernetes.pods import HOLDER_SOCKET
 
@@ -114,11 +115,11 @@ def test_parts_of_a_node_are_equal_and_never_more_than_it_may_take() -> None:
         found = rendered(servers, {"maxMemory": maximum})
         files = helm.one(found, "ConfigMap", "surefoot-memory")["data"].values()
         lines = [line.split() for text in files for line in text.splitlines()]
-        parts = [int(line[1]) for line in lines if line[0] == "maxmemory"]
+        parts = [int(line[1]) for line in lines if line[:1] == ["maxmemory"]]
         whole = 1 << 30 if maximum == "1Gi" else int(maximum)
         assert parts == [whole // servers] * servers
         limits = [int(one["resources"]["limits"]["memory"]) for one in servers_of(found)]
-        assert limits == [part + part // 16 + (128 << 20) for part in parts]
+        assert limits == [container_bytes(part, 256 << 20) for part in parts]
 
 
 @pytest.mark.parametrize("servers", [1, 2, MOST_SERVERS])

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 import pytest
 
 from chart import helm
 from chart.objects import Object, ports
 from chart.test_rendering import EVERYTHING
+from surefoot.holder.client import MAX_VALUE_BYTES
 from surefoot.holder.companion.companion_settings import CompanionSettings, companion_settings
-from surefoot.holder.server_process import MALLOC_ENVIRONMENT
+from surefoot.holder.server_process import MALLOC_ENVIRONMENT, ServerSettings, configuration
 from surefoot_operator.controller.admission.webhooks import EVICTIONS_PATH, JOBS_PATH
 from surefoot_operator.controller.cluster_settings import ClusterSettings, cluster_settings
 from surefoot_operator.controller.credentials.coordinator_tls import server_names
@@ -172,3 +173,24 @@ def test_the_webhooks_call_paths_that_are_served_under_a_name_of_the_certificate
     assert [one["path"] for one in told] == [JOBS_PATH, *[EVICTIONS_PATH] * settings(EVERYTHING).shards]
     names = server_names(settings(EVERYTHING).coordinator_url, helm.NAMESPACE, settings(EVERYTHING).shards)
     assert {f"{one['name']}.{one['namespace']}.svc" for one in told} <= set(names)
+
+
+def test_a_server_on_a_cluster_has_the_configuration_of_one_on_a_machine() -> None:
+    """But for what each place decides: addresses, the folder, and where the password comes from."""
+    own = {"bind", "protected-mode", "dir", "requirepass"}
+    text = helm.one(helm.objects(), "ConfigMap", "surefoot-memory")["data"]["redis.conf"]
+    on_cluster = _directives(text)
+    on_machine = _directives(configuration(ServerSettings(6379, 4 << 30, Path("/data"), password="a password")))
+    assert {n: v for n, v in on_cluster.items() if n not in own} == {
+        n: v for n, v in on_machine.items() if n not in own
+    }
+    assert on_machine["maxmemory-clients"] == str(256 << 20)
+    assert on_machine["proto-max-bulk-len"] == f"{MAX_VALUE_BYTES >> 20}mb"
+    assert {"client-output-buffer-limit", "client-query-buffer-limit", "maxclients"} < on_machine.keys()
+
+
+def _directives(text: str) -> dict[str, str]:
+    """Name → value of each line; none is there twice."""
+    lines = [line.partition(" ") for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    assert len({name for name, _, _ in lines}) == len(lines)
+    return {name: value for name, _, value in lines}

@@ -6,6 +6,7 @@ import pytest
 
 from chart import helm
 from chart.objects import Object
+from support.servers.memory_cgroup import container_bytes
 
 REFUSED: dict[str, tuple[Object, str]] = {
     "unknown": ({"operators": {}}, "'operators' not allowed"),
@@ -55,32 +56,40 @@ def memory(values: Object) -> tuple[str, str, str]:
     [("512Mi", 512 * MEBI), ("2Gi", 2048 * MEBI), ("1G", 10**9), (536870912, 512 * MEBI), ("3Ti", 3 * 1024**4)],
 )
 def test_the_limit_follows_from_max_memory(given: str | int, count: int) -> None:
-    needed = count + count // 16 + 128 * MEBI
+    needed = container_bytes(count, 256 * MEBI)
     assert memory({"maxMemory": given}) == (str(count), str(needed), str(needed))
 
 
 def test_a_limit_that_is_enough_is_kept() -> None:
-    given = {"maxMemory": "1Gi", "resources": {"requests": {"memory": "1Gi"}, "limits": {"memory": "1216Mi"}}}
-    assert memory(given) == (str(1024 * MEBI), "1Gi", "1216Mi")
+    given = {"maxMemory": "1Gi", "resources": {"requests": {"memory": "1Gi"}, "limits": {"memory": "1472Mi"}}}
+    assert memory(given) == (str(1024 * MEBI), "1Gi", "1472Mi")
 
 
 def test_a_limit_that_is_too_low_is_refused_with_the_numbers() -> None:
     with pytest.raises(helm.HelmRefused) as refused:
-        memory({"maxMemory": "1Gi", "resources": {"limits": {"memory": "1215Mi"}}})
+        memory({"maxMemory": "1Gi", "resources": {"limits": {"memory": "1471Mi"}}})
     said = str(refused.value)
-    assert "memoryTier.resources.limits.memory is 1215Mi (1274019840 bytes)" in said
-    assert "maxMemory 1Gi (1073741824 bytes) needs 1275068416 bytes" in said
+    assert "memoryTier.resources.limits.memory is 1471Mi (1542455296 bytes)" in said
+    assert "maxMemory 1Gi (1073741824 bytes) needs 1543503872 bytes" in said
 
 
 def test_a_limit_that_is_too_low_for_a_server_s_part_is_refused_with_the_numbers() -> None:
     """Of a node of 4Gi each of three servers takes 1431655765 bytes."""
-    needed = 1431655765 + 1431655765 // 16 + 128 * MEBI
+    needed = container_bytes(1431655765, 256 * MEBI)
     enough = {"maxMemory": "4Gi", "servers": 3, "resources": {"limits": {"memory": str(needed)}}}
     assert memory(enough)[2] == str(needed)
     with pytest.raises(helm.HelmRefused) as refused:
         memory({**enough, "resources": {"limits": {"memory": str(needed - 1)}}})
     said = str(refused.value)
     assert f"maxMemory 4Gi (1431655765 bytes for each of 3 servers) needs {needed} bytes" in said
+
+
+def test_the_limit_has_room_for_what_clients_may_take() -> None:
+    needed = str(container_bytes(4096 * MEBI, 1024 * MEBI))
+    assert memory({"clientMemory": "1Gi"})[1:] == (needed, needed)
+    assert memory({"clientMemory": None}) == memory({})  # kept from a release that did not have it
+    with pytest.raises(helm.HelmRefused, match="clientMemory is 127Mi, and the longest value on its way needs 128Mi"):
+        memory({"clientMemory": "127Mi"})
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import pytest
 from support.saves import arrays, put_save, split, stream_of
 from support.servers import redis_server
 from support.servers.memory_cgroup import MemoryCgroup, container_bytes, limited_to
-from surefoot.errors import TierError, TierUnavailable
+from surefoot.errors import TierError
 from surefoot.holder import Credentials, HolderClient, keys
 from surefoot.holder.client import MAX_VALUE_BYTES
 from surefoot.holder.provisioning import HolderAdmin

@@ -32,6 +32,7 @@ from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.restore.catalogue import Catalogue, SaveSource, reread
 from surefoot.restore.read_plan import preference, spread
+from surefoot.restore.read_windows import ReadWindows
 from surefoot.restore.refused_objects import RefusedObjects
 from surefoot.tiers import ByCheckpoint, Tier
 from surefoot.tiers.parallel_reads import LOOK_WAITS, LOOKS
@@ -41,6 +42,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 WAITS = Backoff(0.05, 1.0)
+_CUT_WAITS = Backoff(0.02, 1.0)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -100,11 +102,14 @@ class Copies:
         self.sources = catalogue.sources
         self._catalogue = catalogue
         self._seed = seed
+        self._patience_seconds = patience_seconds
         self._deadline = None if patience_seconds is None else time.monotonic() + patience_seconds
         self._lock = threading.Lock()
         self._damages: set[Damage] = set()
         self._refused = RefusedObjects()
         self._stop = threading.Event()
+        self.windows = ReadWindows(self._stop)
+        self._logged_cuts: set[int] = set()
         self._learn(catalogue)
 
     @property
@@ -151,9 +156,11 @@ class Copies:
             damages: dict[int, Exception] = {}
             for number in sorted(self._order.get(rank, ()), key=lambda source: source != begin):
                 try:
-                    data = read(self.connections.to(number), manifest)
+                    with self.windows.entered(number):
+                        part_read = read(self.connections.to(number), manifest)
+                    self.record_answer(number)
                     self._note_all(manifest.save, part, damages)
-                    return data, number
+                    return part_read, number
                 except (Corrupt, ProtocolError, ChunkMissing) as problem:
                     damages[number] = problem
                     problems.append(problem)
@@ -167,6 +174,7 @@ class Copies:
                         log.warning("%s of %s: %s", part, manifest.save, problem)
                     metrics.restore_fallbacks.labels("silent").inc()
                     self.connections.drop(number)
+                    self._shrink(number)
                     problems.append(problem)
             silent = [p for p in problems if isinstance(p, TierError) and not isinstance(p, ChunkMissing)]
             if not silent and not self._catalogue.silent:
@@ -193,6 +201,33 @@ class Copies:
                 raise ChunkMissing(f"{tier.name} does not list {damage.save}")
 
         return self._refused.verdict(damage, problem, ask_neighbour)
+
+    def record_answer(self, number: int) -> None:
+        """Begins patience anew; says once of a source that had cut this rank off that it did."""
+        if self._patience_seconds is not None:
+            self._deadline = time.monotonic() + self._patience_seconds
+        cuts = self.windows.record_answer(number)
+        if not cuts:
+            return
+        metrics.restore_fallbacks.labels("cut").inc(cuts)
+        with self._lock:
+            new = number not in self._logged_cuts
+            self._logged_cuts.add(number)
+        if new:
+            log.warning(
+                "%s closed this rank's connection and answers again: all its readers together asked for more than it"
+                " may hold for them (memoryTier.clientMemory); it is asked for %d chunks at a time from now on",
+                self.sources[number].name,
+                self.windows.limit_of(number),
+            )
+
+    def pause_after_cut(self, number: int) -> None:
+        """Waits a moment before a source that closed the connection is asked again, for less, as others will be."""
+        self._stop.wait(_CUT_WAITS.seconds(self._shrink(number), random.random()))
+
+    def _shrink(self, number: int) -> int:
+        """A bucket or folder holds no replies for its readers: it is asked as before."""
+        return 1 if self.sources[number].kind == "persistent" else self.windows.shrink(number)
 
     def _is_listed(self, rank: int) -> bool:
         """Whether some source's index still names a rank's save, of which every copy lacks a part."""

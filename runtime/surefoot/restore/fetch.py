@@ -18,7 +18,7 @@ from functools import partial
 from typing import Protocol
 
 from surefoot import metrics
-from surefoot.errors import Corrupt, SurefootError
+from surefoot.errors import ChunkMissing, Corrupt, SurefootError
 from surefoot.format.layouts import Stream
 from surefoot.protocol.checkpoints.records import CHUNK_BYTES, RankManifest
 from surefoot.restore.copy_choice import Copies
@@ -63,8 +63,12 @@ class _PendingRead:
     read: RangeRead
     source: int
     tier: ReadsAhead | None
-    """None where it is to be read in the ordinary way."""
+    """None where it is to be read in the ordinary way. Else it is counted in the source's window."""
     buffer: memoryview
+
+    @property
+    def is_ordinary(self) -> bool:
+        return self.tier is None and self.source != STAGING
 
     @property
     def data(self) -> memoryview:
@@ -109,12 +113,12 @@ class Fetch:
         under_way: deque[_PendingRead] = deque()
         try:
             while not self._failed.is_set():
-                while buffers and (chosen := self._next(number)) is not None:
+                while buffers and (chosen := self._next(number, under_way)) is not None:
                     under_way.append(self._asked(*chosen, buffers.popleft()))
                 if not under_way:
                     break
                 asked = under_way.popleft()
-                self._finish(asked)
+                self._finish(asked, under_way)
                 buffers.append(asked.buffer)
             finished = True
         finally:
@@ -122,16 +126,23 @@ class Fetch:
                 self._failed.set()
                 self._copies.stop()
 
-    def _next(self, number: int) -> tuple[RangeRead, int] | None:
-        """A read of this thread's own source; when that has none left, of the one that has most."""
+    def _next(self, number: int, under_way: Sequence[_PendingRead]) -> tuple[RangeRead, int] | None:
+        """A read of this thread's own source; when that has none left, of the one that has most.
+
+        None also where the source takes no more at a time, or what is under way must be read before.
+        """
+        if under_way and under_way[-1].is_ordinary:
+            return None
         with self._lock:
             sources = sorted(self._queues)
             mine = sources[number % len(sources)]
             source = mine if self._queues[mine] else max(sources, key=lambda s: len(self._queues[s]))
-            return (self._queues[source].popleft(), source) if self._queues[source] else None
+            if not self._queues[source] or (under_way and not self._copies.windows.has_room(source)):
+                return None
+            return self._queues[source].popleft(), source
 
     def _asked(self, read: RangeRead, source: int, buffer: memoryview) -> _PendingRead:
-        if source >= 0:
+        if source >= 0 and self._copies.windows.try_enter(source):
             try:
                 tier = self._copies.connections.to(source)
                 if isinstance(tier, ReadsAhead):
@@ -139,11 +150,14 @@ class Fetch:
                     return _PendingRead(read, source, tier, buffer)
             except SurefootError:
                 self._copies.connections.drop(source)  # `first_good` asks it once more, and says what is wrong
+            self._copies.windows.leave(source)
         return _PendingRead(read, source, None, buffer)
 
-    def _finish(self, asked: _PendingRead) -> None:
+    def _finish(self, asked: _PendingRead, under_way: Sequence[_PendingRead]) -> None:
         read = asked.read
         found = self._taken(asked)
+        if found is None:
+            self._abandon(under_way)
         data, source = found if found is not None else self._read(read, asked)
         stream = self._parts[read.rank].stream
         for segment in read.segments:
@@ -161,13 +175,30 @@ class Fetch:
             return None
         try:
             asked.tier.take_chunk(manifest.save, asked.read.chunk, asked.data)
-            self._check(asked.read, manifest, asked.data, self._copies.sources[asked.source].name)
-        except Corrupt:
+        except ChunkMissing:
+            self._copies.connections.drop(asked.source)
             return None
         except SurefootError:
             self._copies.connections.drop(asked.source)
+            self._copies.pause_after_cut(asked.source)
             return None
+        finally:
+            self._copies.windows.leave(asked.source)
+        try:
+            self._check(asked.read, manifest, asked.data, self._copies.sources[asked.source].name)
+        except Corrupt:
+            return None
+        self._copies.record_answer(asked.source)
         return asked.data, asked.source
+
+    def _abandon(self, under_way: Sequence[_PendingRead]) -> None:
+        """Gives up what this thread asked for: an ordinary read closes the connection that it would come by, and may
+        wait for its turn at the source."""
+        for pending in under_way:
+            if pending.tier is not None:
+                pending.tier = None
+                self._copies.connections.drop(pending.source)
+                self._copies.windows.leave(pending.source)
 
     def _staged(self, asked: _PendingRead, manifest: RankManifest) -> tuple[memoryview, int] | None:
         """Reads from staging memory, in a copy where others write too: what was verified must be what is placed."""

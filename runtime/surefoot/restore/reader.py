@@ -42,7 +42,8 @@ class ReadOptions:
     threads: int = 4
     """At most; there are no more than sources to read from, or two."""
     patience_seconds: float | None = None
-    """How long to wait for tiers that do not answer; None waits until this process is killed (the operator decides)."""
+    """How long to wait for tiers that do not answer, from the last answer; None waits until this process is killed (the
+    operator decides)."""
 
 
 @dataclass(frozen=True, slots=True)
