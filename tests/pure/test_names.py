@@ -21,6 +21,7 @@ _OPERATOR_CLASSES: set[str] = set()
 _SHARED_CLASSES: set[str] = set()
 ALLOWED_CLASSES = _RUNTIME_CLASSES | _OPERATOR_CLASSES | _SHARED_CLASSES
 
+
 def sources() -> list[Path]:
     return [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 

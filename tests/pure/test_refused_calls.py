@@ -76,9 +76,7 @@ def test_a_job_hears_of_its_own_calls_and_of_what_every_job_depends_on() -> None
     assert {one.call for one in found.of_job("uid-gpt", REFUSED_SECONDS)} == {POD, NODES, reviews}
 
 
-@pytest.mark.parametrize(
-    ("call", "disables"), [(NODES, True), (STATUS, True), (POD, False), (LEASE, False)], ids=str
-)
+@pytest.mark.parametrize(("call", "disables"), [(NODES, True), (STATUS, True), (POD, False), (LEASE, False)], ids=str)
 def test_one_job_s_refused_pod_makes_no_operator_unready(call: ApiCall, disables: bool) -> None:
     assert bool(refused(call).disabling(REFUSED_SECONDS)) is disables
 
