@@ -10,13 +10,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from surefoot.text_server import Answer, CachedPage, TextServer
 from surefoot_operator import metrics
-from surefoot_operator.controller.http_listener import HttpListener
 
 TICK_SECONDS = 0.25
+STALLED_SECONDS = 5.0
+"""So long may the event loop be without its health being asked: as `LivenessLimits.lag_seconds`."""
 KEPT_SECONDS = 30.0
 """How long a late moment is remembered: longer than the time between two probes."""
 
@@ -45,39 +46,65 @@ class LoopLag:
 
 
 class Probes:
-    """Answers probes: 503 with the sentences that `unwell` or `unready` give."""
+    """Answers probes and metrics, each on a port of its own and in threads: 503 with what `unwell` or `unready` say.
 
-    def __init__(self, port: int, unwell: Sentences, unready: Sentences) -> None:
-        self._listener, self._unwell, self._unready = HttpListener(port), unwell, unready
+    Both are asked in the event loop, a few times a second, and answered from what they said last. A loop that does not
+    come to it is unwell itself.
+    """
+
+    def __init__(self, probe_port: int, metrics_port: int, unwell: Sentences, unready: Sentences) -> None:
+        self._wanted = probe_port, metrics_port
+        self._unwell, self._unready = unwell, unready
+        self._said: tuple[float, Sequence[str], Sequence[str]] = (time.monotonic(), (), ())
+        self._asking: asyncio.Task[None] | None = None
+        self._probes = TextServer({"/healthz": self._healthz, "/readyz": self._readyz})
+        self._metrics = TextServer({"/metrics": CachedPage(_metrics)})
 
     @property
     def port(self) -> int:
-        return self._listener.port
+        """Of /healthz and /readyz."""
+        return self._probes.port
+
+    @property
+    def metrics_port(self) -> int:
+        return self._metrics.port
 
     async def start(self) -> None:
-        """Listens. Raises OSError if the port is taken."""
-        app = web.Application()
-        app.router.add_get("/healthz", self._healthz)
-        app.router.add_get("/readyz", self._readyz)
-        app.router.add_get("/metrics", self._metrics)
-        await self._listener.start(app)
+        """Listens. Raises OSError if a port is taken."""
+        self._ask()
+        self._asking = asyncio.create_task(self._ask_always(), name="health")
+        self._probes.start("", self._wanted[0])
+        self._metrics.start("", self._wanted[1])
 
     async def close(self) -> None:
-        await self._listener.close()
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
+        await asyncio.to_thread(self._probes.close)
+        await asyncio.to_thread(self._metrics.close)
 
-    async def _healthz(self, _: web.Request) -> web.Response:
-        return _answer(self._unwell())
+    def _ask(self) -> None:
+        self._said = (time.monotonic(), tuple(self._unwell()), tuple(self._unready()))
 
-    async def _readyz(self, _: web.Request) -> web.Response:
-        return _answer(self._unready())
+    async def _ask_always(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            self._ask()
 
-    async def _metrics(self, _: web.Request) -> web.Response:
-        text = bytearray(generate_latest())
-        for more in metrics.jobs.text():  # of a thousand jobs megabytes, for which nobody else is to wait
-            text += more
-            await asyncio.sleep(0)
-        return web.Response(body=bytes(text), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    def _healthz(self) -> Answer:
+        at, unwell, _ = self._said
+        age = time.monotonic() - at
+        stalled = (f"the event loop has not come to its health for {age:.0f} s",) if age > STALLED_SECONDS else ()
+        return _answer((*unwell, *stalled))
+
+    def _readyz(self) -> Answer:
+        return _answer(self._said[2])
 
 
-def _answer(problems: Sequence[str]) -> web.Response:
-    return web.Response(status=503 if problems else 200, text="\n".join(problems) + "\n" if problems else "ok\n")
+def _metrics() -> Answer:
+    return Answer(200, CONTENT_TYPE_LATEST, b"".join((generate_latest(), *metrics.jobs.text())))
+
+
+def _answer(problems: Sequence[str]) -> Answer:
+    text = "\n".join(problems) + "\n" if problems else "ok\n"
+    return Answer(503 if problems else 200, "text/plain; charset=utf-8", text.encode())
