@@ -33,6 +33,7 @@ from surefoot_operator.policy.failure.numerics import unsound_loss
 from surefoot_operator.policy.failure.stragglers import sentence
 from surefoot_operator.policy.lifecycle.invalid_spec import INVALID
 from surefoot_operator.policy.reporting.hindrances import hindrance, spare_hindrance
+from surefoot_operator.policy.reporting.refused_records import REASON, refused_message
 from surefoot_operator.policy.reporting.time_spent import accounted
 from surefoot_operator.policy.spares import spare_agents
 from surefoot_operator.policy.world.rollback import refusal as rollback_refusal
@@ -217,6 +218,8 @@ def _conditions(facts: Facts, status: JobStatus, lost: str) -> tuple[Condition, 
         wanted.append((names.WORLD_SIZE_TIED, "True", "RanksOwnState", tie))
     if lost:
         wanted.append((names.CHECKPOINT_LOST, "True", "NothingLeft", lost))
+    if facts.seen.refused_records:
+        wanted.append((names.RECORDS_REFUSED, "True", REASON, refused_message(facts.seen.refused_records)))
     if facts.seen.refusal:
         wanted.append((names.SPEC_REFUSED, "True", INVALID, facts.seen.refusal))
     if phase in ("Complete", "Failed"):

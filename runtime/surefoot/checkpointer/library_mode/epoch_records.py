@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from surefoot.errors import OutOfBounds
+from surefoot.protocol import bounds
 from surefoot.protocol.checkpoints.lineage import LineageEntry
 from surefoot.protocol.identities import Checkpoint
 from surefoot.tiers.persistent import ObjectStoreTier
@@ -109,6 +111,7 @@ def _text(known: EpochRecord) -> str:
 def _read(text: str) -> EpochRecord | None:
     """Parses a record; None if it is damaged. One without a checksum was written by an earlier version."""
     try:
+        bounds.check_json("an epoch's record", text, bounds.MAX_SMALL_BYTES, bounds.MAX_SMALL_VALUES)
         body = json.loads(text)
         checksum = body.pop("crc32", None)
         if checksum is not None and checksum != _checksum(body):
@@ -118,8 +121,12 @@ def _read(text: str) -> EpochRecord | None:
         told = EpochWriter(
             str(writer.get("program", "")), str(writer.get("host", "")), float(writer.get("began_at", 0.0))
         )
-        return EpochRecord(LineageEntry(int(body["epoch"]), parent, int(body["size"])), told)
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        entry = LineageEntry(int(body["epoch"]), parent, int(body["size"]))
+        bounds.check("an epoch's record", "size", entry.size, bounds.MAX_RANKS)
+        for number in (entry.epoch, *((parent.epoch, parent.step) if parent is not None else ())):
+            bounds.check("an epoch's record", "an epoch or step", number, bounds.MAX_COUNT, -bounds.MAX_COUNT)
+        return EpochRecord(entry, told)
+    except (OutOfBounds, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
 
 
