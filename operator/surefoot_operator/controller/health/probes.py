@@ -48,14 +48,14 @@ class LoopLag:
 class Probes:
     """Answers probes and metrics, each on a port of its own and in threads: 503 with what `unwell` or `unready` say.
 
-    Both are asked in the event loop, a few times a second, and answered from what they said last. A loop that does not
-    come to it is unwell itself.
+    `unwell` is asked in the event loop, a few times a second, and answered from what it said last; a loop that does not
+    come to it is unwell itself. `unready` is asked in the server's thread.
     """
 
     def __init__(self, probe_port: int, metrics_port: int, unwell: Sentences, unready: Sentences) -> None:
         self._wanted = probe_port, metrics_port
         self._unwell, self._unready = unwell, unready
-        self._said: tuple[float, Sequence[str], Sequence[str]] = (time.monotonic(), (), ())
+        self._said: tuple[float, Sequence[str]] = (time.monotonic(), ())
         self._asking: asyncio.Task[None] | None = None
         self._probes = TextServer({"/healthz": self._healthz, "/readyz": self._readyz})
         self._metrics = TextServer({"/metrics": CachedPage(_metrics)})
@@ -84,7 +84,7 @@ class Probes:
         await asyncio.to_thread(self._metrics.close)
 
     def _ask(self) -> None:
-        self._said = (time.monotonic(), tuple(self._unwell()), tuple(self._unready()))
+        self._said = (time.monotonic(), tuple(self._unwell()))
 
     async def _ask_always(self) -> None:
         while True:
@@ -92,13 +92,13 @@ class Probes:
             self._ask()
 
     def _healthz(self) -> Answer:
-        at, unwell, _ = self._said
+        at, unwell = self._said
         age = time.monotonic() - at
         stalled = (f"the event loop has not come to its health for {age:.0f} s",) if age > STALLED_SECONDS else ()
         return _answer((*unwell, *stalled))
 
     def _readyz(self) -> Answer:
-        return _answer(self._said[2])
+        return _answer(self._unready())
 
 
 def _metrics() -> Answer:

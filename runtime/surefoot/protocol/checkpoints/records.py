@@ -282,6 +282,8 @@ def _check_layout(layout: Layout) -> None:
     least, most = chunks_of(layout.stream_bytes)
     bounds.check(record, "the number of chunks", len(layout.chunk_starts), most, least)
     for tensor in layout.tensors:
+        if type(tensor.name) is not str or type(tensor.dtype) is not str:
+            raise TypeError(f"the name and type of a tensor are {shown((tensor.name, tensor.dtype))}, not texts")
         bounds.check_text(record, "a tensor's name", tensor.name, bounds.MAX_SMALL_BYTES)
         bounds.check(record, "the number of dimensions", len(tensor.shape), bounds.MAX_DIMENSIONS)
         for piece in tensor.pieces:

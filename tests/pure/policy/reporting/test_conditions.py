@@ -92,3 +92,18 @@ def test_a_memory_tier_that_is_away_protects_nothing_once_training_has_gone_on()
     new_leader = after(replace(late, term_seconds=late.now - 1), "CheckpointProtected")
     assert new_leader is not None
     assert new_leader.status == "True"
+
+
+def test_records_that_break_a_bound_are_told_by_name_and_training_goes_on() -> None:
+    why = "holder n/i: index entry 1:113:0: world is 1000000000, allowed are 1 to 1048576"
+    seen = replace(running(), refused_records=(why, "another"))
+    made = plan(seen)
+    found = condition(made.status, "RecordsRefused")
+    assert found is not None
+    assert (found.status, found.reason, found.message) == ("True", "OutOfBounds", f"{why} (and 1 more)")
+    assert [e.message for e in made.events if e.reason == "RecordsRefused"] == [
+        f"not read, and nothing is planned from it: {why} (and 1 more)"
+    ]
+    assert (made.status.phase, made.actions) == ("Running", plan(running()).actions)
+    assert not [e for e in plan(replace(seen, status=made.status)).events if e.reason == "RecordsRefused"]
+    assert condition(plan(running()).status, "RecordsRefused") is None
