@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +74,10 @@ class TextServer:
         self.port = 0
 
     def start(self, host: str, port: int) -> None:
-        """Listens and answers from now on; an empty host is every address. Raises OSError if the port is taken."""
+        """Listens and answers from now on; an empty host is every address.
+
+        Raises OSError if the port is taken.
+        """
         listener = _listening(host, port)
         self._sockets, self.port = [listener], listener.getsockname()[1]
         self._loop = asyncio.new_event_loop()
@@ -122,9 +126,9 @@ class TextServer:
                     continue
                 self._of_peer[peer] += 1
                 task = under_way.create_task(self._serve(loop, connection))
-                task.add_done_callback(lambda _, peer=peer: self._leave(places, peer))
+                task.add_done_callback(partial(self._leave, places, peer))
 
-    def _leave(self, places: asyncio.Semaphore, peer: str) -> None:
+    def _leave(self, places: asyncio.Semaphore, peer: str, _task: asyncio.Task[None]) -> None:
         places.release()
         self._of_peer[peer] -= 1
         if self._of_peer[peer] <= 0:

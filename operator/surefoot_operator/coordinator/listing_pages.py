@@ -83,7 +83,7 @@ def taken(gathered: PartialListing, page: Listing, asked: ListPersistent, max_en
     if asked.manifests:
         total = len(page.manifests) + sum(len(one.entries) for one in kept)
         bounds.check(listing, "the number of manifests", total, max_entries)
-    size = sum(len(text) for one in (*kept, page) for text in one.layouts.values())
+    size = sum(len(text) for layouts in (page.layouts, *(one.layouts for one in kept)) for text in layouts.values())
     bounds.check(listing, "the bytes of layouts", size, bounds.max_layout_bytes(max_entries))
     layouts = page.layouts
     if asked.layouts is not None and not asked.manifests:

@@ -39,7 +39,9 @@ class LayoutShelf:
         return self._layouts[digest][0]
 
     def add(self, digest: str, text: str) -> None:
-        """Reads a record whose digest was compared. One at a time: each may take a hundred megabytes for a moment.
+        """Reads a record whose digest was compared.
+
+        One at a time: each may take a hundred megabytes for a moment.
 
         Raises:
             ProtocolError: it cannot be read; OutOfBounds: or takes more than the job may.

@@ -93,7 +93,7 @@ async def observed(dependencies: Dependencies, shown: FabricSeen, term_seconds: 
 
 
 def ranks_of(shown: FabricSeen, status: JobStatus) -> int:
-    """How many ranks the job runs or ran: by what it has, not by what it asks for, its records are bounded."""
+    """Counts the ranks that the job runs or ran: they bound its records, whatever its spec asks for."""
     placed = len({worker.index for worker in shown.workers if worker.node is not None})
     return max(placed * shown.job.spec.nproc_per_node, *(entry.size for entry in status.lineage), 0)
 

@@ -46,10 +46,11 @@ class LoopLag:
 
 
 class Probes:
-    """Answers probes and metrics, each on a port of its own and in threads: 503 with what `unwell` or `unready` say.
+    """Answers probes and metrics, each on a port and in a thread of its own.
 
-    `unwell` is asked in the event loop, a few times a second, and answered from what it said last; a loop that does not
-    come to it is unwell itself. `unready` is asked in the server's thread.
+    A probe fails (503) with the sentences of `unwell` or `unready`. `unwell` is asked in the event loop, a few times a
+    second, and answered from what it said last; a loop that does not come to it is unwell itself. `unready` is asked in
+    the server's thread.
     """
 
     def __init__(self, probe_port: int, metrics_port: int, unwell: Sentences, unready: Sentences) -> None:

@@ -235,7 +235,7 @@ class RankManifest:
         return manifest
 
     def check_bounds(self) -> None:
-        """Raises OutOfBounds if a number or text of it is no rank save's: readers size loops and lists by them."""
+        """Raises OutOfBounds if one of its numbers or texts is larger than any rank save's."""
         save, record = self.save, f"the manifest of {self.save}"
         for field, value in (("epoch", save.epoch), ("step", save.step)):
             bounds.check(record, field, value, bounds.MAX_COUNT)
