@@ -324,6 +324,8 @@ class Observed:
     """Saves of which an agent found every copy in memory damaged."""
     promotion_seconds: float | None = None
     """How long the upload of `status.floor` took, the longest of its workers; None where this operator did not see it."""
+    refused_records: tuple[str, ...] = ()
+    """Records of the job that broke a bound and were not read, a sentence each."""
     memory_cleaned: bool = False
     """This operator has removed the job from every holder that answers."""
     purges: tuple[PurgeSeen, ...] = ()

@@ -17,6 +17,19 @@ class ProtocolError(SurefootError):
     """
 
 
+class OutOfBounds(ProtocolError):
+    """A foreign record has a number or size that nothing may be sized by.
+
+    Names the record, the field and its bound; the bounds are in `protocol.bounds`.
+    """
+
+    MARK = "is out of bounds"
+
+    def __init__(self, record: str, field: str, value: str, bound: str) -> None:
+        super().__init__(f"{record} {self.MARK}: {field} is {value}, allowed are {bound}; remove or rewrite it")
+        self.record, self.field, self.bound = record, field, bound
+
+
 class Fenced(SurefootError):
     """A newer epoch rules the job, so a write was refused.
 

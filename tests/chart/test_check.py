@@ -72,7 +72,7 @@ def test_a_sound_installation_is_well(
 ) -> None:
     assert check.main() == 0
     assert capsys.readouterr().out == "CRD: well\noperator: well\nmemory tier: well\n"
-    assert installation.asked == ["http://10.0.0.1:8080/readyz"] * 2
+    assert installation.asked == ["http://10.0.0.1:8081/readyz"] * 2
 
 
 def test_each_finding_is_a_sentence(
@@ -86,7 +86,7 @@ def test_each_finding_is_a_sentence(
     assert check.main() == 1
     assert capsys.readouterr().out.splitlines() == [
         "CRD: https://api/apis/surefoot.dev/v1alpha1 answers 404 Not Found",
-        "operator: http://10.0.0.9:8080/readyz answers 503 Service Unavailable",
+        "operator: http://10.0.0.9:8081/readyz answers 503 Service Unavailable",
         "memory tier: the memory tier is ready on 2 of 3 nodes",
     ]
 

@@ -55,7 +55,17 @@ class Operator:
     def start(self, *flags: str) -> Operator:
         url = f"wss://{self.host}:{self.port}/v1/agents"
         told = ["--namespace", self.namespace, "--only-namespace", self.namespace, "--pod-name", self.name]
-        told += ["--coordinator-url", url, "--coordinator-port", str(self.port), "--metrics-port", "0", *flags]
+        told += [
+            "--coordinator-url",
+            url,
+            "--coordinator-port",
+            str(self.port),
+            "--metrics-port",
+            "0",
+            "--probe-port",
+            "0",
+            *flags,
+        ]
         command = [sys.executable, "-m", "surefoot_operator.controller"]
         command += ["--kubeconfig", str(self.engine.facts().kubeconfig), *told]
         with self.log.open("ab") as output:
@@ -73,7 +83,7 @@ class Operator:
 
     def probe(self, path: str) -> tuple[int, str]:
         """Of the last process that wrote to this log; 0 if nobody answers."""
-        port = re.findall(r"on port (\d+)", self.text())[-1]
+        port = re.findall(rf"{'/metrics' if path == '/metrics' else '/readyz'} on port (\d+)", self.text())[-1]
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5.0) as answer:
                 return answer.status, answer.read().decode()

@@ -52,7 +52,7 @@ def test_an_api_server_that_does_not_answer_is_named_and_asked_again(
     with containers.running(
         built.operator, "--kubeconfig", "/kubeconfig", options=("--volume", f"{file}:/kubeconfig:ro")
     ) as operator:
-        operator.wait_until_it_says("ok", "python", "-c", ASK, "http://127.0.0.1:8080/healthz", seconds=60)
+        operator.wait_until_it_says("ok", "python", "-c", ASK, "http://127.0.0.1:8081/healthz", seconds=60)
         log = built.docker.tried("logs", operator.name)
     assert "Cannot connect to host 127.0.0.1:1" in log.stdout + log.stderr
     assert "trying again later" in log.stdout + log.stderr

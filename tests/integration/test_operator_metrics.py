@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
 
 import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from surefoot_operator import metrics
+from surefoot_operator.controller.health import probes as probes_module
 from surefoot_operator.controller.health.probes import Probes
 from surefoot_operator.reconcile.job_metrics import JobMetrics
 
+SECONDS = 30.0
 JOBS = [("fleet", f"job-{number}") for number in range(60)]
 
 
 @pytest.fixture
 async def address() -> AsyncIterator[str]:
-    probes = Probes(0, lambda: (), lambda: ())
+    probes = Probes(0, 0, lambda: (), lambda: ())
     await probes.start()
     for job in JOBS:
         JobMetrics()._count(job)
-    yield f"http://127.0.0.1:{probes.port}/metrics"
+    yield f"http://127.0.0.1:{probes.metrics_port}/metrics"
     for job in JOBS:
         metrics.forget(*job)
     await probes.close()
@@ -39,20 +45,56 @@ async def test_each_jobs_series_stand_beside_the_operators_own(address: str) -> 
         assert answer.status == 200
 
 
-async def test_others_have_their_turn_while_many_jobs_are_read(address: str) -> None:
-    turns, ended = 0, False
+async def test_the_event_loop_goes_on_while_a_text_is_rendered(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rendering, go_on = threading.Event(), threading.Event()
 
-    async def work() -> None:
-        nonlocal turns
-        while not ended:
-            turns += 1
-            await asyncio.sleep(0)
+    def text() -> Iterator[bytes]:
+        rendering.set()
+        assert go_on.wait(SECONDS), "the loop never came to it"
+        yield b"late 1\n"
 
+    monkeypatch.setattr(metrics.jobs, "text", text)
     async with aiohttp.ClientSession() as session:
-        working = asyncio.create_task(work())
-        before = turns
-        async with session.get(address) as answer:
-            await answer.read()
-        ended = True
-        await working
-    assert turns - before > len(list(metrics.jobs.text()))
+        asked = asyncio.create_task(session.get(address))
+        assert await asyncio.to_thread(rendering.wait, SECONDS)
+        go_on.set()
+        answer = await asked
+        assert "late 1" in await answer.text()
+
+
+async def test_a_loop_that_does_not_run_is_unwell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes_module, "STALLED_SECONDS", 0.5)
+    probes = Probes(0, 0, lambda: (), lambda: ())
+    await probes.start()
+    deadline, status, said = time.monotonic() + SECONDS, 200, ""
+    while status == 200 and time.monotonic() < deadline:
+        status, said = _asked(probes.port, "/healthz")  # by the loop itself, which runs nothing else meanwhile
+    assert (status, "the event loop has not come to its health" in said) == (503, True)
+    await asyncio.sleep(2 * probes_module.TICK_SECONDS)
+    status = await asyncio.to_thread(_status, probes.port, "/healthz")
+    await probes.close()
+    assert status == 200, "it runs again"
+
+
+async def test_probes_have_a_port_of_their_own() -> None:
+    probes = Probes(0, 0, lambda: (), lambda: ("not yet",))
+    await probes.start()
+    try:
+        assert await asyncio.to_thread(_status, probes.port, "/readyz") == 503
+        assert await asyncio.to_thread(_status, probes.port, "/metrics") == 404
+        assert await asyncio.to_thread(_status, probes.metrics_port, "/healthz") == 404
+    finally:
+        await probes.close()
+
+
+def _status(port: int, path: str) -> int:
+    return _asked(port, path)[0]
+
+
+def _asked(port: int, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=SECONDS) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()

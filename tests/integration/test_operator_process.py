@@ -62,7 +62,9 @@ def away(tmp_path: Path) -> Iterator[Process]:
     with socket.socket() as taken:  # bound, and never listened on: every connection is refused
         taken.bind(("127.0.0.1", 0))
         config = kubeconfig(tmp_path, taken.getsockname()[1])
-        made = Process(tmp_path, "--kubeconfig", str(config), "--metrics-port", "0", "--coordinator-port", "0")
+        made = Process(
+            tmp_path, "--kubeconfig", str(config), "--metrics-port", "0", "--probe-port", "0", "--coordinator-port", "0"
+        )
         yield made
         made.running.kill()
         made.running.wait(SECONDS)

@@ -51,7 +51,7 @@ def operator():
         if not address:
             return f"operator pod {name} has no address yet: it is {pod['status'].get('phase')}"
         address = f"[{address}]" if ":" in address else address
-        with urllib.request.urlopen(f"http://{address}:8080/readyz", timeout=CALL_SECONDS):
+        with urllib.request.urlopen(f"http://{address}:8081/readyz", timeout=CALL_SECONDS):
             pass
     if len(pods) != wanted:
         return f"{len(pods)} of {wanted} operator pods are there"

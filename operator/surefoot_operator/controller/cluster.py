@@ -76,7 +76,7 @@ class ClusterOperator:
         self._cache = ClusterCache(api, holders_in=settings.namespace, gangs=settings.gang_schedulers)
         self._wakening = KopfTrigger(partial(connection, settings.kubeconfig), self._woken, settings.only_namespace)
         self._lag = LoopLag()
-        self._probes = Probes(settings.metrics_port, self._unwell, self._unready, self._remarks)
+        self._probes = Probes(settings.probe_port, settings.metrics_port, self._unwell, self._unready, self._remarks)
         self._server: AgentServer | None = None
         self._tls: CoordinatorTls | None = None
         self._webhooks: Webhooks | None = None
@@ -110,7 +110,7 @@ class ClusterOperator:
 
     async def _live(self) -> None:
         await self._probes.start()
-        log.info("/metrics, /healthz and /readyz on port %d", self._probes.port)
+        log.info("/healthz and /readyz on port %d, /metrics on port %d", self._probes.port, self._probes.metrics_port)
         self._beside.start(self._lag.run())
         self._beside.start(self._show_refused())
         self._begun = "waiting for the operator's secrets"

@@ -56,7 +56,9 @@ class ClusterSettings:
     coordinator_port: int = 8443
     """0: any free one."""
     metrics_port: int = 8080
-    """Plain HTTP: /metrics, /healthz, /readyz. 0: any free one."""
+    """Plain HTTP: /metrics. 0: any free one."""
+    probe_port: int = 8081
+    """Plain HTTP: /healthz and /readyz. 0: any free one."""
     admission_port: int = 9443
     """Admission webhooks over HTTPS, with the coordinator's certificate. 0: any free one."""
     admission_webhooks: str = ""
@@ -122,6 +124,7 @@ def cluster_settings(
         shards=_shards("SUREFOOT_SHARDS", text("shards", "1")),
         coordinator_port=port,
         metrics_port=_port("SUREFOOT_METRICS_PORT", text("metrics_port", "8080")),
+        probe_port=_port("SUREFOOT_PROBE_PORT", text("probe_port", "8081")),
         admission_port=_port("SUREFOOT_ADMISSION_PORT", text("admission_port", "9443")),
         admission_webhooks=text("admission_webhooks", ""),
         tls_secret=text("tls_secret", "surefoot-coordinator-tls"),
@@ -154,7 +157,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shards", help=f"parts that jobs are spread over, 1 to {HIGHEST} (default 1)")
     parser.add_argument("--coordinator-url", help="where agents connect, as wss://HOST:PORT/v1/agents")
     parser.add_argument("--coordinator-port", help="port that agents connect to (default 8443; 0: any free one)")
-    parser.add_argument("--metrics-port", help="/metrics, /healthz and /readyz (default 8080; 0: any free one)")
+    parser.add_argument("--metrics-port", help="/metrics (default 8080; 0: any free one)")
+    parser.add_argument("--probe-port", help="/healthz and /readyz (default 8081; 0: any free one)")
     parser.add_argument("--log-level", help="DEBUG, INFO, WARNING or ERROR (default INFO)")
     parser.add_argument("--log-format", help="text or json (default text)")
     return parser

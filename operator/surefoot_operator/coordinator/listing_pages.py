@@ -7,16 +7,22 @@ delayed heartbeats on the same connection. Each page is parsed as it comes, so t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
-from surefoot.errors import ProtocolError
+from surefoot.errors import OutOfBounds, ProtocolError
+from surefoot.protocol import bounds
 from surefoot.protocol.checkpoints.completeness import LeftOut
 from surefoot.protocol.checkpoints.records import RankManifest
-from surefoot.protocol.messages import Listing
+from surefoot.protocol.messages import Listing, ListPersistent
 
 LAYOUTS_AT_ONCE = 128
 """Asked for in one request: tens of megabytes at most, in the agent and on the line."""
+MOST_LEFT_OUT = 1000
+"""Records that one page leaves out by name, as agents of ours bound it."""
+MOST_SENTENCES = 8
+"""On manifests that could not be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +33,9 @@ class ListingPage:
     layouts: Mapping[str, str] = field(default_factory=dict)
     left_out: tuple[LeftOut, ...] = ()
     unreadable: tuple[str, ...] = ()
-    """Why manifests in it could not be read."""
+    """Why manifests in it could not be read, the first few."""
+    refused: tuple[str, ...] = ()
+    """Those among them that break a bound."""
     newest_epoch: int = 0
     """That the tier names, beside the claim that was asked for."""
 
@@ -38,6 +46,8 @@ class PartialListing:
 
     before: ListingPage = field(default_factory=ListingPage)
     pages: tuple[ListingPage, ...] = ()
+    heard: int = 0
+    """Pages of all requests, those included that came again."""
 
     def whole(self) -> ListingPage:
         """Joins everything received so far."""
@@ -45,7 +55,7 @@ class PartialListing:
 
     def asked_anew(self) -> PartialListing:
         """Starts the next request, once the present one is answered."""
-        return PartialListing(self.whole())
+        return PartialListing(self.whole(), heard=self.heard)
 
     def answered(self, asked: Collection[str]) -> PartialListing:
         """Marks layouts that were asked for and not sent as withheld.
@@ -58,16 +68,32 @@ class PartialListing:
         return replace(self, before=replace(self.before, left_out=(*self.before.left_out, *told)))
 
 
-def taken(gathered: PartialListing, page: Listing, manifests: bool) -> PartialListing | None:
+def taken(gathered: PartialListing, page: Listing, asked: ListPersistent, max_entries: int) -> PartialListing | None:
     """Adds a page; None where pages before it are missing.
 
-    A page that came before starts the answer anew. `manifests`: whether they were asked for; older agents send them
-    with every answer.
+    A page that came before starts the answer anew. Only what was asked for is kept: older agents send manifests with
+    every answer.
+
+    Raises:
+        OutOfBounds: the listing would have more than `max_entries` manifests, or has no end.
     """
-    if page.page > len(gathered.pages):
+    if not 0 <= page.page <= len(gathered.pages):
         return None
-    read = _read(page) if manifests else ListingPage(layouts=page.layouts, left_out=page.left_out)
-    return PartialListing(gathered.before, (*gathered.pages[: page.page], read))
+    listing = "the listing of the persistent tier"
+    bounds.check(listing, "the number of pages", gathered.heard + 1, bounds.MAX_PAGES)
+    kept = (gathered.before, *gathered.pages[: page.page])
+    if asked.manifests:
+        total = len(page.manifests) + sum(len(one.entries) for one in kept)
+        bounds.check(listing, "the number of manifests", total, max_entries)
+    size = sum(len(text) for layouts in (page.layouts, *(one.layouts for one in kept)) for text in layouts.values())
+    bounds.check(listing, "the bytes of layouts", size, bounds.max_layout_bytes(max_entries))
+    layouts = page.layouts
+    if asked.layouts is not None and not asked.manifests:
+        layouts = {digest: text for digest, text in layouts.items() if digest in asked.layouts}
+    read = read_manifests(page.manifests) if asked.manifests else ListingPage()
+    bounds.check(listing, "the newest epoch", page.newest_epoch, bounds.MAX_COUNT)
+    read = replace(read, layouts=layouts, left_out=page.left_out[:MOST_LEFT_OUT], newest_epoch=page.newest_epoch)
+    return PartialListing(gathered.before, (*kept[1:], read), gathered.heard + 1)
 
 
 def lacking(found: ListingPage, known: Collection[str]) -> tuple[str, ...]:
@@ -77,14 +103,19 @@ def lacking(found: ListingPage, known: Collection[str]) -> tuple[str, ...]:
     return tuple(sorted(named - told - set(known) - found.layouts.keys())[:LAYOUTS_AT_ONCE])
 
 
-def _read(page: Listing) -> ListingPage:
-    entries, unreadable = [], []
-    for text in page.manifests:
+def read_manifests(manifests: Iterable[str]) -> ListingPage:
+    """Reads those that can be, and says why the first few others cannot."""
+    entries: list[RankManifest] = []
+    unreadable: list[str] = []
+    refused: list[str] = []
+    for text in manifests:
         try:
             entries.append(RankManifest.from_json(text))
         except ProtocolError as error:
-            unreadable.append(str(error))
-    return ListingPage(tuple(entries), page.layouts, page.left_out, tuple(unreadable), page.newest_epoch)
+            sentences = refused if isinstance(error, OutOfBounds) else unreadable
+            if len(sentences) < MOST_SENTENCES:
+                sentences.append(str(error))
+    return ListingPage(tuple(entries), unreadable=(*refused, *unreadable), refused=tuple(refused))
 
 
 def _joined(pages: Collection[ListingPage]) -> ListingPage:
@@ -92,6 +123,7 @@ def _joined(pages: Collection[ListingPage]) -> ListingPage:
         tuple(m for page in pages for m in page.entries),
         {digest: text for page in pages for digest, text in page.layouts.items()},
         tuple(one for page in pages for one in page.left_out),
-        tuple(why for page in pages for why in page.unreadable),
+        tuple(islice((why for page in pages for why in page.unreadable), MOST_SENTENCES)),
+        tuple(islice((why for page in pages for why in page.refused), MOST_SENTENCES)),
         max((page.newest_epoch for page in pages), default=0),
     )

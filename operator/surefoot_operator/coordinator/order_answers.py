@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from surefoot.errors import ProtocolError
-from surefoot.protocol.checkpoints.records import RankManifest
+from surefoot.errors import OutOfBounds
+from surefoot.protocol import bounds
 from surefoot.protocol.identities import Checkpoint, RankSave, WorkerId
 from surefoot.protocol.messages import (
     DropPersistent,
@@ -27,9 +27,9 @@ from surefoot.protocol.pair_messages import PairResult, PairStore
 from surefoot.protocol.sighting_messages import HolderReading, LookAtHolders, Sighting
 from surefoot_operator.coordinator import holder_sightings, pair_orders
 from surefoot_operator.coordinator.holder_sightings import SightingRequest
-from surefoot_operator.coordinator.listing_pages import PartialListing, lacking, taken
+from surefoot_operator.coordinator.listing_pages import PartialListing, lacking, read_manifests, taken
 from surefoot_operator.coordinator.order_requests import COPIED_SECONDS, void_listing
-from surefoot_operator.coordinator.orders import HoldProposal, Orders, Request, with_failure, with_listing
+from surefoot_operator.coordinator.orders import HoldProposal, Orders, Request, with_failure, with_listing, with_refused
 from surefoot_operator.coordinator.request_words import request_words
 from surefoot_operator.observed_tiers import PersistentSeen
 
@@ -79,18 +79,17 @@ def _read(orders: Orders, order: Request, answer: HolderReading, now: float) -> 
     asked = order.message
     if not isinstance(asked, LookAtHolders) or answer.holder not in {e.holder for e in asked.holders}:
         return orders
-    entries = []
-    for text in answer.manifests:
-        try:
-            entries.append(RankManifest.from_json(text))
-        except ProtocolError as error:
-            orders = with_failure(
-                orders, f"{order.worker} told an entry of {answer.holder} that cannot be read: {error}"
-            )
-    layouts = {digest: text for digest, text in answer.layouts.items() if digest not in orders.sighted_layouts}
+    if len(answer.manifests) > bounds.MAX_INDEX_ENTRIES:
+        return with_refused(orders, (f"{answer.holder}: {len(answer.manifests)} index entries, more than any has",))
+    page = read_manifests(answer.manifests)
+    for why in page.unreadable:
+        orders = with_failure(orders, f"{order.worker} told an entry of {answer.holder} that cannot be read: {why}")
+    orders = with_refused(orders, page.refused)
+    named = {m.layout for m in page.entries}
+    layouts = {d: text for d, text in answer.layouts.items() if d in named and d not in orders.sighted_layouts}
     if layouts:
         orders = replace(orders, sighted_layouts={**orders.sighted_layouts, **layouts})
-    sights = holder_sightings.read(orders.sights, order.epoch, answer.holder, tuple(entries))
+    sights = holder_sightings.read(orders.sights, order.epoch, answer.holder, page.entries)
     if sights is orders.sights:
         return orders
     orders = replace(orders, sights=sights, read_seconds=now)
@@ -115,7 +114,12 @@ def _told(orders: Orders, order: Request, page: Listing) -> Orders:
     asked = order.message
     if not isinstance(asked, ListPersistent):
         return orders
-    error, gathered = page.error, taken(order.gathered, page, asked.manifests)
+    error, gathered = page.error, None
+    try:
+        gathered = taken(order.gathered, page, asked, orders.max_records)
+    except OutOfBounds as refusal:
+        error = str(refusal)
+        orders = with_refused(orders, (error,))
     if error is None and gathered is None and not page.more:
         missing = len(order.gathered.pages) + 1
         error = f"page {missing} of {page.page + 1} of the listing was not received"
@@ -144,6 +148,9 @@ def _told(orders: Orders, order: Request, page: Listing) -> Orders:
 def _listed(orders: Orders, order: Request, gathered: PartialListing) -> Orders:
     older = order.message.older_job if isinstance(order.message, ListPersistent) else None
     found, entries = gathered.whole(), gathered.whole().entries
+    # an agent of ours leaves out what breaks a bound, and says so in the words of the error
+    left_out = tuple(one.why for one in found.left_out if OutOfBounds.MARK in one.why)
+    orders = with_refused(replace(orders, refused=()), (*found.refused, *left_out))
     for why in found.unreadable[:MOST_TOLD]:
         orders = with_failure(orders, f"{older or 'the persistent tier'} has a manifest that cannot be read: {why}")
     if older is not None:

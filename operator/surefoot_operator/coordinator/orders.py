@@ -6,9 +6,10 @@ none and asks again what still matters.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from surefoot.protocol.bounds import MAX_CAUSE_CHARACTERS, max_records
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave, WorkerId
 from surefoot.protocol.messages import (
     DropPersistent,
@@ -18,10 +19,14 @@ from surefoot.protocol.messages import (
     Retire,
     ToAgent,
 )
+from surefoot.protocol.plain import shorten
 from surefoot.protocol.sighting_messages import LookAtHolders
 from surefoot_operator.coordinator.listing_pages import PartialListing
 from surefoot_operator.observed import HoldSeen, PairSeen
 from surefoot_operator.observed_tiers import PersistentSeen, SightSeen
+
+MOST_REFUSED = 8
+"""Sentences on records that broke a bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,10 @@ class Orders:
     """When agents said that they had copied a save to a holder, lately: its index is read again in a moment."""
     pairs: Mapping[int, PairSeen] = field(default_factory=dict)
     """All-reduces between two agents, by request; see `pair_orders`."""
+    refused: tuple[str, ...] = ()
+    """Records of the last listing, or of an agent's reading, that broke a bound: a sentence each."""
+    max_records: int = field(default_factory=lambda: max_records(0))
+    """Manifests of one listing, and of one reading, that are kept: by what the job runs."""
     failures: tuple[str, ...] = ()
     """Sentences of what agents could not do; taken by whoever logs them."""
     _asked: dict[WorkerId, list[ToAgent]] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -103,7 +112,14 @@ class Orders:
 
 def with_failure(orders: Orders, sentence: str) -> Orders:
     """Adds what an agent could not do, keeping the newest."""
-    return replace(orders, failures=(*orders.failures, sentence)[-32:])
+    return replace(orders, failures=(*orders.failures, shorten(sentence, MAX_CAUSE_CHARACTERS))[-32:])
+
+
+def with_refused(orders: Orders, sentences: Iterable[str]) -> Orders:
+    """Adds records that broke a bound, once each, keeping the first few."""
+    refused = dict.fromkeys((*orders.refused, *(shorten(one, MAX_CAUSE_CHARACTERS) for one in sentences)))
+    kept = tuple(refused)[:MOST_REFUSED]
+    return orders if kept == orders.refused else replace(orders, refused=kept)
 
 
 def with_listing(orders: Orders, seen: PersistentSeen) -> Orders:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from surefoot.protocol.bounds import MAX_CAUSE_CHARACTERS, MAX_DETAIL_CHARACTERS, shorten_text
 from surefoot.protocol.holders_wanted import HoldersWanted
 from surefoot.protocol.identities import WorkerId
 from surefoot.protocol.messages import (
@@ -362,7 +363,7 @@ def _fact(session: Session, message: Exited | Held | UnreadableSave | Finished, 
     if isinstance(message, Held):
         return replace(session, seen=replace(old, held=message.step))
     if isinstance(message, UnreadableSave):
-        report = (message.checkpoint, message.absent, message.detail)
+        report = (message.checkpoint, message.absent, shorten_text(message.detail, MAX_CAUSE_CHARACTERS))
         # That every copy is bad outranks that one is absent, and the first report of a kind is as good as the next.
         keep = old.unreadable is not None and (not old.unreadable[1] or message.absent)
         return session if keep else replace(session, seen=replace(old, unreadable=report))
@@ -371,8 +372,9 @@ def _fact(session: Session, message: Exited | Held | UnreadableSave | Finished, 
     if old.exit is not None and (message.secondary or not old.exit.secondary):
         return session
     exit_seen = ExitSeen(
-        message.epoch, message.rank, message.code, message.cause, message.secondary, now,
-        message.kind, message.detail, message.oom,
+        message.epoch, message.rank, message.code,
+        shorten_text(message.cause, MAX_CAUSE_CHARACTERS), message.secondary, now,
+        message.kind, shorten_text(message.detail, MAX_DETAIL_CHARACTERS), message.oom,
     )  # fmt: skip
     at_seconds = exit_seen.at_seconds if old.exit is None else old.exit.at_seconds
     seen = replace(old, exit=replace(exit_seen, at_seconds=at_seconds))

@@ -15,15 +15,17 @@ from dataclasses import dataclass
 
 import xxhash
 
-from surefoot.errors import BeingFilled, ChunkMissing, Fenced, ProtocolError, TierError, TierUnavailable
+from surefoot.errors import BeingFilled, ChunkMissing, Fenced, OutOfBounds, ProtocolError, TierError, TierUnavailable
 from surefoot.holder import Credentials, HolderIndex
 from surefoot.holder.fenced_calls import FencedCalls
 from surefoot.holder.provisioning import AdminCalls, Memory
-from surefoot.protocol.checkpoints.records import Layout, RankManifest
+from surefoot.protocol import bounds
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
 from surefoot_operator import metrics
 from surefoot_operator.memory.holder_place import HolderPlace
 from surefoot_operator.memory.holder_pool import SharedHolder
+from surefoot_operator.memory.layout_shelf import LayoutShelf
 from surefoot_operator.memory.quota import Terms, is_worth_measuring, overdraft
 
 log = logging.getLogger(__name__)
@@ -60,7 +62,7 @@ class HolderProbe:
     """Makes one job's calls to one holder, over the shared connection."""
 
     def __init__(
-        self, place: HolderPlace, shared: SharedHolder, job: str, account: Credentials, layouts: dict[str, Layout]
+        self, place: HolderPlace, shared: SharedHolder, job: str, account: Credentials, layouts: LayoutShelf
     ) -> None:
         self._place, self._shared, self._job, self._account = place, shared, job, account
         self._closures = shared.settings.closures
@@ -72,6 +74,10 @@ class HolderProbe:
         self._layouts = layouts
         """Every layout record that the job read so far, by digest; shared by all its probes."""
         self._told: set[str] = set()
+        self.most_entries = bounds.MAX_INDEX_ENTRIES
+        """Of the index: what the job's other holders leave of its bound."""
+        self.refused: tuple[str, ...] = ()
+        """Records that broke a bound when they were read last, a sentence each."""
         self._closed, self._measured_at, self._closed_until = "", 0.0, 0.0
         self._closings = 0
         self._limits: tuple[int | None, int] = (None, 0)
@@ -111,15 +117,24 @@ class HolderProbe:
                 self._fence = request.epoch
             except Fenced:
                 # the plan must learn which epoch rules
-                self._fence = (await self._shared.converse(calls.index())).fence
+                self._fence = (await self._read_index(calls)).fence
         index = memory = None
         if seal or request.read:
-            index, memory = await self._shared.converse(calls.index()), await self._shared.memory()
+            index, memory = await self._read_index(calls), await self._shared.memory()
             self._fence = max(self._fence, index.fence)
             self._note_damage(index.damaged)
+            self.refused = index.refused
             await self._read_layouts(calls, index.manifests)
             await self._hold_to_its_part(memory)
         return ProbeResult(endpoint, self._fence, index, memory, self._closed)
+
+    async def _read_index(self, calls: FencedCalls) -> HolderIndex:
+        """Reads the index if it is within its bounds, else raises OutOfBounds and names it in `refused`."""
+        try:
+            return await self._shared.converse(calls.index(most_entries=self.most_entries))
+        except OutOfBounds as error:
+            self.refused = (str(error),)
+            raise
 
     async def _hold_to_its_part(self, memory: Memory) -> None:
         """Closes the job's account here while it holds more than its part, and opens it again."""
@@ -211,7 +226,7 @@ class HolderProbe:
         calls = FencedCalls(endpoint, self._job)
         known = -1
         with contextlib.suppress(TierUnavailable):  # not this job's yet; a dead one is found by the next call
-            known = (await self._shared.converse(calls.index())).fence
+            known = (await self._read_index(calls)).fence
         if known < 0 and (self.settling or await self._shared.converse(self._admin.is_being_filled())):
             raise BeingFilled(
                 f"the memory of the holder on {place.server_id} is still being initialised; trying again", instance
@@ -222,16 +237,18 @@ class HolderProbe:
 
     async def _read_layouts(self, calls: FencedCalls, manifests: Iterable[RankManifest]) -> None:
         """Fetches each layout once. One that is damaged here may be good elsewhere: named, counted, left out."""
-        for digest in sorted({m.layout for m in manifests} - set(self._layouts)):
+        for digest in sorted({m.layout for m in manifests} - self._layouts.digests):
             try:
                 text = await self._shared.converse(calls.read_layout(digest))
                 if xxhash.xxh3_64_hexdigest(text.encode()) != digest:
                     raise ProtocolError("its bytes do not match its digest")
-                self._layouts[digest] = await asyncio.to_thread(Layout.from_json, text)
+                await asyncio.to_thread(self._layouts.add, digest, text)
             except TierUnavailable:
                 raise
             except (ChunkMissing, ProtocolError, TierError) as error:
                 self._note_damage((f"{calls}: layout {digest}: {error}",))
+                if isinstance(error, OutOfBounds):
+                    self.refused = (*self.refused, str(error))
 
     def _note_damage(self, names: Iterable[str]) -> None:
         for name in names:

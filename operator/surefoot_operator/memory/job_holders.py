@@ -11,14 +11,16 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 
 import xxhash
 
-from surefoot.errors import ProtocolError, SurefootError
+from surefoot.errors import OutOfBounds, ProtocolError, SurefootError
 from surefoot.holder import Credentials
+from surefoot.protocol import bounds
 from surefoot.protocol.checkpoints.completeness import Covers, TierReading, layouts_to_check
 from surefoot.protocol.checkpoints.coverage import uncovered
-from surefoot.protocol.checkpoints.records import Layout, RankManifest
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.checkpoints.settled import Settled
 from surefoot.protocol.identities import HOLDER_ORDER, Checkpoint, HolderEndpoint, HolderId, RankSave, ServerId
 from surefoot.task_set import TaskSet, logged
@@ -28,12 +30,17 @@ from surefoot_operator.memory.holder_monitor import Changed, HolderMonitor
 from surefoot_operator.memory.holder_place import HolderPlace
 from surefoot_operator.memory.holder_pool import HolderPool
 from surefoot_operator.memory.holder_probe import HolderProbe
+from surefoot_operator.memory.layout_shelf import LayoutShelf
 from surefoot_operator.memory.orphaned_keys import orphaned_keys
 from surefoot_operator.observed_tiers import HolderSeen, SightSeen
 from surefoot_operator.policy.failure.holder_liveness import UsableHolders, usable_holders, with_proxied
 from surefoot_operator.policy.maintenance.memory_budget import part_of
 
 log = logging.getLogger(__name__)
+MOST_REFUSED = 8
+"""Sentences on records that broke a bound; whoever removes them finds the others."""
+MOST_COVERS = 256
+"""Sets of layouts whose answer is kept though nothing asks for it now."""
 _Found = Mapping[RankSave, tuple[str, ...]]
 """Keys without an index entry, by the save that they are of."""
 
@@ -56,13 +63,18 @@ class JobHolders:
         self._gone: dict[HolderId, HolderSeen] = {}
         self._status = JobStatus()
         self._places: Mapping[ServerId, HolderPlace] = {}
+        self._max_records = bounds.max_records(0)
         self._servers = 0
         """The most that a node ran so far."""
         self._resting = False
         self._size_limit_bytes: int | None = None
         self._covers: dict[frozenset[str], bool] = {}
         self._wanted: tuple[tuple[object, ...], frozenset[frozenset[str]]] = ((), frozenset())
-        self._layouts: dict[str, Layout] = {}
+        self._layouts = LayoutShelf()
+        self._named: set[str] = set()
+        """Layouts that an index or a listing named when they were looked at last."""
+        self._refused_listed: dict[str, str] = {}
+        """Layouts of listings that broke a bound, and how."""
         self._found: dict[HolderId, _Found] = {}
         self._cleaned = False
 
@@ -85,12 +97,16 @@ class JobHolders:
         status: JobStatus,
         resting: bool = False,
         size_limit_bytes: int | None = None,
+        ranks: int = 0,
     ) -> None:
         """Takes the fabric's places, the status and the spec.
 
         A place whose process changed has lost its data. `resting`: nobody reads or writes, so holders are asked seldom.
-        `size_limit_bytes`: what the job may store on each node.
+        `size_limit_bytes`: what the job may store on each node. `ranks`: how many it may run, by which its records are
+        bounded.
         """
+        self._max_records = bounds.max_records(ranks)
+        self._layouts.max_values = bounds.max_layout_values(ranks)
         self._status, self._resting, self._size_limit_bytes = status, resting, size_limit_bytes
         self._pool.follow(places)
         self._places = {place.server_id: place for place in places}
@@ -115,7 +131,10 @@ class JobHolders:
                 if not kept.place.same_access(place):
                     kept.renew(place)
                 kept.settle(place.settling)
-        for kept in self._monitors.values():
+        held = {server: len(k.seen.entries) for server, k in self._monitors.items() if k.seen is not None}
+        room = self._max_records - sum(held.values())
+        for server, kept in self._monitors.items():
+            kept.probe.most_entries = max(0, room + held.get(server, 0))
             kept.probe.size_limit_bytes = part_of(self._size_limit_bytes, kept.place.servers)
             kept.follow(self._status.world, self._resting)
 
@@ -148,7 +167,13 @@ class JobHolders:
     @property
     def layouts_known(self) -> frozenset[str]:
         """Digests of all layout records known here."""
-        return frozenset(self._layouts)
+        return self._layouts.digests
+
+    @property
+    def refused(self) -> tuple[str, ...]:
+        """Records that broke a bound when they were read last, a sentence each."""
+        sentences = (sentence for kept in self._monitors.values() for sentence in kept.probe.refused)
+        return (*islice(sentences, MOST_REFUSED), *islice(self._refused_listed.values(), MOST_REFUSED))
 
     async def covers(
         self,
@@ -160,13 +185,20 @@ class JobHolders:
 
         Sets that are not known yet are left out. `holders`: as the plan sees them.
         """
-        self._learn(layouts)
         # summarised once for the same indexes and listing: a round in which an agent spoke looks at none of them
         read = [h for h in holders if h.state in ("Ready", "Proxied")]
         key = (persistent, *((h.endpoint.holder, h.entries) for h in read))
         if not _is_same(key, self._wanted[0]):
+            self._named = {m.layout for entries in (persistent, *(h.entries for h in holders)) for m in entries}
+            self._layouts.keep(self._named)
+            self._refused_listed = {d: why for d, why in self._refused_listed.items() if d in self._named}
             entries = {h.endpoint.holder: h.entries for h in read}
             self._wanted = (key, frozenset(layouts_to_check(TierReading(entries, tuple(persistent)))))
+            if len(self._covers) > MOST_COVERS:
+                self._covers = {
+                    digests: answer for digests, answer in self._covers.items() if digests in self._wanted[1]
+                }
+        await self._learn({d: text for d, text in layouts.items() if d in self._named and d not in self._layouts})
         wanted = self._wanted[1]
         for digests in wanted - set(self._covers):
             found = [self._layouts[d] for d in sorted(digests) if d in self._layouts]
@@ -312,17 +344,19 @@ class JobHolders:
         first = self._places.get(ServerId(server.node, 0))
         return first is not None and first.running and server.number >= first.servers
 
-    def _learn(self, layouts: Mapping[str, str]) -> None:
+    async def _learn(self, layouts: Mapping[str, str]) -> None:
         """Layout records that a listing brought; one that is damaged is left out."""
         for digest, text in layouts.items():
-            if digest in self._layouts:
+            if digest in self._refused_listed:
                 continue
             try:
                 if xxhash.xxh3_64_hexdigest(text.encode()) == digest:
-                    self._layouts[digest] = Layout.from_json(text)
+                    await asyncio.to_thread(self._layouts.add, digest, text)
                     continue
                 raise ProtocolError("its bytes do not match its digest")
             except ProtocolError as error:
+                if isinstance(error, OutOfBounds):
+                    self._refused_listed[digest] = str(error)
                 metrics.holder_damaged.inc()
                 log.warning("layout %s of the persistent tier is damaged: %s", digest, error)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from surefoot.protocol.identities import WorkerId
 from surefoot_operator.api.spec import TrainingJob
+from surefoot_operator.api.status import JobStatus
 from surefoot_operator.coordinator.holder_sightings import proxied
 from surefoot_operator.coordinator.lines.agent_channel import AgentChannel
 from surefoot_operator.coordinator.order_answers import promotion_seconds
@@ -79,6 +80,7 @@ async def observed(dependencies: Dependencies, shown: FabricSeen, term_seconds: 
         sights=orders.sights,  # as `holders` has them
         pairs=tuple(sessions.orders.pairs.values()),
         promotion_seconds=promotion_seconds(orders, shown.status.floor),
+        refused_records=(*dependencies.memory.refused, *orders.refused),
         memory_cleaned=dependencies.memory.cleaned,
         purges=shown.purges,
         purge_call=calls.purge,
@@ -90,6 +92,12 @@ async def observed(dependencies: Dependencies, shown: FabricSeen, term_seconds: 
         refused_calls=shown.refused_calls,
         group_calls=calls.groups,
     )
+
+
+def ranks_of(shown: FabricSeen, status: JobStatus) -> int:
+    """Counts the ranks that the job runs or ran: they bound its records, whatever its spec asks for."""
+    placed = len({worker.index for worker in shown.workers if worker.node is not None})
+    return max(placed * shown.job.spec.nproc_per_node, *(entry.size for entry in status.lineage), 0)
 
 
 def worker_ids(workers: Iterable[WorkerSeen], creates: Iterable[CreateSeen]) -> frozenset[WorkerId]:

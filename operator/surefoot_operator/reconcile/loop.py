@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
+from surefoot.errors import OutOfBounds
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.plain import shorten
 from surefoot.task_set import TaskSet
@@ -35,10 +36,11 @@ from surefoot_operator.policy.maintenance.maintain import Maintenance, maintain
 from surefoot_operator.policy.maintenance.rollout import JobSafety, refused_safety, safety
 from surefoot_operator.policy.plan import plan
 from surefoot_operator.policy.reporting.refused_calls import refusal_events, unplanned
+from surefoot_operator.policy.reporting.refused_records import with_refused_records
 from surefoot_operator.policy.reporting.tier_contents import with_contents
 from surefoot_operator.policy.world.node_departure import departure
 from surefoot_operator.reconcile.apply_plan import carry_out, carry_out_maintenance, repairing
-from surefoot_operator.reconcile.dependencies import Dependencies, observed, worker_ids
+from surefoot_operator.reconcile.dependencies import Dependencies, observed, ranks_of, worker_ids
 from surefoot_operator.reconcile.event_recorder import EventRecorder, TierFailureEvents
 from surefoot_operator.reconcile.job_metrics import JobMetrics
 from surefoot_operator.reconcile.round_log import RoundLog
@@ -86,6 +88,8 @@ class Reconciler:
         self._began: float | None = None
         self.safety: JobSafety | None = None
         """Whether the job could spare a holder, as of the last round."""
+        self._shown: FabricSeen | None = None
+        """The job as it was observed last."""
         self._last: tuple[Observed, JobStatus] | None = None
         """What the last round observed, and decided."""
         self._longest = dependencies.settings.longest_sleep_seconds
@@ -138,6 +142,7 @@ class Reconciler:
                     self._heard = True
                     self._report(error, failures)
                     self._tell_refusals()
+                    await self._stop_by_name(error)
                     pause = self._backoff(failures)
                     await asyncio.sleep(pause)
                     continue
@@ -183,6 +188,7 @@ class Reconciler:
         except ViewRefused as refusal:
             await self._say_unplanned(refusal)
             raise
+        self._shown = shown
         shown = replace(shown, workers=self._ages.told(shown.workers, dependencies.clock()))
         # Let agents of known workers in, and bring holders and agents up to the stored status: a new leader has to.
         dependencies.channel.know(worker_ids(shown.workers, calls.creates))
@@ -257,6 +263,24 @@ class Reconciler:
         self._refusals_told = news.told
         self.recorder.say(news.events)
 
+    async def _stop_by_name(self, error: Exception) -> None:
+        """Says on the job itself that its records cannot be handled: the operator's log alone would name no culprit.
+
+        Nothing of it is planned until a round succeeds; what trains goes on.
+        """
+        if not isinstance(error, MemoryError | RecursionError | OutOfBounds) or self._shown is None:
+            return
+        why = f"no round of this job can be planned: {type(error).__name__}: {shorten(str(error), _NOTICE_CHARACTERS)}"
+        status = self._shown.status
+        stopped = with_refused_records(status, (why,), self._dependencies.clock())
+        if stopped == status:
+            return
+        self.recorder.say((Event(names.RECORDS_REFUSED, why, warning=True),))
+        try:
+            await self._dependencies.fabric.patch_status(stopped, status)
+        except (FabricError, WorldMoved) as refusal:
+            log.warning("the status could not say that %s: %s", why, refusal)
+
     async def _write(self, seen: Observed, status: JobStatus, must: bool, ahead: bool) -> float:
         """Writes the status if it changed; returns seconds until it may be written if it can wait, else 0.
 
@@ -293,7 +317,8 @@ class Reconciler:
             dependencies.memory.rest(status)
         else:
             size_limit_bytes = shown.job.spec.checkpoint.memory.size_limit_bytes
-            dependencies.memory.follow(shown.holders, status, resting, size_limit_bytes)
+            dependencies.memory.follow(shown.holders, status, resting, size_limit_bytes, ranks_of(shown, status))
+        dependencies.channel.bound(ranks_of(shown, status))
         epoch = status.world.epoch if status.world is not None else 0
         replicas = shown.job.spec.checkpoint.memory.replicas
         usable = dependencies.memory.usable(epoch, dependencies.channel.sessions.orders.sights)

@@ -1,12 +1,13 @@
 """Serves the worker's metrics and its trainers' over HTTP `/metrics`.
 
-Started by the agent process where SUREFOOT_METRICS_PORT is set; runs in the agent's loop. Every series carries
-namespace, job and worker; nothing carries a rank or a pod's name. What cannot be served is logged once, and the
-training goes on.
+Started by the agent process where SUREFOOT_METRICS_PORT is set; answers in a thread of its own, as whoever asks must not
+delay heartbeats. Every series carries namespace, job and worker; nothing carries a rank or a pod's name. What cannot be
+served is logged once, and the training goes on.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import math
@@ -14,7 +15,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, PROCESS_COLLECTOR, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -25,6 +25,7 @@ from surefoot.agent.memory.save_progress import SaveTracker
 from surefoot.agent.state_machine import AgentState
 from surefoot.ipc.metric_deltas import MetricSums
 from surefoot.settings import AgentSettings
+from surefoot.text_server import Answer, CachedPage, TextServer
 
 _log = logging.getLogger(__name__)
 
@@ -70,20 +71,16 @@ class Exporter:
         self._settings = settings
         worker = {"namespace": settings.job_namespace, "job": settings.job_name, "worker": str(settings.index)}
         self._figures = PodMetrics(worker, sums, shown)
-        self._runner: web.AppRunner | None = None
+        self._server = TextServer({"/metrics": CachedPage(self._render)})
         self._told: Path | None = None
 
     async def start(self) -> None:
         settings = self._settings
         if settings.metrics_port is None:
             return
-        app = web.Application()
-        app.router.add_get("/metrics", self._answer)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         try:
-            await self._runner.setup()
-            await web.TCPSite(self._runner, settings.host, settings.metrics_port, reuse_address=True).start()
-            self._tell(self._runner.addresses[0][1])
+            self._server.start(settings.host, settings.metrics_port)
+            self._tell(self._server.port)
         except OSError as error:
             metrics.fallbacks.labels(what="no_exporter").inc()
             where = f"{settings.host}:{settings.metrics_port}"
@@ -92,8 +89,7 @@ class Exporter:
     async def close(self) -> None:
         if self._told is not None:
             self._told.unlink(missing_ok=True)
-        if self._runner is not None:
-            await self._runner.cleanup()
+        await asyncio.to_thread(self._server.close)
 
     def _tell(self, port: int) -> None:
         settings = self._settings
@@ -102,8 +98,8 @@ class Exporter:
             worker = f"worker-{settings.index}-{settings.attempt}.json"
             self._told = write_scrape_target(Path(settings.run_folder) / FOLDER / worker, settings.host, port)
 
-    async def _answer(self, _request: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(self._figures), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    def _render(self) -> Answer:
+        return Answer(200, CONTENT_TYPE_LATEST, generate_latest(self._figures))
 
 
 def write_scrape_target(path: Path, host: str, port: int) -> Path:

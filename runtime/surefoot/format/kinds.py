@@ -34,8 +34,14 @@ class Named:
         return f"{self.module}:{self.name}"
 
 
+def _fraction(text: str) -> Fraction:
+    """As `str` writes one: of an exponent Python would work out all digits, for days."""
+    numerator, _, denominator = text.partition("/")
+    return Fraction(int(numerator), int(denominator or "1"))
+
+
 SPELT: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
-    Fraction: (str, Fraction),
+    Fraction: (str, _fraction),
     Decimal: (str, Decimal),
     UUID: (str, UUID),
     date: (date.isoformat, date.fromisoformat),

@@ -58,7 +58,7 @@ def decode_values(data: bytes, other: Decoder | None = None) -> dict[str, Any]:
                 " surefoot that wrote them"
             )
         return {name: _decode(value, name, other) for name, value in body["values"].items()}
-    except (UnicodeDecodeError, json.JSONDecodeError, *_WRONG) as error:
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError, MemoryError, *_WRONG) as error:
         raise StateMismatch(f"the values of a checkpoint are not what this version writes: {error!r}") from error
 
 

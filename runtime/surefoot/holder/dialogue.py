@@ -13,7 +13,8 @@ T = TypeVar("T")
 
 Command = tuple[Any, ...]
 Asked = Command | list[Command]
-"""One command, whose error is raised; or several that travel together, whose errors are among the replies."""
+"""One command, whose error is raised; or several that travel together, whose errors are among the replies. An empty list
+asks nothing: whoever carries out the dialogue may do something else before it goes on."""
 Dialogue = Generator[Asked, Any, T]
 
 

@@ -6,33 +6,41 @@ event loop.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NoReturn
 
-from surefoot.errors import ChunkMissing, Fenced, HolderDamaged, ProtocolError, TierError, TierUnavailable
+from surefoot.errors import ChunkMissing, Fenced, HolderDamaged, OutOfBounds, ProtocolError, TierError, TierUnavailable
 from surefoot.holder import keys, scripts
 from surefoot.holder.connection import explained, understood
 from surefoot.holder.dialogue import Dialogue
+from surefoot.protocol import bounds
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, RankSave
 
 _KEYS = 500
 """In one call: a script runs alone on its server."""
+_PARSED = 256
+"""Entries that are read without a pause: some milliseconds of whoever has other jobs to look after too."""
 
 
 @dataclass(frozen=True, slots=True)
 class HolderIndex:
-    """Holds a holder's index; `damaged` names entries that cannot be read."""
+    """Holds a holder's index; `damaged` names entries that cannot be read.
+
+    `refused` says of those among them that break a bound which one.
+    """
 
     fence: int
     watermark: Checkpoint | None
     manifests: tuple[RankManifest, ...]
     damaged: tuple[str, ...]
+    refused: tuple[str, ...] = ()
 
 
-Entries = dict[bytes, tuple[bytes, RankManifest | None]]
-"""Entries of an index by name, as they were sent and as they read; None: damaged."""
+Entries = dict[bytes, tuple[bytes, RankManifest | ProtocolError]]
+"""Entries of an index by name, as they were sent and as they read, or why they cannot be read."""
 
 
 class FencedCalls:
@@ -78,20 +86,24 @@ class FencedCalls:
         self._expect_ok(result, doing)
 
     def drop(self, save: RankSave, writer_epoch: int, chunks: int) -> Dialogue[None]:
-        """Removes index entry and data in one step. Absent is success."""
-        result = yield from self._run(
-            scripts.DROP, writer_epoch, keys.data_of(self._job, save, chunks), [keys.field(save)]
-        )
-        self._expect_ok(result, f"dropping {save}")
+        """Removes the index entry, then its data, some keys at a time. Absent is success.
 
-    def sweep(self, save: RankSave, writer_epoch: int, names: Sequence[str]) -> Dialogue[bool]:
+        What an interrupted one leaves has no entry, and is swept.
+        """
+        names = keys.names_of(self._job, save, chunks)
+        first = list(islice(names, _KEYS))
+        result = yield from self._run(scripts.DROP, writer_epoch, first, [keys.field(save)])
+        self._expect_ok(result, f"dropping {save}")
+        yield from self.sweep(save, writer_epoch, names)
+
+    def sweep(self, save: RankSave, writer_epoch: int, names: Iterable[str]) -> Dialogue[bool]:
         """Removes data keys of a save; False: it has an index entry.
 
         Keys that are gone already are no error.
         """
         doing = f"removing what is left of {save}"
-        for start in range(0, len(names), _KEYS):
-            more = list(names[start : start + _KEYS])
+        left = iter(names)
+        while more := list(islice(left, _KEYS)):
             result = yield from self._run(scripts.SWEEP, writer_epoch, more, [keys.field(save)])
             if result[0] == "indexed":
                 return False
@@ -104,7 +116,9 @@ class FencedCalls:
         result = yield from self._run(scripts.MARK, writer_epoch, [keys.watermark(self._job)], [value])
         self._expect_ok(result, f"marking {checkpoint}")
 
-    def index(self, only: Checkpoint | None = None, known: Entries | None = None) -> Dialogue[HolderIndex]:
+    def index(
+        self, only: Checkpoint | None = None, known: Entries | None = None, most_entries: int | None = None
+    ) -> Dialogue[HolderIndex]:
         """Fence, watermark and every visible rank save, as of one moment.
 
         What reads as before is not read again: most looks at an index find nothing new.
@@ -112,26 +126,34 @@ class FencedCalls:
         Args:
             only: Whose entries alone are parsed, which is most of what an index costs; what was read before stays known.
             known: What was read of other holders, and this index adds to: each copy of a save has the same entry.
+            most_entries: The administrator's bound, who reads for all jobs: a larger index raises OutOfBounds unread.
         """
         of_it = f"{only.epoch}:{only.step}:".encode() if only is not None else b""
-        result = yield from self._run(scripts.READ, 0, [keys.watermark(self._job)], [])
+        script, limits = (scripts.READ, []) if most_entries is None else (scripts.LOOK, limits_of(most_entries))
+        result = yield from self._run(script, 0, [keys.watermark(self._job)], limits)
         self._expect_ok(result, "reading the index")
         if only is None and self._read is not None and self._read[0] == result:
             return self._read[1]
         with understood(str(self), "reading the index"):
             _, fence, watermark, entries = result
-            found, damaged = [], []
+            found, damaged, refused = [], [], []
             before, parsed = self._parsed if known is None else known, Entries()
             for name, text in zip(entries[::2], entries[1::2], strict=True):
                 if not name.startswith(of_it):
                     continue
                 read = before.get(name)
-                manifest = read[1] if read is not None and read[0] == text else _manifest(name, text)
-                parsed[name] = (text, manifest)
-                if manifest is None:
-                    damaged.append(f"{self}: index entry {name.decode(errors='replace')}")
-                else:
-                    found.append(manifest)
+                if read is None or read[0] != text:
+                    read = (text, _manifest(name, text))
+                    if len(parsed) % _PARSED == _PARSED - 1:
+                        yield []
+                parsed[name] = read
+                if isinstance(read[1], RankManifest):
+                    found.append(read[1])
+                    continue
+                entry = f"{self}: index entry {name.decode(errors='replace')[: bounds.MAX_KEY_BYTES]}"
+                damaged.append(entry)
+                if isinstance(read[1], OutOfBounds):
+                    refused.append(f"{entry}: {read[1]}")
             marked = _watermark(watermark)
             if watermark and marked is None:
                 damaged.append(f"{self}: watermark")  # a note, written again by whoever keeps house
@@ -140,6 +162,7 @@ class FencedCalls:
                 watermark=marked,
                 manifests=tuple(sorted(found, key=lambda m: m.save)),
                 damaged=tuple(damaged),
+                refused=tuple(refused),
             )
         if known is not None:
             known.update(parsed)
@@ -148,12 +171,18 @@ class FencedCalls:
         return index
 
     def read_layout(self, digest: str) -> Dialogue[str]:
-        """Reads a layout record; its digest is the caller's to check."""
+        """Reads a layout record; its digest is the caller's to check.
+
+        Raises OutOfBounds for one that is longer than any; no more than that is read of it.
+        """
         with explained(str(self), f"reading the layout {digest}"):
-            found = yield ("GET", keys.layout(self._job, digest))
-        if found is None:
+            reply = yield ("GETRANGE", keys.layout(self._job, digest), 0, bounds.MAX_LAYOUT_BYTES)
+        record = text_of(reply, str(self), f"layout {digest}")
+        if not record:
             raise ChunkMissing(f"{self} does not have the layout {digest}")
-        return text_of(found, str(self), f"layout {digest}").decode(errors="replace")
+        name = f"{self}: layout {digest}"
+        bounds.check_json(name, record, bounds.MAX_LAYOUT_BYTES, bounds.MAX_LAYOUT_VALUES)
+        return record.decode(errors="replace")
 
     def _run(self, script: scripts.Script, epoch: int, more_keys: list[str], arguments: list[Any]) -> Dialogue[Any]:
         job = self._job
@@ -180,6 +209,9 @@ class FencedCalls:
                     f"{self} refused {doing}: {result[1].decode(errors='replace')} is no number, it was overwritten or"
                     " damaged; restart that Redis, the other copies stay"
                 )
+            case "large":
+                what, size, most = (part.decode(errors="replace") for part in result[1:4])
+                raise OutOfBounds(f"{self} of job {self._job}", what, size, f"0 to {most}")
             case "fenced":
                 raise Fenced(f"{self} refused {doing}: epoch {result[1].decode()} rules this job now")
             case "replaced":
@@ -196,9 +228,14 @@ class FencedCalls:
         """Whether the entry there is unreadable; raises if it is readable and describes other bytes."""
         with understood(str(self), f"committing {manifest.save}"):
             found = _manifest(keys.field(manifest.save).encode(), entry)
-        if found is not None and not found.same_bytes_as(manifest):
+        if isinstance(found, RankManifest) and not found.same_bytes_as(manifest):
             self._refused(["conflict"], f"committing {manifest.save}")
-        return found is None
+        return not isinstance(found, RankManifest)
+
+
+def limits_of(most_entries: int) -> list[int]:
+    """ARGV of the scripts that bound what they read; see `scripts.LOOK`."""
+    return [bounds.MAX_KEY_BYTES, min(most_entries, bounds.MAX_INDEX_ENTRIES), bounds.MAX_INDEX_BYTES]
 
 
 def text_of(reply: Any, where: str, what: str) -> bytes:
@@ -217,10 +254,10 @@ def _watermark(text: bytes) -> Checkpoint | None:
         return None
 
 
-def _manifest(name: bytes, text: bytes) -> RankManifest | None:
-    """The manifest in an index entry; None if it is damaged or not of that name."""
+def _manifest(name: bytes, text: bytes) -> RankManifest | ProtocolError:
+    """The manifest in an index entry; why it is none if it is damaged or not of that name."""
     try:
         manifest = RankManifest.from_json(text)
-    except ProtocolError:
-        return None
-    return manifest if keys.field(manifest.save).encode() == name else None
+    except ProtocolError as error:
+        return error.with_traceback(None)  # which would keep what was read, for as long as the entry stays
+    return manifest if keys.field(manifest.save).encode() == name else ProtocolError("it is of another name")

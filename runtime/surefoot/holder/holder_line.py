@@ -19,6 +19,7 @@ import redis
 from surefoot.holder import nearby
 from surefoot.holder.connection import TLS_NAME, Credentials, trust
 from surefoot.holder.dialogue import Asked, Command, Dialogue
+from surefoot.protocol.bounds import MAX_REPLY_BYTES, MAX_REPLY_SECONDS
 
 T = TypeVar("T")
 
@@ -96,6 +97,9 @@ class HolderLine:
         """Sends and awaits one command, or several together; see `Asked`."""
         if self._protocol is None:
             raise redis.exceptions.ConnectionError("no connection is open")
+        if not asked:
+            await asyncio.sleep(0)
+            return []
         if isinstance(asked, list):
             futures = [self._send(command) for command in asked]
             return [_value(reply) for reply in await asyncio.gather(*futures, return_exceptions=True)]
@@ -151,7 +155,9 @@ class _Replies(asyncio.Protocol):
         parse: Callable[[str], Exception] = redis.connection.DefaultParser.parse_error
         self._reader = hiredis.Reader(replyError=parse, protocolError=redis.exceptions.InvalidResponse)
         self._transport: asyncio.Transport | None = None
-        self._heard = 0.0
+        self._heard = self._since = 0.0
+        self._unread = 0
+        """Bytes of the reply that is coming in."""
         self._timer: asyncio.TimerHandle | None = None
         self.error: Exception | None = None
 
@@ -166,7 +172,8 @@ class _Replies(asyncio.Protocol):
         assert self._transport is not None, "made by the loop before anybody has it"
         future: asyncio.Future[Any] = self._loop.create_future()
         if not self._waiting:
-            self._heard = self._loop.time()
+            self._heard = self._since = self._loop.time()
+            self._unread = 0
             self._watch()
         self._waiting.append(future)
         self._transport.write(packed)
@@ -174,10 +181,15 @@ class _Replies(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._heard = self._loop.time()
+        self._unread += len(data)
+        if self._unread > MAX_REPLY_BYTES or not self._waiting:
+            self.fail(redis.exceptions.InvalidResponse(f"{self._unread} bytes that nobody asked for, or of one reply"))
+            return
         self._reader.feed(data)
         try:
             while self._waiting and (reply := self._reader.gets()) is not False:
                 self._answer(self._waiting.popleft(), reply)
+                self._since, self._unread = self._heard, 0
         except redis.exceptions.InvalidResponse as error:
             self.fail(redis.exceptions.InvalidResponse(f"no reply of a Redis: {error}"))
 
@@ -217,7 +229,9 @@ class _Replies(asyncio.Protocol):
         self._timer = None
         if not self._waiting:
             return
-        if self._loop.time() < self._heard + self._call_seconds:
+        if self._loop.time() > self._since + MAX_REPLY_SECONDS:
+            self.fail(redis.exceptions.TimeoutError(f"one reply took more than {MAX_REPLY_SECONDS:g} s"))
+        elif self._loop.time() < self._heard + self._call_seconds:
             self._watch()
         else:
             self._timer = self._loop.call_later(CONFIRMED_SECONDS, self._confirm, self._heard)

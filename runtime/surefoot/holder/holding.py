@@ -7,12 +7,13 @@ A closed account reads, drops and seals as before and writes nothing: restores g
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from surefoot.errors import ProtocolError
 from surefoot.holder import keys
 from surefoot.holder.connection import Credentials, explained, understood
 from surefoot.holder.dialogue import Dialogue
+from surefoot.protocol.bounds import MAX_INDEX_BYTES, MAX_INDEX_ENTRIES
 from surefoot.protocol.checkpoints.records import RankManifest
 
 WRITING = ("set", "copy", "hset")
@@ -56,11 +57,11 @@ class JobHolding:
         with understood(self._where, doing), explained(self._where, doing):
             yield ("ACL SETUSER", account.user, *(f"-{name}" for name in WRITING))
             # nothing is committed any more, so what has no entry now never gets one
-            needed = self._needed((yield ("HGETALL", keys.index(self._job))))
+            needed = yield from self._needed()
             gone, cursor = 0, 0
             while True:
                 cursor, names = yield from scan_step(keys.of_job(self._job), cursor)
-                left = [name for name in names if name not in needed]
+                left = [name for name in names if not needed(name.decode(errors="replace"))]
                 for start in range(0, len(left), _BATCH):
                     gone += int((yield ("UNLINK", *left[start : start + _BATCH])))
                 if cursor == 0:
@@ -72,17 +73,34 @@ class JobHolding:
         with understood(self._where, doing), explained(self._where, doing):
             yield ("ACL SETUSER", account.user, *(f"+{name}" for name in WRITING))
 
-    def _needed(self, flat: list[bytes]) -> set[bytes]:
-        job = self._job
-        named = [keys.fence(job), keys.instance(job), keys.index(job), keys.watermark(job)]
-        for field, text in _pairs(flat):
+    def _needed(self) -> Dialogue[Callable[[str], bool]]:
+        """Judges names of keys: whether the index, or the job itself, needs them.
+
+        Of an index that is larger than any nothing is read, and all is needed: it may be repaired.
+        """
+        job, index = self._job, keys.index(self._job)
+        if (yield ("HLEN", index)) > MAX_INDEX_ENTRIES:
+            return lambda name: True
+        if ((yield ("MEMORY USAGE", index, "SAMPLES", 0)) or 0) > MAX_INDEX_BYTES:
+            return lambda name: True
+        own = {keys.fence(job), keys.instance(job), index, keys.watermark(job)}
+        chunks: dict[str, int] = {}
+        for number, (field, text) in enumerate(_pairs((yield ("HGETALL", index)))):
+            if number % _BATCH == _BATCH - 1:
+                yield []
             try:
-                manifest = RankManifest.from_json(text.decode())
-            except (ProtocolError, UnicodeDecodeError):
-                named.append(f"{keys.of_job(job)}{field.decode(errors='replace')}")
+                manifest = RankManifest.from_json(text)
+            except ProtocolError:
+                own.add(f"{keys.of_job(job)}{field.decode(errors='replace')}")
                 continue
-            named += [keys.layout(job, manifest.layout), *keys.data_of(job, manifest.save, manifest.chunks)]
-        return {name.encode() for name in named}
+            own.add(keys.layout(job, manifest.layout))
+            chunks[keys.field(manifest.save)] = manifest.chunks
+
+        def is_needed(name: str) -> bool:
+            save, _, part = name.removeprefix(keys.of_job(job)).rpartition(":")
+            return name in own or (save in chunks and keys.is_data_of(part, chunks[save]))
+
+        return is_needed
 
 
 def _bytes_of(names: list[bytes]) -> Dialogue[int]:
@@ -108,17 +126,6 @@ def scan_step(prefix: str, cursor: int) -> Dialogue[tuple[int, list[bytes]]]:
     if cursor and cursor == asked:
         raise ValueError(f"a scan that was asked on from {cursor} answers with {cursor}: it would never end")
     return cursor, answer[1]
-
-
-def key_names(prefix: str) -> Dialogue[list[bytes]]:
-    """Lists the names of all keys that begin with `prefix`."""
-    found: list[bytes] = []
-    cursor = 0
-    while True:
-        cursor, names = yield from scan_step(prefix, cursor)
-        found += names
-        if cursor == 0:
-            return found
 
 
 def _pairs(flat: list[bytes]) -> Iterable[tuple[bytes, bytes]]:

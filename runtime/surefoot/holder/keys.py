@@ -5,8 +5,9 @@ A job's account reaches nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
+from surefoot.protocol.bounds import MAX_KEY_BYTES
 from surefoot.protocol.identities import RankSave
 
 PREFIX = "sf:"
@@ -74,7 +75,21 @@ def values(job: str, save: RankSave) -> str:
 
 def data_of(job: str, save: RankSave, chunks: int) -> list[str]:
     """Lists the data keys of a rank save: digests, values, chunks."""
-    return [digests(job, save), values(job, save), *(chunk(job, save, i) for i in range(chunks))]
+    return list(names_of(job, save, chunks))
+
+
+def names_of(job: str, save: RankSave, chunks: int) -> Iterator[str]:
+    """Yields what `data_of` lists: of a large save they are some hundred thousand."""
+    yield digests(job, save)
+    yield values(job, save)
+    yield from (chunk(job, save, number) for number in range(chunks))
+
+
+def is_data_of(name: str, chunks: int) -> bool:
+    """Whether the last part of a key's name is that of data of a save with so many chunks."""
+    if name in ("d", "v"):
+        return True
+    return name[:1] == "c" and name[1:].isdecimal() and len(name) < 12 and int(name[1:]) < chunks
 
 
 def field(save: RankSave) -> str:
@@ -84,7 +99,7 @@ def field(save: RankSave) -> str:
 
 def save_of(field_text: str) -> RankSave | None:
     """The inverse of `field`; None where it is not one."""
-    parts = field_text.split(":")
+    parts = field_text.split(":") if len(field_text) <= MAX_KEY_BYTES else []
     return RankSave(*map(int, parts)) if len(parts) == 3 and all(p.isdecimal() for p in parts) else None
 
 

@@ -7,14 +7,17 @@ place.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from hashlib import sha256
 
-from surefoot.errors import Fenced, HolderDamaged, TierError
+from surefoot.errors import Fenced, HolderDamaged, OutOfBounds, TierError
 from surefoot.holder import keys, scripts
 from surefoot.holder.connection import Credentials, Wire, explained, understood
 from surefoot.holder.dialogue import Dialogue, section_of
-from surefoot.holder.holding import JobHolding, key_names, scan_step
+from surefoot.holder.fenced_calls import limits_of
+from surefoot.holder.holding import JobHolding, scan_step
+from surefoot.protocol.bounds import MAX_INDEX_ENTRIES, MAX_KEY_BYTES, MAX_LEFTOVER_KEYS
 from surefoot.protocol.identities import RankSave
 
 JOB_COMMANDS = (
@@ -69,8 +72,7 @@ class AdminCalls:
         doing = f"naming its run to job {job}"
         with understood(self.where, doing), explained(self.where, doing):
             run = (yield from self._info("server"))["run_id"]
-            given = yield ("GET", keys.instance(job))
-            named = given.decode() if given is not None else ""
+            named = (yield ("GETRANGE", keys.instance(job), 0, MAX_KEY_BYTES)).decode()
         return named if len(named) > INSTANCE_DIGITS and run == named else run[:INSTANCE_DIGITS]
 
     def process(self) -> Dialogue[tuple[str, int]]:
@@ -133,25 +135,42 @@ class AdminCalls:
     def jobs(self) -> Dialogue[frozenset[str]]:
         """Uids of all jobs that have keys here."""
         with understood(self.where, "listing jobs"), explained(self.where, "listing jobs"):
-            names = yield from key_names(keys.PREFIX)
-            return frozenset(keys.jobs_of(_name(name) for name in names))
+            uids, cursor = set[str](), 0
+            while True:
+                cursor, names = yield from scan_step(keys.PREFIX, cursor)
+                uids |= keys.jobs_of(map(_name, names))
+                if cursor == 0:
+                    return frozenset(uids)
 
     def unindexed(self, job: str) -> Dialogue[dict[RankSave, tuple[str, ...]]]:
         """Lists data keys without index entry, by rank save.
 
-        They are of a save under way, or of one whose writer died.
+        They are of a save under way, or of one whose writer died. What is committed after the index was read is listed
+        too: `sweep` refuses it. Of very many keys the first that a scan finds are listed, and the others next time.
         """
         doing = f"looking for leftovers of job {job}"
+        leftovers: defaultdict[RankSave, list[str]] = defaultdict(list)
         with understood(self.where, doing), explained(self.where, doing):
-            names = [_name(name) for name in (yield from key_names(keys.of_job(job)))]
-            indexed = {_name(name) for name in (yield ("HKEYS", keys.index(job)))}
-        found: dict[RankSave, tuple[str, ...]] = {}
-        for name in sorted(names):
-            field = name.removeprefix(keys.of_job(job)).rpartition(":")[0]
-            save = keys.save_of(field)
-            if save is not None and field not in indexed:
-                found[save] = (*found.get(save, ()), name)
-        return found
+            indexed = {_name(name) for name in (yield from self._fields(job))}
+            cursor, listed = 0, 0
+            while True:
+                cursor, names = yield from scan_step(keys.of_job(job), cursor)
+                for name in map(_name, names):
+                    field = name.removeprefix(keys.of_job(job)).rpartition(":")[0]
+                    if field not in indexed and (save := keys.save_of(field)) is not None:
+                        leftovers[save].append(name)
+                        listed += 1
+                if cursor == 0 or listed >= MAX_LEFTOVER_KEYS:
+                    return {save: tuple(sorted(leftovers[save])) for save in sorted(leftovers)}
+
+    def _fields(self, job: str) -> Dialogue[list[bytes]]:
+        """The names of the job's index entries. Raises OutOfBounds for an index that is larger than any."""
+        named = [keys.fence(job), keys.instance(job), keys.absent(job), keys.index(job), keys.watermark(job)]
+        result = yield ("EVALSHA", scripts.FIELDS.sha, len(named), *named, 0, "", *limits_of(MAX_INDEX_ENTRIES))
+        if result[0] == b"large":
+            what, size, most = (part.decode(errors="replace") for part in result[1:4])
+            raise OutOfBounds(f"{self.where} of job {job}", what, size, f"0 to {most}")
+        return list(result[1])
 
     def memory(self) -> Dialogue[Memory]:
         """Measures the whole server."""

@@ -116,6 +116,25 @@ return {'ok', redis.call('GET', KEYS[1]) or '', redis.call('GET', KEYS[5]) or ''
 )
 """Fence, watermark and index of one moment and one instance; one that restarted is silent, never empty."""
 
+_BOUNDS = """
+for _, key in ipairs({KEYS[1], KEYS[2], KEYS[5]}) do
+  local length = redis.call('STRLEN', key)
+  if length > tonumber(ARGV[3]) then return {'large', 'the length of ' .. key, tostring(length), ARGV[3]} end
+end
+local entries = redis.call('HLEN', KEYS[4])
+if entries > tonumber(ARGV[4]) then return {'large', 'the number of index entries', tostring(entries), ARGV[4]} end
+local size = redis.call('MEMORY', 'USAGE', KEYS[4], 'SAMPLES', '0') or 0
+if size > tonumber(ARGV[5]) then return {'large', 'the bytes of the index', string.format('%.0f', size), ARGV[5]} end
+"""
+"""Looks at sizes alone, and in the same moment as what follows: a tenant may write whatever it likes in between."""
+
+LOOK = Script("look", _BOUNDS + READ.source)
+"""As READ, for the administrator, who reads the keys of all jobs: refuses what is larger than ARGV[3] (bytes of a key),
+ARGV[4] (entries) or ARGV[5] (bytes of the index)."""
+
+FIELDS = Script("fields", _BOUNDS + "return {'ok', redis.call('HKEYS', KEYS[4])}")
+"""The names of the index' entries, under the same bounds."""
+
 SWEEP = Script(
     "sweep",
     _GUARD
@@ -127,7 +146,7 @@ return {'ok'}
 )
 """As DROP, of data that has no entry: one that was committed since it was looked at stays whole."""
 
-ALL = (PROVISION, SEAL, COMMIT, DROP, MARK, READ, SWEEP)
+ALL = (PROVISION, SEAL, COMMIT, DROP, MARK, READ, LOOK, FIELDS, SWEEP)
 
 FORMER = tuple(Script(script.name, script.source.replace(_GUARD, _GUARD_1)) for script in (COMMIT, DROP, MARK))
 """What agents of older versions call, as long as `wire.OLDEST` lets them in: they know a script by its digest, and a

@@ -23,6 +23,7 @@ from typing import Any, Union
 import msgspec
 
 from surefoot.errors import ProtocolError
+from surefoot.protocol import bounds
 from surefoot.protocol.plain import is_plain_json, plain, shown
 from surefoot.protocol.strict import FLAT, JsonShape, Misfit, check, hints_of, mirror, restored, since_of
 
@@ -86,6 +87,7 @@ class Codec:
 
     def _read(self, text: str | bytes) -> tuple[Any, int]:
         try:
+            bounds.check_json("a message", text, bounds.MAX_PAGE_CHARACTERS, bounds.MAX_MESSAGE_VALUES)
             body = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise ProtocolError(f"a message is not JSON: {error}") from error

@@ -7,11 +7,16 @@ whatever its step, since it went on from where the older one was left.
 from __future__ import annotations
 
 import json
+import logging
 from collections import defaultdict
 from collections.abc import Iterable
 
+from surefoot.errors import OutOfBounds
+from surefoot.protocol import bounds
 from surefoot.protocol.checkpoints.records import FORMAT, RankManifest
 from surefoot.protocol.identities import Checkpoint
+
+log = logging.getLogger(__name__)
 
 
 def read(text: bytes | None) -> tuple[Checkpoint, int] | None:
@@ -19,12 +24,21 @@ def read(text: bytes | None) -> tuple[Checkpoint, int] | None:
 
     None where it is absent, damaged or of another format.
     """
+    record = "newest.json"
     try:
+        bounds.check_json(record, text or b"", bounds.MAX_SMALL_BYTES, bounds.MAX_SMALL_VALUES)
         body = json.loads(text or b"")
         if body["format"] != FORMAT:
             return None
-        return Checkpoint(epoch=int(body["epoch"]), step=int(body["step"])), int(body["world"])
-    except (KeyError, TypeError, ValueError):
+        checkpoint, world = Checkpoint(epoch=int(body["epoch"]), step=int(body["step"])), int(body["world"])
+        bounds.check(record, "world", world, bounds.MAX_RANKS, 1)
+        for field, value in (("epoch", checkpoint.epoch), ("step", checkpoint.step)):
+            bounds.check(record, field, value, bounds.MAX_COUNT)
+        return checkpoint, world
+    except OutOfBounds as error:
+        log.warning("%s; the tier is listed instead", error)
+        return None
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
         return None
 
 

@@ -212,8 +212,8 @@ class ObjectStoreTier:
             told = None
         if told is not None:
             checkpoint, world = told
-            saves = [RankSave(checkpoint.epoch, checkpoint.step, rank) for rank in range(world)]
             if world < manifest_lists.LEAST_RANKS:
+                saves = [RankSave(checkpoint.epoch, checkpoint.step, rank) for rank in range(world)]
                 found = tuple(read for read in read_together(self._visible, saves) if isinstance(read, RankManifest))
             else:
                 found, _ = self._read_all((checkpoint,))

@@ -14,6 +14,7 @@ from surefoot.errors import ConfigurationError, SurefootError
 from surefoot.format.digests import DIGEST_BYTES, first_bad_block
 from surefoot.format.layouts import PlacedPiece, Stream, read_layout
 from surefoot.format.manifests import check_digests, check_values
+from surefoot.protocol.bounds import has_every_rank
 from surefoot.protocol.checkpoints.coverage import uncovered
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint
@@ -64,7 +65,7 @@ def by_checkpoint(tier: ObjectStoreTier) -> dict[Checkpoint, dict[int, RankManif
 def is_whole(ranks: Ranks) -> bool:
     """Whether every rank of that world is there."""
     world = next(iter(ranks.values())).world
-    return set(ranks) == set(range(world)) and all(m.world == world for m in ranks.values())
+    return has_every_rank(ranks, world) and all(m.world == world for m in ranks.values())
 
 
 def layout_problem(tier: ObjectStoreTier, ranks: Ranks) -> str | None:

@@ -71,6 +71,7 @@ def test_every_other_variable_is_read() -> None:
         ("SUREFOOT_COORDINATOR_URL", "wss:///v1/agents", "it has the form"),
         ("SUREFOOT_COORDINATOR_PORT", "70000", "a port from 0 to 65535 is needed"),
         ("SUREFOOT_METRICS_PORT", "http", "a port from 0 to 65535 is needed"),
+        ("SUREFOOT_PROBE_PORT", "65536", "a port from 0 to 65535 is needed"),
         ("SUREFOOT_SHARDS", "0", "a number from 1 to 8 is needed"),
         ("SUREFOOT_SHARDS", "nine", "a number from 1 to 8 is needed"),
         ("SUREFOOT_MEMORY_TLS", "yes", "0 or 1 is needed"),

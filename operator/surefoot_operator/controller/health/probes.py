@@ -10,13 +10,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from surefoot.text_server import Answer, CachedPage, TextServer
 from surefoot_operator import metrics
-from surefoot_operator.controller.http_listener import HttpListener
 
 TICK_SECONDS = 0.25
+STALLED_SECONDS = 5.0
+"""So long may the event loop be without its health being asked: as `LivenessLimits.lag_seconds`."""
 KEPT_SECONDS = 30.0
 """How long a late moment is remembered: longer than the time between two probes."""
 
@@ -47,43 +48,76 @@ class LoopLag:
 
 
 class Probes:
-    """Answers probes: 503 with the sentences that `unwell` or `unready` give.
+    """Answers probes and metrics, each on a port and in a thread of its own.
 
-    `remarks` stand in the answer to /readyz where nothing of that is so.
+    A probe fails (503) with the sentences of `unwell` or `unready`; where `unready` has none, `remarks` follow the `ok` in the
+    answer to /readyz. All three are asked in the event loop, a few times a second, because they read what the loop changes; a
+    probe is answered from the last sentences. A loop that does not come to ask is unwell itself.
     """
 
-    def __init__(self, port: int, unwell: Sentences, unready: Sentences, remarks: Sentences = lambda: ()) -> None:
-        self._listener, self._unwell, self._unready, self._remarks = HttpListener(port), unwell, unready, remarks
+    def __init__(
+        self,
+        probe_port: int,
+        metrics_port: int,
+        unwell: Sentences,
+        unready: Sentences,
+        remarks: Sentences = lambda: (),
+    ) -> None:
+        self._wanted = probe_port, metrics_port
+        self._unwell, self._unready, self._remarks = unwell, unready, remarks
+        self._asked_seconds = time.monotonic()
+        self._unwell_sentences: Sequence[str] = ()
+        self._readiness = _answer(("the operator starts",))
+        self._asking: asyncio.Task[None] | None = None
+        self._probes = TextServer({"/healthz": self._healthz, "/readyz": self._readyz})
+        self._metrics = TextServer({"/metrics": CachedPage(_metrics)})
 
     @property
     def port(self) -> int:
-        return self._listener.port
+        """Of /healthz and /readyz."""
+        return self._probes.port
+
+    @property
+    def metrics_port(self) -> int:
+        return self._metrics.port
 
     async def start(self) -> None:
-        """Listens. Raises OSError if the port is taken."""
-        app = web.Application()
-        app.router.add_get("/healthz", self._healthz)
-        app.router.add_get("/readyz", self._readyz)
-        app.router.add_get("/metrics", self._metrics)
-        await self._listener.start(app)
+        """Listens. Raises OSError if a port is taken."""
+        self._ask()
+        self._asking = asyncio.create_task(self._ask_always(), name="health")
+        self._probes.start("", self._wanted[0])
+        self._metrics.start("", self._wanted[1])
 
     async def close(self) -> None:
-        await self._listener.close()
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
+        await asyncio.to_thread(self._probes.close)
+        await asyncio.to_thread(self._metrics.close)
 
-    async def _healthz(self, _: web.Request) -> web.Response:
-        return _answer(self._unwell())
+    def _ask(self) -> None:
+        self._unwell_sentences = tuple(self._unwell())
+        self._readiness = _answer(tuple(self._unready()), tuple(self._remarks()))
+        self._asked_seconds = time.monotonic()
 
-    async def _readyz(self, _: web.Request) -> web.Response:
-        return _answer(self._unready(), self._remarks())
+    async def _ask_always(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            self._ask()
 
-    async def _metrics(self, _: web.Request) -> web.Response:
-        text = bytearray(generate_latest())
-        for more in metrics.jobs.text():  # of a thousand jobs megabytes, for which nobody else is to wait
-            text += more
-            await asyncio.sleep(0)
-        return web.Response(body=bytes(text), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    def _healthz(self) -> Answer:
+        age = time.monotonic() - self._asked_seconds
+        stalled = (f"the event loop has not come to its health for {age:.0f} s",) if age > STALLED_SECONDS else ()
+        return _answer((*self._unwell_sentences, *stalled))
+
+    def _readyz(self) -> Answer:
+        return self._readiness
 
 
-def _answer(problems: Sequence[str], remarks: Sequence[str] = ()) -> web.Response:
+def _metrics() -> Answer:
+    return Answer(200, CONTENT_TYPE_LATEST, b"".join((generate_latest(), *metrics.jobs.text())))
+
+
+def _answer(problems: Sequence[str], remarks: Sequence[str] = ()) -> Answer:
     lines = dict.fromkeys(problems or ("ok", *remarks[:MOST_REMARKS]))
-    return web.Response(status=503 if problems else 200, text="\n".join(lines) + "\n")
+    return Answer(503 if problems else 200, "text/plain; charset=utf-8", ("\n".join(lines) + "\n").encode())

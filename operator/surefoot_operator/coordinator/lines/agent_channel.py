@@ -13,8 +13,10 @@ from dataclasses import fields, replace
 from itertools import islice
 from operator import attrgetter
 
+from surefoot.protocol.bounds import max_records
 from surefoot.protocol.identities import WorkerId
-from surefoot.protocol.messages import FromAgent, Heartbeat, Hello, Refused, Stopped, Welcome
+from surefoot.protocol.messages import FromAgent, Heartbeat, Hello, ListPersistent, Refused, Stopped, Welcome
+from surefoot.protocol.sighting_messages import LookAtHolders
 from surefoot_operator.coordinator import sessions as transitions
 from surefoot_operator.coordinator.desired_messages import DesiredState, concerned, desired_messages
 from surefoot_operator.coordinator.lines.agent_connection import AgentConnection
@@ -63,6 +65,12 @@ class AgentChannel:
         """Sets the workers that may connect, those just created included."""
         self._known = frozenset(workers)
         self.sessions = transitions.forgotten(self.sessions, self._known)
+
+    def bound(self, ranks: int) -> None:
+        """Bounds what is kept of agents' listings, by how many ranks the job may run."""
+        orders = self.sessions.orders
+        if orders.max_records != max_records(ranks):
+            self.sessions = replace(self.sessions, orders=replace(orders, max_records=max_records(ranks)))
 
     def rule(self, rule: DesiredState) -> None:
         """Takes the state now stored and sends agents what follows from it."""
@@ -128,6 +136,13 @@ class AgentChannel:
         self._tell(concerned(before, self.sessions), worker)
         spoke = self.sessions.orders is not before.orders or self.sessions.notices is not before.notices
         self._changed(spoke or _matters(old.seen, self.sessions.by_worker[worker].seen, claimed))
+
+    def awaits_answer(self, line: AgentConnection) -> bool:
+        """Whether this line's agent was asked what a tier has, and may send a large answer."""
+        outstanding = self.sessions.orders.outstanding.values()
+        return any(
+            o.worker == line.worker and isinstance(o.message, ListPersistent | LookAtHolders) for o in outstanding
+        )
 
     def leave(self, line: AgentConnection) -> None:
         """Records that a connection ended."""

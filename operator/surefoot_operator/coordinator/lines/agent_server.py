@@ -24,7 +24,7 @@ from surefoot_operator import metrics
 from surefoot_operator.coordinator.lines.agent_channel import AgentChannel
 from surefoot_operator.coordinator.lines.agent_connection import AgentConnection
 from surefoot_operator.coordinator.lines.connection_limits import ConnectionLimiter
-from surefoot_operator.coordinator.lines.message_sizes import check_hello, check_size
+from surefoot_operator.coordinator.lines.message_sizes import USUAL_CHARACTERS, check_hello, check_size
 from surefoot_operator.coordinator.lines.shared_texts import SharedTexts
 from surefoot_operator.coordinator.lines.tls_lines import lessen_buffers
 from surefoot_operator.coordinator.referrals import Referrals
@@ -265,7 +265,7 @@ class AgentServer:
         try:
             async for frame in websocket:
                 if frame.type is WSMsgType.TEXT:
-                    check_size(frame.data)
+                    check_size(frame.data, len(frame.data) <= USUAL_CHARACTERS or channel.awaits_answer(line))
                 message = decode(frame.data) if frame.type is WSMsgType.TEXT else None
                 if not isinstance(message, _FROM_AGENT) or isinstance(message, Hello):
                     raise ProtocolError(

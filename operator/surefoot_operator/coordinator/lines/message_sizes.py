@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 
 from surefoot.errors import ProtocolError
+from surefoot.protocol import bounds
 from surefoot.protocol.messages import Exited, Heartbeat, Hello, Listing, UnreadableSave
 from surefoot.protocol.plain import shown
 from surefoot.protocol.sighting_messages import HolderReading
 
 USUAL_CHARACTERS = 64 * 1024
 _LARGER = {
-    # as large as a line takes: agents of version 1 answer in one piece
-    Listing.__name__: None,
+    Listing.__name__: bounds.MAX_PAGE_CHARACTERS,
     HolderReading.__name__: 8 * 1024 * 1024,
     Heartbeat.__name__: 1024 * 1024,
     Exited.__name__: 1024 * 1024,
@@ -29,15 +29,27 @@ _HELLO_CHARACTERS = {"job": 128, "incarnation": 128, "node": 253, "token": 32 * 
 _LARGEST_NUMBER = 2**53
 
 
-def check_size(text: str) -> None:
-    """Raises ProtocolError if a message is too large for its kind."""
+_ANSWERS = (Listing.__name__, HolderReading.__name__)
+
+
+def check_size(text: str, is_asked: bool = True) -> None:
+    """Raises ProtocolError if a message is too large for its kind, before it is read.
+
+    `is_asked`: whether its agent was asked what a tier has; else no answer of it is large.
+    """
     if len(text) <= USUAL_CHARACTERS:
         return
     found = _TYPE.match(text)
     name = found[1] if found is not None else "unknown"
     limit = _LARGER.get(name, USUAL_CHARACTERS)
-    if limit is not None and len(text) > limit:
+    if len(text) > limit:
         raise ProtocolError(f"a message ({name}) of {len(text)} characters: no such message is that long")
+    if name in _ANSWERS and not is_asked:
+        raise ProtocolError(f"a message ({name}) of {len(text)} characters that nobody asked for")
+    # short texts take many times their length in memory; a quote that begins one has no backslash before it
+    texts = (text.count('"') - text.count('\\"')) // 2
+    if texts > bounds.MAX_PAGE_TEXTS:
+        raise ProtocolError(f"a message ({name}) of {texts} texts: no such message has that many")
 
 
 def check_hello(hello: Hello) -> None:

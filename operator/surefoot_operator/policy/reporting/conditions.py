@@ -37,6 +37,7 @@ from surefoot_operator.policy.lifecycle.invalid_spec import INVALID
 from surefoot_operator.policy.reporting.copy_spread import copy_spread
 from surefoot_operator.policy.reporting.hindrances import UNSCHEDULABLE, hindrance, spare_hindrance
 from surefoot_operator.policy.reporting.refused_calls import acceptance
+from surefoot_operator.policy.reporting.refused_records import REASON, refused_message
 from surefoot_operator.policy.reporting.time_spent import accounted
 from surefoot_operator.policy.reporting.unheard import agents_heard, unheard_members
 from surefoot_operator.policy.spares import spare_agents
@@ -244,6 +245,8 @@ def _conditions(facts: Facts, status: JobStatus, lost: str) -> tuple[Condition, 
     wanted += [(names.AGENTS_HEARD, *heard)] if heard is not None else []
     accepted = acceptance(facts.seen.refused_calls, known.get(names.API_ACCEPTED))
     wanted += [(names.API_ACCEPTED, *accepted)] if accepted is not None else []
+    if facts.seen.refused_records:
+        wanted.append((names.RECORDS_REFUSED, "True", REASON, refused_message(facts.seen.refused_records)))
     if facts.seen.refusal:
         wanted.append((names.SPEC_REFUSED, "True", INVALID, facts.seen.refusal))
     if phase in ("Complete", "Failed"):

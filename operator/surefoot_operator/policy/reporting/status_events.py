@@ -21,7 +21,19 @@ _LONGEST_STACKS = 800
 
 def status_change_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
     """Derives the events that a changed status calls for."""
-    parts = (_claimed, _protected, _tied, _refused, _kept_forward, _straggled, _hindered, _stood, _lost, _unheard)
+    parts = (
+        _claimed,
+        _protected,
+        _tied,
+        _refused,
+        _records_refused,
+        _kept_forward,
+        _straggled,
+        _hindered,
+        _stood,
+        _lost,
+        _unheard,
+    )
     return tuple(event for part in parts for event in part(old, new))
 
 
@@ -74,6 +86,13 @@ def _refused(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
     if now is None or (was is not None and was.message == now.message):
         return ()
     return (Event(names.JOB_REFUSED, f"{now.message}; the job continues with its former spec", True),)
+
+
+def _records_refused(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    was, now = _condition(old, names.RECORDS_REFUSED), _condition(new, names.RECORDS_REFUSED)
+    if now is None or (was is not None and was.message == now.message):
+        return ()
+    return (Event(names.RECORDS_REFUSED, f"not read, and nothing is planned from it: {now.message}", True),)
 
 
 def _kept_forward(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:

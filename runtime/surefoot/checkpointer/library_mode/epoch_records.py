@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from surefoot.errors import TierError
+from surefoot.errors import OutOfBounds, TierError
+from surefoot.protocol import bounds
 from surefoot.protocol.checkpoints.lineage import LineageEntry
 from surefoot.protocol.identities import Checkpoint
 from surefoot.tiers.persistent import ObjectStoreTier
@@ -139,6 +140,7 @@ def _text(known: EpochRecord) -> str:
 def _read(text: str) -> EpochRecord | None:
     """Parses a record; None if it is damaged. One without a checksum was written by an earlier version."""
     try:
+        bounds.check_json("an epoch's record", text, bounds.MAX_SMALL_BYTES, bounds.MAX_SMALL_VALUES)
         body = json.loads(text)
         checksum = body.pop("crc32", None)
         if checksum is not None and checksum != _checksum(body):
@@ -148,9 +150,16 @@ def _read(text: str) -> EpochRecord | None:
         told = EpochWriter(
             str(writer.get("program", "")), str(writer.get("host", "")), float(writer.get("began_at", 0.0))
         )
-        passed_over = [Checkpoint(*map(int, pair)) for pair in body.get("passed_over", [])[:MAX_PASSED_OVER]]
-        return EpochRecord(LineageEntry(int(body["epoch"]), parent, int(body["size"])), told, tuple(passed_over))
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        entry = LineageEntry(int(body["epoch"]), parent, int(body["size"]))
+        passed_over = tuple(Checkpoint(*map(int, pair)) for pair in body.get("passed_over", [])[:MAX_PASSED_OVER])
+        bounds.check("an epoch's record", "size", entry.size, bounds.MAX_RANKS)
+        named = [
+            number for c in (*passed_over, *([parent] if parent is not None else [])) for number in (c.epoch, c.step)
+        ]
+        for number in (entry.epoch, *named):
+            bounds.check("an epoch's record", "an epoch or step", number, bounds.MAX_COUNT, -bounds.MAX_COUNT)
+        return EpochRecord(entry, told, passed_over)
+    except (OutOfBounds, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
 
 

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from surefoot.protocol.bounds import has_every_rank
 from surefoot.protocol.checkpoints.lineage import Lineage, entry_of, newest, on_lineage
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderId
@@ -91,8 +92,7 @@ def layouts_to_check(reading: TierReading) -> set[frozenset[str]]:
     """
     wanted = set()
     for ranks in reading.manifests().values():
-        world = next(iter(ranks.values()))[0].world
-        if all(rank in ranks for rank in range(world)):
+        if has_every_rank(ranks, next(iter(ranks.values()))[0].world):
             wanted.add(frozenset(m.layout for copies in ranks.values() for m in copies))
     return wanted
 
@@ -112,7 +112,7 @@ def _agreed_layouts(ranks: Mapping[int, list[RankManifest]]) -> frozenset[str] |
     if not ranks:
         return None
     world = next(iter(ranks.values()))[0].world
-    if set(ranks) != set(range(world)):
+    if not has_every_rank(ranks, world):
         return None
     for copies in ranks.values():
         if any(m.world != world or not m.same_bytes_as(copies[0]) for m in copies):
@@ -158,8 +158,8 @@ def copies_of(checkpoint: Checkpoint, reading: TierReading, domains: Mapping[Hol
     if counted is None or counted[0] is not domains:
         ranks = reading.having().get(checkpoint, {})
         world = max((manifest.world for copies in ranks.values() for manifest in copies.values()), default=0)
-        copies = (len({domains.get(h, h.node) for h in ranks.get(rank, ())}) for rank in range(world))
-        counted = reading._copies[checkpoint] = (domains, min(copies, default=0))
+        copies = [len({domains.get(h, h.node) for h in holders}) for holders in ranks.values()]
+        counted = reading._copies[checkpoint] = (domains, min(copies) if has_every_rank(ranks, world) else 0)
     return counted[1]
 
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import product
 from math import prod
 
+from surefoot.protocol import bounds
 from surefoot.protocol.checkpoints.records import Layout, Piece
+from surefoot.protocol.plain import shown
 
 
 def uncovered(layouts: Iterable[Layout]) -> str | None:
@@ -41,32 +44,29 @@ def _gap_or_overlap(shape: tuple[int, ...], pieces: Sequence[Piece]) -> str | No
     if wanted == 0:
         return None
     if found != wanted:
-        return f"{found} of {wanted} elements saved"
+        return f"{shown(found)} of {shown(wanted)} elements saved"
     full = [p for p in pieces if prod(p.lengths)]  # where a piece without elements lies means nothing
     if any(o < 0 or o + n > s for p in full for o, n, s in zip(p.offsets, p.lengths, shape, strict=True)):
         return "a piece reaches beyond it"
-    return "two pieces overlap" if _any_overlap(full) else None
+    return _overlap_of(shape, full)
 
 
-def _any_overlap(boxes: list[Piece]) -> bool:
-    """Sweep along the dimension with the most distinct starts; only pieces that meet there are compared."""
-    if len(boxes) < 2:
-        return False
-    if not boxes[0].lengths:
-        return True  # two saves of a 0-d tensor
-    dimension = max(range(len(boxes[0].lengths)), key=lambda d: len({p.offsets[d] for p in boxes}))
-    boxes.sort(key=lambda p: p.offsets[dimension])
-    active: list[Piece] = []
-    for box in boxes:
-        start = box.offsets[dimension]
-        active = [a for a in active if a.offsets[dimension] + a.lengths[dimension] > start]
-        if any(_meet(a, box) for a in active):
-            return True
-        active.append(box)
-    return False
+def _overlap_of(shape: tuple[int, ...], boxes: list[Piece]) -> str | None:
+    """Whether some of the boxes overlap, which lie inside the shape and together have as many elements.
 
-
-def _meet(a: Piece, b: Piece) -> bool:
-    return all(
-        ao < bo + bn and bo < ao + an for ao, an, bo, bn in zip(a.offsets, a.lengths, b.offsets, b.lengths, strict=True)
-    )
+    A sum of boxes is known by its corners, each counted with the sign of its parity: exactly those of the whole are
+    left if, and only if, every element is in one box. No box is compared with another, so a record that was written to
+    be slow is not; dimensions that no box is cut along add nothing.
+    """
+    cut = [d for d, n in enumerate(shape) if any(box.lengths[d] != n for box in boxes)]
+    if not cut:
+        return None if len(boxes) == 1 else "two pieces overlap"  # two saves of a 0-d tensor too
+    if len(boxes) << len(cut) > bounds.MAX_COVERAGE_CORNERS:
+        return f"{len(boxes)} pieces are cut along {len(cut)} dimensions, which are too many corners to compare"
+    corners: dict[tuple[int, ...], int] = defaultdict(int)
+    whole = Piece((0,) * len(shape), shape, shape, 0)
+    for box, weight in ((whole, -1), *((box, 1) for box in boxes)):
+        ends = [((o := box.offsets[d], 1), (o + box.lengths[d], -1)) for d in cut]
+        for corner in product(*ends):
+            corners[tuple(at for at, _ in corner)] += weight * prod(sign for _, sign in corner)
+    return "two pieces overlap" if any(corners.values()) else None

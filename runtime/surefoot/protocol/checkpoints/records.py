@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
-from surefoot.errors import ProtocolError
+from surefoot.errors import OutOfBounds, ProtocolError
+from surefoot.protocol import bounds
 from surefoot.protocol.identities import RankSave
 from surefoot.protocol.plain import shorten, shown
 
@@ -99,6 +100,7 @@ class Layout:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Layout:
+        bounds.check_json("a layout record", text, bounds.MAX_LAYOUT_BYTES, bounds.MAX_LAYOUT_VALUES)
         body = _body(text, "layout")
         try:
             tensors = tuple(
@@ -107,7 +109,9 @@ class Layout:
                 )
                 for name, dtype, shape, pieces in body["tensors"]
             )
-            return cls(tensors, tuple(body["chunk_starts"]), body["stream_bytes"], _spread(body.get("spread")))
+            layout = cls(tensors, tuple(body["chunk_starts"]), body["stream_bytes"], _spread(body.get("spread")))
+            _check_layout(layout)
+            return layout
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ProtocolError(
                 f"a layout record cannot be read: {shorten(repr(error))}; the copy is damaged, another is needed"
@@ -147,6 +151,8 @@ def _spread(body: Any) -> Spread | None:
         tuple(lowest),
     )
 
+
+_FINER_CHUNKS = 256
 
 _CHECKSUM = re.compile(rb'"crc32":([0-9]+),')
 """In canonical JSON: keys are in order, so it never ends a manifest."""
@@ -201,11 +207,12 @@ class RankManifest:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> RankManifest:
+        bounds.check_json("a rank manifest", text, bounds.MAX_MANIFEST_BYTES, bounds.MAX_MANIFEST_VALUES)
         body = _body(text, "rank manifest")
         if not _matches(text, body.pop("crc32", None), body):
             raise ProtocolError("a rank manifest does not match its checksum; the copy is damaged, another is needed")
         try:
-            return cls(
+            manifest = cls(
                 save=RankSave(int(body["epoch"]), int(body["step"]), int(body["rank"])),
                 world=int(body["world"]),
                 incarnation=str(body["incarnation"]),
@@ -224,6 +231,26 @@ class RankManifest:
             raise ProtocolError(
                 f"a rank manifest cannot be read: {shorten(repr(error))}; the copy is damaged, another is needed"
             ) from error
+        manifest.check_bounds()
+        return manifest
+
+    def check_bounds(self) -> None:
+        """Raises OutOfBounds if one of its numbers or texts is larger than any rank save's."""
+        save, record = self.save, f"the manifest of {self.save}"
+        for field, value in (("epoch", save.epoch), ("step", save.step)):
+            bounds.check(record, field, value, bounds.MAX_COUNT)
+        bounds.check(record, "world", self.world, bounds.MAX_RANKS, 1)
+        bounds.check(record, "rank", save.rank, bounds.MAX_RANKS - 1)
+        bounds.check(record, "stream_bytes", self.stream_bytes, bounds.MAX_RANK_BYTES)
+        least, most = chunks_of(self.stream_bytes)
+        bounds.check(record, "chunks", self.chunks, most, least)
+        for field, value in (("digests_bytes", self.digests_bytes), ("values_bytes", self.values_bytes)):
+            bounds.check(record, field, value, bounds.MAX_PART_BYTES)
+        bounds.check(record, "saved_at", self.saved_at, bounds.MAX_COUNT)
+        bounds.check(record, "the number of objects", len(self.objects), bounds.MAX_OBJECTS)
+        names = (self.incarnation, self.layout, self.digests_digest, self.values_digest)
+        for text in (*names, *(text for named in self.objects for text in named)):
+            bounds.check_text(record, "a name", text)
 
     def same_bytes_as(self, other: RankManifest) -> bool:
         """Whether both describe the very same saved bytes (the time of saving aside)."""
@@ -236,6 +263,41 @@ class RankManifest:
             other.values_digest,
             other.stream_bytes,
         )
+
+
+def chunks_of(stream_bytes: int) -> tuple[int, int]:
+    """The fewest and the most chunks of a stream of that length.
+
+    None is longer than CHUNK_BYTES, and two neighbours are together: else the second's first block were in the first. A
+    few more are let through: former writers cut short streams finer.
+    """
+    least = -(-stream_bytes // CHUNK_BYTES)
+    return least, 2 * least + _FINER_CHUNKS
+
+
+def _check_layout(layout: Layout) -> None:
+    """Raises OutOfBounds; TypeError where a number is none."""
+    record = "a layout record"
+    bounds.check(record, "stream_bytes", layout.stream_bytes, bounds.MAX_RANK_BYTES)
+    least, most = chunks_of(layout.stream_bytes)
+    bounds.check(record, "the number of chunks", len(layout.chunk_starts), most, least)
+    for tensor in layout.tensors:
+        if type(tensor.name) is not str or type(tensor.dtype) is not str:
+            raise TypeError(f"the name and type of a tensor are {shown((tensor.name, tensor.dtype))}, not texts")
+        bounds.check_text(record, "a tensor's name", tensor.name, bounds.MAX_SMALL_BYTES)
+        bounds.check(record, "the number of dimensions", len(tensor.shape), bounds.MAX_DIMENSIONS)
+        for piece in tensor.pieces:
+            for numbers in (piece.offsets, piece.lengths, piece.tile):
+                bounds.check(record, "the number of dimensions", len(numbers), bounds.MAX_DIMENSIONS)
+    everything = (layout.chunk_starts, *(numbers for t in layout.tensors for numbers in _numbers_of(t)))
+    if any(type(n) is not int or not 0 <= n <= bounds.MAX_COUNT for numbers in everything for n in numbers):
+        raise OutOfBounds(record, "a shape, an offset or a length", "no number of elements", f"0 to {bounds.MAX_COUNT}")
+
+
+def _numbers_of(tensor: TensorLayout) -> Iterator[tuple[int, ...]]:
+    yield tensor.shape
+    for piece in tensor.pieces:
+        yield from (piece.offsets, piece.lengths, piece.tile, (piece.stream_offset,))
 
 
 def _canonical(body: dict[str, Any]) -> str:

@@ -113,3 +113,18 @@ def test_the_spread_of_copies_is_told() -> None:
     assert protected(("r1", "r2", "r3")) == "a complete checkpoint has 2 copies in 2 racks"
     assert protected(("r1", "r1", "r2")) == "a complete checkpoint has 2 copies, of some ranks all within 1 rack"
     assert protected(("r1", "r1", "r1")) == "a complete checkpoint has 2 copies on 2 nodes", "there is one rack only"
+
+
+def test_records_that_break_a_bound_are_told_by_name_and_training_goes_on() -> None:
+    why = "holder n/i: index entry 1:113:0: world is 1000000000, allowed are 1 to 1048576"
+    seen = replace(running(), refused_records=(why, "another"))
+    made = plan(seen)
+    found = condition(made.status, "RecordsRefused")
+    assert found is not None
+    assert (found.status, found.reason, found.message) == ("True", "OutOfBounds", f"{why} (and 1 more)")
+    assert [e.message for e in made.events if e.reason == "RecordsRefused"] == [
+        f"not read, and nothing is planned from it: {why} (and 1 more)"
+    ]
+    assert (made.status.phase, made.actions) == ("Running", plan(running()).actions)
+    assert not [e for e in plan(replace(seen, status=made.status)).events if e.reason == "RecordsRefused"]
+    assert condition(plan(running()).status, "RecordsRefused") is None

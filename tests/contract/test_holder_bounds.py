@@ -1,0 +1,207 @@
+"""What one job's account wrote on a real server delays nobody who looks after other jobs too."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import redis
+
+from support.servers import redis_server
+from surefoot.errors import OutOfBounds
+from surefoot.holder import Credentials, HolderClient, keys
+from surefoot.holder.connection import Wire
+from surefoot.holder.fenced_calls import FencedCalls
+from surefoot.holder.holder_line import HolderLine
+from surefoot.holder.provisioning import HolderAdmin
+from surefoot.holder.server_process import HolderServer
+from surefoot.protocol import bounds
+from surefoot.protocol.checkpoints.records import RankManifest
+from surefoot.protocol.identities import RankSave
+
+JOB = "5f0c1f4e-job"
+ACCOUNT = redis_server.account("the-job", "the job's password")
+LAYOUT = "00000000deadbeef"
+MANIFEST = RankManifest(RankSave(1, 5, 0), 1, "i" * 12, LAYOUT, 64, 1, "d" * 16, 8, "v" * 16, 2, 0.0)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[HolderServer]:
+    with redis_server.of_kind(redis_server.PROGRAMS[0], tmp_path, memory_bytes=256 << 20) as started:
+        yield started
+
+
+@pytest.fixture
+def tenant(server: HolderServer) -> Iterator[Wire]:
+    admin = redis_server.admin_of(server)
+    admin.provision(JOB, ACCOUNT, 0)
+    admin.close()
+    wire = redis_server.wire_of(server, ACCOUNT, 20.0)
+    yield wire
+    wire.close()
+
+
+@pytest.fixture
+def admin(server: HolderServer) -> Iterator[HolderAdmin]:
+    opened = redis_server.admin_of(server)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def operator(server: HolderServer, admin: HolderAdmin) -> Iterator[Wire]:
+    wire = redis_server.wire_of(server, Credentials("", server.settings.password), 20.0)
+    yield wire
+    wire.close()
+
+
+def write_entries(wire: Wire, count: int, begin: int = 0) -> None:
+    for first in range(begin, begin + count, 1000):
+        entries = [
+            word
+            for step in range(first, min(first + 1000, begin + count))
+            for word in (f"1:{step}:0", replace(MANIFEST, save=RankSave(1, step, 0)).to_json())
+        ]
+        wire.call("HSET", keys.index(JOB), *entries)
+
+
+def test_an_index_of_too_many_entries_is_refused_unread(server: HolderServer, tenant: Wire, operator: Wire) -> None:
+    calls = FencedCalls(redis_server.endpoint(server), JOB)
+    write_entries(tenant, bounds.MAX_INDEX_ENTRIES)
+    most = bounds.MAX_INDEX_ENTRIES
+    assert len(operator.converse(calls.index(most_entries=most)).manifests) == most
+    with pytest.raises(OutOfBounds, match=rf"of job {JOB} is out of bounds: the number of index entries is {most}"):
+        operator.converse(calls.index(most_entries=most - 1))
+    write_entries(tenant, 1, begin=most)
+    with pytest.raises(OutOfBounds, match="index entries"):
+        operator.converse(calls.index(most_entries=10 * most))
+
+
+@pytest.mark.parametrize("key", [keys.fence(JOB), keys.watermark(JOB)])
+def test_keys_and_entries_that_are_too_long_are_refused_unread(
+    server: HolderServer, tenant: Wire, operator: Wire, key: str
+) -> None:
+    calls = FencedCalls(redis_server.endpoint(server), JOB)
+    before = operator.call("GET", key) or b"1:1"
+    tenant.call("SET", key, "7" * 1000)
+    with pytest.raises(OutOfBounds, match="length of"):
+        operator.converse(calls.index(most_entries=9))
+    tenant.call("SET", key, before)
+    tenant.call("HSET", keys.index(JOB), "1:1:1", b"x" * (2 * bounds.MAX_INDEX_BYTES))
+    with pytest.raises(OutOfBounds, match="bytes of the index"):
+        operator.converse(calls.index(most_entries=9))
+
+
+def test_an_entry_that_breaks_a_bound_is_damaged_and_named(server: HolderServer, tenant: Wire, operator: Wire) -> None:
+    calls = FencedCalls(redis_server.endpoint(server), JOB)
+    tenant.call("HSET", keys.index(JOB), "1:113:0", replace(MANIFEST, save=RankSave(1, 113, 0), world=10**9).to_json())
+    write_entries(tenant, 1, begin=5)
+    index = operator.converse(calls.index(most_entries=99))
+    assert [m.save.step for m in index.manifests] == [5]
+    assert len(index.damaged) == 1
+    assert "1:113:0" in index.refused[0]
+    assert "world is 1000000000" in index.refused[0]
+    assert operator.converse(calls.index(most_entries=99)).refused == index.refused
+
+
+def test_a_layout_that_is_longer_than_any_is_not_read(server: HolderServer, tenant: Wire, operator: Wire) -> None:
+    calls = FencedCalls(redis_server.endpoint(server), JOB)
+    tenant.call("SET", keys.layout(JOB, LAYOUT), b"[" * (3 * bounds.MAX_LAYOUT_BYTES))
+    with pytest.raises(OutOfBounds, match=f"layout {LAYOUT} is out of bounds: its length"):
+        operator.converse(calls.read_layout(LAYOUT))
+
+
+def test_leftovers_of_one_save_are_listed_in_a_time_that_grows_with_their_number(
+    tenant: Wire, admin: HolderAdmin
+) -> None:
+    save, count = RankSave(1, 5, 0), 40_000
+    for first in range(0, count, 1000):
+        for number in range(first, first + 1000):
+            tenant.ask("SET", keys.chunk(JOB, save, number), "")
+        for _ in range(1000):
+            tenant.answer()
+    begun = time.process_time()
+    assert {one: len(names) for one, names in admin.unindexed(JOB).items()} == {save: count}
+    assert time.process_time() - begun < 3.0, "it took 6.5 s where each name copied those before it"
+
+
+def test_a_save_of_many_chunks_is_dropped_in_calls_of_few_keys(server: HolderServer, tenant: Wire) -> None:
+    client = HolderClient(redis_server.endpoint(server), JOB, ACCOUNT)
+    save = RankSave(1, 5, 0)
+    tenant.call("HSET", keys.index(JOB), keys.field(save), replace(MANIFEST, save=save).to_json())
+    for number in (0, 1, 600, 1999):
+        client.put_chunk(save, number, b"x")
+    client.drop(save, 1, 2000)
+    assert client.index().manifests == ()
+    assert [tenant.call("STRLEN", keys.chunk(JOB, save, n)) for n in (0, 1, 600, 1999)] == [0] * 4
+    client.close()
+
+
+async def test_other_tasks_have_their_turn_while_a_large_index_is_read(server: HolderServer, tenant: Wire) -> None:
+    await asyncio.to_thread(write_entries, tenant, bounds.MAX_INDEX_ENTRIES)
+    line = HolderLine(server.settings.host, server.settings.port, Credentials("", server.settings.password), 20.0)
+    await line.open()
+    turns, late, ended = 0, 0.0, False
+
+    async def work() -> None:
+        nonlocal turns, late
+        while not ended:
+            begun = time.thread_time()
+            await asyncio.sleep(0)
+            turns, late = turns + 1, max(late, time.thread_time() - begun)
+
+    working = asyncio.create_task(work())
+    index = await line.converse(FencedCalls(redis_server.endpoint(server), JOB).index(most_entries=1 << 20))
+    ended = True
+    await working
+    line.close()
+    assert len(index.manifests) == bounds.MAX_INDEX_ENTRIES
+    assert turns > bounds.MAX_INDEX_ENTRIES / 256
+    print(f"one look at {bounds.MAX_INDEX_ENTRIES} entries: no pause of more than {late * 1000:.0f} ms of CPU")
+    assert late < 0.25
+
+
+async def test_an_endless_reply_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def rogue(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(100)
+        writer.write(b"*100000000\r\n")
+        try:
+            while True:
+                writer.write(b"$1000\r\n" + b"x" * 1000 + b"\r\n")
+                await writer.drain()
+        except ConnectionError:
+            writer.close()
+
+    monkeypatch.setattr("surefoot.holder.holder_line.MAX_REPLY_BYTES", 1 << 20)
+    listening = await asyncio.start_server(rogue, "127.0.0.1", 0)
+    line = HolderLine("127.0.0.1", listening.sockets[0].getsockname()[1], Credentials(), 5.0)
+    await line.open()
+    with pytest.raises(redis.exceptions.InvalidResponse, match="of one reply"):
+        await line.exchange(("INFO", "server"))
+    assert not line.is_open
+    listening.close()
+
+
+async def test_a_reply_that_trickles_for_ever_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def rogue(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(100)
+        writer.write(b"$100000\r\n")
+        try:
+            while True:
+                writer.write(b"x")
+                await writer.drain()
+                await asyncio.sleep(0.02)
+        except ConnectionError:
+            writer.close()
+
+    monkeypatch.setattr("surefoot.holder.holder_line.MAX_REPLY_SECONDS", 0.5)
+    listening = await asyncio.start_server(rogue, "127.0.0.1", 0)
+    line = HolderLine("127.0.0.1", listening.sockets[0].getsockname()[1], Credentials(), 0.3)
+    await line.open()
+    with pytest.raises(redis.exceptions.TimeoutError, match="one reply took more"):
+        await asyncio.wait_for(line.exchange(("INFO", "server")), 30.0)
+    listening.close()
