@@ -112,6 +112,7 @@ OWN = WriterMark("here", "boot-1 pid:[1]", "10:500", "train.py", 1000.0)
         (replace(OWN, kernel="boot-2 pid:[1]", at=900.0), True, "ended"),
         (replace(OWN, kernel="boot-2 pid:[1]", at=9000.0), True, "unknown"),
         (replace(OWN, kernel="boot-2 pid:[1]", at=math.nan), True, "unknown"),
+        (replace(OWN, kernel="", process="11:0"), True, "unknown"),
         (None, True, "unknown"),
     ],
 )

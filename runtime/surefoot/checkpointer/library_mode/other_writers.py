@@ -51,9 +51,12 @@ class WriterMark:
 
     @classmethod
     def here(cls) -> WriterMark:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        kernel = f"{boot} {os.readlink('/proc/self/ns/pid')}"
-        return cls(socket.gethostname(), kernel, str(own_identity()), sys.argv[0] if sys.argv else "")
+        try:
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+            kernel, process = f"{boot} {os.readlink('/proc/self/ns/pid')}", own_identity()
+        except (OSError, AssertionError):  # no /proc, or not all of it: only a mark that changes tells then
+            kernel, process = "", ProcessIdentity(os.getpid(), 0)
+        return cls(socket.gethostname(), kernel, str(process), sys.argv[0] if sys.argv else "")
 
     def to_text(self) -> str:
         return json.dumps(asdict(self))
@@ -82,9 +85,9 @@ def judge(
     """
     if mark is None:
         return "unknown"
-    if mark.kernel == own.kernel:
-        if mark.process == own.process:
-            return "own"
+    if (mark.host, mark.kernel, mark.process) == (own.host, own.kernel, own.process):
+        return "own"
+    if mark.kernel and mark.kernel == own.kernel:
         return "writes" if lives(ProcessIdentity.parse(mark.process)) else "ended"
     return "ended" if now - mark.at > STALE_SECONDS else "unknown"
 
