@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from surefoot.checkpointer.library_mode import library
+from surefoot.checkpointer.library_mode.end_signal import EndSignal, grace_seconds
 from surefoot.checkpointer.library_mode.in_process import PERSISTENT, InProcessBackend, InProcessTargets
 from surefoot.checkpointer.library_mode.other_writers import WriterWatch
 from surefoot.checkpointer.library_mode.restore_agreement import RestoreAgreement
@@ -64,6 +65,8 @@ class ConnectedBackend:
     """Asks for the holders that are not among `sources`; None: there are none."""
     agreement: RestoreAgreement | None = None
     """How the ranks go on where the restore point cannot be read; None where the operator decides that."""
+    ending: EndSignal | None = None
+    """What SIGTERM does; None where an agent gets it."""
 
     def lineage(self) -> Lineage:
         return lineage_of(self.link.attached)
@@ -144,7 +147,8 @@ def start_in_process(settings: JobSettings, environment: Mapping[str, str] = os.
     moved(decision)
     sources = (persistent_source(persistent, settings.job),)
     together = RestoreAgreement(world, decision, again, moved)
-    return ConnectedBackend(link, settings, sources, LIBRARY_PATIENCE_SECONDS, agreement=together)
+    ending = EndSignal(world, about.epoch, grace_seconds())
+    return ConnectedBackend(link, settings, sources, LIBRARY_PATIENCE_SECONDS, agreement=together, ending=ending)
 
 
 def lineage_of(about: Attached) -> Lineage:

@@ -19,6 +19,7 @@ from surefoot.checkpointer.exits import call_at_exit, fail_at_exit
 from surefoot.checkpointer.foreign_loaders import refuse_shuffle_buffers
 from surefoot.checkpointer.gloo_peers import ShareReads
 from surefoot.checkpointer.injected_faults import InjectedFaults
+from surefoot.checkpointer.library_mode.end_signal import EndSignal
 from surefoot.checkpointer.loss_check import LossCheck, plain_number
 from surefoot.checkpointer.named_objects import Stateful, stateful_objects
 from surefoot.checkpointer.reports.own_pace import OwnPace
@@ -162,6 +163,9 @@ class Checkpointer:
             refusals.refuse_unrestored(self._link.attached.parent)
         with self._reports.aside():
             self._finish_step(loss, gradient_norm)
+        ending = self._connected.ending
+        if ending is not None and ending.is_due(self._step):
+            self._save_and_end(ending)
         self._faults.slow()
         self._faults.hang()
         return self._step
@@ -186,6 +190,15 @@ class Checkpointer:
         self._reports.report(self._step, told, stall, skipped, level)
         if held:
             self._link.wait_while_held(self._step)
+
+    def _save_and_end(self, ending: EndSignal) -> None:
+        """Saves the step at which SIGTERM ends this rank, and passes the signal on."""
+        with self._reports.aside():
+            self._saver.wait()
+            saved = self._saver.staged_step == self._step or self._saves.save_for_certain(self._step)
+            saved = self._link.flush(ending.seconds_left) and saved
+        _log.warning("SIGTERM: step %d is %s", self._step, "saved" if saved else "not saved in time")
+        ending.pass_on()
 
     @contextmanager
     def ahead(self) -> Iterator[None]:
@@ -319,6 +332,8 @@ class Checkpointer:
         atexit.unregister(self._at_exit)
         self._reports.disown()
         self._link.disown()
+        if self._connected.ending is not None:
+            self._connected.ending.disown()
 
     def _refuse_in_child(self, call: str) -> None:
         if self._disowned:
@@ -344,6 +359,9 @@ class Checkpointer:
             _log.warning("what was staged did not reach its tiers within %g s", flush_seconds)
         self._saver.close()
         self._connected.close(self._step, offered)
+        ending = self._connected.ending
+        if ending is not None:
+            ending.finish()
 
     def _at_exit(self) -> None:
         """A script that ends without `close` is closed; one that ends by an exception saves nothing more: the interpreter

@@ -1,0 +1,82 @@
+"""SIGTERM without an agent: the step that was reached is saved on every rank, and the script ends as it would have."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import os, signal, sys, time
+import torch, surefoot
+
+handler, folder = sys.argv[1:]
+stop = []
+if handler == "before":
+    signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
+if "LOCAL_RANK" in os.environ:
+    torch.distributed.init_process_group("gloo")
+rank = int(os.environ.get("RANK", "0"))
+model = torch.nn.Linear(4, 1)
+checkpointer = surefoot.Checkpointer(model=model, folder=folder, interval_steps=10**6)
+start = checkpointer.restore()
+if handler == "after":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
+print("from", start, flush=True)
+for step in range(start + 1, 10**6):
+    if "LOCAL_RANK" in os.environ:
+        torch.distributed.all_reduce(torch.ones(1))
+    time.sleep(0.01)
+    checkpointer.step(1.0)
+    if step == start + 5 and rank == 0:
+        print("trains", os.getpid(), flush=True)
+    if stop:
+        print("stopped behind", step, flush=True)
+        checkpointer.close()
+        sys.exit(3)
+"""
+
+
+def life(command: list[str], *, to_rank: bool = False) -> tuple[int, int, str]:
+    """Starts it and asks it to end; from which step it went on, its exit code and its log."""
+    start, lines = -1, []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line)
+            words = line.split()
+            if words[:1] == ["from"]:
+                start = int(words[1])
+            if words[:1] == ["trains"]:
+                os.kill(int(words[1]) if to_rank else process.pid, signal.SIGTERM)
+        code = process.wait(60)
+    return start, code, "".join(lines)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("handler", "code"), [("none", -signal.SIGTERM), ("before", 3), ("after", 5)])
+def test_the_step_is_saved_and_the_script_s_own_handler_still_runs(handler: str, code: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", PROGRAM, handler, str(tmp_path)]
+    start, ended, said = life(command)
+    assert (start, ended) == (0, code), said
+    again, _, said = life(command)
+    assert again >= 5, said
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("to_rank", [False, True], ids=["to all by torchrun", "to one rank"])
+def test_all_ranks_save_one_step(to_rank: bool, tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(PROGRAM, encoding="utf-8")
+    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += [str(file), "none", str(tmp_path / "saved")]
+    start, ended, said = life(command, to_rank=to_rank)
+    assert start == 0, said
+    assert ended != 0
+    assert said.count("is saved") == 2, said
+    again, _, said = life(command)
+    assert again >= 5, said
