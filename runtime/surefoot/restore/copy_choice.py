@@ -222,7 +222,7 @@ class Copies:
             )
 
     def pause_after_cut(self, number: int) -> None:
-        """Waits a moment before a source that closed the connection is asked again, for less, as others will be."""
+        """Waits a moment before a source that closed the connection is asked again, for less."""
         self._stop.wait(_CUT_WAITS.seconds(self._shrink(number), random.random()))
 
     def _shrink(self, number: int) -> int:

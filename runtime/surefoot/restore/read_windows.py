@@ -1,7 +1,8 @@
 """Limits the reads that one rank has under way at a source; fewer once the source cut it off.
 
 A server holds every reply until it is read, and cuts off whoever has most once all of them are more than it may hold.
-Who comes back with as much is cut off again. Thread-safe; used by `copy_choice` and `fetch`.
+Who comes back with as much is cut off again. Thread-safe; used by `copy_choice`, whose windows the reading threads
+enter too.
 """
 
 from __future__ import annotations
