@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -165,43 +166,59 @@ async def test_other_tasks_have_their_turn_while_a_large_index_is_read(server: H
     assert late < 0.25
 
 
-async def test_an_endless_reply_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def rogue(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(100)
-        writer.write(b"*100000000\r\n")
+@contextlib.asynccontextmanager
+async def rogue_server(talk: Callable[[asyncio.StreamWriter], Awaitable[None]]) -> AsyncIterator[int]:
+    """A server that answers the first request by `talk`, until its client goes; yields its port."""
+    ended = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            while True:
-                writer.write(b"$1000\r\n" + b"x" * 1000 + b"\r\n")
-                await writer.drain()
+            await reader.read(100)
+            await talk(writer)
         except ConnectionError:
+            pass  # the client has gone, as it should
+        finally:
             writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+            ended.set()
+
+    listening = await asyncio.start_server(answer, "127.0.0.1", 0)
+    try:
+        yield listening.sockets[0].getsockname()[1]
+        await asyncio.wait_for(ended.wait(), 30.0)
+    finally:
+        listening.close()
+
+
+async def test_an_endless_reply_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def talk(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"*100000000\r\n")
+        while True:
+            writer.write(b"$1000\r\n" + b"x" * 1000 + b"\r\n")
+            await writer.drain()
 
     monkeypatch.setattr("surefoot.holder.holder_line.MAX_REPLY_BYTES", 1 << 20)
-    listening = await asyncio.start_server(rogue, "127.0.0.1", 0)
-    line = HolderLine("127.0.0.1", listening.sockets[0].getsockname()[1], Credentials(), 5.0)
-    await line.open()
-    with pytest.raises(redis.exceptions.InvalidResponse, match="of one reply"):
-        await line.exchange(("INFO", "server"))
-    assert not line.is_open
-    listening.close()
+    async with rogue_server(talk) as port:
+        line = HolderLine("127.0.0.1", port, Credentials(), 5.0)
+        await line.open()
+        with pytest.raises(redis.exceptions.InvalidResponse, match="of one reply"):
+            await line.exchange(("INFO", "server"))
+        assert not line.is_open
 
 
 async def test_a_reply_that_trickles_for_ever_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def rogue(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(100)
+    async def talk(writer: asyncio.StreamWriter) -> None:
         writer.write(b"$100000\r\n")
-        try:
-            while True:
-                writer.write(b"x")
-                await writer.drain()
-                await asyncio.sleep(0.02)
-        except ConnectionError:
-            writer.close()
+        while True:
+            writer.write(b"x")
+            await writer.drain()
+            await asyncio.sleep(0.02)
 
     monkeypatch.setattr("surefoot.holder.holder_line.MAX_REPLY_SECONDS", 0.5)
-    listening = await asyncio.start_server(rogue, "127.0.0.1", 0)
-    line = HolderLine("127.0.0.1", listening.sockets[0].getsockname()[1], Credentials(), 0.3)
-    await line.open()
-    with pytest.raises(redis.exceptions.TimeoutError, match="one reply took more"):
-        await asyncio.wait_for(line.exchange(("INFO", "server")), 30.0)
-    listening.close()
+    async with rogue_server(talk) as port:
+        line = HolderLine("127.0.0.1", port, Credentials(), 0.3)
+        await line.open()
+        with pytest.raises(redis.exceptions.TimeoutError, match="one reply took more"):
+            await asyncio.wait_for(line.exchange(("INFO", "server")), 30.0)
+        line.close()
