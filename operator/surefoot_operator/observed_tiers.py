@@ -60,6 +60,8 @@ class SightSeen:
     """Why it does not."""
     entries: tuple[RankManifest, ...] | None = None
     """Its index, read by an agent that had sealed it at `epoch`; None: nobody has."""
+    refused: tuple[str, ...] = ()
+    """Records of that reading that broke a bound: a sentence each."""
 
 
 @dataclass(frozen=True, slots=True)

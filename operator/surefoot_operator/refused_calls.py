@@ -18,11 +18,16 @@ REFUSED_SECONDS = 15.0
 FORGOTTEN_SECONDS = 90.0
 """One that is not made again for so long is no longer wanted. Backoffs are shorter."""
 MOST_CALLS = 1024
+"""Of jobs' statuses, and of all else. Of more the first ones are kept: each has to be refused a second time before it counts."""
+MOST_OF_JOB = 32
+"""A thousand pods that one job's quota refuses leave room for what is refused to others."""
 
 STATUS = "trainingjobs/status"
 WATCH = "watch"
 _OF_EVERY_JOB = ("tokenreviews",)
 """What the operator asks for itself, and agents of every job depend on; its watches too."""
+_OF_NO_JOB = ("controllerrevisions",)
+"""Listed for the rollout of the memory tier, which waits for it; no job does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +83,14 @@ class RefusedCalls:
 
     def refuse(self, call: ApiCall, cause: Cause, sentence: str, answer: str, now: float) -> None:
         """Records that a call was refused, or not answered."""
-        before = self._refused.pop(call, None)  # to the end: the first one is the longest untried
+        before = self._refused.get(call)
+        if before is None and not self._has_room(call, now):
+            return
         if before is None or now - before.last_seconds > FORGOTTEN_SECONDS:
             before = RefusedCall(call, cause, sentence, answer, now, now, 0)
         self._refused[call] = replace(
             before, cause=cause, sentence=sentence, answer=answer, last_seconds=now, count=before.count + 1
         )
-        while len(self._refused) > MOST_CALLS:
-            del self._refused[next(iter(self._refused))]
 
     def lasting(self, now: float, at_once: bool = False) -> tuple[RefusedCall, ...]:
         """Returns what was refused for long, more than once, and is still asked for; the longest first.
@@ -93,8 +98,7 @@ class RefusedCalls:
         `at_once`: what was refused more than once, however lately.
         """
         seconds = 0.0 if at_once else self._lasting_seconds
-        for call in [c for c, one in self._refused.items() if now - one.last_seconds > FORGOTTEN_SECONDS]:
-            del self._refused[call]
+        self._forget(now)
         found = (r for r in self._refused.values() if r.count > 1 and now - r.first_seconds >= seconds)
         return tuple(sorted(found, key=lambda one: one.first_seconds))
 
@@ -108,6 +112,19 @@ class RefusedCalls:
         It may not see the cluster, or write no job's status. One tenant's quota or broken policy is none of them.
         """
         return tuple(r for r in self.lasting(now, at_once) if r.cause != "silent" and self._disables(r))
+
+    def _forget(self, now: float) -> None:
+        for call in [c for c, one in self._refused.items() if now - one.last_seconds > FORGOTTEN_SECONDS]:
+            del self._refused[call]
+
+    def _has_room(self, call: ApiCall, now: float) -> bool:
+        if _is_of_every_job(call):
+            return True  # few, as they name no object
+        self._forget(now)
+        is_status = call.resource == STATUS
+        alike = [one for one in self._refused if (one.resource == STATUS) == is_status]
+        of_job = sum(one.job == call.job for one in alike) if call.job else 0
+        return len(alike) < MOST_CALLS and of_job < MOST_OF_JOB
 
     def _disables(self, refused: RefusedCall) -> bool:
         call = refused.call
@@ -126,4 +143,5 @@ def counted(refused: Iterable[RefusedCall]) -> dict[tuple[str, str, str], int]:
 
 
 def _is_of_every_job(call: ApiCall) -> bool:
-    return not call.job and (call.verb == WATCH or call.resource in _OF_EVERY_JOB)
+    is_asked_for_all = call.verb == WATCH and call.resource not in _OF_NO_JOB
+    return not call.job and (is_asked_for_all or call.resource in _OF_EVERY_JOB)

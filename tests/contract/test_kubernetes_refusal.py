@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
+import itertools
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from support.servers.job_server import JobServer, fabric_of
 from surefoot.holder import Credentials
 from surefoot_operator.api.spec import FINALIZER
+from surefoot_operator.api.status import JobStatus
 from surefoot_operator.coordinator.lines.agent_channel import AgentChannel
 from surefoot_operator.fabric.interface import WorkerEnvironment
 from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
@@ -255,3 +258,32 @@ async def test_of_a_job_that_this_leader_began_with_everything_is_told_at_once(o
     for _ in range(3):
         await operator.once()
     assert operator.status["message"] != "the job starts"
+
+
+async def test_a_job_whose_records_cannot_be_handled_is_tried_again_even_where_saying_so_fails(
+    operators: list[Operator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second MemoryError ended the job's loop for as long as its operator ran."""
+    operator = Operator(JobServer())
+    operators.append(operator)
+    await operator.once()
+    rounds, enough = itertools.count(1), asyncio.Event()
+
+    async def once() -> float:
+        if next(rounds) >= 3:
+            enough.set()
+        raise MemoryError
+
+    async def patch_status(new: JobStatus, old: JobStatus) -> JobStatus:
+        raise MemoryError
+
+    monkeypatch.setattr(operator.reconciler, "once", once)
+    monkeypatch.setattr(operator.fabric, "patch_status", patch_status)
+    running = asyncio.create_task(operator.reconciler.run())
+    tried = asyncio.create_task(enough.wait())
+    await asyncio.wait((running, tried), timeout=20.0, return_when=asyncio.FIRST_COMPLETED)
+    assert not running.done()
+    assert enough.is_set()
+    running.cancel()
+    await asyncio.gather(running, tried, return_exceptions=True)
+    assert any("no round of this job can be planned: MemoryError" in text for text in operator.told("RecordsRefused"))

@@ -120,6 +120,27 @@ def test_replicas_share_a_claim_and_other_namespaces_have_their_own() -> None:
     asyncio.run(case())
 
 
+def test_one_more_than_have_room_stands_by_and_keeps_nobody_else_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its claim made the object unreadable: whoever operated went on, and no replica that was restarted came back."""
+    monkeypatch.setattr(claims, "MAX_INSTALLATIONS", 2)
+
+    async def case() -> None:
+        server = FakeApi()
+        fine = [Installation(server, f"{name}/surefoot-operator", name).start() for name in "ab"]
+        for one in fine:
+            await one.until(operates=True)
+        more = Installation(server, "c/surefoot-operator", "c").start()
+        await until(lambda: any("at most 2 installations" in text for text in more.said), "it stands by")
+        again = Installation(server, "a/surefoot-operator", "a", "op-1").start()
+        await again.until(operates=True)
+        assert not more.operates
+        await fine[1].stop()
+        await more.until(operates=True)
+        await asyncio.gather(*(one.stop() for one in (fine[0], more, again)))
+
+    asyncio.run(case())
+
+
 @pytest.mark.parametrize("refusal", ["silence", "forbidden", "rubbish"])
 def test_what_cannot_be_read_ends_nobody_and_lets_nobody_begin(refusal: str) -> None:
     async def case() -> None:

@@ -7,6 +7,7 @@ import pytest
 from surefoot_operator.refused_calls import (
     FORGOTTEN_SECONDS,
     MOST_CALLS,
+    MOST_OF_JOB,
     REFUSED_SECONDS,
     ApiCall,
     Cause,
@@ -99,14 +100,34 @@ def test_a_start_that_waits_for_a_view_says_so_at_its_second_refusal() -> None:
     assert len(found.disabling(0.2, at_once=True)) == 1
 
 
-def test_memory_is_bounded_and_the_longest_untried_go_first() -> None:
+def test_of_more_jobs_than_are_kept_the_first_ones_are_told_of_and_the_operator_is_not_ready() -> None:
+    """Each new one put out the one that was to be asked for next: none was ever refused twice, and none told."""
     found = RefusedCalls()
-    for number in range(MOST_CALLS + 10):
-        for second in (0.0, REFUSED_SECONDS):
-            found.refuse(ApiCall("create", "pods", "n", str(number)), "quota", "full", "403", second)
-    names = {call.name for call in calls(found)}
-    assert len(names) == MOST_CALLS
-    assert "0" not in names
+    for second in (0.0, REFUSED_SECONDS):
+        for number in range(MOST_CALLS + 10):
+            status = ApiCall("patch", STATUS.resource, "n", str(number), f"uid-{number}")
+            found.refuse(status, "forbidden", "nobody may", "403 Forbidden", second)
+    assert {call.name for call in calls(found)} == {str(number) for number in range(MOST_CALLS)}
+    assert len(found.disabling(REFUSED_SECONDS)) == MOST_CALLS
+    late = REFUSED_SECONDS + FORGOTTEN_SECONDS + 1
+    found.refuse(OTHERS, "forbidden", "nobody may", "403 Forbidden", late)
+    found.refuse(OTHERS, "forbidden", "nobody may", "403 Forbidden", late + REFUSED_SECONDS)
+    assert calls(found, late + REFUSED_SECONDS) == [OTHERS], "who asks no more makes room"
+
+
+def test_one_job_s_refused_pods_leave_room_for_what_is_refused_to_others() -> None:
+    pods = [ApiCall("create", "pods", "n", str(number), "uid-large") for number in range(2 * MOST_CALLS)]
+    found = calls(refused(*pods, POD, STATUS, NODES))
+    assert {*found} - {*pods} == {POD, STATUS, NODES}
+    assert len(found) == MOST_OF_JOB + 3
+
+
+def test_what_the_rollout_of_the_memory_tier_may_not_list_keeps_no_job_from_being_looked_after() -> None:
+    revisions = ApiCall("watch", "controllerrevisions", "surefoot-system")
+    found = refused(revisions)
+    assert calls(found) == [revisions]
+    assert found.disabling(REFUSED_SECONDS) == ()
+    assert found.of_job("uid-gpt", REFUSED_SECONDS) == ()
 
 
 def test_calls_are_counted_by_what_they_are_and_not_by_object() -> None:

@@ -5,11 +5,13 @@ Pure; part of `orders`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from surefoot.protocol.bounds import MAX_CAUSE_CHARACTERS
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import HolderEndpoint, HolderId
+from surefoot.protocol.plain import shorten
 from surefoot.protocol.sighting_messages import Sighting
 from surefoot_operator.api.status import World
 from surefoot_operator.observed_tiers import HolderSeen, SightSeen
@@ -41,15 +43,29 @@ def of_epoch(sights: Sightings, epoch: int) -> dict[HolderId, SightSeen]:
     return {holder: sight for holder, sight in sights.items() if sight.epoch == epoch}
 
 
-def read(sights: Sightings, epoch: int, holder: HolderId, entries: tuple[RankManifest, ...]) -> Sightings:
-    """Records the index that an agent read of a sealed holder.
+def read(
+    sights: Sightings,
+    epoch: int,
+    holder: HolderId,
+    entries: tuple[RankManifest, ...] | None,
+    refused: Iterable[str] = (),
+) -> Sightings:
+    """Records the index that an agent read of a sealed holder; None: it broke a bound as a whole.
 
     The first reading counts: a later one might lack what went to the persistent tier behind its listing.
     """
     known = sights.get(holder)
     if known is None or known.epoch != epoch or known.entries is not None:
         return sights
-    return {**sights, holder: replace(known, entries=entries)}
+    sentences = tuple(shorten(sentence, MAX_CAUSE_CHARACTERS) for sentence in refused)
+    return {**sights, holder: replace(known, entries=entries, refused=sentences)}
+
+
+def refused_of(sights: Sightings, world: World | None) -> tuple[str, ...]:
+    """Records that broke a bound, of the readings that this claim uses: a world that runs uses none."""
+    if world is None or world.state != "Claimed":
+        return ()
+    return tuple(sentence for sight in of_epoch(sights, world.epoch).values() for sentence in sight.refused)
 
 
 def proxied(holders: tuple[HolderSeen, ...], sights: Sightings, world: World | None) -> tuple[HolderSeen, ...]:

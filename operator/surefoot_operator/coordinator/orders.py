@@ -84,7 +84,7 @@ class Orders:
     pairs: Mapping[int, PairSeen] = field(default_factory=dict)
     """All-reduces between two agents, by request; see `pair_orders`."""
     refused: tuple[str, ...] = ()
-    """Records of the last listing, or of an agent's reading, that broke a bound: a sentence each."""
+    """Records of the last listing that broke a bound: a sentence each."""
     max_records: int = field(default_factory=lambda: max_records(0))
     """Manifests of one listing, and of one reading, that are kept: by what the job runs."""
     failures: tuple[str, ...] = ()

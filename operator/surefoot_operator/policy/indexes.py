@@ -96,7 +96,13 @@ def holders_reading(holders: tuple[HolderSeen, ...], epoch: int) -> TierReading:
 @kept_while_same
 def topology_of(nodes: tuple[NodeSeen, ...], job_uid: str) -> Topology:
     """Where nodes stand, for the placement of one job's copies."""
-    return Topology(job_uid, {node.name: node.path for node in nodes if node.path})
+    return Topology(job_uid, _paths(nodes))
+
+
+@kept_while_same
+def _paths(nodes: tuple[NodeSeen, ...]) -> dict[str, tuple[str, ...]]:
+    """Shared by all jobs: made for each, the nodes of a thousand jobs would be read in each of their rounds."""
+    return {node.name: node.path for node in nodes if node.path}
 
 
 @kept_while_same

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from surefoot.protocol.identities import WorkerId
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.coordinator.holder_sightings import proxied
+from surefoot_operator.coordinator.holder_sightings import proxied, refused_of
 from surefoot_operator.coordinator.lines.agent_channel import AgentChannel
 from surefoot_operator.coordinator.order_answers import promotion_seconds
 from surefoot_operator.coordinator.sessions import seen as sessions_seen
@@ -80,7 +80,11 @@ async def observed(dependencies: Dependencies, shown: FabricSeen, term_seconds: 
         sights=orders.sights,  # as `holders` has them
         pairs=tuple(sessions.orders.pairs.values()),
         promotion_seconds=promotion_seconds(orders, shown.status.floor),
-        refused_records=(*dependencies.memory.refused, *orders.refused),
+        refused_records=(
+            *dependencies.memory.refused,
+            *orders.refused,
+            *refused_of(orders.sights, shown.status.world),
+        ),
         memory_cleaned=dependencies.memory.cleaned,
         purges=shown.purges,
         purge_call=calls.purge,

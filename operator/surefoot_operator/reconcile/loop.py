@@ -278,7 +278,7 @@ class Reconciler:
         self.recorder.say((Event(names.RECORDS_REFUSED, why, warning=True),))
         try:
             await self._dependencies.fabric.patch_status(stopped, status)
-        except (FabricError, WorldMoved) as refusal:
+        except Exception as refusal:  # noqa: BLE001  memory may lack again, and nothing here may end the loop
             log.warning("the status could not say that %s: %s", why, refusal)
 
     async def _write(self, seen: Observed, status: JobStatus, must: bool, ahead: bool) -> float:

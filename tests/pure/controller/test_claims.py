@@ -50,6 +50,14 @@ def test_what_something_else_wrote_is_no_claim(text: str) -> None:
         parse_claims(text)
 
 
+def test_nothing_is_written_that_nobody_could_read() -> None:
+    fine = {str(number): Claim("", "1") for number in range(MAX_INSTALLATIONS)}
+    assert len(parse_claims(claims_text(fine))) == MAX_INSTALLATIONS
+    for wrong in ({**fine, "more": Claim("", "1")}, {"long": Claim("", "x" * 70_000)}):
+        with pytest.raises(BadClaims):
+            claims_text(wrong)
+
+
 @given(st.lists(st.tuples(st.sampled_from("xyz"), NAMESPACES), max_size=8))
 def test_two_that_may_have_a_job_in_common_never_stand_together(comers: list[tuple[str, str]]) -> None:
     """Whoever comes, in any order: it writes what `renew` says where it finds no rival."""

@@ -8,12 +8,13 @@ import pytest
 
 from support.builders import manifest
 from support.talk import CLAIMED, NODES, STATUS, A, B, talking, words
+from surefoot.protocol.bounds import MAX_INDEX_ENTRIES
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.messages import Assign, Listing, ListPersistent
 from surefoot.protocol.sighting_messages import HolderReading, LookAtHolders
 from surefoot_operator.coordinator import order_requests
 from surefoot_operator.coordinator.desired_messages import desired_messages, desired_state
-from surefoot_operator.coordinator.holder_sightings import proxied
+from surefoot_operator.coordinator.holder_sightings import proxied, refused_of
 from surefoot_operator.coordinator.lines.message_sizes import check_size
 from surefoot_operator.coordinator.sessions import Sessions, heard
 from surefoot_operator.observed_tiers import HolderSeen
@@ -98,6 +99,20 @@ def test_an_entry_that_cannot_be_read_takes_no_other_along_and_is_told() -> None
     sessions = heard(sessions, A, told, 1002.0)
     assert silent(sessions)[0].entries == (ENTRY,)
     assert "cannot be read" in sessions.orders.failures[0]
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["an entry", "the whole index"])
+def test_a_reading_that_breaks_a_bound_is_named_for_as_long_as_a_claim_uses_it(many: bool) -> None:
+    """A job without a persistent tier, which is never listed, said so until its operator was restarted."""
+    sessions, request = asked()
+    wrong = ("{}",) * (MAX_INDEX_ENTRIES + 1) if many else (replace(OTHER, world=10**9).to_json(), ENTRY.to_json())
+    sessions = heard(sessions, A, replace(reading(request), manifests=wrong), 1002.0)
+    (why,) = refused_of(sessions.orders.sights, CLAIMED.world)
+    assert ("index entries" if many else "world is 1000000000") in why
+    assert silent(sessions)[0].entries == (() if many else (ENTRY,))
+    assert refused_of(sessions.orders.sights, STATUS.world) == ()
+    assert refused_of(order_requests.look(sessions.orders, A, 4, (NODES[0],), 1010.0).sights, CLAIMED.world) == ()
+    assert sessions.orders.refused == ()
 
 
 @pytest.mark.parametrize("wrong", ["another agent", "another request", "another holder"])

@@ -54,6 +54,18 @@ def test_nodes_in_doubt_cost_a_job_nothing_that_asks_for_no_worker() -> None:
     assert costs[MANY] <= costs[FEW] * 1.2
 
 
+def test_where_nodes_stand_is_read_once_for_all_jobs() -> None:
+    """More jobs than are kept each read every node in each of their rounds."""
+    costs = {}
+    for count in (FEW, MANY):
+        nodes = tuple(NodeSeen(f"m{n}", f"m{n}", ready=True, path=("zone", f"rack-{n}")) for n in range(count))
+        first = indexes.topology_of(nodes, "uid-0")
+        jobs = [f"uid-{job}" for job in range(1, 3 * MOST_KEPT)]
+        costs[count] = counted(lambda nodes=nodes, jobs=jobs: [indexes.topology_of(nodes, job) for job in jobs])  # type: ignore[misc]
+        assert indexes.topology_of(nodes, "uid-0").paths is first.paths
+    assert costs[MANY] <= costs[FEW] * 1.2
+
+
 def test_equal_parts_stay_the_same_objects_and_others_do_not() -> None:
     steady, seen = SteadyParts(), running(workers=3)
     first = steady.of(seen)

@@ -69,8 +69,13 @@ def parse_claims(text: str) -> dict[str, Claim]:
 
 
 def claims_text(claims: Mapping[str, Claim]) -> str:
-    """The reverse of `parse_claims`."""
-    return json.dumps({name: {"namespace": one.namespace, "beat": one.beat} for name, one in sorted(claims.items())})
+    """The reverse of `parse_claims`.
+
+    Raises BadClaims for more than that takes: once written, they would keep everybody out.
+    """
+    text = json.dumps({name: {"namespace": one.namespace, "beat": one.beat} for name, one in sorted(claims.items())})
+    parse_claims(text)
+    return text
 
 
 def add_reading(before: ClaimsSeen, claims: Mapping[str, Claim], now: float) -> ClaimsSeen:

@@ -118,7 +118,7 @@ def rescue(facts: Facts, since_seconds: float, up_to_step: int | None = None) ->
     ):  # a claimed one's holders were sealed before they were read: nothing follows
         said = [c for s in agents if (c := _saved(s)) is not None and c.epoch == facts.world.epoch]
         coming = min(said) if len(said) == len(facts.world.members) else None
-        if coming is not None and (there is None or coming > there):
+        if coming is not None and (there is None or coming > there) and not _is_kept(facts, coming):
             reading = _read_again(facts, coming, began, all_say_so=True)
             if facts.now < reading.until_seconds:
                 return reading

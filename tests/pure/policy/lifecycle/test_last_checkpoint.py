@@ -131,3 +131,11 @@ def test_a_last_checkpoint_of_which_each_tier_has_a_part_is_uploaded_and_not_tra
     assert {save for one in upload for save in one.saves} == {RankSave(1, 47, 1), RankSave(1, 47, 2)}
     alone = after(replace(known, persistent=replace(part, entries=())), 1.0)
     assert plan(alone).status.incidents[-1].kind == "checkpoint-lost", "no tier has what memory lacks"
+
+
+def test_a_finished_job_whose_last_checkpoint_is_in_the_persistent_tier_waits_for_no_holder() -> None:
+    """Out of the operator's sight they kept it from its end for ten minutes, with nothing left to upload."""
+    seen = persisted(finished(step=47, saved=47), Checkpoint(1, 47))
+    silent = tuple(replace(h, state="Silent", since_seconds=seen.now) for h in seen.holders)
+    made = plan(after(replace(seen, holders=silent), SAVING_SECONDS + 1))
+    assert made.status.phase == "Complete", made.reason
