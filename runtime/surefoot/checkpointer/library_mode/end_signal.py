@@ -50,6 +50,9 @@ class EndSignal:
         self._world, self._prefix, self._seconds = world, f"{_KEY}/{epoch}", seconds
         self._process, self._signals = os.getpid(), 0
         self._previous: Any = signal.SIG_DFL
+        """What runs behind the save."""
+        self._first: Any = None
+        """What SIGTERM did before any of this: a handler that was set since may call this one again."""
         self._lock = threading.Lock()
         self._finished_step = 0
         self._published = False
@@ -86,9 +89,10 @@ class EndSignal:
         """Gives the signal to the script's own handler, or ends the process as it would have ended."""
         if self._closed.is_set():
             return
+        previous = self._previous
         self.close()
-        if callable(self._previous):
-            self._previous(signal.SIGTERM, None)
+        if callable(previous):
+            previous(signal.SIGTERM, None)
         else:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -103,14 +107,13 @@ class EndSignal:
         self._closed.set()
         if self._taken and os.getpid() == self._process and threading.current_thread() is threading.main_thread():
             self._taken = False
-            if signal.getsignal(signal.SIGTERM) == self._handle:
-                signal.signal(signal.SIGTERM, self._previous)
+            self._give_back()
 
     def disown(self) -> None:
         """In a forked child: SIGTERM means what it meant before."""
         self._closed.set()
-        if self._taken and signal.getsignal(signal.SIGTERM) == self._handle:
-            signal.signal(signal.SIGTERM, self._previous)
+        if self._taken:
+            self._give_back()
         self._taken = False
 
     def _take(self) -> bool:
@@ -123,14 +126,24 @@ class EndSignal:
             _log.warning("SIGTERM saves nothing: the Checkpointer was made outside of the main thread")
             return False
         self._previous = present
+        if self._first is None:
+            self._first = present
         return True
+
+    def _give_back(self) -> None:
+        if signal.getsignal(signal.SIGTERM) == self._handle:
+            signal.signal(signal.SIGTERM, self._previous)
+            self._previous = self._first
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self._signals += 1
-        if self._signals == 1 and os.getpid() == self._process:
+        if self._signals == 1 and os.getpid() == self._process and not self._closed.is_set():
             os.write(self._pipe[1], b"!")
             return
-        signal.signal(number, self._previous)  # the second one ends at once, and so does a child's first
+        # the second one ends at once, and so does a child's first; a handler that calls the one before it comes back here
+        # and must not be called again
+        following, self._previous = self._previous, self._first
+        signal.signal(number, following)
         os.kill(os.getpid(), number)
 
     # ---- the thread ------------------------------------------------------------------------------------------------
