@@ -47,11 +47,28 @@ for step in range(start + 1, 10**6):
         sys.exit(3)
 """
 
+WITH_LOADER = """
+import os, sys, time
+import torch, surefoot
 
-def life(command: list[str], *, to_rank: bool = False) -> tuple[int, int, str]:
+model = torch.nn.Linear(4, 1)
+checkpointer = surefoot.Checkpointer(model=model, folder=sys.argv[1], interval_steps=10**6)
+start = checkpointer.restore()
+print("from", start, flush=True)
+for number, batch in enumerate(torch.utils.data.DataLoader(range(10**6), num_workers=2, multiprocessing_context="fork")):
+    time.sleep(0.02)
+    checkpointer.step(1.0)
+    if number == 5:
+        print("trains", os.getpid(), flush=True)
+"""
+
+
+def life(command: list[str], *, to_rank: bool = False, to_group: bool = False) -> tuple[int, int, str]:
     """Starts it and asks it to end; from which step it went on, its exit code and its log."""
     start, lines = -1, []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=to_group
+    ) as process:
         assert process.stdout is not None
         for line in process.stdout:
             lines.append(line)
@@ -59,7 +76,10 @@ def life(command: list[str], *, to_rank: bool = False) -> tuple[int, int, str]:
             if words[:1] == ["from"]:
                 start = int(words[1])
             if words[:1] == ["trains"]:
-                os.kill(int(words[1]) if to_rank else process.pid, signal.SIGTERM)
+                if to_group:
+                    os.killpg(process.pid, signal.SIGTERM)
+                else:
+                    os.kill(int(words[1]) if to_rank else process.pid, signal.SIGTERM)
         code = process.wait(60)
     return start, code, "".join(lines)
 
@@ -86,6 +106,16 @@ def test_all_ranks_save_one_step(to_rank: bool, tmp_path: Path) -> None:
     assert ended != 0
     assert said.count("is saved") == 2, said
     again, _, said = life(command)
+    assert again >= 5, said
+
+
+@pytest.mark.timeout(240)
+def test_the_workers_of_a_loader_fetch_on_until_the_step_is_saved(tmp_path: Path) -> None:
+    """As torchrun does: it signals a rank with all that the rank has started."""
+    command = [sys.executable, "-W", "ignore", "-c", WITH_LOADER, str(tmp_path)]
+    start, ended, said = life(command, to_group=True)
+    assert (start, ended) == (0, -signal.SIGTERM), said
+    again, _, said = life(command, to_group=True)
     assert again >= 5, said
 
 

@@ -12,9 +12,11 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
 from types import FrameType
 from typing import Any
@@ -41,6 +43,15 @@ def grace_seconds(environment: Mapping[str, str] = os.environ) -> float:
     if not 0 <= seconds < threading.TIMEOUT_MAX:
         raise ConfigurationError(f"{VARIABLE} is {text!r}: give seconds from 0 on; 0 leaves SIGTERM alone")
     return seconds
+
+
+def _is_loader_worker() -> bool:
+    """Whether this process was just forked to fetch batches for a DataLoader of torch."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "_launch":
+        frame = frame.f_back
+    target = getattr(frame.f_locals.get("process_obj"), "_target", None) if frame is not None else None
+    return getattr(target, "__module__", None) == "torch.utils.data._utils.worker"
 
 
 class EndSignal:
@@ -114,6 +125,9 @@ class EndSignal:
         self._closed.set()
         if self._taken:
             self._give_back()
+            if _is_loader_worker():
+                with suppress(OSError):
+                    os.setpgid(0, 0)  # torchrun signals a rank's whole group, and no step ends without the next batch
         self._taken = False
 
     def _take(self) -> bool:
