@@ -166,12 +166,12 @@ def send_main_thread(pid: int, number: int) -> None:
         raise OSError(code, os.strerror(code))  # as the subclass that Python has for the code
 
 
-def die_with_parent(parent: int) -> None:
-    """Has the kernel kill this process when its parent thread ends.
+def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Has the kernel send this process `number` when its parent thread ends.
 
     Ends it at once if `parent` already has. Survives exec, not fork.
     """
-    if _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+    if _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed: this process could outlive its parent")
     if os.getppid() != parent:  # it ended before the kernel was asked: then no signal will ever come
         os._exit(1)

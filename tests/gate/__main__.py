@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from gate.nightly_rows import write_tried
 from gate.runner import Result, Runner
 from gate.summary import counts, spin_seconds
 from support.machine_speed import REFERENCE_SPIN_SECONDS, SPIN_SECONDS
+from surefoot.linux_process import die_with_parent
 
 TEST_SECONDS = 300.0
 """Limit of a test that names none, on the reference machine."""
@@ -32,6 +34,7 @@ def main() -> int:
     parser.add_argument("--nightly", action="store_true", help="the gate, and everything that it leaves to the night")
     parser.add_argument("--only", nargs="*", default=[], metavar="STAGE", help="these stages alone")
     options = parser.parse_args()
+    die_with_parent(os.getppid(), signal.SIGTERM)  # `make` that is killed takes what it began along
     stages.BUILD.mkdir(parents=True, exist_ok=True)
     lanes = (*stages.GATE, *stages.NIGHTLY) if options.nightly else stages.GATE
     speed = spin_seconds()

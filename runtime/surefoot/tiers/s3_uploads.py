@@ -32,6 +32,7 @@ _REFUSED = {
 _signing: set[str] = set()
 """Servers of this process that took a body only signed, by endpoint: the tier is opened anew for each promotion."""
 _lock = threading.Lock()
+_NOT_CHECKED = "its answer names no checksum"
 
 
 class Uploads:
@@ -61,6 +62,9 @@ class Uploads:
         refusal = None if is_small or not self._is_checked else self._sent_unsigned(body, told)
         if refusal == "":
             return
+        if refusal == _NOT_CHECKED:
+            # the unsigned request created the object: "only if it is not there" would refuse the signed bytes
+            told.pop("IfNoneMatch", None)
         body.seek(0)
         answer = self._client.put_object(Body=body.whole() if is_small else body, **told)  # type: ignore[arg-type]
         self._is_checked = answer.get("ChecksumCRC32") == told["ChecksumCRC32"]
@@ -83,7 +87,7 @@ class Uploads:
             if code_of(error) not in _REFUSED:
                 raise
             return code_of(error)
-        return "" if answer.get("ChecksumCRC32") == told["ChecksumCRC32"] else "its answer names no checksum"
+        return "" if answer.get("ChecksumCRC32") == told["ChecksumCRC32"] else _NOT_CHECKED
 
     def _unsigned_client(self) -> S3Client | None:
         if self._open is None or self._endpoint in _signing:

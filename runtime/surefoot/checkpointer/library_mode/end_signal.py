@@ -77,7 +77,7 @@ class EndSignal:
             threading.Thread(target=self._watch, name="surefoot-sigterm", daemon=True).start()
 
     def is_due(self, step: int) -> bool:
-        """Whether this finished step is the one to save and end with; waits for the ranks' agreement once one is asked."""
+        """Whether this step is the last one; waits for the ranks to agree once one was asked to end."""
         if not self._taken:
             return False
         main = threading.current_thread() is threading.main_thread()
