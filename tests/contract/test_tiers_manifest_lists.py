@@ -81,7 +81,7 @@ def test_a_list_tells_no_manifest_that_is_gone_or_is_another_one(tier: ObjectSto
     assert set(reads) >= {"job-1/10-1/rank-5.json", "job-1/10-1/rank-7.json"}
 
 
-@pytest.mark.parametrize("trouble", ["gone", "damaged", "of another checkpoint", "silent"])
+@pytest.mark.parametrize("trouble", ["gone", "damaged", "of another checkpoint", "nested without end", "silent"])
 def test_a_list_that_cannot_be_read_costs_reads_and_nothing_else(
     tier: ObjectStoreTier, reads: list[str], trouble: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +91,8 @@ def test_a_list_that_cannot_be_read_costs_reads_and_nothing_else(
         tier._store.remove(LIST)
     elif trouble == "damaged":
         tier._store.put(LIST, good.replace(b'"world":12', b'"world":13'))
+    elif trouble == "nested without end":
+        tier._store.put(LIST, b"[" * 100_000 + good)
     elif trouble == "of another checkpoint":
         tier._store.put(LIST, good.replace(b'"step":10', b'"step":20'))
     else:

@@ -158,7 +158,10 @@ class RetentionThread:
         full, self._full = self._full, False
         found = survey(tier)
         if self._watch is not None and self._watch.check(tier) and self._overtaken_at is None:
-            self._overtaken_at = frozenset(found.seen)
+            # the other one chose before it claimed, and may have seen what came since `found` was read
+            self._overtaken_at = frozenset((*found.seen, *tier.seen()))
+        if self._watch is None and tier.epochs.is_overtaken(self._epoch):
+            return []  # a rank that only makes room does not know what the other program stands on
         drops = self._drops(tier, found, full)
         if self._overtaken_at is not None:
             drops = [c for c in drops if c.epoch == self._epoch and c not in self._overtaken_at]

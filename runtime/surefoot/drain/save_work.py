@@ -14,6 +14,7 @@ from surefoot.errors import ProtocolError
 from surefoot.format.digests import block_digests
 from surefoot.format.layouts import Stream
 from surefoot.format.manifests import describe
+from surefoot.protocol.bounds import MAX_PART_BYTES
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import HolderId
 
@@ -22,6 +23,11 @@ class SaveWork:
     """Reads and digests one slot's save for all its writers."""
 
     def __init__(self, sealed: SealedSave, layout: Stream, memory: memoryview) -> None:
+        if sealed.values_bytes > MAX_PART_BYTES:  # no reader would take it for a save
+            raise ProtocolError(
+                f"{sealed.save} has plain values of {sealed.values_bytes} bytes, and at most {MAX_PART_BYTES} are read again:"
+                " keep large data in tensors, which are saved in chunks"
+            )
         end = sealed.stream_bytes + sealed.values_bytes
         if sealed.stream_bytes != layout.layout.stream_bytes or end > memory.nbytes:
             raise ProtocolError(

@@ -159,6 +159,7 @@ class Copies:
                     with self.windows.entered(number):
                         part_read = read(self.connections.to(number), manifest)
                     self.record_answer(number)
+                    self._refused.record_answer(Damage(manifest.save, part, number))
                     self._note_all(manifest.save, part, damages)
                     return part_read, number
                 except (Corrupt, ProtocolError, ChunkMissing) as problem:

@@ -49,3 +49,9 @@ class RefusedObjects:
             return problem
         metrics.fallbacks.labels("object_refused").inc()
         return Corrupt(f"{problem}; the tier answers for other objects and has refused this one for {seconds:.0f} s")
+
+    def record_answer(self, key: Hashable) -> None:
+        """Forgets the refusals before an answer: the next one is a first one again."""
+        if self._since:
+            with self._lock:
+                self._since.pop(key, None)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 import xxhash
 
 from surefoot.errors import ProtocolError
+from surefoot.protocol import bounds
 from surefoot.protocol.checkpoints.records import FORMAT, RankManifest
 from surefoot.protocol.identities import Checkpoint, RankSave
 
@@ -46,9 +47,10 @@ def read(text: bytes, checkpoint: Checkpoint) -> dict[RankSave, RankManifest]:
     """
     first, _, lines = text.partition(b"\n")
     try:
+        bounds.check_json("the head of a list of manifests", first, bounds.MAX_SMALL_BYTES, bounds.MAX_SMALL_VALUES)
         head = json.loads(first)
         told = (head["format"], head["epoch"], head["step"], head["digest"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ProtocolError(f"the list of manifests of {checkpoint} cannot be read: {error!r}") from error
     if told != (FORMAT, checkpoint.epoch, checkpoint.step, xxhash.xxh3_64_hexdigest(lines)):
         raise ProtocolError(f"the list of manifests of {checkpoint} does not match its digest, or is of another one")

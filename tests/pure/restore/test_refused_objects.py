@@ -53,3 +53,13 @@ def test_time_counts_only_while_the_tier_answers_for_others() -> None:
     for ask in (answers, silent) * 20:
         assert refused.verdict("p0000", REFUSED, ask) is REFUSED
         clock.now += PATIENCE_SECONDS - 0.1
+
+
+def test_an_answer_ends_the_time_of_a_refusal() -> None:
+    """Two errors of a server that answered in between are no refusal of so long."""
+    clock = Clock()
+    refused = RefusedObjects(clock)
+    assert refused.verdict("p0000", REFUSED, answers) is REFUSED
+    refused.record_answer("p0000")
+    clock.now += 2 * PATIENCE_SECONDS
+    assert refused.verdict("p0000", REFUSED, answers) is REFUSED

@@ -12,9 +12,11 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
 from types import FrameType
 from typing import Any
@@ -43,6 +45,15 @@ def grace_seconds(environment: Mapping[str, str] = os.environ) -> float:
     return seconds
 
 
+def _is_loader_worker() -> bool:
+    """Whether this process was just forked to fetch batches for a DataLoader of torch."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "_launch":
+        frame = frame.f_back
+    target = getattr(frame.f_locals.get("process_obj"), "_target", None) if frame is not None else None
+    return getattr(target, "__module__", None) == "torch.utils.data._utils.worker"
+
+
 class EndSignal:
     """Takes SIGTERM for one rank until it is closed."""
 
@@ -50,6 +61,9 @@ class EndSignal:
         self._world, self._prefix, self._seconds = world, f"{_KEY}/{epoch}", seconds
         self._process, self._signals = os.getpid(), 0
         self._previous: Any = signal.SIG_DFL
+        """What runs behind the save."""
+        self._first: Any = None
+        """What SIGTERM did before any of this: a handler that was set since may call this one again."""
         self._lock = threading.Lock()
         self._finished_step = 0
         self._published = False
@@ -86,9 +100,10 @@ class EndSignal:
         """Gives the signal to the script's own handler, or ends the process as it would have ended."""
         if self._closed.is_set():
             return
+        previous = self._previous
         self.close()
-        if callable(self._previous):
-            self._previous(signal.SIGTERM, None)
+        if callable(previous):
+            previous(signal.SIGTERM, None)
         else:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -103,14 +118,16 @@ class EndSignal:
         self._closed.set()
         if self._taken and os.getpid() == self._process and threading.current_thread() is threading.main_thread():
             self._taken = False
-            if signal.getsignal(signal.SIGTERM) == self._handle:
-                signal.signal(signal.SIGTERM, self._previous)
+            self._give_back()
 
     def disown(self) -> None:
         """In a forked child: SIGTERM means what it meant before."""
         self._closed.set()
-        if self._taken and signal.getsignal(signal.SIGTERM) == self._handle:
-            signal.signal(signal.SIGTERM, self._previous)
+        if self._taken:
+            self._give_back()
+            if _is_loader_worker():
+                with suppress(OSError):
+                    os.setpgid(0, 0)  # torchrun signals a rank's whole group, and no step ends without the next batch
         self._taken = False
 
     def _take(self) -> bool:
@@ -123,14 +140,24 @@ class EndSignal:
             _log.warning("SIGTERM saves nothing: the Checkpointer was made outside of the main thread")
             return False
         self._previous = present
+        if self._first is None:
+            self._first = present
         return True
+
+    def _give_back(self) -> None:
+        if signal.getsignal(signal.SIGTERM) == self._handle:
+            signal.signal(signal.SIGTERM, self._previous)
+            self._previous = self._first
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self._signals += 1
-        if self._signals == 1 and os.getpid() == self._process:
+        if self._signals == 1 and os.getpid() == self._process and not self._closed.is_set():
             os.write(self._pipe[1], b"!")
             return
-        signal.signal(number, self._previous)  # the second one ends at once, and so does a child's first
+        # the second one ends at once, and so does a child's first; a handler that calls the one before it comes back here
+        # and must not be called again
+        following, self._previous = self._previous, self._first
+        signal.signal(number, following)
         os.kill(os.getpid(), number)
 
     # ---- the thread ------------------------------------------------------------------------------------------------
