@@ -111,7 +111,7 @@ def test_an_entry_that_breaks_a_bound_is_damaged_and_named(server: HolderServer,
 
 def test_a_layout_that_is_longer_than_any_is_not_read(server: HolderServer, tenant: Wire, operator: Wire) -> None:
     calls = FencedCalls(redis_server.endpoint(server), JOB)
-    tenant.call("SET", keys.layout(JOB, LAYOUT), b"[" * (3 * bounds.MAX_LAYOUT_BYTES))
+    tenant.call("SET", keys.layout(JOB, LAYOUT), b"[" * (bounds.MAX_LAYOUT_BYTES + (1 << 20)))
     with pytest.raises(OutOfBounds, match=f"layout {LAYOUT} is out of bounds: its length"):
         operator.converse(calls.read_layout(LAYOUT))
 

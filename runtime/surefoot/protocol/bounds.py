@@ -28,10 +28,10 @@ MAX_MANIFEST_BYTES = 1 << 19
 """A manifest has some 400 bytes; one with `MAX_OBJECTS` a few hundred thousand."""
 MAX_MANIFEST_VALUES = 1 << 14
 
-MAX_LAYOUT_BYTES = 1 << 24
-"""A layout record: 50,000 tensors with names of 200 characters are 15 MB."""
-MAX_LAYOUT_VALUES = 1 << 21
-"""Its numbers, texts and lists: 50,000 tensors have some 800,000. Each is 30 to 60 bytes once it is read."""
+MAX_LAYOUT_BYTES = 1 << 25
+"""A layout record: 50,000 parameters with two moments each are 25 MiB."""
+MAX_LAYOUT_VALUES = 1 << 22
+"""Its numbers, texts and lists: those 150,000 tensors have 3.5 million. Each is 30 to 60 bytes once it is read."""
 MAX_DIMENSIONS = 64
 """PyTorch's own bound."""
 MAX_COVERAGE_CORNERS = 1 << 22
@@ -53,7 +53,7 @@ MAX_REPLY_BYTES = 1 << 26
 MAX_REPLY_SECONDS = 30.0
 """One reply, however steadily it trickles."""
 
-MAX_PAGE_CHARACTERS = 3 << 23
+MAX_PAGE_CHARACTERS = 5 << 23
 """One page of a listing: a mebibyte, or one layout record with its quotes escaped."""
 MAX_PAGE_TEXTS = 1 << 16
 """Texts of one page: a mebibyte of manifests are some 3,000, and a thousand records may be left out."""
@@ -67,7 +67,6 @@ MAX_DETAIL_CHARACTERS = 1 << 14
 """Where each rank stood: agents send less, and the status keeps the beginning."""
 
 _JOB_RECORDS, _RECORDS_OF_RANK = 1 << 15, 256
-_LAYOUT_VALUES_OF_RANK = 2 * MAX_LAYOUT_VALUES
 
 
 def max_records(ranks: int) -> int:
@@ -81,8 +80,8 @@ def max_layout_bytes(records: int) -> int:
 
 
 def max_layout_values(ranks: int) -> int:
-    """How many values of layout records the operator keeps for one job: two records of each rank."""
-    return _LAYOUT_VALUES_OF_RANK * max(1, ranks)
+    """How many values of layout records the operator keeps for one job: the longest record of each rank."""
+    return MAX_LAYOUT_VALUES * max(1, ranks)
 
 
 def check(record: str, field: str, value: int | float, most: int, least: int = 0) -> None:

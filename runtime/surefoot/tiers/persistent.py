@@ -371,16 +371,23 @@ class ObjectStoreTier:
         if save in self._new:
             return None
         try:
-            return self.read_manifest(save)
+            # one look at what is not there, as for every new save: exclusive creation guards what the look missed
+            return self._manifest(save)
         except ChunkMissing:
             committed = None
         except Corrupt:
-            committed = self._listed(save.checkpoint).get(save)
+            committed = self._committed_behind_damage(save)
         if committed is None:
             if len(self._new) >= _MOST_NEW:
                 self._new.clear()
             self._new.add(save)
         return committed
+
+    def _committed_behind_damage(self, save: RankSave) -> RankManifest | None:
+        try:
+            return self.read_manifest(save)
+        except (Corrupt, ChunkMissing):
+            return self._listed(save.checkpoint).get(save)
 
     def _write(self, save: RankSave, path: str, *pieces: bytes | memoryview) -> None:
         """Creates one object of a save; replaces another one only where that is damaged, or no manifest names it."""

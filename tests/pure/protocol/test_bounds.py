@@ -62,14 +62,14 @@ def test_a_world_of_a_billion_is_never_counted() -> None:
     assert time.process_time() - begun < 1.0
 
 
-def test_a_rank_of_80_gigabytes_and_50000_tensors_is_within_bounds() -> None:
-    each = LARGE_BYTES // 50_000 // 2
+def test_a_rank_of_80_gigabytes_and_50000_parameters_with_their_moments_is_within_bounds() -> None:
+    each = LARGE_BYTES // 150_000 // 2
     tensors = tuple(
         TensorLayout(
-            f"model.layers.{n}.mlp.experts.down_projection.weight" + "." * 60, "bfloat16", (each, 16),
-            (Piece((0, 0), (each, 1), (each, 1), n * each * 2),),
+            f"model.layers.{n // 3}.mlp.experts.down_projection.weight/{('', 'exp_avg', 'exp_avg_sq')[n % 3]}",
+            "bfloat16", (each, 16), (Piece((0, 0), (each, 1), (each, 1), n * each * 2),),
         )
-        for n in range(50_000)
+        for n in range(150_000)
     )  # fmt: skip
     starts = tuple(range(0, LARGE_BYTES, CHUNK_BYTES))
     layout = Layout(tensors, starts, LARGE_BYTES)
@@ -85,7 +85,7 @@ def test_two_thousand_workers_of_eight_ranks_are_within_bounds() -> None:
     assert 8 * copies * checkpoints <= bounds.MAX_INDEX_ENTRIES
 
 
-@pytest.mark.parametrize("text", ["[" * 40_000_000, '{"a":[' + "0," * 3_000_000 + "0]}", "[" * 3_000_000])
+@pytest.mark.parametrize("text", ["[" * 40_000_000, '{"a":[' + "0," * 5_000_000 + "0]}", "[" * 5_000_000])
 def test_a_layout_record_that_would_fill_memory_is_refused_unread(text: str) -> None:
     begun = time.process_time()
     with pytest.raises(OutOfBounds):
