@@ -10,12 +10,14 @@ import pytest
 from support.fakes.asked_chores import answers
 from surefoot.agent.coordinator import requests as chores
 from surefoot.drain.survey import survey
+from surefoot.errors import TierFull
 from surefoot.format.layouts import Stream, build_layout
 from surefoot.format.manifests import describe
 from surefoot.protocol.identities import OlderJob, RankSave
 from surefoot.protocol.messages import Listing, ListPersistent
 from surefoot.settings import JobSettings, PersistentSettings, job_settings
 from surefoot.tiers import ObjectStoreTier, open_persistent
+from surefoot.tiers.epochs import EpochRecords
 
 
 @pytest.fixture
@@ -125,3 +127,18 @@ def test_an_epoch_is_claimed_once_and_a_listing_names_what_others_have(job: JobS
     save(job, range(1))
     assert newest(1, "restored from an older one") == 3
     assert newest(0, "") == 3, "who claims nothing hears of all"
+
+
+def test_a_tier_that_takes_no_writes_is_listed_all_the_same(job: JobSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that lost its memory restores from a full disk, or with a credential that may only read."""
+    save(job, range(1))
+
+    def full(*_: object) -> bool:
+        raise TierFull("the disk is full")
+
+    monkeypatch.setattr(EpochRecords, "claim_as", full)
+    (answer,) = answers(job, ListPersistent(1, claim_epoch=5, claim_ticket="mine"))
+    assert isinstance(answer, Listing)
+    assert answer.error is None
+    assert len(answer.manifests) == 1
+    assert answer.newest_epoch < 5, "the claim that could not be written is not taken for another's"

@@ -43,6 +43,13 @@ class EpochRecords:
         path, text = f"{self._job}/epochs/{epoch}", ticket.encode()
         return self._store.create(path, text) or self._store.read(path) == text
 
+    def may_bear(self, epoch: int, ticket: str) -> bool:
+        """Whether no other ticket than this one claimed the epoch; writes nothing."""
+        try:
+            return self._store.read(f"{self._job}/epochs/{epoch}") == ticket.encode()
+        except ChunkMissing:
+            return True
+
     def claimed(self) -> set[int]:
         """Every epoch that has a claim or a record."""
         names = [name for folder in _FOLDERS for name in self._store.sizes(f"{self._job}/{folder}")]

@@ -273,14 +273,20 @@ class ObjectStoreTier:
         """
         return self.epochs.claim(max((checkpoint.epoch for checkpoint in self.seen()), default=0))
 
-    def newest_epoch(self, claim_epoch: int = 0, ticket: str = "") -> int:
+    def newest_epoch(self, claim_epoch: int = 0, ticket: str = "", is_writable: bool = True) -> int:
         """Claims an epoch for who bears this ticket; 0: none.
+
+        Args:
+            claim_epoch: The epoch that the job's status names.
+            ticket: What its claim holds.
+            is_writable: False for a tier that is full or read-only: it is looked at, and nothing is written.
 
         Returns:
             The newest epoch that anything else here names, a save or a claim; 0: none. Where that is not older than
             `claim_epoch`, the epoch is another's.
         """
-        is_own = claim_epoch > 0 and self.epochs.claim_as(claim_epoch, ticket)
+        claim = self.epochs.claim_as if is_writable else self.epochs.may_bear
+        is_own = claim_epoch > 0 and claim(claim_epoch, ticket)
         claimed = self.epochs.claimed() - ({claim_epoch} if is_own else set())
         return max((*claimed, *(checkpoint.epoch for checkpoint in self.seen())), default=0)
 

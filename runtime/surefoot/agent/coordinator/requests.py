@@ -157,7 +157,7 @@ class CoordinatorRequests:
         found, newest_epoch = Survey((), ()), 0
         try:
             if asked.manifests and asked.older_job is None:
-                newest_epoch = patiently(lambda: tier.newest_epoch(asked.claim_epoch, asked.claim_ticket))
+                newest_epoch = _claim_epoch(tier, asked)
             if asked.manifests:
                 found = survey(tier, self._remembered.get(asked.older_job))
                 self._remembered[asked.older_job] = {m.save: m for m in found.manifests}
@@ -199,6 +199,19 @@ class CoordinatorRequests:
                 self._loop.call_soon_threadsafe(functools.partial(self._answer, word))
         except RuntimeError:
             pass  # the agent has ended; whoever asked asks another one
+
+
+def _claim_epoch(tier: ObjectStoreTier, asked: ListPersistent) -> int:
+    """Claims the epoch that is asked for; returns the newest other epoch that the tier names.
+
+    A tier that is full or read-only can still be listed, and a job restores from it: only the claim is missing then. No upload
+    can use the number there either, and the next listing claims again.
+    """
+    try:
+        return patiently(lambda: tier.newest_epoch(asked.claim_epoch, asked.claim_ticket))
+    except TierError as error:
+        _log.warning("epoch %d could not be claimed in the persistent tier: %s", asked.claim_epoch, error)
+        return patiently(lambda: tier.newest_epoch(asked.claim_epoch, asked.claim_ticket, is_writable=False))
 
 
 def _paged(number: int, found: Survey, texts: Mapping[str, str]) -> list[Listing]:
