@@ -48,4 +48,4 @@ class RefusedObjects:
         if seconds < PATIENCE_SECONDS:
             return problem
         metrics.fallbacks.labels("object_refused").inc()
-        return Corrupt(f"{problem}; the tier answers for other objects and has refused this one for {seconds:.0f} s")
+        return Corrupt(f"{problem}; the tier returns other objects and has refused this one for {seconds:.0f} s")
