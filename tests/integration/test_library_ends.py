@@ -94,7 +94,7 @@ def test_a_script_whose_last_step_is_not_saved_ends_with_an_error_that_names_bot
         word.partition(":")[0] for word in text.split("the newest saved step is ")[1:] for word in word.split()[:1]
     }
     assert 0 < int(saved) <= 24
-    assert f"step 60 is not saved (the newest saved step is {saved}): " in text
+    assert f"step 60 is not saved, the newest saved step is {saved}: " in text
     assert "No such file" in text.rpartition("step 60 is not saved")[2], "the cause is named"
     failures = [line for line in text.splitlines() if " failed" in line and "No such file" in line]
     assert len(failures) < 20, "equal lines are counted, not repeated"
@@ -141,7 +141,7 @@ def test_close_raises_once_and_only_for_a_step_that_is_not_saved(
 
     monkeypatch.setattr(DirectoryStore, "put", refuse)
     with pytest.raises(
-        LastStepNotSaved, match=r"step 5 is not saved \(the newest saved step is 3\): .*no room on this disk"
+        LastStepNotSaved, match=r"step 5 is not saved, the newest saved step is 3: .*no room on this disk"
     ) as told:
         again.close()
     assert (told.value.step, told.value.saved_step) == (5, 3)
@@ -192,7 +192,7 @@ def test_a_save_that_was_given_up_leaves_nothing_behind(
     assert made.save_now()
     assert made._link.flush(30)
     trained(made, model, 2, 2)
-    with pytest.raises(LastStepNotSaved, match=r"step 2 is not saved \(the newest saved step is 1\): .*No space left"):
+    with pytest.raises(LastStepNotSaved, match=r"step 2 is not saved, the newest saved step is 1: .*No space left"):
         made.close()
     assert left_in(tmp_path / "job") == ["1-1"], "nor is the only one removed"
 
@@ -261,7 +261,7 @@ def test_an_overtaken_program_says_so_and_removes_nothing_that_the_other_may_sta
     first.wait_for("has begun epoch 2 beside this program's epoch 1")
     (tmp_path / "stop").touch()
     assert first.ended() == 1, "its last step is on a branch that nobody takes up"
-    assert " is not saved (this program saved none): " in first.text()
+    assert " is not saved, this program saved no step: " in first.text()
     assert "another program began a newer epoch" in first.text()
     third = program(0)
     assert third.ended() == 0
