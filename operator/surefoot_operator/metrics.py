@@ -32,7 +32,7 @@ watch_age_seconds = Gauge("surefoot_watch_age_seconds", "Since the API server wa
 watch_failures = Counter("surefoot_watch_failures_total", "Watches of the API server that broke.", ["kind"])
 api_refused_calls = Gauge(
     "surefoot_api_refused_calls",
-    "Calls that the API server has refused again and again, and that are still made.",
+    "Calls that the API server keeps refusing and that the operator still retries.",
     ["verb", "resource", "cause"],
 )
 holder_failures = Counter("surefoot_holder_call_failures_total", "Operator calls to a holder that failed.", ["call"])

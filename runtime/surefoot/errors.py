@@ -142,7 +142,7 @@ class LastStepNotSaved(SurefootError):
     """
 
     def __init__(self, step: int, saved_step: int, cause: str) -> None:
-        newest = f"the newest saved step is {saved_step}" if saved_step else "no step of this program is"
+        newest = f"the newest saved step is {saved_step}" if saved_step else "this program saved no step"
         super().__init__(f"step {step} is not saved, {newest}: {cause}")
         self.step, self.saved_step = step, saved_step
 

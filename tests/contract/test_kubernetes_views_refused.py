@@ -54,7 +54,7 @@ async def test_a_start_without_nodes_begins_and_plans_nothing_until_they_are_sho
         await cache.start()
         try:
             assert not cache.complete
-            with pytest.raises(ViewRefused, match=f"^{FORBIDDEN.message}.*nothing is planned without this view"):
+            with pytest.raises(ViewRefused, match=f"^{FORBIDDEN.message}.*without this view Surefoot plans nothing"):
                 cache.check_fresh()
             server.refuse = lambda target: None
             await until(lambda: cache.complete)

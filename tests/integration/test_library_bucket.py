@@ -107,7 +107,9 @@ def test_a_manifest_that_is_never_given_is_an_error_and_nothing_is_claimed(proxy
 @pytest.mark.parametrize("pattern", ["GET", "list-type"])
 def test_a_portal_in_the_place_of_the_bucket_is_an_error(pattern: str, proxy: Proxy, hasty: None) -> None:
     proxy.rules.append(Rule(pattern, "portal"))
-    with pytest.raises((TierUnavailable, Unreadable), match="the answer is no listing: is the endpoint an S3 server"):
+    with pytest.raises(
+        (TierUnavailable, Unreadable), match="the answer is no listing; check that the endpoint is an S3 server"
+    ):
         checkpointer()
 
 
@@ -118,5 +120,5 @@ def test_checkpoints_that_are_gone_are_named(proxy: Proxy, hasty: None) -> None:
     for checkpoint in tier.seen():
         tier.drop_checkpoint(checkpoint)
     tier.close()
-    with pytest.raises(Unreadable, match=r"newest\.json names step 30 of epoch 1, and nothing of it is there"):
+    with pytest.raises(Unreadable, match=r"newest\.json names step 30 of epoch 1, but no file of it exists"):
         checkpointer()

@@ -261,7 +261,7 @@ def test_an_overtaken_program_says_so_and_removes_nothing_that_the_other_may_sta
     first.wait_for("has begun epoch 2 beside this program's epoch 1")
     (tmp_path / "stop").touch()
     assert first.ended() == 1, "its last step is on a branch that nobody takes up"
-    assert " is not saved, no step of this program is: " in first.text()
+    assert " is not saved, this program saved no step: " in first.text()
     assert "another program began a newer epoch" in first.text()
     third = program(0)
     assert third.ended() == 0

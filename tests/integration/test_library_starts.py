@@ -123,7 +123,7 @@ def test_what_a_start_saves_beyond_what_it_passed_over_is_what_counts(
     with caplog.at_level(logging.WARNING):
         training = Training(folder, keep=1)
     assert training.start == 20
-    assert "counts again as long as no newer step is saved" in caplog.text
+    assert "The next start tries the former again if no newer step is saved" in caplog.text
     training.run(30, 40).close()
     manifest.write_bytes(good)
     assert "35-1" in names(folder), "what could not be read is not removed"
@@ -199,7 +199,7 @@ def test_a_record_of_the_newest_that_says_nothing_stops_no_clear_listing_and_no_
     assert started(folder) == 35
     for name in names(folder):
         shutil.rmtree(folder / "default" / name)
-    with pytest.raises(Unreadable, match=r"no checkpoint is there that can be restored, and .*newest\.json"):
+    with pytest.raises(Unreadable, match=r"no checkpoint can be restored, and .*newest\.json"):
         Training(folder)
 
 

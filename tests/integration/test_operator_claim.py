@@ -164,7 +164,9 @@ def test_what_cannot_be_read_ends_nobody_and_lets_nobody_begin(refusal: str) -> 
         await rounds(server, 150)
         assert first.operates, "it goes on with what it leads"
         assert not second.operates
-        assert second.said[0].startswith("standing by: the claim on the cluster's jobs cannot be read or written: ")
+        assert second.said[0].startswith(
+            "standing by: the claim on the cluster's jobs (lease kube-node-lease/surefoot-operators) cannot be read or written: "
+        )
         server.before = lambda verb, path: None
         server.keep(CLAIMS.path, stored)
         await second.says("standing by: one/surefoot-operator operates this cluster")

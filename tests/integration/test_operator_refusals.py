@@ -141,7 +141,7 @@ async def test_a_view_that_is_forbidden_from_the_start_is_said_everywhere_and_re
     assert all(text.startswith(NODES.message) for text in stand.events())
     await stand.until(lambda: stand.accepted().get("status") == "False", "a condition on the job")
     assert stand.accepted()["message"].startswith(NODES.message)
-    assert stand.status["message"].endswith("nothing is planned for this job")
+    assert stand.status["message"].endswith("Surefoot plans nothing for this job")
     await stand.reads("/readyz", 503, NODES.message)
     await stand.reads("/metrics", 200, METRIC.format("forbidden", "nodes", "watch"))
     assert await stand.read("/healthz") == (200, "ok\n")

@@ -293,7 +293,7 @@ class ClusterOperator:
                 metrics.api_refused_calls.labels(*labels).set(count)
             sentences = {str(one) for one in refused}
             for sentence in sorted(sentences - logged):
-                log.warning("%s; refused again and again", sentence)
+                log.warning("%s; the API server keeps refusing this call", sentence)
             logged = sentences
             await asyncio.sleep(SHOW_SECONDS)
 

@@ -80,11 +80,11 @@ def _read(orders: Orders, order: Request, answer: HolderReading, now: float) -> 
     if not isinstance(asked, LookAtHolders) or answer.holder not in {e.holder for e in asked.holders}:
         return orders
     if len(answer.manifests) > bounds.MAX_INDEX_ENTRIES:
-        why = f"{answer.holder}: {len(answer.manifests)} index entries, more than any has"
+        why = f"{answer.holder}: {len(answer.manifests)} index entries, more than any job has"
         return replace(orders, sights=holder_sightings.read(orders.sights, order.epoch, answer.holder, None, (why,)))
     page = read_manifests(answer.manifests)
     for why in page.unreadable:
-        orders = with_failure(orders, f"{order.worker} told an entry of {answer.holder} that cannot be read: {why}")
+        orders = with_failure(orders, f"{order.worker} sent an unreadable index entry of {answer.holder}: {why}")
     named = {m.layout for m in page.entries}
     layouts = {d: text for d, text in answer.layouts.items() if d in named and d not in orders.sighted_layouts}
     if layouts:

@@ -270,7 +270,7 @@ class Reconciler:
         """
         if not isinstance(error, MemoryError | RecursionError | OutOfBounds) or self._shown is None:
             return
-        why = f"no round of this job can be planned: {type(error).__name__}: {shorten(str(error), _NOTICE_CHARACTERS)}"
+        why = f"Surefoot cannot plan for this job: {type(error).__name__}: {shorten(str(error), _NOTICE_CHARACTERS)}"
         status = self._shown.status
         stopped = with_refused_records(status, (why,), self._dependencies.clock())
         if stopped == status:
@@ -279,7 +279,7 @@ class Reconciler:
         try:
             await self._dependencies.fabric.patch_status(stopped, status)
         except Exception as refusal:  # noqa: BLE001  memory may lack again, and nothing here may end the loop
-            log.warning("the status could not say that %s: %s", why, refusal)
+            log.warning("the status could not be updated with `%s`: %s", why, refusal)
 
     async def _write(self, seen: Observed, status: JobStatus, must: bool, ahead: bool) -> float:
         """Writes the status if it changed; returns seconds until it may be written if it can wait, else 0.

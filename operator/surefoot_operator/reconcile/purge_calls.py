@@ -53,7 +53,7 @@ class PurgeCalls:
         except Exception as error:  # whatever it was, the plan hears of it and decides
             metrics.reconcile_failures.labels(type(error).__name__).inc()
             log.warning(
-                "%s; %s is not begun", error, action, exc_info=None if isinstance(error, FabricError) else error
+                "%s; %s was not carried out", error, action, exc_info=None if isinstance(error, FabricError) else error
             )
             self.seen = self._refused(action.attempt, error)
         finally:

@@ -140,7 +140,7 @@ class Saver:
             self._join_preparation()
             self._stager.wait_until_idle()
         except TimeoutError as hung:
-            _log.warning("staging memory stays as it is until the process ends: %s", hung)
+            _log.warning("a copy still uses the staging memory, which is freed when the process ends: %s", hung)
             return
         self._stager.close()
         if self._arena is not None:

@@ -142,7 +142,9 @@ class RetentionThread:
                 self._watch.beat(tier)
             except TierError as silent:
                 metrics.fallbacks.labels("sign_of_life_unwritten").inc()
-                log.info("%s does not show that this program writes there: %s", tier.place, silent)
+                log.info(
+                    "%s did not take this program's sign of life, so others may not notice it: %s", tier.place, silent
+                )
 
     def _end(self, tier: ObjectStoreTier) -> None:
         if self._watch is not None:

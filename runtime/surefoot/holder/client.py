@@ -180,8 +180,8 @@ class HolderClient:
         flat = data.cast("B") if isinstance(data, memoryview) else data
         if len(flat) > MAX_VALUE_BYTES:  # the server would close the connection, and nobody knew why
             raise TierError(
-                f"{doing}: they are {len(flat)} bytes, and a holder takes at most {MAX_VALUE_BYTES} in one value: keep"
-                " large data in tensors, which are saved in chunks"
+                f"{doing}: {len(flat)} bytes, and a holder takes at most {MAX_VALUE_BYTES} in one value: keep large"
+                " data in tensors, which are saved in chunks"
             )
         with explained(str(self), doing):
             self._wire.call("SET", key, flat)

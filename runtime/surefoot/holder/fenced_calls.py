@@ -260,4 +260,4 @@ def _manifest(name: bytes, text: bytes) -> RankManifest | ProtocolError:
         manifest = RankManifest.from_json(text)
     except ProtocolError as error:
         return error.with_traceback(None)  # which would keep what was read, for as long as the entry stays
-    return manifest if keys.field(manifest.save).encode() == name else ProtocolError("it is of another name")
+    return manifest if keys.field(manifest.save).encode() == name else ProtocolError("it describes another save")

@@ -183,7 +183,9 @@ class _Replies(asyncio.Protocol):
         self._heard = self._loop.time()
         self._unread += len(data)
         if self._unread > MAX_REPLY_BYTES or not self._waiting:
-            self.fail(redis.exceptions.InvalidResponse(f"{self._unread} bytes that nobody asked for, or of one reply"))
+            self.fail(
+                redis.exceptions.InvalidResponse(f"{self._unread} bytes arrived without a request, or in one reply")
+            )
             return
         self._reader.feed(data)
         try:

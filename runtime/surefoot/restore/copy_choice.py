@@ -216,8 +216,8 @@ class Copies:
             self._logged_cuts.add(number)
         if new:
             log.warning(
-                "%s closed this rank's connection and answers again: all its readers together asked for more than it"
-                " may hold for them (memoryTier.clientMemory); it is asked for %d chunks at a time from now on",
+                "%s closed this rank's connection and answers again: all its readers together requested more than"
+                " it may buffer (memoryTier.clientMemory); this rank requests %d chunks at a time from now on",
                 self.sources[number].name,
                 self.windows.limit_of(number),
             )

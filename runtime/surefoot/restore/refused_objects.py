@@ -48,7 +48,7 @@ class RefusedObjects:
         if seconds < PATIENCE_SECONDS:
             return problem
         metrics.fallbacks.labels("object_refused").inc()
-        return Corrupt(f"{problem}; the tier answers for other objects and has refused this one for {seconds:.0f} s")
+        return Corrupt(f"{problem}; the tier returns other objects and has refused this one for {seconds:.0f} s")
 
     def record_answer(self, key: Hashable) -> None:
         """Forgets the refusals before an answer: the next one is a first one again."""

@@ -37,7 +37,12 @@ class Crew:
             try:
                 thread.start()
             except RuntimeError as refused:  # no more threads are allowed: whoever shares the work does it all
-                _log.warning("%d of %d helping threads could be started: %s", number, helpers, refused)
+                _log.warning(
+                    "only %d of %d helping threads could be started, so copies take longer: %s",
+                    number,
+                    helpers,
+                    refused,
+                )
                 break
             self._threads.append(thread)
 

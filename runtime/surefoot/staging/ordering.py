@@ -204,7 +204,7 @@ class Stager:
         self._strays = [work for work in self._strays if work.left]
         staging = self._current
         if self._strays or (staging is not None and staging.abandoned and staging.is_copying()):
-            raise TimeoutError(f"an earlier save is still being copied, {WAIT_SECONDS:g} s after it was waited for")
+            raise TimeoutError(f"an earlier save is still being copied after a wait of {WAIT_SECONDS:g} s")
 
     @property
     def busy(self) -> bool:
@@ -330,7 +330,7 @@ class Stager:
     def _abandon(self, staging: _Staging) -> None:
         """Drops a save for which the training has waited long enough."""
         staging.abandoned = True
-        staging.error = staging.error or TimeoutError(f"it did not end within {WAIT_SECONDS:g} s of waiting")
+        staging.error = staging.error or TimeoutError(f"the copy did not end in a wait of {WAIT_SECONDS:g} s")
         metrics.fallbacks.labels("staging_abandoned").inc()
         self._finish(staging)
 
@@ -361,7 +361,7 @@ def _set_nice(thread: int, nice: int) -> bool:
 
 def _report_no_thread(why: Exception) -> None:
     metrics.fallbacks.labels("staging_thread_ended").inc()
-    _log.error("no thread copies behind the training (%r): from now on saves are copied inside step()", why)
+    _log.error("no background thread can copy saves (%r): from now on they are copied inside step()", why)
 
 
 def _came_true(condition: Callable[[], bool], seconds: float) -> bool:

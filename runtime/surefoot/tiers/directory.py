@@ -133,8 +133,8 @@ class DirectoryStore:
             is_there = path.is_dir()
         if not is_there:
             raise TierUnavailable(
-                f"folder {path} is not there, though checkpoints were stored in it, and none is made in its place: check"
-                " the disk or mount, or put the folder back from a copy"
+                f"folder {path} is not there, though checkpoints were stored in it, and is not created again: check the"
+                " disk or mount, or restore the folder from a copy"
             )
 
     def make_durable(self, folder: str) -> None:

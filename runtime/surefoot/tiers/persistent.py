@@ -417,7 +417,9 @@ class ObjectStoreTier:
         stream = read_layout(committed.layout, self.read_layout(committed.layout))
         table = self.read_digests(committed.save, 0, committed.digests_bytes)
         if digest(table) != committed.digests_digest:
-            raise Corrupt(f"the digest table of {committed.save} in the persistent tier is damaged; it is mended first")
+            raise Corrupt(
+                f"the digest table of {committed.save} in the persistent tier is damaged and must be repaired first"
+            )
         blocks = stream.blocks_of_chunk(index)
         wanted = table[blocks.start * DIGEST_BYTES : blocks.stop * DIGEST_BYTES]
         if first_bad_block(data, stream.edges, blocks, wanted) is not None:

@@ -196,7 +196,7 @@ class S3Store:
         if any("IsTruncated" not in page for page in found):
             # a portal's page is well-formed too, and would make the bucket look empty
             raise TierUnavailable(
-                f"s3://{self._bucket}, listing {folder}: the answer is no listing: is the endpoint an S3 server?"
+                f"s3://{self._bucket}, listing {folder}: the answer is no listing; check that the endpoint is an S3 server"
             )
         return found
 

@@ -64,7 +64,7 @@ def test_a_wait_is_logged_when_it_has_doubled_and_ends(caplog: pytest.LogCapture
     assert waited[0] == 0.0
     assert all(later >= 2 * earlier for earlier, later in pairwise(waited))
     assert waited[-1] > 50.0, "and to the end"
-    assert caplog.records[0].getMessage().startswith("the folder is silent: asked again for up to 300 s")
+    assert caplog.records[0].getMessage().startswith("the folder is silent: retried for up to 300 s")
 
 
 def test_what_is_silent_and_newer_is_worth_its_steps() -> None:

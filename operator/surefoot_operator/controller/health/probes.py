@@ -67,7 +67,7 @@ class Probes:
         self._unwell, self._unready, self._remarks = unwell, unready, remarks
         self._asked_seconds = time.monotonic()
         self._unwell_sentences: Sequence[str] = ()
-        self._readiness = _answer(("the operator starts",))
+        self._readiness = _answer(("the operator is starting",))
         self._asking: asyncio.Task[None] | None = None
         self._probes = TextServer({"/healthz": self._healthz, "/readyz": self._readyz})
         self._metrics = TextServer({"/metrics": CachedPage(_metrics)})
@@ -107,7 +107,7 @@ class Probes:
 
     def _healthz(self) -> Answer:
         age = time.monotonic() - self._asked_seconds
-        stalled = (f"the event loop has not come to its health for {age:.0f} s",) if age > STALLED_SECONDS else ()
+        stalled = (f"the event loop has been blocked for {age:.0f} s",) if age > STALLED_SECONDS else ()
         return _answer((*self._unwell_sentences, *stalled))
 
     def _readyz(self) -> Answer:

@@ -55,15 +55,15 @@ def parse_claims(text: str) -> dict[str, Claim]:
     try:
         found = json.loads(text or "{}")
     except ValueError as error:
-        raise BadClaims(f"the claims are no JSON: {error}") from None
+        raise BadClaims(f"the claims are not JSON: {error}") from None
     entries = found.items() if isinstance(found, dict) else None
     if entries is None or len(entries) > MAX_INSTALLATIONS:
-        raise BadClaims(f"the claims are no mapping of at most {MAX_INSTALLATIONS} installations")
+        raise BadClaims(f"the claims are not a mapping of at most {MAX_INSTALLATIONS} installations")
     claims = {}
     for installation, entry in entries:
         values = [entry.get("namespace"), entry.get("beat")] if isinstance(entry, dict) else [None]
         if not all(isinstance(value, str) for value in values):
-            raise BadClaims(f"the claim of {installation[:200]} has no namespace and beat")
+            raise BadClaims(f"the claim of {installation[:200]} lacks its namespace or beat")
         claims[installation] = Claim(*values)
     return claims
 

@@ -65,7 +65,7 @@ class ClusterClaim:
         """Raises NotLeading unless the claim is ours by our own clock."""
         if self._owned_at is None or self._now() - self._owned_at >= claims.MAY_ACT_SECONDS:
             raise NotLeading(
-                "this operator does not hold the claim on the cluster's jobs: nothing is decided or written"
+                "this operator does not have the claim on the cluster's jobs: it decides and writes nothing"
             )
 
     async def acquire(self) -> None:
@@ -74,7 +74,10 @@ class ClusterClaim:
             try:
                 rival = await self._round()
             except (FabricError, BadClaims, TimeoutError) as error:
-                self._say(f"standing by: the claim on the cluster's jobs cannot be read or written: {_words(error)}")
+                self._say(
+                    f"standing by: the claim on the cluster's jobs (lease {CLAIMS.namespace}/{CLAIMS.name}) cannot be read or"
+                    f" written: {_words(error)}"
+                )
             else:
                 if self._owned_at is not None:
                     self._say("")
@@ -93,7 +96,9 @@ class ClusterClaim:
             except (FabricError, BadClaims, TimeoutError) as error:
                 self._failures += 1
                 if self._failures <= _MAX_LOGGED_FAILURES:
-                    log.warning("cannot renew the claim on the cluster's jobs, going on: %s", _words(error))
+                    log.warning(
+                        "cannot renew the claim on the cluster's jobs; the operator continues: %s", _words(error)
+                    )
                 # of a process that was frozen meanwhile nobody knows: its next round tells
                 if self._now() - began < claims.MAY_ACT_SECONDS:
                     self._owned_at = self._now()
@@ -157,7 +162,10 @@ class ClusterClaim:
         if sentence == self._sentence:
             return
         self._sentence = sentence
-        log.log(logging.WARNING if sentence else logging.INFO, sentence or "the claim on the cluster's jobs is ours")
+        log.log(
+            logging.WARNING if sentence else logging.INFO,
+            sentence or "this installation has the claim on the cluster's jobs",
+        )
         self._changed(sentence)
 
 

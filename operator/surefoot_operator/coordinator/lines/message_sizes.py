@@ -45,11 +45,11 @@ def check_size(text: str, is_asked: bool = True) -> None:
     if len(text) > limit:
         raise ProtocolError(f"a message ({name}) of {len(text)} characters: no such message is that long")
     if name in _ANSWERS and not is_asked:
-        raise ProtocolError(f"a message ({name}) of {len(text)} characters that nobody asked for")
+        raise ProtocolError(f"a message ({name}) of {len(text)} characters without a request")
     # short texts take many times their length in memory; a quote that begins one has no backslash before it
     texts = (text.count('"') - text.count('\\"')) // 2
     if texts > bounds.MAX_PAGE_TEXTS:
-        raise ProtocolError(f"a message ({name}) of {texts} texts: no such message has that many")
+        raise ProtocolError(f"a message ({name}) of {texts} texts, more than any valid one has")
 
 
 def check_hello(hello: Hello) -> None:

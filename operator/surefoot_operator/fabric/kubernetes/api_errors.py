@@ -48,5 +48,5 @@ class ApiSilent(FabricError):
 
 def readable(message: str) -> str:
     """Shortens a refusal's message; its end is kept, where the server says what is wrong."""
-    text = _LONG_VALUE.sub('"…"', message).strip() or "it gave no reason"
+    text = _LONG_VALUE.sub('"…"', message).strip() or "the API server gave no reason"
     return text if len(text) <= _MOST else f"{text[: _MOST // 2]} … {text[-_MOST // 2 :]}"

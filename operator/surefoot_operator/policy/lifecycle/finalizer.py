@@ -88,8 +88,8 @@ def _refused(facts: Facts, place: str, last: PurgeSeen | None) -> PurgeStep:
     if attempts >= PURGE_ATTEMPTS or facts.now >= end:
         return _given_up(f"{call.refusal}; {place} was not deleted in {max(1, attempts)} attempts")
     reason = (
-        f"{call.refusal}; so {place} is not deleted yet (attempt {max(1, attempts)} of {PURGE_ATTEMPTS}). The job goes"
-        " without it after the last attempt, or at once if its finalizer is removed"
+        f"{call.refusal}; so {place} is not deleted yet (attempt {max(1, attempts)} of {PURGE_ATTEMPTS}). After the last"
+        " attempt the job is removed and the folder stays; remove the job's finalizer to have that at once"
     )
     again = call.last_seconds + AGAIN_SECONDS * (REFUSED_TIMES if call.refusals > 1 else 1)
     if facts.now < again:
@@ -98,7 +98,7 @@ def _refused(facts: Facts, place: str, last: PurgeSeen | None) -> PurgeStep:
 
 
 def _given_up(why: str) -> PurgeStep:
-    reason = f"{why}; delete it by hand"
+    reason = f"{why}; delete that folder by hand"
     return PurgeStep(reason, (SetFinalizer(False),), (Event(PERSISTENT_LEFT, reason, warning=True),))
 
 

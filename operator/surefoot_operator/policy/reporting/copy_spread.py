@@ -25,7 +25,7 @@ def copy_spread(
     paths = topology.differing(holder.node for holder in reading.holders)
     places = min(len({paths[holder.node][0] for holder in of_rank}) for of_rank in holders)
     where = _plural(places, levels(topology_key)[level].noun)
-    return f"{number}, of some ranks all within {where}" if places < copies else f"{number} in {where}"
+    return f"{number}, for some ranks all within {where}" if places < copies else f"{number} in {where}"
 
 
 def _plural(count: int, noun: str) -> str:

@@ -26,7 +26,7 @@ def acceptance(
     """Returns (truth, reason, message) of the condition; None: nothing was ever refused for long."""
     if refused:
         return "False", _REASON, _named(refused)
-    return None if known is None else ("True", "Accepted", "the API server accepts what it is asked for this job")
+    return None if known is None else ("True", "Accepted", "the API server accepts the calls for this job")
 
 
 def unplanned(status: JobStatus, refused: tuple[RefusedCall, ...], now: float) -> JobStatus:
@@ -37,7 +37,11 @@ def unplanned(status: JobStatus, refused: tuple[RefusedCall, ...], now: float) -
     since = old.last_transition_seconds if old is not None and old.status == "False" else now
     others = tuple(c for c in status.conditions if c.type != names.API_ACCEPTED)
     condition = Condition(names.API_ACCEPTED, "False", _REASON, text, since)
-    return replace(status, message=f"{text}: nothing is planned for this job", conditions=(*others, condition))
+    return replace(
+        status,
+        message=f"{text}; until the server accepts it, Surefoot plans nothing for this job",
+        conditions=(*others, condition),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,7 @@ def refusal_events(refused: tuple[RefusedCall, ...], told: Mapping[ApiCall, floa
     """Derives an event for each call whose refusal is news; `now` is of any clock that never goes back."""
     due = [r for r in refused if now - told.get(r.call, float("-inf")) >= AGAIN_SECONDS]
     still = {r.call: told[r.call] for r in refused if r.call in told}
-    events = tuple(Event(names.API_REFUSED, f"{one}; it is asked again", warning=True) for one in due)
+    events = tuple(Event(names.API_REFUSED, f"{one}; the operator retries this call", warning=True) for one in due)
     return RefusalEvents(events, still | {r.call: now for r in due})
 
 

@@ -92,7 +92,7 @@ def _records_refused(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
     was, now = _condition(old, names.RECORDS_REFUSED), _condition(new, names.RECORDS_REFUSED)
     if now is None or (was is not None and was.message == now.message):
         return ()
-    return (Event(names.RECORDS_REFUSED, f"not read, and nothing is planned from it: {now.message}", True),)
+    return (Event(names.RECORDS_REFUSED, f"ignored a record of this job: {now.message}", True),)
 
 
 def _kept_forward(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:

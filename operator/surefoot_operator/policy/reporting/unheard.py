@@ -36,8 +36,9 @@ def unheard_message(facts: Facts) -> str:
 def _who(facts: Facts) -> str:
     missing = unheard_members(facts)
     more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
-    who = f"{'worker' if len(missing) == 1 else 'workers'} {', '.join(map(str, missing[:_MOST_NAMED]))}{more}"
-    return f"{who} not heard of since this leader began"
+    numbers = f"{', '.join(map(str, missing[:_MOST_NAMED]))}{more}"
+    subject = f"worker {numbers} has" if len(missing) == 1 else f"workers {numbers} have"
+    return f"{subject} not connected to this operator since it began to lead"
 
 
 def unheard_due(facts: Facts) -> float | None:
@@ -50,16 +51,16 @@ def agents_heard(facts: Facts, known: Condition | None) -> tuple[Literal["True",
     due = unheard_due(facts)
     if due is not None and facts.now >= due:
         text = (
-            f"{_who(facts)}. They may train on, and no failure of theirs is answered: look at DNS and network"
-            " between them and the operator (surefoot doctor --network). If the operator was installed anew with other"
-            " keys they cannot come back: delete their pods"
+            f"{_who(facts)}. They may still train, but the operator cannot react to their failures: check DNS and the"
+            " network between them and the operator (surefoot doctor --network). If the operator was reinstalled with"
+            " other keys, they cannot reconnect: delete their pods"
         )
         return "False", "NotHeard", text
     if known is None:
         return None
     if due is not None:  # a new leader waits a moment before it says the same
         return known.status, known.reason, known.message
-    return "True", "Heard", "every worker of the world was heard of"
+    return "True", "Heard", "every worker of the world has connected"
 
 
 def _since(facts: Facts) -> float:

@@ -321,8 +321,8 @@ def _offered(facts: Facts, unknown: Checkpoint, best: Checkpoint | None) -> Wait
     """Steps that are stored are not trained again without a word: a person chooses."""
     text = (
         f"the persistent tier has {unknown}, of an epoch that this job's status does not know (the newest it knows is"
-        f" {facts.running_epoch}; was it restored from a backup?). Nothing is trained or removed until you choose. To"
-        f" continue from {unknown}, create a new job with spec.checkpoint.restoreFrom that names this job's folder and"
+        f" {facts.running_epoch}; was it restored from a backup?). The job trains and removes nothing until you choose."
+        f" To continue from {unknown}, create a new job with spec.checkpoint.restoreFrom that names this job's folder and"
         f" step {unknown.step}. To continue from {best or 'step 0'} instead, {total_loss.acceptance(facts)}"
     )
     return Waiting(text, lost=text)

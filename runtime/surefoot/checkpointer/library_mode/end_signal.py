@@ -41,7 +41,7 @@ def grace_seconds(environment: Mapping[str, str] = os.environ) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < threading.TIMEOUT_MAX:
-        raise ConfigurationError(f"{VARIABLE} is {text!r}: give seconds from 0 on; 0 leaves SIGTERM alone")
+        raise ConfigurationError(f"{VARIABLE} is {text!r}: set it to seconds, 0 or more; 0 leaves SIGTERM alone")
     return seconds
 
 
@@ -88,7 +88,9 @@ class EndSignal:
         if not published:
             return False
         if not self._decided.wait(self.seconds_left):
-            _log.warning("the ranks did not agree on a step within %g s: step %d is saved", self._seconds, step)
+            _log.warning(
+                "the ranks agreed on no step within %g s of SIGTERM: this rank saves step %d", self._seconds, step
+            )
             return True
         return self._step is None or step >= self._step
 
@@ -137,7 +139,7 @@ class EndSignal:
         try:
             signal.signal(signal.SIGTERM, self._handle)
         except ValueError:  # only the main thread may
-            _log.warning("SIGTERM saves nothing: the Checkpointer was made outside of the main thread")
+            _log.warning("SIGTERM will save no step: create the Checkpointer in the main thread, which this is not")
             return False
         self._previous = present
         if self._first is None:
@@ -168,7 +170,9 @@ class EndSignal:
                 self._deadline = time.monotonic() + self._seconds
                 self._agree()
                 if not self._closed.wait(self.seconds_left):
-                    _log.warning("no step ended within %g s of SIGTERM: it ends the process now", self._seconds)
+                    _log.warning(
+                        "no step ended within %g s of SIGTERM: the process ends without saving one", self._seconds
+                    )
                     self._signals += 1
                     os.kill(os.getpid(), signal.SIGTERM)
                 return
@@ -198,5 +202,6 @@ class EndSignal:
                 store.wait(keys, timedelta(seconds=self._seconds / 3))
                 self._step = max(int(store.get(key)) for key in keys) + 1
             except (RuntimeError, ValueError) as silent:
-                _log.warning("after SIGTERM the ranks could not agree on a step: %s", str(silent).partition("\n")[0])
+                cause = str(silent).partition("\n")[0]
+                _log.warning("after SIGTERM the ranks agreed on no step, so each saves its own: %s", cause)
         self._decided.set()

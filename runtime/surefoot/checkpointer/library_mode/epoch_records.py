@@ -100,9 +100,13 @@ def parse_records(copies: Mapping[int, Sequence[str | TierError]]) -> dict[int, 
         texts = [answer for answer in answers if isinstance(answer, str)]
         good = [record for text in texts if (record := _read(text)) is not None and record.entry.epoch == epoch]
         if len(good) < len(texts):
-            log.warning("%d of %d records of epoch %d are damaged", len(texts) - len(good), len(answers), epoch)
+            log.warning(
+                "%d of %d copies of the record of epoch %d are damaged", len(texts) - len(good), len(answers), epoch
+            )
         if good and silent:
-            log.warning("a record of epoch %d cannot be read, its twin is: %s", epoch, silent[0])
+            log.warning(
+                "one copy of the record of epoch %d cannot be read, the other one is used: %s", epoch, silent[0]
+            )
         records[epoch] = good[0] if good else next(iter(silent), None)
     return records
 

@@ -137,8 +137,8 @@ class InProcessBackend:
             raise LastStepNotSaved(step, self.saved_step or restored, cause)
         if step != restored and self._targets.retention is not None and self._targets.retention.outdone:
             cause = (
-                "another program began a newer epoch in this folder and saved: later starts go on from there, and leave"
-                " the branch that this one saved on"
+                "another program began a newer epoch in this folder and saved: later starts continue from its checkpoints,"
+                " not from this program's"
             )
             raise LastStepNotSaved(step, restored, cause)
 

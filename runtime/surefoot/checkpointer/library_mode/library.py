@@ -81,9 +81,11 @@ class Allowed:
         """Reads what the variables say. Raises ConfigurationError that names one."""
         step, second = environment.get(ACCEPT_STEP), environment.get(SECOND_WRITER)
         if step and not (step.isascii() and step.isdecimal()):
-            raise ConfigurationError(f"{ACCEPT_STEP} is {step!r}: it takes the step to go on from, 0 for the beginning")
+            raise ConfigurationError(
+                f"{ACCEPT_STEP} is {step!r}: set it to the step to continue from, 0 for the beginning"
+            )
         if second and second != "allow":
-            raise ConfigurationError(f"{SECOND_WRITER} is {second!r}: it takes allow, or nothing")
+            raise ConfigurationError(f"{SECOND_WRITER} is {second!r}: set it to allow, or leave it out")
         return cls(int(step) if step else None, bool(second))
 
 
@@ -166,7 +168,7 @@ def _settled(
             return reading
         parent = reading.newest_good(bad)
         if allowed.step == (parent.step if parent is not None else 0):
-            log.warning("%s; the job goes on from step %d, as %s says", doubt.reason, allowed.step, ACCEPT_STEP)
+            log.warning("%s; the job continues from step %d because %s is set", doubt.reason, allowed.step, ACCEPT_STEP)
             return reading
         if not patience.wait(f"{tier.place}: {doubt.reason}", doubt.seconds):
             raise Unreadable(_doubtful(reading, doubt.reason, parent))
@@ -197,7 +199,7 @@ def _look(tier: ObjectStoreTier, before: int | None = None) -> FolderReading:
     told = reasons(surveyed, covers, unsure)
     for checkpoint in set(surveyed.seen) - set(complete) - told.keys():
         told[checkpoint] = (
-            "another start of this job went on from an older step, and saved: it is on no branch that counts"
+            "another start of this job continued from an older step and saved, so the current branch does not have it"
         )
     return FolderReading(
         tier.place,
@@ -219,7 +221,7 @@ def _named_newest(tier: ObjectStoreTier, before: int | None) -> tuple[Checkpoint
     try:
         named = patiently(tier.named_newest)
     except (TierUnavailable, Corrupt) as problem:
-        log.warning("which checkpoint was the newest is not known: %s", problem)
+        log.warning("the record of the newest checkpoint cannot be used, only the listing: %s", problem)
         return None, str(problem)
     return (None if named is not None and before is not None and named.epoch >= before else named), ""
 
@@ -262,7 +264,7 @@ def _chosen(
     if parent is not None:
         for checkpoint in sorted((c for c in told if c.step > parent.step), key=lambda c: c.step, reverse=True):
             log.warning(
-                "%s is passed over: %s; %s is restored. It stays, and counts again as long as no newer step is saved",
+                "%s is not restored: %s; %s is restored instead. The next start tries the former again if no newer step is saved",
                 checkpoint,
                 told[checkpoint],
                 parent,
@@ -276,10 +278,11 @@ def _chosen(
 
 
 def _doubtful(reading: FolderReading, reason: str, parent: Checkpoint | None) -> str:
-    older = f"{parent} is the newest that can be restored" if parent is not None else "no other can be restored"
+    older = f"{parent} is the newest that can be restored" if parent is not None else "no checkpoint can be restored"
     return (
-        f"{reading.place}: {reason}; {older}, so nothing is begun, written or removed there. Put back what is missing, or"
-        f" make it readable; {ACCEPT_STEP}={parent.step if parent is not None else 0} goes on without it"
+        f"{reading.place}: {reason}; {older}. This start is refused, and wrote and removed nothing there. Put the missing"
+        " files back or make them readable, or set"
+        f" {ACCEPT_STEP}={parent.step if parent is not None else 0} to continue without them"
     )
 
 
@@ -289,6 +292,6 @@ def _nothing(reading: FolderReading, told: Mapping[Checkpoint, str]) -> str:
     listed = "; ".join(f"{checkpoint}: {told[checkpoint]}" for checkpoint in newest_first[:_MOST_TOLD])
     more = f"; and {len(newest_first) - _MOST_TOLD} more" if len(newest_first) > _MOST_TOLD else ""
     return (
-        f"{reading.place} has checkpoints and none can be restored, so nothing is begun, written or removed there: "
-        f"{listed}{more}. Put the named files back from a copy, or begin anew under another job= or folder="
+        f"{reading.place} has checkpoints and none can be restored. This start is refused, and wrote and removed nothing"
+        f" there: {listed}{more}. Put the named files back from a copy, or start from step 0 under another job= or folder="
     )

@@ -131,13 +131,16 @@ def wait_for_former_writers(
         while (verdict := former.look(own)) in ("writes", "unknown"):
             who = f"{tier.place}: {former.name}"
             if verdict == "writes" and allowed:
-                log.error("%s writes here too, as epoch %d: the newer start counts from here on", who, epoch)
+                log.error(
+                    "%s writes here too, as epoch %d: later starts continue from the newer program's checkpoints",
+                    who,
+                    epoch,
+                )
                 break
             if not patience.wait(f"{who} has not ended its epoch {epoch}", FORMER_WRITER_SECONDS):
                 raise OtherWriter(
-                    f"{who} still writes here, as epoch {epoch}: two at once would undo each other's work. End it, or"
-                    " give this one a job= or a folder= of its own; to start nevertheless set"
-                    " SUREFOOT_SECOND_WRITER=allow"
+                    f"{who} still writes here, as epoch {epoch}: two programs would undo each other's work. End that one, or"
+                    " give this one its own job= or folder=; to start nevertheless, set SUREFOOT_SECOND_WRITER=allow"
                 )
         if verdict == "ended":
             answered(tier.place, partial(tier.epochs.end_beats, epoch))
@@ -166,7 +169,7 @@ class WriterWatch:
             try:
                 self.overtaken = tier.epochs.is_overtaken(self._epoch)
             except TierError as silent:
-                log.info("whether another program writes to %s is not known: %s", tier.place, silent)
+                log.info("cannot check whether another program writes to %s: %s", tier.place, silent)
         if self.overtaken:
             self._saves += 1
             if self._saves >= self._next_line:
@@ -182,6 +185,6 @@ class WriterWatch:
             mark = None
         who = str(mark) if mark is not None else "another start"
         return (
-            f"{tier.place}: {who} has begun epoch {self._epoch + 1} beside this program's epoch {self._epoch}. What that one"
-            " saves counts from then on, and what this one saves is on a branch that later starts leave: end one of them"
+            f"{tier.place}: {who} has begun epoch {self._epoch + 1} beside this program's epoch {self._epoch}. Later"
+            " starts continue from the other program's checkpoints and ignore this one's: end one of the two programs"
         )

@@ -61,9 +61,9 @@ def doubt_of(reading: FolderReading, bad: frozenset[Checkpoint]) -> Doubt | None
         )
     named = reading.named
     if named is not None and named not in reading.seen | bad and _is_missed(named, parent):
-        return Doubt(f"newest.json names {named}, and nothing of it is there", MISSING_SECONDS)
+        return Doubt(f"newest.json names {named}, but no file of it exists", MISSING_SECONDS)
     if reading.named_problem and parent is None and not bad:
-        return Doubt(f"no checkpoint is there that can be restored, and {reading.named_problem}", MISSING_SECONDS)
+        return Doubt(f"no checkpoint can be restored, and {reading.named_problem}", MISSING_SECONDS)
     return None
 
 

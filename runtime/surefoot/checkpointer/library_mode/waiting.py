@@ -69,7 +69,7 @@ class Patience:
         if spent >= seconds:
             return False
         if spent >= self._next_line:
-            log.warning("%s: asked again for up to %.0f s, for %.0f s until now", reason, seconds, spent)
+            log.warning("%s: retried for up to %.0f s, %.0f s have passed", reason, seconds, spent)
             self._next_line = max(1.0, 2 * spent)
         self._tries += 1
         self._sleep(min(_WAITS.seconds(self._tries, random.random()), seconds - spent))

@@ -119,7 +119,7 @@ class OwnPace:
         try:
             thread.start()
         except RuntimeError as refused:  # no more threads are allowed
-            _log.warning("whether this rank works or waits is not measured: %s", refused)
+            _log.warning("this rank cannot measure whether it works or waits: %s", refused)
             self.disown()
             return
         self._thread = thread

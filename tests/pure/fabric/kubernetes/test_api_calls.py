@@ -116,4 +116,4 @@ def test_a_long_reason_keeps_both_its_ends() -> None:
     assert said.startswith("begins word")
     assert said.endswith("word ends")
     assert len(said) < 720
-    assert ApiRefused("POST pods", 403, "Forbidden", "").sentence == "it gave no reason"
+    assert ApiRefused("POST pods", 403, "Forbidden", "").sentence == "the API server gave no reason"

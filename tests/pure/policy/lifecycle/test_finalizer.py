@@ -164,7 +164,10 @@ def test_nobody_is_stuck_with_what_cannot_be_deleted() -> None:
     assert [a for a in made.actions if isinstance(a, SetFinalizer)] == [SetFinalizer(False)]
     (event,) = made.events
     assert event.warning
-    assert event.message == "s3://bucket/prefix/uid-1 was not deleted in 3 attempts (AccessDenied); delete it by hand"
+    assert (
+        event.message
+        == "s3://bucket/prefix/uid-1 was not deleted in 3 attempts (AccessDenied); delete that folder by hand"
+    )
 
 
 QUOTA = "failed quota: team: must specify limits.cpu for: delete (403 Forbidden: …)"

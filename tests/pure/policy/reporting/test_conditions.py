@@ -111,7 +111,7 @@ def protected(racks: tuple[str, ...] = ()) -> str:
 def test_the_spread_of_copies_is_told() -> None:
     assert protected() == "a complete checkpoint has 2 copies on 2 nodes"
     assert protected(("r1", "r2", "r3")) == "a complete checkpoint has 2 copies in 2 racks"
-    assert protected(("r1", "r1", "r2")) == "a complete checkpoint has 2 copies, of some ranks all within 1 rack"
+    assert protected(("r1", "r1", "r2")) == "a complete checkpoint has 2 copies, for some ranks all within 1 rack"
     assert protected(("r1", "r1", "r1")) == "a complete checkpoint has 2 copies on 2 nodes", "there is one rack only"
 
 
@@ -123,7 +123,7 @@ def test_records_that_break_a_bound_are_told_by_name_and_training_goes_on() -> N
     assert found is not None
     assert (found.status, found.reason, found.message) == ("True", "OutOfBounds", f"{why} (and 1 more)")
     assert [e.message for e in made.events if e.reason == "RecordsRefused"] == [
-        f"not read, and nothing is planned from it: {why} (and 1 more)"
+        f"ignored a record of this job: {why} (and 1 more)"
     ]
     assert (made.status.phase, made.actions) == ("Running", plan(running()).actions)
     assert not [e for e in plan(replace(seen, status=made.status)).events if e.reason == "RecordsRefused"]

@@ -46,9 +46,11 @@ def test_an_event_is_recorded_when_a_refusal_begins_and_seldom_after() -> None:
     (event,) = first.events
     assert event.warning
     assert event.reason == "ApiRefused"
-    assert event.message == "failed quota (403 Forbidden: create pods team/p0); it is asked again"
+    assert event.message == "failed quota (403 Forbidden: create pods team/p0); the operator retries this call"
     later = refusal_events((refused(), refused(1)), first.told, 1.0)
-    assert [e.message for e in later.events] == ["failed quota (403 Forbidden: create pods team/p1); it is asked again"]
+    assert [e.message for e in later.events] == [
+        "failed quota (403 Forbidden: create pods team/p1); the operator retries this call"
+    ]
     assert refusal_events((refused(),), later.told, AGAIN_SECONDS - 1).events == ()
     assert len(refusal_events((refused(),), later.told, AGAIN_SECONDS).events) == 1
     assert refusal_events((), later.told, 2.0).told == {}  # over: its next beginning is news
@@ -57,7 +59,10 @@ def test_an_event_is_recorded_when_a_refusal_begins_and_seldom_after() -> None:
 def test_a_job_without_a_plan_says_why_and_keeps_all_else() -> None:
     status = running().status
     told = unplanned(status, (refused(),), 7.0)
-    assert told.message == "failed quota (403 Forbidden: create pods team/p0): nothing is planned for this job"
+    assert (
+        told.message
+        == "failed quota (403 Forbidden: create pods team/p0); until the server accepts it, Surefoot plans nothing for this job"
+    )
     assert (told.phase, told.world, told.step) == (status.phase, status.world, status.step)
     assert unplanned(told, (refused(),), 9.0) == told
     assert unplanned(status, (), 7.0) == status

@@ -33,7 +33,9 @@ def told(status: JobStatus) -> str:
 def test_what_is_not_known_is_not_called_starting() -> None:
     made = plan(taken_over())
     assert made.status.phase == "Running"
-    assert made.status.message == ("workers 0, 1, 2 not heard of since this leader began; the last known step is 668")
+    assert made.status.message == (
+        "workers 0, 1, 2 have not connected to this operator since it began to lead; the last known step is 668"
+    )
     assert told(made.status) == ""
     assert made.wake_after_seconds is not None
     assert made.wake_after_seconds <= UNHEARD_SECONDS
@@ -41,7 +43,9 @@ def test_what_is_not_known_is_not_called_starting() -> None:
 
 def test_a_worker_that_does_not_come_is_an_event_once() -> None:
     made = plan(taken_over(UNHEARD_SECONDS, heard=1))
-    assert told(made.status).startswith("False: workers 1, 2 not heard of since this leader began")
+    assert told(made.status).startswith(
+        "False: workers 1, 2 have not connected to this operator since it began to lead"
+    )
     (event,) = [e for e in made.events if e.reason == "AgentsUnheard"]
     assert event.warning
     assert "surefoot doctor --network" in event.message
@@ -53,7 +57,7 @@ def test_a_worker_that_does_not_come_is_an_event_once() -> None:
     next_leader = replace(again, term_seconds=again.now - 1)
     assert told(plan(next_leader).status) == told(made.status)  # it waits before it says anything else
     whole = replace(again, sessions=taken_over(UNHEARD_SECONDS + 5, heard=3).sessions)
-    assert told(plan(whole).status) == "True: every worker of the world was heard of"
+    assert told(plan(whole).status) == "True: every worker of the world has connected"
 
 
 def test_nobody_is_missing_where_all_came_or_their_pods_do_not_run() -> None:

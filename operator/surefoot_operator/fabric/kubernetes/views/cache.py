@@ -141,7 +141,7 @@ class ClusterCache:
         for feed in self._feeds:
             if not feed.fresh:
                 if feed.refusal:
-                    raise ViewRefused(f"{feed.refusal}; nothing is planned without this view")
+                    raise ViewRefused(f"{feed.refusal}; without this view Surefoot plans nothing")
                 raise FabricError(
                     f"the watch of {feed.path} is stale: the API server does not answer; nothing is planned"
                 )
