@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -257,7 +258,7 @@ def test_an_overtaken_program_says_so_and_removes_nothing_that_the_other_may_sta
     second = program(24, pace=0.05, SUREFOOT_SECOND_WRITER="allow")
     assert second.ended() == 0
     assert "writes here too, as epoch 1" in second.text()
-    restored = int(second.text().partition("restored ")[2].split()[0])
+    [restored] = map(int, re.findall(r"^restored (\d+)$", second.text(), re.MULTILINE))
     first.wait_for("has begun epoch 2 beside this program's epoch 1")
     (tmp_path / "stop").touch()
     assert first.ended() == 1, "its last step is on a branch that nobody takes up"

@@ -50,7 +50,9 @@ class Stand:
         self.server, self.operator = server, operator
 
     async def read(self, path: str) -> tuple[int, str]:
-        url = f"http://127.0.0.1:{self.operator._probes.port}{path}"
+        probes = self.operator._probes
+        port = probes.metrics_port if path == "/metrics" else probes.port
+        url = f"http://127.0.0.1:{port}{path}"
         async with aiohttp.ClientSession() as session, session.get(url) as answer:
             return answer.status, await answer.text()
 
@@ -117,6 +119,7 @@ async def begin(server_and_client: tuple[MemoryApi, Any]) -> AsyncIterator[Calla
             "ws://127.0.0.1/v1/agents",
             coordinator_port=0,
             metrics_port=0,
+            probe_port=0,
             node_reports=False,
         )
         operator = ClusterOperator(Api(client, refused=RefusedCalls(0.3)), settings)
