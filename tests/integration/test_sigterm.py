@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,26 +16,31 @@ PROGRAM = """
 import os, signal, sys, time
 import torch, surefoot
 
-handler, folder = sys.argv[1:]
+handler, folder, interval, stands = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4:] == ["stands"]
 stop = []
 if handler == "before":
-    signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
+    signal.signal(signal.SIGTERM, lambda *_: (print("handled", flush=True), stop.append(1)))
 if "LOCAL_RANK" in os.environ:
     torch.distributed.init_process_group("gloo")
 rank = int(os.environ.get("RANK", "0"))
 model = torch.nn.Linear(4, 1)
-checkpointer = surefoot.Checkpointer(model=model, folder=folder, interval_steps=10**6)
+checkpointer = surefoot.Checkpointer(model=model, folder=folder, interval_steps=interval)
 start = checkpointer.restore()
 if handler == "after":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
-print("from", start, flush=True)
+if rank == 0:
+    print("from", start, flush=True)
 for step in range(start + 1, 10**6):
     if "LOCAL_RANK" in os.environ:
         torch.distributed.all_reduce(torch.ones(1))
     time.sleep(0.01)
     checkpointer.step(1.0)
-    if step == start + 5 and rank == 0:
-        print("trains", os.getpid(), flush=True)
+    if step == start + 5:
+        if rank == 0:
+            print("trains", os.getpid(), flush=True)
+        until = time.monotonic() + 100
+        while stands and not stop and time.monotonic() < until:
+            time.sleep(0.05)  # an evaluation
     if stop:
         print("stopped behind", step, flush=True)
         checkpointer.close()
@@ -41,42 +48,114 @@ for step in range(start + 1, 10**6):
 """
 
 
-def life(command: list[str], *, to_rank: bool = False) -> tuple[int, int, str]:
-    """Starts it and asks it to end; from which step it went on, its exit code and its log."""
-    start, lines = -1, []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            lines.append(line)
-            words = line.split()
-            if words[:1] == ["from"]:
-                start = int(words[1])
-            if words[:1] == ["trains"]:
-                os.kill(int(words[1]) if to_rank else process.pid, signal.SIGTERM)
-        code = process.wait(60)
-    return start, code, "".join(lines)
+class Life:
+    """One run of the program, asked to end at the fifth step."""
+
+    def __init__(self, command: list[str], *, to_rank: bool = False, gaps: tuple[float, ...] = (), **variables: str):
+        self.start, self.code, self.asked_at, lines = -1, 0, 0.0, []
+        environment = {**os.environ, **variables}
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                lines.append(line)
+                words = line.split()
+                if words[:1] == ["from"]:
+                    self.start = int(words[1])
+                if words[:1] == ["trains"]:
+                    target, self.asked_at = int(words[1]) if to_rank else process.pid, time.monotonic()
+                    os.kill(target, signal.SIGTERM)
+                    for gap in gaps:
+                        time.sleep(gap)
+                        os.kill(target, signal.SIGTERM)
+            self.code = process.wait(60)
+        self.seconds = time.monotonic() - self.asked_at
+        """From the signal to the end."""
+        self.text = "".join(lines)
+
+
+def alone(handler: str, folder: Path, interval: int = 10**6, *more: str) -> list[str]:
+    return [sys.executable, "-W", "ignore", "-c", PROGRAM, handler, str(folder), str(interval), *more]
+
+
+def by_torchrun(handler: str, folder: Path, file: Path) -> list[str]:
+    file.write_text(PROGRAM, encoding="utf-8")
+    torchrun = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    return [*torchrun, str(file), handler, str(folder), str(10**6)]
+
+
+def saved_steps(text: str) -> list[int]:
+    return [int(step) for step in re.findall(r"SIGTERM: step (\d+) is saved", text)]
 
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("handler", "code"), [("none", -signal.SIGTERM), ("before", 3), ("after", 5)])
 def test_the_step_is_saved_and_the_script_s_own_handler_still_runs(handler: str, code: int, tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "ignore", "-c", PROGRAM, handler, str(tmp_path)]
-    start, ended, said = life(command)
-    assert (start, ended) == (0, code), said
-    again, _, said = life(command)
-    assert again >= 5, said
+    first = Life(alone(handler, tmp_path))
+    assert (first.start, first.code) == (0, code), first.text
+    [saved] = saved_steps(first.text)
+    assert saved >= 5
+    assert first.text.count("handled") == (1 if handler == "before" else 0)
+    second = Life(alone(handler, tmp_path))
+    assert second.start == saved, second.text
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("to_rank", [False, True], ids=["to all by torchrun", "to one rank"])
 def test_all_ranks_save_one_step(to_rank: bool, tmp_path: Path) -> None:
-    file = tmp_path / "train.py"
-    file.write_text(PROGRAM, encoding="utf-8")
-    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += [str(file), "none", str(tmp_path / "saved")]
-    start, ended, said = life(command, to_rank=to_rank)
-    assert start == 0, said
-    assert ended != 0
-    assert said.count("is saved") == 2, said
-    again, _, said = life(command)
-    assert again >= 5, said
+    command = by_torchrun("none", tmp_path / "saved", tmp_path / "train.py")
+    first = Life(command, to_rank=to_rank)
+    assert first.start == 0, first.text
+    assert first.code != 0
+    steps = saved_steps(first.text)
+    assert len(steps) == 2, first.text
+    assert steps[0] == steps[1] >= 5, first.text
+    second = Life(command)
+    assert second.start == steps[0], second.text
+
+
+@pytest.mark.timeout(120)
+def test_a_notice_that_comes_twice_is_one(tmp_path: Path) -> None:
+    """Slurm signals torchrun and its ranks, and torchrun passes its own signal on."""
+    first = Life(alone("none", tmp_path), gaps=(0.0, 0.02))
+    assert first.code == -signal.SIGTERM
+    [saved] = saved_steps(first.text)
+    assert Life(alone("none", tmp_path)).start == saved
+
+
+@pytest.mark.timeout(120)
+def test_a_later_second_one_ends_at_once(tmp_path: Path) -> None:
+    first = Life(alone("none", tmp_path, 10**6, "stands"), gaps=(4.0,))
+    assert first.code == -signal.SIGTERM, first.text
+    assert first.seconds < 10, "the period of grace is 25 s"
+    assert not saved_steps(first.text)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("handler", "code"), [("none", -signal.SIGTERM), ("before", 3)])
+def test_it_is_passed_on_where_no_step_ends(handler: str, code: int, tmp_path: Path) -> None:
+    first = Life(alone(handler, tmp_path, 10**6, "stands"), SUREFOOT_SIGTERM_SECONDS="4")
+    assert first.code == code, first.text
+    assert first.seconds >= 4, first.text
+    assert "4 s have passed; the newest step saved here is 0" in first.text
+    assert first.text.count("handled") == (1 if handler == "before" else 0)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("handler", "code"), [("none", -signal.SIGTERM), ("before", 3)])
+def test_between_steps_it_is_passed_on_once_the_last_one_is_saved(handler: str, code: int, tmp_path: Path) -> None:
+    first = Life(alone(handler, tmp_path, 5, "stands"), SUREFOOT_SIGTERM_SECONDS="20")
+    assert first.code == code, first.text
+    assert first.seconds < 20, first.text
+    assert "the last step is saved" in first.text
+    assert first.text.count("handled") == (1 if handler == "before" else 0)
+    assert Life(alone("none", tmp_path, 5)).start == 5
+
+
+@pytest.mark.timeout(120)
+def test_nought_seconds_leave_it_alone(tmp_path: Path) -> None:
+    first = Life(alone("none", tmp_path), SUREFOOT_SIGTERM_SECONDS="0")
+    assert first.code == -signal.SIGTERM
+    assert not saved_steps(first.text)
+    assert Life(alone("none", tmp_path)).start == 0

@@ -111,7 +111,7 @@ def _following(leaf: str, what: Saved, was: Saved, parameter: torch.Tensor) -> S
 def _put(
     here: BuiltOptimizer, tree: Mapping[Any, Any], saved: Mapping[str, Saved], home: Home, live: Mapping[Any, Any]
 ) -> Any:
-    made = {mark.name: _reused(None, mark, saved, home) for mark in marks(tree)}
+    made = {mark.name: _reused(here.tensors.get(mark.name), mark, saved, home) for mark in marks(tree)}
     return put_together(dict(tree), made.__getitem__, dict(live), here.name)
 
 
