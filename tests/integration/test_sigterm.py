@@ -28,6 +28,9 @@ checkpointer = surefoot.Checkpointer(model=model, folder=folder, interval_steps=
 start = checkpointer.restore()
 if handler == "after":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
+if handler == "around":
+    inner = signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, lambda *about: (print("handled", flush=True), inner(*about), sys.exit(6)))
 if rank == 0:
     print("from", start, flush=True)
 for step in range(start + 1, 10**6):
@@ -90,13 +93,13 @@ def saved_steps(text: str) -> list[int]:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(("handler", "code"), [("none", -signal.SIGTERM), ("before", 3), ("after", 5)])
+@pytest.mark.parametrize(("handler", "code"), [("none", -signal.SIGTERM), ("before", 3), ("after", 5), ("around", 6)])
 def test_the_step_is_saved_and_the_script_s_own_handler_still_runs(handler: str, code: int, tmp_path: Path) -> None:
     first = Life(alone(handler, tmp_path))
     assert (first.start, first.code) == (0, code), first.text
     [saved] = saved_steps(first.text)
     assert saved >= 5
-    assert first.text.count("handled") == (1 if handler == "before" else 0)
+    assert first.text.count("handled") == (1 if handler in ("before", "around") else 0)
     second = Life(alone(handler, tmp_path))
     assert second.start == saved, second.text
 

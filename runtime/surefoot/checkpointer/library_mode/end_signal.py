@@ -49,6 +49,16 @@ def grace_seconds(environment: Mapping[str, str] = os.environ) -> float:
     return seconds
 
 
+class _Handler:
+    """What SIGTERM calls, and what it called before: a script's handler set later may call this one in turn."""
+
+    def __init__(self, ending: EndSignal, previous: Any) -> None:
+        self.ending, self.previous = ending, previous
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.ending.count(self, frame)
+
+
 class EndSignal:
     """Takes SIGTERM for one rank until it is closed."""
 
@@ -58,7 +68,7 @@ class EndSignal:
         self._first = math.inf
         """When the first signal came."""
         self._store_look = 0.0
-        self._previous: Any = signal.SIG_DFL
+        self._handler = _Handler(self, signal.SIG_DFL)
         self._lock = threading.Lock()
         self._finished_step = 0
         self._published = False
@@ -78,7 +88,7 @@ class EndSignal:
         if not self._taken:
             return False
         main = threading.current_thread() is threading.main_thread()
-        if main and not self._published and signal.getsignal(signal.SIGTERM) != self._handle:
+        if main and not self._published and signal.getsignal(signal.SIGTERM) is not self._handler:
             self._take()  # the script, or its framework, has set a handler of its own since: it runs behind the save
         with self._lock:
             self._finished_step, published = step, self._published
@@ -87,6 +97,20 @@ class EndSignal:
         self._decided.wait(self.seconds_left)  # a store may hang: then this step is saved
         self._ends = self._step is None or step >= self._step
         return self._ends
+
+    def count(self, handler: _Handler, frame: FrameType | None) -> None:
+        """Takes a signal: the first one for the thread; a later one, and a child's, is what it was before."""
+        now = time.monotonic()
+        self._first = min(self._first, now)
+        over = self._passed or self._closed.is_set() or os.getpid() != self._process
+        if not over and now - self._first < SAME_NOTICE_SECONDS:
+            return
+        if signal.getsignal(signal.SIGTERM) is handler:
+            self._passed, self._taken = True, False
+            signal.signal(signal.SIGTERM, handler.previous)
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif callable(handler.previous):  # called by the script's own handler, which runs already
+            handler.previous(signal.SIGTERM, frame)
 
     @property
     def seconds_left(self) -> float:
@@ -103,8 +127,9 @@ class EndSignal:
             return
         self._passed = True
         self.close()
-        if callable(self._previous) and threading.current_thread() is threading.main_thread():
-            self._previous(signal.SIGTERM, None)
+        previous = self._handler.previous
+        if callable(previous) and threading.current_thread() is threading.main_thread():
+            previous(signal.SIGTERM, None)
         else:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -119,36 +144,28 @@ class EndSignal:
         self._closed.set()
         if self._taken and os.getpid() == self._process and threading.current_thread() is threading.main_thread():
             self._taken = False
-            if signal.getsignal(signal.SIGTERM) == self._handle:
-                signal.signal(signal.SIGTERM, self._previous)
+            if signal.getsignal(signal.SIGTERM) is self._handler:
+                signal.signal(signal.SIGTERM, self._handler.previous)
 
     def disown(self) -> None:
         """In a forked child: SIGTERM means what it meant before."""
         self._closed.set()
-        if self._taken and signal.getsignal(signal.SIGTERM) == self._handle:
-            signal.signal(signal.SIGTERM, self._previous)
+        if self._taken and signal.getsignal(signal.SIGTERM) is self._handler:
+            signal.signal(signal.SIGTERM, self._handler.previous)
         self._taken = False
 
     def _take(self) -> bool:
         present = signal.getsignal(signal.SIGTERM)
         if present is signal.SIG_IGN or present is None:
             return False  # ignored on purpose, or handled outside of Python
+        handler = _Handler(self, present)
         try:
-            signal.signal(signal.SIGTERM, self._handle)
+            signal.signal(signal.SIGTERM, handler)
         except ValueError:  # only the main thread may
             _log.warning("SIGTERM saves nothing: the Checkpointer was made outside of the main thread")
             return False
-        self._previous = present
+        self._handler = handler
         return True
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
-        self._first = min(self._first, now)
-        if not self._passed and now - self._first < SAME_NOTICE_SECONDS and os.getpid() == self._process:
-            return
-        self._passed, self._taken = True, False  # a further one ends at once, and so does a child's first
-        signal.signal(number, self._previous)
-        os.kill(os.getpid(), number)
 
     # ---- the thread ------------------------------------------------------------------------------------------------
 
