@@ -150,3 +150,4 @@ def test_a_trainer_killed_behind_its_last_step_makes_none_more(tmp_path: Path) -
     report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     assert report["max_parameter_difference"] == 0
     assert report["steps"] == 30
+    assert [incident["kind"] for incident in report["incidents"]] == ["trainer-failed"]

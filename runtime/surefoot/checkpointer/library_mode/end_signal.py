@@ -58,6 +58,9 @@ class _Handler:
     def __call__(self, number: int, frame: FrameType | None) -> None:
         self.ending.count(self, frame)
 
+    def is_installed(self) -> bool:
+        return signal.getsignal(signal.SIGTERM) is self
+
 
 class EndSignal:
     """Takes SIGTERM for one rank until it is closed."""
@@ -84,11 +87,14 @@ class EndSignal:
             threading.Thread(target=self._watch, name="surefoot-sigterm", daemon=True).start()
 
     def is_due(self, step: int) -> bool:
-        """Whether this finished step is the one to save and end with; waits for the ranks' agreement once one is asked."""
+        """Whether this finished step is the one to save and end with.
+
+        Once a rank is asked to end, it waits for their agreement.
+        """
         if not self._taken:
             return False
         main = threading.current_thread() is threading.main_thread()
-        if main and not self._published and signal.getsignal(signal.SIGTERM) is not self._handler:
+        if main and not self._published and not self._handler.is_installed():
             self._take()  # the script, or its framework, has set a handler of its own since: it runs behind the save
         with self._lock:
             self._finished_step, published = step, self._published
@@ -99,13 +105,13 @@ class EndSignal:
         return self._ends
 
     def count(self, handler: _Handler, frame: FrameType | None) -> None:
-        """Takes a signal: the first one for the thread; a later one, and a child's, is what it was before."""
+        """Takes the first signal for the thread; a later one, and a child's, is what it was before."""
         now = time.monotonic()
         self._first = min(self._first, now)
         over = self._passed or self._closed.is_set() or os.getpid() != self._process
         if not over and now - self._first < SAME_NOTICE_SECONDS:
             return
-        if signal.getsignal(signal.SIGTERM) is handler:
+        if handler.is_installed():
             self._passed, self._taken = True, False
             signal.signal(signal.SIGTERM, handler.previous)
             os.kill(os.getpid(), signal.SIGTERM)
@@ -117,7 +123,10 @@ class EndSignal:
         return max(0.0, self._deadline - time.monotonic())
 
     def wait_for_others(self) -> None:
-        """Waits until every rank has saved: a launcher kills the others as soon as it sees the first one end."""
+        """Waits until every rank has saved.
+
+        A launcher kills the others as soon as it sees the first one end.
+        """
         if self._world.size > 1 and self._tell_all("saved", "1", self.seconds_left / 2) is None:
             _log.warning("after SIGTERM not every rank is known to have saved step %d", self._finished_step)
 
@@ -144,13 +153,13 @@ class EndSignal:
         self._closed.set()
         if self._taken and os.getpid() == self._process and threading.current_thread() is threading.main_thread():
             self._taken = False
-            if signal.getsignal(signal.SIGTERM) is self._handler:
+            if self._handler.is_installed():
                 signal.signal(signal.SIGTERM, self._handler.previous)
 
     def disown(self) -> None:
         """In a forked child: SIGTERM means what it meant before."""
         self._closed.set()
-        if self._taken and signal.getsignal(signal.SIGTERM) is self._handler:
+        if self._taken and self._handler.is_installed():
             signal.signal(signal.SIGTERM, self._handler.previous)
         self._taken = False
 
