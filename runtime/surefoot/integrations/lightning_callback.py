@@ -60,7 +60,10 @@ class SurefootCallback(Checkpoint):
         self._step, self._loss = trainer.global_step, 0.0
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Gives Lightning this epoch's length: it keeps the one that it read when the fit began, and they differ by one."""
+        """Gives Lightning this epoch's length.
+
+        It keeps the one that it read when the fit began, and they differ by one.
+        """
         loop = trainer.fit_loop
         combined, limit, interval = loop._combined_loader, trainer.limit_train_batches, trainer.val_check_interval
         if combined is None or loop.max_batches == inf:
