@@ -70,7 +70,10 @@ def stop_requests() -> Iterator[StopRequest]:
 
 @contextlib.contextmanager
 def signals_ignored() -> Iterator[None]:
-    """Ignores stop signals while the context lasts: a second Ctrl-C must not stop the clean-up that the first one began."""
+    """Ignores stop signals while the context lasts.
+
+    A second Ctrl-C must not stop the clean-up that the first one began.
+    """
     former = {
         number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     }
