@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -102,3 +103,51 @@ def test_a_finished_run_that_is_started_again_changes_nothing(kind: str, tmp_pat
         ends.append(json.loads(ended.stdout.splitlines()[-1]))
     assert ends[0][0] > 0
     assert ends[1:] == [ends[0], ends[0]]
+
+
+TRAINER = """
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from surefoot.integrations.hugging_face_trainer import surefoot_trainer
+
+torch.manual_seed(7)
+rows = torch.randint(0, 64, (512, 16))
+config = GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
+args = TrainingArguments("out", max_steps=30, save_strategy="no", report_to=[], use_cpu=True, seed=7, disable_tqdm=True,
+                         learning_rate=1e-2, lr_scheduler_type="constant")
+trainer = Trainer(model=GPT2LMHeadModel(config), args=args,
+                  train_dataset=[{"input_ids": row, "labels": row} for row in rows])
+surefoot_trainer(trainer, global_batch=16)
+trainer.train()
+"""
+JOB = """
+apiVersion: surefoot.dev/v1alpha1
+kind: TrainingJob
+metadata: {name: hfend}
+spec:
+  replicas: 1
+  checkpoint: {memory: {intervalSteps: 5, replicas: 1}}
+  template:
+    spec:
+      containers:
+        - {name: trainer, command: [python, train.py]}
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_a_trainer_killed_behind_its_last_step_makes_none_more(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed: make frameworks")
+    (tmp_path / "train.py").write_text(TRAINER, encoding="utf-8")
+    (tmp_path / "job.yaml").write_text(JOB, encoding="utf-8")
+    command = [str(Path(sys.executable).with_name("surefoot")), "local", "-f", "job.yaml", "--nodes", "1"]
+    command += ["--fault", "trainer:0@step=30", "--compare", "--plain", "--report", "report.json"]
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=500, check=False
+    )
+    assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-2000:]
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert report["max_parameter_difference"] == 0
+    assert report["steps"] == 30
+    assert [incident["kind"] for incident in report["incidents"]] == ["trainer-failed"]

@@ -147,7 +147,7 @@ def start_in_process(settings: JobSettings, environment: Mapping[str, str] = os.
     moved(decision)
     sources = (persistent_source(persistent, settings.job),)
     together = RestoreAgreement(world, decision, again, moved)
-    ending = EndSignal(world, about.epoch, grace_seconds())
+    ending = EndSignal(world, about.epoch, grace_seconds(), lambda: link.saved_step)
     return ConnectedBackend(link, settings, sources, LIBRARY_PATIENCE_SECONDS, agreement=together, ending=ending)
 
 

@@ -198,6 +198,7 @@ class Checkpointer:
             saved = self._saver.staged_step == self._step or self._saves.save_for_certain(self._step)
             saved = self._link.flush(ending.seconds_left) and saved
         _log.warning("SIGTERM: step %d is %s", self._step, "saved" if saved else "not saved in time")
+        ending.wait_for_others()
         ending.pass_on()
 
     @contextmanager

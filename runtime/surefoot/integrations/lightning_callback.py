@@ -62,7 +62,7 @@ class SurefootCallback(Checkpoint):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Gives Lightning this epoch's length.
 
-        Lightning keeps the length that it read when the fit began, and the lengths of epochs differ by one.
+        It keeps the one that it read when the fit began, and they differ by one.
         """
         loop = trainer.fit_loop
         combined, limit, interval = loop._combined_loader, trainer.limit_train_batches, trainer.val_check_interval

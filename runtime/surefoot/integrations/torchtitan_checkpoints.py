@@ -21,8 +21,12 @@ from surefoot.errors import ConfigurationError
 _HONOURED = frozenset(
     {"enable", "folder", "interval", "keep_latest_k", "load_step", "enable_first_step_checkpoint", "anew"}
 )
+_INITIAL = "read the weights with Checkpointer.load_weights, or name the job in checkpoint.restoreFrom"
 _REFUSED = {
-    "initial_load_path": "read the weights with Checkpointer.load_weights, or name the job in checkpoint.restoreFrom",
+    "initial_load_path": _INITIAL,
+    "initial_load_model_only": _INITIAL,
+    "initial_load_in_hf": _INITIAL,
+    "initial_load_in_hf_quantized": _INITIAL,
     "last_save_model_only": "the last checkpoint is a whole one; Checkpointer.load_weights reads its model alone",
     "last_save_in_hf": "`surefoot checkpoints export --as safetensors` writes them afterwards",
     "export_dtype": "`surefoot checkpoints export --as safetensors` writes the model's own precision",

@@ -111,7 +111,12 @@ def _following(leaf: str, what: Saved, was: Saved, parameter: torch.Tensor) -> S
 def _put(
     here: BuiltOptimizer, tree: Mapping[Any, Any], saved: Mapping[str, Saved], home: Home, live: Mapping[Any, Any]
 ) -> Any:
-    made = {mark.name: _reused(None, mark, saved, home) for mark in marks(tree)}
+    made = {}
+    for mark in marks(tree):
+        live, saved_as = here.tensors.get(mark.name), saved.get(mark.name)
+        if live is not None and saved_as is not None and dtype_name(live.dtype) != saved_as.dtype:
+            live = None  # filled, it would round what was saved
+        made[mark.name] = _reused(live, mark, saved, home)
     return put_together(dict(tree), made.__getitem__, dict(live), here.name)
 
 

@@ -224,12 +224,15 @@ class OptimizerPart:
                 if before is None or before[0] is not value or type(value) in (dict, list):
                     before = known[key] = (value, self._entries_under(held, key, value))
                 found += before[1]
+        for name, value in (*self._deeper_tensors(loose).items(), *groups.items()):
+            found += self._groups_places.of(name, value, "lowest")
+        return found
+
+    def _deeper_tensors(self, loose: Mapping[Any, Any]) -> dict[str, torch.Tensor]:
         deeper: dict[str, torch.Tensor] = {}
         for key, value in loose.items():
             taken_apart(value, self._loose_name(key), deeper)
-        for name, value in (*deeper.items(), *groups.items()):
-            found += self._groups_places.of(name, value, "lowest")
-        return found
+        return deeper
 
     def _entries_under(self, held: OptimizerParameter, key: Any, value: Any) -> list[Entry]:
         """The entries of one key of a parameter's state."""
@@ -316,7 +319,11 @@ class OptimizerPart:
         groups = self._optimizer.param_groups
         if scratch:
             return BuiltOptimizer(self.name, self._where[0], self._held, groups, self.everywhere, scratch=True)
-        state, tensors = self._inner.state, self._group_tensors()
+        state, tensors = self._inner.state, self._group_tensors() | self._deeper_tensors(self._loose())
+        for held in self._held:
+            for key, value in (state.get(held.parameter) or {}).items():
+                if not self._is_direct(held, key, value):
+                    taken_apart(value, self._state_name(held, key), tensors, join=joined)
         return BuiltOptimizer(
             self.name, self._where[0], self._held, groups, self.everywhere, state, tensors, convert=self._convert
         )
