@@ -113,10 +113,10 @@ def _put(
 ) -> Any:
     made = {}
     for mark in marks(tree):
-        live, saved_as = here.tensors.get(mark.name), saved.get(mark.name)
-        if live is not None and saved_as is not None and dtype_name(live.dtype) != saved_as.dtype:
-            live = None  # filled, it would round what was saved
-        made[mark.name] = _reused(live, mark, saved, home)
+        tensor, saved_as = here.tensors.get(mark.name), saved.get(mark.name)
+        if tensor is not None and saved_as is not None and dtype_name(tensor.dtype) != saved_as.dtype:
+            tensor = None  # filled, it would round what was saved
+        made[mark.name] = _reused(tensor, mark, saved, home)
     return put_together(dict(tree), made.__getitem__, dict(live), here.name)
 
 
