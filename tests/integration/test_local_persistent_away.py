@@ -86,7 +86,7 @@ def test_an_s3_server_that_is_away_stops_no_training_and_promotion_resumes_with_
     assert s3_server.SECRET_KEY not in done.said
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS)
 def test_a_folder_that_went_away_is_named_and_not_made_anew_by_the_next_worker(tmp_path: Path) -> None:
