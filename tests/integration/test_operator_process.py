@@ -70,15 +70,23 @@ def away(tmp_path: Path) -> Iterator[Process]:
         made.running.wait(SECONDS)
 
 
+def readiness(port: str) -> tuple[int, bytes]:
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=SECONDS)
+    with refused.value as error:
+        return error.code, error.read()
+
+
 def test_an_api_server_that_is_away_is_waited_for_and_sigterm_ends_that(away: Process) -> None:
     port = away.says(r"on port (\d+)")[1]
     away.says("the API server did not answer when asked to GET .*surefoot-coordinator-tls")
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=SECONDS) as answer:
         assert answer.status == 200
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=SECONDS)
-    with refused.value as error:
-        assert (error.code, error.read()) == (503, b"waiting for the operator's secrets\n")
+    wanted = (503, b"waiting for the operator's secrets\n")
+    deadline = time.monotonic() + SECONDS
+    while (answer_now := readiness(port)) != wanted:  # what the loop said last, a quarter of a second ago at most
+        assert time.monotonic() < deadline, answer_now
+        time.sleep(0.05)
     away.running.send_signal(signal.SIGTERM)
     assert away.running.wait(SECONDS) == 0
     assert "Traceback" not in away.text()

@@ -6,6 +6,7 @@ Touches the network; run by the composition root from its start.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,6 +19,8 @@ from surefoot_operator import metrics
 TICK_SECONDS = 0.25
 STALLED_SECONDS = 5.0
 """So long may the event loop be without its health being asked: as `LivenessLimits.lag_seconds`."""
+FRESH_SECONDS = 0.5
+"""How long a probe waits for the event loop: a kubelet waits a second for the probe."""
 KEPT_SECONDS = 30.0
 """How long a late moment is remembered: longer than the time between two probes."""
 
@@ -51,8 +54,8 @@ class Probes:
     """Answers probes and metrics, each on a port and in a thread of its own.
 
     A probe fails (503) with the sentences of `unwell` or `unready`; where `unready` has none, `remarks` follow the `ok` in the
-    answer to /readyz. All three are asked in the event loop, a few times a second, because they read what the loop changes; a
-    probe is answered from the last sentences. A loop that does not come to ask is unwell itself.
+    answer to /readyz. All three are asked in the event loop, because they read what the loop changes: a few times a
+    second, and when /readyz is asked. A probe is answered from the last sentences. A loop that does not come to ask is unwell itself.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Probes:
         self._unwell_sentences: Sequence[str] = ()
         self._readiness = _answer(("the operator is starting",))
         self._asking: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._probes = TextServer({"/healthz": self._healthz, "/readyz": self._readyz})
         self._metrics = TextServer({"/metrics": CachedPage(_metrics)})
 
@@ -83,6 +87,7 @@ class Probes:
 
     async def start(self) -> None:
         """Listens. Raises OSError if a port is taken."""
+        self._loop = asyncio.get_running_loop()
         self._ask()
         self._asking = asyncio.create_task(self._ask_always(), name="health")
         self._probes.start("", self._wanted[0])
@@ -111,7 +116,21 @@ class Probes:
         return _answer((*self._unwell_sentences, *stalled))
 
     def _readyz(self) -> Answer:
+        """Has the event loop ask now; where it does not come to that in time, its last answer stands."""
+        asked = threading.Event()
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(self._ask_now, asked)
+        except RuntimeError:  # the loop has ended, and the process is about to
+            return self._readiness
+        asked.wait(FRESH_SECONDS)
         return self._readiness
+
+    def _ask_now(self, asked: threading.Event) -> None:
+        try:
+            self._ask()
+        finally:
+            asked.set()
 
 
 def _metrics() -> Answer:
