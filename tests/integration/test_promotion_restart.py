@@ -107,6 +107,10 @@ def job(redis: HolderServer, s3: S3Server, tmp_path: Path) -> Job:
 
 
 OTHERS = ("layout", "layout beside the save", "digests", "values", "manifest", "newest")
+REPLACED_BY = 2
+"""PutObject requests for one damaged part: a create, which the server refuses since an object has that name, and then,
+once the checksum differs and no manifest names the part, the one that replaces it. A whole part costs none."""
+READS = {"GetObject", "HeadObject", "ListObjectsV2"}
 
 
 def test_a_promotion_outlives_its_agent_and_sends_no_part_twice(job: Job) -> None:
@@ -126,7 +130,9 @@ def test_a_promotion_outlives_its_agent_and_sends_no_part_twice(job: Job) -> Non
     for index in range(manifest.chunks):
         chunk_from(tier, manifest, stream, table, index)  # raises unless every block is what was saved
     tier.close()
-    assert job.finished()["requests"]["PutObject"] == len(OTHERS) - 1, "again is success, and sends no part"
+    requests = job.finished()["requests"]
+    assert requests["GetObject"] > 0, "it read the manifest that is there"
+    assert requests.keys() <= READS, "again is success, and writes nothing"
 
 
 def test_what_an_interrupted_promotion_left_damaged_is_sent_again(job: Job) -> None:
@@ -136,7 +142,7 @@ def test_what_an_interrupted_promotion_left_damaged_is_sent_again(job: Job) -> N
     path, size = tier._names.part(SAVE, min(kept)), kept[min(kept)]
     tier._store.put(path, bytes(size))
     parts = -(-len(job.stream.layout.chunk_starts) // ObjectStoreTier.together)
-    assert job.finished()["requests"]["PutObject"] == parts - len(kept) + 1 + len(OTHERS)
+    assert job.finished()["requests"]["PutObject"] == parts - len(kept) + REPLACED_BY + len(OTHERS)
     (manifest,) = tier.newest()
     stream, table = stream_from(tier, manifest), table_from(tier, manifest)
     for index in range(ObjectStoreTier.together):
