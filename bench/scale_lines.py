@@ -102,6 +102,7 @@ class InstantHolders:
 
     cleaned = False
     layouts_known: frozenset[str] = frozenset()
+    refused: tuple[str, ...] = ()
 
     def __init__(self, seen: Observed, changed: Callable[[bool], None]) -> None:
         self._changed = changed
