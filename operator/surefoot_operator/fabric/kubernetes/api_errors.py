@@ -9,7 +9,7 @@ import re
 
 from surefoot_operator.errors import FabricError
 
-_LONG_VALUE = re.compile(r'"(?:[^"\\]|\\.){80,}"')
+_LONG_VALUE = re.compile(r'"(?=[{\[])(?:[^"\\]|\\.){100,}"')
 """A quoted value, as the server repeats a whole object; what is wrong with it stands behind."""
 _MOST = 700
 TEST_FAILED = "the server rejected our request due to an error in our request"

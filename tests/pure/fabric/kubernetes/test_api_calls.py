@@ -9,7 +9,7 @@ import pytest
 
 from surefoot_operator.fabric.kubernetes.api import refusal
 from surefoot_operator.fabric.kubernetes.api_calls import call_of, cause_of, is_ordinary, is_there
-from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
+from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused, readable
 from surefoot_operator.refused_calls import ApiCall
 
 JOB = "/apis/surefoot.dev/v1alpha1/namespaces/team/trainingjobs/gpt"
@@ -117,3 +117,12 @@ def test_a_long_reason_keeps_both_its_ends() -> None:
     assert said.endswith("word ends")
     assert len(said) < 720
     assert ApiRefused("POST pods", 403, "Forbidden", "").sentence == "the API server gave no reason"
+
+
+def test_the_text_between_two_quoted_names_is_kept() -> None:
+    """A long sentence between two quotes is no quoted value: only a whole object that the server quotes is cut out."""
+    sentence = 'pods "refused-worker-0-1" is forbidden: error looking up service account scenarios/nobody: '
+    sentence += 'serviceaccount "nobody" not found'
+    assert readable(sentence) == sentence
+    long_object = '{\\"apiVersion\\":\\"v1\\",' + "x" * 200 + "}"
+    assert readable(f'Invalid value: "{long_object}": no') == 'Invalid value: "…": no'
