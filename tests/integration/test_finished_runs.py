@@ -94,7 +94,7 @@ else:
 @pytest.mark.parametrize("kind", LOOPS)
 def test_a_finished_run_that_is_started_again_changes_nothing(kind: str, tmp_path: Path) -> None:
     if LOOPS[kind] and importlib.util.find_spec(LOOPS[kind]) is None:
-        pytest.skip(f"{LOOPS[kind]} is not installed: make frameworks")
+        pytest.skip(f"{LOOPS[kind]} is not installed: python -m bench frameworks")
     ends = []
     for _ in range(3):
         command = [sys.executable, "-W", "ignore", "-c", PROGRAM, kind, str(tmp_path)]
@@ -137,7 +137,7 @@ spec:
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_a_trainer_killed_behind_its_last_step_makes_none_more(tmp_path: Path) -> None:
-    pytest.importorskip("transformers", reason="transformers is not installed: make frameworks")
+    pytest.importorskip("transformers", reason="transformers is not installed: python -m bench frameworks")
     (tmp_path / "train.py").write_text(TRAINER, encoding="utf-8")
     (tmp_path / "job.yaml").write_text(JOB, encoding="utf-8")
     command = [str(Path(sys.executable).with_name("surefoot")), "local", "-f", "job.yaml", "--nodes", "1"]

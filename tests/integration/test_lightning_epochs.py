@@ -58,7 +58,7 @@ print(json.dumps([fit("/undisturbed", last), fit("/cut", cut), fit("/cut", last)
 def test_every_step_trains_on_the_same_samples(
     accumulated: int, epochs: int, last: int, cut: int, tmp_path: Path
 ) -> None:
-    pytest.importorskip("lightning", reason="lightning is not installed: make frameworks")
+    pytest.importorskip("lightning", reason="lightning is not installed: python -m bench frameworks")
     command = [
         sys.executable,
         "-W",

@@ -95,7 +95,7 @@ def life(program: str, folder: Path, *more: str) -> tuple[int, int, int, str]:
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_trainer_saves_the_step_and_ends_as_sigterm_ends_it(tmp_path: Path) -> None:
-    pytest.importorskip("transformers", reason="transformers is not installed: make frameworks")
+    pytest.importorskip("transformers", reason="transformers is not installed: python -m bench frameworks")
     start, saved, code, text = life(TRAINER, tmp_path)
     assert (start, code) == (0, -signal.SIGTERM), text
     assert saved >= 5
@@ -108,7 +108,7 @@ def test_trainer_saves_the_step_and_ends_as_sigterm_ends_it(tmp_path: Path) -> N
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("handler", ["none", "own"])
 def test_lightning_saves_the_step_and_its_own_handler_runs(handler: str, tmp_path: Path) -> None:
-    pytest.importorskip("lightning", reason="lightning is not installed: make frameworks")
+    pytest.importorskip("lightning", reason="lightning is not installed: python -m bench frameworks")
     start, saved, _, text = life(LIGHTNING, tmp_path, handler)
     assert start == 0, text
     assert saved >= 5

@@ -100,7 +100,7 @@ def test_every_option_is_in_one_list(integration: Any) -> None:
 
 @pytest.mark.nightly
 def test_torchtitan_s_own_options_are_those_lists() -> None:
-    pytest.importorskip("torchtitan", reason="torchtitan is not installed: make frameworks")
+    pytest.importorskip("torchtitan", reason="torchtitan is not installed: python -m bench frameworks")
     module = importlib.import_module(MODULE)
     options = {option.name for option in fields(module.SurefootCheckpoints.Config)}
     assert module._HONOURED | set(module._REFUSED) == options
