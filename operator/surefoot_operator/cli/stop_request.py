@@ -11,8 +11,10 @@ import contextlib
 import os
 import select
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
+
+Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 
 
 class StopRequest:
@@ -48,6 +50,9 @@ class StopRequest:
         os.close(self._signal_fd)
 
 
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 @contextlib.contextmanager
 def stop_requests() -> Iterator[StopRequest]:
     """Turns SIGINT, SIGTERM and SIGHUP into a StopRequest while the context lasts; main thread only.
@@ -55,16 +60,11 @@ def stop_requests() -> Iterator[StopRequest]:
     A signal that the parent process had this command ignore stays ignored: `nohup` and a shell's `&` mean it.
     """
     request = StopRequest()
-    former = {
-        number: signal.signal(number, request.on_signal)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        if signal.getsignal(number) is not signal.SIG_IGN
-    }
+    heeded = [number for number in _STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     try:
-        yield request
+        with _handled_by(request.on_signal, heeded):
+            yield request
     finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
         request.close()
 
 
@@ -74,11 +74,15 @@ def signals_ignored() -> Iterator[None]:
 
     A second Ctrl-C must not stop the clean-up that the first one began.
     """
-    former = {
-        number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    }
+    with _handled_by(signal.SIG_IGN, _STOP_SIGNALS):
+        yield
+
+
+@contextlib.contextmanager
+def _handled_by(handler: Handler, numbers: Iterable[signal.Signals]) -> Iterator[None]:
+    former = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
+        for number, before in former.items():
+            signal.signal(number, before)
