@@ -19,7 +19,7 @@ from pathlib import Path
 from gate import stages
 from gate.nightly_rows import write_tried
 from gate.runner import Result, Runner
-from gate.summary import counts, spin_seconds
+from gate.summary import counts, failures, spin_seconds
 from support.machine_speed import REFERENCE_SPIN_SECONDS, SPIN_SECONDS
 from surefoot.linux_process import die_with_parent
 
@@ -97,7 +97,12 @@ def _report(results: dict[str, Result], record: dict[str, object]) -> int:
     print(f"{record['wallSeconds']} s wall, {record['cpuSeconds']} s CPU")
     passed, failed, skipped = counts(stages.BUILD / f"{name}.xml" for name in results)
     is_green = all(result.outcome == "passed" for result in results.values())
-    print(f"{passed} passed, {failed} failed, {skipped} skipped", flush=True)
+    print(f"{passed} passed, {failed} failed, {skipped} skipped")
+    # last, because whoever reads a log from its end, or is shown its end alone, looks for these
+    for name in results:
+        for line in failures(stages.BUILD / f"{name}.xml"):
+            print(f"FAILED {name}: {line}")
+    sys.stdout.flush()
     return 0 if is_green else 1
 
 

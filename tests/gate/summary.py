@@ -1,4 +1,4 @@
-"""Counts what the stages' JUnit files report, and measures how fast the machine is."""
+"""Reads what the stages' JUnit files report, and measures how fast the machine is."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 _TURNS = 10_000_000
+_REASON_CHARACTERS = 300
 
 
 def counts(files: Iterable[Path]) -> tuple[int, int, int]:
@@ -21,6 +22,18 @@ def counts(files: Iterable[Path]) -> tuple[int, int, int]:
             failed += int(suite.get("failures", 0)) + int(suite.get("errors", 0))
             skipped += int(suite.get("skipped", 0))
     return total - failed - skipped, failed, skipped
+
+
+def failures(file: Path) -> list[str]:
+    """Returns a line for each test that failed: its name, and the first line of what it failed with."""
+    if not file.is_file():
+        return []
+    lines = []
+    for case in ElementTree.parse(file).getroot().iter("testcase"):
+        for outcome in (*case.iter("failure"), *case.iter("error")):
+            reason = (outcome.get("message") or "").strip().splitlines() or ["no message"]
+            lines.append(f"{case.get('classname')}::{case.get('name')}: {reason[0][:_REASON_CHARACTERS]}")
+    return lines
 
 
 def spin_seconds() -> float:

@@ -15,7 +15,7 @@ import pytest
 from gate.nightly_rows import ROWS, is_left_to_the_night, table
 from gate.runner import Runner
 from gate.stages import GATE, NIGHTLY, Lane, Stage
-from gate.summary import counts
+from gate.summary import counts, failures
 from support.machine_speed import scaled
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -128,6 +128,22 @@ def test_results_are_counted_from_junit_files(tmp_path: Path) -> None:
     file = tmp_path / "a.xml"
     file.write_text('<testsuites><testsuite tests="9" failures="1" errors="1" skipped="2"/></testsuites>')
     assert counts([file, tmp_path / "none.xml"]) == (5, 2, 2)
+
+
+def test_each_failed_test_has_a_line_with_its_reason(tmp_path: Path) -> None:
+    file = tmp_path / "a.xml"
+    file.write_text(
+        "<testsuites><testsuite>"
+        '<testcase classname="tests.pure.test_a" name="test_b[1]"><failure message="assert 1 == 2&#10;more">x</failure></testcase>'
+        '<testcase classname="tests.pure.test_a" name="test_c"><error message="no server">x</error></testcase>'
+        '<testcase classname="tests.pure.test_a" name="test_d"/>'
+        "</testsuite></testsuites>"
+    )
+    assert failures(file) == [
+        "tests.pure.test_a::test_b[1]: assert 1 == 2",
+        "tests.pure.test_a::test_c: no server",
+    ]
+    assert failures(tmp_path / "none.xml") == []
 
 
 def test_every_stage_has_a_name_of_its_own_and_every_nightly_one_a_reason() -> None:

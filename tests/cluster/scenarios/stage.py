@@ -20,6 +20,7 @@ from cluster.scenarios.measuring import Struck
 from cluster.scenarios.rows import Row
 from cluster.scenarios.shapes import CREDENTIALS, Asked, Shape
 from cluster.scenarios.watching import Namespace
+from support.machine_speed import scaled
 from support.servers import s3_server
 from surefoot_operator.policy.reporting.time_spent import seconds_spent
 
@@ -27,6 +28,7 @@ TOLERANCE = 1e-9
 """float64, other orders of summation where the world's size changed."""
 REFERENCE_PACE = 0.004
 RESTS_SECONDS = 8.0
+RELEASE_SECONDS = scaled(180.0)
 JOBS = "/apis/surefoot.dev/v1alpha1"
 
 
@@ -145,7 +147,9 @@ class Stage:
         """Until every pod of operator and memory tier is of that release, and the job is as well as before."""
         try:
             job.wait(
-                f"every pod is of release {rounds}", lambda: answered(lambda: self.installed.rounds() == rounds), 180.0
+                f"every pod is of release {rounds}",
+                lambda: answered(lambda: self.installed.rounds() == rounds),
+                RELEASE_SECONDS,
             )
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.installed.log_of_operators()}") from error
