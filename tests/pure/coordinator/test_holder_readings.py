@@ -98,7 +98,7 @@ def test_an_entry_that_cannot_be_read_takes_no_other_along_and_is_told() -> None
     told = replace(reading(request, ENTRY), manifests=("{}", ENTRY.to_json()))
     sessions = heard(sessions, A, told, 1002.0)
     assert silent(sessions)[0].entries == (ENTRY,)
-    assert "cannot be read" in sessions.orders.failures[0]
+    assert "unreadable index entry of holder" in sessions.orders.failures[0]
 
 
 @pytest.mark.parametrize("many", [False, True], ids=["an entry", "the whole index"])
