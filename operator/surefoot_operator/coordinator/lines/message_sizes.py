@@ -43,7 +43,7 @@ def check_size(text: str, is_asked: bool = True) -> None:
     name = found[1] if found is not None else "unknown"
     limit = _LARGER.get(name, USUAL_CHARACTERS)
     if len(text) > limit:
-        raise ProtocolError(f"a message ({name}) of {len(text)} characters: no such message is that long")
+        raise ProtocolError(f"a message ({name}) of {len(text)} characters, more than any valid one has")
     if name in _ANSWERS and not is_asked:
         raise ProtocolError(f"a message ({name}) of {len(text)} characters without a request")
     # short texts take many times their length in memory; a quote that begins one has no backslash before it
