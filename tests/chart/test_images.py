@@ -15,12 +15,13 @@ import pytest
 import surefoot
 from chart.dockerfile import Instruction, bases, instructions
 from chart.helm import PROJECT
+from support.machine_speed import scaled
 
 FILES = sorted((PROJECT / "docker").glob("*.Dockerfile"))
 STAND_INS = sorted((PROJECT / "tests" / "kind").rglob("Dockerfile"))
 """What they install is Debian's newest of that release: nobody runs them but tests."""
 BIN = Path(sys.prefix) / "bin"
-INSTALL_SECONDS = 280
+INSTALL_SECONDS = scaled(280.0)
 
 
 def run(*command: str, environment: dict[str, str] | None = None, folder: Path | None = None) -> str:

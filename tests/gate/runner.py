@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from gate.stages import IDLE, ROOT, Lane, Stage
+from gate.stages import LOW_PRIORITY, ROOT, Lane, Stage
 from surefoot.linux_process import die_with_parent
 
 _END_SECONDS = 60.0
@@ -93,7 +93,7 @@ class Runner:
         log = self._logs / f"{stage.name}.log"
         (self._logs / f"{stage.name}.xml").unlink(missing_ok=True)
         self._say(f"{stage.name}: begins; its log is {log.relative_to(ROOT)}")
-        command = (*IDLE, *stage.command) if stage.is_idle else stage.command
+        command = (*LOW_PRIORITY, *stage.command) if stage.yields else stage.command
         time_file = self._logs / f"{stage.name}.cpu"
         parent = os.getpid()
         with log.open("wb") as file:

@@ -1,7 +1,7 @@
 """Declares what `make test` and `make test-nightly` run: stages, and the lanes in which they follow one another.
 
 Two lanes begin in the first minute. The cluster lane mostly waits, for pods and for leases. The compute lane has the
-processor time that this leaves, at idle priority, so that it slows no deadline of the cluster's tests. Tiers of real
+processor time that this leaves, at low priority, so that it slows no deadline of the cluster's tests. Tiers of real
 trainers and servers measure time; they begin when both lanes have ended.
 """
 
@@ -17,7 +17,7 @@ BUILD = ROOT / "build" / "gate"
 PYTHON = sys.executable
 BIN = Path(sys.executable).parent
 WORKERS = int(os.environ.get("WORKERS") or os.cpu_count() or 2)
-IDLE = (PYTHON, "-m", "support.idle_priority")
+LOW_PRIORITY = (PYTHON, "-m", "support.low_priority")
 SLOWEST = ("--durations=15", "--durations-min=5")
 
 
@@ -27,8 +27,8 @@ class Stage:
 
     name: str
     command: tuple[str, ...]
-    is_idle: bool = False
-    """Whether it takes only the processor time that no other process wants."""
+    yields: bool = False
+    """Whether it leaves processor time to the stages beside it."""
     why_nightly: str = ""
     """Of stages that only the nightly run has: what they add to the gate."""
 
@@ -79,13 +79,13 @@ GATE = (
     Lane(
         "compute",
         (
-            Stage("format", (str(BIN / "ruff"), "format", "--check", "."), is_idle=True),
-            Stage("lint", (str(BIN / "ruff"), "check", "."), is_idle=True),
-            Stage("types", (str(BIN / "mypy"),), is_idle=True),
-            Stage("imports", (str(BIN / "lint-imports"),), is_idle=True),
-            Stage("pure", _pytest("pure", "tests/pure"), is_idle=True),
-            Stage("chart", _pytest("chart", "tests/chart", dist="loadscope"), is_idle=True),
-            Stage("simulation", _pytest("simulation", "tests/simulator"), is_idle=True),
+            Stage("format", (str(BIN / "ruff"), "format", "--check", "."), yields=True),
+            Stage("lint", (str(BIN / "ruff"), "check", "."), yields=True),
+            Stage("types", (str(BIN / "mypy"),), yields=True),
+            Stage("imports", (str(BIN / "lint-imports"),), yields=True),
+            Stage("pure", _pytest("pure", "tests/pure"), yields=True),
+            Stage("chart", _pytest("chart", "tests/chart", dist="loadscope"), yields=True),
+            Stage("simulation", _pytest("simulation", "tests/simulator"), yields=True),
         ),
     ),
     Lane(

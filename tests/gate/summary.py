@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -34,6 +35,20 @@ def failures(file: Path) -> list[str]:
             reason = (outcome.get("message") or "").strip().splitlines() or ["no message"]
             lines.append(f"{case.get('classname')}::{case.get('name')}: {reason[0][:_REASON_CHARACTERS]}")
     return lines
+
+
+def busy_seconds() -> float | None:
+    """Returns the CPU seconds that all processes of this machine have used since it started; None where /proc lacks them.
+
+    A stage's own seconds leave out what it asked daemons for: containers, API servers, and whatever left its process tree.
+    """
+    try:
+        user, nice, system, _idle, _wait, interrupts, soft_interrupts = map(
+            int, Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:8]
+        )
+    except (OSError, ValueError):
+        return None
+    return (user + nice + system + interrupts + soft_interrupts) / os.sysconf("SC_CLK_TCK")
 
 
 def spin_seconds() -> float:
