@@ -51,6 +51,8 @@ class Limit:
 
 ANYTHING = Limit()
 _LARGEST = sys.float_info.max
+_GOOD_KEPT = 2
+"""Checkpoints for a rollback: the last one whose losses were normal, and the next that may turn out to be one."""
 
 
 _MANAGER = re.compile(r"(?=.{3,63}$)[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
@@ -165,7 +167,8 @@ def check_spec(spec: TrainingJobSpec) -> None:
             raise SpecError("spec.failurePolicy.rules", name, "each rule needs a name of its own")
     if spec.scheduling_policy is not None:
         _check_scheduling(spec.scheduling_policy, marks_of(spec.template.raw))
-    _check_checkpoint(spec.checkpoint, min(allowed_sizes(spec)))
+    _check_checkpoint(spec.checkpoint)
+    _check_size_limit(spec)
 
 
 def _check_scheduling(policy: SchedulingPolicy, marks: list[tuple[str, str]]) -> None:
@@ -194,6 +197,34 @@ def _check_signals(signals: NodeSignals) -> None:
                 raise SpecError(f"{path}.{name}[{place}]", entry, "name=value is allowed")
 
 
+def quantity_of(size_bytes: int) -> str:
+    """Writes bytes as Kubernetes does, in the largest unit that leaves no rest: `3200Mi`."""
+    for exponent, unit in ((40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki")):
+        if size_bytes and size_bytes % (1 << exponent) == 0:
+            return f"{size_bytes >> exponent}{unit}"
+    return str(size_bytes)
+
+
+def good_checkpoints_kept(spec: TrainingJobSpec) -> int:
+    """How many checkpoints a memory server keeps beside `keep`, so that a rollback finds one whose losses were normal."""
+    numerics, memory = spec.health_policy.numerics, spec.checkpoint.memory
+    if numerics is None:
+        return 0
+    # with saves further apart than it takes to prove one, the last good one is among the newest two
+    seldom = memory.interval_steps is not None and memory.interval_steps >= numerics.good_after_steps
+    return 0 if seldom and memory.keep > 1 else _GOOD_KEPT
+
+
+def checkpoints_in_memory(spec: TrainingJobSpec) -> int:
+    """The most checkpoints of a job that a memory server holds at a time.
+
+    Those kept, one being written, one pinned while it is uploaded, and the good ones for a rollback. The check of a spec
+    and the budget of a running job both ask here: when each had a formula of its own, valid jobs were refused.
+    """
+    policy = spec.checkpoint
+    return policy.memory.keep + 1 + (policy.persistent is not None) + good_checkpoints_kept(spec)
+
+
 def _check_sizes(spec: TrainingJobSpec, policy: ElasticPolicy) -> None:
     path = "spec.elasticPolicy"
     if policy.min_replicas > policy.max_replicas:
@@ -212,7 +243,7 @@ def _check_sizes(spec: TrainingJobSpec, policy: ElasticPolicy) -> None:
         raise SpecError("spec.replicas", spec.replicas, f"the elasticPolicy allows worlds of {shown} workers")
 
 
-def _check_checkpoint(policy: CheckpointPolicy, least_holders: int) -> None:
+def _check_checkpoint(policy: CheckpointPolicy) -> None:
     memory, persistent = policy.memory, policy.persistent
     _check_interval("spec.checkpoint.memory", memory)
     if persistent is not None:
@@ -220,16 +251,23 @@ def _check_checkpoint(policy: CheckpointPolicy, least_holders: int) -> None:
         _check_interval("spec.checkpoint.persistent", persistent)
     if policy.restore_from is not None:
         _check_restore_from(policy.restore_from, persistent)
-    if policy.expected_bytes is not None and memory.size_limit_bytes is not None:
-        copies = min(memory.replicas, least_holders)
-        needed = -(-(memory.keep + 2) * copies * policy.expected_bytes // least_holders)
-        if needed > memory.size_limit_bytes:
-            raise SpecError(
-                "spec.checkpoint.memory.sizeLimit",
-                memory.size_limit_bytes,
-                f"at least {needed} bytes a node are needed at the smallest world ({least_holders} workers):"
-                f" {memory.keep} kept, one in flight and one pinned, {copies} copies of {policy.expected_bytes} bytes",
-            )
+
+
+def _check_size_limit(spec: TrainingJobSpec) -> None:
+    """Refuses a `sizeLimit` that the checkpoints of the smallest world do not fit in."""
+    expected, memory = spec.checkpoint.expected_bytes, spec.checkpoint.memory
+    if expected is None or memory.size_limit_bytes is None:
+        return
+    nodes, held = min(allowed_sizes(spec)), checkpoints_in_memory(spec)
+    copies = min(memory.replicas, nodes)
+    needed = -(-held * copies * expected // nodes)
+    if needed > memory.size_limit_bytes:
+        raise SpecError(
+            "spec.checkpoint.memory.sizeLimit",
+            quantity_of(memory.size_limit_bytes),
+            f"at least {quantity_of(needed)} a node are needed at the smallest world ({nodes} workers), which holds"
+            f" {held} checkpoints at a time ({memory.keep} kept), with {copies} copies of {quantity_of(expected)}",
+        )
 
 
 def _check_interval(path: str, tier: MemoryTierSpec | PersistentTierSpec) -> None:

@@ -12,6 +12,7 @@ from surefoot.protocol.identities import OlderJob
 from surefoot_operator.api.loading import load_yaml
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import HealthPolicy, MemoryTierSpec, RestoreFrom
+from surefoot_operator.api.spec_limits import checkpoints_in_memory
 from surefoot_operator.errors import SpecError
 from surefoot_operator.policy.world.initial_restore import older_job
 
@@ -299,10 +300,23 @@ def test_bytes_are_read_as_kubernetes_writes_them() -> None:
 def test_a_memory_limit_that_the_smallest_world_cannot_keep_is_refused() -> None:
     body = changed("spec.checkpoint.expectedBytes", "1Gi")
     body["spec"]["checkpoint"]["memory"]["sizeLimit"] = "3Gi"
-    with pytest.raises(SpecError, match="smallest world"):
+    with pytest.raises(SpecError, match=r"sizeLimit: '?3Gi'? .*at least 4Gi a node are needed at the smallest world"):
         parse_job(body)
     body["spec"]["checkpoint"]["memory"]["sizeLimit"] = "4Gi"
     parse_job(body)
+
+
+def test_the_check_of_a_memory_limit_counts_what_the_budget_counts() -> None:
+    """Without a persistent tier no checkpoint is pinned; a rollback needs two more."""
+    body = changed("spec.checkpoint.persistent", ...)
+    body["spec"]["checkpoint"] |= {"expectedBytes": "1Gi"}
+    body["spec"]["checkpoint"]["memory"]["sizeLimit"] = "3Gi"
+    assert checkpoints_in_memory(parse_job(body).spec) == 3
+    body["spec"].setdefault("healthPolicy", {})["numerics"] = {}
+    with pytest.raises(SpecError, match="holds 5 checkpoints at a time"):
+        parse_job(body)
+    body["spec"]["checkpoint"]["memory"]["sizeLimit"] = "5Gi"
+    assert checkpoints_in_memory(parse_job(body).spec) == 5
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,10 @@ from surefoot.protocol.checkpoints.completeness import complete_persistent
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.checkpoints.retention import last_good, proven, suspects
 from surefoot.protocol.identities import Checkpoint
-from surefoot_operator.api.spec import TrainingJobSpec
 from surefoot_operator.policy.facts import Facts, bad_of, is_responsive
 from surefoot_operator.policy.failure.numerics import sound_steps
 from surefoot_operator.policy.indexes import worker_id
 from surefoot_operator.policy.maintenance.drops_under_way import DROP_SECONDS, may_be_under_way
-
-MOST_KEPT = 2
-"""Checkpoints that are kept beside the newest ones: the last good one, and the next that may come to be."""
 
 
 def newest_good(facts: Facts, complete: Sequence[Checkpoint], manifests: Iterable[RankManifest]) -> Checkpoint | None:
@@ -77,13 +73,3 @@ def _keeps_house_alone(facts: Facts) -> bool:
     if first is None or session is None or session.incarnation != first.incarnation:
         return first is None
     return is_responsive(facts, session) and facts.now >= session.since_seconds + DROP_SECONDS
-
-
-def more_kept(spec: TrainingJobSpec) -> int:
-    """How many checkpoints are kept for this beside `keep`."""
-    numerics, memory = spec.health_policy.numerics, spec.checkpoint.memory
-    if numerics is None:
-        return 0
-    # with saves further apart than it takes to prove one, the last good one is among the newest two
-    seldom = memory.interval_steps is not None and memory.interval_steps >= numerics.good_after_steps
-    return 0 if seldom and memory.keep > 1 else MOST_KEPT

@@ -18,12 +18,11 @@ from surefoot.protocol.identities import HolderEndpoint
 from surefoot.protocol.plain import amount
 from surefoot_operator import names
 from surefoot_operator.api.spec import CheckpointPolicy
-from surefoot_operator.api.spec_limits import allowed_sizes
+from surefoot_operator.api.spec_limits import allowed_sizes, checkpoints_in_memory
 from surefoot_operator.api.status import Condition, JobStatus, condition_of
 from surefoot_operator.observed_tiers import HolderSeen
 from surefoot_operator.policy.actions import Event
 from surefoot_operator.policy.facts import Facts, member_sessions, sealed_holders, topology_of_job
-from surefoot_operator.policy.maintenance.good_checkpoint import more_kept
 
 FITS, TIER_TOO_SMALL, STAGING_TOO_SMALL = "Fits", "TierTooSmall", "StagingTooSmall"
 OVER_ITS_PART = "OverItsPart"
@@ -181,7 +180,7 @@ def _shares(facts: Facts, saves: Mapping[int, int]) -> tuple[HolderShare, ...]:
             servers=servers,
             ranks=ranks[endpoint],
             save_bytes=size[endpoint],
-            checkpoints=checkpoints(policy, more_kept(facts.spec)),
+            checkpoints=checkpoints_in_memory(facts.spec),
             limit_bytes=holders[endpoint].limit_bytes,
             others_bytes=_others(holders[endpoint], size[endpoint]),
             job_limit_bytes=part_of(policy.memory.size_limit_bytes, servers),
@@ -193,14 +192,6 @@ def _shares(facts: Facts, saves: Mapping[int, int]) -> tuple[HolderShare, ...]:
 def part_of(size_limit_bytes: int | None, servers: int) -> int | None:
     """Splits a node's `sizeLimit` among its servers; None: there is none."""
     return None if size_limit_bytes is None else size_limit_bytes // servers
-
-
-def checkpoints(policy: CheckpointPolicy, more: int = 0) -> int:
-    """The most checkpoints that a holder has at a time.
-
-    Those kept, one being written, one pinned for the persistent tier; `more` are kept for a rollback.
-    """
-    return policy.memory.keep + 1 + (policy.persistent is not None) + more
 
 
 @functools.lru_cache(maxsize=16)

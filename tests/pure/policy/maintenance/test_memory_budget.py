@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from support.builders import BEGAN, endpoint, manifest, running, told, with_holder, with_session
-from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
+from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec
 from surefoot_operator.api.status import Condition
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy.facts import gather
 from surefoot_operator.policy.maintenance.maintain import Maintenance, maintain
-from surefoot_operator.policy.maintenance.memory_budget import HolderShare, checkpoints, judged, weighed
+from surefoot_operator.policy.maintenance.memory_budget import HolderShare, judged, weighed
 from surefoot_operator.policy.plan import plan
 
 GIB = 1 << 30
@@ -120,11 +120,6 @@ def test_ranks_of_a_worker_are_spread_over_a_nodes_servers() -> None:
     assert {(s.node, s.server): s.ranks for s in budget.shares} == {(f"n{n}", s): 4 for n in range(3) for s in range(2)}
     assert {s.save_bytes for s in budget.shares} == {4 * 25_700}
     assert {s.servers for s in budget.shares} == {2}
-
-
-def test_a_checkpoint_that_is_being_uploaded_stays_too() -> None:
-    assert checkpoints(POLICY) == 3
-    assert checkpoints(replace(POLICY, persistent=PersistentTierSpec("file:///x", interval_steps=10))) == 4
 
 
 def test_what_agents_say_is_placed_as_their_saves_are() -> None:
