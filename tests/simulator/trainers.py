@@ -137,12 +137,14 @@ class Trainer:
             return
         save = RankSave(parent.epoch, parent.step, rank)
         sources = [h for e in self.known if (h := self.agent.holder(e.holder)) is not None]
-        self._try(
-            save,
-            [*sources],
-            {"silent": 0, "bad": 0},
-            lambda content: self._got(parent, size, found, backoff, save, content),
-        )
+        good = [h for h in sources if h.holds(save)]
+
+        def tried(content: Any) -> None:
+            if content in ("bad", "absent"):
+                self.simulation.oracle.training.unreadable(self, save, [h for h in good if h.holds(save)])
+            self._got(parent, size, found, backoff, save, content)
+
+        self._try(save, [*sources], {"silent": 0, "bad": 0}, tried)
 
     def _got(
         self, parent: Checkpoint, size: int, found: dict[int, int], backoff: float, save: RankSave, content: Any

@@ -6,13 +6,14 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from simulator.trainers import Trainer, content_of
-from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.messages import Assign
 from surefoot_operator.policy.actions import CreateWorker
 
 if TYPE_CHECKING:
     from simulator.agents import Agent
     from simulator.oracle import Oracle
+    from simulator.tiers import Holder
 
 
 class TrainingWatch:
@@ -60,6 +61,13 @@ class TrainingWatch:
         wanted = {r: content_of(oracle.states[parent], size, r) for r in range(size)}
         if found != wanted:
             oracle.fail(f"rank {trainer.rank} of epoch {epoch} restored other content than was saved as {parent}")
+
+    def unreadable(self, trainer: Trainer, save: RankSave, good: list[Holder]) -> None:
+        """A rank says that every holder answered and none has a good copy; `good`: had one all the while."""
+        if good:
+            self._oracle.fail(
+                f"rank {trainer.rank} of epoch {trainer.assign.epoch} cannot read {save}, of which {good[0].id} has a good copy"
+            )
 
     def stepped(self, trainer: Trainer) -> None:
         oracle = self._oracle
