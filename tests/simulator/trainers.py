@@ -137,11 +137,12 @@ class Trainer:
             return
         save = RankSave(parent.epoch, parent.step, rank)
         sources = [h for e in self.known if (h := self.agent.holder(e.holder)) is not None]
-        good = [h for h in sources if h.holds(save)]
+        good = [h for h in sources if h.process.alive and h.holds(save)]
 
         def tried(content: Any) -> None:
             if content in ("bad", "absent"):
-                self.simulation.oracle.training.unreadable(self, save, [h for h in good if h.holds(save)])
+                still_good = [h for h in good if h.process.alive and h.holds(save)]
+                self.simulation.oracle.training.unreadable(self, save, still_good)
             self._got(parent, size, found, backoff, save, content)
 
         self._try(save, [*sources], {"silent": 0, "bad": 0}, tried)
