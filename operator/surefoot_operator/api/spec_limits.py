@@ -206,7 +206,7 @@ def quantity_of(size_bytes: int) -> str:
 
 
 def good_checkpoints_kept(spec: TrainingJobSpec) -> int:
-    """How many checkpoints a memory server keeps beside `keep`, so that a rollback finds one whose losses were normal."""
+    """How many checkpoints whose losses were normal are kept beside `keep`, for a rollback."""
     numerics, memory = spec.health_policy.numerics, spec.checkpoint.memory
     if numerics is None:
         return 0
