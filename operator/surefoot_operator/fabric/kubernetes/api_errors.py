@@ -9,8 +9,8 @@ import re
 
 from surefoot_operator.errors import FabricError
 
-_LONG_VALUE = re.compile(r'"(?=[{\[])(?:[^"\\]|\\.){100,}"')
-"""A quoted value, as the server repeats a whole object; what is wrong with it stands behind."""
+_LONG_VALUE = re.compile(r'(?:(?<=value: )"|"(?=[{\[]))(?:[^"\\]|\\.){100,}"')
+"""A quoted value, or a whole object, that the server repeats; what is wrong with it stands behind."""
 _MOST = 700
 TEST_FAILED = "the server rejected our request due to an error in our request"
 """All that the API server says where a JSON Patch's `test` fails: somebody else was faster."""

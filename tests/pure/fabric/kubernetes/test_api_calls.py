@@ -126,3 +126,5 @@ def test_the_text_between_two_quoted_names_is_kept() -> None:
     assert readable(sentence) == sentence
     long_object = '{\\"apiVersion\\":\\"v1\\",' + "x" * 200 + "}"
     assert readable(f'Invalid value: "{long_object}": no') == 'Invalid value: "…": no'
+    assert readable(f'patch: "{long_object}": no') == 'patch: "…": no'
+    assert readable(f'Invalid value: "{"x" * 200}": no') == 'Invalid value: "…": no'
