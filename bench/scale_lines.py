@@ -38,10 +38,11 @@ from surefoot_operator.errors import WorldMoved
 from surefoot_operator.fabric.interface import FabricSeen, WorkerEnvironment
 from surefoot_operator.observed import Observed, WorkerSeen
 from surefoot_operator.observed_tiers import HolderSeen
-from surefoot_operator.policy.actions import CreateWorker, DeleteWorker
+from surefoot_operator.policy.actions import CreateWorker, DeleteWorker, KeepGroup, RemoveGroup
 from surefoot_operator.policy.failure.holder_liveness import UsableHolders
 from surefoot_operator.reconcile import Reconciler
 from surefoot_operator.reconcile.dependencies import Dependencies
+from surefoot_operator.refused_calls import RefusedCall
 from surefoot_operator.settings import CoordinatorSettings, OperatorSettings
 
 JOB = "job"
@@ -84,9 +85,24 @@ class InstantFabric:
         self.status = replace(new, serial=old.serial + 1)
         return self.status
 
+    def refused_calls(self) -> tuple[RefusedCall, ...]:
+        return ()
+
     async def hold_job(self, held: bool) -> None: ...
 
     async def record(self, events: Sequence[object]) -> None: ...
+
+    async def keep_group(self, wanted: KeepGroup) -> None:
+        raise AssertionError("this job is of no gang")
+
+    async def remove_group(self, removed: RemoveGroup) -> None:
+        raise AssertionError("this job is of no gang")
+
+    async def purge(self, attempt: int, environment: WorkerEnvironment) -> None:
+        raise AssertionError("nobody deletes this job")
+
+    async def delete_job(self) -> None:
+        raise AssertionError("nobody deletes this job")
 
     async def changes(self) -> AsyncIterator[None]:
         while True:
@@ -189,7 +205,7 @@ class Stand:
         self.fabric, self.holders, self.lag = InstantFabric(seen), InstantHolders(seen, self._wake), LoopLag()
         self.channel = AgentChannel(JOB, heartbeat_seconds, time.time, self._wake)
         parts = Dependencies(
-            cast(Any, self.fabric),
+            self.fabric,
             self.channel,
             cast(Any, self.holders),
             lambda job, worker: WorkerEnvironment({}, {}),
