@@ -84,6 +84,169 @@ ROWS: tuple[NightlyRows, ...] = (
         kept=r".*\[(0-ema_by_data|1-pointed_elsewhere|1-by_a_kernel_that_tells_nobody|3-clipped|3-one_row_of_a_view"
         r"|torch_ema|pruned_moments)\]",
     ),
+    NightlyRows(
+        "simulator/test_simulation.py",
+        r"test_jobs_survive_whatever_a_seed_brings\[.*",
+        (
+            "simulator/test_simulation.py::test_a_seed_replays_exactly",
+            "simulator/test_simulation.py::test_what_is_announced_costs_no_step",
+        ),
+        text="blocks of seeds",
+        kept_count=10,
+        kept=r".*\[\d\]",
+    ),
+    NightlyRows(
+        "integration/test_local_replacement.py",
+        r"test_.*",
+        ("cluster/test_scenario_workers.py::test_a_deleted_pod_is_replaced",),
+        text="local twin of a scenario: a replaced worker, bit for bit",
+    ),
+    NightlyRows(
+        "integration/test_local_spares.py",
+        r"test_.*",
+        (
+            "cluster/test_scenario_spares.py::test_a_spare_takes_the_rank_of_a_crashed_node_and_the_node_brings_the_next_one",
+        ),
+        text="local twin of a scenario: spares",
+    ),
+    NightlyRows(
+        "integration/test_local_coordinator.py",
+        r"test_.*",
+        ("cluster/test_scenario_operator.py::test_a_leader_killed_amid_a_recovery_leaves_it_to_the_next",),
+        text="local twin of a scenario: the coordinator dies",
+    ),
+    NightlyRows(
+        "integration/test_local_total_loss.py",
+        r"test_.*",
+        (
+            "cluster/test_scenario_tiers.py::test_when_every_copy_in_memory_is_lost_s3_has_one",
+            "pure/cli/test_stop_request.py::test_a_stop_at_any_moment_arrives",
+        ),
+        text="local twin of a scenario: every copy lost",
+    ),
+    NightlyRows(
+        "integration/test_local_persistent_away.py",
+        r"test_.*",
+        ("cluster/test_scenario_tiers.py::test_memory_and_s3_away_together_hold_no_training_up",),
+        text="local twin of a scenario: the bucket is away",
+    ),
+    NightlyRows(
+        "integration/test_local_servers.py",
+        r"test_.*",
+        ("cluster/test_scenario_upgrade.py::test_an_upgraded_chart_disturbs_no_training",),
+        text="local twin of a scenario: two servers a node",
+    ),
+    NightlyRows(
+        "integration/test_local_socket.py",
+        r"test_.*",
+        ("cluster/test_scenario_upgrade.py::test_an_upgraded_chart_disturbs_no_training",),
+        text="local twin of a scenario: the local socket",
+    ),
+    NightlyRows(
+        "integration/test_local_stragglers.py",
+        r"test_.*",
+        (
+            "simulator/test_simulation.py::test_the_rank_that_hangs_or_is_slow_is_named_and_no_other",
+            "integration/test_own_pace.py::test_what_is_no_wait_for_other_ranks_is_work",
+        ),
+        text="a slow rank of a whole run",
+    ),
+    NightlyRows(
+        "integration/test_local_damage.py",
+        r"test_.*",
+        ("integration/test_corruption.py::test_a_hole_in_one_copy_is_read_elsewhere_and_healed",),
+        text="damage in a whole run",
+    ),
+    NightlyRows(
+        "integration/test_local_fault_kinds.py",
+        r"test_.*",
+        ("integration/test_local_faults.py::test_a_killed_trainer_and_a_killed_node_change_nothing_of_the_result",),
+        text="faults of other kinds in one run",
+    ),
+    NightlyRows(
+        "integration/test_local_join_check.py",
+        r"test_.*",
+        (
+            "integration/test_pair_check.py::test_a_node_that_garbles_is_found_by_both",
+            "simulator/test_simulation.py::test_who_fails_the_trial_of_its_node_is_kept_out_and_no_job_starves",
+        ),
+        text="trials of nodes in a whole run",
+    ),
+    NightlyRows(
+        "integration/test_local_intervals.py",
+        r"test_(seconds|each_step).*",
+        (
+            "integration/test_local_intervals.py::test_auto_says_what_it_chose_and_from_what_and_trainers_save_no_oftener",
+        ),
+        text="ways to say how often to save",
+    ),
+    NightlyRows(
+        "integration/test_local_hangs.py",
+        r"test_where_all_ranks.*",
+        ("integration/test_flight_recorder.py::test_a_rank_that_waits_in_a_collective_tells_it",),
+        text="a hang in a collective of a whole run",
+    ),
+    NightlyRows(
+        "integration/test_local_numerics.py",
+        r"test_an_injected.*",
+        (
+            "integration/test_local_numerics.py::test_data_that_is_no_number_is_skipped_and_the_run_ends_with_a_finite_loss",
+        ),
+        text="a NaN that always returns",
+    ),
+    NightlyRows(
+        "integration/test_local_endings.py",
+        r"test_a_world_that_waits.*",
+        ("integration/test_local_endings.py::test_a_job_that_its_deadline_ends_stores_its_newest_checkpoint_first",),
+        text="an upload before a wait",
+    ),
+    NightlyRows(
+        "integration/test_loaders.py",
+        r"test_(an_elastic_job|each_sample|a_killed_program).*",
+        (
+            "integration/test_loaders.py::test_a_killed_program_goes_on_as_if_nothing_had_been",
+            "pure/data/test_batch_sequence.py::test_each_list_is_one_step_s_through_kills_and_resizes",
+        ),
+        text="loaders of whole programs",
+        kept_count=1,
+        kept=r".*\[stream-2\]",
+    ),
+        text="loaders of other people's programs",
+    ),
+    NightlyRows(
+        "integration/test_sigterm.py",
+        r"test_\w+\[.*",
+        ("integration/test_sigterm.py::test_a_notice_that_comes_twice_is_one",),
+        text="handlers and receivers of SIGTERM",
+        kept_count=6,
+        kept=r".*\[(around-6|to all by torchrun|before-3|1|called by a later handler)\]",
+    ),
+    NightlyRows(
+        "integration/test_library_ends.py",
+        r".*\[with\]",
+        ("integration/test_library_ends.py::test_close_raises_once_and_only_for_a_step_that_is_not_saved",),
+        text="ways to end a script",
+    ),
+    NightlyRows(
+        "integration/test_library_bucket.py",
+        r"test_a_spoiled_answer_costs_no_step\[.*",
+        ("integration/test_library_bucket.py::test_checkpoints_that_are_gone_are_named",),
+        text="spoiled answers of a bucket",
+        kept_count=6,
+        kept=r".*\[(a throttled listing|a flipped part|a flipped manifest|a stale listing|a part that is missing once|no record of the newest)\]",
+    ),
+    NightlyRows(
+        "integration/test_finished_runs.py",
+        r".*\[epochs\]",
+        ("integration/test_finished_runs.py::test_a_finished_run_that_is_started_again_changes_nothing",),
+        text="loops by epochs",
+    ),
+    NightlyRows(
+        "integration/test_export.py",
+        r"test_a_folder_alone_says_where_and_whose",
+        ("integration/test_export.py::test_the_command_exports_and_imports",),
+        text="ways to name a checkpoint",
+    ),
 )
 
 
