@@ -211,8 +211,6 @@ ROWS: tuple[NightlyRows, ...] = (
         kept_count=1,
         kept=r".*\[stream-2\]",
     ),
-        text="loaders of other people's programs",
-    ),
     NightlyRows(
         "integration/test_sigterm.py",
         r"test_\w+\[.*",
