@@ -203,10 +203,7 @@ ROWS: tuple[NightlyRows, ...] = (
     NightlyRows(
         "integration/test_loaders.py",
         r"test_(an_elastic_job|each_sample|a_killed_program).*",
-        (
-            "integration/test_loaders.py::test_a_killed_program_goes_on_as_if_nothing_had_been",
-            "pure/data/test_batch_sequence.py::test_each_list_is_one_step_s_through_kills_and_resizes",
-        ),
+        ("pure/data/test_batch_sequence.py::test_each_list_is_one_step_s_through_kills_and_resizes",),
         text="loaders of whole programs",
         kept_count=1,
         kept=r".*\[stream-2\]",
