@@ -118,7 +118,7 @@ def _stored_objects() -> Iterator[str]:
         _require_equal(type(record).from_json(record.to_json()), record)
 
 
-def _sample_stream(rank: int) -> tuple[Any, bytes]:
+def _sample_stream(rank: int) -> Any:
     tensors = arrays(40, {"model.weight": (18, 6), "model.bias": (9,), "optimizer.step": ()})
     return stream_of(tensors, {name: split(array.shape, RANKS, rank) for name, array in tensors.items()}, 1)
 
