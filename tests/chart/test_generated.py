@@ -10,6 +10,8 @@ import yaml
 
 from chart import documented, generated
 from chart.helm import CHART, PROJECT, Object, objects
+from golden import rendered
+from golden.__main__ import HINT, RECORDED
 
 VALUES = (CHART / "values.yaml").read_text(encoding="utf-8")
 SCHEMA: Object = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
@@ -18,6 +20,10 @@ SCHEMA: Object = json.loads((CHART / "values.schema.json").read_text(encoding="u
 @pytest.mark.parametrize("path", sorted(generated.outputs()), ids=lambda path: str(path.relative_to(PROJECT)))
 def test_is_current(path: Path) -> None:
     assert path.read_text(encoding="utf-8") == generated.outputs()[path], "run `make manifests`"
+
+
+def test_the_chart_renders_as_it_was_recorded() -> None:
+    assert rendered.chart() == (RECORDED / "chart.txt").read_text(encoding="utf-8"), HINT
 
 
 def test_every_value_is_documented() -> None:

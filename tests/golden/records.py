@@ -1,0 +1,161 @@
+"""Copies of what is sent and stored: messages, statuses, the objects and keys of a save, the files of a run folder."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import math
+import tempfile
+import typing
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+
+from golden import sources
+from golden.schemas import schema, text
+from golden.sources import JobStatus, RankSave, trainer_messages, wire
+from simulator.rules import ALL
+from simulator.world import REAL, Simulation
+from support.builders import running
+from support.samples import sample
+from support.saves import arrays, put_save, split, stream_of
+from support.stored import stored_document
+
+SEEDS = (1, 3, 5)
+"""Simulated jobs whose last status is a copy."""
+RANKS = 9
+"""Of the sample save: from here on the manifests of a checkpoint are listed in one object too."""
+JOB = "job-uid"
+
+
+def copies() -> dict[str, str]:
+    agent_types, trainer_types = (
+        tuple(sorted(get_args(typing.get_type_hints(encode)["message"]), key=lambda cls: cls.__name__))
+        for encode in (wire.encode, trainer_messages.encode)
+    )
+    return {
+        "agent_messages.jsonl": text(_agent_messages(agent_types)),
+        "agent_messages_schema.txt": schema(agent_types),
+        "trainer_messages.jsonl": text(_trainer_messages(trainer_types)),
+        "trainer_messages_schema.txt": schema(trainer_types),
+        "statuses.json": json.dumps(_statuses(), indent=1, ensure_ascii=False) + "\n",
+        "status_schema.txt": schema([JobStatus]),
+        "stored_objects.txt": text(_stored_objects()),
+        "stored_keys.txt": text(_stored_keys()),
+        "run_folder.txt": text(_run_folder()),
+    }
+
+
+def _agent_messages(classes: tuple[type[Any], ...]) -> Iterator[str]:
+    """The sample of each type as each version that has it writes it; what is read must be what was written."""
+    for cls in classes:
+        for version in range(max(wire.OLDEST, getattr(cls, "SINCE", 1)), wire.VERSION + 1):
+            message = sample(cls, version)
+            yield wire.encode(message, version)
+            _require_equal(wire.decode_versioned(wire.encode(message, version)), (message, version))
+
+
+def _trainer_messages(classes: tuple[type[Any], ...]) -> Iterator[str]:
+    for message in map(sample, classes):
+        yield trainer_messages.encode(message).decode()
+        _require_equal(trainer_messages.decode(trainer_messages.encode(message)), message)
+
+
+def _require_equal(read: object, written: object) -> None:
+    if read != written:
+        raise AssertionError(f"{written} was written, and is read as {read}")
+
+
+@functools.cache
+def statuses() -> dict[str, JobStatus]:
+    """The status of a running job, and those that simulated jobs ended with."""
+    named = {"running": running().status}
+    for seed in SEEDS:
+        simulation = Simulation(seed, None, ALL, REAL)
+        simulation.run()
+        named[f"end of seed {seed}"] = simulation.store.status
+    return named
+
+
+def _statuses() -> dict[str, Any]:
+    bodies: dict[str, Any] = {}
+    for name, status in {"every field": sample(JobStatus), **statuses()}.items():
+        bodies[name] = sources.status_to_json(status)
+        read = sources.status_from_json(json.loads(json.dumps(bodies[name])))
+        _require_equal(sources.status_to_json(read), bodies[name])
+    snapshot = running()
+    shown = sources.status_patch.shown(snapshot.status, snapshot.workers, stored_document(), snapshot.now)
+    bodies["running, with columns"] = shown
+    stamp = sources.stamp(snapshot.status)
+    bodies["patch"] = sources.status_patch.operations(stored_document(shown), {}, stamp)
+    return bodies
+
+
+def _stored_objects() -> Iterator[str]:
+    """Every object of a job that saved one checkpoint of nine ranks, claimed a generation and recorded its lineage."""
+    values = sources.encode_values(_values())
+    _require_equal(sources.encode_values(sources.decode_values(values)), values)
+    with tempfile.TemporaryDirectory() as folder:
+        tier = sources.open_persistent(sources.PersistentSettings(uri=f"file://{folder}/store"), JOB, begin=True)
+        tier.epochs.claim(2)
+        tier.epochs.claim_as(7, "ticket")
+        tier.epochs.record(3, '{"parent":null}')
+        tier.epochs.beat(3, "a beat")
+        for rank in range(RANKS):
+            stream, data = _sample_stream(rank)
+            put_save(tier, RankSave(3, 40, rank), RANKS, stream, data, values if rank == 0 else b"{}")
+        written: dict[bytes, Path] = {}
+        for path in sorted(path.relative_to(folder) for path in Path(folder).rglob("*") if path.is_file()):
+            data = (Path(folder) / path).read_bytes()
+            first = written.setdefault(data, path)
+            yield f"{path}: " + (_content(data) if first == path else f"as {first}")
+    for record in (sample(sources.RankManifest), sample(sources.Layout)):
+        yield f"{type(record).__name__}: {record.to_json()}"
+        _require_equal(type(record).from_json(record.to_json()), record)
+
+
+def _sample_stream(rank: int) -> Any:
+    tensors = arrays(40, {"model.weight": (18, 6), "model.bias": (9,), "optimizer.step": ()})
+    return stream_of(tensors, {name: split(array.shape, RANKS, rank) for name, array in tensors.items()}, 1)
+
+
+def _values() -> dict[str, Any]:
+    """A value of each kind that state dictionaries hold."""
+    return {
+        "numbers": [1, -(2**70), 2**2000, 0.1, -0.0, math.inf, -math.inf, math.nan, 1 + 2j, True, None],
+        "texts": ["täxt", b"\x00\xff", "~"],
+        "containers": [(1, (2,)), {3}, {"a": 1}, {5: "five", (6, 7): None, "~": 8}, OrderedDict(b=1, a=2)],
+        "numpy": [np.float32(1.5), np.arange(6, dtype=np.int16).reshape(2, 3)],
+    }
+
+
+def _content(data: bytes) -> str:
+    """A text as it stands, its further lines below it; bytes by length and digest."""
+    try:
+        return data.decode().strip("\n").replace("\n", "\n  ")
+    except UnicodeDecodeError:
+        return f"{len(data)} bytes {hashlib.sha256(data).hexdigest()[:32]}"
+
+
+def _stored_keys() -> Iterator[str]:
+    """The keys of a sample save, the fields and values beside them, and each script by its digest."""
+    keys, save = sources.keys, RankSave(3, 40, 5)
+    whole = (keys.of_job, keys.fence, keys.instance, keys.index, keys.watermark, keys.absent)
+    yield from sorted((*(key(JOB) for key in whole), keys.layout(JOB, "0123abcd"), *keys.data_of(JOB, save, 3)))
+    yield from (keys.FILL, keys.FILLING, f"field of the index: {keys.field(save)}")
+    stored = [script for script in vars(sources.scripts).values() if isinstance(script, sources.Script)]
+    yield from sorted({f"script {script.name}: {script.sha}" for script in stored})
+
+
+def _run_folder() -> Iterator[str]:
+    for cls in (sources.Deletion, sources.NodeRecord, sources.WorkerRecord, sources.WorkerState):
+        body = sources.record_to_json(sample(cls))
+        _require_equal(sources.record_from_json(cls, body), sample(cls))
+        yield f"{cls.__name__}: {json.dumps(body, ensure_ascii=False)}"
+    folder = sources.RunFolder(Path("run"))
+    members = [name for name, member in vars(type(folder)).items() if isinstance(member, property)]
+    yield from sorted(str(path) for name in members if isinstance(path := getattr(folder, name), Path))

@@ -1,0 +1,40 @@
+"""Imports everything of the source that golden copies are made from, so that a module that moves is one edit here."""
+
+# ruff: noqa: F401  the other modules of this package import these names from here
+
+from __future__ import annotations
+
+from surefoot import metrics as worker_metrics
+from surefoot.format.values import decode_values, encode_values
+from surefoot.holder import keys, scripts
+from surefoot.holder.companion.companion_metrics import exposition as companion_exposition
+from surefoot.holder.companion.memory_watch import Seen as CompanionSeen
+from surefoot.holder.scripts import Script
+from surefoot.ipc import trainer_messages
+from surefoot.protocol import wire
+from surefoot.protocol.checkpoints.records import Layout, RankManifest
+from surefoot.protocol.identities import RankSave
+from surefoot.protocol.messages import Notice
+from surefoot.settings import PersistentSettings
+from surefoot.tiers.open import open_persistent
+from surefoot_operator import metrics as operator_metrics
+from surefoot_operator.api.parse import parse_job
+from surefoot_operator.api.status import Condition, JobStatus, stamp
+from surefoot_operator.api.status_json import status_from_json, status_to_json
+from surefoot_operator.cli import cli_errors
+from surefoot_operator.cli.main import build_parser, main
+from surefoot_operator.controller.credentials.derived_secrets import Secrets
+from surefoot_operator.controller.health import process_metrics
+from surefoot_operator.controller.worker_environment import WorkerEnvironmentFactory
+from surefoot_operator.fabric.kubernetes import pod_groups, pods, status_patch
+from surefoot_operator.fabric.kubernetes.api_writes import record as record_event
+from surefoot_operator.fabric.kubernetes.labels import JobIdentity
+from surefoot_operator.fabric.kubernetes.purging import purge_pod
+from surefoot_operator.fabric.processes.job_store import Store
+from surefoot_operator.fabric.processes.run_folder import RunFolder
+from surefoot_operator.fabric.processes.run_records import Deletion, NodeRecord, WorkerRecord, WorkerState
+from surefoot_operator.fabric.processes.run_records import from_json as record_from_json
+from surefoot_operator.fabric.processes.run_records import to_json as record_to_json
+from surefoot_operator.job_series import JobFamily
+from surefoot_operator.observed_groups import PodGroup
+from surefoot_operator.policy.actions import CreateWorker, Event
