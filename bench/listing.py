@@ -37,10 +37,10 @@ from surefoot.tiers import directory, manifest_lists, open_persistent
 from surefoot.tiers.persistent import ObjectStoreTier
 from surefoot_operator.api.status import JobStatus, Member, World
 from surefoot_operator.coordinator import order_requests
+from surefoot_operator.coordinator.agent_channel import AgentChannel
+from surefoot_operator.coordinator.agent_server import AgentServer
 from surefoot_operator.coordinator.desired_messages import desired_state
-from surefoot_operator.coordinator.lines.agent_channel import AgentChannel
-from surefoot_operator.coordinator.lines.agent_server import AgentServer
-from surefoot_operator.policy.failure.holder_liveness import UsableHolders
+from surefoot_operator.policy.failure.memory_server_liveness import UsableHolders
 from surefoot_operator.settings import CoordinatorSettings
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))

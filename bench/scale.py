@@ -26,15 +26,15 @@ from surefoot.protocol.messages import Hello
 from surefoot.protocol.wire import VERSION
 from surefoot_operator.api.status import JobStatus, Member, World
 from surefoot_operator.api.status_json import status_to_json
+from surefoot_operator.coordinator.agent_channel import AgentChannel
+from surefoot_operator.coordinator.agent_connection import AgentConnection
 from surefoot_operator.coordinator.desired_messages import desired_state
-from surefoot_operator.coordinator.lines.agent_channel import AgentChannel
-from surefoot_operator.coordinator.lines.agent_connection import AgentConnection
-from surefoot_operator.coordinator.lines.shared_texts import SharedTexts
-from surefoot_operator.observed import Observed
-from surefoot_operator.policy.check import check
-from surefoot_operator.policy.failure.holder_liveness import UsableHolders
-from surefoot_operator.policy.maintenance.maintain import maintain
-from surefoot_operator.policy.plan import plan
+from surefoot_operator.coordinator.shared_texts import SharedTexts
+from surefoot_operator.job_snapshot import Observed
+from surefoot_operator.policy.failure.memory_server_liveness import UsableHolders
+from surefoot_operator.policy.maintenance.maintenance_plan import maintain
+from surefoot_operator.policy.planning.plan import plan
+from surefoot_operator.policy.planning.plan_invariants import check
 
 RANKS_OF_A_WORKER = 8
 TRIES = 5

@@ -1,6 +1,6 @@
 """Defines what a snapshot says of a job's pod groups.
 
-Pure values; part of `observed`. Of a group that nobody could look at nothing is guessed: a worker that is made without its group is
+Pure values; part of `job_snapshot`. Of a group that nobody could look at nothing is guessed: a worker that is made without its group is
 held back by its scheduler.
 """
 

@@ -1,6 +1,6 @@
 """Defines what a snapshot says of the two tiers.
 
-Pure values; part of `observed`. A silent holder is unknown and never empty, a record that a listing left out is unread and never
+Pure values; part of `job_snapshot`. A silent holder is unknown and never empty, a record that a listing left out is unread and never
 absent: either may be the only copy.
 """
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from support.local_run import LocalRun
 from surefoot.linux_process import ProcessIdentity, identity_of, parent_of, send
-from surefoot_operator.fabric.processes.machine import is_trainer
-from surefoot_operator.fabric.processes.run_folder import read_json
+from surefoot_operator.platforms.local.local_nodes import is_trainer
+from surefoot_operator.platforms.local.run_folder import read_json
 
 WEIGHTS = {"kill trainer": 5, "kill agent": 4, "kill redis": 2, "kill operator": 2, "kill zygote": 1, "node": 2,
            "stop trainer": 1, "stop agent": 1, "stop redis": 1, "stop operator": 1}  # fmt: skip

@@ -264,7 +264,7 @@ def test_every_metric_of_the_code_is_documented() -> None:
 
 def test_every_event_is_documented() -> None:
     text = RUNBOOK.read_text()
-    names = (ROOT / "operator" / "surefoot_operator" / "names.py").read_text().partition("# Event reasons")[2]
+    names = (ROOT / "operator" / "surefoot_operator" / "reasons.py").read_text().partition("# Event reasons")[2]
     told = set(re.findall(r'"([A-Z][A-Za-z]+)"', names))
     for path in (ROOT / "runtime").rglob("*.py"):
         told |= set(re.findall(r'(?:say|notice|on_notice|Notice)\("([A-Z][A-Za-z]+)"', path.read_text()))

@@ -8,7 +8,7 @@ import pytest
 
 from chart.helm import PROJECT
 from surefoot_operator.api.spec_limits import allowed_sizes
-from surefoot_operator.cli.validate import read_job
+from surefoot_operator.cli.job_files import read_job
 
 SIZES = {"minimal": [2], "s3": [3], "elastic": [2, 3]}
 FILES = sorted((PROJECT / "examples" / "cluster").glob("*.yaml"))

@@ -12,7 +12,7 @@ from chart.objects import Object, ports
 from chart.test_seams import environment
 from support.servers.memory_cgroup import container_bytes
 from surefoot.holder.companion.companion_settings import MOST_SERVERS, companion_settings
-from surefoot_operator.fabric.kubernetes.pods import HOLDER_SOCKET
+from surefoot_operator.platforms.kubernetes.pods import HOLDER_SOCKET
 
 BESIDE: Object = {
     "tls": {"enabled": True},

@@ -13,12 +13,12 @@ from chart.test_rendering import EVERYTHING
 from surefoot.holder.client import MAX_VALUE_BYTES
 from surefoot.holder.companion.companion_settings import CompanionSettings, companion_settings
 from surefoot.holder.server_process import MALLOC_ENVIRONMENT, ServerSettings, configuration
-from surefoot_operator.controller.admission.webhooks import EVICTIONS_PATH, JOBS_PATH
+from surefoot_operator.controller.admission_webhooks import EVICTIONS_PATH, JOBS_PATH
 from surefoot_operator.controller.cluster_settings import ClusterSettings, cluster_settings
 from surefoot_operator.controller.credentials.coordinator_tls import server_names
 from surefoot_operator.controller.leader.cluster_claim import CLAIMS
-from surefoot_operator.fabric.kubernetes import labels
-from surefoot_operator.fabric.kubernetes.pods import HOLDER_SOCKET
+from surefoot_operator.platforms.kubernetes import api_objects
+from surefoot_operator.platforms.kubernetes.pods import HOLDER_SOCKET
 
 
 def environment(rendered: list[Object], kind: str, name: str, container: str) -> dict[str, str]:
@@ -116,9 +116,9 @@ def test_tls_is_told_to_everybody_who_speaks_to_redis() -> None:
     assert cluster_settings(environment(rendered, "Deployment", "surefoot-operator", "operator"), []).memory_tls
     assert companion_settings(environment(rendered, "DaemonSet", "surefoot-memory", "companion")).tls_folder
     template = helm.one(rendered, "DaemonSet", "surefoot-memory")["spec"]["template"]
-    assert labels.HOLDER_TLS in template["metadata"]["annotations"]
+    assert api_objects.HOLDER_TLS in template["metadata"]["annotations"]
     lines = helm.one(rendered, "ConfigMap", "surefoot-memory")["data"]["redis.conf"].splitlines()
-    assert {"port 0", f"tls-port {labels.HOLDER_PORT}"} <= set(lines), "nobody is let in without it"
+    assert {"port 0", f"tls-port {api_objects.HOLDER_PORT}"} <= set(lines), "nobody is let in without it"
 
 
 def test_a_socket_is_where_workers_look_for_it() -> None:
@@ -145,8 +145,8 @@ def test_no_socket_is_made_unasked() -> None:
 @pytest.mark.parametrize(
     ("kind", "name", "selector"),
     [
-        ("DaemonSet", "surefoot-memory", labels.HOLDER_SELECTOR),
-        ("Deployment", "surefoot-operator", f"{labels.PART}=operator"),
+        ("DaemonSet", "surefoot-memory", api_objects.HOLDER_SELECTOR),
+        ("Deployment", "surefoot-operator", f"{api_objects.PART}=operator"),
     ],
 )
 def test_pods_bear_the_labels_that_the_operator_looks_for(kind: str, name: str, selector: str) -> None:
@@ -156,7 +156,7 @@ def test_pods_bear_the_labels_that_the_operator_looks_for(kind: str, name: str, 
 
 def test_workers_are_let_in_by_the_label_that_they_bear() -> None:
     policy = helm.one(helm.objects({}), "NetworkPolicy", "surefoot-operator")["spec"]
-    assert policy["ingress"][0]["from"][0]["podSelector"]["matchLabels"] == {labels.PART: labels.WORKER}
+    assert policy["ingress"][0]["from"][0]["podSelector"]["matchLabels"] == {api_objects.PART: api_objects.WORKER}
 
 
 def test_the_tiers_servers_have_the_allocators_options_of_a_local_one() -> None:

@@ -25,9 +25,9 @@ from cluster.values import values
 from support.machine_speed import scaled
 from support.servers.kubernetes_cluster import a_cluster
 from surefoot_operator.api.parse import parse_job
-from surefoot_operator.fabric.interface import WorkerEnvironment
-from surefoot_operator.fabric.kubernetes import pods as worker_pods
-from surefoot_operator.policy.actions import CreateWorker
+from surefoot_operator.platforms.interface import WorkerEnvironment
+from surefoot_operator.platforms.kubernetes import pods as worker_pods
+from surefoot_operator.policy.core.actions import CreateWorker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

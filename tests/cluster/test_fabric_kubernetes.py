@@ -22,12 +22,12 @@ from cluster.engine import Engine
 from cluster.processes import wait
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.errors import FabricError
-from surefoot_operator.fabric.interface import Fabric
-from surefoot_operator.fabric.kubernetes.api import Api, connect
-from surefoot_operator.fabric.kubernetes.kubernetes_fabric import KubernetesFabric
-from surefoot_operator.fabric.kubernetes.views.cache import ClusterCache
-from surefoot_operator.fabric.kubernetes.views.leases import LEASE_SECONDS
-from surefoot_operator.policy.actions import CreateWorker, Event
+from surefoot_operator.platforms.interface import Fabric
+from surefoot_operator.platforms.kubernetes.api_client import Api, connect
+from surefoot_operator.platforms.kubernetes.platform import KubernetesFabric
+from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache
+from surefoot_operator.platforms.kubernetes.views.leases import LEASE_SECONDS
+from surefoot_operator.policy.core.actions import CreateWorker, Event
 
 pytest.register_assert_rewrite("support.fabric_suite")
 

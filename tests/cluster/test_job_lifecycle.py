@@ -18,12 +18,12 @@ from support.fabric_suite import until
 from support.machine_speed import scaled
 from support.servers.kubernetes_cluster import a_cluster
 from surefoot_operator.api.spec import FINALIZER
-from surefoot_operator.fabric.interface import WorkerEnvironment
-from surefoot_operator.fabric.kubernetes.api import connect
-from surefoot_operator.fabric.kubernetes.kubernetes_fabric import KubernetesFabric
-from surefoot_operator.fabric.kubernetes.pods import PodSettings
-from surefoot_operator.fabric.kubernetes.views.cache import ClusterCache
-from surefoot_operator.policy.actions import CreateWorker
+from surefoot_operator.platforms.interface import WorkerEnvironment
+from surefoot_operator.platforms.kubernetes.api_client import connect
+from surefoot_operator.platforms.kubernetes.platform import KubernetesFabric
+from surefoot_operator.platforms.kubernetes.pods import PodSettings
+from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache
+from surefoot_operator.policy.core.actions import CreateWorker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -12,13 +12,13 @@ import pytest
 from cluster.api import Api as PlainApi
 from cluster.engine import Engine
 from support.servers.kubernetes_cluster import a_cluster
-from surefoot_operator.api.known_node_words import KNOWN_SIGNALS
+from surefoot_operator.api.known_node_signals import KNOWN_SIGNALS
 from surefoot_operator.controller.node_reporter import NodeReporter
-from surefoot_operator.fabric.kubernetes.api import connect
-from surefoot_operator.fabric.kubernetes.node_reports import CONDITION, MARK
-from surefoot_operator.fabric.kubernetes.status_patch import timestamp
-from surefoot_operator.fabric.kubernetes.views import nodes
-from surefoot_operator.fabric.kubernetes.views.leases import Heard
+from surefoot_operator.platforms.kubernetes.api_client import connect
+from surefoot_operator.platforms.kubernetes.node_conditions import CONDITION, MARK
+from surefoot_operator.platforms.kubernetes.status_patch import timestamp
+from surefoot_operator.platforms.kubernetes.views import nodes
+from surefoot_operator.platforms.kubernetes.views.leases import Heard
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

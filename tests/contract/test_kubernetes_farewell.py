@@ -9,8 +9,8 @@ import pytest
 
 from support.servers.job_server import JobServer, fabric_of
 from surefoot_operator.errors import FabricError, JobRefused
-from surefoot_operator.fabric.interface import WorkerEnvironment
-from surefoot_operator.policy.actions import Event
+from surefoot_operator.platforms.interface import WorkerEnvironment
+from surefoot_operator.policy.core.actions import Event
 
 OURS, THEIRS = "surefoot.dev/persistent-data", "example.org/backup"
 

@@ -12,10 +12,10 @@ from aiohttp import web
 from kubernetes.aio.client import ApiClient, Configuration
 
 from surefoot_operator.errors import FabricError
-from surefoot_operator.fabric.kubernetes.api import Api
-from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused, ApiSilent
-from surefoot_operator.fabric.kubernetes.views import watched_objects
-from surefoot_operator.fabric.kubernetes.views.watched_objects import WatchedObjects
+from surefoot_operator.platforms.kubernetes.api_client import Api
+from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused, ApiSilent
+from surefoot_operator.platforms.kubernetes.views import watched_objects
+from surefoot_operator.platforms.kubernetes.views.watched_objects import WatchedObjects
 
 SECONDS = 60.0
 Object = dict[str, Any]

@@ -10,11 +10,11 @@ import pytest
 from support.fakes.fake_api import FakeApi, silent
 from support.servers.job_server import JOB
 from surefoot_operator.errors import FabricError
-from surefoot_operator.fabric.kubernetes import labels, pod_groups
-from surefoot_operator.fabric.kubernetes.kubernetes_fabric import KubernetesFabric
-from surefoot_operator.fabric.kubernetes.views.cache import ClusterCache
 from surefoot_operator.observed_groups import PodGroup
-from surefoot_operator.policy.actions import KeepGroup, RemoveGroup
+from surefoot_operator.platforms.kubernetes import api_objects, pod_groups
+from surefoot_operator.platforms.kubernetes.platform import KubernetesFabric
+from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache
+from surefoot_operator.policy.core.actions import KeepGroup, RemoveGroup
 
 PATH = "/apis/scheduling.volcano.sh/v1beta1/namespaces/default/podgroups/gpt"
 WANTED = KeepGroup(PodGroup("Volcano", 2, "research"))
@@ -60,7 +60,7 @@ async def test_a_group_is_made_once_seen_at_once_and_changed(server: FakeApi, fa
 async def test_one_that_was_made_although_its_answer_was_lost_is_success(
     server: FakeApi, fabric: KubernetesFabric
 ) -> None:
-    server.keep(PATH, pod_groups.body(labels.JobIdentity("default", "gpt", "u"), PodGroup("Volcano", 1)))
+    server.keep(PATH, pod_groups.body(api_objects.JobIdentity("default", "gpt", "u"), PodGroup("Volcano", 1)))
     await fabric.keep_group(WANTED)
     assert server.objects[PATH]["spec"]["minMember"] == 2
 
@@ -84,9 +84,9 @@ async def test_somebody_elses_group_is_left_and_named(server: FakeApi, fabric: K
 
 
 async def test_the_group_of_an_older_job_of_this_name_makes_room(server: FakeApi, fabric: KubernetesFabric) -> None:
-    server.keep(PATH, pod_groups.body(labels.JobIdentity("default", "gpt", "older"), PodGroup("Volcano", 9)))
+    server.keep(PATH, pod_groups.body(api_objects.JobIdentity("default", "gpt", "older"), PodGroup("Volcano", 9)))
     await fabric.keep_group(WANTED)
-    assert labels.is_of(server.objects[PATH], labels.JobIdentity("default", "gpt", "u"))
+    assert api_objects.is_of(server.objects[PATH], api_objects.JobIdentity("default", "gpt", "u"))
     assert await groups(fabric) == [WANTED.group]
 
 

@@ -8,16 +8,16 @@ import pytest
 
 from support.fakes.fake_api import FakeApi
 from surefoot_operator.errors import FabricError
-from surefoot_operator.fabric.kubernetes import api_writes, labels
+from surefoot_operator.platforms.kubernetes import api_objects, api_writes
 
-JOB = labels.JobIdentity("default", "gpt", "uid-new")
+JOB = api_objects.JobIdentity("default", "gpt", "uid-new")
 PATH = "/api/v1/namespaces/default/services/gpt-workers"
 
 
 def service(job_uid: str, uid: str, **other: str) -> dict[str, Any]:
     return {
         "kind": "Service",
-        "metadata": {"name": "gpt-workers", "uid": uid, "labels": {**labels.job_labels("gpt", job_uid), **other}},
+        "metadata": {"name": "gpt-workers", "uid": uid, "labels": {**api_objects.job_labels("gpt", job_uid), **other}},
     }
 
 
@@ -40,7 +40,7 @@ async def test_what_an_older_job_of_that_name_left_behind_is_replaced() -> None:
     assert ("DELETE", PATH) in api.asked
 
 
-@pytest.mark.parametrize("name", [labels.MANAGED_BY, labels.JOB_NAME])
+@pytest.mark.parametrize("name", [api_objects.MANAGED_BY, api_objects.JOB_NAME])
 async def test_what_somebody_else_made_is_left_and_said(name: str) -> None:
     api = FakeApi()
     api.keep(PATH, service("uid-old", "s1", **{name: "somebody"}))

@@ -15,14 +15,14 @@ from support.servers.job_server import JobServer, fabric_of
 from surefoot.holder import Credentials
 from surefoot_operator.api.spec import FINALIZER
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.coordinator.lines.agent_channel import AgentChannel
-from surefoot_operator.fabric.interface import WorkerEnvironment
-from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
-from surefoot_operator.fabric.kubernetes.kubernetes_fabric import KubernetesFabric
+from surefoot_operator.coordinator.agent_channel import AgentChannel
 from surefoot_operator.memory import HolderPool, JobHolders
-from surefoot_operator.policy.lifecycle import finalizer
+from surefoot_operator.platforms.interface import WorkerEnvironment
+from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused
+from surefoot_operator.platforms.kubernetes.platform import KubernetesFabric
+from surefoot_operator.policy.membership import finalizer
 from surefoot_operator.reconcile import Reconciler
-from surefoot_operator.reconcile.dependencies import Dependencies
+from surefoot_operator.reconcile.build_snapshot import Dependencies
 from surefoot_operator.settings import OperatorSettings
 
 

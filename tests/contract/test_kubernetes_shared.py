@@ -12,10 +12,10 @@ from surefoot.protocol.checkpoints.lineage import LineageEntry
 from surefoot_operator import metrics
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.api.status_json import status_to_json
-from surefoot_operator.fabric.interface import WorkerEnvironment
-from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
-from surefoot_operator.fabric.kubernetes.kubernetes_fabric import KubernetesFabric
-from surefoot_operator.policy.actions import CreateWorker
+from surefoot_operator.platforms.interface import WorkerEnvironment
+from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused
+from surefoot_operator.platforms.kubernetes.platform import KubernetesFabric
+from surefoot_operator.policy.core.actions import CreateWorker
 
 QUOTA = ApiRefused("POST secrets", 403, "Forbidden", "exceeded quota: count/secrets=1, used: 1, limited: 1")
 TOLD = WorkerEnvironment({}, {"SUREFOOT_HOLDER_PASSWORD": "p"})

@@ -9,10 +9,10 @@ import pytest
 
 from support.servers.memory_api import Refusal, Target, served
 from surefoot_operator.errors import FabricError, ViewRefused
-from surefoot_operator.fabric.kubernetes.api import Api
-from surefoot_operator.fabric.kubernetes.views import cache as cache_module
-from surefoot_operator.fabric.kubernetes.views import watched_objects
-from surefoot_operator.fabric.kubernetes.views.cache import ClusterCache
+from surefoot_operator.platforms.kubernetes.api_client import Api
+from surefoot_operator.platforms.kubernetes.views import cluster_cache as cache_module
+from surefoot_operator.platforms.kubernetes.views import watched_objects
+from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache
 
 FORBIDDEN = Refusal(403, "Forbidden", "it is forbidden: no right to list it")
 ABSENT = Refusal(404, "NotFound", "the server could not find the requested resource")

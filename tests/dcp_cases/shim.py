@@ -15,8 +15,9 @@ from torch.distributed.checkpoint import _storage_utils, filesystem
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.testing._internal import common_distributed
 
-from surefoot.integrations.dcp import Reader, Writer
 from surefoot.integrations.dcp.common import options_of
+from surefoot.integrations.dcp.storage_reader import Reader
+from surefoot.integrations.dcp.storage_writer import Writer
 
 
 class PathWriter(Writer):

@@ -14,11 +14,11 @@ from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.spec_limits import allowed_sizes
 from surefoot_operator.errors import SpecError
-from surefoot_operator.fabric.interface import WorkerEnvironment
-from surefoot_operator.fabric.kubernetes.pods import PodSettings, pod, secret, service
-from surefoot_operator.fabric.kubernetes.purging import purge_pod
-from surefoot_operator.fabric.processes.ignored_template import grace_seconds, ignored_parts
-from surefoot_operator.policy.actions import CreateWorker
+from surefoot_operator.platforms.interface import WorkerEnvironment
+from surefoot_operator.platforms.kubernetes.pods import PodSettings, pod, secret, service
+from surefoot_operator.platforms.kubernetes.purging import purge_pod
+from surefoot_operator.platforms.local.ignored_template import grace_seconds, ignored_parts
+from surefoot_operator.policy.core.actions import CreateWorker
 
 LONGEST_MESSAGE = 700
 """A path of ours, a glance of the value, and what is allowed."""

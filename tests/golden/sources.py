@@ -23,18 +23,18 @@ from surefoot_operator.api.status import Condition, JobStatus, stamp
 from surefoot_operator.api.status_json import status_from_json, status_to_json
 from surefoot_operator.cli import cli_errors
 from surefoot_operator.cli.main import build_parser, main
+from surefoot_operator.controller import process_metrics
 from surefoot_operator.controller.credentials.derived_secrets import Secrets
-from surefoot_operator.controller.health import process_metrics
 from surefoot_operator.controller.worker_environment import WorkerEnvironmentFactory
-from surefoot_operator.fabric.kubernetes import pod_groups, pods, status_patch
-from surefoot_operator.fabric.kubernetes.api_writes import record as record_event
-from surefoot_operator.fabric.kubernetes.labels import JobIdentity
-from surefoot_operator.fabric.kubernetes.purging import purge_pod
-from surefoot_operator.fabric.processes.job_store import Store
-from surefoot_operator.fabric.processes.run_folder import RunFolder
-from surefoot_operator.fabric.processes.run_records import Deletion, NodeRecord, WorkerRecord, WorkerState
-from surefoot_operator.fabric.processes.run_records import from_json as record_from_json
-from surefoot_operator.fabric.processes.run_records import to_json as record_to_json
 from surefoot_operator.job_series import JobFamily
 from surefoot_operator.observed_groups import PodGroup
-from surefoot_operator.policy.actions import CreateWorker, Event
+from surefoot_operator.platforms.kubernetes import pod_groups, pods, status_patch
+from surefoot_operator.platforms.kubernetes.api_objects import JobIdentity
+from surefoot_operator.platforms.kubernetes.api_writes import record as record_event
+from surefoot_operator.platforms.kubernetes.purging import purge_pod
+from surefoot_operator.platforms.local.job_store import Store
+from surefoot_operator.platforms.local.run_folder import RunFolder
+from surefoot_operator.platforms.local.run_records import Deletion, NodeRecord, WorkerRecord, WorkerState
+from surefoot_operator.platforms.local.run_records import from_json as record_from_json
+from surefoot_operator.platforms.local.run_records import to_json as record_to_json
+from surefoot_operator.policy.core.actions import CreateWorker, Event

@@ -11,8 +11,8 @@ import pytest
 from support.fakes.fake_agent import FakeAgent, hello
 from surefoot.protocol.identities import WorkerId
 from surefoot.protocol.messages import Hello, Refused, Welcome
-from surefoot_operator.coordinator.lines.agent_channel import AgentChannel
-from surefoot_operator.coordinator.lines.agent_server import AgentServer
+from surefoot_operator.coordinator.agent_channel import AgentChannel
+from surefoot_operator.coordinator.agent_server import AgentServer
 from surefoot_operator.settings import CoordinatorSettings
 
 

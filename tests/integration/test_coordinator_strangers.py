@@ -15,8 +15,8 @@ from support.fakes.fake_agent import FakeAgent, hello, until
 from surefoot.protocol.identities import WorkerId
 from surefoot.protocol.messages import FromAgent, Heartbeat, Hello, Listing, Notice, Refused, Welcome
 from surefoot.protocol.progress import Progress
-from surefoot_operator.coordinator.lines.agent_channel import AgentChannel
-from surefoot_operator.coordinator.lines.agent_server import AgentServer
+from surefoot_operator.coordinator.agent_channel import AgentChannel
+from surefoot_operator.coordinator.agent_server import AgentServer
 from surefoot_operator.settings import CoordinatorSettings
 
 Starting = Callable[[CoordinatorSettings], Awaitable[AgentServer]]

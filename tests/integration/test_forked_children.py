@@ -12,7 +12,8 @@ import pytest
 
 from surefoot.ipc.agent_backend import AgentBackend
 from surefoot.ipc.framing import Unframer
-from surefoot.launcher.run_script import LaunchProgram, run_program
+from surefoot.launcher.command import LaunchProgram
+from surefoot.launcher.run_script import run_program
 
 TRAINER = Path(__file__).parents[1] / "support" / "programs" / "forking_trainer.py"
 

@@ -9,7 +9,7 @@ import pytest
 
 from support.local_run import SECONDS, Job, LocalRun, running
 from surefoot_operator.api.status import Interval
-from surefoot_operator.names import INTERVAL_CHOSEN
+from surefoot_operator.reasons import INTERVAL_CHOSEN
 
 ENDLESS = 100_000
 """Steps of a run that ends with its test."""

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from support.local_run import SECONDS, Job, LocalRun, assert_little_lost, assert_whole, running
-from surefoot_operator import names
+from surefoot_operator import reasons
 
 
 def spare_is_warm(run: LocalRun) -> bool:
-    told = [c for c in run.status.conditions if c.type == names.SPARES_READY]
+    told = [c for c in run.status.conditions if c.type == reasons.SPARES_READY]
     return [c.status for c in told] == ["True"]
 
 

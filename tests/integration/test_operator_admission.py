@@ -16,14 +16,14 @@ import pytest
 
 from support.fakes.fake_api import FakeApi, silent
 from support.servers.certificates import Authority, authority
-from surefoot_operator.controller.admission import eviction_review, job_review
-from surefoot_operator.controller.admission.admission_review import ALLOWED, Review, Verdict
-from surefoot_operator.controller.admission.admission_server import MOST_BYTES, AdmissionServer
-from surefoot_operator.controller.admission.eviction_review import EvictionReviews
-from surefoot_operator.controller.admission.job_review import JobReviews
-from surefoot_operator.controller.admission.webhook_trust import CONFIGURATIONS, WebhookTrust
-from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
-from surefoot_operator.fabric.kubernetes.pods import PodSettings
+from surefoot_operator.controller import eviction_review, job_review
+from surefoot_operator.controller.admission_review import ALLOWED, Review, Verdict
+from surefoot_operator.controller.admission_server import MOST_BYTES, AdmissionServer
+from surefoot_operator.controller.eviction_review import EvictionReviews
+from surefoot_operator.controller.job_review import JobReviews
+from surefoot_operator.controller.webhook_trust import CONFIGURATIONS, WebhookTrust
+from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused
+from surefoot_operator.platforms.kubernetes.pods import PodSettings
 
 OWNER = {"apiVersion": "surefoot.dev/v1alpha1", "kind": "TrainingJob", "name": "gpt", "uid": "u", "controller": True}
 POD: dict[str, Any] = {
@@ -239,7 +239,7 @@ async def test_the_configuration_trusts_us_after_a_release_has_written_it_anew()
 
 
 async def test_a_configuration_that_is_not_there_is_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("surefoot_operator.controller.admission.webhook_trust.AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("surefoot_operator.controller.webhook_trust.AGAIN_SECONDS", 0.01)
     server, thrice = FakeApi(), asyncio.Event()
     server.before = lambda verb, path: thrice.set() if len(server.asked) == 3 else None
     keeping = asyncio.create_task(WebhookTrust(server.api, "surefoot.team", lambda: "PEM").keep())

@@ -9,13 +9,13 @@ from prometheus_client import REGISTRY
 
 from support.fakes.fake_agent import until
 from support.fakes.fake_api import FakeApi, silent
-from surefoot_operator.controller.cluster import ClusterOperator
+from surefoot_operator.controller.cluster_operator import ClusterOperator
 from surefoot_operator.controller.cluster_settings import cluster_settings
 from surefoot_operator.controller.leader import claims
 from surefoot_operator.controller.leader.cluster_claim import CLAIMS, ClusterClaim
-from surefoot_operator.controller.leader.lease import LeaseLost
+from surefoot_operator.controller.leader.leader_election import LeaseLost
 from surefoot_operator.errors import NotLeading
-from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
+from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused
 
 SECONDS = 60.0
 

@@ -10,7 +10,7 @@ import pytest
 from support.fakes.fake_api import FakeApi, silent
 from surefoot_operator.controller.leader import leader_label
 from surefoot_operator.controller.leader.leader_label import LEADER, LeaderLabel
-from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
+from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused
 
 PODS = "/api/v1/namespaces/system/pods"
 

@@ -12,10 +12,10 @@ import pytest
 
 from support.fakes.fake_api import FakeApi, silent
 from support.machine_speed import scaled
-from surefoot_operator.controller.leader.election import LeaseTimings
-from surefoot_operator.controller.leader.lease import Elector, LeaseAt, LeaseLost
+from surefoot_operator.controller.leader.election_rules import LeaseTimings
+from surefoot_operator.controller.leader.leader_election import Elector, LeaseAt, LeaseLost
 from surefoot_operator.errors import NotLeading
-from surefoot_operator.fabric.kubernetes.api import Api
+from surefoot_operator.platforms.kubernetes.api_client import Api
 
 WHERE = LeaseAt("surefoot-system", "surefoot-operator")
 SHORT = LeaseTimings(lease_seconds=1.0, renew_seconds=0.6, retry_seconds=0.05, stand_down_seconds=1.5, call_seconds=0.4)

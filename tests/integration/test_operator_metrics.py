@@ -14,8 +14,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from surefoot_operator import metrics
-from surefoot_operator.controller.health import probes as probes_module
-from surefoot_operator.controller.health.probes import Probes
+from surefoot_operator.controller import health_endpoints as probes_module
+from surefoot_operator.controller.health_endpoints import Probes
 from surefoot_operator.reconcile.job_metrics import JobMetrics
 
 SECONDS = 30.0

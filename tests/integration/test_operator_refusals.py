@@ -10,11 +10,11 @@ import aiohttp
 import pytest
 
 from support.servers.memory_api import MemoryApi, Refusal, Target, served
-from surefoot_operator.controller import cluster
-from surefoot_operator.controller.cluster import ClusterOperator
+from surefoot_operator.controller import cluster_operator
+from surefoot_operator.controller.cluster_operator import ClusterOperator
 from surefoot_operator.controller.cluster_settings import ClusterSettings
-from surefoot_operator.fabric.kubernetes.api import Api
-from surefoot_operator.refused_calls import RefusedCalls
+from surefoot_operator.platforms.kubernetes.api_client import Api
+from surefoot_operator.rejected_calls import RefusedCalls
 
 GROUP = "surefoot.dev"
 NODES = Refusal(
@@ -101,8 +101,8 @@ def refusing(refusal: Refusal, *wanted: tuple[str, str, str]) -> Callable[[Targe
 
 @pytest.fixture
 async def server_and_client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[MemoryApi, Any]]:
-    monkeypatch.setattr(cluster, "KopfTrigger", NoKopf)
-    monkeypatch.setattr(cluster, "SHOW_SECONDS", 0.05)
+    monkeypatch.setattr(cluster_operator, "KopfTrigger", NoKopf)
+    monkeypatch.setattr(cluster_operator, "SHOW_SECONDS", 0.05)
     async with served() as (server, client):
         server.put("", "nodes", {"metadata": {"name": "n1"}, "spec": {}, "status": {}})
         container = {"name": "trainer", "image": "x", "command": ["python", "t.py"]}

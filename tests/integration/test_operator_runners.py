@@ -15,12 +15,12 @@ from surefoot_operator.controller.credentials.derived_secrets import Secrets
 from surefoot_operator.controller.job_runner import JobKey, JobRunner, Shared
 from surefoot_operator.controller.job_runners import JobRunners
 from surefoot_operator.controller.worker_environment import WorkerEnvironmentFactory
-from surefoot_operator.coordinator.lines.agent_server import AgentServer
-from surefoot_operator.fabric.kubernetes.labels import jobs_path
-from surefoot_operator.fabric.kubernetes.pods import PodSettings
-from surefoot_operator.fabric.kubernetes.views.cache import ClusterCache
+from surefoot_operator.coordinator.agent_server import AgentServer
 from surefoot_operator.memory import HolderPool, JobHolders
 from surefoot_operator.memory.holder_place import TierAccess
+from surefoot_operator.platforms.kubernetes.api_objects import jobs_path
+from surefoot_operator.platforms.kubernetes.pods import PodSettings
+from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache
 from surefoot_operator.settings import CoordinatorSettings, OperatorSettings
 
 

@@ -17,16 +17,16 @@ from surefoot.protocol.wire import SUBPROTOCOLS
 from surefoot_operator.controller.credentials import certificates
 from surefoot_operator.controller.credentials.certificates import CA, CERTIFICATE, KEY
 from surefoot_operator.controller.credentials.coordinator_tls import CoordinatorTls
-from surefoot_operator.controller.credentials.secret_store import (
+from surefoot_operator.controller.credentials.secrets import (
     SecretAt,
     admin_password,
     kept_secret,
     replaced_secret,
     root_key,
 )
-from surefoot_operator.coordinator.lines.agent_server import AgentServer
+from surefoot_operator.coordinator.agent_server import AgentServer
 from surefoot_operator.errors import FabricError
-from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
+from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused
 from surefoot_operator.settings import CoordinatorSettings
 
 WHERE = SecretAt("system", "kept")

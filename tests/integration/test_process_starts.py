@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from surefoot_operator.fabric.processes.node import Node
-from surefoot_operator.fabric.processes.run_folder import RunFolder, read_json
-from surefoot_operator.fabric.processes.run_records import WorkerRecord, WorkerState
-from surefoot_operator.fabric.processes.scheduling import WorkerFiles, seen
+from surefoot_operator.platforms.local.node_process import Node
+from surefoot_operator.platforms.local.run_folder import RunFolder, read_json
+from surefoot_operator.platforms.local.run_records import WorkerRecord, WorkerState
+from surefoot_operator.platforms.local.scheduling import WorkerFiles, seen
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ from surefoot_operator.controller.credentials.derived_secrets import secrets_in
 from surefoot_operator.controller.local_operator import LocalOperator
 from surefoot_operator.coordinator.sessions import seen
 from surefoot_operator.errors import FabricError, WorldMoved
-from surefoot_operator.fabric.interface import FabricSeen
-from surefoot_operator.fabric.processes.processes_fabric import ProcessesFabric
-from surefoot_operator.policy.actions import Event
+from surefoot_operator.platforms.interface import FabricSeen
+from surefoot_operator.platforms.local.platform import ProcessesFabric
+from surefoot_operator.policy.core.actions import Event
 from surefoot_operator.settings import CoordinatorSettings, MemorySettings, OperatorSettings
 
 Living = Callable[..., Awaitable[tuple[Town, LocalOperator]]]

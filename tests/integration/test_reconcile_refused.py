@@ -13,9 +13,9 @@ from support.fakes.fake_node import Town, document
 from surefoot_operator.controller.credentials.derived_secrets import secrets_in
 from surefoot_operator.controller.local_operator import LocalOperator
 from surefoot_operator.errors import FabricError
-from surefoot_operator.fabric.interface import WorkerEnvironment
-from surefoot_operator.fabric.processes.processes_fabric import ProcessesFabric
-from surefoot_operator.policy.actions import CreateWorker
+from surefoot_operator.platforms.interface import WorkerEnvironment
+from surefoot_operator.platforms.local.platform import ProcessesFabric
+from surefoot_operator.policy.core.actions import CreateWorker
 from surefoot_operator.settings import MemorySettings, OperatorSettings
 
 

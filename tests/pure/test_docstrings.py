@@ -24,7 +24,7 @@ NAMED = re.compile(r"`([A-Za-z_][\w.]*)`")
 
 MAX_FIRST_LINE_CHARACTERS = 100
 
-PROTOCOLS = {"surefoot.tiers.tier": "Tier", "surefoot_operator.fabric.interface": "Fabric"}
+PROTOCOLS = {"surefoot.tiers.tier": "Tier", "surefoot_operator.platforms.interface": "Fabric"}
 """What others implement: every method says what it does."""
 
 

@@ -17,7 +17,7 @@ from surefoot.ipc import trainer_messages as line
 from surefoot.ipc.metric_deltas import MOST_SERIES, MetricGrowth, MetricSums
 from surefoot_operator import metrics
 from surefoot_operator.api.status import DataRead, Incident, Interval, JobStatus, Straggler, TimeSpent
-from surefoot_operator.policy.maintenance.maintain import maintain
+from surefoot_operator.policy.maintenance.maintenance_plan import maintain
 from surefoot_operator.reconcile.job_metrics import JobMetrics
 
 

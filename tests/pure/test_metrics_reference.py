@@ -10,7 +10,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from surefoot import metrics as of_workers
 from surefoot_operator import metrics as of_operator
-from surefoot_operator.controller.health import process_metrics
+from surefoot_operator.controller import process_metrics
 from surefoot_operator.job_series import JobFamily
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from surefoot_operator.refused_calls import (
+from surefoot_operator.rejected_calls import (
     FORGOTTEN_SECONDS,
     MOST_CALLS,
     MOST_OF_JOB,

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from simulator.engine import Process
-from surefoot_operator.observed import CreateSeen
-from surefoot_operator.policy.actions import CreateWorker, DeleteWorker
+from surefoot_operator.job_snapshot import CreateSeen
+from surefoot_operator.policy.core.actions import CreateWorker, DeleteWorker
 
 if TYPE_CHECKING:
     from simulator.fabric import Fabric

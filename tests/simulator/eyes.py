@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from surefoot.protocol import messages as said
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
 from surefoot_operator.api.status import JobStatus, World
-from surefoot_operator.observed import Observed
-from surefoot_operator.policy.actions import DeleteWorker, DropPersisted, DropSaves, Plan
-from surefoot_operator.policy.maintenance.drops_under_way import DROP_SECONDS
-from surefoot_operator.policy.maintenance.maintain import Maintenance
+from surefoot_operator.job_snapshot import Observed
+from surefoot_operator.policy.core.actions import DeleteWorker, DropPersisted, DropSaves, Plan
+from surefoot_operator.policy.maintenance.maintenance_plan import Maintenance
+from surefoot_operator.policy.membership.drops_under_way import DROP_SECONDS
 
 if TYPE_CHECKING:
     from simulator.fabric import Node

@@ -13,8 +13,8 @@ from simulator.readiness import fails, ready_at
 from surefoot.protocol.node_findings import NodeFinding
 from surefoot.protocol.wire import OLDEST
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.observed import Observed
-from surefoot_operator.policy.actions import Plan
+from surefoot_operator.job_snapshot import Observed
+from surefoot_operator.policy.core.actions import Plan
 
 if TYPE_CHECKING:
     from simulator.agents import Agent

@@ -21,10 +21,10 @@ from surefoot.protocol.sighting_messages import HolderReading
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.coordinator import desired_messages, holder_sightings, order_requests, pair_orders, sessions
 from surefoot_operator.coordinator.told_holders import scope_after
-from surefoot_operator.observed import Observed
+from surefoot_operator.job_snapshot import Observed
 from surefoot_operator.observed_tiers import HolderSeen
-from surefoot_operator.policy import actions as act
-from surefoot_operator.policy.failure import holder_liveness
+from surefoot_operator.policy.core import actions as act
+from surefoot_operator.policy.failure import memory_server_liveness
 
 if TYPE_CHECKING:
     from simulator.world import Simulation
@@ -44,7 +44,7 @@ class Operator:
         self.watches = self._holder_watches.by_holder
         self.pinned: Checkpoint | None = None
         self.going: dict[Checkpoint, float] = {}
-        self._ruled: tuple[JobStatus, holder_liveness.UsableHolders, desired_messages.DesiredState] | None = None
+        self._ruled: tuple[JobStatus, memory_server_liveness.UsableHolders, desired_messages.DesiredState] | None = None
         self._status: JobStatus = simulation.store.status
         self._planned = False
         self._calls = Calls(simulation.fabric, self.process, self.poke)
@@ -134,8 +134,8 @@ class Operator:
     def rule(self) -> desired_messages.DesiredState:
         epoch = self._status.world.epoch if self._status.world is not None else 0
         holders, named, sights = self._holders(), self._status.named_holders, self.sessions.orders.sights
-        usable = holder_liveness.usable_holders(holders, named, epoch)
-        usable = holder_liveness.with_proxied(usable, holders, named, sights, epoch)
+        usable = memory_server_liveness.usable_holders(holders, named, epoch)
+        usable = memory_server_liveness.with_proxied(usable, holders, named, sights, epoch)
         if self._ruled is None or self._ruled[0] is not self._status or self._ruled[1] != usable:
             replicas = self.simulation.job.spec.checkpoint.memory.replicas
             scope = scope_after(self._ruled and self._ruled[2].scope, self._status, self._holders, FEW_HOLDERS)

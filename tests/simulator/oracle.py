@@ -21,8 +21,8 @@ from simulator.watermarks import Watermarks
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.observed import Observed
-from surefoot_operator.policy.lifecycle.last_checkpoint import RESCUE_SECONDS
+from surefoot_operator.job_snapshot import Observed
+from surefoot_operator.policy.membership.final_checkpoint import RESCUE_SECONDS
 
 if TYPE_CHECKING:
     from simulator.operators import Operator

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Literal
 from simulator.readiness import ready_at
 from surefoot.agent.health.pair_check import STILL_SECONDS
 from surefoot.protocol.pair_messages import PairResult, PairStore, PairTrial
-from surefoot_operator.observed import Observed, SessionSeen
-from surefoot_operator.policy.actions import Plan
+from surefoot_operator.job_snapshot import Observed, SessionSeen
+from surefoot_operator.policy.core.actions import Plan
 
 if TYPE_CHECKING:
     from simulator.agents import Agent

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from surefoot_operator.observed import Observed, SessionSeen
+from surefoot_operator.job_snapshot import Observed, SessionSeen
 
 
 def ready_at(seen: Observed, session: SessionSeen, epoch: int) -> bool:

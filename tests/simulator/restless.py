@@ -10,9 +10,9 @@ from dataclasses import replace
 from simulator.world import Decisions
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import Interval
-from surefoot_operator.observed import Observed
-from surefoot_operator.policy.maintenance.drops_under_way import Going
-from surefoot_operator.policy.maintenance.maintain import Maintenance, maintain
+from surefoot_operator.job_snapshot import Observed
+from surefoot_operator.policy.maintenance.maintenance_plan import Maintenance, maintain
+from surefoot_operator.policy.membership.drops_under_way import Going
 
 CHANGE_SECONDS = 0.7
 LEVELS = (0, 2, 1, 3, 0, 1)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from simulator.readiness import fails, ready_at
 from surefoot_operator.api.status import World
-from surefoot_operator.observed import Observed
-from surefoot_operator.policy.actions import Plan
+from surefoot_operator.job_snapshot import Observed
+from surefoot_operator.policy.core.actions import Plan
 
 if TYPE_CHECKING:
     from simulator.world import Simulation

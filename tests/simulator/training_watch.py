@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from simulator.trainers import Trainer, content_of
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.messages import Assign
-from surefoot_operator.policy.actions import CreateWorker
+from surefoot_operator.policy.core.actions import CreateWorker
 
 if TYPE_CHECKING:
     from simulator.agents import Agent

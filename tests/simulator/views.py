@@ -11,7 +11,7 @@ from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import HolderEndpoint, HolderId, WorkerId
 from surefoot_operator.coordinator import desired_messages
 from surefoot_operator.observed_tiers import HolderSeen
-from surefoot_operator.policy import actions as act
+from surefoot_operator.policy.core import actions as act
 
 FEW_HOLDERS = 0
 """Nobody is told of all because there are few: what a large job does is searched at the size of a small one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from surefoot.protocol.identities import Checkpoint
-from surefoot_operator.observed import Observed
+from surefoot_operator.job_snapshot import Observed
 
 if TYPE_CHECKING:
     from simulator.oracle import Oracle

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Literal
 
 from surefoot_operator.policy.maintenance.cadence import Inputs, IntervalRequest, cadence
-from surefoot_operator.policy.maintenance.intervals import BESIDE_SHARE
+from surefoot_operator.policy.maintenance.save_intervals import BESIDE_SHARE
 
 HOUR = 3600.0
 WEEK = 7 * 24 * HOUR

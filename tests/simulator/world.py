@@ -31,11 +31,11 @@ from simulator.trainers import Gathering, Trainer
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
 from surefoot.protocol.messages import Assign
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.observed import Observed
-from surefoot_operator.policy.actions import Plan
-from surefoot_operator.policy.maintenance.drops_under_way import Going
-from surefoot_operator.policy.maintenance.maintain import Maintenance, maintain
-from surefoot_operator.policy.plan import plan
+from surefoot_operator.job_snapshot import Observed
+from surefoot_operator.policy.core.actions import Plan
+from surefoot_operator.policy.maintenance.maintenance_plan import Maintenance, maintain
+from surefoot_operator.policy.membership.drops_under_way import Going
+from surefoot_operator.policy.planning.plan import plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from surefoot_operator.api.spec import (
     TrainingJobSpec,
 )
 from surefoot_operator.api.status import JobStatus, Member, World
-from surefoot_operator.observed import NodeSeen, Observed, SessionSeen, WorkerSeen
+from surefoot_operator.job_snapshot import NodeSeen, Observed, SessionSeen, WorkerSeen
 from surefoot_operator.observed_tiers import HolderSeen
 
 COVERED = {frozenset({"layout"}): True}

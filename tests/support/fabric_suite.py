@@ -17,9 +17,9 @@ from support.machine_speed import scaled
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.errors import WorldMoved
-from surefoot_operator.fabric.interface import Fabric, FabricSeen, WorkerEnvironment
-from surefoot_operator.observed import WorkerSeen
-from surefoot_operator.policy.actions import CreateWorker, DeleteWorker, Event
+from surefoot_operator.job_snapshot import WorkerSeen
+from surefoot_operator.platforms.interface import Fabric, FabricSeen, WorkerEnvironment
+from surefoot_operator.policy.core.actions import CreateWorker, DeleteWorker, Event
 
 SECONDS = scaled(20.0)
 

@@ -24,8 +24,9 @@ import pytest
 from support.machine_speed import scaled
 from surefoot.errors import TierError
 from surefoot.holder import keys
-from surefoot.holder.client import HolderClient, HolderIndex
+from surefoot.holder.client import HolderClient
 from surefoot.holder.connection import Credentials, Wire
+from surefoot.holder.fenced_calls import HolderIndex
 from surefoot.holder.provisioning import HolderAdmin
 from surefoot.linux_process import (
     ProcessIdentity,
@@ -37,11 +38,11 @@ from surefoot.linux_process import (
 )
 from surefoot.protocol.identities import HolderEndpoint, HolderId, RankSave
 from surefoot_operator.api.status import JobStatus, Member
-from surefoot_operator.cli.local.run_progress import Happened, RunProgress
-from surefoot_operator.fabric.processes.job_store import Store
-from surefoot_operator.fabric.processes.machine import is_trainer
-from surefoot_operator.fabric.processes.run_folder import RunFolder, read_json
-from surefoot_operator.fabric.processes.run_records import NodeRecord, from_json
+from surefoot_operator.cli.local.progress import Happened, RunProgress
+from surefoot_operator.platforms.local.job_store import Store
+from surefoot_operator.platforms.local.local_nodes import is_trainer
+from surefoot_operator.platforms.local.run_folder import RunFolder, read_json
+from surefoot_operator.platforms.local.run_records import NodeRecord, from_json
 
 SECONDS = scaled(240)
 """Limit of a whole run; a busy machine takes many times what a quiet one does."""

@@ -7,9 +7,9 @@ from typing import Any
 from support.builders import running, with_session
 from surefoot.protocol.standing.rank_pace import RankPace
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.observed import MOST_WINDOWS, Observed, PaceSeen, PaceWindow, Timings
-from surefoot_operator.policy.check import check
-from surefoot_operator.policy.plan import plan
+from surefoot_operator.job_snapshot import MOST_WINDOWS, Observed, PaceSeen, PaceWindow, Timings
+from surefoot_operator.policy.planning.plan import plan
+from surefoot_operator.policy.planning.plan_invariants import check
 
 LOOKS = 50
 

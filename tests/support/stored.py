@@ -7,9 +7,9 @@ from typing import Any
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.cli.jobs.job_view import HolderLook, JobView
 from surefoot_operator.cli.jobs.stored_job import stored_job
-from surefoot_operator.cli.local.run_progress import Happened
-from surefoot_operator.fabric.kubernetes.status_patch import shown
-from surefoot_operator.observed import Observed
+from surefoot_operator.cli.local.progress import Happened
+from surefoot_operator.job_snapshot import Observed
+from surefoot_operator.platforms.kubernetes.status_patch import shown
 
 Object = dict[str, Any]
 

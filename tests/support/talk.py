@@ -20,7 +20,7 @@ from surefoot_operator.coordinator.sessions import (
     connected,
     ruled,
 )
-from surefoot_operator.policy.failure.holder_liveness import UsableHolders
+from surefoot_operator.policy.failure.memory_server_liveness import UsableHolders
 
 A, B, C = WorkerId(0, 1), WorkerId(1, 1), WorkerId(2, 1)
 NODES = [HolderEndpoint(HolderId(f"node-{n}", f"run{n}"), "127.0.0.1", 7000 + n, f"node-{n}") for n in range(3)]

@@ -11,7 +11,7 @@ import yaml
 
 from surefoot.protocol.plain import shorten
 from surefoot_operator.api.content import DEEPEST, MOST_CHARACTERS, check_nodes
-from surefoot_operator.api.spec_reader import mapping
+from surefoot_operator.api.fields import mapping
 from surefoot_operator.errors import Hidden, SpecError
 
 # what a constructor of PyYAML raises for a scalar that does not say what its tag promises: `!!int ""`, `!!bool "x"`

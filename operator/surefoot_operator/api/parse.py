@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from surefoot_operator.api.content import check_content
+from surefoot_operator.api.fields import check_names, items, mapping, number, read, text
 from surefoot_operator.api.pod_template import read_template, texts
 from surefoot_operator.api.spec import (
     ACCEPT_LOSS,
@@ -24,7 +25,6 @@ from surefoot_operator.api.spec import (
     TrainingJobSpec,
 )
 from surefoot_operator.api.spec_limits import LIMITS, Limit, check_spec
-from surefoot_operator.api.spec_reader import check_names, items, mapping, number, read, text
 from surefoot_operator.api.yaml_names import API_VERSION, yaml_fields
 from surefoot_operator.errors import SpecError
 

@@ -11,9 +11,9 @@ import json
 import re
 from typing import Any
 
+from surefoot_operator.api.fields import mapping, number, optional_mapping, text
 from surefoot_operator.api.spec import Template
 from surefoot_operator.api.spec_limits import Limit
-from surefoot_operator.api.spec_reader import mapping, number, optional_mapping, text
 from surefoot_operator.errors import Hidden, SpecError
 
 TRAINER = "trainer"

@@ -137,7 +137,7 @@ class HealthPolicy:
     step_timeout_seconds: float = 600.0
     """No step for so long, after an epoch's first, is a hang."""
     node_signals: NodeSignals | None = None
-    """None: those of `known_node_words`."""
+    """None: those of `known_node_signals`."""
     node_findings: Literal["Leave", "Show"] = "Leave"
     """What is done about a node whose hardware its agent finds at fault."""
     pre_join_check: Literal["Off", "Warn", "Enforce"] = "Off"

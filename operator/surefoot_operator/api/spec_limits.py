@@ -1,6 +1,6 @@
 """Defines the limits of each spec field and of their combinations.
 
-Pure; called by `spec_reader` and `parse`.
+Pure; called by `fields` and `parse`.
 """
 
 from __future__ import annotations

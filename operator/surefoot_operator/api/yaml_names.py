@@ -1,6 +1,6 @@
 """Maps dataclass fields to YAML names, and lists unsupported fields.
 
-Pure; called by `spec_reader`, `parse`, and the test that compares docs/api.md with the dataclasses.
+Pure; called by `fields`, `parse`, and the test that compares docs/api.md with the dataclasses.
 """
 
 from __future__ import annotations

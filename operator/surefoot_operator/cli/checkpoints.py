@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from surefoot_operator.api.fields import quantity
 from surefoot_operator.api.spec import PersistentTierSpec
-from surefoot_operator.api.spec_reader import quantity
 from surefoot_operator.cli.cli_errors import EXIT_FAILED, EXIT_OK, RunError, UsageError
-from surefoot_operator.cli.output import say
+from surefoot_operator.cli.command_base import say
+from surefoot_operator.cli.job_files import read_job
 from surefoot_operator.cli.tools import run_tool
-from surefoot_operator.cli.validate import read_job
 
 COPY_SECONDS = 24 * 3600.0
 """How long a copy of a whole checkpoint may take, or its reading."""

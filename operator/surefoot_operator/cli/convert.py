@@ -13,7 +13,7 @@ from pathlib import Path
 from surefoot_operator.api.content import MOST_CHARACTERS
 from surefoot_operator.api.loading import load_documents
 from surefoot_operator.cli.cli_errors import EXIT_OK, UsageError
-from surefoot_operator.cli.output import warn
+from surefoot_operator.cli.command_base import warn
 from surefoot_operator.convert.conversion import KNOWN, converted, of_command
 from surefoot_operator.convert.conversion_errors import NotConvertible
 from surefoot_operator.convert.rendering import rendered

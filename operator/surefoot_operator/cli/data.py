@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 from surefoot_operator.cli.cli_errors import EXIT_FAILED, EXIT_OK, RunError
-from surefoot_operator.extras import lacking
+from surefoot_operator.optional_dependencies import lacking
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

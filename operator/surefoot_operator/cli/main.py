@@ -7,13 +7,12 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
 
 from surefoot import __version__
 from surefoot_operator.cli.cli_errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, RunError, UsageError
-from surefoot_operator.cli.output import say, warn
+from surefoot_operator.cli.command_base import say, warn
 from surefoot_operator.errors import OperatorError
-from surefoot_operator.extras import needing
+from surefoot_operator.optional_dependencies import needing
 
 _PROGRAMS = {"kubectl-surefoot": "kubectl surefoot"}
 """kubectl finds its plugins by this name."""
@@ -49,49 +48,96 @@ def build_parser(program: str | None = None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=program, description="Training that goes on when nodes die.")
     parser.add_argument("--version", action="store_true", help="print the version")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (module, said) in _commands().items():
+    for name, (add_arguments, run, said) in _commands().items():
         command = commands.add_parser(name, help=said, description=f"{said[0].upper()}{said[1:]}.")
-        module.add_arguments(command)
-        command.set_defaults(run=module.run)
+        add_arguments(command)
+        command.set_defaults(run=run)
     return parser
 
 
-def _commands() -> dict[str, tuple[ModuleType, str]]:
+Command = tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int], str]
+"""What adds a command's arguments, what runs it, and what it does."""
+
+
+def _commands() -> dict[str, Command]:
     with needing("surefoot", "cli"):
-        from surefoot_operator.cli import checkpoints, convert, data, shell_completion, validate
-        from surefoot_operator.cli.cluster import suspend_job
-        from surefoot_operator.cli.doctor import run_checks
-        from surefoot_operator.cli.jobs import (
-            describe_job,
-            explain_job,
-            job_timeline,
-            list_jobs,
-            list_nodes,
-            rollback_job,
-            top_jobs,
-        )
-        from surefoot_operator.cli.local import run_local
-        from surefoot_operator.cli.logs import job_logs
-        from surefoot_operator.cli.report import report_job
+        from surefoot_operator.cli.checkpoints import add_arguments as add_checkpoints_arguments
+        from surefoot_operator.cli.checkpoints import run as run_checkpoints
+        from surefoot_operator.cli.convert import add_arguments as add_convert_arguments
+        from surefoot_operator.cli.convert import run as run_convert
+        from surefoot_operator.cli.data import add_arguments as add_data_arguments
+        from surefoot_operator.cli.data import run as run_data
+        from surefoot_operator.cli.doctor import add_arguments as add_doctor_arguments
+        from surefoot_operator.cli.doctor import run as run_doctor
+        from surefoot_operator.cli.job_files import add_arguments as add_validate_arguments
+        from surefoot_operator.cli.job_files import run as run_validate
+        from surefoot_operator.cli.jobs.describe import add_arguments as add_describe_arguments
+        from surefoot_operator.cli.jobs.describe import run as run_describe
+        from surefoot_operator.cli.jobs.explain import add_arguments as add_explain_arguments
+        from surefoot_operator.cli.jobs.explain import run as run_explain
+        from surefoot_operator.cli.jobs.job_timeline import add_arguments as add_timeline_arguments
+        from surefoot_operator.cli.jobs.job_timeline import run as run_timeline
+        from surefoot_operator.cli.jobs.list_jobs import add_arguments as add_list_arguments
+        from surefoot_operator.cli.jobs.list_jobs import run as run_list
+        from surefoot_operator.cli.jobs.list_nodes import add_arguments as add_nodes_arguments
+        from surefoot_operator.cli.jobs.list_nodes import run as run_nodes
+        from surefoot_operator.cli.jobs.suspend_and_rollback import add_arguments as add_rollback_arguments
+        from surefoot_operator.cli.jobs.suspend_and_rollback import run as run_rollback
+        from surefoot_operator.cli.jobs.suspend_job import add_arguments as add_suspend_arguments
+        from surefoot_operator.cli.jobs.suspend_job import run as run_suspend
+        from surefoot_operator.cli.jobs.top import add_arguments as add_top_arguments
+        from surefoot_operator.cli.jobs.top import run as run_top
+        from surefoot_operator.cli.logs import add_arguments as add_logs_arguments
+        from surefoot_operator.cli.logs import run as run_logs
+        from surefoot_operator.cli.report.report_job import add_arguments as add_report_arguments
+        from surefoot_operator.cli.report.report_job import run as run_report
+        from surefoot_operator.cli.run_local import add_arguments as add_local_arguments
+        from surefoot_operator.cli.run_local import run as run_local
+        from surefoot_operator.cli.shell_completion import add_arguments as add_completion_arguments
+        from surefoot_operator.cli.shell_completion import run as run_completion
     return {
-        "list": (list_jobs, "list TrainingJobs: state, progress, newest checkpoint"),
-        "top": (top_jobs, "show jobs as they go: step, rate, exposure, copies, incidents"),
-        "describe": (describe_job, "show everything about one job, in the order people ask"),
-        "timeline": (job_timeline, "show what happened to a job, and where each recovery's seconds went"),
-        "report": (report_job, "write a job's history as one page of HTML"),
-        "explain": (explain_job, "say what the operator would do now, and what the next fault would cost"),
-        "nodes": (list_nodes, "show a job's nodes, what runs there, and why they are left"),
-        "logs": (job_logs, "show a job's logs by rank and attempt, the blamed rank first"),
-        "suspend": (suspend_job, "save a job, stop it and give its workers back"),
-        "resume": (suspend_job, "let a suspended job go on"),
-        "rollback": (rollback_job, "go back to an earlier step, within the job or as a new one"),
-        "local": (run_local, "run a TrainingJob on this machine, each node a group of processes"),
-        "validate": (validate, "check a TrainingJob without running it"),
-        "convert": (convert, "make a TrainingJob of another system's job: PyTorchJob, TrainJob, JobSet, torchrun …"),
-        "checkpoints": (checkpoints, "list, verify, export, import or delete what a job has in its persistent tier"),
-        "data": (data, "check whether samples in files can be read at any world size"),
-        "doctor": (run_checks, "check versions, rights, CRD, operator, tiers and memory, each with its remedy"),
-        "completion": (shell_completion, "print a shell's completion script"),
+        "list": (add_list_arguments, run_list, "list TrainingJobs: state, progress, newest checkpoint"),
+        "top": (add_top_arguments, run_top, "show jobs as they go: step, rate, exposure, copies, incidents"),
+        "describe": (add_describe_arguments, run_describe, "show everything about one job, in the order people ask"),
+        "timeline": (
+            add_timeline_arguments,
+            run_timeline,
+            "show what happened to a job, and where each recovery's seconds went",
+        ),
+        "report": (add_report_arguments, run_report, "write a job's history as one page of HTML"),
+        "explain": (
+            add_explain_arguments,
+            run_explain,
+            "say what the operator would do now, and what the next fault would cost",
+        ),
+        "nodes": (add_nodes_arguments, run_nodes, "show a job's nodes, what runs there, and why they are left"),
+        "logs": (add_logs_arguments, run_logs, "show a job's logs by rank and attempt, the blamed rank first"),
+        "suspend": (add_suspend_arguments, run_suspend, "save a job, stop it and give its workers back"),
+        "resume": (add_suspend_arguments, run_suspend, "let a suspended job go on"),
+        "rollback": (
+            add_rollback_arguments,
+            run_rollback,
+            "go back to an earlier step, within the job or as a new one",
+        ),
+        "local": (add_local_arguments, run_local, "run a TrainingJob on this machine, each node a group of processes"),
+        "validate": (add_validate_arguments, run_validate, "check a TrainingJob without running it"),
+        "convert": (
+            add_convert_arguments,
+            run_convert,
+            "make a TrainingJob of another system's job: PyTorchJob, TrainJob, JobSet, torchrun …",
+        ),
+        "checkpoints": (
+            add_checkpoints_arguments,
+            run_checkpoints,
+            "list, verify, export, import or delete what a job has in its persistent tier",
+        ),
+        "data": (add_data_arguments, run_data, "check whether samples in files can be read at any world size"),
+        "doctor": (
+            add_doctor_arguments,
+            run_doctor,
+            "check versions, rights, CRD, operator, tiers and memory, each with its remedy",
+        ),
+        "completion": (add_completion_arguments, run_completion, "print a shell's completion script"),
     }
 
 

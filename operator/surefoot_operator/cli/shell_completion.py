@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 
 from surefoot_operator.cli.cli_errors import EXIT_OK
-from surefoot_operator.extras import needing
+from surefoot_operator.optional_dependencies import needing
 
 SHELLS = ("bash", "zsh", "fish", "tcsh")
 

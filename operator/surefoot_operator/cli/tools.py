@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from surefoot_operator.api.spec import PersistentTierSpec
-from surefoot_operator.extras import lacking
+from surefoot_operator.optional_dependencies import lacking
 
 _TOOL_SECONDS = 600.0
 _WORDS_LINES = 20

@@ -14,11 +14,11 @@ import sys
 from collections.abc import Sequence
 
 from surefoot_operator.errors import OperatorError
-from surefoot_operator.extras import needing
+from surefoot_operator.optional_dependencies import needing
 
 with needing("surefoot-operator", "operator"):
     from surefoot.errors import ConfigurationError
-    from surefoot_operator.controller.cluster import ClusterOperator
+    from surefoot_operator.controller.cluster_operator import ClusterOperator
     from surefoot_operator.controller.cluster_settings import (
         NAMESPACE_FILE,
         BadSetting,
@@ -26,8 +26,8 @@ with needing("surefoot-operator", "operator"):
         cluster_settings,
     )
     from surefoot_operator.controller.collector import begin_collector
-    from surefoot_operator.controller.health.logging_setup import begin_logs
-    from surefoot_operator.fabric.kubernetes.api import connect
+    from surefoot_operator.controller.process_setup import begin_logs
+    from surefoot_operator.platforms.kubernetes.api_client import connect
 
 log = logging.getLogger("surefoot_operator.controller")
 

@@ -17,7 +17,7 @@ from surefoot.logs import FORMATS, VARIABLE
 from surefoot_operator.api.gang_schedulers import GANG_SCHEDULERS
 from surefoot_operator.api.spec import Gang
 from surefoot_operator.controller.leader.shards import HIGHEST
-from surefoot_operator.coordinator.lines.agent_server import PATH
+from surefoot_operator.coordinator.agent_server import PATH
 from surefoot_operator.errors import OperatorError
 
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")

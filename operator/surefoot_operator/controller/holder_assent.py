@@ -17,7 +17,7 @@ from surefoot_operator.api.spec import GROUP
 from surefoot_operator.controller.job_runner import Shared
 from surefoot_operator.controller.tier_pods import tier_pods
 from surefoot_operator.errors import FabricError
-from surefoot_operator.policy.maintenance.rollout import JobSafety, ready_holders, why_unsafe
+from surefoot_operator.policy.maintenance.memory_tier_rollout import JobSafety, ready_holders, why_unsafe
 
 log = logging.getLogger(__name__)
 

@@ -12,21 +12,21 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from surefoot_operator.api.spec import HealthPolicy
-from surefoot_operator.controller.health import logging_setup as logs
-from surefoot_operator.controller.leader.term_clock import TermClock
+from surefoot_operator.controller import process_setup as logs
+from surefoot_operator.controller.term_clock import TermClock
 from surefoot_operator.controller.worker_environment import WorkerEnvironmentFactory
-from surefoot_operator.coordinator.lines.agent_channel import AgentChannel
-from surefoot_operator.coordinator.lines.agent_server import AgentServer
+from surefoot_operator.coordinator.agent_channel import AgentChannel
+from surefoot_operator.coordinator.agent_server import AgentServer
 from surefoot_operator.errors import FabricError
-from surefoot_operator.fabric.kubernetes import labels
-from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
-from surefoot_operator.fabric.kubernetes.kubernetes_fabric import KubernetesFabric
-from surefoot_operator.fabric.kubernetes.pods import PodSettings
-from surefoot_operator.fabric.kubernetes.views.cache import ClusterCache
 from surefoot_operator.memory import HolderPool, JobHolders, TierAccess
-from surefoot_operator.policy.maintenance.rollout import JobSafety
+from surefoot_operator.platforms.kubernetes import api_objects
+from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused
+from surefoot_operator.platforms.kubernetes.platform import KubernetesFabric
+from surefoot_operator.platforms.kubernetes.pods import PodSettings
+from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache
+from surefoot_operator.policy.maintenance.memory_tier_rollout import JobSafety
 from surefoot_operator.reconcile import Reconciler
-from surefoot_operator.reconcile.dependencies import Dependencies
+from surefoot_operator.reconcile.build_snapshot import Dependencies
 from surefoot_operator.reconcile.progress_pace import ProgressPace
 from surefoot_operator.reconcile.turns import Turns
 from surefoot_operator.settings import OperatorSettings
@@ -142,7 +142,7 @@ class JobRunner:
 
     async def _is_gone(self) -> bool:
         """Asked once more, of the server itself: checkpoints are not deleted because a watch was mistaken."""
-        path = labels.jobs_path(self.key.namespace, self.key.name)
+        path = api_objects.jobs_path(self.key.namespace, self.key.name)
         try:
             found = await self._shared.cache.api.get(path)
         except ApiRefused as error:

@@ -15,7 +15,7 @@ from surefoot.task_set import TaskSet, logged
 from surefoot_operator import metrics
 from surefoot_operator.api.spec import MANAGER
 from surefoot_operator.controller.job_runner import JobKey, JobRunner, Shared
-from surefoot_operator.policy.maintenance.rollout import JobSafety
+from surefoot_operator.policy.maintenance.memory_tier_rollout import JobSafety
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ import kopf
 
 from surefoot.protocol.backoff import Backoff
 from surefoot_operator.api.spec import GROUP, VERSION
-from surefoot_operator.controller.health import process_metrics
-from surefoot_operator.fabric.kubernetes.api import loaded
+from surefoot_operator.controller import process_metrics
+from surefoot_operator.platforms.kubernetes.api_client import loaded
 
 log = logging.getLogger(__name__)
 

@@ -23,18 +23,18 @@ from surefoot.logs import begin_logs
 from surefoot_operator import metrics
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.controller.credentials.derived_secrets import Secrets, secrets_in
-from surefoot_operator.controller.health.local_metrics import served
-from surefoot_operator.controller.health.probes import LoopLag
-from surefoot_operator.controller.leader.term_clock import TermClock
+from surefoot_operator.controller.health_endpoints import LoopLag
+from surefoot_operator.controller.local_metrics import served
+from surefoot_operator.controller.term_clock import TermClock
 from surefoot_operator.controller.worker_environment import WorkerEnvironmentFactory
-from surefoot_operator.coordinator.lines.agent_channel import AgentChannel
-from surefoot_operator.coordinator.lines.agent_server import AgentServer, tokens
+from surefoot_operator.coordinator.agent_channel import AgentChannel
+from surefoot_operator.coordinator.agent_server import AgentServer, tokens
 from surefoot_operator.errors import FabricError
-from surefoot_operator.fabric.interface import Fabric
-from surefoot_operator.fabric.processes.processes_fabric import ProcessesFabric
 from surefoot_operator.memory import HolderPool, JobHolders
+from surefoot_operator.platforms.interface import Fabric
+from surefoot_operator.platforms.local.platform import ProcessesFabric
 from surefoot_operator.reconcile import Reconciler
-from surefoot_operator.reconcile.dependencies import Dependencies
+from surefoot_operator.reconcile.build_snapshot import Dependencies
 from surefoot_operator.settings import CoordinatorSettings, OperatorSettings
 
 log = logging.getLogger(__name__)

@@ -12,12 +12,12 @@ import random
 import time
 from collections.abc import Callable
 
-from surefoot_operator.controller.health import process_metrics
+from surefoot_operator.controller import process_metrics
 from surefoot_operator.errors import FabricError
-from surefoot_operator.fabric.kubernetes.api import Api
-from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
-from surefoot_operator.fabric.kubernetes.node_reports import NodeWrites, node_writes, wanted_reports
-from surefoot_operator.fabric.kubernetes.views.cache import ClusterCache
+from surefoot_operator.platforms.kubernetes.api_client import Api
+from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused
+from surefoot_operator.platforms.kubernetes.node_conditions import NodeWrites, node_writes, wanted_reports
+from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache
 
 log = logging.getLogger(__name__)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from surefoot_operator.fabric.kubernetes import holders
-from surefoot_operator.fabric.kubernetes.views.cache import ClusterCache
-from surefoot_operator.policy.maintenance.rollout import HolderPod
+from surefoot_operator.platforms.kubernetes.views import memory_tier_pods
+from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache
+from surefoot_operator.policy.maintenance.memory_tier_rollout import HolderPod
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +21,9 @@ class TierPods:
 async def tier_pods(cache: ClusterCache, namespace: str, daemon_set: str) -> TierPods | None:
     """Returns the tier's pods; None: there is no such DaemonSet. Raises FabricError."""
     cache.check_fresh()
-    newest = await holders.newest(cache.api, namespace, daemon_set)
+    newest = await memory_tier_pods.newest(cache.api, namespace, daemon_set)
     if newest is None:
         return None
     around = cache.nodes.items.values()
-    pods = holders.pods(cache.holders.items.values(), newest.uid, around, cache.kubelets())
+    pods = memory_tier_pods.pods(cache.holders.items.values(), newest.uid, around, cache.kubelets())
     return TierPods(pods, newest.wanted, newest.revision)

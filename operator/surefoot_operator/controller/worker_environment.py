@@ -12,8 +12,8 @@ from surefoot.logs import VARIABLE
 from surefoot.settings import JobSettings, PersistentSettings, job_environment
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.controller.credentials.derived_secrets import Secrets
-from surefoot_operator.fabric.interface import WorkerEnvironment
-from surefoot_operator.policy.actions import CreateWorker
+from surefoot_operator.platforms.interface import WorkerEnvironment
+from surefoot_operator.policy.core.actions import CreateWorker
 
 WORKER_METRICS_PORT = 9464
 """Of each worker on a cluster, where every pod has an address of its own."""

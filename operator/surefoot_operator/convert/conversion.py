@@ -7,7 +7,7 @@ from typing import Any
 
 from surefoot_operator.convert import hyperpod_job, job_set, pytorch_job, train_job
 from surefoot_operator.convert.conversion_errors import NotConvertible
-from surefoot_operator.convert.draft import Conversion, Draft
+from surefoot_operator.convert.job_draft import Conversion, Draft
 from surefoot_operator.convert.launcher import read_launch
 from surefoot_operator.convert.manifest import Manifest
 from surefoot_operator.convert.trainer_template import trainer_template

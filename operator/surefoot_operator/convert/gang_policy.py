@@ -10,7 +10,7 @@ from typing import Any
 
 from surefoot_operator.api.gang_schedulers import GANG_SCHEDULERS
 from surefoot_operator.api.yaml_names import NOT_YET
-from surefoot_operator.convert.draft import Draft
+from surefoot_operator.convert.job_draft import Draft
 from surefoot_operator.convert.manifest import Manifest
 
 _POLICY = ("spec", "runPolicy", "schedulingPolicy")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from surefoot_operator.convert.conversion_errors import NotConvertible
-from surefoot_operator.convert.draft import Draft
+from surefoot_operator.convert.job_draft import Draft
 from surefoot_operator.convert.trainer_template import trainer_template
 
 CONTAINERS = ("trainer", "pytorch", "node")

@@ -7,7 +7,7 @@ from typing import Any
 
 from surefoot_operator.convert import gang_policy
 from surefoot_operator.convert.conversion_errors import NotConvertible
-from surefoot_operator.convert.draft import Draft
+from surefoot_operator.convert.job_draft import Draft
 from surefoot_operator.convert.trainer_template import RESTARTS, trainer_template
 
 _ROLES = ("Master", "Worker")

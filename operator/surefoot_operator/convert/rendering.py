@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import yaml
 
 from surefoot.protocol.plain import plain
-from surefoot_operator.convert.draft import Conversion
+from surefoot_operator.convert.job_draft import Conversion
 from surefoot_operator.convert.manifest import Note
 
 WIDTH = 120

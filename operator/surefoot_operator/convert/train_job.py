@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from surefoot_operator.convert import gang_policy
-from surefoot_operator.convert.draft import Draft
+from surefoot_operator.convert.job_draft import Draft
 from surefoot_operator.convert.job_set import CONTAINERS
 from surefoot_operator.convert.manifest import Manifest
 from surefoot_operator.convert.trainer_template import trainer_template

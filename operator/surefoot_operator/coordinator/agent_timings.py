@@ -11,7 +11,7 @@ from dataclasses import replace
 from surefoot.protocol.messages import Heartbeat
 from surefoot.protocol.step_limit import MOST_STEPS
 from surefoot_operator.coordinator.pace_windows import paced
-from surefoot_operator.observed import Timings
+from surefoot_operator.job_snapshot import Timings
 
 MOST_SAVES = 9
 """Newest ones that count."""

@@ -2,7 +2,7 @@
 
 Pure and level-triggered: `desired_messages` gives everything, `outbox_diff` the difference from what a connection was
 sent. A new connection was sent nothing, so it receives everything; agents ignore what they have already. Called by
-`coordinator.lines.agent_channel` after every change, and by the simulator.
+`surefoot_operator.coordinator.agent_channel` after every change, and by the simulator.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from surefoot_operator.api.status import JobStatus
 from surefoot_operator.coordinator import pair_orders, told_holders
 from surefoot_operator.coordinator.sessions import Session, Sessions, store_address
 from surefoot_operator.coordinator.told_holders import HolderScope
-from surefoot_operator.policy.failure.holder_liveness import UsableHolders
+from surefoot_operator.policy.failure.memory_server_liveness import UsableHolders
 
 Delivered = Mapping[str, ToAgent]
 """What one connection was told last, by slot; see `slot_of`."""

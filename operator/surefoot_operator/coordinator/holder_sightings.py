@@ -1,6 +1,6 @@
 """Merges agents' answers about holders that the operator cannot reach.
 
-Pure; part of `orders`.
+Pure; part of `pending_requests`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Assembles the pages of a listing and selects missing layout records.
 
-Pure; part of `orders`. An agent first sends the manifests, which name their layouts by digest; then it is asked for the
+Pure; part of `pending_requests`. An agent first sends the manifests, which name their layouts by digest; then it is asked for the
 layouts unknown here, a few at a time. Layouts of thousands of ranks are hundreds of megabytes: sent unasked they
 delayed heartbeats on the same connection. Each page is parsed as it comes, so that none holds up the operator for long.
 """

@@ -23,8 +23,8 @@ from surefoot.protocol.sighting_messages import LookAtHolders
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.coordinator import holder_sightings
 from surefoot_operator.coordinator.holder_sightings import SightingRequest
-from surefoot_operator.coordinator.orders import HoldProposal, Orders, Request, is_listing, with_listing
-from surefoot_operator.observed import HoldSeen
+from surefoot_operator.coordinator.pending_requests import HoldProposal, Orders, Request, is_listing, with_listing
+from surefoot_operator.job_snapshot import HoldSeen
 from surefoot_operator.observed_tiers import PersistentSeen
 
 MOST_LISTINGS = 8

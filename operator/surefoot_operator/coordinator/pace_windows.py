@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from surefoot.protocol.progress import Progress
 from surefoot.protocol.standing.rank_pace import between
-from surefoot_operator.observed import MOST_WINDOWS, PaceSeen, PaceWindow
+from surefoot_operator.job_snapshot import MOST_WINDOWS, PaceSeen, PaceWindow
 
 WINDOW_LOOKS = 48
 """Of each rank: some ten seconds."""

@@ -1,6 +1,6 @@
 """Has pairs of agents make an all-reduce, and keeps their words.
 
-Pure; called by `order_answers`, `sessions`, `desired_messages` and `reconcile.apply_plan`. Not bound to an epoch: a spare is tried while others train. Soft state
+Pure; called by `request_replies`, `sessions`, `desired_messages` and `reconcile.apply_plan`. Not bound to an epoch: a spare is tried while others train. Soft state
 like all orders: a new coordinator knows of no trial, takes no answer to an old one, and asks for others.
 """
 
@@ -12,8 +12,8 @@ from dataclasses import replace
 from surefoot.protocol.identities import WorkerId
 from surefoot.protocol.node_findings import LONGEST_TEXT
 from surefoot.protocol.pair_messages import PairResult, PairStore, PairTrial
-from surefoot_operator.coordinator.orders import Orders
-from surefoot_operator.observed import PairSeen, PairSideSeen
+from surefoot_operator.coordinator.pending_requests import Orders
+from surefoot_operator.job_snapshot import PairSeen, PairSideSeen
 
 Pair = tuple[PairSideSeen, PairSideSeen]
 

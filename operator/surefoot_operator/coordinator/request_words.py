@@ -1,6 +1,6 @@
 """Says in words what an agent was asked to do.
 
-Pure; called by `order_answers` for sentences about requests that failed.
+Pure; called by `request_replies` for sentences about requests that failed.
 """
 
 from __future__ import annotations

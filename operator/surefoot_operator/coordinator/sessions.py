@@ -1,6 +1,6 @@
 """Tracks each agent's session: what every message changes.
 
-Pure: time is an argument. Called by `coordinator.lines.agent_channel` and the simulator for each hello, message and broken
+Pure: time is an argument. Called by `surefoot_operator.coordinator.agent_channel` and the simulator for each hello, message and broken
 connection; plans are made from `seen`. Nothing here is durable: agents report it all to a new coordinator.
 
 Facts belong to an epoch: `epoch` of a session is the newest one its trainers were started for, and step, exit,
@@ -32,11 +32,11 @@ from surefoot.protocol.node_findings import NodeHealth
 from surefoot.protocol.progress import NOTHING_TOLD
 from surefoot.protocol.standing.stuck_message import StuckRanks
 from surefoot_operator.api.status import World
-from surefoot_operator.coordinator import order_answers, pair_orders
-from surefoot_operator.coordinator import orders as order_book
+from surefoot_operator.coordinator import pair_orders, request_replies
+from surefoot_operator.coordinator import pending_requests as order_book
 from surefoot_operator.coordinator.agent_timings import timed
-from surefoot_operator.coordinator.orders import Orders
-from surefoot_operator.observed import ExitSeen, SessionSeen, StandingSeen, Timings
+from surefoot_operator.coordinator.pending_requests import Orders
+from surefoot_operator.job_snapshot import ExitSeen, SessionSeen, StandingSeen, Timings
 
 MOST_NOTICES = 64
 
@@ -234,7 +234,7 @@ def heard(sessions: Sessions, worker: WorkerId, message: FromAgent, now: float) 
         case Notice():
             sessions = replace(sessions, notices=(*sessions.notices, (worker, message))[-MOST_NOTICES:])
         case _:
-            sessions = replace(sessions, orders=order_answers.answered(sessions.orders, worker, message, now))
+            sessions = replace(sessions, orders=request_replies.answered(sessions.orders, worker, message, now))
     return _with(sessions, session)
 
 

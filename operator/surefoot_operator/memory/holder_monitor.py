@@ -1,6 +1,6 @@
 """Monitors one holder for one job.
 
-Keeps what is due there, and its state. Has no task and no connection: `memory.holder_pool` visits, and asks what is due. Owned by `memory.job_holders`. Calls
+Keeps what is due there, and its state. Has no task and no connection: `memory.connection_pool` visits, and asks what is due. Owned by `memory.job_servers`. Calls
 `changed` only for what a plan could read.
 """
 
@@ -16,9 +16,9 @@ from surefoot.errors import AccessRefused, BeingFilled, Fenced, SurefootError, T
 from surefoot.holder.provisioning import Memory
 from surefoot_operator import metrics
 from surefoot_operator.api.status import World
+from surefoot_operator.memory.connection_pool import SharedHolder
 from surefoot_operator.memory.holder_place import HolderPlace
-from surefoot_operator.memory.holder_pool import SharedHolder
-from surefoot_operator.memory.holder_probe import HolderProbe, ProbeRequest, ProbeResult
+from surefoot_operator.memory.server_probe import HolderProbe, ProbeRequest, ProbeResult
 from surefoot_operator.observed_tiers import HolderSeen
 
 log = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """Keeps the layout records that one job's indexes and listings name.
 
-Owned by `memory.job_holders`, lent to its probes. Bounded by what the job runs: records that nothing names any more are
+Owned by `memory.job_servers`, lent to its probes. Bounded by what the job runs: records that nothing names any more are
 let go, and one that would take more than the job's bound is refused by name.
 """
 

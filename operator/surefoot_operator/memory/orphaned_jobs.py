@@ -1,7 +1,7 @@
 """Removes from holders the data of jobs that no longer exist.
 
 The fallback for a deletion that no leader saw, or during which a holder was away. `absences` decides and is pure;
-`OrphanSweep` asks the holders and removes. Owned by the leader's `memory_maintenance`.
+`OrphanSweep` asks the holders and removes. Owned by the leader's `memory_tier_maintenance`.
 """
 
 from __future__ import annotations

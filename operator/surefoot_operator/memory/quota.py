@@ -1,6 +1,6 @@
 """Limits how much of one holder a job may use.
 
-Pure; called by `memory.holder_probe`. Without it one job, wrong or hostile, fills a holder, and every other job's saves
+Pure; called by `memory.server_probe`. Without it one job, wrong or hostile, fills a holder, and every other job's saves
 are refused. A job alone on a holder may use all of it, and so may each while there is enough for all.
 """
 

@@ -3,4 +3,4 @@
 Called by `controller`.
 """
 
-from surefoot_operator.reconcile.loop import Reconciler as Reconciler
+from surefoot_operator.reconcile.reconciler import Reconciler as Reconciler

@@ -16,11 +16,11 @@ from surefoot.protocol.messages import PromoteSave, RepairSave, Retire
 from surefoot.task_set import TaskSet
 from surefoot_operator.coordinator import order_requests, pair_orders
 from surefoot_operator.coordinator.order_requests import listing_rights
-from surefoot_operator.coordinator.orders import Orders
+from surefoot_operator.coordinator.pending_requests import Orders
 from surefoot_operator.coordinator.sessions import Sessions
 from surefoot_operator.errors import FabricError
-from surefoot_operator.observed import Observed
-from surefoot_operator.policy.actions import (
+from surefoot_operator.job_snapshot import Observed
+from surefoot_operator.policy.core.actions import (
     Action,
     CleanMemory,
     CopySave,
@@ -42,8 +42,8 @@ from surefoot_operator.policy.actions import (
     SetFinalizer,
     TryPairs,
 )
-from surefoot_operator.policy.indexes import holders_by_id
-from surefoot_operator.reconcile.dependencies import Dependencies, worker_ids
+from surefoot_operator.policy.core.indexes import holders_by_id
+from surefoot_operator.reconcile.build_snapshot import Dependencies, worker_ids
 from surefoot_operator.reconcile.worker_calls import WorkerCalls
 
 

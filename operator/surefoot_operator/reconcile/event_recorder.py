@@ -12,10 +12,10 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-from surefoot_operator import metrics, names
+from surefoot_operator import metrics, reasons
 from surefoot_operator.errors import FabricError
-from surefoot_operator.names import TIER_FAILED
-from surefoot_operator.policy.actions import Event
+from surefoot_operator.policy.core.actions import Event
+from surefoot_operator.reasons import TIER_FAILED
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class EventBudget:
                 continue
             if self._left_out:
                 text = f"{self._left_out} events before this one stand in the operator's log only: too many in a minute"
-                allowed.append(Event(names.EVENTS_LEFT_OUT, text, warning=True))
+                allowed.append(Event(reasons.EVENTS_LEFT_OUT, text, warning=True))
                 self._told.append(now)
                 self._left_out = 0
             allowed.append(event)

@@ -10,13 +10,13 @@ from collections import Counter
 from typing import get_args
 
 from surefoot.protocol.identities import Checkpoint
-from surefoot_operator import metrics, names
+from surefoot_operator import metrics, reasons
 from surefoot_operator.api.spec import CheckpointPolicy, TrainingJob
 from surefoot_operator.api.status import Incident, JobStatus, Phase
-from surefoot_operator.observed import Observed
-from surefoot_operator.policy.maintenance.maintain import Maintenance
+from surefoot_operator.job_snapshot import Observed
+from surefoot_operator.policy.maintenance.maintenance_plan import Maintenance
 from surefoot_operator.policy.maintenance.memory_budget import HolderShare
-from surefoot_operator.policy.reporting.time_spent import goodput, seconds_spent
+from surefoot_operator.policy.report.time_spent import goodput, seconds_spent
 
 _PHASES = get_args(Phase)
 _HOLDER_STATES = ("Ready", "Silent", "Gone")
@@ -76,7 +76,7 @@ class JobMetrics:
         for state in _HOLDER_STATES:
             seen_so = {"Silent", "Proxied"} if state == "Silent" else {state}
             metrics.of(metrics.holders, where, state).set(sum(h.state in seen_so for h in seen.holders))
-        safe = next((c.status == "True" for c in status.conditions if c.type == names.CHECKPOINT_PROTECTED), False)
+        safe = next((c.status == "True" for c in status.conditions if c.type == reasons.CHECKPOINT_PROTECTED), False)
         metrics.of(metrics.protected, where).set(safe)
         if kept is not None and committed:
             metrics.of(metrics.copies, where).set(kept.copies)
@@ -84,7 +84,7 @@ class JobMetrics:
             self._show_shares(where, kept.shares)
         if kept is not None:
             metrics.of(metrics.promotions_abandoned, where).inc(
-                sum(e.reason == names.PROMOTION_ABANDONED for e in kept.events)
+                sum(e.reason == reasons.PROMOTION_ABANDONED for e in kept.events)
             )
             unrecoverable = frozenset(h.checkpoint for h in kept.unrecoverable)
             metrics.of(metrics.incomplete, where).inc(len(unrecoverable - self._unrecoverable))

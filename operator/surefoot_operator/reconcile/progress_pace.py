@@ -1,6 +1,6 @@
 """Bounds how often statuses that only report progress are written.
 
-Made by the composition root, shared by each job's `dependencies`. Each job by itself writes progress seconds apart; a thousand
+Made by the composition root, shared by each job's `build_snapshot`. Each job by itself writes progress seconds apart; a thousand
 jobs whose pods come at once still wrote hundreds of statuses a second, which kept the API server from making the pods.
 """
 

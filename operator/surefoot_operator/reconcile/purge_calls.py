@@ -13,8 +13,8 @@ from typing import Any
 
 from surefoot_operator import metrics
 from surefoot_operator.errors import FabricError
-from surefoot_operator.observed import PurgeCallSeen
-from surefoot_operator.policy.actions import PurgePersistent
+from surefoot_operator.job_snapshot import PurgeCallSeen
+from surefoot_operator.policy.core.actions import PurgePersistent
 
 log = logging.getLogger(__name__)
 

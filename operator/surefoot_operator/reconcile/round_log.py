@@ -1,6 +1,6 @@
 """Logs what a job's rounds decide, each decision once.
 
-Called by `reconcile.loop`. A round a second that decides the same would fill the log with it.
+Called by `reconcile.reconciler`. A round a second that decides the same would fill the log with it.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import logging
 from collections.abc import Sequence
 
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.policy.actions import DropSaves, Plan
-from surefoot_operator.policy.maintenance.maintain import Maintenance
+from surefoot_operator.policy.core.actions import DropSaves, Plan
+from surefoot_operator.policy.maintenance.maintenance_plan import Maintenance
 
 log = logging.getLogger(__name__)
 

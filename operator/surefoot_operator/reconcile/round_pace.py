@@ -1,6 +1,6 @@
 """Paces one job's rounds: what is gathered, how long it sleeps.
 
-Pure; owned by `reconcile.loop`. Two thousand agents that stop one after another would have the job planned for each few of
+Pure; owned by `reconcile.reconciler`. Two thousand agents that stop one after another would have the job planned for each few of
 them, and the plans would take the event loop from the very words that they wait for. A thousand jobs that wait, looked at
 every two seconds in case something was missed, took a third of a core to find nothing.
 """

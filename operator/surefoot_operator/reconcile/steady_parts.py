@@ -1,6 +1,6 @@
 """Replaces equal parts of a snapshot by those of the last.
 
-Called by `reconcile.loop`. `policy.indexes` keeps what it derived from a tuple for as long as it gets that tuple: fabrics
+Called by `reconcile.reconciler`. `core.indexes` keeps what it derived from a tuple for as long as it gets that tuple: fabrics
 and monitors build a new one each time they are asked, of the same objects.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from surefoot_operator.observed import NodeSeen, Observed, WorkerSeen
+from surefoot_operator.job_snapshot import NodeSeen, Observed, WorkerSeen
 from surefoot_operator.observed_tiers import HolderSeen
 
 

@@ -1,6 +1,6 @@
 """Lets jobs reconcile in turns, with room for everything else in between.
 
-Made by the composition root, shared by each job's `dependencies`. A thousand rounds that wait for nothing would otherwise
+Made by the composition root, shared by each job's `build_snapshot`. A thousand rounds that wait for nothing would otherwise
 follow each other within one pass of the event loop: for seconds no lease is renewed, no agent heard, no probe answered.
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from surefoot_operator.observed import WorkerSeen
+from surefoot_operator.job_snapshot import WorkerSeen
 
 
 class WorkerAges:

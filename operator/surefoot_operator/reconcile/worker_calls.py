@@ -19,10 +19,10 @@ from surefoot.protocol.identities import WorkerId
 from surefoot_operator import metrics
 from surefoot_operator.api.gang_schedulers import GANG_SCHEDULERS
 from surefoot_operator.errors import FabricError
-from surefoot_operator.fabric.interface import FabricSeen
-from surefoot_operator.observed import CreateSeen, PurgeCallSeen, WorkerSeen
+from surefoot_operator.job_snapshot import CreateSeen, PurgeCallSeen, WorkerSeen
 from surefoot_operator.observed_groups import GroupCallSeen
-from surefoot_operator.policy.actions import CreateWorker, DeleteWorker, KeepGroup, PurgePersistent, RemoveGroup
+from surefoot_operator.platforms.interface import FabricSeen
+from surefoot_operator.policy.core.actions import CreateWorker, DeleteWorker, KeepGroup, PurgePersistent, RemoveGroup
 from surefoot_operator.reconcile.purge_calls import PurgeCalls
 
 log = logging.getLogger(__name__)

@@ -29,8 +29,8 @@ from surefoot.agent.memory.arenas import StagingMemory, StagingWatcher
 from surefoot.agent.memory.save_progress import SaveTracker
 from surefoot.agent.metrics_server import Exporter
 from surefoot.agent.pace_word import PaceWord
-from surefoot.agent.state import Departure
-from surefoot.agent.state_machine import AgentState, transition
+from surefoot.agent.state import AgentState, Departure
+from surefoot.agent.state_machine import transition
 from surefoot.agent.step_ledger import StepLedger
 from surefoot.agent.trainer_handler import TrainerSessionHandler
 from surefoot.agent.trainers.collective_inquiry import CollectiveInquiry

@@ -14,7 +14,7 @@ from typing import Protocol
 from surefoot import metrics
 from surefoot.agent import events as on
 from surefoot.agent.memory.arenas import StagingMemory
-from surefoot.agent.state_machine import AgentState
+from surefoot.agent.state import AgentState
 from surefoot.agent.step_ledger import StepLedger
 from surefoot.agent.trainers.collective_inquiry import CollectiveInquiry
 from surefoot.ipc import trainer_messages as line

@@ -24,7 +24,8 @@ from surefoot.restore.copy_choice import Copies
 from surefoot.restore.fetch import Fetch, SavedPart
 from surefoot.restore.frames import ROUND_BYTES, Arrivals, Outbox, SealedFrame, Telling
 from surefoot.restore.placer import AnyPlacer
-from surefoot.restore.read_plan import RangeRead, Wanted
+from surefoot.restore.read_plan import Wanted
+from surefoot.restore.segments import RangeRead
 from surefoot.restore.sharing import Card, agreed, plan_name
 
 log = logging.getLogger(__name__)

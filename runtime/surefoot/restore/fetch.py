@@ -23,7 +23,7 @@ from surefoot.format.layouts import Stream
 from surefoot.protocol.checkpoints.records import CHUNK_BYTES, RankManifest
 from surefoot.restore.copy_choice import Copies
 from surefoot.restore.placer import AnyPlacer
-from surefoot.restore.read_plan import RangeRead, Segment
+from surefoot.restore.segments import RangeRead, Segment
 from surefoot.tiers import ReadsAhead, Tier, verified
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from surefoot.errors import Corrupt
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.restore.fetch import SavedPart
 from surefoot.restore.placer import AnyPlacer
-from surefoot.restore.read_plan import RangeRead, Segment
+from surefoot.restore.segments import RangeRead, Segment
 from surefoot.tiers import verified
 
 ROUND_BYTES = 4 * 1024 * 1024

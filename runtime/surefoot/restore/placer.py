@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from surefoot.format.dtypes import itemsize
 from surefoot.geometry import Box
-from surefoot.restore.read_plan import Segment, Wanted
+from surefoot.restore.read_plan import Wanted
+from surefoot.restore.segments import Segment
 
 _CARRIERS: dict[int, np.dtype[Any]] = {
     1: np.dtype("u1"),

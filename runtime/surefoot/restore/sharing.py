@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from surefoot.format.digests import digest
 from surefoot.geometry.grids import Grid
 from surefoot.protocol.checkpoints.records import RankManifest
-from surefoot.restore.read_plan import RangeRead, Wanted
+from surefoot.restore.read_plan import Wanted
+from surefoot.restore.segments import RangeRead
 
 MOST_MEMBERS = 16
 """More replicas share in parts of at most so many: each member has a buffer for each other, and waits for the slowest."""

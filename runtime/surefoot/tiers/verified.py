@@ -13,7 +13,7 @@ from surefoot.format.layouts import Stream, read_layout
 from surefoot.format.manifests import check_digests, check_values
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import RankSave
-from surefoot.tiers import ByCheckpoint, LayoutCopies, Tier
+from surefoot.tiers.tier import ByCheckpoint, LayoutCopies, Tier
 
 
 def stream_from(tier: Tier, manifest: RankManifest) -> Stream:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from support.lives import assign, live, running, sent, step
 from surefoot.agent import events as on
 from surefoot.agent.coordinator.leaderless import epoch_in_charge, sound_steps
-from surefoot.agent.state import Departure
-from surefoot.agent.state_machine import AgentState, transition
+from surefoot.agent.state import AgentState, Departure
+from surefoot.agent.state_machine import transition
 from surefoot.ipc.trainer_messages import HoldAt
 from surefoot.protocol.checkpoints.retention import SoundSteps
 from surefoot.protocol.checkpoints.settled import Settled

@@ -9,7 +9,7 @@ import pytest
 from support.lives import live, running, sent, step
 from surefoot.agent import events as on
 from surefoot.agent.looks import Activity, Look
-from surefoot.agent.state_machine import AgentState
+from surefoot.agent.state import AgentState
 from surefoot.protocol.messages import Exited
 from surefoot.protocol.standing.collectives import Collective
 from surefoot.protocol.standing.rank_places import RankPlace

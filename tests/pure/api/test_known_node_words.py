@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot_operator.api.known_node_words import KNOWN_SIGNALS, NOT_OF_THE_NODE, WRITERS, NodeWord
+from surefoot_operator.api.known_node_signals import KNOWN_SIGNALS, NOT_OF_THE_NODE, WRITERS, NodeWord
 from surefoot_operator.api.spec import NodeSignals
-from surefoot_operator.fabric.kubernetes.views import nodes
-from surefoot_operator.fabric.kubernetes.views.leases import Heard
+from surefoot_operator.platforms.kubernetes.views import nodes
+from surefoot_operator.platforms.kubernetes.views.leases import Heard
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "node-health.md"
 WORDS = [word for writer in WRITERS for word in writer.words]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from surefoot.protocol.strict import Misfit
 from surefoot_operator.api.moments import moment, moment_seconds
 from surefoot_operator.api.status_moments import with_seconds
-from surefoot_operator.fabric.kubernetes.views.pod_observations import created_seconds
+from surefoot_operator.platforms.kubernetes.views.observations import created_seconds
 
 TIMES = {
     "1970-01-01T00:16:40Z": 1000.0,

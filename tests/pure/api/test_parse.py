@@ -14,7 +14,7 @@ from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import HealthPolicy, MemoryTierSpec, RestoreFrom
 from surefoot_operator.api.spec_limits import checkpoints_in_memory
 from surefoot_operator.errors import SpecError
-from surefoot_operator.policy.world.initial_restore import older_job
+from surefoot_operator.policy.membership.initial_restore import older_job
 
 SMALLEST: dict[str, Any] = {
     "apiVersion": "surefoot.dev/v1alpha1",

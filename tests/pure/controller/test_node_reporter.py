@@ -9,8 +9,8 @@ import pytest
 
 from surefoot_operator.controller.node_reporter import NodeReporter
 from surefoot_operator.errors import FabricError
-from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
-from surefoot_operator.fabric.kubernetes.status_patch import timestamp
+from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused
+from surefoot_operator.platforms.kubernetes.status_patch import timestamp
 
 NOW = 1_000_000.0
 NODE = {

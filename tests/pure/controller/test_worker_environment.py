@@ -8,7 +8,7 @@ from surefoot.settings import job_settings
 from surefoot_operator.api.spec import CheckpointPolicy, HealthPolicy, MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.controller.credentials.derived_secrets import Secrets
 from surefoot_operator.controller.worker_environment import WorkerEnvironmentFactory
-from surefoot_operator.policy.actions import CreateWorker
+from surefoot_operator.policy.core.actions import CreateWorker
 
 
 def told(log_format: str) -> dict[str, str]:

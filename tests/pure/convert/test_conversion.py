@@ -12,7 +12,7 @@ from support.foreign_jobs import ALL, hyperpod_job, job_set, one, pod, pytorch_j
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.convert.conversion import KINDS, converted, of_command
 from surefoot_operator.convert.conversion_errors import NotConvertible
-from surefoot_operator.convert.draft import THE_PROGRAM
+from surefoot_operator.convert.job_draft import THE_PROGRAM
 from surefoot_operator.convert.rendering import rendered
 
 

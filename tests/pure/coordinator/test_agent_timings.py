@@ -7,7 +7,7 @@ from dataclasses import replace
 from support.talk import A, beat, talking
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.coordinator.sessions import Sessions, heard
-from surefoot_operator.observed import Timings
+from surefoot_operator.job_snapshot import Timings
 
 C1, C2 = Checkpoint(2, 50), Checkpoint(2, 60)
 

@@ -14,7 +14,7 @@ from surefoot.protocol.checkpoints.completeness import LeftOut
 from surefoot.protocol.messages import Exited, Listing, ListPersistent
 from surefoot.protocol.wire import encode
 from surefoot_operator.coordinator import order_requests
-from surefoot_operator.coordinator.lines.message_sizes import check_size
+from surefoot_operator.coordinator.message_sizes import check_size
 from surefoot_operator.coordinator.sessions import Sessions, heard
 
 ENTRY, OTHER = manifest(2, 50, 0, 2), manifest(2, 50, 1, 2)

@@ -18,11 +18,11 @@ from support.operations import counted
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave, WorkerId
 from surefoot.protocol.messages import HoldAnswer, RepairSave, Stopped, StoreReady, ToAgent
 from surefoot_operator.api.status import JobStatus, World
-from surefoot_operator.coordinator import order_requests, orders
+from surefoot_operator.coordinator import order_requests, pending_requests
+from surefoot_operator.coordinator.agent_channel import TURN, AgentChannel
+from surefoot_operator.coordinator.agent_connection import AgentConnection
 from surefoot_operator.coordinator.desired_messages import desired_state, desired_state_after
-from surefoot_operator.coordinator.lines.agent_channel import TURN, AgentChannel
-from surefoot_operator.coordinator.lines.agent_connection import AgentConnection
-from surefoot_operator.policy.failure.holder_liveness import UsableHolders
+from surefoot_operator.policy.failure.memory_server_liveness import UsableHolders
 
 MANY = 3 * TURN
 MEMBERS = tuple(member(i) for i in range(MANY))
@@ -179,7 +179,7 @@ def test_requests_to_everybody_are_made_and_found_in_proportion_to_the_agents() 
         copies = [(worker, RepairSave(0, 1, RankSave(1, 10, worker.index), *holders)) for worker in workers]
 
         def all_of_them() -> None:
-            book = order_requests.repair(orders.Orders(1), copies, 0.0)
+            book = order_requests.repair(pending_requests.Orders(1), copies, 0.0)
             assert [len(book.requests_of(worker)) for worker in workers] == [1] * agents
 
         return counted(all_of_them)

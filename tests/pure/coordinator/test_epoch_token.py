@@ -11,7 +11,7 @@ from surefoot.protocol.messages import Assign
 from surefoot_operator.api.status_json import status_to_json
 from surefoot_operator.controller.credentials.derived_secrets import Secrets
 from surefoot_operator.coordinator.desired_messages import desired_messages, desired_state
-from surefoot_operator.policy.failure.holder_liveness import UsableHolders
+from surefoot_operator.policy.failure.memory_server_liveness import UsableHolders
 
 ROOT = bytes(range(32))
 

@@ -15,10 +15,10 @@ from surefoot.protocol.sighting_messages import HolderReading, LookAtHolders
 from surefoot_operator.coordinator import order_requests
 from surefoot_operator.coordinator.desired_messages import desired_messages, desired_state
 from surefoot_operator.coordinator.holder_sightings import proxied, refused_of
-from surefoot_operator.coordinator.lines.message_sizes import check_size
+from surefoot_operator.coordinator.message_sizes import check_size
 from surefoot_operator.coordinator.sessions import Sessions, heard
 from surefoot_operator.observed_tiers import HolderSeen
-from surefoot_operator.policy.failure.holder_liveness import UsableHolders, with_proxied
+from surefoot_operator.policy.failure.memory_server_liveness import UsableHolders, with_proxied
 
 FIRST, SECOND = NODES[0].holder, NODES[1].holder
 ENTRY, OTHER = manifest(2, 50, 0, 2), manifest(2, 50, 1, 2)

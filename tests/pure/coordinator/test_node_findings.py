@@ -6,7 +6,7 @@ from surefoot.protocol.identities import WorkerId
 from surefoot.protocol.messages import Heartbeat, Hello
 from surefoot.protocol.node_findings import NodeFinding, NodeHealth
 from surefoot_operator.coordinator.sessions import Sessions, begin, connected, heard
-from surefoot_operator.observed import SessionSeen
+from surefoot_operator.job_snapshot import SessionSeen
 
 WORKER = WorkerId(0, 1)
 LOST = NodeFinding("GpuLost", "GPU 0 is lost", "node")

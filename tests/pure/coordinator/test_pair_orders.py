@@ -7,8 +7,8 @@ from dataclasses import replace
 from surefoot.protocol.identities import WorkerId
 from surefoot.protocol.pair_messages import PairResult, PairStore, PairTrial
 from surefoot_operator.coordinator import pair_orders
-from surefoot_operator.coordinator.orders import Orders, moved
-from surefoot_operator.observed import PairSideSeen
+from surefoot_operator.coordinator.pending_requests import Orders, moved
+from surefoot_operator.job_snapshot import PairSideSeen
 
 A, B = WorkerId(0, 1), WorkerId(1, 1)
 SIDES = (PairSideSeen(A, "ia", "n0"), PairSideSeen(B, "ib", "n1"))

@@ -42,7 +42,7 @@ from surefoot_operator.coordinator.sessions import (
     seen,
     store_address,
 )
-from surefoot_operator.policy.failure.holder_liveness import UsableHolders
+from surefoot_operator.policy.failure.memory_server_liveness import UsableHolders
 
 # ---- who is let in -------------------------------------------------------------------------------------------------
 

@@ -17,13 +17,13 @@ from surefoot.protocol.identities import HolderEndpoint, WorkerId
 from surefoot.protocol.messages import Assign, Holders
 from surefoot.protocol.wire import decode
 from surefoot_operator.api.status import JobStatus, World
+from surefoot_operator.coordinator import shared_texts
+from surefoot_operator.coordinator.agent_channel import AgentChannel
+from surefoot_operator.coordinator.agent_connection import AgentConnection
 from surefoot_operator.coordinator.desired_messages import DesiredState, desired_state
-from surefoot_operator.coordinator.lines import shared_texts
-from surefoot_operator.coordinator.lines.agent_channel import AgentChannel
-from surefoot_operator.coordinator.lines.agent_connection import AgentConnection
-from surefoot_operator.coordinator.lines.shared_texts import SharedTexts
+from surefoot_operator.coordinator.shared_texts import SharedTexts
 from surefoot_operator.coordinator.told_holders import HolderScope
-from surefoot_operator.policy.failure.holder_liveness import UsableHolders
+from surefoot_operator.policy.failure.memory_server_liveness import UsableHolders
 
 COUNT = 8
 MEMBERS = tuple(member(i) for i in range(COUNT))

@@ -8,7 +8,7 @@ from asyncio import sslproto
 
 import pytest
 
-from surefoot_operator.coordinator.lines import tls_lines
+from surefoot_operator.coordinator import tls_lines
 
 
 async def test_a_line_has_a_small_buffer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from support.builders import BEGAN, running, worker
 from surefoot_operator.api.status import ExcludedNode, Incident, Restart, World
-from surefoot_operator.controller.leader.term_clock import TermClock
-from surefoot_operator.policy.clock_skew import not_ahead
-from surefoot_operator.policy.plan import plan
+from surefoot_operator.controller.term_clock import TermClock
+from surefoot_operator.policy.failure.clock_skew import not_ahead
+from surefoot_operator.policy.planning.plan import plan
 from surefoot_operator.reconcile.worker_ages import WorkerAges
 
 NOW = BEGAN + 100

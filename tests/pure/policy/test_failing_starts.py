@@ -10,10 +10,10 @@ import pytest
 from support.builders import BEGAN, job, running, with_worker, worker
 from surefoot_operator.api.spec import RunPolicy
 from surefoot_operator.api.status import Incident, JobStatus, World
-from surefoot_operator.observed import CreateSeen, Observed
-from surefoot_operator.policy.actions import CreateWorker, DeleteWorker, Plan
-from surefoot_operator.policy.plan import plan
-from surefoot_operator.policy.workers import UNSTARTED_SECONDS
+from surefoot_operator.job_snapshot import CreateSeen, Observed
+from surefoot_operator.policy.core.actions import CreateWorker, DeleteWorker, Plan
+from surefoot_operator.policy.membership.workers import UNSTARTED_SECONDS
+from surefoot_operator.policy.planning.plan import plan
 
 NOW = BEGAN + 1000
 

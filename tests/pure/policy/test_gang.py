@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.builders import job, running, with_worker
-from surefoot_operator import names
+from surefoot_operator import reasons
 from surefoot_operator.api.spec import Gang, SchedulingPolicy
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.errors import InvariantBroken
-from surefoot_operator.observed import Observed, WorkerSeen
+from surefoot_operator.job_snapshot import Observed, WorkerSeen
 from surefoot_operator.observed_groups import GroupCallSeen, PodGroup, PodGroupSeen, PodGroupsSeen
-from surefoot_operator.policy.actions import CreateWorker, KeepGroup, Plan, RemoveGroup
-from surefoot_operator.policy.check import check
-from surefoot_operator.policy.plan import plan
+from surefoot_operator.policy.core.actions import CreateWorker, KeepGroup, Plan, RemoveGroup
+from surefoot_operator.policy.planning.plan import plan
+from surefoot_operator.policy.planning.plan_invariants import check
 
 NOW = 2000.0
 GANGS: tuple[Gang, ...] = ("Volcano", "Coscheduling")
@@ -46,7 +46,7 @@ def creates(made: Plan) -> list[CreateWorker]:
 
 
 def scheduled(made: Plan) -> tuple[str, str, str]:
-    found = next(c for c in made.status.conditions if c.type == names.PODS_SCHEDULED)
+    found = next(c for c in made.status.conditions if c.type == reasons.PODS_SCHEDULED)
     return found.status, found.reason, found.message
 
 
@@ -172,9 +172,9 @@ def test_an_api_that_is_missing_is_said_once_and_keeps_workers_from_being_made()
     truth, reason, message = scheduled(made)
     assert (truth, reason) == ("False", "PodGroupRefused")
     assert "no worker is created without its pod group for Volcano: 404 page not found" in message
-    assert [e.reason for e in made.events if e.reason == names.POD_GROUP_REFUSED] == [names.POD_GROUP_REFUSED]
+    assert [e.reason for e in made.events if e.reason == reasons.POD_GROUP_REFUSED] == [reasons.POD_GROUP_REFUSED]
     again = plan(replace(seen, status=made.status))
-    assert [e for e in again.events if e.reason == names.POD_GROUP_REFUSED] == []
+    assert [e for e in again.events if e.reason == reasons.POD_GROUP_REFUSED] == []
     assert again.status == made.status
     served = replace(seen, status=made.status, pod_groups=NONE)
     assert of_groups(plan(served)) == [KeepGroup(PodGroup("Volcano", 1))]

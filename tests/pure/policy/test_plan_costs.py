@@ -16,10 +16,10 @@ from support.operations import counted
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.api.status import World
-from surefoot_operator.observed import HoldSeen, Observed
-from surefoot_operator.policy.check import check
-from surefoot_operator.policy.maintenance.maintain import maintain
-from surefoot_operator.policy.plan import plan
+from surefoot_operator.job_snapshot import HoldSeen, Observed
+from surefoot_operator.policy.maintenance.maintenance_plan import maintain
+from surefoot_operator.policy.planning.plan import plan
+from surefoot_operator.policy.planning.plan_invariants import check
 
 FEW, MANY = 20, 80
 LEEWAY = 1.03

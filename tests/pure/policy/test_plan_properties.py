@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.builders import job
 from support.fakes.fake_world import FakeWorld
 from surefoot.protocol.checkpoints.lineage import on_lineage
-from surefoot_operator.policy.plan import plan
+from surefoot_operator.policy.planning.plan import plan
 
 FAULTS: dict[str, Callable[[FakeWorld, int], None]] = {
     "kill node": lambda world, n: world.kill_node(f"n{n}"),

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from support.builders import BEGAN, holder, job, manifest, running
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.observed import CreateSeen, Observed
-from surefoot_operator.policy.actions import Action, CreateWorker, SealHolder
-from surefoot_operator.policy.plan import plan
+from surefoot_operator.job_snapshot import CreateSeen, Observed
+from surefoot_operator.policy.core.actions import Action, CreateWorker, SealHolder
+from surefoot_operator.policy.planning.plan import plan
 
 NOW = BEGAN + 100
 QUOTA = 'pods "gpt-2-7" is forbidden: exceeded quota'

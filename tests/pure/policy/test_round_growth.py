@@ -6,14 +6,14 @@ from dataclasses import replace
 
 from support.builders import running
 from support.operations import counted
-from surefoot_operator.observed import NodeSeen, Observed
-from surefoot_operator.policy import indexes
-from surefoot_operator.policy.check import check
-from surefoot_operator.policy.facts import gather
-from surefoot_operator.policy.kept import MOST_KEPT, kept_while_same
-from surefoot_operator.policy.maintenance.maintain import maintain
-from surefoot_operator.policy.plan import plan
-from surefoot_operator.policy.workers import reconcile_workers
+from surefoot_operator.job_snapshot import NodeSeen, Observed
+from surefoot_operator.policy.core import indexes
+from surefoot_operator.policy.core.facts import gather
+from surefoot_operator.policy.core.kept import MOST_KEPT, kept_while_same
+from surefoot_operator.policy.maintenance.maintenance_plan import maintain
+from surefoot_operator.policy.membership.workers import reconcile_workers
+from surefoot_operator.policy.planning.plan import plan
+from surefoot_operator.policy.planning.plan_invariants import check
 from surefoot_operator.reconcile.steady_parts import SteadyParts
 
 FEW, MANY = 10, 400

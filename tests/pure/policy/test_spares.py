@@ -16,15 +16,15 @@ from support.builders import (
     with_worker,
     worker,
 )
-from surefoot_operator import names
+from surefoot_operator import reasons
 from surefoot_operator.api.status import Condition, Incident, Member, World
-from surefoot_operator.observed import CreateSeen, NodeSeen, Observed
-from surefoot_operator.policy.actions import CreateWorker, DeleteWorker, ProposeHold
-from surefoot_operator.policy.facts import gather
-from surefoot_operator.policy.plan import plan
-from surefoot_operator.policy.reporting.hindrances import hindrance, spare_hindrance
-from surefoot_operator.policy.spares import spare_agents, wanted_indexes, world_indexes
-from surefoot_operator.policy.world.claim import STOPPING_SECONDS
+from surefoot_operator.job_snapshot import CreateSeen, NodeSeen, Observed
+from surefoot_operator.policy.core.actions import CreateWorker, DeleteWorker, ProposeHold
+from surefoot_operator.policy.core.facts import gather
+from surefoot_operator.policy.failure.spare_workers import spare_agents, wanted_indexes, world_indexes
+from surefoot_operator.policy.membership.claim import STOPPING_SECONDS
+from surefoot_operator.policy.planning.plan import plan
+from surefoot_operator.policy.report.blockers import hindrance, spare_hindrance
 
 NOW = BEGAN + 100
 SPARE = 3
@@ -68,7 +68,7 @@ def actions(seen: Observed, kind: type[Any]) -> list[Any]:
     return [a for a in plan(seen).actions if isinstance(a, kind)]
 
 
-def condition(seen: Observed, kind: str = names.SPARES_READY) -> Condition | None:
+def condition(seen: Observed, kind: str = reasons.SPARES_READY) -> Condition | None:
     return next((c for c in plan(seen).status.conditions if c.type == kind), None)
 
 
@@ -158,7 +158,7 @@ def test_spares_that_have_no_node_hinder_nothing_and_are_told_once() -> None:
     assert told is not None
     assert (told.status, told.reason) == ("False", "Unschedulable")
     assert told.message == "0 of 1 spares are warm; worker 3 has no node: 0/3 nodes are available"
-    scheduled = condition(seen, names.PODS_SCHEDULED)
+    scheduled = condition(seen, reasons.PODS_SCHEDULED)
     assert scheduled is not None
     assert (scheduled.status, scheduled.reason) == ("True", "Scheduled")
 

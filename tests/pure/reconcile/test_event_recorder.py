@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from surefoot_operator import names
+from surefoot_operator import reasons
 from surefoot_operator.errors import FabricError
-from surefoot_operator.policy.actions import Event
+from surefoot_operator.policy.core.actions import Event
 from surefoot_operator.reconcile.event_recorder import MOST_OF_AGENTS, MOST_OF_PLANS, EventBudget, EventRecorder
 
 
@@ -23,7 +23,7 @@ def test_within_any_minute_there_are_so_many_and_how_many_were_left_out_is_said_
     assert len(budget.allowed(events(9), 30.0)) == 2
     assert budget.allowed(events(1), 59.0) == ()
     later = budget.allowed(events(1), 60.0)
-    assert [event.reason for event in later] == [names.EVENTS_LEFT_OUT, "Said"]
+    assert [event.reason for event in later] == [reasons.EVENTS_LEFT_OUT, "Said"]
     assert "8 events" in later[0].message
     told = sum(len(budget.allowed(events(10), 60.0 + n)) for n in range(60))
     assert told <= 2 * 5

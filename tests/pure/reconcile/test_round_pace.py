@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from surefoot_operator.policy.world import node_departure
+from surefoot_operator.policy.membership import node_departure
 from surefoot_operator.reconcile import Reconciler
-from surefoot_operator.reconcile.dependencies import Dependencies
+from surefoot_operator.reconcile.build_snapshot import Dependencies
 from surefoot_operator.reconcile.round_pace import (
     COSTS_GATHERED,
     EVENED,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simulator.mutations.mutation import ROUGH, Mutation, constant
-from surefoot_operator.policy import claimed_plan
-from surefoot_operator.policy.facts import Facts
-from surefoot_operator.policy.lifecycle import last_checkpoint
+from surefoot_operator.policy.core.facts import Facts
+from surefoot_operator.policy.membership import final_checkpoint
+from surefoot_operator.policy.planning import claimed_plan
 
 UNSTARTED = replace(ROUGH, least_workers=3, steps=60, faults=10, fault_span_seconds=6.0,
                     kinds=("workers cannot be started", "agent dies"))  # fmt: skip
@@ -26,6 +26,6 @@ def _impatient(facts: Facts) -> str | None:
 
 ENDING = (
     Mutation("start failures use up backoffLimit", patches=((claimed_plan, "start_failure", _impatient),), settings=UNSTARTED),
-    Mutation("a job ends before its newest checkpoint is stored", patches=((last_checkpoint, "rescue", constant(None)),),
+    Mutation("a job ends before its newest checkpoint is stored", patches=((final_checkpoint, "rescue", constant(None)),),
              settings=OVERDUE),
 )  # fmt: skip

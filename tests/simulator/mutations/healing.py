@@ -8,11 +8,11 @@ from typing import Any
 from simulator.mutations.mutation import ROUGH, Mutation, constant
 from surefoot.protocol.checkpoints.retention import SoundSteps
 from surefoot.protocol.loss_band import OddSteps
-from surefoot_operator.policy import check, plan
-from surefoot_operator.policy.failure import holder_liveness
-from surefoot_operator.policy.failure.holder_liveness import silent_holders
-from surefoot_operator.policy.maintenance import good_checkpoint
-from surefoot_operator.policy.world import claim, restore_point
+from surefoot_operator.policy.failure import memory_server_liveness
+from surefoot_operator.policy.failure.memory_server_liveness import silent_holders
+from surefoot_operator.policy.maintenance import last_good
+from surefoot_operator.policy.membership import claim, restore_point
+from surefoot_operator.policy.planning import plan, plan_invariants
 
 HEALED = replace(ROUGH, steps=50, faults=6, fault_span_seconds=10.0, good_after=3,
                  kinds=("data is no number", "model becomes no number", "losses leap", "trainer dies"))  # fmt: skip
@@ -40,14 +40,14 @@ def _so_far(sound: SoundSteps, checkpoint: Any) -> bool:
 
 HEALING = (
     Mutation("a rollback restores the newest", settings=HEALED,
-             patches=((restore_point, "ceiling", constant(None)), (check, "ceiling", constant(None)))),
+             patches=((restore_point, "ceiling", constant(None)), (plan_invariants, "ceiling", constant(None)))),
     Mutation("a checkpoint is good at once", patches=((SoundSteps, "prove", _so_far),), settings=HEALED),
-    Mutation("good checkpoints go like others", patches=((good_checkpoint, "spared", constant(frozenset())),), settings=HEALED),
+    Mutation("good checkpoints go like others", patches=((last_good, "spared", constant(frozenset())),), settings=HEALED),
     Mutation("loaders do not hear what to leave out", patches=((claim, "gone_back", _told_nobody),), settings=HEALED),
     Mutation("a restart forgets which steps were odd", patches=((OddSteps, "of_saved", constant(OddSteps())),), settings=FORGETFUL),
     Mutation("what a rollback goes back to is lost, and nothing else is tried", patches=((restore_point, "further_on", constant(None)),),
              settings=LOSING),
-    Mutation("who was given up is never waited for again", patches=((holder_liveness, "may_return", silent_holders),),
+    Mutation("who was given up is never waited for again", patches=((memory_server_liveness, "may_return", silent_holders),),
              settings=RETURNING),
     Mutation("a loss that is no number is looked at by nobody", patches=((plan, "heal", constant(None)),), settings=HEALED),
 )  # fmt: skip

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simulator.mutations.mutation import ROUGH, Mutation, constant
-from surefoot_operator.policy import workers
-from surefoot_operator.policy.failure import pair_trials, sick_nodes
-from surefoot_operator.policy.world import claim
+from surefoot_operator.policy.failure import pair_trials, unhealthy_nodes
+from surefoot_operator.policy.membership import claim, workers
 
 TRIED = replace(ROUGH, nodes=5, steps=40, interval=4, step_seconds=0.25, faults=0, pre_join_check="Enforce")
 
@@ -20,7 +19,7 @@ JOINING = (
              settings=replace(TRIED, workers=1, nodes=3)),
     Mutation("nobody is made in place of a worker that failed", patches=((workers, "_misplaced", constant(None)),),
              settings=replace(TRIED, least_workers=3)),
-    Mutation("what nodes were left for counts no more", patches=((sick_nodes, "TRIED", frozenset()),),
+    Mutation("what nodes were left for counts no more", patches=((unhealthy_nodes, "TRIED", frozenset()),),
              settings=replace(TRIED, workers=1, nodes=4, steps=200)),
     Mutation("a worker gets a rank while it is tried with others",
              patches=((claim, "is_awaited", constant(False)),), settings=TRIED),

@@ -21,12 +21,12 @@ from simulator.world import Decisions
 from surefoot.protocol.checkpoints import lineage, retention
 from surefoot.protocol.checkpoints.settled import Settled
 from surefoot.protocol.identities import Checkpoint
-from surefoot_operator.observed import Observed
+from surefoot_operator.job_snapshot import Observed
 from surefoot_operator.policy.failure.losses import Loss
-from surefoot_operator.policy.lifecycle import last_checkpoint
-from surefoot_operator.policy.maintenance import maintain as upkeep
-from surefoot_operator.policy.maintenance import promotion_plan
-from surefoot_operator.policy.maintenance.drops_under_way import Going
+from surefoot_operator.policy.maintenance import maintenance_plan as upkeep
+from surefoot_operator.policy.maintenance import upload_plan
+from surefoot_operator.policy.membership import final_checkpoint
+from surefoot_operator.policy.membership.drops_under_way import Going
 
 _gone, _standing, _copies = retention.gone_checkpoints, upkeep.standing_of, upkeep.copies_of
 _persistent_drops, _upkeep = retention.persistent_drops, upkeep.maintain
@@ -96,7 +96,7 @@ def _steps_of_its_own(facts: Any) -> Checkpoint | None:
     return found if found is not None and found.epoch == facts.world.epoch else None
 
 
-_final = last_checkpoint.final_checkpoint
+_final = final_checkpoint.final_checkpoint
 
 
 def _never_lost(facts: Any) -> Any:
@@ -105,7 +105,7 @@ def _never_lost(facts: Any) -> Any:
     return None if isinstance(found, Loss) else found
 
 
-_outstanding = last_checkpoint.outstanding
+_outstanding = final_checkpoint.outstanding
 
 
 KEEPING = (
@@ -122,19 +122,19 @@ KEEPING = (
              patches=((Dropping, "_due", constant(True)),)),
     Mutation("the persistent tier keeps the newest that it has parts of",
              patches=((retention, "persistent_drops", _newest_seen_stays),), settings=PROMOTING),
-    Mutation("the floor rises with the first rank", patches=((promotion_plan, "_floor", _hasty_floor),), settings=PROMOTING),
-    Mutation("a floor may lie off the lineage", patches=((promotion_plan, "on_lineage", constant(True)),), settings=UPLOADING),
+    Mutation("the floor rises with the first rank", patches=((upload_plan, "_floor", _hasty_floor),), settings=PROMOTING),
+    Mutation("a floor may lie off the lineage", patches=((upload_plan, "on_lineage", constant(True)),), settings=UPLOADING),
     Mutation("a job that finished does not wait for its last checkpoint",
-             patches=((last_checkpoint, "outstanding", constant(None)), (last_checkpoint, "rescue", constant(None))),
+             patches=((final_checkpoint, "outstanding", constant(None)), (final_checkpoint, "rescue", constant(None))),
              settings=ENDING),  # both: every ending uploads first, so one of the two alone is missed by nobody
     Mutation("an epoch without a step of its own has no last checkpoint",
-             patches=((last_checkpoint, "final_checkpoint", _steps_of_its_own),), settings=ENDING),
+             patches=((final_checkpoint, "final_checkpoint", _steps_of_its_own),), settings=ENDING),
     Mutation("a last checkpoint that went from memory is not made again",
-             patches=((last_checkpoint, "outstanding", _never_lost),), settings=FRAGILE),
+             patches=((final_checkpoint, "outstanding", _never_lost),), settings=FRAGILE),
     Mutation("nothing is ever dropped", patches=((retention, "gone_checkpoints", constant(set())),), settings=replace(ROUGH, steps=60)),
     Mutation("what can never become complete stays", patches=((upkeep, "unrecoverable_checkpoints", constant(())),),
              settings=replace(ROUGH, refused=0.8, steps=60, faults=0)),
-    Mutation("nothing is uploaded", patches=((promotion_plan, "_promotions", constant(())),), settings=ENDING),
+    Mutation("nothing is uploaded", patches=((upload_plan, "_promotions", constant(())),), settings=ENDING),
     Mutation("nothing is deleted from the persistent tier", patches=((retention, "persistent_drops", constant([])),),
              settings=replace(PROMOTING, persistent_interval=1, steps=450, faults=0)),
 )  # fmt: skip

@@ -11,9 +11,9 @@ from simulator.mutations.mutation import ROUGH, Mutation, constant
 from simulator.trainers import Trainer
 from surefoot.agent import events as on
 from surefoot.agent import state_machine as agent_life
-from surefoot_operator.policy import availability
-from surefoot_operator.policy.facts import Facts, has_stepped
-from surefoot_operator.policy.world import planned_change, surviving_copies
+from surefoot_operator.policy.core import availability
+from surefoot_operator.policy.core.facts import Facts, has_stepped
+from surefoot_operator.policy.membership import planned_change, surviving_copies
 
 ANNOUNCED = replace(ROUGH, nodes=4, steps=60, faults=4, fault_span_seconds=12.0, interval=50, replicas=1,
                     kinds=tuple(announced.KINDS))  # fmt: skip

@@ -17,17 +17,15 @@ from surefoot.protocol.identities import HolderEndpoint, WorkerId
 from surefoot.protocol.messages import PromoteSave
 from surefoot.protocol.wire import OLDEST
 from surefoot_operator.coordinator import order_requests
-from surefoot_operator.coordinator.orders import Orders
+from surefoot_operator.coordinator.pending_requests import Orders
 from surefoot_operator.observed_tiers import HolderSeen
-from surefoot_operator.policy import workers
-from surefoot_operator.policy.facts import Facts
-from surefoot_operator.policy.failure import detect as failures
-from surefoot_operator.policy.failure import holder_liveness as sight
-from surefoot_operator.policy.failure.holder_liveness import UsableHolders
-from surefoot_operator.policy.lifecycle import last_checkpoint
-from surefoot_operator.policy.world import claim, restore_point
-from surefoot_operator.policy.world import restore_choices as choices
-from surefoot_operator.policy.world.expected_cost import Weighed
+from surefoot_operator.policy.core.facts import Facts
+from surefoot_operator.policy.failure import failure_detection as failures
+from surefoot_operator.policy.failure import memory_server_liveness as sight
+from surefoot_operator.policy.failure.memory_server_liveness import UsableHolders
+from surefoot_operator.policy.membership import claim, final_checkpoint, restore_point, workers
+from surefoot_operator.policy.membership import restore_decisions as choices
+from surefoot_operator.policy.membership.expected_cost import Weighed
 
 _spend, _node_lost = Engine.spend, workers.node_lost
 
@@ -108,7 +106,7 @@ LIVENESS = (
     Mutation("an older epoch's saves keep their slots", patches=((slots, "EpochBegun", lambda _: slots.Tick(0.0)),),
              settings=UNSEEING_AND_ODD),
     Mutation("a last step that was lost is not trained again",  # by programs whose patience for a slot is over
-             patches=((last_checkpoint, "_lost", constant(None)), (trainers, "HOLD_SLOT_SECONDS", 0.0)), settings=LAST_LOST),
+             patches=((final_checkpoint, "_lost", constant(None)), (trainers, "HOLD_SLOT_SECONDS", 0.0)), settings=LAST_LOST),
     Mutation("a hang is never noticed",
              patches=((failures, "standstill", constant(None)), (agent_life, "_tick", lambda life, at: (life, ()))),
              settings=replace(ROUGH, kinds=("trainer hangs",))),

@@ -23,7 +23,7 @@ from simulator.trainers import Trainer, advance, content_of
 from surefoot.drain import transitions
 from surefoot.drain.slots import Draining, DrainState, Leg, SealedSave
 from surefoot.protocol.identities import RankSave
-from surefoot_operator.policy.world import claim
+from surefoot_operator.policy.membership import claim
 
 
 def _saved_at_exit(trainer: Trainer) -> None:

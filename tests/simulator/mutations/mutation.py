@@ -13,8 +13,8 @@ from simulator.rules import ALL, Rules
 from simulator.scopes import Scope
 from simulator.settings import Settings
 from simulator.world import REAL, Decisions
-from surefoot_operator.observed import Observed
-from surefoot_operator.policy import plan
+from surefoot_operator.job_snapshot import Observed
+from surefoot_operator.policy.planning import plan
 
 
 @dataclass(frozen=True, slots=True)

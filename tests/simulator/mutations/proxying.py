@@ -7,9 +7,9 @@ from typing import Any
 
 from simulator.mutations.mutation import ROUGH, Mutation, constant
 from simulator.rules import ALL
-from surefoot_operator.coordinator import holder_sightings, order_answers
-from surefoot_operator.policy.failure import holder_liveness
-from surefoot_operator.policy.lifecycle import last_checkpoint
+from surefoot_operator.coordinator import holder_sightings, request_replies
+from surefoot_operator.policy.failure import memory_server_liveness
+from surefoot_operator.policy.membership import final_checkpoint
 
 CUT_OFF = replace(ROUGH, nodes=4, workers=3, least_workers=2, steps=60, replicas=1, fault_span_seconds=12.0,
                   kinds=("operator loses a holder for long", "operator dies", "trainer dies", "agent dies"))  # fmt: skip
@@ -31,12 +31,12 @@ def _untold(usable: Any, *_: Any) -> Any:
 PROXYING = (
     Mutation("what an agent read for the operator is ignored", patches=((holder_sightings, "read", _unread),), settings=CUT_OFF),
     Mutation("ranks are not told of a holder that an agent read for the operator",
-             patches=((holder_liveness, "with_proxied", _untold),), settings=CUT_OFF),
+             patches=((memory_server_liveness, "with_proxied", _untold),), settings=CUT_OFF),
     Mutation("a listing from before an agent read a holder counts",
-             patches=((order_answers, "_is_past", constant(False)), (order_answers, "void_listing", _unread)),
+             patches=((request_replies, "_is_past", constant(False)), (request_replies, "void_listing", _unread)),
              settings=replace(CUT_OFF, persistent_interval=2)),
     Mutation("an agent reads a holder for the operator and does not seal it", replace(ALL, seal_by_proxy=False),
              settings=replace(CUT_OFF, replicas=2, faults=10, kinds=("operator loses nodes",))),
     Mutation("a last checkpoint that is out of the operator's sight is trained again",
-             patches=((last_checkpoint, "_hidden", constant("")),), settings=BLIND_AT_THE_END),
+             patches=((final_checkpoint, "_hidden", constant("")),), settings=BLIND_AT_THE_END),
 )  # fmt: skip

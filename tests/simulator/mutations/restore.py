@@ -23,15 +23,16 @@ from simulator.scopes import Scope
 from simulator.world import Decisions
 from surefoot.protocol.checkpoints import completeness
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint
-from surefoot_operator.coordinator import desired_messages, order_requests, orders, sessions
-from surefoot_operator.observed import Observed
+from surefoot_operator.coordinator import desired_messages, order_requests, pending_requests, sessions
+from surefoot_operator.job_snapshot import Observed
 from surefoot_operator.observed_tiers import HolderSeen
-from surefoot_operator.policy import claimed_plan, facts, indexes, plan
-from surefoot_operator.policy.actions import Plan
-from surefoot_operator.policy.failure import holder_liveness
-from surefoot_operator.policy.maintenance import maintain as upkeep
-from surefoot_operator.policy.spares import wanted_indexes
-from surefoot_operator.policy.world import claim, restore_point
+from surefoot_operator.policy.core import facts, indexes
+from surefoot_operator.policy.core.actions import Plan
+from surefoot_operator.policy.failure import memory_server_liveness
+from surefoot_operator.policy.failure.spare_workers import wanted_indexes
+from surefoot_operator.policy.maintenance import maintenance_plan as upkeep
+from surefoot_operator.policy.membership import claim, restore_point
+from surefoot_operator.policy.planning import claimed_plan, plan
 
 
 def _oldest(found: Any) -> Checkpoint | None:
@@ -88,7 +89,7 @@ def _named_by_anybody(status: Any, usable: Any, replicas: int, *_: Any) -> desir
 _rule = desired_messages.desired_state
 
 
-def _asked_before(order: orders.Orders) -> orders.Orders:
+def _asked_before(order: pending_requests.Orders) -> pending_requests.Orders:
     return order
 
 
@@ -112,7 +113,7 @@ RESTORE = (
     Mutation("a silent named holder is forgotten at once",
              patches=((upkeep, "_forgotten", lambda end, known, sealed, nodes: end.holder not in sealed),), settings=PARTED),
     Mutation("a server that answers stands for a silent one of its node",
-             patches=((holder_liveness, "_not_restarted", _another_of_its_node),), settings=SERVED),
+             patches=((memory_server_liveness, "_not_restarted", _another_of_its_node),), settings=SERVED),
     Mutation("a silent server is forgotten once another one of its node answers",
              patches=((upkeep, "_forgotten", lambda end, known, sealed, servers: end.holder not in sealed
                        and end.holder.node in {one.node for one in sealed}),), settings=SERVED),

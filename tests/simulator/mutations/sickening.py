@@ -9,8 +9,9 @@ from simulator.judgement import FAILING, HANGING
 from simulator.mutations.mutation import ROUGH, Mutation, constant, planning
 from surefoot.protocol.standing.collectives import Collective, OddCollective, odd_collective
 from surefoot.protocol.standing.rank_places import RankPlace
-from surefoot_operator.observed import Observed
-from surefoot_operator.policy.failure import node_exclusion, odd_one, sick_nodes
+from surefoot_operator.job_snapshot import Observed
+from surefoot_operator.policy.failure import odd_one, unhealthy_nodes
+from surefoot_operator.policy.membership import node_exclusion
 
 SICK = replace(ROUGH, nodes=4, steps=160, interval=4, step_seconds=0.25, faults=3, fault_span_seconds=6.0,
                kinds=("node is sick", "a program errs on its GPU", "all nodes find the same"))  # fmt: skip
@@ -56,7 +57,7 @@ SICKENING = (
              settings=replace(HANGING, workers=4)),
     Mutation("a node is left for what a program did", decisions=planning(_all_of_nodes),
              settings=replace(SICK, kinds=("a program errs on its GPU",))),
-    Mutation("what most nodes find is taken for each one's own", patches=((sick_nodes, "_is_shared", constant(False)),),
+    Mutation("what most nodes find is taken for each one's own", patches=((unhealthy_nodes, "_is_shared", constant(False)),),
              settings=replace(SICK, kinds=("all nodes find the same",))),
     Mutation("a node that fails a job again and again is not left", patches=((node_exclusion, "leaving", constant(None)),),
              settings=FAILS_AGAIN),
@@ -64,6 +65,6 @@ SICKENING = (
              patches=((node_exclusion, "_FEWEST", 1), (node_exclusion, "MOST_CHANCE", 1.0))),
     Mutation("nodes are left for a rank that fails wherever it runs", patches=((node_exclusion, "_follows_rank", constant(False)),),
              settings=FAILS_WITH_ITS_RANK),
-    Mutation("a finding is acted upon before others are heard", patches=((sick_nodes, "SETTLE_SECONDS", 0.0),),
+    Mutation("a finding is acted upon before others are heard", patches=((unhealthy_nodes, "SETTLE_SECONDS", 0.0),),
              settings=replace(SICK, kinds=("all nodes find the same",))),
 )  # fmt: skip

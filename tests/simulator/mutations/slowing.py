@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from simulator.judgement import SLOW
 from simulator.mutations.mutation import Mutation, constant
-from surefoot_operator.policy.failure import slow_ranks, straggler_replacement, stragglers
+from surefoot_operator.policy.failure import slow_ranks, stragglers
+from surefoot_operator.policy.membership import straggler_replacement
 
 MOVED = replace(SLOW, faults=1, on_straggler="Replace")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simulator.mutations.mutation import ROUGH, Mutation
-from surefoot_operator.observed import SessionSeen
-from surefoot_operator.policy import plan
-from surefoot_operator.policy.facts import Facts
-from surefoot_operator.policy.spares import newest_attempts, wanted_indexes
-from surefoot_operator.policy.world import claim
+from surefoot_operator.job_snapshot import SessionSeen
+from surefoot_operator.policy.core.facts import Facts
+from surefoot_operator.policy.failure.spare_workers import newest_attempts, wanted_indexes
+from surefoot_operator.policy.membership import claim
+from surefoot_operator.policy.planning import plan
 
 SPARED = replace(ROUGH, nodes=5, spares=1, steps=60, faults=4, fault_span_seconds=12.0,
                  kinds=("node dies", "agent dies", "trainer dies"))  # fmt: skip

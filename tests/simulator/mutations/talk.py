@@ -21,24 +21,25 @@ from surefoot.agent import events as on
 from surefoot.agent import state_machine as agent_life
 from surefoot.agent.state import AgentState
 from surefoot.protocol import messages as said
-from surefoot_operator.coordinator import desired_messages, order_answers, orders, sessions
-from surefoot_operator.policy import plan, workers
-from surefoot_operator.policy.failure import detect as failures
+from surefoot_operator.coordinator import desired_messages, pending_requests, request_replies, sessions
+from surefoot_operator.policy.failure import failure_detection as failures
 from surefoot_operator.policy.failure import restart_budget as budget
-from surefoot_operator.policy.world import planned_change as planned
+from surefoot_operator.policy.membership import planned_change as planned
+from surefoot_operator.policy.membership import workers
+from surefoot_operator.policy.planning import plan
 
-_hold_answered, _advance, _assigned = order_answers._hold_answered, agent_life.transition, agent_life._assigned
+_hold_answered, _advance, _assigned = request_replies._hold_answered, agent_life.transition, agent_life._assigned
 _bound, _unsaid, _place = planned._bound, desired_messages.outbox_diff, desired_messages._place
 _rank_answered, _claim, _start = agent_life._hold_answered, agent_life._claim, agent_life._start
 
 
-def _one_will_do(order: orders.Orders, worker: Any, answer: said.HoldAnswer) -> orders.Orders:
+def _one_will_do(order: pending_requests.Orders, worker: Any, answer: said.HoldAnswer) -> pending_requests.Orders:
     """A hold binds after one acceptance."""
     after = _hold_answered(order, worker, answer)
     hold = after.hold
     if hold is None or hold.seen.state != "Proposed" or not answer.accepted or after is order:
         return after
-    return replace(after, hold=orders.HoldProposal(replace(hold.seen, state="Bound"), frozenset()))
+    return replace(after, hold=pending_requests.HoldProposal(replace(hold.seen, state="Bound"), frozenset()))
 
 
 def _one_rank_will_do(life: AgentState, mine: Any, event: on.HoldAnswered) -> Any:
@@ -110,7 +111,7 @@ def _said_before(told: Any, wanted: Any) -> Any:
 
 
 TALK = (
-    Mutation("a hold binds after one acceptance", patches=((order_answers, "_hold_answered", _one_will_do),), settings=LEFT),
+    Mutation("a hold binds after one acceptance", patches=((request_replies, "_hold_answered", _one_will_do),), settings=LEFT),
     Mutation("an agent accepts a halt once one of its ranks has",
              patches=((agent_life, "_hold_answered", _one_rank_will_do),), settings=PAIRS),
     Mutation("a world is claimed before its halt is reached", patches=((planned, "_bound", _at_once),), settings=LEFT),
@@ -128,7 +129,7 @@ TALK = (
     Mutation("steps that others tell of are no sign of life", patches=((failures, "moving_until", _hasty),), settings=UNHEARD),
     Mutation("a line that breaks is a worker that is lost",
              patches=((failures, "RECONNECT_GRACE_SECONDS", 0.0), (failures, "moving_until", _hasty)), settings=BROKEN),
-    Mutation("requests of an older world are still answered", patches=((orders, "moved", lambda order, *_: order),),
+    Mutation("requests of an older world are still answered", patches=((pending_requests, "moved", lambda order, *_: order),),
              redundant="answers bear the epoch that they were asked for, and whoever reads them compares it"),
     Mutation("a replaced agent may come back", patches=((sessions, "refusal", constant(None)),),
              redundant="a fabric runs one agent of a worker at a time, and members are named by incarnation"),

@@ -48,9 +48,9 @@ from surefoot.protocol.messages import (
 from surefoot.protocol.progress import Progress
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.fabric.processes.job_store import Store
-from surefoot_operator.fabric.processes.run_folder import RunFolder, read_json, write_json
-from surefoot_operator.fabric.processes.run_records import (
+from surefoot_operator.platforms.local.job_store import Store
+from surefoot_operator.platforms.local.run_folder import RunFolder, read_json, write_json
+from surefoot_operator.platforms.local.run_records import (
     HolderRecord,
     NodeRecord,
     WorkerRecord,

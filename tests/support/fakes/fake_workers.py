@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from surefoot_operator.observed import SessionSeen, WorkerSeen
+from surefoot_operator.job_snapshot import SessionSeen, WorkerSeen
 
 
 @dataclass

@@ -17,9 +17,9 @@ from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
 from surefoot.protocol.progress import Progress
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import JobStatus, World
-from surefoot_operator.observed import ExitSeen, HoldSeen, NodeSeen, Observed, SessionSeen, WorkerSeen
+from surefoot_operator.job_snapshot import ExitSeen, HoldSeen, NodeSeen, Observed, SessionSeen, WorkerSeen
 from surefoot_operator.observed_tiers import PersistentSeen, SightSeen
-from surefoot_operator.policy.actions import (
+from surefoot_operator.policy.core.actions import (
     Action,
     CleanMemory,
     CopySave,
@@ -36,10 +36,10 @@ from surefoot_operator.policy.actions import (
     RetireWorkers,
     SealHolder,
 )
-from surefoot_operator.policy.check import check
-from surefoot_operator.policy.maintenance.maintain import Maintenance, maintain
-from surefoot_operator.policy.plan import plan
-from surefoot_operator.policy.reporting.time_spent import seconds_spent
+from surefoot_operator.policy.maintenance.maintenance_plan import Maintenance, maintain
+from surefoot_operator.policy.planning.plan import plan
+from surefoot_operator.policy.planning.plan_invariants import check
+from surefoot_operator.policy.report.time_spent import seconds_spent
 
 WARM_SECONDS = 1.0
 

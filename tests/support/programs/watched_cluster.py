@@ -18,8 +18,8 @@ from kubernetes.aio.client import ApiClient, Configuration
 from prometheus_client import CollectorRegistry, start_http_server
 
 from surefoot_operator import metrics
-from surefoot_operator.fabric.kubernetes.api import Api
-from surefoot_operator.fabric.kubernetes.views.cache import ClusterCache
+from surefoot_operator.platforms.kubernetes.api_client import Api
+from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache
 
 
 async def answer(request: web.Request) -> web.StreamResponse:

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 from kubernetes.aio.client import ApiClient, Configuration
 
-from surefoot_operator.fabric.kubernetes.api import Api
+from surefoot_operator.platforms.kubernetes.api_client import Api
 
 
 @asynccontextmanager

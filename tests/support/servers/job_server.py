@@ -6,10 +6,10 @@ import copy
 from typing import Any
 
 from surefoot_operator.errors import FabricError
-from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused, ApiSilent
-from surefoot_operator.fabric.kubernetes.kubernetes_fabric import KubernetesFabric
-from surefoot_operator.fabric.kubernetes.views.cache import ClusterCache
-from surefoot_operator.refused_calls import RefusedCalls
+from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused, ApiSilent
+from surefoot_operator.platforms.kubernetes.platform import KubernetesFabric
+from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache
+from surefoot_operator.rejected_calls import RefusedCalls
 
 JOB: dict[str, Any] = {
     "apiVersion": "surefoot.dev/v1alpha1",

@@ -13,7 +13,7 @@ from surefoot.protocol.progress import Progress
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import JobStatus, Member, World
 from surefoot_operator.cli.jobs.job_view import JobView
-from surefoot_operator.observed import ExitSeen, Observed, SessionSeen
+from surefoot_operator.job_snapshot import ExitSeen, Observed, SessionSeen
 
 ASSUMED = "assumed here"
 

@@ -1,6 +1,6 @@
 """Judges what the operator would do, and what faults would cost.
 
-Pure; called by `explain_job`. Each answer is the operator's own `plan` on the present snapshot, or on the same one with one fault in it.
+Pure; called by `explain`. Each answer is the operator's own `plan` on the present snapshot, or on the same one with one fault in it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from surefoot.protocol.plain import listed
-from surefoot_operator import names
+from surefoot_operator import reasons
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import JobStatus, Member
 from surefoot_operator.cli.jobs.assumed_snapshot import (
@@ -19,11 +19,11 @@ from surefoot_operator.cli.jobs.assumed_snapshot import (
     with_failed_trainer,
     with_lost_node,
 )
-from surefoot_operator.cli.jobs.job_pace import pace_of, step_at
 from surefoot_operator.cli.jobs.job_view import JobView
-from surefoot_operator.observed import Observed
-from surefoot_operator.policy.plan import plan
-from surefoot_operator.policy.world.sizing import largest_size
+from surefoot_operator.cli.jobs.read_jobs import pace_of, step_at
+from surefoot_operator.job_snapshot import Observed
+from surefoot_operator.policy.failure.sizing import largest_size
+from surefoot_operator.policy.planning.plan import plan
 
 Strike = Callable[[Observed, Member], Observed]
 
@@ -128,7 +128,7 @@ def _cost(fault: str, struck: Observed, remaining: int, announced: bool, view: J
 
 def _restore_point(status: JobStatus) -> tuple[int | None, str]:
     """Where a failure now would go back to, as the operator's own condition has it."""
-    protected = next((one for one in status.conditions if one.type == names.CHECKPOINT_PROTECTED), None)
+    protected = next((one for one in status.conditions if one.type == reasons.CHECKPOINT_PROTECTED), None)
     newest, floor = status.last_complete, status.floor
     if protected is not None and protected.status == "True" and newest is not None:
         return newest.step, f"{newest}, complete and protected"

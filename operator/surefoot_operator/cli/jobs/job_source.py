@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from surefoot_operator.cli.cli_errors import UsageError
-from surefoot_operator.cli.cluster.cluster_access import NoCluster, OpenCluster, add_cluster, cluster_choice, opened
-from surefoot_operator.cli.cluster.cluster_reads import read_view
+from surefoot_operator.cli.cluster_access import NoCluster, OpenCluster, add_cluster, cluster_choice, opened
+from surefoot_operator.cli.jobs.cluster_reads import read_view
 from surefoot_operator.cli.jobs.job_view import JobView
 from surefoot_operator.cli.jobs.run_folder_reads import read_run
 

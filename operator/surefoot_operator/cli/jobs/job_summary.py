@@ -1,6 +1,6 @@
 """Summarises one job in a row of `surefoot list`.
 
-Pure; called by `list_jobs` and `describe_job`.
+Pure; called by `list_jobs` and `describe`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from surefoot.protocol.plain import amount
 from surefoot_operator.api.status import JobStatus, StoredCheckpoints
-from surefoot_operator.cli.jobs.job_pace import Pace, pace_of
+from surefoot_operator.cli.jobs.read_jobs import Pace, pace_of
 from surefoot_operator.cli.jobs.stored_job import StoredJob
-from surefoot_operator.cli.jobs.text_table import UNKNOWN, TextTable, age, number
+from surefoot_operator.cli.tables import UNKNOWN, TextTable, age, number
 
 
 @dataclass(frozen=True, slots=True)

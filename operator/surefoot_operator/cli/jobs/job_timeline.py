@@ -14,8 +14,8 @@ from surefoot_operator.api.status import Incident
 from surefoot_operator.cli.cli_errors import EXIT_OK
 from surefoot_operator.cli.jobs.job_source import add_job, view_of
 from surefoot_operator.cli.jobs.job_view import JobView
-from surefoot_operator.cli.jobs.structured_output import add_output, emit
 from surefoot_operator.cli.local import run_report
+from surefoot_operator.cli.structured_output import add_output, emit
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from surefoot_operator.cli.jobs.stored_job import StoredJob
-from surefoot_operator.cli.local.run_progress import Happened
-from surefoot_operator.observed import NodeSeen, WorkerSeen
+from surefoot_operator.cli.local.progress import Happened
+from surefoot_operator.job_snapshot import NodeSeen, WorkerSeen
 
 
 @dataclass(frozen=True, slots=True)

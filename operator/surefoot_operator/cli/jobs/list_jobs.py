@@ -9,13 +9,13 @@ import argparse
 import time
 
 from surefoot_operator.cli.cli_errors import EXIT_OK
-from surefoot_operator.cli.cluster.cluster_access import add_cluster
-from surefoot_operator.cli.cluster.cluster_reads import read_jobs
+from surefoot_operator.cli.cluster_access import add_cluster
+from surefoot_operator.cli.jobs.cluster_reads import read_jobs
 from surefoot_operator.cli.jobs.job_source import add_run_folder, on_cluster
 from surefoot_operator.cli.jobs.job_summary import JobSummary, summary, summary_table
 from surefoot_operator.cli.jobs.run_folder_reads import read_run
-from surefoot_operator.cli.jobs.structured_output import add_output, emit
-from surefoot_operator.cli.jobs.text_table import text_lines
+from surefoot_operator.cli.structured_output import add_output, emit
+from surefoot_operator.cli.tables import text_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,9 +12,9 @@ from surefoot_operator.api.status import slow_nodes
 from surefoot_operator.cli.cli_errors import EXIT_OK
 from surefoot_operator.cli.jobs.job_source import add_job, view_of
 from surefoot_operator.cli.jobs.job_view import JobView
-from surefoot_operator.cli.jobs.structured_output import add_output, emit
-from surefoot_operator.cli.jobs.text_table import UNKNOWN, TextTable, text_lines
-from surefoot_operator.observed import NodeSeen
+from surefoot_operator.cli.structured_output import add_output, emit
+from surefoot_operator.cli.tables import UNKNOWN, TextTable, text_lines
+from surefoot_operator.job_snapshot import NodeSeen
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,11 @@ from surefoot_operator.api.status_json import status_to_json
 from surefoot_operator.cli.cli_errors import UsageError
 from surefoot_operator.cli.jobs.job_view import HolderLook, JobView
 from surefoot_operator.cli.jobs.stored_job import StoredJob, stored_job
-from surefoot_operator.cli.local.run_progress import RunProgress
-from surefoot_operator.fabric.interface import FabricSeen, HolderPlace
-from surefoot_operator.fabric.processes.folder_look import as_fabric_error, look
-from surefoot_operator.fabric.processes.run_folder import RunFolder, read_json
+from surefoot_operator.cli.local.progress import RunProgress
+from surefoot_operator.memory.holder_place import HolderPlace
+from surefoot_operator.platforms.interface import FabricSeen
+from surefoot_operator.platforms.local.folder_look import as_fabric_error, look
+from surefoot_operator.platforms.local.run_folder import RunFolder, read_json
 
 
 def read_run(root: Path) -> JobView:

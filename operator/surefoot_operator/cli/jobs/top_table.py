@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.cli.jobs.job_pace import Pace, pace_of
 from surefoot_operator.cli.jobs.job_summary import exposed, progressed, saved
+from surefoot_operator.cli.jobs.read_jobs import Pace, pace_of
 from surefoot_operator.cli.jobs.stored_job import StoredJob
-from surefoot_operator.cli.jobs.text_table import UNKNOWN, age
-from surefoot_operator.names import CHECKPOINT_PROTECTED
+from surefoot_operator.cli.tables import UNKNOWN, age
+from surefoot_operator.reasons import CHECKPOINT_PROTECTED
 
 COLUMNS = ("JOB", "STATE", "READY", "STEP", "RATE", "LEFT", "EXPOSED", "CHECKPOINT", "COPIES", "INCIDENTS")
 _QUIET = ("Running", "Complete", "Suspended")

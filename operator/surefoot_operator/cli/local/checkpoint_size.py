@@ -12,7 +12,7 @@ from surefoot.holder import Credentials, HolderClient
 from surefoot.holder.provisioning import HolderAdmin
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId
-from surefoot_operator.fabric.processes.run_records import HolderRecord, NodeRecord
+from surefoot_operator.platforms.local.run_records import HolderRecord, NodeRecord
 
 _CALL_SECONDS = 0.3
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot_operator.api.spec import TrainingJob
-from surefoot_operator.cli.output import say
+from surefoot_operator.cli.command_base import say
 from surefoot_operator.cli.tools import run_tool
 
 INTERVALS_PER_PROMOTION = 10

@@ -15,9 +15,9 @@ from surefoot_operator.api.status import Incident, JobStatus
 from surefoot_operator.cli.local import ledger, run_report
 from surefoot_operator.cli.local.comparison import compare_parameters
 from surefoot_operator.cli.local.faults import Fault
-from surefoot_operator.cli.local.run_progress import RunProgress
+from surefoot_operator.cli.local.progress import RunProgress
 from surefoot_operator.cli.local.run_report import Checkpoints, Comparison, RunFacts, Struck
-from surefoot_operator.policy.reporting.time_spent import seconds_spent
+from surefoot_operator.policy.report.time_spent import seconds_spent
 
 _LOG_LINES = 12
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from surefoot_operator.cli.local.faults import Fault, due, returned
 from surefoot_operator.cli.local.run_report import Struck
-from surefoot_operator.fabric.processes.machine import Machine
+from surefoot_operator.platforms.local.local_nodes import Machine
 
 
 @dataclass(slots=True)

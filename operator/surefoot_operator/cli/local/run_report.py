@@ -14,7 +14,7 @@ from surefoot.protocol.checkpoints.lineage import Lineage
 from surefoot_operator.api.status import Incident
 from surefoot_operator.cli.local.faults import Fault
 from surefoot_operator.cli.local.ledger import Account
-from surefoot_operator.policy.reporting.time_spent import goodput
+from surefoot_operator.policy.report.time_spent import goodput
 
 _MOST_LINES = 20
 _SAME_CLOCK_SECONDS = 0.05

@@ -18,12 +18,12 @@ from surefoot_operator.cli.cli_errors import RunError
 from surefoot_operator.cli.local.checkpoint_size import checkpoint_bytes
 from surefoot_operator.cli.local.fault_injection import FaultInjector
 from surefoot_operator.cli.local.faults import Fault
-from surefoot_operator.cli.local.run_progress import Happened, RunProgress
+from surefoot_operator.cli.local.progress import Happened, RunProgress
 from surefoot_operator.cli.stop_request import StopRequest
-from surefoot_operator.fabric.processes.holder_process import free_port
-from surefoot_operator.fabric.processes.machine import Machine
-from surefoot_operator.fabric.processes.node import last_words
-from surefoot_operator.names import CHECKPOINT_LOST
+from surefoot_operator.platforms.local.holder_process import free_port
+from surefoot_operator.platforms.local.local_nodes import Machine
+from surefoot_operator.platforms.local.node_process import last_words
+from surefoot_operator.reasons import CHECKPOINT_LOST
 
 log = logging.getLogger(__name__)
 

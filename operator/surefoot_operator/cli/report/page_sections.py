@@ -1,6 +1,6 @@
 """Lays out the sections of the report page.
 
-Pure; called by `report_page`. A section without facts says why it has none: an empty one would read as "nothing happened".
+Pure; called by `page`. A section without facts says why it has none: an empty one would read as "nothing happened".
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from surefoot_operator.cli.report.markup import Markup, element
 from surefoot_operator.cli.report.report_facts import PhaseFacts
-from surefoot_operator.policy.reporting.time_spent import CATEGORIES
+from surefoot_operator.policy.report.time_spent import CATEGORIES
 
 _WIDTH, _HEIGHT = 1000.0, 26.0
 _NUMBERED_FROM = 40.0

@@ -1,6 +1,6 @@
 """Defines everything a report page says.
 
-Pure values, gathered by `gather_facts` and laid out by `report_page`. None is what is not known: a cluster keeps no ledger of steps, a
+Pure values, gathered by `report_data` and laid out by `page`. None is what is not known: a cluster keeps no ledger of steps, a
 job that has just begun no checkpoint.
 """
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from surefoot_operator.api.status import DataRead, Interval
 from surefoot_operator.cli.local.ledger import Account
-from surefoot_operator.cli.local.run_progress import Happened
+from surefoot_operator.cli.local.progress import Happened
 from surefoot_operator.cli.local.run_report import Checkpoints, Comparison
 from surefoot_operator.cli.report.curves import Point
 

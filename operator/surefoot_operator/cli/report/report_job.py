@@ -12,11 +12,11 @@ from pathlib import Path
 from surefoot import __version__
 from surefoot.protocol.plain import amount
 from surefoot_operator.cli.cli_errors import EXIT_OK, UsageError
+from surefoot_operator.cli.command_base import say
 from surefoot_operator.cli.jobs.job_source import add_job, check_named, view_of
-from surefoot_operator.cli.output import say
-from surefoot_operator.cli.report.gather_facts import facts_of_view
-from surefoot_operator.cli.report.report_page import page
-from surefoot_operator.cli.report.run_folder_report import report_of_run
+from surefoot_operator.cli.report.command import report_of_run
+from surefoot_operator.cli.report.page import page
+from surefoot_operator.cli.report.report_data import facts_of_view
 from surefoot_operator.cli.writable import try_file
 
 

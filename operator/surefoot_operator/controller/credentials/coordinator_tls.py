@@ -17,10 +17,10 @@ from urllib.parse import urlsplit
 
 from surefoot_operator.controller.credentials import certificates
 from surefoot_operator.controller.credentials.certificates import CA, CERTIFICATE, KEY
-from surefoot_operator.controller.credentials.secret_store import Content, SecretAt, kept_secret, replaced_secret
+from surefoot_operator.controller.credentials.secrets import Content, SecretAt, kept_secret, replaced_secret
 from surefoot_operator.controller.leader.shards import shard_url
 from surefoot_operator.errors import FabricError
-from surefoot_operator.fabric.kubernetes.api import Api
+from surefoot_operator.platforms.kubernetes.api_client import Api
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from surefoot.holder import Credentials
 from surefoot_operator.errors import FabricError
-from surefoot_operator.fabric.processes.run_folder import create_json, read_json
+from surefoot_operator.platforms.local.run_folder import create_json, read_json
 
 FILE = "operator.json"
 _BYTES = 32

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from surefoot.protocol.messages import Hello, Refused
-from surefoot_operator.fabric.kubernetes import labels
+from surefoot_operator.platforms.kubernetes import api_objects
 
 _POD = "authentication.kubernetes.io/pod-"
 _ACCOUNT = "system:serviceaccount:"
@@ -69,9 +69,9 @@ def refusal(
 def worker_labels(hello: Hello) -> dict[str, str]:
     """The labels that the worker's pod must have."""
     return {
-        labels.JOB_UID: hello.job,
-        labels.WORKER_INDEX: str(hello.index),
-        labels.ATTEMPT: str(hello.attempt),
+        api_objects.JOB_UID: hello.job,
+        api_objects.WORKER_INDEX: str(hello.index),
+        api_objects.ATTEMPT: str(hello.attempt),
     }
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from surefoot.protocol.messages import Hello, Refused
+from surefoot_operator.controller import process_metrics
 from surefoot_operator.controller.credentials.pod_token import (
     BoundPod,
     bound_pod,
@@ -22,10 +23,9 @@ from surefoot_operator.controller.credentials.pod_token import (
     refusal,
     worker_labels,
 )
-from surefoot_operator.controller.health import process_metrics
 from surefoot_operator.errors import FabricError
-from surefoot_operator.fabric.kubernetes import labels
-from surefoot_operator.fabric.kubernetes.api import Api
+from surefoot_operator.platforms.kubernetes import api_objects
+from surefoot_operator.platforms.kubernetes.api_client import Api
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class TokenReviews:
 
     def _controls(self, uid: str, pod: Pod) -> bool:
         """Whether the job of that uid, as it stands in the pod's own namespace, controls the pod."""
-        owner = labels.controller_of(pod)
+        owner = api_objects.controller_of(pod)
         job = self._jobs.get((pod["metadata"]["namespace"], owner[0])) if owner is not None else None
         return job is not None and owner is not None and owner[1] == uid == job["metadata"]["uid"]
 

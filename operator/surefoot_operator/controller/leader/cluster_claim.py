@@ -15,10 +15,10 @@ from collections.abc import Callable
 from surefoot_operator.api.spec import GROUP
 from surefoot_operator.controller.leader import claims
 from surefoot_operator.controller.leader.claims import BadClaims, Claim, ClaimsSeen
-from surefoot_operator.controller.leader.lease import Body, LeaseAt, LeaseLost, clock, now_text
+from surefoot_operator.controller.leader.leader_election import Body, LeaseAt, LeaseLost, clock, now_text
 from surefoot_operator.errors import FabricError, NotLeading
-from surefoot_operator.fabric.kubernetes.api import Api
-from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
+from surefoot_operator.platforms.kubernetes.api_client import Api
+from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from typing import Any
 from surefoot_operator.api.spec import GROUP
 from surefoot_operator.controller.leader.shards import leader_label
 from surefoot_operator.errors import FabricError
-from surefoot_operator.fabric.kubernetes.api import Api
-from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
-from surefoot_operator.fabric.kubernetes.labels import core_path
+from surefoot_operator.platforms.kubernetes.api_client import Api
+from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused
+from surefoot_operator.platforms.kubernetes.api_objects import core_path
 
 log = logging.getLogger(__name__)
 

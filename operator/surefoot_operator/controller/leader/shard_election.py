@@ -15,7 +15,7 @@ from functools import partial
 from typing import Protocol
 
 from surefoot.task_set import until_one_ends
-from surefoot_operator.controller.leader.election import LeaseTimings
+from surefoot_operator.controller.leader.election_rules import LeaseTimings
 from surefoot_operator.controller.leader.fair_share import (
     ShardLayout,
     ShardSeen,
@@ -23,11 +23,11 @@ from surefoot_operator.controller.leader.fair_share import (
     shard_to_ask_for,
     why_give_up,
 )
-from surefoot_operator.controller.leader.lease import NOTE, Elector, LeaseAt, LeaseLost
+from surefoot_operator.controller.leader.leader_election import NOTE, Elector, LeaseAt, LeaseLost
 from surefoot_operator.controller.leader.shards import lease_name
 from surefoot_operator.errors import FabricError
-from surefoot_operator.fabric.kubernetes.api import Api
-from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
+from surefoot_operator.platforms.kubernetes.api_client import Api
+from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Defines the reason that an epoch cannot continue.
 
-Pure; made by `detect` and `standstill`, weighed by `restart_budget`.
+Pure; made by `failure_detection` and `standstill`, weighed by `restart_budget`.
 """
 
 from __future__ import annotations

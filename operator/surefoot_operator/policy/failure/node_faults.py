@@ -1,6 +1,6 @@
 """Tells a program's failures from those of its node.
 
-Pure; called by `detect`. A rank that a node killed by its own trouble ends like one with a fault of its own: it would use
+Pure; called by `failure_detection`. A rank that a node killed by its own trouble ends like one with a fault of its own: it would use
 up the budget of a program that did nothing, and nobody would look at the node.
 """
 
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from surefoot_operator.observed import ExitSeen, WorkerSeen
-from surefoot_operator.policy.facts import Facts
+from surefoot_operator.job_snapshot import ExitSeen, WorkerSeen
+from surefoot_operator.policy.core.facts import Facts
 from surefoot_operator.policy.failure.losses import Loss
-from surefoot_operator.policy.failure.sick_nodes import found_sick
+from surefoot_operator.policy.failure.unhealthy_nodes import found_sick
 
 
 def weighed(facts: Facts, loss: Loss, told: ExitSeen) -> Loss:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from surefoot.protocol.standing.collectives import odd_collective
 from surefoot.protocol.standing.rank_places import odd_rank
-from surefoot_operator.observed import StandingSeen
+from surefoot_operator.job_snapshot import StandingSeen
 
 
 @dataclass(frozen=True, slots=True)

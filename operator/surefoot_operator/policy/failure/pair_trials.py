@@ -1,6 +1,6 @@
 """Decides whose nodes are tried together, and who is sick.
 
-Pure; read by `sick_nodes`, `claim`, `spares` and `plan`. An all-reduce of two nodes that fails says that one of them is sick, or what
+Pure; read by `unhealthy_nodes`, `claim`, `spare_workers` and `plan`. An all-reduce of two nodes that fails says that one of them is sick, or what
 lies between, and never which: whoever failed is tried with others. Sick is who failed with two nodes that are proven. Proven is
 who passed with somebody, or trained. Whoever is not proven bears no witness, and one alone is none: the way between
 may be broken, so of two nodes that are alone none is blamed.
@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 from surefoot.protocol.plain import listed
 from surefoot_operator.api.status import Member
-from surefoot_operator.observed import PairSeen, PairSideSeen, SessionSeen
-from surefoot_operator.policy.actions import TryPairs
-from surefoot_operator.policy.availability import usable
-from surefoot_operator.policy.facts import Facts, derived_once, soonest
-from surefoot_operator.policy.indexes import worker_id
+from surefoot_operator.job_snapshot import PairSeen, PairSideSeen, SessionSeen
+from surefoot_operator.policy.core.actions import TryPairs
+from surefoot_operator.policy.core.availability import usable
+from surefoot_operator.policy.core.facts import Facts, derived_once, soonest
+from surefoot_operator.policy.core.indexes import worker_id
 
 REASON = "AllReduceFails"
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from surefoot.protocol.backoff import Backoff
 from surefoot_operator.api.spec import FailureRule
 from surefoot_operator.api.status import JobStatus, Restart
-from surefoot_operator.policy.facts import Facts
+from surefoot_operator.policy.core.facts import Facts
 from surefoot_operator.policy.failure.incidents import open_incident
 from surefoot_operator.policy.failure.losses import Loss
 

@@ -1,6 +1,6 @@
 """Detects hangs and identifies the rank that is behind.
 
-Pure; called by `detect`. In synchronous training one rank that hangs stops all of them, mostly at the same step. A tie
+Pure; called by `failure_detection`. In synchronous training one rank that hangs stops all of them, mostly at the same step. A tie
 proves nothing, nor does whose timer ran out first: then nobody is blamed, and no node is excluded for it.
 """
 
@@ -11,8 +11,8 @@ from statistics import median
 
 from surefoot.protocol.plain import listed
 from surefoot.protocol.step_limit import learned_limit_seconds
-from surefoot_operator.observed import SessionSeen, StandingSeen
-from surefoot_operator.policy.facts import (
+from surefoot_operator.job_snapshot import SessionSeen, StandingSeen
+from surefoot_operator.policy.core.facts import (
     Facts,
     has_stepped,
     is_responsive,

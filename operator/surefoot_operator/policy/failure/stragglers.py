@@ -1,6 +1,6 @@
 """Names the ranks that all others wait for.
 
-Pure; called by `plan` and `conditions`. Nothing fails where a rank is persistently slower: each step takes longer, on every
+Pure; called by `plan` and `status_conditions`. Nothing fails where a rank is persistently slower: each step takes longer, on every
 rank alike, and without a name people look for it for days.
 """
 
@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from surefoot.protocol.standing.rank_pace import RankPace
 from surefoot_operator.api.status import Straggler, World
-from surefoot_operator.observed import MOST_WINDOWS, SessionSeen
-from surefoot_operator.policy.facts import Facts, member_sessions
+from surefoot_operator.job_snapshot import MOST_WINDOWS, SessionSeen
+from surefoot_operator.policy.core.facts import Facts, member_sessions
 from surefoot_operator.policy.failure.slow_ranks import (
     EACH_DEVIATIONS,
     FEWEST_PEERS,

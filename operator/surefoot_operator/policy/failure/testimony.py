@@ -1,6 +1,6 @@
 """Judges members that a new leader never heard.
 
-Pure; called by `detect` and `world.claim`. Whoever was heard in this term is missed after the heartbeat timeout; whoever
+Pure; called by `failure_detection` and `membership.claim`. Whoever was heard in this term is missed after the heartbeat timeout; whoever
 was not may be on the way here. The others tell: they came, nobody comes after them any more, and none of them makes a
 step, which takes every rank. That is no more and no less than what a leader knows of a member that fell silent.
 """
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 
-from surefoot_operator.observed import SessionSeen
-from surefoot_operator.policy.facts import (
+from surefoot_operator.job_snapshot import SessionSeen
+from surefoot_operator.policy.core.facts import (
     Facts,
     derived_once,
     in_epoch,

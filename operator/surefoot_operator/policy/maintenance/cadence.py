@@ -1,6 +1,6 @@
 """Computes the save interval of one tier as a power of two.
 
-Pure; called by `intervals`. Powers of two, because ranks that follow a level at different moments must still save
+Pure; called by `save_intervals`. Powers of two, because ranks that follow a level at different moments must still save
 common steps: the sets of saved steps nest. The cost is flat around its minimum, so rounding is cheap (docs/adr/0006).
 """
 

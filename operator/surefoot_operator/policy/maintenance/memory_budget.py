@@ -1,6 +1,6 @@
 """Computes whether a job's checkpoints fit into staging memory and holders.
 
-Pure; called by `maintain`. It warns before a holder is full: agents report the size of their ranks' saves as soon as
+Pure; called by `maintenance_plan`. It warns before a holder is full: agents report the size of their ranks' saves as soon as
 trainers ask for staging memory, and placement says which holders get them. docs/memory-tier.md has the formula. Nothing
 is stopped: what fits is still saved, and training continues.
 """
@@ -16,13 +16,13 @@ from surefoot.protocol.checkpoints.completeness import effective_replicas
 from surefoot.protocol.checkpoints.placement import RankTargets, Topology, servers_per_node, targets
 from surefoot.protocol.identities import HolderEndpoint
 from surefoot.protocol.plain import amount
-from surefoot_operator import names
+from surefoot_operator import reasons
 from surefoot_operator.api.spec import CheckpointPolicy
 from surefoot_operator.api.spec_limits import allowed_sizes, checkpoints_in_memory
 from surefoot_operator.api.status import Condition, JobStatus, condition_of
 from surefoot_operator.observed_tiers import HolderSeen
-from surefoot_operator.policy.actions import Event
-from surefoot_operator.policy.facts import Facts, member_sessions, sealed_holders, topology_of_job
+from surefoot_operator.policy.core.actions import Event
+from surefoot_operator.policy.core.facts import Facts, member_sessions, sealed_holders, topology_of_job
 
 FITS, TIER_TOO_SMALL, STAGING_TOO_SMALL = "Fits", "TierTooSmall", "StagingTooSmall"
 OVER_ITS_PART = "OverItsPart"
@@ -136,25 +136,25 @@ def _in_smallest_world(shares: Sequence[HolderShare], policy: CheckpointPolicy, 
 
 def with_condition(status: JobStatus, budget: MemoryBudget | None, now: float) -> JobStatus:
     """Sets the verdict as a condition; None keeps the former one."""
-    old = condition_of(status, names.CHECKPOINTS_FIT)
+    old = condition_of(status, reasons.CHECKPOINTS_FIT)
     if budget is None:
         return status
     truth = "True" if budget.fits else "False"
     since = old.last_transition_seconds if old is not None and old.status == truth else now
-    fresh = Condition(names.CHECKPOINTS_FIT, "True" if budget.fits else "False", budget.reason, budget.message, since)
-    others = tuple(c for c in status.conditions if c.type != names.CHECKPOINTS_FIT)
+    fresh = Condition(reasons.CHECKPOINTS_FIT, "True" if budget.fits else "False", budget.reason, budget.message, since)
+    others = tuple(c for c in status.conditions if c.type != reasons.CHECKPOINTS_FIT)
     return replace(status, conditions=(*others, fresh))
 
 
 def budget_events(old: JobStatus, budget: MemoryBudget | None) -> tuple[Event, ...]:
     """Reports when checkpoints stop fitting, and when they fit again."""
-    was = condition_of(old, names.CHECKPOINTS_FIT)
+    was = condition_of(old, reasons.CHECKPOINTS_FIT)
     if budget is None or (was is not None and was.reason == budget.reason):
         return ()
     if budget.fits:
         again = was is not None and was.status == "False"
-        return (Event(names.CHECKPOINTS_FIT, f"checkpoints fit again: {budget.message}"),) if again else ()
-    return (Event(names.CHECKPOINTS_TOO_LARGE, budget.message, True),)
+        return (Event(reasons.CHECKPOINTS_FIT, f"checkpoints fit again: {budget.message}"),) if again else ()
+    return (Event(reasons.CHECKPOINTS_TOO_LARGE, budget.message, True),)
 
 
 def _shares(facts: Facts, saves: Mapping[int, int]) -> tuple[HolderShare, ...]:

@@ -1,6 +1,6 @@
 """Finds memory checkpoints that can never become complete.
 
-Pure; called by `maintain`. Where one rank cannot save, for want of staging memory say, all others' saves would fill the
+Pure; called by `maintenance_plan`. Where one rank cannot save, for want of staging memory say, all others' saves would fill the
 tier: no checkpoint becomes complete, so none is superseded. Agents report which steps their ranks never handed over.
 That is final: no save under way and no unreachable holder can complete such a checkpoint. `retention` decides which
 saves are dropped.
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from surefoot.protocol.checkpoints.completeness import TierReading
 from surefoot.protocol.identities import Checkpoint
-from surefoot_operator.observed import SessionSeen
-from surefoot_operator.policy.facts import Facts, member_sessions
+from surefoot_operator.job_snapshot import SessionSeen
+from surefoot_operator.policy.core.facts import Facts, member_sessions
 
 
 @dataclass(frozen=True, slots=True)

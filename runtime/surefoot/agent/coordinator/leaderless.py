@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from surefoot.agent.state_machine import AgentState
+from surefoot.agent.state import AgentState
 from surefoot.agent.unexpected_errors import UnexpectedErrors
 from surefoot.drain.leaderless_gc import GcResult, GcScope, collect_garbage
 from surefoot.holder.client import HolderClient

@@ -1,6 +1,7 @@
 """Where ranks stand, from what faulthandler wrote."""
 
-from surefoot.agent.trainers.stack_summary import LONGEST, Frame, Taken, main_thread, summary
+from surefoot.agent.trainers.stack_summary import LONGEST, Frame, main_thread, summary
+from surefoot.ipc.stacks import Taken
 
 WAITS = """Thread 0x00007f01 (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 320 in wait

@@ -8,7 +8,7 @@ import pytest
 
 from support.stored import stored_document
 from surefoot_operator.cli.cli_errors import UsageError
-from surefoot_operator.cli.cluster.roll_back import asking
+from surefoot_operator.cli.jobs.roll_back import asking
 from surefoot_operator.cli.jobs.stored_job import StoredJob, stored_job
 
 WORLD = {"epoch": 7, "state": "Committed", "size": 3}

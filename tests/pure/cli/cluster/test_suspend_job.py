@@ -13,12 +13,12 @@ from support.builders import running
 from support.fakes.fake_api import FakeApi
 from support.stored import stored_document, written
 from surefoot_operator.cli.cli_errors import UsageError
-from surefoot_operator.cli.cluster import suspend_job
-from surefoot_operator.cli.cluster.cluster_access import OpenCluster
-from surefoot_operator.cli.cluster.cluster_refusals import ClusterRefused
-from surefoot_operator.cli.cluster.suspend_job import change, standing
+from surefoot_operator.cli.cluster_access import OpenCluster
+from surefoot_operator.cli.cluster_refusals import ClusterRefused
+from surefoot_operator.cli.jobs import suspend_job
 from surefoot_operator.cli.jobs.stored_job import StoredJob, stored_job
-from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
+from surefoot_operator.cli.jobs.suspend_job import change, standing
+from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused
 
 PATH = "/apis/surefoot.dev/v1alpha1/namespaces/team/trainingjobs/gpt"
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from surefoot_operator.cli.doctor.cluster_checks import cluster_findings, missing_fields
-from surefoot_operator.cli.doctor.cluster_look import ClusterLook, rights_asked
-from surefoot_operator.cli.doctor.findings import Finding, finding_lines, has_fault
+from surefoot_operator.cli.cluster_checks import cluster_findings, missing_fields
+from surefoot_operator.cli.cluster_look import ClusterLook, rights_asked
+from surefoot_operator.cli.doctor_network import Finding, finding_lines, has_fault
 
 ROOT = Path(__file__).parents[4]
 SCHEMA: dict[str, Any] = yaml.safe_load((ROOT / "manifests" / "crd.yaml").read_text())["spec"]["versions"][0]["schema"][

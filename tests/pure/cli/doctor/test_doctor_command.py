@@ -12,13 +12,13 @@ import pytest
 import yaml
 
 from support.fakes.fake_api import FakeApi, silent
-from surefoot_operator.cli.cluster.cluster_access import OpenCluster
-from surefoot_operator.cli.doctor import run_checks
-from surefoot_operator.cli.doctor.cluster_look import CRD, JOB_KIND, REVIEWS, SCHEMA, SLICES, look_at
-from surefoot_operator.cli.doctor.findings import Finding
+from surefoot_operator.cli import doctor
+from surefoot_operator.cli.cluster_access import OpenCluster
+from surefoot_operator.cli.cluster_look import CRD, JOB_KIND, REVIEWS, SCHEMA, SLICES, look_at
+from surefoot_operator.cli.doctor_network import Finding
 from surefoot_operator.cli.jobs import job_source
 from surefoot_operator.cli.main import main
-from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
+from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused
 
 ROOT = Path(__file__).parents[4]
 
@@ -142,7 +142,7 @@ def test_a_named_tier_is_probed_and_its_fault_is_the_exit_code(
         asked.append(tier.uri)
         return Finding("persistent tier", "fault", "refused", "give rights")
 
-    monkeypatch.setattr(run_checks, "probed", probed)
+    monkeypatch.setattr(doctor, "probed", probed)
     assert main(["doctor", "--no-cluster", str(tmp_path)]) == 1
     assert asked == [tmp_path.as_uri()]
     assert main(["doctor", "--no-cluster", "-f", str(ROOT / "examples" / "gpt.yaml")]) == 0

@@ -9,7 +9,7 @@ import pytest
 from support.stored import SPEC, stored_document
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import TrainingJob
-from surefoot_operator.cli.doctor.machine_checks import (
+from surefoot_operator.cli.machine_checks import (
     MachineLook,
     available_bytes,
     look_here,

@@ -12,13 +12,13 @@ import pytest
 from support.builders import running
 from support.fakes.fake_api import FakeApi
 from support.stored import worker_pod, written
-from surefoot_operator.cli.cluster.cluster_access import OpenCluster
-from surefoot_operator.cli.doctor.findings import Finding
-from surefoot_operator.cli.doctor.network_checks import network_findings
-from surefoot_operator.cli.doctor.network_look import MOST_TARGETS, NetworkLook, Way, askers_of, look_at_network
+from surefoot_operator.cli.cluster_access import OpenCluster
+from surefoot_operator.cli.doctor_network import Finding
 from surefoot_operator.cli.jobs.stored_job import stored_job
-from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
-from surefoot_operator.fabric.kubernetes.pod_exec import Ran
+from surefoot_operator.cli.network_checks import network_findings
+from surefoot_operator.cli.network_look import MOST_TARGETS, NetworkLook, Way, askers_of, look_at_network
+from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused
+from surefoot_operator.platforms.kubernetes.pod_exec import Ran
 
 JOBS = "/apis/surefoot.dev/v1alpha1/namespaces/team/trainingjobs"
 PODS = "/api/v1/namespaces/team/pods"

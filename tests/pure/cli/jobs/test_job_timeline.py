@@ -8,7 +8,7 @@ from support.builders import BEGAN, running
 from support.stored import view_of_snapshot
 from surefoot_operator.api.status import Incident
 from surefoot_operator.cli.jobs.job_timeline import timeline_lines, timeline_of
-from surefoot_operator.cli.local.run_progress import Happened
+from surefoot_operator.cli.local.progress import Happened
 
 LOST = Incident(
     "node-lost", "node n2 is gone", 2, "n2", 1, BEGAN + 40.25,

@@ -9,7 +9,7 @@ from support.stored import view_of_snapshot
 from surefoot_operator.api.status import ExcludedNode
 from surefoot_operator.cli.jobs.job_view import HolderLook
 from surefoot_operator.cli.jobs.list_nodes import node_lines, node_rows
-from surefoot_operator.observed import NodeSeen
+from surefoot_operator.job_snapshot import NodeSeen
 
 
 def test_each_node_has_its_workers_ranks_and_holder() -> None:

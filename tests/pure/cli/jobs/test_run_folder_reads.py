@@ -16,10 +16,10 @@ from surefoot_operator.cli.cli_errors import UsageError
 from surefoot_operator.cli.jobs.run_folder_reads import read_run
 from surefoot_operator.cli.main import main
 from surefoot_operator.errors import FabricError
-from surefoot_operator.fabric.processes.job_store import Store
-from surefoot_operator.fabric.processes.run_folder import RunFolder, write_json
-from surefoot_operator.fabric.processes.run_records import HolderRecord, NodeRecord, WorkerRecord, to_json
-from surefoot_operator.policy.actions import Event
+from surefoot_operator.platforms.local.job_store import Store
+from surefoot_operator.platforms.local.run_folder import RunFolder, write_json
+from surefoot_operator.platforms.local.run_records import HolderRecord, NodeRecord, WorkerRecord, to_json
+from surefoot_operator.policy.core.actions import Event
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from surefoot_operator.cli.jobs.text_table import TextTable, age, number, print_lines, text_lines
+from surefoot_operator.cli.tables import TextTable, age, number, print_lines, text_lines
 
 
 def test_columns_are_aligned_and_nothing_trails() -> None:

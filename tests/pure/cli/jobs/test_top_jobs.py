@@ -15,15 +15,15 @@ from rich.console import Console
 from support.builders import running
 from support.fakes.fake_api import FakeApi, silent
 from support.stored import written
-from surefoot_operator.cli.cluster.cluster_access import OpenCluster
-from surefoot_operator.cli.cluster.cluster_reads import read_job
-from surefoot_operator.cli.cluster.cluster_refusals import ClusterRefused
-from surefoot_operator.cli.jobs import top_jobs
+from surefoot_operator.cli.cluster_access import OpenCluster
+from surefoot_operator.cli.cluster_refusals import ClusterRefused
+from surefoot_operator.cli.jobs import top
+from surefoot_operator.cli.jobs.cluster_reads import read_job
 from surefoot_operator.cli.jobs.stored_job import StoredJob, stored_job
-from surefoot_operator.cli.jobs.top_jobs import JobsTop, LineTop, TableTop, drawn_top
+from surefoot_operator.cli.jobs.top import JobsTop, LineTop, TableTop, drawn_top
 from surefoot_operator.cli.jobs.top_table import TopRow, top_row
 from surefoot_operator.cli.main import main
-from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
+from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused
 
 JOB = "/apis/surefoot.dev/v1alpha1/namespaces/team/trainingjobs/gpt"
 
@@ -149,14 +149,14 @@ def test_the_command_looks_once_at_all(
     def on_cluster(_given: Any, ask: Any) -> Any:
         return asyncio.run(ask(OpenCluster(server.api, "team", "s")))
 
-    monkeypatch.setattr(top_jobs, "on_cluster", on_cluster)
+    monkeypatch.setattr(top, "on_cluster", on_cluster)
     assert main(["top", "--once"]) == 0
     assert "gpt Running, ready 3/3, step 42" in capsys.readouterr().out
 
     def interrupted(_given: Any, ask: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(top_jobs, "on_cluster", interrupted)
+    monkeypatch.setattr(top, "on_cluster", interrupted)
     assert main(["top"]) == 0
 
 

@@ -11,7 +11,7 @@ from support.builders import BEGAN, running
 from support.stored import stored_document, written
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import Condition, Incident, JobStatus
-from surefoot_operator.cli.jobs.job_pace import Pace
+from surefoot_operator.cli.jobs.read_jobs import Pace
 from surefoot_operator.cli.jobs.stored_job import StoredJob, stored_job
 from surefoot_operator.cli.jobs.top_table import (
     COLUMNS,

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from surefoot_operator.cli import run_local
 from surefoot_operator.cli.cli_errors import UsageError
-from surefoot_operator.cli.local import run_local
 from surefoot_operator.cli.local.faults import FaultError, parse_fault
 from surefoot_operator.cli.main import main
 from surefoot_operator.cli.writable import try_file, try_folder

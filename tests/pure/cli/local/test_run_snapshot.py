@@ -12,11 +12,11 @@ from rich.console import Console
 from surefoot_operator.api.spec import TOTAL_STEPS
 from surefoot_operator.api.status import Member, World
 from surefoot_operator.cli.cli_errors import UsageError
-from surefoot_operator.cli.local import run_snapshot
+from surefoot_operator.cli.local import snapshot
 from surefoot_operator.cli.local.ledger import LedgerLine
-from surefoot_operator.cli.local.run_local import _total_steps
-from surefoot_operator.cli.local.run_snapshot import ProgressRate, Row, RunSnapshot, doing, newest_of
-from surefoot_operator.cli.local.view import drawn
+from surefoot_operator.cli.local.snapshot import ProgressRate, Row, RunSnapshot, doing, newest_of
+from surefoot_operator.cli.run_local import _total_steps
+from surefoot_operator.cli.view import drawn
 
 WORLD = World(2, "Committed", size=2, members=(Member(0, 1, "a", "node-0"),), changed_seconds=100.0)
 RUNNING = RunSnapshot("gpt", "Running", "epoch 2 runs", 2, 2, 40, 160, 4.0, 1.25, 35, 1.5, ())
@@ -94,7 +94,7 @@ def test_a_terminal_shows_bar_rows_and_nothing_that_it_would_obey() -> None:
 
 
 def test_a_clock_is_short() -> None:
-    assert [run_snapshot.clock(s) for s in (0.4, 59.9, 60, 185, 7800)] == ["0 s", "59 s", "1:00", "3:05", "2:10:00"]
+    assert [snapshot.clock(s) for s in (0.4, 59.9, 60, 185, 7800)] == ["0 s", "59 s", "1:00", "3:05", "2:10:00"]
 
 
 @pytest.mark.parametrize("said", ["many", "0", "-1", "9" * 30, "1.5", "²"])

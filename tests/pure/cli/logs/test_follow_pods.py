@@ -12,12 +12,12 @@ import pytest
 from support.builders import running
 from support.fakes.fake_api import FakeApi
 from support.stored import worker_pod, written
-from surefoot_operator.cli.cluster.cluster_access import OpenCluster
-from surefoot_operator.cli.cluster.cluster_refusals import ClusterRefused
-from surefoot_operator.cli.logs import follow_pods
-from surefoot_operator.cli.logs.follow_pods import PodFollower
-from surefoot_operator.cli.logs.followed_logs import FollowChoice
-from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused, ApiSilent
+from surefoot_operator.cli import follow_pods
+from surefoot_operator.cli.cluster_access import OpenCluster
+from surefoot_operator.cli.cluster_refusals import ClusterRefused
+from surefoot_operator.cli.follow_pods import PodFollower
+from surefoot_operator.cli.followed_logs import FollowChoice
+from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused, ApiSilent
 
 JOB = "/apis/surefoot.dev/v1alpha1/namespaces/team/trainingjobs/gpt"
 PODS = "/api/v1/namespaces/team/pods"
@@ -199,13 +199,13 @@ async def test_of_many_pods_some_are_followed_and_the_rest_is_said(
 def test_the_command_follows_and_ends_as_the_job_did(
     world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from surefoot_operator.cli.logs import job_logs
+    from surefoot_operator.cli import logs
     from surefoot_operator.cli.main import main
 
     def on_cluster(_given: Any, ask: Any) -> Any:
         return asyncio.run(ask(OpenCluster(world.server.api, "team", "s")))
 
-    monkeypatch.setattr(job_logs, "on_cluster", on_cluster)
+    monkeypatch.setattr(logs, "on_cluster", on_cluster)
     world.pod(1, "n1", [stamped(1, "[rank 0] only")])
     world.ended(1, 3)
     world.phase("Failed")

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot_operator.cli.logs.followed_logs import (
+from surefoot_operator.cli.follow_logs import stamp_order
+from surefoot_operator.cli.followed_logs import (
     MOST_LINE_BYTES,
     FollowChoice,
     WorkerNow,
@@ -15,8 +16,7 @@ from surefoot_operator.cli.logs.followed_logs import (
     worker_changes,
     workers_now,
 )
-from surefoot_operator.cli.logs.merged_logs import stamp_order
-from surefoot_operator.observed import WorkerSeen
+from surefoot_operator.job_snapshot import WorkerSeen
 
 
 @given(

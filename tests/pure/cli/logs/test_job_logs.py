@@ -12,13 +12,13 @@ from support.builders import BEGAN, running
 from support.fakes.fake_api import FakeApi
 from support.stored import stored_document, worker_pod, written
 from surefoot_operator.api.status import Incident, JobStatus
-from surefoot_operator.cli.cluster.cluster_access import OpenCluster
-from surefoot_operator.cli.cluster.cluster_refusals import ClusterRefused
-from surefoot_operator.cli.logs import job_logs
+from surefoot_operator.cli import logs
+from surefoot_operator.cli.cluster_access import OpenCluster
+from surefoot_operator.cli.cluster_refusals import ClusterRefused
 from surefoot_operator.cli.main import build_parser, main
-from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
-from surefoot_operator.fabric.processes.job_store import Store
-from surefoot_operator.fabric.processes.run_folder import RunFolder
+from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused
+from surefoot_operator.platforms.local.job_store import Store
+from surefoot_operator.platforms.local.run_folder import RunFolder
 
 FAILED = Incident("trainer-failed", "rank 1 ended with exit code 1", 1, "n1", 2, BEGAN, rank=1)
 STAMP = "2026-11-23T09:00:0"
@@ -35,13 +35,13 @@ def server(monkeypatch: pytest.MonkeyPatch) -> FakeApi:
         text = f"{STAMP}{index}Z [rank {index}] words of {index}\n{STAMP}{index}Z the agent of {index}\n"
         found.texts[f"/api/v1/namespaces/team/pods/gpt-worker-{index}-1/log"] = text
     cluster = OpenCluster(found.api, "team", "https://cluster:6443")
-    monkeypatch.setattr(job_logs, "on_cluster", lambda given, ask: asyncio.run(ask(cluster)))
+    monkeypatch.setattr(logs, "on_cluster", lambda given, ask: asyncio.run(ask(cluster)))
     return found
 
 
 def said(capsys: pytest.CaptureFixture[str], *given: str) -> list[str]:
     given_all = build_parser("surefoot").parse_args(["logs", *given])
-    assert job_logs.run(given_all) == 0
+    assert logs.run(given_all) == 0
     return capsys.readouterr().out.splitlines()
 
 
@@ -78,7 +78,7 @@ def test_who_may_not_read_logs_is_told_so(server: FakeApi) -> None:
 
     server.before = before
     with pytest.raises(ClusterRefused, match="you may not get pods/log in namespace team"):
-        job_logs.run(build_parser("surefoot").parse_args(["logs", "gpt"]))
+        logs.run(build_parser("surefoot").parse_args(["logs", "gpt"]))
 
 
 def test_a_run_folders_files_are_parted_by_epoch_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

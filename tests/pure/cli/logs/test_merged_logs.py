@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from surefoot_operator.api.status import Incident
-from surefoot_operator.cli.logs.merged_logs import (
+from surefoot_operator.cli.follow_logs import (
     LogLine,
     LogPart,
     blamed_incident,

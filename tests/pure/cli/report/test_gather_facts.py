@@ -14,7 +14,7 @@ from surefoot_operator.cli.jobs.job_timeline import timeline_of
 from surefoot_operator.cli.jobs.job_view import JobView
 from surefoot_operator.cli.local.faults import Fault
 from surefoot_operator.cli.local.run_report import Struck
-from surefoot_operator.cli.report.gather_facts import RunRecords, facts_of_view, with_ledger
+from surefoot_operator.cli.report.report_data import RunRecords, facts_of_view, with_ledger
 from surefoot_operator.cli.report.report_facts import ReportFacts
 
 

@@ -14,13 +14,14 @@ from support.builders import running
 from support.fakes.fake_api import FakeApi
 from support.stored import stored_document, written
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.cli.cluster.cluster_access import OpenCluster
+from surefoot_operator.cli import run_local
+from surefoot_operator.cli.cluster_access import OpenCluster
 from surefoot_operator.cli.jobs import job_source
-from surefoot_operator.cli.local import conclusion, run_local
-from surefoot_operator.cli.local.run_progress import RunProgress
+from surefoot_operator.cli.local import conclusion
+from surefoot_operator.cli.local.progress import RunProgress
 from surefoot_operator.cli.main import main
-from surefoot_operator.fabric.processes.job_store import Store
-from surefoot_operator.fabric.processes.run_folder import RunFolder
+from surefoot_operator.platforms.local.job_store import Store
+from surefoot_operator.platforms.local.run_folder import RunFolder
 
 LINE = '{"epoch": 1, "step": %d, "rank": %d, "loss": %s, "samples": null, "at": %f, "seconds": 0.5, "stall_seconds": null}\n'
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from surefoot_operator.controller.leader import election
-from surefoot_operator.controller.leader.election import Candidate, LeaseSeen, LeaseTimings
+from surefoot_operator.controller.leader import election_rules
+from surefoot_operator.controller.leader.election_rules import Candidate, LeaseSeen, LeaseTimings
 
 TIMINGS = LeaseTimings()
 ME = Candidate("me")
@@ -20,7 +20,7 @@ def lease(holder: str = "other", version: str = "1", seconds: float = 3.0) -> Le
 
 
 def watched(since: float, found: LeaseSeen | None) -> Candidate:
-    return election.seen(ME, found, since)
+    return election_rules.seen(ME, found, since)
 
 
 @pytest.mark.parametrize(
@@ -38,12 +38,12 @@ def watched(since: float, found: LeaseSeen | None) -> Candidate:
     ],
 )
 def test_who_does_not_lead_waits_until_nobody_does(candidate: Candidate, now: float, verb: str, reason: str) -> None:
-    step = election.decide(candidate, now, TIMINGS)
+    step = election_rules.decide(candidate, now, TIMINGS)
     assert step.verb == verb
     assert reason in step.reason
 
 
-LEADER = election.written(ME, lease("me", "7"), 100.0, TIMINGS)
+LEADER = election_rules.written(ME, lease("me", "7"), 100.0, TIMINGS)
 
 
 @pytest.mark.parametrize(
@@ -58,57 +58,62 @@ LEADER = election.written(ME, lease("me", "7"), 100.0, TIMINGS)
         (LEADER, 110.0, "stand-down", "could not be renewed for 10.0 s"),
         # frozen for an hour, or a machine that slept
         (LEADER, 3700.0, "stand-down", "could not be renewed for 3600.0 s"),
-        (election.seen(LEADER, lease("other", "8"), 101.0), 101.0, "lost", "the lease is held by other"),
-        (election.seen(LEADER, lease("", "8"), 101.0), 101.0, "lost", "the lease is held by nobody"),
-        (election.seen(LEADER, None, 101.0), 101.0, "lost", "the lease was deleted"),
+        (election_rules.seen(LEADER, lease("other", "8"), 101.0), 101.0, "lost", "the lease is held by other"),
+        (election_rules.seen(LEADER, lease("", "8"), 101.0), 101.0, "lost", "the lease is held by nobody"),
+        (election_rules.seen(LEADER, None, 101.0), 101.0, "lost", "the lease was deleted"),
         # our own write, whose answer was lost: it is not counted, and the lease is renewed again
-        (election.seen(LEADER, lease("me", "8"), 101.0), 101.0, "renew", "renewed"),
-        (election.seen(LEADER, lease("me", "8"), 103.0), 110.0, "stand-down", "could not be renewed"),
+        (election_rules.seen(LEADER, lease("me", "8"), 101.0), 101.0, "renew", "renewed"),
+        (election_rules.seen(LEADER, lease("me", "8"), 103.0), 110.0, "stand-down", "could not be renewed"),
         # it stands by then, and takes the lease where nobody else has
-        (election.stood_down(LEADER), 110.0, "acquire", "this replica held the lease, and nobody has since"),
-        (election.seen(election.stood_down(LEADER), lease("other", "8"), 110.0), 110.0, "wait", "other leads"),
+        (election_rules.stood_down(LEADER), 110.0, "acquire", "this replica held the lease, and nobody has since"),
+        (
+            election_rules.seen(election_rules.stood_down(LEADER), lease("other", "8"), 110.0),
+            110.0,
+            "wait",
+            "other leads",
+        ),
     ],
 )
 def test_a_leader_renews_and_knows_when_it_is_none(candidate: Candidate, now: float, verb: str, reason: str) -> None:
-    step = election.decide(candidate, now, TIMINGS)
+    step = election_rules.decide(candidate, now, TIMINGS)
     assert step.verb == verb
     assert reason in step.reason
 
 
 def test_a_leader_may_act_only_until_its_own_deadline() -> None:
-    assert not election.leads(ME, 0.0)
-    assert election.leads(LEADER, 101.9)
-    assert not election.leads(LEADER, 102.0)
-    assert not election.leads(LEADER, 1e9)
+    assert not election_rules.leads(ME, 0.0)
+    assert election_rules.leads(LEADER, 101.9)
+    assert not election_rules.leads(LEADER, 102.0)
+    assert not election_rules.leads(LEADER, 1e9)
 
 
 def test_a_wait_ends_in_time_for_what_is_next() -> None:
-    assert election.decide(watched(100.0, lease()), 100.0, TIMINGS).after_seconds == TIMINGS.retry_seconds
-    assert election.decide(watched(100.0, lease()), 102.8, TIMINGS).after_seconds == pytest.approx(0.2)
-    assert election.decide(LEADER, 100.1, TIMINGS).after_seconds == pytest.approx(0.4)
+    assert election_rules.decide(watched(100.0, lease()), 100.0, TIMINGS).after_seconds == TIMINGS.retry_seconds
+    assert election_rules.decide(watched(100.0, lease()), 102.8, TIMINGS).after_seconds == pytest.approx(0.2)
+    assert election_rules.decide(LEADER, 100.1, TIMINGS).after_seconds == pytest.approx(0.4)
 
 
 def test_only_a_new_version_is_a_sign_of_life() -> None:
-    once = election.seen(ME, lease(version="1"), 100.0)
-    again = election.seen(once, lease(version="1"), 108.0)
+    once = election_rules.seen(ME, lease(version="1"), 100.0)
+    again = election_rules.seen(once, lease(version="1"), 108.0)
     assert again.changed_at == 100.0
-    assert election.seen(again, lease(version="2"), 109.0).changed_at == 109.0
+    assert election_rules.seen(again, lease(version="2"), 109.0).changed_at == 109.0
     # deleted meanwhile, and there again: news
-    assert election.seen(election.seen(again, None, 110.0), lease(version="1"), 111.0).changed_at == 111.0
+    assert election_rules.seen(election_rules.seen(again, None, 110.0), lease(version="1"), 111.0).changed_at == 111.0
 
 
 def test_a_write_counts_from_when_it_was_asked_for() -> None:
     """The server took it at some moment after that, and others count from when they saw it: later still."""
-    asked = election.written(ME, lease("me", "3"), 50.0, TIMINGS)
+    asked = election_rules.written(ME, lease("me", "3"), 50.0, TIMINGS)
     assert asked.leads_until == 52.0
     # one that came so late that others may lead by now gives nothing but the right to try again
-    assert not election.leads(asked, 52.5)
+    assert not election_rules.leads(asked, 52.5)
 
 
 def test_a_slow_server_is_given_time_and_no_call_outlasts_the_term() -> None:
-    assert [election.call_limit(ME, timeouts, 0.0, TIMINGS) for timeouts in range(4)] == [1.5, 3.0, 4.0, 4.0]
-    assert election.call_limit(LEADER, 2, 109.0, TIMINGS) == 1.0
-    assert election.call_limit(LEADER, 2, 200.0, TIMINGS) == TIMINGS.retry_seconds
+    assert [election_rules.call_limit(ME, timeouts, 0.0, TIMINGS) for timeouts in range(4)] == [1.5, 3.0, 4.0, 4.0]
+    assert election_rules.call_limit(LEADER, 2, 109.0, TIMINGS) == 1.0
+    assert election_rules.call_limit(LEADER, 2, 200.0, TIMINGS) == TIMINGS.retry_seconds
 
 
 def test_others_wait_longer_than_a_leader_acts() -> None:
@@ -159,12 +164,12 @@ def test_never_two_lead_at_one_moment(turns: list[tuple[int, float, float, bool]
         if who in lost:
             continue
         asked_at = now + skews[who]
-        step = election.decide(candidates[who], asked_at, TIMINGS)
+        step = election_rules.decide(candidates[who], asked_at, TIMINGS)
         if step.verb == "lost":
             lost.add(who)
             continue
         if step.verb == "stand-down":
-            candidates[who] = election.stood_down(candidates[who])
+            candidates[who] = election_rules.stood_down(candidates[who])
             continue
         if step.verb in ("acquire", "renew"):
             now += takes
@@ -175,12 +180,14 @@ def test_never_two_lead_at_one_moment(turns: list[tuple[int, float, float, bool]
                 assert not goes_on or before == [candidates[who].identity], (
                     "its term goes on, and another one led meanwhile"
                 )
-                candidates[who] = election.written(candidates[who], taken, asked_at, TIMINGS)
+                candidates[who] = election_rules.written(candidates[who], taken, asked_at, TIMINGS)
             elif taken is None and arrives:
-                candidates[who] = election.seen(candidates[who], server.lease, now + skews[who])
+                candidates[who] = election_rules.seen(candidates[who], server.lease, now + skews[who])
         else:
-            candidates[who] = election.seen(candidates[who], server.lease, now + skews[who])
-        leaders = [c.identity for n, c in enumerate(candidates) if n not in lost and election.leads(c, now + skews[n])]
+            candidates[who] = election_rules.seen(candidates[who], server.lease, now + skews[who])
+        leaders = [
+            c.identity for n, c in enumerate(candidates) if n not in lost and election_rules.leads(c, now + skews[n])
+        ]
         assert len(leaders) <= 1, f"{leaders} lead at {now}"
 
 
@@ -190,9 +197,9 @@ def test_somebody_leads_in_the_end(data: st.DataObject) -> None:
     found = data.draw(st.none() | st.builds(LeaseSeen, st.sampled_from(["", "me", "other"]), st.just("9")))
     now, candidate = 1000.0, replace(ME)
     for _ in range(20):
-        step = election.decide(candidate, now, TIMINGS)
+        step = election_rules.decide(candidate, now, TIMINGS)
         if step.verb == "acquire":
             return
-        candidate = election.seen(candidate, found, now)
+        candidate = election_rules.seen(candidate, found, now)
         now += max(step.after_seconds, 0.1)
     raise AssertionError("nobody ever leads")

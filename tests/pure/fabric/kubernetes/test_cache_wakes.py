@@ -11,10 +11,10 @@ from typing import Any, cast
 
 from support.fakes.fake_api import FakeApi
 from surefoot_operator.api.spec import ROLLBACK
-from surefoot_operator.fabric.kubernetes import labels
-from surefoot_operator.fabric.kubernetes.kubernetes_fabric import KubernetesFabric
-from surefoot_operator.fabric.kubernetes.views import cache as caching
-from surefoot_operator.fabric.kubernetes.views.cache import ClusterCache
+from surefoot_operator.platforms.kubernetes import api_objects
+from surefoot_operator.platforms.kubernetes.platform import KubernetesFabric
+from surefoot_operator.platforms.kubernetes.views import cluster_cache as caching
+from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache
 
 JOBS = 20
 
@@ -31,14 +31,14 @@ def holder(version: int, ready: str = "True", **other: Any) -> dict[str, Any]:
         "podIP": "10.0.0.1", "phase": "Running", "containerStatuses": [server],
         "conditions": [{"type": "Ready", "status": ready, "lastProbeTime": str(version)}],
     }  # fmt: skip
-    port = {"name": labels.HOLDER_CONTAINER, "containerPort": 6379}
+    port = {"name": api_objects.HOLDER_CONTAINER, "containerPort": 6379}
     spec = {"nodeName": "n0", "containers": [{"name": "redis", "ports": [port]}, {"name": "companion"}]}
     return {"metadata": {"name": "h", "namespace": "s", "uid": "h", "resourceVersion": str(version)}, "spec": spec, "status": status}  # fmt: skip
 
 
 def worker(job: str, version: int) -> dict[str, Any]:
     metadata = {"name": f"w-{job}", "namespace": "d", "uid": f"w-{job}", "resourceVersion": str(version)}
-    return {"metadata": {**metadata, "labels": {labels.JOB_UID: job}}, "spec": {}, "status": {}}
+    return {"metadata": {**metadata, "labels": {api_objects.JOB_UID: job}}, "spec": {}, "status": {}}
 
 
 class Cluster:

@@ -7,14 +7,14 @@ from typing import Any, cast
 
 import pytest
 
-from surefoot_operator.api.known_node_words import KNOWN_SIGNALS
+from surefoot_operator.api.known_node_signals import KNOWN_SIGNALS
 from surefoot_operator.api.spec import NodeSignals
-from surefoot_operator.fabric.interface import TierAccess
-from surefoot_operator.fabric.kubernetes import labels
-from surefoot_operator.fabric.kubernetes.api import Api
-from surefoot_operator.fabric.kubernetes.views import cluster_views
-from surefoot_operator.fabric.kubernetes.views.cache import ClusterCache
-from surefoot_operator.fabric.kubernetes.views.leases import LEASE_SECONDS, Leases
+from surefoot_operator.memory.holder_place import TierAccess
+from surefoot_operator.platforms.kubernetes import api_objects
+from surefoot_operator.platforms.kubernetes.api_client import Api
+from surefoot_operator.platforms.kubernetes.views import cluster_views
+from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache
+from surefoot_operator.platforms.kubernetes.views.leases import LEASE_SECONDS, Leases
 
 NODES, JOBS = 30, 40
 
@@ -25,7 +25,7 @@ class Cluster:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.cache, self.version, self.access = ClusterCache(cast(Api, None)), 0, TierAccess(password="p")
         self.made = self.placed = 0
-        node, places = cluster_views.nodes.node, cluster_views.holders.places
+        node, places = cluster_views.nodes.node, cluster_views.memory_tier_pods.places
 
         def counted(*given: Any) -> Any:
             self.made += 1
@@ -36,7 +36,7 @@ class Cluster:
             return places(*given)
 
         monkeypatch.setattr(cluster_views.nodes, "node", counted)
-        monkeypatch.setattr(cluster_views.holders, "places", placed)
+        monkeypatch.setattr(cluster_views.memory_tier_pods, "places", placed)
         for number in range(NODES):
             self.node(number)
             self.holder(number)
@@ -117,7 +117,7 @@ def test_a_holder_that_went_and_another_password_are_seen(cluster: Cluster) -> N
 
 
 def test_who_asks_otherwise_sees_otherwise_and_no_way_of_asking_is_kept_for_ever(cluster: Cluster) -> None:
-    assert cluster.look(labels.HOSTNAME)[0][4].path == ()
+    assert cluster.look(api_objects.HOSTNAME)[0][4].path == ()
     assert cluster.look("rack")[0][4].path == ("r1",)
     for number in range(3 * cluster_views.MOST_VIEWS):
         cluster.look(f"key-{number}")

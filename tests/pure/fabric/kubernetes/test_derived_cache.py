@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from surefoot_operator.fabric.kubernetes import labels
-from surefoot_operator.fabric.kubernetes.views.cache import ClusterCache
-from surefoot_operator.fabric.kubernetes.views.derived_cache import DerivedCache
+from surefoot_operator.platforms.kubernetes import api_objects
+from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache
+from surefoot_operator.platforms.kubernetes.views.derived_cache import DerivedCache
 
 
 def pod(name: str, job: str | None, version: int = 1, uid: str = "") -> dict[str, Any]:
-    marks = {} if job is None else {labels.JOB_UID: job}
+    marks = {} if job is None else {api_objects.JOB_UID: job}
     metadata = {"name": name, "namespace": "n", "uid": uid or name, "resourceVersion": str(version), "labels": marks}
     return {"metadata": metadata}
 

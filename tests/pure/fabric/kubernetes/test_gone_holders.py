@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any, cast
 
-from surefoot_operator.fabric.kubernetes.api import Api
-from surefoot_operator.fabric.kubernetes.views.cache import GONE_SECONDS, ClusterCache
+from surefoot_operator.platforms.kubernetes.api_client import Api
+from surefoot_operator.platforms.kubernetes.views.cluster_cache import GONE_SECONDS, ClusterCache
 
 
 def pod(number: int, version: int) -> dict[str, Any]:

@@ -6,12 +6,12 @@ from typing import Any, cast
 
 import pytest
 
-from surefoot_operator.fabric.interface import TierAccess
-from surefoot_operator.fabric.kubernetes import holders, labels, node_reports
-from surefoot_operator.fabric.kubernetes.api import Api
-from surefoot_operator.fabric.kubernetes.views import kept_fields, nodes, pod_observations
-from surefoot_operator.fabric.kubernetes.views.cache import ClusterCache
-from surefoot_operator.fabric.kubernetes.views.leases import Heard
+from surefoot_operator.memory.holder_place import TierAccess
+from surefoot_operator.platforms.kubernetes import api_objects, node_conditions
+from surefoot_operator.platforms.kubernetes.api_client import Api
+from surefoot_operator.platforms.kubernetes.views import kept_fields, memory_tier_pods, nodes, observations
+from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache
+from surefoot_operator.platforms.kubernetes.views.leases import Heard
 
 Object = dict[str, Any]
 RUNNING = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
@@ -19,14 +19,19 @@ WRITERS = [{"manager": "kwok", "fieldsV1": {"f:status": {f"f:{n}": {} for n in r
 
 
 def pod(variables: int = 100, **status: Any) -> Object:
-    own = {labels.WORKER_INDEX: "1", labels.ATTEMPT: "3", labels.PART: labels.WORKER, **labels.job_labels("gpt", "u")}
+    own = {
+        api_objects.WORKER_INDEX: "1",
+        api_objects.ATTEMPT: "3",
+        api_objects.PART: api_objects.WORKER,
+        **api_objects.job_labels("gpt", "u"),
+    }
     metadata = {
         "name": "p", "namespace": "team", "uid": "x", "resourceVersion": "7", "managedFields": WRITERS,
-        "creationTimestamp": "2026-01-01T00:00:00Z", "ownerReferences": [labels.owner("gpt", "u")],
+        "creationTimestamp": "2026-01-01T00:00:00Z", "ownerReferences": [api_objects.owner("gpt", "u")],
         "labels": {**own, "team": "ours", "controller-revision-hash": "r1"},
-        "annotations": {labels.HOLDER_TLS: "true", "note": "long"},
+        "annotations": {api_objects.HOLDER_TLS: "true", "note": "long"},
     }  # fmt: skip
-    ports = [{"name": labels.HOLDER_CONTAINER, "containerPort": 6380}]
+    ports = [{"name": api_objects.HOLDER_CONTAINER, "containerPort": 6380}]
     environment = [{"name": f"V{n}", "value": "text"} for n in range(variables)]
     containers = [{"name": "trainer", "env": environment, "ports": ports}, {"name": "companion"}]
     state = {"name": "trainer", "containerID": "c1", "state": RUNNING, "image": "i", "imageID": "sha", "lastState": {}}
@@ -52,36 +57,36 @@ PODS = [
 
 @pytest.mark.parametrize("found", PODS)
 def test_of_a_workers_pod_everything_that_is_read_is_kept(found: Object) -> None:
-    kept, job = kept_fields.worker_pod(found), labels.JobIdentity("team", "gpt", "u")
+    kept, job = kept_fields.worker_pod(found), api_objects.JobIdentity("team", "gpt", "u")
     for read in (
-        pod_observations.worker,
-        pod_observations.purge,
-        pod_observations.node_of,
-        labels.part_of,
-        labels.job_of,
+        observations.worker,
+        observations.purge,
+        observations.node_of,
+        api_objects.part_of,
+        api_objects.job_of,
     ):
         assert cast(Any, read)(kept) == cast(Any, read)(found)
-    assert labels.is_of(kept, job)
+    assert api_objects.is_of(kept, job)
     assert kept["metadata"].get("deletionTimestamp") == found["metadata"].get("deletionTimestamp")
 
 
 @pytest.mark.parametrize("found", PODS)
 def test_of_a_holders_pod_everything_that_is_read_is_kept(found: Object) -> None:
     kept, access = kept_fields.holder_pod(found), TierAccess(password="p", authority="a")
-    assert pod_observations.holders(kept, False, "d", access) == pod_observations.holders(found, False, "d", access)
-    assert pod_observations.holder_marks(kept) == pod_observations.holder_marks(found)
-    read = [holders.pods([one], "u", [], Heard()) for one in (kept, found)]
+    assert observations.holders(kept, False, "d", access) == observations.holders(found, False, "d", access)
+    assert observations.holder_marks(kept) == observations.holder_marks(found)
+    read = [memory_tier_pods.pods([one], "u", [], Heard()) for one in (kept, found)]
     assert read[0] == read[1] != ()
 
 
 def node(images: int = 100, **other: Any) -> Object:
     metadata = {
         "name": "n1", "uid": "node-n1", "resourceVersion": "7", "managedFields": WRITERS,
-        "labels": {labels.HOSTNAME: "n1", "rack": "r2", "state": "broken"}, "annotations": {"note": "long"},
+        "labels": {api_objects.HOSTNAME: "n1", "rack": "r2", "state": "broken"}, "annotations": {"note": "long"},
     }  # fmt: skip
     conditions = [
         {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "posting", "lastHeartbeatTime": "x"},
-        {"type": node_reports.CONDITION, "status": "True", "reason": "R", "message": "m", "lastTransitionTime": "t"},
+        {"type": node_conditions.CONDITION, "status": "True", "reason": "R", "message": "m", "lastTransitionTime": "t"},
     ]
     status = {"conditions": conditions, "images": [{"names": [str(n)]} for n in range(images)], **other}
     return {"metadata": metadata, "spec": {"podCIDR": "c", "taints": [{"key": "k", "effect": "e"}]}, "status": status}
@@ -103,9 +108,9 @@ def test_of_a_node_everything_that_is_read_is_kept(found: Object) -> None:
         assert cast(Any, read)(kept) == cast(Any, read)(found)
     for heard in (Heard(), Heard(silent=frozenset(("n1",))), Heard(renewed=frozenset(("n1",)))):
         assert nodes.node(kept, heard, "rack") == nodes.node(found, heard, "rack")
-    for report in (None, node_reports.NodeReport("Slow", "it is slow", 9.0)):
-        written = node_reports.node_writes(found, report, "NoSchedule", 1.0)
-        assert node_reports.node_writes(kept, report, "NoSchedule", 1.0) == written
+    for report in (None, node_conditions.NodeReport("Slow", "it is slow", 9.0)):
+        written = node_conditions.node_writes(found, report, "NoSchedule", 1.0)
+        assert node_conditions.node_writes(kept, report, "NoSchedule", 1.0) == written
 
 
 def parts(found: Any) -> int:

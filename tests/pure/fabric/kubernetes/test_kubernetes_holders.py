@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from surefoot_operator.api.topology_levels import HOSTNAME
-from surefoot_operator.fabric.kubernetes import holders
-from surefoot_operator.fabric.kubernetes.api import Api
-from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
-from surefoot_operator.fabric.kubernetes.views.leases import Heard
-from surefoot_operator.policy.maintenance.rollout import HolderPod
+from surefoot_operator.platforms.kubernetes.api_client import Api
+from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused
+from surefoot_operator.platforms.kubernetes.views import memory_tier_pods
+from surefoot_operator.platforms.kubernetes.views.leases import Heard
+from surefoot_operator.policy.maintenance.memory_tier_rollout import HolderPod
 
 OWNED = [{"uid": "ds-1"}]
 
@@ -50,13 +50,13 @@ def revision(name: str, number: int, owner: str = "ds-1") -> dict[str, Any]:
     return {"metadata": {"labels": labels, "ownerReferences": [{"uid": owner}]}, "revision": number}
 
 
-def newest(server: Server) -> holders.NewestRevision | None:
+def newest(server: Server) -> memory_tier_pods.NewestRevision | None:
     api: Any = server
-    return asyncio.run(holders.newest(api, "surefoot-system", "surefoot-memory"))
+    return asyncio.run(memory_tier_pods.newest(api, "surefoot-system", "surefoot-memory"))
 
 
 def test_the_newest_revision_is_the_highest_of_its_own() -> None:
-    assert newest(Server()) == holders.NewestRevision("ds-1", "bbb", 2)
+    assert newest(Server()) == memory_tier_pods.NewestRevision("ds-1", "bbb", 2)
 
 
 def test_a_template_that_nobody_looked_at_yet_has_no_revision() -> None:
@@ -87,7 +87,7 @@ def test_pods_are_the_daemon_set_s_own_with_node_and_domain() -> None:
         }
 
     ready = [{"type": "Ready", "status": "True"}]
-    found = holders.pods(
+    found = memory_tier_pods.pods(
         [
             pod("a", "n1", conditions=ready),
             pod("b", "n2"),
@@ -110,7 +110,7 @@ def test_exactly_this_pod_is_deleted_or_it_is_gone_already(code: int | None) -> 
     server = Server()
     server.refusal = None if code is None else ApiRefused("DELETE x", code, "", "")
     api: Any = server
-    asyncio.run(holders.restart(api, "surefoot-system", HolderPod("a", "u-a", "n1", "z1", "old", ready=True)))
+    asyncio.run(memory_tier_pods.restart(api, "surefoot-system", HolderPod("a", "u-a", "n1", "z1", "old", ready=True)))
     ((path, options),) = server.deleted
     assert path == "/api/v1/namespaces/surefoot-system/pods/a"
     assert options["preconditions"] == {"uid": "u-a"}

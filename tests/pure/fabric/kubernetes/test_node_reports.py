@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot_operator.api.known_node_words import KNOWN_SIGNALS
-from surefoot_operator.fabric.kubernetes.node_reports import (
+from surefoot_operator.api.known_node_signals import KNOWN_SIGNALS
+from surefoot_operator.platforms.kubernetes.node_conditions import (
     CONDITION,
     MARK,
     NodeReport,
     node_writes,
     wanted_reports,
 )
-from surefoot_operator.fabric.kubernetes.status_patch import timestamp
-from surefoot_operator.fabric.kubernetes.views import nodes as node_objects
-from surefoot_operator.fabric.kubernetes.views.leases import Heard
+from surefoot_operator.platforms.kubernetes.status_patch import timestamp
+from surefoot_operator.platforms.kubernetes.views import nodes as node_objects
+from surefoot_operator.platforms.kubernetes.views.leases import Heard
 
 NOW = 1_000_000.0
 REPORT = NodeReport("GpuLost", "GPU 0 is lost; found by an agent of job ns/gpt", NOW + 100)

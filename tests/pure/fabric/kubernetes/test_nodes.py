@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from surefoot_operator.api.spec import NodeSignals
-from surefoot_operator.fabric.kubernetes.views import nodes
-from surefoot_operator.fabric.kubernetes.views.leases import LEASE_SECONDS, Heard, Leases
-from surefoot_operator.observed import NodeSeen
+from surefoot_operator.job_snapshot import NodeSeen
+from surefoot_operator.platforms.kubernetes.views import nodes
+from surefoot_operator.platforms.kubernetes.views.leases import LEASE_SECONDS, Heard, Leases
 
 UNREACHABLE = {"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}
 OUT_OF_SERVICE = {"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from surefoot_operator.api.parse import parse_job
-from surefoot_operator.fabric.interface import WorkerEnvironment
-from surefoot_operator.fabric.kubernetes import labels, pod_groups, pods
 from surefoot_operator.observed_groups import PodGroup
-from surefoot_operator.policy.actions import CreateWorker
+from surefoot_operator.platforms.interface import WorkerEnvironment
+from surefoot_operator.platforms.kubernetes import api_objects, pod_groups, pods
+from surefoot_operator.policy.core.actions import CreateWorker
 
-ME = labels.JobIdentity("team", "gpt", "u")
+ME = api_objects.JobIdentity("team", "gpt", "u")
 
 
 def made(policy: dict[str, Any] | None, **template: Any) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def test_volcano_finds_the_group_by_an_annotation_and_coscheduling_by_a_label() 
     coscheduling = made({"gang": "Coscheduling"}, metadata={"labels": {"a": "b"}})
     assert coscheduling["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] == "gpt"
     assert coscheduling["metadata"]["labels"]["a"] == "b"
-    assert coscheduling["metadata"]["labels"][labels.JOB_UID] == "u"
+    assert coscheduling["metadata"]["labels"][api_objects.JOB_UID] == "u"
     assert coscheduling["spec"]["schedulerName"] == "scheduler-plugins-scheduler"
 
 
@@ -71,8 +71,8 @@ def test_a_group_says_what_its_scheduler_reads_and_belongs_to_the_job(
 ) -> None:
     body = pod_groups.body(ME, group)
     assert (body["apiVersion"], body["kind"], body["spec"]) == (version, "PodGroup", spec)
-    assert labels.is_of(body, ME)
-    assert labels.job_of(body) == "u"
+    assert api_objects.is_of(body, ME)
+    assert api_objects.job_of(body) == "u"
     assert pod_groups.path(group.gang, "team", "gpt") == f"/apis/{version}/namespaces/team/podgroups/gpt"
     assert pod_groups.seen(group.gang, stored(group)).group == group
 

@@ -11,9 +11,9 @@ from surefoot.protocol.identities import Checkpoint, ServerId
 from surefoot_operator.api.status import Condition, JobStatus, World, stamp
 from surefoot_operator.api.status_json import status_to_json
 from surefoot_operator.errors import FabricError
-from surefoot_operator.fabric.kubernetes import labels, status_patch
-from surefoot_operator.fabric.kubernetes.views import pod_observations
 from surefoot_operator.memory import TierAccess
+from surefoot_operator.platforms.kubernetes import api_objects, status_patch
+from surefoot_operator.platforms.kubernetes.views import observations
 
 JOB: dict[str, Any] = {
     "apiVersion": "surefoot.dev/v1alpha1",
@@ -52,7 +52,7 @@ def container(name: str, **state: Any) -> dict[str, Any]:
     ],
 )
 def test_the_trainers_container_says_how_a_worker_is(found: dict[str, Any], phase: str, code: int | None) -> None:
-    worker = pod_observations.worker(found)
+    worker = observations.worker(found)
     assert (worker.index, worker.attempt, worker.node, worker.phase) == (1, 3, "n1", phase)
     assert worker.exit_code == code
     assert worker.lingering == (phase == "Failed" and found["status"]["phase"] == "Running")
@@ -60,16 +60,13 @@ def test_the_trainers_container_says_how_a_worker_is(found: dict[str, Any], phas
 
 def test_a_worker_that_waits_says_for_what() -> None:
     waiting = {"reason": "ImagePullBackOff", "message": "no such image"}
-    assert pod_observations.worker(pod("Pending", container("trainer", waiting=waiting))).message.endswith(
-        "no such image"
-    )
+    assert observations.worker(pod("Pending", container("trainer", waiting=waiting))).message.endswith("no such image")
     evicted = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "drained"}
     assert (
-        pod_observations.worker(pod("Failed", reason="x", conditions=[evicted])).message
-        == "EvictionByEvictionAPI: drained"
+        observations.worker(pod("Failed", reason="x", conditions=[evicted])).message == "EvictionByEvictionAPI: drained"
     )
     condition = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}
-    assert pod_observations.worker(pod("Pending", conditions=[condition])).message == "0/3 nodes are available"
+    assert observations.worker(pod("Pending", conditions=[condition])).message == "0/3 nodes are available"
 
 
 @pytest.mark.parametrize(
@@ -98,25 +95,25 @@ def test_a_worker_that_waits_says_for_what() -> None:
     ],
 )
 def test_why_a_worker_cannot_be_started_is_its_kubelets_word(found: dict[str, Any], why: str) -> None:
-    assert pod_observations.worker(found).unstarted.startswith(why)
-    assert bool(pod_observations.worker(found).unstarted) == bool(why)
+    assert observations.worker(found).unstarted.startswith(why)
+    assert bool(observations.worker(found).unstarted) == bool(why)
 
 
 def test_foreign_labels_are_an_error_and_no_worker() -> None:
     found = pod("Running")
     found["metadata"]["labels"]["surefoot.dev/attempt"] = "x"
     with pytest.raises(FabricError, match="delete the pod"):
-        pod_observations.worker(found)
+        observations.worker(found)
 
 
 def test_a_holder_is_unknown_until_it_began_and_another_with_each_container() -> None:
-    assert pod_observations.holders(pod("Pending"), False, "z", TierAccess("a", "b")) == ()
+    assert observations.holders(pod("Pending"), False, "z", TierAccess("a", "b")) == ()
     running = pod("Running", container("redis", running={}), podIP="10.0.0.1")
-    (place,) = pod_observations.holders(running, False, "z", TierAccess("a", "b"))
+    (place,) = observations.holders(running, False, "z", TierAccess("a", "b"))
     assert (place.node, place.host, place.port, place.process) == ("n1", "10.0.0.1", 6379, "x/containerd://1")
     assert place.running
     for found, gone in ((running, True), (pod("Running", container("redis", waiting={}), podIP="10.0.0.1"), False)):
-        (place,) = pod_observations.holders(found, gone, "z", TierAccess("a", "b"))
+        (place,) = observations.holders(found, gone, "z", TierAccess("a", "b"))
         assert not place.running
 
 
@@ -128,11 +125,11 @@ def test_the_holder_is_the_container_with_the_port_and_not_its_companion() -> No
         {"name": "companion", "ports": ports[0]},
         {"name": "server", "ports": ports[1]},
     ]
-    (place,) = pod_observations.holders(found, False, "z", TierAccess("a", "b"))
+    (place,) = observations.holders(found, False, "z", TierAccess("a", "b"))
     assert (place.process, place.port, place.running) == ("x/containerd://1", 7000, True)
     assert place.settling
     found["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
-    (again,) = pod_observations.holders(found, False, "z", TierAccess("a", "b"))
+    (again,) = observations.holders(found, False, "z", TierAccess("a", "b"))
     assert again == replace(place, settling=False)
 
 
@@ -150,8 +147,8 @@ def test_each_server_of_a_pod_is_a_holder_of_its_own() -> None:
     found["spec"]["containers"] = [
         {"name": n, "ports": [{"name": "metrics" if n == "companion" else n, "containerPort": ports[n]}]} for n in names
     ]
-    assert pod_observations.servers(found) == 3
-    seen = pod_observations.holders(found, False, "z", TierAccess("a", "b"))
+    assert observations.servers(found) == 3
+    seen = observations.holders(found, False, "z", TierAccess("a", "b"))
     assert [(p.server, p.port, p.process, p.running, p.servers) for p in seen] == [
         (0, 6379, "x/containerd://1", True, 3),
         (1, 6380, "x/containerd://7", False, 3),
@@ -207,14 +204,14 @@ def test_the_age_of_a_checkpoint_is_that_of_its_first_showing() -> None:
     ],
 )
 def test_of_a_program_s_log_its_last_line_is_said_and_of_a_killed_one_why(ended: dict[str, Any], said: str) -> None:
-    metadata = {"name": "p", "uid": "u", "labels": {labels.WORKER_INDEX: "0", labels.ATTEMPT: "1"}}
-    status = {"phase": "Failed", "containerStatuses": [{"name": labels.TRAINER, "state": {"terminated": ended}}]}
-    found = pod_observations.worker({"metadata": metadata, "spec": {}, "status": status})
+    metadata = {"name": "p", "uid": "u", "labels": {api_objects.WORKER_INDEX: "0", api_objects.ATTEMPT: "1"}}
+    status = {"phase": "Failed", "containerStatuses": [{"name": api_objects.TRAINER, "state": {"terminated": ended}}]}
+    found = observations.worker({"metadata": metadata, "spec": {}, "status": status})
     assert (found.message, found.out_of_memory) == (said, ended["reason"] == "OOMKilled")
 
 
 @pytest.mark.parametrize("status", ["True", "False"])
 def test_a_pod_may_be_said_to_end_before_its_deletion_is_seen(status: str) -> None:
     preempted = {"type": "DisruptionTarget", "status": status, "reason": "PreemptionByScheduler", "message": "x"}
-    found = pod_observations.worker(pod("Running", conditions=[preempted]))
+    found = observations.worker(pod("Running", conditions=[preempted]))
     assert (found.disrupted, found.deleting) == (status == "True", False)

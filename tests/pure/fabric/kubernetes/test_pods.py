@@ -10,9 +10,9 @@ import pytest
 
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import TrainingJob
-from surefoot_operator.fabric.interface import WorkerEnvironment
-from surefoot_operator.fabric.kubernetes import pods
-from surefoot_operator.policy.actions import CreateWorker
+from surefoot_operator.platforms.interface import WorkerEnvironment
+from surefoot_operator.platforms.kubernetes import pods
+from surefoot_operator.policy.core.actions import CreateWorker
 
 ENVIRONMENT = WorkerEnvironment({"SUREFOOT_WORKER_INDEX": "2"}, {"SUREFOOT_HOLDER_PASSWORD": "a-password"})
 SPEC: dict[str, Any] = {

@@ -6,11 +6,11 @@ import copy
 from typing import Any
 
 from surefoot_operator.api.parse import parse_job
-from surefoot_operator.fabric.interface import WorkerEnvironment
-from surefoot_operator.fabric.kubernetes import labels
-from surefoot_operator.fabric.kubernetes.pods import PodSettings
-from surefoot_operator.fabric.kubernetes.purging import purge_pod
-from surefoot_operator.fabric.kubernetes.views import pod_observations
+from surefoot_operator.platforms.interface import WorkerEnvironment
+from surefoot_operator.platforms.kubernetes import api_objects
+from surefoot_operator.platforms.kubernetes.pods import PodSettings
+from surefoot_operator.platforms.kubernetes.purging import purge_pod
+from surefoot_operator.platforms.kubernetes.views import observations
 
 ENVIRONMENT = WorkerEnvironment(
     {"SUREFOOT_JOB_UID": "u", "SUREFOOT_PERSISTENT_URI": "s3://b/p", "SUREFOOT_WORKER_INDEX": "0"},
@@ -94,15 +94,15 @@ def test_another_image_may_be_given_and_it_is_no_worker() -> None:
     pod = made(PodSettings(purge_image="runtime:1"))
     assert pod["spec"]["containers"][0]["image"] == "runtime:1"
     assert pod["metadata"]["name"] == "gpt-delete-2"
-    assert labels.part_of(pod) == labels.PURGE
+    assert api_objects.part_of(pod) == api_objects.PURGE
     assert pod["metadata"]["ownerReferences"][0]["uid"] == "u"
 
 
 def test_how_it_goes_is_read_from_its_pod() -> None:
     pod = made()
-    assert (pod_observations.purge(pod) or pod).phase == "Unknown"
+    assert (observations.purge(pod) or pod).phase == "Unknown"
     ended = {"terminated": {"exitCode": 1, "message": '{"problem": "AccessDenied"}\n'}}
     pod["status"] = {"phase": "Failed", "containerStatuses": [{"name": "delete", "state": ended}]}
-    found = pod_observations.purge(pod)
+    found = observations.purge(pod)
     assert found is not None
     assert (found.attempt, found.phase, found.message) == (2, "Failed", '{"problem": "AccessDenied"}')

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from support.fakes.fake_api import FakeApi
-from surefoot_operator.fabric.kubernetes import kubernetes_fabric, labels
-from surefoot_operator.fabric.kubernetes.kubernetes_fabric import KubernetesFabric
-from surefoot_operator.fabric.kubernetes.views.cache import ClusterCache
+from surefoot_operator.platforms.kubernetes import api_objects, platform
+from surefoot_operator.platforms.kubernetes.platform import KubernetesFabric
+from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache
 
 WORKERS, ROUNDS = 10, 20
 
@@ -23,10 +23,10 @@ def job(version: int, **status: Any) -> dict[str, Any]:
 
 
 def worker(index: int) -> dict[str, Any]:
-    own = {labels.WORKER_INDEX: str(index), labels.ATTEMPT: "1", **labels.job_labels("gpt", "u")}
+    own = {api_objects.WORKER_INDEX: str(index), api_objects.ATTEMPT: "1", **api_objects.job_labels("gpt", "u")}
     metadata = {
         "name": f"w{index}", "namespace": "team", "uid": f"w{index}", "resourceVersion": "1", "labels": own,
-        "ownerReferences": [labels.owner("gpt", "u")],
+        "ownerReferences": [api_objects.owner("gpt", "u")],
     }  # fmt: skip
     return {"metadata": metadata, "spec": {}, "status": {"phase": "Pending"}}
 
@@ -44,8 +44,8 @@ async def test_a_round_reads_spec_status_and_pods_again_only_if_they_changed(mon
         monkeypatch.setattr(where, name, once)
 
     for where, name in (
-        (kubernetes_fabric, "parse_job"), (kubernetes_fabric, "status_from_json"),
-        (kubernetes_fabric.pod_observations, "worker"), (labels, "is_of"),
+        (platform, "parse_job"), (platform, "status_from_json"),
+        (platform.observations, "worker"), (api_objects, "is_of"),
     ):  # fmt: skip
         counted(where, name)
     cache = ClusterCache(FakeApi().api)

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from support.fakes.fake_api import FakeApi
-from surefoot_operator.fabric.kubernetes import labels
-from surefoot_operator.fabric.kubernetes.kubernetes_fabric import KubernetesFabric
-from surefoot_operator.fabric.kubernetes.views.cache import ClusterCache
+from surefoot_operator.platforms.kubernetes import api_objects
+from surefoot_operator.platforms.kubernetes.platform import KubernetesFabric
+from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache
 
 OWNER = {"apiVersion": "surefoot.dev/v1alpha1", "kind": "TrainingJob", "name": "gpt", "uid": "u", "controller": True}
-WORKER = {labels.WORKER_INDEX: "0", labels.ATTEMPT: "7"}
+WORKER = {api_objects.WORKER_INDEX: "0", api_objects.ATTEMPT: "7"}
 
 
 def pod(
@@ -21,7 +21,7 @@ def pod(
 ) -> Any:  # never written to
     metadata = {"name": name, "namespace": namespace, "uid": f"uid-{namespace}-{name}", "resourceVersion": "5"}
     owners = [owner] if owner is not None else []
-    marked = {**metadata, "labels": {labels.JOB_UID: "u", **marks}, "ownerReferences": owners}
+    marked = {**metadata, "labels": {api_objects.JOB_UID: "u", **marks}, "ownerReferences": owners}
     return {"metadata": marked, "spec": {"nodeName": "n1", "containers": [{"name": "trainer"}]}, "status": {}}
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from surefoot_operator.fabric.processes import pending_writes
-from surefoot_operator.fabric.processes.pending_writes import PendingWrites
-from surefoot_operator.fabric.processes.run_folder import read_json, write_json
+from surefoot_operator.platforms.local import pending_writes
+from surefoot_operator.platforms.local.pending_writes import PendingWrites
+from surefoot_operator.platforms.local.run_folder import read_json, write_json
 
 
 class Disk:

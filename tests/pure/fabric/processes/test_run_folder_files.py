@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from surefoot_operator.fabric.processes import run_folder
-from surefoot_operator.fabric.processes.run_folder import create_json, read_json, write_json
+from surefoot_operator.platforms.local import run_folder
+from surefoot_operator.platforms.local.run_folder import create_json, read_json, write_json
 
 FIRST, BOUND = {"name": "j-2-1", "node": None}, {"name": "j-2-1", "node": "node-2"}
 

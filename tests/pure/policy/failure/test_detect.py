@@ -10,10 +10,10 @@ from support.builders import BEGAN, running, told, with_node, with_session, with
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.spec import FailurePolicy, FailureRule, RunPolicy
 from surefoot_operator.api.status import Restart
-from surefoot_operator.observed import ExitSeen, Observed
-from surefoot_operator.policy.actions import Plan
-from surefoot_operator.policy.check import check
-from surefoot_operator.policy.plan import plan
+from surefoot_operator.job_snapshot import ExitSeen, Observed
+from surefoot_operator.policy.core.actions import Plan
+from surefoot_operator.policy.planning.plan import plan
+from surefoot_operator.policy.planning.plan_invariants import check
 
 NOW = BEGAN + 100
 

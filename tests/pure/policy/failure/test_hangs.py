@@ -14,9 +14,9 @@ from surefoot.protocol.standing.collectives import Collective
 from surefoot.protocol.standing.rank_places import RankPlace
 from surefoot_operator.api.spec import FailurePolicy
 from surefoot_operator.api.status import Incident
-from surefoot_operator.observed import ExitSeen, Observed, StandingSeen, Timings
-from surefoot_operator.policy.check import check
-from surefoot_operator.policy.plan import plan
+from surefoot_operator.job_snapshot import ExitSeen, Observed, StandingSeen, Timings
+from surefoot_operator.policy.planning.plan import plan
+from surefoot_operator.policy.planning.plan_invariants import check
 
 NOW = BEGAN + 700
 

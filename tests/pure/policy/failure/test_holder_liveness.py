@@ -10,19 +10,19 @@ from support.builders import BEGAN, endpoint, manifest, running, told, with_hold
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.api.status import Incident, World
-from surefoot_operator.observed import Observed
+from surefoot_operator.job_snapshot import Observed
 from surefoot_operator.observed_tiers import HolderSeen, PersistentSeen, SightSeen
-from surefoot_operator.policy.actions import LookAround, Plan
-from surefoot_operator.policy.check import check
-from surefoot_operator.policy.facts import gather
-from surefoot_operator.policy.failure.holder_liveness import (
+from surefoot_operator.policy.core.actions import LookAround, Plan
+from surefoot_operator.policy.core.facts import gather
+from surefoot_operator.policy.failure.memory_server_liveness import (
     LOOK_SECONDS,
     OTHERS_SECONDS,
     answers_awaited,
     silent_holders,
     usable_holders,
 )
-from surefoot_operator.policy.plan import plan
+from surefoot_operator.policy.planning.plan import plan
+from surefoot_operator.policy.planning.plan_invariants import check
 
 NOW = BEGAN + 100
 NODES = ("n0", "n1", "n2")

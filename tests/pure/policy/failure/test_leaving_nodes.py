@@ -12,12 +12,12 @@ import pytest
 from support.builders import BEGAN, running, with_worker
 from surefoot_operator.api.spec import FailurePolicy
 from surefoot_operator.api.status import ExcludedNode, Incident
-from surefoot_operator.observed import NodeSeen, Observed
-from surefoot_operator.policy.actions import CreateWorker
-from surefoot_operator.policy.facts import gather
+from surefoot_operator.job_snapshot import NodeSeen, Observed
+from surefoot_operator.policy.core.actions import CreateWorker
+from surefoot_operator.policy.core.facts import gather
 from surefoot_operator.policy.failure.losses import Loss
-from surefoot_operator.policy.failure.node_exclusion import MOST_CHANCE, leaving, odds_by_chance
-from surefoot_operator.policy.plan import plan
+from surefoot_operator.policy.membership.node_exclusion import MOST_CHANCE, leaving, odds_by_chance
+from surefoot_operator.policy.planning.plan import plan
 
 NOW = BEGAN + 300
 

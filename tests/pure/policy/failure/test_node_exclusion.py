@@ -8,9 +8,9 @@ from typing import Any
 from support.builders import BEGAN, running, with_worker
 from surefoot_operator.api.spec import FailurePolicy
 from surefoot_operator.api.status import ExcludedNode, Incident
-from surefoot_operator.observed import NodeSeen, Observed
-from surefoot_operator.policy.actions import CreateWorker
-from surefoot_operator.policy.plan import plan
+from surefoot_operator.job_snapshot import NodeSeen, Observed
+from surefoot_operator.policy.core.actions import CreateWorker
+from surefoot_operator.policy.planning.plan import plan
 
 NOW = BEGAN + 100
 

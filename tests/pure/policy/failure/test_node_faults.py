@@ -9,11 +9,11 @@ import pytest
 from support.builders import BEGAN, job, running, with_session, with_worker
 from support.fakes.fake_world import FakeWorld
 from surefoot_operator.api.spec import RunPolicy, Template
-from surefoot_operator.observed import ExitSeen, Observed
-from surefoot_operator.policy.facts import gather
-from surefoot_operator.policy.failure.detect import detect_losses
+from surefoot_operator.job_snapshot import ExitSeen, Observed
+from surefoot_operator.policy.core.facts import gather
+from surefoot_operator.policy.failure.failure_detection import detect_losses
 from surefoot_operator.policy.failure.losses import Loss
-from surefoot_operator.policy.plan import plan
+from surefoot_operator.policy.planning.plan import plan
 
 NOW = BEGAN + 100
 KILLED = ExitSeen(1, 1, -9, "killed by the kernel's OOM killer: …", False, NOW - 0.1)

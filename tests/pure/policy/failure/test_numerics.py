@@ -10,9 +10,9 @@ import pytest
 from support.builders import running, with_session
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.spec import HealthPolicy, NumericsPolicy
-from surefoot_operator.observed import Observed
-from surefoot_operator.policy.facts import gather
-from surefoot_operator.policy.failure.numerics import sound_steps, unsound_loss
+from surefoot_operator.job_snapshot import Observed
+from surefoot_operator.policy.core.facts import gather
+from surefoot_operator.policy.failure.loss_anomalies import sound_steps, unsound_loss
 
 
 def watched(**policy: Any) -> Observed:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from surefoot.protocol.standing.collectives import Collective
 from surefoot.protocol.standing.rank_places import RankPlace
-from surefoot_operator.observed import StandingSeen
+from surefoot_operator.job_snapshot import StandingSeen
 from surefoot_operator.policy.failure.odd_one import odd_one
 
 IN_ONE_LINE = tuple(RankPlace((rank,), "a", "in all_reduce", waiting=True) for rank in range(3))

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from support.builders import BEGAN, running, with_node, with_session, with_worker
-from surefoot_operator.observed import NodeSeen, Observed
-from surefoot_operator.policy.actions import CreateWorker, DeleteWorker
-from surefoot_operator.policy.availability import node_lost
-from surefoot_operator.policy.facts import gather
-from surefoot_operator.policy.plan import plan
+from surefoot_operator.job_snapshot import NodeSeen, Observed
+from surefoot_operator.policy.core.actions import CreateWorker, DeleteWorker
+from surefoot_operator.policy.core.availability import node_lost
+from surefoot_operator.policy.core.facts import gather
+from surefoot_operator.policy.planning.plan import plan
 
 NOW = BEGAN + 100
 AWAY = "not ready: Kubelet stopped posting node status."

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from support.builders import BEGAN, beginning, job, session
 from surefoot_operator.api.spec import HealthPolicy
 from surefoot_operator.api.status import Member, World
-from surefoot_operator.observed import Observed, PairSeen
-from surefoot_operator.policy.actions import TryPairs
-from surefoot_operator.policy.facts import gather
+from surefoot_operator.job_snapshot import Observed, PairSeen
+from surefoot_operator.policy.core.actions import TryPairs
+from surefoot_operator.policy.core.facts import gather
 from surefoot_operator.policy.failure.pair_trials import PAIRED_SECONDS, TRIAL_SECONDS, judged, trials_due
-from surefoot_operator.policy.failure.sick_nodes import found_sick
-from surefoot_operator.policy.plan import plan
-from surefoot_operator.policy.spares import spare_agents
-from surefoot_operator.policy.world.claim import select_members
+from surefoot_operator.policy.failure.spare_workers import spare_agents
+from surefoot_operator.policy.failure.unhealthy_nodes import found_sick
+from surefoot_operator.policy.membership.claim import select_members
+from surefoot_operator.policy.planning.plan import plan
 
 NOW = BEGAN + 5
 ENFORCED = HealthPolicy(pre_join_check="Enforce")

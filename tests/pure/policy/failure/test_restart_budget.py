@@ -14,9 +14,8 @@ from support.fakes.fake_world import FakeWorld
 from surefoot_operator.api.spec import FailurePolicy, FailureRule, RunPolicy
 from surefoot_operator.api.status import JobStatus, Restart
 from surefoot_operator.api.status_json import status_from_json, status_to_json
-from surefoot_operator.observed import ExitSeen, Observed
-from surefoot_operator.policy.check import check
-from surefoot_operator.policy.facts import gather
+from surefoot_operator.job_snapshot import ExitSeen, Observed
+from surefoot_operator.policy.core.facts import gather
 from surefoot_operator.policy.failure.losses import Loss
 from surefoot_operator.policy.failure.restart_budget import (
     MOST_REMEMBERED,
@@ -26,7 +25,8 @@ from surefoot_operator.policy.failure.restart_budget import (
     recorded,
     remember,
 )
-from surefoot_operator.policy.plan import plan
+from surefoot_operator.policy.planning.plan import plan
+from surefoot_operator.policy.planning.plan_invariants import check
 
 NOW = BEGAN + 100
 REFUSED = "ConnectionError: HTTPConnectionPool(host='data', port=80): Max retries exceeded: Connection refused"

@@ -13,14 +13,14 @@ from support.fakes.fake_world import FakeWorld
 from surefoot.protocol.node_findings import Blame, NodeFinding
 from surefoot_operator.api.spec import HealthPolicy, RunPolicy
 from surefoot_operator.api.status import ExcludedNode
-from surefoot_operator.observed import ExitSeen, Observed
-from surefoot_operator.policy.availability import vacate_reason
-from surefoot_operator.policy.check import check
-from surefoot_operator.policy.facts import gather
+from surefoot_operator.job_snapshot import ExitSeen, Observed
+from surefoot_operator.policy.core.availability import vacate_reason
+from surefoot_operator.policy.core.facts import gather
 from surefoot_operator.policy.failure.losses import Loss
-from surefoot_operator.policy.failure.node_exclusion import excluded
-from surefoot_operator.policy.failure.sick_nodes import SETTLE_SECONDS, SICK_SECONDS, found_sick, with_sick_found
-from surefoot_operator.policy.plan import plan
+from surefoot_operator.policy.failure.unhealthy_nodes import SETTLE_SECONDS, SICK_SECONDS, found_sick, with_sick_found
+from surefoot_operator.policy.membership.node_exclusion import excluded
+from surefoot_operator.policy.planning.plan import plan
+from surefoot_operator.policy.planning.plan_invariants import check
 
 NOW = BEGAN + 100
 LOST = NodeFinding("GpuLost", "GPU 0 is lost", "node")

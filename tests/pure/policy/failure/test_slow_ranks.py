@@ -8,7 +8,7 @@ import pytest
 
 from surefoot.protocol.standing.rank_pace import RankPace
 from surefoot_operator.coordinator.pace_windows import WINDOW_LOOKS
-from surefoot_operator.observed import MOST_WINDOWS
+from surefoot_operator.job_snapshot import MOST_WINDOWS
 from surefoot_operator.policy.failure.slow_ranks import slow_ranks
 
 LOOKS = WINDOW_LOOKS

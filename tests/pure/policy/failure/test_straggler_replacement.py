@@ -9,10 +9,10 @@ from support.builders import job
 from support.paces import decided, paced
 from surefoot_operator.api.spec import FailurePolicy, HealthPolicy
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.observed import Observed
-from surefoot_operator.policy.availability import vacate_reason
-from surefoot_operator.policy.facts import gather
-from surefoot_operator.policy.plan import plan
+from surefoot_operator.job_snapshot import Observed
+from surefoot_operator.policy.core.availability import vacate_reason
+from surefoot_operator.policy.core.facts import gather
+from surefoot_operator.policy.planning.plan import plan
 
 SLOW = (0.32, 0.32, 0.96)
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 from support.builders import running, with_session
 from support.paces import decided, paced
 from surefoot_operator.api.status import Condition, JobStatus
-from surefoot_operator.observed import MOST_WINDOWS, Observed, PaceSeen, Timings
-from surefoot_operator.policy.facts import gather
+from surefoot_operator.job_snapshot import MOST_WINDOWS, Observed, PaceSeen, Timings
+from surefoot_operator.policy.core.facts import gather
 from surefoot_operator.policy.failure.stragglers import judged
-from surefoot_operator.policy.plan import plan
+from surefoot_operator.policy.planning.plan import plan
 
 
 def even(status: JobStatus) -> Condition | None:

@@ -11,16 +11,16 @@ from support.builders import BEGAN, running, told, with_session
 from support.finished_jobs import KEPT, after, finished, listed, persisted
 from surefoot.protocol.checkpoints.lineage import LineageEntry
 from surefoot.protocol.identities import Checkpoint, RankSave
-from surefoot_operator import names
+from surefoot_operator import reasons
 from surefoot_operator.api.spec import RunPolicy
-from surefoot_operator.observed import ExitSeen, Observed
-from surefoot_operator.policy.actions import DeleteWorker, ListPersistentTier, PromoteSaves
-from surefoot_operator.policy.check import check
-from surefoot_operator.policy.lifecycle.cleanup import LEAVING_SECONDS
-from surefoot_operator.policy.lifecycle.completion import LAST_SAVE_SECONDS
-from surefoot_operator.policy.lifecycle.last_checkpoint import PROMOTION_SECONDS, RESCUE_SECONDS, SAVING_SECONDS
-from surefoot_operator.policy.maintenance.maintain import maintain
-from surefoot_operator.policy.plan import plan
+from surefoot_operator.job_snapshot import ExitSeen, Observed
+from surefoot_operator.policy.core.actions import DeleteWorker, ListPersistentTier, PromoteSaves
+from surefoot_operator.policy.maintenance.maintenance_plan import maintain
+from surefoot_operator.policy.membership.cleanup import LEAVING_SECONDS
+from surefoot_operator.policy.membership.final_checkpoint import PROMOTION_SECONDS, RESCUE_SECONDS, SAVING_SECONDS
+from surefoot_operator.policy.membership.lifecycle import LAST_SAVE_SECONDS
+from surefoot_operator.policy.planning.plan import plan
+from surefoot_operator.policy.planning.plan_invariants import check
 
 NOW = BEGAN + 100
 
@@ -299,7 +299,7 @@ def test_a_last_checkpoint_of_which_no_copy_is_good_is_trained_again() -> None:
     assert made.status.world is not None
     assert made.status.world.state == "Claimed"
     assert "no copy of" in made.reason
-    assert [e.reason for e in made.events].count(names.CHECKPOINT_BAD) == 1
+    assert [e.reason for e in made.events].count(reasons.CHECKPOINT_BAD) == 1
 
 
 def test_what_is_unreadable_in_memory_and_complete_in_the_persistent_tier_is_no_loss() -> None:
@@ -321,7 +321,7 @@ def test_a_world_that_trains_goes_on_and_remembers_what_its_upload_found() -> No
     assert made.status.bad == (newest,)
     assert maintain(replace(found, status=made.status)).pinned != newest
     again = plan(replace(found, status=made.status))
-    assert names.CHECKPOINT_BAD not in [e.reason for e in again.events], "said once"
+    assert reasons.CHECKPOINT_BAD not in [e.reason for e in again.events], "said once"
 
 
 def test_a_finished_worker_whose_pod_is_gone_is_no_loss_while_the_others_finish() -> None:

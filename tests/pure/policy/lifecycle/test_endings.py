@@ -23,13 +23,13 @@ from surefoot_operator.api.spec import (
     RunPolicy,
 )
 from surefoot_operator.api.status import Restart, Rollback, World
-from surefoot_operator.observed import ExitSeen, Observed
+from surefoot_operator.job_snapshot import ExitSeen, Observed
 from surefoot_operator.observed_tiers import PersistentSeen
-from surefoot_operator.policy.actions import PromoteSaves, SealHolder
-from surefoot_operator.policy.check import check
-from surefoot_operator.policy.lifecycle.last_checkpoint import RESCUE_SECONDS
-from surefoot_operator.policy.maintenance.maintain import maintain
-from surefoot_operator.policy.plan import plan
+from surefoot_operator.policy.core.actions import PromoteSaves, SealHolder
+from surefoot_operator.policy.maintenance.maintenance_plan import maintain
+from surefoot_operator.policy.membership.final_checkpoint import RESCUE_SECONDS
+from surefoot_operator.policy.planning.plan import plan
+from surefoot_operator.policy.planning.plan_invariants import check
 
 NOW = BEGAN + 100
 NEWEST = Checkpoint(1, 40)
@@ -244,7 +244,7 @@ def test_a_job_that_is_suspended_while_it_waits_uploads_first() -> None:
 
 
 def test_no_ending_goes_past_the_function_that_uploads_first() -> None:
-    """`completion.ended` writes Complete and Failed, and only `decision.end_job` calls it."""
+    """`lifecycle.ended` writes Complete and Failed, and only `decision.end_job` calls it."""
     callers = []
     for path in Path(surefoot_operator.__path__[0]).rglob("*.py"):
         calls = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))

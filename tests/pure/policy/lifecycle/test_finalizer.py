@@ -9,8 +9,8 @@ import pytest
 
 from support.builders import BEGAN, running, with_node
 from surefoot_operator.api.spec import CheckpointPolicy, PersistentTierSpec, RunPolicy
-from surefoot_operator.observed import Observed, PurgeCallSeen, PurgeSeen
-from surefoot_operator.policy.actions import (
+from surefoot_operator.job_snapshot import Observed, PurgeCallSeen, PurgeSeen
+from surefoot_operator.policy.core.actions import (
     CleanMemory,
     DeleteJob,
     DeleteWorker,
@@ -18,10 +18,10 @@ from surefoot_operator.policy.actions import (
     RetireWorkers,
     SetFinalizer,
 )
-from surefoot_operator.policy.lifecycle.cleanup import KEPT_AFTER_FAILURE_SECONDS, UNHEARD_SECONDS
-from surefoot_operator.policy.lifecycle.finalizer import AGAIN_SECONDS, PURGE_ATTEMPTS, PURGE_SECONDS, REFUSED_TIMES
-from surefoot_operator.policy.lifecycle.idle import is_idle
-from surefoot_operator.policy.plan import plan
+from surefoot_operator.policy.membership.cleanup import KEPT_AFTER_FAILURE_SECONDS, UNHEARD_SECONDS
+from surefoot_operator.policy.membership.finalizer import AGAIN_SECONDS, PURGE_ATTEMPTS, PURGE_SECONDS, REFUSED_TIMES
+from surefoot_operator.policy.membership.idle import is_idle
+from surefoot_operator.policy.planning.plan import plan
 
 NOW = BEGAN + 100
 DELETE = CheckpointPolicy(persistent=PersistentTierSpec("s3://bucket/prefix", on_job_deletion="Delete"))

@@ -8,11 +8,11 @@ from support.builders import BEGAN, with_session
 from support.finished_jobs import after, finished, listed, persisted
 from surefoot.protocol.checkpoints.completeness import LeftOut
 from surefoot.protocol.identities import Checkpoint, RankSave
-from surefoot_operator.observed import Observed
-from surefoot_operator.policy.actions import ListPersistentTier, PromoteSaves
-from surefoot_operator.policy.lifecycle.last_checkpoint import RESCUE_SECONDS, SAVING_SECONDS
-from surefoot_operator.policy.maintenance.maintain import maintain
-from surefoot_operator.policy.plan import plan
+from surefoot_operator.job_snapshot import Observed
+from surefoot_operator.policy.core.actions import ListPersistentTier, PromoteSaves
+from surefoot_operator.policy.maintenance.maintenance_plan import maintain
+from surefoot_operator.policy.membership.final_checkpoint import RESCUE_SECONDS, SAVING_SECONDS
+from surefoot_operator.policy.planning.plan import plan
 
 
 def test_holders_out_of_the_operators_sight_are_waited_for_before_a_job_has_nothing_to_show() -> None:

@@ -7,10 +7,10 @@ from dataclasses import replace
 from support.builders import BEGAN, manifest, running
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
-from surefoot_operator.observed import HoldSeen, Observed
-from surefoot_operator.policy.lifecycle.suspension import PROMOTION_SECONDS
-from surefoot_operator.policy.maintenance.maintain import maintain
-from surefoot_operator.policy.plan import plan
+from surefoot_operator.job_snapshot import HoldSeen, Observed
+from surefoot_operator.policy.maintenance.maintenance_plan import maintain
+from surefoot_operator.policy.membership.suspension import PROMOTION_SECONDS
+from surefoot_operator.policy.planning.plan import plan
 
 NOW = BEGAN + 100
 GOAL = Checkpoint(1, 44)

@@ -17,14 +17,14 @@ from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.messages import SaveLevel
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.api.status import Incident, Interval, JobStatus
-from surefoot_operator.names import INTERVAL_CHOSEN
-from surefoot_operator.observed import FEWEST_STEPS, Observed
-from surefoot_operator.policy.facts import gather
-from surefoot_operator.policy.failure.risk import Risk, risk_of
-from surefoot_operator.policy.maintenance.intervals import DWELL_SECONDS, REFRESH_SECONDS
-from surefoot_operator.policy.maintenance.maintain import Maintenance, maintain
-from surefoot_operator.policy.maintenance.promotion_plan import interval_of
-from surefoot_operator.policy.reporting.conditions import protection
+from surefoot_operator.job_snapshot import FEWEST_STEPS, Observed
+from surefoot_operator.policy.core.facts import gather
+from surefoot_operator.policy.failure.failure_rate import Risk, risk_of
+from surefoot_operator.policy.maintenance.maintenance_plan import Maintenance, maintain
+from surefoot_operator.policy.maintenance.save_intervals import DWELL_SECONDS, REFRESH_SECONDS
+from surefoot_operator.policy.maintenance.upload_plan import interval_of
+from surefoot_operator.policy.report.status_conditions import protection
+from surefoot_operator.reasons import INTERVAL_CHOSEN
 
 NOW = BEGAN + 100
 DAY = 86400.0

@@ -12,9 +12,9 @@ from surefoot.protocol.checkpoints.settled import Settled
 from surefoot.protocol.identities import Checkpoint, RankSave, WorkerId
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.api.status import World
-from surefoot_operator.observed import Observed
+from surefoot_operator.job_snapshot import Observed
 from surefoot_operator.observed_tiers import HolderSeen, PersistentSeen
-from surefoot_operator.policy.actions import (
+from surefoot_operator.policy.core.actions import (
     CopySave,
     DropPersisted,
     DropSaves,
@@ -22,8 +22,8 @@ from surefoot_operator.policy.actions import (
     PromoteSaves,
     SealHolder,
 )
-from surefoot_operator.policy.maintenance.maintain import Maintenance, maintain
-from surefoot_operator.policy.maintenance.promotion_plan import MOST_STUMBLES
+from surefoot_operator.policy.maintenance.maintenance_plan import Maintenance, maintain
+from surefoot_operator.policy.maintenance.upload_plan import MOST_STUMBLES
 
 NOW = BEGAN + 100
 PERSISTENT = CheckpointPolicy(

@@ -9,11 +9,11 @@ import pytest
 from support.builders import BEGAN, endpoint, manifest, running, told, with_holder, with_session
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec
 from surefoot_operator.api.status import Condition
-from surefoot_operator.observed import Observed
-from surefoot_operator.policy.facts import gather
-from surefoot_operator.policy.maintenance.maintain import Maintenance, maintain
+from surefoot_operator.job_snapshot import Observed
+from surefoot_operator.policy.core.facts import gather
+from surefoot_operator.policy.maintenance.maintenance_plan import Maintenance, maintain
 from surefoot_operator.policy.maintenance.memory_budget import HolderShare, judged, weighed
-from surefoot_operator.policy.plan import plan
+from surefoot_operator.policy.planning.plan import plan
 
 GIB = 1 << 30
 POLICY = CheckpointPolicy(MemoryTierSpec(interval_steps=10))

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from support.builders import running, with_holder
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import Incident, JobStatus, World
-from surefoot_operator.observed import Observed
-from surefoot_operator.policy.maintenance.maintain import maintain
-from surefoot_operator.policy.maintenance.rollout import (
+from surefoot_operator.job_snapshot import Observed
+from surefoot_operator.policy.maintenance.maintenance_plan import maintain
+from surefoot_operator.policy.maintenance.memory_tier_rollout import (
     STALE_SECONDS,
     HolderPod,
     JobSafety,

@@ -9,10 +9,10 @@ import pytest
 from support.builders import BEGAN, running, with_session
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.spec import HealthPolicy, NumericsPolicy
-from surefoot_operator.observed import Observed
-from surefoot_operator.policy.facts import gather
-from surefoot_operator.policy.maintenance.drops_under_way import DROP_SECONDS
-from surefoot_operator.policy.maintenance.good_checkpoint import spared_in_memory
+from surefoot_operator.job_snapshot import Observed
+from surefoot_operator.policy.core.facts import gather
+from surefoot_operator.policy.maintenance.last_good import spared_in_memory
+from surefoot_operator.policy.membership.drops_under_way import DROP_SECONDS
 
 WHOLE = [Checkpoint(1, step) for step in (18, 22, 24, 26)]
 LONG_AGO = BEGAN - 1000

@@ -8,10 +8,10 @@ from support.builders import BEGAN, running, with_worker
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import Condition, JobStatus, World
 from surefoot_operator.api.topology_levels import topology_path
-from surefoot_operator.observed import Observed
-from surefoot_operator.policy.actions import Plan
-from surefoot_operator.policy.lifecycle.invalid_spec import accepted, refused
-from surefoot_operator.policy.plan import plan
+from surefoot_operator.job_snapshot import Observed
+from surefoot_operator.policy.core.actions import Plan
+from surefoot_operator.policy.membership.invalid_spec import accepted, refused
+from surefoot_operator.policy.planning.plan import plan
 
 
 def condition(status: JobStatus, kind: str) -> Condition | None:

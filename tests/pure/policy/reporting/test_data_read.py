@@ -10,8 +10,8 @@ import pytest
 from support.builders import running, with_session
 from surefoot.protocol.progress import Progress, of_worker
 from surefoot_operator.api.status import DataRead
-from surefoot_operator.observed import Observed
-from surefoot_operator.policy.plan import plan
+from surefoot_operator.job_snapshot import Observed
+from surefoot_operator.policy.planning.plan import plan
 
 
 def reading(**each: float) -> Observed:

@@ -9,10 +9,11 @@ import pytest
 
 from support.builders import BEGAN, job
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.fabric.kubernetes import labels
-from surefoot_operator.fabric.kubernetes.views import pod_observations
-from surefoot_operator.observed import CreateSeen, Observed, WorkerSeen
-from surefoot_operator.policy.plan import Plan, plan
+from surefoot_operator.job_snapshot import CreateSeen, Observed, WorkerSeen
+from surefoot_operator.platforms.kubernetes import api_objects
+from surefoot_operator.platforms.kubernetes.views import observations
+from surefoot_operator.policy.core.actions import Plan
+from surefoot_operator.policy.planning.plan import plan
 
 NOW = BEGAN + 100
 UNPLACED = (
@@ -25,14 +26,12 @@ ACCOUNT = 'pods "gpt-worker-0-1" is forbidden: error looking up service account 
 
 def pod(index: int, state: dict[str, Any] | None = None, **status: Any) -> WorkerSeen:
     """As the API server shows it; its container is in `state`."""
-    marks = {labels.WORKER_INDEX: str(index), labels.ATTEMPT: "1"}
+    marks = {api_objects.WORKER_INDEX: str(index), api_objects.ATTEMPT: "1"}
     metadata = {"name": f"gpt-worker-{index}-1", "uid": f"u{index}", "labels": marks}
-    containers = [] if state is None else [{"name": labels.TRAINER, "state": state}]
+    containers = [] if state is None else [{"name": api_objects.TRAINER, "state": state}]
     body = {"phase": "Pending", "containerStatuses": containers, **status}
     spec = {"containers": []} if state is None else {"nodeName": f"n{index}", "containers": []}
-    return replace(
-        pod_observations.worker({"metadata": metadata, "spec": spec, "status": body}), created_seconds=NOW - 1
-    )
+    return replace(observations.worker({"metadata": metadata, "spec": spec, "status": body}), created_seconds=NOW - 1)
 
 
 def waiting(reason: str, message: str = "") -> dict[str, Any]:

@@ -7,8 +7,8 @@ from dataclasses import replace
 from support.builders import running, with_session
 from surefoot_operator.api.status import Condition
 from surefoot_operator.cli.local.ledger import largest_difference
-from surefoot_operator.observed import Observed
-from surefoot_operator.policy.plan import plan
+from surefoot_operator.job_snapshot import Observed
+from surefoot_operator.policy.planning.plan import plan
 
 
 def losses(seen: Observed) -> Condition | None:

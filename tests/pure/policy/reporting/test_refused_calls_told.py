@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from support.builders import running
 from surefoot_operator.api.status import condition_of
-from surefoot_operator.policy.plan import plan
-from surefoot_operator.policy.reporting.refused_calls import AGAIN_SECONDS, refusal_events, unplanned
-from surefoot_operator.refused_calls import ApiCall, RefusedCall
+from surefoot_operator.policy.planning.plan import plan
+from surefoot_operator.policy.report.refused_calls import AGAIN_SECONDS, refusal_events, unplanned
+from surefoot_operator.rejected_calls import ApiCall, RefusedCall
 
 
 def refused(number: int = 0, sentence: str = "failed quota") -> RefusedCall:

@@ -11,11 +11,11 @@ import pytest
 from support.builders import BEGAN, job, running, session, worker
 from surefoot_operator.api.spec import ElasticPolicy
 from surefoot_operator.api.status import Incident
-from surefoot_operator.observed import CreateSeen, NodeSeen, Observed
-from surefoot_operator.policy.actions import ProposeHold
-from surefoot_operator.policy.facts import gather
-from surefoot_operator.policy.plan import plan
-from surefoot_operator.policy.world.expected_cost import Record, record_of, wait_costs
+from surefoot_operator.job_snapshot import CreateSeen, NodeSeen, Observed
+from surefoot_operator.policy.core.actions import ProposeHold
+from surefoot_operator.policy.core.facts import gather
+from surefoot_operator.policy.membership.expected_cost import Record, record_of, wait_costs
+from surefoot_operator.policy.planning.plan import plan
 
 NOW = BEGAN + 10_000
 

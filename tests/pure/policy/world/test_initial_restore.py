@@ -17,13 +17,13 @@ from surefoot.protocol.messages import Assign
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec, RestoreFrom
 from surefoot_operator.api.status import Incident, JobStatus, World
 from surefoot_operator.api.status_json import status_from_json, status_to_json
-from surefoot_operator.observed import Observed
+from surefoot_operator.job_snapshot import Observed
 from surefoot_operator.observed_tiers import PersistentSeen
-from surefoot_operator.policy.actions import ListPersistentTier, Plan
-from surefoot_operator.policy.check import check
-from surefoot_operator.policy.facts import gather
-from surefoot_operator.policy.maintenance.maintain import maintain, standing_of
-from surefoot_operator.policy.plan import plan
+from surefoot_operator.policy.core.actions import ListPersistentTier, Plan
+from surefoot_operator.policy.core.facts import gather
+from surefoot_operator.policy.maintenance.maintenance_plan import maintain, standing_of
+from surefoot_operator.policy.planning.plan import plan
+from surefoot_operator.policy.planning.plan_invariants import check
 
 NOW = BEGAN + 100
 OLDER = OlderJob("file:///ckpt", "old")

@@ -13,12 +13,12 @@ from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.node_findings import NodeFinding
 from surefoot_operator.api.spec import HealthPolicy
 from surefoot_operator.api.status import ExcludedNode, Member, World
-from surefoot_operator.observed import NodeSeen, Observed
-from surefoot_operator.policy.actions import CreateWorker, DeleteWorker
-from surefoot_operator.policy.facts import gather
-from surefoot_operator.policy.failure.sick_nodes import SICK_SECONDS
-from surefoot_operator.policy.plan import plan
-from surefoot_operator.policy.world.claim import STARTING_SECONDS, TRIED_SECONDS, select_members
+from surefoot_operator.job_snapshot import NodeSeen, Observed
+from surefoot_operator.policy.core.actions import CreateWorker, DeleteWorker
+from surefoot_operator.policy.core.facts import gather
+from surefoot_operator.policy.failure.unhealthy_nodes import SICK_SECONDS
+from surefoot_operator.policy.membership.claim import STARTING_SECONDS, TRIED_SECONDS, select_members
+from surefoot_operator.policy.planning.plan import plan
 
 NOW = BEGAN + 5
 WRONG = NodeFinding("ComputesWrong", "the processor multiplies wrong", "node")

@@ -24,11 +24,11 @@ from support.fakes.fake_world import FakeWorld
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.spec import CheckpointPolicy, FailurePolicy, MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.api.status import Incident
-from surefoot_operator.observed import ExitSeen, HoldSeen, NodeSeen, Observed
-from surefoot_operator.policy.actions import CopySave, CreateWorker, DeleteWorker, PromoteSaves, ProposeHold
-from surefoot_operator.policy.maintenance.maintain import maintain
-from surefoot_operator.policy.plan import plan
-from surefoot_operator.policy.world.planned_change import FIRST_STEP_SECONDS
+from surefoot_operator.job_snapshot import ExitSeen, HoldSeen, NodeSeen, Observed
+from surefoot_operator.policy.core.actions import CopySave, CreateWorker, DeleteWorker, PromoteSaves, ProposeHold
+from surefoot_operator.policy.maintenance.maintenance_plan import maintain
+from surefoot_operator.policy.membership.planned_change import FIRST_STEP_SECONDS
+from surefoot_operator.policy.planning.plan import plan
 
 NOW = BEGAN + 100
 GOAL = Checkpoint(1, 48)

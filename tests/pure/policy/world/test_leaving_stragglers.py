@@ -12,14 +12,14 @@ from support.builders import BEGAN, session, with_session, worker
 from support.paces import paced
 from surefoot_operator.api.spec import FailurePolicy, HealthPolicy, NumericsPolicy
 from surefoot_operator.api.status import ExcludedNode, Incident, JobStatus, ReplacedStraggler
-from surefoot_operator.observed import NodeSeen, Observed
-from surefoot_operator.policy.actions import ProposeHold
-from surefoot_operator.policy.check import check
-from surefoot_operator.policy.facts import gather
-from surefoot_operator.policy.failure.node_exclusion import suspect_nodes
-from surefoot_operator.policy.failure.straggler_replacement import YOUNG_SECONDS
-from surefoot_operator.policy.plan import plan
-from surefoot_operator.policy.world.planned_change import MOVE_SECONDS
+from surefoot_operator.job_snapshot import NodeSeen, Observed
+from surefoot_operator.policy.core.actions import ProposeHold
+from surefoot_operator.policy.core.facts import gather
+from surefoot_operator.policy.membership.node_exclusion import suspect_nodes
+from surefoot_operator.policy.membership.planned_change import MOVE_SECONDS
+from surefoot_operator.policy.membership.straggler_replacement import YOUNG_SECONDS
+from surefoot_operator.policy.planning.plan import plan
+from surefoot_operator.policy.planning.plan_invariants import check
 
 NOW = BEGAN + 100
 SLOW = (0.32, 0.32, 0.96)

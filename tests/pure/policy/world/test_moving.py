@@ -9,10 +9,10 @@ import pytest
 
 from support.builders import BEGAN, running, session, with_node, with_session, worker
 from surefoot_operator.api.status import World
-from surefoot_operator.observed import NodeSeen, Observed
-from surefoot_operator.policy.actions import CreateWorker, DeleteWorker, ProposeHold
-from surefoot_operator.policy.plan import plan
-from surefoot_operator.policy.world.planned_change import MOVE_SECONDS
+from surefoot_operator.job_snapshot import NodeSeen, Observed
+from surefoot_operator.policy.core.actions import CreateWorker, DeleteWorker, ProposeHold
+from surefoot_operator.policy.membership.planned_change import MOVE_SECONDS
+from surefoot_operator.policy.planning.plan import plan
 
 NOW = BEGAN + 100
 

@@ -10,10 +10,10 @@ import pytest
 from support.builders import BEGAN, running, with_holder, with_node
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
-from surefoot_operator.observed import Observed
-from surefoot_operator.policy.actions import CopySave
-from surefoot_operator.policy.maintenance.maintain import maintain
-from surefoot_operator.policy.world.node_departure import STALE_SECONDS, departure
+from surefoot_operator.job_snapshot import Observed
+from surefoot_operator.policy.core.actions import CopySave
+from surefoot_operator.policy.maintenance.maintenance_plan import maintain
+from surefoot_operator.policy.membership.node_departure import STALE_SECONDS, departure
 
 NOW = BEGAN + 100
 PERSISTENT = CheckpointPolicy(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from support.builders import BEGAN, job, running, session, told, worker
-from surefoot_operator.observed import HoldSeen, NodeSeen, Observed
-from surefoot_operator.policy.actions import ProposeHold
-from surefoot_operator.policy.plan import plan
+from surefoot_operator.job_snapshot import HoldSeen, NodeSeen, Observed
+from surefoot_operator.policy.core.actions import ProposeHold
+from surefoot_operator.policy.planning.plan import plan
 
 NOW = BEGAN + 100
 

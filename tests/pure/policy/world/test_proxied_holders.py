@@ -7,11 +7,11 @@ from dataclasses import replace
 from support.builders import BEGAN, endpoint, holder, manifest, running
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
-from surefoot_operator.observed import Observed
+from surefoot_operator.job_snapshot import Observed
 from surefoot_operator.observed_tiers import HolderSeen, PersistentSeen, SightSeen
-from surefoot_operator.policy.actions import ListPersistentTier, LookAround, Plan, SealHolder
-from surefoot_operator.policy.check import check
-from surefoot_operator.policy.plan import plan
+from surefoot_operator.policy.core.actions import ListPersistentTier, LookAround, Plan, SealHolder
+from surefoot_operator.policy.planning.plan import plan
+from surefoot_operator.policy.planning.plan_invariants import check
 
 NOW = BEGAN + 100
 MEMORY = MemoryTierSpec(interval_steps=10)

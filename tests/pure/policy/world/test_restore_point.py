@@ -11,11 +11,11 @@ from surefoot.protocol.checkpoints.completeness import LeftOut
 from surefoot.protocol.identities import Checkpoint, WorkerId
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.api.status import Incident, World
-from surefoot_operator.observed import Observed
+from surefoot_operator.job_snapshot import Observed
 from surefoot_operator.observed_tiers import PersistentSeen, SightSeen
-from surefoot_operator.policy.actions import ListPersistentTier, Plan, SealHolder
-from surefoot_operator.policy.check import check
-from surefoot_operator.policy.plan import plan
+from surefoot_operator.policy.core.actions import ListPersistentTier, Plan, SealHolder
+from surefoot_operator.policy.planning.plan import plan
+from surefoot_operator.policy.planning.plan_invariants import check
 
 NOW = BEGAN + 100
 PERSISTENT = CheckpointPolicy(MemoryTierSpec(interval_steps=10), PersistentTierSpec("file:///tmp/checkpoints"))

@@ -15,13 +15,13 @@ from surefoot_operator.api.spec import HealthPolicy, NumericsPolicy, PersistentT
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.coordinator import sessions as talk
 from surefoot_operator.coordinator.desired_messages import desired_messages, desired_state
-from surefoot_operator.observed import Observed
+from surefoot_operator.job_snapshot import Observed
 from surefoot_operator.observed_tiers import PersistentSeen
-from surefoot_operator.policy.actions import DropPersisted, DropSaves, PromoteSaves
-from surefoot_operator.policy.check import check
-from surefoot_operator.policy.failure.holder_liveness import UsableHolders
-from surefoot_operator.policy.maintenance.maintain import Maintenance, maintain
-from surefoot_operator.policy.plan import plan
+from surefoot_operator.policy.core.actions import DropPersisted, DropSaves, PromoteSaves
+from surefoot_operator.policy.failure.memory_server_liveness import UsableHolders
+from surefoot_operator.policy.maintenance.maintenance_plan import Maintenance, maintain
+from surefoot_operator.policy.planning.plan import plan
+from surefoot_operator.policy.planning.plan_invariants import check
 
 GOOD, NEWER = Checkpoint(1, 30), Checkpoint(1, 40)
 

@@ -11,11 +11,11 @@ from support.builders import BEGAN, job, running, session, worker
 from surefoot_operator.api.spec import RunPolicy, TrainingJob
 from surefoot_operator.api.status import JobStatus, Scheduling, World
 from surefoot_operator.api.status_json import status_from_json, status_to_json
-from surefoot_operator.observed import NodeSeen, Observed, WorkerSeen
-from surefoot_operator.policy.actions import CreateWorker, DeleteWorker
-from surefoot_operator.policy.check import check
-from surefoot_operator.policy.plan import Plan, plan
-from surefoot_operator.policy.world.scheduling_deadline import pause_seconds
+from surefoot_operator.job_snapshot import NodeSeen, Observed, WorkerSeen
+from surefoot_operator.policy.core.actions import CreateWorker, DeleteWorker, Plan
+from surefoot_operator.policy.membership.scheduling_deadline import pause_seconds
+from surefoot_operator.policy.planning.plan import plan
+from surefoot_operator.policy.planning.plan_invariants import check
 
 NOW = BEGAN + 100
 DEADLINE = 600.0

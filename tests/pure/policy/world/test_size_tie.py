@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from support.builders import BEGAN, job, running, session, with_worker, worker
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import Incident, World
-from surefoot_operator.observed import NodeSeen, Observed
-from surefoot_operator.policy.actions import Plan, ProposeHold
-from surefoot_operator.policy.check import check
-from surefoot_operator.policy.plan import plan
+from surefoot_operator.job_snapshot import NodeSeen, Observed
+from surefoot_operator.policy.core.actions import Plan, ProposeHold
+from surefoot_operator.policy.planning.plan import plan
+from surefoot_operator.policy.planning.plan_invariants import check
 
 NOW = BEGAN + 100
 OWN = (("loader", ""), ("scheduler", "same"))

@@ -1,0 +1,120 @@
+"""Opens a kubeconfig's cluster for one command.
+
+Touches files and the network. The Kubernetes client is imported here alone, when a command asks a cluster: `surefoot local` needs none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from surefoot_operator.cli.cli_errors import UsageError
+from surefoot_operator.optional_dependencies import needing
+
+if TYPE_CHECKING:
+    from surefoot_operator.platforms.kubernetes.api_client import Api
+
+_POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_IN_A_POD = "KUBERNETES_SERVICE_HOST"
+
+
+class NoCluster(UsageError):
+    """No cluster is configured, or not readably."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterChoice:
+    """Which cluster and namespace a command was given."""
+
+    kubeconfig: Path | None = None
+    context: str | None = None
+    namespace: str | None = None
+    everywhere: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCluster:
+    """A cluster's API under a person's rights, and the namespace meant."""
+
+    api: Api
+    namespace: str
+    """Empty: all."""
+    server: str
+
+
+def add_cluster(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-n", "--namespace", metavar="NAME", help="the job's namespace (default: the context's)")
+    parser.add_argument("--context", metavar="NAME", help="a context of the kubeconfig (default: its current one)")
+    parser.add_argument("--kubeconfig", type=Path, metavar="FILE", help="default: $KUBECONFIG, else ~/.kube/config")
+
+
+def cluster_choice(given: argparse.Namespace) -> ClusterChoice:
+    everywhere = bool(getattr(given, "all_namespaces", False))
+    return ClusterChoice(given.kubeconfig, given.context, given.namespace, everywhere)
+
+
+@asynccontextmanager
+async def opened(choice: ClusterChoice) -> AsyncIterator[OpenCluster]:
+    """Connects for the length of a command.
+
+    Raises:
+        NoCluster: None is configured.
+    """
+    with needing("surefoot", "cli"):
+        from kubernetes.aio.client import ApiClient
+
+        from surefoot_operator.platforms.kubernetes.api_client import Api
+    configuration, namespace = await _configured(choice)
+    api = Api(ApiClient(configuration))
+    try:
+        found = "" if choice.everywhere else choice.namespace or namespace or "default"
+        yield OpenCluster(api, found, str(configuration.host))
+    finally:
+        await api.close()
+
+
+async def _configured(choice: ClusterChoice) -> tuple[Any, str]:
+    """The client's configuration, and the namespace that it names."""
+    from kubernetes.aio.client import Configuration
+    from kubernetes.aio.config import (
+        ConfigException,
+        list_kube_config_contexts,
+        load_incluster_config,
+        load_kube_config,
+    )
+
+    configuration: Any = Configuration()
+    load: Any = load_kube_config  # none of the loaders has types
+    load_in_pod: Any = load_incluster_config
+    contexts_of: Any = list_kube_config_contexts
+    named = None if choice.kubeconfig is None else str(choice.kubeconfig)
+    where = named or os.environ.get("KUBECONFIG") or "~/.kube/config"
+    if named is None and not _has_kubeconfig():
+        if not os.environ.get(_IN_A_POD):
+            raise _not_configured(where, "it is not there")
+        load_in_pod(client_configuration=configuration)
+        return configuration, _namespace_of_the_pod()
+    try:
+        await load(config_file=named, context=choice.context, client_configuration=configuration, persist_config=False)
+        contexts, current = contexts_of(named)
+    except (ConfigException, OSError, ValueError, TypeError, KeyError) as error:
+        raise _not_configured(where, str(error)) from error
+    chosen = next((one for one in contexts if one.get("name") == choice.context), current)
+    return configuration, str((chosen.get("context") or {}).get("namespace") or "")
+
+
+def _not_configured(where: str, why: str) -> NoCluster:
+    return NoCluster(f"no cluster is configured by {where}: {why}; give --kubeconfig or --context")
+
+
+def _namespace_of_the_pod() -> str:
+    return _POD_NAMESPACE.read_text(encoding="utf-8").strip() if _POD_NAMESPACE.exists() else ""
+
+
+def _has_kubeconfig() -> bool:
+    return bool(os.environ.get("KUBECONFIG")) or (Path.home() / ".kube" / "config").exists()

@@ -1,1 +1,0 @@
-"""Checks what surefoot needs: here, on a cluster, in a tier."""

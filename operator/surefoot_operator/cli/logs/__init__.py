@@ -1,1 +1,0 @@
-"""Shows and follows what trainers and agents wrote."""

@@ -1,0 +1,77 @@
+"""Reads what a report says from the run folder of `surefoot local`.
+
+Touches files, changes nothing; works while the run goes on and after it. What a former report has seen and a folder does not keep, as
+injected faults, is given by `surefoot local` itself.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from surefoot_operator.api.status import JobStatus
+from surefoot_operator.cli.jobs.run_folder_reads import read_run
+from surefoot_operator.cli.local import ledger
+from surefoot_operator.cli.local.progress import RunProgress
+from surefoot_operator.cli.local.run_report import Checkpoints, Comparison, Struck
+from surefoot_operator.cli.report.report_data import RunRecords, facts_of_view, with_ledger
+from surefoot_operator.cli.report.report_facts import ReportFacts
+from surefoot_operator.platforms.local.run_folder import RunFolder
+
+UNDISTURBED = "undisturbed"
+"""The folder of the run that `--compare` made, in that of the run itself."""
+
+
+def report_of_run(
+    root: Path,
+    progress: RunProgress | None = None,
+    struck: tuple[Struck, ...] = (),
+    comparison: Comparison | None = None,
+) -> ReportFacts:
+    """Gathers a run's facts. Raises UsageError and FabricError as `read_run`.
+
+    Args:
+        root: the run's folder.
+        progress: who followed the run has seen more than its status keeps; None: read it now.
+        struck: the faults that were injected, where they are known.
+        comparison: with the undisturbed run, where it was made; else the losses alone are compared.
+    """
+    view = read_run(root)
+    if progress is None:
+        progress = RunProgress(RunFolder(root.resolve()))
+        progress.look()
+    lines = tuple(progress.lines_by_worker())
+    undisturbed = _undisturbed(root / UNDISTURBED, view.stored.status)
+    if comparison is None and undisturbed is not None:
+        kept = ledger.losses(ledger.along((line for _, line in lines), progress.lineage))
+        comparison = Comparison(ledger.largest_difference(kept, undisturbed), None, None, None)
+    stored = Checkpoints(
+        len(progress.completed), progress.checkpoint_bytes, ledger.median_stall_seconds(line for _, line in lines)
+    )
+    records = RunRecords(
+        lines=lines,
+        lineage=progress.lineage,
+        skipped=progress.status.skipped,
+        incidents=tuple(progress.incidents.values()),
+        # a look afterwards sees the newest checkpoint alone: one is no count
+        checkpoints=stored if progress.checkpoint_bytes is not None or len(progress.completed) > 1 else None,
+        undisturbed=undisturbed,
+        struck=struck,
+        comparison=comparison,
+    )
+    # of a run that was broken off nobody writes the end: it went on until its last step
+    abandoned = bool(view.nodes) and not any(node.ready for node in view.nodes or ())
+    until = max((line.at_seconds for _, line in lines), default=None) if abandoned else None
+    return with_ledger(facts_of_view(view, f"the run folder {root}", until), records)
+
+
+def _undisturbed(root: Path, status: JobStatus | None) -> dict[int, float] | None:
+    """The losses of the run without faults; None without one, or where a former run left it: it begins after its own."""
+    folder = RunFolder(root.resolve())
+    if not folder.job.exists():
+        return None
+    progress = RunProgress(folder)
+    progress.look()
+    began = progress.status.start_seconds
+    if began is None or status is None or began < (status.start_seconds or began):
+        return None
+    return ledger.losses(ledger.along(progress.all_lines(), progress.lineage))

@@ -1,0 +1,234 @@
+"""Implements `surefoot local`: runs a TrainingJob on this machine.
+
+Called by `main`. Checks everything that can be checked before the first process starts; ends every process before it
+returns, however it returns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import shutil
+import tempfile
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from surefoot import __version__
+from surefoot.errors import ConfigurationError
+from surefoot.holder.companion.companion_settings import MOST_SERVERS
+from surefoot.holder.server_process import find_program
+from surefoot.protocol.plain import shown
+from surefoot_operator.api.parse import parse_job
+from surefoot_operator.api.spec import TOTAL_STEPS, TrainingJob
+from surefoot_operator.api.spec_limits import allowed_sizes
+from surefoot_operator.cli.cli_errors import EXIT_DIFFERS, EXIT_FAILED, EXIT_OK, UsageError
+from surefoot_operator.cli.command_base import say, warn
+from surefoot_operator.cli.job_files import read_document
+from surefoot_operator.cli.local import comparison, conclusion
+from surefoot_operator.cli.local.faults import KINDS, Fault, FaultError, check_faults, parse_faults
+from surefoot_operator.cli.local.progress import RunProgress
+from surefoot_operator.cli.local.supervise import Scene, Supervisor
+from surefoot_operator.cli.report.command import UNDISTURBED, report_of_run
+from surefoot_operator.cli.report.page import page
+from surefoot_operator.cli.stop_request import StopRequest, signals_ignored, stop_requests
+from surefoot_operator.cli.view import view_for
+from surefoot_operator.cli.writable import try_file, try_folder
+from surefoot_operator.optional_dependencies import lacking
+from surefoot_operator.platforms.local.ignored_template import ignored_parts
+from surefoot_operator.platforms.local.job_store import Store
+from surefoot_operator.platforms.local.local_nodes import Machine
+from surefoot_operator.platforms.local.run_folder import RunFolder
+
+_PAGE_ENDINGS = (".html", ".htm")
+MOST_NODES, MOST_RANKS = 64, 512
+"""Of one machine: a node is a Redis, an agent and a warm process, a rank a process with torch in it."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-f", "--file", type=Path, required=True, metavar="JOB.yaml", help="the TrainingJob")
+    parser.add_argument(
+        "--nodes", type=int, metavar="N", help="how many nodes (default: spec.replicas and spec.spares)"
+    )
+    parser.add_argument(
+        "--fault",
+        action="append",
+        default=[],
+        metavar="FAULT",
+        help=f"KIND:NODE@step=N[,for=S], KIND one of {', '.join(KINDS[:-1])}; or coordinator@step=N; S seconds until it is"
+        " over, where that can be (without: it lasts; freeze 5, coordinator 2)",
+    )
+    parser.add_argument("--compare", action="store_true", help="run the undisturbed job too and compare the results")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write what happened: FILE.html a page, else JSON")
+    parser.add_argument("--run-folder", type=Path, metavar="DIR", help="keep logs, ledgers and checkpoints here")
+    parser.add_argument(
+        "--metrics",
+        action="store_true",
+        help="serve Prometheus metrics of operator and workers; RUN-FOLDER/metrics/*.json lists the targets (file_sd_configs)",
+    )
+    parser.add_argument(
+        "--servers",
+        type=int,
+        default=1,
+        metavar="N",
+        help=f"Redis servers of each node, 1 to {MOST_SERVERS} (default: 1)",
+    )
+    parser.add_argument("--plain", action="store_true", help="plain lines instead of the live view")
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRequest:
+    """The checked arguments of `surefoot local`."""
+
+    document: dict[str, Any]
+    job: TrainingJob
+    nodes: tuple[str, ...]
+    faults: tuple[Fault, ...]
+    compare: bool
+    report: Path | None
+    plain: bool
+    metrics: bool = False
+    total_steps: int | None = None
+    servers: int = 1
+    """Redis servers of each node."""
+
+
+def run(given: argparse.Namespace) -> int:
+    """Runs the job and returns the exit code."""
+    request = check(given)
+    with stop_requests() as stop:
+        return _run_in_its_folder(request, given.run_folder, stop)
+
+
+def _run_in_its_folder(request: LocalRequest, run_folder: Path | None, stop: StopRequest) -> int:
+    if run_folder is not None:
+        return _run_in(request, run_folder, stop)
+    # a folder that nobody asked for goes with the run, unless the run leaves something to be looked at
+    root = Path(tempfile.mkdtemp(prefix="surefoot-"))
+    code = EXIT_FAILED
+    try:
+        code = _run_in(request, root, stop)
+    finally:
+        if code == EXIT_OK:
+            shutil.rmtree(root)
+        else:
+            warn(f"the run's folder is kept: {root}")
+    return code
+
+
+def check(given: argparse.Namespace) -> LocalRequest:
+    """Checks the arguments and the machine before anything starts. Raises UsageError."""
+    document, job = read_document(given.file)
+    if job.spec.suspend:
+        raise UsageError(f"{given.file}: spec.suspend is true, nothing would run; set it to false")
+    count = job.spec.replicas + job.spec.spares if given.nodes is None else given.nodes
+    least = min(allowed_sizes(job.spec))
+    if count < least:
+        raise UsageError(
+            f"--nodes {count} is too few: the smallest world that {given.file} allows has {least} workers, one on each"
+            f" node; give --nodes {least} or more, or lower spec.elasticPolicy.minReplicas"
+        )
+    ranks = count * job.spec.nproc_per_node
+    if count > MOST_NODES or ranks > MOST_RANKS:
+        raise UsageError(
+            f"{count} nodes of {job.spec.nproc_per_node} ranks are too many for one machine: at most {MOST_NODES} nodes"
+            f" and {MOST_RANKS} ranks are allowed; give --nodes (the elasticPolicy must allow so few), or use a cluster"
+        )
+    if not 1 <= given.servers <= MOST_SERVERS:
+        raise UsageError(f"--servers {given.servers} is not allowed: a node runs 1 to {MOST_SERVERS} Redis servers")
+    total = _total_steps(given.file, document)
+    nodes = tuple(f"node-{number}" for number in range(count))
+    if (missing := lacking("runtime")) is not None:
+        raise UsageError(f"local runs trainers and agents on this machine: {missing}")
+    try:
+        faults = parse_faults(given.fault, nodes)
+        check_faults(faults, job.spec.health_policy)
+        find_program()
+    except (FaultError, ConfigurationError) as error:
+        raise UsageError(str(error)) from error
+    if given.report is not None:
+        try_file("--report", given.report)
+    if given.run_folder is not None:
+        try_folder("--run-folder", given.run_folder)
+    shown_as = (given.compare, given.report, given.plain, given.metrics)
+    return LocalRequest(document, job, nodes, faults, *shown_as, total, given.servers)
+
+
+def _total_steps(path: Path, document: dict[str, Any]) -> int | None:
+    said = (document["metadata"].get("annotations") or {}).get(TOTAL_STEPS)
+    if said is None:
+        return None
+    if not (said.isascii() and said.isdigit() and len(said) < 16 and int(said) > 0):
+        sentence = "give the number of steps that the program makes, in quotes"
+        raise UsageError(f"{path}: metadata.annotations {TOTAL_STEPS}: {shown(said)} is not allowed; {sentence}")
+    return int(said)
+
+
+def _run_in(request: LocalRequest, root: Path, stop: StopRequest) -> int:
+    if request.compare:
+        document = comparison.with_persistent_tier(request.document, request.job, root)
+        request = dataclasses.replace(request, document=document, job=parse_job(document))
+    for name in ignored_parts(request.job.spec):
+        warn(f"ignored by `surefoot local`: {name}")
+    disturbed = run_job(request, root, request.faults, stop)
+    reference = None
+    if request.compare and disturbed.outcome == "Complete" and not stop.requested:
+        say("reference run without faults:")
+        reference = run_job(request, root / UNDISTURBED, (), stop)
+    found = conclusion.conclude(disturbed, reference)
+    for line in found.lines:
+        say(line)
+    written = request.report is None or _write_report(
+        request.report, _report_text(request.report, root, disturbed, found)
+    )
+    stop.raise_if_requested()
+    if disturbed.outcome != "Complete" or not written:
+        return EXIT_FAILED
+    return EXIT_OK if found.sound else EXIT_DIFFERS
+
+
+def _report_text(path: Path, root: Path, ended: conclusion.EndedRun, found: conclusion.Conclusion) -> str:
+    if path.suffix.lower() not in _PAGE_ENDINGS:
+        return json.dumps(found.report, indent=2)
+    return page(report_of_run(root, ended.progress, ended.struck, found.comparison), __version__)
+
+
+def _write_report(path: Path, text: str) -> bool:
+    """Whether it was written; else it is printed, so that nothing is lost."""
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        say(text)
+        warn(f"surefoot: the report {path} could not be written ({error.strerror or error}); it is printed above")
+        return False
+    return True
+
+
+def run_job(request: LocalRequest, root: Path, faults: tuple[Fault, ...], stop: StopRequest) -> conclusion.EndedRun:
+    """Runs the job once under a fresh uid and ends its processes.
+
+    A stop request ends it in order too: what was reached is still reported.
+    """
+    folder = RunFolder(root.resolve())
+    machine = Machine(folder, request.job.spec.checkpoint.memory.size_limit_bytes, request.metrics, request.servers)
+    interrupted = False
+    try:
+        machine.open()
+        job = Store(folder).write_job(request.document, str(uuid.uuid4()))
+        progress = RunProgress(folder)
+        with view_for(request.plain) as view:
+            scene = Scene(progress, machine, request.nodes, job, request.total_steps)
+            supervisor = Supervisor(scene, faults, view.show, view.tell, stop)
+            try:
+                supervisor.run()
+            except KeyboardInterrupt:
+                interrupted = True
+    finally:
+        with signals_ignored():
+            machine.close()
+    progress.look()  # what was written since the last tick
+    return conclusion.EndedRun(
+        job, progress, tuple(supervisor.faults.struck), tuple(supervisor.faults.unstruck()), interrupted
+    )

@@ -1,0 +1,81 @@
+"""Renders tables and amounts as text, with colours on a terminal alone.
+
+`text_lines` and the words are pure; `print_lines` writes. Columns are aligned as kubectl aligns them, so that what reads kubectl's
+tables reads these. NO_COLOR and a terminal without colours are heeded by rich.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.text import Text
+
+from surefoot.protocol.plain import plain
+from surefoot_operator.cli.command_base import say
+
+UNKNOWN = "-"
+"""What is not known; a zero is a zero."""
+_GAP = 3
+_STYLES = {
+    "green": ("Running", "Complete", "Succeeded", "Ready", "ok"),
+    "yellow": ("Recovering", "Resizing", "Starting", "Pending", "Suspended", "warning", "doubted", "cordoned"),
+    "red": ("Failed", "failed", "NotReady", "gone"),
+}
+_WORDS = {style: re.compile(rf"\b(?:{'|'.join(words)})\b") for style, words in _STYLES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class TextTable:
+    """Columns and rows of one table, all cells as text."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def text_lines(table: TextTable) -> list[str]:
+    """Renders a table: aligned columns, no lines, nothing trailing."""
+    rows = [table.columns, *table.rows]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(table.columns))]
+    return ["".join(cell.ljust(width + _GAP) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Prints lines; states are coloured on a terminal."""
+    console = Console(highlight=False) if sys.stdout.isatty() else None
+    for line in lines:
+        if console is None:
+            say(line)
+            continue
+        shown = Text(plain(line))
+        for style, words in _WORDS.items():
+            shown.highlight_regex(words, style)
+        console.print(shown, soft_wrap=True)
+
+
+def indented(lines: Sequence[str]) -> list[str]:
+    return [f"  {line}" for line in lines]
+
+
+def age(seconds: float | None) -> str:
+    """`12s`, `4m36s`, `2h10m`, `3d4h`; unknown is a dash."""
+    if seconds is None:
+        return UNKNOWN
+    whole = max(0, int(seconds))
+    if whole < 120:
+        return f"{whole}s"
+    if whole < 7200:
+        return f"{whole // 60}m{whole % 60}s" if whole < 600 else f"{whole // 60}m"
+    if whole < 48 * 3600:
+        return f"{whole // 3600}h{whole % 3600 // 60}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600}h"
+
+
+def number(value: float | None) -> str:
+    """Counts as they are, measures with three digits, unknown as a dash."""
+    if value is None:
+        return UNKNOWN
+    return str(value) if isinstance(value, int) else f"{value:.3g}"

@@ -1,1 +1,0 @@
-"""Reports the operator's own health, logs and process metrics."""

@@ -1,0 +1,168 @@
+"""Decides from the lease and the local clock who leads.
+
+Pure; called by `leader_election`. Times in a lease are other machines' and are never compared with ours: a lease has expired once
+we ourselves have seen it unchanged for its duration. All seconds are of one monotonic clock that includes suspend. The
+algorithm is that of Kubernetes' client-go, but for a leader whose server is away: it may not act, and waits in place. A
+renewal that tests what it wrote last is accepted only where nobody wrote since, so that nobody else has led meanwhile.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTimings:
+    lease_seconds: float = 3.0
+    """Others wait so long after the last change that they saw."""
+    renew_seconds: float = 2.0
+    """A leader that could not renew for so long may not act: earlier than anybody else can take over."""
+    retry_seconds: float = 0.5
+    """Between two renewals, and between two looks of somebody who waits."""
+    stand_down_seconds: float = 10.0
+    """A leader that could not renew for so long lets its agents go: another may lead, which it cannot see."""
+    call_seconds: float = 1.5
+    """How long an answer is waited for at first; doubled with each that did not come."""
+    longest_call_seconds: float = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseSeen:
+    """The lease as read from the API server."""
+
+    holder: str
+    """Empty: it was given back."""
+    version: str
+    """Another value after each write of whoever holds it, or gives it back."""
+    lease_seconds: float = 3.0
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """Its annotations."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One replica and what it knows of the lease."""
+
+    identity: str
+    lease: LeaseSeen | None = None
+    """None: there is no lease, or it was not looked at yet."""
+    looked: bool = False
+    changed_at: float = 0.0
+    """When we first saw the lease as it is."""
+    leads_until: float | None = None
+    """When we may not act any more, unless renewed; None: we do not lead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The candidate's next call.
+
+    `acquire` and `renew` are writes that test what was read; `stand-down` ends the term, `lost` the process.
+    """
+
+    verb: Literal["look", "acquire", "renew", "wait", "stand-down", "lost"]
+    reason: str
+    after_seconds: float = 0.0
+    """With `wait`: when to ask again at the latest."""
+
+
+def seen(candidate: Candidate, lease: LeaseSeen | None, now: float) -> Candidate:
+    """Records a read; a lease that changed since is still held."""
+    before = candidate.lease
+    changed = (lease.version if lease is not None else "") != (before.version if before is not None else "")
+    at = now if changed or not candidate.looked else candidate.changed_at
+    return replace(candidate, lease=lease, looked=True, changed_at=at)
+
+
+def written(candidate: Candidate, lease: LeaseSeen, asked_at: float, timings: LeaseTimings) -> Candidate:
+    """Records an accepted write; it counts from the request, not the answer."""
+    return replace(
+        candidate, lease=lease, looked=True, changed_at=asked_at, leads_until=asked_at + timings.renew_seconds
+    )
+
+
+def stood_down(candidate: Candidate) -> Candidate:
+    """Ends the term; what was last known of the lease stays."""
+    return replace(candidate, leads_until=None)
+
+
+def call_limit(candidate: Candidate, timeouts: int, now: float, timings: LeaseTimings) -> float:
+    """Returns how many seconds the next call may take.
+
+    A server that is slow is given time, one that hangs costs little. No call outlasts the term.
+
+    Args:
+        timeouts: How many calls in a row were not answered in time.
+    """
+    limit = min(timings.longest_call_seconds, timings.call_seconds * 2.0 ** min(timeouts, 8))
+    if candidate.leads_until is None:
+        return limit
+    term_ends = candidate.leads_until - timings.renew_seconds + timings.stand_down_seconds
+    return max(timings.retry_seconds, min(limit, term_ends - now))
+
+
+def leads(candidate: Candidate, now: float) -> bool:
+    """Decides whether this candidate may act now; asked before every write.
+
+    A process that was frozen does not know for how long.
+    """
+    return candidate.leads_until is not None and now < candidate.leads_until
+
+
+def holder(candidate: Candidate, now: float) -> str:
+    """Returns who leads, as far as this candidate sees; empty: nobody."""
+    lease = candidate.lease
+    if leads(candidate, now):
+        return candidate.identity
+    if lease is None or now - candidate.changed_at >= lease.lease_seconds or lease.holder == candidate.identity:
+        return ""
+    return lease.holder
+
+
+def decide(candidate: Candidate, now: float, timings: LeaseTimings, patience_seconds: float = 0.0) -> Step:
+    """Decides the candidate's next call.
+
+    `patience_seconds`: how long a lease that is free is left to others.
+    """
+    lease = candidate.lease
+    if candidate.leads_until is not None:
+        return _leading(candidate, candidate.leads_until, now, timings)
+    if not candidate.looked:
+        return Step("look", "the lease was not read yet")
+    unchanged = now - candidate.changed_at
+    if lease is None:
+        return _free(unchanged - patience_seconds, "there is no lease: nobody leads", timings)
+    if not lease.holder:
+        return _free(unchanged - patience_seconds, "the last leader released the lease", timings)
+    if lease.holder == candidate.identity and patience_seconds < math.inf:
+        return Step("acquire", "this replica held the lease, and nobody has since")
+    if unchanged >= lease.lease_seconds:
+        why = f"{lease.holder} has not renewed its lease for {unchanged:.1f} s"
+        return _free(unchanged - lease.lease_seconds - patience_seconds, why, timings)
+    left = lease.lease_seconds - unchanged
+    return Step("wait", f"{lease.holder} leads", min(left, timings.retry_seconds))
+
+
+def _free(over_seconds: float, why: str, timings: LeaseTimings) -> Step:
+    """Takes a lease that was left to others for long enough; else waits."""
+    if over_seconds >= 0.0:
+        return Step("acquire", why)
+    return Step("wait", "the lease is free and left to others for a moment", min(-over_seconds, timings.retry_seconds))
+
+
+def _leading(candidate: Candidate, until: float, now: float, timings: LeaseTimings) -> Step:
+    lease = candidate.lease
+    if lease is None:
+        return Step("lost", "the lease was deleted")
+    if lease.holder != candidate.identity:
+        return Step("lost", f"the lease is held by {lease.holder or 'nobody'}")
+    renewed_at = until - timings.renew_seconds
+    late = now - renewed_at
+    if late >= timings.stand_down_seconds:
+        return Step("stand-down", f"the lease could not be renewed for {late:.1f} s")
+    if late >= timings.retry_seconds:
+        return Step("renew", "the lease is renewed")
+    return Step("wait", "the lease was just renewed", timings.retry_seconds - late)

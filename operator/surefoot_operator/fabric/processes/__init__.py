@@ -1,6 +1,0 @@
-"""Implements the Fabric protocol on one machine: nodes are process groups.
-
-`run_folder` and `run_records` are the base (standard library only: a node starts in a moment); `job_store` stores job
-and status; `processes_fabric` is the operator's side; `node` plays the kubelet; `machine` owns the node groups for
-`surefoot local`.
-"""

@@ -1,0 +1,354 @@
+"""Defines the snapshot that plans are made from.
+
+Built by `reconcile` from the fabric, the coordinator's sessions and the memory tier; read by `planning.plan`. Unknown
+values are None or absent, never a guess. All times are Unix seconds of the same clock as `now`.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from surefoot.protocol.checkpoints.completeness import Covers
+from surefoot.protocol.identities import Checkpoint, HolderId, RankSave, WorkerId
+from surefoot.protocol.node_findings import NodeFinding
+from surefoot.protocol.progress import NOTHING_TOLD, Progress
+from surefoot.protocol.standing.collectives import Collective
+from surefoot.protocol.standing.rank_pace import RankPace
+from surefoot.protocol.standing.rank_places import RankPlace
+from surefoot_operator.api.spec import TrainingJob
+from surefoot_operator.api.status import JobStatus
+from surefoot_operator.observed_groups import GroupCallSeen, PodGroupsSeen
+from surefoot_operator.observed_tiers import HolderSeen, PersistentSeen, SightSeen
+from surefoot_operator.rejected_calls import RefusedCall
+
+FEWEST_STEPS = 3
+"""Of fewer the first, slow one would be half."""
+
+MOST_WINDOWS = 4
+"""Newest windows of looks at ranks, in each of which a slow one must stand out."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSeen:
+    """A pod or process as its fabric reports it."""
+
+    index: int
+    attempt: int
+    name: str
+    uid: str
+    node: str | None
+    phase: Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
+    exit_code: int | None = None
+    message: str = ""
+    created_seconds: float = 0.0
+    deleting: bool = False
+    disrupted: bool = False
+    """Its cluster has said that it will end it (`message`: why), and may not have begun to."""
+    lingering: bool = False
+    """Its trainer ended, and something beside it still runs: a sidecar."""
+    out_of_memory: bool = False
+    """The OOM killer ended its trainer's container, agent and all: by which limit its fabric does not know."""
+    unstarted: str = ""
+    """Why its agent cannot be started, in its fabric's own words; empty: nothing is known to be in the way."""
+
+    @property
+    def ended(self) -> str:
+        """How it ended, with its exit code where that is known."""
+        return "ended" if self.exit_code is None else f"ended with exit code {self.exit_code}"
+
+
+@dataclass(frozen=True, slots=True)
+class CreateSeen:
+    """A worker whose creation is under way or was refused."""
+
+    index: int
+    attempt: int
+    under_way: bool
+    refusal: str = ""
+    """What the fabric said the last time; empty: nothing yet."""
+    lasting: bool = False
+    """Asked for again unchanged it is refused again."""
+    until_seconds: float = 0.0
+    """Not asked for again before."""
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeSeen:
+    """One attempt to delete a deleted job's persistent data."""
+
+    attempt: int
+    phase: Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
+    message: str = ""
+    created_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeCallSeen:
+    """What became of this leader's requests to begin such an attempt."""
+
+    attempt: int = 0
+    """The newest that the fabric accepted; its pod may have been removed since."""
+    made_seconds: float = 0.0
+    """When it accepted that."""
+    under_way: bool = False
+    refusals: int = 0
+    """How many it refused in this term; an answer that never came is none, nor is a busy server's."""
+    refusal: str = ""
+    """Why the newest request failed; empty: it did not."""
+    refused_attempt: int = 1
+    """The attempt that it was for: it may exist all the same, if no answer came."""
+    since_seconds: float = 0.0
+    """When the first of them failed that failed in a row."""
+    last_seconds: float = 0.0
+    """When the newest of them failed."""
+    closing: bool = False
+    """The namespace is being deleted: nothing is created there any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSeen:
+    """A node as its fabric reports it."""
+
+    name: str
+    domain: str
+    ready: bool
+    """Alive as far as the fabric can tell; a frozen node may be ready for a while."""
+    schedulable: bool = True
+    reason: str = ""
+    signal: str = ""
+    """Why others want it left, though it lives; empty: nobody does."""
+    remark: str = ""
+    """What others say of it that is too little to leave it."""
+    doubt: str = ""
+    """What says that it is gone, where its observer may only not have heard it. Of one that is ready: it is said of most nodes at once."""
+    path: tuple[str, ...] = ()
+    """Where it stands, the highest level first; see `topology_levels`. Empty: nobody says."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExitSeen:
+    """A worker's first failed trainer in `epoch`, or a hang of all.
+
+    `rank` −1: all hang and none is behind the others.
+    """
+
+    epoch: int
+    rank: int
+    code: int
+    cause: str
+    secondary: bool
+    at_seconds: float
+    kind: Literal["failed", "hang"] = "failed"
+    detail: str = ""
+    """More lines for people."""
+    oom: Literal["", "limit", "node"] = ""
+    """Whose memory was used up, where the kernel's OOM killer ended it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StandingSeen:
+    """One agent's word where its ranks are without a step.
+
+    True as long as their step is still `step`. Where something `moves` in them, a hang is not proven by it.
+    """
+
+    step: int
+    places: tuple[RankPlace, ...]
+    moves: bool = False
+    collectives: tuple[Collective, ...] = ()
+    """What its ranks are in or made last; empty where that is not known of every one."""
+
+
+@dataclass(frozen=True, slots=True)
+class PaceWindow:
+    """How often one worker's ranks were found at work over some steps."""
+
+    since_step: int
+    paces: tuple[RankPace, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PaceSeen:
+    """The newest windows of one agent's ranks, oldest first.
+
+    `marked`: totals at step `marked_step`, with which the next window begins.
+    """
+
+    marked: tuple[RankPace, ...] = ()
+    marked_step: int = 0
+    windows: tuple[PaceWindow, ...] = ()
+    warmed_up: bool = False
+    """Whether the first of the epoch is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Recent steps, stalls and drains of one agent, in seconds.
+
+    Medians, because one evaluation, one slow disk or the first step's compilation is no trend. Computed when asked for:
+    few jobs ask, and heartbeats are many.
+    """
+
+    steps: tuple[float, ...] = ()
+    stalls: tuple[float, ...] = ()
+    """How long saves held the training up."""
+    drains: tuple[float, ...] = ()
+    """From a save's staging to all its copies."""
+    pending: Mapping[Checkpoint, float] = field(default_factory=dict)
+    """Since when saves that still drain are known to."""
+    pace: PaceSeen = PaceSeen()
+
+    @property
+    def step_seconds(self) -> float | None:
+        return statistics.median(self.steps) if len(self.steps) >= FEWEST_STEPS else None
+
+    @property
+    def stall_seconds(self) -> float | None:
+        return statistics.median(self.stalls) if self.stalls else None
+
+    @property
+    def drain_seconds(self) -> float | None:
+        return statistics.median(self.drains) if self.drains else None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSeen:
+    """One agent as the coordinator last heard it; built in `coordinator.sessions`."""
+
+    index: int
+    attempt: int
+    incarnation: str
+    node: str
+    connected: bool
+    since_seconds: float
+    """When it connected, or when its line broke."""
+    heard_seconds: float
+    """Last message of any kind."""
+    epoch: int = 0
+    stopped: int = 0
+    warm: bool = False
+    progress: Progress = NOTHING_TOLD
+    """What its ranks told in `epoch`, the newest of each."""
+    step_at_seconds: float | None = None
+    """When the step last grew within this epoch; None: no step yet in it."""
+    timings: Timings = Timings()
+    pending: tuple[Checkpoint, ...] = ()
+    saved: Checkpoint | None = None
+    copies: int = 0
+    exit: ExitSeen | None = None
+    leaving: bool = False
+    """It was told to end, as by a node that shuts down."""
+    finished: int | None = None
+    """Exit code of Finished for `epoch`."""
+    finished_steps: int = 0
+    saves_told: bool = False
+    """Whether `pending` and `saved` were told behind `finished`: before it they may lack the last step's."""
+    held: int | None = None
+    """Step at which it holds in `epoch`."""
+    unreadable: tuple[Checkpoint, bool, str] | None = None
+    """(checkpoint, absent, detail) reported in `epoch`."""
+    findings: tuple[NodeFinding, ...] = ()
+    """What it finds wrong with its node, the gravest first."""
+    findings_seconds: float = 0.0
+    """Since when it finds just these."""
+    tried: bool = False
+    """Nothing was found on its node alone, and it may be tried with others."""
+    tried_seconds: float | None = None
+    """Since when that is so and it is warm; None: not yet, or never."""
+    clock_skew_seconds: float | None = None
+    """How far its node's clock is ahead of this operator's; None: it never said."""
+    standing: StandingSeen | None = None
+    """Where its ranks stand in `epoch` without anything moving; None: they step, or it does not know."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairSideSeen:
+    """One side of an all-reduce, and its word."""
+
+    worker: WorkerId
+    incarnation: str
+    node: str
+    verdict: Literal["", "well", "fails", "unknown"] = ""
+    """Empty: it has not answered."""
+    text: str = ""
+    trained: bool = False
+    """It was of the last world and had made a step when it was asked: whatever becomes of it, it is a witness."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairSeen:
+    """An all-reduce of two agents; the first hosts its store."""
+
+    request: int
+    sides: tuple[PairSideSeen, PairSideSeen]
+    asked_seconds: float
+    answered_seconds: float = 0.0
+    store: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HoldSeen:
+    """A planned change under way: the step proposed, and its answer."""
+
+    epoch: int
+    step: int
+    state: Literal["Proposed", "Bound", "Refused"]
+    asked_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Input of `planning.plan`: one job, its surroundings, and the time."""
+
+    now: float
+    term_seconds: float
+    """When this operator's term began: silence is judged only of agents heard in it."""
+    job: TrainingJob
+    status: JobStatus
+    workers: tuple[WorkerSeen, ...] = ()
+    nodes: tuple[NodeSeen, ...] = ()
+    sessions: tuple[SessionSeen, ...] = ()
+    holders: tuple[HolderSeen, ...] = ()
+    persistent: PersistentSeen = field(default_factory=PersistentSeen)
+    older: PersistentSeen = field(default_factory=PersistentSeen)
+    """An older job's folder, where this one takes up its checkpoints. Its `covers` stand among the others."""
+    hold: HoldSeen | None = None
+    covers: Covers = field(default_factory=dict)
+    promoted: Mapping[Checkpoint, frozenset[RankSave]] = field(default_factory=dict)
+    stumbled: Mapping[RankSave, int] = field(default_factory=dict)
+    """How often uploading a save failed."""
+    unreadable: frozenset[RankSave] = frozenset()
+    """Saves of which an agent found every copy in memory damaged."""
+    promotion_seconds: float | None = None
+    """How long the upload of `status.floor` took, the longest of its workers; None where this operator did not see it."""
+    refused_records: tuple[str, ...] = ()
+    """Records of the job that broke a bound and were not read, a sentence each."""
+    memory_cleaned: bool = False
+    """This operator has removed the job from every holder that answers."""
+    purges: tuple[PurgeSeen, ...] = ()
+    purge_call: PurgeCallSeen = PurgeCallSeen()
+    refusal: str = ""
+    """Why a newer spec than `job` is not acted upon; empty: `job` is the newest."""
+    free_nodes: int | None = None
+    """Nodes that could take another worker now; None where only a scheduler knows."""
+    sights: Mapping[HolderId, SightSeen] = field(default_factory=dict)
+    """What agents see of holders that are silent to the operator."""
+    pairs: tuple[PairSeen, ...] = ()
+    """All-reduces between two agents of which at least one is still there."""
+    turned_away_seconds: float = 0.0
+    """When an agent of this job was last asked to come again; 0: none was in this term."""
+    creates: tuple[CreateSeen, ...] = ()
+    """Workers that were asked for and are not there: under way, or refused."""
+    pod_groups: PodGroupsSeen | None = None
+    """None: the fabric has no scheduler that knows groups."""
+    group_calls: tuple[GroupCallSeen, ...] = ()
+    """For pod groups: under way, or refused."""
+    uploads: bool = False
+    """What this round's plan asks of maintenance: the newest complete checkpoint goes to the persistent tier now."""
+    refused_calls: tuple[RefusedCall, ...] = ()
+    """What the API server refuses again and again: of this job's calls, and of what every job depends on."""
+    deletions: frozenset[str] = frozenset()
+    """Uids of workers whose deletion this leader asked for and knows no end of: it may be carried out at any time."""

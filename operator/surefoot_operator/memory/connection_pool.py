@@ -1,0 +1,243 @@
+"""Visits every holder once for all jobs, over one connection.
+
+Owned by the composition root, lent to each job's `memory.job_servers`. A visit is one ping, and whatever jobs want read or
+sealed then, under way together; so cost follows holders and changes, not jobs times holders.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+from surefoot.errors import SurefootError, TierUnavailable
+from surefoot.holder.connection import Credentials, explained
+from surefoot.holder.dialogue import Dialogue
+from surefoot.holder.holder_line import HolderLine
+from surefoot.holder.provisioning import AdminCalls, Memory
+from surefoot.task_set import TaskSet, logged
+from surefoot_operator.memory.holder_place import HolderPlace, ServerProcess
+from surefoot_operator.settings import MemorySettings
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Visitor(Protocol):
+    """One job's interest in one holder."""
+
+    def pause_seconds(self) -> float | None:
+        """Longest wait for the next visit; None: it wants none."""
+
+    def is_due(self) -> bool:
+        """Whether it wants something of this visit beyond a sign of life."""
+
+    async def visit(self) -> None:
+        """Has its calls made; never raises."""
+
+    def failed(self, error: SurefootError) -> None:
+        """The holder does not answer."""
+
+
+class SharedHolder:
+    """Visits one server process as often as its most eager job needs."""
+
+    def __init__(self, place: HolderPlace, settings: MemorySettings) -> None:
+        self.place = place
+        self.calls = AdminCalls(place.host, place.port)
+        self.run = ""
+        """Of the server, as of the present connection."""
+        self.visits = 0
+        self.settings = settings
+        self._line = _line_to(place, settings.call_seconds)
+        self._visitors: dict[int, Visitor] = {}
+        self._wake = asyncio.Event()
+        self._under_way = TaskSet(logged(log))
+        self._busy: set[int] = set()
+        self._memory: tuple[float, Memory] | None = None
+        self._measuring = asyncio.Lock()
+        self._failing = False
+        self._task = asyncio.create_task(self._run(), name=f"holder on {place.server_id}")
+
+    @property
+    def commands(self) -> int:
+        """Commands sent on the present connection."""
+        return self._line.asked
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its connection stands."""
+        return self._line.is_open
+
+    @property
+    def used(self) -> bool:
+        """Whether some job attends to it."""
+        return bool(self._visitors)
+
+    def attend(self, visitor: Visitor) -> None:
+        """Lets a job take part in visits from now on."""
+        self._visitors[id(visitor)] = visitor
+        self._wake.set()
+
+    def leave(self, visitor: Visitor) -> None:
+        """Ends a job's part in visits; calls under way end by themselves."""
+        self._visitors.pop(id(visitor), None)
+
+    def wake(self) -> None:
+        """Visits soon."""
+        self._wake.set()
+
+    def renew(self, place: HolderPlace) -> None:
+        """Uses another password or authority.
+
+        Calls under way end on the old connection.
+        """
+        old, self.place = self._line, place
+        self._line = _line_to(place, self.settings.call_seconds)
+        asyncio.get_running_loop().call_later(2 * self.settings.call_seconds, old.close)
+        self._wake.set()
+
+    async def converse(self, dialogue: Dialogue[T]) -> T:
+        """Has one dialogue carried out, beside those of other jobs."""
+        return await self._line.converse(dialogue)
+
+    async def memory(self) -> Memory:
+        """Measures the server; jobs that ask within one visit share the figure."""
+        async with self._measuring:
+            now = asyncio.get_running_loop().time()
+            if self._memory is None or now - self._memory[0] > self.settings.probe_seconds / 2:
+                self._memory = (now, await self.converse(self.calls.memory()))
+            return self._memory[1]
+
+    async def close(self) -> None:
+        """Ends visits and the connection."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._line.close()
+        await self._under_way.close()
+
+    async def _run(self) -> None:
+        while True:
+            self._wake.clear()
+            if self.place.running:
+                await self._once()
+            try:
+                async with asyncio.timeout(self._pause()):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass  # time for the next visit
+
+    def _pause(self) -> float:
+        wanted = (visitor.pause_seconds() for visitor in self._visitors.values())
+        return min((p for p in wanted if p is not None), default=self.settings.rest_seconds)
+
+    async def _once(self) -> None:
+        self.visits += 1
+        try:
+            if not self._line.is_open:
+                await self._open()
+            due = self._due()
+            if not due:
+                with explained(self.calls.where, "answering a ping"):
+                    await self._line.exchange(("PING",))
+                due = self._due()  # whoever took it for silent
+        except SurefootError as error:
+            self._failed(error)
+            return
+        except Exception as error:
+            # what nobody foresaw ends no visits: a holder without them would be taken for well for ever
+            log.exception("visiting the holder on %s failed", self.place.server_id)
+            self._failed(TierUnavailable(f"{self.calls.where}: {error or type(error).__name__}"))
+            return
+        self._failing = False
+        for visitor in due:
+            self._busy.add(id(visitor))
+            self._under_way.start(self._visit(visitor), f"visiting the holder on {self.place.server_id}")
+
+    def _failed(self, error: SurefootError) -> None:
+        self._line.close()
+        if not self._failing:
+            log.warning("the holder on %s does not answer: %s", self.place.server_id, error)
+        self._failing = True
+        for visitor in tuple(self._visitors.values()):
+            visitor.failed(error)
+
+    def _due(self) -> list[Visitor]:
+        return [v for v in self._visitors.values() if id(v) not in self._busy and v.is_due()]
+
+    async def _visit(self, visitor: Visitor) -> None:
+        try:
+            await visitor.visit()
+        finally:
+            self._busy.discard(id(visitor))
+
+    async def _open(self) -> None:
+        line = self._line
+        with explained(self.calls.where, "connecting"):
+            await line.open()
+        self.run = await line.converse(self.calls.instance())
+
+
+def _line_to(place: HolderPlace, call_seconds: float) -> HolderLine:
+    account = Credentials("", place.admin_password, place.tls_ca or "")
+    return HolderLine(place.host, place.port, account, call_seconds, place.tls_ca is not None)
+
+
+class HolderPool:
+    """Owns the connections to holders, for all jobs of one operator.
+
+    One for each process of a server, not for each place: rounds of jobs overlap, and one that looked before a restart follows
+    what it saw behind another that looked after it. Neither may end what the other attends to: a holder that is never
+    visited again is Ready for ever, and a claim waits for its index.
+    """
+
+    def __init__(self, settings: MemorySettings) -> None:
+        self.settings = settings
+        self.holders: dict[ServerProcess, SharedHolder] = {}
+        self._leaving = TaskSet(logged(log))
+        self._places: tuple[HolderPlace, ...] = ()
+        self._there: frozenset[ServerProcess] = frozenset()
+        self._has_others = False
+        """Whether processes may be attended to that are not in the fabric's places."""
+
+    def follow(self, places: Sequence[HolderPlace]) -> None:
+        """Takes the fabric's places.
+
+        What another job has brought already costs a comparison.
+        """
+        if tuple(places) != self._places:
+            self._places = tuple(places)
+            self._there = frozenset(place.server_process for place in places)
+            self._has_others = True
+            for place in places:
+                known = self.holders.get(place.server_process)
+                if known is not None and not known.place.same_access(place):
+                    known.renew(place)
+        if self._has_others:
+            others = [process for process in self.holders if process not in self._there]
+            unused = [process for process in others if not self.holders[process].used]
+            for process in unused:
+                self._let_go(process)
+            self._has_others = len(others) > len(unused)
+
+    def of(self, place: HolderPlace) -> SharedHolder:
+        """Returns the holder at this place, begun if it has to be."""
+        known = self.holders.get(place.server_process)
+        if known is None:
+            known = self.holders[place.server_process] = self._shared(place)
+        return known
+
+    async def close(self) -> None:
+        """Ends every connection; a later `follow` begins anew."""
+        self._places = ()
+        for process in tuple(self.holders):
+            self._let_go(process)
+        await self._leaving.join()
+
+    def _shared(self, place: HolderPlace) -> SharedHolder:
+        return SharedHolder(place, self.settings)
+
+    def _let_go(self, process: ServerProcess) -> None:
+        shared = self.holders.pop(process)
+        self._leaving.start(shared.close(), f"leaving the holder on {shared.place.server_id}")

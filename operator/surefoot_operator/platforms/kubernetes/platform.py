@@ -1,0 +1,349 @@
+"""Implements the Fabric protocol for one job on Kubernetes.
+
+Touches the network through `cluster_cache` and `api_writes`. The reconciler calls it through the protocol; the controller
+makes it and owns the cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from surefoot_operator.api.known_node_signals import KNOWN_SIGNALS
+from surefoot_operator.api.parse import parse_job, with_metadata
+from surefoot_operator.api.spec import FINALIZER, Gang, TrainingJob
+from surefoot_operator.api.status import JobStatus, stamp
+from surefoot_operator.api.status_json import status_from_json
+from surefoot_operator.errors import FabricError, InvariantBroken, JobRefused, SpecError, ViewRefused, WorldMoved
+from surefoot_operator.job_snapshot import PurgeSeen, WorkerSeen
+from surefoot_operator.memory.holder_place import TierAccess
+from surefoot_operator.observed_groups import PodGroupsSeen
+from surefoot_operator.platforms.interface import FabricSeen, WorkerEnvironment
+from surefoot_operator.platforms.kubernetes import api_objects, api_writes, pod_groups, pods, status_patch
+from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused
+from surefoot_operator.platforms.kubernetes.purging import purge_pod
+from surefoot_operator.platforms.kubernetes.shared_objects import SharedObjects
+from surefoot_operator.platforms.kubernetes.template_dry_run import TemplateDryRun
+from surefoot_operator.platforms.kubernetes.views import observations
+from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache, Listener
+from surefoot_operator.platforms.kubernetes.views.derived_cache import DerivedCache
+from surefoot_operator.platforms.kubernetes.views.watched_objects import WatchedObjects
+from surefoot_operator.policy.core.actions import CreateWorker, DeleteWorker, Event, KeepGroup, RemoveGroup
+from surefoot_operator.rejected_calls import RefusedCall
+
+log = logging.getLogger(__name__)
+
+Object = dict[str, Any]
+
+_PATCH_TRIES = 3
+
+
+class KubernetesFabric:
+    """The fabric of one job; `access` holds the credentials for holders."""
+
+    def __init__(
+        self,
+        cache: ClusterCache,
+        namespace: str,
+        name: str,
+        uid: str,
+        access: TierAccess | None = None,
+        settings: pods.PodSettings | None = None,
+    ) -> None:
+        self._cache, self._api = cache, cache.api.about(uid)
+        self._me = api_objects.JobIdentity(namespace, name, uid)
+        self._good: TrainingJob | None = None
+        """The newest spec that could be read."""
+        self._access, self._settings = access or TierAccess(), settings or pods.PodSettings()
+        self._workers_seen = DerivedCache[WorkerSeen]()
+        self._status_seen: tuple[object, JobStatus] | None = None
+        """The stored status that was read last, and what it says."""
+        self._strangers = frozenset[str]()
+        self._changed = asyncio.Event()
+        self._closed = False
+        self._shared = SharedObjects(self._api, self._me)
+        self._preparing = asyncio.Lock()
+        self._proof = TemplateDryRun(self._api)
+        self._listeners: dict[str, Listener] = {
+            "trainingjobs": self._job_heard,
+            "pods": self._heard,
+            "holders": self._heard,
+            "nodes": self._heard,
+            "podgroups": self._heard,
+        }
+        for kind, listener in self._listeners.items():
+            cache.listen(kind, listener, self._own(kind))
+
+    def readable(self) -> TrainingJob | None:
+        """Returns the job by its newest readable spec, if any."""
+        try:
+            return self._job(self._stored())[0]
+        except FabricError:
+            return None
+
+    async def observe(self) -> FabricSeen:
+        """Reads the cache, which includes our own writes."""
+        stored = self._fresh()
+        job, refusal = self._job(stored)
+        signals = job.spec.health_policy.node_signals or KNOWN_SIGNALS
+        around, places = self._cache.around(job.spec.checkpoint.memory.topology_key, signals, self._access)
+        bearing = self._pods()
+        return FabricSeen(
+            job=job,
+            status=self._status(stored),
+            workers=self._workers(bearing),
+            purges=_purges(bearing),
+            nodes=around,
+            refused_calls=self.refused_calls(),
+            holders=places,
+            refusal=refusal,
+            free_nodes=None,
+            pod_groups=self._pod_groups(),
+        )
+
+    def refused_calls(self) -> tuple[RefusedCall, ...]:
+        """Of the last minutes; answers without a call, so that it can be asked while nothing else works."""
+        return self._api.refused.of_job(self._me.uid, time.monotonic())
+
+    async def create_worker(self, worker: CreateWorker, environment: WorkerEnvironment) -> None:
+        stored = self._stored()
+        job, _ = self._job(stored)
+        pod = pods.pod(job, worker, environment, self._settings)
+        shared = (pods.secret(job, environment), pods.service(job))
+        generation = None if self._status(stored).lineage else job.generation
+        if self._shared.knows(shared) or self._is_referred_to(pod):
+            # a lost worker's replacement waits for nothing that is there already
+            prepared = self._prepare(pod, generation, partial(self._shared.repair, shared, time.monotonic()))
+            await api_writes.side_by_side(self._make(pod), prepared)
+        else:
+            await self._prepare(pod, generation, partial(self._shared.make, shared))
+            await self._make(pod)
+
+    async def delete_worker(self, worker: DeleteWorker) -> None:
+        left = await api_writes.delete_pod(self._api, self._me.namespace, worker)
+        if left is not None:
+            self._cache.workers.learn(left)
+        else:
+            self._cache.workers.forget(self._me.namespace, worker.name, worker.uid)
+
+    async def keep_group(self, wanted: KeepGroup) -> None:
+        group, feed = wanted.group, self._group_feed(wanted.group.gang)
+        stored = feed.items.get((self._me.namespace, self._me.name))
+        body = pod_groups.body(self._me, group)
+        feed.learn(await api_writes.keep_group(self._api, group.gang, body, stored, self._me))
+
+    async def remove_group(self, removed: RemoveGroup) -> None:
+        feed = self._group_feed(removed.gang)
+        await api_writes.remove_group(self._api, removed.gang, removed.uid, self._me)
+        feed.forget(self._me.namespace, self._me.name, removed.uid)
+
+    async def patch_status(self, new: JobStatus, old: JobStatus) -> JobStatus:
+        stored, tested = self._stored(), stamp(old)
+        written = replace(new, serial=old.serial + 1)
+        problem: FabricError | None = None
+        for _ in range(_PATCH_TRIES):
+            body = status_patch.shown(written, self._workers(self._pods()), stored, time.time())
+            try:
+                operations = status_patch.operations(stored, body, tested)
+                self._cache.jobs.learn(await self._api.patch(f"{self._path}/status", operations))
+                return written
+            except ApiRefused as error:
+                if error.code not in (409, 422):
+                    raise
+                problem = error
+            # either the test failed, or we guessed the stored shape wrongly, or the status itself is refused
+            stored = await self._api.get(self._path)
+            self._cache.jobs.learn(stored)
+            if stored["metadata"]["uid"] != self._me.uid:
+                raise FabricError(f"job {self._me} was deleted and created again under its name")
+            if status_patch.stored_stamp(stored) != tested:
+                raise WorldMoved(
+                    f"job {self._me}: the stored status is {status_patch.stored_stamp(stored)}, this write expects"
+                    f" {tested}: observe again"
+                ) from problem
+        assert problem is not None
+        raise problem
+
+    async def hold_job(self, held: bool) -> None:
+        try:
+            self._cache.jobs.learn(await api_writes.hold(self._api, self._stored(), held))
+        except ApiRefused as error:
+            if error.code == 404 and not held:
+                return
+            if error.code in (409, 422):  # somebody else changed the finalizers: the next try knows them
+                self._cache.jobs.learn(await self._api.get(self._path))
+            raise
+
+    async def purge(self, attempt: int, environment: WorkerEnvironment) -> None:
+        job, _ = self._job(self._stored())
+        made = await api_writes.create(
+            self._api, "pods", purge_pod(job, attempt, environment, self._settings), self._me
+        )
+        self._cache.workers.learn(made)
+
+    async def delete_job(self) -> None:
+        await api_writes.delete_job(self._api, self._me)
+
+    async def record(self, events: Sequence[Event]) -> None:
+        if not events:
+            return
+        stored = self._cache.jobs.items.get((self._me.namespace, self._me.name), {})
+        epoch = (
+            status_patch.stored_stamp(stored).epoch or 0
+        )  # the last words on a job may be said when it is gone already
+        for event in events:
+            await api_writes.record(self._api, self._me, event, epoch, time.time())
+
+    async def changes(self) -> AsyncIterator[None]:
+        """Yields when something that a plan reads has changed."""
+        self._changed.set()  # something may have changed between the last look and this watch
+        while True:
+            await self._changed.wait()
+            if self._closed:
+                return
+            self._changed.clear()
+            yield
+
+    async def close(self) -> None:
+        """Stops listening; the controller closes cache and connections."""
+        if not self._closed:
+            for kind, listener in self._listeners.items():
+                self._cache.unlisten(kind, listener, self._own(kind))
+        self._closed = True
+        self._changed.set()
+
+    def _is_referred_to(self, pod: Object) -> bool:
+        """Whether another pod of this job refers to this one's Secret: it was made before that pod."""
+        secret = pod["metadata"]["labels"][api_objects.SECRET]
+        return any(
+            other["metadata"]["labels"].get(api_objects.SECRET) == secret and api_objects.is_of(other, self._me)
+            for other in self._cache.pods_of(self._me.uid)
+        )
+
+    async def _prepare(self, pod: Object, generation: int | None, share: Callable[[], Awaitable[None]]) -> None:
+        """Proves the template of a job that had no world yet, and makes what its workers share."""
+        async with self._preparing:  # workers made side by side share them
+            if generation is not None:
+                await self._proof.give(self._me.namespace, pod, generation)
+            await share()
+
+    async def _make(self, pod: Object) -> None:
+        self._cache.workers.learn(await api_writes.create(self._api, "pods", pod, self._me))
+
+    # ---- looking ----------------------------------------------------------------------------------------------------
+
+    def _fresh(self) -> Object:
+        """The stored job. Raises FabricError where the view of the cluster is not of now."""
+        try:
+            self._cache.check_fresh()
+        except ViewRefused as refusal:
+            refusal.status = self._status(self._stored())
+            raise
+        return self._stored()
+
+    @property
+    def _path(self) -> str:
+        return api_objects.jobs_path(self._me.namespace, self._me.name)
+
+    def _stored(self) -> Object:
+        found = self._cache.jobs.items.get((self._me.namespace, self._me.name))
+        if found is None or found["metadata"]["uid"] != self._me.uid:
+            raise FabricError(f"there is no job {self._me} with uid {self._me.uid}; was it deleted?")
+        return found
+
+    def _job(self, stored: Object) -> tuple[TrainingJob, str]:
+        """The newest spec that could be read, and why a newer one cannot."""
+        metadata, good = stored["metadata"], self._good
+        if good is not None and good.generation == metadata.get("generation", 1):
+            self._good = with_metadata(good, metadata)
+            return self._good, ""
+        try:
+            self._good = parse_job(stored)
+            return self._good, ""
+        except SpecError as error:
+            refusal = f"the job's spec is invalid: {error}"
+            if good is None:
+                generation, status = metadata.get("generation", 1), self._status(stored)
+                raise JobRefused(refusal, generation, status, _is_leaving(metadata)) from error
+            return with_metadata(good, metadata), refusal
+
+    def _status(self, stored: Object) -> JobStatus:
+        found = stored.get("status", {})
+        if self._status_seen is not None and self._status_seen[0] is found:
+            return self._status_seen[1]  # what is cached is replaced, and never changed
+        try:
+            self._status_seen = (found, status_from_json(found))
+            return self._status_seen[1]
+        except InvariantBroken as error:
+            sentence = (
+                f"the job's status was edited and cannot be read: {error}. It is not overwritten;"
+                " restore the former status, or create the job anew with checkpoint.restoreFrom"
+            )
+            metadata = stored["metadata"]
+            raise JobRefused(sentence, metadata.get("generation", 1), None, _is_leaving(metadata)) from error
+
+    def _workers(self, pods: Sequence[Object]) -> tuple[WorkerSeen, ...]:
+        workers = [pod for pod in pods if api_objects.part_of(pod) != api_objects.PURGE]
+        return tuple(self._workers_seen.all(workers, observations.worker, lambda pod: None))
+
+    def _pod_groups(self) -> PodGroupsSeen:
+        key = (self._me.namespace, self._me.name)
+        stored = ((gang, feed.items.get(key)) for gang, feed in self._cache.groups.items())
+        found = (
+            pod_groups.seen(gang, one) for gang, one in stored if one is not None and api_objects.is_of(one, self._me)
+        )
+        return PodGroupsSeen(tuple(found), self._cache.unseen_groups())
+
+    def _group_feed(self, gang: Gang) -> WatchedObjects:
+        feed = self._cache.groups.get(gang)
+        if feed is None:
+            raise FabricError(self._cache.unseen_groups()[gang])
+        return feed
+
+    def _pods(self) -> list[Object]:
+        """This job's own; a stranger that bears its labels is told of once and counts for nothing."""
+        bearing = self._cache.pods_of(self._me.uid)
+        strangers = {pod["metadata"]["uid"]: pod for pod in bearing if not api_objects.is_of(pod, self._me)}
+        for uid in strangers.keys() - self._strangers:
+            metadata = strangers[uid]["metadata"]
+            log.warning(
+                "pod %s/%s has labels of job %s but another controller: ignoring it",
+                metadata.get("namespace"), metadata["name"], self._me,
+            )  # fmt: skip
+        self._strangers = frozenset(strangers)
+        return [pod for pod in bearing if pod["metadata"]["uid"] not in strangers]
+
+    # ---- hearing ----------------------------------------------------------------------------------------------------
+
+    def _heard(self, _old: Object | None, _new: Object | None) -> None:
+        self._changed.set()
+
+    def _own(self, kind: str) -> str:
+        """Of jobs, pods and pod groups this job's own are listened for; holders and nodes are everybody's."""
+        return self._me.uid if kind in ("trainingjobs", "pods", "podgroups") else ""
+
+    def _job_heard(self, old: Object | None, new: Object | None) -> None:
+        """Our own status writes are no news."""
+        if old is None or new is None or _asked(old) != _asked(new):
+            self._changed.set()
+
+
+def _purges(pods: Sequence[Object]) -> tuple[PurgeSeen, ...]:
+    found = (observations.purge(pod) for pod in pods if api_objects.part_of(pod) == api_objects.PURGE)
+    return tuple(one for one in found if one is not None)
+
+
+def _is_leaving(metadata: Object) -> bool:
+    """Whether its deletion waits for this operator."""
+    return FINALIZER in (metadata.get("finalizers") or ()) and "deletionTimestamp" in metadata
+
+
+def _asked(job: Object) -> tuple[Any, ...]:
+    """All of a job that people and others change; annotations make no new generation."""
+    metadata = job["metadata"]
+    return tuple(metadata.get(name) for name in ("uid", "generation", "deletionTimestamp", "finalizers", "annotations"))

@@ -1,0 +1,275 @@
+"""Watches jobs, worker pods, holders, nodes and node leases of a cluster.
+
+Touches the network through `watched_objects`. Made by the controller, read by each job's fabric. A change that no plan
+depends on (a heartbeat, our own status write) wakes no job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping
+
+from surefoot.task_set import TaskSet
+from surefoot_operator import metrics
+from surefoot_operator.api.gang_schedulers import GANG_SCHEDULERS
+from surefoot_operator.api.spec import Gang, NodeSignals
+from surefoot_operator.errors import FabricError, ViewRefused
+from surefoot_operator.job_snapshot import NodeSeen
+from surefoot_operator.memory.holder_place import HolderPlace, TierAccess
+from surefoot_operator.platforms.kubernetes import api_objects, pod_groups
+from surefoot_operator.platforms.kubernetes.api_client import Api
+from surefoot_operator.platforms.kubernetes.views import kept_fields, nodes, observations
+from surefoot_operator.platforms.kubernetes.views.cluster_views import ClusterViews
+from surefoot_operator.platforms.kubernetes.views.leases import Heard, Leases
+from surefoot_operator.platforms.kubernetes.views.watched_objects import Object, WatchedObjects
+
+log = logging.getLogger(__name__)
+
+JUDGE_SECONDS = 1.0
+SYNC_SECONDS = 20.0
+
+GONE_SECONDS = 600.0
+"""A holder that is gone is shown for so long: jobs that run look every few seconds, those at rest once a minute."""
+
+NOT_WATCHED = "this operator does not use {gang}: add it to the chart's value operator.gangSchedulers"
+
+Listener = Callable[[Object | None, Object | None], None]
+
+
+class ClusterCache:
+    """Mirrors the objects of a cluster that plans depend on.
+
+    `holders_in`: the only namespace whose pods count as holders; empty: any. A holder receives the administrator's
+    password, so nobody who may create pods elsewhere must be able to create one. `gangs`: schedulers whose pod groups
+    are watched; a cluster that does not serve them, or not yet, keeps no job without them from being planned.
+    """
+
+    def __init__(self, api: Api, holders_in: str = "", gangs: Collection[Gang] = ()) -> None:
+        self.api = api
+        self._listeners: dict[tuple[str, str], list[Listener]] = {}
+        """By kind, and by the job whose objects alone are listened for; empty: everybody's."""
+        self.jobs = self._feed(f"{api_objects.JOBS}/trainingjobs", "")
+        self.workers = self._feed("/api/v1/pods", api_objects.JOB_UID)
+        pods = api_objects.core_path(holders_in, "pods") if holders_in else "/api/v1/pods"
+        self.holders = self._feed(pods, api_objects.HOLDER_SELECTOR, "holders")
+        self.nodes = self._feed("/api/v1/nodes", "")
+        leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+        self.leases = WatchedObjects(api, leases, "", self._renewed, kept=kept_fields.lease)
+        self._named = {
+            "trainingjobs": self.jobs,
+            "workers": self.workers,
+            "holders": self.holders,
+            "nodes": self.nodes,
+            "leases": self.leases,
+        }
+        self._feeds = tuple(self._named.values())
+        self.groups: dict[Gang, WatchedObjects] = {
+            gang: self._feed(pod_groups.path(gang), api_objects.JOB_UID, optional=True) for gang in gangs
+        }
+        self._kubelets = Leases()
+        self._told = Heard()
+        self.gone_holders: dict[str, Object] = {}
+        """Node -> the last holder's pod there that is gone, until another comes, or for GONE_SECONDS."""
+        self._gone_at: dict[str, float] = {}
+        self._views = ClusterViews(self.nodes.items, self.holders.items, self.gone_holders)
+        self.listen("holders", self._holder)
+        self._by_job: dict[str, dict[str, Object]] = {}
+        self.listen("pods", self._pod)
+        self._tasks = TaskSet(_report)
+
+    async def start(self) -> None:
+        """Returns once jobs and pods were listed, and nodes answered for. Raises FabricError after a timeout.
+
+        Nodes and leases may be refused: they are asked for again, no job is planned meanwhile (`check_fresh`), and each
+        says why. Without pods agents and evictions would be answered by what is not known.
+        """
+        for feed in (*self._feeds, *self.groups.values()):
+            self._tasks.start(feed.run(), f"watch {feed.path}")
+        self._tasks.start(self._judge(), "judge leases")
+        try:
+            async with asyncio.timeout(SYNC_SECONDS):
+                for feed in self._feeds:
+                    await (feed.answered if feed in (self.nodes, self.leases) else feed.synced).wait()
+        except TimeoutError:
+            missing = [feed for feed in self._feeds if not feed.synced.is_set()]
+            await self.close()
+            refusals = "; ".join(feed.refusal for feed in missing if feed.refusal)
+            paths = ", ".join(feed.path for feed in missing)
+            hint = "; is the CRD installed?" if " (404 " in self.jobs.refusal else ""
+            raise FabricError(f"{refusals or 'no answer'}: {paths} not listed in {SYNC_SECONDS:g} s{hint}") from None
+        for kind, feed in self._named.items():
+            metrics.watch_age_seconds.labels(kind).set_function(feed.age_seconds)
+
+    async def close(self) -> None:
+        """Ends the watches, but not the API's connections."""
+        for kind in self._named:
+            metrics.watch_age_seconds.remove_by_labels({"kind": kind})  # also if it was not listed yet
+        await self._tasks.close()
+
+    def listen(self, kind: str, listener: Listener, job: str = "") -> None:
+        """Calls `listener` with each later change: old and new state.
+
+        `kind`: `trainingjobs`, `pods`, `podgroups`, `holders` or `nodes`. `job`: only the job with this uid, its pods
+        and pod groups. Of the last three kinds, changes that no plan reads are left out.
+        """
+        self._listeners.setdefault((kind, job), []).append(listener)
+
+    def unlisten(self, kind: str, listener: Listener, job: str = "") -> None:
+        heard = self._listeners[kind, job]
+        heard.remove(listener)
+        if not heard:
+            del self._listeners[kind, job]
+
+    def guarded(self, may_write: Callable[[], None]) -> ClusterCache:
+        """Shares what is watched.
+
+        `may_write` is called before each write through `api`, as `Api.guarded` does.
+        """
+        made = copy.copy(self)
+        made.api = self.api.guarded(may_write)
+        return made
+
+    def check_fresh(self) -> None:
+        """Raises FabricError if no plan may be made.
+
+        A watch is stale or refused, or nothing may be written.
+        """
+        self.api.check_allowed()
+        for feed in self._feeds:
+            if not feed.fresh:
+                if feed.refusal:
+                    raise ViewRefused(f"{feed.refusal}; without this view Surefoot plans nothing")
+                raise FabricError(
+                    f"the watch of {feed.path} is stale: the API server does not answer; nothing is planned"
+                )
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything was listed."""
+        return all(feed.synced.is_set() for feed in self._feeds)
+
+    def silences(self) -> dict[str, float]:
+        """Seconds since the API server last answered a watch, be it with a refusal, by kind."""
+        now = time.monotonic()
+        return {kind: now - feed.answered_at for kind, feed in self._named.items()}
+
+    def pods_of(self, job: str) -> list[Object]:
+        """The pods with this job's uid as label, whoever made them."""
+        return list(self._by_job.get(job, {}).values())
+
+    def unseen_groups(self) -> Mapping[Gang, str]:
+        """Gang schedulers whose pod groups are not served here, and why."""
+        off = {gang: NOT_WATCHED.format(gang=gang) for gang in GANG_SCHEDULERS if gang not in self.groups}
+        return off | {gang: feed.refusal for gang, feed in self.groups.items() if feed.refusal}
+
+    def around(
+        self, topology_key: str, signals: NodeSignals, access: TierAccess
+    ) -> tuple[tuple[NodeSeen, ...], tuple[HolderPlace, ...]]:
+        """Returns nodes and holders, in tuples that all who ask alike share."""
+        return self._views.seen(self.kubelets(), topology_key, signals, access)
+
+    def kubelets(self) -> Heard:
+        """Which kubelets renewed their lease, and which are silent."""
+        return self._kubelets.heard(self.leases.heard_since, self.leases.heard_at)
+
+    def _feed(self, path: str, selector: str, kind: str = "", optional: bool = False) -> WatchedObjects:
+        kind = kind or path.rsplit("/", 1)[-1]
+
+        read = _READ.get(kind)
+
+        def heard(old: Object | None, new: Object | None) -> None:
+            if kind == "nodes":
+                self._views.node_changed(old, new)
+            # compared once, and not by each of a thousand jobs: every kubelet writes its node's status all the time
+            if read is not None and old is not None and new is not None and read(old) == read(new):
+                return
+            jobs = dict.fromkeys(("", *(_job_of(kind, one) for one in (old, new) if one is not None)))
+            for job in jobs:
+                for listener in list(self._listeners.get((kind, job), ())):
+                    listener(old, new)
+
+        return WatchedObjects(self.api, path, selector, heard, optional, _KEPT.get(kind, kept_fields.whole))
+
+    def _renewed(self, old: Object | None, new: Object | None) -> None:
+        self._kubelets.changed(old, new, time.monotonic())
+
+    def _pod(self, old: Object | None, new: Object | None) -> None:
+        for pod, there in ((old, False), (new, True)):
+            job = api_objects.job_of(pod) if pod is not None else None
+            if pod is None or job is None:
+                continue
+            pods = self._by_job.setdefault(job, {})
+            if there:
+                pods[pod["metadata"]["uid"]] = pod
+            else:
+                pods.pop(pod["metadata"]["uid"], None)
+                if not pods:
+                    del self._by_job[job]
+
+    def _holder(self, old: Object | None, new: Object | None) -> None:
+        self._views.holder_changed()
+        found = new or old
+        node = observations.node_of(found) if found is not None else None
+        if node is None:
+            return
+        if new is None and found is not None:
+            self.gone_holders[node] = found
+            self._gone_at[node] = time.monotonic()
+        elif new is not None:
+            self._forget_gone(node)
+
+    def _forget_gone(self, node: str) -> None:
+        if self.gone_holders.pop(node, None) is not None:
+            self._views.holder_changed()
+        self._gone_at.pop(node, None)
+
+    def forget_gone_holders(self, now: float) -> None:
+        """Drops deleted holders that every job has observed by now.
+
+        Nodes of a cluster that scales have new names each time; without this the list grows for ever.
+        """
+        for node in [node for node, at in self._gone_at.items() if now - at > GONE_SECONDS]:
+            self._forget_gone(node)
+
+    async def _judge(self) -> None:
+        while True:
+            heard, told = self.kubelets(), self._told
+            for name in (heard.silent ^ told.silent) | (heard.renewed ^ told.renewed):
+                found = self.nodes.items.get(("", name))
+                if name not in heard.silent ^ told.silent and (found is None or not nodes.is_contradicted(found)):
+                    continue  # one kubelet more that is well is no news
+                for listener in list(self._listeners.get(("nodes", ""), ())):
+                    listener(None, found)
+            self._told = heard
+            self.forget_gone_holders(time.monotonic())
+            await asyncio.sleep(JUDGE_SECONDS)  # silence announces itself to nobody
+
+
+def _job_of(kind: str, found: Object) -> str:
+    """The job that an object is, or belongs to; empty: none alone."""
+    if kind == "trainingjobs":
+        return str(found["metadata"]["uid"])
+    return (api_objects.job_of(found) or "") if kind in ("pods", "podgroups") else ""
+
+
+_READ: Mapping[str, Callable[[Object], object]] = {
+    "nodes": nodes.marks,
+    "holders": observations.holder_marks,
+    "podgroups": pod_groups.marks,
+}
+"""Kind -> all that a plan can depend on of one such object."""
+
+
+_KEPT: Mapping[str, Callable[[Object], Object]] = {
+    "pods": kept_fields.worker_pod,
+    "holders": kept_fields.holder_pod,
+    "nodes": kept_fields.node,
+}
+
+
+def _report(name: str, error: BaseException) -> None:
+    """A watch that ended by an error of ours: its feed goes stale, and the log says why."""
+    log.error("%s ended by an error and is not restarted", name, exc_info=error)

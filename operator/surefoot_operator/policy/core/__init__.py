@@ -1,0 +1,1 @@
+"""Contains what every decision builds on: facts derived from a snapshot, actions, availability."""

@@ -1,0 +1,317 @@
+"""Indexes a snapshot and derives the facts every decision uses.
+
+Pure; read by every decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+
+from surefoot.protocol.checkpoints.completeness import TierReading
+from surefoot.protocol.checkpoints.placement import Topology
+from surefoot.protocol.identities import Checkpoint, HolderId, WorkerId
+from surefoot.protocol.progress import mean_passes
+from surefoot_operator.api.spec import TrainingJobSpec
+from surefoot_operator.api.status import DataRead, JobStatus, Member, World
+from surefoot_operator.job_snapshot import NodeSeen, Observed, SessionSeen, WorkerSeen
+from surefoot_operator.observed_tiers import HolderSeen
+from surefoot_operator.policy.core.indexes import (
+    holder_domains,
+    holders_by_id,
+    holders_reading,
+    members_by_id,
+    nodes_by_name,
+    sealed_at,
+    sessions_by_id,
+    topology_of,
+    workers_by_id,
+)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+RECONNECT_GRACE_SECONDS = 0.25
+"""How long a first cause may trail its echoes on other ranks, and a step the death of one of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A snapshot with its indexes, built once per plan.
+
+    Without them each decision about a worker would search every list.
+    """
+
+    seen: Observed
+    workers: Mapping[WorkerId, WorkerSeen]
+    sessions: Mapping[WorkerId, SessionSeen]
+    nodes: Mapping[str, NodeSeen]
+    holders: Mapping[HolderId, HolderSeen]
+    heard_on: Mapping[str, bool]
+    """Of each node that an agent said hello from in this term: whether one there is heard now."""
+    told_on: Mapping[str, float]
+    """When an agent on each of these nodes was heard last, its line broken since or not."""
+    silent_agents: int
+    """How many are not heard now."""
+    members: Mapping[WorkerId, Member]
+    """Those of the present world, claimed or committed; none before the first."""
+    _derived: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What was derived from this snapshot before; see `derived_once`."""
+
+    @property
+    def now(self) -> float:
+        return self.seen.now
+
+    @property
+    def spec(self) -> TrainingJobSpec:
+        return self.seen.job.spec
+
+    @property
+    def status(self) -> JobStatus:
+        return self.seen.status
+
+    @property
+    def world(self) -> World:
+        """The present world; only where one was claimed already."""
+        world = self.seen.status.world
+        if world is None:
+            raise LookupError("this job has no world yet")
+        return world
+
+    @property
+    def running_epoch(self) -> int:
+        """The newest epoch that was committed, 0 before the first."""
+        return self.seen.status.lineage[-1].epoch if self.seen.status.lineage else 0
+
+
+def derived_once(function: Callable[Concatenate[Facts, P], T]) -> Callable[Concatenate[Facts, P], T]:
+    """Caches a fact per snapshot; callers must not change the value.
+
+    A fact that reads every worker, computed for each of them, would cost the square of their number.
+    """
+    name = f"{function.__module__}.{function.__qualname__}"
+
+    @wraps(function)
+    def once(facts: Facts, /, *arguments: P.args, **named: P.kwargs) -> T:
+        assert not named, "arguments are given by position, so that they can be looked up"
+        key = (name, *arguments) if arguments else name
+        try:
+            return cast(T, facts._derived[key])
+        except KeyError:
+            found = facts._derived[key] = function(facts, *arguments, **named)
+            return found
+
+    return once
+
+
+def gather(seen: Observed) -> Facts:
+    """Indexes the snapshot once for all decisions."""
+    sessions = sessions_by_id(seen.sessions)
+    silence = seen.job.spec.health_policy.heartbeat_timeout_seconds
+    heard_on: dict[str, bool] = {}
+    told_on: dict[str, float] = {}
+    silent = 0
+    for session in sessions.values():
+        heard = session.connected and seen.now - session.heard_seconds <= silence
+        silent += not heard
+        heard_on[session.node] = heard_on.get(session.node, False) or heard
+        told_on[session.node] = max(told_on.get(session.node, session.heard_seconds), session.heard_seconds)
+    world = seen.status.world
+    return Facts(
+        seen,
+        workers_by_id(seen.workers),
+        sessions,
+        nodes_by_name(seen.nodes),
+        holders_by_id(seen.holders),
+        heard_on,
+        told_on,
+        silent,
+        {} if world is None else members_by_id(world.members),
+    )
+
+
+def is_responsive(facts: Facts, session: SessionSeen) -> bool:
+    """Whether an agent is connected and within its heartbeat timeout."""
+    return session.connected and facts.now - session.heard_seconds <= facts.spec.health_policy.heartbeat_timeout_seconds
+
+
+@derived_once
+def member_sessions(facts: Facts) -> tuple[tuple[Member, SessionSeen | None], ...]:
+    """Pairs each member with its agent's session.
+
+    None if no agent speaks, or one of another incarnation.
+    """
+    found: list[tuple[Member, SessionSeen | None]] = []
+    for worker, member in facts.members.items():
+        session = facts.sessions.get(worker)
+        own = session is not None and session.incarnation == member.incarnation
+        found.append((member, session if own else None))
+    return tuple(found)
+
+
+@derived_once
+def held_checkpoint(facts: Facts) -> Checkpoint | None:
+    """The step at which every rank of the world holds, if any."""
+    world, hold = facts.status.world, facts.seen.hold
+    if world is None or world.state != "Committed" or not world.members or hold is None:
+        return None
+    if (hold.epoch, hold.state) != (world.epoch, "Bound"):
+        return None
+    reached = all(s is not None and s.epoch == hold.epoch and s.held == hold.step for _, s in member_sessions(facts))
+    return Checkpoint(hold.epoch, hold.step) if reached else None
+
+
+@derived_once
+def final_checkpoint(facts: Facts) -> Checkpoint | None:
+    """The last step's checkpoint once every member finished, saved or not.
+
+    An epoch that made no step of its own ended where it began. None also where steps are not known (a plain torchrun).
+    """
+    sessions = [s for _, s in member_sessions(facts)]
+    if not sessions or any(s is None or s.epoch != facts.world.epoch or s.finished != 0 for s in sessions):
+        return None
+    steps = [s.finished_steps for s in sessions if s is not None]
+    if min(steps) < 0:
+        return None
+    return Checkpoint(facts.world.epoch, max(steps)) if any(steps) else facts.world.parent
+
+
+@derived_once
+def is_broken(facts: Facts) -> bool:
+    """Whether a trainer of the committed world has failed."""
+    epoch = facts.world.epoch
+    return any(s is not None and s.exit is not None and s.exit.epoch == epoch for _, s in member_sessions(facts))
+
+
+@derived_once
+def in_epoch(facts: Facts, epoch: int) -> tuple[SessionSeen, ...]:
+    """Sessions whose facts (step, exit, hold …) are about this epoch."""
+    return tuple(s for s in facts.sessions.values() if s.epoch == epoch)
+
+
+@derived_once
+def step_of(facts: Facts, epoch: int) -> int:
+    """The highest step that any rank of `epoch` finished; 0: none."""
+    return max((s.progress.step for s in in_epoch(facts, epoch)), default=0)
+
+
+def last_step(facts: Facts) -> int:
+    """The last step that the world finished or restored."""
+    return max(step_of(facts, facts.world.epoch), facts.world.begun_step)
+
+
+@derived_once
+def has_stepped(facts: Facts, epoch: int) -> bool:
+    """Whether `epoch` made a step after the one it restored."""
+    begun = facts.world.begun_step
+    return any(s.step_at_seconds is not None or s.progress.step > begun for s in in_epoch(facts, epoch))
+
+
+@derived_once
+def last_step_seconds(facts: Facts, epoch: int) -> float | None:
+    """When a step of `epoch` was last reported.
+
+    A new operator counts from its first report.
+    """
+    world = facts.status.world
+    parent = world.begun_step if world is not None else 0
+    times = [
+        s.step_at_seconds if s.step_at_seconds is not None else s.since_seconds
+        for s in in_epoch(facts, epoch)
+        if s.step_at_seconds is not None or s.progress.step > parent
+    ]
+    return max(times, default=None)
+
+
+@derived_once
+def seconds_per_step(facts: Facts) -> float | None:
+    """The slowest rank's step time; None while unknown."""
+    return max(
+        (s.progress.step_seconds for s in facts.sessions.values() if s.progress.step_seconds is not None), default=None
+    )
+
+
+def moving_until(facts: Facts, since_seconds: float) -> float | None:
+    """Until when the epoch advances after `since_seconds`; None: it stands.
+
+    One step may still be reported just after a rank died, so a step is proof of life for two step times only, and until
+    the next could have been told.
+    """
+    last = last_step_seconds(facts, facts.world.epoch)
+    if last is None or last <= since_seconds:
+        return None
+    until = (
+        last
+        + facts.spec.health_policy.heartbeat_seconds
+        + max(RECONNECT_GRACE_SECONDS, 2 * (seconds_per_step(facts) or 0.0))
+    )
+    return until if facts.now < until else None
+
+
+def data_read(facts: Facts, epoch: int) -> DataRead | None:
+    """Progress of `epoch` through its data; None without an elastic loader."""
+    told = [s.progress for s in in_epoch(facts, epoch)]
+    passes, pace = mean_passes(told), seconds_per_step(facts)
+    if passes is None:
+        return None
+    samples = sum(one.step_samples or 0 for one in told)
+    return DataRead(round(passes, 4), float(f"{samples / pace:.3g}") if samples and pace else None)
+
+
+def loss_told(facts: Facts, epoch: int) -> float | None:
+    """The mean loss of an epoch's workers; None where none told any."""
+    told = [s.progress.loss for s in in_epoch(facts, epoch) if s.progress.loss is not None]
+    return sum(told) / len(told) if told else None
+
+
+def saving_steps(facts: Facts) -> int:
+    """Steps between saves to memory: as chosen, else the tier's base."""
+    chosen = facts.status.memory_interval
+    return facts.spec.checkpoint.memory.base_steps if chosen is None else chosen.steps
+
+
+def sealed_holders(facts: Facts, epoch: int) -> tuple[HolderSeen, ...]:
+    """Holders that are sealed at `epoch`, and were read since.
+
+    By the operator, or by an agent in its place.
+    """
+    return sealed_at(facts.seen.holders, epoch)
+
+
+@derived_once
+def reading_at(facts: Facts, epoch: int) -> TierReading:
+    """What was read of all tiers for `epoch`.
+
+    Holders that were not read are left out, not taken as empty.
+    """
+    persistent = facts.seen.persistent
+    listed = persistent.entries if persistent.read_epoch == epoch else None
+    memory = memory_reading(facts, epoch)
+    return memory if listed is None else TierReading(memory.holders, listed)
+
+
+def memory_reading(facts: Facts, epoch: int) -> TierReading:
+    """What was read for `epoch` of the holders alone."""
+    return holders_reading(facts.seen.holders, epoch)
+
+
+def topology_of_job(facts: Facts) -> Topology:
+    """Where its nodes stand: the placement of its copies goes by it."""
+    return topology_of(facts.seen.nodes, facts.seen.job.uid)
+
+
+def domains_of(facts: Facts) -> dict[HolderId, str]:
+    """The failure domain of each holder."""
+    return holder_domains(facts.seen.holders)
+
+
+@derived_once
+def bad_of(facts: Facts) -> frozenset[Checkpoint]:
+    return frozenset(facts.status.bad)
+
+
+def soonest(times: Iterable[float | None]) -> float | None:
+    """The earliest of some times; None without any."""
+    return min((t for t in times if t is not None), default=None)

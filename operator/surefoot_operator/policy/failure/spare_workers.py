@@ -1,0 +1,97 @@
+"""Decides which workers are wanted, and which of them are spares.
+
+Pure; read by `claim`, `workers` and `report`. No worker is a spare by its number: those are that the world does not
+need now. So a spare that takes a lost worker's rank costs no pod but the lost one's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+
+from surefoot_operator.job_snapshot import SessionSeen, WorkerSeen
+from surefoot_operator.policy.core.availability import usable, vacate_reason
+from surefoot_operator.policy.core.facts import Facts, derived_once, is_responsive
+from surefoot_operator.policy.core.indexes import worker_id
+from surefoot_operator.policy.failure.pair_trials import is_awaited
+from surefoot_operator.policy.failure.sizing import target_size
+from surefoot_operator.policy.failure.unhealthy_nodes import found_sick
+
+_OVER = ("Succeeded", "Failed")
+
+
+@derived_once
+def wanted_indexes(facts: Facts) -> frozenset[int]:
+    """Lists indexes that need a worker: the world's, then the lowest.
+
+    By number alone a member that began as a spare would be ended when fewer spares are asked for.
+    """
+    count = target_size(facts.spec) + facts.spec.spares
+    taken = frozenset(sorted(member.index for member in facts.members.values())[:count])
+    free = (index for index in range(count) if index not in taken)
+    return taken.union(islice(free, count - len(taken)))
+
+
+@derived_once
+def world_indexes(facts: Facts) -> frozenset[int]:
+    """Lists the wanted workers that make up the world.
+
+    What hinders the others, which are spares, hinders no training.
+    """
+    wanted = wanted_indexes(facts)
+    if not facts.spec.spares:
+        return wanted
+    newest = newest_workers(facts)
+    ranked = sorted(wanted, key=lambda index: (_distance(facts, newest.get(index)), index))
+    return frozenset(ranked[: target_size(facts.spec)])
+
+
+@derived_once
+def newest_workers(facts: Facts) -> Mapping[int, WorkerSeen]:
+    """The newest attempt of each index, by index.
+
+    What became of older ones was answered.
+    """
+    return {w.index: w for w in sorted(facts.seen.workers, key=lambda w: (w.index, w.attempt))}
+
+
+@derived_once
+def newest_attempts(facts: Facts) -> list[SessionSeen]:
+    """One agent per wanted index: the newest attempt that is heard.
+
+    One that is made beside another, to take its place, counts once it is warm; no longer once its pod is gone, or nothing is
+    heard of it: the line to a machine that lost its power may stand, and its agent would hide the one that lives.
+    """
+    newest_of: dict[int, SessionSeen] = {}
+    wanted = wanted_indexes(facts)
+    for session in sorted(facts.sessions.values(), key=lambda s: s.attempt):
+        there = worker_id(session) in facts.workers and is_responsive(facts, session)
+        if there and session.index in wanted:
+            known = newest_of.get(session.index)
+            if known is None or session.warm or not (known.warm and vacate_reason(facts, known.node)):
+                newest_of[session.index] = session
+    return list(newest_of.values())
+
+
+def spare_agents(facts: Facts) -> list[SessionSeen]:
+    """Warm agents without a rank, on nodes that nobody wants left.
+
+    Nor found sick: a world that grows there would halt for each try. Nor being tried with another one.
+    """
+    found = (s for s in newest_attempts(facts) if s.warm and worker_id(s) not in facts.members and usable(facts, s))
+    found = (s for s in found if not vacate_reason(facts, s.node) and s.node not in found_sick(facts))
+    return [s for s in found if not is_awaited(facts, s)]
+
+
+def _distance(facts: Facts, worker: WorkerSeen | None) -> int:
+    """How far a worker is from training."""
+    if worker is None or worker.phase in _OVER or worker.unstarted:
+        return 5
+    if worker_id(worker) in facts.members:
+        return 0
+    session = facts.sessions.get(worker_id(worker))
+    if session is not None and session.warm and usable(facts, session):
+        return 1
+    if worker.phase == "Running":
+        return 2
+    return 3 if worker.node is not None else 4

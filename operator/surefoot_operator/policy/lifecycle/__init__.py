@@ -1,1 +1,0 @@
-"""Decides how a job completes, idles, suspends and is cleaned up."""

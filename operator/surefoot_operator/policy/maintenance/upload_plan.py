@@ -1,0 +1,248 @@
+"""Plans promotion to the persistent tier, and retention there.
+
+Pure; called by `maintenance_plan`. One checkpoint at a time. The pin is soft state of the leader: after a failover the next
+listing finds what was uploaded already. The floor moves only when every manifest of a lineage checkpoint is there.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from surefoot.protocol.checkpoints import retention
+from surefoot.protocol.checkpoints.completeness import complete_persistent
+from surefoot.protocol.checkpoints.lineage import entry_of, newest, on_lineage
+from surefoot.protocol.identities import Checkpoint, RankSave, WorkerId
+from surefoot_operator.api.spec import PersistentTierSpec
+from surefoot_operator.job_snapshot import SessionSeen
+from surefoot_operator.policy.core.actions import (
+    DropPersisted,
+    Event,
+    ListPersistentTier,
+    MaintenanceAction,
+    PromoteSaves,
+)
+from surefoot_operator.policy.core.facts import (
+    Facts,
+    bad_of,
+    final_checkpoint,
+    is_broken,
+    is_responsive,
+    member_sessions,
+    sealed_holders,
+)
+from surefoot_operator.policy.core.indexes import worker_id
+from surefoot_operator.policy.maintenance import last_good
+from surefoot_operator.policy.membership import final_checkpoint as last_checkpoint
+from surefoot_operator.policy.membership import surviving_copies, suspension
+from surefoot_operator.policy.membership.drops_under_way import may_be_under_way
+from surefoot_operator.reasons import CHECKPOINT_PROMOTED, PROMOTION_ABANDONED
+
+LIST_AGAIN_SECONDS = 60.0
+"""A listing that answered but lacks what was promoted is asked for again no sooner; a failed one likewise."""
+
+UNANSWERED_SECONDS = 10.0
+
+MOST_STUMBLES = 5
+"""Failed uploads of one save, each after several tries of its agent, until a newer checkpoint has the way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promotion:
+    """The new floor, the pinned checkpoint, and the actions for it."""
+
+    floor: Checkpoint | None
+    pinned: Checkpoint | None = None
+    actions: tuple[MaintenanceAction, ...] = ()
+    events: tuple[Event, ...] = ()
+
+
+def promote(facts: Facts, in_memory: list[Checkpoint], pinned: Checkpoint | None) -> Promotion:
+    """Chooses the checkpoint to promote, and by which agents.
+
+    `in_memory`: complete lineage checkpoints on the holders, oldest first. `pinned`: the one being promoted.
+    """
+    if facts.spec.checkpoint.persistent is None:
+        return Promotion(facts.status.floor)
+    floor = _floor(facts)
+    events: tuple[Event, ...] = ()
+    if floor is not None and floor != facts.status.floor:
+        events = (Event(CHECKPOINT_PROMOTED, f"{floor} is complete in the persistent tier"),)
+    # nothing newer comes of a world that has ended, that waits, or halts with no node that stays: the newest goes first, however often its upload failed
+    over = final_checkpoint(facts) is not None or is_broken(facts)
+    over = over or facts.seen.uploads or surviving_copies.needs_promotion(facts) or suspension.needs_promotion(facts)
+    there = last_checkpoint.at_hand(facts) if over else in_memory
+    due = [
+        c
+        for c in there
+        if (c.step % interval_of(facts) == 0 or (over and c == there[-1]))
+        and (floor is None or c.step > floor.step)
+        and not c.imported
+        and c not in facts.seen.persistent.deleting
+    ]
+    if not due:
+        return Promotion(floor, events=events)
+    chosen = due[-1] if over else _chosen(due, pinned, _unpromotable(facts))
+    if pinned is not None and pinned in due and chosen != pinned and not over:
+        text = f"{pinned} could not be uploaded in {MOST_STUMBLES} tries (its copies are damaged, or the tier does not answer); next is {chosen}"
+        events = (*events, Event(PROMOTION_ABANDONED, text, warning=True))
+    return Promotion(floor, chosen, _promotions(facts, chosen), events)
+
+
+def _chosen(due: list[Checkpoint], pinned: Checkpoint | None, unpromotable: set[Checkpoint]) -> Checkpoint:
+    """The pinned one until it is there, or unpromotable; else the newest that is not."""
+    hopeful = [c for c in due if c not in unpromotable] or due
+    return pinned if pinned is not None and pinned in hopeful else hopeful[-1]
+
+
+def _unpromotable(facts: Facts) -> set[Checkpoint]:
+    """One save of them failed too often: all its copies may be damaged, and newer ones must not wait for that."""
+    return {save.checkpoint for save, count in facts.seen.stumbled.items() if count >= MOST_STUMBLES}
+
+
+def interval_of(facts: Facts) -> int:
+    """Returns the steps between promotions, a multiple of the memory tier's.
+
+    Where the operator has not chosen yet, every save is due: one upload shows how long uploads take.
+    """
+    persistent, base = facts.spec.checkpoint.persistent, facts.spec.checkpoint.memory.base_steps
+    if persistent is None or persistent.adaptive:
+        chosen = facts.status.persistent_interval
+        return base if chosen is None else chosen.steps
+    wanted = persistent.fixed_steps or base
+    return -(-wanted // base) * base
+
+
+def persistent_drops(
+    facts: Facts, floor: Checkpoint | None, pinned: Checkpoint | None
+) -> tuple[MaintenanceAction, ...]:
+    """Deletes checkpoints that retention does not keep.
+
+    Only by a listing that has the floor; without one it asks for a listing.
+    """
+    spec = facts.spec.checkpoint.persistent
+    if spec is None or floor is None:
+        return ()
+    worker = _any_agent(facts)
+    if worker is None:
+        return ()
+    due = listing_due(facts)
+    if due is not None:
+        return (ListPersistentTier(facts.world.epoch, worker.index),) if facts.now >= due else ()
+    if may_be_under_way(facts):
+        return ()
+    entries = facts.seen.persistent.entries or ()
+    kept = complete_persistent(entries, facts.status.lineage, facts.world.epoch, bad_of(facts), facts.seen.covers)
+    standing = retention.Standing(
+        lineage=facts.status.lineage,
+        epoch=facts.world.epoch,
+        claimed=False,
+        parent=facts.world.parent,
+        watermark=None,
+        persistent=floor,
+        pinned=pinned,
+        bad=bad_of(facts),
+        good=last_good.spared(facts, kept, entries),
+    )
+    there = {m.save.checkpoint for m in entries} | facts.seen.persistent.deleting  # again, until one has answered
+    also = _kept_longer(facts, spec, {*kept, floor})
+    unjudged = facts.seen.persistent.unjudged
+    gone = retention.persistent_drops({*kept, floor} - unjudged, there, standing, spec.keep, also, unjudged)
+    return (DropPersisted(worker, facts.world.epoch, tuple(gone)),) if gone else ()
+
+
+def _kept_longer(facts: Facts, spec: PersistentTierSpec, complete: set[Checkpoint]) -> frozenset[Checkpoint]:
+    """What stays beside the newest few: milestones, and what is young enough."""
+    also = retention.milestones(complete, spec.keep_every_steps) if spec.keep_every_steps else frozenset()
+    if spec.keep_seconds is None:
+        return also
+    since = facts.now - spec.keep_seconds
+    entries = facts.seen.persistent.entries or ()
+    return also | frozenset(m.save.checkpoint for m in entries if m.saved_at >= since)
+
+
+def listing_due(facts: Facts) -> float | None:
+    """When to list again, as the floor is missing; None: not."""
+    persistent, floor = facts.seen.persistent, facts.status.floor
+    if facts.spec.checkpoint.persistent is None or floor is None:
+        return None
+    listed = persistent.read_epoch == facts.world.epoch and persistent.entries is not None
+    if listed and (floor in persistent.unjudged or any(m.save.checkpoint == floor for m in persistent.entries or ())):
+        return None
+    if persistent.asked_seconds is None:
+        return facts.now
+    answered = listed or persistent.error is not None
+    return persistent.asked_seconds + (LIST_AGAIN_SECONDS if answered else UNANSWERED_SECONDS)
+
+
+def _floor(facts: Facts) -> Checkpoint | None:
+    """The newest lineage checkpoint known to be complete there: by status, by listing, or by what agents uploaded."""
+    lineage, epoch, bad = facts.status.lineage, facts.running_epoch, bad_of(facts)
+    # an operator that came in between finds some ranks in the listing, and hears of the others
+    listed = frozenset(m.save for m in facts.seen.persistent.entries or ())
+    found = {c for c, saves in facts.seen.promoted.items() if not _missing(facts, c, saves | listed)}
+    if facts.seen.persistent.read_epoch == facts.world.epoch and facts.seen.persistent.entries is not None:
+        found |= set(complete_persistent(facts.seen.persistent.entries, lineage, epoch, bad, facts.seen.covers))
+    old = facts.status.floor
+    newer = {
+        c
+        for c in found
+        if c not in bad and on_lineage(lineage, c, epoch) and (old is None or old in bad or c.step > old.step)
+    }
+    return newest(newer) or old
+
+
+def _missing(facts: Facts, checkpoint: Checkpoint, there: frozenset[RankSave]) -> list[RankSave]:
+    entry = entry_of(facts.status.lineage, checkpoint.epoch)
+    if entry is None:
+        return [RankSave(checkpoint.epoch, checkpoint.step, 0)]
+    saves = (RankSave(checkpoint.epoch, checkpoint.step, rank) for rank in range(entry.size))
+    return [save for save in saves if save not in there]
+
+
+def _promotions(facts: Facts, chosen: Checkpoint) -> tuple[MaintenanceAction, ...]:
+    """Each rank save through an agent that has it at hand: the rank's own, else one beside a holder that keeps it."""
+    there = set(facts.seen.promoted.get(chosen, frozenset()))
+    there |= {m.save for m in facts.seen.persistent.entries or () if m.save.checkpoint == chosen}
+    # members only: nobody else was told where the holders are
+    agents = [s for _, s in member_sessions(facts) if s is not None and is_responsive(facts, s)]
+    if not agents:
+        return ()
+    nodes, reached = _nodes_having(facts, chosen), {worker_id(s) for s in agents}
+    on: dict[str, list[SessionSeen]] = defaultdict(list)
+    for agent in agents:
+        on[agent.node].append(agent)
+    shares: dict[WorkerId, list[RankSave]] = defaultdict(list)
+    for save in _missing(facts, chosen, frozenset(there)):
+        own = _owner(facts, save)
+        if own not in reached:
+            beside = [s for node in sorted(nodes.get(save, ())) for s in on.get(node, ())]
+            turn = facts.seen.stumbled.get(save, 0)
+            choice = (
+                agents if turn or not beside else beside
+            )  # whoever failed may not know of a holder that another knows
+            own = worker_id(choice[(save.rank + turn) % len(choice)])
+        shares[own].append(save)
+    return tuple(PromoteSaves(worker, facts.world.epoch, tuple(saves)) for worker, saves in sorted(shares.items()))
+
+
+def _nodes_having(facts: Facts, chosen: Checkpoint) -> Mapping[RankSave, set[str]]:
+    nodes: dict[RankSave, set[str]] = defaultdict(set)
+    for holder in sealed_holders(facts, facts.world.epoch):
+        for manifest in holder.entries:
+            if manifest.save.checkpoint == chosen:
+                nodes[manifest.save].add(holder.endpoint.holder.node)
+    return nodes
+
+
+def _owner(facts: Facts, save: RankSave) -> WorkerId | None:
+    """The worker whose own rank made this save; None: of another epoch."""
+    world = facts.world
+    group = save.rank // facts.spec.nproc_per_node
+    return worker_id(world.members[group]) if save.epoch == facts.running_epoch and group < len(world.members) else None
+
+
+def _any_agent(facts: Facts) -> WorkerId | None:
+    heard = [worker_id(s) for s in facts.sessions.values() if is_responsive(facts, s)]
+    return min(heard, default=None)

@@ -1,0 +1,382 @@
+"""Claims and commits worlds, and selects their members.
+
+Pure. Each change is one new status; the reconciler writes it by compare-and-swap on the old world, so of two leaders
+one loses.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+
+from surefoot.protocol.checkpoints.completeness import complete, complete_persistent, watermark
+from surefoot.protocol.checkpoints.completeness import effective_replicas as effective
+from surefoot.protocol.checkpoints.lineage import Lineage, LineageEntry, newest, on_lineage, pruned
+from surefoot.protocol.identities import Checkpoint, WorkerId
+from surefoot.protocol.plain import listed
+from surefoot_operator.api.spec import TrainingJobSpec
+from surefoot_operator.api.status import JobStatus, Member, Scheduling, World
+from surefoot_operator.job_snapshot import SessionSeen, WorkerSeen
+from surefoot_operator.observed_tiers import HIGHEST_EPOCH
+from surefoot_operator.policy.core.availability import (
+    departure_reason,
+    left_at_a_cost,
+    node_lost,
+    usable,
+    vacate_reason,
+)
+from surefoot_operator.policy.core.facts import (
+    RECONNECT_GRACE_SECONDS,
+    Facts,
+    bad_of,
+    domains_of,
+    reading_at,
+    sealed_holders,
+    step_of,
+)
+from surefoot_operator.policy.core.indexes import worker_id
+from surefoot_operator.policy.failure import incidents
+from surefoot_operator.policy.failure.pair_trials import awaited_until, is_awaited
+from surefoot_operator.policy.failure.sizing import largest_size, target_size
+from surefoot_operator.policy.failure.spare_workers import newest_attempts, wanted_indexes
+from surefoot_operator.policy.failure.testimony import arrivals_over, most_have_come
+from surefoot_operator.policy.failure.unhealthy_nodes import found_sick
+from surefoot_operator.policy.membership.drops_under_way import may_be_under_way
+from surefoot_operator.policy.membership.expected_cost import (
+    NOT_MEASURED,
+    Weighed,
+    costs_more_than_staying,
+    wait_or_shrink,
+)
+from surefoot_operator.policy.membership.node_exclusion import suspect_nodes
+from surefoot_operator.policy.membership.restore_decisions import Chosen
+from surefoot_operator.policy.membership.rollback_record import ceiling, gone_back, still_good
+from surefoot_operator.policy.membership.size_tie import Tie
+
+STOPPING_SECONDS = 3.0
+"""How long agents that are there are waited for until their trainers are dead and they are warm again."""
+
+RECONNECTING_SECONDS = 5.0
+"""How long a new operator waits for the agents of the old world to find it."""
+
+STARTING_SECONDS = 30.0
+"""How long a first (or resumed) world waits for workers that are on their way, before it begins with fewer."""
+
+UNBOUND_SECONDS = 5.0
+"""How long of that for workers that no node was found for."""
+
+TRIED_SECONDS = 60.0
+"""How long a world waits that is possible only with a node that its own worker found sick."""
+
+LONGEST_LINEAGE = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The members selected, or what is waited for until when."""
+
+    members: tuple[Member, ...] = ()
+    waiting: str | None = None
+    until_seconds: float | None = None
+    sums: str = ""
+    """Why members that may still come were not waited for, where that was weighed."""
+
+
+def newest_epoch_seen(facts: Facts) -> int:
+    """Returns the newest epoch known to status, holders or agents.
+
+    Status may have been restored from an old backup: fences, agents and the persistent tier remember what it forgot.
+    """
+    status = facts.status
+    epochs = [status.world.epoch if status.world else 0]
+    epochs += [h.fence for h in facts.seen.holders if h.fence is not None]
+    epochs += [max(s.epoch, s.stopped - 1) for s in facts.sessions.values()]
+    return max(*epochs, newest_epoch_stored(facts))
+
+
+def newest_epoch_stored(facts: Facts) -> int:
+    """Returns the newest epoch that the persistent tier names, this claim aside; 0: none, or not listed."""
+    listed = facts.seen.persistent
+    named = (listed.newest_epoch, *(m.save.epoch for m in listed.entries or ()))
+    return max((epoch for epoch in named if epoch <= HIGHEST_EPOCH), default=0)
+
+
+def is_taken(facts: Facts) -> bool:
+    """Whether the epoch that is claimed was used before, as the listing for this claim shows.
+
+    Before it is committed nothing of it is in the persistent tier.
+    """
+    world, listed = facts.world, facts.seen.persistent
+    is_listed = world.state == "Claimed" and listed.read_epoch == world.epoch
+    return is_listed and newest_epoch_stored(facts) >= world.epoch
+
+
+def claimed(facts: Facts, reason: str) -> JobStatus:
+    """Claims the next epoch: no member may run until it is committed.
+
+    Members and parent stay those that the claim is based on.
+    """
+    old = facts.status.world or World(0, "Claimed")
+    world = replace(old, epoch=newest_epoch_seen(facts) + 1, state="Claimed", reason=reason, changed_seconds=facts.now)
+    start = facts.status.start_seconds if facts.status.start_seconds is not None else facts.now
+    # what failed beside a world that ran, a spare or one more worker, says nothing of the next one's start
+    status = facts.status if old.state == "Claimed" else replace(facts.status, failed_starts=0, failed_starts_counted=0)
+    return replace(status, world=world, start_seconds=start)
+
+
+def committed(facts: Facts, chosen: Chosen, members: tuple[Member, ...]) -> JobStatus:
+    """Commits the claimed epoch with its parent and members."""
+    status, claim = facts.status, facts.world
+    size = len(members) * facts.spec.nproc_per_node
+    world = World(
+        epoch=claim.epoch,
+        state="Committed",
+        parent=chosen.parent,
+        size=size,
+        members=members,
+        reason=claim.reason,
+        changed_seconds=facts.now,
+    )
+    lineage = (*status.lineage, LineageEntry(claim.epoch, chosen.parent, size))
+    ended = status.rollback.epoch if status.rollback is not None else 0
+    status = gone_back(status, lineage, step_of(facts, ended))
+    given_up = tuple(dict.fromkeys((*status.given_up, *(e.holder.instance for e in chosen.given_up))))
+    recorded, floor = _safe(facts, lineage, chosen.parent)
+    return replace(
+        status,
+        world=world,
+        lineage=_bounded(facts, lineage),
+        floor=floor,
+        recorded=recorded,
+        named_holders=tuple(h.endpoint for h in sealed_holders(facts, claim.epoch)),
+        given_up=given_up[-64:],
+        failed_starts=0,
+        failed_starts_counted=0,
+        scheduling=Scheduling(),
+        origin=chosen.parent if chosen.older_job is not None else status.origin,
+        older_job=chosen.older_job or status.older_job,
+        last_good=still_good(status, lineage),
+        incidents=incidents.assigned(facts, status.incidents, chosen.parent, size),
+    )
+
+
+def select_members(facts: Facts, tie: Tie | None = None) -> Selection:
+    """Selects the members once no worker worth waiting for is missing.
+
+    With a `tie`, exactly as many as it needs, or nobody.
+    """
+    epoch, spec = facts.world.epoch, facts.spec
+    tied = None if tie is None else tie.workers(spec)
+    there = [s for s in newest_attempts(facts) if usable(facts, s)]
+    failing = [s for s in there if _fails(facts, s)]
+    wanted = _on_wanted_nodes(facts, [s for s in there if s not in failing], tied)
+    if _possible(facts, wanted, tied):
+        there = wanted  # nodes that others want left train only where there is no world without them
+    elif failing and _may_be_replaced(facts, failing):
+        reasons = {f"node {s.node} ({found_sick(facts)[s.node]})" for s in failing}
+        reason = f"the worker on {listed(sorted(reasons))} gets no rank, another one is waited for"
+        return Selection((), reason, facts.world.changed_seconds + TRIED_SECONDS)
+    ready = [s for s in there if s.warm and s.stopped >= epoch and not is_awaited(facts, s)]
+    weighed = NOT_MEASURED
+    if len(ready) < target_size(spec):
+        short = f"{len(ready)} of {target_size(spec)} workers are ready"
+        until = _worth_waiting(facts, there, ready)
+        if until is not None and facts.now < until:
+            return Selection((), f"{short}, others are on their way", until)
+        weighed = _weighed(facts, len(ready), tied)
+        if weighed.until_seconds is not None and facts.now < weighed.until_seconds:
+            return Selection((), f"{short}: {weighed.reason}", weighed.until_seconds)
+    size = largest_size(spec, len(ready), tied)
+    if size:
+        found = _selected(facts, there, ready, size)
+        return replace(found, sums="; ".join(filter(None, (found.sums, weighed.reason))))
+    if tie is not None:
+        return Selection((), _short(spec, len(ready), tie))
+    return Selection((), f"{len(ready)} workers are ready, too few for any allowed world of {spec.replicas}")
+
+
+def _fails(facts: Facts, session: SessionSeen) -> bool:
+    """Whether a worker that has no rank yet is on a node that it found sick: no time to settle is worth one there."""
+    return worker_id(session) not in facts.members and session.node in found_sick(facts)
+
+
+def _may_be_replaced(facts: Facts, failing: list[SessionSeen]) -> bool:
+    """Whether others may come for these in time: there may be a node for them, or they are on their way."""
+    if facts.now >= facts.world.changed_seconds + TRIED_SECONDS:
+        return False
+    live = {(w.index, w.attempt) for w in facts.seen.workers if w.phase in ("Pending", "Running")}
+    coming = [s for s in failing if any(index == s.index and attempt > s.attempt for index, attempt in live)]
+    return facts.seen.free_nodes != 0 or len(coming) == len(failing)
+
+
+def _on_wanted_nodes(facts: Facts, there: list[SessionSeen], tied: int | None) -> list[SessionSeen]:
+    """Leaves out agents on nodes that are to be left, but for a straggler that costs less than a smaller world."""
+    wanted = [s for s in there if not vacate_reason(facts, s.node)]
+    slow = left_at_a_cost(facts)
+    if not slow:
+        return wanted
+    beside_slow = [s for s in there if not vacate_reason(facts, s.node) or s.node in slow]
+    dear = costs_more_than_staying(facts, _possible(facts, wanted, tied), _possible(facts, beside_slow, tied))
+    return beside_slow if dear else wanted
+
+
+def _possible(facts: Facts, agents: list[SessionSeen], tied: int | None) -> int:
+    """The largest world of these agents that could begin now."""
+    return largest_size(facts.spec, sum(s.warm and s.stopped >= facts.world.epoch for s in agents), tied)
+
+
+def _selected(facts: Facts, there: list[SessionSeen], ready: list[SessionSeen], size: int) -> Selection:
+    """Former members first: a spare is no better than one that is about to be ready again, unless that failed there twice."""
+    suspect = suspect_nodes(facts)
+    kept = sorted(ready, key=lambda s: (s.node in suspect, worker_id(s) not in facts.members, s.index))
+    ready, rest = kept[:size], kept[size:]
+    if any(worker_id(s) not in facts.members for s in ready):
+        until = _former_ready(facts, there, {worker_id(s) for s in ready})
+        if facts.now < until:
+            return Selection((), "members of the last world may be ready in a moment, and go before spares", until)
+    left = next((suspect[s.node] for s in rest if s.node in suspect and worker_id(s) in facts.members), "")
+    return Selection(tuple(Member(s.index, s.attempt, s.incarnation, s.node) for s in _ranked(facts, ready)), sums=left)
+
+
+def _former_ready(facts: Facts, there: list[SessionSeen], ready: set[WorkerId]) -> float:
+    """Until when members of the old world that are not chosen are expected to be ready."""
+    found = {worker_id(s): s for s in there}
+    moments = [0.0]
+    for identity, member in facts.members.items():
+        if identity in ready or member.node in suspect_nodes(facts):
+            continue
+        session = found.get(identity)
+        if session is not None and session.incarnation == member.incarnation:
+            moments.append(facts.world.changed_seconds + STOPPING_SECONDS)
+        elif session is None and member.index in wanted_indexes(facts):
+            moments.append(_returning(facts, identity, member.incarnation))
+    return max(moments)
+
+
+def _ranked(facts: Facts, chosen: list[SessionSeen]) -> list[SessionSeen]:
+    """Members in the order of their ranks.
+
+    Where the world keeps its size, who stays keeps its rank, and finds on its own node what it saved.
+    """
+    former = facts.world.members
+    left = {worker_id(s): s for s in sorted(chosen, key=lambda s: s.index)}
+    if len(former) != len(chosen):
+        return list(left.values())
+    places = [left.pop(worker_id(member), None) for member in former]
+    same = {s.index: s for s in left.values()}
+    for place, member in enumerate(former):
+        if places[place] is None and member.index in same:
+            places[place] = left.pop(worker_id(same[member.index]))
+    others = iter(left.values())
+    return [next(others) if s is None else s for s in places]
+
+
+def _short(spec: TrainingJobSpec, ready: int, tie: Tie) -> str:
+    """Why the workers that are ready do not make up a world that is tied to a size."""
+    workers = tie.workers(spec)
+    if largest_size(spec, workers, workers):
+        return f"{ready} of {workers} workers are ready, and no other number is possible: {tie.text}"
+    return (
+        f"no world is possible: the job asks for {spec.replicas} workers of {spec.nproc_per_node} ranks. Ask for"
+        f" {tie.ranks} ranks again. {tie.text}"
+    )
+
+
+def _worth_waiting(facts: Facts, there: list[SessionSeen], ready: list[SessionSeen]) -> float | None:
+    """Until when the missing are worth waiting for; None: they are not."""
+    world, now_ready = facts.world, {worker_id(s) for s in ready}
+    former = {identity: m.incarnation for identity, m in facts.members.items()}
+    moments: list[float] = []
+    for session in there:
+        known = former.get(worker_id(session)) == session.incarnation
+        if is_awaited(facts, session):
+            moments.append(awaited_until(facts, session))
+        if worker_id(session) not in now_ready and (known or session.warm):
+            moments.append(world.changed_seconds + STOPPING_SECONDS)
+    for identity, incarnation in former.items():
+        moments.append(_returning(facts, identity, incarnation))
+    policy = facts.spec.elastic_policy
+    if policy is not None and policy.faulty_scale_down_timeout_seconds is not None:
+        moments.append(world.changed_seconds + policy.faulty_scale_down_timeout_seconds)
+    if not world.members:
+        moments.append(_arriving(facts, now_ready))
+    return max(moments, default=None)
+
+
+def _weighed(facts: Facts, ready: int, tied: int | None) -> Weighed:
+    """What waiting for more than these workers would cost, unless the job says itself how long to wait."""
+    policy = facts.spec.elastic_policy
+    if policy is None or policy.faulty_scale_down_timeout_seconds is not None or not facts.world.members:
+        return NOT_MEASURED
+    return wait_or_shrink(facts, ready, tied)
+
+
+def _returning(facts: Facts, identity: WorkerId, incarnation: str) -> float:
+    """A member of the old world whose line is away for a moment, or which a new operator has not heard yet."""
+    worker, session = facts.workers.get(identity), facts.sessions.get(identity)
+    if worker is None or worker.phase != "Running" or departure_reason(facts, worker) or node_lost(facts, worker.node):
+        return 0.0
+    if session is None:
+        patience = facts.seen.term_seconds + RECONNECTING_SECONDS
+        # this leader claimed the epoch itself, and had waited for whoever did not come
+        return min(patience, arrivals_over(facts)) if _claimed_here(facts) and most_have_come(facts) else patience
+    if session.incarnation == incarnation and not session.connected:
+        return session.since_seconds + RECONNECT_GRACE_SECONDS
+    return 0.0
+
+
+def _claimed_here(facts: Facts) -> bool:
+    return facts.world.changed_seconds > facts.seen.term_seconds
+
+
+def _arriving(facts: Facts, ready: set[WorkerId]) -> float:
+    """Workers that were asked for and have not joined yet: those with a node, and those that may still get one."""
+    arriving = 0.0
+    places = {identity.index for identity in ready}
+    live: dict[int, list[WorkerSeen]] = defaultdict(list)
+    for worker in facts.seen.workers:
+        if worker.phase not in ("Succeeded", "Failed"):
+            live[worker.index].append(worker)
+    for index in wanted_indexes(facts):
+        if index in places:
+            continue
+        workers = live.get(index, ())
+        if any(w.node is not None for w in workers):
+            arriving = max(arriving, facts.world.changed_seconds + STARTING_SECONDS)
+        elif facts.seen.free_nodes is None or facts.seen.free_nodes > 0 or not workers:
+            created = max((w.created_seconds for w in workers), default=facts.world.changed_seconds)
+            arriving = max(arriving, created + UNBOUND_SECONDS)
+    return arriving
+
+
+def _safe(facts: Facts, lineage: Lineage, parent: Checkpoint | None) -> tuple[bool, Checkpoint | None]:
+    """(recorded, floor) as the readings of this claim have it. A floor off the new lineage binds no longer."""
+    status, epoch = facts.status, facts.world.epoch
+    reading, bad, covers = reading_at(facts, epoch), bad_of(facts), facts.seen.covers
+    domains = domains_of(facts)
+    live = {domains[holder] for holder in reading.holders}
+    replicas = effective(facts.spec.checkpoint.memory.replicas, len(live))
+    full = watermark(reading, lineage, epoch, bad, covers, domains, replicas)
+    listed = () if may_be_under_way(facts) else reading.persistent or ()
+    kept = complete_persistent(listed, lineage, epoch, bad, covers)
+    old = status.floor
+    if old is not None and (old in bad or not on_lineage(lineage, old, epoch)):
+        old = None
+    floor = newest(c for c in (*kept, *((old,) if old else ())))
+    recorded = status.recorded and ceiling(facts) != 0  # whoever begins again gave up all that there was
+    return recorded or full is not None or floor is not None, floor
+
+
+def _bounded(facts: Facts, lineage: Lineage) -> Lineage:
+    """The whole history while it is short; else what the oldest checkpoint that anybody keeps still needs."""
+    if len(lineage) <= LONGEST_LINEAGE:
+        return lineage
+    epoch = lineage[-1].epoch
+    reading = reading_at(facts, facts.world.epoch)
+    kept = complete(reading, lineage, epoch, frozenset(), facts.seen.covers)
+    # what lies in the persistent tier counts as this job's only while its epoch is known
+    listed = facts.seen.persistent.entries or ()
+    kept += complete_persistent(listed, lineage, epoch, frozenset(), facts.seen.covers)
+    needed = [c for c in (*kept, facts.status.floor, lineage[-1].parent) if c is not None]
+    oldest = min(needed, key=lambda c: (c.epoch, c.step), default=lineage[-1].parent)
+    return pruned(lineage, oldest, epoch)

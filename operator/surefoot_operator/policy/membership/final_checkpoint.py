@@ -1,0 +1,299 @@
+"""Ensures that a finished job's last checkpoint is in the persistent tier.
+
+Pure; called by `plan`. People want the final state of a training, and the memory tier is deleted with the job: so a job
+is not over before its last checkpoint is complete in the persistent tier, however often anything restarted after the
+last step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from surefoot.protocol.checkpoints.completeness import TierReading, complete, layouts_to_check
+from surefoot.protocol.checkpoints.lineage import newest
+from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.plain import listed
+from surefoot_operator.job_snapshot import SessionSeen
+from surefoot_operator.policy.core.actions import Action
+from surefoot_operator.policy.core.facts import (
+    Facts,
+    bad_of,
+    final_checkpoint,
+    is_responsive,
+    last_step_seconds,
+    member_sessions,
+    memory_reading,
+    reading_at,
+)
+from surefoot_operator.policy.failure.losses import Loss
+from surefoot_operator.policy.failure.memory_server_liveness import silent_holders
+from surefoot_operator.policy.membership.restore_decisions import listing
+from surefoot_operator.policy.membership.rollback_record import ceiling
+
+PROMOTION_SECONDS = 3600.0
+"""How long a finished job waits for its last checkpoint to be complete in the persistent tier."""
+
+RESCUE_SECONDS = 600.0
+"""How long a job that fails waits for the same of its newest."""
+
+SAVING_SECONDS = 30.0
+"""How long after the last step the holders are read for what agents say they saved there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """The checkpoint is still being saved or promoted."""
+
+    reason: str
+    until_seconds: float
+    actions: tuple[Action, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Unsaved:
+    """The last checkpoint was not saved and will not be.
+
+    `fails`: the job has nothing to show for its training, so it counts as failed.
+    """
+
+    reason: str
+    fails: bool
+
+
+def outstanding(facts: Facts) -> Pending | Loss | Unsaved | None:
+    """What a finished world's last checkpoint still lacks; None: nothing.
+
+    A Loss: it was in memory and lost with its workers or holders, or no copy of it is good, so it must be trained again.
+    """
+    final = final_checkpoint(facts)
+    if facts.spec.checkpoint.persistent is None or final is None or final.imported or _is_kept(facts, final):
+        return None
+    if final in bad_of(facts):
+        reason = (
+            f"every trainer finished after step {final.step}, and no copy of {final} can be read: it is trained again"
+        )
+        return Loss("unreadable", reason, facts.now, unexplained=True)
+    members = [s for _, s in member_sessions(facts) if s is not None]
+    heard = [s for s in members if is_responsive(facts, s)]
+    saved = final == facts.world.parent or all(_saved(s) == final for s in members)
+    there = at_hand(facts)
+    wanted = final if saved or final in there else newest(there)
+    step = f"every trainer finished after step {final.step}"
+    if wanted is None or _is_kept(facts, wanted):
+        until = since(facts) + SAVING_SECONDS
+        if facts.now < until and not _all_known(facts, members):
+            return Pending(f"{step}; waiting for holders and workers to report whether it was saved", until)
+        return _listed(facts, step, wanted) or _lost(facts, final, wanted) or _unsaved(facts, final, wanted)
+    if not heard:
+        until = max(s.heard_seconds for s in members) + 2 * facts.spec.health_policy.heartbeat_timeout_seconds
+        reason = f"{step}, and no worker is left that could upload {wanted} to the persistent tier"
+        return Pending(reason, until) if facts.now < until else Loss("agent-lost", reason, until)
+    if wanted not in there:
+        uploaded = _uploaded_in_part(facts, step, wanted)
+        if uploaded is not None:
+            return uploaded
+        reading = _read_again(facts, wanted, since(facts), len(heard) == len(members))
+        if facts.now < reading.until_seconds:
+            return replace(reading, reason=f"{step}; {reading.reason}")
+        lost = f"{step}, and {wanted} was lost from memory before it was in the persistent tier"
+        return Loss("checkpoint-lost", lost, since(facts) + SAVING_SECONDS, unexplained=True)
+    until = since(facts) + PROMOTION_SECONDS
+    if facts.now < until:
+        return Pending("every trainer finished; the last checkpoint is on its way to the persistent tier", until)
+    return Unsaved(f"{step}, and {wanted} did not reach the persistent tier in {PROMOTION_SECONDS:g} s", fails=True)
+
+
+def rescue(facts: Facts, since_seconds: float, up_to_step: int | None = None) -> Pending | None:
+    """Promotes the newest checkpoint of a job that is about to end.
+
+    None once there is nothing to promote, or no agent left to do it. `up_to_step`: the last step that is of use.
+    """
+    agents = uploading_agents(facts)
+    if not agents:
+        return None
+    began = min(since_seconds, facts.now) if since_seconds < facts.now else since(facts)
+    there = newest(c for c in at_hand(facts) if up_to_step is None or c.step <= up_to_step)
+    if (
+        facts.world.state == "Committed" and up_to_step is None
+    ):  # a claimed one's holders were sealed before they were read: nothing follows
+        said = [c for s in agents if (c := _saved(s)) is not None and c.epoch == facts.world.epoch]
+        coming = min(said) if len(said) == len(facts.world.members) else None
+        if coming is not None and (there is None or coming > there) and not _is_kept(facts, coming):
+            reading = _read_again(facts, coming, began, all_say_so=True)
+            if facts.now < reading.until_seconds:
+                return reading
+    until = began + RESCUE_SECONDS
+    if there is None or there.imported or _is_kept(facts, there) or facts.now >= until:
+        return None
+    return Pending(f"{there} goes to the persistent tier first", until)
+
+
+def uploading_agents(facts: Facts) -> list[SessionSeen]:
+    """Agents that can upload what the job has in memory: members alone were told where the holders are."""
+    if facts.spec.checkpoint.persistent is None or facts.status.world is None:
+        return []
+    return [s for _, s in member_sessions(facts) if s is not None and is_responsive(facts, s)]
+
+
+def in_memory(facts: Facts) -> list[Checkpoint]:
+    """Lineage checkpoints that are complete on the holders as last read."""
+    return _complete(facts, memory_reading(facts, facts.world.epoch))
+
+
+def at_hand(facts: Facts) -> list[Checkpoint]:
+    """Lineage checkpoints that can be uploaded, oldest first.
+
+    What memory lacks of one the persistent tier may have: a worker's node can die behind its upload, and what others had
+    yet to upload lies in memory. A job that asked for all of it there restored its last step from both tiers, found it
+    lost again, and began anew for ever.
+    """
+    reading = reading_at(facts, facts.world.epoch)
+    parted = {*_complete(facts, reading)} - {*_complete(facts, TierReading({}, reading.persistent))}
+    most = ceiling(facts) if facts.world.state == "Claimed" else None
+    found = {*in_memory(facts), *parted}
+    return sorted((c for c in found if most is None or c.step <= most), key=lambda checkpoint: checkpoint.step)
+
+
+def _complete(facts: Facts, reading: TierReading) -> list[Checkpoint]:
+    return complete(reading, facts.status.lineage, facts.running_epoch, bad_of(facts), facts.seen.covers)
+
+
+def _all_known(facts: Facts, members: list[SessionSeen]) -> bool:
+    """Whether every member has said what it saved, and every named holder that is left was read.
+
+    That a member finished is heard before what it saved last, by any leader; and by one that has just begun before what
+    it saved at all: unknown is not unsaved.
+    """
+    epoch = facts.world.epoch
+    named = {endpoint.holder for endpoint in facts.status.named_holders}
+    left = [h for h in facts.seen.holders if h.endpoint.holder in named and h.state != "Gone"]
+    read = all(h.state == "Ready" and h.read_epoch == epoch for h in left)
+    return read and all(s.saves_told and _saved(s) is not None for s in members)
+
+
+def _listed(facts: Facts, step: str, found: Checkpoint | None) -> Pending | None:
+    """Lists the persistent tier where nothing else is known of.
+
+    What a leader that is gone had uploaded is told by no agent, and the job would fail beside a whole checkpoint.
+    """
+    persistent, until = facts.seen.persistent, since(facts) + RESCUE_SECONDS
+    if found is not None or facts.status.floor is not None or facts.now >= until:
+        return None
+    if _is_listed(facts):
+        unknown = layouts_to_check(reading_at(facts, facts.world.epoch)) - set(facts.seen.covers)
+        if all(layouts & persistent.lost_layouts for layouts in unknown):
+            return _unseen(facts, step, until)
+        return Pending(f"{step}; checking that the layouts of what is saved cover every tensor", until)
+    return _listing(facts, step, until)
+
+
+def _is_listed(facts: Facts) -> bool:
+    """Whether the persistent tier was listed since the world stopped to make steps."""
+    persistent = facts.seen.persistent
+    return persistent.read_epoch == facts.world.epoch and (persistent.asked_seconds or 0.0) >= since(facts)
+
+
+def _listing(facts: Facts, step: str, until: float) -> Pending:
+    """Asks for a listing; an earlier one of this epoch does not count."""
+    persistent = facts.seen.persistent
+    if persistent.read_epoch == facts.world.epoch:
+        persistent = replace(persistent, asked_seconds=None)
+    asked = listing(facts, persistent)
+    return Pending(f"{step}; {asked.reason}", min(until, asked.until_seconds or until), asked.actions)
+
+
+def _uploaded_in_part(facts: Facts, step: str, wanted: Checkpoint) -> Pending | None:
+    """Lists the persistent tier where some of the checkpoint was uploaded in this world: it may have what memory lacks."""
+    until = since(facts) + RESCUE_SECONDS
+    if not facts.seen.promoted.get(wanted) or _is_listed(facts) or facts.now >= until:
+        return None
+    return _listing(facts, step, until)
+
+
+def _unseen(facts: Facts, step: str, until_seconds: float) -> Pending | None:
+    """Holders that are out of the operator's sight may have what the job is to show for itself."""
+    silent = _silent(facts)
+    return (
+        Pending(f"{step}; waiting for {silent}, which may have a checkpoint of it", until_seconds) if silent else None
+    )
+
+
+def _read_again(facts: Facts, wanted: Checkpoint, since_seconds: float, all_say_so: bool) -> Pending:
+    """Reads the holders for what is said to be saved there."""
+    hidden = _hidden(facts, wanted) if all_say_so else ""
+    if hidden:
+        return Pending(hidden, since_seconds + RESCUE_SECONDS)
+    return Pending("reading the holders again for the last checkpoint", since_seconds + SAVING_SECONDS)
+
+
+def _hidden(facts: Facts, wanted: Checkpoint) -> str:
+    """Names the holders that the operator does not reach; empty: none.
+
+    Lost sight is no lost data. A finished world would be begun anew each half minute, until its budget is used up, for
+    steps that are all made; and a job that fails would leave its newest checkpoint to the memory that goes with it.
+    """
+    silent = _silent(facts)
+    return (
+        f"waiting for {silent}, which the operator cannot reach and which may have a part of {wanted}: let the operator connect to the memory tier's port"
+        if silent
+        else ""
+    )
+
+
+def _silent(facts: Facts) -> str:
+    return listed(sorted(e.holder for e in silent_holders(facts)))
+
+
+def _lost(facts: Facts, final: Checkpoint, found: Checkpoint | None) -> Loss | None:
+    """A last step that every program had saved, and that is nowhere, is trained again.
+
+    Not where this epoch saved nothing at all: the next would not either. What an agent has saved may be all that is known
+    of it, where every copy was lost while nobody led.
+    """
+    members = [s for _, s in member_sessions(facts) if s is not None]
+    best, parent = _best(facts, found), facts.world.parent
+    if len(members) < len(facts.world.members) or any(s.progress.offered < final.step for s in members):
+        return None
+    begun = parent.step if parent is not None else 0
+    told = all(s.saved is not None and s.saved.epoch == facts.world.epoch and s.saved.step > begun for s in members)
+    if (best is None or best.step <= begun) and not told:
+        return None
+    since = best.step if best is not None else begun
+    reason = (
+        f"every trainer finished after step {final.step}, whose save was lost: it is trained again from step {since}"
+    )
+    return Loss("checkpoint-lost", reason, facts.now, unexplained=True)
+
+
+def _best(facts: Facts, found: Checkpoint | None) -> Checkpoint | None:
+    """The newest checkpoint that is anywhere."""
+    there = _complete(facts, reading_at(facts, facts.world.epoch))
+    return newest(c for c in (found, facts.status.floor, *there) if c is not None)
+
+
+def _unsaved(facts: Facts, final: Checkpoint, found: Checkpoint | None) -> Unsaved:
+    best = _best(facts, found)
+    step = f"every trainer finished after step {final.step}"
+    if best is None:
+        return Unsaved(f"{step}, and not one checkpoint of it was saved; the events say why", fails=True)
+    return Unsaved(
+        f"{step}, which was not saved: the newest checkpoint is of step {best.step} (call close() right behind the last"
+        " step, before another batch is taken)",
+        fails=False,
+    )
+
+
+def _is_kept(facts: Facts, checkpoint: Checkpoint) -> bool:
+    floor = facts.status.floor
+    return floor is not None and floor.step >= checkpoint.step
+
+
+def _saved(session: SessionSeen) -> Checkpoint | None:
+    """The newest that this agent has committed, or is about to."""
+    return newest(c for c in (*session.pending, session.saved) if c is not None)
+
+
+def since(facts: Facts) -> float:
+    """When the world stopped to make steps, at the latest; an operator that came later waits anew."""
+    last = last_step_seconds(facts, facts.world.epoch)
+    return max(facts.world.changed_seconds, facts.seen.term_seconds, last if last is not None else 0.0)

@@ -1,0 +1,145 @@
+"""Leaves nodes on which one job fails repeatedly.
+
+Pure; called by `plan`. A node may be bad for this job alone, with no signal of its own, and would cost it a restart again and
+again. The job vacates it by a planned change, as it does for nodes that others mark.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import comb
+
+from surefoot_operator.api.status import ExcludedNode, Incident
+from surefoot_operator.policy.core.facts import Facts, derived_once, seconds_per_step
+from surefoot_operator.policy.failure.losses import Loss
+from surefoot_operator.policy.failure.spare_workers import spare_agents
+from surefoot_operator.policy.membership.expected_cost import record_of, standing_seconds
+
+REPEATS = 2
+"""So many failures on one node, within the budget's window, are no chance any more."""
+
+FAILED_KINDS = ("trainer-failed", "hang")
+
+MOST_CHANCE = 0.01
+"""A node is left on the job's own figures only where chance alone would say the same so seldom."""
+
+_FEWEST = 3
+"""Failures on one node, before anybody says that it is the node."""
+
+
+@derived_once
+def suspect_nodes(facts: Facts) -> Mapping[str, str]:
+    """Nodes on which most of this job's programs failed, and the sums.
+
+    Who failed twice at one place may fail there again, and that costs an incident. Where a spare is warm the restart costs the
+    same there. If the program is at fault the failure follows its rank, and then no node has most of them.
+    """
+    failed = [i for i in facts.status.incidents if i.kind in FAILED_KINDS and i.node is not None]
+    if len(failed) < REPEATS:
+        return {}
+    standing = [seconds for i in failed if (seconds := standing_seconds(i)) is not None]
+    cost = f", and costs {statistics.median(standing):.1f} s each time" if standing else ""
+    counts = Counter(str(i.node) for i in failed)
+    return {
+        node: f"{times} of this job's {len(failed)} failures were on node {node}{cost}: a spare costs no more than to start there again"
+        for node, times in counts.items()
+        if times >= REPEATS and 2 * times > len(failed)
+    }
+
+
+def excluded(facts: Facts, loss: Loss) -> tuple[ExcludedNode, ...]:
+    """Lists the nodes to be left after this loss, newest last.
+
+    As many as the job's number allows; without a number one at a time, where leaving it costs less than staying.
+    """
+    policy = facts.spec.failure_policy
+    most, until = policy.max_num_repeat_offenders_to_avoid, facts.now + policy.eval_period_seconds
+    kept = [e for e in facts.status.excluded_nodes if e.until_seconds > facts.now]
+    if most is None:
+        left = None if kept or loss.announced else leaving(facts, loss)
+        if left is not None and loss.node is not None:
+            kept.append(ExcludedNode(loss.node, left.reason, until, left.share))
+        return tuple(kept)
+    if loss.node is not None:
+        failures = sum(i.node == loss.node for i in _past(facts)) + 1
+        if failures >= REPEATS:
+            kept = [e for e in kept if e.name != loss.node]
+            reason = f"{failures} failures of this job within {policy.eval_period_seconds:g} s, the last: {loss.reason}"
+            kept.append(ExcludedNode(loss.node, reason, until))
+    return tuple(kept[-most:]) if most else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """Why a node is left for what its failures cost.
+
+    `share`: of the job's time, from the first of them until now.
+    """
+
+    reason: str
+    share: float
+
+
+def leaving(facts: Facts, loss: Loss) -> Leaving | None:
+    """Decides whether leaving this loss's node costs less than staying there.
+
+    Of what may go on failing as many failures are expected as there were (ski rental, as in `expected_cost`). None: it costs
+    more, chance may have chosen the node, the failure follows its rank, or no other place is free.
+    """
+    past = _past(facts)
+    here = [i for i in past if i.node == loss.node]
+    nodes = len({member.node for member in facts.world.members})
+    times, of_all = len(here) + 1, sum(i.node is not None for i in past) + 1
+    chance = odds_by_chance(times, of_all, nodes)
+    if loss.node is None or times < _FEWEST or chance > MOST_CHANCE or _follows_rank(facts, loss, past):
+        return None
+    if facts.seen.free_nodes == 0 and not spare_agents(facts):
+        return None
+    costs = [seconds for i in here if (seconds := _cost_seconds(facts, i)) is not None]
+    if not costs:
+        return None
+    each = statistics.median(costs)
+    change = record_of(facts).change_seconds
+    change = each if change is None else change
+    staying = (1.0 - chance) * times * each
+    if staying <= change:
+        return None
+    window = facts.spec.failure_policy.eval_period_seconds
+    return Leaving(
+        f"{times} of this job's {of_all} failures within {window:g} s were there, which chance alone does to one of {nodes} nodes"
+        f" in {chance:.1%} of jobs; as many again would cost {staying:.1f} s, and leaving it {change:.1f} s; the last: {loss.reason}",
+        float(f"{min(1.0, times * each / max(facts.now - here[0].detected_seconds, each)):.2g}"),
+    )
+
+
+def odds_by_chance(times: int, of_all: int, nodes: int) -> float:
+    """Bounds the odds that chance gives some node so many failures.
+
+    `times` of `of_all`, which strike nodes alike: the sum of each node's binomial tail (Bonferroni), at most 1.
+    """
+    if nodes < 2:
+        return 1.0
+    ways = sum(comb(of_all, k) * int(nodes - 1) ** (of_all - k) for k in range(times, of_all + 1))
+    return min(1.0, float(nodes * ways / nodes**of_all))
+
+
+def _past(facts: Facts) -> list[Incident]:
+    since = facts.now - facts.spec.failure_policy.eval_period_seconds
+    return [i for i in facts.status.incidents if i.kind != "planned" and i.detected_seconds >= since]
+
+
+def _follows_rank(facts: Facts, loss: Loss, past: Iterable[Incident]) -> bool:
+    """Whether the same rank failed on another node too: then it is the program or its data."""
+    size = facts.world.size
+    return loss.rank is not None and any(
+        i.rank == loss.rank and i.world_before == size and i.node not in (None, loss.node) for i in past
+    )
+
+
+def _cost_seconds(facts: Facts, incident: Incident) -> float | None:
+    """What an incident cost: the world stood, and made steps again."""
+    standing = standing_seconds(incident)
+    return None if standing is None else standing + (incident.steps_lost or 0) * (seconds_per_step(facts) or 0.0)

@@ -1,0 +1,277 @@
+"""Plans voluntary changes of the world: grow, shrink, suspend, vacate.
+
+Pure. They lose no step: a step ahead is proposed, every rank saves there and waits, and only then is the next epoch
+claimed. The coordinator binds the step once every member accepted it; after a refusal a later one is proposed. A
+departing worker is waited for in this way even where no world is possible without it: every step is then saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+
+from surefoot.protocol.identities import Checkpoint
+from surefoot_operator.api.status import Member
+from surefoot_operator.job_snapshot import HoldSeen
+from surefoot_operator.policy.core.actions import Action, ProposeHold
+from surefoot_operator.policy.core.availability import departure_reason, left_at_a_cost, vacate_reason
+from surefoot_operator.policy.core.facts import (
+    Facts,
+    has_stepped,
+    last_step,
+    last_step_seconds,
+    member_sessions,
+    seconds_per_step,
+    step_of,
+)
+from surefoot_operator.policy.failure.sizing import largest_size
+from surefoot_operator.policy.failure.spare_workers import spare_agents
+from surefoot_operator.policy.membership import surviving_copies, suspension
+from surefoot_operator.policy.membership.expected_cost import (
+    NOT_MEASURED,
+    Weighed,
+    costs_more_than_staying,
+    grow_or_stay,
+)
+from surefoot_operator.policy.membership.size_tie import present_tie
+
+AHEAD_SECONDS = 0.5
+"""How far ahead a halt is named, so that word of it arrives before the first rank does."""
+
+ANSWER_SECONDS = 5.0
+"""A proposal that not everybody answered in this time is withdrawn."""
+
+AGAIN_SECONDS = 0.5
+"""After a refusal."""
+
+MOVE_SECONDS = 120.0
+"""How long a replacement may take to come and be warm, before a node that others want left is left with fewer workers."""
+
+FIRST_STEP_SECONDS = 10.0
+"""A world so young that refuses a halt is still being started: it is asked again, as its first step may be under way."""
+
+MOST_NAMED = 4
+
+HELD_SECONDS = 30.0
+"""How long a bound halt may take beyond its steps until all saves are on their holders; then the claim comes anyway."""
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredChange:
+    """A wanted change; an `urgent` one waits for no late step."""
+
+    reason: str
+    urgent: bool
+    grows_to: int = 0
+    """Workers of the larger world; 0: it is not to grow."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeStep:
+    """The next step of a planned change: actions, waiting, or claim."""
+
+    reason: str
+    actions: tuple[Action, ...] = ()
+    claim: bool = False
+    until_seconds: float | None = None
+
+
+def desired_change(facts: Facts) -> DesiredChange | None:
+    """Decides whether the committed world should change; None: no."""
+    members = len(facts.world.members)
+    if facts.spec.suspend:
+        return DesiredChange("the job is suspended", urgent=True) if members else None
+    if not members:
+        return DesiredChange("the job is resumed", urgent=True)
+    ending = {m: why for m in facts.world.members if (why := departure_reason(facts, m))}
+    if ending:
+        return DesiredChange(_told(ending), urgent=True)
+    staying = {m.index for m in facts.world.members}
+    warm = {s.index for s in spare_agents(facts)}
+    tie = present_tie(facts)
+    tied = None if tie is None else tie.workers(facts.spec)
+    possible = largest_size(facts.spec, len(staying | warm), tied)
+    move = _move(facts, list(facts.world.members), warm, tied)
+    if move is not None:
+        return move
+    if tied is None and possible < members and largest_size(facts.spec, members) < members:
+        return DesiredChange(f"scale from {members} to {largest_size(facts.spec, members)} workers", urgent=True)
+    if possible > members:
+        return DesiredChange(f"grow from {members} to {possible} workers", urgent=False, grows_to=possible)
+    return None
+
+
+def _told(ending: Mapping[Member, str]) -> str:
+    """Who leaves and why, as a sentence that a thousand workers do not make longer."""
+    named = [f"worker {m.index} {why}" for m, why in ending.items()][:MOST_NAMED]
+    more = len(ending) - len(named)
+    return "; ".join((*named, f"{more} more")) if more else "; ".join(named)
+
+
+def _move(facts: Facts, staying: list[Member], warm: set[int], tied: int | None) -> DesiredChange | None:
+    """Away from nodes that others want left: at once where the world keeps its size, after a while with fewer.
+
+    Such a node still trains, so nothing is done that leaves no world at all.
+    """
+    moving = {m.index: m for m in staying if vacate_reason(facts, m.node)}
+    others = {index: m for index, m in moving.items() if m.node not in left_at_a_cost(facts)}
+    there = {m.index for m in staying}
+    size = largest_size(facts.spec, len(there - set(moving) | warm), tied)
+    if len(others) < len(moving):
+        beside_slow = largest_size(facts.spec, len(there - set(others) | warm), tied)
+        if costs_more_than_staying(facts, size, beside_slow):
+            moving, size = others, beside_slow
+    if not moving or size == 0:
+        return None
+    beside = [w for w in facts.seen.workers if w.index in moving and w.attempt > moving[w.index].attempt]
+    if size < largest_size(facts.spec, len(staying)):
+        asked = max((w.created_seconds for w in beside), default=facts.now)
+        if facts.now < asked + MOVE_SECONDS:
+            return None
+    names = ", ".join(f"{m.index} leaves node {m.node} ({vacate_reason(facts, m.node)})" for m in moving.values())
+    return DesiredChange(f"worker {names}", urgent=False)
+
+
+def advance(facts: Facts) -> ChangeStep | None:
+    """Plans the next step of a desired change; None: nothing to do."""
+    hold = facts.seen.hold if facts.seen.hold is not None and facts.seen.hold.epoch == facts.world.epoch else None
+    wanted = desired_change(facts)
+    if hold is not None and hold.state == "Bound":
+        return _bound(facts, hold, wanted)
+    if hold is None and _all_wait(facts):
+        return ChangeStep("every rank waits at a step that an earlier operator proposed", claim=True)
+    if wanted is None:
+        if hold is not None and hold.state == "Proposed":
+            return ChangeStep("a planned halt is not needed any more", (ProposeHold(hold.epoch, hold.step, "cancel"),))
+        return None
+    if not facts.world.members or (wanted.urgent and _stepless(facts, hold)):
+        return ChangeStep(wanted.reason, claim=True)
+    if not wanted.urgent:
+        stays = _stays(facts, wanted)
+        if stays.until_seconds is not None and facts.now < stays.until_seconds:
+            why = f": {stays.reason}" if stays.reason else ""
+            return ChangeStep(f"{wanted.reason}, later{why}", until_seconds=stays.until_seconds)
+        if not has_stepped(facts, facts.world.epoch):
+            return ChangeStep(f"{wanted.reason} once epoch {facts.world.epoch} made its first step")
+    return _propose(facts, hold, wanted)
+
+
+def _stepless(facts: Facts, hold: HoldSeen | None) -> bool:
+    """Whether a world makes no step before it has ended: it refused a halt, and has long had the time for one.
+
+    A younger one may be in its first step, which a claim that does not halt it would lose.
+    """
+    if has_stepped(facts, facts.world.epoch) or hold is None or hold.state != "Refused":
+        return False
+    return facts.now >= facts.world.changed_seconds + FIRST_STEP_SECONDS
+
+
+def _propose(facts: Facts, hold: HoldSeen | None, wanted: DesiredChange) -> ChangeStep:
+    if hold is not None and hold.state == "Proposed":
+        due = hold.asked_seconds + ANSWER_SECONDS
+        if facts.now < due:
+            return ChangeStep(f"{wanted.reason}: asking every worker to hold at step {hold.step}", until_seconds=due)
+        return ChangeStep(
+            f"not every worker answered the hold at step {hold.step}", (ProposeHold(hold.epoch, hold.step, "cancel"),)
+        )
+    if hold is not None and facts.now < hold.asked_seconds + AGAIN_SECONDS:
+        return ChangeStep(
+            f"{wanted.reason}: the hold at step {hold.step} was refused",
+            until_seconds=hold.asked_seconds + AGAIN_SECONDS,
+        )
+    standing = _standing_until(facts, hold)
+    if standing is not None and facts.now < standing:
+        return ChangeStep(
+            f"{wanted.reason}: no rank completes a step, so no other hold is proposed yet", until_seconds=standing
+        )
+    epoch = facts.world.epoch
+    ahead = _ahead(facts)
+    at, named = last_step(facts), hold.step if hold is not None else 0
+    # each halt has a step of its own, so that no answer to an older one is taken for it; where nobody has moved
+    # since, one further is enough: a halt that runs ahead of a world that stands lies hundreds of steps away
+    step = max(at, named) + ahead if standing is None else max(at + ahead, named + 1)
+    return ChangeStep(
+        f"{wanted.reason}: proposing a hold at step {step}",
+        (ProposeHold(epoch, step, "propose"),),
+        until_seconds=facts.now + ANSWER_SECONDS,
+    )
+
+
+def _ahead(facts: Facts) -> int:
+    """How many steps further the halt lies: none can have finished it before it has heard.
+
+    The end of the step under way will do where that is far off: a worker that leaves may not have the time for two.
+    """
+    pace, last = seconds_per_step(facts), last_step_seconds(facts, facts.world.epoch)
+    if not pace:
+        return 3
+    if last is not None and facts.now + 2 * AHEAD_SECONDS <= last + pace:
+        return 1
+    return max(2, ceil(AHEAD_SECONDS / pace) + 1)
+
+
+def _standing_until(facts: Facts, hold: HoldSeen | None) -> float | None:
+    """Of a world that made no step since it was asked: when to ask again, after twice as long as it stood then."""
+    if hold is None:
+        return None
+    last = last_step_seconds(facts, facts.world.epoch)
+    stood = hold.asked_seconds - (last if last is not None else facts.world.changed_seconds)
+    return None if stood <= 0 else hold.asked_seconds + max(AGAIN_SECONDS, stood)
+
+
+def _bound(facts: Facts, hold: HoldSeen, wanted: DesiredChange | None) -> ChangeStep:
+    """Nobody goes beyond a bound step: the next epoch follows, whatever became of the wish."""
+    reason = wanted.reason if wanted is not None else "the world was halted for a change that is not needed any more"
+    goal = Checkpoint(hold.epoch, hold.step)
+    sessions = [session for _, session in member_sessions(facts)]
+    held = [s for s in sessions if s is not None and s.epoch == hold.epoch and s.held == hold.step]
+    saved = [s for s in held if goal not in s.pending and s.saved is not None and s.saved >= goal]
+    pace = seconds_per_step(facts) or 1.0
+    due = hold.asked_seconds + HELD_SECONDS + 2 * pace * max(0, hold.step - step_of(facts, hold.epoch))
+    if len(saved) == len(sessions):
+        lacking = (
+            surviving_copies.lacking(facts, goal, goes_on=_goes_on(facts))
+            if surviving_copies.halted(facts) is not None
+            else ""
+        )
+        upload = suspension.promotion_due(facts, hold)
+        if upload is not None:
+            return ChangeStep(f"{reason}: {goal} goes to the persistent tier first", until_seconds=upload)
+        if not lacking or not surviving_copies.can_be_brought(facts):
+            return ChangeStep(f"{reason}; {lacking}" if lacking else reason, claim=True)
+        if facts.now < due:
+            return ChangeStep(f"{reason}: {lacking}", until_seconds=due)
+        return ChangeStep(f"{reason}; {lacking}", claim=True)
+    if len(held) == len(sessions) and facts.now >= due:
+        return ChangeStep(f"{reason}; some saves of step {hold.step} lack copies", claim=True)
+    what = f"{len(held)} of {len(sessions)} workers hold at step {hold.step}, {len(saved)} have replicated their saves"
+    return ChangeStep(f"{reason}: {what}", until_seconds=due if facts.now < due else None)
+
+
+def _goes_on(facts: Facts) -> bool:
+    """Whether a world is possible without those that leave."""
+    tie = present_tie(facts)
+    there = {m.index for m in facts.world.members if not departure_reason(facts, m)} | {
+        s.index for s in spare_agents(facts)
+    }
+    return largest_size(facts.spec, len(there), None if tie is None else tie.workers(facts.spec)) > 0
+
+
+def _all_wait(facts: Facts) -> bool:
+    """Bound by an operator that died since: nobody would ever tell them to go on."""
+    sessions = [session for _, session in member_sessions(facts)]
+    return bool(sessions) and all(
+        s is not None and s.epoch == facts.world.epoch and s.held is not None and s.held == s.progress.step
+        for s in sessions
+    )
+
+
+def _stays(facts: Facts, wanted: DesiredChange) -> Weighed:
+    """Until when the world stays as it is, though another is wanted."""
+    policy = facts.spec.elastic_policy
+    if policy is None:
+        return NOT_MEASURED
+    if policy.scale_up_snooze_seconds is not None:
+        return Weighed(facts.world.changed_seconds + policy.scale_up_snooze_seconds)
+    return grow_or_stay(facts, len(facts.world.members), wanted.grows_to) if wanted.grows_to else NOT_MEASURED

@@ -1,0 +1,1 @@
+"""Makes the plan of one reconcile and checks its invariants."""

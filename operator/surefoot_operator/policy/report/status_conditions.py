@@ -1,0 +1,338 @@
+"""Summarises a job's phase, conditions, message and progress.
+
+Pure; the last part of a plan.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Literal
+
+from surefoot.protocol.checkpoints.completeness import TierReading, complete, copies_of, effective_replicas
+from surefoot.protocol.checkpoints.lineage import newest
+from surefoot.protocol.identities import Checkpoint
+from surefoot_operator import reasons
+from surefoot_operator.api.status import Condition, JobStatus, Phase, World, condition_of
+from surefoot_operator.policy.core.facts import (
+    Facts,
+    bad_of,
+    data_read,
+    domains_of,
+    has_stepped,
+    in_epoch,
+    last_step_seconds,
+    loss_told,
+    reading_at,
+    saving_steps,
+    seconds_per_step,
+    step_of,
+    topology_of_job,
+)
+from surefoot_operator.policy.failure.incidents import open_incident
+from surefoot_operator.policy.failure.loss_anomalies import unsound_loss
+from surefoot_operator.policy.failure.memory_server_liveness import lost_sight
+from surefoot_operator.policy.failure.sizing import target_size
+from surefoot_operator.policy.failure.spare_workers import spare_agents
+from surefoot_operator.policy.failure.stragglers import sentence
+from surefoot_operator.policy.membership.invalid_spec import INVALID
+from surefoot_operator.policy.membership.rollback import refusal as rollback_refusal
+from surefoot_operator.policy.membership.scheduling_deadline import RELEASED, is_released
+from surefoot_operator.policy.membership.scheduling_deadline import release_message as released
+from surefoot_operator.policy.membership.size_tie import tie_to_tell
+from surefoot_operator.policy.membership.workers import has_trained
+from surefoot_operator.policy.report.blockers import UNSCHEDULABLE, hindrance, spare_hindrance
+from surefoot_operator.policy.report.copy_spread import copy_spread
+from surefoot_operator.policy.report.refused_calls import acceptance
+from surefoot_operator.policy.report.refused_records import REASON, refused_message
+from surefoot_operator.policy.report.time_spent import accounted
+from surefoot_operator.policy.report.unheard import agents_heard, unheard_members
+
+PROGRESS_SECONDS = 5.0
+"""Steps are written to status no more often than this, so that progress costs no stream of writes."""
+
+STALLED_INTERVALS = 3
+STALLED_SECONDS = 4.0
+"""Also where intervals are short: a save of each step arrives some steps later, and holders are read now and then."""
+
+UNREAD_SECONDS = 5.0
+"""A new leader, and a new epoch, may take so long to read the holders."""
+
+_NO_ROOM = "; checkpoints do not fit: "
+
+Truth = Literal["True", "False", "Unknown"]
+
+
+def summarised(facts: Facts, status: JobStatus, message: str, lost: str = "") -> JobStatus:
+    """Sets phase, message, conditions and progress in a status.
+
+    Equal input gives equal output, so plans reach a fixed point. `lost`: the message where every checkpoint is lost.
+    """
+    status = _with_progress(facts, status)
+    status = replace(status, observed_generation=facts.seen.job.generation)
+    if status.phase not in ("Complete", "Failed"):
+        status = replace(status, phase="Recovering" if lost else _phase(facts, status), message=message)
+    return replace(status, conditions=_conditions(facts, status, lost), time_spent=accounted(facts, status))
+
+
+def known_loss(facts: Facts) -> str:
+    """Returns the message of a total loss already reported in this claim.
+
+    It holds until something is found, also while tiers are asked again.
+    """
+    known = condition_of(facts.status, reasons.CHECKPOINT_LOST)
+    return known.message if known is not None else ""
+
+
+def scheduled(facts: Facts, status: JobStatus) -> tuple[Truth, str, str]:
+    """Returns (truth, reason, message): whether every wanted worker has a node."""
+    if facts.spec.suspend or facts.status.phase in ("Complete", "Failed"):
+        return "False", "NotWanted", "no workers are wanted"
+    if is_released(facts, status):
+        return "False", RELEASED, released(status.scheduling)
+    live = [w for w in facts.seen.workers if w.phase not in ("Succeeded", "Failed") and not w.deleting]
+    placed, wanted = len({w.index for w in live if w.node is not None}), target_size(facts.spec)
+    there, why = f"{min(placed, wanted)} of {wanted} workers have a node", hindrance(facts)
+    if placed >= wanted:
+        if why is None or not why.placed:
+            return "True", "Scheduled", there
+        return "True", why.reason, f"{there}; {why.text}"
+    return ("False", "Waiting", there) if why is None else ("False", why.reason, f"{there}; {why.text}")
+
+
+def protection(facts: Facts) -> tuple[Truth, str, str]:
+    """Returns (truth, reason, message): whether a failure finds a safe checkpoint."""
+    world = facts.status.world
+    unseen = lost_sight(facts)
+    if unseen:
+        return "Unknown", reasons.HOLDERS_UNSEEN, unseen
+    if world is None or world.state != "Committed":
+        return _last(facts)
+    reading = reading_at(facts, world.epoch)
+    if not reading.holders:
+        return _unread(facts, world)
+    domains = domains_of(facts)
+    replicas = effective_replicas(
+        facts.spec.checkpoint.memory.replicas, len({domains[holder] for holder in reading.holders})
+    )
+    found = complete(reading, facts.status.lineage, world.epoch, bad_of(facts), facts.seen.covers)
+    full = newest(c for c in found if copies_of(c, reading, domains) >= replicas)
+    safe = newest(c for c in (full, facts.status.floor) if c is not None)
+    behind = step_of(facts, world.epoch) - max(_chosen_at(facts), *(c.step for c in found), world.begun_step)
+    if _is_late(facts, behind):
+        return "False", "Stalled", f"no checkpoint became complete for {STALLED_INTERVALS} intervals"
+    if safe is not None:
+        return "True", "Protected", _where_safe(facts, safe, reading, replicas)
+    if found:
+        return "False", "TooFewCopies", f"no complete checkpoint has {replicas} copies yet"
+    return "False", "NothingSaved", "no checkpoint is complete yet"
+
+
+def _where_safe(facts: Facts, safe: Checkpoint, reading: TierReading, copies: int) -> str:
+    if safe == facts.status.floor:
+        return "a complete checkpoint is in the persistent tier"
+    key = facts.spec.checkpoint.memory.topology_key
+    return f"a complete checkpoint has {copy_spread(reading, safe, copies, topology_of_job(facts), key)}"
+
+
+def _unread(facts: Facts, world: World) -> tuple[Truth, str, str]:
+    """No holder says what it has: as it was, until training has gone so far that a failure would cost more than it may."""
+    known = facts.status.last_complete
+    behind = step_of(facts, world.epoch) - max(
+        world.begun_step, _chosen_at(facts), known.step if known is not None else 0
+    )
+    if _is_late(facts, behind) and facts.now > max(facts.seen.term_seconds, world.changed_seconds) + UNREAD_SECONDS:
+        return (
+            "False",
+            "Stalled",
+            f"no holder answers, and no checkpoint became complete for {STALLED_INTERVALS} intervals",
+        )
+    return _last(facts)
+
+
+def _is_late(facts: Facts, behind: int) -> bool:
+    """Whether `behind` steps without a new checkpoint are too many, and took too long for one that is just arriving."""
+    if behind <= (STALLED_INTERVALS + 1) * saving_steps(facts):
+        return False
+    pace, last = seconds_per_step(facts), last_step_seconds(facts, facts.world.epoch)
+    return pace is None or last is None or behind * pace + facts.now - last > STALLED_SECONDS
+
+
+def _chosen_at(facts: Facts) -> int:
+    """The step at which saving began to be as often as it is: nothing is late by an interval that did not count yet."""
+    chosen = facts.status.memory_interval
+    return 0 if chosen is None else min(chosen.since_step, step_of(facts, facts.world.epoch))
+
+
+def _last(facts: Facts) -> tuple[Truth, str, str]:
+    known = condition_of(facts.status, reasons.CHECKPOINT_PROTECTED)
+    if known is None:
+        return "False", "NothingSaved", "no checkpoint is complete yet"
+    return _as_told(known)
+
+
+def _with_progress(facts: Facts, status: JobStatus) -> JobStatus:
+    epoch = facts.running_epoch
+    step, at = step_of(facts, epoch), last_step_seconds(facts, epoch) if status.world is not None else None
+    if at is None or step == status.step:
+        return status
+    moved = status.world != facts.status.world or status.phase in ("Complete", "Failed")
+    if moved or status.progress_seconds is None or at - status.progress_seconds >= PROGRESS_SECONDS:
+        data = data_read(facts, epoch) or status.data
+        return replace(status, step=step, progress_seconds=at, data=data, loss=_loss(facts, epoch, status.loss))
+    return status
+
+
+def _loss(facts: Facts, epoch: int, known: float | None) -> float | None:
+    """Returns the loss to tell; one that is no number is none.
+
+    JSON has no such number, and `LossFinite` says it.
+    """
+    told = loss_told(facts, epoch)
+    if told is None:
+        return known
+    return float(f"{told:.6g}") if math.isfinite(told) else None
+
+
+def _phase(facts: Facts, status: JobStatus) -> Phase:
+    world = status.world
+    if world is None:
+        return "Suspended" if facts.spec.suspend else "Pending"
+    if facts.spec.suspend and (world.state == "Claimed" or not world.members):
+        return "Suspended" if not world.members else "Resizing"
+    incident = open_incident(status.incidents)
+    if status.ending is not None or _waits_for_start(facts, world):
+        return "Recovering"
+    if incident is not None:
+        return "Resizing" if incident.kind == "planned" else "Recovering"
+    if world.state == "Claimed":
+        return "Pending" if not status.lineage else "Starting"
+    stepped = world == facts.status.world and has_stepped(facts, world.epoch)
+    if not stepped and facts.status.phase == "Running" and unheard_members(facts):
+        return "Running"  # as the former leader saw it; this one has heard nothing that says otherwise
+    return "Running" if stepped else "Starting"
+
+
+def _waits_for_start(facts: Facts, world: World) -> bool:
+    """Whether a job that has trained stands because a worker cannot be made or started: no planned change is that."""
+    why = hindrance(facts) if world.state == "Claimed" and has_trained(facts) else None
+    return why is not None and why.reason != UNSCHEDULABLE
+
+
+def _conditions(facts: Facts, status: JobStatus, lost: str) -> tuple[Condition, ...]:
+    phase, message = status.phase, status.message
+    known = {c.type: c for c in facts.status.conditions}
+    room = known.get(reasons.CHECKPOINTS_FIT)  # `maintain` judges it
+    wanted: list[tuple[str, Truth, str, str]] = [
+        (kind, "True" if phase == kind else "False", phase, message if phase == kind else "")
+        for kind in (reasons.SUSPENDED, reasons.RUNNING, reasons.RECOVERING, reasons.RESIZING)
+    ]
+    wanted.insert(1, (reasons.PODS_SCHEDULED, *scheduled(facts, status)))
+    wanted.append((reasons.CHECKPOINT_PROTECTED, *_for_want_of_room(protection(facts), room)))
+    wanted += _finite(facts, known.get(reasons.LOSS_FINITE))
+    wanted += _in_band(facts, known.get(reasons.LOSS_IN_BAND))
+    wanted += _even(status, known.get(reasons.RANKS_EVEN))
+    if why := rollback_refusal(facts):
+        wanted.append((reasons.ROLLBACK_REFUSED, "True", "NoSuchCheckpoint", why))
+    spares = spares_ready(facts, status)
+    wanted += [(reasons.SPARES_READY, *spares)] if spares is not None else []
+    tie = tie_to_tell(facts, status)
+    if tie is not None:
+        wanted.append((reasons.WORLD_SIZE_TIED, "True", "RanksOwnState", tie))
+    if lost:
+        wanted.append((reasons.CHECKPOINT_LOST, "True", "NothingLeft", lost))
+    heard = agents_heard(facts, known.get(reasons.AGENTS_HEARD))
+    wanted += [(reasons.AGENTS_HEARD, *heard)] if heard is not None else []
+    accepted = acceptance(facts.seen.refused_calls, known.get(reasons.API_ACCEPTED))
+    wanted += [(reasons.API_ACCEPTED, *accepted)] if accepted is not None else []
+    if facts.seen.refused_records:
+        wanted.append((reasons.RECORDS_REFUSED, "True", REASON, refused_message(facts.seen.refused_records)))
+    if facts.seen.refusal:
+        wanted.append((reasons.SPEC_REFUSED, "True", INVALID, facts.seen.refusal))
+    if phase in ("Complete", "Failed"):
+        wanted.append((phase, "True", phase, message))
+    elif room is not None:
+        wanted.append((room.type, room.status, room.reason, room.message))
+    return tuple(
+        _condition(known.get(kind), (kind, truth, reason, text), facts.now) for kind, truth, reason, text in wanted
+    )
+
+
+def spares_ready(facts: Facts, status: JobStatus) -> tuple[Truth, str, str] | None:
+    """Returns (truth, reason, message) about the spares; None: not asked for."""
+    wanted, world = facts.spec.spares, facts.status.world
+    if not wanted:
+        return None
+    if facts.spec.suspend or status.phase in ("Complete", "Failed"):
+        return "False", "NotWanted", "no workers are wanted"
+    if world is None or world.state != "Committed" or world != status.world:
+        known = condition_of(facts.status, reasons.SPARES_READY)
+        return ("False", "Waiting", "the world comes first") if known is None else _as_told(known)
+    warm = min(wanted, len(spare_agents(facts)))
+    there = f"{warm} of {wanted} spares are warm"
+    if warm == wanted:
+        return "True", "Warm", there
+    why = spare_hindrance(facts)
+    return ("False", "Waiting", there) if why is None else ("False", why.reason, f"{there}; {why.text}")
+
+
+def _as_told(known: Condition) -> tuple[Truth, str, str]:
+    return known.status, known.reason, known.message
+
+
+def _finite(facts: Facts, known: Condition | None) -> list[tuple[str, Truth, str, str]]:
+    """Whether losses are numbers: told once one was not, and as it was where no step tells anything newer."""
+    world = facts.status.world
+    epoch = world.epoch if world is not None and world.state == "Committed" else 0
+    told = sorted(
+        (s for s in in_epoch(facts, epoch) if epoch and s.progress.loss_is_finite is not None), key=lambda s: s.index
+    )
+    bad = next((s for s in told if not s.progress.loss_is_finite), None)
+    if bad is not None and known is not None and known.status == "False":
+        return [(known.type, known.status, known.reason, known.message)]  # the step at which it was seen first
+    if bad is not None:
+        text = f"the loss on worker {bad.index} is NaN or infinite at step {bad.progress.step}; to start again before it, go back with"
+        return [
+            (reasons.LOSS_FINITE, "False", "NotFinite", f"{text} surefoot rollback --to, or set healthPolicy.numerics")
+        ]
+    if known is None or not told:
+        return [] if known is None else [(known.type, known.status, known.reason, known.message)]
+    return [(reasons.LOSS_FINITE, "True", "Finite", "losses are finite again")]
+
+
+def _in_band(facts: Facts, known: Condition | None) -> list[tuple[str, Truth, str, str]]:
+    """Whether losses and gradient norms are near those before: told once they were not."""
+    world = facts.status.world
+    found = unsound_loss(facts) if world is not None and world.state == "Committed" else None
+    if found is not None and found.kind == "spike":
+        if known is not None and known.status == "False":
+            return [(known.type, known.status, known.reason, known.message)]  # where it began
+        return [(reasons.LOSS_IN_BAND, "False", "Spike", found.reason)]
+    stepped = world is not None and world.state == "Committed" and has_stepped(facts, world.epoch)
+    if known is None or not stepped:
+        return [] if known is None else [(known.type, known.status, known.reason, known.message)]
+    return [(reasons.LOSS_IN_BAND, "True", "InBand", "losses are in band again")]
+
+
+def _even(status: JobStatus, known: Condition | None) -> list[tuple[str, Truth, str, str]]:
+    """Whether ranks that do the same work as long for it: told once one did not."""
+    if status.stragglers:
+        return [(reasons.RANKS_EVEN, "False", reasons.STRAGGLER, "; ".join(map(sentence, status.stragglers)))]
+    return (
+        [] if known is None else [(reasons.RANKS_EVEN, "True", "Even", "no rank is persistently slower than its peers")]
+    )
+
+
+def _for_want_of_room(protected: tuple[Truth, str, str], room: Condition | None) -> tuple[Truth, str, str]:
+    """With the numbers, where nothing is in safety because checkpoints do not fit."""
+    truth, reason, message = protected
+    message = message.partition(_NO_ROOM)[0]
+    if truth == "False" and room is not None and room.status == "False":
+        message = f"{message}{_NO_ROOM}{room.message}"
+    return truth, reason, message
+
+
+def _condition(old: Condition | None, wanted: tuple[str, Truth, str, str], now: float) -> Condition:
+    kind, truth, reason, message = wanted
+    since = old.last_transition_seconds if old is not None and old.status == truth else now
+    return Condition(kind, truth, reason, message, since)

@@ -1,0 +1,426 @@
+"""Runs the reconcile loop of one job.
+
+One instance a job, owned by `controller`. Level-triggered: nothing is remembered from one round to the next but the
+pin of a promotion, when things were last written, and what was told lately. The loop never ends by itself: an error
+is counted, logged and tried again with growing waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+from surefoot.errors import OutOfBounds
+from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.plain import shorten
+from surefoot.task_set import TaskSet
+from surefoot_operator import metrics, reasons
+from surefoot_operator.api.status import JobStatus
+from surefoot_operator.coordinator.desired_messages import DesiredState, desired_state_after
+from surefoot_operator.coordinator.told_holders import scope_after
+from surefoot_operator.errors import FabricError, InvariantBroken, JobRefused, NotLeading, ViewRefused, WorldMoved
+from surefoot_operator.job_snapshot import Observed
+from surefoot_operator.platforms.interface import FabricSeen
+from surefoot_operator.policy.core.actions import Event, Plan, SetFinalizer
+from surefoot_operator.policy.core.indexes import topology_of
+from surefoot_operator.policy.maintenance.maintenance_plan import Maintenance, maintain
+from surefoot_operator.policy.maintenance.memory_tier_rollout import JobSafety, refused_safety, safety
+from surefoot_operator.policy.membership.drops_under_way import Going
+from surefoot_operator.policy.membership.idle import is_idle
+from surefoot_operator.policy.membership.invalid_spec import accepted, refused
+from surefoot_operator.policy.membership.node_departure import departure
+from surefoot_operator.policy.planning.plan import plan
+from surefoot_operator.policy.planning.plan_invariants import check
+from surefoot_operator.policy.report.refused_calls import refusal_events, unplanned
+from surefoot_operator.policy.report.refused_records import with_refused_records
+from surefoot_operator.policy.report.tier_contents import with_contents
+from surefoot_operator.reconcile.apply_plan import carry_out, carry_out_maintenance, repairing
+from surefoot_operator.reconcile.build_snapshot import Dependencies, observed, ranks_of, worker_ids
+from surefoot_operator.reconcile.event_recorder import EventRecorder, TierFailureEvents
+from surefoot_operator.reconcile.job_metrics import JobMetrics
+from surefoot_operator.reconcile.round_log import RoundLog
+from surefoot_operator.reconcile.round_pace import GATHERING_SECONDS, RoundPace
+from surefoot_operator.reconcile.steady_parts import SteadyParts
+from surefoot_operator.reconcile.worker_ages import WorkerAges
+from surefoot_operator.reconcile.worker_calls import WorkerCalls
+from surefoot_operator.rejected_calls import ApiCall
+
+log = logging.getLogger(__name__)
+
+_SUSPENDED_SECONDS = 0.25
+_NOTICE_CHARACTERS = 900
+"""Of what an agent wants people to hear; an event has 1024."""
+
+
+class Reconciler:
+    """Carries one job from spec to end."""
+
+    def __init__(self, dependencies: Dependencies) -> None:
+        self._dependencies = dependencies
+        self._term_seconds = dependencies.clock()
+        self._wake = asyncio.Event()
+        self._later: asyncio.TimerHandle | None = None
+        self._background = TaskSet(_background_failed)
+        self.calls = WorkerCalls(dependencies.clock, self.wake)
+        self._tier_failures = TierFailureEvents()
+        self._ages = WorkerAges()
+        self._steady = SteadyParts()
+        self.recorder = EventRecorder(dependencies.fabric.record, time.monotonic)
+        self._job_metrics = JobMetrics()
+        self._round_log = RoundLog()
+        self._pace = RoundPace()
+        self._heard = True
+        """Whether somebody said something before the round under way."""
+        self._desired: DesiredState | None = None
+        self._pinned: Checkpoint | None = None
+        self._going: Going = {}
+        self._marked: tuple[int, Checkpoint] | None = None
+        self._watermark: Checkpoint | None = None
+        self._written = self._swept = float("-inf")
+        self._settled_at: float | None = None
+        self._refusal = ""
+        self._refusals_told: Mapping[ApiCall, float] = {}
+        self._began: float | None = None
+        self.safety: JobSafety | None = None
+        """Whether the job could spare a holder, as of the last round."""
+        self._shown: FabricSeen | None = None
+        """The job as it was observed last."""
+        self._last: tuple[Observed, JobStatus] | None = None
+        """What the last round observed, and decided."""
+        self._longest = dependencies.settings.longest_sleep_seconds
+
+    @property
+    def round_seconds(self) -> float:
+        """How long the round under way takes already; 0 between two."""
+        return 0.0 if self._began is None else time.perf_counter() - self._began
+
+    def departure(self, node: str) -> str:
+        """Says what the job loses with a node; empty: nothing."""
+        if self._last is None:
+            known = self.safety
+            return "it was not reconciled yet" if known is None else "" if known.safe else known.reason
+        return departure(*self._last, node, self._dependencies.clock())
+
+    def wake(self, urgent: bool = True) -> None:
+        """Wakes the loop: at once if urgent, else after a short delay.
+
+        Something changed. What is not urgent waits a little, for whatever else comes till then.
+        """
+        if urgent:
+            self._wake.set()
+        elif self._later is None:
+            loop = asyncio.get_running_loop()
+            self._later = loop.call_later(self._dependencies.settings.notice_seconds, self._wake.set)
+
+    async def run(self) -> None:
+        """Goes on until cancelled."""
+        watching = asyncio.create_task(self._watch(), name="fabric changes")
+        failures = 0
+        try:
+            while True:
+                self._wake.clear()
+                if self._later is not None:
+                    self._later.cancel()
+                    self._later = None
+                try:
+                    pause = await self._in_turn()
+                    failures = 0
+                    self._tell_refusals()
+                except NotLeading:
+                    await asyncio.sleep(_SUSPENDED_SECONDS)  # the lease is renewed soon, or this loop is cancelled
+                    continue
+                except WorldMoved as moved:
+                    log.info("%s", moved)
+                    pause = self._backoff(failures := failures + 1)
+                except Exception as error:  # noqa: BLE001  whatever it was, the job must go on being looked after
+                    failures += 1
+                    self._heard = True
+                    self._report(error, failures)
+                    self._tell_refusals()
+                    await self._stop_by_name(error)
+                    pause = self._backoff(failures)
+                    await asyncio.sleep(pause)
+                    continue
+                await self._sleep(pause)
+        finally:
+            # before anything is waited for: a job of the same name may be begun meanwhile, and has the same series
+            self._job_metrics.forget()
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+            if self._later is not None:
+                self._later.cancel()
+            await self.recorder.close()
+            await self.calls.close()
+            await self._background.close()
+
+    async def _in_turn(self) -> float:
+        """One round, measured; not while too many other jobs have theirs."""
+        async with self._dependencies.turns:
+            began = self._began = time.perf_counter()
+            try:
+                return await self.once()
+            finally:
+                self._began = None
+                metrics.reconcile_seconds.observe(time.perf_counter() - began)
+
+    async def once(self) -> float:
+        """Runs one round of observe, plan and apply.
+
+        Returns:
+            Seconds until the next is due even if nothing changes.
+
+        Raises:
+            WorldMoved: another leader wrote the status since it was observed.
+            FabricError: the fabric refused a write or an action; the next round asks again.
+            InvariantBroken: the plan breaks an invariant; nothing of it was written or applied.
+        """
+        dependencies = self._dependencies
+        # Observe the job. One whose spec cannot be read gets no plan: its status says so, and an edit wakes the loop.
+        try:
+            shown, calls = await self.calls.beside(dependencies.fabric.observe())
+        except JobRefused as refusal:
+            return await self._refuse(refusal)
+        except ViewRefused as refusal:
+            await self._say_unplanned(refusal)
+            raise
+        self._shown = shown
+        shown = replace(shown, workers=self._ages.told(shown.workers, dependencies.clock()))
+        # Let agents of known workers in, and bring holders and agents up to the stored status: a new leader has to.
+        dependencies.channel.know(worker_ids(shown.workers, calls.creates))
+        self._follow(shown, shown.status)
+        seen = self._steady.of(await observed(dependencies, shown, self._term_seconds, calls))
+        # Plan. Maintenance is planned on the new status, and only while the world stays as it is.
+        began = time.thread_time()
+        decided = plan(seen)
+        check(decided, seen)
+        moved = decided.status.world != seen.status.world
+        kept = None if moved else self._maintenance(seen, decided)
+        self._pace.decided(time.thread_time() - began)
+        status = decided.status if kept is None else kept.status
+        events = (*decided.events, *(kept.events if kept is not None else ()))
+        # Write the status before anything is applied: the new world is the fence. Agents learn of it only once stored.
+        later = await self._write(seen, status, bool(events), seen.status != accepted(shown.status))
+        if not later:
+            self._follow(shown, status)
+        idle = status == seen.status and not decided.actions and not (kept is not None and kept.actions)
+        self._pace.looked(self._heard, still=idle)
+        # Publish metrics, the log line and whether this job can spare a holder.
+        self._last = seen, status
+        self.safety = safety(seen, status, kept)
+        self._job_metrics.show(seen, status, kept)
+        self._round_log.say(decided, kept, seen.status)
+        # Record events first if the finalizer goes: the job may be gone right after, and this loop with it.
+        if SetFinalizer(False) in decided.actions:
+            self.recorder.say(events)
+            await self.recorder.flush()
+            events = ()
+        # Apply the plan, then maintenance; then record events, agents' notices last.
+        after = replace(seen, status=status)
+        failed = await carry_out(dependencies, self.calls, decided.actions, after)
+        if kept is not None:
+            self._maintain(kept, replace(after, uploads=decided.uploads))
+        self.recorder.say(events)
+        self.recorder.say(self._notices(), of_agents=True)
+        if failed:
+            raise failed[0]
+        # Sleep until the soonest wake that plan, maintenance or a delayed progress write asked for.
+        wakes = [decided.wake_after_seconds, kept.wake_after_seconds if kept is not None else None, later or None]
+        return min([w for w in wakes if w is not None], default=math.inf)
+
+    async def _refuse(self, refusal: JobRefused) -> float:
+        """What cannot be carried is left as it is; people are told once, and an edit wakes us."""
+        dependencies, old = self._dependencies, refusal.status
+        self._last, self.safety = None, refused_safety(old, dependencies.clock())
+        if refusal.leaving:
+            # what it would have deleted cannot be known: nobody is stuck with it
+            await dependencies.fabric.hold_job(False)
+        if old is not None:
+            status = refused(old, refusal.reason, refusal.generation, dependencies.clock())
+            if status != old:
+                await dependencies.fabric.patch_status(status, old)
+        if refusal.reason != self._refusal:
+            self._refusal = refusal.reason
+            self.recorder.say((Event(reasons.JOB_REFUSED, refusal.reason, warning=True),))
+        return dependencies.settings.rest_seconds
+
+    async def _say_unplanned(self, refusal: ViewRefused) -> None:
+        """A job whose surroundings may not be seen looks as if it ran, unless its status says so."""
+        dependencies, old = self._dependencies, refusal.status
+        if old is not None:
+            status = unplanned(old, dependencies.fabric.refused_calls(), dependencies.clock())
+            if status != old:
+                await dependencies.fabric.patch_status(status, old)
+
+    def _tell_refusals(self) -> None:
+        """Events can mostly be recorded where the status cannot be written."""
+        refused = self._dependencies.fabric.refused_calls()
+        news = refusal_events(refused, self._refusals_told, time.monotonic())
+        self._refusals_told = news.told
+        self.recorder.say(news.events)
+
+    async def _stop_by_name(self, error: Exception) -> None:
+        """Says on the job itself that its records cannot be handled: the operator's log alone would name no culprit.
+
+        Nothing of it is planned until a round succeeds; what trains goes on.
+        """
+        if not isinstance(error, MemoryError | RecursionError | OutOfBounds) or self._shown is None:
+            return
+        why = f"Surefoot cannot plan for this job: {type(error).__name__}: {shorten(str(error), _NOTICE_CHARACTERS)}"
+        status = self._shown.status
+        stopped = with_refused_records(status, (why,), self._dependencies.clock())
+        if stopped == status:
+            return
+        self.recorder.say((Event(reasons.RECORDS_REFUSED, why, warning=True),))
+        try:
+            await self._dependencies.fabric.patch_status(stopped, status)
+        except Exception as refusal:  # noqa: BLE001  memory may lack again, and nothing here may end the loop
+            log.warning("the status could not be updated with `%s`: %s", why, refusal)
+
+    async def _write(self, seen: Observed, status: JobStatus, must: bool, ahead: bool) -> float:
+        """Writes the status if it changed; returns seconds until it may be written if it can wait, else 0.
+
+        `ahead`: what is stored has moments that a clock ahead of ours wrote; they must not be met again later.
+        """
+        old = seen.status
+        self._settles_at(old, time.monotonic())  # from the first round on
+        if status == old and not must and not ahead:
+            return 0.0
+        if not must and not ahead and _calm(old, status) == old:
+            now = time.monotonic()
+            left = max(self._written + self._dependencies.settings.progress_seconds, self._settles_at(old, now)) - now
+            if left > 0:
+                return left
+            if (wait := self._dependencies.pace.wait_seconds(now)) > 0:
+                return wait
+        if status != old or ahead:
+            await self._dependencies.fabric.patch_status(with_contents(seen, status), old)
+            self._written = time.monotonic()
+            self._job_metrics.written(old, status, seen.job)
+        return 0.0
+
+    def _settles_at(self, stored: JobStatus, now: float) -> float:
+        """When it is known again what a former leader knew, if there was one: its words are not changed for a moment."""
+        if self._settled_at is None:
+            self._settled_at = now + (self._dependencies.settings.settle_seconds if stored.serial else 0.0)
+        return self._settled_at
+
+    def _follow(self, shown: FabricSeen, status: JobStatus) -> None:
+        """Brings the holders' monitors and the agents up to the status that is stored now."""
+        dependencies, resting = self._dependencies, is_idle(shown.job, status, shown.workers)
+        self._longest = dependencies.settings.rest_seconds if resting else dependencies.settings.longest_sleep_seconds
+        if status.tidied:
+            dependencies.memory.rest(status)
+        else:
+            size_limit_bytes = shown.job.spec.checkpoint.memory.size_limit_bytes
+            dependencies.memory.follow(shown.holders, status, resting, size_limit_bytes, ranks_of(shown, status))
+        dependencies.channel.bound(ranks_of(shown, status))
+        epoch = status.world.epoch if status.world is not None else 0
+        replicas = shown.job.spec.checkpoint.memory.replicas
+        usable = dependencies.memory.usable(epoch, dependencies.channel.sessions.orders.sights)
+        token = dependencies.epoch_token(epoch)
+        before = self._desired.scope if self._desired is not None else None
+        scope = scope_after(before, status, dependencies.memory.seen)
+        topology = topology_of(shown.nodes, shown.job.uid)
+        self._desired = desired_state_after(self._desired, status, usable, replicas, token, scope, topology)
+        dependencies.channel.rule(self._desired)
+
+    def _maintenance(self, seen: Observed, decided: Plan) -> Maintenance:
+        return maintain(replace(seen, status=decided.status, uploads=decided.uploads), self._pinned, self._going)
+
+    def _maintain(self, kept: Maintenance, seen: Observed) -> None:
+        dependencies, world = self._dependencies, seen.status.world
+        self._pinned, self._going, self._watermark = kept.pinned, kept.going, kept.watermark
+        if world is None or (world.state != "Committed" and not seen.uploads):
+            return
+        carry_out_maintenance(dependencies, kept.actions, seen, self._background)
+        if world.state != "Committed":
+            return
+        mark = (world.epoch, kept.watermark) if kept.watermark is not None else None
+        if mark is not None and mark != self._marked:
+            epoch, checkpoint = mark
+            if self._background.start_once("watermark", lambda: dependencies.memory.mark(checkpoint, epoch)):
+                self._marked = mark
+        if time.monotonic() - self._swept >= dependencies.settings.memory.janitor_seconds:
+            self._swept = time.monotonic()
+            busy = repairing(dependencies.channel.sessions)
+            self._background.start_once(
+                "janitor", lambda: dependencies.memory.sweep(self._watermark, busy, kept.settled)
+            )
+
+    def _notices(self) -> tuple[Event, ...]:
+        """What agents want people to hear, and what they could not do."""
+        sessions, now = self._dependencies.channel.taken()
+        notices = tuple(
+            Event(shorten(n.reason), f"{worker}: {shorten(n.text, _NOTICE_CHARACTERS)}", warning=True)
+            for worker, n in sessions.notices
+        )
+        return (*notices, *self._tier_failures.events(sessions.orders.failures, now))
+
+    async def _watch(self) -> None:
+        """The fabric's changes; a watch that breaks is begun anew."""
+        failures = 0
+        while True:
+            try:
+                async for _ in self._dependencies.fabric.changes():
+                    failures = 0
+                    self.wake()
+                return
+            except Exception as error:  # noqa: BLE001  without a watch there still are the timers
+                failures += 1
+                self._report(error, failures)
+                await asyncio.sleep(self._backoff(failures))
+
+    async def _sleep(self, pause: float) -> None:
+        longest = self._pace.sleep_seconds(self._longest, random.random())
+        try:
+            async with asyncio.timeout(min(pause, longest)):
+                await self._wake.wait()
+        except TimeoutError:
+            self._heard = False  # the plan asked to look again now, or it is looked whether something was missed
+            return
+        self._heard = True
+        await self._gather()
+
+    async def _gather(self) -> None:
+        """Waits for what else is said, until nothing more is or it has taken long enough."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._pace.gathering_seconds
+        while self._wake.is_set() and loop.time() < until:
+            self._wake.clear()
+            await asyncio.sleep(GATHERING_SECONDS)
+
+    def _backoff(self, failures: int) -> float:
+        return self._dependencies.settings.backoff.seconds(failures, random.random())
+
+    @staticmethod
+    def _report(error: Exception, failures: int) -> None:
+        metrics.reconcile_failures.labels(type(error).__name__).inc()
+        if isinstance(error, FabricError):
+            log.warning("%s; reconciling failed (%d in a row)", error, failures)
+        elif isinstance(error, InvariantBroken):
+            log.error("%s; a plan breaks an invariant and is not applied (%d in a row)", error, failures)
+        else:
+            log.exception("reconciling failed (%d in a row)", failures)
+
+
+def _background_failed(name: str, error: BaseException) -> None:
+    """The next plan asks for it again, if it still matters."""
+    metrics.reconcile_failures.labels(type(error).__name__).inc()
+    log.error("%s failed: %s", name, error, exc_info=error)
+
+
+def _calm(old: JobStatus, new: JobStatus) -> JobStatus:
+    """`new` without what only reports progress: that may be written a little later."""
+    return replace(
+        new,
+        step=old.step,
+        progress_seconds=old.progress_seconds,
+        last_complete=old.last_complete,
+        message=old.message,
+        conditions=old.conditions,
+    )
