@@ -31,7 +31,7 @@ from surefoot.holder.server_process import HolderServer, ServerSettings, TlsFile
 from surefoot.linux_process import cpu_seconds
 from surefoot.protocol.identities import HolderEndpoint, HolderId, RankSave
 from surefoot.tiers import Tier
-from surefoot_operator.controller.credentials.certificates import CA, CERTIFICATE, KEY, made
+from surefoot_operator.controller.credentials.certificates import CA, CERTIFICATE, KEY, issue_certificate
 
 JOB, PASSWORD, ACCOUNT = "bench", "of the benchmark", ("bench-user", "of its job")
 CALL_SECONDS = 30.0
@@ -138,7 +138,7 @@ class _Saver:
 
 def certificate(folder: Path) -> TlsFiles:
     """As the operator makes it."""
-    content = made({}, ["surefoot-memory"], time.time())
+    content = issue_certificate({}, ["surefoot-memory"], time.time())
     for name in (CA, CERTIFICATE, KEY):
         (folder / name).write_bytes(content[name])
     return TlsFiles(folder / CERTIFICATE, folder / KEY, folder / CA)

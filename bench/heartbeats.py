@@ -23,10 +23,9 @@ from surefoot.protocol.messages import FromAgent, Heartbeat, Hello
 from surefoot.protocol.progress import Progress
 from surefoot.protocol.wire import decode, encode
 from surefoot_operator.api.status import JobStatus, Member, World
-from surefoot_operator.coordinator.agent_channel import AgentChannel
-from surefoot_operator.coordinator.agent_connection import AgentConnection
+from surefoot_operator.coordinator.agent_channel import AgentChannel, AgentConnection
+from surefoot_operator.coordinator.agent_server import check_size
 from surefoot_operator.coordinator.desired_messages import desired_state
-from surefoot_operator.coordinator.message_sizes import check_size
 from surefoot_operator.policy.failure.memory_server_liveness import UsableHolders
 
 JOB = "beating"

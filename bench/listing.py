@@ -36,7 +36,7 @@ from surefoot.settings import JobSettings, job_settings
 from surefoot.tiers import directory, manifest_lists, open_persistent
 from surefoot.tiers.persistent import ObjectStoreTier
 from surefoot_operator.api.status import JobStatus, Member, World
-from surefoot_operator.coordinator import order_requests
+from surefoot_operator.coordinator import pending_requests
 from surefoot_operator.coordinator.agent_channel import AgentChannel
 from surefoot_operator.coordinator.agent_server import AgentServer
 from surefoot_operator.coordinator.desired_messages import desired_state
@@ -143,10 +143,10 @@ async def listings(job: JobSettings, expected: int, times: int) -> list[float]:
             while not conversation.lines:
                 await _change(done)
             for _ in range(times):
-                conversation.change(lambda s: replace(s, orders=order_requests.void_listing(s.orders)))
+                conversation.change(lambda s: replace(s, orders=pending_requests.void_listing(s.orders)))
                 began = time.monotonic()
                 conversation.change(
-                    lambda s: replace(s, orders=order_requests.list_persistent(s.orders, worker, 2, time.time()))
+                    lambda s: replace(s, orders=pending_requests.list_persistent(s.orders, worker, 2, time.time()))
                 )
                 while (seen := conversation.sessions.orders.persistent).read_epoch is None:
                     if seen.error is not None:

@@ -30,12 +30,12 @@ from bench.many_jobs_server import LONG_AGO, Object, serving
 from surefoot.protocol.messages import Refused
 from surefoot_operator import metrics
 from surefoot_operator.controller.cluster_operator import PROGRESS_SECONDS, SETTLE_SECONDS
-from surefoot_operator.controller.collector import begin_collector
 from surefoot_operator.controller.credentials.derived_secrets import Secrets
 from surefoot_operator.controller.health_endpoints import LoopLag
 from surefoot_operator.controller.job_runner import Shared
-from surefoot_operator.controller.job_runners import JobRunners
 from surefoot_operator.controller.kopf_trigger import KopfTrigger
+from surefoot_operator.controller.process_setup import begin_collector
+from surefoot_operator.controller.shard_leadership import JobRunners
 from surefoot_operator.controller.worker_environment import WORKER_METRICS_PORT, WorkerEnvironmentFactory
 from surefoot_operator.coordinator.agent_server import AgentServer
 from surefoot_operator.memory import HolderPool, TierAccess

@@ -26,10 +26,8 @@ from surefoot.protocol.messages import Hello
 from surefoot.protocol.wire import VERSION
 from surefoot_operator.api.status import JobStatus, Member, World
 from surefoot_operator.api.status_json import status_to_json
-from surefoot_operator.coordinator.agent_channel import AgentChannel
-from surefoot_operator.coordinator.agent_connection import AgentConnection
+from surefoot_operator.coordinator.agent_channel import AgentChannel, AgentConnection, SharedTexts
 from surefoot_operator.coordinator.desired_messages import desired_state
-from surefoot_operator.coordinator.shared_texts import SharedTexts
 from surefoot_operator.job_snapshot import Observed
 from surefoot_operator.policy.failure.memory_server_liveness import UsableHolders
 from surefoot_operator.policy.maintenance.maintenance_plan import maintain

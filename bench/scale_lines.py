@@ -30,13 +30,12 @@ from surefoot.protocol.checkpoints.completeness import Covers
 from surefoot.protocol.identities import HolderId
 from surefoot.protocol.messages import Hello, Refused
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.controller.collector import begin_collector
 from surefoot_operator.controller.health_endpoints import LoopLag
+from surefoot_operator.controller.process_setup import begin_collector
 from surefoot_operator.coordinator.agent_channel import AgentChannel
 from surefoot_operator.coordinator.agent_server import AgentServer
 from surefoot_operator.errors import WorldMoved
-from surefoot_operator.job_snapshot import Observed, WorkerSeen
-from surefoot_operator.observed_tiers import HolderSeen
+from surefoot_operator.job_snapshot import HolderSeen, Observed, WorkerSeen
 from surefoot_operator.platforms.interface import FabricSeen, WorkerEnvironment
 from surefoot_operator.policy.core.actions import CreateWorker, DeleteWorker, KeepGroup, RemoveGroup
 from surefoot_operator.policy.failure.memory_server_liveness import UsableHolders

@@ -35,7 +35,7 @@ class CoordinatorSettings:
     strangers_of_a_peer: int = 32
     """The same of one address: behind one address stand the workers of a node, or of a whole machine."""
     message_bytes: int = 64 * 1024 * 1024
-    """Largest message of an agent: a listing of the persistent tier. Others have limits of their own (`surefoot_operator.coordinator.message_sizes`)."""
+    """Largest message of an agent: a listing of the persistent tier. Others have limits of their own (`surefoot_operator.coordinator.agent_server`)."""
     foreign_retry: bool = False
     """Whether agents of a job that is not served here shall ask again: on a cluster, word of a job may come after them."""
     lines: int = 4096

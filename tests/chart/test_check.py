@@ -11,7 +11,7 @@ from urllib.error import HTTPError
 import pytest
 
 from chart.helm import CHART
-from surefoot_operator.controller.leader.shards import leader_label
+from surefoot_operator.controller.leader.election_rules import leader_label
 
 API = {
     "/apis/surefoot.dev/v1alpha1": {"resources": [{"kind": "TrainingJob"}]},

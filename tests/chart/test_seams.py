@@ -15,7 +15,7 @@ from surefoot.holder.companion.companion_settings import CompanionSettings, comp
 from surefoot.holder.server_process import MALLOC_ENVIRONMENT, ServerSettings, configuration
 from surefoot_operator.controller.admission_webhooks import EVICTIONS_PATH, JOBS_PATH
 from surefoot_operator.controller.cluster_settings import ClusterSettings, cluster_settings
-from surefoot_operator.controller.credentials.coordinator_tls import server_names
+from surefoot_operator.controller.credentials.certificates import server_names
 from surefoot_operator.controller.leader.cluster_claim import CLAIMS
 from surefoot_operator.platforms.kubernetes import api_objects
 from surefoot_operator.platforms.kubernetes.pods import HOLDER_SOCKET

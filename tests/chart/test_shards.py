@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from chart import helm
 from chart.objects import Object
-from surefoot_operator.controller.leader.shards import HIGHEST, lease_name
+from surefoot_operator.controller.leader.election_rules import HIGHEST, lease_name
 
 
 def test_each_shard_has_a_service_of_its_own_and_one_shard_changes_nothing() -> None:

@@ -29,7 +29,7 @@ from support.servers.kubernetes_cluster import a_cluster, install_crd
 from surefoot.protocol.messages import Refused
 from surefoot.protocol.wire import SUBPROTOCOLS, decode, encode
 from surefoot_operator.controller.credentials import certificates
-from surefoot_operator.controller.leader.shards import leader_label, shard_of
+from surefoot_operator.controller.leader.election_rules import leader_label, shard_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -320,7 +320,7 @@ def test_only_the_pod_of_that_worker_is_let_in(api: Api, engine: Engine, operato
     assert forged.retry is False
     assert said(token_of(api, name, "surefoot"), job="another-job").retry is True
     assert _connected(leader) == 1
-    strangers = certificates.made({}, [leader.host], time.time())[certificates.CA].decode()
+    strangers = certificates.issue_certificate({}, [leader.host], time.time())[certificates.CA].decode()
     with pytest.raises(aiohttp.ClientConnectorCertificateError):
         asyncio.run(answer(leader, strangers, uid, attempt, "x"))
 

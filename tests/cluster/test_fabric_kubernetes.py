@@ -26,7 +26,7 @@ from surefoot_operator.platforms.interface import Fabric
 from surefoot_operator.platforms.kubernetes.api_client import Api, connect
 from surefoot_operator.platforms.kubernetes.platform import KubernetesFabric
 from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache
-from surefoot_operator.platforms.kubernetes.views.leases import LEASE_SECONDS
+from surefoot_operator.platforms.kubernetes.views.observations import LEASE_SECONDS
 from surefoot_operator.policy.core.actions import CreateWorker, Event
 
 pytest.register_assert_rewrite("support.fabric_suite")

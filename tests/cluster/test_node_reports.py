@@ -13,12 +13,12 @@ from cluster.api import Api as PlainApi
 from cluster.engine import Engine
 from support.servers.kubernetes_cluster import a_cluster
 from surefoot_operator.api.known_node_signals import KNOWN_SIGNALS
-from surefoot_operator.controller.node_reporter import NodeReporter
+from surefoot_operator.controller.shard_leadership import NodeReporter
 from surefoot_operator.platforms.kubernetes.api_client import connect
+from surefoot_operator.platforms.kubernetes.api_writes import timestamp
 from surefoot_operator.platforms.kubernetes.node_conditions import CONDITION, MARK
-from surefoot_operator.platforms.kubernetes.status_patch import timestamp
-from surefoot_operator.platforms.kubernetes.views import nodes
-from surefoot_operator.platforms.kubernetes.views.leases import Heard
+from surefoot_operator.platforms.kubernetes.views import observations
+from surefoot_operator.platforms.kubernetes.views.observations import Heard
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -59,7 +59,7 @@ def test_a_sick_node_is_told_of_beside_its_kubelet_s_conditions_and_taken_back(e
         assert conditions(told) == {**conditions(before), CONDITION: "True"}
         assert told["metadata"]["annotations"][MARK].startswith(REASON)
         assert {one["key"] for one in told["spec"]["taints"]} == {"example.com/other", MARK}
-        signal = nodes.node(told, Heard(), "kubernetes.io/hostname", KNOWN_SIGNALS).signal
+        signal = observations.observe_node(told, Heard(), "kubernetes.io/hostname", KNOWN_SIGNALS).signal
         assert signal.startswith("it has the condition SurefootUnhealthy=True (GpuLost: GPU 0 is lost; found by")
     finally:
         well = asyncio.run(report(NOW + 200))
@@ -67,4 +67,4 @@ def test_a_sick_node_is_told_of_beside_its_kubelet_s_conditions_and_taken_back(e
     assert conditions(well) == {**conditions(before), CONDITION: "False"}
     assert MARK not in well["metadata"].get("annotations", {})
     assert well["spec"].get("taints") == before["spec"].get("taints")
-    assert nodes.node(well, Heard(), "kubernetes.io/hostname", KNOWN_SIGNALS).signal == ""
+    assert observations.observe_node(well, Heard(), "kubernetes.io/hostname", KNOWN_SIGNALS).signal == ""

@@ -13,7 +13,7 @@ from cluster.scenarios.installed import NAMESPACE, ROUND, answered
 from cluster.scenarios.measuring import strike
 from cluster.scenarios.shapes import FIXED
 from cluster.scenarios.stage import Stage
-from surefoot_operator.controller.leader.shards import shard_of
+from surefoot_operator.controller.leader.election_rules import shard_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(600)]
 

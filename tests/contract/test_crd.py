@@ -14,10 +14,9 @@ import yaml
 
 from surefoot.protocol.identities import HolderEndpoint
 from surefoot_operator.api import spec
-from surefoot_operator.api.spec_limits import LIMITS, Limit
+from surefoot_operator.api.fields import LIMITS, Limit, camel_case, yaml_fields
 from surefoot_operator.api.status import JobStatus, Member
-from surefoot_operator.api.status_moments import MOMENTS
-from surefoot_operator.api.yaml_names import camel_case, yaml_fields
+from surefoot_operator.api.status_json import MOMENTS
 
 CRD: dict[str, Any] = yaml.safe_load((Path(__file__).parents[2] / "manifests" / "crd.yaml").read_text(encoding="utf-8"))
 VERSION = CRD["spec"]["versions"][0]

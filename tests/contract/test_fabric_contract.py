@@ -13,9 +13,8 @@ import pytest
 from surefoot.linux_process import members
 from surefoot_operator.errors import FabricError
 from surefoot_operator.platforms.interface import Fabric
-from surefoot_operator.platforms.local.job_store import Store
 from surefoot_operator.platforms.local.local_nodes import Machine
-from surefoot_operator.platforms.local.platform import ProcessesFabric
+from surefoot_operator.platforms.local.platform import ProcessesFabric, Store
 from surefoot_operator.platforms.local.run_folder import RunFolder
 
 pytest.register_assert_rewrite("support.fabric_suite")

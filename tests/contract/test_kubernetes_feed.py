@@ -13,7 +13,7 @@ from kubernetes.aio.client import ApiClient, Configuration
 
 from surefoot_operator.errors import FabricError
 from surefoot_operator.platforms.kubernetes.api_client import Api
-from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused, ApiSilent
+from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused, ApiSilent
 from surefoot_operator.platforms.kubernetes.views import watched_objects
 from surefoot_operator.platforms.kubernetes.views.watched_objects import WatchedObjects
 

@@ -10,7 +10,7 @@ import pytest
 from support.fakes.fake_api import FakeApi, silent
 from support.servers.job_server import JOB
 from surefoot_operator.errors import FabricError
-from surefoot_operator.observed_groups import PodGroup
+from surefoot_operator.job_snapshot import PodGroup
 from surefoot_operator.platforms.kubernetes import api_objects, pod_groups
 from surefoot_operator.platforms.kubernetes.platform import KubernetesFabric
 from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache

@@ -10,7 +10,7 @@ from surefoot_operator.api.status import JobStatus
 from surefoot_operator.api.status_json import status_to_json
 from surefoot_operator.errors import FabricError
 from surefoot_operator.platforms.interface import WorkerEnvironment
-from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused, ApiSilent
+from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused, ApiSilent
 from surefoot_operator.policy.core.actions import CreateWorker
 
 STRICT = {"dryRun": "All", "fieldValidation": "Strict"}

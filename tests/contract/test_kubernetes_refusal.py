@@ -18,9 +18,9 @@ from surefoot_operator.api.status import JobStatus
 from surefoot_operator.coordinator.agent_channel import AgentChannel
 from surefoot_operator.memory import HolderPool, JobHolders
 from surefoot_operator.platforms.interface import WorkerEnvironment
-from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused
+from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
 from surefoot_operator.platforms.kubernetes.platform import KubernetesFabric
-from surefoot_operator.policy.membership import finalizer
+from surefoot_operator.policy.membership import lifecycle
 from surefoot_operator.reconcile import Reconciler
 from surefoot_operator.reconcile.build_snapshot import Dependencies
 from surefoot_operator.settings import OperatorSettings
@@ -185,7 +185,7 @@ async def test_the_last_words_on_a_job_are_said_before_it_is_let_go(operators: l
 async def test_a_job_goes_though_the_pod_that_deletes_its_data_is_always_refused(
     operators: list[Operator], monkeypatch: pytest.MonkeyPatch, refusal: str, rounds: int
 ) -> None:
-    monkeypatch.setattr(finalizer, "AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(lifecycle, "AGAIN_SECONDS", 0.0)
     server = JobServer()
     persistent = {"uri": "s3://bucket/prefix", "onJobDeletion": "Delete"}
     server.stored["spec"] |= {"checkpoint": {"persistent": persistent}, "suspend": True}

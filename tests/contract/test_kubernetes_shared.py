@@ -13,7 +13,7 @@ from surefoot_operator import metrics
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.api.status_json import status_to_json
 from surefoot_operator.platforms.interface import WorkerEnvironment
-from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused
+from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
 from surefoot_operator.platforms.kubernetes.platform import KubernetesFabric
 from surefoot_operator.policy.core.actions import CreateWorker
 

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from support.servers.api_stand_in import answered_by
 from surefoot_operator.platforms.kubernetes.api_client import Api
-from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused, ApiSilent
+from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused, ApiSilent
 
 PATH = "/api/v1/namespaces/n/pods/p/log"
 

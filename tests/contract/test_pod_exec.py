@@ -19,9 +19,9 @@ from aiohttp import web
 from support.servers.api_stand_in import answered_by
 from support.servers.certificates import authority
 from surefoot_operator.cli import reach_program
-from surefoot_operator.cli.network_look import BEGIN
+from surefoot_operator.cli.doctor_network import BEGIN
 from surefoot_operator.platforms.kubernetes.api_client import Api
-from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused, ApiSilent
+from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused, ApiSilent
 
 PATH = "/api/v1/namespaces/team/pods/gpt-worker-0-1/exec"
 SECONDS = 60.0

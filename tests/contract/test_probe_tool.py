@@ -14,7 +14,7 @@ from surefoot.tiers.directory import DirectoryStore
 from surefoot.tiers.open import open_store
 from surefoot.tools import probe
 from surefoot_operator.api.spec import PersistentTierSpec
-from surefoot_operator.cli.tier_check import probed
+from surefoot_operator.cli.doctor import probed
 
 
 def test_a_probe_writes_reads_deletes_and_leaves_nothing(place: PersistentSettings) -> None:

@@ -9,15 +9,14 @@ from typing import Any
 import jsonschema
 
 from fuzzing.documents import schema
+from surefoot_operator.api.fields import allowed_sizes
 from surefoot_operator.api.loading import load_yaml
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import TrainingJob
-from surefoot_operator.api.spec_limits import allowed_sizes
 from surefoot_operator.errors import SpecError
 from surefoot_operator.platforms.interface import WorkerEnvironment
-from surefoot_operator.platforms.kubernetes.pods import PodSettings, pod, secret, service
-from surefoot_operator.platforms.kubernetes.purging import purge_pod
-from surefoot_operator.platforms.local.ignored_template import grace_seconds, ignored_parts
+from surefoot_operator.platforms.kubernetes.pods import PodSettings, pod, purge_pod, secret, service
+from surefoot_operator.platforms.local.platform import grace_seconds, ignored_parts
 from surefoot_operator.policy.core.actions import CreateWorker
 
 LONGEST_MESSAGE = 700

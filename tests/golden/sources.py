@@ -21,20 +21,19 @@ from surefoot_operator import metrics as operator_metrics
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.status import Condition, JobStatus, stamp
 from surefoot_operator.api.status_json import status_from_json, status_to_json
-from surefoot_operator.cli import cli_errors
+from surefoot_operator.cli import command_base
 from surefoot_operator.cli.main import build_parser, main
 from surefoot_operator.controller import process_metrics
 from surefoot_operator.controller.credentials.derived_secrets import Secrets
 from surefoot_operator.controller.worker_environment import WorkerEnvironmentFactory
-from surefoot_operator.job_series import JobFamily
-from surefoot_operator.observed_groups import PodGroup
-from surefoot_operator.platforms.kubernetes import pod_groups, pods, status_patch
+from surefoot_operator.job_snapshot import PodGroup
+from surefoot_operator.metrics import JobFamily
+from surefoot_operator.platforms.kubernetes import api_writes, pod_groups, pods
 from surefoot_operator.platforms.kubernetes.api_objects import JobIdentity
 from surefoot_operator.platforms.kubernetes.api_writes import record as record_event
-from surefoot_operator.platforms.kubernetes.purging import purge_pod
-from surefoot_operator.platforms.local.job_store import Store
-from surefoot_operator.platforms.local.run_folder import RunFolder
-from surefoot_operator.platforms.local.run_records import Deletion, NodeRecord, WorkerRecord, WorkerState
-from surefoot_operator.platforms.local.run_records import from_json as record_from_json
-from surefoot_operator.platforms.local.run_records import to_json as record_to_json
+from surefoot_operator.platforms.kubernetes.pods import purge_pod
+from surefoot_operator.platforms.local.platform import Store
+from surefoot_operator.platforms.local.run_folder import Deletion, NodeRecord, RunFolder, WorkerRecord, WorkerState
+from surefoot_operator.platforms.local.run_folder import from_json as record_from_json
+from surefoot_operator.platforms.local.run_folder import to_json as record_to_json
 from surefoot_operator.policy.core.actions import CreateWorker, Event

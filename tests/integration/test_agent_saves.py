@@ -49,7 +49,7 @@ from surefoot.protocol.messages import (
     StoreReady,
 )
 from surefoot.protocol.sighting_messages import HolderReading, LookAtHolders, Sighting
-from surefoot_operator.platforms.local.holder_process import free_port
+from surefoot_operator.platforms.local.node_process import free_port
 
 SAVER = str(Path(__file__).parents[1] / "support" / "programs" / "saving_trainer.py")
 JOB = "job-1"

@@ -31,9 +31,8 @@ from surefoot.protocol.progress import Progress
 from surefoot.protocol.wire import VERSION
 from surefoot_operator.api.status import JobStatus, Member, World
 from surefoot_operator.coordinator.agent_channel import AgentChannel
-from surefoot_operator.coordinator.agent_server import AgentServer, Authenticator, tokens
+from surefoot_operator.coordinator.agent_server import AgentServer, Authenticator, Referrals, tokens
 from surefoot_operator.coordinator.desired_messages import desired_state
-from surefoot_operator.coordinator.referrals import Referrals
 from surefoot_operator.coordinator.sessions import seen
 from surefoot_operator.job_snapshot import SessionSeen
 from surefoot_operator.policy.failure.memory_server_liveness import UsableHolders

@@ -12,8 +12,7 @@ import pytest
 from support.small_disk import fill, small_disk
 from surefoot.linux_process import ProcessIdentity, members
 from surefoot_operator.platforms.local.local_nodes import Machine
-from surefoot_operator.platforms.local.run_folder import RunFolder, read_json, write_json
-from surefoot_operator.platforms.local.run_records import WorkerRecord, to_json
+from surefoot_operator.platforms.local.run_folder import RunFolder, WorkerRecord, read_json, to_json, write_json
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="root alone may mount a small disk")
 

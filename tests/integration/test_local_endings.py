@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from support.local_run import SECONDS, Job, LocalRun, running
-from surefoot_operator.platforms.local.job_store import Store
+from surefoot_operator.platforms.local.platform import Store
 
 SELDOM = 1000
 """Steps between uploads: nothing but the end, or a wait, asks for one."""

@@ -9,8 +9,7 @@ import pytest
 
 from support.local_run import SECONDS, Job, LocalRun, assert_whole, running
 from surefoot.linux_process import ProcessIdentity, send
-from surefoot_operator.platforms.local.run_folder import read_json
-from surefoot_operator.platforms.local.run_records import NodeRecord, from_json
+from surefoot_operator.platforms.local.run_folder import NodeRecord, from_json, read_json
 
 SAVED, LATER = 10, 20
 

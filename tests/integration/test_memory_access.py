@@ -16,8 +16,8 @@ from support.servers.redis_server import ADMIN_PASSWORD
 from surefoot.holder import Credentials
 from surefoot.holder.server_process import HolderServer
 from surefoot_operator.api.status import JobStatus, World
+from surefoot_operator.job_snapshot import HolderSeen
 from surefoot_operator.memory import HolderPlace, HolderPool, JobHolders
-from surefoot_operator.observed_tiers import HolderSeen
 from surefoot_operator.settings import MemorySettings
 
 STATUS = JobStatus(world=World(1, "Committed"))

@@ -22,8 +22,8 @@ from surefoot.protocol.backoff import Backoff
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import RankSave
 from surefoot_operator.api.status import JobStatus
+from surefoot_operator.job_snapshot import HolderSeen
 from surefoot_operator.memory import HolderPool, JobHolders
-from surefoot_operator.observed_tiers import HolderSeen
 from surefoot_operator.settings import MemorySettings
 
 GREEDY, MODEST = "uid-greedy", "uid-modest"

@@ -16,13 +16,19 @@ import pytest
 
 from support.fakes.fake_api import FakeApi, silent
 from support.servers.certificates import Authority, authority
-from surefoot_operator.controller import eviction_review, job_review
-from surefoot_operator.controller.admission_review import ALLOWED, Review, Verdict
-from surefoot_operator.controller.admission_server import MOST_BYTES, AdmissionServer
-from surefoot_operator.controller.eviction_review import EvictionReviews
-from surefoot_operator.controller.job_review import JobReviews
-from surefoot_operator.controller.webhook_trust import CONFIGURATIONS, WebhookTrust
-from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused
+from surefoot_operator.controller import admission_webhooks
+from surefoot_operator.controller.admission_webhooks import (
+    ALLOWED,
+    CONFIGURATIONS,
+    MOST_BYTES,
+    AdmissionServer,
+    EvictionReviews,
+    JobReviews,
+    Review,
+    Verdict,
+    WebhookTrust,
+)
+from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
 from surefoot_operator.platforms.kubernetes.pods import PodSettings
 
 OWNER = {"apiVersion": "surefoot.dev/v1alpha1", "kind": "TrainingJob", "name": "gpt", "uid": "u", "controller": True}
@@ -87,7 +93,7 @@ async def test_other_peoples_pods_are_no_concern_of_ours_and_cost_no_call() -> N
 
 
 async def test_an_api_server_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eviction_review, "NODE_SECONDS", 0.05)
+    monkeypatch.setattr(admission_webhooks, "NODE_SECONDS", 0.05)
     cluster = Cluster()
     cluster.server.reachable.clear()
     assert await cluster.verdict() == ALLOWED, "the cache knows of no cordon"
@@ -143,7 +149,7 @@ async def test_what_the_server_may_take_another_time_refuses_no_job(code: int) -
 
 
 async def test_a_server_that_does_not_answer_refuses_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_review, "POD_SECONDS", 0.05)
+    monkeypatch.setattr(admission_webhooks, "POD_SECONDS", 0.05)
     server = FakeApi()
     server.reachable.clear()
     assert (await JobReviews(server.api, PodSettings()).verdict(created())).allowed
@@ -239,7 +245,7 @@ async def test_the_configuration_trusts_us_after_a_release_has_written_it_anew()
 
 
 async def test_a_configuration_that_is_not_there_is_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("surefoot_operator.controller.webhook_trust.AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("surefoot_operator.controller.admission_webhooks.AGAIN_SECONDS", 0.01)
     server, thrice = FakeApi(), asyncio.Event()
     server.before = lambda verb, path: thrice.set() if len(server.asked) == 3 else None
     keeping = asyncio.create_task(WebhookTrust(server.api, "surefoot.team", lambda: "PEM").keep())

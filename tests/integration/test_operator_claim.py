@@ -11,20 +11,20 @@ from support.fakes.fake_agent import until
 from support.fakes.fake_api import FakeApi, silent
 from surefoot_operator.controller.cluster_operator import ClusterOperator
 from surefoot_operator.controller.cluster_settings import cluster_settings
-from surefoot_operator.controller.leader import claims
+from surefoot_operator.controller.leader import cluster_claim
 from surefoot_operator.controller.leader.cluster_claim import CLAIMS, ClusterClaim
 from surefoot_operator.controller.leader.leader_election import LeaseLost
 from surefoot_operator.errors import NotLeading
-from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused
+from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
 
 SECONDS = 60.0
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "EXPIRY_SECONDS", 1.0)
-    monkeypatch.setattr(claims, "RENEW_SECONDS", 0.05)
-    monkeypatch.setattr(claims, "MAY_ACT_SECONDS", 0.7)
+    monkeypatch.setattr(cluster_claim, "EXPIRY_SECONDS", 1.0)
+    monkeypatch.setattr(cluster_claim, "RENEW_SECONDS", 0.05)
+    monkeypatch.setattr(cluster_claim, "MAY_ACT_SECONDS", 0.7)
 
 
 class Installation:
@@ -122,7 +122,7 @@ def test_replicas_share_a_claim_and_other_namespaces_have_their_own() -> None:
 
 def test_one_more_than_have_room_stands_by_and_keeps_nobody_else_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its claim made the object unreadable: whoever operated went on, and no replica that was restarted came back."""
-    monkeypatch.setattr(claims, "MAX_INSTALLATIONS", 2)
+    monkeypatch.setattr(cluster_claim, "MAX_INSTALLATIONS", 2)
 
     async def case() -> None:
         server = FakeApi()

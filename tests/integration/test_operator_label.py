@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from support.fakes.fake_api import FakeApi, silent
-from surefoot_operator.controller.leader import leader_label
-from surefoot_operator.controller.leader.leader_label import LEADER, LeaderLabel
-from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused
+from surefoot_operator.controller.leader import leader_election
+from surefoot_operator.controller.leader.leader_election import LEADER, LeaderLabel
+from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
 
 PODS = "/api/v1/namespaces/system/pods"
 
@@ -55,7 +55,7 @@ async def test_a_pod_that_ends_meanwhile_is_no_obstacle(server: FakeApi) -> None
 
 
 async def test_what_fails_is_tried_again(server: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leader_label, "AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(leader_election, "AGAIN_SECONDS", 0.01)
     left = iter([True, True])
 
     def twice(verb: str, path: str) -> None:

@@ -14,7 +14,7 @@ from support.fakes.fake_agent import hello
 from support.fakes.fake_api import FakeApi, silent
 from surefoot.protocol.messages import Hello
 from surefoot_operator.controller.credentials.token_review import REVIEWS, ReviewSettings, TokenReviews
-from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused
+from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
 
 NOW = 1000.0
 OWNER = {

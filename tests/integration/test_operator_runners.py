@@ -10,14 +10,14 @@ import pytest
 
 from support.fakes.fake_api import FakeApi, silent
 from surefoot.protocol.messages import Refused
-from surefoot_operator.controller import job_runners as runners_module
+from surefoot_operator.controller import shard_leadership as runners_module
 from surefoot_operator.controller.credentials.derived_secrets import Secrets
 from surefoot_operator.controller.job_runner import JobKey, JobRunner, Shared
-from surefoot_operator.controller.job_runners import JobRunners
+from surefoot_operator.controller.shard_leadership import JobRunners
 from surefoot_operator.controller.worker_environment import WorkerEnvironmentFactory
 from surefoot_operator.coordinator.agent_server import AgentServer
 from surefoot_operator.memory import HolderPool, JobHolders
-from surefoot_operator.memory.holder_place import TierAccess
+from surefoot_operator.memory.connection_pool import TierAccess
 from surefoot_operator.platforms.kubernetes.api_objects import jobs_path
 from surefoot_operator.platforms.kubernetes.pods import PodSettings
 from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache

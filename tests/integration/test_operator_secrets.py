@@ -15,8 +15,7 @@ from support.fakes.fake_api import FakeApi, silent
 from surefoot.protocol.messages import Hello, Refused
 from surefoot.protocol.wire import SUBPROTOCOLS
 from surefoot_operator.controller.credentials import certificates
-from surefoot_operator.controller.credentials.certificates import CA, CERTIFICATE, KEY
-from surefoot_operator.controller.credentials.coordinator_tls import CoordinatorTls
+from surefoot_operator.controller.credentials.certificates import CA, CERTIFICATE, KEY, CoordinatorTls
 from surefoot_operator.controller.credentials.secrets import (
     SecretAt,
     admin_password,
@@ -26,7 +25,7 @@ from surefoot_operator.controller.credentials.secrets import (
 )
 from surefoot_operator.coordinator.agent_server import AgentServer
 from surefoot_operator.errors import FabricError
-from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused
+from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
 from surefoot_operator.settings import CoordinatorSettings
 
 WHERE = SecretAt("system", "kept")
@@ -135,19 +134,19 @@ async def test_agents_believe_the_certificate_and_the_one_that_follows_it(server
         assert agents.url.startswith("wss://127.0.0.1:")
         first = await seen_by_an_agent(agents.url, tls.authority)
         with pytest.raises(aiohttp.ClientConnectorCertificateError):
-            await seen_by_an_agent(agents.url, certificates.made({}, NAMES, time.time())[CA].decode())
+            await seen_by_an_agent(agents.url, certificates.issue_certificate({}, NAMES, time.time())[CA].decode())
         # a second replica reads what the first made
         other = CoordinatorTls(server.api, TLS, NAMES)
         await other.begin()
         assert other.authority == tls.authority
         # in the last third of its life
-        old = certificates.made({}, NAMES, time.time() - 300 * 86400)
+        old = certificates.issue_certificate({}, NAMES, time.time() - 300 * 86400)
         stored(server, TLS, old)
         await tls.begin()
         assert tls.authority.encode() == old[CA]
         second = await seen_by_an_agent(agents.url, old[CA].decode())
         assert second != first
-        assert certificates.why_anew(_content(server), NAMES, time.time()) == ""
+        assert certificates.renewal_reason(_content(server), NAMES, time.time()) == ""
     finally:
         await agents.close()
 
@@ -157,7 +156,7 @@ def _content(server: FakeApi) -> dict[str, bytes]:
 
 
 async def test_a_certificate_of_somebody_else_is_used_and_never_replaced(server: FakeApi) -> None:
-    theirs = certificates.made({}, NAMES, time.time() - 300 * 86400)
+    theirs = certificates.issue_certificate({}, NAMES, time.time() - 300 * 86400)
     del theirs[certificates.CA_KEY]
     stored(server, TLS, theirs)
     tls = CoordinatorTls(server.api, TLS, NAMES)
@@ -167,8 +166,8 @@ async def test_a_certificate_of_somebody_else_is_used_and_never_replaced(server:
 
 
 async def test_a_secret_without_a_usable_key_says_so(server: FakeApi) -> None:
-    other = certificates.made({}, NAMES, time.time())
-    mine = certificates.made({}, NAMES, time.time())
+    other = certificates.issue_certificate({}, NAMES, time.time())
+    mine = certificates.issue_certificate({}, NAMES, time.time())
     del mine[certificates.CA_KEY]
     stored(server, TLS, {**mine, KEY: other[KEY]})
     with pytest.raises(FabricError, match=r"has no usable tls\.crt and tls\.key"):

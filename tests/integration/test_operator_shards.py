@@ -10,10 +10,9 @@ import pytest
 from support.fakes.fake_api import FakeApi, silent
 from support.machine_speed import scaled
 from surefoot_operator.controller.leader import shard_election
-from surefoot_operator.controller.leader.election_rules import LeaseTimings
+from surefoot_operator.controller.leader.election_rules import LeaseTimings, lease_name
 from surefoot_operator.controller.leader.leader_election import LeaseAt
 from surefoot_operator.controller.leader.shard_election import SHARDS, ShardElection
-from surefoot_operator.controller.leader.shards import lease_name
 from surefoot_operator.errors import NotLeading
 
 WHERE = LeaseAt("surefoot-system", "surefoot-operator")

@@ -18,7 +18,7 @@ from surefoot.agent.memory.headroom import read_headroom
 from surefoot.agent.trainers.exit_cause import RankExit
 from surefoot.agent.trainers.out_of_memory import injected_kill, limit_of, oom_between, oom_counts
 from surefoot.linux_process import identity_of
-from surefoot_operator.platforms.local.memory_kills import MemoryKills
+from surefoot_operator.platforms.local.local_nodes import MemoryKills
 
 GROUPS = Path("/sys/fs/cgroup/memory")
 """Of version 1, where this machine has it: version 2's files are read in the pure tests."""

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from surefoot_operator.platforms.local.node_process import Node
-from surefoot_operator.platforms.local.run_folder import RunFolder, read_json
-from surefoot_operator.platforms.local.run_records import WorkerRecord, WorkerState
-from surefoot_operator.platforms.local.scheduling import WorkerFiles, seen
+from surefoot_operator.platforms.local.platform import WorkerFiles, observe_worker
+from surefoot_operator.platforms.local.run_folder import RunFolder, WorkerRecord, WorkerState, read_json
 
 
 @pytest.mark.parametrize(
@@ -36,6 +35,6 @@ def test_a_start_that_fails_is_that_workers_alone(tmp_path: Path, given: dict[st
     assert (state.phase, state.exit_code, state.unstarted) == ("Failed", None, True)
     assert state.message.startswith("the agent could not be started: ")
     assert why in state.message
-    found = seen(WorkerFiles(record, state), {})
+    found = observe_worker(WorkerFiles(record, state), {})
     assert found is not None
     assert found.unstarted == state.message

@@ -9,7 +9,7 @@ import pytest
 
 from support import gloo_world
 from surefoot.protocol.standing.rank_pace import RankPace, between
-from surefoot_operator.policy.failure.slow_ranks import slow_ranks
+from surefoot_operator.policy.failure.stragglers import slow_ranks
 
 SIZE = 4
 JUDGED = 4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from surefoot_operator.cli.report.markup import Markup
+from surefoot_operator.cli.report.charts import Markup
 
 STYLE = Markup(
     """

@@ -15,7 +15,7 @@ from observability.boards_style import STYLE
 from observability.panel_drawing import Line, Panel, Span, drawn_panel
 from support.expressions import FILES, filled
 from support.servers.prometheus import Prometheus
-from surefoot_operator.cli.report.markup import Markup, element
+from surefoot_operator.cli.report.charts import Markup, element
 
 COLUMNS = 24
 """Of Grafana's grid."""

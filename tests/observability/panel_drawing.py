@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from surefoot_operator.cli.report.curves import ticks
-from surefoot_operator.cli.report.markup import Markup, element
+from surefoot_operator.cli.report.charts import Markup, element
+from surefoot_operator.cli.report.report_data import ticks
 
 Points = tuple[tuple[float, float], ...]
 

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from surefoot.protocol.latency import BUCKETS_SECONDS
 from surefoot_operator import metrics
-from surefoot_operator.job_series import JobCollector, JobFamily
+from surefoot_operator.metrics import JobCollector, JobFamily
 from surefoot_operator.reconcile import job_metrics
 
 JOB = ("default", "t")

@@ -11,7 +11,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from surefoot import metrics as of_workers
 from surefoot_operator import metrics as of_operator
 from surefoot_operator.controller import process_metrics
-from surefoot_operator.job_series import JobFamily
+from surefoot_operator.metrics import JobFamily
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| (`surefoot_[^|]+`) \| (\w+) \|([^|]*)\| ", re.MULTILINE)

@@ -15,7 +15,7 @@ from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.job_snapshot import Observed
 from surefoot_operator.policy.core.actions import DeleteWorker, DropPersisted, DropSaves, Plan
 from surefoot_operator.policy.maintenance.maintenance_plan import Maintenance
-from surefoot_operator.policy.membership.drops_under_way import DROP_SECONDS
+from surefoot_operator.policy.membership.restore_decisions import DROP_SECONDS
 
 if TYPE_CHECKING:
     from simulator.fabric import Node

@@ -21,7 +21,7 @@ from surefoot.protocol.identities import HolderEndpoint, HolderId
 from surefoot.protocol.node_findings import NodeFinding
 from surefoot_operator.api.topology_levels import topology_path
 from surefoot_operator.job_snapshot import NodeSeen, WorkerSeen
-from surefoot_operator.platforms.kubernetes.views.nodes import without_mass_doubt
+from surefoot_operator.platforms.kubernetes.views.observations import without_mass_doubt
 from surefoot_operator.policy.core.actions import CreateWorker, DeleteWorker
 
 if TYPE_CHECKING:

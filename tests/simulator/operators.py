@@ -19,10 +19,9 @@ from surefoot.protocol import messages as said
 from surefoot.protocol.identities import Checkpoint, HolderId, WorkerId
 from surefoot.protocol.sighting_messages import HolderReading
 from surefoot_operator.api.status import JobStatus, World
-from surefoot_operator.coordinator import desired_messages, holder_sightings, order_requests, pair_orders, sessions
-from surefoot_operator.coordinator.told_holders import scope_after
-from surefoot_operator.job_snapshot import Observed
-from surefoot_operator.observed_tiers import HolderSeen
+from surefoot_operator.coordinator import desired_messages, pending_requests, sessions
+from surefoot_operator.coordinator.desired_messages import scope_after
+from surefoot_operator.job_snapshot import HolderSeen, Observed
 from surefoot_operator.policy.core import actions as act
 from surefoot_operator.policy.failure import memory_server_liveness
 
@@ -177,7 +176,7 @@ class Operator:
             nodes=fabric.seen_nodes(),
             sessions=sessions.seen(self.sessions),
             turned_away_seconds=self.sessions.turned_away_seconds,
-            holders=holder_sightings.proxied(self._holders(), order.sights, self._status.world),
+            holders=pending_requests.proxied(self._holders(), order.sights, self._status.world),
             persistent=order.persistent,
             hold=order.hold.seen if order.hold is not None else None,
             covers=self.known.covers({**order.layouts, **order.sighted_layouts}),
@@ -274,27 +273,27 @@ class Operator:
         match action:
             case act.RetireWorkers(indexes, exit_code, reason):
                 leaving = [WorkerId(w.index, w.attempt) for w in self.simulation.fabric.workers() if w.index in indexes]
-                order = order_requests.retire(order, leaving, said.Retire(reason, exit_code))
+                order = pending_requests.retire(order, leaving, said.Retire(reason, exit_code))
             case act.ListPersistentTier(epoch, index):
                 there = [w for w, known in self.sessions.by_worker.items() if w.index == index and known.seen.connected]
                 if there:
-                    order = order_requests.list_persistent(
+                    order = pending_requests.list_persistent(
                         order, max(there), epoch, now, known=self.known.digests,
-                        listed_as=order_requests.listing_rights(self._status),
+                        listed_as=pending_requests.listing_rights(self._status),
                     )  # fmt: skip
             case act.LookAround(worker, epoch, holders):
-                order = order_requests.look(order, worker, epoch, holders, now, self.known.digests)
+                order = pending_requests.request_probe(order, worker, epoch, holders, now, self.known.digests)
             case act.TryPairs(pairs):
-                order = pair_orders.ask(order, pairs, now)
+                order = pending_requests.request_tests(order, pairs, now)
             case act.ProposeHold(epoch, step, verb):
                 everyone = [WorkerId(m.index, m.attempt) for m in world.members] if world is not None else []
-                order = order_requests.propose_hold(order, epoch, step, verb, everyone, now)
+                order = pending_requests.propose_hold(order, epoch, step, verb, everyone, now)
             case act.CopySave(worker=worker):
-                order = order_requests.repair(order, [(worker, copy_request(action, self.watches))], now)
+                order = pending_requests.repair(order, [(worker, copy_request(action, self.watches))], now)
             case Uploads(shares):
-                order = order_requests.promote(order, shares)
+                order = pending_requests.promote(order, shares)
             case act.DropPersisted(worker, epoch, checkpoints):
-                order = order_requests.drop_persistent(order, worker, epoch, checkpoints, now)
+                order = pending_requests.drop_persistent(order, worker, epoch, checkpoints, now)
         if order is not self.sessions.orders:
             self.sessions = replace(self.sessions, orders=order)
             self.poke()

@@ -12,7 +12,7 @@ from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import Interval
 from surefoot_operator.job_snapshot import Observed
 from surefoot_operator.policy.maintenance.maintenance_plan import Maintenance, maintain
-from surefoot_operator.policy.membership.drops_under_way import Going
+from surefoot_operator.policy.membership.restore_decisions import Going
 
 CHANGE_SECONDS = 0.7
 LEVELS = (0, 2, 1, 3, 0, 1)

@@ -10,7 +10,7 @@ from surefoot.protocol import messages as said
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import HolderEndpoint, HolderId, WorkerId
 from surefoot_operator.coordinator import desired_messages
-from surefoot_operator.observed_tiers import HolderSeen
+from surefoot_operator.job_snapshot import HolderSeen
 from surefoot_operator.policy.core import actions as act
 
 FEW_HOLDERS = 0

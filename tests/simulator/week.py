@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from surefoot_operator.policy.maintenance.cadence import Inputs, IntervalRequest, cadence
-from surefoot_operator.policy.maintenance.save_intervals import BESIDE_SHARE
+from surefoot_operator.policy.maintenance.save_intervals import BESIDE_SHARE, Inputs, IntervalRequest, cadence
 
 HOUR = 3600.0
 WEEK = 7 * 24 * HOUR

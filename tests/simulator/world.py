@@ -34,7 +34,7 @@ from surefoot_operator.api.status import JobStatus
 from surefoot_operator.job_snapshot import Observed
 from surefoot_operator.policy.core.actions import Plan
 from surefoot_operator.policy.maintenance.maintenance_plan import Maintenance, maintain
-from surefoot_operator.policy.membership.drops_under_way import Going
+from surefoot_operator.policy.membership.restore_decisions import Going
 from surefoot_operator.policy.planning.plan import plan
 
 

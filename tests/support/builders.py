@@ -19,8 +19,7 @@ from surefoot_operator.api.spec import (
     TrainingJobSpec,
 )
 from surefoot_operator.api.status import JobStatus, Member, World
-from surefoot_operator.job_snapshot import NodeSeen, Observed, SessionSeen, WorkerSeen
-from surefoot_operator.observed_tiers import HolderSeen
+from surefoot_operator.job_snapshot import HolderSeen, NodeSeen, Observed, SessionSeen, WorkerSeen
 
 COVERED = {frozenset({"layout"}): True}
 BEGAN = 1000.0

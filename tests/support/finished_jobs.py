@@ -7,8 +7,7 @@ from dataclasses import replace
 from support.builders import manifest, running
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
-from surefoot_operator.job_snapshot import Observed
-from surefoot_operator.observed_tiers import PersistentSeen
+from surefoot_operator.job_snapshot import Observed, PersistentSeen
 from surefoot_operator.policy.maintenance.maintenance_plan import maintain
 
 KEPT = CheckpointPolicy(MemoryTierSpec(interval_steps=10), PersistentTierSpec("file:///there", interval_steps=20))

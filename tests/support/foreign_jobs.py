@@ -9,8 +9,7 @@ import yaml
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.convert.conversion import converted
-from surefoot_operator.convert.job_draft import Conversion
-from surefoot_operator.convert.rendering import rendered
+from surefoot_operator.convert.job_draft import Conversion, rendered
 
 
 def pod() -> dict[str, Any]:

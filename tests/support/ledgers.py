@@ -7,7 +7,7 @@ from collections.abc import Callable
 from surefoot.protocol.checkpoints.lineage import LineageEntry
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import Incident
-from surefoot_operator.cli.local.ledger import LedgerLine
+from surefoot_operator.cli.local.progress import LedgerLine
 from surefoot_operator.cli.report.report_data import RunRecords
 
 BEGAN = 1000.0

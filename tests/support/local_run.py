@@ -39,10 +39,9 @@ from surefoot.linux_process import (
 from surefoot.protocol.identities import HolderEndpoint, HolderId, RankSave
 from surefoot_operator.api.status import JobStatus, Member
 from surefoot_operator.cli.local.progress import Happened, RunProgress
-from surefoot_operator.platforms.local.job_store import Store
 from surefoot_operator.platforms.local.local_nodes import is_trainer
-from surefoot_operator.platforms.local.run_folder import RunFolder, read_json
-from surefoot_operator.platforms.local.run_records import NodeRecord, from_json
+from surefoot_operator.platforms.local.platform import Store
+from surefoot_operator.platforms.local.run_folder import NodeRecord, RunFolder, from_json, read_json
 
 SECONDS = scaled(240)
 """Limit of a whole run; a busy machine takes many times what a quiet one does."""

@@ -19,8 +19,7 @@ from pathlib import Path
 from support import expressions, local_run
 from support.machine_speed import scaled
 from support.servers.prometheus import Prometheus, ended, scraping
-from surefoot_operator.platforms.local.run_folder import read_json
-from surefoot_operator.platforms.local.run_records import NodeRecord, from_json
+from surefoot_operator.platforms.local.run_folder import NodeRecord, from_json, read_json
 
 SUPPORT = Path(__file__).parent
 SECONDS = scaled(180.0)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.cli.jobs.job_view import HolderLook, JobView
-from surefoot_operator.cli.jobs.stored_job import stored_job
+from surefoot_operator.cli.jobs.read_jobs import HolderLook, JobView, stored_job
 from surefoot_operator.cli.local.progress import Happened
 from surefoot_operator.job_snapshot import Observed
-from surefoot_operator.platforms.kubernetes.status_patch import shown
+from surefoot_operator.platforms.kubernetes.api_writes import add_printer_columns
 
 Object = dict[str, Any]
 
@@ -29,7 +28,7 @@ def stored_document(status: Object | None = None, name: str = "gpt", **metadata:
 def written(status: JobStatus, seen: Observed, **metadata: Any) -> Object:
     """The job as the operator leaves it: with the columns that a cluster's fabric adds."""
     document = stored_document({}, **metadata)
-    return {**document, "status": shown(status, seen.workers, document, seen.now)}
+    return {**document, "status": add_printer_columns(status, seen.workers, document, seen.now)}
 
 
 def view_of_snapshot(seen: Observed, *events: Happened, **metadata: Any) -> JobView:

@@ -1,6 +1,6 @@
 """Lists what others write on nodes, and what it means.
 
-Pure data; used by `nodes` where a job names no signals of its own. docs/node-health.md has the same table, and a test
+Pure data; used by `observations` where a job names no signals of its own. docs/node-health.md has the same table, and a test
 holds the two together. A word that means less than a sick node (a counter, a monitor that lost its own line, a
 diagnosis that its writer does not act upon) is shown beside the node and moves nobody.
 """

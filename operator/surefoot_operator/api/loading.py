@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 
 from surefoot.protocol.plain import shorten
-from surefoot_operator.api.content import DEEPEST, MOST_CHARACTERS, check_nodes
 from surefoot_operator.api.fields import mapping
+from surefoot_operator.api.parse import DEEPEST, MOST_CHARACTERS, check_nodes
 from surefoot_operator.errors import Hidden, SpecError
 
 # what a constructor of PyYAML raises for a scalar that does not say what its tag promises: `!!int ""`, `!!bool "x"`

@@ -6,14 +6,30 @@ refusal is a SpecError that names the path, the value and what is allowed; value
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from surefoot_operator.api.content import check_content
-from surefoot_operator.api.fields import check_names, items, mapping, number, read, text
-from surefoot_operator.api.pod_template import read_template, texts
+import yaml
+
+from surefoot.protocol.plain import shown
+from surefoot_operator.api.fields import (
+    API_VERSION,
+    LIMITS,
+    Limit,
+    check_names,
+    check_spec,
+    items,
+    mapping,
+    number,
+    optional_mapping,
+    read,
+    text,
+    yaml_fields,
+)
 from surefoot_operator.api.spec import (
     ACCEPT_LOSS,
     FINALIZER,
@@ -21,12 +37,263 @@ from surefoot_operator.api.spec import (
     ROLLBACK,
     FailurePolicy,
     FailureRule,
+    Template,
     TrainingJob,
     TrainingJobSpec,
 )
-from surefoot_operator.api.spec_limits import LIMITS, Limit, check_spec
-from surefoot_operator.api.yaml_names import API_VERSION, yaml_fields
-from surefoot_operator.errors import SpecError
+from surefoot_operator.errors import Hidden, SpecError
+
+# ---- pod template ----------------------------------------------------------------------------------------------------
+# Reads from a pod template the parts that every fabric needs. The template is kept whole; fields that surefoot neither
+# reads nor adds to are validated by Kubernetes. Of the others the types are checked here: text in place of a list would
+# crash the operator while it builds a pod.
+
+TRAINER = "trainer"
+_PATH = "spec.template"
+_VARIABLE = re.compile(r"[ -<>-~]{1,512}")  # printable ASCII but "="
+_CONTAINER = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_GRACE = Limit(least=0, most=10_000_000)
+# what fabrics read or add to, beside the trainer's program
+_POD_LISTS = ("volumes", "topologySpreadConstraints", "tolerations", "initContainers", "imagePullSecrets")
+_POD_MAPPINGS = ("affinity", "securityContext")
+_CONTAINER_LISTS = ("volumeMounts", "ports", "envFrom")
+_MOST_CONTAINERS, _MOST_WORDS, _MOST_VARIABLES = 32, 256, 512
+
+
+def read_template(body: object) -> Template:
+    """Checks a pod template and reads its container `trainer`. Raises SpecError."""
+    raw = mapping(body, _PATH)
+    for name in raw:
+        if name not in ("metadata", "spec"):
+            raise SpecError(_PATH, name, "there is no field of that name; allowed are metadata, spec")
+    raw = json.loads(json.dumps(raw))  # a copy of its own: aliases are one object each
+    _check_metadata(raw.get("metadata"))
+    pod = mapping(raw.get("spec"), f"{_PATH}.spec")
+    _pod(pod)
+    containers = pod.get("containers")
+    path = f"{_PATH}.spec.containers"
+    if not isinstance(containers, list):
+        raise SpecError(path, containers, "a list with a container named trainer is allowed")
+    if len(containers) > _MOST_CONTAINERS:
+        raise SpecError(path, Hidden(f"{len(containers)} containers"), f"at most {_MOST_CONTAINERS} are allowed")
+    names = [_container(container, f"{path}[{place}]") for place, container in enumerate(containers)]
+    if names.count(TRAINER) != 1:
+        raise SpecError(path, names, "exactly one of them must be named trainer")
+    place = names.index(TRAINER)
+    return _trainer(containers[place], f"{path}[{place}]", raw)
+
+
+def _check_metadata(body: object) -> None:
+    for name, kept in optional_mapping(body, f"{_PATH}.metadata").items():
+        if name in ("labels", "annotations"):
+            texts(kept, f"{_PATH}.metadata.{name}")
+
+
+def texts(body: object, path: str) -> None:
+    """Refuses labels or annotations whose values are not text. Raises SpecError."""
+    for key, value in optional_mapping(body, path).items():
+        if not isinstance(value, str):
+            raise SpecError(path, Hidden(f"{key!r:.60} with no text"), "text is allowed as each value, in quotes")
+
+
+def _pod(pod: dict[str, Any]) -> None:
+    path = f"{_PATH}.spec"
+    if pod.get("restartPolicy", "Never") != "Never":
+        raise SpecError(
+            f"{path}.restartPolicy",
+            pod["restartPolicy"],
+            "Never is allowed: the operator restarts workers; a container that the kubelet restarts would split the world",
+        )
+    grace = pod.get("terminationGracePeriodSeconds")
+    if grace is not None:
+        number(grace, f"{path}.terminationGracePeriodSeconds", _GRACE, whole=True)
+    for name in _POD_LISTS:
+        _mappings(pod.get(name), f"{path}.{name}")
+    for name in _POD_MAPPINGS:
+        optional_mapping(pod.get(name), f"{path}.{name}")
+    affinity = pod.get("affinity") or {}
+    for name in ("nodeAffinity", "podAffinity", "podAntiAffinity"):
+        optional_mapping(affinity.get(name), f"{path}.affinity.{name}")
+    preferred = "preferredDuringSchedulingIgnoredDuringExecution"
+    _mappings((affinity.get("nodeAffinity") or {}).get(preferred), f"{path}.affinity.nodeAffinity.{preferred}")
+
+
+def _container(body: object, path: str) -> str:
+    """Its name."""
+    container = mapping(body, path)
+    name = text(container.get("name"), f"{path}.name")
+    if not _CONTAINER.fullmatch(name):
+        raise SpecError(f"{path}.name", name, "at most 63 of a-z, 0-9 and -, ending with none, are allowed")
+    for field in _CONTAINER_LISTS:
+        _mappings(container.get(field), f"{path}.{field}")
+    resources = optional_mapping(container.get("resources"), f"{path}.resources")
+    for field in ("limits", "requests"):
+        optional_mapping(resources.get(field), f"{path}.resources.{field}")
+    _environment(container.get("env"), f"{path}.env", name == TRAINER)
+    _strings(container.get("command"), f"{path}.command")
+    return name
+
+
+def _mappings(body: object, path: str) -> None:
+    if body is None:
+        return
+    if not isinstance(body, list):
+        raise SpecError(path, Hidden(f"a {type(body).__name__}"), "a list is allowed")
+    for place, item in enumerate(body):
+        mapping(item, f"{path}[{place}]")
+
+
+def _trainer(container: dict[str, Any], path: str, raw: dict[str, Any]) -> Template:
+    command = _strings(container.get("command"), f"{path}.command")
+    if not command:
+        raise SpecError(f"{path}.command", container.get("command"), "the command that trains is required, as a list")
+    if not command[0].strip():
+        raise SpecError(f"{path}.command[0]", command[0], "the name of a program is allowed")
+    directory = container.get("workingDir")
+    return Template(
+        command=command,
+        args=_strings(container.get("args"), f"{path}.args"),
+        env=_environment(container.get("env"), f"{path}.env", trainer=True),
+        working_dir=None if directory is None else text(directory, f"{path}.workingDir"),
+        raw=raw,
+    )
+
+
+def _strings(body: object, path: str) -> tuple[str, ...]:
+    if body is None:
+        return ()
+    if not isinstance(body, list):
+        raise SpecError(path, body, "a list of texts is allowed")
+    if len(body) > _MOST_WORDS:
+        raise SpecError(path, Hidden(f"{len(body)} texts"), f"at most {_MOST_WORDS} are allowed")
+    for place, item in enumerate(body):
+        if not isinstance(item, str):
+            raise SpecError(f"{path}[{place}]", item, "text is allowed (numbers and true/false in quotes)")
+    return tuple(body)
+
+
+def _environment(body: object, path: str, trainer: bool) -> tuple[tuple[str, str], ...]:
+    """Plain values; entries with `valueFrom` stay in the raw template, for fabrics that can resolve them."""
+    if body is None:
+        return ()
+    if not isinstance(body, list):
+        raise SpecError(path, Hidden(), "a list of name and value is allowed")
+    if len(body) > _MOST_VARIABLES:
+        raise SpecError(path, Hidden(f"{len(body)} variables"), f"at most {_MOST_VARIABLES} are allowed")
+    pairs = []
+    for place, item in enumerate(body):
+        entry = mapping(item, f"{path}[{place}]")
+        name = text(entry.get("name"), f"{path}[{place}].name")
+        if not _VARIABLE.fullmatch(name):
+            raise SpecError(f"{path}[{place}].name", name, "at most 512 printable ASCII characters but = are allowed")
+        if trainer and name.startswith("SUREFOOT_"):
+            raise SpecError(
+                f"{path}[{place}].name", name, "names that begin with SUREFOOT_ are set by the fabric alone"
+            )
+        if "valueFrom" in entry:
+            continue
+        value = entry.get("value", "")
+        if not isinstance(value, str):
+            raise SpecError(f"{path}[{place}].value", Hidden(), f"the value of {name:.60} must be text, in quotes")
+        pairs.append((name, value))
+    return tuple(pairs)
+
+
+# ---- checks of single values -----------------------------------------------------------------------------------------
+# Limits the size, depth, numbers and text of any job document. Pure; called by `loading` before YAML's nodes become
+# values, and by `parse` for what an API server gives. A thousand bytes of aliases can expand to more values than a
+# machine holds, so aliases are counted, never expanded.
+
+MOST_CHARACTERS = 1 << 18
+"""Of a file: a template with all that Kubernetes knows takes a tenth of it."""
+MOST_VALUES = 50_000
+DEEPEST = 64
+LARGEST = 2**63 - 1
+"""A whole number in JSON, as an API server keeps it."""
+
+_HALF = re.compile("[\ud800-\udfff]")
+_SIZE = f"at most {MOST_VALUES} values, no deeper than {DEEPEST}, are allowed (each use of an alias counts)"
+
+
+def check_nodes(root: yaml.Node) -> None:
+    """Refuses a YAML document that is too large or deep. Raises SpecError.
+
+    An alias counts at each of its uses.
+    """
+    counts: dict[int, tuple[int, int]] = {}
+    stack = [(root, False)]
+    open_nodes: set[int] = set()
+    while stack:
+        node, done = stack.pop()
+        children = _children(node)
+        if done:
+            open_nodes.discard(id(node))
+            found = [counts[id(child)] for child in children]
+            counts[id(node)] = (1 + sum(c for c, _ in found), 1 + max((d for _, d in found), default=0))
+            if counts[id(node)][0] > MOST_VALUES or counts[id(node)][1] > DEEPEST:
+                raise SpecError("the document", Hidden("its size"), _SIZE)
+        elif id(node) not in counts:
+            if id(node) in open_nodes:
+                raise SpecError("the document", Hidden("an alias that contains itself"), "JSON cannot hold it")
+            open_nodes.add(id(node))
+            stack.append((node, True))
+            stack += [(child, False) for child in children if id(child) not in counts]
+
+
+def _children(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [part for pair in node.value for part in pair]
+    return list(node.value) if isinstance(node, yaml.SequenceNode) else []
+
+
+def check_content(body: object, path: str) -> None:
+    """Refuses the first value that JSON or programs cannot take. Raises SpecError."""
+    left: list[tuple[object, str, int]] = [(body, path, 1)]
+    seen = 0
+    while left:
+        value, where, depth = left.pop()
+        seen += 1
+        if seen > MOST_VALUES or depth > DEEPEST:
+            raise SpecError(path, Hidden("its size"), _SIZE)
+        if isinstance(value, dict):
+            for key, below in reversed(value.items()):
+                if not isinstance(key, str):
+                    raise SpecError(where, key, "only text is allowed as the name of a field")
+                if not key.isprintable():
+                    raise SpecError(where, key, "the name of a field is allowed to hold printable characters alone")
+                left.append((below, f"{where}.{_short(key)}", depth + 1))
+        elif isinstance(value, list):
+            left += [(item, f"{where}[{place}]", depth + 1) for place, item in reversed(list(enumerate(value)))]
+        else:
+            _check_scalar(value, where)
+
+
+def _check_scalar(value: Any, path: str) -> None:
+    if isinstance(value, str):
+        _check_text(value, path)
+    elif isinstance(value, int):
+        if abs(value) > LARGEST:
+            raise SpecError(path, value, f"whole numbers up to {LARGEST} are allowed")
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise SpecError(path, value, "a finite number is allowed")
+    elif value is not None:
+        kind = type(value).__name__
+        raise SpecError(path, Hidden(f"a {kind}"), "only JSON's types are allowed; put text into quotes")
+
+
+def _check_text(value: str, path: str) -> None:
+    if "\0" in value:
+        raise SpecError(path, Hidden("text with a NUL"), "programs cannot take it as an argument; remove the NUL")
+    if not value.isascii() and _HALF.search(value):
+        raise SpecError(path, Hidden("text with half a character"), "text that UTF-8 can encode is allowed")
+
+
+def _short(key: str) -> str:
+    return key if len(key) <= 40 and key.isprintable() else shown(key, 40)
+
+
+# ---- parse -----------------------------------------------------------------------------------------------------------
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?")
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")

@@ -5,6 +5,7 @@ Pure values, built and validated by `api.parse`. Durations are seconds, sizes by
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -293,3 +294,40 @@ class TrainingJob:
     """What its annotation `ACCEPT_LOSS` says; empty: nothing."""
     rollback: str = ""
     """What its annotation `ROLLBACK` says; empty: nothing."""
+
+
+# ---- gang schedulers -------------------------------------------------------------------------------------------------
+# Describes the gang schedulers that place a job's workers. Pure; read by `fields` and the Kubernetes fabric. Each reads
+# a PodGroup of its own API, and finds a pod's group by a mark of its own: a pod with the other one's mark is a pod
+# without a group.
+
+
+@dataclass(frozen=True, slots=True)
+class GangScheduler:
+    """One gang scheduler's API, and its mark on pods."""
+
+    api_version: str
+    """Of its PodGroup."""
+    scheduler_name: str
+    """Under which it is installed by its own chart."""
+    marked_in: Literal["labels", "annotations"]
+    mark: str
+    """Key of a pod's label or annotation; the value is the group's name."""
+
+
+GANG_SCHEDULERS: Mapping[Gang, GangScheduler] = {
+    "Volcano": GangScheduler("scheduling.volcano.sh/v1beta1", "volcano", "annotations", "scheduling.k8s.io/group-name"),
+    "Coscheduling": GangScheduler(
+        "scheduling.x-k8s.io/v1alpha1", "scheduler-plugins-scheduler", "labels", "scheduling.x-k8s.io/pod-group"
+    ),
+}
+
+
+def marks_of(template: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Lists (path, key) of marks that a pod template bears itself."""
+    metadata = template.get("metadata") or {}
+    return [
+        (f"metadata.{one.marked_in}", one.mark)
+        for one in GANG_SCHEDULERS.values()
+        if one.mark in (metadata.get(one.marked_in) or {})
+    ]

@@ -5,7 +5,9 @@ Pure values; `api.status_json` turns them into JSON and back. Times are Unix sec
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Literal
 
 from surefoot.protocol.checkpoints.lineage import Lineage
@@ -401,3 +403,30 @@ def slow_nodes(status: JobStatus, now: float) -> tuple[ExcludedNode, ...]:
     """Nodes that are avoided for a rank that was slow there."""
     lasting = [one for one in status.replaced_stragglers if one.until_seconds > now]
     return tuple(ExcludedNode(one.node, f"rank {one.rank} was slow there", one.until_seconds) for one in lasting)
+
+
+# ---- times in the status ---------------------------------------------------------------------------------------------
+# Writes and reads moments as RFC 3339. Plans count in Unix seconds; Kubernetes and a status write times. One reader for
+# all of them: three of their own differed in what they took for a time.
+
+_RFC3339 = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?([Zz]|[+-][0-9]{2}:[0-9]{2})"
+)
+"""`datetime` reads far more: dates alone, weeks, times that name no zone."""
+
+_LONGEST = 64
+
+
+def moment(seconds: float) -> str:
+    """Unix seconds as RFC 3339 in UTC, with microseconds."""
+    return datetime.fromtimestamp(round(seconds, 6), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def moment_seconds(text: object) -> float | None:
+    """Unix seconds of an RFC 3339 time; None for anything else."""
+    if not isinstance(text, str) or len(text) > _LONGEST or _RFC3339.fullmatch(text) is None:
+        return None
+    try:
+        return datetime.fromisoformat(text.upper()).timestamp()
+    except ValueError:  # the 31st of February
+        return None

@@ -7,18 +7,130 @@ file. A child process (`surefoot.tools`) reads and writes: the operator must not
 from __future__ import annotations
 
 import argparse
+import json
 import os
-from collections.abc import Callable
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
 from surefoot_operator.api.fields import quantity
 from surefoot_operator.api.spec import PersistentTierSpec
-from surefoot_operator.cli.cli_errors import EXIT_FAILED, EXIT_OK, RunError, UsageError
-from surefoot_operator.cli.command_base import say
+from surefoot_operator.cli.command_base import EXIT_FAILED, EXIT_OK, RunError, UsageError, say
 from surefoot_operator.cli.job_files import read_job
-from surefoot_operator.cli.tools import run_tool
+from surefoot_operator.optional_dependencies import lacking
+
+# ---- tools -----------------------------------------------------------------------------------------------------------
+# Runs a `surefoot.tools` module in a child process. The last line of its output is the result in JSON; its stderr
+# reports progress, shown as a bar on a terminal.
+
+_TOOL_SECONDS = 600.0
+_WORDS_LINES = 20
+
+Tell = Callable[[int, int], None]
+"""Bytes done, bytes in all."""
+
+
+def run_tool(
+    name: str,
+    tier: PersistentTierSpec,
+    arguments: Sequence[str],
+    seconds: float = _TOOL_SECONDS,
+    job: str | None = None,
+    bar: str | None = None,
+) -> dict[str, Any]:
+    """Runs one tool on a tier and returns its JSON result.
+
+    `job` reaches it through its environment, `bar` labels the progress bar. {"problem": …} says why there is no result.
+    """
+    if (missing := lacking("runtime")) is not None:
+        return {"problem": missing}
+    console = Console(stderr=True)
+    if bar is None or not console.is_terminal:
+        return _run(name, tier, arguments, seconds, job, lambda _done, _total: None)
+    columns = (TextColumn(bar), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as shown:
+        task = shown.add_task(bar, total=None)
+        return _run(name, tier, arguments, seconds, job, lambda d, t: shown.update(task, completed=d, total=t))
+
+
+def _run(
+    name: str, tier: PersistentTierSpec, arguments: Sequence[str], seconds: float, job: str | None, tell: Tell
+) -> dict[str, Any]:
+    command = [sys.executable, "-m", f"surefoot.tools.{name}", *arguments]
+    until = time.monotonic() + seconds
+    words: list[str] = []
+    with subprocess.Popen(
+        command,
+        env=_environment(tier, job),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    ) as process:
+        assert process.stdout is not None  # PIPE above
+        hearing = threading.Thread(target=_hear, args=(process, words, tell), daemon=True)
+        hearing.start()
+        ending = threading.Timer(seconds, process.kill)
+        ending.start()
+        try:
+            output = process.stdout.read()
+            code = process.wait()
+            hearing.join()
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            ending.cancel()
+    if time.monotonic() >= until and code < 0:
+        return {"problem": f"surefoot.tools.{name} did not finish within {seconds:g} s and was killed"}
+    return _answer(name, code, output, words)
+
+
+def _hear(process: subprocess.Popen[str], words: list[str], tell: Tell) -> None:
+    assert process.stderr is not None  # PIPE above
+    for line in process.stderr:
+        try:
+            body = json.loads(line)
+            tell(int(body["done"]), int(body["total"]))
+        except (ValueError, KeyError, TypeError):
+            words.append(line.strip())
+            del words[:-_WORDS_LINES]
+
+
+def _answer(name: str, code: int, output: str, words: list[str]) -> dict[str, Any]:
+    lines = output.strip().splitlines()
+    try:
+        body = json.loads(lines[-1]) if lines else None
+    except ValueError:
+        body = None
+    if isinstance(body, dict):
+        return body
+    said = next((line for line in reversed(words) if line), "it printed no error")
+    return {"problem": f"surefoot.tools.{name} exited with code {code}: {said}"}
+
+
+def _environment(tier: PersistentTierSpec, job: str | None) -> dict[str, str]:
+    told = {
+        "SUREFOOT_PERSISTENT_URI": tier.uri,
+        "SUREFOOT_PERSISTENT_ENDPOINT": tier.endpoint or "",
+        "SUREFOOT_PERSISTENT_REGION": tier.region or "",
+        "SUREFOOT_PERSISTENT_CA_BUNDLE": tier.ca_bundle or "",
+        "SUREFOOT_TOOL_PROGRESS": "1",
+        **({} if job is None else {"SUREFOOT_JOB_UID": job}),
+    }
+    return {name: value for name, value in {**os.environ, **told}.items() if value}
+
+
+# ---- checkpoints -----------------------------------------------------------------------------------------------------
 
 COPY_SECONDS = 24 * 3600.0
 """How long a copy of a whole checkpoint may take, or its reading."""
@@ -36,7 +148,7 @@ _EXAMPLES = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_checkpoints_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, (said, act, own) in _ACTIONS.items():
         action = actions.add_parser(
@@ -59,7 +171,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action.set_defaults(act=act)
 
 
-def run(given: argparse.Namespace) -> int:
+def run_checkpoints(given: argparse.Namespace) -> int:
     act: Callable[[argparse.Namespace, PersistentTierSpec, str], int] = given.act
     if (given.where is None) == (given.file is None):
         raise UsageError(f"checkpoints {given.action} needs either a folder or URI, or -f JOB.yaml")
@@ -228,3 +340,39 @@ def _ran(
     if found.get("problem"):
         raise RunError(str(found["problem"]))
     return found
+
+
+# ---- trial of what is written at the end -----------------------------------------------------------------------------
+# Checks that output files and folders are writable before a run. A run of hours must not fail at its end because its
+# report cannot be written. Leaves the file system as it was.
+
+
+def try_file(option: str, path: Path) -> None:
+    """Checks that `path` can be written, keeping its content. Raises UsageError."""
+    try:
+        path.resolve().parent.mkdir(parents=True, exist_ok=True)
+        there = path.exists()
+        if path.is_dir():
+            raise UsageError(f"{option} {path} is a folder; name a file")
+        with open(path, "ab"):
+            pass
+        if not there:
+            path.unlink()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{option} {path} cannot be written: {_why(error)}; name another file") from error
+
+
+def try_folder(option: str, path: Path) -> None:
+    """Creates a writable folder, or checks an existing one. Raises UsageError."""
+    try:
+        if path.exists() and not path.is_dir():
+            raise UsageError(f"{option} {path} is a file; name a folder, new or of a former run")
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{option} {path} cannot be written to: {_why(error)}; name another folder") from error
+
+
+def _why(error: OSError | ValueError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -5,9 +5,22 @@ Pure. A check that could not be made is `unknown` and says why: "ok" would be a 
 
 from __future__ import annotations
 
+import asyncio
+import inspect
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+from surefoot.protocol.plain import listed
+from surefoot_operator.cli import reach_program
+from surefoot_operator.cli.cluster_access import ClusterRefused, OpenCluster, Right, refused
+from surefoot_operator.cli.jobs.read_jobs import StoredJob, read_jobs, read_worker_pods
+from surefoot_operator.errors import FabricError
+from surefoot_operator.platforms.kubernetes import api_objects
+from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
+from surefoot_operator.platforms.kubernetes.pods import METRICS_PORT
+from surefoot_operator.platforms.kubernetes.views.observations import node_of
 
 State = Literal["ok", "warning", "fault", "unknown"]
 STATES: tuple[State, ...] = ("ok", "warning", "fault", "unknown")
@@ -37,3 +50,215 @@ def finding_lines(found: Sequence[Finding]) -> list[str]:
 
 def has_fault(found: Sequence[Finding]) -> bool:
     return any(one.state == "fault" for one in found)
+
+
+# ---- what workers reach ----------------------------------------------------------------------------------------------
+# Tries the network from inside one worker on each node. Touches the network: reads jobs and their pods, and runs
+# `reach_program` in workers by exec. Workers are who NetworkPolicies let through to operator and holders; from a
+# person's machine or another pod the answer would be another one.
+
+Object = dict[str, Any]
+
+MOST_ASKERS = 32
+MOST_TARGETS = 32
+"""Holders, and workers, that each worker tries; of more, those that follow its own node."""
+SECONDS = 30.0
+BEGIN = 'import json, sys; text, targets = json.loads(sys.stdin.readline()); made = {}; exec(text, made); made["main"](targets)'
+"""The program itself goes by its input: not every proxy lets a long command through."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """A worker from which the network is tried."""
+
+    namespace: str
+    pod: str
+    node: str
+    targets: tuple[Object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """What came of one try from one node."""
+
+    source: str
+    kind: str
+    target: str
+    """The node it leads to; of the coordinator its address."""
+    address: str
+    seconds: float | None
+    step: str = ""
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkLook:
+    """What workers could reach.
+
+    `unasked` says of each worker without an answer why.
+    """
+
+    ways: tuple[Way, ...]
+    unasked: tuple[str, ...]
+
+
+async def look_at_network(cluster: OpenCluster) -> NetworkLook:
+    """Asks one worker on each node."""
+    found: dict[str, Asker] = {}
+    try:
+        for job in await read_jobs(cluster):
+            if job.status is not None and job.status.world is not None:
+                for asker in askers_of(job, await read_worker_pods(cluster, job)):
+                    found.setdefault(asker.node, asker)
+    except ClusterRefused as error:
+        return NetworkLook((), (str(error),))
+    chosen = [found[node] for node in sorted(found)][:MOST_ASKERS]
+    answers = await asyncio.gather(*(_asked(cluster, one) for one in chosen))
+    ways = tuple(way for one in answers if not isinstance(one, str) for way in one)
+    return NetworkLook(ways, tuple(one for one in answers if isinstance(one, str)))
+
+
+async def _asked(cluster: OpenCluster, asker: Asker) -> tuple[Way, ...] | str:
+    path = api_objects.core_path(asker.namespace, "pods", asker.pod) + "/exec"
+    told = json.dumps([inspect.getsource(reach_program), asker.targets])
+    try:
+        ran = await cluster.api.run_in(path, api_objects.TRAINER, ("python3", "-c", BEGIN), f"{told}\n", SECONDS)
+    except FabricError as error:
+        if isinstance(error, ApiRefused) and error.code == 403:
+            return str(refused(error, Right("create", "pods/exec", asker.namespace), cluster.server))
+        return f"worker {asker.pod} on {asker.node}: {error}"
+    if ran.problem:
+        return f"worker {asker.pod} on {asker.node}: {ran.problem} {ran.errors.strip()[-200:]}".strip()
+    try:
+        return tuple(_way(asker.node, one) for one in json.loads(ran.output))
+    except (ValueError, KeyError, TypeError) as error:
+        return f"worker {asker.pod} on {asker.node} answered what cannot be read: {error!r}"
+
+
+# ---- pure -----------------------------------------------------------------------------------------------------------
+
+
+def askers_of(job: StoredJob, pods: Sequence[Object]) -> list[Asker]:
+    """Chooses a job's running worker on each node, and what it tries."""
+    running: dict[str, Object] = {}
+    for pod in pods:
+        node, status = node_of(pod), pod.get("status", {})
+        if node is not None and status.get("phase") == "Running" and status.get("podIP"):
+            running.setdefault(node, pod)
+    known = job.status.named_holders if job.status is not None else ()
+    holders = [{"kind": "holder", "node": one.holder.node, "host": one.host, "port": one.port} for one in known]
+    workers = [found for node, pod in running.items() if (found := _worker(node, pod)) is not None]
+    return [
+        Asker(
+            job.namespace,
+            pod["metadata"]["name"],
+            node,
+            (*_near(holders, node), *_near([one for one in workers if one["node"] != node], node)),
+        )
+        for node, pod in running.items()
+    ]
+
+
+def _near(targets: list[Object], node: str) -> list[Object]:
+    """Those that follow a node in order of names, its own first: over all nodes each is tried as often."""
+    ordered = sorted(targets, key=lambda one: (one["node"] < node, one["node"]))
+    return ordered[:MOST_TARGETS]
+
+
+def _worker(node: str, pod: Object) -> Object | None:
+    for container in pod["spec"]["containers"]:
+        for port in container.get("ports", ()):
+            if port.get("name") == METRICS_PORT:
+                return {"kind": "worker", "node": node, "host": pod["status"]["podIP"], "port": port["containerPort"]}
+    return None
+
+
+def _way(source: str, one: Object) -> Way:
+    address = f"{one['host']}:{one['port']}"
+    seconds = one.get("seconds")
+    return Way(
+        source,
+        str(one["kind"]),
+        str(one["node"]) or address,
+        address,
+        None if seconds is None else float(seconds),
+        str(one.get("step", "")),
+        str(one.get("problem", "")),
+    )
+
+
+# ---- judgement of the network ----------------------------------------------------------------------------------------
+# Judges who reaches whom. A worker that does not reach its operator, or other workers, trains nothing; one that misses
+# some holders saves to fewer.
+
+NOT_ASKED = Finding(
+    "network",
+    "unknown",
+    "who reaches whom was not tried",
+    "give --network while a job runs: it runs a short program in one worker on each node",
+)
+_SHOWN = 5
+_NAMES = {"coordinator": "to the operator", "holder": "to holders", "worker": "between workers"}
+_NODES = "see what stands between these nodes (security groups, firewalls, the network plugin's pods there)"
+_REMEDIES = {
+    ("coordinator", "resolve"): "see the cluster's DNS: kubectl -n kube-system get pods -l k8s-app=kube-dns",
+    (
+        "coordinator",
+        "connect",
+    ): "see that an operator leads, and that NetworkPolicies let pods with surefoot.dev/part=worker out to its port 8443",
+    (
+        "coordinator",
+        "verify",
+    ): "the operator's certificate is of another authority than the worker was given: see docs/security.md, then replace the worker",
+    (
+        "holder",
+        "connect",
+    ): f"{_NODES}, and NetworkPolicies: pods with surefoot.dev/part=worker must reach the port redis of surefoot.dev/part=memory-tier",
+    (
+        "worker",
+        "connect",
+    ): f"{_NODES}, and NetworkPolicies of the job's namespace: its workers must reach each other at any port",
+}
+
+
+def network_findings(look: NetworkLook) -> list[Finding]:
+    """Judges each kind of way, and names workers that gave no answer."""
+    found = [_of_kind(kind, ways) for kind in _NAMES if (ways := [way for way in look.ways if way.kind == kind])]
+    if look.unasked:
+        remedy = "the worker's image needs python3 on its PATH, and you the right to create pods/exec there"
+        found.append(Finding("network", "unknown", listed(look.unasked, _SHOWN), remedy))
+    elif not look.ways:
+        remedy = "kubectl apply -f examples/cluster/minimal.yaml, and ask again while it runs; -n names its namespace"
+        found.append(Finding("network", "unknown", "no worker runs here from which it could be tried", remedy))
+    return found
+
+
+def _of_kind(kind: str, ways: Sequence[Way]) -> Finding:
+    name = f"network {_NAMES[kind]}"
+    failed = [way for way in ways if way.seconds is None]
+    if not failed:
+        slowest = max(way.seconds or 0.0 for way in ways)
+        sources = len({way.source for way in ways})
+        said = f"{len(ways)} ways from {sources} nodes are open, the slowest in {1000 * slowest:.0f} ms"
+        return Finding(name, "ok", said)
+    said = f"{len(failed)} of {len(ways)} ways fail: {listed(_told(failed), _SHOWN)}"
+    remedy = _REMEDIES.get((kind, failed[0].step)) or _REMEDIES[kind, "connect"]
+    return Finding(name, _state(kind, ways), said, remedy)
+
+
+def _state(kind: str, ways: Sequence[Way]) -> State:
+    if kind != "holder":
+        return "fault"
+    reached = {way.source for way in ways if way.seconds is not None}
+    return "warning" if reached == {way.source for way in ways} else "fault"
+
+
+def _told(failed: Sequence[Way]) -> list[str]:
+    """Ways by where they lead and why they fail: one node behind a wall is one sentence."""
+    sources: dict[tuple[str, str, str], list[str]] = {}
+    for way in failed:
+        sources.setdefault((way.target, way.address, way.problem), []).append(way.source)
+    return [
+        f"from {listed(sorted(names), _SHOWN)} to {target}{'' if target == address else f' ({address})'}: {problem}"
+        for (target, address, problem), names in sorted(sources.items())
+    ]

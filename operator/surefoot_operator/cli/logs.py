@@ -11,26 +11,30 @@ import re
 from collections import deque
 from pathlib import Path
 
-from surefoot_operator.cli.cli_errors import EXIT_FAILED, EXIT_OK, UsageError
 from surefoot_operator.cli.cluster_access import OpenCluster
-from surefoot_operator.cli.follow_files import FileFollower
+from surefoot_operator.cli.command_base import EXIT_FAILED, EXIT_OK, UsageError, stop_requests
 from surefoot_operator.cli.follow_logs import (
+    FileFollower,
+    FollowChoice,
     LogLine,
     LogPart,
+    PodFollower,
     blamed_incident,
     by_time,
     in_order,
     part_lines,
     parts_of_pod,
+    read_pod_log,
 )
-from surefoot_operator.cli.follow_pods import PodFollower
-from surefoot_operator.cli.followed_logs import FollowChoice
-from surefoot_operator.cli.jobs.cluster_reads import read_job, read_worker_pods
-from surefoot_operator.cli.jobs.job_source import add_job, check_named, on_cluster
-from surefoot_operator.cli.jobs.run_folder_reads import read_run
-from surefoot_operator.cli.jobs.stored_job import StoredJob
-from surefoot_operator.cli.pod_logs import read_pod_log
-from surefoot_operator.cli.stop_request import stop_requests
+from surefoot_operator.cli.jobs.read_jobs import (
+    StoredJob,
+    add_job,
+    check_named,
+    on_cluster,
+    read_job,
+    read_run,
+    read_worker_pods,
+)
 from surefoot_operator.cli.tables import print_lines
 from surefoot_operator.platforms.kubernetes import api_objects
 from surefoot_operator.platforms.local.run_folder import RunFolder
@@ -43,7 +47,7 @@ _WORKER = re.compile(r"worker-(\d+)-(\d+)")
 Found = tuple[StoredJob, list[LogPart], list[str]]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_logs_arguments(parser: argparse.ArgumentParser) -> None:
     add_job(parser)
     parser.add_argument("--rank", type=int, metavar="N", help="this rank alone")
     parser.add_argument("--worker", type=int, metavar="N", help="this worker alone")
@@ -56,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--by-time", action="store_true", help="all in the order they were written; of a cluster alone")
 
 
-def run(given: argparse.Namespace) -> int:
+def run_logs(given: argparse.Namespace) -> int:
     check_named(given)
     if not 0 < given.tail <= _MOST_LINES:
         raise UsageError(f"--tail {given.tail} is not allowed; between 1 and {_MOST_LINES} lines are shown")

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from surefoot import __version__
-from surefoot_operator.cli.cli_errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, RunError, UsageError
-from surefoot_operator.cli.command_base import say, warn
+from surefoot_operator.cli.command_base import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_USAGE,
+    RunError,
+    UsageError,
+    say,
+    warn,
+)
 from surefoot_operator.errors import OperatorError
-from surefoot_operator.optional_dependencies import needing
+from surefoot_operator.optional_dependencies import lacking, needing
 
 _PROGRAMS = {"kubectl-surefoot": "kubectl surefoot"}
 """kubectl finds its plugins by this name."""
@@ -61,40 +70,35 @@ Command = tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Na
 
 def _commands() -> dict[str, Command]:
     with needing("surefoot", "cli"):
-        from surefoot_operator.cli.checkpoints import add_arguments as add_checkpoints_arguments
-        from surefoot_operator.cli.checkpoints import run as run_checkpoints
-        from surefoot_operator.cli.convert import add_arguments as add_convert_arguments
-        from surefoot_operator.cli.convert import run as run_convert
-        from surefoot_operator.cli.data import add_arguments as add_data_arguments
-        from surefoot_operator.cli.data import run as run_data
-        from surefoot_operator.cli.doctor import add_arguments as add_doctor_arguments
-        from surefoot_operator.cli.doctor import run as run_doctor
-        from surefoot_operator.cli.job_files import add_arguments as add_validate_arguments
-        from surefoot_operator.cli.job_files import run as run_validate
-        from surefoot_operator.cli.jobs.describe import add_arguments as add_describe_arguments
-        from surefoot_operator.cli.jobs.describe import run as run_describe
-        from surefoot_operator.cli.jobs.explain import add_arguments as add_explain_arguments
-        from surefoot_operator.cli.jobs.explain import run as run_explain
-        from surefoot_operator.cli.jobs.job_timeline import add_arguments as add_timeline_arguments
-        from surefoot_operator.cli.jobs.job_timeline import run as run_timeline
-        from surefoot_operator.cli.jobs.list_jobs import add_arguments as add_list_arguments
-        from surefoot_operator.cli.jobs.list_jobs import run as run_list
-        from surefoot_operator.cli.jobs.list_nodes import add_arguments as add_nodes_arguments
-        from surefoot_operator.cli.jobs.list_nodes import run as run_nodes
-        from surefoot_operator.cli.jobs.suspend_and_rollback import add_arguments as add_rollback_arguments
-        from surefoot_operator.cli.jobs.suspend_and_rollback import run as run_rollback
-        from surefoot_operator.cli.jobs.suspend_job import add_arguments as add_suspend_arguments
-        from surefoot_operator.cli.jobs.suspend_job import run as run_suspend
-        from surefoot_operator.cli.jobs.top import add_arguments as add_top_arguments
-        from surefoot_operator.cli.jobs.top import run as run_top
-        from surefoot_operator.cli.logs import add_arguments as add_logs_arguments
-        from surefoot_operator.cli.logs import run as run_logs
-        from surefoot_operator.cli.report.report_job import add_arguments as add_report_arguments
-        from surefoot_operator.cli.report.report_job import run as run_report
-        from surefoot_operator.cli.run_local import add_arguments as add_local_arguments
-        from surefoot_operator.cli.run_local import run as run_local
-        from surefoot_operator.cli.shell_completion import add_arguments as add_completion_arguments
-        from surefoot_operator.cli.shell_completion import run as run_completion
+        from surefoot_operator.cli.checkpoints import add_checkpoints_arguments, run_checkpoints
+        from surefoot_operator.cli.doctor import add_doctor_arguments, run_doctor
+        from surefoot_operator.cli.job_files import (
+            add_convert_arguments,
+            add_validate_arguments,
+            run_convert,
+            run_validate,
+        )
+        from surefoot_operator.cli.jobs.describe import (
+            add_describe_arguments,
+            add_list_arguments,
+            add_nodes_arguments,
+            add_timeline_arguments,
+            run_describe,
+            run_list,
+            run_nodes,
+            run_timeline,
+        )
+        from surefoot_operator.cli.jobs.explain import add_explain_arguments, run_explain
+        from surefoot_operator.cli.jobs.suspend_and_rollback import (
+            add_rollback_arguments,
+            add_suspend_arguments,
+            run_rollback,
+            run_suspend,
+        )
+        from surefoot_operator.cli.jobs.top import add_top_arguments, run_top
+        from surefoot_operator.cli.logs import add_logs_arguments, run_logs
+        from surefoot_operator.cli.report.command import add_report_arguments, run_report
+        from surefoot_operator.cli.run_local import add_local_arguments, run_local
     return {
         "list": (add_list_arguments, run_list, "list TrainingJobs: state, progress, newest checkpoint"),
         "top": (add_top_arguments, run_top, "show jobs as they go: step, rate, exposure, copies, incidents"),
@@ -144,6 +148,55 @@ def _commands() -> dict[str, Command]:
 def _say(message: str, code: int) -> int:
     warn(f"surefoot: {message}")
     return code
+
+
+# ---- shell completion ------------------------------------------------------------------------------------------------
+# Implements `surefoot completion`: prints a shell's completion script. shtab makes it of the parser, so that it knows
+# every command and option.
+
+SHELLS = ("bash", "zsh", "fish", "tcsh")
+
+
+def add_completion_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=SHELLS, help="whose script to print")
+
+
+def run_completion(given: argparse.Namespace) -> int:
+    with needing("surefoot", "cli"):
+        import shtab
+
+    # not by `say`: a script is no line of words, and has characters that words may not have
+    print(shtab.complete(build_parser("surefoot"), given.shell))
+    return EXIT_OK
+
+
+# ---- data check ------------------------------------------------------------------------------------------------------
+# Implements `surefoot data check`: whether files can be read at any world size. The check is
+# `surefoot.tools.check_data` in a child process: it imports what no operator may.
+
+
+def add_data_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    said = "read some shards, and say at which world sizes all can be read"
+    check = actions.add_parser("check", help=said, description=said)
+    check.add_argument("paths", nargs="+", metavar="PATH", help="a file, a folder, a URL, or a pattern of them")
+    kinds = ("text", "jsonl", "parquet", "tar", "tokens", "megatron", "mds")
+    check.add_argument("--kind", choices=kinds, help="what they are; by default their ending says it")
+    check.add_argument("--global-batch", default="8", metavar="N", help="samples a step (default 8)")
+    check.add_argument("--lanes", metavar="N", help="as ElasticStream has it")
+    check.add_argument("--stripes", metavar="N", help="as ElasticStream has it")
+    check.add_argument("--length", default="1024", metavar="N", help="tokens a window (default 1024)")
+    check.add_argument("--dtype", default="uint16", metavar="NAME", help="of tokens (default uint16)")
+    check.add_argument("--all", action="store_true", help="read every shard, not three")
+
+
+def run_data(given: argparse.Namespace) -> int:
+    if (missing := lacking("runtime")) is not None:
+        raise RunError(missing)
+    options = {name: getattr(given, name) for name in ("kind", "global_batch", "lanes", "stripes", "length", "dtype")}
+    told = [part for name, value in options.items() if value for part in (f"--{name.replace('_', '-')}", value)]
+    command = [sys.executable, "-m", "surefoot.tools.check_data", *told, *(["--all"] if given.all else [])]
+    return EXIT_OK if subprocess.run([*command, "--", *given.paths], check=False).returncode == 0 else EXIT_FAILED
 
 
 if __name__ == "__main__":

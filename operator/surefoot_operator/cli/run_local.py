@@ -10,44 +10,171 @@ import argparse
 import dataclasses
 import json
 import shutil
+import sys
 import tempfile
+import time
 import uuid
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
 from surefoot import __version__
 from surefoot.errors import ConfigurationError
 from surefoot.holder.companion.companion_settings import MOST_SERVERS
 from surefoot.holder.server_process import find_program
-from surefoot.protocol.plain import shown
+from surefoot.protocol.plain import plain, shown
+from surefoot_operator.api.fields import allowed_sizes
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import TOTAL_STEPS, TrainingJob
-from surefoot_operator.api.spec_limits import allowed_sizes
-from surefoot_operator.cli.cli_errors import EXIT_DIFFERS, EXIT_FAILED, EXIT_OK, UsageError
-from surefoot_operator.cli.command_base import say, warn
+from surefoot_operator.cli.checkpoints import try_file, try_folder
+from surefoot_operator.cli.command_base import (
+    EXIT_DIFFERS,
+    EXIT_FAILED,
+    EXIT_OK,
+    StopRequest,
+    UsageError,
+    clock,
+    say,
+    signals_ignored,
+    stop_requests,
+    warn,
+)
 from surefoot_operator.cli.job_files import read_document
-from surefoot_operator.cli.local import comparison, conclusion
-from surefoot_operator.cli.local.faults import KINDS, Fault, FaultError, check_faults, parse_faults
-from surefoot_operator.cli.local.progress import RunProgress
+from surefoot_operator.cli.local import run_report
+from surefoot_operator.cli.local.progress import KINDS, Fault, FaultError, RunProgress, check_faults, parse_faults
+from surefoot_operator.cli.local.snapshot import NewestCheckpoint, Row, RunSnapshot, take
 from surefoot_operator.cli.local.supervise import Scene, Supervisor
 from surefoot_operator.cli.report.command import UNDISTURBED, report_of_run
 from surefoot_operator.cli.report.page import page
-from surefoot_operator.cli.stop_request import StopRequest, signals_ignored, stop_requests
-from surefoot_operator.cli.view import view_for
-from surefoot_operator.cli.writable import try_file, try_folder
 from surefoot_operator.optional_dependencies import lacking
-from surefoot_operator.platforms.local.ignored_template import ignored_parts
-from surefoot_operator.platforms.local.job_store import Store
 from surefoot_operator.platforms.local.local_nodes import Machine
+from surefoot_operator.platforms.local.platform import Store, ignored_parts
 from surefoot_operator.platforms.local.run_folder import RunFolder
+
+# ---- view ------------------------------------------------------------------------------------------------------------
+# Displays a running job: a live table or plain lines. Drawn by the caller's thread: a thread of its own would be one
+# more parent that child processes could die with.
+
+_DRAW_SECONDS = 0.2
+_LINE_SECONDS = 2.0
+_BAR_WIDTH = 60
+
+
+class View(AbstractContextManager["View"], Protocol):
+    """A display of the run; a context manager that restores the terminal."""
+
+    def show(self, scene: Scene) -> None: ...
+
+    def tell(self, sentence: str, warning: bool) -> None: ...
+
+
+def view_for(plain: bool) -> View:
+    """Chooses the live view on a terminal, else plain lines."""
+    return PlainView() if plain or not sys.stdout.isatty() else LiveView()
+
+
+@dataclass(slots=True)
+class PlainView:
+    """Prints a line at most every two seconds, and one per event."""
+
+    _known: NewestCheckpoint = field(default_factory=NewestCheckpoint)
+    _next: float = 0.0
+    _last: str = ""
+
+    def show(self, scene: Scene) -> None:
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + _LINE_SECONDS
+        picture = take(scene, self._known)
+        line = "; ".join(part for part in (picture.headline(), picture.waits()) if part)
+        if line != self._last:
+            self._last = line
+            say(f"{clock()} {line}")
+
+    def tell(self, sentence: str, warning: bool) -> None:
+        say(f"{clock()} {'! ' if warning else ''}{sentence}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return
+
+
+class LiveView:
+    """Shows a table of workers in place, with events scrolling above it."""
+
+    def __init__(self) -> None:
+        self._console = Console()
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._known = NewestCheckpoint()
+        self._next = 0.0
+
+    def show(self, scene: Scene) -> None:
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + _DRAW_SECONDS
+        self._live.update(drawn(take(scene, self._known)), refresh=True)
+
+    def tell(self, sentence: str, warning: bool) -> None:
+        self._console.print(Text(plain(f"{clock()} {sentence}"), style="yellow" if warning else ""))
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+
+def drawn(picture: RunSnapshot) -> Group:
+    """Renders progress, reason for waiting, and workers for a terminal."""
+    parts: list[RenderableType] = [Text(plain(picture.headline()))]
+    if picture.total is not None:
+        line = Table.grid()  # a bar alone ends no line
+        line.add_row(ProgressBar(total=picture.total, completed=min(picture.step, picture.total), width=_BAR_WIDTH))
+        parts.append(line)
+    if waits := picture.waits():
+        parts.append(Text(plain(waits), style="dim"))
+    return Group(*parts, _table(picture.rows))
+
+
+def _table(rows: tuple[Row, ...]) -> Table:
+    table = Table(expand=False)
+    for name in ("node", "state", "worker", "rank", "epoch", "step", "loss"):
+        table.add_column(name, justify="right" if name in ("rank", "epoch", "step", "loss") else "left")
+    for row in rows:
+        style = "" if row.state == "up" else "red"
+        if not row.lines:
+            table.add_row(row.node, row.state, row.worker, "", "", "", "", style=style)
+        for line in row.lines:
+            loss = "" if line.loss is None else f"{line.loss:.4f}"
+            table.add_row(
+                row.node, row.state, row.worker, str(line.rank), str(line.epoch), str(line.step), loss, style=style
+            )
+    return table
+
+
+# ---- run local -------------------------------------------------------------------------------------------------------
 
 _PAGE_ENDINGS = (".html", ".htm")
 MOST_NODES, MOST_RANKS = 64, 512
 """Of one machine: a node is a Redis, an agent and a warm process, a rank a process with torch in it."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_local_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-f", "--file", type=Path, required=True, metavar="JOB.yaml", help="the TrainingJob")
     parser.add_argument(
         "--nodes", type=int, metavar="N", help="how many nodes (default: spec.replicas and spec.spares)"
@@ -95,7 +222,7 @@ class LocalRequest:
     """Redis servers of each node."""
 
 
-def run(given: argparse.Namespace) -> int:
+def run_local(given: argparse.Namespace) -> int:
     """Runs the job and returns the exit code."""
     request = check(given)
     with stop_requests() as stop:
@@ -168,7 +295,7 @@ def _total_steps(path: Path, document: dict[str, Any]) -> int | None:
 
 def _run_in(request: LocalRequest, root: Path, stop: StopRequest) -> int:
     if request.compare:
-        document = comparison.with_persistent_tier(request.document, request.job, root)
+        document = run_report.with_persistent_tier(request.document, request.job, root)
         request = dataclasses.replace(request, document=document, job=parse_job(document))
     for name in ignored_parts(request.job.spec):
         warn(f"ignored by `surefoot local`: {name}")
@@ -177,7 +304,7 @@ def _run_in(request: LocalRequest, root: Path, stop: StopRequest) -> int:
     if request.compare and disturbed.outcome == "Complete" and not stop.requested:
         say("reference run without faults:")
         reference = run_job(request, root / UNDISTURBED, (), stop)
-    found = conclusion.conclude(disturbed, reference)
+    found = run_report.conclude(disturbed, reference)
     for line in found.lines:
         say(line)
     written = request.report is None or _write_report(
@@ -189,7 +316,7 @@ def _run_in(request: LocalRequest, root: Path, stop: StopRequest) -> int:
     return EXIT_OK if found.sound else EXIT_DIFFERS
 
 
-def _report_text(path: Path, root: Path, ended: conclusion.EndedRun, found: conclusion.Conclusion) -> str:
+def _report_text(path: Path, root: Path, ended: run_report.EndedRun, found: run_report.Conclusion) -> str:
     if path.suffix.lower() not in _PAGE_ENDINGS:
         return json.dumps(found.report, indent=2)
     return page(report_of_run(root, ended.progress, ended.struck, found.comparison), __version__)
@@ -206,7 +333,7 @@ def _write_report(path: Path, text: str) -> bool:
     return True
 
 
-def run_job(request: LocalRequest, root: Path, faults: tuple[Fault, ...], stop: StopRequest) -> conclusion.EndedRun:
+def run_job(request: LocalRequest, root: Path, faults: tuple[Fault, ...], stop: StopRequest) -> run_report.EndedRun:
     """Runs the job once under a fresh uid and ends its processes.
 
     A stop request ends it in order too: what was reached is still reported.
@@ -229,6 +356,6 @@ def run_job(request: LocalRequest, root: Path, faults: tuple[Fault, ...], stop: 
         with signals_ignored():
             machine.close()
     progress.look()  # what was written since the last tick
-    return conclusion.EndedRun(
+    return run_report.EndedRun(
         job, progress, tuple(supervisor.faults.struck), tuple(supervisor.faults.unstruck()), interrupted
     )

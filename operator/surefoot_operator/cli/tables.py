@@ -6,11 +6,16 @@ tables reads these. NO_COLOR and a terminal without colours are heeded by rich.
 
 from __future__ import annotations
 
+import argparse
+import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import msgspec
+import yaml
 from rich.console import Console
 from rich.text import Text
 
@@ -79,3 +84,29 @@ def number(value: float | None) -> str:
     if value is None:
         return UNKNOWN
     return str(value) if isinstance(value, int) else f"{value:.3g}"
+
+
+# ---- structured output -----------------------------------------------------------------------------------------------
+# Prints one finding as a table, JSON or YAML. Called by every command that looks at jobs. What is printed as JSON are
+# the frozen values that tables are made from: a script reads the same numbers as a person, by name and with their unit.
+
+FORMATS = ("wide", "json", "yaml")
+
+
+def add_output(parser: argparse.ArgumentParser, formats: Sequence[str] = FORMATS) -> None:
+    parser.add_argument("-o", "--output", choices=formats, metavar="FORMAT", help=f"one of {', '.join(formats)}")
+
+
+def emit(finding: Any, output: str | None, render: Callable[[bool], Sequence[str]]) -> None:
+    """Prints `finding` in the format asked for; `render(wide)` makes its lines."""
+    if output == "json":
+        say(json.dumps(plain_values(finding), indent=2))
+    elif output == "yaml":
+        say(yaml.safe_dump(plain_values(finding), sort_keys=False, allow_unicode=True).rstrip())
+    else:
+        print_lines(render(output == "wide"))
+
+
+def plain_values(finding: Any) -> Any:
+    """Converts frozen values to what JSON and YAML can hold."""
+    return msgspec.to_builtins(finding, str_keys=True)

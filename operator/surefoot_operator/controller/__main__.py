@@ -25,8 +25,7 @@ with needing("surefoot-operator", "operator"):
         ClusterSettings,
         cluster_settings,
     )
-    from surefoot_operator.controller.collector import begin_collector
-    from surefoot_operator.controller.process_setup import begin_logs
+    from surefoot_operator.controller.process_setup import begin_collector, begin_logs
     from surefoot_operator.platforms.kubernetes.api_client import connect
 
 log = logging.getLogger("surefoot_operator.controller")

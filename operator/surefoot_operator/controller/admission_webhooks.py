@@ -6,19 +6,361 @@ their shard, which the Service in front of it selects: the API server asks each 
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import logging
-from collections.abc import Callable
+import random
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from surefoot_operator.controller.admission_server import AdmissionServer
+from aiohttp import web
+
+from surefoot_operator.api.parse import parse_job
+from surefoot_operator.api.spec import MANAGER, TrainingJob
+from surefoot_operator.controller import process_metrics
 from surefoot_operator.controller.cluster_settings import ClusterSettings
-from surefoot_operator.controller.credentials.coordinator_tls import CoordinatorTls
-from surefoot_operator.controller.eviction_review import EvictionReviews
-from surefoot_operator.controller.job_review import JobReviews
+from surefoot_operator.controller.credentials.certificates import CoordinatorTls
+from surefoot_operator.controller.health_endpoints import HttpListener
 from surefoot_operator.controller.job_runner import Shared
-from surefoot_operator.controller.webhook_trust import WebhookTrust
+from surefoot_operator.errors import FabricError, OperatorError, SpecError
+from surefoot_operator.platforms.interface import WorkerEnvironment
+from surefoot_operator.platforms.kubernetes import api_objects, pods
 from surefoot_operator.platforms.kubernetes.api_client import Api
+from surefoot_operator.platforms.kubernetes.platform import TemplateDryRun
+from surefoot_operator.platforms.kubernetes.views.observations import is_left, node_of
+from surefoot_operator.policy.core.actions import CreateWorker
 
 log = logging.getLogger(__name__)
+
+
+# ---- webhook trust ---------------------------------------------------------------------------------------------------
+# Keeps our authority in the webhooks' configuration. Touches the API server; run by the composition root while it
+# leads. The chart makes the configuration and cannot know the authority, which the operator makes itself. Without it
+# the API server trusts no answer, and lets everything in.
+
+CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+LOOK_SECONDS = 60.0
+"""A release that is upgraded may write the configuration anew, without the authority."""
+AGAIN_SECONDS = 2.0
+
+
+def trusting(configuration: Mapping[str, Any], authority: str) -> list[dict[str, Any]]:
+    """Makes the JSON patch that has webhooks trust `authority`.
+
+    Empty: they do. It tests the version: a release that is upgraded meanwhile may number its webhooks otherwise.
+    """
+    wanted = base64.b64encode(authority.encode()).decode()
+    version = configuration.get("metadata", {}).get("resourceVersion")
+    bundles = [
+        {"op": "add", "path": f"/webhooks/{index}/clientConfig/caBundle", "value": wanted}
+        for index, webhook in enumerate(configuration.get("webhooks") or ())
+        if webhook["clientConfig"].get("caBundle") != wanted
+    ]
+    return [{"op": "test", "path": "/metadata/resourceVersion", "value": version}, *bundles] if bundles else []
+
+
+class WebhookTrust:
+    """Keeps one configuration trusting `authority`.
+
+    It is PEM; an empty one is left to whoever brought the certificate.
+    """
+
+    def __init__(self, api: Api, name: str, authority: Callable[[], str]) -> None:
+        self._api, self._path, self._authority = api, f"{CONFIGURATIONS}/{name}", authority
+
+    async def keep(self) -> None:
+        """Looks each minute, until cancelled. A failure is logged and retried."""
+        while True:
+            pause = LOOK_SECONDS
+            try:
+                await self.once()
+            except FabricError as error:
+                log.warning("the admission webhooks do not trust this operator yet: %s", error)
+                pause = AGAIN_SECONDS
+            await asyncio.sleep(pause * random.uniform(0.75, 1.0))
+
+    async def once(self) -> None:
+        """Patches the configuration where it needs that. Raises FabricError."""
+        authority = self._authority()
+        if not authority:
+            return
+        operations = trusting(await self._api.get(self._path), authority)
+        if operations:
+            await self._api.patch(self._path, operations)
+            log.info("the admission webhooks %s trust this operator's authority", self._path.rsplit("/", 1)[1])
+
+
+# ---- admission review ------------------------------------------------------------------------------------------------
+# Reads an AdmissionReview and makes its answer. Pure; the format is `admission.k8s.io/v1`. What cannot be read is
+# refused as a bad request, which the API server answers by the webhook's failure policy: nothing is let in or kept out
+# by a guess.
+
+API_VERSION = "admission.k8s.io/v1"
+Object = Mapping[str, Any]
+
+
+class BadReview(OperatorError):
+    """What was posted is no AdmissionReview that this version knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    """One question of the API server."""
+
+    uid: str
+    operation: str
+    """CREATE, UPDATE, DELETE or CONNECT."""
+    namespace: str
+    name: str
+    """Empty where the server will make one from `generateName`."""
+    body: Object = field(default_factory=dict)
+    """As it would be stored."""
+    old: Object = field(default_factory=dict)
+    """As it is stored; empty for what is created."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """An answer, with the sentences that people get with it."""
+
+    allowed: bool
+    message: str = ""
+    """Why it is not."""
+    code: int = 200
+    reason: str = ""
+    """As Kubernetes names it, of a refusal."""
+    warnings: tuple[str, ...] = ()
+    """Shown by kubectl beside what is let in."""
+
+
+ALLOWED = Verdict(True)
+
+
+def invalid(message: str) -> Verdict:
+    """Refuses what is never right; nobody should send it again unchanged."""
+    return Verdict(False, message, 422, "Invalid")
+
+
+def later(message: str) -> Verdict:
+    """Refuses for now, as a PodDisruptionBudget does: drains and autoscalers ask again."""
+    return Verdict(False, message, 429, "TooManyRequests")
+
+
+def read_review(document: object) -> Review:
+    """Reads what the API server posts. Raises BadReview."""
+    request = document.get("request") if isinstance(document, Mapping) else None
+    if not isinstance(request, Mapping) or document.get("apiVersion") != API_VERSION:  # type: ignore[attr-defined]
+        raise BadReview(f"an AdmissionReview of {API_VERSION} with a request is needed")
+    texts = [request.get(name) or "" for name in ("uid", "operation", "namespace", "name")]
+    bodies = [request.get(name) or {} for name in ("object", "oldObject")]
+    if not all(isinstance(text, str) for text in texts) or not texts[0]:
+        raise BadReview("uid, operation, namespace and name of the request are no texts, or the uid is empty")
+    if not all(isinstance(body, Mapping) for body in bodies):
+        raise BadReview("object and oldObject of the request are no objects")
+    uid, operation, namespace, name = texts
+    return Review(uid, operation, namespace, name, *bodies)
+
+
+def answered(review: Review, verdict: Verdict) -> dict[str, Any]:
+    """Makes the AdmissionReview to answer with."""
+    response: dict[str, Any] = {"uid": review.uid, "allowed": verdict.allowed}
+    if verdict.warnings:
+        response["warnings"] = list(verdict.warnings)
+    if not verdict.allowed:
+        response["status"] = {
+            "status": "Failure",
+            "message": verdict.message,
+            "code": verdict.code,
+            "reason": verdict.reason,
+        }
+    return {"apiVersion": API_VERSION, "kind": "AdmissionReview", "response": response}
+
+
+# ---- admission server ------------------------------------------------------------------------------------------------
+# Serves admission webhooks over HTTPS. Listens; run by the composition root. A verdict that cannot be made is answered
+# with an error, and the webhook's failure policy lets the change in: this server being away or wrong keeps nobody from
+# working.
+
+MOST_BYTES = 8 * 1024 * 1024
+"""Of a review: the old and the new object, of 1.5 MiB at most each in etcd, and more as JSON."""
+Decide = Callable[[Review], Awaitable[Verdict]]
+
+
+class AdmissionServer:
+    """Answers each of `paths` by its function, until closed."""
+
+    def __init__(self, port: int, context: ssl.SSLContext | None, paths: Mapping[str, Decide]) -> None:
+        self._listener, self._paths = HttpListener(port, context), paths
+
+    @property
+    def port(self) -> int:
+        return self._listener.port
+
+    async def start(self) -> None:
+        """Listens. Raises OSError if the port is taken."""
+        app = web.Application(client_max_size=MOST_BYTES)
+        for path in self._paths:
+            app.router.add_post(path, self._answer)
+        await self._listener.start(app)
+
+    async def close(self) -> None:
+        await self._listener.close()
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        path = request.path
+        try:
+            review = read_review(await request.json())
+            verdict = await self._paths[path](review)
+        except (BadReview, ValueError) as error:
+            process_metrics.admission_reviews.labels(path, "unreadable").inc()
+            return web.Response(status=400, text=f"{error}\n")
+        except web.HTTPException:
+            raise  # the body is too large
+        except Exception:
+            # whatever it was, the failure policy decides instead of a handler that broke
+            process_metrics.admission_reviews.labels(path, "failed").inc()
+            log.exception("a review of %s failed", path)
+            return web.Response(status=500, text="the review failed; the operator's log says why\n")
+        process_metrics.admission_reviews.labels(path, "allowed" if verdict.allowed else "refused").inc()
+        return web.json_response(answered(review, verdict))
+
+
+# ---- eviction review -------------------------------------------------------------------------------------------------
+# Decides whether a worker's pod may be evicted now. Asks the API server for the pod's node; called through
+# `admission_webhooks` on the replica that leads. A node that is cordoned is switched off once its pods are gone. Until
+# what only its holder keeps is elsewhere an eviction is refused as by a PodDisruptionBudget: `kubectl drain`,
+# autoscalers and upgrades ask again.
+
+NODE_SECONDS = 1.0
+"""How long the API server may take to tell a node: the eviction waits for it."""
+Key = tuple[str, str]
+
+
+class EvictionReviews:
+    """Answers for the jobs that this replica leads.
+
+    Of others it knows nothing, and lets them pass. `departure` says what is lost with a node; `pods` and `nodes` by namespace and name, as cached now.
+    """
+
+    def __init__(
+        self, api: Api, pods: Mapping[Key, Any], nodes: Mapping[Key, Any], departure: Callable[[str], str]
+    ) -> None:
+        self._api, self._pods, self._nodes, self._departure = api, pods, nodes, departure
+
+    async def verdict(self, review: Review) -> Verdict:
+        """Decides on one eviction."""
+        pod = self._pods.get((review.namespace, review.name))
+        if pod is None or api_objects.controller_of(pod) is None or pod["metadata"].get("deletionTimestamp"):
+            return ALLOWED
+        node = node_of(pod)
+        if node is None or not await self._is_left(node):
+            return ALLOWED
+        why = self._departure(node)
+        if not why:
+            return ALLOWED
+        process_metrics.evictions_refused.inc()
+        log.info("the eviction of %s/%s from node %s waits: %s", review.namespace, review.name, node, why)
+        return later(
+            f"node {node} may not be left yet: {why}; the eviction succeeds once that is over "
+            f"(kubectl delete pod {review.name} does not wait, and may lose it)"
+        )
+
+    async def _is_left(self, node: str) -> bool:
+        """Asks the server itself: a drain evicts in the moment in which it cordons, before any watch has told."""
+        try:
+            async with asyncio.timeout(NODE_SECONDS):
+                found: dict[str, Any] = await self._api.get(f"/api/v1/nodes/{node}")
+        except (FabricError, TimeoutError) as error:
+            log.warning("cannot read node %s for an eviction, going by what is cached: %s", node, error or "time-out")
+            found = self._nodes.get(("", node), {"metadata": {}, "spec": {}})
+        return is_left(found)
+
+
+# ---- job review ------------------------------------------------------------------------------------------------------
+# Decides whether a TrainingJob may be stored. Asks the API server whether it would take the job's pods; called through
+# `admission_webhooks`. The schema and its CEL rules hold what they can say; this refuses the rest with the sentence
+# that the job's condition would show later, before a job waits in a queue to be told.
+
+POD_SECONDS = 1.5
+"""How long the API server may take to try a pod: kubectl waits for it, and the job's first plan tries again."""
+
+
+class JobReviews:
+    """Answers for jobs that are created or changed.
+
+    `settings` are those of the workers' pods.
+    """
+
+    def __init__(self, api: Api, settings: pods.PodSettings) -> None:
+        self._api, self._settings = api, settings
+
+    async def verdict(self, review: Review) -> Verdict:
+        """Decides on one job."""
+        judged = judged_job(review)
+        if not isinstance(judged, TrainingJob):
+            return judged
+        refusal = await self._refusal(judged)
+        return (
+            invalid(f"its pods would be refused: {refusal}") if refusal else Verdict(True, warnings=_warnings(judged))
+        )
+
+    async def _refusal(self, job: TrainingJob) -> str:
+        """What the API server has against a worker's pod; empty: nothing, or it does not say so in time."""
+        worker, environment = CreateWorker(0, 1), WorkerEnvironment({}, {})
+        try:
+            async with asyncio.timeout(POD_SECONDS):
+                pod = pods.pod(job, worker, environment, self._settings)
+                await TemplateDryRun(self._api).give(job.namespace, pod, job.generation)
+        except FabricError as error:
+            return str(error) if error.lasting else ""
+        except TimeoutError:
+            log.info(
+                "the pods of job %s/%s were not tried in time; its first plan tries again", job.namespace, job.name
+            )
+        return ""
+
+
+def judged_job(review: Review) -> Verdict | TrainingJob:
+    """Reads the job, where there is something to judge; else the verdict.
+
+    What leaves the spec as it is passes always: a finalizer, a label or a deletion must not fail for a job that another
+    version let in.
+    """
+    spec: Any = review.body.get("spec")
+    metadata = review.body.get("metadata") or {}
+    unchanged = review.operation == "UPDATE" and spec == review.old.get("spec")
+    if review.operation not in ("CREATE", "UPDATE") or unchanged or metadata.get("deletionTimestamp"):
+        return ALLOWED
+    if isinstance(spec, dict) and spec.get("managedBy", MANAGER) != MANAGER:
+        return ALLOWED
+    try:
+        return parse_job(_named(review))
+    except SpecError as error:
+        return invalid(f"the job cannot be run as it is written: {error}")
+
+
+def _named(review: Review) -> dict[str, Any]:
+    """The job under the name that it will have, or one like it."""
+    metadata = {"namespace": review.namespace, **(review.body.get("metadata") or {})}
+    if not metadata.get("name"):
+        metadata["name"] = review.name or f"{metadata.get('generateName', '')}00000"
+    return {**review.body, "metadata": metadata}
+
+
+def _warnings(job: TrainingJob) -> tuple[str, ...]:
+    """What is allowed, and costs more than its writer may think."""
+    checkpoint = job.spec.checkpoint
+    if checkpoint.memory.replicas < 2 and checkpoint.persistent is None:
+        return (
+            "spec.checkpoint: with one copy in memory and no persistent tier the loss of a node loses every checkpoint; "
+            "set memory.replicas to 2, or give it a persistent tier",
+        )
+    return ()
+
+
+# ---- admission webhooks ----------------------------------------------------------------------------------------------
 
 JOBS_PATH, EVICTIONS_PATH = "/v1/admission/trainingjobs", "/v1/admission/evictions"
 

@@ -22,28 +22,32 @@ from surefoot_operator import metrics, reasons
 from surefoot_operator.controller import process_metrics
 from surefoot_operator.controller.admission_webhooks import Webhooks
 from surefoot_operator.controller.cluster_settings import ClusterSettings
-from surefoot_operator.controller.credentials.coordinator_tls import CoordinatorTls, server_names
+from surefoot_operator.controller.credentials.certificates import CoordinatorTls, server_names
 from surefoot_operator.controller.credentials.derived_secrets import Secrets
 from surefoot_operator.controller.credentials.secrets import SecretAt, admin_password, root_key
 from surefoot_operator.controller.credentials.token_review import TokenReviews
-from surefoot_operator.controller.health_endpoints import LoopLag, Probes
-from surefoot_operator.controller.holder_assent import objection
+from surefoot_operator.controller.health_endpoints import (
+    LivenessLimits,
+    LivenessSigns,
+    LoopLag,
+    Probes,
+    liveness_failures,
+)
 from surefoot_operator.controller.job_runner import Shared
 from surefoot_operator.controller.kopf_trigger import KopfTrigger, connection
 from surefoot_operator.controller.leader.cluster_claim import ClusterClaim
+from surefoot_operator.controller.leader.election_rules import shard_of, shard_url
 from surefoot_operator.controller.leader.leader_election import LeaseAt
 from surefoot_operator.controller.leader.leader_election import clock as lease_clock
 from surefoot_operator.controller.leader.shard_election import ShardElection
-from surefoot_operator.controller.leader.shards import shard_of, shard_url
-from surefoot_operator.controller.liveness import LivenessLimits, LivenessSigns, liveness_failures
+from surefoot_operator.controller.memory_tier_maintenance import objection
 from surefoot_operator.controller.shard_leadership import ShardTerms, within
 from surefoot_operator.controller.worker_environment import WORKER_METRICS_PORT, WorkerEnvironmentFactory
-from surefoot_operator.coordinator.agent_server import AgentServer
-from surefoot_operator.coordinator.referrals import Referrals
+from surefoot_operator.coordinator.agent_server import AgentServer, Referrals
 from surefoot_operator.errors import FabricError
 from surefoot_operator.memory import HolderPool, TierAccess
 from surefoot_operator.platforms.kubernetes.api_client import Api
-from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused
+from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
 from surefoot_operator.platforms.kubernetes.api_writes import record_of_pod
 from surefoot_operator.platforms.kubernetes.pods import PodSettings
 from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache

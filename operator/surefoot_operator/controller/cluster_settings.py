@@ -14,9 +14,8 @@ from urllib.parse import urlsplit
 
 from surefoot import __version__
 from surefoot.logs import FORMATS, VARIABLE
-from surefoot_operator.api.gang_schedulers import GANG_SCHEDULERS
-from surefoot_operator.api.spec import Gang
-from surefoot_operator.controller.leader.shards import HIGHEST
+from surefoot_operator.api.spec import GANG_SCHEDULERS, Gang
+from surefoot_operator.controller.leader.election_rules import HIGHEST
 from surefoot_operator.coordinator.agent_server import PATH
 from surefoot_operator.errors import OperatorError
 

@@ -6,11 +6,14 @@ Touches the network; run by the composition root from its start.
 from __future__ import annotations
 
 import asyncio
+import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
+from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from surefoot.text_server import Answer, CachedPage, TextServer
@@ -140,3 +143,81 @@ def _metrics() -> Answer:
 def _answer(problems: Sequence[str], remarks: Sequence[str] = ()) -> Answer:
     lines = dict.fromkeys(problems or ("ok", *remarks[:MOST_REMARKS]))
     return Answer(503 if problems else 200, "text/plain; charset=utf-8", ("\n".join(lines) + "\n").encode())
+
+
+# ---- liveness --------------------------------------------------------------------------------------------------------
+# Decides from measurements whether the process should be restarted. Pure. A restart helps a process that is stuck. It
+# does not help while the API server is away, so a watch that is stale for that reason is not counted.
+
+
+@dataclass(frozen=True, slots=True)
+class LivenessLimits:
+    watch_seconds: float = 120.0
+    """A watch renews itself every half minute; one that has not for so long, while the server answers, is stuck."""
+    round_seconds: float = 180.0
+    """A reconcile is bounded by its calls' own limits; one that takes longer is stuck."""
+    lag_seconds: float = 5.0
+    """How late the event loop may be. Agents count as silent after three."""
+    answered_seconds: float = 10.0
+    """So lately must the API server have answered for a stale watch to be our own fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class LivenessSigns:
+    watches: Mapping[str, float]
+    """Kind -> seconds since the API server last answered it, be it with a refusal: no restart would change that."""
+    rounds: Mapping[str, float]
+    """Job -> seconds that its reconcile under way has taken."""
+    lag_seconds: float
+    """The worst of the last half minute."""
+    api_seconds: float
+    """Since the API server last answered anything."""
+    watchers_end: str = ""
+    """Why the thread that wakes us is gone for good; empty: it is not."""
+
+
+def liveness_failures(vitals: LivenessSigns, limits: LivenessLimits) -> tuple[str, ...]:
+    """Lists what is stuck, a sentence each; empty: alive."""
+    found = []
+    if vitals.api_seconds <= limits.answered_seconds:
+        found += [
+            f"the watch of {kind} has received no answer for {age:.0f} s, although the API server answers"
+            for kind, age in sorted(vitals.watches.items())
+            if age > limits.watch_seconds
+        ]
+    found += [
+        f"the reconcile of job {job} has taken {age:.0f} s"
+        for job, age in sorted(vitals.rounds.items())
+        if age > limits.round_seconds
+    ]
+    if vitals.lag_seconds > limits.lag_seconds:
+        found.append(f"the event loop was {vitals.lag_seconds:.1f} s late")
+    if vitals.watchers_end:
+        found.append(vitals.watchers_end)
+    return tuple(found)
+
+
+# ---- http listener ---------------------------------------------------------------------------------------------------
+# Listens for HTTP on one port, until closed. Touches the network; used by the probes and the admission server. A port
+# that was left to chance differs between the families: one socket a family, and IPv4's is told.
+
+
+class HttpListener:
+    """Serves one application; `port` is 0 before it listens."""
+
+    def __init__(self, port: int, context: ssl.SSLContext | None = None) -> None:
+        self._wanted, self._context = port, context
+        self._runner: web.AppRunner | None = None
+        self.port = 0
+
+    async def start(self, app: web.Application) -> None:
+        """Listens. Raises OSError if the port is taken."""
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "", self._wanted, ssl_context=self._context, reuse_address=True).start()
+        found = self._runner.addresses
+        self.port = next((address[1] for address in found if len(address) == 2), found[0][1])
+
+    async def close(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()

@@ -1,6 +1,6 @@
 """Runs one TrainingJob: its fabric, agent channel, holders and reconciler.
 
-Made by `job_runners` while this operator leads. Keeps nothing that another leader would lack.
+Made by `shard_leadership` while this operator leads. Keeps nothing that another leader would lack.
 """
 
 from __future__ import annotations
@@ -12,23 +12,20 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from surefoot_operator.api.spec import HealthPolicy
-from surefoot_operator.controller import process_setup as logs
-from surefoot_operator.controller.term_clock import TermClock
+from surefoot_operator.controller.process_setup import TermClock, logged_job
 from surefoot_operator.controller.worker_environment import WorkerEnvironmentFactory
 from surefoot_operator.coordinator.agent_channel import AgentChannel
 from surefoot_operator.coordinator.agent_server import AgentServer
 from surefoot_operator.errors import FabricError
 from surefoot_operator.memory import HolderPool, JobHolders, TierAccess
 from surefoot_operator.platforms.kubernetes import api_objects
-from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused
+from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
 from surefoot_operator.platforms.kubernetes.platform import KubernetesFabric
 from surefoot_operator.platforms.kubernetes.pods import PodSettings
 from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache
 from surefoot_operator.policy.maintenance.memory_tier_rollout import JobSafety
 from surefoot_operator.reconcile import Reconciler
-from surefoot_operator.reconcile.build_snapshot import Dependencies
-from surefoot_operator.reconcile.progress_pace import ProgressPace
-from surefoot_operator.reconcile.turns import Turns
+from surefoot_operator.reconcile.build_snapshot import Dependencies, ProgressPace, Turns
 from surefoot_operator.settings import OperatorSettings
 
 log = logging.getLogger(__name__)
@@ -157,7 +154,7 @@ class JobRunner:
         return bool(found["metadata"]["uid"] != self.key.uid)
 
     async def _run(self) -> None:
-        logs.job.set(str(self.key))
+        logged_job.set(str(self.key))
         await self._reconciler.run()
 
     def _heartbeat_seconds(self) -> float:

@@ -13,19 +13,20 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
+
+from prometheus_client import REGISTRY, start_http_server
 
 from surefoot.logs import begin_logs
 from surefoot_operator import metrics
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.controller.credentials.derived_secrets import Secrets, secrets_in
 from surefoot_operator.controller.health_endpoints import LoopLag
-from surefoot_operator.controller.local_metrics import served
-from surefoot_operator.controller.term_clock import TermClock
+from surefoot_operator.controller.process_setup import TermClock
 from surefoot_operator.controller.worker_environment import WorkerEnvironmentFactory
 from surefoot_operator.coordinator.agent_channel import AgentChannel
 from surefoot_operator.coordinator.agent_server import AgentServer, tokens
@@ -33,11 +34,42 @@ from surefoot_operator.errors import FabricError
 from surefoot_operator.memory import HolderPool, JobHolders
 from surefoot_operator.platforms.interface import Fabric
 from surefoot_operator.platforms.local.platform import ProcessesFabric
+from surefoot_operator.platforms.local.run_folder import RunFolder, write_json
 from surefoot_operator.reconcile import Reconciler
 from surefoot_operator.reconcile.build_snapshot import Dependencies
 from surefoot_operator.settings import CoordinatorSettings, OperatorSettings
 
 log = logging.getLogger(__name__)
+
+
+# ---- local metrics ---------------------------------------------------------------------------------------------------
+# Serves the metrics of a local run's operator.
+
+HOST = "127.0.0.1"
+
+
+@contextmanager
+def served(root: Path) -> Iterator[None]:
+    """Serves this process' metrics on a free port.
+
+    The run folder names it as a Prometheus file_sd target.
+    """
+    REGISTRY.register(metrics.jobs)
+    server, thread = start_http_server(0, addr=HOST)
+    told = RunFolder(root).metrics / "operator.json"
+    write_json(told, [{"targets": [f"{HOST}:{server.server_port}"]}], durable=False)
+    try:
+        yield
+    finally:
+        told.unlink(missing_ok=True)
+        server.shutdown()
+        server.server_close()
+        thread.join()
+        REGISTRY.unregister(metrics.jobs)
+
+
+# ---- local operator --------------------------------------------------------------------------------------------------
+
 T = TypeVar("T")
 
 BEGIN_SECONDS = 10.0

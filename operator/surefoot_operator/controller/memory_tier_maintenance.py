@@ -8,20 +8,55 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from surefoot_operator import metrics
+from surefoot_operator.api.spec import GROUP
 from surefoot_operator.controller.job_runner import Shared
-from surefoot_operator.controller.tier_pods import tier_pods
 from surefoot_operator.errors import FabricError
 from surefoot_operator.memory.orphaned_jobs import OrphanSweep
 from surefoot_operator.platforms.kubernetes import api_objects
 from surefoot_operator.platforms.kubernetes.views import memory_tier_pods
-from surefoot_operator.policy.maintenance.memory_tier_rollout import JobSafety, Rollout, ready_holders, rollout
+from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache
+from surefoot_operator.policy.maintenance.memory_tier_rollout import (
+    HolderPod,
+    JobSafety,
+    Rollout,
+    ready_holders,
+    rollout,
+    why_unsafe,
+)
 
 log = logging.getLogger(__name__)
+
+
+# ---- tier pods -------------------------------------------------------------------------------------------------------
+# Reads the memory tier's pods and their newest revision.
+
+
+@dataclass(frozen=True, slots=True)
+class TierPods:
+    """The memory tier's pods; `wanted` of them should be of `revision`."""
+
+    pods: tuple[HolderPod, ...]
+    wanted: int
+    revision: str
+
+
+async def tier_pods(cache: ClusterCache, namespace: str, daemon_set: str) -> TierPods | None:
+    """Returns the tier's pods; None: there is no such DaemonSet. Raises FabricError."""
+    cache.check_fresh()
+    newest = await memory_tier_pods.newest_revision(cache.api, namespace, daemon_set)
+    if newest is None:
+        return None
+    around = cache.nodes.items.values()
+    pods = memory_tier_pods.observe_server_pods(cache.holders.items.values(), newest.uid, around, cache.kubelets())
+    return TierPods(pods, newest.wanted, newest.revision)
+
+
+# ---- memory tier maintenance -----------------------------------------------------------------------------------------
 
 ROUND_SECONDS = 5.0
 ORPHANS_SECONDS = 60.0
@@ -84,14 +119,14 @@ class MemoryMaintenance:
         metrics.outdated_holders.set(decided.outdated)
         self._tell(decided)
         for pod in decided.delete:
-            await memory_tier_pods.restart(self._cache.api, self._namespace, pod)
+            await memory_tier_pods.restart_pod(self._cache.api, self._namespace, pod)
             log.info("restarting holder %s on %s for revision %s", pod.name, pod.node, tier.revision)
 
     async def _sweep(self) -> None:
         """Holders are held against a list of all jobs that a quorum of the API's store confirms."""
         live = await self._every_job()
         domains: dict[str, str] = {}
-        places = memory_tier_pods.places(
+        places = memory_tier_pods.server_addresses(
             self._cache.holders.items.values(), self._cache.gone_holders.values(), domains, self._shared.access
         )
         await self._orphans.observe(live, places, self._shared.clock())
@@ -119,3 +154,68 @@ class MemoryMaintenance:
         if text and text != self._said:
             log.info("%s", text)
         self._said = text
+
+
+# ---- consent of all jobs to a restart --------------------------------------------------------------------------------
+# Notes on a shard's lease whether its jobs can spare a holder. Run while a replica leads a shard other than 0. Whoever
+# rolls out the memory tier leads shard 0 and knows its own jobs alone; without this it would restart the holder that
+# another shard's job cannot lose. Only names of the pods that were judged are noted, so that no assent outlives them.
+
+ASSENTS = f"{GROUP}/holders-assent"
+"""Digest of the holders of which the shard's jobs can spare any."""
+OBJECTS = f"{GROUP}/holders-needed"
+"""Why they cannot."""
+ASSENT_ROUND_SECONDS = 3.0
+LASTING_SECONDS = 10.0
+"""What was noted so long ago is noted no more."""
+_LONGEST = 200
+
+
+class HolderAssent:
+    """Judges the memory tier for the jobs of one shard, until cancelled."""
+
+    def __init__(
+        self, shared: Shared, namespace: str, daemon_set: str, safeties: Callable[[], tuple[JobSafety, ...]]
+    ) -> None:
+        self._shared, self._namespace, self._daemon_set = shared, namespace, daemon_set
+        self._safeties = safeties
+        self._noted: tuple[float, dict[str, str]] = (float("-inf"), {})
+
+    def notes(self) -> Mapping[str, str]:
+        """The last judgement, while it counts."""
+        at, notes = self._noted
+        return notes if time.monotonic() - at < LASTING_SECONDS else {}
+
+    async def run(self) -> None:
+        while True:
+            try:
+                await self.once()
+            except FabricError as error:
+                metrics.reconcile_failures.labels("rollout").inc()
+                log.info("cannot judge whether jobs can spare a holder: %s", error)
+            await asyncio.sleep(ASSENT_ROUND_SECONDS)
+
+    async def once(self) -> None:
+        """Judges the holders that are there now. Raises FabricError."""
+        jobs = self._safeties()
+        tier = await tier_pods(self._shared.cache, self._namespace, self._daemon_set)
+        if tier is None:
+            self._noted = (time.monotonic(), {})
+            return
+        why = why_unsafe(tier.pods, jobs, self._shared.clock())
+        notes = {OBJECTS: why[:_LONGEST]} if why else {ASSENTS: ready_holders(tier.pods)}
+        self._noted = (time.monotonic(), notes)
+
+
+def objection(shard: int, holder: str, notes: Mapping[str, str], ready: str) -> str:
+    """Says why a shard's leader lets no holder be restarted.
+
+    Empty: it lets one be. `ready`: digest of the holders that are there now.
+    """
+    if not holder:
+        return f"nobody leads shard {shard}, whose jobs may need every holder"
+    if OBJECTS in notes:
+        return notes[OBJECTS]
+    if notes.get(ASSENTS) != ready:
+        return f"{holder} has not said yet whether the jobs of shard {shard} can spare a holder"
+    return ""

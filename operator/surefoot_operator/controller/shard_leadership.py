@@ -8,25 +8,220 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+import random
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from surefoot.task_set import TaskSet
+from surefoot.task_set import TaskSet, logged
 from surefoot_operator import metrics
+from surefoot_operator.api.spec import MANAGER
+from surefoot_operator.controller import process_metrics
 from surefoot_operator.controller.cluster_settings import ClusterSettings
-from surefoot_operator.controller.holder_assent import HolderAssent
-from surefoot_operator.controller.job_runner import Shared
-from surefoot_operator.controller.job_runners import JobRunners
-from surefoot_operator.controller.leader.leader_label import LeaderLabel
-from surefoot_operator.controller.leader.shards import leader_label, shard_of, shard_url
-from surefoot_operator.controller.memory_tier_maintenance import MemoryMaintenance, RolloutVeto
-from surefoot_operator.controller.node_reporter import NodeReporter
-from surefoot_operator.controller.term_clock import TermClock
+from surefoot_operator.controller.job_runner import JobKey, JobRunner, Shared
+from surefoot_operator.controller.leader.election_rules import leader_label, shard_of, shard_url
+from surefoot_operator.controller.leader.leader_election import LeaderLabel
+from surefoot_operator.controller.memory_tier_maintenance import HolderAssent, MemoryMaintenance, RolloutVeto
+from surefoot_operator.controller.process_setup import TermClock
 from surefoot_operator.errors import FabricError
 from surefoot_operator.platforms.kubernetes.api_client import Api
+from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
+from surefoot_operator.platforms.kubernetes.node_conditions import NodeWrites, node_writes, wanted_reports
+from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache
+from surefoot_operator.policy.maintenance.memory_tier_rollout import JobSafety
 
 log = logging.getLogger(__name__)
+
+
+# ---- job runners -----------------------------------------------------------------------------------------------------
+# Starts and stops a runner for each job in the cache. Level-triggered; called by the composition root.
+
+Object = Mapping[str, Any]
+RESYNC_SECONDS = 30.0
+GATHERING_SECONDS = 0.1
+
+
+def every_job(uid: str) -> bool:
+    """Takes any job: there is one shard."""
+    return True
+
+
+def looked_after(
+    jobs: Iterable[Object], only_namespace: str = "", in_shard: Callable[[str], bool] = every_job
+) -> frozenset[JobKey]:
+    """Selects the jobs of a shard that name no other manager."""
+    ours = (job for job in jobs if job.get("spec", {}).get("managedBy", MANAGER) == MANAGER)
+    keys = (key for key in map(_key, ours) if only_namespace in ("", key.namespace))
+    return frozenset(key for key in keys if in_shard(key.uid))
+
+
+def _key(job: Object) -> JobKey:
+    metadata = job["metadata"]
+    return JobKey(metadata["namespace"], metadata["name"], metadata["uid"])
+
+
+class JobRunners:
+    """The runners of a shard's jobs while this replica leads it.
+
+    `wake` may be called at any time, in one event loop.
+    """
+
+    def __init__(self, shared: Shared, only_namespace: str = "", in_shard: Callable[[str], bool] = every_job) -> None:
+        self._shared, self._only_namespace, self._in_shard = shared, only_namespace, in_shard
+        self._runners: dict[JobKey, JobRunner] = {}
+        self._ending = TaskSet(logged(log))
+        self._leading = False
+        self._soon: asyncio.TimerHandle | None = None
+
+    @property
+    def running(self) -> frozenset[JobKey]:
+        return frozenset(self._runners)
+
+    def round_seconds(self) -> dict[str, float]:
+        """Age of each job's reconcile under way; 0 between two."""
+        return {str(key): runner.round_seconds for key, runner in self._runners.items()}
+
+    def safeties(self) -> tuple[JobSafety, ...]:
+        """What each job says about restarting a holder."""
+        return tuple(runner.safety for runner in self._runners.values())
+
+    def departure(self, node: str) -> str:
+        """Says what some job loses with a node; empty: nothing."""
+        said = ((key, runner.departure(node)) for key, runner in self._runners.items())
+        return next((f"job {key}: {why}" for key, why in said if why), "")
+
+    def start(self) -> None:
+        """Begins to lead: starts a runner for every cached job."""
+        self._leading = True
+        self._shared.cache.listen("trainingjobs", self._heard)
+        self.wake()
+
+    def wake(self) -> None:
+        """Starts missing runners and stops those whose job is gone."""
+        if not self._leading:
+            return
+        wanted = looked_after(self._shared.cache.jobs.items.values(), self._only_namespace, self._in_shard)
+        for key in self._runners.keys() - wanted:
+            self._end(self._runners.pop(key))
+        for key in sorted(wanted - self._runners.keys(), key=str):
+            self._begin(key)
+
+    def wake_soon(self) -> None:
+        """Wakes once for many calls: every status write is one."""
+        if self._leading and self._soon is None:
+            self._soon = asyncio.get_running_loop().call_later(GATHERING_SECONDS, self._woken)
+
+    def _woken(self) -> None:
+        self._soon = None
+        self.wake()
+
+    async def resync(self) -> None:
+        """Wakes every half minute until cancelled, in case events were missed."""
+        while True:
+            await asyncio.sleep(RESYNC_SECONDS * random.uniform(0.75, 1.0))
+            self.wake()
+
+    async def close(self) -> None:
+        """Stops every runner and leaves the jobs as they are."""
+        if self._leading:
+            self._shared.cache.unlisten("trainingjobs", self._heard)
+        self._leading = False
+        if self._soon is not None:
+            self._soon.cancel()
+        await asyncio.gather(*(runner.stop(gone=False) for runner in self._runners.values()), return_exceptions=True)
+        self._runners.clear()
+        await self._ending.join()
+
+    def _heard(self, old: Object | None, new: Object | None) -> None:
+        if old is None or new is None or old["metadata"]["uid"] != new["metadata"]["uid"]:
+            self.wake()
+
+    def _begin(self, key: JobKey) -> None:
+        try:
+            runner = JobRunner(key, self._shared)
+        except Exception:
+            # one job must not keep the others from being looked after; it is tried again at the next wake
+            metrics.reconcile_failures.labels("begin").inc()
+            log.exception("could not start the runner of job %s", key)
+            return
+        self._runners[key] = runner
+        runner.start()
+
+    def _end(self, runner: JobRunner) -> None:
+        self._ending.start(runner.stop(gone=True), f"end {runner.key}")
+
+
+# ---- node reporter ---------------------------------------------------------------------------------------------------
+# Writes conditions on nodes that jobs found sick. Run by the composition root while it leads. Level-triggered: what is
+# to be written follows from the jobs' statuses and the nodes. Where the API server refuses, that is logged once and
+# tried again seldom: jobs avoid such nodes all the same.
+
+ROUND_SECONDS = 5.0
+REFUSED_SECONDS = 600.0
+
+
+class NodeReporter:
+    """Keeps the conditions of nodes as jobs' statuses want them.
+
+    Args:
+        api: Refuses to write where this replica does not lead.
+        cache: Jobs and nodes.
+        taint_effect: Of the taint that goes with the condition; empty: none.
+        clock: Unix seconds.
+    """
+
+    def __init__(
+        self, api: Api, cache: ClusterCache, taint_effect: str, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._api, self._cache, self._taint_effect, self._clock = api, cache, taint_effect, clock
+        self._said: set[str] = set()
+
+    async def run(self) -> None:
+        while True:
+            try:
+                await self.once()
+                pause = ROUND_SECONDS
+            except ApiRefused as error:
+                pause = REFUSED_SECONDS if error.code == 403 else ROUND_SECONDS
+                self._say(f"nodes are not told of what agents found: {error}; jobs avoid them all the same")
+            except FabricError as error:
+                pause = ROUND_SECONDS
+                self._say(f"nodes are not told of what agents found: {error}")
+            await asyncio.sleep(pause * random.uniform(0.75, 1.0))
+
+    async def once(self) -> None:
+        """Writes what differs. Raises FabricError."""
+        now = self._clock()
+        nodes = {one["metadata"]["name"]: one for one in self._cache.nodes.items.values()}
+        reports, left_out = wanted_reports(self._cache.jobs.items.values(), nodes, now)
+        process_metrics.node_unhealthy.clear()
+        for name, report in reports.items():
+            process_metrics.node_unhealthy.labels(name, report.reason).set(1)
+        if left_out:
+            self._say(f"more nodes are found sick than may be told of at once: {', '.join(left_out[:10])} are left out")
+        for name, node in nodes.items():
+            await self._write(name, node_writes(node, reports.get(name), self._taint_effect, now))
+
+    async def _write(self, name: str, writes: NodeWrites) -> None:
+        try:
+            if writes.taint is not None:  # first, as it names the version that the other write changes
+                await self._api.merge(f"/api/v1/nodes/{name}", writes.taint)
+            if writes.status is not None:
+                log.info("node %s: %s", name, writes.status["status"]["conditions"][0])
+                await self._api.merge(f"/api/v1/nodes/{name}/status", writes.status)
+        except ApiRefused as error:
+            if error.code not in (404, 409):  # gone meanwhile, or changed: the next round has its newer version
+                raise
+
+    def _say(self, text: str) -> None:
+        if text not in self._said and len(self._said) < 32:
+            self._said.add(text)
+            process_metrics.node_reports_failed.inc()
+            log.warning("%s", text)
+
+
+# ---- shard leadership ------------------------------------------------------------------------------------------------
 
 LEAVE_SECONDS = 5.0
 """How long stopping the jobs of a shard may take."""

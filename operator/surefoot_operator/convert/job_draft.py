@@ -6,16 +6,378 @@ Pure. Checked at the end as the operator would check it; what is then refused is
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Any
 
-from surefoot_operator.api.parse import parse_job
-from surefoot_operator.api.spec import KIND
-from surefoot_operator.api.yaml_names import API_VERSION
-from surefoot_operator.convert.manifest import Manifest, Note
-from surefoot_operator.convert.trainer_template import Trainer
+import yaml
+
+from surefoot.protocol.plain import plain
+from surefoot_operator.api.fields import API_VERSION, NOT_YET
+from surefoot_operator.api.parse import TRAINER, parse_job
+from surefoot_operator.api.spec import GANG_SCHEDULERS, KIND
+from surefoot_operator.convert.manifest import Manifest, NotConvertible, Note, dotted
 from surefoot_operator.errors import SpecError
+
+# ---- launcher's command line -----------------------------------------------------------------------------------------
+# Reads the command line of torchrun and its like. In a TrainingJob the agent starts each rank; a launcher inside of a
+# rank would start a world of its own. Options are those of torch.distributed.run of torch 2.15 and of SageMaker
+# HyperPod's elastic agent.
+
+LAUNCHERS = ("torchrun", "hyperpodrun")
+MODULES = ("torch.distributed.run", "torch.distributed.launch")
+OTHERS = ("accelerate", "deepspeed", "mpirun", "mpiexec", "horovodrun", "srun", "composer", "ray")
+"""Launchers whose options are no torchrun's."""
+
+_FLAGS = ("standalone", "run-path", "use-env", "virtual-local-rank", "deprecated-pre-train", "inprocess-restart")
+_VALUED = (
+    *("rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "monitor-interval", "start-method", "role"),
+    *("event-log-handler", "log-dir", "redirects", "tee", "local-ranks-filter", "node-rank", "master-addr"),
+    *("master-port", "local-addr", "logs-specs", "numa-binding", "signals-to-handle", "shutdown-timeout"),
+    *("duplicate-stdout-filters", "duplicate-stderr-filters", "r", "t"),
+    *("server-host", "server-port", "server-log-level", "server-shutdown-timeout", "pre-train-script"),
+    *("pre-train-args", "post-train-script", "post-train-args", "tracer"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What a launcher's command line says; empty where it says nothing."""
+
+    program: tuple[str, ...]
+    """Each rank's command."""
+    nodes: str = ""
+    """`2`, or `1:4`."""
+    ranks: str = ""
+    """A number of each node, or `auto`, `gpu`, `cpu`."""
+    restarts: str = ""
+    dropped: tuple[str, ...] = ()
+    """Options that a TrainingJob has no use for."""
+
+
+def read_launch(words: Sequence[str]) -> Launch | None:
+    """Reads a command line; None where it starts no launcher.
+
+    Raises:
+        NotConvertible: another system's launcher, an option that is not known, or no program.
+    """
+    name, at = _launcher(words)
+    if not name:
+        return None
+    if name in OTHERS:
+        raise NotConvertible(f"`{name}` starts the ranks: write each rank's own command; the agent starts the ranks")
+    known: dict[str, str] = {}
+    dropped: list[str] = []
+    while at < len(words) and words[at].startswith("-"):
+        option, equals, value = words[at].lstrip("-").partition("=")
+        option, at = option.replace("_", "-"), at + 1
+        if option in ("m", "module", "no-python"):
+            known[option] = "yes"
+            continue
+        flag = option in _FLAGS
+        if not equals and not flag:
+            if option not in (*_VALUED, "nnodes", "nproc-per-node", "max-restarts") or at == len(words):
+                raise NotConvertible(f"{name} has no option --{option} that is known here: write each rank's command")
+            value, at = words[at], at + 1
+        if option in ("nnodes", "nproc-per-node", "max-restarts"):
+            known[option] = value
+        else:
+            dropped.append(f"--{option}")
+    program = tuple(words[at:])
+    if not program:
+        raise NotConvertible(f"{name} starts no program")
+    if "no-python" not in known:
+        program = ("python", "-m", *program) if {"m", "module"} & known.keys() else ("python", *program)
+    return Launch(
+        program, known.get("nnodes", ""), known.get("nproc-per-node", ""), known.get("max-restarts", ""), tuple(dropped)
+    )
+
+
+def starts_ranks(word: str) -> bool:
+    """Whether a word of a command line names a launcher of torch."""
+    return PurePosixPath(word).name in LAUNCHERS or word in MODULES
+
+
+def _launcher(words: Sequence[str]) -> tuple[str, int]:
+    """Its name, and where its options begin; empty where there is none."""
+    if not words:
+        return "", 0
+    first = PurePosixPath(words[0]).name
+    if first in LAUNCHERS or first in OTHERS:
+        return first, 1
+    if first.startswith("python"):
+        for at, word in enumerate(words[1:], 1):
+            if word == "-m" and at + 1 < len(words) and words[at + 1] in MODULES:
+                return words[at + 1], at + 2
+            if not word.startswith("-") or word in ("-m", "-c"):
+                break
+    return "", 0
+
+
+# ---- shell script ----------------------------------------------------------------------------------------------------
+# Finds and replaces a launcher's command in a shell script. Scripts keep everything else: what they install, export and
+# print stands before the program as it did.
+
+SHELLS = ("sh", "bash", "dash", "zsh", "ash")
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_BEFORE = ("exec", "time", "nohup", "export", "sudo", "numactl")
+_WORD = re.compile(
+    r"""(?:\\.|'[^']*'|"(?:\\.|[^"\\])*"|`[^`]*`|\$\((?:[^()]|\([^()]*\))*\)|\$\{[^}]*\}|[<>]&|[^\s;&|\\'"`])+""",
+    re.DOTALL,
+)
+_BETWEEN = re.compile(r"(?:[ \t]|\\\r?\n)*")
+_ENDS = re.compile(r"\r?\n|;|&&|\|\||&|\|")
+_COMMENT = re.compile(r"#[^\n]*")
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """Words of one command, as they stand in the script, and where it begins and ends."""
+
+    words: tuple[str, ...]
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class RewrittenScript:
+    """A script whose launcher is replaced by each rank's own command."""
+
+    text: str
+    launch: Launch | None
+    variables: dict[str, str]
+    """What it sets to plain values."""
+
+
+def shell_of(words: Sequence[str]) -> int | None:
+    """Where the script stands in `["bash", "-c", script]`; None: it is no shell's command."""
+    if not words or PurePosixPath(words[0]).name not in SHELLS:
+        return None
+    for at, word in enumerate(words[1:-1], 1):
+        if re.fullmatch(r"-\w*c\w*", word):
+            return at + 1
+    return None
+
+
+def without_launcher(text: str) -> RewrittenScript:
+    """Replaces the one command that starts a launcher.
+
+    Raises:
+        NotConvertible: there are two of them, or one whose options are not known.
+    """
+    variables: dict[str, str] = {}
+    found: list[tuple[_Command, int, Launch]] = []
+    commands = _commands(text)
+    for command in commands:
+        matches = [_ASSIGNMENT.fullmatch(word) for word in command.words if word != "export"]
+        if all(matches):
+            variables |= {m[1]: unquoted(m[2]) for m in matches if m is not None}
+            continue
+        plain = (i for i, word in enumerate(command.words) if word not in _BEFORE and not _ASSIGNMENT.fullmatch(word))
+        first = next(plain, len(command.words))
+        launch = read_launch(command.words[first:])
+        if launch is not None:
+            found.append((command, first, launch))
+    if not found:
+        return RewrittenScript(text, None, variables)
+    if len(found) > 1:
+        raise NotConvertible("the script starts a launcher more than once: write each rank's own command")
+    command, first, launch = found[0]
+    before = [word for word in command.words[:first] if word != "exec"]
+    last = command is commands[-1] and not any(word in _BEFORE for word in before)
+    # behind `exec` the program is the rank: signals reach it, and its exit code is the rank's
+    assigned = [f"export {word};" for word in before] if last else before
+    words = [*assigned, "exec", *launch.program] if last else [*before, *launch.program]
+    return RewrittenScript(text[: command.begin] + " ".join(words) + text[command.end :], launch, variables)
+
+
+def unquoted(word: str) -> str:
+    """Takes the quotes off a word that has one pair around it."""
+    return word[1:-1] if len(word) > 1 and word[0] == word[-1] and word[0] in "'\"" else word
+
+
+def _commands(text: str) -> list[_Command]:
+    """Its commands in their order. Here-documents are not understood."""
+    if "<<" in text:
+        raise NotConvertible("the script has a here-document: write each rank's own command")
+    found: list[_Command] = []
+    words: list[str] = []
+    at = begin = end = 0
+    while at < len(text):
+        at = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]  # it matches nothing too
+        comment = _COMMENT.match(text, at)
+        if comment is not None:
+            at = comment.end()
+            continue
+        word = _WORD.match(text, at)
+        if word is not None:
+            begin = begin if words else at
+            words.append(word[0])
+            at = end = word.end()
+            continue
+        if words:
+            found.append(_Command(tuple(words), begin, end))
+        words = []
+        ends = _ENDS.match(text, at)
+        if ends is None and at < len(text):
+            raise NotConvertible("the shell script is not understood: write each rank's own command")
+        at = ends.end() if ends is not None else at
+    if words:
+        found.append(_Command(tuple(words), begin, end))
+    return found
+
+
+# ---- trainer template ------------------------------------------------------------------------------------------------
+# Turns another system's pod template into a TrainingJob's. The container that trains is named `trainer`, its launcher
+# is taken out, and what agents set is not set twice.
+
+RESTARTS = "the operator restarts ranks, no kubelet does"
+UNKNOWN_COMMAND = "CHANGE-ME"
+SET_BY_AGENTS = frozenset(
+    [
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "WORLD_SIZE",
+        "RANK",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "NODE_RANK",
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+    ]
+)
+_ACCELERATOR = re.compile(
+    r"(nvidia\.com|amd\.com|gpu\.intel\.com)/(gpu|i915|xe)|habana\.ai/gaudi|aws\.amazon\.com/neuron.*"
+)
+_REFERENCE = re.compile(r"\$(?:\{(\w+)\}|\((\w+)\)|(\w+))")
+
+
+@dataclass(slots=True)
+class Trainer:
+    """A TrainingJob's pod template, and what was found with it."""
+
+    template: dict[str, Any]
+    launch: Launch | None = None
+    variables: dict[str, str] = field(default_factory=dict)
+    """What the container's environment and its script set to plain values."""
+    accelerators: int | None = None
+    """Of one worker."""
+    left: list[Note] = field(default_factory=list)
+    to_do: list[str] = field(default_factory=list)
+
+    def number(self, written: object) -> int | None:
+        """Reads a whole number, perhaps of a variable; None: it is none."""
+        text = unquoted(str(written).strip())
+        reference = _REFERENCE.fullmatch(text)
+        if reference is not None:
+            text = self.variables.get(next(name for name in reference.groups() if name), "")
+        return int(text) if re.fullmatch(r"\d{1,6}", text) else None
+
+
+def trainer_template(template: Mapping[str, Any], names: Sequence[str], path: str) -> Trainer:
+    """Makes a TrainingJob's template of a pod template, which becomes its own.
+
+    Args:
+        names: of the container that trains, the likeliest first; none of them there: the first container.
+        path: where the template stands, for notes.
+
+    Raises:
+        NotConvertible: it has no container.
+    """
+    pod = template.get("spec")
+    containers = pod.get("containers") if isinstance(pod, Mapping) else None
+    if not isinstance(pod, Mapping) or not isinstance(containers, list) or not containers:
+        raise NotConvertible(f"{path}.spec.containers: a template with containers is needed")
+    found = Trainer({})
+    kept = {key: value for key, value in (template.get("metadata") or {}).items() if key in ("labels", "annotations")}
+    found.template = {**({"metadata": kept} if kept else {}), "spec": dict(pod)}
+    if found.template["spec"].pop("restartPolicy", "Never") != "Never":
+        found.left.append(Note(f"{path}.spec.restartPolicy", RESTARTS))
+    found.left += [
+        Note(f"{path}.metadata.{key}", "the operator names its pods")
+        for key, value in (template.get("metadata") or {}).items()
+        if key not in kept and value is not None
+    ]
+    named = [place for name in names for place, one in enumerate(containers) if one.get("name") == name]
+    place = named[0] if named else 0
+    container = {**containers[place], "name": TRAINER}
+    if containers[place].get("name") not in (None, TRAINER):
+        found.left.append(
+            Note(f"{path}.spec.containers[{place}].name", f"the container that trains is called {TRAINER}")
+        )
+    others = [one for at, one in enumerate(containers) if at != place]
+    found.template["spec"]["containers"] = [container, *others]
+    where = f"{path}.spec.containers[{place}]"
+    _environment(container, found, where)
+    _accelerators(container, found)
+    _command(container, found, where)
+    return found
+
+
+def _environment(container: dict[str, Any], found: Trainer, where: str) -> None:
+    kept = []
+    for place, entry in enumerate(container.get("env") or ()):
+        name = str(entry.get("name", "")) if isinstance(entry, Mapping) else ""
+        if name in SET_BY_AGENTS or name.startswith("PET_"):
+            found.left.append(Note(dotted(("env", place), where), f"agents set {name} of each rank"))
+            continue
+        kept.append(entry)
+        if isinstance(entry, Mapping) and isinstance(entry.get("value"), str):
+            found.variables[name] = entry["value"]
+    container.pop("env", None)
+    if kept:
+        container["env"] = kept
+
+
+def _accelerators(container: Mapping[str, Any], found: Trainer) -> None:
+    resources = container.get("resources") or {}
+    for kind in ("limits", "requests"):
+        for name, amount in (resources.get(kind) or {}).items():
+            if found.accelerators is None and _ACCELERATOR.fullmatch(str(name)):
+                found.accelerators = found.number(amount)
+
+
+def _command(container: dict[str, Any], found: Trainer, where: str) -> None:
+    command, arguments = ([str(w) for w in container.pop(key, None) or ()] for key in ("command", "args"))
+    words = [*command, *arguments]
+    if not command:
+        found.to_do.append(
+            f"{where} has no command, and the image's own is not known here: write what each rank runs in place of"
+            f" {UNKNOWN_COMMAND}"
+        )
+        command = [UNKNOWN_COMMAND]
+    else:
+        try:
+            command, arguments = _without_launcher(words, found) or (command, arguments)
+            inside = next((word for word in words[1:] if starts_ranks(word)), None) if found.launch is None else None
+            if inside is not None:
+                raise NotConvertible(f"`{inside}` is started by another program: write each rank's own command")
+        except NotConvertible as refused:
+            found.to_do.append(f"{where}.command: {refused}")
+    container["command"] = command
+    if arguments:
+        container["args"] = arguments
+
+
+def _without_launcher(words: list[str], found: Trainer) -> tuple[list[str], list[str]] | None:
+    """Command and arguments of each rank; None where the command starts no launcher."""
+    script = shell_of(words)
+    if script is not None:
+        rewritten = without_launcher(words[script])
+        found.variables |= rewritten.variables
+        found.launch = rewritten.launch
+        return None if rewritten.launch is None else ([*words[:script], rewritten.text, *words[script + 1 :]], [])
+    found.launch = read_launch(words)
+    if found.launch is None:
+        return None
+    program = list(found.launch.program)
+    until = 1 + program.index("-m") + 1 if program[:2] == ["python", "-m"] else min(2, len(program))
+    return program[:until], program[until:]
+
+
+# ---- job draft -------------------------------------------------------------------------------------------------------
 
 THE_PROGRAM = (
     "the program saves and restores with surefoot.Checkpointer and reads its data elastically, some three lines:"
@@ -255,3 +617,109 @@ def _within(spec: Mapping[str, Any]) -> None:
     if elastic is not None and isinstance(replicas, int):
         elastic["minReplicas"] = min(elastic.get("minReplicas", replicas), replicas)
         elastic["maxReplicas"] = max(elastic.get("maxReplicas", replicas), replicas)
+
+
+# ---- the TrainingJob as YAML -----------------------------------------------------------------------------------------
+# Writes a conversion as YAML with comments.
+
+WIDTH = 120
+_QUOTED = re.compile(r"[-+]?\.?\d|[yYnN]$")
+"""Texts that Kubernetes' reader of YAML takes for numbers or truth values where PyYAML's does not: `1e-4`."""
+
+
+def rendered(conversion: Conversion) -> str:
+    """Renders the job, with what became of each field above it."""
+    lines = [f"# Converted from {conversion.source}."]
+    for title, entries in (
+        ("To do before it is applied:", list(conversion.to_do)),
+        ("Left out:", list(_left(conversion.left))),
+        ("Taken over:", [f"{note.path} -> {note.text}" for note in conversion.taken]),
+    ):
+        if entries:
+            lines += ["#", f"# {title}"]
+            for entry in entries:
+                lines += textwrap.wrap(
+                    plain(entry), WIDTH, initial_indent="#   * ", subsequent_indent="#     ", break_on_hyphens=False
+                )
+    body = yaml.dump(conversion.job, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=WIDTH)
+    return "\n".join(lines) + "\n" + body
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes scripts as people do, line by line, and never an alias, which no reader of ours takes."""
+
+    def ignore_aliases(self, _: object) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in value else "'" if _QUOTED.match(value) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def _left(notes: Sequence[Note]) -> Iterator[str]:
+    """One line for each reason, its fields in the order in which they stand."""
+    by_reason: dict[str, list[str]] = {}
+    for note in notes:
+        by_reason.setdefault(note.text, []).append(note.path)
+    for reason, paths in by_reason.items():
+        yield f"{', '.join(paths)}: {reason}"
+
+
+# ---- gang scheduling -------------------------------------------------------------------------------------------------
+# Converts how other systems have a job's pods placed together. Kubeflow's operator is told once which gang scheduler it
+# serves, so a manifest may ask for a gang without a word of whose: then a person has to say it, and nothing is guessed.
+
+_POLICY = ("spec", "runPolicy", "schedulingPolicy")
+_LEFT = NOT_YET["SchedulingPolicy"]
+
+
+def gang_of_run_policy(draft: Draft, scheduler_name: object) -> None:
+    """Converts a Kubeflow job's `runPolicy.schedulingPolicy`, its priority class excepted.
+
+    Args:
+        scheduler_name: what the pods' template says; with the queue, which Volcano alone has, it tells whose gang it is.
+    """
+    manifest = draft.manifest
+    if manifest.peek(*_POLICY) is None:
+        return
+    named = [gang for gang, one in GANG_SCHEDULERS.items() if one.scheduler_name == scheduler_name]
+    gang = next(iter(named), None)
+    if draft.is_queued_by_kueue and gang != "Volcano":
+        why = "the label kueue.x-k8s.io/queue-name names the queue that admits the pods"
+        manifest.leave(*_POLICY, "queue", why=why)
+    elif manifest.peek(*_POLICY, "queue") is not None:
+        gang = "Volcano"
+    timeout = (*_POLICY, "scheduleTimeoutSeconds")
+    if gang is not None:
+        draft.put(gang, "schedulingPolicy", "gang")
+        if gang == "Volcano":
+            draft.put(manifest.take(*_POLICY, "queue", to="spec.schedulingPolicy.queue"), "schedulingPolicy", "queue")
+    elif any(manifest.peek(*_POLICY, name) is not None for name in ("minAvailable", "minResources")):
+        draft.to_do.append("spec.schedulingPolicy: name the gang scheduler, Volcano or Coscheduling; nothing here does")
+    if gang == "Coscheduling":
+        draft.move(timeout, "schedulingPolicy", "scheduleTimeoutSeconds")
+    else:
+        draft.move(timeout, "runPolicy", "schedulingDeadlineSeconds")
+    for name, why in _LEFT.items():
+        manifest.leave(*_POLICY, name, why=why)
+
+
+def gang_of_runtime(draft: Draft, runtime: Manifest) -> None:
+    """Converts a training runtime's `podGroupPolicy`, which names its scheduler."""
+    path = ("spec", "podGroupPolicy")
+    named: dict[str, Any] = runtime.peek(*path) if isinstance(runtime.peek(*path), dict) else {}
+    if "volcano" in named:
+        draft.put("Volcano", "schedulingPolicy", "gang")
+        runtime.leave(*path, "volcano", "networkTopology", why="the group of a TrainingJob says nothing of topology")
+        runtime.take(*path, "volcano", to="spec.schedulingPolicy.gang")
+    elif "coscheduling" in named:
+        draft.put("Coscheduling", "schedulingPolicy", "gang")
+        seconds = runtime.take(
+            *path, "coscheduling", "scheduleTimeoutSeconds", to="spec.schedulingPolicy.scheduleTimeoutSeconds"
+        )
+        draft.put(seconds, "schedulingPolicy", "scheduleTimeoutSeconds")
+        runtime.take(*path, "coscheduling", to="spec.schedulingPolicy.gang")

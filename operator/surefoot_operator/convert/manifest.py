@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from surefoot_operator.errors import OperatorError
+
 Key = str | int
 NO_COUNTERPART = "a TrainingJob has no counterpart"
 
@@ -98,3 +100,11 @@ def _leaves(tree: Any, path: tuple[Key, ...] = ()) -> Iterator[tuple[Key, ...]]:
         return
     for key, value in children:
         yield from _leaves(value, (*path, key))
+
+
+# ---- conversion errors -----------------------------------------------------------------------------------------------
+# The error of this room.
+
+
+class NotConvertible(OperatorError):
+    """What a TrainingJob cannot be made of, and what to write instead."""

@@ -9,28 +9,263 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import re
 import ssl
-from collections import defaultdict
+from asyncio import sslproto
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import get_args
+from urllib.parse import urlsplit
 
 from aiohttp import WSMsgType, web
 
 from surefoot.errors import ProtocolError
-from surefoot.protocol.messages import FromAgent, Hello, Refused
+from surefoot.protocol import bounds
+from surefoot.protocol.messages import Exited, FromAgent, Heartbeat, Hello, Listing, Refused, UnreadableSave
+from surefoot.protocol.plain import shown
+from surefoot.protocol.sighting_messages import HolderReading
 from surefoot.protocol.wire import OLDEST, SUBPROTOCOLS, decode, decode_versioned, version_of
 from surefoot_operator import metrics
-from surefoot_operator.coordinator.agent_channel import AgentChannel
-from surefoot_operator.coordinator.agent_connection import AgentConnection
-from surefoot_operator.coordinator.connection_limits import ConnectionLimiter
-from surefoot_operator.coordinator.message_sizes import USUAL_CHARACTERS, check_hello, check_size
-from surefoot_operator.coordinator.referrals import Referrals
-from surefoot_operator.coordinator.shared_texts import SharedTexts
-from surefoot_operator.coordinator.tls_lines import lessen_buffers
+from surefoot_operator.coordinator.agent_channel import AgentChannel, AgentConnection, SharedTexts
 from surefoot_operator.settings import CoordinatorSettings
 
 log = logging.getLogger(__name__)
+
+
+# ---- connection limits -----------------------------------------------------------------------------------------------
+# Limits connections that have not authenticated yet. Whoever reaches the agents' port can connect to it. Without this,
+# one pod with thousands of silent connections shuts all agents out, and one hello of many megabytes costs the operator
+# ten times as much memory. Used by `agent_server`, which reports who was admitted; behind it aiohttp's protocol is
+# unchanged.
+
+_HEAD_BYTES = 16 * 1024
+"""Of the HTTP request that opens the WebSocket, beside the hello."""
+
+
+class ConnectionLimiter:
+    """Counts unauthenticated connections and refuses those beyond the limits."""
+
+    def __init__(self, settings: CoordinatorSettings, behind: Callable[[], asyncio.Protocol]) -> None:
+        self.settings = settings
+        self._behind = behind
+        self._strangers: dict[asyncio.BaseTransport, LimitedConnection] = {}
+        """In the order in which they came."""
+        self._of_peer: Counter[str] = Counter()
+        self._shut = False
+
+    def door(self) -> asyncio.Protocol:
+        """Creates the protocol of a new connection."""
+        return LimitedConnection(self, self._behind())
+
+    def admit(self, transport: asyncio.BaseTransport | None) -> None:
+        """Lifts the limits from a connection whose hello was accepted."""
+        door = self._strangers.get(transport) if transport is not None else None
+        if door is not None:
+            door.admitted = True
+            self.left(door)
+
+    def came(self, door: LimitedConnection) -> bool:
+        """Decides whether a new connection may stay."""
+        if self._of_peer[door.peer] >= self.settings.strangers_of_a_peer:
+            return self._turned_away(door.peer)
+        if len(self._strangers) >= self.settings.strangers:
+            # whoever holds most loses its oldest: an agent has one, and is never that one while others flood
+            most = self._of_peer.most_common(1)[0][0]
+            if self._of_peer[most] <= self._of_peer[door.peer]:
+                return self._turned_away(door.peer)
+            oldest = next(d for d in self._strangers.values() if d.peer == most)
+            self._turned_away(most)
+            oldest.cut()
+            self.left(oldest)
+        assert door.transport is not None, "it was just made"
+        self._strangers[door.transport] = door
+        self._of_peer[door.peer] += 1
+        return True
+
+    def left(self, door: LimitedConnection) -> None:
+        """Stops counting a connection that ended or was admitted."""
+        if door.transport is not None and self._strangers.pop(door.transport, None) is not None:
+            self._of_peer[door.peer] -= 1
+            if not self._of_peer[door.peer]:
+                del self._of_peer[door.peer]
+
+    def _turned_away(self, peer: str) -> bool:
+        metrics.agents_refused.labels("crowd").inc()
+        if not self._shut:
+            self._shut = True  # a flood must not become a flood of lines
+            log.warning("%s opened too many unauthenticated connections: refusing more", peer)
+        return False
+
+
+class LimitedConnection(asyncio.Protocol):
+    """Passes one connection's data on until it exceeds a limit."""
+
+    def __init__(self, gate: ConnectionLimiter, behind: asyncio.Protocol) -> None:
+        self._gate, self._behind = gate, behind
+        self._left_bytes = gate.settings.hello_bytes + _HEAD_BYTES
+        self._late: asyncio.TimerHandle | None = None
+        self._passed = False
+        self.admitted = False
+        self.transport: asyncio.Transport | None = None
+        self.peer = ""
+
+    def cut(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport), "a stream's"
+        self.transport = transport
+        name = transport.get_extra_info("peername")
+        self.peer = str(name[0]) if isinstance(name, tuple) and name else ""
+        if not self._gate.came(self):
+            self.cut()
+            return
+        self._passed = True
+        # the server itself says a word when a hello is late; a connection that does not even open a WebSocket ends here
+        self._late = asyncio.get_running_loop().call_later(2 * self._gate.settings.hello_seconds, self._too_late)
+        self._behind.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._passed:
+            return
+        if not self.admitted:
+            self._left_bytes -= len(data)
+            if self._left_bytes < 0:
+                metrics.agents_refused.labels("size").inc()
+                self.cut()
+                return
+        self._behind.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._behind.eof_received() if self._passed else None
+
+    def pause_writing(self) -> None:
+        if self._passed:
+            self._behind.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._passed:
+            self._behind.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._gate.left(self)
+        if self._late is not None:
+            self._late.cancel()
+        if self._passed:
+            self._behind.connection_lost(exc)
+
+    def _too_late(self) -> None:
+        if not self.admitted:
+            metrics.agents_refused.labels("timeout").inc()
+            self.cut()
+
+
+# ---- message sizes ---------------------------------------------------------------------------------------------------
+# Limits the size of each agent message by its kind. Pure; called by `agent_server` before it parses one. An agent runs
+# beside a user's program, and one operator serves all jobs: one job's messages must not exhaust the others' memory.
+# Only what was read of a tier has a reason to be large.
+
+USUAL_CHARACTERS = 64 * 1024
+_LARGER = {
+    Listing.__name__: bounds.MAX_PAGE_CHARACTERS,
+    HolderReading.__name__: 8 * 1024 * 1024,
+    Heartbeat.__name__: 1024 * 1024,
+    Exited.__name__: 1024 * 1024,
+    UnreadableSave.__name__: 1024 * 1024,
+}
+_TYPE = re.compile(r'\{"v":\d{1,9},"type":"(\w{1,40})"')
+"""How every agent of ours begins. What begins otherwise may be right, and is small."""
+
+_HELLO_CHARACTERS = {"job": 128, "incarnation": 128, "node": 253, "token": 32 * 1024, "store": 512}
+_LARGEST_NUMBER = 2**53
+
+
+_ANSWERS = (Listing.__name__, HolderReading.__name__)
+
+
+def check_size(text: str, is_asked: bool = True) -> None:
+    """Raises ProtocolError if a message is too large for its kind, before it is read.
+
+    `is_asked`: whether its agent was asked what a tier has; else no answer of it is large.
+    """
+    if len(text) <= USUAL_CHARACTERS:
+        return
+    found = _TYPE.match(text)
+    name = found[1] if found is not None else "unknown"
+    limit = _LARGER.get(name, USUAL_CHARACTERS)
+    if len(text) > limit:
+        raise ProtocolError(f"a message ({name}) of {len(text)} characters, more than any valid one has")
+    if name in _ANSWERS and not is_asked:
+        raise ProtocolError(f"a message ({name}) of {len(text)} characters without a request")
+    # short texts take many times their length in memory; a quote that begins one has no backslash before it
+    texts = (text.count('"') - text.count('\\"')) // 2
+    if texts > bounds.MAX_PAGE_TEXTS:
+        raise ProtocolError(f"a message ({name}) of {texts} texts, more than any valid one has")
+
+
+def check_hello(hello: Hello) -> None:
+    """Raises ProtocolError if a hello's field is out of bounds.
+
+    Its fields are used as keys, stored, and quoted in messages.
+    """
+    for name, most in _HELLO_CHARACTERS.items():
+        text = getattr(hello, name)
+        if text is not None and len(text) > most:
+            raise ProtocolError(f"Hello.{name} has {len(text)} characters, more than {most}")
+    for name in ("index", "attempt", "epoch", "stopped"):
+        number = getattr(hello, name)
+        if not 0 <= number <= _LARGEST_NUMBER:
+            raise ProtocolError(f"Hello.{name} is {shown(number)}, which is out of range")
+
+
+# ---- TLS -------------------------------------------------------------------------------------------------------------
+# Makes TLS connections of an event loop take less memory. Called by `agent_server` before it listens. asyncio gives
+# each TLS connection a buffer of 256 KiB for what comes in, for as long as it lives: half a gigabyte at two thousand
+# agents, whose heartbeats are some hundred bytes.
+
+BUFFER_BYTES = 32 * 1024
+"""Two records of TLS. More that comes at once is read in turns."""
+
+
+def lessen_buffers() -> None:
+    """Sets the buffer of each TLS connection opened from now on."""
+    sslproto.SSLProtocol.max_size = BUFFER_BYTES
+
+
+# ---- referrals -------------------------------------------------------------------------------------------------------
+# Says where agents of a job are to go. Made by the composition root. Without it an agent whose job is led by another
+# replica asks the same one for ever.
+
+
+def _only_shard(_: str) -> int:
+    return 0
+
+
+def _nowhere(_: int) -> str:
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Referrals:
+    """Knows a job's shard, and where its agents connect."""
+
+    shard_of: Callable[[str], int] = _only_shard
+    url_of: Callable[[int], str] = _nowhere
+    """Empty: wherever they are."""
+
+    def elsewhere(self, shard: int, host: str | None) -> str:
+        """Returns where an agent is to go; empty: it is right here.
+
+        `host`: by which name it called this server.
+        """
+        url = self.url_of(shard)
+        return url if url and urlsplit(url).hostname != host else ""
+
+
+# ---- agent server ----------------------------------------------------------------------------------------------------
 
 PATH = "/v1/agents"
 _FROM_AGENT = get_args(FromAgent)
@@ -62,7 +297,7 @@ class AgentServer:
         settings: CoordinatorSettings,
         authenticate: Authenticator,
         tls: ssl.SSLContext | None = None,
-        referrals: Referrals = Referrals(),  # noqa: B008  frozen
+        referrals: Referrals = Referrals(),
     ) -> None:
         self._settings = settings
         self._referrals = referrals

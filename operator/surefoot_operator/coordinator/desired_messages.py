@@ -7,22 +7,110 @@ sent. A new connection was sent nothing, so it receives everything; agents ignor
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Literal
 
 from surefoot.protocol import messages
 from surefoot.protocol.checkpoints.completeness import effective_replicas
 from surefoot.protocol.checkpoints.placement import UNKNOWN_TOPOLOGY, RankTargets, Topology, targets
-from surefoot.protocol.identities import ENDPOINT_ORDER, HolderEndpoint, WorkerId
+from surefoot.protocol.identities import ENDPOINT_ORDER, HolderEndpoint, HolderId, WorkerId
 from surefoot.protocol.messages import Assign, Holders, SaveLevel, Stop, ToAgent
 from surefoot.protocol.pair_messages import PairTrial
 from surefoot.protocol.sighting_messages import LookAtHolders
-from surefoot_operator.api.status import JobStatus
-from surefoot_operator.coordinator import pair_orders, told_holders
+from surefoot_operator.api.status import JobStatus, World
+from surefoot_operator.coordinator import pending_requests
 from surefoot_operator.coordinator.sessions import Session, Sessions, store_address
-from surefoot_operator.coordinator.told_holders import HolderScope
+from surefoot_operator.job_snapshot import HolderSeen
 from surefoot_operator.policy.failure.memory_server_liveness import UsableHolders
+
+# ---- which memory servers an agent is sent ---------------------------------------------------------------------------
+# Chooses the holders that each agent is told of. Each is told of those that its worker needs: a list of two thousand
+# holders for each of two thousand agents takes seconds of the operator, whenever a job begins or another operator
+# leads. A worker writes to its targets, and most read after a failure what their own ranks and the first one saved. Who
+# needs more asks (`HoldersWanted`); until then what it was not told of is silent to it, and never absent.
+
+FEW_HOLDERS = 32
+"""So many are told to everybody: three kilobytes, and nobody waits for an answer in a restore."""
+
+Copies = Mapping[int, tuple[HolderId, ...]]
+"""Rank → the holders that have its save."""
+
+
+@dataclass(frozen=True, slots=True)
+class HolderScope:
+    """Bounds what the agents of one world are told of."""
+
+    world: World | None = None
+    copies: Copies = field(default_factory=dict)
+    """Of the restore point, as far as it was read when the world began: a hint, as nobody takes it for all."""
+    few: int = FEW_HOLDERS
+
+
+def scope_after(
+    before: HolderScope | None,
+    status: JobStatus,
+    seen: Callable[[], Sequence[HolderSeen]],
+    few: int | None = None,
+) -> HolderScope:
+    """Returns the stored world's scope, the same while it stands.
+
+    Indexes change with every save; what a world restores does not, and no agent is to hear of their changes.
+    """
+    world, few = status.world, FEW_HOLDERS if few is None else few
+    if before is not None and before.world == world:
+        return before
+    if world is None or world.state != "Committed" or world.parent is None or world.parent.imported:
+        return HolderScope(world, few=few)
+    found: dict[int, list[HolderId]] = defaultdict(list)
+    for holder in seen():
+        if holder.state == "Ready":
+            for manifest in holder.entries:
+                if (manifest.save.step, manifest.save.epoch) == (world.parent.step, world.parent.epoch):
+                    found[manifest.save.rank].append(holder.endpoint.holder)
+    return HolderScope(world, {rank: tuple(having) for rank, having in found.items()}, few)
+
+
+def needed_servers(
+    status: JobStatus,
+    holders: Sequence[HolderEndpoint],
+    targets: Mapping[int, RankTargets],
+    scope: HolderScope,
+) -> Mapping[int, tuple[HolderEndpoint, ...]] | None:
+    """Maps worker index to the holders that it needs; None: all.
+
+    All where there are few.
+    """
+    world = status.world
+    if world is None or len(holders) <= scope.few:
+        return None
+    endpoints = {endpoint.holder: endpoint for endpoint in holders}
+    local = world.size // max(1, len(world.members))
+    needed: dict[int, tuple[HolderEndpoint, ...]] = {}
+    for place, member in enumerate(world.members):
+        own = {endpoint.holder: endpoint for endpoint in chain(*targets.get(member.index, ()))}
+        for rank in (0, *range(place * local, (place + 1) * local)):
+            own |= {one: endpoints[one] for one in scope.copies.get(rank, ()) if one in endpoints}
+        needed[member.index] = tuple(sorted(own.values(), key=ENDPOINT_ORDER))
+    return needed
+
+
+def is_gc_owner(place: int) -> bool:
+    """Whether this member drops old saves where nobody leads.
+
+    It must know of every holder.
+    """
+    return place == 0
+
+
+def wants_all_servers(session: Session) -> bool:
+    """Whether this line's agent asked to be told of every holder."""
+    return session.wants_holders
+
+
+# ---- desired messages ------------------------------------------------------------------------------------------------
 
 Delivered = Mapping[str, ToAgent]
 """What one connection was told last, by slot; see `slot_of`."""
@@ -73,7 +161,7 @@ def desired_state_after(
     usable: UsableHolders,
     replicas: int,
     token: str,
-    scope: HolderScope = HolderScope(),  # noqa: B008  frozen
+    scope: HolderScope = HolderScope(),
     topology: Topology = UNKNOWN_TOPOLOGY,
 ) -> DesiredState:
     """Derives the desired state, reusing what has not changed.
@@ -92,7 +180,7 @@ def desired_state(
     usable: UsableHolders,
     replicas: int,
     token: str = "",
-    scope: HolderScope = HolderScope(),  # noqa: B008  frozen
+    scope: HolderScope = HolderScope(),
     topology: Topology = UNKNOWN_TOPOLOGY,
 ) -> DesiredState:
     """Derives the desired state from status, usable holders, R and the secret.
@@ -113,7 +201,7 @@ def desired_state(
     newest = status.world.parent.step if status.world is not None and status.world.parent is not None else 0
     # whoever is to drop old saves is told of none that are bad, and would keep such a one in place of a good one
     unseen = not usable.seen and bool(holders) and not any(one.step > newest for one in status.bad)
-    needed = told_holders.needed_holders(status, holders, places, scope) if members else None
+    needed = needed_servers(status, holders, places, scope) if members else None
     return DesiredState(status, wanted, holders, places, needed, scope, token, numbers, unseen)
 
 
@@ -130,7 +218,7 @@ def concerned(before: Sessions, after: Sessions) -> Collection[WorkerId] | None:
         return ()
     if (old.hold and old.hold.seen) != (new.hold and new.hold.seen):
         return None
-    found = pair_orders.concerned(old.pairs, new.pairs)
+    found = pending_requests.workers_of_changed_pairs(old.pairs, new.pairs)
     if old.outstanding is not new.outstanding:
         found |= {one.worker for number, one in new.outstanding.items() if old.outstanding.get(number) is not one}
     if old.promotions is not new.promotions:
@@ -162,7 +250,7 @@ def desired_messages(
         else:
             words += _to_member(rule, sessions, session, place, _holders_of(rule, session, place, whole))
     words += _orders(sessions, worker)
-    words += pair_orders.words(sessions.orders, worker, session.seen.incarnation)
+    words += pending_requests.pending_tests(sessions.orders, worker, session.seen.incarnation)
     return tuple(words)
 
 
@@ -171,7 +259,7 @@ def _place(places: Mapping[tuple[int, int, str], int], session: Session) -> int 
 
 
 def _holders_of(rule: DesiredState, session: Session, place: int, whole: bool) -> tuple[HolderEndpoint, ...]:
-    if rule.needed is None or whole or told_holders.is_asked_for(session) or told_holders.keeps_house(place):
+    if rule.needed is None or whole or wants_all_servers(session) or is_gc_owner(place):
         return rule.holders
     needed = rule.needed.get(session.seen.index, ())
     return needed if len(needed) < len(rule.holders) else rule.holders

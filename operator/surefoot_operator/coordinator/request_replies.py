@@ -24,21 +24,43 @@ from surefoot.protocol.messages import (
     RepairSave,
 )
 from surefoot.protocol.pair_messages import PairResult, PairStore
+from surefoot.protocol.plain import listed
 from surefoot.protocol.sighting_messages import HolderReading, LookAtHolders, Sighting
-from surefoot_operator.coordinator import holder_sightings, pair_orders
-from surefoot_operator.coordinator.holder_sightings import SightingRequest
-from surefoot_operator.coordinator.listing_pages import PartialListing, lacking, read_manifests, taken
-from surefoot_operator.coordinator.order_requests import COPIED_SECONDS, void_listing
+from surefoot_operator.coordinator import pending_requests
 from surefoot_operator.coordinator.pending_requests import (
+    COPIED_SECONDS,
     HoldProposal,
     Orders,
+    PartialListing,
     Request,
+    SightingRequest,
+    lacking,
+    read_manifests,
+    taken,
+    void_listing,
     with_failure,
     with_listing,
     with_refused,
 )
-from surefoot_operator.coordinator.request_words import request_words
-from surefoot_operator.observed_tiers import PersistentSeen
+from surefoot_operator.job_snapshot import PersistentSeen
+
+# ---- requests as messages --------------------------------------------------------------------------------------------
+# Says in words what an agent was asked to do. Pure; called by `request_replies` for sentences about requests that
+# failed.
+
+
+def request_words(message: ListPersistent | RepairSave | DropPersistent | LookAtHolders) -> str:
+    """Describes a request by its verb and what it is about."""
+    if isinstance(message, RepairSave):
+        return f"copy {message.save} from {message.source} to {message.target}"
+    if isinstance(message, ListPersistent):
+        return f"list {message.older_job or 'the persistent tier'}"
+    if isinstance(message, LookAtHolders):
+        return f"look at {listed([e.holder for e in message.holders])}"
+    return "delete from the persistent tier"
+
+
+# ---- request replies -------------------------------------------------------------------------------------------------
 
 MOST_TOLD = 5
 """Records that a listing left out and that are told by name."""
@@ -49,14 +71,14 @@ MOST_UNTOLD_FAILURES = 5
 """Failed uploads of one save, each after several tries of its agent, before its silence on the cause is taken for damage."""
 
 
-def answered(orders: Orders, worker: WorkerId, message: FromAgent, now: float = 0.0) -> Orders:
+def apply_reply(orders: Orders, worker: WorkerId, message: FromAgent, now: float = 0.0) -> Orders:
     """Applies an agent's answer; one that matches no request is ignored."""
     if isinstance(message, HoldAnswer):
         return _hold_answered(orders, worker, message)
     if isinstance(message, Persisted):
         return _persisted(orders, worker, message)
     if isinstance(message, PairStore | PairResult):
-        return pair_orders.answered(orders, worker, message, now)
+        return pending_requests.record_result(orders, worker, message, now)
     if not isinstance(message, Listing | Repaired | PersistentDropped | HolderReading | Sighting):
         return orders
     order = orders.outstanding.get(message.request)
@@ -69,7 +91,7 @@ def answered(orders: Orders, worker: WorkerId, message: FromAgent, now: float = 
     orders = replace(orders, outstanding={n: o for n, o in orders.outstanding.items() if n != message.request})
     if isinstance(message, Sighting):
         asked = SightingRequest(order.epoch, order.asked_seconds, order.message.holders)  # type: ignore[union-attr]
-        return replace(orders, sights=holder_sightings.answered(orders.sights, asked, message, now))
+        return replace(orders, sights=pending_requests.merge_reply(orders.sights, asked, message, now))
     if message.error is not None:
         orders = with_failure(orders, f"{worker} could not {request_words(order.message)}: {message.error}")
     if isinstance(order.message, DropPersistent) and message.error is None:
@@ -88,7 +110,9 @@ def _read(orders: Orders, order: Request, answer: HolderReading, now: float) -> 
         return orders
     if len(answer.manifests) > bounds.MAX_INDEX_ENTRIES:
         why = f"{answer.holder}: {len(answer.manifests)} index entries, more than any job has"
-        return replace(orders, sights=holder_sightings.read(orders.sights, order.epoch, answer.holder, None, (why,)))
+        return replace(
+            orders, sights=pending_requests.record_index(orders.sights, order.epoch, answer.holder, None, (why,))
+        )
     page = read_manifests(answer.manifests)
     for why in page.unreadable:
         orders = with_failure(orders, f"{order.worker} sent an unreadable index entry of {answer.holder}: {why}")
@@ -96,7 +120,7 @@ def _read(orders: Orders, order: Request, answer: HolderReading, now: float) -> 
     layouts = {d: text for d, text in answer.layouts.items() if d in named and d not in orders.sighted_layouts}
     if layouts:
         orders = replace(orders, sighted_layouts={**orders.sighted_layouts, **layouts})
-    sights = holder_sightings.read(orders.sights, order.epoch, answer.holder, page.entries, page.refused)
+    sights = pending_requests.record_index(orders.sights, order.epoch, answer.holder, page.entries, page.refused)
     if sights is orders.sights:
         return orders
     orders = replace(orders, sights=sights, read_seconds=now)

@@ -29,14 +29,76 @@ from surefoot.protocol.messages import (
     UnreadableSave,
 )
 from surefoot.protocol.node_findings import NodeHealth
-from surefoot.protocol.progress import NOTHING_TOLD
+from surefoot.protocol.progress import NOTHING_TOLD, Progress
+from surefoot.protocol.standing.rank_pace import between
 from surefoot.protocol.standing.stuck_message import StuckRanks
+from surefoot.protocol.step_limit import MOST_STEPS
 from surefoot_operator.api.status import World
-from surefoot_operator.coordinator import pair_orders, request_replies
-from surefoot_operator.coordinator import pending_requests as order_book
-from surefoot_operator.coordinator.agent_timings import timed
+from surefoot_operator.coordinator import pending_requests, request_replies
 from surefoot_operator.coordinator.pending_requests import Orders
-from surefoot_operator.job_snapshot import ExitSeen, SessionSeen, StandingSeen, Timings
+from surefoot_operator.job_snapshot import (
+    MOST_WINDOWS,
+    ExitSeen,
+    PaceSeen,
+    PaceWindow,
+    SessionSeen,
+    StandingSeen,
+    Timings,
+)
+
+# ---- activity of ranks -----------------------------------------------------------------------------------------------
+# Cuts the looks that an agent tells as totals into windows. A window has enough looks of each rank, and some steps: one
+# evaluation that a program does not announce is one window, however long it takes. Nor does the first of an epoch
+# count: who has just been started, on another node than the others, reads and compiles what they have had for long.
+
+WINDOW_LOOKS = 48
+"""Of each rank: some ten seconds."""
+
+WINDOW_STEPS = 4
+
+
+def paced(seen: PaceSeen, told: Progress) -> PaceSeen:
+    """Adds what one heartbeat of the same epoch tells of paces."""
+    windows = tuple(between(*pair) for pair in zip(seen.marked, told.paces, strict=False))
+    whole = tuple(one for one in windows if one is not None)
+    if len(whole) != len(told.paces) or len(seen.marked) != len(told.paces):
+        return PaceSeen(told.paces, told.step)  # the first word of this epoch, or not all ranks told before
+    if told.step - seen.marked_step < WINDOW_STEPS or min(one.looks for one in whole) < WINDOW_LOOKS:
+        return seen
+    window = (PaceWindow(seen.marked_step, whole),) if seen.warmed_up else ()
+    return PaceSeen(told.paces, told.step, (*seen.windows, *window)[-MOST_WINDOWS:], warmed_up=True)
+
+
+# ---- clocks and round trips of agents --------------------------------------------------------------------------------
+# Collects recent steps, stalls, drains and paces from one agent's heartbeats. Agents report at once when a save is
+# staged and when it has all its copies; the time between is its drain. Ends with the epoch, since another world has
+# other steps.
+
+MOST_SAVES = 9
+"""Newest ones that count."""
+
+
+def timed(timings: Timings, beat: Heartbeat, grown: bool, now: float) -> Timings:
+    """Adds one heartbeat of the same epoch.
+
+    `grown`: it reports a new step.
+    """
+    told = beat.progress
+    if grown and told.step_seconds is not None:
+        timings = replace(timings, steps=(*timings.steps, told.step_seconds)[-MOST_STEPS:])
+    if told.paces:
+        timings = replace(timings, pace=paced(timings.pace, told))
+    if told.stall_seconds is not None and timings.stalls[-1:] != (told.stall_seconds,):
+        timings = replace(timings, stalls=(*timings.stalls, told.stall_seconds)[-MOST_SAVES:])
+    own = [c for c in beat.pending if c.epoch == beat.epoch]  # an older epoch's drain may have met its end
+    done = [now - since for c, since in timings.pending.items() if c not in own]
+    if done or len(own) != len(timings.pending):
+        pending = {c: timings.pending.get(c, now) for c in own}
+        timings = replace(timings, pending=pending, drains=(*timings.drains, *done)[-MOST_SAVES:])
+    return timings
+
+
+# ---- sessions --------------------------------------------------------------------------------------------------------
 
 MOST_NOTICES = 64
 
@@ -139,7 +201,7 @@ def connected(sessions: Sessions, hello: Hello, now: float) -> Sessions:
         speakers = {**sessions.speakers, hello.incarnation: worker}
         if old is not None:
             speakers.pop(old.seen.incarnation, None)
-        orders = pair_orders.kept(order_book.left(sessions.orders, worker), speakers)
+        orders = pending_requests.drop_gone_pairs(pending_requests.drop_worker(sessions.orders, worker), speakers)
         sessions = replace(sessions, orders=orders, speakers=speakers)
     session = _in_epoch(session, hello.epoch)
     stopped = max(session.seen.stopped, hello.stopped)
@@ -188,10 +250,12 @@ def forgotten(sessions: Sessions, known: Iterable[WorkerId]) -> Sessions:
         return sessions
     orders = sessions.orders
     for worker in gone:
-        orders = order_book.left(orders, worker)
+        orders = pending_requests.drop_worker(orders, worker)
     kept = {w: s for w, s in sessions.by_worker.items() if w not in gone}
     speakers = {incarnation: w for incarnation, w in sessions.speakers.items() if w not in gone}
-    return replace(sessions, by_worker=kept, orders=pair_orders.kept(orders, speakers), speakers=speakers)
+    return replace(
+        sessions, by_worker=kept, orders=pending_requests.drop_gone_pairs(orders, speakers), speakers=speakers
+    )
 
 
 def _has_finished(sessions: Sessions, seen: SessionSeen) -> bool:
@@ -205,7 +269,9 @@ def ruled(sessions: Sessions, world: World | None) -> Sessions:
     if world == sessions.world:
         return sessions
     epoch, committed = (world.epoch, world.state == "Committed") if world is not None else (0, False)
-    return replace(sessions, world=world, orders=order_book.moved(sessions.orders, epoch, committed))
+    return replace(
+        sessions, world=world, orders=pending_requests.drop_other_generations(sessions.orders, epoch, committed)
+    )
 
 
 def heard(sessions: Sessions, worker: WorkerId, message: FromAgent, now: float) -> Sessions:
@@ -234,7 +300,7 @@ def heard(sessions: Sessions, worker: WorkerId, message: FromAgent, now: float) 
         case Notice():
             sessions = replace(sessions, notices=(*sessions.notices, (worker, message))[-MOST_NOTICES:])
         case _:
-            sessions = replace(sessions, orders=request_replies.answered(sessions.orders, worker, message, now))
+            sessions = replace(sessions, orders=request_replies.apply_reply(sessions.orders, worker, message, now))
     return _with(sessions, session)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from surefoot.errors import SurefootError
 from surefoot.holder.provisioning import HolderAdmin
 from surefoot_operator import metrics
-from surefoot_operator.memory.holder_place import HolderPlace
+from surefoot_operator.memory.connection_pool import HolderPlace
 
 log = logging.getLogger(__name__)
 

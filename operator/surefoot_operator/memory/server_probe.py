@@ -1,6 +1,6 @@
 """Probes one holder for one job: provisions, seals and reads its index.
 
-Called by `memory.holder_monitor`, one call at a time. Every call has its own time limit. TierUnavailable: the holder's
+Called by `memory.job_servers`, one call at a time. Every call has its own time limit. TierUnavailable: the holder's
 state is unknown for now; Fenced: a newer epoch owns it.
 """
 
@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import xxhash
@@ -20,15 +21,141 @@ from surefoot.holder import Credentials, HolderIndex
 from surefoot.holder.fenced_calls import FencedCalls
 from surefoot.holder.provisioning import AdminCalls, Memory
 from surefoot.protocol import bounds
-from surefoot.protocol.checkpoints.records import RankManifest
+from surefoot.protocol.checkpoints.records import Layout, RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
+from surefoot.protocol.plain import amount
 from surefoot_operator import metrics
-from surefoot_operator.memory.connection_pool import SharedHolder
-from surefoot_operator.memory.holder_place import HolderPlace
-from surefoot_operator.memory.layout_shelf import LayoutShelf
-from surefoot_operator.memory.quota import Terms, is_worth_measuring, overdraft
+from surefoot_operator.memory.connection_pool import HolderPlace, SharedHolder
 
 log = logging.getLogger(__name__)
+
+
+# ---- quota -----------------------------------------------------------------------------------------------------------
+# Limits how much of one holder a job may use. Pure. Without it one job, wrong or hostile, fills a holder, and every
+# other job's saves are refused. A job alone on a holder may use all of it, and so may each while there is enough for
+# all.
+
+CROWDED = 0.85
+"""Share of its limit from which a holder counts as too small for all."""
+
+ROOMY = 0.75
+"""And below which it does not any more: what was closed is opened."""
+
+TOLERANCE = 64
+"""A job may exceed its `sizeLimit` by one such part of it: digests, and what a server needs for each value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The figures that determine a job's part of one holder."""
+
+    jobs: int
+    """That have an account there, this one too."""
+    size_limit_bytes: int | None = None
+    """`checkpoint.memory.sizeLimit`."""
+
+
+def is_worth_measuring(memory: Memory, size_limit_bytes: int | None) -> bool:
+    """Whether the server's own figures allow that a job exceeds its part.
+
+    A measurement costs.
+    """
+    if size_limit_bytes is not None and memory.used_bytes > size_limit_bytes:
+        return True
+    return 0 < memory.limit_bytes * ROOMY <= memory.used_bytes
+
+
+def overdraft(held_bytes: int, memory: Memory, terms: Terms, closed: bool) -> str:
+    """Says why the job's account is closed here; empty: it is open.
+
+    Args:
+        held_bytes: Size of all keys of the job there.
+        memory: Of the whole server.
+        terms: The job's share and limit.
+        closed: Whether it is closed now; then it stays so until there is room again.
+    """
+    limit = terms.size_limit_bytes
+    if limit is not None and held_bytes > limit + limit // TOLERANCE:
+        return (
+            f"it holds {amount(held_bytes)} there, more than its sizeLimit of {amount(limit)}: raise"
+            " checkpoint.memory.sizeLimit, keep fewer checkpoints or train with more workers"
+        )
+    part = memory.limit_bytes // max(1, terms.jobs)
+    crowded = memory.used_bytes >= memory.limit_bytes * (ROOMY if closed else CROWDED)
+    if terms.jobs > 1 and memory.limit_bytes and crowded and held_bytes > part:
+        return (
+            f"it holds {amount(held_bytes)} of the {amount(memory.limit_bytes)} that {terms.jobs} jobs share there, more"
+            f" than its part of {amount(part)}, and there is not enough for all: raise the memory tier's maxMemory, keep"
+            " fewer checkpoints, use fewer replicas or train with more workers"
+        )
+    return ""
+
+
+# ---- layout records --------------------------------------------------------------------------------------------------
+# Keeps the layout records that one job's indexes and listings name. Owned by `memory.job_servers`, lent to its probes.
+# Bounded by what the job runs: records that nothing names any more are let go, and one that would take more than the
+# job's bound is refused by name.
+
+UNNAMED_SECONDS = 60.0
+"""A record may be read before the index that names it is known: longer than any visit of a holder takes."""
+
+
+class LayoutShelf:
+    """Layout records by digest; `add` may be called in threads."""
+
+    def __init__(self) -> None:
+        self.max_values = bounds.max_layout_values(0)
+        """How many numbers, texts and lists all of them may have."""
+        self._layouts: dict[str, tuple[Layout, int, float]] = {}
+        """With the number of its values, and when it was read."""
+        self._values = 0
+        """Of all of them: added up anew for each record, ten thousand ranks' would take fifty million additions."""
+        self._reading, self._changing = threading.Lock(), threading.Lock()
+
+    @property
+    def digests(self) -> frozenset[str]:
+        return frozenset(self._layouts)
+
+    def __contains__(self, digest: str) -> bool:
+        return digest in self._layouts
+
+    def __getitem__(self, digest: str) -> Layout:
+        return self._layouts[digest][0]
+
+    def add(self, digest: str, text: str) -> None:
+        """Reads a record whose digest was compared.
+
+        One at a time: each may take a hundred megabytes for a moment.
+
+        Raises:
+            ProtocolError: it cannot be read; OutOfBounds: or takes more than the job may.
+        """
+        with self._reading:
+            values = bounds.values_of(text)
+            total = self._values - self._values_of(digest) + values
+            if total > self.max_values:
+                bound = f"0 to {self.max_values} for a job of its size"
+                raise OutOfBounds(f"layout {digest}", "the number of values of all layouts", str(total), bound)
+            layout = Layout.from_json(text)
+            with self._changing:
+                self._values += values - self._values_of(digest)
+                self._layouts[digest] = (layout, values, time.monotonic())
+
+    def keep(self, named: Collection[str]) -> None:
+        """Lets records go that nothing names any more; what was just read is named in a moment."""
+        old = time.monotonic() - UNNAMED_SECONDS
+        for digest in self.digests - set(named):
+            if self._layouts[digest][2] < old:
+                with self._changing:
+                    self._values -= self._values_of(digest)
+                    del self._layouts[digest]
+
+    def _values_of(self, digest: str) -> int:
+        known = self._layouts.get(digest)
+        return known[1] if known is not None else 0
+
+
+# ---- server probe ----------------------------------------------------------------------------------------------------
 
 MEASURED_SECONDS = 0.5
 """A job's keys on a crowded holder are measured at most so often."""

@@ -12,10 +12,9 @@ from typing import Protocol
 
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.job_snapshot import NodeSeen, PurgeSeen, WorkerSeen
-from surefoot_operator.memory.holder_place import HolderPlace as HolderPlace
-from surefoot_operator.memory.holder_place import TierAccess as TierAccess
-from surefoot_operator.observed_groups import PodGroupsSeen
+from surefoot_operator.job_snapshot import NodeSeen, PodGroupsSeen, PurgeSeen, WorkerSeen
+from surefoot_operator.memory.connection_pool import HolderPlace as HolderPlace
+from surefoot_operator.memory.connection_pool import TierAccess as TierAccess
 from surefoot_operator.policy.core.actions import CreateWorker, DeleteWorker, Event, KeepGroup, RemoveGroup
 from surefoot_operator.rejected_calls import RefusedCall
 

@@ -14,9 +14,8 @@ from typing import Any
 from surefoot.protocol.identities import HolderId, RankSave, WorkerId
 from surefoot.protocol.messages import PromoteSave, RepairSave, Retire
 from surefoot.task_set import TaskSet
-from surefoot_operator.coordinator import order_requests, pair_orders
-from surefoot_operator.coordinator.order_requests import listing_rights
-from surefoot_operator.coordinator.pending_requests import Orders
+from surefoot_operator.coordinator import pending_requests
+from surefoot_operator.coordinator.pending_requests import Orders, listing_rights
 from surefoot_operator.coordinator.sessions import Sessions
 from surefoot_operator.errors import FabricError
 from surefoot_operator.job_snapshot import Observed
@@ -42,7 +41,7 @@ from surefoot_operator.policy.core.actions import (
     SetFinalizer,
     TryPairs,
 )
-from surefoot_operator.policy.core.indexes import holders_by_id
+from surefoot_operator.policy.core.facts import holders_by_id
 from surefoot_operator.reconcile.build_snapshot import Dependencies, worker_ids
 from surefoot_operator.reconcile.worker_calls import WorkerCalls
 
@@ -128,8 +127,8 @@ def carry_out_maintenance(
             _ask(dependencies, action, seen)
     if copies:
         now = dependencies.clock()
-        _order(dependencies, lambda orders: order_requests.repair(orders, copies, now))
-    _order(dependencies, lambda orders: order_requests.promote(orders, promotions))
+        _order(dependencies, lambda orders: pending_requests.repair(orders, copies, now))
+    _order(dependencies, lambda orders: pending_requests.promote(orders, promotions))
     world = seen.status.world
     if drops and world is not None:
         left, epoch = min(expires) - dependencies.clock(), world.epoch
@@ -153,7 +152,7 @@ def _seal(dependencies: Dependencies, action: SealHolder) -> None:
     world = dependencies.channel.sessions.world
     if dependencies.memory.seal(action.holder, action.epoch) and world is not None and world.state == "Claimed":
         # a listing must come after the last index that was read: data moves from memory to the persistent tier
-        _order(dependencies, order_requests.void_listing)
+        _order(dependencies, pending_requests.void_listing)
 
 
 def _ask(
@@ -165,14 +164,14 @@ def _ask(
     if isinstance(action, RetireWorkers):
         workers = [WorkerId(w.index, w.attempt) for w in seen.workers if w.index in action.indexes]
         message = Retire(action.reason, action.exit_code)
-        _order(dependencies, lambda orders: order_requests.retire(orders, workers, message))
+        _order(dependencies, lambda orders: pending_requests.retire(orders, workers, message))
     elif isinstance(action, ListPersistentTier):
         there = [WorkerId(s.index, s.attempt) for s in seen.sessions if s.index == action.index and s.connected]
         if there:
             wish, known = action, dependencies.memory.layouts_known
             _order(
                 dependencies,
-                lambda orders: order_requests.list_persistent(
+                lambda orders: pending_requests.list_persistent(
                     orders, max(there), wish.epoch, now, wish.older_job, known, listing_rights(seen.status)
                 ),
             )
@@ -180,24 +179,24 @@ def _ask(
         look, known = action, dependencies.memory.layouts_known
         _order(
             dependencies,
-            lambda orders: order_requests.look(orders, look.worker, look.epoch, look.holders, now, known),
+            lambda orders: pending_requests.request_probe(orders, look.worker, look.epoch, look.holders, now, known),
         )
     elif isinstance(action, TryPairs):
         pairs = action.pairs
-        _order(dependencies, lambda orders: pair_orders.ask(orders, pairs, now))
+        _order(dependencies, lambda orders: pending_requests.request_tests(orders, pairs, now))
     elif isinstance(action, ProposeHold):
         world = seen.status.world
         members = [WorkerId(m.index, m.attempt) for m in world.members] if world is not None else []
         hold = action
         _order(
             dependencies,
-            lambda orders: order_requests.propose_hold(orders, hold.epoch, hold.step, hold.verb, members, now),
+            lambda orders: pending_requests.propose_hold(orders, hold.epoch, hold.step, hold.verb, members, now),
         )
     else:
         drop = action
         _order(
             dependencies,
-            lambda orders: order_requests.drop_persistent(orders, drop.worker, drop.epoch, drop.checkpoints, now),
+            lambda orders: pending_requests.drop_persistent(orders, drop.worker, drop.epoch, drop.checkpoints, now),
         )
 
 

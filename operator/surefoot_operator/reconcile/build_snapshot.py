@@ -5,14 +5,16 @@ Called by `reconcile`.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from types import TracebackType
 
 from surefoot.protocol.identities import WorkerId
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.coordinator.agent_channel import AgentChannel
-from surefoot_operator.coordinator.holder_sightings import proxied, refused_of
+from surefoot_operator.coordinator.pending_requests import proxied, refused_of
 from surefoot_operator.coordinator.request_replies import promotion_seconds
 from surefoot_operator.coordinator.sessions import seen as sessions_seen
 from surefoot_operator.job_snapshot import CreateSeen, Observed, WorkerSeen
@@ -20,11 +22,90 @@ from surefoot_operator.memory import JobHolders
 from surefoot_operator.platforms.interface import Fabric, FabricSeen, WorkerEnvironment
 from surefoot_operator.policy.core.actions import CreateWorker
 from surefoot_operator.policy.failure.clock_skew import not_ahead
-from surefoot_operator.policy.membership.invalid_spec import accepted
-from surefoot_operator.reconcile.progress_pace import ProgressPace
-from surefoot_operator.reconcile.turns import Turns
+from surefoot_operator.policy.membership.lifecycle import accepted
 from surefoot_operator.reconcile.worker_calls import CallsSeen
 from surefoot_operator.settings import OperatorSettings
+
+# ---- turns of jobs ---------------------------------------------------------------------------------------------------
+# Lets jobs reconcile in turns, with room for everything else in between. Made by the composition root, shared by each
+# job's `build_snapshot`. A thousand rounds that wait for nothing would otherwise follow each other within one pass of
+# the event loop: for seconds no lease is renewed, no agent heard, no probe answered.
+
+SLICE_SECONDS = 0.02
+"""Rounds begin for so long in one pass of the event loop; the round that is begun last may take longer."""
+
+
+class Turns:
+    """Limits rounds under way to `at_once`.
+
+    In one pass of the event loop only a slice of them begins.
+    """
+
+    def __init__(self, at_once: int = 1, slice_seconds: float = SLICE_SECONDS) -> None:
+        self._places, self._slice_seconds = asyncio.Semaphore(at_once), slice_seconds
+        self._began: float | None = None
+        """When the first round of the present pass began."""
+
+    async def __aenter__(self) -> None:
+        await self._places.acquire()
+        try:
+            while not self._may_begin():  # noqa: ASYNC110  the next pass is what is waited for, and it comes at once
+                await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self._places.release()
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._places.release()
+
+    def _may_begin(self) -> bool:
+        loop = asyncio.get_running_loop()
+        if self._began is None:
+            self._began = loop.time()
+            loop.call_soon(self._pass_over)  # behind all that is ready in this pass
+            return True
+        return loop.time() - self._began < self._slice_seconds
+
+    def _pass_over(self) -> None:
+        self._began = None
+
+
+# ---- how often progress is written -----------------------------------------------------------------------------------
+# Bounds how often statuses that only report progress are written. Made by the composition root, shared by each job's
+# `build_snapshot`. Each job by itself writes progress seconds apart; a thousand jobs whose pods come at once still
+# wrote hundreds of statuses a second, which kept the API server from making the pods.
+
+RETRY_SECONDS = 1.0
+"""Whoever may not write now asks again after so long, with what has become of it meanwhile."""
+
+
+class ProgressPace:
+    """Allows so many writes a second, and a burst after a pause.
+
+    Of all jobs together.
+    """
+
+    def __init__(self, per_second: float = 30.0, burst: int = 60) -> None:
+        self._per_second, self._burst = per_second, float(burst)
+        self._left, self._counted_at = float(burst), float("-inf")
+
+    def wait_seconds(self, now: float) -> float:
+        """Returns 0 if one may write now, else the wait.
+
+        Args:
+            now: Seconds of a clock that only grows.
+        """
+        self._left = min(self._burst, self._left + max(0.0, now - self._counted_at) * self._per_second)
+        self._counted_at = now
+        if self._left < 1.0:
+            return RETRY_SECONDS
+        self._left -= 1.0
+        return 0.0
+
+
+# ---- build snapshot --------------------------------------------------------------------------------------------------
 
 Environment = Callable[[TrainingJob, CreateWorker], WorkerEnvironment]
 """What a new worker must be told."""

@@ -12,7 +12,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from surefoot.errors import OutOfBounds
@@ -21,36 +21,186 @@ from surefoot.protocol.plain import shorten
 from surefoot.task_set import TaskSet
 from surefoot_operator import metrics, reasons
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.coordinator.desired_messages import DesiredState, desired_state_after
-from surefoot_operator.coordinator.told_holders import scope_after
+from surefoot_operator.coordinator.desired_messages import DesiredState, desired_state_after, scope_after
 from surefoot_operator.errors import FabricError, InvariantBroken, JobRefused, NotLeading, ViewRefused, WorldMoved
-from surefoot_operator.job_snapshot import Observed
+from surefoot_operator.job_snapshot import HolderSeen, NodeSeen, Observed, WorkerSeen
 from surefoot_operator.platforms.interface import FabricSeen
-from surefoot_operator.policy.core.actions import Event, Plan, SetFinalizer
-from surefoot_operator.policy.core.indexes import topology_of
+from surefoot_operator.policy.core.actions import DropSaves, Event, Plan, SetFinalizer
+from surefoot_operator.policy.core.facts import topology_of
 from surefoot_operator.policy.maintenance.maintenance_plan import Maintenance, maintain
 from surefoot_operator.policy.maintenance.memory_tier_rollout import JobSafety, refused_safety, safety
-from surefoot_operator.policy.membership.drops_under_way import Going
-from surefoot_operator.policy.membership.idle import is_idle
-from surefoot_operator.policy.membership.invalid_spec import accepted, refused
-from surefoot_operator.policy.membership.node_departure import departure
+from surefoot_operator.policy.membership.lifecycle import accepted, is_idle, refused
+from surefoot_operator.policy.membership.planned_change import departure
+from surefoot_operator.policy.membership.restore_decisions import Going
 from surefoot_operator.policy.planning.plan import plan
 from surefoot_operator.policy.planning.plan_invariants import check
-from surefoot_operator.policy.report.refused_calls import refusal_events, unplanned
-from surefoot_operator.policy.report.refused_records import with_refused_records
-from surefoot_operator.policy.report.tier_contents import with_contents
+from surefoot_operator.policy.report.blockers import refusal_events, unplanned, with_refused_records
+from surefoot_operator.policy.report.status_conditions import with_contents
 from surefoot_operator.reconcile.apply_plan import carry_out, carry_out_maintenance, repairing
 from surefoot_operator.reconcile.build_snapshot import Dependencies, observed, ranks_of, worker_ids
 from surefoot_operator.reconcile.event_recorder import EventRecorder, TierFailureEvents
 from surefoot_operator.reconcile.job_metrics import JobMetrics
-from surefoot_operator.reconcile.round_log import RoundLog
-from surefoot_operator.reconcile.round_pace import GATHERING_SECONDS, RoundPace
-from surefoot_operator.reconcile.steady_parts import SteadyParts
-from surefoot_operator.reconcile.worker_ages import WorkerAges
 from surefoot_operator.reconcile.worker_calls import WorkerCalls
 from surefoot_operator.rejected_calls import ApiCall
 
 log = logging.getLogger(__name__)
+
+
+# ---- log of a reconcile ----------------------------------------------------------------------------------------------
+# Logs what a job's rounds decide, each decision once. A round a second that decides the same would fill the log with
+# it.
+
+_MOST_TOLD = 32
+"""Actions that a line of the log names."""
+
+
+class RoundLog:
+    """Remembers what was logged last, for one job."""
+
+    def __init__(self) -> None:
+        self._said = self._said_actions = ""
+        self._without: tuple[int, int] | None = None
+
+    def say(self, decided: Plan, kept: Maintenance | None, status: JobStatus) -> None:
+        """Logs what differs from the last plan and maintenance."""
+        what, world = _told(decided.actions), _world(status)
+        line = f"{decided.reason}{': ' if what else ''}{what}"
+        if line != self._said:
+            self._said = line
+            log.info("[%s] %s", world, line)
+        actions = _told(kept.actions if kept is not None else ())
+        if actions != self._said_actions:
+            self._said_actions = actions
+            # drops come with every few saves; who looks for one asks for them
+            routine = kept is None or all(isinstance(e, DropSaves) for e in kept.actions)
+            log.log(logging.DEBUG if routine else logging.INFO, "[%s] maintenance: %s", world, actions)
+
+        for one in kept.unrecoverable if kept is not None else ():
+            if (one.checkpoint.epoch, one.worker) != self._without:  # once, and not with each save that it misses
+                self._without = (one.checkpoint.epoch, one.worker)
+                log.info("[%s] %s: the other ranks' saves of such checkpoints are dropped", world, one.reason)
+
+
+def _told(actions: Sequence[object]) -> str:
+    """The first few: a line that names two thousand is read by nobody, and takes longer than what it is about."""
+    more = len(actions) - _MOST_TOLD
+    return "; ".join((*map(str, actions[:_MOST_TOLD]), *((f"and {more} more",) if more > 0 else ())))
+
+
+def _world(status: JobStatus) -> str:
+    world = status.world
+    return "no world" if world is None else f"epoch {world.epoch} {world.state.lower()}"
+
+
+# ---- time between reconciles -----------------------------------------------------------------------------------------
+# Paces one job's rounds: what is gathered, how long it sleeps. Pure. Two thousand agents that stop one after another
+# would have the job planned for each few of them, and the plans would take the event loop from the very words that they
+# wait for. A thousand jobs that wait, looked at every two seconds in case something was missed, took a third of a core
+# to find nothing.
+
+GATHERING_SECONDS = 0.005
+"""Several messages of one happening come within so long: they are answered by one plan."""
+COSTS_GATHERED = 6.0
+"""While words keep coming they are gathered for so many times what a decision takes: it leaves the loop to them meanwhile."""
+MOST_GATHERING_SECONDS = 0.15
+"""And no longer, whatever a decision takes: a busy machine makes it look dear."""
+STILL_SECONDS = 10.0
+"""A job that nobody speaks of is looked at this often: what is older than 15 s says nothing to whoever leaves a node."""
+EVENED = 0.4
+"""Share of such a sleep that is left to chance: a thousand that began together would be looked at together for all time, and
+whoever is spoken of meanwhile would wait behind them."""
+
+
+class RoundPace:
+    """Remembers the last decision's cost and the looks that found nothing."""
+
+    def __init__(self) -> None:
+        self._decision_seconds = 0.0
+        self._still = 0
+
+    def decided(self, seconds: float) -> None:
+        """Takes note of how long the newest decision took."""
+        self._decision_seconds = seconds
+
+    def looked(self, heard: bool, still: bool) -> None:
+        """Counts the looks in a row that found nothing.
+
+        Args:
+            heard: Somebody had said something since the last.
+            still: The look changed nothing and had nothing done.
+        """
+        self._still = 0 if heard or not still else self._still + 1
+
+    @property
+    def gathering_seconds(self) -> float:
+        """How long words that keep coming are gathered."""
+        return max(GATHERING_SECONDS, min(COSTS_GATHERED * self._decision_seconds, MOST_GATHERING_SECONDS))
+
+    def sleep_seconds(self, longest_seconds: float, chance: float) -> float:
+        """Returns how long to sleep if nothing is heard.
+
+        `longest_seconds`, and twice as long after each look that found nothing, up to STILL_SECONDS; the last of it as
+        `chance`, between 0 and 1, has it.
+        """
+        still = min(longest_seconds * 2.0 ** min(self._still, 10), STILL_SECONDS)
+        return max(longest_seconds, still * (1.0 - EVENED * chance))
+
+
+# ---- ages of workers -------------------------------------------------------------------------------------------------
+# Measures worker ages by this operator's own clock.
+
+
+class WorkerAges:
+    """Of one job's workers, since this operator first saw each."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[WorkerSeen, WorkerSeen]] | None = None
+        """By uid, a worker as it was shown last and with its age by this clock: the same again for the same."""
+
+    def told(self, workers: Sequence[WorkerSeen], now: float) -> tuple[WorkerSeen, ...]:
+        """Returns the workers with creation times by this operator's clock.
+
+        The workers, made no later than they were seen. Those that came while we looked were made when they came.
+        """
+        known, self._known = self._known, {}
+        found = []
+        for worker in workers:
+            shown, aged = (known or {}).get(worker.uid, (None, None))
+            if aged is None:
+                created = now if known is not None else min(worker.created_seconds, now)
+                aged = replace(worker, created_seconds=created)
+            elif shown is not worker:
+                aged = replace(worker, created_seconds=aged.created_seconds)
+            self._known[worker.uid] = worker, aged
+            found.append(aged)
+        return tuple(found)
+
+
+# ---- parts of a snapshot that did not change -------------------------------------------------------------------------
+# Replaces equal parts of a snapshot by those of the last. `core.facts` keeps what it derived from a tuple for as long
+# as it gets that tuple: fabrics and monitors build a new one each time they are asked, of the same objects.
+
+
+class SteadyParts:
+    """Remembers nodes, workers and holders of one job's last snapshot."""
+
+    def __init__(self) -> None:
+        self._workers: tuple[WorkerSeen, ...] = ()
+        self._nodes: tuple[NodeSeen, ...] = ()
+        self._holders: tuple[HolderSeen, ...] = ()
+
+    def of(self, seen: Observed) -> Observed:
+        """Returns the snapshot with equal parts replaced by the last ones."""
+        if seen.workers != self._workers:
+            self._workers = seen.workers
+        if seen.nodes != self._nodes:
+            self._nodes = seen.nodes
+        if seen.holders != self._holders:
+            self._holders = seen.holders
+        return replace(seen, workers=self._workers, nodes=self._nodes, holders=self._holders)
+
+
+# ---- reconciler ------------------------------------------------------------------------------------------------------
 
 _SUSPENDED_SECONDS = 0.25
 _NOTICE_CHARACTERS = 900

@@ -13,7 +13,7 @@ from cluster.engine import Engine
 from cluster.processes import run, wait
 from cluster.values import Values, merged, values
 from support.machine_speed import scaled
-from surefoot_operator.controller.leader.shards import leader_label, lease_name
+from surefoot_operator.controller.leader.election_rules import leader_label, lease_name
 
 NAMESPACE = "surefoot-system"
 RELEASE = "surefoot"

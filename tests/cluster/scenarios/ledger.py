@@ -15,8 +15,8 @@ from typing import Any
 
 from cluster.scenarios.trainer_files import FINAL, TRACE
 from surefoot.protocol.checkpoints.lineage import Lineage
-from surefoot_operator.cli.local import ledger as counting
-from surefoot_operator.cli.local.ledger import LedgerLine, parse_line
+from surefoot_operator.cli.local import progress as counting
+from surefoot_operator.cli.local.progress import LedgerLine, parse_line
 
 
 @dataclass(slots=True)
@@ -105,11 +105,15 @@ def account(
     mine: Ledger, lineage: Lineage, undisturbed: Ledger, straight: Lineage, until: int | None = None
 ) -> Account:
     """Every step along the lineage up to `until`, against the same steps of the undisturbed job."""
-    kept = {s: lines for s, lines in counting.along(mine.all_lines(), lineage).items() if until is None or s <= until}
-    losses = counting.losses(counting.along(undisturbed.all_lines(), straight))
-    counted = counting.account(kept)
+    kept = {
+        s: lines
+        for s, lines in counting.counted_lines(mine.all_lines(), lineage).items()
+        if until is None or s <= until
+    }
+    losses = counting.mean_loss_by_step(counting.counted_lines(undisturbed.all_lines(), straight))
+    counted = counting.count_samples(kept)
     assert counted is not None, "no step was written down"
-    difference = counting.largest_difference(counting.losses(kept), losses)
+    difference = counting.largest_difference(counting.mean_loss_by_step(kept), losses)
     assert difference is not None, "the two jobs share no step"
     assert kept.keys() <= losses.keys(), "the undisturbed job made fewer steps"
     return Account(counted.steps, counted.lost, counted.repeated, difference, len(mine.twice()))

@@ -31,7 +31,7 @@ from cluster.scenarios.installed import NAMESPACE, Installed, answered
 from cluster.scenarios.kwok import PODS_OF_A_NODE, simulated_job, simulated_nodes
 from cluster.scenarios.operator_figures import figures, machine_load, metrics_of
 from cluster.scenarios.scripted_lines import CoordinatorAddresses, ScriptedLines
-from surefoot_operator.controller.leader.shards import shard_of
+from surefoot_operator.controller.leader.election_rules import shard_of
 
 SPACE = "lines"
 PODS = f"/api/v1/namespaces/{SPACE}/pods"

@@ -17,7 +17,7 @@ from bench.scripted_agents import ScriptedWorker
 from cluster import layout
 from cluster.processes import wait
 from cluster.scenarios.installed import Installed, is_ready
-from surefoot_operator.controller.leader.shards import leader_label, shard_url
+from surefoot_operator.controller.leader.election_rules import leader_label, shard_url
 
 LOOK_SECONDS = 0.2
 END_SECONDS = 20.0

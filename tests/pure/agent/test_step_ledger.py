@@ -14,7 +14,7 @@ from surefoot.agent import step_ledger as ledger
 from surefoot.agent.step_ledger import StepLedger
 from surefoot.ipc.trainer_messages import Stepped
 from surefoot.protocol.progress import Progress
-from surefoot_operator.cli.local.ledger import parse_line
+from surefoot_operator.cli.local.progress import parse_line
 
 
 class Disk:

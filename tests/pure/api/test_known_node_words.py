@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from surefoot_operator.api.known_node_signals import KNOWN_SIGNALS, NOT_OF_THE_NODE, WRITERS, NodeWord
 from surefoot_operator.api.spec import NodeSignals
-from surefoot_operator.platforms.kubernetes.views import nodes
-from surefoot_operator.platforms.kubernetes.views.leases import Heard
+from surefoot_operator.platforms.kubernetes.views import observations
+from surefoot_operator.platforms.kubernetes.views.observations import Heard
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "node-health.md"
 WORDS = [word for writer in WRITERS for word in writer.words]
@@ -37,7 +37,7 @@ def bearing(*words: NodeWord, reason: str = "Because") -> dict[str, Any]:
 
 
 def seen(found: dict[str, Any], signals: NodeSignals = KNOWN_SIGNALS) -> tuple[str, str]:
-    shown = nodes.node(found, Heard(), "zone", signals)
+    shown = observations.observe_node(found, Heard(), "zone", signals)
     return shown.signal, shown.remark
 
 
@@ -91,7 +91,9 @@ def test_a_monitor_s_own_trouble_is_not_the_node_s_unless_a_job_asks_for_it(kind
     found = bearing(NodeWord("condition", f"{kind}=False", "sick"), reason=reason)
     assert seen(found)[0] == ""
     assert seen(found, NodeSignals(conditions=(f"{kind}=False",)))[0]
-    assert nodes.marks(found) != nodes.marks(bearing(NodeWord("condition", f"{kind}=False", "sick"), reason="Other"))
+    assert observations.plan_fields(found) != observations.plan_fields(
+        bearing(NodeWord("condition", f"{kind}=False", "sick"), reason="Other")
+    )
 
 
 @pytest.mark.parametrize("kind", ["MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable"])

@@ -9,12 +9,12 @@ import pytest
 import yaml
 
 from surefoot.protocol.identities import OlderJob
+from surefoot_operator.api.fields import checkpoints_in_memory
 from surefoot_operator.api.loading import load_yaml
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import HealthPolicy, MemoryTierSpec, RestoreFrom
-from surefoot_operator.api.spec_limits import checkpoints_in_memory
 from surefoot_operator.errors import SpecError
-from surefoot_operator.policy.membership.initial_restore import older_job
+from surefoot_operator.policy.membership.restore_point import older_job
 
 SMALLEST: dict[str, Any] = {
     "apiVersion": "surefoot.dev/v1alpha1",

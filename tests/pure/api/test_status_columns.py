@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot_operator.api.status_columns import MOST_ENTRIES, numbers, packed_numbers, packed_texts, texts
+from surefoot_operator.api.status_json import MOST_ENTRIES, numbers, packed_numbers, packed_texts, texts
 
 names = st.sampled_from(["node-a", "node-b", "node-c.example", "a", "aa", "aaa", "0123abcd", "ffff0000"])
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from surefoot_operator.cli import cli_errors
+from surefoot_operator.cli import command_base
 from surefoot_operator.cli.main import build_parser
 
 PAGE = (Path(__file__).parents[3] / "docs" / "cli.md").read_text(encoding="utf-8")
@@ -71,7 +71,7 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_every_exit_code_is_described() -> None:
-    codes = {value for name, value in vars(cli_errors).items() if name.startswith("EXIT_")}
+    codes = {value for name, value in vars(command_base).items() if name.startswith("EXIT_")}
     assert codes == {int(code) for code in re.findall(r"^\| (\d+) \|", SECTIONS["Exit codes"], flags=re.MULTILINE)}
 
 

@@ -6,8 +6,7 @@ import subprocess
 
 import pytest
 
-from surefoot_operator.cli.main import main
-from surefoot_operator.cli.shell_completion import SHELLS
+from surefoot_operator.cli.main import SHELLS, main
 
 
 @pytest.mark.parametrize("shell", SHELLS)

@@ -14,7 +14,7 @@ import pytest
 
 from surefoot.errors import SurefootError
 from surefoot.holder.provisioning import HolderAdmin
-from surefoot_operator.cli.stop_request import StopRequest, signals_ignored, stop_requests
+from surefoot_operator.cli.command_base import StopRequest, signals_ignored, stop_requests
 
 DEADLINE_SECONDS = 20.0
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot_operator.controller.leader.claims import (
+from surefoot_operator.controller.leader.cluster_claim import (
     EXPIRY_SECONDS,
     MAX_INSTALLATIONS,
     MAY_ACT_SECONDS,
@@ -21,7 +21,7 @@ from surefoot_operator.controller.leader.claims import (
     find_rival,
     needs_renewal,
     parse_claims,
-    renew,
+    renew_claim,
 )
 
 NAMESPACES = st.sampled_from(["", "a", "b", "c"])
@@ -65,7 +65,7 @@ def test_two_that_may_have_a_job_in_common_never_stand_together(comers: list[tup
     for name, namespace in comers:
         seen = add_reading(ClaimsSeen(), claims, 0.0)
         if not find_rival(seen, name, namespace, 0.0):
-            claims = renew(seen, name, Claim(namespace, "beat"), 0.0)
+            claims = renew_claim(seen, name, Claim(namespace, "beat"), 0.0)
         spaces = [claim.namespace for claim in claims.values()]
         assert len(spaces) == len(set(spaces))
         assert "" not in spaces or len(spaces) == 1 or name in claims
@@ -85,7 +85,7 @@ def test_who_is_gone_is_succeeded_after_a_while_and_not_before() -> None:
     claims = {"gone": Claim("", "1")}
     for seconds, rival in ((EXPIRY_SECONDS - 1, "gone"), (EXPIRY_SECONDS, "")):
         assert find_rival(watched(claims, seconds), "new", "", seconds) == rival
-    assert set(renew(watched(claims, EXPIRY_SECONDS), "new", Claim("", "1"), EXPIRY_SECONDS)) == {"new"}
+    assert set(renew_claim(watched(claims, EXPIRY_SECONDS), "new", Claim("", "1"), EXPIRY_SECONDS)) == {"new"}
 
 
 def test_who_could_not_look_does_not_say_that_others_did_not_renew() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from surefoot_operator.controller.collector import begin_collector
+from surefoot_operator.controller.process_setup import begin_collector
 
 
 @pytest.fixture

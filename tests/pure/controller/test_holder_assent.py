@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from surefoot_operator.controller.holder_assent import ASSENTS, OBJECTS, objection
+from surefoot_operator.controller.memory_tier_maintenance import ASSENTS, OBJECTS, objection
 from surefoot_operator.policy.maintenance.memory_tier_rollout import HolderPod, ready_holders
 
 

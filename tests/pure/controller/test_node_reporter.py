@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from surefoot_operator.controller.node_reporter import NodeReporter
+from surefoot_operator.controller.shard_leadership import NodeReporter
 from surefoot_operator.errors import FabricError
-from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused
-from surefoot_operator.platforms.kubernetes.status_patch import timestamp
+from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
+from surefoot_operator.platforms.kubernetes.api_writes import timestamp
 
 NOW = 1_000_000.0
 NODE = {

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from support.foreign_jobs import ALL, hyperpod_job, job_set, one, pod, pytorch_job, runtime, train_job
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.convert.conversion import KINDS, converted, of_command
-from surefoot_operator.convert.conversion_errors import NotConvertible
-from surefoot_operator.convert.job_draft import THE_PROGRAM
-from surefoot_operator.convert.rendering import rendered
+from surefoot_operator.convert.job_draft import THE_PROGRAM, rendered
+from surefoot_operator.convert.manifest import NotConvertible
 
 
 def test_a_pytorch_job_keeps_its_sizes_limits_and_program() -> None:

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot_operator.convert.conversion_errors import NotConvertible
-from surefoot_operator.convert.launcher import Launch, read_launch
-from surefoot_operator.convert.shell_script import shell_of, without_launcher
+from surefoot_operator.convert.job_draft import Launch, read_launch, shell_of, without_launcher
+from surefoot_operator.convert.manifest import NotConvertible
 
 
 @pytest.mark.parametrize(

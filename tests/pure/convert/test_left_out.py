@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from support.foreign_jobs import ALL, hyperpod_job, job_set, one, pod, pytorch_job, runtime, train_job
-from surefoot_operator.convert.rendering import rendered
+from surefoot_operator.convert.job_draft import rendered
 
 CLAIMS = [{"templates": [{"metadata": {"name": "data"}, "spec": {}}], "retentionPolicy": {"whenDeleted": "Retain"}}]
 

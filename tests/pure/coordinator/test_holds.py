@@ -12,7 +12,7 @@ from surefoot.protocol.messages import (
     HoldAnswer,
     ToAgent,
 )
-from surefoot_operator.coordinator import order_requests
+from surefoot_operator.coordinator import pending_requests
 from surefoot_operator.coordinator.sessions import (
     Sessions,
     begin,
@@ -24,7 +24,7 @@ from surefoot_operator.coordinator.sessions import (
 
 def proposed(step: int = 60) -> Sessions:
     sessions = talking()
-    return replace(sessions, orders=order_requests.propose_hold(sessions.orders, 2, step, "propose", (A, B), 1001.0))
+    return replace(sessions, orders=pending_requests.propose_hold(sessions.orders, 2, step, "propose", (A, B), 1001.0))
 
 
 def holds(sessions: Sessions, worker: WorkerId) -> list[ToAgent]:
@@ -50,15 +50,15 @@ def test_one_refusal_cancels_a_hold_for_all_and_it_may_be_proposed_anew() -> Non
     assert holds(sessions, A) == [Hold(2, 60, "cancel")]
     sessions = heard(sessions, B, HoldAnswer(2, 60, True), 1002.0)
     assert holds(sessions, A) == [Hold(2, 60, "cancel")]
-    again = replace(sessions, orders=order_requests.propose_hold(sessions.orders, 2, 80, "propose", (A, B), 1003.0))
+    again = replace(sessions, orders=pending_requests.propose_hold(sessions.orders, 2, 80, "propose", (A, B), 1003.0))
     assert holds(again, A) == [Hold(2, 80, "propose")]
 
 
 def test_nobody_may_bind_before_all_accepted() -> None:
     sessions = proposed()
-    same = order_requests.propose_hold(sessions.orders, 2, 60, "bind", (A, B), 1002.0)
+    same = pending_requests.propose_hold(sessions.orders, 2, 60, "bind", (A, B), 1002.0)
     assert same.hold == sessions.orders.hold
-    assert order_requests.propose_hold(begin("job-1", 1.0).orders, 2, 60, "bind", (A, B), 1.0).hold is None
+    assert pending_requests.propose_hold(begin("job-1", 1.0).orders, 2, 60, "bind", (A, B), 1.0).hold is None
 
 
 def test_a_hold_ends_with_its_world_and_answers_of_another_step_are_ignored() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from surefoot.protocol.progress import Progress
 from surefoot.protocol.standing.rank_pace import RankPace
-from surefoot_operator.coordinator.pace_windows import WINDOW_LOOKS, WINDOW_STEPS, paced
+from surefoot_operator.coordinator.sessions import WINDOW_LOOKS, WINDOW_STEPS, paced
 from surefoot_operator.job_snapshot import MOST_WINDOWS, PaceSeen
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from surefoot.protocol.identities import WorkerId
 from surefoot.protocol.pair_messages import PairResult, PairStore, PairTrial
-from surefoot_operator.coordinator import pair_orders
-from surefoot_operator.coordinator.pending_requests import Orders, moved
+from surefoot_operator.coordinator import pending_requests
+from surefoot_operator.coordinator.pending_requests import Orders, drop_other_generations
 from surefoot_operator.job_snapshot import PairSideSeen
 
 A, B = WorkerId(0, 1), WorkerId(1, 1)
@@ -15,45 +15,45 @@ SIDES = (PairSideSeen(A, "ia", "n0"), PairSideSeen(B, "ib", "n1"))
 
 
 def asked() -> Orders:
-    return pair_orders.ask(Orders(7), [SIDES], 100.0)
+    return pending_requests.request_tests(Orders(7), [SIDES], 100.0)
 
 
 def hosted() -> Orders:
-    return pair_orders.answered(asked(), A, PairStore(7, "n0:5"), 101.0)
+    return pending_requests.record_result(asked(), A, PairStore(7, "n0:5"), 101.0)
 
 
 def test_the_guest_hears_of_it_once_the_host_has_a_store() -> None:
-    assert pair_orders.words(asked(), A, "ia") == [PairTrial(7, "n1")]
-    assert pair_orders.words(asked(), B, "ib") == []
-    assert pair_orders.words(hosted(), A, "ia") == [PairTrial(7, "n1")], "the host is told nothing new"
-    assert pair_orders.words(hosted(), B, "ib") == [PairTrial(7, "n0", "n0:5")]
-    assert pair_orders.words(hosted(), B, "another start") == []
-    assert pair_orders.concerned(asked().pairs, hosted().pairs) == {A, B}
+    assert pending_requests.pending_tests(asked(), A, "ia") == [PairTrial(7, "n1")]
+    assert pending_requests.pending_tests(asked(), B, "ib") == []
+    assert pending_requests.pending_tests(hosted(), A, "ia") == [PairTrial(7, "n1")], "the host is told nothing new"
+    assert pending_requests.pending_tests(hosted(), B, "ib") == [PairTrial(7, "n0", "n0:5")]
+    assert pending_requests.pending_tests(hosted(), B, "another start") == []
+    assert pending_requests.workers_of_changed_pairs(asked().pairs, hosted().pairs) == {A, B}
 
 
 def test_who_answered_is_asked_no_more_and_its_first_word_stands() -> None:
-    orders = pair_orders.answered(hosted(), B, PairResult(7, "fails", "x" * 1000), 102.0)
-    assert pair_orders.words(orders, B, "ib") == []
-    assert pair_orders.words(orders, A, "ia") == [PairTrial(7, "n1")]
+    orders = pending_requests.record_result(hosted(), B, PairResult(7, "fails", "x" * 1000), 102.0)
+    assert pending_requests.pending_tests(orders, B, "ib") == []
+    assert pending_requests.pending_tests(orders, A, "ia") == [PairTrial(7, "n1")]
     (pair,) = orders.pairs.values()
     assert (pair.sides[1].verdict, pair.answered_seconds) == ("fails", 102.0)
     assert len(pair.sides[1].text) == 300
-    assert pair_orders.answered(orders, B, PairResult(7, "well"), 103.0) is orders
-    assert pair_orders.answered(orders, A, PairStore(7, "n0:6"), 103.0) is orders
+    assert pending_requests.record_result(orders, B, PairResult(7, "well"), 103.0) is orders
+    assert pending_requests.record_result(orders, A, PairStore(7, "n0:6"), 103.0) is orders
 
 
 def test_answers_to_another_coordinator_or_of_somebody_else_are_ignored() -> None:
     orders = hosted()
-    assert pair_orders.answered(orders, A, PairResult(6, "fails"), 102.0) is orders
-    assert pair_orders.answered(orders, WorkerId(2, 1), PairResult(7, "fails"), 102.0) is orders
-    assert pair_orders.answered(asked(), B, PairStore(7, "n1:5"), 101.0) == asked(), "only the host has one"
+    assert pending_requests.record_result(orders, A, PairResult(6, "fails"), 102.0) is orders
+    assert pending_requests.record_result(orders, WorkerId(2, 1), PairResult(7, "fails"), 102.0) is orders
+    assert pending_requests.record_result(asked(), B, PairStore(7, "n1:5"), 101.0) == asked(), "only the host has one"
 
 
 def test_a_pair_is_asked_once_outlives_epochs_and_goes_with_both_agents() -> None:
     orders = hosted()
-    assert pair_orders.ask(orders, [SIDES, SIDES[::-1]], 200.0) is orders
-    again = pair_orders.ask(orders, [(SIDES[0], replace(SIDES[1], incarnation="later"))], 200.0)
+    assert pending_requests.request_tests(orders, [SIDES, SIDES[::-1]], 200.0) is orders
+    again = pending_requests.request_tests(orders, [(SIDES[0], replace(SIDES[1], incarnation="later"))], 200.0)
     assert sorted(again.pairs) == [7, 8]
-    assert moved(orders, 5, committed=True).pairs == orders.pairs
-    assert pair_orders.kept(orders, {"ia"}) is orders
-    assert pair_orders.kept(orders, {"another"}).pairs == {}
+    assert drop_other_generations(orders, 5, committed=True).pairs == orders.pairs
+    assert pending_requests.drop_gone_pairs(orders, {"ia"}) is orders
+    assert pending_requests.drop_gone_pairs(orders, {"another"}).pairs == {}

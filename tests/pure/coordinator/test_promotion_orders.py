@@ -7,7 +7,7 @@ from dataclasses import replace
 from support.talk import CLAIMED, A, talking, words
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.messages import Persisted, PromoteSave
-from surefoot_operator.coordinator import order_requests, request_replies
+from surefoot_operator.coordinator import pending_requests, request_replies
 from surefoot_operator.coordinator.desired_messages import outbox_diff
 from surefoot_operator.coordinator.sessions import heard, ruled
 
@@ -15,7 +15,7 @@ from surefoot_operator.coordinator.sessions import heard, ruled
 def test_uploads_are_told_to_their_workers_and_counted_by_checkpoint() -> None:
     sessions = talking()
     saves = (RankSave(2, 50, 0), RankSave(2, 50, 1))
-    sessions = replace(sessions, orders=order_requests.promote(sessions.orders, {A: PromoteSave(2, saves)}))
+    sessions = replace(sessions, orders=pending_requests.promote(sessions.orders, {A: PromoteSave(2, saves)}))
     assert PromoteSave(2, saves, 1) in words(sessions, A)
     sessions = heard(sessions, A, Persisted(saves[0]), 1002.0)
     sessions = heard(sessions, A, Persisted(saves[1], error="slow down"), 1002.0)
@@ -28,14 +28,14 @@ def test_an_upload_that_was_not_wanted_for_a_while_is_asked_for_again() -> None:
     """Its failure was told meanwhile, and meant nothing then (simulator, seed 8148)."""
     sessions = talking()
     share = {A: PromoteSave(2, (RankSave(2, 50, 0),))}
-    sessions = replace(sessions, orders=order_requests.promote(sessions.orders, share))
+    sessions = replace(sessions, orders=pending_requests.promote(sessions.orders, share))
     _, told = outbox_diff({}, words(sessions, A))
-    sessions = replace(sessions, orders=order_requests.promote(sessions.orders, {}))
+    sessions = replace(sessions, orders=pending_requests.promote(sessions.orders, {}))
     sessions = heard(sessions, A, Persisted(RankSave(2, 50, 0), error="no answer"), 1002.0)
-    sessions = replace(sessions, orders=order_requests.promote(sessions.orders, share))
+    sessions = replace(sessions, orders=pending_requests.promote(sessions.orders, share))
     said, _ = outbox_diff(told, words(sessions, A))
     assert [type(message) for message in said] == [PromoteSave]
-    assert order_requests.promote(sessions.orders, share) is sessions.orders
+    assert pending_requests.promote(sessions.orders, share) is sessions.orders
 
 
 def test_uploads_of_long_ago_are_not_remembered_forever() -> None:

@@ -29,7 +29,7 @@ from surefoot.protocol.messages import (
 )
 from surefoot.protocol.progress import Progress
 from surefoot.protocol.wire import decode, encode
-from surefoot_operator.coordinator import order_requests
+from surefoot_operator.coordinator import pending_requests
 from surefoot_operator.coordinator.desired_messages import Delivered, desired_messages, desired_state, outbox_diff
 from surefoot_operator.coordinator.sessions import (
     begin,
@@ -355,7 +355,7 @@ def test_whatever_happens_an_agent_ends_up_having_heard_the_present_word(happeni
                 sessions = heard(sessions, A, StoreReady(status.world.epoch if status.world else 0, f"h:{now}"), now)
             case "hold":
                 epoch = status.world.epoch if status.world else 0
-                book = order_requests.propose_hold(sessions.orders, epoch, now, "propose", (A,), now)
+                book = pending_requests.propose_hold(sessions.orders, epoch, now, "propose", (A,), now)
                 sessions = replace(sessions, orders=book)
             case "accept":
                 hold = sessions.orders.hold

@@ -9,8 +9,8 @@ from surefoot.protocol.checkpoints.lineage import LineageEntry
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, RankSave
 from surefoot_operator.api.status import JobStatus, World
-from surefoot_operator.coordinator.told_holders import HolderScope, needed_holders, scope_after
-from surefoot_operator.observed_tiers import HolderSeen
+from surefoot_operator.coordinator.desired_messages import HolderScope, needed_servers, scope_after
+from surefoot_operator.job_snapshot import HolderSeen
 
 PARENT = Checkpoint(1, 40)
 HOLDERS = tuple(endpoint(f"n{i:02}") for i in range(40))
@@ -34,7 +34,7 @@ def numbers(told: tuple[HolderEndpoint, ...]) -> list[int]:
 
 
 def test_a_worker_needs_its_targets_and_what_its_own_ranks_and_the_first_one_saved() -> None:
-    needed = needed_holders(STATUS, HOLDERS, TARGETS, scope_after(None, STATUS, lambda: READ))
+    needed = needed_servers(STATUS, HOLDERS, TARGETS, scope_after(None, STATUS, lambda: READ))
     assert needed is not None
     assert {index: numbers(told) for index, told in needed.items()} == {
         0: [0, 1, 20, 21],
@@ -45,13 +45,13 @@ def test_a_worker_needs_its_targets_and_what_its_own_ranks_and_the_first_one_sav
 
 
 def test_what_no_index_told_of_is_left_to_whoever_asks() -> None:
-    needed = needed_holders(STATUS, HOLDERS, TARGETS, scope_after(None, STATUS, tuple))
+    needed = needed_servers(STATUS, HOLDERS, TARGETS, scope_after(None, STATUS, tuple))
     assert needed is not None
     assert numbers(needed[1]) == [2, 3]
 
 
 def test_a_holder_that_is_named_no_more_is_told_to_nobody() -> None:
-    needed = needed_holders(
+    needed = needed_servers(
         STATUS,
         HOLDERS[:20] + HOLDERS[21:],
         TARGETS,
@@ -63,8 +63,8 @@ def test_a_holder_that_is_named_no_more_is_told_to_nobody() -> None:
 
 def test_all_hear_of_all_where_holders_are_few() -> None:
     scope = scope_after(None, STATUS, lambda: READ)
-    assert needed_holders(STATUS, HOLDERS[:32], TARGETS, scope) is None
-    assert needed_holders(STATUS, HOLDERS[:33], TARGETS, scope) is not None
+    assert needed_servers(STATUS, HOLDERS[:32], TARGETS, scope) is None
+    assert needed_servers(STATUS, HOLDERS[:33], TARGETS, scope) is not None
 
 
 def test_what_a_world_restores_is_read_once() -> None:

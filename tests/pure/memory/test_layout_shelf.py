@@ -8,8 +8,8 @@ from support.operations import counted
 from surefoot.errors import OutOfBounds
 from surefoot.protocol.bounds import values_of
 from surefoot.protocol.checkpoints.records import Layout
-from surefoot_operator.memory import layout_shelf
-from surefoot_operator.memory.layout_shelf import LayoutShelf
+from surefoot_operator.memory import server_probe
+from surefoot_operator.memory.server_probe import LayoutShelf
 
 TEXT = Layout((), (), 0).to_json()
 FEW, MANY = 10, 400
@@ -35,7 +35,7 @@ def test_a_record_that_comes_twice_counts_once_and_one_that_goes_makes_room(monk
     assert shelf.digests == {"a", "b"}
     shelf.keep({"a"})
     assert "b" in shelf, "it was just read, and is named in a moment"
-    monkeypatch.setattr(layout_shelf, "UNNAMED_SECONDS", -1.0)
+    monkeypatch.setattr(server_probe, "UNNAMED_SECONDS", -1.0)
     shelf.keep({"a"})
     shelf.add("c", TEXT)
     assert shelf.digests == {"a", "c"}

@@ -3,7 +3,7 @@
 import pytest
 
 from surefoot.holder.provisioning import Memory
-from surefoot_operator.memory.quota import Terms, is_worth_measuring, overdraft
+from surefoot_operator.memory.server_probe import Terms, is_worth_measuring, overdraft
 
 GIB = 1 << 30
 SERVER = 8 * GIB

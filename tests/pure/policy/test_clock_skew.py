@@ -8,10 +8,10 @@ import pytest
 
 from support.builders import BEGAN, running, worker
 from surefoot_operator.api.status import ExcludedNode, Incident, Restart, World
-from surefoot_operator.controller.term_clock import TermClock
+from surefoot_operator.controller.process_setup import TermClock
 from surefoot_operator.policy.failure.clock_skew import not_ahead
 from surefoot_operator.policy.planning.plan import plan
-from surefoot_operator.reconcile.worker_ages import WorkerAges
+from surefoot_operator.reconcile.reconciler import WorkerAges
 
 NOW = BEGAN + 100
 HOUR = 3600.0

@@ -14,8 +14,7 @@ from surefoot_operator import reasons
 from surefoot_operator.api.spec import Gang, SchedulingPolicy
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.errors import InvariantBroken
-from surefoot_operator.job_snapshot import Observed, WorkerSeen
-from surefoot_operator.observed_groups import GroupCallSeen, PodGroup, PodGroupSeen, PodGroupsSeen
+from surefoot_operator.job_snapshot import GroupCallSeen, Observed, PodGroup, PodGroupSeen, PodGroupsSeen, WorkerSeen
 from surefoot_operator.policy.core.actions import CreateWorker, KeepGroup, Plan, RemoveGroup
 from surefoot_operator.policy.planning.plan import plan
 from surefoot_operator.policy.planning.plan_invariants import check

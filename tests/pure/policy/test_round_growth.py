@@ -7,14 +7,13 @@ from dataclasses import replace
 from support.builders import running
 from support.operations import counted
 from surefoot_operator.job_snapshot import NodeSeen, Observed
-from surefoot_operator.policy.core import indexes
-from surefoot_operator.policy.core.facts import gather
-from surefoot_operator.policy.core.kept import MOST_KEPT, kept_while_same
+from surefoot_operator.policy.core import facts
+from surefoot_operator.policy.core.facts import MOST_KEPT, gather, kept_while_same
 from surefoot_operator.policy.maintenance.maintenance_plan import maintain
 from surefoot_operator.policy.membership.workers import reconcile_workers
 from surefoot_operator.policy.planning.plan import plan
 from surefoot_operator.policy.planning.plan_invariants import check
-from surefoot_operator.reconcile.steady_parts import SteadyParts
+from surefoot_operator.reconcile.reconciler import SteadyParts
 
 FEW, MANY = 10, 400
 A_WORKER = 2_250
@@ -59,10 +58,10 @@ def test_where_nodes_stand_is_read_once_for_all_jobs() -> None:
     costs = {}
     for count in (FEW, MANY):
         nodes = tuple(NodeSeen(f"m{n}", f"m{n}", ready=True, path=("zone", f"rack-{n}")) for n in range(count))
-        first = indexes.topology_of(nodes, "uid-0")
+        first = facts.topology_of(nodes, "uid-0")
         jobs = [f"uid-{job}" for job in range(1, 3 * MOST_KEPT)]
-        costs[count] = counted(lambda nodes=nodes, jobs=jobs: [indexes.topology_of(nodes, job) for job in jobs])  # type: ignore[misc]
-        assert indexes.topology_of(nodes, "uid-0").paths is first.paths
+        costs[count] = counted(lambda nodes=nodes, jobs=jobs: [facts.topology_of(nodes, job) for job in jobs])  # type: ignore[misc]
+        assert facts.topology_of(nodes, "uid-0").paths is first.paths
     assert costs[MANY] <= costs[FEW] * 1.2
 
 
@@ -80,10 +79,10 @@ def test_equal_parts_stay_the_same_objects_and_others_do_not() -> None:
 
 def test_an_index_is_made_once_for_one_tuple_and_anew_for_another() -> None:
     seen = running(workers=3)
-    once = indexes.holders_by_id(seen.holders)
-    assert indexes.holders_by_id(seen.holders) is once
+    once = facts.holders_by_id(seen.holders)
+    assert facts.holders_by_id(seen.holders) is once
     other = tuple(replace(h, state="Silent") for h in seen.holders)
-    assert {h.state for h in indexes.holders_by_id(other).values()} == {"Silent"}
+    assert {h.state for h in facts.holders_by_id(other).values()} == {"Silent"}
 
 
 def test_what_is_kept_is_bounded_and_told_by_its_arguments() -> None:

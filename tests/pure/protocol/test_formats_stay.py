@@ -24,7 +24,7 @@ from surefoot.protocol.progress import Progress
 from surefoot.protocol.standing.rank_pace import RankPace
 from surefoot_operator.api.status import JobStatus, StoredCheckpoints, TimeSpent
 from surefoot_operator.api.status_json import SCHEMA_VERSION, status_from_json, status_to_json
-from surefoot_operator.platforms.local.run_records import (
+from surefoot_operator.platforms.local.run_folder import (
     Deletion,
     NodeRecord,
     WorkerRecord,

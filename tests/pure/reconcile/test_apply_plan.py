@@ -12,10 +12,9 @@ import pytest
 from support.builders import running
 from surefoot.protocol.identities import WorkerId
 from surefoot_operator.errors import FabricError
-from surefoot_operator.job_snapshot import PurgeCallSeen
-from surefoot_operator.observed_groups import PodGroup
+from surefoot_operator.job_snapshot import PodGroup, PurgeCallSeen
 from surefoot_operator.platforms.interface import FabricSeen
-from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused
+from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
 from surefoot_operator.policy.core.actions import (
     Action,
     CleanMemory,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from surefoot_operator.reconcile.progress_pace import RETRY_SECONDS, ProgressPace
+from surefoot_operator.reconcile.build_snapshot import RETRY_SECONDS, ProgressPace
 
 
 def written(jobs: int, seconds: int, every: float, pace: ProgressPace) -> int:

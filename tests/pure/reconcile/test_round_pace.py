@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from surefoot_operator.policy.membership import node_departure
+from surefoot_operator.policy.membership import planned_change
 from surefoot_operator.reconcile import Reconciler
 from surefoot_operator.reconcile.build_snapshot import Dependencies
-from surefoot_operator.reconcile.round_pace import (
+from surefoot_operator.reconcile.reconciler import (
     COSTS_GATHERED,
     EVENED,
     GATHERING_SECONDS,
@@ -39,7 +39,7 @@ def test_looks_that_find_nothing_become_rarer_and_any_word_brings_them_back() ->
         slept.append(pace.sleep_seconds(2.0, chance=0.0))
         pace.looked(heard=False, still=True)
     assert slept == [2.0, 4.0, 8.0, STILL_SECONDS, STILL_SECONDS]
-    assert STILL_SECONDS < node_departure.STALE_SECONDS
+    assert STILL_SECONDS < planned_change.STALE_SECONDS
     pace.looked(heard=True, still=True)
     assert pace.sleep_seconds(2.0, chance=0.5) == 2.0
     pace.looked(heard=False, still=True)

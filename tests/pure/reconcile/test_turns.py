@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from surefoot_operator.reconcile import turns
-from surefoot_operator.reconcile.turns import Turns
+from surefoot_operator.reconcile import build_snapshot
+from surefoot_operator.reconcile.build_snapshot import Turns
 
 
 class Passes:
@@ -43,7 +43,7 @@ async def test_rounds_that_wait_for_nothing_do_not_follow_each_other_in_one_pass
 
 
 async def test_a_long_round_is_alone_in_its_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    passes, given = Passes(monkeypatch, 2 * turns.SLICE_SECONDS), Turns(at_once=64)
+    passes, given = Passes(monkeypatch, 2 * build_snapshot.SLICE_SECONDS), Turns(at_once=64)
     await asyncio.gather(*(passes.round(given) for _ in range(50)))
     passes.ended = True
     assert (sum(passes.begun), max(passes.begun)) == (50, 1)
@@ -73,7 +73,7 @@ async def test_no_more_are_under_way_than_allowed_and_who_is_cancelled_leaves_ro
 
 
 async def test_who_is_cancelled_while_others_have_the_pass_leaves_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    passes, given = Passes(monkeypatch, 2 * turns.SLICE_SECONDS), Turns(at_once=2)
+    passes, given = Passes(monkeypatch, 2 * build_snapshot.SLICE_SECONDS), Turns(at_once=2)
     tasks = [asyncio.create_task(passes.round(given)) for _ in range(3)]
     await asyncio.sleep(0)
     tasks[1].cancel()

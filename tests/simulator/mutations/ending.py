@@ -7,7 +7,7 @@ from dataclasses import replace
 from simulator.mutations.mutation import ROUGH, Mutation, constant
 from surefoot_operator.policy.core.facts import Facts
 from surefoot_operator.policy.membership import final_checkpoint
-from surefoot_operator.policy.planning import claimed_plan
+from surefoot_operator.policy.planning import plan
 
 UNSTARTED = replace(ROUGH, least_workers=3, steps=60, faults=10, fault_span_seconds=6.0,
                     kinds=("workers cannot be started", "agent dies"))  # fmt: skip
@@ -25,7 +25,7 @@ def _impatient(facts: Facts) -> str | None:
 
 
 ENDING = (
-    Mutation("start failures use up backoffLimit", patches=((claimed_plan, "start_failure", _impatient),), settings=UNSTARTED),
+    Mutation("start failures use up backoffLimit", patches=((plan, "start_failure", _impatient),), settings=UNSTARTED),
     Mutation("a job ends before its newest checkpoint is stored", patches=((final_checkpoint, "rescue", constant(None)),),
              settings=OVERDUE),
 )  # fmt: skip

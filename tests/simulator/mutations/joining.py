@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simulator.mutations.mutation import ROUGH, Mutation, constant
-from surefoot_operator.policy.failure import pair_trials, unhealthy_nodes
+from surefoot_operator.policy.failure import unhealthy_nodes
 from surefoot_operator.policy.membership import claim, workers
 
 TRIED = replace(ROUGH, nodes=5, steps=40, interval=4, step_seconds=0.25, faults=0, pre_join_check="Enforce")
@@ -23,10 +23,10 @@ JOINING = (
              settings=replace(TRIED, workers=1, nodes=4, steps=200)),
     Mutation("a worker gets a rank while it is tried with others",
              patches=((claim, "is_awaited", constant(False)),), settings=TRIED),
-    Mutation("who fails with others that pass gets a rank", patches=((pair_trials, "judged", constant({})),),
+    Mutation("who fails with others that pass gets a rank", patches=((unhealthy_nodes, "unhealthy_by_pair_tests", constant({})),),
              settings=replace(TRIED, workers=4, least_workers=2)),
-    Mutation("who fails with one other that passes is sick", patches=((pair_trials, "_PROVEN", 1),),
+    Mutation("who fails with one other that passes is sick", patches=((unhealthy_nodes, "_PROVEN", 1),),
              settings=replace(TRIED, workers=3, nodes=3, steps=100)),
     Mutation("whoever does not answer is waited for without limit", settings=replace(TRIED, workers=3, nodes=3),
-             patches=((pair_trials, "TRIAL_SECONDS", 1e9), (pair_trials, "PAIRED_SECONDS", 1e9))),
+             patches=((unhealthy_nodes, "TRIAL_SECONDS", 1e9), (unhealthy_nodes, "PAIRED_SECONDS", 1e9))),
 )  # fmt: skip

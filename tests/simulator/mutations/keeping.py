@@ -22,11 +22,11 @@ from surefoot.protocol.checkpoints import lineage, retention
 from surefoot.protocol.checkpoints.settled import Settled
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.job_snapshot import Observed
-from surefoot_operator.policy.failure.losses import Loss
+from surefoot_operator.policy.failure.failure_detection import Loss
 from surefoot_operator.policy.maintenance import maintenance_plan as upkeep
 from surefoot_operator.policy.maintenance import upload_plan
 from surefoot_operator.policy.membership import final_checkpoint
-from surefoot_operator.policy.membership.drops_under_way import Going
+from surefoot_operator.policy.membership.restore_decisions import Going
 
 _gone, _standing, _copies = retention.gone_checkpoints, upkeep.standing_of, upkeep.copies_of
 _persistent_drops, _upkeep = retention.persistent_drops, upkeep.maintain

@@ -13,7 +13,7 @@ from surefoot.agent import events as on
 from surefoot.agent import state_machine as agent_life
 from surefoot_operator.policy.core import availability
 from surefoot_operator.policy.core.facts import Facts, has_stepped
-from surefoot_operator.policy.membership import planned_change, surviving_copies
+from surefoot_operator.policy.membership import planned_change
 
 ANNOUNCED = replace(ROUGH, nodes=4, steps=60, faults=4, fault_span_seconds=12.0, interval=50, replicas=1,
                     kinds=tuple(announced.KINDS))  # fmt: skip
@@ -61,9 +61,9 @@ LEAVING = (
     Mutation("a deleted worker is noticed when it is gone", patches=((planned_change, "departure_reason", constant("")),), settings=ELASTIC),
     Mutation("a world that told of no step is ended without a halt", patches=((planned_change, "_stepless", _before_a_step),),
              settings=STARTING),
-    Mutation("copies on a node that is left count", patches=((surviving_copies, "going", constant(set())),),
+    Mutation("copies on a node that is left count", patches=((planned_change, "domains_being_evacuated", constant(set())),),
              settings=RECLAIMED),
-    Mutation("a halted world does not wait for its copies", patches=((surviving_copies, "lacking", constant("")),),
+    Mutation("a halted world does not wait for its copies", patches=((planned_change, "missing_to_survive", constant("")),),
              settings=RECLAIMED),
     Mutation("agents do not say that they are leaving", patches=((Agent, "leaving", property(constant(False))),),
              settings=RECLAIMED),

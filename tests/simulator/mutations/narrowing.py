@@ -9,7 +9,7 @@ from simulator.engine import Line
 from simulator.mutations.mutation import ROUGH, Mutation, constant
 from simulator.mutations.versions import ROLLED
 from surefoot.agent import holder_search
-from surefoot_operator.coordinator import told_holders
+from surefoot_operator.coordinator import desired_messages
 
 NARROWED = replace(ROUGH, nodes=4, replicas=1, faults=6, kinds=("trainer dies", "agent dies"))
 
@@ -18,7 +18,7 @@ NARROWING = (
     Mutation("a restoring rank takes some holders for all", patches=((trainers, "knows_all", constant(True)),),
              settings=NARROWED),
     Mutation("who seeks holders asks nobody", patches=((holder_search, "asked_again", constant(())),), settings=NARROWED),
-    Mutation("who asks for all holders is told of some", patches=((told_holders, "is_asked_for", constant(False)),),
+    Mutation("who asks for all holders is told of some", patches=((desired_messages, "wants_all_servers", constant(False)),),
              settings=NARROWED),
     Mutation("an agent of a former version is told of some holders", patches=((Line, "lists_holders", True),), settings=ROLLED),
 )  # fmt: skip

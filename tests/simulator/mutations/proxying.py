@@ -7,7 +7,7 @@ from typing import Any
 
 from simulator.mutations.mutation import ROUGH, Mutation, constant
 from simulator.rules import ALL
-from surefoot_operator.coordinator import holder_sightings, request_replies
+from surefoot_operator.coordinator import pending_requests, request_replies
 from surefoot_operator.policy.failure import memory_server_liveness
 from surefoot_operator.policy.membership import final_checkpoint
 
@@ -29,7 +29,7 @@ def _untold(usable: Any, *_: Any) -> Any:
 
 
 PROXYING = (
-    Mutation("what an agent read for the operator is ignored", patches=((holder_sightings, "read", _unread),), settings=CUT_OFF),
+    Mutation("what an agent read for the operator is ignored", patches=((pending_requests, "record_index", _unread),), settings=CUT_OFF),
     Mutation("ranks are not told of a holder that an agent read for the operator",
              patches=((memory_server_liveness, "with_proxied", _untold),), settings=CUT_OFF),
     Mutation("a listing from before an agent read a holder counts",

@@ -11,7 +11,7 @@ from simulator.tiers import Holder
 from simulator.trainers import Trainer
 from surefoot.protocol.wire import OLDEST
 from surefoot_operator.coordinator import request_replies
-from surefoot_operator.observed_tiers import PersistentSeen
+from surefoot_operator.job_snapshot import PersistentSeen
 from surefoot_operator.policy.planning import plan
 
 DAMAGED = replace(ROUGH, steps=60, faults=14, fault_span_seconds=14.0, persistent_interval=1, interval=1,

@@ -23,16 +23,15 @@ from simulator.scopes import Scope
 from simulator.world import Decisions
 from surefoot.protocol.checkpoints import completeness
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint
-from surefoot_operator.coordinator import desired_messages, order_requests, pending_requests, sessions
-from surefoot_operator.job_snapshot import Observed
-from surefoot_operator.observed_tiers import HolderSeen
-from surefoot_operator.policy.core import facts, indexes
+from surefoot_operator.coordinator import desired_messages, pending_requests, sessions
+from surefoot_operator.job_snapshot import HolderSeen, Observed
+from surefoot_operator.policy.core import facts
 from surefoot_operator.policy.core.actions import Plan
 from surefoot_operator.policy.failure import memory_server_liveness
 from surefoot_operator.policy.failure.spare_workers import wanted_indexes
 from surefoot_operator.policy.maintenance import maintenance_plan as upkeep
 from surefoot_operator.policy.membership import claim, restore_point
-from surefoot_operator.policy.planning import claimed_plan, plan
+from surefoot_operator.policy.planning import plan
 
 
 def _oldest(found: Any) -> Checkpoint | None:
@@ -99,10 +98,10 @@ def _another_of_its_node(known: facts.Facts, silent: list[HolderEndpoint]) -> li
     return [one for one in silent if one.holder.node not in answering]
 
 
-_SEALED = tuple((module, "sealed_at", _any_ready) for module in (facts, indexes))
+_SEALED = tuple((module, "sealed_at", _any_ready) for module in (facts, facts))
 
 RESTORE = (
-    Mutation("a world that is tied to a size gets another", patches=((claimed_plan, "tie_of", constant(None)),), settings=TIED),
+    Mutation("a world that is tied to a size gets another", patches=((plan, "tie_of", constant(None)),), settings=TIED),
     Mutation("the oldest checkpoint is chosen", patches=((restore_point, "newest", _oldest),)),
     Mutation("a holder is not read", decisions=planning(_unread)),
     Mutation("silent holders are neither awaited nor given up",
@@ -122,7 +121,7 @@ RESTORE = (
                               kinds=("operator loses a holder for long", "trainer dies", "holder restarts"))),
     Mutation("readings of an older epoch and unsealed holders count", patches=_SEALED,
              settings=replace(PARTED, steps=60, faults=14, fault_span_seconds=16.0)),
-    Mutation("a listing made before the last index counts", patches=((order_requests, "void_listing", _asked_before),), settings=PROMOTING,
+    Mutation("a listing made before the last index counts", patches=((pending_requests, "void_listing", _asked_before),), settings=PROMOTING,
              scope=Scope("listed before reading", 1, 2, 1, 1, persistent=True, off=frozenset({"list after read"}))),
     Mutation("the floor does not bind the parent", patches=((restore_point, "floor_of", constant(None)),),
              settings=UNGIVING),

@@ -10,7 +10,7 @@ from simulator.mutations.mutation import ROUGH, Mutation, constant, planning
 from surefoot.protocol.standing.collectives import Collective, OddCollective, odd_collective
 from surefoot.protocol.standing.rank_places import RankPlace
 from surefoot_operator.job_snapshot import Observed
-from surefoot_operator.policy.failure import odd_one, unhealthy_nodes
+from surefoot_operator.policy.failure import failure_detection, unhealthy_nodes
 from surefoot_operator.policy.membership import node_exclusion
 
 SICK = replace(ROUGH, nodes=4, steps=160, interval=4, step_seconds=0.25, faults=3, fault_span_seconds=6.0,
@@ -50,10 +50,10 @@ def _of_its_node(told: Iterable[Collective]) -> OddCollective | None:
 
 SICKENING = (
     Mutation("some rank is named for a hang", settings=HANGING,
-             patches=((odd_one, "odd_rank", _the_first), (odd_one, "odd_collective", constant(None)))),
-    Mutation("who waits in a collective is named for the hang", patches=((odd_one, "odd_collective", _whoever_waits),),
+             patches=((failure_detection, "odd_rank", _the_first), (failure_detection, "odd_collective", constant(None)))),
+    Mutation("who waits in a collective is named for the hang", patches=((failure_detection, "odd_collective", _whoever_waits),),
              settings=replace(HANGING, workers=4)),
-    Mutation("a node is blamed for unlike paths of a program", patches=((odd_one, "odd_collective", _of_its_node),),
+    Mutation("a node is blamed for unlike paths of a program", patches=((failure_detection, "odd_collective", _of_its_node),),
              settings=replace(HANGING, workers=4)),
     Mutation("a node is left for what a program did", decisions=planning(_all_of_nodes),
              settings=replace(SICK, kinds=("a program errs on its GPU",))),

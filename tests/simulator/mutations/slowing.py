@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from simulator.judgement import SLOW
 from simulator.mutations.mutation import Mutation, constant
-from surefoot_operator.policy.failure import slow_ranks, stragglers
-from surefoot_operator.policy.membership import straggler_replacement
+from surefoot_operator.policy.failure import stragglers
+from surefoot_operator.policy.membership import node_exclusion
 
 MOVED = replace(SLOW, faults=1, on_straggler="Replace")
 
@@ -16,11 +16,11 @@ SLOWING = (
              settings=replace(SLOW, kinds=("node is slow for a moment",))),
     Mutation("a name outlives its place", patches=((stragglers, "_is_there", constant(True)),),
              settings=replace(MOVED, kinds=("node is slow",))),
-    Mutation("who is slow wherever it runs is moved again", patches=((straggler_replacement, "_why_not", constant("")),),
+    Mutation("who is slow wherever it runs is moved again", patches=((node_exclusion, "_why_not", constant("")),),
              settings=replace(MOVED, kinds=("a rank is slow wherever it runs",), steps=200)),
-    Mutation("what one rank alone does counts against its node", patches=((slow_ranks, "_own_line", constant(None)),),
+    Mutation("what one rank alone does counts against its node", patches=((stragglers, "_own_line", constant(None)),),
              settings=replace(MOVED, kinds=("a rank does more than the others",))),
     Mutation("what all ranks do counts as one rank's own",
-             patches=((slow_ranks, "HARDLY", 1.0),),
+             patches=((stragglers, "HARDLY", 1.0),),
              settings=replace(MOVED, kinds=("node is slow",))),
 )  # fmt: skip

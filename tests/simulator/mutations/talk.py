@@ -129,7 +129,7 @@ TALK = (
     Mutation("steps that others tell of are no sign of life", patches=((failures, "moving_until", _hasty),), settings=UNHEARD),
     Mutation("a line that breaks is a worker that is lost",
              patches=((failures, "RECONNECT_GRACE_SECONDS", 0.0), (failures, "moving_until", _hasty)), settings=BROKEN),
-    Mutation("requests of an older world are still answered", patches=((pending_requests, "moved", lambda order, *_: order),),
+    Mutation("requests of an older world are still answered", patches=((pending_requests, "drop_other_generations", lambda order, *_: order),),
              redundant="answers bear the epoch that they were asked for, and whoever reads them compares it"),
     Mutation("a replaced agent may come back", patches=((sessions, "refusal", constant(None)),),
              redundant="a fabric runs one agent of a worker at a time, and members are named by incarnation"),

@@ -11,9 +11,8 @@ import copy
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, cast
 
-from surefoot_operator.platforms.kubernetes.api_client import Api
-from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused, ApiSilent
-from surefoot_operator.platforms.kubernetes.pod_exec import Ran
+from surefoot_operator.platforms.kubernetes.api_client import Api, Ran
+from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused, ApiSilent
 from surefoot_operator.rejected_calls import RefusedCalls
 
 Body = dict[str, Any]

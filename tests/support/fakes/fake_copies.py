@@ -9,7 +9,7 @@ from surefoot.protocol.checkpoints.lineage import entry_of, on_lineage
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.observed_tiers import HolderSeen
+from surefoot_operator.job_snapshot import HolderSeen
 
 
 @dataclass

@@ -48,15 +48,17 @@ from surefoot.protocol.messages import (
 from surefoot.protocol.progress import Progress
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.platforms.local.job_store import Store
-from surefoot_operator.platforms.local.run_folder import RunFolder, read_json, write_json
-from surefoot_operator.platforms.local.run_records import (
+from surefoot_operator.platforms.local.platform import Store
+from surefoot_operator.platforms.local.run_folder import (
     HolderRecord,
     NodeRecord,
+    RunFolder,
     WorkerRecord,
     WorkerState,
     from_json,
+    read_json,
     to_json,
+    write_json,
 )
 
 log = logging.getLogger(__name__)

@@ -17,8 +17,16 @@ from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
 from surefoot.protocol.progress import Progress
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import JobStatus, World
-from surefoot_operator.job_snapshot import ExitSeen, HoldSeen, NodeSeen, Observed, SessionSeen, WorkerSeen
-from surefoot_operator.observed_tiers import PersistentSeen, SightSeen
+from surefoot_operator.job_snapshot import (
+    ExitSeen,
+    HoldSeen,
+    NodeSeen,
+    Observed,
+    PersistentSeen,
+    SessionSeen,
+    SightSeen,
+    WorkerSeen,
+)
 from surefoot_operator.policy.core.actions import (
     Action,
     CleanMemory,

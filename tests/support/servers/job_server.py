@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 from surefoot_operator.errors import FabricError
-from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused, ApiSilent
+from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused, ApiSilent
 from surefoot_operator.platforms.kubernetes.platform import KubernetesFabric
 from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache
 from surefoot_operator.rejected_calls import RefusedCalls

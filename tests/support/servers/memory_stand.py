@@ -19,8 +19,8 @@ from surefoot.holder.server_process import HolderServer
 from surefoot.protocol.checkpoints.records import Layout, Piece, RankManifest, TensorLayout
 from surefoot.protocol.identities import HolderEndpoint, RankSave
 from surefoot_operator.api.status import JobStatus, World
+from surefoot_operator.job_snapshot import HolderSeen
 from surefoot_operator.memory import HolderPlace, HolderPool, JobHolders
-from surefoot_operator.observed_tiers import HolderSeen
 from surefoot_operator.settings import MemorySettings
 
 ACCOUNT = Credentials("job-1", "the job's password")

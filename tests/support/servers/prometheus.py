@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from support.machine_speed import scaled
-from surefoot_operator.platforms.local.holder_process import free_port
+from surefoot_operator.platforms.local.node_process import free_port
 
 WAIT_SECONDS = scaled(30.0)
 SCRAPE_MILLISECONDS = 200

@@ -6,7 +6,10 @@ Called by `main`. `described` and `description_lines` are pure.
 from __future__ import annotations
 
 import argparse
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from surefoot.protocol.plain import amount
 from surefoot_operator.api.status import (
@@ -14,21 +17,143 @@ from surefoot_operator.api.status import (
     DataRead,
     ExcludedNode,
     Incident,
+    JobStatus,
     Rollback,
     StoredCheckpoints,
     TierContents,
     TimeSpent,
     slow_nodes,
 )
-from surefoot_operator.cli.cli_errors import EXIT_OK
-from surefoot_operator.cli.jobs.job_source import add_job, view_of
-from surefoot_operator.cli.jobs.job_summary import JobSummary, exposed, lasting, progressed, saved, summary
-from surefoot_operator.cli.jobs.job_view import JobView
+from surefoot_operator.cli.cluster_access import add_cluster
+from surefoot_operator.cli.command_base import EXIT_OK
+from surefoot_operator.cli.jobs.read_jobs import (
+    JobView,
+    Pace,
+    StoredJob,
+    add_job,
+    add_run_folder,
+    on_cluster,
+    pace_of,
+    read_jobs,
+    read_run,
+    view_of,
+)
+from surefoot_operator.cli.local import run_report
 from surefoot_operator.cli.local.progress import Happened
-from surefoot_operator.cli.structured_output import add_output, emit
-from surefoot_operator.cli.tables import UNKNOWN, TextTable, age, indented, number, text_lines
-from surefoot_operator.job_snapshot import WorkerSeen
+from surefoot_operator.cli.tables import UNKNOWN, TextTable, add_output, age, emit, indented, number, text_lines
+from surefoot_operator.job_snapshot import NodeSeen, WorkerSeen
 from surefoot_operator.policy.report.time_spent import goodput, seconds_spent
+
+# ---- job summary -----------------------------------------------------------------------------------------------------
+# Summarises one job in a row of `surefoot list`. Pure.
+
+
+@dataclass(frozen=True, slots=True)
+class JobSummary:
+    """What a person asks first of one job."""
+
+    namespace: str
+    name: str
+    state: str
+    ready: str
+    world_ranks: int | None
+    epoch: int | None
+    pace: Pace
+    restarts: int | None
+    age_seconds: float | None
+    message: str
+    memory_bytes: int | None = None
+    """Of its checkpoints in memory, every copy counted."""
+    persistent_bytes: int | None = None
+
+
+def summary(stored: StoredJob, now: float) -> JobSummary:
+    """Summarises a job; what cannot be read is its message."""
+    status = stored.status
+    world = status.world if status is not None else None
+    there = StoredCheckpoints() if status is None else lasting(status)
+    began = stored.created_seconds or (status.start_seconds if status is not None else None)
+    return JobSummary(
+        namespace=stored.namespace,
+        name=stored.name,
+        state=stored.phase or "Unseen",
+        ready=stored.ready,
+        world_ranks=None if world is None else world.size,
+        epoch=None if world is None else world.epoch,
+        pace=pace_of(stored, now),
+        restarts=stored.restarts,
+        age_seconds=None if began is None else max(0.0, now - began),
+        message="; ".join(stored.problems) or _message(stored),
+        memory_bytes=None if there.memory is None else there.memory.bytes,
+        persistent_bytes=None if there.persistent is None else there.persistent.bytes,
+    )
+
+
+def lasting(status: JobStatus) -> StoredCheckpoints:
+    """What each tier keeps: nothing in memory once a job is over."""
+    over = status.phase in ("Complete", "Failed")
+    return StoredCheckpoints(persistent=status.checkpoints.persistent) if over else status.checkpoints
+
+
+def _message(stored: StoredJob) -> str:
+    if not stored.phase:
+        return "no operator has looked at this job yet: is surefoot-operator running?"
+    return stored.status.message if stored.status is not None else ""
+
+
+def summary_table(found: Sequence[JobSummary], wide: bool, everywhere: bool) -> TextTable:
+    """Lays summaries out; namespaces where several may be, messages where `wide`."""
+    columns = ("NAME", "STATE", "READY", "WORLD", "STEP", "LEFT", "CHECKPOINT", "RESTARTS", "AGE")
+    more = ("EPOCH", "RATE", "EXPOSED", "IN-MEMORY", "PERSISTENT", "MESSAGE") if wide else ()
+    rows = []
+    for one in found:
+        row = (
+            one.name,
+            one.state,
+            one.ready or UNKNOWN,
+            number(one.world_ranks),
+            progressed(one.pace),
+            age(one.pace.left_seconds),
+            saved(one.pace),
+            number(one.restarts),
+            age(one.age_seconds),
+        )
+        rate = one.pace.steps_per_second
+        rest = (
+            number(one.epoch),
+            UNKNOWN if rate is None else f"{rate:.3g}/s",
+            exposed(one.pace),
+            *(UNKNOWN if size is None else amount(size) for size in (one.memory_bytes, one.persistent_bytes)),
+            one.message,
+        )
+        rows.append((*((one.namespace,) if everywhere else ()), *row, *(rest if wide else ())))
+    return TextTable((*(("NAMESPACE",) if everywhere else ()), *columns, *more), tuple(rows))
+
+
+def progressed(pace: Pace) -> str:
+    """`420/1000 (42%)`, or the step alone."""
+    if pace.step is None or pace.total_steps is None:
+        return number(pace.step)
+    return f"{pace.step}/{pace.total_steps} ({min(100, 100 * pace.step // pace.total_steps)}%)"
+
+
+def saved(pace: Pace) -> str:
+    """The newest complete checkpoint and its age: `420 (12s)`."""
+    if pace.checkpoint_step is None:
+        return UNKNOWN
+    aged = pace.checkpoint_age_seconds
+    return str(pace.checkpoint_step) if aged is None else f"{pace.checkpoint_step} ({age(aged)})"
+
+
+def exposed(pace: Pace) -> str:
+    """What a failure now would repeat: `5 steps (2s)`."""
+    if pace.exposed_steps is None:
+        return UNKNOWN
+    steps = f"{pace.exposed_steps} step{'' if pace.exposed_steps == 1 else 's'}"
+    return steps if pace.exposed_seconds is None else f"{steps} ({age(pace.exposed_seconds)})"
+
+
+# ---- describe --------------------------------------------------------------------------------------------------------
 
 _MOST_EVENTS = 8
 _MOST_WORKERS = 64
@@ -66,12 +191,12 @@ class JobDescription:
     """What each tier has, with its bytes; of a job that is over, what stays."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_describe_arguments(parser: argparse.ArgumentParser) -> None:
     add_job(parser)
     add_output(parser)
 
 
-def run(given: argparse.Namespace) -> int:
+def run_describe(given: argparse.Namespace) -> int:
     found = described(view_of(given))
     emit(found, given.output, lambda wide: description_lines(found, wide))
     return EXIT_OK
@@ -235,3 +360,194 @@ def event_line(one: Happened, now: float) -> str:
 
 def _newest(events: tuple[Happened, ...], wide: bool) -> tuple[Happened, ...]:
     return events if wide else events[-_MOST_EVENTS:]
+
+
+# ---- list jobs -------------------------------------------------------------------------------------------------------
+# Implements `surefoot list`: one row a job.
+
+
+def add_list_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-A", "--all-namespaces", action="store_true", help="jobs of all namespaces")
+    add_run_folder(parser)
+    add_cluster(parser)
+    add_output(parser)
+
+
+def run_list(given: argparse.Namespace) -> int:
+    if given.run_folder is not None:
+        view = read_run(given.run_folder)
+        found = [summary(view.stored, view.now)]
+    else:
+        stored, now = on_cluster(given, read_jobs), time.time()
+        found = [summary(one, now) for one in sorted(stored, key=str)]
+    emit(found, given.output, lambda wide: job_lines(found, wide, given.all_namespaces))
+    return EXIT_OK
+
+
+def job_lines(found: list[JobSummary], wide: bool, everywhere: bool) -> list[str]:
+    """Renders the list, or says that there is none."""
+    if not found:
+        return [f"no TrainingJobs{'' if everywhere else ' in this namespace; -A looks in all'}"]
+    return text_lines(summary_table(found, wide, everywhere))
+
+
+# ---- list nodes ------------------------------------------------------------------------------------------------------
+# Implements `surefoot nodes`: a job's nodes and what runs there. `node_rows` is pure.
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUse:
+    """One node as a job uses it."""
+
+    name: str
+    state: str
+    domain: str
+    workers: tuple[str, ...]
+    ranks: tuple[str, ...]
+    """Group ranks of the workers that are members of the world."""
+    holder: str
+    why: str
+    """Why it is not used, or is being left."""
+
+
+def add_nodes_arguments(parser: argparse.ArgumentParser) -> None:
+    add_job(parser)
+    parser.add_argument("--all", action="store_true", help="nodes without a worker or holder too")
+    add_output(parser, ("json", "yaml"))
+
+
+def run_nodes(given: argparse.Namespace) -> int:
+    view = view_of(given)
+    found = node_rows(view, everything=given.all)
+    emit(found, given.output, lambda wide: [*node_lines(found), *view.unread])
+    return EXIT_OK
+
+
+def node_rows(view: JobView, everything: bool = False) -> list[NodeUse]:
+    """Joins nodes with workers, members and holders, sorted by name."""
+    status = view.stored.status
+    world = status.world if status is not None else None
+    members = world.members if world is not None else ()
+    places = {(member.index, member.attempt): place for place, member in enumerate(members)}
+    known = {node.name: node for node in view.nodes or ()}
+    holders = {one.node: "running" if one.running else "not ready" for one in view.holders or ()}
+    left = () if status is None else (*status.excluded_nodes, *slow_nodes(status, view.now))
+    avoided = {one.name: one.reason for one in left}
+    workers: dict[str, list[tuple[int, int]]] = {}
+    for worker in view.workers:
+        if worker.node is not None and worker.phase not in ("Succeeded", "Failed"):
+            workers.setdefault(worker.node, []).append((worker.index, worker.attempt))
+    used = {*workers, *holders, *avoided, *(member.node for member in members)}
+    found = []
+    for name in sorted(used | set(known) if everything else used):
+        node, here = known.get(name), workers.get(name, ())
+        found.append(
+            NodeUse(
+                name=name,
+                state=_state(view, node),
+                domain=UNKNOWN if node is None else "/".join(filter(None, node.path)) or node.domain,
+                workers=tuple(f"{index}-{attempt}" for index, attempt in here),
+                ranks=tuple(str(places[one]) for one in here if one in places),
+                holder=UNKNOWN if view.holders is None else holders.get(name, "none"),
+                why="; ".join(filter(None, (avoided.get(name), *_reasons(node)))),
+            )
+        )
+    return found
+
+
+def node_lines(found: list[NodeUse]) -> list[str]:
+    if not found:
+        return ["the job has no node"]
+    columns = ("NODE", "STATE", "DOMAIN", "WORKERS", "GROUP RANK", "HOLDER", "WHY")
+    rows = tuple(
+        (one.name, one.state, one.domain, _joined(one.workers), _joined(one.ranks), one.holder, one.why)
+        for one in found
+    )
+    return text_lines(TextTable(columns, rows))
+
+
+def _joined(values: tuple[str, ...]) -> str:
+    return ",".join(values) or UNKNOWN
+
+
+def _state(view: JobView, node: NodeSeen | None) -> str:
+    if node is None:
+        return UNKNOWN if view.nodes is None else "gone"
+    if not node.ready:
+        return "NotReady"
+    if node.doubt:
+        return "doubted"
+    return "Ready" if node.schedulable else "Ready, cordoned"
+
+
+def _reasons(node: NodeSeen | None) -> tuple[str, ...]:
+    return () if node is None else tuple(filter(None, (node.reason, node.signal, node.doubt, node.remark)))
+
+
+# ---- job timeline ----------------------------------------------------------------------------------------------------
+# Implements `surefoot timeline`: what happened to a job, in order. `timeline_of` and `timeline_lines` are pure. Events
+# say what the operator decided, incidents where each second of a recovery went: read apart, neither explains a pause.
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineEntry:
+    """One thing that happened; of an incident also its phases."""
+
+    at_seconds: float
+    kind: str
+    text: str
+    warning: bool = False
+    phases: tuple[str, ...] = ()
+
+
+def add_timeline_arguments(parser: argparse.ArgumentParser) -> None:
+    add_job(parser)
+    parser.add_argument("--incidents", action="store_true", help="incidents alone, without events")
+    add_output(parser, ("json", "yaml"))
+
+
+def run_timeline(given: argparse.Namespace) -> int:
+    view = view_of(given)
+    found = timeline_of(view, events=not given.incidents)
+    emit(found, given.output, lambda wide: [*timeline_lines(found), *view.stored.problems, *view.unread])
+    return EXIT_OK
+
+
+def timeline_of(view: JobView, events: bool = True) -> list[TimelineEntry]:
+    """Joins events, incidents and the job's own beginning and end, oldest first."""
+    status = view.stored.status
+    found = []
+    if events:
+        found += [TimelineEntry(e.at_seconds, e.reason, e.message, e.warning) for e in view.events]
+    if status is not None:
+        if status.start_seconds is not None:
+            found.append(TimelineEntry(status.start_seconds, "start", "the job starts"))
+        found += [_of_incident(one) for one in status.incidents]
+        if status.completion_seconds is not None:
+            found.append(TimelineEntry(status.completion_seconds, "end", f"{status.phase}: {status.message}"))
+    return sorted(found, key=lambda one: one.at_seconds)
+
+
+def _of_incident(incident: Incident) -> TimelineEntry:
+    found = run_report.incident_report(incident, ())
+    _, *phases = run_report.timeline({"incidents": [found]})
+    return TimelineEntry(
+        incident.detected_seconds,
+        "incident",
+        f"{incident.kind}: {incident.reason}",
+        incident.kind != "planned",
+        tuple(phases),
+    )
+
+
+def timeline_lines(found: list[TimelineEntry]) -> list[str]:
+    """Renders entries with the clock (UTC) and the seconds since the first."""
+    if not found:
+        return ["nothing is known to have happened: the cluster keeps events for an hour, and the status ten incidents"]
+    lines, first = [], found[0].at_seconds
+    for one in found:
+        clock = datetime.fromtimestamp(one.at_seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        mark = "!" if one.warning else " "
+        lines.append(f"{clock} {one.at_seconds - first:+9.1f} s {mark} {one.kind}: {one.text}")
+        lines += [f"{'':30}{phase}" for phase in one.phases]
+    return lines

@@ -1,14 +1,127 @@
 """Estimates a job's rate and what a failure now would repeat.
 
-Pure; called by `job_summary`. A rate that is not known is None: a job that has just begun has none, and 0 would be an answer.
+Pure; called by `describe`. A rate that is not known is None: a job that has just begun has none, and 0 would be an answer.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import argparse
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
 
-from surefoot_operator.api.status import JobStatus
-from surefoot_operator.cli.jobs.stored_job import StoredJob
+from surefoot_operator.api.known_node_signals import KNOWN_SIGNALS
+from surefoot_operator.api.parse import parse_job
+from surefoot_operator.api.spec import TOTAL_STEPS, TrainingJob
+from surefoot_operator.api.status import JobStatus, moment_seconds
+from surefoot_operator.api.status_json import status_from_json, status_to_json
+from surefoot_operator.cli.cluster_access import (
+    ClusterRefused,
+    NoCluster,
+    OpenCluster,
+    Right,
+    add_cluster,
+    cluster_choice,
+    jobs_right,
+    opened,
+    refused,
+    without_crd,
+)
+from surefoot_operator.cli.command_base import UsageError
+from surefoot_operator.cli.local.progress import Happened, RunProgress
+from surefoot_operator.errors import FabricError, InvariantBroken, SpecError
+from surefoot_operator.job_snapshot import NodeSeen, WorkerSeen
+from surefoot_operator.memory.connection_pool import HolderPlace
+from surefoot_operator.platforms.interface import FabricSeen
+from surefoot_operator.platforms.kubernetes import api_objects
+from surefoot_operator.platforms.kubernetes.views import observations
+from surefoot_operator.platforms.kubernetes.views.observations import Heard
+from surefoot_operator.platforms.local.platform import as_fabric_error, look
+from surefoot_operator.platforms.local.run_folder import RunFolder, read_json
+
+# ---- stored job ------------------------------------------------------------------------------------------------------
+# Reads a TrainingJob as it is stored, also one of another version. A person looks at a job most of all when something
+# is wrong with it: a spec or a status that cannot be read is named beside what can, instead of an error in place of
+# everything.
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredJob:
+    """One stored job, as far as it can be read."""
+
+    namespace: str
+    name: str
+    uid: str
+    job: TrainingJob | None
+    """None: its spec cannot be read."""
+    status: JobStatus | None
+    """None: its status cannot be read."""
+    problems: tuple[str, ...] = ()
+    """Why either is None."""
+    phase: str = ""
+    """As the column shows it, whatever version wrote it; empty: no operator has looked at the job yet."""
+    ready: str = ""
+    step: int | None = None
+    restarts: int | None = None
+    total_steps: int | None = None
+    """What the job's annotation says that the program makes."""
+    created_seconds: float | None = None
+    checkpoint_seconds: float | None = None
+    """When the newest complete checkpoint was first seen."""
+    document: Object = field(default_factory=dict, compare=False, hash=False, repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+def stored_job(document: Mapping[str, Any]) -> StoredJob:
+    """Reads a stored object; never raises for what is in it."""
+    metadata = _mapping(document.get("metadata"))
+    columns = _mapping(document.get("status"))
+    problems: list[str] = []
+    job: TrainingJob | None = None
+    status: JobStatus | None = None
+    try:
+        job = parse_job(document)
+    except SpecError as error:
+        problems.append(f"its spec cannot be read: {error}")
+    try:
+        status = status_from_json(columns)
+    except InvariantBroken as error:
+        problems.append(f"its status cannot be read by this version of surefoot: {error}")
+    said = str(_mapping(metadata.get("annotations")).get(TOTAL_STEPS, ""))
+    return StoredJob(
+        namespace=str(metadata.get("namespace", "default")),
+        name=str(metadata.get("name", "?")),
+        uid=str(metadata.get("uid", "")),
+        job=job,
+        status=status,
+        problems=tuple(problems),
+        phase=str(columns.get("phase", "") or (status.phase if status is not None and columns else "")),
+        ready=str(columns.get("ready", "")),
+        step=_count(columns.get("step")) if columns else None,
+        restarts=_count(columns.get("restarts", 0)) if columns else None,
+        total_steps=int(said) if said.isascii() and said.isdigit() and 0 < len(said) < 16 else None,
+        created_seconds=moment_seconds(metadata.get("creationTimestamp")),
+        checkpoint_seconds=moment_seconds(columns.get("checkpointTime")),
+        document=dict(document),
+    )
+
+
+def _mapping(value: object) -> Object:
+    return value if isinstance(value, dict) else {}
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+# ---- read jobs -------------------------------------------------------------------------------------------------------
 
 _FEWEST_STEPS = 3
 """Of fewer the first, slow one would be most."""
@@ -86,3 +199,292 @@ def _steps_per_second(status: JobStatus) -> float | None:
     if measured:
         return 1 / measured
     return made / seconds if made >= _FEWEST_STEPS and seconds > 0 else None
+
+
+# ---- one job, from a cluster or a run folder -------------------------------------------------------------------------
+# Defines everything one look at a job has found. What could not be read is part of the look: a table without nodes says
+# why instead of showing none.
+
+
+@dataclass(frozen=True, slots=True)
+class HolderLook:
+    """A node's holders as their pod or processes stand."""
+
+    node: str
+    running: bool
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """One job and its surroundings at one moment."""
+
+    now: float
+    stored: StoredJob
+    workers: tuple[WorkerSeen, ...] = ()
+    nodes: tuple[NodeSeen, ...] | None = ()
+    """None: they may not be read."""
+    holders: tuple[HolderLook, ...] | None = ()
+    """None: they may not be read."""
+    events: tuple[Happened, ...] = ()
+    """Oldest first."""
+    free_nodes: int | None = None
+    unread: tuple[str, ...] = ()
+    """What could not be read, and why: a sentence each."""
+
+
+# ---- run folder reads ------------------------------------------------------------------------------------------------
+# Reads the run folder of `surefoot local` into a `JobView`. Touches files and /proc, changes nothing, and works while
+# the run goes on and after it.
+
+
+def read_run(root: Path) -> JobView:
+    """Reads the run in `root`.
+
+    Raises:
+        UsageError: There is no run.
+        FabricError: A file of it is damaged.
+    """
+    folder = RunFolder(root.resolve())
+    if not folder.job.exists():
+        raise UsageError(f"{root} is no run folder: give the one that surefoot local --run-folder was given")
+    seen = look(folder)
+    progress = RunProgress(folder)
+    events = progress.look()
+    return JobView(
+        now=time.time(),
+        stored=_stored(folder, seen, progress),
+        workers=tuple(sorted(seen.workers, key=lambda one: (one.index, one.attempt))),
+        nodes=seen.nodes,
+        holders=_looks(seen.holders),
+        events=tuple(events),
+        free_nodes=seen.free_nodes,
+    )
+
+
+def _looks(places: Iterable[HolderPlace]) -> tuple[HolderLook, ...]:
+    """One of each node, as a cluster's pod has all of its servers."""
+    running: dict[str, bool] = {}
+    for place in places:
+        running[place.node] = running.get(place.node, True) and place.running
+    return tuple(HolderLook(node, runs) for node, runs in running.items())
+
+
+def _stored(folder: RunFolder, seen: FabricSeen, progress: RunProgress) -> StoredJob:
+    """The status' file has no columns, which a cluster's fabric adds: they are made here of the same values."""
+    document = as_fabric_error(read_json, folder.job) or {}
+    ready = sum(worker.phase == "Running" and not worker.deleting for worker in seen.workers)
+    status = {
+        **status_to_json(seen.status),
+        "phase": seen.status.phase,
+        "ready": f"{ready}/{seen.job.spec.replicas}",
+        "step": progress.reached_step or seen.status.step,
+        "restarts": seen.status.restarts,
+    }
+    return stored_job({**document, "status": status})
+
+
+# ---- cluster reads ---------------------------------------------------------------------------------------------------
+# Reads jobs and what surrounds them from a cluster. Touches the network. The job itself must be readable; of pods,
+# nodes, holders and events each that may not be read is a sentence in the look, since many people may see their jobs
+# and no node.
+
+_PAGE = 500
+_MOST_PAGES = 200
+"""A server that hands out pages for ever is not followed; 100,000 objects are more than any cluster's nodes or a job's pods."""
+
+
+async def read_jobs(cluster: OpenCluster) -> list[StoredJob]:
+    """Lists the TrainingJobs of the namespace meant, or of all. Raises ClusterRefused."""
+    path = (
+        f"{api_objects.JOBS}/namespaces/{cluster.namespace}/trainingjobs"
+        if cluster.namespace
+        else f"{api_objects.JOBS}/trainingjobs"
+    )
+    needed = jobs_right("list", cluster.namespace)
+    return [stored_job(one) for one in await listed_objects(cluster, path, needed, missing=without_crd(cluster.server))]
+
+
+async def read_job(cluster: OpenCluster, name: str) -> StoredJob:
+    """Reads one TrainingJob. Raises ClusterRefused."""
+    try:
+        found = await cluster.api.get(api_objects.jobs_path(cluster.namespace, name))
+    except FabricError as error:
+        missing = (
+            f"there is no TrainingJob {name} in namespace {cluster.namespace} of {cluster.server};"
+            " surefoot list -A shows all that you may see"
+        )
+        raise refused(error, jobs_right("get", cluster.namespace), cluster.server, missing) from error
+    return stored_job(found)
+
+
+async def read_view(cluster: OpenCluster, name: str) -> JobView:
+    """Reads a job, its pods, events, nodes and holders. Raises ClusterRefused."""
+    stored = await read_job(cluster, name)
+    unread: list[str] = []
+    pods, around, holders, told = await asyncio.gather(
+        _optional(unread, read_worker_pods(cluster, stored)),
+        _optional(unread, _nodes(cluster)),
+        _optional(unread, _holders(cluster)),
+        _optional(unread, _events(cluster, stored)),
+    )
+    return JobView(
+        now=time.time(),
+        stored=stored,
+        workers=workers_of(pods or (), unread),
+        nodes=None if around is None else nodes_of(around, stored),
+        holders=None if holders is None else holders_of(holders),
+        events=events_of(told or ()),
+        unread=tuple(unread),
+    )
+
+
+async def listed_objects(
+    cluster: OpenCluster, path: str, needed: Right, query: Mapping[str, str] | None = None, missing: str = ""
+) -> list[Object]:
+    """Lists objects, page by page. Raises ClusterRefused, also without an end."""
+    found: list[Object] = []
+    further = ""
+    for _ in range(_MOST_PAGES):
+        asked: dict[str, str | int] = {**(query or {}), "limit": _PAGE, **({"continue": further} if further else {})}
+        try:
+            page = await cluster.api.get(path, asked)
+        except FabricError as error:
+            raise refused(error, needed, cluster.server, missing) from error
+        found += page.get("items", ())
+        further = str(page.get("metadata", {}).get("continue") or "")
+        if not further:
+            return found
+    raise _endless(path, len(found), cluster)
+
+
+async def read_worker_pods(cluster: OpenCluster, stored: StoredJob) -> list[Object]:
+    """Lists a job's own worker pods. Raises ClusterRefused."""
+    path = api_objects.core_path(stored.namespace, "pods")
+    needed = Right("list", "pods", stored.namespace, why="workers")
+    found = await listed_objects(cluster, path, needed, {"labelSelector": api_objects.selector(stored.uid)})
+    me = api_objects.JobIdentity(stored.namespace, stored.name, stored.uid)
+    return [pod for pod in found if api_objects.is_of(pod, me) and api_objects.part_of(pod) == api_objects.WORKER]
+
+
+async def _nodes(cluster: OpenCluster) -> list[Object]:
+    return await listed_objects(cluster, "/api/v1/nodes", Right("list", "nodes", why="nodes and their state"))
+
+
+async def _holders(cluster: OpenCluster) -> list[Object]:
+    needed = Right("list", "pods", why="holders of the memory tier")
+    return await listed_objects(cluster, "/api/v1/pods", needed, {"labelSelector": api_objects.HOLDER_SELECTOR})
+
+
+async def _events(cluster: OpenCluster, stored: StoredJob) -> list[Object]:
+    path = api_objects.core_path(stored.namespace, "events")
+    query = {"fieldSelector": f"involvedObject.uid={stored.uid}"}
+    return await listed_objects(cluster, path, Right("list", "events", stored.namespace, why="events"), query)
+
+
+async def _optional(unread: list[str], call: Any) -> list[Object] | None:
+    try:
+        found: list[Object] = await call
+    except ClusterRefused as error:
+        unread.append(str(error))
+        return None
+    return found
+
+
+def _endless(path: str, count: int, cluster: OpenCluster) -> ClusterRefused:
+    """Part of a list would be taken for the whole: a job that is not in it for one that is not there."""
+    return ClusterRefused(
+        f"{cluster.server} handed out {_MOST_PAGES} pages of {path}, {count} objects, and named a further one; nothing"
+        " of them is shown, as what was not read would be missing: give -n NAMESPACE, and see what fills the list"
+    )
+
+
+# ---- pure -----------------------------------------------------------------------------------------------------------
+
+
+def workers_of(pods: Sequence[Object], unread: list[str]) -> tuple[WorkerSeen, ...]:
+    """Translates worker pods; one that is none of the operator's is named."""
+    found = []
+    for pod in pods:
+        try:
+            found.append(observations.observe_worker(pod))
+        except FabricError as error:
+            unread.append(str(error))
+    return tuple(sorted(found, key=lambda one: (one.index, one.attempt)))
+
+
+def nodes_of(found: Sequence[Object], stored: StoredJob) -> tuple[NodeSeen, ...]:
+    """Translates nodes as the operator does, but without leases."""
+    spec = stored.job.spec if stored.job is not None else None
+    key = spec.checkpoint.memory.topology_key if spec is not None else api_objects.HOSTNAME
+    signals = (spec.health_policy.node_signals if spec is not None else None) or KNOWN_SIGNALS
+    seen = [observations.observe_node(one, Heard(), key, signals) for one in found]
+    return observations.without_mass_doubt(sorted(seen, key=lambda one: one.name))
+
+
+def holders_of(pods: Sequence[Object]) -> tuple[HolderLook, ...]:
+    """Translates holders' pods: those that have a node."""
+    looks = [(observations.node_of(pod), observations.is_ready(pod)) for pod in pods]
+    return tuple(sorted((HolderLook(node, ready) for node, ready in looks if node), key=lambda one: one.node))
+
+
+def events_of(found: Sequence[Object]) -> tuple[Happened, ...]:
+    """Translates core/v1 events, oldest first."""
+    told = []
+    for event in found:
+        at = moment_seconds(event.get("lastTimestamp") or event.get("eventTime") or event.get("firstTimestamp"))
+        reason, message = str(event.get("reason", "")), str(event.get("message", ""))
+        told.append(Happened(at or 0.0, reason, message, event.get("type") == "Warning"))
+    return tuple(sorted(told, key=lambda one: one.at_seconds))
+
+
+# ---- where a command's job is ----------------------------------------------------------------------------------------
+# Chooses between a cluster and a run folder for a command. Touches the network or files through `read_jobs` and
+# `read_jobs`.
+
+T = TypeVar("T")
+
+
+def add_job(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments that name one job."""
+    parser.add_argument("job", nargs="?", metavar="JOB", help="the TrainingJob's name; with --run-folder none")
+    add_run_folder(parser)
+    add_cluster(parser)
+
+
+def add_run_folder(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--run-folder", type=Path, metavar="DIR", help="a run of surefoot local instead of a cluster")
+
+
+def view_of(given: argparse.Namespace) -> JobView:
+    """Looks at the job that was named. Raises UsageError, RunError, OperatorError."""
+    check_named(given)
+    if given.run_folder is not None:
+        return read_run(given.run_folder)
+    return on_cluster(given, lambda cluster: read_view(cluster, given.job))
+
+
+def check_named(given: argparse.Namespace) -> None:
+    """Raises UsageError unless exactly one job is named."""
+    if (given.job is None) == (given.run_folder is None):
+        raise UsageError(
+            f"{given.command} needs the name of a TrainingJob, or --run-folder DIR; surefoot list has names"
+        )
+
+
+def on_cluster(given: argparse.Namespace, ask: Callable[[OpenCluster], Awaitable[T]]) -> T:
+    """Runs one conversation with the chosen cluster.
+
+    Raises:
+        UsageError: None is configured; it names the other way that the command has.
+    """
+
+    async def asked() -> T:
+        async with opened(cluster_choice(given)) as cluster:
+            return await ask(cluster)
+
+    try:
+        return asyncio.run(asked())
+    except NoCluster as error:
+        if not hasattr(given, "run_folder"):
+            raise
+        raise UsageError(f"{error}, or --run-folder DIR for a run of surefoot local") from error

@@ -1,31 +1,79 @@
 """Implements `surefoot rollback`: goes back to an earlier step.
 
-Called by `main`. With `--to` within the job (`roll_back`); with `--step` it prints a new job with `checkpoint.restoreFrom`, and
+Called by `main`. With `--to` within the job (`suspend_and_rollback`); with `--step` it prints a new job with `checkpoint.restoreFrom`, and
 changes nothing. `rolled_back` is pure.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import copy
 import re
+import time
 from typing import Any
 
 import yaml
 
 from surefoot_operator.api.parse import parse_job
-from surefoot_operator.cli.cli_errors import EXIT_OK, UsageError
-from surefoot_operator.cli.command_base import say
-from surefoot_operator.cli.jobs.job_source import add_job, on_cluster, view_of
-from surefoot_operator.cli.jobs.roll_back import roll_back
-from surefoot_operator.cli.jobs.stored_job import StoredJob
-from surefoot_operator.errors import SpecError
+from surefoot_operator.api.spec import MANAGER, ROLLBACK
+from surefoot_operator.cli.cluster_access import OpenCluster, add_cluster, jobs_right, refused
+from surefoot_operator.cli.command_base import EXIT_FAILED, EXIT_OK, UsageError, say
+from surefoot_operator.cli.jobs.read_jobs import StoredJob, add_job, on_cluster, read_job, view_of
+from surefoot_operator.errors import FabricError, SpecError
+from surefoot_operator.platforms.kubernetes import api_objects
+
+# ---- roll back -------------------------------------------------------------------------------------------------------
+# Implements `surefoot rollback JOB --to STEP`: asks the operator to go back. It writes one annotation and nothing else;
+# what follows is the operator's. `asking` is pure.
+
+
+def asking(stored: StoredJob, step: int, keep_data: bool) -> list[dict[str, Any]]:
+    """Builds the patch that asks for it.
+
+    Raises:
+        UsageError: The job has no world that could go back, or the step is not before its present one.
+    """
+    status = stored.status
+    if stored.phase in ("Complete", "Failed"):
+        raise UsageError(
+            f"{stored} is {stored.phase}: a job that is over does not go back; --step N makes one that goes on from there"
+        )
+    manager = stored.document.get("spec", {}).get("managedBy", MANAGER)
+    if manager != MANAGER:
+        raise UsageError(f"{stored} is looked after by {manager} (spec.managedBy)")
+    if status is None or status.world is None or status.world.state != "Committed":
+        raise UsageError(f"{stored} is just changing its world, or has none yet: try again once it trains")
+    if not 0 < step <= max(status.step, stored.step or 0):
+        raise UsageError(f"--to {step} is not allowed; {stored} has finished step {status.step}: a step before that is")
+    word = f"{status.world.epoch}/{step}{'/keep-data' if keep_data else ''}"
+    patch = [{"op": "test", "path": "/metadata/uid", "value": stored.uid}]
+    if not stored.document["metadata"].get("annotations"):
+        return [*patch, {"op": "add", "path": "/metadata/annotations", "value": {ROLLBACK: word}}]
+    return [*patch, {"op": "add", "path": f"/metadata/annotations/{ROLLBACK.replace('/', '~1')}", "value": word}]
+
+
+async def roll_back(cluster: OpenCluster, name: str, step: int, keep_data: bool) -> str:
+    """Asks for it; says what to look at."""
+    stored = await read_job(cluster, name)
+    operations = asking(stored, step, keep_data)
+    try:
+        await cluster.api.patch(api_objects.jobs_path(cluster.namespace, name), operations)
+    except FabricError as error:
+        raise refused(error, jobs_right("patch", cluster.namespace), cluster.server) from error
+    return (
+        f"{stored} is told to go back to step {step}; surefoot describe {name} shows that it does, or, in its condition"
+        " RollbackRefused, which steps it could go back to"
+    )
+
+
+# ---- suspend and rollback --------------------------------------------------------------------------------------------
 
 _KEPT = ("labels", "annotations")
 _SERVERS = ("kubectl.kubernetes.io/last-applied-configuration", "surefoot.dev/accept-loss")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_rollback_arguments(parser: argparse.ArgumentParser) -> None:
     add_job(parser)
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--to", type=int, metavar="STEP", help="go back within the job, to a step that is complete")
@@ -38,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", metavar="NEW", help="the new job's name (default: JOB-from-N)")
 
 
-def run(given: argparse.Namespace) -> int:
+def run_rollback(given: argparse.Namespace) -> int:
     if given.to is None and given.keep_data:
         raise UsageError("--keep-data goes with --to: a new job trains on the same batches again in any case")
     if given.to is not None and given.name is not None:
@@ -103,3 +151,75 @@ def _name(former: str, step: int) -> str:
     """JOB-from-N, within the 52 characters of a name; a former -from-M is replaced."""
     end = f"-from-{step}"
     return re.sub(r"-from-\d+$", "", former)[: 52 - len(end)].rstrip("-") + end
+
+
+# ---- suspend job -----------------------------------------------------------------------------------------------------
+# Implements `surefoot suspend` and `surefoot resume`. Both change `spec.suspend` and nothing else; what follows is the
+# operator's. `change` and `standing` are pure.
+
+_LOOK_SECONDS = 1.0
+
+
+def add_suspend_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", metavar="JOB", help="the TrainingJob's name")
+    parser.add_argument(
+        "--wait", type=float, default=0.0, metavar="SECONDS", help="wait until it is so, at most so long (default: 0)"
+    )
+    add_cluster(parser)
+
+
+def run_suspend(given: argparse.Namespace) -> int:
+    """Both commands: which one it is stands in `given.command`."""
+    suspend = given.command == "suspend"
+    done, text = on_cluster(given, lambda cluster: _switched(cluster, given.job, suspend, given.wait))
+    say(text)
+    return EXIT_OK if done else EXIT_FAILED
+
+
+def change(stored: StoredJob, suspend: bool) -> list[dict[str, Any]]:
+    """Builds the patch; empty where the job is so already.
+
+    Raises:
+        UsageError: It would do nothing: the job is over, or somebody else looks after it.
+    """
+    if stored.phase in ("Complete", "Failed"):
+        raise UsageError(f"{stored} is {stored.phase}: a job that is over cannot be suspended or resumed")
+    manager = stored.document.get("spec", {}).get("managedBy", MANAGER)
+    if manager != MANAGER:
+        raise UsageError(f"{stored} is looked after by {manager} (spec.managedBy): suspend it there")
+    if bool(stored.document.get("spec", {}).get("suspend", False)) == suspend:
+        return []
+    test = {"op": "test", "path": "/metadata/uid", "value": stored.uid}
+    return [test, {"op": "add", "path": "/spec/suspend", "value": suspend}]
+
+
+def is_so(stored: StoredJob, suspend: bool) -> bool:
+    """Whether the job has come to where it was told to go."""
+    return stored.phase == "Suspended" if suspend else stored.phase in ("Running", "Complete")
+
+
+def standing(stored: StoredJob, suspend: bool, waited_seconds: float) -> str:
+    """Words how far it is."""
+    message = stored.status.message if stored.status is not None else ""
+    if is_so(stored, suspend):
+        return f"{stored} is {stored.phase}: {message}"
+    if waited_seconds:
+        return f"{stored} is {stored.phase or 'Unseen'} after {waited_seconds:g} s: {message}"
+    if suspend:
+        return f"{stored} is told to suspend: it saves, stops its trainers and gives its workers back; surefoot resume ends that"
+    return f"{stored} is told to go on; surefoot describe {stored.name} shows from which step"
+
+
+async def _switched(cluster: OpenCluster, name: str, suspend: bool, wait_seconds: float) -> tuple[bool, str]:
+    stored = await read_job(cluster, name)
+    operations = change(stored, suspend)
+    if operations:
+        try:
+            await cluster.api.patch(api_objects.jobs_path(cluster.namespace, name), operations)
+        except FabricError as error:
+            raise refused(error, jobs_right("patch", cluster.namespace), cluster.server) from error
+    due = time.monotonic() + wait_seconds
+    while not is_so(stored, suspend) and time.monotonic() < due:
+        await asyncio.sleep(_LOOK_SECONDS)
+        stored = await read_job(cluster, name)
+    return not wait_seconds or is_so(stored, suspend), standing(stored, suspend, wait_seconds)

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -21,16 +21,121 @@ from rich.table import Table
 from rich.text import Text
 
 from surefoot.protocol.plain import plain, shorten
-from surefoot_operator.cli.cli_errors import EXIT_FAILED, EXIT_OK, UsageError
-from surefoot_operator.cli.cluster_access import OpenCluster, add_cluster
-from surefoot_operator.cli.cluster_refusals import ClusterRefused
-from surefoot_operator.cli.command_base import clock, say
-from surefoot_operator.cli.jobs.cluster_reads import read_job, read_jobs
-from surefoot_operator.cli.jobs.job_source import add_run_folder, on_cluster
-from surefoot_operator.cli.jobs.run_folder_reads import read_run
-from surefoot_operator.cli.jobs.stored_job import StoredJob
-from surefoot_operator.cli.jobs.top_table import COLUMNS, TopRow, in_view, plain_line, top_row
+from surefoot_operator.api.status import JobStatus
+from surefoot_operator.cli.cluster_access import ClusterRefused, OpenCluster, add_cluster
+from surefoot_operator.cli.command_base import EXIT_FAILED, EXIT_OK, UsageError, clock, say
+from surefoot_operator.cli.jobs.describe import exposed, progressed, saved
+from surefoot_operator.cli.jobs.read_jobs import (
+    Pace,
+    StoredJob,
+    add_run_folder,
+    on_cluster,
+    pace_of,
+    read_job,
+    read_jobs,
+    read_run,
+)
 from surefoot_operator.cli.local.snapshot import ProgressRate
+from surefoot_operator.cli.tables import UNKNOWN, age
+from surefoot_operator.reasons import CHECKPOINT_PROTECTED
+
+# ---- top table -------------------------------------------------------------------------------------------------------
+# Lays out what `surefoot top` shows of each job. Pure. Jobs that do not train come first: in a list of hundreds, sorted
+# by name, the one that is recovering is on no screen.
+
+COLUMNS = ("JOB", "STATE", "READY", "STEP", "RATE", "LEFT", "EXPOSED", "CHECKPOINT", "COPIES", "INCIDENTS")
+_QUIET = ("Running", "Complete", "Suspended")
+
+
+@dataclass(frozen=True, slots=True)
+class TopRow:
+    """One job as `top` shows it."""
+
+    job: str
+    state: str
+    message: str
+    cells: tuple[str, ...]
+    """In the order of `COLUMNS`."""
+
+    @property
+    def well(self) -> bool:
+        return self.state in _QUIET
+
+
+def top_row(stored: StoredJob, now: float, steps_per_second: float | None, everywhere: bool) -> TopRow:
+    """Lays one job out.
+
+    `steps_per_second` is as it was seen to go; None: not yet.
+    """
+    pace = as_seen(pace_of(stored, now), steps_per_second)
+    name = str(stored) if everywhere else stored.name
+    state = stored.phase or "Unseen"
+    message = stored.status.message if stored.status is not None else ""
+    cells = (
+        name,
+        state,
+        stored.ready or UNKNOWN,
+        progressed(pace),
+        _rate(pace, state),
+        age(pace.left_seconds),
+        exposed(pace),
+        saved(pace),
+        copies(stored.status),
+        incidents(stored.status, now),
+    )
+    return TopRow(name, state, "; ".join(stored.problems) or message, cells)
+
+
+def in_view(rows: Sequence[TopRow]) -> list[TopRow]:
+    """Orders rows: those that do not train first, then by name."""
+    return sorted(rows, key=lambda row: (row.well, row.job))
+
+
+def copies(status: JobStatus | None) -> str:
+    """Whether the newest complete checkpoint would survive a node: `enough`, `too few`."""
+    if status is None or status.last_complete is None or status.phase in ("Complete", "Failed"):
+        return UNKNOWN
+    found = next((one for one in status.conditions if one.type == CHECKPOINT_PROTECTED), None)
+    if found is None or found.status == "Unknown":
+        return UNKNOWN
+    return "enough" if found.status == "True" else "too few"
+
+
+def incidents(status: JobStatus | None, now: float) -> str:
+    """Failures that the status keeps, and the newest one's age: `2 (40s ago)`."""
+    if status is None:
+        return UNKNOWN
+    failures = [one for one in status.incidents if one.kind != "planned"]
+    return f"{len(failures)} ({age(now - failures[-1].detected_seconds)} ago)" if failures else "0"
+
+
+def plain_line(row: TopRow) -> str:
+    """Renders one row for a log: values with their names."""
+    told = zip(COLUMNS[2:], row.cells[2:], strict=True)
+    values = ", ".join(f"{name.lower()} {value}" for name, value in told if value != UNKNOWN)
+    rest = f": {row.message}" if row.message and not row.well else ""
+    return f"{row.job} {row.state}, {values}{rest}"
+
+
+def as_seen(pace: Pace, steps_per_second: float | None) -> Pace:
+    """Replaces a status' rate by the one that was seen."""
+    if not steps_per_second or pace.steps_per_second is None:
+        return pace if not steps_per_second else replace(pace, steps_per_second=steps_per_second)
+    slower = pace.steps_per_second / steps_per_second
+    return replace(
+        pace,
+        steps_per_second=steps_per_second,
+        left_seconds=None if pace.left_seconds is None else pace.left_seconds * slower,
+        exposed_seconds=None if pace.exposed_seconds is None else pace.exposed_seconds * slower,
+    )
+
+
+def _rate(pace: Pace, state: str) -> str:
+    rate = pace.steps_per_second
+    return UNKNOWN if rate is None or state != "Running" else f"{rate:.3g}/s"
+
+
+# ---- top -------------------------------------------------------------------------------------------------------------
 
 _LEAST_SECONDS = 0.5
 _MOST_MESSAGES = 5
@@ -39,7 +144,7 @@ _STYLES = {"Running": "green", "Complete": "green", "Failed": "red"}
 Look = Callable[[], Awaitable[Sequence[StoredJob]]]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_top_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", nargs="?", metavar="JOB", help="one TrainingJob (default: all of the namespace)")
     parser.add_argument("-A", "--all-namespaces", action="store_true", help="jobs of all namespaces")
     parser.add_argument(
@@ -50,7 +155,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_cluster(parser)
 
 
-def run(given: argparse.Namespace) -> int:
+def run_top(given: argparse.Namespace) -> int:
     """Shows jobs until they are over, or Ctrl-C. Raises UsageError, RunError."""
     if not given.interval >= _LEAST_SECONDS:
         raise UsageError(f"--interval {given.interval} is not allowed; {_LEAST_SECONDS} s is the least")

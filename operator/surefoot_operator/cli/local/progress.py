@@ -6,17 +6,243 @@ Touches files; called by `supervise` a few times a second, so it reads only what
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
+import re
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
-from surefoot.protocol.checkpoints.lineage import Lineage, LineageEntry
+from surefoot.protocol.checkpoints.lineage import Lineage, LineageEntry, ancestry, epoch_at
 from surefoot.protocol.identities import Checkpoint
-from surefoot_operator.api.status import Incident, JobStatus
-from surefoot_operator.cli.local.ledger import LedgerLine, finished_step, parse_line
-from surefoot_operator.platforms.local.job_store import Store
+from surefoot.protocol.plain import shorten, shown
+from surefoot_operator.api.spec import HealthPolicy
+from surefoot_operator.api.status import Incident, JobStatus, SkippedData
+from surefoot_operator.platforms.local.platform import Store
 from surefoot_operator.platforms.local.run_folder import RunFolder
+
+# ---- ledger of steps -------------------------------------------------------------------------------------------------
+# Counts samples along the final lineage from all workers' ledgers. Pure. An agent appends one line a finished step and
+# rank: {"epoch", "step", "rank", "loss", "samples": [[start, stop], …], "span", "at", "seconds", "stall_seconds"}. Step
+# s (the first is 1) must consume exactly positions [(s-1)·B, s·B) of the global order, once. Where steps are of unlike
+# sizes, each line tells its step's `span`, of all ranks together: it must begin where the one before ended. A job that
+# took up an older one's checkpoint counts from there on.
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerLine:
+    """One step as one rank finished it."""
+
+    epoch: int
+    step: int
+    rank: int
+    loss: float | None
+    samples: tuple[tuple[int, int], ...] | None
+    at_seconds: float
+    stall_seconds: float | None = None
+    seconds: float | None = None
+    span: tuple[int, int] | None = None
+    """Of all ranks together, where steps are of unlike sizes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Counts of samples and steps along the final lineage.
+
+    `batch` is the largest step's samples.     `lost` and `repeated` count samples, `missing_steps` names steps without any line. `unknown` counts samples of ranks
+    that have no line of their step: a line that could not be written proves no sample lost.
+    """
+
+    steps: int
+    batch: int
+    lost: int
+    repeated: int
+    missing_steps: tuple[int, ...] = ()
+    unknown: int = 0
+    skipped: tuple[tuple[int, int], ...] = ()
+    """Positions [start, stop) that a rollback had loaders leave out: neither lost nor trained on."""
+
+
+def parse_line(text: str) -> LedgerLine | None:
+    """Parses one ledger line; None where a killed writer left it torn."""
+    try:
+        body = json.loads(text)
+        if not isinstance(body, dict):
+            return None
+        samples, span = body.get("samples"), body.get("span")
+        return LedgerLine(
+            epoch=int(body["epoch"]),
+            step=int(body["step"]),
+            rank=int(body["rank"]),
+            loss=None if body.get("loss") is None else float(body["loss"]),
+            samples=None if samples is None else tuple((int(start), int(stop)) for start, stop in samples),
+            at_seconds=float(body["at"]),
+            stall_seconds=body.get("stall_seconds"),
+            seconds=body.get("seconds"),
+            span=None if span is None else (int(span[0]), int(span[1])),
+        )
+    except (ValueError, KeyError, TypeError, IndexError):
+        return None
+
+
+def counted_lines(lines: Iterable[LedgerLine], lineage: Lineage) -> dict[int, list[LedgerLine]]:
+    """Keeps each step's lines of the one epoch whose execution counts."""
+    if not lineage:
+        return {}
+    last = lineage[-1].epoch
+    of_step: dict[int, list[LedgerLine]] = defaultdict(list)
+    kept: dict[int, int | None] = {}
+    for line in lines:
+        if line.step not in kept:
+            kept[line.step] = epoch_at(lineage, last, line.step)
+        if line.epoch == kept[line.step]:
+            of_step[line.step].append(line)
+    return dict(of_step)
+
+
+def world_size_by_step(of_step: Mapping[int, Sequence[LedgerLine]], lineage: Lineage) -> dict[int, int]:
+    """Maps each step to the number of ranks that executed it."""
+    if not of_step:
+        return {}
+    sizes = {entry.epoch: entry.size for entry in lineage}
+    found = {step: epoch_at(lineage, lineage[-1].epoch, step) for step in range(1, max(of_step) + 1)}
+    return {step: sizes[epoch] for step, epoch in found.items() if epoch in sizes}
+
+
+def drop_unfinished(of_step: dict[int, list[LedgerLine]], ranks: Mapping[int, int]) -> dict[int, list[LedgerLine]]:
+    """Drops the newest steps that not every rank has finished.
+
+    An interrupted run ends in the middle of them.
+    """
+    left = dict(of_step)
+    while left and len({line.rank for line in left[max(left)]}) < ranks.get(max(left), 0):
+        del left[max(left)]
+    return left
+
+
+def count_samples(
+    of_step: Mapping[int, Sequence[LedgerLine]],
+    first: int = 1,
+    ranks: Mapping[int, int] | None = None,
+    skips: Mapping[int, int] | None = None,
+) -> Account | None:
+    """Counts samples from step `first` on; None where no loader reports any.
+
+    `ranks`: of each step, where it is known (`worlds`). Else a rank without a line counts as samples lost. `skips`: of each
+    step before which loaders left something out, how many steps' batches (`skips_of`).
+    """
+    told = {step: [span for line in lines for span in line.samples or ()] for step, lines in of_step.items()}
+    if not any(told.values()):
+        return None
+    last = max(of_step)
+    batch = max(sum(stop - start for start, stop in spans) for spans in told.values())
+    ends = _ends(of_step)
+    begin = _begin(told.get(first, []), first, batch)
+    lost = repeated = unknown = 0
+    skipped = list[tuple[int, int]]()
+    for step in range(first, last + 1):
+        spans = told.get(step, [])
+        left_out = (skips or {}).get(step, 0)
+        if left_out and spans:
+            goes_on = min(start for start, _ in spans)
+            goes_on = goes_on if ends else min(goes_on, begin + left_out * batch)
+            skipped += [(begin, goes_on)] if goes_on > begin else []
+            begin = max(begin, goes_on)
+        size = sum(stop - start for start, stop in spans) if ends else batch
+        end = max(begin, ends.get(step, begin + size))
+        missing, twice = _compare(spans, begin, end)
+        unwritten = len({line.rank for line in of_step.get(step, ())}) < (ranks or {}).get(step, 0)
+        unknown, lost = (unknown + missing, lost) if unwritten else (unknown, lost + missing)
+        repeated += twice
+        begin = end
+    nobody = tuple(step for step in range(first, last + 1) if step not in of_step)
+    return Account(last, batch, lost, repeated, nobody, unknown, tuple(skipped))
+
+
+def skips_of(lineage: Lineage, skipped: Iterable[SkippedData]) -> dict[int, int]:
+    """Maps first steps of epochs to the steps left out before."""
+    history = set(ancestry(lineage, lineage[-1].epoch)) if lineage else set()
+    begins = {entry.epoch: entry.parent.step + 1 if entry.parent else 1 for entry in lineage}
+    return {begins[one.epoch]: one.steps for one in skipped if one.epoch in history}
+
+
+def _ends(of_step: Mapping[int, Sequence[LedgerLine]]) -> dict[int, int]:
+    """Where each step ends that tells its span, or that the next one's span follows; empty where none tells it."""
+    told = {step: [line.span for line in lines if line.span is not None] for step, lines in of_step.items()}
+    found = {step - 1: min(start for start, _ in spans) for step, spans in told.items() if spans}
+    return found | {step: max(stop for _, stop in spans) for step, spans in told.items() if spans}
+
+
+def _begin(spans: Sequence[tuple[int, int]], first: int, batch: int) -> int:
+    """Where step `first` must begin. Of an older job only its loader's position is known: its batches may have differed.
+
+    A loader that stands at 0 all the same has taken nothing up: it is counted as if it should have.
+    """
+    told = min((start for start, _ in spans), default=0)
+    return told if first > 1 and told > 0 else (first - 1) * batch
+
+
+def _compare(spans: Sequence[tuple[int, int]], begin: int, end: int) -> tuple[int, int]:
+    """How many positions of [begin, end) no span has, and how many positions are there too often or foreign."""
+    covered, position, total = 0, begin, 0
+    for start, stop in sorted(spans):
+        total += stop - start
+        inside = min(stop, end) - max(start, position)
+        if inside > 0:
+            covered += inside
+            position = min(stop, end)
+    return (end - begin) - covered, total - covered
+
+
+def mean_loss_by_step(of_step: Mapping[int, Sequence[LedgerLine]]) -> dict[int, float]:
+    """Returns each step's loss: the mean over ranks of what they passed to `Checkpointer.step`.
+
+    A rank passes the loss that it called `backward()` on. Where shares are uneven that loss carries `Batch.weight` already, so
+    that the plain mean is the mean over all samples; a weight by samples here would count it twice.
+    """
+    loss_by_step: dict[int, float] = {}
+    for step, lines in of_step.items():
+        rank_losses = [line.loss for line in lines if line.loss is not None]
+        if not rank_losses:
+            continue
+        # ranks that report one and the same global loss must not lose its last bits to an average
+        is_global = len(set(rank_losses)) == 1
+        loss_by_step[step] = rank_losses[0] if is_global else sum(rank_losses) / len(rank_losses)
+    return loss_by_step
+
+
+def largest_difference(mine: Mapping[int, float], other: Mapping[int, float]) -> float | None:
+    """The largest difference of two loss curves; None without a common step."""
+    shared = mine.keys() & other.keys()
+    return max((_apart(mine[step], other[step]) for step in shared), default=None)
+
+
+def _apart(one: float, other: float) -> float:
+    """Two that are no number in the same way are equal; a number and none are as far apart as JSON can say."""
+    if one == other or (math.isnan(one) and math.isnan(other)):
+        return 0.0
+    return abs(one - other) if math.isfinite(one) and math.isfinite(other) else sys.float_info.max
+
+
+def finished_step(lines: Iterable[LedgerLine], epoch: int, world: int) -> int:
+    """The newest step that every rank of the epoch has finished."""
+    newest: dict[int, int] = {}
+    for line in lines:
+        if line.epoch == epoch:
+            newest[line.rank] = max(newest.get(line.rank, 0), line.step)
+    return min(newest.values()) if len(newest) >= world > 0 else 0
+
+
+def median_stall_seconds(lines: Iterable[LedgerLine]) -> float | None:
+    """The median time that a save blocked a training step."""
+    stalls = [line.stall_seconds for line in lines if line.stall_seconds is not None]
+    return statistics.median(stalls) if stalls else None
+
+
+# ---- progress --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,3 +368,190 @@ def _event(text: str) -> Happened | None:
         return Happened(float(body["at"]), str(body["reason"]), str(body["message"]), bool(body["warning"]))
     except (ValueError, KeyError, TypeError):
         return None  # cannot be: whole lines only are read; people lose a sentence, the run nothing
+
+
+# ---- faults ----------------------------------------------------------------------------------------------------------
+# Parses which faults are injected into a run, and at which step. Pure. `KIND:NODE@step=N[,for=S]` and
+# `coordinator@step=N[,for=S]`.
+
+Kind = Literal[
+    "node",
+    "trainer",
+    "agent",
+    "freeze",
+    "hang",
+    "oom",
+    "memory",
+    "drain",
+    "cordon",
+    "diskfull",
+    "nan",
+    "slow",
+    "sick",
+    "garble",
+    "coordinator",
+]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+GRAMMAR = "KIND:NODE@step=N[,for=SECONDS] or coordinator@step=N[,for=SECONDS]"
+_FAULT = re.compile(r"(?P<kind>[a-z]+)(:(?P<node>[^@]+))?@step=(?P<step>\d+)(,for=(?P<seconds>[^,]+))?")
+_LEAST_SECONDS: dict[str, float] = {"diskfull": 12.0}
+"""What is over sooner may pass unseen: an agent looks at its disk every 10 s."""
+_DEFAULT_SECONDS: dict[str, float] = {"freeze": 5.0, "coordinator": 2.0}
+_RETURN: dict[str, str] = {
+    "node": "{target} returns",
+    "freeze": "{target} thaws",
+    "hang": "whoever hangs on {target} goes on",
+    "memory": "the memory of {target} returns",
+    "drain": "{target} takes workers again",
+    "cordon": "{target} takes workers again",
+    "diskfull": "the disk of {target} has room again",
+    "slow": "{target} is as fast as the others",
+    "coordinator": "{target} returns",
+}
+_SENTENCES: dict[Kind, str] = {
+    "node": "kill {target} at step {step}",
+    "trainer": "kill trainer of {target} at step {step}",
+    "agent": "kill agent of {target} at step {step}",
+    "freeze": "freeze {target} at step {step}",
+    "hang": "have a trainer of {target} hang at step {step}",
+    "oom": "have the OOM killer end a trainer of {target} at step {step}",
+    "memory": "kill memory of {target} at step {step}",
+    "drain": "drain {target} at step {step}",
+    "cordon": "cordon {target} at step {step}",
+    "diskfull": "have the disk of {target} be full from step {step}",
+    "nan": "turn the model of {target} NaN at step {step}",
+    "slow": "make the trainers of {target} slow at step {step}",
+    "sick": "have {target} calculate wrong, as whoever joins there finds, from step {step}",
+    "garble": "have {target} garble what it sends others, as whoever joins there finds, from step {step}",
+    "coordinator": "kill {target} at step {step}",
+}
+_GOES_ON: frozenset[Kind] = frozenset({"hang", "cordon", "diskfull", "slow"})
+"""What is struck so runs on, and may be struck in another way meanwhile."""
+
+_ENDS_NOTHING: frozenset[Kind] = frozenset({"cordon", "diskfull"})
+
+
+class FaultError(ValueError):
+    """A --fault that is not allowed; the message says what is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault to inject once a step is finished.
+
+    `seconds`: until its target returns or thaws; None: it stays away, as every killed trainer or agent does.
+    """
+
+    kind: Kind
+    node: str | None
+    step: int
+    seconds: float | None
+
+    @property
+    def target(self) -> str:
+        """What it hits, by name."""
+        return self.node or "coordinator"
+
+    @property
+    def ends_something(self) -> bool:
+        """Whether a failure may be its work."""
+        return self.kind not in _ENDS_NOTHING
+
+    def waits_for(self, before: Fault) -> bool:
+        """Whether `before` leaves nothing to strike until it is over."""
+        return self.target == before.target and (self.kind == before.kind or before.kind not in _GOES_ON)
+
+    def __str__(self) -> str:
+        said = _SENTENCES[self.kind].format(target=self.target, step=self.step)
+        return said if self.seconds is None else f"{said}, {_until(self)} after {self.seconds:g} s"
+
+
+def returned(fault: Fault) -> str:
+    """What is so once the fault is over, in a sentence."""
+    return _RETURN[fault.kind].format(target="the coordinator" if fault.node is None else fault.node)
+
+
+def _until(fault: Fault) -> str:
+    """The end of that sentence."""
+    return _RETURN[fault.kind].rpartition("{target} ")[2]
+
+
+def parse_fault(text: str, nodes: tuple[str, ...]) -> Fault:
+    """Parses one fault; a node is given by its name or number."""
+    match = _FAULT.fullmatch(text)
+    if match is None:
+        raise FaultError(f"--fault {shorten(text)}: {GRAMMAR} is allowed; kinds are {', '.join(KINDS)}")
+    kind = next((k for k in KINDS if k == match["kind"]), None)
+    if kind is None:
+        raise FaultError(
+            f"--fault {shorten(text)}: {shown(match['kind'])} is not a kind of fault; kinds are {', '.join(KINDS)}"
+        )
+    step = int(match["step"]) if len(match["step"]) < 19 else 0
+    if step < 1:
+        raise FaultError(f"--fault {shorten(text)}: steps count from 1, and no job has 10^18 of them")
+    return Fault(kind, _node(text, kind, match["node"], nodes), step, _seconds(text, kind, match["seconds"]))
+
+
+def _node(text: str, kind: Kind, given: str | None, nodes: tuple[str, ...]) -> str | None:
+    if kind == "coordinator":
+        if given is not None:
+            raise FaultError(f"--fault {shorten(text)}: the coordinator is on no node; write coordinator@step=N")
+        return None
+    if given is None:
+        raise FaultError(f"--fault {shorten(text)}: which node? write {kind}:NODE@step=N")
+    name = f"node-{given}" if given.isdigit() else given
+    if name not in nodes:
+        raise FaultError(f"--fault {shorten(text)}: there is no node {shorten(given)}; nodes are {_some(nodes)}")
+    return name
+
+
+def _some(nodes: tuple[str, ...]) -> str:
+    return ", ".join(nodes[:8]) + (f", … {nodes[-1]}" if len(nodes) > 8 else "")
+
+
+def _seconds(text: str, kind: Kind, given: str | None) -> float | None:
+    if given is None:
+        return _DEFAULT_SECONDS.get(kind)
+    if kind not in _RETURN:
+        raise FaultError(f"--fault {shorten(text)}: what {kind} strikes does not return by itself; leave out for=")
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = -1.0
+    if not math.isfinite(seconds) or seconds <= 0:
+        raise FaultError(f"--fault {shorten(text)}: for={shorten(given)} must be a number of seconds above 0")
+    if seconds < (least := _LEAST_SECONDS.get(kind, 0.0)):
+        raise FaultError(
+            f"--fault {shorten(text)}: {kind} may pass unseen in so short a time; give for={least:g} or more"
+        )
+    return seconds
+
+
+def parse_faults(texts: Iterable[str], nodes: tuple[str, ...]) -> tuple[Fault, ...]:
+    """Parses all faults and sorts them by step."""
+    return tuple(sorted((parse_fault(text, nodes) for text in texts), key=lambda fault: fault.step))
+
+
+def check_faults(faults: Iterable[Fault], policy: HealthPolicy) -> None:
+    """Refuses what this job would never notice.
+
+    A node that only its check finds sick is sick to nobody where none is tried.
+    """
+    unseen = next((fault.kind for fault in faults if fault.kind in ("sick", "garble")), None)
+    if policy.pre_join_check == "Off" and unseen is not None:
+        raise FaultError(
+            f"--fault {unseen}: this job tries no node before a worker joins, so nothing would follow; set"
+            " spec.healthPolicy.preJoinCheck to Enforce, or to Warn"
+        )
+
+
+def due(faults: Iterable[Fault], struck: Iterable[Fault], step: int) -> list[Fault]:
+    """Lists faults whose step is finished and that were not injected yet.
+
+    A fault given twice is injected twice.
+    """
+    left = list(faults)
+    for fault in struck:
+        left.remove(fault)
+    return [fault for fault in left if fault.step <= step]

@@ -8,13 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from surefoot.protocol.checkpoints.lineage import Lineage
-from surefoot_operator.api.status import Incident
-from surefoot_operator.cli.local.faults import Fault
-from surefoot_operator.cli.local.ledger import Account
-from surefoot_operator.policy.report.time_spent import goodput
+from surefoot.protocol.checkpoints.lineage import Lineage, first_step
+from surefoot_operator.api.spec import TrainingJob
+from surefoot_operator.api.status import Incident, JobStatus
+from surefoot_operator.cli.checkpoints import run_tool
+from surefoot_operator.cli.command_base import say
+from surefoot_operator.cli.local.progress import (
+    Account,
+    Fault,
+    RunProgress,
+    count_samples,
+    counted_lines,
+    drop_unfinished,
+    largest_difference,
+    mean_loss_by_step,
+    median_stall_seconds,
+    skips_of,
+    world_size_by_step,
+)
+from surefoot_operator.policy.report.time_spent import goodput, seconds_spent
 
 _MOST_LINES = 20
 _SAME_CLOCK_SECONDS = 0.05
@@ -126,7 +141,7 @@ def sources_of(lineage: Lineage, incidents: Sequence[Incident]) -> dict[int, str
     return found
 
 
-def build(run: RunFacts) -> dict[str, Any]:
+def build_report(run: RunFacts) -> dict[str, Any]:
     """Builds the JSON report."""
     compared = run.comparison
     return {
@@ -232,3 +247,169 @@ def verdict(report: dict[str, Any]) -> list[str]:
     size = f", {stored['bytes'] / 1e6:.1f} MB each" if stored["bytes"] else ""
     said.append(f"complete checkpoints {stored['complete']}{size}")
     return said
+
+
+# ---- comparison ------------------------------------------------------------------------------------------------------
+# Compares a run's final parameters with those of an undisturbed run.
+
+INTERVALS_PER_PROMOTION = 10
+"""Memory intervals between promotions to a persistent tier that only the comparison asked for."""
+
+
+def with_persistent_tier(document: dict[str, Any], job: TrainingJob, root: Path) -> dict[str, Any]:
+    """Adds a folder as persistent tier to a job that has none.
+
+    Memory is lost when a run ends. The last checkpoint is promoted whatever the interval, and it is the one compared.
+    """
+    if job.spec.checkpoint.persistent is not None:
+        return document
+    memory = job.spec.checkpoint.memory
+    steps = INTERVALS_PER_PROMOTION * memory.base_steps
+    uri = f"file://{root.resolve() / 'persistent'}"
+    # fixed steps would be saved in addition to those that the operator chooses
+    often: dict[str, Any] = {"interval": "auto"} if memory.adaptive else {"intervalSteps": steps}
+    words = "at intervals that the operator chooses" if memory.adaptive else f"every {steps} steps"
+    say(f"the job has no persistent tier; for the comparison it is promoted to {uri}, {words}")
+    spec = document["spec"]
+    checkpoint = {**(spec.get("checkpoint") or {}), "persistent": {"uri": uri, **often}}
+    return {**document, "spec": {**spec, "checkpoint": checkpoint}}
+
+
+def compare_parameters(mine: TrainingJob, other: TrainingJob) -> dict[str, Any]:
+    """Compares two runs' final parameters: step, max_difference, bit_exact, tensors; or a problem."""
+    tier = mine.spec.checkpoint.persistent
+    if tier is None:
+        return {"problem": "the job has no persistent tier"}
+    return run_tool("compare", tier, ["--job", mine.uid, "--with", other.uid])
+
+
+# ---- conclusion of a run ---------------------------------------------------------------------------------------------
+# Builds the report and closing lines of a finished run. Reads the run folder; called by `run_local` when all processes
+# are gone.
+
+_LOG_LINES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class EndedRun:
+    """What remains of a finished run: job, progress, faults."""
+
+    job: TrainingJob
+    progress: RunProgress
+    struck: tuple[Struck, ...]
+    unstruck: tuple[Fault, ...]
+    interrupted: bool = False
+    """It was told to stop; its report is still written."""
+
+    @property
+    def outcome(self) -> str:
+        return "Interrupted" if self.interrupted else self.progress.status.phase
+
+
+@dataclass(frozen=True, slots=True)
+class Conclusion:
+    """The report and closing lines of a run.
+
+    `sound`: every sample was used once and, where asked for, the comparison could be made.
+    """
+
+    report: dict[str, Any]
+    lines: tuple[str, ...]
+    sound: bool
+    comparison: Comparison | None = None
+
+
+def conclude(ended: EndedRun, reference: EndedRun | None) -> Conclusion:
+    """Builds the report and closing lines of a run and its reference."""
+    progress = ended.progress
+    lines = list(progress.all_lines())
+    kept = counted_lines(lines, progress.lineage)
+    ranks = world_size_by_step(kept, progress.lineage)
+    if ended.outcome != "Complete":
+        kept = drop_unfinished(kept, ranks)
+    skips = skips_of(progress.lineage, progress.status.skipped)
+    account = count_samples(kept, first_step(progress.lineage), ranks, skips)
+    incidents = tuple(sorted(progress.incidents.values(), key=lambda i: i.detected_seconds))
+    compared = None if reference is None else _compare(ended, reference, mean_loss_by_step(kept))
+    found = build_report(
+        RunFacts(
+            outcome=ended.outcome,
+            lineage=progress.lineage,
+            restored_from=sources_of(progress.lineage, incidents),
+            incidents=incidents,
+            struck=ended.struck,
+            account=account,
+            checkpoints=Checkpoints(len(progress.completed), progress.checkpoint_bytes, median_stall_seconds(lines)),
+            comparison=compared,
+            **_time(progress.status),
+        )
+    )
+    said = [*timeline(found)]
+    said += [f"fault not injected, its step was never finished: {fault}" for fault in ended.unstruck]
+    if compared is not None and compared.problem:
+        said.append(f"the parameters could not be compared: {compared.problem}")
+    if ended.outcome not in ("Complete", "Interrupted"):
+        said += explain_failure(progress)
+    said += verdict(found)
+    whole = account is None or (account.lost == account.repeated == account.unknown == 0)
+    return Conclusion(found, tuple(said), whole and (compared is None or not compared.problem), compared)
+
+
+def _time(status: JobStatus) -> dict[str, Any]:
+    """Where the seconds went until the end, or until the last change that is stored."""
+    if status.start_seconds is None:
+        return {}
+    spent = status.time_spent
+    until = spent.since_seconds if status.completion_seconds is None else status.completion_seconds
+    return {"seconds": seconds_spent(spent, until), "age_seconds": until - status.start_seconds}
+
+
+def _compare(ended: EndedRun, reference: EndedRun, losses: dict[int, float]) -> Comparison:
+    if reference.outcome != "Complete":
+        problem = f"the undisturbed run ended {reference.outcome}: {reference.progress.status.message}"
+        return Comparison(None, None, None, None, problem)
+    progress = reference.progress
+    undisturbed = mean_loss_by_step(counted_lines(progress.all_lines(), progress.lineage))
+    found = compare_parameters(ended.job, reference.job)
+    return Comparison(
+        max_loss_difference=largest_difference(losses, undisturbed),
+        max_parameter_difference=found.get("max_difference"),
+        bit_exact=found.get("bit_exact"),
+        step=found.get("step"),
+        problem=str(found.get("problem") or ""),
+    )
+
+
+def explain_failure(progress: RunProgress) -> list[str]:
+    """Quotes the operator's message and the tail of the log to blame."""
+    log = blamed_log(progress.folder.logs, progress.status.incidents) or newest_log(progress.folder.logs)
+    lines = [f"the job failed: {progress.status.message}"]
+    if log is not None:
+        text = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        lines += [f"    {line}" for line in text[-_LOG_LINES:]]
+        lines.append(f"log: {log}")
+    return lines
+
+
+def blamed_log(logs: Path, incidents: tuple[Incident, ...]) -> Path | None:
+    """Finds the log of the rank that failed first, else its agent's.
+
+    Peers write last, and only that they lost the connection. None where no rank is blamed or its logs are empty.
+    """
+    last = incidents[-1] if incidents else None
+    if last is None or last.rank is None or last.first_step_seconds is not None:
+        return None
+    for pattern in (f"worker-*/epoch-{last.epoch}/rank-{last.rank}.log", f"worker-{last.worker}-*/agent.log"):
+        found = [path for path in logs.glob(pattern) if path.stat().st_size > 0]
+        if found:
+            return max(found, key=lambda path: path.stat().st_mtime_ns)
+    return None
+
+
+def newest_log(logs: Path) -> Path | None:
+    """Finds the newest rank log that is not empty, else an agent's."""
+    for pattern in ("worker-*/epoch-*/rank-*.log", "worker-*/agent.log"):
+        found = [path for path in logs.glob(pattern) if path.stat().st_size > 0]
+        if found:
+            return max(found, key=lambda path: path.stat().st_mtime_ns)
+    return None

@@ -1,6 +1,6 @@
 """Takes a snapshot of a run for display: steps, rate, workers.
 
-Drawn by `view`. `take` reads the run folder; everything else here is pure.
+Drawn by `run_local`. `take` reads the run folder; everything else here is pure.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from surefoot_operator.api.status import World
-from surefoot_operator.cli.local.ledger import LedgerLine
+from surefoot_operator.cli.local.progress import LedgerLine
 from surefoot_operator.cli.local.supervise import Scene
 from surefoot_operator.platforms.local.run_folder import read_json
 

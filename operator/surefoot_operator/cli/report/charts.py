@@ -6,12 +6,84 @@ shape and number too, since colour alone tells some readers nothing.
 
 from __future__ import annotations
 
+import html
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from surefoot_operator.cli.report.curves import Point, logarithmic_ticks, thinned, ticks, wants_logarithm
-from surefoot_operator.cli.report.markup import Markup, decimal, element, joined
+from surefoot.protocol.plain import plain, shorten
+from surefoot_operator.cli.report.report_data import (
+    PhaseFacts,
+    Point,
+    logarithmic_ticks,
+    thinned,
+    ticks,
+    wants_logarithm,
+)
+from surefoot_operator.policy.report.time_spent import CATEGORIES
+
+# ---- markup ----------------------------------------------------------------------------------------------------------
+# Builds HTML and SVG elements whose text is always escaped. What a page shows was written by others, as names, messages
+# and exceptions of programs: a string can only become text, never an element, so that none of them runs in the browser
+# of whoever looks.
+
+LONGEST_TEXT = 2000
+"""Characters of one piece of foreign text: a hang's stacks would fill a page."""
+
+_VOID = frozenset({"meta", "br"})
+
+
+@dataclass(frozen=True, slots=True)
+class Markup:
+    """Finished markup; only `element` and constants of this package make it."""
+
+    text: str
+
+
+Child = str | Markup | None
+Attribute = str | float | None
+
+
+def element(name: str, /, *children: Child, **attributes: Attribute) -> Markup:
+    """Builds one element; strings are escaped, None is left out.
+
+    Args:
+        name: the element's name.
+        children: text, or elements.
+        attributes: `class_` is class, `stroke_width` is stroke-width; numbers have two decimals.
+    """
+    told = "".join(f' {_key(key)}="{_value(value)}"' for key, value in attributes.items() if value is not None)
+    if name in _VOID:
+        return Markup(f"<{name}{told}>")
+    return Markup(f"<{name}{told}>{joined(*children).text}</{name}>")
+
+
+def joined(*children: Child) -> Markup:
+    """Joins text and elements in order."""
+    return Markup(
+        "".join(one.text if isinstance(one, Markup) else _escaped(one) for one in children if one is not None)
+    )
+
+
+def decimal(value: float) -> str:
+    """Writes at most two decimals, none that say nothing."""
+    text = f"{value:.2f}".rstrip("0").rstrip(".")
+    return "0" if text in ("-0", "") else text
+
+
+def _escaped(text: str) -> str:
+    return html.escape(plain(shorten(text, LONGEST_TEXT)), quote=True)
+
+
+def _value(value: str | float) -> str:
+    return html.escape(plain(value), quote=True) if isinstance(value, str) else decimal(value)
+
+
+def _key(name: str) -> str:
+    return name.rstrip("_").replace("_", "-")
+
+
+# ---- charts ----------------------------------------------------------------------------------------------------------
 
 _TOP, _RIGHT, _BOTTOM, _LEFT = 44.0, 12.0, 36.0, 52.0
 _FLOOR = 24.0
@@ -254,3 +326,66 @@ def _mark(at: float, marks: Sequence[ChartMark], axes: Axes) -> Markup:
         element("text", _mark_label(marks), x=left + width / 2, y=33),
         class_="mark planned" if planned else "mark",
     )
+
+
+# ---- phase bars ------------------------------------------------------------------------------------------------------
+# Draws where each recovery's seconds went, as bars on one scale. A bar alone shows shares; on one scale the slow
+# recovery is seen among many.
+
+_WIDTH, _HEIGHT = 1000.0, 26.0
+_NUMBERED_FROM = 40.0
+
+COLOURS = {"detected": 1, "claimed": 2, "stopped": 3, "sealed": 4, "assigned": 5, "first_step": 6}
+"""Number and colour of each phase, the same in every bar and table."""
+
+
+def durations(phases: Sequence[PhaseFacts]) -> list[tuple[PhaseFacts, float]]:
+    """Pairs each phase with the seconds since the one before it."""
+    found, before = [], 0.0
+    for one in phases:
+        found.append((one, max(0.0, one.at_seconds - before)))
+        before = max(before, one.at_seconds)
+    return found
+
+
+def phase_bar(phases: Sequence[PhaseFacts], longest_seconds: float, title: str) -> Markup:
+    """Draws one recovery; `longest_seconds` has the whole width."""
+    told = [(COLOURS[one.name], seconds, one.said) for one, seconds in durations(phases)]
+    return _bar(told, longest_seconds, title)
+
+
+def seconds_bar(seconds: Mapping[str, float], title: str) -> Markup:
+    """Draws a job's whole time, divided by category."""
+    told = [(category_colour(name), spent, name) for name, spent in seconds.items()]
+    return _bar(told, sum(seconds.values()), title)
+
+
+def category_colour(category: str) -> int:
+    """The number of a category's colour, in bar and table."""
+    return CATEGORIES.index(category) + 1 if category in CATEGORIES else len(CATEGORIES)
+
+
+def _bar(told: Sequence[tuple[int, float, str]], longest_seconds: float, title: str) -> Markup:
+    parts, at = [], 0.0
+    for number, seconds, said in told:
+        width = _WIDTH * seconds / longest_seconds if longest_seconds > 0 else 0.0
+        if width > 0:
+            parts.append(
+                element(
+                    "g",
+                    element("title", f"{number}: {said}, {seconds:.3f} s"),
+                    element(
+                        "rect",
+                        class_=f"c{number}",
+                        x=f"{at / 10:.2f}%",
+                        y=1,
+                        width=f"{width / 10:.2f}%",
+                        height=_HEIGHT - 2,
+                    ),
+                    element("text", str(number), x=f"{(at + width / 2) / 10:.2f}%", y=18)
+                    if width >= _NUMBERED_FROM
+                    else None,
+                )
+            )
+        at += width
+    return element("svg", element("title", title), *parts, class_="bar", role="img", aria_label=title)

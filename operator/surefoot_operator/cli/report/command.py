@@ -6,15 +6,26 @@ injected faults, is given by `surefoot local` itself.
 
 from __future__ import annotations
 
+import argparse
+import os
 from pathlib import Path
 
+from surefoot import __version__
+from surefoot.protocol.plain import amount
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.cli.jobs.run_folder_reads import read_run
-from surefoot_operator.cli.local import ledger
-from surefoot_operator.cli.local.progress import RunProgress
+from surefoot_operator.cli.checkpoints import try_file
+from surefoot_operator.cli.command_base import EXIT_OK, UsageError, say
+from surefoot_operator.cli.jobs.read_jobs import add_job, check_named, read_run, view_of
+from surefoot_operator.cli.local.progress import (
+    RunProgress,
+    counted_lines,
+    largest_difference,
+    mean_loss_by_step,
+    median_stall_seconds,
+)
 from surefoot_operator.cli.local.run_report import Checkpoints, Comparison, Struck
-from surefoot_operator.cli.report.report_data import RunRecords, facts_of_view, with_ledger
-from surefoot_operator.cli.report.report_facts import ReportFacts
+from surefoot_operator.cli.report.page import page
+from surefoot_operator.cli.report.report_data import ReportFacts, RunRecords, facts_of_view, with_ledger
 from surefoot_operator.platforms.local.run_folder import RunFolder
 
 UNDISTURBED = "undisturbed"
@@ -42,10 +53,10 @@ def report_of_run(
     lines = tuple(progress.lines_by_worker())
     undisturbed = _undisturbed(root / UNDISTURBED, view.stored.status)
     if comparison is None and undisturbed is not None:
-        kept = ledger.losses(ledger.along((line for _, line in lines), progress.lineage))
-        comparison = Comparison(ledger.largest_difference(kept, undisturbed), None, None, None)
+        kept = mean_loss_by_step(counted_lines((line for _, line in lines), progress.lineage))
+        comparison = Comparison(largest_difference(kept, undisturbed), None, None, None)
     stored = Checkpoints(
-        len(progress.completed), progress.checkpoint_bytes, ledger.median_stall_seconds(line for _, line in lines)
+        len(progress.completed), progress.checkpoint_bytes, median_stall_seconds(line for _, line in lines)
     )
     records = RunRecords(
         lines=lines,
@@ -74,4 +85,41 @@ def _undisturbed(root: Path, status: JobStatus | None) -> dict[int, float] | Non
     began = progress.status.start_seconds
     if began is None or status is None or began < (status.start_seconds or began):
         return None
-    return ledger.losses(ledger.along(progress.all_lines(), progress.lineage))
+    return mean_loss_by_step(counted_lines(progress.all_lines(), progress.lineage))
+
+
+# ---- report job ------------------------------------------------------------------------------------------------------
+# Implements `surefoot report`: a job's history as one HTML page. Of a cluster's job it says what the other commands can
+# read; of a run of `surefoot local` also every step.
+
+
+def add_report_arguments(parser: argparse.ArgumentParser) -> None:
+    add_job(parser)
+    parser.add_argument("--to", type=Path, metavar="FILE.html", help="where to write it (default: JOB.html)")
+
+
+def run_report(given: argparse.Namespace) -> int:
+    """Writes the page and says where. Raises UsageError, RunError, OperatorError."""
+    check_named(given)
+    if given.run_folder is not None:
+        facts = report_of_run(given.run_folder)
+    else:
+        facts = facts_of_view(view_of(given), "what the cluster keeps of the job")
+    path = given.to or Path(f"{facts.job.rpartition('/')[2]}.html")
+    if path.suffix.lower() == ".json":
+        raise UsageError(f"--to {path}: the report is a page of HTML; surefoot describe JOB -o json prints JSON")
+    try_file("--to", path)
+    text = page(facts, __version__)
+    write_page(path, text)
+    say(f"{path}: {amount(len(text.encode()))}")
+    return EXIT_OK
+
+
+def write_page(path: Path, text: str) -> None:
+    """Replaces the file whole.
+
+    Who looks at it while the job runs never sees half a page.
+    """
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    scratch.write_text(text, encoding="utf-8")
+    scratch.replace(path)

@@ -6,31 +6,228 @@ Pure. `facts_of_view` knows what every command knows, of a cluster too; `with_le
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from surefoot.protocol.checkpoints.lineage import Lineage, first_step
-from surefoot_operator.api.status import Incident, SkippedData
-from surefoot_operator.cli.jobs.describe import stored_words, worker_state
-from surefoot_operator.cli.jobs.job_summary import lasting
-from surefoot_operator.cli.jobs.job_view import JobView
-from surefoot_operator.cli.local import ledger, run_report
-from surefoot_operator.cli.local.ledger import LedgerLine
+from surefoot_operator.api.status import DataRead, Incident, Interval, SkippedData
+from surefoot_operator.cli.jobs.describe import lasting, stored_words, worker_state
+from surefoot_operator.cli.jobs.read_jobs import JobView
+from surefoot_operator.cli.local import progress, run_report
+from surefoot_operator.cli.local.progress import Account, Happened, LedgerLine
 from surefoot_operator.cli.local.run_report import Checkpoints, Comparison, Struck
-from surefoot_operator.cli.report.curves import finite
-from surefoot_operator.cli.report.report_facts import (
-    EpochFacts,
-    IncidentFacts,
-    LossFacts,
-    NodeFacts,
-    PhaseFacts,
-    Placement,
-    ReportFacts,
-    StallFacts,
-)
 from surefoot_operator.policy.report.time_spent import goodput, seconds_spent
+
+# ---- curves ----------------------------------------------------------------------------------------------------------
+# Thins curves and chooses the ticks of their axes. A run of 100,000 steps has more points than a screen has columns: of
+# each column the lowest and the highest are kept, so that a spike of one step is still there.
+
+Point = tuple[float, float]
+
+_LARGEST = 1e300
+"""The distance of two larger ones may be no number."""
+_LOGARITHMIC_FROM = 50.0
+"""The ratio of the largest value to the smallest at which a linear axis shows the largest alone."""
+
+
+def thinned(points: Sequence[Point], columns: int) -> list[Point]:
+    """Keeps each column's lowest and highest point; ends are kept too."""
+    if len(points) <= 2 * columns:
+        return list(points)
+    first, last = points[0][0], points[-1][0]
+    width = (last - first) / columns or 1.0
+    kept: dict[int, tuple[Point, Point]] = {}
+    for point in points:
+        column = min(columns - 1, int((point[0] - first) / width))
+        low, high = kept.get(column, (point, point))
+        kept[column] = (min(low, point, key=lambda p: p[1]), max(high, point, key=lambda p: p[1]))
+    found = {points[0], points[-1], *(point for pair in kept.values() for point in pair)}
+    return sorted(found)
+
+
+def finite(points: Iterable[tuple[int, float]]) -> list[Point]:
+    """Leaves out values that no axis can have."""
+    return [(float(step), value) for step, value in points if math.isfinite(value) and abs(value) < _LARGEST]
+
+
+def wants_logarithm(values: Sequence[float]) -> bool:
+    """Whether only a logarithmic axis would show the small values."""
+    return bool(values) and min(values) > 0 and max(values) / min(values) >= _LOGARITHMIC_FROM
+
+
+def ticks(low: float, high: float, most: int) -> list[float]:
+    """Chooses at most `most` round values from `low` to `high`."""
+    if not high > low:
+        return [low]
+    step = _round_up((high - low) / most)
+    first = math.ceil(low / step)
+    return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def logarithmic_ticks(low: float, high: float, most: int) -> list[float]:
+    """Chooses powers of ten, or where they are few the halves between."""
+    begin, end = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    stride = max(1, math.ceil((end - begin) / most))
+    found = [10.0**power for power in range(begin, end + 1, stride) if low <= 10.0**power <= high]
+    return found if len(found) > 1 else ticks(low, high, most)
+
+
+def _round_up(step: float) -> float:
+    """The next of 1, 2, 5, 10, …; never 0."""
+    power = 10.0 ** math.floor(math.log10(step))
+    return next((factor * power for factor in (1, 2, 5) if factor * power >= step * 0.999), 10 * power)
+
+
+# ---- report facts ----------------------------------------------------------------------------------------------------
+# Defines everything a report page says. Pure values, gathered by `report_data` and laid out by `page`. None is what is
+# not known: a cluster keeps no ledger of steps, a job that has just begun no checkpoint.
+
+
+@dataclass(frozen=True, slots=True)
+class EpochFacts:
+    """One epoch: its ranks and the step that it began from."""
+
+    epoch: int
+    ranks: int
+    from_step: int
+    restored_from: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseFacts:
+    """The end of one phase of a recovery.
+
+    Seconds count from the recovery's beginning.
+    """
+
+    name: str
+    at_seconds: float
+    said: str
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentFacts:
+    """One incident with its phases, the figures of `surefoot timeline`."""
+
+    number: int
+    kind: str
+    reason: str
+    at_seconds: float
+    """Unix seconds of its beginning: the injected fault, else the first sign."""
+    last_step: int
+    epoch: int
+    phases: tuple[PhaseFacts, ...]
+    steps_lost: int | None = None
+    restored_from: str | None = None
+    world_before: int = 0
+    world_after: int | None = None
+    node: str | None = None
+    worker: int | None = None
+    rank: int | None = None
+    fault: str | None = None
+    detail: str = ""
+
+    @property
+    def planned(self) -> bool:
+        return self.kind == "planned"
+
+    @property
+    def took_seconds(self) -> float | None:
+        """Until the first new step; None while it goes on."""
+        return next((one.at_seconds for one in self.phases if one.name == "first_step"), None)
+
+
+@dataclass(frozen=True, slots=True)
+class LossFacts:
+    """The loss by step: what counts, what was run again, and undisturbed."""
+
+    kept: tuple[Point, ...] = ()
+    discarded: tuple[tuple[Point, ...], ...] = ()
+    """Of each epoch the steps that a later one ran again."""
+    undisturbed: tuple[Point, ...] = ()
+    not_finite: int = 0
+    """Steps whose loss was no number."""
+
+
+@dataclass(frozen=True, slots=True)
+class StallFacts:
+    """How long saves stopped the training.
+
+    Of each saved step its slowest rank counts.
+    """
+
+    by_step: tuple[Point, ...] = ()
+    median_seconds: float | None = None
+    p95_seconds: float | None = None
+    most_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """One worker's attempt: where it ran, and what it trained."""
+
+    worker: str
+    """`INDEX-ATTEMPT`."""
+    node: str
+    state: str
+    ranks: tuple[int, ...] = ()
+    epochs: tuple[int, ...] = ()
+    first_step: int | None = None
+    last_step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """One node as it stood when the page was made."""
+
+    name: str
+    state: str
+    holder: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportFacts:
+    """Everything on one page."""
+
+    job: str
+    uid: str
+    source: str
+    made_seconds: float
+    outcome: str
+    message: str = ""
+    start_seconds: float | None = None
+    end_seconds: float | None = None
+    step: int | None = None
+    total_steps: int | None = None
+    loss: LossFacts | None = None
+    """None: no ledger of steps can be read."""
+    epochs: tuple[EpochFacts, ...] = ()
+    incidents: tuple[IncidentFacts, ...] = ()
+    data: DataRead | None = None
+    """As the loader told; None: it tells nothing."""
+    account: Account | None = None
+    comparison: Comparison | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    """By category, the operator's own account; empty: it did not count yet."""
+    goodput: float | None = None
+    stalls: StallFacts = field(default_factory=StallFacts)
+    checkpoints: Checkpoints | None = None
+    newest_checkpoint: str = ""
+    persistent_step: int | None = None
+    stored: str = ""
+    """What each tier has, with its bytes."""
+    memory_interval: Interval | None = None
+    persistent_interval: Interval | None = None
+    placements: tuple[Placement, ...] = ()
+    nodes: tuple[NodeFacts, ...] = ()
+    events: tuple[Happened, ...] = ()
+    unread: tuple[str, ...] = ()
+
+
+# ---- report data -----------------------------------------------------------------------------------------------------
 
 OfStep = dict[int, list[LedgerLine]]
 
@@ -97,17 +294,19 @@ def facts_of_view(view: JobView, source: str, until_seconds: float | None = None
 def with_ledger(facts: ReportFacts, run: RunRecords) -> ReportFacts:
     """Adds losses, samples, stalls, and who ran what."""
     lines = [line for _, line in run.lines]
-    kept = ledger.along(lines, run.lineage)
-    ranks = ledger.worlds(kept, run.lineage)
+    kept = progress.counted_lines(lines, run.lineage)
+    ranks = progress.world_size_by_step(kept, run.lineage)
     discarded = _discarded(lines, kept)
     if facts.outcome != "Complete":
-        kept = ledger.finished(kept, ranks)
+        kept = progress.drop_unfinished(kept, ranks)
     return dataclasses.replace(
         facts,
         loss=_losses(kept, discarded, run.undisturbed),
         epochs=epochs_of(run.lineage, run.incidents),
         incidents=incidents_of(run.incidents, run.struck),
-        account=ledger.account(kept, first_step(run.lineage), ranks, ledger.skips_of(run.lineage, run.skipped)),
+        account=progress.count_samples(
+            kept, first_step(run.lineage), ranks, progress.skips_of(run.lineage, run.skipped)
+        ),
         comparison=run.comparison,
         stalls=_stalls(lines),
         checkpoints=run.checkpoints,
@@ -162,9 +361,9 @@ def _discarded(lines: Iterable[LedgerLine], kept: OfStep) -> dict[int, OfStep]:
 
 
 def _losses(kept: OfStep, discarded: Mapping[int, OfStep], undisturbed: Mapping[int, float] | None) -> LossFacts:
-    told = ledger.losses(kept)
+    told = progress.mean_loss_by_step(kept)
     points = finite(sorted(told.items()))
-    again = (finite(sorted(ledger.losses(of_step).items())) for _, of_step in sorted(discarded.items()))
+    again = (finite(sorted(progress.mean_loss_by_step(of_step).items())) for _, of_step in sorted(discarded.items()))
     return LossFacts(
         kept=tuple(points),
         discarded=tuple(tuple(one) for one in again if one),

@@ -1,18 +1,33 @@
 """Issues the coordinator's certificate and its authority, and decides when to renew.
 
-No I/O: the time is an argument, only keys are random. Called by `coordinator_tls`, which stores them in a Secret.
+Deciding and issuing do no I/O: the time is an argument, only keys are random. `CoordinatorTls` stores them in a Secret.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
-from collections.abc import Iterable, Mapping
+import logging
+import os
+import random
+import ssl
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from urllib.parse import urlsplit
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from surefoot_operator.controller.credentials.secrets import SecretAt, kept_secret, replaced_secret
+from surefoot_operator.controller.leader.election_rules import shard_url
+from surefoot_operator.errors import FabricError
+from surefoot_operator.platforms.kubernetes.api_client import Api
+
+log = logging.getLogger(__name__)
+
 
 CA, CA_KEY, CERTIFICATE, KEY = "ca.crt", "ca.key", "tls.crt", "tls.key"
 AUTHORITY_DAYS = 3650
@@ -25,7 +40,7 @@ _SUBJECT = "surefoot coordinator"
 Content = Mapping[str, bytes]
 
 
-def why_anew(content: Content, names: Iterable[str], now: float) -> str:
+def renewal_reason(content: Content, names: Iterable[str], now: float) -> str:
     """Says why the certificate must be renewed at `now` (Unix seconds); empty: valid."""
     try:
         certificate = x509.load_pem_x509_certificate(content[CERTIFICATE])
@@ -40,7 +55,7 @@ def why_anew(content: Content, names: Iterable[str], now: float) -> str:
     return f"it does not name {', '.join(missing)}" if missing else ""
 
 
-def is_ours(content: Content) -> bool:
+def is_signed_by_us(content: Content) -> bool:
     """Whether we hold the authority's key; others' certificates are never renewed."""
     return CA_KEY in content
 
@@ -55,7 +70,7 @@ def names_of(certificate: x509.Certificate) -> frozenset[str]:
     return frozenset((*said.get_values_for_type(x509.DNSName), *addresses))
 
 
-def made(old: Content, names: Iterable[str], now: float) -> dict[str, bytes]:
+def issue_certificate(old: Content, names: Iterable[str], now: float) -> dict[str, bytes]:
     """Issues a certificate for `names` by the authority of `old`.
 
     A missing or old authority is replaced. Workers that trust only the former one could not reconnect once the new one
@@ -158,3 +173,96 @@ def _pem(certificate: x509.Certificate) -> bytes:
 def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     plain = serialization.NoEncryption()
     return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+
+
+# ---- coordinator tls -------------------------------------------------------------------------------------------------
+# Keeps the coordinator's TLS certificate in a Secret shared by all replicas. Touches the API server; called by the
+# composition root. A Secret from elsewhere (cert-manager, say) is used as it is; our own is created, and renewed in
+# time.
+
+LOOK_SECONDS = 600.0
+"""How often the Secret is looked at: renewal is due months ahead, somebody else's rotation within the hour."""
+_TYPE = "kubernetes.io/tls"
+
+
+def server_names(url: str, namespace: str, shards: int = 1) -> tuple[str, ...]:
+    """Lists every name by which agents or people call the coordinator."""
+    service = f"surefoot-coordinator.{namespace}.svc"
+    names: list[str] = []
+    for shard in range(shards):
+        host = urlsplit(shard_url(url, shard)).hostname or ""
+        names += [host, f"{host}.cluster.local"] if host.endswith(".svc") else [host]
+    return tuple(dict.fromkeys((*names, service, f"{service}.cluster.local")))
+
+
+class CoordinatorTls:
+    """The server's TLS context; a renewed certificate serves the next connection.
+
+    `begin` it, then `follow` until cancelled.
+    """
+
+    def __init__(self, api: Api, where: SecretAt, names: Sequence[str]) -> None:
+        self._api, self._where, self._names = api, where, names
+        self._content: Content = {}
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_3
+
+    @property
+    def authority(self) -> str:
+        """The CA in PEM for agents; empty: their machine's trust store."""
+        return self._content.get(CA, b"").decode("ascii", "replace")
+
+    async def begin(self) -> None:
+        """Loads or creates the certificate. Raises FabricError if neither is possible."""
+        self._use(await self._current())
+
+    async def follow(self) -> None:
+        """Reloads and renews the certificate until cancelled.
+
+        A failure is logged and retried; the former certificate is served meanwhile.
+        """
+        while True:
+            await asyncio.sleep(LOOK_SECONDS * random.uniform(0.75, 1.0))
+            try:
+                content = await self._current()
+                if content != self._content:
+                    self._use(content)
+                    log.info("the coordinator's certificate was renewed; new connections use it")
+            except FabricError as error:
+                log.warning("cannot read the coordinator's certificate: %s", error)
+
+    async def _current(self) -> Content:
+        """Reads the Secret, and creates or renews it if we hold its authority."""
+        now = time.time()
+        found = await kept_secret(self._api, self._where, lambda: issue_certificate({}, self._names, now), kind=_TYPE)
+        why = renewal_reason(found, self._names, now)
+        if why and is_signed_by_us(found):
+            log.info("renewing the certificate in secret %s: %s", self._where, why)
+            return await replaced_secret(
+                self._api,
+                self._where,
+                lambda old: issue_certificate(old, self._names, now) if renewal_reason(old, self._names, now) else None,
+            )
+        if why:
+            log.warning("the certificate in secret %s must be renewed by its issuer: %s", self._where, why)
+        return found
+
+    def _use(self, content: Content) -> None:
+        try:
+            # first into one that nobody uses: half of a bad pair must not replace what is shown
+            _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), content[CERTIFICATE], content[KEY])
+            _load(self.context, content[CERTIFICATE], content[KEY])
+        except (KeyError, ssl.SSLError) as error:
+            raise FabricError(
+                f"secret {self._where} has no usable {CERTIFICATE} and {KEY} ({error}); delete it, and one is created"
+            ) from error
+        self._content = content
+
+
+def _load(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
+    """The ssl module reads files only: this one lies in memory and is nobody else's."""
+    descriptor = os.memfd_create("coordinator", os.MFD_CLOEXEC)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(certificate + b"\n" + key)
+        file.flush()
+        context.load_cert_chain(f"/proc/self/fd/{descriptor}")

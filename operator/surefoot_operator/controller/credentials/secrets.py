@@ -15,8 +15,7 @@ from typing import Any
 
 from surefoot_operator.errors import FabricError
 from surefoot_operator.platforms.kubernetes.api_client import Api
-from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused
-from surefoot_operator.platforms.kubernetes.api_objects import MANAGED_BY, OPERATOR, core_path
+from surefoot_operator.platforms.kubernetes.api_objects import MANAGED_BY, OPERATOR, ApiRefused, core_path
 
 log = logging.getLogger(__name__)
 

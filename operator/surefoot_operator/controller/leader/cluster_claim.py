@@ -8,19 +8,131 @@ are different ones. What cannot be read changes nothing: who looks after jobs go
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from surefoot_operator.api.spec import GROUP
-from surefoot_operator.controller.leader import claims
-from surefoot_operator.controller.leader.claims import BadClaims, Claim, ClaimsSeen
 from surefoot_operator.controller.leader.leader_election import Body, LeaseAt, LeaseLost, clock, now_text
 from surefoot_operator.errors import FabricError, NotLeading
 from surefoot_operator.platforms.kubernetes.api_client import Api
-from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused
+from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
 
 log = logging.getLogger(__name__)
+
+
+# ---- claims ----------------------------------------------------------------------------------------------------------
+# Decides which installation of the operator looks after which jobs of a cluster. Pure. Every installation has an entry
+# in one object, with the namespace whose jobs it looks after (empty: every one). Two whose jobs may be the same never
+# stand there together. An entry counts until it was seen unchanged for `EXPIRY_SECONDS` by somebody who looked all the
+# while: clocks of others are never compared with ours, and whoever could not look (an API server that was away) cannot
+# say that others did not renew.
+
+EXPIRY_SECONDS = 20.0
+"""An installation that was removed holds up its successor for so long."""
+RENEW_SECONDS = 4.0
+MAY_ACT_SECONDS = 12.0
+"""A process that has not looked for so long was frozen, and another installation may look after its jobs."""
+MAX_INSTALLATIONS = 64
+_MAX_CHARACTERS = 64 * 1024
+
+
+class BadClaims(ValueError):
+    """What stands in the object was written by something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One installation's entry."""
+
+    namespace: str
+    """Whose jobs it looks after; empty: those of all."""
+    beat: str
+    """Another text after each renewal."""
+
+    def overlaps(self, namespace: str) -> bool:
+        """Whether a job may be both its own and of an operator of this namespace."""
+        return not self.namespace or not namespace or self.namespace == namespace
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimsSeen:
+    """The entries as last read, and since when each has been as it is, by our clock."""
+
+    claims: Mapping[str, Claim] = field(default_factory=dict)
+    unchanged_since: Mapping[str, float] = field(default_factory=dict)
+    read_at: float | None = None
+
+
+def parse_claims(text: str) -> dict[str, Claim]:
+    """Reads the entries by installation. Raises BadClaims."""
+    if len(text) > _MAX_CHARACTERS:
+        raise BadClaims(f"the claims have {len(text)} characters; {_MAX_CHARACTERS} are allowed")
+    try:
+        found = json.loads(text or "{}")
+    except ValueError as error:
+        raise BadClaims(f"the claims are not JSON: {error}") from None
+    entries = found.items() if isinstance(found, dict) else None
+    if entries is None or len(entries) > MAX_INSTALLATIONS:
+        raise BadClaims(f"the claims are not a mapping of at most {MAX_INSTALLATIONS} installations")
+    claims = {}
+    for installation, entry in entries:
+        values = [entry.get("namespace"), entry.get("beat")] if isinstance(entry, dict) else [None]
+        if not all(isinstance(value, str) for value in values):
+            raise BadClaims(f"the claim of {installation[:200]} lacks its namespace or beat")
+        claims[installation] = Claim(*values)
+    return claims
+
+
+def claims_text(claims: Mapping[str, Claim]) -> str:
+    """The reverse of `parse_claims`.
+
+    Raises BadClaims for more than that takes: once written, they would keep everybody out.
+    """
+    text = json.dumps({name: {"namespace": one.namespace, "beat": one.beat} for name, one in sorted(claims.items())})
+    parse_claims(text)
+    return text
+
+
+def add_reading(before: ClaimsSeen, claims: Mapping[str, Claim], now: float) -> ClaimsSeen:
+    """Records a read. After a time without one, every entry counts as changed now."""
+    watched = before.read_at is not None and now - before.read_at <= MAY_ACT_SECONDS
+    since = {
+        name: before.unchanged_since[name] if watched and before.claims.get(name) == claim else now
+        for name, claim in claims.items()
+    }
+    return ClaimsSeen(claims, since, now)
+
+
+def find_rival(seen: ClaimsSeen, installation: str, namespace: str, now: float) -> str:
+    """Names the installation that looks after some of the same jobs; empty: none does, or it is this one."""
+    if installation in seen.claims and seen.claims[installation].namespace == namespace:
+        return ""
+    return next((name for name in sorted(seen.claims) if _counts(seen, name, installation, namespace, now)), "")
+
+
+def needs_renewal(seen: ClaimsSeen, installation: str, namespace: str, now: float) -> bool:
+    """Whether the entry is missing or as old as to be written again, by whichever replica comes first."""
+    claim = seen.claims.get(installation)
+    return claim is None or claim.namespace != namespace or now - seen.unchanged_since[installation] >= RENEW_SECONDS
+
+
+def renew_claim(seen: ClaimsSeen, installation: str, claim: Claim, now: float) -> dict[str, Claim]:
+    """The entries to write: ours, and those of others that have not expired."""
+    others = {
+        n: c for n, c in seen.claims.items() if n != installation and now - seen.unchanged_since[n] < EXPIRY_SECONDS
+    }
+    return {**others, installation: claim}
+
+
+def _counts(seen: ClaimsSeen, name: str, installation: str, namespace: str, now: float) -> bool:
+    alive = now - seen.unchanged_since[name] < EXPIRY_SECONDS
+    return name != installation and alive and seen.claims[name].overlaps(namespace)
+
+
+# ---- cluster claim ---------------------------------------------------------------------------------------------------
 
 CLAIMS = LeaseAt("kube-node-lease", "surefoot-operators")
 """The one object of a cluster; no node has this name, as kubelets' leases have owners and are read by node."""
@@ -47,7 +159,7 @@ class ClusterClaim:
         namespace: str,
         identity: str,
         changed: Callable[[str], None],
-        interval_seconds: float = claims.RENEW_SECONDS / 2,
+        interval_seconds: float = RENEW_SECONDS / 2,
         now: Callable[[], float] = clock,
     ) -> None:
         self._api, self._installation, self._namespace, self._identity = api, installation, namespace, identity
@@ -63,7 +175,7 @@ class ClusterClaim:
 
     def may_operate(self) -> None:
         """Raises NotLeading unless the claim is ours by our own clock."""
-        if self._owned_at is None or self._now() - self._owned_at >= claims.MAY_ACT_SECONDS:
+        if self._owned_at is None or self._now() - self._owned_at >= MAY_ACT_SECONDS:
             raise NotLeading(
                 "this operator does not have the claim on the cluster's jobs: it decides and writes nothing"
             )
@@ -100,7 +212,7 @@ class ClusterClaim:
                         "cannot renew the claim on the cluster's jobs; the operator continues: %s", _words(error)
                     )
                 # of a process that was frozen meanwhile nobody knows: its next round tells
-                if self._now() - began < claims.MAY_ACT_SECONDS:
+                if self._now() - began < MAY_ACT_SECONDS:
                     self._owned_at = self._now()
                 continue
             self._failures = 0
@@ -112,9 +224,9 @@ class ClusterClaim:
         """Reads the claims, and renews or adds ours; returns the installation that keeps us from it."""
         async with asyncio.timeout(CALL_SECONDS):
             await self._read()
-            rival = claims.find_rival(self._seen, self._installation, self._namespace, self._now())
+            rival = find_rival(self._seen, self._installation, self._namespace, self._now())
             if not rival:
-                if claims.needs_renewal(self._seen, self._installation, self._namespace, self._now()):
+                if needs_renewal(self._seen, self._installation, self._namespace, self._now()):
                     await self._write()
                 else:
                     self._owned_at = self._now()
@@ -129,19 +241,19 @@ class ClusterClaim:
             self._body = None
         self.heard_at = self._now()
         notes = ((self._body or {}).get("metadata") or {}).get("annotations") or {}
-        self._seen = claims.add_reading(self._seen, claims.parse_claims(str(notes.get(NOTE, ""))), self._now())
+        self._seen = add_reading(self._seen, parse_claims(str(notes.get(NOTE, ""))), self._now())
 
     async def _write(self) -> None:
         """Writes what was read with ours renewed; the server refuses if anybody wrote since, and the next round tells."""
         asked_at, self._renewals = self._now(), self._renewals + 1
         ours = Claim(self._namespace, f"{self._identity} {now_text()} {self._renewals}")
-        wanted = claims.renew(self._seen, self._installation, ours, asked_at)
+        wanted = renew_claim(self._seen, self._installation, ours, asked_at)
         metadata = dict((self._body or {}).get("metadata") or {"name": CLAIMS.name, "namespace": CLAIMS.namespace})
-        metadata["annotations"] = {**(metadata.get("annotations") or {}), NOTE: claims.claims_text(wanted)}
+        metadata["annotations"] = {**(metadata.get("annotations") or {}), NOTE: claims_text(wanted)}
         spec = {
             "holderIdentity": self._installation,
             "renewTime": now_text(),
-            "leaseDurationSeconds": round(claims.EXPIRY_SECONDS),
+            "leaseDurationSeconds": round(EXPIRY_SECONDS),
         }
         body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
         try:

@@ -15,19 +15,19 @@ from functools import partial
 from typing import Protocol
 
 from surefoot.task_set import until_one_ends
-from surefoot_operator.controller.leader.election_rules import LeaseTimings
-from surefoot_operator.controller.leader.fair_share import (
+from surefoot_operator.controller.leader.election_rules import (
+    LeaseTimings,
     ShardLayout,
     ShardSeen,
+    lease_name,
     patience_seconds,
     shard_to_ask_for,
     why_give_up,
 )
 from surefoot_operator.controller.leader.leader_election import NOTE, Elector, LeaseAt, LeaseLost
-from surefoot_operator.controller.leader.shards import lease_name
 from surefoot_operator.errors import FabricError
 from surefoot_operator.platforms.kubernetes.api_client import Api
-from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused
+from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
 
 log = logging.getLogger(__name__)
 

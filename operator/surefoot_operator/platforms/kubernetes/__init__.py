@@ -1,5 +1,5 @@
 """Implements the Fabric protocol on Kubernetes.
 
-`api` calls the API server, `cluster_cache` mirrors its objects, `pods`, `observations` and `status_patch` are pure,
-`api_writes` writes, `platform` joins them. It decides nothing.
+`api_client` calls the API server, `api_writes` writes, `cluster_cache` mirrors its objects; `pods` and `observations` are
+pure, `platform` joins them. It decides nothing.
 """

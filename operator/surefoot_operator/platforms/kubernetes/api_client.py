@@ -1,7 +1,7 @@
 """Calls the API server with plain JSON values and time limits.
 
 Touches the network; called by `cluster_cache` and `api_writes`. A refusal raises `ApiRefused`, an unknown outcome `ApiSilent`;
-both are FabricErrors and name the call. `refused_calls` hears the outcome of each.
+both are FabricErrors and name the call. `blockers` hears the outcome of each.
 """
 
 from __future__ import annotations
@@ -10,18 +10,87 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 from kubernetes.aio.client import ApiClient, Configuration
 from kubernetes.aio.config import load_incluster_config, load_kube_config
+from kubernetes.aio.stream import WsApiClient
 
 from surefoot_operator.errors import FabricError
-from surefoot_operator.platforms.kubernetes import api_calls, pod_exec
-from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused, ApiSilent
-from surefoot_operator.platforms.kubernetes.pod_exec import Ran
+from surefoot_operator.platforms.kubernetes import api_objects
+from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused, ApiSilent
 from surefoot_operator.rejected_calls import ApiCall, RefusedCalls
+
+# ---- pod exec --------------------------------------------------------------------------------------------------------
+# Runs a program in a container through the API server's web socket. Touches the network;.
+
+_PROTOCOL = "v4.channel.k8s.io"
+_INPUT, _OUTPUT, _ERRORS, _STATUS = range(4)
+"""The first byte of each message says which stream it is of."""
+_MOST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What a program in a container left."""
+
+    output: str
+    errors: str
+    problem: str
+    """Why it did not end with 0; empty: it did."""
+
+
+async def exec_in_pod(client: Any, path: str, container: str, command: Sequence[str], told: str, seconds: float) -> Ran:
+    """Runs a program to its end.
+
+    `told` is its input, which stays open. Raises ApiRefused, and ApiSilent after `seconds`.
+    """
+    asked = f"exec {path}"
+    query = [("container", container), *((stream, "true") for stream in ("stdin", "stdout", "stderr"))]
+    query += [("command", word) for word in command]
+    sockets: Any = WsApiClient(client.configuration)  # type: ignore[no-untyped-call]  # it has no types
+    try:
+        async with asyncio.timeout(seconds):
+            _, url, headers, _, _ = await sockets.param_serialize(
+                "GET", path, query_params=query, header_params={}, auth_settings=["BearerToken"]
+            )
+            headers["sec-websocket-protocol"] = _PROTOCOL
+            opened = await sockets.call_api("GET", url, headers, _preload_content=False)
+            async with opened.response as socket:
+                await socket.send_bytes(bytes([_INPUT]) + told.encode())
+                return await _read(socket)
+    except aiohttp.WSServerHandshakeError as error:
+        raise ApiRefused(asked, error.status, "", error.message) from error
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+        raise ApiSilent(asked, error) from error
+    finally:
+        await sockets.close()
+
+
+async def _read(socket: aiohttp.ClientWebSocketResponse) -> Ran:
+    """Reads to the end; raises ValueError where it never came, or is too long."""
+    streams: dict[int, bytes] = {}
+    async for message in socket:
+        data = message.data if isinstance(message.data, bytes) else str(message.data).encode()
+        if data:
+            streams[data[0]] = streams.get(data[0], b"") + data[1:]
+        if sum(map(len, streams.values())) > _MOST_BYTES:
+            raise ValueError(f"the program wrote more than {_MOST_BYTES} bytes")
+    if _STATUS not in streams:
+        raise ValueError("the connection ended before the program did")
+    status = json.loads(streams[_STATUS])
+    problem = (
+        "" if status.get("status") == "Success" else str(status.get("message") or status.get("reason") or "it failed")
+    )
+    return Ran(
+        streams.get(_OUTPUT, b"").decode(errors="replace"), streams.get(_ERRORS, b"").decode(errors="replace"), problem
+    )
+
+
+# ---- api client ------------------------------------------------------------------------------------------------------
 
 CALL_SECONDS = 10.0
 CONNECT_SECONDS = 3.0
@@ -112,7 +181,7 @@ class Api:
 
         Raises ApiSilent if nothing comes for `silence_seconds`, or the connection breaks.
         """
-        asked, call = f"watch {path}", api_calls.call_of("GET", path, job=self._job)
+        asked, call = f"watch {path}", api_objects.call_of("GET", path, job=self._job)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=silence_seconds)
         try:
             response = await self._send("GET", path, None, {**query, "watch": "true"}, "application/json", timeout)
@@ -150,7 +219,7 @@ class Api:
 
         Raises ApiRefused, ApiSilent.
         """
-        return await pod_exec.ran(self._client, path, container, command, told, seconds)
+        return await exec_in_pod(self._client, path, container, command, told, seconds)
 
     async def close(self) -> None:
         await self._client.close()
@@ -166,7 +235,7 @@ class Api:
         return _mapping(f"{method} {path}", await self._answer(method, path, body, query or {}, kind))
 
     async def _answer(self, method: str, path: str, body: Any, query: Mapping[str, str | int], kind: str) -> str:
-        asked, call = f"{method} {path}", api_calls.call_of(method, path, body, self._job)
+        asked, call = f"{method} {path}", api_objects.call_of(method, path, body, self._job)
         if method != "GET":
             self.check_allowed()
         try:
@@ -181,11 +250,11 @@ class Api:
         return text
 
     def _refused(self, call: ApiCall, error: ApiRefused) -> ApiRefused:
-        if api_calls.is_there(call, error):
+        if api_objects.is_there(call, error):
             self.refused.accept(call, time.monotonic())
-        elif not api_calls.is_ordinary(call, error):
+        elif not api_objects.is_ordinary(call, error):
             answer = f"{error.code} {error.reason}"
-            self.refused.refuse(call, api_calls.cause_of(error), error.sentence, answer, time.monotonic())
+            self.refused.refuse(call, api_objects.cause_of(error), error.sentence, answer, time.monotonic())
         return error
 
     def _silent(self, call: ApiCall, error: ApiSilent) -> ApiSilent:

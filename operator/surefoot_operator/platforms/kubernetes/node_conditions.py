@@ -1,6 +1,6 @@
 """Decides what is written on sick nodes, and for how long.
 
-Pure; called by `node_reporter`. Without it each job would have to lose a step or a trainer of its own on a node that
+Pure; called by `shard_leadership`. Without it each job would have to lose a step or a trainer of its own on a node that
 another one has found to be sick, and whoever repairs nodes would hear of none.
 """
 
@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from surefoot_operator.api.moments import moment_seconds
 from surefoot_operator.api.spec import GROUP
-from surefoot_operator.platforms.kubernetes.status_patch import timestamp
+from surefoot_operator.api.status import moment_seconds
+from surefoot_operator.platforms.kubernetes.api_writes import timestamp
 
 Object = dict[str, Any]
 

@@ -8,35 +8,151 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from surefoot_operator import metrics
 from surefoot_operator.api.known_node_signals import KNOWN_SIGNALS
 from surefoot_operator.api.parse import parse_job, with_metadata
 from surefoot_operator.api.spec import FINALIZER, Gang, TrainingJob
 from surefoot_operator.api.status import JobStatus, stamp
 from surefoot_operator.api.status_json import status_from_json
 from surefoot_operator.errors import FabricError, InvariantBroken, JobRefused, SpecError, ViewRefused, WorldMoved
-from surefoot_operator.job_snapshot import PurgeSeen, WorkerSeen
-from surefoot_operator.memory.holder_place import TierAccess
-from surefoot_operator.observed_groups import PodGroupsSeen
+from surefoot_operator.job_snapshot import PodGroupsSeen, PurgeSeen, WorkerSeen
+from surefoot_operator.memory.connection_pool import TierAccess
 from surefoot_operator.platforms.interface import FabricSeen, WorkerEnvironment
-from surefoot_operator.platforms.kubernetes import api_objects, api_writes, pod_groups, pods, status_patch
-from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused
-from surefoot_operator.platforms.kubernetes.purging import purge_pod
-from surefoot_operator.platforms.kubernetes.shared_objects import SharedObjects
-from surefoot_operator.platforms.kubernetes.template_dry_run import TemplateDryRun
+from surefoot_operator.platforms.kubernetes import api_objects, api_writes, pod_groups, pods
+from surefoot_operator.platforms.kubernetes.api_client import Api
+from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused, ApiSilent
+from surefoot_operator.platforms.kubernetes.pods import purge_pod
 from surefoot_operator.platforms.kubernetes.views import observations
-from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache, Listener
-from surefoot_operator.platforms.kubernetes.views.derived_cache import DerivedCache
+from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache, DerivedCache, Listener
 from surefoot_operator.platforms.kubernetes.views.watched_objects import WatchedObjects
 from surefoot_operator.policy.core.actions import CreateWorker, DeleteWorker, Event, KeepGroup, RemoveGroup
 from surefoot_operator.rejected_calls import RefusedCall
 
 log = logging.getLogger(__name__)
+
+
+# ---- shared objects --------------------------------------------------------------------------------------------------
+# Makes what a job's workers share: the Secret and the headless Service. Behind a new leader nobody remembers that they
+# are there, and no right to read Secrets is asked for. A quota that is used up, or an admission webhook, refuses to
+# make anew even what exists: a lost worker's replacement must not wait for them. Owned by `platform`; touches the
+# network through `api_writes`.
+
+_PATHS = {"Secret": "secrets", "Service": "services"}
+
+
+class SharedObjects:
+    """Makes one job's shared objects, and asks again for each later worker whether they are there."""
+
+    def __init__(self, api: Api, job: api_objects.JobIdentity) -> None:
+        self._api, self._job = api, job
+        self._there: dict[tuple[str, str], float] = {}
+        """When the last request began that made or found each of them."""
+        self._refused: set[tuple[str, str]] = set()
+
+    def knows(self, bodies: Collection[dict[str, Any]]) -> bool:
+        """Whether this leader has made or found all of them."""
+        return all(_key(body) in self._there for body in bodies)
+
+    async def make(self, bodies: Collection[dict[str, Any]]) -> None:
+        """Makes what is not there yet, side by side.
+
+        Raises:
+            FabricError: one could not be made, or its name is another's.
+        """
+        await api_writes.side_by_side(*map(self._make, bodies))
+
+    async def repair(self, bodies: Collection[dict[str, Any]], asked_seconds: float) -> None:
+        """Makes anew what somebody removed; a refusal is counted, and told once.
+
+        The server is asked though this leader made them: others may delete them at any time. One request that began
+        after `asked_seconds` (monotonic) answers for all workers that waited for it.
+        """
+        await api_writes.side_by_side(*(self._repair(body, asked_seconds) for body in bodies))
+
+    async def _repair(self, body: dict[str, Any], asked_seconds: float) -> None:
+        kind, name = key = _key(body)
+        if self._there.get(key, -math.inf) >= asked_seconds:
+            return
+        try:
+            await self._ask(body)
+            self._refused.discard(key)
+        except FabricError as error:
+            metrics.shared_objects_refused.labels(_PATHS[kind]).inc()
+            if key not in self._refused:
+                self._refused.add(key)
+                log.warning(
+                    "%s %s of job %s could not be made anew: %s; pods that refer to it wait if it is gone",
+                    kind, name, self._job, error,
+                )  # fmt: skip
+
+    async def _make(self, body: dict[str, Any]) -> None:
+        if _key(body) not in self._there:
+            await self._ask(body)
+
+    async def _ask(self, body: dict[str, Any]) -> None:
+        began = time.monotonic()
+        await api_writes.create(self._api, _PATHS[body["kind"]], body, self._job)
+        self._there[_key(body)] = began
+
+
+def _key(body: dict[str, Any]) -> tuple[str, str]:
+    return body["kind"], body["metadata"]["name"]
+
+
+# ---- template dry run ------------------------------------------------------------------------------------------------
+# Validates a job's pod template by a server-side dry run. Without strict validation the server silently drops a field
+# that does not exist, and a job would run without its limits or tolerations. Owned by `platform`; touches the network
+# through `api_writes`.
+
+_UNSUPPORTED = "does not support dry run"
+"""Of an admission webhook with side effects. The server says 400 then, and nothing of the pod is wrong."""
+_ANSWERED = (403, 409)
+"""Whoever answers so has read the pod and found no fault in it."""
+
+
+class TemplateDryRun:
+    """Validates one job's template once for each generation of its spec.
+
+    Without an answer it tries again with the next pod.
+    """
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._proved = 0
+        self._wrong: tuple[int, ApiRefused] | None = None
+
+    async def give(self, namespace: str, pod: dict[str, Any], generation: int) -> None:
+        """Validates a pod. Raises ApiRefused, lasting, if it is invalid.
+
+        One call at a time.
+        """
+        if self._wrong is not None and self._wrong[0] == generation:
+            raise self._wrong[1]
+        if self._proved == generation:
+            return
+        try:
+            await api_writes.try_pod(self._api, namespace, pod)
+        except ApiSilent:
+            return  # the pod itself is asked for then: a webhook that only hangs on dry runs keeps no job from beginning
+        except ApiRefused as error:
+            if error.lasting and _UNSUPPORTED not in str(error):
+                self._wrong = generation, error
+                raise
+            if not error.lasting and error.code not in _ANSWERED:
+                return  # a server in trouble says nothing of the pod; it is asked again with the next
+            if error.lasting:
+                log.warning("creating pods of %s without validation, the dry run failed: %s", namespace, error)
+        self._proved = generation
+
+
+# ---- platform --------------------------------------------------------------------------------------------------------
 
 Object = dict[str, Any]
 
@@ -147,9 +263,9 @@ class KubernetesFabric:
         written = replace(new, serial=old.serial + 1)
         problem: FabricError | None = None
         for _ in range(_PATCH_TRIES):
-            body = status_patch.shown(written, self._workers(self._pods()), stored, time.time())
+            body = api_writes.add_printer_columns(written, self._workers(self._pods()), stored, time.time())
             try:
-                operations = status_patch.operations(stored, body, tested)
+                operations = api_writes.status_patch(stored, body, tested)
                 self._cache.jobs.learn(await self._api.patch(f"{self._path}/status", operations))
                 return written
             except ApiRefused as error:
@@ -161,9 +277,9 @@ class KubernetesFabric:
             self._cache.jobs.learn(stored)
             if stored["metadata"]["uid"] != self._me.uid:
                 raise FabricError(f"job {self._me} was deleted and created again under its name")
-            if status_patch.stored_stamp(stored) != tested:
+            if api_writes.stored_stamp(stored) != tested:
                 raise WorldMoved(
-                    f"job {self._me}: the stored status is {status_patch.stored_stamp(stored)}, this write expects"
+                    f"job {self._me}: the stored status is {api_writes.stored_stamp(stored)}, this write expects"
                     f" {tested}: observe again"
                 ) from problem
         assert problem is not None
@@ -194,7 +310,7 @@ class KubernetesFabric:
             return
         stored = self._cache.jobs.items.get((self._me.namespace, self._me.name), {})
         epoch = (
-            status_patch.stored_stamp(stored).epoch or 0
+            api_writes.stored_stamp(stored).epoch or 0
         )  # the last words on a job may be said when it is gone already
         for event in events:
             await api_writes.record(self._api, self._me, event, epoch, time.time())
@@ -289,7 +405,7 @@ class KubernetesFabric:
 
     def _workers(self, pods: Sequence[Object]) -> tuple[WorkerSeen, ...]:
         workers = [pod for pod in pods if api_objects.part_of(pod) != api_objects.PURGE]
-        return tuple(self._workers_seen.all(workers, observations.worker, lambda pod: None))
+        return tuple(self._workers_seen.all(workers, observations.observe_worker, lambda pod: None))
 
     def _pod_groups(self) -> PodGroupsSeen:
         key = (self._me.namespace, self._me.name)
@@ -334,7 +450,7 @@ class KubernetesFabric:
 
 
 def _purges(pods: Sequence[Object]) -> tuple[PurgeSeen, ...]:
-    found = (observations.purge(pod) for pod in pods if api_objects.part_of(pod) == api_objects.PURGE)
+    found = (observations.observe_purge(pod) for pod in pods if api_objects.part_of(pod) == api_objects.PURGE)
     return tuple(one for one in found if one is not None)
 
 

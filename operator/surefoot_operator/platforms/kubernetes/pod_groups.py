@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from surefoot_operator.api.gang_schedulers import GANG_SCHEDULERS
-from surefoot_operator.api.spec import Gang, TrainingJob
-from surefoot_operator.observed_groups import PodGroup, PodGroupSeen
+from surefoot_operator.api.spec import GANG_SCHEDULERS, Gang, TrainingJob
+from surefoot_operator.job_snapshot import PodGroup, PodGroupSeen
 from surefoot_operator.platforms.kubernetes import api_objects
 
 Object = dict[str, Any]

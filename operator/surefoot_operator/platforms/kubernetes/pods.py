@@ -114,7 +114,7 @@ def pod(job: TrainingJob, worker: CreateWorker, environment: WorkerEnvironment, 
         container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     given = spec.get("terminationGracePeriodSeconds")
     grace = _GRACE_SECONDS if given is None else int(given)
-    trainer["env"] = _environment(trainer.get("env") or [], job, environment, settings, grace)
+    trainer["env"] = _worker_environment(trainer.get("env") or [], job, environment, settings, grace)
     trainer["volumeMounts"] = [
         *(trainer.get("volumeMounts") or []),
         {"name": RUN_VOLUME, "mountPath": settings.run_folder},
@@ -188,7 +188,7 @@ def _name(spec: Object, job: TrainingJob, worker: CreateWorker) -> None:
     spec["hostname"], spec["subdomain"] = api_objects.host_name(worker.index), api_objects.service_name(job.name)
 
 
-def _environment(
+def _worker_environment(
     given: list[Object], job: TrainingJob, environment: WorkerEnvironment, settings: PodSettings, grace: int
 ) -> list[Object]:
     """The template's own first: later entries may refer to it, and the same name is never given twice."""
@@ -248,3 +248,81 @@ def _avoid(spec: Object, nodes: tuple[str, ...]) -> None:
     name = "preferredDuringSchedulingIgnoredDuringExecution"
     place[name] = [*(place.get(name) or []), wish]
     spec["affinity"] = {**affinity, "nodeAffinity": place}
+
+
+# ---- deletion of persistent data -------------------------------------------------------------------------------------
+# Builds the pod that deletes a job's persistent data. One pod per attempt; it never restarts, and is deleted with the
+# job.
+
+COMMAND = ("python", "-m", "surefoot.tools.delete")
+ACTIVE_SECONDS = 590
+_OF_POD = (
+    "serviceAccountName",
+    "imagePullSecrets",
+    "securityContext",
+    "tolerations",
+    "volumes",
+    "hostNetwork",
+    "dnsPolicy",
+    "dnsConfig",
+    "hostAliases",
+    "automountServiceAccountToken",
+)
+"""Who it is and how it reaches the store. Not where it runs: the training's nodes may be gone or dear."""
+_OF_TRAINER = ("env", "envFrom", "volumeMounts", "securityContext", "imagePullPolicy", "workingDir")
+_RESOURCES = {"cpu": "500m", "memory": "512Mi", "ephemeral-storage": "1Gi"}
+"""Of what a quota may ask every container to name; the last only where the trainer names it too."""
+_TOLD = ("SUREFOOT_JOB_UID", "SUREFOOT_PERSISTENT_")
+
+
+def purge_pod(job: TrainingJob, attempt: int, environment: WorkerEnvironment, settings: PodSettings) -> Object:
+    """Builds the pod of one attempt."""
+    template = copy.deepcopy(job.spec.template.raw)
+    given = template["spec"]
+    trainer = next(c for c in given["containers"] if c["name"] == api_objects.TRAINER)
+    container = {name: trainer[name] for name in _OF_TRAINER if trainer.get(name) is not None}
+    container |= {
+        "name": "delete",
+        "command": list(COMMAND),
+        "resources": _resources(trainer),
+        "env": _purge_environment(container.get("env") or [], job, environment),
+        # the end of its output stands in the pod's status: why it failed is told where people look
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    image = settings.purge_image or trainer.get("image")
+    if image:
+        container["image"] = image
+    spec = {name: given[name] for name in _OF_POD if given.get(name) is not None}
+    spec |= {"restartPolicy": "Never", "activeDeadlineSeconds": ACTIVE_SECONDS, "containers": [container]}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": api_objects.purge_name(job.name, attempt),
+            "namespace": job.namespace,
+            "labels": {
+                **api_objects.job_labels(job.name, job.uid),
+                api_objects.PART: api_objects.PURGE,
+                api_objects.ATTEMPT: str(attempt),
+            },
+            "ownerReferences": [api_objects.owner(job.name, job.uid)],
+        },
+        "spec": spec,
+    }
+
+
+def _resources(trainer: Object) -> Object:
+    """Requests and limits alike: a quota on either refuses a pod that does not name it."""
+    given = trainer.get("resources") or {}
+    stored = any("ephemeral-storage" in (given.get(part) or {}) for part in ("requests", "limits"))
+    named = {name: value for name, value in _RESOURCES.items() if stored or name != "ephemeral-storage"}
+    return {"requests": named, "limits": dict(named)}
+
+
+def _purge_environment(given: list[Object], job: TrainingJob, environment: WorkerEnvironment) -> list[Object]:
+    told = {n: {"value": v} for n, v in environment.plain.items() if n.startswith(_TOLD)}
+    persistent = job.spec.checkpoint.persistent
+    if persistent is not None and persistent.secret_ref is not None:
+        told |= {name: from_secret(persistent.secret_ref, name) for name in CREDENTIALS}
+    named = {entry["name"] for entry in given}
+    return [*given, *({"name": name, **value} for name, value in told.items() if name not in named)]

@@ -13,34 +13,192 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import secrets
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from surefoot.linux_process import (
-    become_subreaper,
-    die_with_parent,
-    identity_of,
-    own_identity,
-    reap_orphans,
-)
-from surefoot_operator.platforms.local.folder_watch import FolderWatch
-from surefoot_operator.platforms.local.holder_process import DEFAULT_MEMORY_BYTES, HolderProcess, HolderStartError
-from surefoot_operator.platforms.local.pending_writes import PendingWrites
-from surefoot_operator.platforms.local.run_folder import RunFolder, read_json
-from surefoot_operator.platforms.local.run_records import (
+from surefoot.errors import ConfigurationError, TierError
+from surefoot.holder.server_process import HolderServer, ServerSettings, find_program, start
+from surefoot.linux_process import become_subreaper, die_with_parent, identity_of, own_identity, reap_orphans
+from surefoot_operator.platforms.local.run_folder import (
     Deletion,
+    FolderWatch,
+    HolderRecord,
     NodeRecord,
+    RunFolder,
     WorkerRecord,
     WorkerState,
     from_json,
+    read_json,
     to_json,
+    write_json,
 )
+
+# ---- writes on a full disk -------------------------------------------------------------------------------------------
+# Writes a node's records, and again later what a disk refused. Owned by the node's loop. Without it the node would end
+# with the first write that fails, every agent and its Redis with it, for what a machine is out of for a moment.
+
+RETRY_SECONDS = 0.5
+
+
+class PendingWrites:
+    """Keeps the newest content of each file until it is written."""
+
+    def __init__(self) -> None:
+        self._pending: dict[Path, dict[str, Any]] = {}
+        self._retry_at = 0.0
+        self._failing = False
+
+    @property
+    def retry_at(self) -> float | None:
+        """When to `flush` again, on the monotonic clock; None: everything is written."""
+        return self._retry_at if self._pending else None
+
+    def write(self, path: Path, body: dict[str, Any]) -> None:
+        """Writes at once, or with a later `flush`."""
+        self._pending[path] = body
+        self._retry_at = 0.0
+        self.flush()
+
+    def read(self, path: Path) -> dict[str, Any] | None:
+        """The content that is there, or that will be."""
+        return self._pending[path] if path in self._pending else read_json(path)
+
+    def drop(self, path: Path) -> None:
+        """Removes the file, written or not."""
+        self._pending.pop(path, None)
+        path.unlink(missing_ok=True)
+
+    def flush(self) -> None:
+        """Writes what is left, unless that failed a moment ago."""
+        if time.monotonic() < self._retry_at:
+            return
+        for path, body in list(self._pending.items()):
+            try:
+                write_json(path, body, durable=False)
+            except OSError as error:
+                self._retry_at = time.monotonic() + RETRY_SECONDS
+                if not self._failing:
+                    self._failing = True
+                    _note(f"{path.name} could not be written and is tried again: {error}")
+                return
+            del self._pending[path]
+        if self._failing:
+            self._failing = False
+            _note("everything is written again")
+
+
+def _note(text: str) -> None:
+    with contextlib.suppress(OSError):  # the log may lie on the same full disk
+        print(text, file=sys.stderr, flush=True)  # noqa: T201  # this log is all a node has
+
+
+# ---- the node's Redis servers ----------------------------------------------------------------------------------------
+# Runs one Redis server of a node. `surefoot.holder.server_process` chooses the program and its configuration.
+
+DEFAULT_MEMORY_BYTES = 2 * 1024**3
+_FILL_BYTES = 128 * 1024**2
+"""Touched before use: enough that small jobs meet no slow first save, little enough that nodes start in a moment."""
+_TRIES = 5
+_END_SECONDS = 5.0
+"""How long the kernel may take to end a killed server with much memory."""
+_HOST = "127.0.0.1"
+
+
+class HolderStartError(Exception):
+    """Redis could not be started on this node."""
+
+
+class HolderProcess:
+    """Runs at most one server at a time.
+
+    Not thread-safe: owned by the node's loop.
+    """
+
+    def __init__(self, folder: Path, socket_path: Path, memory_bytes: int) -> None:
+        self._folder = folder
+        self._socket_path = socket_path
+        self._memory_bytes = memory_bytes
+        self._server: HolderServer | None = None
+        self.record: HolderRecord | None = None
+        """The newest life of it, also after its end: who reads it asks whether that life still is."""
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._server is None else self._server.process.pid
+
+    def start(self) -> None:
+        """Starts the server unless it runs. Raises HolderStartError."""
+        if self._server is not None and not self._has_ended(self._server):
+            return
+        try:
+            program = find_program()
+        except ConfigurationError as error:
+            raise HolderStartError(str(error)) from error
+        last: Exception | None = None
+        for _ in range(_TRIES):  # another process may take the port between our look and Redis' bind
+            settings = ServerSettings(
+                port=free_port(),
+                memory_bytes=self._memory_bytes,
+                folder=self._folder,
+                host=_HOST,
+                password=secrets.token_hex(16),
+                socket=self._socket_path,
+                fill_bytes=min(_FILL_BYTES, self._memory_bytes // 2),
+            )
+            try:
+                self._server = start(settings, program, os.environ, partial(die_with_parent, os.getpid()))
+            except TierError as error:
+                last = error
+                continue
+            self.record = self._record_of(self._server)
+            return
+        raise HolderStartError(f"the memory tier of this node did not start in {_TRIES} tries: {last}")
+
+    def _has_ended(self, server: HolderServer) -> bool:
+        """Also one whose first thread is dead while others still are being ended: it can be reaped in a moment."""
+        if server.process.poll() is None and identity_of(server.process.pid) is not None:
+            return False
+        try:
+            server.process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            raise HolderStartError(f"the former server of this node was killed and has not ended: {error}") from error
+        return True
+
+    def _record_of(self, server: HolderServer) -> HolderRecord:
+        life = identity_of(server.process.pid)
+        if life is None:
+            raise HolderStartError("the memory tier of this node ended right after it had answered")
+        settings = server.settings
+        return HolderRecord(settings.host, settings.port, str(life), admin_password=settings.password)
+
+    def collect(self) -> None:
+        """Reaps the server if it has exited."""
+        if self._server is not None:
+            self._server.process.poll()
+
+    def stop(self) -> None:
+        """Kills the server; it has nothing to write to disk."""
+        if self._server is not None and self._server.process.poll() is None:
+            self._server.kill()
+
+
+def free_port() -> int:
+    """Finds a loopback port that is free at this moment."""
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+# ---- node process ----------------------------------------------------------------------------------------------------
 
 _LAST_WORDS_BYTES = 4096
 _LEAVING_SECONDS = 2.0

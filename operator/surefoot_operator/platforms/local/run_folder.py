@@ -1,21 +1,28 @@
 """Defines the layout of a run folder and writes its files.
 
-Standard library only. Called by `job_store`, `platform`, `node_process` and `local_nodes`. Every file is written whole
+Standard library only. Called by `platform`, `platform`, `node_process` and `local_nodes`. Every file is written whole
 under a scratch name and renamed, so that a reader never sees half of one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import json
 import os
+import struct
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from surefoot.protocol.strict import Misfit, read
 
 _LOCK_WAIT_SECONDS = 2.0
 _LOCK_PAUSE_SECONDS = 0.005
@@ -208,3 +215,149 @@ def _sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+# ---- records of the run folder ---------------------------------------------------------------------------------------
+# Defines the node and worker records of a run folder. Pure values. `NodeRecord` and `WorkerState` are written by the
+# node, `WorkerRecord` and `Deletion` by the fabric.
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class HolderRecord:
+    """One Redis of a node: its address and process identity."""
+
+    host: str
+    port: int
+    life: str
+    admin_user: str = "default"
+    admin_password: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """A running node; `holder` is None until every Redis ran."""
+
+    name: str
+    life: str
+    domain: str
+    holder: HolderRecord | None = None
+    message: str = ""
+    cordoned: bool = False
+    """It takes no further workers; not in its own record, and read beside it."""
+    more_holders: tuple[HolderRecord, ...] = ()
+    """Its servers behind the first."""
+
+    @property
+    def holders(self) -> tuple[HolderRecord, ...]:
+        """Every Redis of it, by its number; none until all have run."""
+        return () if self.holder is None else (self.holder, *self.more_holders)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRecord:
+    """A worker to run; `node` and `node_life` are set once bound."""
+
+    name: str
+    uid: str
+    index: int
+    attempt: int
+    created_seconds: float
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = field(repr=False)
+    avoid_nodes: tuple[str, ...] = ()
+    working_dir: str | None = None
+    grace_seconds: float = 30.0
+    node: str | None = None
+    node_life: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """A started worker's state, written by its node."""
+
+    uid: str
+    phase: Literal["Running", "Succeeded", "Failed"]
+    life: str | None = None
+    exit_code: int | None = None
+    message: str = ""
+    unstarted: bool = False
+    """No process of it ever ran; `message` says why."""
+
+    @property
+    def over(self) -> bool:
+        return self.phase != "Running"
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """A request to end a worker: SIGTERM and grace period, or `force`."""
+
+    uid: str
+    force: bool
+    at_seconds: float
+    reason: str = ""
+    """Why somebody else than the operator wants it to end."""
+
+
+def to_json(record: Any) -> dict[str, Any]:
+    """Converts a record to its file's content."""
+    return typing.cast(dict[str, Any], msgspec.to_builtins(record))
+
+
+def from_json(cls: type[T], body: Mapping[str, Any]) -> T:
+    """Parses a record. Raises ValueError with the field and its value."""
+    try:
+        return read(cls, dict(body))
+    except Misfit as misfit:
+        raise ValueError(f"{cls.__name__}{misfit.path} {misfit.why}: a file in the run folder is damaged") from misfit
+
+
+# ---- changes of the run folder ---------------------------------------------------------------------------------------
+# Reports file changes in folders through inotify. Linux and standard library only. Called by `platform` (in its event
+# loop) and `node_process` (in poll).
+
+_IN_NONBLOCK, _IN_CLOEXEC = 0o4000, 0o2000000
+# a rename into place, a removal, a link: every way in which `run_folder` changes a file
+_IN_MOVED_TO, _IN_CREATE, _IN_DELETE = 0x80, 0x100, 0x200
+_EVENT = struct.Struct("iIII")
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class FolderWatch:
+    """A descriptor that is readable after entries were renamed, created or removed."""
+
+    def __init__(self, folders: list[Path]) -> None:
+        self.descriptor = _libc.inotify_init1(_IN_NONBLOCK | _IN_CLOEXEC)
+        if self.descriptor < 0:
+            raise OSError(ctypes.get_errno(), "inotify_init1 failed: too many watches on this machine?")
+        for folder in folders:
+            mask = _IN_MOVED_TO | _IN_CREATE | _IN_DELETE
+            if _libc.inotify_add_watch(self.descriptor, os.fsencode(folder), mask) < 0:
+                number = ctypes.get_errno()
+                os.close(self.descriptor)
+                raise OSError(number, f"inotify_add_watch on {folder} failed")
+
+    def read(self) -> set[str]:
+        """Names that changed since the last call, without scratch files.
+
+        "*" after an overflow of the kernel's queue: anything may have changed.
+        """
+        names: set[str] = set()
+        while True:
+            try:
+                content = os.read(self.descriptor, 65536)
+            except BlockingIOError:
+                return names
+            at = 0
+            while at < len(content):
+                watch, _, _, length = _EVENT.unpack_from(content, at)
+                at += _EVENT.size
+                name = "*" if watch < 0 else os.fsdecode(content[at : at + length].rstrip(b"\0"))
+                if not name.startswith("."):
+                    names.add(name)
+                at += length
+
+    def close(self) -> None:
+        os.close(self.descriptor)

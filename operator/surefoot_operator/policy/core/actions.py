@@ -14,8 +14,7 @@ from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, O
 from surefoot.protocol.plain import listed
 from surefoot_operator.api.spec import Gang
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.job_snapshot import PairSideSeen
-from surefoot_operator.observed_groups import PodGroup
+from surefoot_operator.job_snapshot import PairSideSeen, PodGroup
 
 
 @dataclass(frozen=True, slots=True)

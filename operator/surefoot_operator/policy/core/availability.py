@@ -11,8 +11,15 @@ from collections.abc import Mapping
 from surefoot.protocol.identities import WorkerId
 from surefoot_operator.api.status import Member, slow_nodes
 from surefoot_operator.job_snapshot import SessionSeen, WorkerSeen
-from surefoot_operator.policy.core.facts import Facts, derived_once, is_responsive, moving_until
-from surefoot_operator.policy.core.indexes import ending_workers, signalled_nodes, worker_id
+from surefoot_operator.policy.core.facts import (
+    Facts,
+    derived_once,
+    ending_workers,
+    is_responsive,
+    moving_until,
+    signalled_nodes,
+    worker_id,
+)
 
 UNHEARD_SECONDS = 30.0
 """Workers not heard in this term are judged only after so long, and only with a witness."""

@@ -7,31 +7,376 @@ nothing is decided: it would restart a healthy job otherwise.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 
+from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.plain import listed
+from surefoot.protocol.standing.collectives import odd_collective
+from surefoot.protocol.standing.rank_places import odd_rank
+from surefoot.protocol.step_limit import learned_limit_seconds
 from surefoot_operator.api.status import Member
-from surefoot_operator.job_snapshot import SessionSeen, WorkerSeen
+from surefoot_operator.job_snapshot import ExitSeen, SessionSeen, StandingSeen, WorkerSeen
 from surefoot_operator.policy.core.availability import UNHEARD_SECONDS, announced_departure, node_lost
 from surefoot_operator.policy.core.facts import (
     RECONNECT_GRACE_SECONDS,
     Facts,
+    derived_once,
+    has_stepped,
     in_epoch,
     is_responsive,
     last_step_seconds,
     member_sessions,
     moving_until,
     seconds_per_step,
+    step_of,
+    worker_id,
 )
-from surefoot_operator.policy.core.indexes import worker_id
-from surefoot_operator.policy.failure.losses import Loss, Recheck
-from surefoot_operator.policy.failure.node_faults import container_killed, weighed
-from surefoot_operator.policy.failure.standstill import reported_hang, standstill
-from surefoot_operator.policy.failure.testimony import unheard_until
+from surefoot_operator.policy.failure.unhealthy_nodes import found_sick
+
+# ---- failures --------------------------------------------------------------------------------------------------------
+# Defines the reason that an epoch cannot continue.
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The reason why an epoch cannot continue, and who caused it.
+
+    `at_seconds`: the first sign. Worker, node and rank only where the cause is proved.
+    """
+
+    kind: str
+    reason: str
+    at_seconds: float
+    worker: int | None = None
+    node: str | None = None
+    application: bool = False
+    exit_code: int | None = None
+    bad: Checkpoint | None = None
+    witnessed: bool = True
+    """False: only a broken line or silence says so."""
+    unexplained: bool = False
+    """Nothing proves that the program did it: its cause was not seen, or it may be its node's. Where it comes again and again
+    without a new step, it counts."""
+    announced: bool = False
+    """Somebody wanted the worker to end and said so: nothing that a budget counts."""
+    rank: int | None = None
+    detail: str = ""
+    """More lines for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recheck:
+    """Nothing is lost yet; look again at this Unix time."""
+
+    at_seconds: float
+
+
+# ---- members that a new leader never heard ---------------------------------------------------------------------------
+# Judges members that a new leader never heard. Whoever was heard in this term is missed after the heartbeat timeout;
+# whoever was not may be on the way here. The others tell: they came, nobody comes after them any more, and none of them
+# makes a step, which takes every rank. That is no more and no less than what a leader knows of a member that fell
+# silent.
+
+QUIET_SECONDS = 1.0
+"""A try that is not answered and the pause behind it: who lives has tried once more since the others came."""
+
+_ABSENT_RECHECK_SECONDS = 0.25
+
+
+@derived_once
+def arrivals_over(facts: Facts) -> float:
+    """When nobody is on the way here any more.
+
+    As far as those tell who came.
+    """
+    came = max((s.since_seconds for s in facts.sessions.values() if s.connected), default=-math.inf)
+    return max(facts.seen.term_seconds, facts.seen.turned_away_seconds, came) + QUIET_SECONDS
+
+
+@derived_once
+def most_have_come(facts: Facts) -> bool:
+    """Whether this leader hears at least half of the world's members."""
+    heard = sum(s is not None and is_responsive(facts, s) for _, s in member_sessions(facts))
+    return heard > 0 and 2 * heard >= len(facts.members)
+
+
+@derived_once
+def unheard_until(facts: Facts) -> float | None:
+    """Until when members never heard are waited for.
+
+    None: the others do not tell.
+    """
+    if not most_have_come(facts):
+        return None
+    epoch = facts.world.epoch
+    if any(s.exit is not None and s.exit.epoch == epoch for s in in_epoch(facts, epoch)):
+        return arrivals_over(facts)
+    last, usual = last_step_seconds(facts, epoch), seconds_per_step(facts)
+    if last is None or usual is None:
+        return None
+    overdue = last + 2 * usual + facts.spec.health_policy.heartbeat_seconds
+    told = any(_trains(facts, s) and s.heard_seconds >= overdue for s in in_epoch(facts, epoch))
+    # what was said before the step was overdue says nothing about it
+    return max(arrivals_over(facts), overdue if told else max(overdue, facts.now + _ABSENT_RECHECK_SECONDS))
+
+
+def _trains(facts: Facts, session: SessionSeen) -> bool:
+    return session.finished is None and is_responsive(facts, session)
+
+
+# ---- faults of nodes -------------------------------------------------------------------------------------------------
+# Tells a program's failures from those of its node. A rank that a node killed by its own trouble ends like one with a
+# fault of its own: it would use up the budget of a program that did nothing, and nobody would look at the node.
+
+
+def weighed(facts: Facts, loss: Loss, told: ExitSeen) -> Loss:
+    """Blames the node, not the program, where that is evident.
+
+    What comes again without a new step counts all the same: a program without a memory limit may fill a node.
+    """
+    sick = found_sick(facts).get(loss.node) if loss.node is not None else None
+    if sick is not None:
+        return replace(loss, reason=f"{loss.reason}; its node is sick: {sick}", application=False, unexplained=True)
+    if told.oom != "node":
+        return loss
+    loss = replace(loss, application=False, unexplained=True)
+    # with a limit for the whole pod the container's own counters do not tell that limit from the node's memory
+    return replace(loss, node=None) if _has_pod_limit(facts) else loss
+
+
+def container_killed(loss: Loss, worker: WorkerSeen | None) -> Loss:
+    """Names the OOM killer where it ended a worker's whole container.
+
+    Whose limit it was its fabric does not know: it counts only where it comes again without a new step.
+    """
+    if worker is None or not worker.out_of_memory:
+        return loss
+    reason = (
+        f"the kernel's OOM killer ended the container of worker {worker.index} (OOMKilled): its memory limit, or the memory of"
+        f" node {worker.node}, was used up; raise resources.limits.memory, or use less a rank"
+    )
+    return replace(loss, reason=reason, unexplained=True)
+
+
+def _has_pod_limit(facts: Facts) -> bool:
+    limits = facts.spec.template.raw.get("spec", {}).get("resources", {}).get("limits", {})
+    return "memory" in limits
+
+
+# ---- the rank that differs -------------------------------------------------------------------------------------------
+# Names the rank that differs, by stacks and by collectives. Stacks tell a rank that stands elsewhere in the program,
+# collectives one that stands in the same line and waits for something else. Where they name two ranks, one of them is
+# wrong, and nobody can say which.
+
+
+@dataclass(frozen=True, slots=True)
+class OddOne:
+    """What tells a rank from all others.
+
+    `rank` None: evidence without a culprit.
+    """
+
+    rank: int | None
+    text: str
+    """How it stands out: follows on the rank's name; a whole sentence where nobody is named."""
+    program: bool = False
+    """The program's ranks took unlike paths: its node has no part in it."""
+
+
+def odd_one(told: Sequence[StandingSeen]) -> OddOne | None:
+    """Who differs from all others; None where nobody does."""
+    places = [place for one in told for place in one.places]
+    calls = [call for one in told for call in one.collectives]
+    by_stack = odd_rank(places)
+    known = {rank for call in calls for rank in call.ranks} == {rank for place in places for rank in place.ranks}
+    by_call = odd_collective(calls) if known else None
+    if by_call is None:
+        return None if by_stack is None else OddOne(by_stack[0], f"stands {by_stack[1]}, all others wait elsewhere")
+    if by_stack is None or by_call.rank is None:
+        return OddOne(by_call.rank, by_call.text, by_call.program)
+    rank, place = by_stack
+    if rank != by_call.rank:
+        return OddOne(
+            None,
+            f"nobody is named: by its stack rank {rank} differs ({place}), by its collectives"
+            f" rank {by_call.rank}, which {by_call.text}",
+        )
+    return OddOne(rank, f"stands {place}, all others wait elsewhere, and {by_call.text}", by_call.program)
+
+
+# ---- hangs -----------------------------------------------------------------------------------------------------------
+# Detects hangs and identifies the rank that is behind. In synchronous training one rank that hangs stops all of them,
+# mostly at the same step. A tie proves nothing, nor does whose timer ran out first: then nobody is blamed, and no node
+# is excluded for it.
+
+_MOST_NAMED = 8
+
+
+def standstill(facts: Facts) -> Loss | Recheck | None:
+    """Reports a missing first or further step, or when to recheck."""
+    epoch = facts.world.epoch
+    if not _running(facts):
+        return None
+    if not has_stepped(facts, epoch):
+        limit = facts.spec.run_policy.startup_deadline_seconds
+        due = max(facts.world.changed_seconds, facts.seen.term_seconds) + limit
+        reason = f"epoch {epoch} made no first step within startupDeadlineSeconds ({limit:g} s)"
+        return Recheck(due) if facts.now < due else Loss("startup", reason, due, application=True)
+    last = last_step_seconds(facts, epoch)
+    if last is None:
+        return None
+    early = _proven(facts, last)
+    if early is not None:
+        return early
+    due = last + _limit_seconds(facts)
+    return Recheck(due) if facts.now < due else _hang(facts, due)
+
+
+def _limit_seconds(facts: Facts) -> float:
+    """After how long a world without a step hangs, whatever its ranks seem to do."""
+    paused = [s.progress.pause_seconds or 0.0 for s in _running(facts) if s.progress.paused]
+    return max(facts.spec.health_policy.step_timeout_seconds, *paused, 0.0)
+
+
+def _proven(facts: Facts, last_seconds: float) -> Loss | Recheck | None:
+    """A hang that every rank's stack shows, sooner than a time alone could tell.
+
+    Not while any rank has announced a pause, nor at the step where the last hang was found: if a program really stands
+    there for long, its limit decides the second time.
+    """
+    epoch, running = facts.world.epoch, _running(facts)
+    incident = facts.status.incidents[-1] if facts.status.incidents else None
+    again = incident is not None and incident.kind == "hang" and step_of(facts, epoch) <= incident.last_step + 1
+    told = _without_step(facts)
+    if again or told is None or any(one.moves for one in told) or any(s.progress.paused for s in running):
+        return None
+    ceiling = facts.spec.health_policy.step_timeout_seconds
+    usual = [seconds for s in running for seconds in s.timings.steps]
+    due = last_seconds + learned_limit_seconds(usual, ceiling)
+    if facts.now < due:
+        return Recheck(due)
+    if due >= last_seconds + ceiling:
+        return None
+    evidence = (
+        f"no step for {due - last_seconds:.0f} s, and steps take {median(usual):.2g} s: in no rank did stack or I/O"
+        " move between two looks"
+    )
+    return _hang(facts, due, evidence)
+
+
+def reported_hang(facts: Facts) -> Loss | None:
+    """The hang that agents report whose own timers ran out first."""
+    epoch = facts.world.epoch
+    told = [
+        s.exit
+        for _, s in member_sessions(facts)
+        if s is not None and s.exit is not None and s.exit.epoch == epoch and s.exit.kind == "hang"
+    ]
+    return _hang(facts, min(e.at_seconds for e in told)) if told else None
+
+
+def _hang(facts: Facts, at_seconds: float, evidence: str | None = None) -> Loss:
+    """Blames the one rank that stands elsewhere, or at an earlier step, than all others, if there is one."""
+    members = [s for _, s in member_sessions(facts) if s is not None]
+    if evidence is None:
+        paused = next((s.progress.paused for s in members if s.progress.paused), "")
+        doing = f", while it had announced {paused}" if paused else ""
+        evidence = f"no step for stepTimeoutSeconds ({_limit_seconds(facts):g} s){doing}"
+    odd = _odd(facts)
+    if odd is not None and odd.rank is not None:
+        worker = facts.world.members[odd.rank // facts.spec.nproc_per_node]
+        where = f"rank {odd.rank} on worker {worker.index} {odd.text}"
+        if odd.program:
+            where += ": the program's ranks take unlike paths, no node is at fault"
+        node = None if odd.program else worker.node
+        return replace(Loss("hang", f"{evidence}; {where}", at_seconds, worker.index, node, True), rank=odd.rank)
+    if odd is not None:
+        return Loss("hang", f"{evidence}; {odd.text}", at_seconds, application=True)
+    slow = _behind(facts)
+    loss = Loss(
+        "hang",
+        f"{evidence}; {_where(facts, slow)}",
+        at_seconds,
+        application=all(is_responsive(facts, s) for s in members),
+    )
+    return loss if slow is None else replace(loss, worker=slow.index, node=slow.node, rank=_rank(facts, slow))
+
+
+def _odd(facts: Facts) -> OddOne | None:
+    told = _without_step(facts)
+    return None if told is None else odd_one(told)
+
+
+def _without_step(facts: Facts) -> tuple[StandingSeen, ...] | None:
+    """Where all ranks are without a step since the present one; None while any agent has not said so, or is not heard."""
+    told = tuple(
+        s.standing
+        for s in _running(facts)
+        if s.standing is not None and s.standing.step == s.progress.step and is_responsive(facts, s)
+    )
+    return told if len(told) == len(facts.world.members) else None
+
+
+def _running(facts: Facts) -> list[SessionSeen]:
+    epoch = facts.world.epoch
+    return [s for _, s in member_sessions(facts) if s is not None and (s.finished is None or s.epoch != epoch)]
+
+
+def _behind(facts: Facts) -> SessionSeen | None:
+    """The worker that proves to be behind; None if that is not one, or somebody's place is not known."""
+    running = _running(facts)
+    if len(running) < len(facts.world.members) or not all(is_responsive(facts, s) for s in running):
+        return None
+    if len(running) == 1:
+        return running[0] if _named_rank(running[0]) is not None else None
+    least = min(s.progress.step for s in running)
+    slow = [s for s in running if s.progress.step == least]
+    return slow[0] if len(slow) == 1 else None
+
+
+def _where(facts: Facts, slow: SessionSeen | None) -> str:
+    running = _running(facts)
+    least = min((s.progress.step for s in running), default=0)
+    late = [s for s in running if s.progress.step == least]
+    over = [s.index for _, s in member_sessions(facts) if s is not None and (s.progress.ended or s.finished == 0)]
+    ended = f"; of {_workers(over)} ranks have ended with code 0" if over else ""
+    if slow is not None:
+        rank = _rank(facts, slow)
+        who = f"worker {slow.index}" if rank is None else f"rank {rank} on worker {slow.index}"
+        return f"{who} is at step {slow.progress.step}, all others are further{ended}"
+    if len(late) == len(running):
+        return f"no rank is behind: all are at step {least}{ended}"
+    return f"{_workers([s.index for s in late])} are at step {least}, others further{ended}"
+
+
+def _workers(indexes: list[int]) -> str:
+    return f"worker{'s' if len(indexes) > 1 else ''} {listed(indexes, _MOST_NAMED)}"
+
+
+def _rank(facts: Facts, session: SessionSeen) -> int | None:
+    """Which rank of this worker it is, as far as that is known."""
+    if facts.spec.nproc_per_node > 1:
+        return _named_rank(session)
+    return next(place for place, member in enumerate(facts.world.members) if member.index == session.index)
+
+
+def _named_rank(session: SessionSeen) -> int | None:
+    told = session.exit
+    return (
+        told.rank
+        if told is not None and told.epoch == session.epoch and told.kind == "hang" and told.rank >= 0
+        else None
+    )
+
+
+# ---- failure detection -----------------------------------------------------------------------------------------------
 
 RECONNECT_SECONDS = 1.0
 """A living agent is back on a line that broke by then: it tries at once, and TLS and the token's review take their time."""
-_LOOK_SECONDS = 0.25
+_RECHECK_SECONDS = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +536,7 @@ def _broken(facts: Facts, session: SessionSeen, member: Member, epoch_dead: bool
         if facts.now < overdue:
             return Recheck(overdue)
         if facts.now < silent and not _stands(facts, overdue):
-            return Recheck(min(silent, facts.now + _LOOK_SECONDS))
+            return Recheck(min(silent, facts.now + _RECHECK_SECONDS))
     reason = f"the connection to worker {member.index} broke and was not re-established"
     return Loss("agent-lost", reason, session.since_seconds, *_at(member), witnessed=False)
 

@@ -12,7 +12,7 @@ from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import Incident
 from surefoot_operator.policy.core.availability import node_lost, usable
 from surefoot_operator.policy.core.facts import Facts, has_stepped, in_epoch, member_sessions, step_of
-from surefoot_operator.policy.failure.losses import Loss
+from surefoot_operator.policy.failure.failure_detection import Loss
 from surefoot_operator.policy.failure.spare_workers import newest_attempts
 
 MOST_KEPT = 10

@@ -13,12 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from surefoot.protocol.identities import HolderEndpoint, HolderId, WorkerId
-from surefoot_operator.job_snapshot import SessionSeen
-from surefoot_operator.observed_tiers import HolderSeen, SightSeen
+from surefoot_operator.job_snapshot import HolderSeen, SessionSeen, SightSeen
 from surefoot_operator.policy.core.actions import LookAround
 from surefoot_operator.policy.core.availability import node_lost
-from surefoot_operator.policy.core.facts import Facts, is_responsive
-from surefoot_operator.policy.core.indexes import worker_id
+from surefoot_operator.policy.core.facts import Facts, is_responsive, worker_id
 
 WORTH_SECONDS = 1.0
 """Steps that are run again in less are not worth a question."""

@@ -14,8 +14,8 @@ from surefoot.protocol.backoff import Backoff
 from surefoot_operator.api.spec import FailureRule
 from surefoot_operator.api.status import JobStatus, Restart
 from surefoot_operator.policy.core.facts import Facts
+from surefoot_operator.policy.failure.failure_detection import Loss
 from surefoot_operator.policy.failure.incidents import open_incident
-from surefoot_operator.policy.failure.losses import Loss
 
 MOST_REMEMBERED = 32
 """Entries kept in status; beyond that neighbours in time become one entry with their number."""

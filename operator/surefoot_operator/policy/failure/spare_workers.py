@@ -6,16 +6,47 @@ need now. So a spare that takes a lost worker's rank costs no pod but the lost o
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from itertools import islice
 
+from surefoot_operator.api.fields import allowed_sizes
+from surefoot_operator.api.spec import TrainingJobSpec
 from surefoot_operator.job_snapshot import SessionSeen, WorkerSeen
 from surefoot_operator.policy.core.availability import usable, vacate_reason
-from surefoot_operator.policy.core.facts import Facts, derived_once, is_responsive
-from surefoot_operator.policy.core.indexes import worker_id
-from surefoot_operator.policy.failure.pair_trials import is_awaited
-from surefoot_operator.policy.failure.sizing import target_size
-from surefoot_operator.policy.failure.unhealthy_nodes import found_sick
+from surefoot_operator.policy.core.facts import Facts, derived_once, is_responsive, worker_id
+from surefoot_operator.policy.failure.unhealthy_nodes import found_sick, is_awaited
+
+# ---- size of the world -----------------------------------------------------------------------------------------------
+# Computes the allowed, target and possible sizes of a world.
+
+
+def target_size(spec: TrainingJobSpec) -> int:
+    """Returns the number of workers that should exist.
+
+    `replicas`, or the largest allowed number below it.
+    """
+    sizes = allowed_sizes(spec)
+    return sizes[max(0, bisect_right(sizes, spec.replicas) - 1)]
+
+
+def largest_size(spec: TrainingJobSpec, available: int, tied: int | None = None) -> int:
+    """The largest allowed world of `available` workers; 0: none.
+
+    Never beyond the target. `tied`: the only size that the checkpoint can be restored at; None: any.
+    """
+    sizes, most = allowed_sizes(spec), min(available, target_size(spec))
+    if tied is not None:
+        return tied if tied <= most and tied in sizes else 0
+    fitting = bisect_right(sizes, most)
+    return sizes[fitting - 1] if fitting else 0
+
+
+def is_allowed(spec: TrainingJobSpec, workers: int) -> bool:
+    return workers in allowed_sizes(spec)
+
+
+# ---- spare workers ---------------------------------------------------------------------------------------------------
 
 _OVER = ("Succeeded", "Failed")
 

@@ -12,10 +12,9 @@ from surefoot.protocol.checkpoints.completeness import complete_persistent
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.checkpoints.retention import last_good, proven, suspects
 from surefoot.protocol.identities import Checkpoint
-from surefoot_operator.policy.core.facts import Facts, bad_of, is_responsive
-from surefoot_operator.policy.core.indexes import worker_id
+from surefoot_operator.policy.core.facts import Facts, bad_of, is_responsive, worker_id
 from surefoot_operator.policy.failure.loss_anomalies import sound_steps
-from surefoot_operator.policy.membership.drops_under_way import DROP_SECONDS, may_be_under_way
+from surefoot_operator.policy.membership.restore_decisions import DROP_SECONDS, may_be_under_way
 
 
 def newest_good(facts: Facts, complete: Sequence[Checkpoint], manifests: Iterable[RankManifest]) -> Checkpoint | None:

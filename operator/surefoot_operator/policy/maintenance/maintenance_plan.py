@@ -7,7 +7,7 @@ that is silent, or not sealed at this epoch, counts as no copy, loses no save an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
@@ -18,8 +18,7 @@ from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.checkpoints.settled import Settled
 from surefoot.protocol.identities import HOLDER_ORDER, Checkpoint, HolderEndpoint, HolderId, ServerId, WorkerId
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.job_snapshot import Observed, SessionSeen
-from surefoot_operator.observed_tiers import HolderSeen
+from surefoot_operator.job_snapshot import HolderSeen, Observed, SessionSeen
 from surefoot_operator.policy.core.actions import CopySave, DropSaves, Event, MaintenanceAction, SealHolder
 from surefoot_operator.policy.core.facts import (
     Facts,
@@ -31,25 +30,68 @@ from surefoot_operator.policy.core.facts import (
     member_sessions,
     memory_reading,
     saving_steps,
+    sealed_endpoints,
     seconds_per_step,
     step_of,
     topology_of_job,
+    worker_id,
 )
-from surefoot_operator.policy.core.indexes import sealed_endpoints, worker_id
 from surefoot_operator.policy.maintenance import last_good, memory_budget, save_intervals, upload_plan
-from surefoot_operator.policy.maintenance.unrecoverable import (
-    Unrecoverable,
-    reporting_sessions,
-    unrecoverable_checkpoints,
-)
-from surefoot_operator.policy.membership import surviving_copies
-from surefoot_operator.policy.membership.drops_under_way import (
+from surefoot_operator.policy.membership import planned_change
+from surefoot_operator.policy.membership.restore_decisions import (
     DROP_SECONDS,
     Going,
     going_after,
     may_be_under_way,
     staying,
 )
+
+# ---- unrecoverable ---------------------------------------------------------------------------------------------------
+# Finds memory checkpoints that can never become complete. Where one rank cannot save, for want of staging memory say,
+# all others' saves would fill the tier: no checkpoint becomes complete, so none is superseded. Agents report which
+# steps their ranks never handed over. That is final: no save under way and no unreachable holder can complete such a
+# checkpoint. `retention` decides which saves are dropped.
+
+
+@dataclass(frozen=True, slots=True)
+class Unrecoverable:
+    """A checkpoint that cannot become complete, and why."""
+
+    checkpoint: Checkpoint
+    worker: int
+    """Index of one that has no save of it."""
+    reason: str
+
+
+def unrecoverable_checkpoints(
+    facts: Facts, reading: TierReading, complete: Collection[Checkpoint]
+) -> tuple[Unrecoverable, ...]:
+    """Lists the committed epoch's checkpoints that lack a rank for good.
+
+    Oldest first; none that was read to be complete.
+    """
+    epoch = facts.world.epoch
+    there = {checkpoint for checkpoint in reading.having() if checkpoint.epoch == epoch}
+    sessions = reporting_sessions(facts)
+    found = []
+    for checkpoint in sorted(there.difference(complete)):
+        without = next((s for s in sessions if s.progress.settled.misses(checkpoint.step)), None)
+        if without is not None:
+            who = f"worker {without.index} on {without.node} has not saved it, and never will"
+            found.append(Unrecoverable(checkpoint, without.index, f"{checkpoint} can never become complete: {who}"))
+    return tuple(found)
+
+
+def reporting_sessions(facts: Facts) -> list[SessionSeen]:
+    """Returns the members' sessions that report on the committed epoch.
+
+    A report about saves stays true however old it is.
+    """
+    epoch = facts.world.epoch
+    return [session for _, session in member_sessions(facts) if session is not None and session.epoch == epoch]
+
+
+# ---- maintenance plan ------------------------------------------------------------------------------------------------
 
 SOON_SECONDS = 5.0
 """A save that is due within so long makes repairing an older one pointless."""
@@ -274,12 +316,12 @@ def standing_of(
 
 def _repairs(facts: Facts, memory: _Memory) -> tuple[CopySave, ...]:
     """The newest complete checkpoint that has too few copies, unless a newer one will have them soon."""
-    wanted, halted = newest(memory.complete), surviving_copies.halted(facts)
+    wanted, halted = newest(memory.complete), planned_change.barrier_step(facts)
     if halted is not None and halted == wanted:
-        return _copied(facts, surviving_copies.repairs(facts, halted, goes_on=False))
-    if wanted is not None and not _is_stored(facts, wanted) and surviving_copies.going(facts):
+        return _copied(facts, planned_change.repairs_before_departure(facts, halted, goes_on=False))
+    if wanted is not None and not _is_stored(facts, wanted) and planned_change.domains_being_evacuated(facts):
         # nodes are left one after another while the world trains, and holders leave with them
-        rescued = surviving_copies.repairs(facts, wanted, goes_on=True)
+        rescued = planned_change.repairs_before_departure(facts, wanted, goes_on=True)
         if rescued:
             return _copied(facts, rescued)
     if wanted is None or wanted == memory.full or _newer_is_coming(facts, memory, wanted):

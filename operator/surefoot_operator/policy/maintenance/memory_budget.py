@@ -17,10 +17,10 @@ from surefoot.protocol.checkpoints.placement import RankTargets, Topology, serve
 from surefoot.protocol.identities import HolderEndpoint
 from surefoot.protocol.plain import amount
 from surefoot_operator import reasons
+from surefoot_operator.api.fields import allowed_sizes, checkpoints_in_memory
 from surefoot_operator.api.spec import CheckpointPolicy
-from surefoot_operator.api.spec_limits import allowed_sizes, checkpoints_in_memory
 from surefoot_operator.api.status import Condition, JobStatus, condition_of
-from surefoot_operator.observed_tiers import HolderSeen
+from surefoot_operator.job_snapshot import HolderSeen
 from surefoot_operator.policy.core.actions import Event
 from surefoot_operator.policy.core.facts import Facts, member_sessions, sealed_holders, topology_of_job
 

@@ -31,12 +31,12 @@ from surefoot_operator.policy.core.facts import (
     is_responsive,
     member_sessions,
     sealed_holders,
+    worker_id,
 )
-from surefoot_operator.policy.core.indexes import worker_id
 from surefoot_operator.policy.maintenance import last_good
 from surefoot_operator.policy.membership import final_checkpoint as last_checkpoint
-from surefoot_operator.policy.membership import surviving_copies, suspension
-from surefoot_operator.policy.membership.drops_under_way import may_be_under_way
+from surefoot_operator.policy.membership import lifecycle, planned_change
+from surefoot_operator.policy.membership.restore_decisions import may_be_under_way
 from surefoot_operator.reasons import CHECKPOINT_PROMOTED, PROMOTION_ABANDONED
 
 LIST_AGAIN_SECONDS = 60.0
@@ -71,7 +71,12 @@ def promote(facts: Facts, in_memory: list[Checkpoint], pinned: Checkpoint | None
         events = (Event(CHECKPOINT_PROMOTED, f"{floor} is complete in the persistent tier"),)
     # nothing newer comes of a world that has ended, that waits, or halts with no node that stays: the newest goes first, however often its upload failed
     over = final_checkpoint(facts) is not None or is_broken(facts)
-    over = over or facts.seen.uploads or surviving_copies.needs_promotion(facts) or suspension.needs_promotion(facts)
+    over = (
+        over
+        or facts.seen.uploads
+        or planned_change.departure_needs_upload(facts)
+        or lifecycle.suspension_needs_upload(facts)
+    )
     there = last_checkpoint.at_hand(facts) if over else in_memory
     due = [
         c

@@ -6,18 +6,27 @@ one loses.
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import chain
 
+from surefoot.protocol.backoff import Backoff
 from surefoot.protocol.checkpoints.completeness import complete, complete_persistent, watermark
 from surefoot.protocol.checkpoints.completeness import effective_replicas as effective
 from surefoot.protocol.checkpoints.lineage import Lineage, LineageEntry, newest, on_lineage, pruned
+from surefoot.protocol.checkpoints.records import RankManifest
+from surefoot.protocol.checkpoints.ties import tied_objects
 from surefoot.protocol.identities import Checkpoint, WorkerId
 from surefoot.protocol.plain import listed
+from surefoot_operator import reasons
+from surefoot_operator.api.fields import allowed_sizes
 from surefoot_operator.api.spec import TrainingJobSpec
-from surefoot_operator.api.status import JobStatus, Member, Scheduling, World
-from surefoot_operator.job_snapshot import SessionSeen, WorkerSeen
-from surefoot_operator.observed_tiers import HIGHEST_EPOCH
+from surefoot_operator.api.status import JobStatus, Member, Scheduling, World, condition_of
+from surefoot_operator.job_snapshot import HIGHEST_EPOCH, SessionSeen, WorkerSeen
+from surefoot_operator.policy.core.actions import Event
 from surefoot_operator.policy.core.availability import (
     departure_reason,
     left_at_a_cost,
@@ -29,19 +38,17 @@ from surefoot_operator.policy.core.facts import (
     RECONNECT_GRACE_SECONDS,
     Facts,
     bad_of,
+    derived_once,
     domains_of,
     reading_at,
     sealed_holders,
     step_of,
+    worker_id,
 )
-from surefoot_operator.policy.core.indexes import worker_id
 from surefoot_operator.policy.failure import incidents
-from surefoot_operator.policy.failure.pair_trials import awaited_until, is_awaited
-from surefoot_operator.policy.failure.sizing import largest_size, target_size
-from surefoot_operator.policy.failure.spare_workers import newest_attempts, wanted_indexes
-from surefoot_operator.policy.failure.testimony import arrivals_over, most_have_come
-from surefoot_operator.policy.failure.unhealthy_nodes import found_sick
-from surefoot_operator.policy.membership.drops_under_way import may_be_under_way
+from surefoot_operator.policy.failure.failure_detection import arrivals_over, most_have_come
+from surefoot_operator.policy.failure.spare_workers import largest_size, newest_attempts, target_size, wanted_indexes
+from surefoot_operator.policy.failure.unhealthy_nodes import awaited_until, found_sick, is_awaited
 from surefoot_operator.policy.membership.expected_cost import (
     NOT_MEASURED,
     Weighed,
@@ -49,9 +56,170 @@ from surefoot_operator.policy.membership.expected_cost import (
     wait_or_shrink,
 )
 from surefoot_operator.policy.membership.node_exclusion import suspect_nodes
-from surefoot_operator.policy.membership.restore_decisions import Chosen
-from surefoot_operator.policy.membership.rollback_record import ceiling, gone_back, still_good
-from surefoot_operator.policy.membership.size_tie import Tie
+from surefoot_operator.policy.membership.restore_decisions import (
+    Chosen,
+    ceiling,
+    gone_back,
+    may_be_under_way,
+    still_good,
+)
+
+# ---- scheduling deadline ---------------------------------------------------------------------------------------------
+# Releases nodes held too long without enough workers for a world. Two jobs that each got half of a small cluster would
+# wait for each other for ever. So a job that is short of workers for too long releases all of them, and asks again
+# after a pause of its own.
+
+RELEASED = "Released"
+"""Reason of PodsScheduled while no workers are asked for."""
+
+_FIRST_PAUSE = 0.1
+"""Of the deadline; doubled with each further release, up to the whole of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """Scheduling state after a decision.
+
+    `reason`: why no workers are asked for; empty: they are.
+    """
+
+    scheduling: Scheduling
+    reason: str = ""
+    events: tuple[Event, ...] = ()
+
+
+def held(facts: Facts, tied: int | None = None) -> Released:
+    """Decides whether workers keep their nodes while the world waits."""
+    known, deadline = facts.status.scheduling, facts.spec.run_policy.scheduling_deadline_seconds
+    if is_released(facts, facts.status):
+        return Released(known, release_message(known))
+    placed = _placed(facts)
+    if not placed or largest_size(facts.spec, placed, tied):
+        return Released(Scheduling(releases=known.releases))
+    since = facts.now if known.since_seconds is None else min(known.since_seconds, facts.now)
+    if facts.now < since + deadline:
+        return Released(Scheduling(since, known.releases))
+    releases = known.releases + 1
+    pause = pause_seconds(facts.seen.job.uid, releases, deadline)
+    new = Scheduling(None, releases, facts.now + pause)
+    text = (
+        f"{placed} of {target_size(facts.spec)} workers held nodes for schedulingDeadlineSeconds ({deadline:g} s), too few"
+        f" for any world: they are released, and requested again after {pause:.0f} s"
+    )
+    return Released(new, release_message(new), (Event(reasons.WORKERS_RELEASED, text, warning=True),))
+
+
+def due_seconds(facts: Facts, scheduling: Scheduling) -> float | None:
+    """When nodes are released, or asked for again; None: neither."""
+    if scheduling.since_seconds is None:
+        return scheduling.until_seconds
+    return scheduling.since_seconds + facts.spec.run_policy.scheduling_deadline_seconds
+
+
+def is_released(facts: Facts, status: JobStatus) -> bool:
+    """Whether the job asks for no workers now."""
+    until = status.scheduling.until_seconds
+    # a pause beyond the longest is none of ours: a clock went back
+    return until is not None and facts.now < until <= facts.now + facts.spec.run_policy.scheduling_deadline_seconds
+
+
+def release_message(known: Scheduling) -> str:
+    """Describes a job whose workers were released."""
+    at = datetime.fromtimestamp(known.until_seconds or 0.0, UTC).strftime("%H:%M:%S")
+    times = f" ({known.releases} times now)" if known.releases > 1 else ""
+    return f"too few workers got nodes, so theirs were released{times}; the job asks for them again at {at} UTC"
+
+
+def pause_seconds(uid: str, releases: int, deadline: float) -> float:
+    """The pause after a release, different for each job.
+
+    Of two jobs that release together, one returns first and finds the nodes free.
+    """
+    drawn = int.from_bytes(hashlib.sha256(f"{uid}:{releases}".encode()).digest()[:8], "big") / 2**64
+    return Backoff(deadline * _FIRST_PAUSE, deadline).seconds(releases, drawn)
+
+
+def _placed(facts: Facts) -> int:
+    """Workers that keep a node from others."""
+    over, wanted = ("Succeeded", "Failed"), wanted_indexes(facts)
+    live = (w for w in facts.seen.workers if w.phase not in over and not w.deleting and not node_lost(facts, w.node))
+    return len({w.index for w in live if w.node is not None and w.index in wanted})
+
+
+# ---- sizes that checkpoints tie a job to -----------------------------------------------------------------------------
+# Ties a world to the size that its checkpoint was saved at. A job with state that is each rank's own waits for a
+# replacement, as one of fixed size does. Shrunk or grown, every rank of the new world would refuse the checkpoint until
+# the budget for restarts is used up.
+
+
+@dataclass(frozen=True, slots=True)
+class Tie:
+    """The size that the state requires; `text` names objects and remedies."""
+
+    text: str
+    ranks: int
+
+    def workers(self, spec: TrainingJobSpec) -> int:
+        """The required number of workers; 0: none gives those ranks."""
+        workers, rest = divmod(self.ranks, spec.nproc_per_node)
+        return 0 if rest else workers
+
+
+def tie_of(facts: Facts, parent: Checkpoint | None) -> Tie | None:
+    """Returns what ties the world about to be committed; None: nothing."""
+    if parent is None:
+        return None
+    older = facts.seen.older.entries or ()
+    return _tie(m for m in chain(_entries(facts), older) if m.save.checkpoint == parent)
+
+
+@derived_once
+def present_tie(facts: Facts) -> Tie | None:
+    """Returns what ties the committed world; None: nothing."""
+    world = facts.world
+    read = reading_at(facts, world.epoch).manifests()
+    found = {c: ranks for c, ranks in read.items() if c.epoch == world.epoch or c == world.parent}
+    # of some ranks alone nobody could tell that values differ
+    whole = [c for c, ranks in found.items() if len(ranks) == next(iter(ranks.values()))[-1].world]
+    if whole:
+        return _tie(copies[-1] for copies in found[max(whole, key=lambda c: c.step)].values())
+    known = condition_of(facts.status, reasons.WORLD_SIZE_TIED)
+    return Tie(known.message, world.size) if known is not None and world.size else None
+
+
+def tie_to_tell(facts: Facts, status: JobStatus) -> str | None:
+    """Returns the condition's message; None: no other size was asked for."""
+    world, known = status.world, condition_of(facts.status, reasons.WORLD_SIZE_TIED)
+    if world is None or status.phase in ("Complete", "Failed"):
+        return None
+    if world.state == "Claimed" or not world.members:
+        return known.message if known is not None else None
+    tie = tie_of(facts, world.parent) if world != facts.status.world else present_tie(facts)
+    if tie is None or allowed_sizes(facts.spec) == (tie.workers(facts.spec),):
+        return None
+    return tie.text
+
+
+def _tie(manifests: Iterable[RankManifest]) -> Tie | None:
+    of_rank = {m.save.rank: m for m in manifests}
+    tied = tied_objects(of_rank.values())
+    if not tied:
+        return None
+    ranks = next(iter(of_rank.values())).world
+    text = (
+        f"{', '.join(tied)}: each rank's own state, which only {ranks} ranks can restore, so the world keeps that"
+        f" size and waits for a replacement where it lost a worker. For other sizes use surefoot.ElasticLoader, give the"
+        f" object load_state_dicts, or name it in Checkpointer(anew=…)"
+    )
+    return Tie(text, ranks)
+
+
+def _entries(facts: Facts) -> Iterator[RankManifest]:
+    reading = reading_at(facts, facts.world.epoch)
+    return chain(*reading.holders.values(), reading.persistent or ())
+
+
+# ---- claim -----------------------------------------------------------------------------------------------------------
 
 STOPPING_SECONDS = 3.0
 """How long agents that are there are waited for until their trainers are dead and they are warm again."""

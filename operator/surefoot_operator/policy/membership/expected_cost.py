@@ -14,11 +14,9 @@ from dataclasses import dataclass
 from surefoot_operator.api.status import Incident
 from surefoot_operator.job_snapshot import WorkerSeen
 from surefoot_operator.policy.core.availability import left_at_a_cost
-from surefoot_operator.policy.core.facts import Facts, derived_once
-from surefoot_operator.policy.core.indexes import worker_id
+from surefoot_operator.policy.core.facts import Facts, derived_once, worker_id
 from surefoot_operator.policy.failure.incidents import LOST_KINDS
-from surefoot_operator.policy.failure.sizing import largest_size
-from surefoot_operator.policy.failure.spare_workers import newest_workers, wanted_indexes
+from surefoot_operator.policy.failure.spare_workers import largest_size, newest_workers, wanted_indexes
 
 LONGEST_WAIT_SECONDS = 600.0
 _FEWEST_INCIDENTS = 3

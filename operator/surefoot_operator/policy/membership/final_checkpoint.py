@@ -25,10 +25,9 @@ from surefoot_operator.policy.core.facts import (
     memory_reading,
     reading_at,
 )
-from surefoot_operator.policy.failure.losses import Loss
+from surefoot_operator.policy.failure.failure_detection import Loss
 from surefoot_operator.policy.failure.memory_server_liveness import silent_holders
-from surefoot_operator.policy.membership.restore_decisions import listing
-from surefoot_operator.policy.membership.rollback_record import ceiling
+from surefoot_operator.policy.membership.restore_decisions import ceiling, listing
 
 PROMOTION_SECONDS = 3600.0
 """How long a finished job waits for its last checkpoint to be complete in the persistent tier."""

@@ -5,17 +5,43 @@ Pure.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from surefoot.protocol.checkpoints.lineage import newest
 from surefoot.protocol.identities import Checkpoint
-from surefoot_operator.api.status import JobStatus
-from surefoot_operator.policy.core.actions import Event
-from surefoot_operator.policy.core.facts import Facts, is_responsive, member_sessions
-from surefoot_operator.policy.core.indexes import worker_id
+from surefoot.protocol.plain import listed
+from surefoot_operator import reasons
+from surefoot_operator.api.spec import TrainingJob
+from surefoot_operator.api.status import Condition, Ending, JobStatus, condition_of
+from surefoot_operator.job_snapshot import HoldSeen, PurgeSeen, WorkerSeen
+from surefoot_operator.policy.core.actions import (
+    Action,
+    CleanMemory,
+    DeleteJob,
+    DeleteWorker,
+    Event,
+    PurgePersistent,
+    RetireWorkers,
+    SetFinalizer,
+)
+from surefoot_operator.policy.core.availability import node_lost
+from surefoot_operator.policy.core.facts import (
+    Facts,
+    bad_of,
+    held_checkpoint,
+    is_responsive,
+    member_sessions,
+    sealed_holders,
+    soonest,
+    worker_id,
+)
+from surefoot_operator.policy.membership import final_checkpoint
+from surefoot_operator.policy.membership.claim import claimed
 from surefoot_operator.policy.membership.final_checkpoint import in_memory
-from surefoot_operator.reasons import JOB_COMPLETE, JOB_FAILED
+from surefoot_operator.policy.membership.workers import WorkerChanges, reconcile_workers
+from surefoot_operator.reasons import JOB_COMPLETE, JOB_FAILED, PERSISTENT_DELETED, PERSISTENT_LEFT, PERSISTENT_REFUSED
 
 LAST_SAVE_SECONDS = 30.0
 """How long after its last step a finished job waits to read on the holders what its agents say they saved there."""
@@ -49,7 +75,7 @@ def completion_of(facts: Facts) -> Completion | None:
     return Completion("Complete", f"every trainer finished{done}")
 
 
-def last_saved(facts: Facts) -> tuple[Checkpoint | None, float | None]:
+def last_saved_checkpoint(facts: Facts) -> tuple[Checkpoint | None, float | None]:
     """Finds a finished job's newest complete checkpoint.
 
     Returns it, and until when to read the holders again; None: it is final. The last saves end after the last step, and
@@ -68,23 +94,438 @@ def last_saved(facts: Facts) -> tuple[Checkpoint | None, float | None]:
     return known, until if facts.now < until else None
 
 
-def deadline(facts: Facts) -> float | None:
+def job_deadline(facts: Facts) -> float | None:
     """When activeDeadlineSeconds ends the job; None: never."""
     limit, start = facts.spec.run_policy.active_deadline_seconds, facts.status.start_seconds
     return None if limit is None or start is None else start + limit
 
 
-def overdue(facts: Facts) -> str:
+def overdue_reason(facts: Facts) -> str:
     """Why the job ends for its age; empty: it does not."""
-    due, limit = deadline(facts), facts.spec.run_policy.active_deadline_seconds
+    due, limit = job_deadline(facts), facts.spec.run_policy.active_deadline_seconds
     if due is None or limit is None or facts.now < due:
         return ""
     return f"the job ran for activeDeadlineSeconds ({limit:g} s) without finishing"
 
 
-def ended(status: JobStatus, phase: Literal["Complete", "Failed"], reason: str, now: float) -> JobStatus:
+def with_completion(status: JobStatus, phase: Literal["Complete", "Failed"], reason: str, now: float) -> JobStatus:
     return replace(status, phase=phase, message=reason, completion_seconds=now)
 
 
 def ended_event(phase: str, reason: str) -> Event:
     return Event(JOB_COMPLETE if phase == "Complete" else JOB_FAILED, reason, warning=phase == "Failed")
+
+
+# ---- finalizer -------------------------------------------------------------------------------------------------------
+# Holds a job's finalizer until its persistent data is deleted. Attempts are limited, those whose pod the API server
+# refuses included: what cannot be deleted is reported and left, so that no deletion hangs for ever.
+
+PURGE_SECONDS = 600.0
+"""After this an attempt counts as failed, whatever it still does: also one that no node was found for."""
+
+PURGE_ATTEMPTS = 3
+AGAIN_SECONDS = 10.0
+"""Between the beginnings of two attempts, at least."""
+REFUSED_TIMES = 3
+"""Of these, how many pass after the second refusal: a quota may have room again, a webhook may be back."""
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeStep:
+    reason: str
+    actions: tuple[Action, ...] = ()
+    events: tuple[Event, ...] = ()
+    until_seconds: float | None = None
+
+
+def finalizer_actions(facts: Facts) -> tuple[Action, ...]:
+    """Sets the finalizer as the spec asks, until the job is deleted."""
+    job = facts.seen.job
+    if job.deleted or job.held == _wanted(facts):
+        return ()
+    return (SetFinalizer(not job.held),)
+
+
+def next_purge_step(facts: Facts) -> PurgeStep | None:
+    """Plans the next purge step of a deleted job; None: done."""
+    if not facts.seen.job.held:
+        return None
+    if not _wanted(facts):
+        return PurgeStep("the job was deleted; its persistent data is kept", (SetFinalizer(False),))
+    if facts.seen.workers:
+        return PurgeStep("the job was deleted; its workers may still write, so its persistent data waits for their end")
+    place = f"{_uri(facts)}/{facts.seen.job.uid}"
+    last, call = _last(facts), facts.seen.purge_call
+    if last is not None and last.phase == "Succeeded":
+        reason = f"{place} was deleted"
+        return PurgeStep(reason, (SetFinalizer(False),), (Event(PERSISTENT_DELETED, reason),))
+    if call.under_way:
+        return PurgeStep(f"the job was deleted; the pod that deletes {place} is being created")
+    due = last.created_seconds + PURGE_SECONDS if last is not None else facts.now
+    if last is not None and last.phase != "Failed" and facts.now < due:
+        return PurgeStep(f"waiting until {place} is deleted (attempt {last.attempt})", until_seconds=due)
+    if call.refusal and call.refused_attempt > (last.attempt if last is not None else 0):
+        return _refused(facts, place, last)
+    if last is None:
+        return PurgeStep(f"the job was deleted; a pod is created that deletes {place}", (PurgePersistent(1),))
+    if last.attempt + call.refusals >= PURGE_ATTEMPTS:
+        return _given_up(f"{place} was not deleted in {last.attempt + call.refusals} attempts ({_why(last)})")
+    again = last.created_seconds + AGAIN_SECONDS
+    if facts.now < again:
+        return PurgeStep(f"{place} could not be deleted; trying again", until_seconds=again)
+    return PurgeStep(f"{place} could not be deleted; trying again", (PurgePersistent(last.attempt + 1),))
+
+
+def _last(facts: Facts) -> PurgeSeen | None:
+    """The newest attempt: the one whose pod is shown, or one whose pod somebody removed since this leader made it."""
+    call = facts.seen.purge_call
+    shown = max(facts.seen.purges, key=lambda p: p.attempt, default=None)
+    if call.attempt and (shown is None or shown.attempt < call.attempt):
+        return PurgeSeen(call.attempt, "Failed", "its pod was removed", call.made_seconds)
+    return shown
+
+
+def _refused(facts: Facts, place: str, last: PurgeSeen | None) -> PurgeStep:
+    """The fabric refused the pod of the next attempt: asked again, within the same bound."""
+    call, begun = facts.seen.purge_call, last.attempt if last is not None else 0
+    attempts = begun + call.refusals
+    if call.closing:
+        return _given_up(f"{call.refusal}; {place} was not deleted")
+    end = call.since_seconds + PURGE_SECONDS
+    if attempts >= PURGE_ATTEMPTS or facts.now >= end:
+        return _given_up(f"{call.refusal}; {place} was not deleted in {max(1, attempts)} attempts")
+    reason = (
+        f"{call.refusal}; so {place} is not deleted yet (attempt {max(1, attempts)} of {PURGE_ATTEMPTS}). After the last"
+        " attempt the job is removed and the folder stays; remove the job's finalizer to have that at once"
+    )
+    again = call.last_seconds + AGAIN_SECONDS * (REFUSED_TIMES if call.refusals > 1 else 1)
+    if facts.now < again:
+        return PurgeStep(reason, until_seconds=min(again, end))
+    return PurgeStep(reason, (PurgePersistent(begun + 1),), (Event(PERSISTENT_REFUSED, reason, warning=True),))
+
+
+def _given_up(why: str) -> PurgeStep:
+    reason = f"{why}; delete that folder by hand"
+    return PurgeStep(reason, (SetFinalizer(False),), (Event(PERSISTENT_LEFT, reason, warning=True),))
+
+
+def _wanted(facts: Facts) -> bool:
+    persistent = facts.spec.checkpoint.persistent
+    return persistent is not None and persistent.on_job_deletion == "Delete"
+
+
+def _uri(facts: Facts) -> str:
+    persistent = facts.spec.checkpoint.persistent
+    return persistent.uri.rstrip("/") if persistent is not None else ""
+
+
+def _why(last: PurgeSeen) -> str:
+    return last.message or ("it ended with an error" if last.phase == "Failed" else f"it is {last.phase}")
+
+
+# ---- cleanup ---------------------------------------------------------------------------------------------------------
+# Cleans up workers and memory of an ended or deleted job.
+
+LEAVING_SECONDS = 60.0
+"""How long agents of an ended job have to flush and leave before they are deleted."""
+
+UNHEARD_SECONDS = 60.0
+"""A memory tier that does not answer for so long is not waited for before the job counts as tidied."""
+
+KEPT_AFTER_FAILURE_SECONDS = 600.0
+"""How long the memory of a failed job is kept, so that somebody can still look, or take it up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cleanup:
+    actions: tuple[Action, ...]
+    reason: str
+    until_seconds: float | None = None
+    events: tuple[Event, ...] = ()
+    done: bool = False
+    """Nothing is left to tidy."""
+
+
+def cleanup_after_end(facts: Facts) -> Cleanup:
+    """Plans the cleanup of an ended or deleted job.
+
+    After the end agents leave, then their memory is deleted. A deleted job keeps nothing.
+    """
+    return _deleted(facts) if facts.seen.job.deleted else _over(facts)
+
+
+def _deleted(facts: Facts) -> Cleanup:
+    reason = "the job was deleted"
+    # a worker whose deletion is all it hears of trains on for some seconds, so that its world could be left in order
+    told = _retires([w for w in facts.seen.workers if _hears(facts, w)], 0, reason)
+    actions = (*told, *_deletes(facts, facts.seen.workers, reason), *_clean(facts, reason))
+    left = next_purge_step(facts)
+    if left is None:
+        return Cleanup(actions, reason)
+    return Cleanup((*actions, *left.actions), left.reason, left.until_seconds, left.events)
+
+
+def _over(facts: Facts) -> Cleanup:
+    phase, now, since = facts.status.phase, facts.now, _ended_at(facts)
+    late = now >= since + LEAVING_SECONDS
+    alive = [w for w in facts.seen.workers if w.phase not in ("Succeeded", "Failed")]
+    hearing = [w for w in alive if not w.deleting and _hears(facts, w)]
+    rest = _rest(facts, late or not alive)
+    actions: list[Action] = []
+    if not late:
+        actions += _retires(hearing, 0 if phase == "Complete" else 1, facts.status.message)
+    going = [w for w in alive if late or not _ends(facts, w)]
+    actions += _deletes(facts, [*going, *rest], f"the job is {phase}")
+    kept_until = since + _kept_seconds(facts)
+    if not any(not w.deleting for w in alive) and now >= kept_until:
+        actions += _clean(facts, f"the job is {phase}")
+    lingering = any(w.lingering for w in facts.seen.workers)
+    done = not alive and not rest and not lingering and _is_clean(facts)
+    expiry = _expiry(facts)
+    if expiry is not None and now >= expiry and (done or facts.status.tidied):
+        actions.append(DeleteJob(f"it ended more than ttlSecondsAfterFinished ({expiry - since:g} s) ago"))
+    moments = (since + LEAVING_SECONDS if alive or lingering else None, kept_until, expiry)
+    due = soonest(at for at in moments if at is not None and now < at)
+    return Cleanup(tuple(actions), facts.status.message, due, done=done)
+
+
+def _ended_at(facts: Facts) -> float:
+    return facts.status.completion_seconds if facts.status.completion_seconds is not None else facts.now
+
+
+def _hears(facts: Facts, worker: WorkerSeen) -> bool:
+    session = facts.sessions.get(worker_id(worker))
+    return session is not None and is_responsive(facts, session)
+
+
+def _ends(facts: Facts, worker: WorkerSeen) -> bool:
+    """Whether its agent may still end by itself, so that its pod stays for its logs: it hears us, or has just left."""
+    return _hears(facts, worker) or (worker.phase == "Running" and not node_lost(facts, worker.node))
+
+
+def _retires(workers: Iterable[WorkerSeen], exit_code: int, reason: str) -> tuple[RetireWorkers, ...]:
+    indexes = tuple(sorted({w.index for w in workers}))
+    return (RetireWorkers(indexes, exit_code, reason),) if indexes else ()
+
+
+def _rest(facts: Facts, late: bool) -> list[WorkerSeen]:
+    """Of the workers that have ended: those whose sidecars never do, which hold a node; or all, if that is asked for.
+
+    Others stay: they hold nothing, and their logs are people's.
+    """
+    if not late:
+        return []
+    ended = [w for w in facts.seen.workers if w.phase in ("Succeeded", "Failed")]
+    if facts.spec.run_policy.clean_pod_policy == "All":
+        return ended
+    past = facts.now >= _ended_at(facts) + LEAVING_SECONDS
+    return [w for w in ended if w.lingering and past]
+
+
+def _deletes(facts: Facts, workers: Iterable[WorkerSeen], reason: str) -> tuple[DeleteWorker, ...]:
+    """Once is enough, unless the node is gone since: then nobody else would ever say that the worker has ended."""
+    return tuple(
+        DeleteWorker(w.name, w.uid, node_lost(facts, w.node), reason)
+        for w in workers
+        if not w.deleting or node_lost(facts, w.node)
+    )
+
+
+def _expiry(facts: Facts) -> float | None:
+    ttl = facts.spec.run_policy.ttl_seconds_after_finished
+    return None if ttl is None else _ended_at(facts) + ttl
+
+
+def _kept_seconds(facts: Facts) -> float:
+    if facts.status.phase == "Complete":
+        return 0.0
+    ttl = facts.spec.run_policy.ttl_seconds_after_finished
+    return KEPT_AFTER_FAILURE_SECONDS if ttl is None else min(ttl, KEPT_AFTER_FAILURE_SECONDS)
+
+
+def _is_clean(facts: Facts) -> bool:
+    """Cleaned by this operator; or no holder was heard of for so long that there is nobody to clean."""
+    if facts.seen.memory_cleaned:
+        return True
+    unheard = not any(h.state == "Ready" for h in facts.seen.holders)
+    return unheard and facts.now >= max(_ended_at(facts), facts.seen.term_seconds) + UNHEARD_SECONDS
+
+
+def _clean(facts: Facts, reason: str) -> tuple[Action, ...]:
+    """While any holder still knows this job: a cleaned one has no fence of it any more."""
+    if facts.status.tidied or facts.seen.memory_cleaned:
+        return ()
+    known = any(h.state == "Ready" and h.fence is not None for h in facts.seen.holders)
+    return (CleanMemory(reason),) if known else ()
+
+
+# ---- suspension ------------------------------------------------------------------------------------------------------
+# Promotes a suspended job's checkpoint before its workers are deleted. Nodes are rebooted while jobs are suspended, and
+# memory is lost with them.
+
+PROMOTION_SECONDS = 600.0
+"""How long workers of a job that is suspended are kept for its upload."""
+
+
+def suspension_needs_upload(facts: Facts) -> bool:
+    """Whether a suspending world holds at the step to be promoted."""
+    return facts.spec.suspend and held_checkpoint(facts) is not None
+
+
+def upload_due(facts: Facts, hold: HoldSeen) -> float | None:
+    """Until when the held step's promotion is waited for; None: not."""
+    floor = facts.status.floor
+    if not facts.spec.suspend or facts.spec.checkpoint.persistent is None:
+        return None
+    if floor is not None and floor.step >= hold.step:
+        return None
+    if held_checkpoint(facts) in bad_of(facts):
+        return None  # no copy can be read: its upload would fail until the time is over
+    if not any(s is not None and is_responsive(facts, s) for _, s in member_sessions(facts)):
+        return None
+    due = hold.asked_seconds + PROMOTION_SECONDS
+    return due if facts.now < due else None
+
+
+def suspended_message(facts: Facts, parent: Checkpoint | None) -> str:
+    """Says where a suspended job will resume, and what would lose that."""
+    if parent is None:
+        return "the job is suspended; it will begin at step 0"
+    text = f"the job is suspended; it will resume from {parent}"
+    floor = facts.status.floor
+    if parent.imported or (floor is not None and floor.step >= parent.step):
+        return text
+    nodes = sorted(
+        holder.endpoint.holder.node
+        for holder in sealed_holders(facts, facts.world.epoch)
+        if any(m.save.checkpoint == parent for m in holder.entries)
+    )
+    if not nodes:
+        return f"{text}, which is in memory only"
+    return (
+        f"{text}, which is in memory only: restarting the memory tier on {listed(nodes)} at the same time would lose it"
+    )
+
+
+# ---- invalid spec ----------------------------------------------------------------------------------------------------
+# Reports an invalid spec in the job's status. Pure; called by `reconcile`, which cannot plan such a job. It is not
+# final: it ends once the spec can be read.
+
+INVALID = "Invalid"
+
+
+def refused(status: JobStatus, reason: str, generation: int, now: float) -> JobStatus:
+    """The status of a job whose spec cannot be read.
+
+    One that never began has failed; of any other only the refusal is reported.
+    """
+    if status.phase in ("Complete", "Failed") and not _is_refused(status):
+        return status
+    kind = reasons.FAILED if status.world is None else reasons.SPEC_REFUSED
+    old = condition_of(status, kind)
+    since = old.last_transition_seconds if old is not None and old.status == "True" else now
+    others = tuple(c for c in status.conditions if c.type not in (reasons.FAILED, reasons.SPEC_REFUSED))
+    return replace(
+        status,
+        phase="Failed" if status.world is None else status.phase,
+        observed_generation=generation,
+        message=reason,
+        conditions=(*others, Condition(kind, "True", INVALID, reason, since)),
+    )
+
+
+def accepted(status: JobStatus) -> JobStatus:
+    """The status without the refusal, once the spec can be read.
+
+    A job that was only refused has not failed.
+    """
+    if not _is_refused(status):
+        return status
+    left = tuple(c for c in status.conditions if c.type != reasons.FAILED)
+    return replace(status, phase="Pending", message="", conditions=left)
+
+
+def _is_refused(status: JobStatus) -> bool:
+    return any(c.type == reasons.FAILED and c.status == "True" and c.reason == INVALID for c in status.conditions)
+
+
+# ---- idle ------------------------------------------------------------------------------------------------------------
+# Decides whether a job is idle and can be observed less often.
+
+
+def is_idle(job: TrainingJob, status: JobStatus, workers: Sequence[WorkerSeen]) -> bool:
+    """Decides whether a suspended or ended job needs no regular rounds.
+
+    With no worker left, nothing changes until somebody edits the job.
+    """
+    world = status.world
+    empty = world is None or (world.state == "Committed" and not world.members)
+    over = status.phase in ("Complete", "Failed")
+    if job.deleted:
+        return False
+    # pods that have ended stay for their logs
+    return status.tidied if over else job.spec.suspend and empty and not workers
+
+
+# ---- decision --------------------------------------------------------------------------------------------------------
+# Holds what one phase of a job decides.
+
+NO_WORKERS = frozenset[int]()
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseDecision:
+    """One phase's reason, next status, actions, events and wakes."""
+
+    reason: str
+    status: JobStatus
+    actions: tuple[Action, ...] = ()
+    events: tuple[Event, ...] = ()
+    wakes: tuple[float | None, ...] = ()
+    lost: str = ""
+    """What people are told where every checkpoint is lost."""
+    uploads: bool = False
+    """As `Plan.uploads`."""
+
+
+def with_workers(facts: Facts, base: PhaseDecision, wanted: frozenset[int]) -> PhaseDecision:
+    """Adds what workers of these indexes need; others are deleted."""
+    tending: WorkerChanges = reconcile_workers(facts, wanted)
+    return replace(
+        base,
+        status=replace(
+            base.status,
+            next_attempt=tending.next_attempt,
+            failed_starts=tending.failed_starts,
+            failed_starts_counted=tending.failed_starts_counted,
+        ),
+        actions=(*tending.actions, *base.actions),
+        events=(*base.events, *tending.events),
+        wakes=(*base.wakes, tending.until_seconds),
+    )
+
+
+def end_job(
+    facts: Facts, end: Completion, since_seconds: float | None = None, up_to_step: int | None = None
+) -> PhaseDecision:
+    """Ends the job, once its newest complete checkpoint is in the persistent tier.
+
+    Every ending comes this way: the memory tier is deleted with the job. The upload is waited for as long as somebody is
+    there to make it, for `RESCUE_SECONDS` at most. `since_seconds`: when a world that trains no more broke; None: the
+    next epoch is claimed, which stops the trainers, and the ending is durable. `up_to_step`: as `rescue` has it.
+    """
+    since = facts.now if since_seconds is None else since_seconds
+    first = final_checkpoint.rescue(facts, since, up_to_step)
+    if first is None:
+        status = replace(with_completion(facts.status, end.phase, end.reason, facts.now), ending=None)
+        return PhaseDecision(end.reason, status, events=(ended_event(end.phase, end.reason),))
+    reason = f"{end.reason}; {first.reason}"
+    if since_seconds is not None:
+        return PhaseDecision(reason, facts.status, wakes=(first.until_seconds,), uploads=True)
+    status = facts.status if facts.world.state == "Claimed" else claimed(facts, end.reason)
+    return PhaseDecision(reason, replace(status, ending=Ending(end.reason, facts.now)), wakes=(facts.now,))
+
+
+def fail_job(facts: Facts, reason: str, since_seconds: float | None = None) -> PhaseDecision:
+    """Ends the job as Failed, as `end_job` does."""
+    return end_job(facts, Completion("Failed", reason), since_seconds)

@@ -8,33 +8,135 @@ departing worker is waited for in this way even where no world is possible witho
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
+from surefoot.protocol.checkpoints import retention
+from surefoot.protocol.checkpoints.completeness import TierReading, complete, copies_of
+from surefoot.protocol.checkpoints.lineage import newest
 from surefoot.protocol.identities import Checkpoint
-from surefoot_operator.api.status import Member
-from surefoot_operator.job_snapshot import HoldSeen
+from surefoot_operator.api.status import JobStatus, Member
+from surefoot_operator.job_snapshot import HoldSeen, Observed
 from surefoot_operator.policy.core.actions import Action, ProposeHold
 from surefoot_operator.policy.core.availability import departure_reason, left_at_a_cost, vacate_reason
 from surefoot_operator.policy.core.facts import (
     Facts,
+    bad_of,
+    domains_of,
+    gather,
     has_stepped,
+    held_checkpoint,
     last_step,
     last_step_seconds,
     member_sessions,
+    reading_at,
+    saving_steps,
+    sealed_holders,
     seconds_per_step,
     step_of,
+    topology_of_job,
+    worker_id,
 )
-from surefoot_operator.policy.failure.sizing import largest_size
-from surefoot_operator.policy.failure.spare_workers import spare_agents
-from surefoot_operator.policy.membership import surviving_copies, suspension
+from surefoot_operator.policy.failure.spare_workers import largest_size, spare_agents
+from surefoot_operator.policy.membership import lifecycle
+from surefoot_operator.policy.membership.claim import present_tie
 from surefoot_operator.policy.membership.expected_cost import (
     NOT_MEASURED,
     Weighed,
     costs_more_than_staying,
     grow_or_stay,
 )
-from surefoot_operator.policy.membership.size_tie import present_tie
+
+# ---- copies on nodes that stay ---------------------------------------------------------------------------------------
+# Selects copies that survive when a paused world's nodes are left. A world that holds because a worker leaves continues
+# elsewhere only once its step survives the node: the copy in that node's holder is lost with it, and where two nodes of
+# a placement group are drained at once, both copies are.
+
+
+def barrier_step(facts: Facts) -> Checkpoint | None:
+    """The step at which every rank holds because a worker leaves.
+
+    None: no world does.
+    """
+    held = held_checkpoint(facts)
+    return held if held is not None and any(departure_reason(facts, member) for member in facts.world.members) else None
+
+
+def reading_of_staying(facts: Facts) -> TierReading:
+    """The memory reading without the failure domains that are being left."""
+    domains, gone = domains_of(facts), domains_being_evacuated(facts)
+    reading = reading_at(facts, facts.world.epoch)
+    return TierReading({h: entries for h, entries in reading.holders.items() if domains[h] not in gone}, None)
+
+
+def copies_wanted(facts: Facts, goes_on: bool) -> int:
+    """The copies needed on nodes that stay.
+
+    `goes_on`: a smaller world trains at once and makes the others meanwhile.
+    """
+    domains = domains_of(facts)
+    live = {domains[h] for h in reading_of_staying(facts).holders}
+    return min(facts.spec.checkpoint.memory.replicas, len(live), 1 if goes_on else len(live))
+
+
+def missing_to_survive(facts: Facts, goal: Checkpoint, goes_on: bool) -> str:
+    """Says what a checkpoint lacks to survive the nodes being left."""
+    floor = facts.status.floor
+    if floor is not None and floor.step >= goal.step:
+        return ""
+    wanted = copies_wanted(facts, goes_on)
+    if not wanted:
+        text = f"{goal} has no copy on a node that stays"
+        return text if facts.spec.checkpoint.persistent is None else f"{text}, and is not in the persistent tier yet"
+    told = min((s.copies for _, s in member_sessions(facts) if s is not None), default=0)
+    if told - _most_lost(facts) >= wanted:
+        return ""
+    domains, reading = domains_of(facts), reading_of_staying(facts)
+    there = goal in complete(reading, facts.status.lineage, goal.epoch, bad_of(facts), facts.seen.covers)
+    found = copies_of(goal, reading, domains) if there else 0
+    return "" if found >= wanted else f"{goal} has {found} of {wanted} copies on nodes that stay"
+
+
+def departure_needs_upload(facts: Facts) -> bool:
+    """Whether no holder stays: only the persistent tier can keep the step."""
+    return barrier_step(facts) is not None and not copies_wanted(facts, goes_on=False)
+
+
+def can_be_copied(facts: Facts) -> bool:
+    """Whether missing copies can be made, in memory or persistent tier."""
+    return bool(copies_wanted(facts, goes_on=False)) or facts.spec.checkpoint.persistent is not None
+
+
+def repairs_before_departure(facts: Facts, goal: Checkpoint, goes_on: bool) -> list[retention.Repair]:
+    """Plans copies onto nodes that stay; `goes_on` as in `copies_wanted`."""
+    reading, domains = reading_at(facts, facts.world.epoch), domains_of(facts)
+    wanted = copies_wanted(facts, goes_on)
+    if not wanted:
+        return []
+    return retention.repairs(
+        dict(reading.holders), domains, goal, wanted, frozenset(domains_being_evacuated(facts)), topology_of_job(facts)
+    )
+
+
+def domains_being_evacuated(facts: Facts) -> set[str]:
+    """Returns the failure domains with a node that is being left."""
+    domains = {h.endpoint.holder.node: h.endpoint.domain for h in facts.seen.holders}
+    nodes = {name for name, n in facts.nodes.items() if n.signal or not n.schedulable or not n.ready}
+    nodes |= {one.name for one in facts.status.sick_nodes if one.until_seconds > facts.now}
+    for session in facts.sessions.values():
+        worker = facts.workers.get(worker_id(session)) if session.leaving else None
+        if session.leaving and (worker is None or not worker.deleting):
+            nodes.add(session.node)
+    return {domains[name] for name in nodes if name in domains}
+
+
+def _most_lost(facts: Facts) -> int:
+    """Copies that a save may lose with the nodes that are being left: one for each failure domain."""
+    holders = {h.endpoint.domain for h in sealed_holders(facts, facts.world.epoch)}
+    return len(holders & domains_being_evacuated(facts))
+
+
+# ---- planned change --------------------------------------------------------------------------------------------------
 
 AHEAD_SECONDS = 0.5
 """How far ahead a halt is named, so that word of it arrives before the first rank does."""
@@ -230,15 +332,11 @@ def _bound(facts: Facts, hold: HoldSeen, wanted: DesiredChange | None) -> Change
     pace = seconds_per_step(facts) or 1.0
     due = hold.asked_seconds + HELD_SECONDS + 2 * pace * max(0, hold.step - step_of(facts, hold.epoch))
     if len(saved) == len(sessions):
-        lacking = (
-            surviving_copies.lacking(facts, goal, goes_on=_goes_on(facts))
-            if surviving_copies.halted(facts) is not None
-            else ""
-        )
-        upload = suspension.promotion_due(facts, hold)
+        lacking = missing_to_survive(facts, goal, goes_on=_goes_on(facts)) if barrier_step(facts) is not None else ""
+        upload = lifecycle.upload_due(facts, hold)
         if upload is not None:
             return ChangeStep(f"{reason}: {goal} goes to the persistent tier first", until_seconds=upload)
-        if not lacking or not surviving_copies.can_be_brought(facts):
+        if not lacking or not can_be_copied(facts):
             return ChangeStep(f"{reason}; {lacking}" if lacking else reason, claim=True)
         if facts.now < due:
             return ChangeStep(f"{reason}: {lacking}", until_seconds=due)
@@ -275,3 +373,77 @@ def _stays(facts: Facts, wanted: DesiredChange) -> Weighed:
     if policy.scale_up_snooze_seconds is not None:
         return Weighed(facts.world.changed_seconds + policy.scale_up_snooze_seconds)
     return grow_or_stay(facts, len(facts.world.members), wanted.grows_to) if wanted.grows_to else NOT_MEASURED
+
+
+# ---- what a job loses with a node ------------------------------------------------------------------------------------
+# Says what a job would lose with a node. Pure; called by the eviction review through the reconciler. A drain ends, and
+# the machine is switched off, as soon as its pods are gone: the holder on it, which no drain evicts, goes with whatever
+# only it keeps.
+
+STALE_SECONDS = 15.0
+"""What was observed so long ago says nothing about now."""
+
+COPIES_BEHIND = 2
+"""Intervals: while the newest checkpoint is copied the next ones are made."""
+
+
+def departure(seen: Observed, status: JobStatus, node: str, now: float) -> str:
+    """Says what is lost of a job once `node` is gone too.
+
+    Args:
+        seen: the job's last round.
+        status: what was decided in it.
+        node: is being left, whether or not that round knew it.
+        now: seconds of the same clock as `seen.now`.
+
+    Returns:
+        A sentence for whoever drains the node; empty: nothing is lost that is not elsewhere.
+    """
+    if status.phase in ("Complete", "Failed") or seen.job.deleted or not _keeps_some(seen, node):
+        return ""
+    if now - seen.now > STALE_SECONDS:
+        return f"it was not reconciled for {now - seen.now:.0f} s"
+    world = status.world
+    if world is None or status.last_complete is None:
+        return ""  # it has nothing to lose yet
+    last = status.last_complete
+    if status.floor is not None and status.floor.step >= last.step:
+        return ""
+    left = tuple(replace(one, schedulable=False) if one.name == node else one for one in seen.nodes)
+    facts = gather(replace(seen, nodes=left, status=status))
+    reading = reading_at(facts, world.epoch)
+    if not reading.holders:
+        return f"no holder says at present where the copies of {last} are"
+    known, covers = (facts.status.lineage, world.epoch, bad_of(facts)), facts.seen.covers
+    there = newest(complete(reading, *known, covers))
+    stays = newest(complete(reading_of_staying(facts), *known, covers))
+    kept = max((one.step for one in (stays, status.floor) if one is not None), default=None)
+    if there is None or (kept is not None and kept + _copied_meanwhile(facts) >= there.step):
+        return ""
+    return f"{there} has no copy on a node that stays{_way_out(facts)}"
+
+
+def _copied_meanwhile(facts: Facts) -> int:
+    """Steps by which copies may be behind a world that trains: it halts before its worker leaves, and what it saves then is
+    copied before that worker ends. One that does not train makes no newer copies."""
+    trains = facts.world.state == "Committed" and facts.world.members
+    return COPIES_BEHIND * saving_steps(facts) if trains else 0
+
+
+def _keeps_some(seen: Observed, node: str) -> bool:
+    """Whether a holder on that node has, or may have, anything of the job: of a thousand jobs few do."""
+    here = (h for h in seen.holders if h.endpoint.holder.node == node and h.state != "Gone")
+    return any(h.entries or h.read_epoch is None for h in here)
+
+
+def _way_out(facts: Facts) -> str:
+    """What happens next, and what a person may do where nothing will."""
+    if (
+        facts.status.world is not None
+        and facts.status.world.members
+        and set(domains_of(facts).values()) - domains_being_evacuated(facts)
+    ):
+        return ", and is being copied to one"
+    if facts.spec.checkpoint.persistent is not None:
+        return ", and is on its way to the persistent tier"
+    return "; leave one that runs the job, or give it spec.checkpoint.persistent"

@@ -5,13 +5,18 @@ Pure; see `restore_point`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import chain
 
+from surefoot.protocol.checkpoints.completeness import complete
+from surefoot.protocol.checkpoints.lineage import Lineage, ancestry, on_lineage
+from surefoot.protocol.checkpoints.retention import suspects
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, OlderJob
-from surefoot_operator.observed_tiers import PersistentSeen
-from surefoot_operator.policy.core.actions import Action, ListPersistentTier
-from surefoot_operator.policy.core.facts import Facts, is_responsive
-from surefoot_operator.policy.core.indexes import worker_id
+from surefoot_operator.api.status import JobStatus, SkippedData
+from surefoot_operator.job_snapshot import PersistentSeen
+from surefoot_operator.policy.core.actions import Action, DropSaves, ListPersistentTier
+from surefoot_operator.policy.core.facts import Facts, bad_of, is_responsive, reading_at, worker_id
 
 LISTING_SECONDS = 60.0
 """How long one agent may be at a listing before another one is asked too; the first may still answer."""
@@ -97,3 +102,159 @@ def listing(facts: Facts, seen: PersistentSeen, older: OlderJob | None = None) -
         return Waiting(f"no agent is connected that could list {what}")
     action = ListPersistentTier(facts.world.epoch, asked_of.index, older)
     return Waiting(f"listing {what} through worker {asked_of.index}", (action,), max(again, facts.now) + 1.0)
+
+
+# ---- rollback record -------------------------------------------------------------------------------------------------
+# Keeps what a rollback means for claim, restore point and commit. Pure; `rollback` decides that there is one. Until the
+# next epoch is committed it bounds what may be restored, and from then on it says whose loaders leave out what.
+
+
+def ceiling(facts: Facts) -> int | None:
+    """The last step that the claimed epoch may restore; None: any."""
+    back = facts.status.rollback
+    return back.to_step if back is not None and back.epoch == facts.running_epoch else None
+
+
+def further_on(facts: Facts) -> FurtherOn | None:
+    """Finds the nearest checkpoint behind what a rollback goes back to.
+
+    Called where nothing up to there can be read. One whose own loss was odd is no better than what the rollback leaves; of others the
+    oldest is the likeliest to be good, and if it is not, its next odd step counts as one more rollback in a row.
+    """
+    most, epoch = ceiling(facts), facts.running_epoch
+    if not most or not epoch:
+        return None
+    reading = reading_at(facts, facts.world.epoch)
+    manifests = chain(chain.from_iterable(reading.holders.values()), reading.persistent or ())
+    found = complete(reading, facts.status.lineage, epoch, bad_of(facts), facts.seen.covers)
+    step = min((c.step for c in set(found) - suspects(manifests) if c.step > most), default=None)
+    if step is None:
+        return None
+    return FurtherOn(
+        step, f"no checkpoint up to step {most} is left: going back to step {step}, which is not known to be good"
+    )
+
+
+def gone_back(status: JobStatus, lineage: Lineage, told_step: int) -> JobStatus:
+    """Records what the loaders of a committed epoch leave out.
+
+    Args:
+        status: As it was claimed.
+        lineage: With the epoch that is committed as its last entry.
+        told_step: The last that any rank of the epoch that ended has told by now: one may have been under way at the claim.
+    """
+    back, entry = status.rollback, lineage[-1]
+    if back is None:
+        return status
+    parent, ended = entry.parent, lineage[-2].epoch if len(lineage) > 1 else 0
+    if back.epoch == ended:
+        skipped, reached = 0, max(back.reached_step, told_step)
+        if not back.keeps_data:
+            # what was left out before is left out again: the epoch that ended had begun behind it
+            skipped = reached + _left_out(status.skipped, lineage, ended) - _place(status, lineage, parent)
+        good = parent if status.last_good is not None and back.proven else status.last_good
+        back = replace(back, parent=parent, reached_step=reached, skipped_steps=max(0, skipped))
+        status = replace(status, rollback=back, rollbacks=status.rollbacks + 1, last_good=good)
+    if not back.skipped_steps or parent != back.parent:
+        return status
+    known = {one.epoch for one in lineage}
+    kept = (one for one in status.skipped if one.epoch in known)
+    return replace(status, skipped=(*kept, SkippedData(entry.epoch, back.skipped_steps)))
+
+
+def still_good(status: JobStatus, lineage: Lineage) -> Checkpoint | None:
+    """The last good checkpoint that the new lineage still has."""
+    good, entry = status.last_good, lineage[-1]
+    return good if good is None or on_lineage(lineage, good, entry.epoch) else entry.parent
+
+
+def _left_out(skipped: Iterable[SkippedData], lineage: Lineage, epoch: int) -> int:
+    """Steps whose batches were left out in the history of `epoch`, its own begin included."""
+    history = frozenset(ancestry(lineage, epoch))
+    return sum(one.steps for one in skipped if one.epoch in history)
+
+
+def _place(status: JobStatus, lineage: Lineage, checkpoint: Checkpoint | None) -> int:
+    """How many steps' batches lie before a checkpoint, in the order of the data."""
+    if checkpoint is None:
+        return 0
+    return checkpoint.step + _left_out(status.skipped, lineage, checkpoint.epoch)
+
+
+# ---- unreadable checkpoints ------------------------------------------------------------------------------------------
+# Remembers which checkpoints of a job are bad. A bad checkpoint below the floor can never be chosen and is forgotten;
+# otherwise the status of a job on bad disks would grow for ever.
+
+MOST_REMEMBERED = 64
+"""Of this job's own. The oldest go first: chosen again, such a one is read again and found to be bad again."""
+
+
+def found_by_uploads(facts: Facts) -> tuple[Checkpoint, ...]:
+    """Checkpoints of which an upload found no good copy, oldest first.
+
+    A restore would find the same, and whoever waits for the upload would wait for ever.
+    """
+    status, persistent = facts.status, facts.seen.persistent
+    world = status.world
+    if not facts.seen.unreadable or world is None or world.state != "Committed":
+        return ()
+    there = {m.save for m in persistent.entries or ()}.union(*facts.seen.promoted.values())
+    found = {s.checkpoint for s in facts.seen.unreadable - there} - bad_of(facts)
+    found = {c for c in found if on_lineage(status.lineage, c, world.epoch) and not _passed(c, status)}
+    return tuple(sorted(found - {status.floor}, key=lambda c: (c.step, c.epoch)))
+
+
+def with_bad(status: JobStatus, found: Checkpoint | None) -> tuple[Checkpoint, ...]:
+    """Adds a bad checkpoint and forgets those no longer needed."""
+    bad = status.bad if found is None or found in status.bad else (*status.bad, found)
+    if found is None:
+        return bad
+    own = [c for c in bad if not c.imported and (c == found or not _passed(c, status))]
+    kept = set(sorted(own, key=lambda c: (c.step, c.epoch))[-MOST_REMEMBERED:])
+    return tuple(c for c in bad if c.imported or c in kept or c == found)
+
+
+def may_be_forgotten(checkpoint: Checkpoint, status: JobStatus) -> bool:
+    """Whether a later status may lack this bad checkpoint."""
+    own = [c for c in status.bad if not c.imported]
+    return not checkpoint.imported and (_passed(checkpoint, status) or len(own) >= MOST_REMEMBERED)
+
+
+def _passed(checkpoint: Checkpoint, status: JobStatus) -> bool:
+    floor = status.floor
+    return floor is not None and floor not in status.bad and checkpoint.step < floor.step
+
+
+# ---- drops under way -------------------------------------------------------------------------------------------------
+# Remembers which checkpoints are being dropped from memory. Pure; read by `maintenance_plan` and by whoever believes a
+# listing. A drop takes its time, and an index that was read before it still shows what it takes: a checkpoint that is
+# on its way out must not become the last good one, for which an older good one goes. What this leader has deleted from
+# the persistent tier is out of its listing at once (`PersistentSeen.without`).
+
+DROP_SECONDS = 5.0
+"""A drop is void after so long, and sooner where holders are given up sooner: it must not reach one that returns."""
+
+Going = dict[Checkpoint, float]
+"""Checkpoints that were to be dropped, and until when such a drop may still reach a holder."""
+
+
+def going_after(before: Going, drops: Iterable[DropSaves], now_seconds: float) -> Going:
+    """Adds the drops of a round, and forgets those that are void."""
+    going = {checkpoint: until for checkpoint, until in before.items() if until > now_seconds}
+    for drop in drops:
+        for save in drop.saves:
+            going[save.checkpoint] = max(going.get(save.checkpoint, 0.0), drop.expires_seconds)
+    return going
+
+
+def staying(complete: Iterable[Checkpoint], going: Going, now_seconds: float) -> list[Checkpoint]:
+    """Leaves out what may be gone by now."""
+    return [one for one in complete if going.get(one, 0.0) <= now_seconds]
+
+
+def may_be_under_way(facts: Facts) -> bool:
+    """Whether a former leader's drops may still be carried out.
+
+    Only jobs that go back to good checkpoints wait for them: others need the newest, which no leader drops.
+    """
+    return facts.spec.health_policy.numerics is not None and facts.now < facts.seen.term_seconds + DROP_SECONDS

@@ -1,20 +1,23 @@
 """Chooses the restore point of a claimed epoch.
 
-Pure; called by `claimed_plan` until it answers with a parent. A silent tier is unknown, never empty: it is waited for, but no
+Pure; called by `plan` until it answers with a parent. A silent tier is unknown, never empty: it is waited for, but no
 longer than it takes to run again the steps that it may hold.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
+from datetime import UTC, datetime
 
 from surefoot.protocol.checkpoints.completeness import LeftOut, TierReading, complete, is_complete, layouts_to_check
 from surefoot.protocol.checkpoints.lineage import newest, on_lineage
-from surefoot.protocol.identities import Checkpoint, HolderId
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob
 from surefoot.protocol.plain import listed
-from surefoot_operator.api.status import World
-from surefoot_operator.observed_tiers import HIGHEST_EPOCH, HolderSeen, PersistentSeen
+from surefoot_operator.api.spec import ACCEPT_LOSS, CheckpointPolicy
+from surefoot_operator.api.status import JobStatus, World
+from surefoot_operator.job_snapshot import HIGHEST_EPOCH, HolderSeen, PersistentSeen
 from surefoot_operator.policy.core.actions import ListPersistentTier, SealHolder
 from surefoot_operator.policy.core.facts import Facts, bad_of, is_responsive, reading_at, seconds_per_step, step_of
 from surefoot_operator.policy.failure.incidents import open_incident
@@ -24,13 +27,167 @@ from surefoot_operator.policy.failure.memory_server_liveness import (
     awaited,
     living,
     looks,
+    may_return,
     most_unseen,
     silent_holders,
 )
-from surefoot_operator.policy.membership import total_loss
-from surefoot_operator.policy.membership.initial_restore import initial_restore_point, origin_of
-from surefoot_operator.policy.membership.restore_decisions import Choice, Chosen, FloorGone, TotalLoss, Waiting, listing
-from surefoot_operator.policy.membership.rollback_record import ceiling, further_on
+from surefoot_operator.policy.membership.restore_decisions import (
+    Choice,
+    Chosen,
+    FloorGone,
+    NothingToTakeUp,
+    TotalLoss,
+    Waiting,
+    ceiling,
+    further_on,
+    listing,
+)
+
+# ---- initial restore -------------------------------------------------------------------------------------------------
+# Chooses the initial restore point: step 0 or an older job's checkpoint. Pure; called by `restore_point` for the first
+# epoch, and for a later one without any checkpoint on its lineage. An older job's checkpoint is chosen once and kept in
+# status; again only if it is unreadable.
+
+_MOST_NAMED = 8
+
+
+def older_job(policy: CheckpointPolicy) -> OlderJob | None:
+    """The job that `checkpoint.restoreFrom` names."""
+    given = policy.restore_from
+    if given is None:
+        return None
+    if given.uri is not None:
+        uri, _, job = given.uri.rstrip("/").rpartition("/")
+        return OlderJob(f"{uri}/" if uri.endswith("//") else uri, job)
+    return OlderJob(policy.persistent.uri, given.uid) if policy.persistent is not None and given.uid else None
+
+
+def origin_of(status: JobStatus) -> Checkpoint | None:
+    """The older job's checkpoint that this job began from, if any."""
+    return None if status.origin in status.bad else status.origin
+
+
+def initial_restore_point(facts: Facts, silent: tuple[HolderEndpoint, ...]) -> Waiting | Chosen | NothingToTakeUp:
+    """Chooses the parent of an epoch without a checkpoint of its own."""
+    status = facts.status
+    origin = origin_of(status)
+    if origin is not None:
+        return Chosen(origin, silent, older_job=status.older_job)
+    # a job that has begun without one does not turn to an older job later
+    older = status.older_job or (None if facts.running_epoch else older_job(facts.spec.checkpoint))
+    if older is None:
+        return Chosen(None, silent)
+    seen = facts.seen.older
+    if seen.older_job != older or seen.read_epoch != facts.world.epoch:
+        return listing(facts, seen, older)
+    given = facts.spec.checkpoint.restore_from
+    step = given.step if given is not None else "latest"
+    found = older_job_checkpoints(facts)
+    # epochs are negated here: of one step, the least is the newest epoch's
+    chosen = max((c for c in found if step in ("latest", c.step)), key=lambda c: (c.step, -c.epoch), default=None)
+    if chosen is None:
+        return NothingToTakeUp(_missing(facts, older, step, found))
+    return Chosen(chosen, silent, older_job=older)
+
+
+def older_job_checkpoints(facts: Facts) -> list[Checkpoint]:
+    """The older job's checkpoints that its listing shows to be complete.
+
+    Unreadable ones are left out. Its lineage is neither known nor needed: of two epochs that completed one step, the
+    job went on from the newer.
+    """
+    reading = TierReading({}, facts.seen.older.entries)
+    found = reading.manifests().items()
+    return [c for c, ranks in found if c not in facts.status.bad and is_complete(ranks, facts.seen.covers)]
+
+
+def _missing(facts: Facts, older: OlderJob, step: int | str, found: Iterable[Checkpoint]) -> str:
+    steps = sorted({c.step for c in found}, reverse=True)
+    named = ", ".join(map(str, steps[:_MOST_NAMED])) + (", …" if len(steps) > _MOST_NAMED else "")
+    there = f"complete are those of steps {named}" if steps else "none is complete there"
+    unreadable = [c for c in facts.status.bad if c.imported and step in ("latest", c.step)]
+    why = f", apart from what could not be read ({', '.join(map(str, unreadable))})" if unreadable else ""
+    what = "no checkpoint" if step == "latest" else f"no complete checkpoint of step {step}"
+    return (
+        f"{older} has {what} to begin from{why}: {there}; correct spec.checkpoint.restoreFrom and create the job anew"
+    )
+
+
+# ---- total loss ------------------------------------------------------------------------------------------------------
+# Reports that no checkpoint can be read, and how to continue. What looks lost may be a tier whose nodes are being
+# rebooted, or a bucket whose key expired: a job that failed for that could not use what came back an hour later. So a
+# total loss waits, with everything kept, until something comes back or a person gives it up.
+
+LIST_RETRY_SECONDS = 60.0
+"""How often the persistent tier is listed anew while everything else is lost."""
+
+LATE_UPLOAD_SECONDS = 30.0
+"""How long after a loss an object may still appear that a worker had begun to upload: one try's 15 s, and as much again."""
+
+LIST_AGAIN_AFTER_SECONDS = 45.0
+"""How long after a failure what was stored last may lack in a listing before it counts as gone: a client of a network file system
+shows a folder that changes as it was for half a minute."""
+
+_LONGEST_SHOWN = 40
+
+
+def is_loss_accepted(facts: Facts) -> bool:
+    """Whether a person accepted the loss of this very epoch.
+
+    An annotation for an older loss accepts no later one.
+    """
+    said = facts.seen.job.accepted_loss
+    return said == str(facts.world.epoch)
+
+
+def how_to_accept_loss(facts: Facts) -> str:
+    """The annotation by which a person accepts the loss."""
+    return f'annotate the job with {ACCEPT_LOSS}: "{facts.world.epoch}"'
+
+
+def describe_loss(facts: Facts, left_out: tuple[LeftOut, ...]) -> str:
+    """Says what is lost, and where it was."""
+    if left_out:
+        return f"no checkpoint can be restored: {left_out[0]} ({len(left_out)} such records; put the files back from a copy)"
+    status = facts.status
+    last, most = status.last_complete or status.floor, ceiling(facts)
+    if most:
+        return (
+            f"every copy of every checkpoint up to step {most}, to which a rollback goes back, is lost{_where(facts)};"
+            " of what may be left behind it the loss was odd"
+        )
+    return f"every copy of every checkpoint is lost (the last known was {last}){_where(facts)}"
+
+
+def waiting_message(facts: Facts, left_out: tuple[LeftOut, ...]) -> str:
+    """The condition's message: what is lost, since when, the ways out."""
+    since = datetime.fromtimestamp(facts.world.changed_seconds, UTC).isoformat(timespec="seconds")
+    begin = origin_of(facts.status) or "step 0"
+    sentences = [
+        describe_loss(facts, left_out),
+        f"The job has waited since {since}, keeps what is in memory, and continues by itself when any of it comes back",
+        f"To begin again at {begin} instead, {how_to_accept_loss(facts)}",
+        "To end the job, set spec.checkpoint.onTotalLoss to Fail, or delete it",
+    ]
+    said = facts.seen.job.accepted_loss
+    if said and not is_loss_accepted(facts):
+        shown = said if len(said) <= _LONGEST_SHOWN else said[:_LONGEST_SHOWN] + "…"
+        sentences.append(f"Its annotation {ACCEPT_LOSS} says {shown!r}, which is not this epoch, {facts.world.epoch}")
+    return ". ".join(sentences)
+
+
+def _where(facts: Facts) -> str:
+    named = {e.holder.node for e in facts.status.named_holders}
+    members = {m.node for m in facts.world.members}
+    if not named:  # the fabric knows of each that it is gone
+        return f"; its workers saved from {listed(sorted(members))}, and those holders are gone" if members else ""
+    silent = sorted({e.holder.node for e in may_return(facts)})
+    # a holder that was known to be gone a moment before the others is named no more, and had its workers' saves too
+    text = f"; it was on the holders of {listed(sorted(named | members))}"
+    return f"{text}, of which {listed(silent)} do not answer" if silent else f"{text}, and none has it any more"
+
+
+# ---- restore point ---------------------------------------------------------------------------------------------------
 
 LISTING_PATIENCE_SECONDS = 2.0
 """How long a listing is waited for at least where memory has a complete checkpoint."""
@@ -223,7 +380,7 @@ def _silence(facts: Facts, best: Checkpoint | None, patience: float, worth: floa
     One that lives, as far as anybody can tell, is waited for as long as what it may hold is worth, for lost sight is no
     lost data; so is nobody else.
     """
-    if total_loss.accepted(facts):
+    if is_loss_accepted(facts):
         return None
     began, blind = _began(facts), set(most_unseen(facts))
     until, alive = dict[HolderId, float](), dict[HolderId, str]()
@@ -249,7 +406,7 @@ def _silence(facts: Facts, best: Checkpoint | None, patience: float, worth: floa
     if seen is None:
         return Waiting(f"waiting up to {patience:.1f} s for {names}: they may have newer steps", (), again)
     return Waiting(
-        f"waiting for {names}, which the operator cannot reach: {alive[seen]}. To continue without it, {total_loss.acceptance(facts)}",
+        f"waiting for {names}, which the operator cannot reach: {alive[seen]}. To continue without it, {how_to_accept_loss(facts)}",
         (),
         again,
     )
@@ -258,7 +415,7 @@ def _silence(facts: Facts, best: Checkpoint | None, patience: float, worth: floa
 def _conclusion(facts: Facts, best: Checkpoint | None) -> Choice:
     status, world = facts.status, facts.world
     unknown = _beyond_status(facts)
-    if unknown is not None and (best is None or unknown.step > best.step) and not total_loss.accepted(facts):
+    if unknown is not None and (best is None or unknown.step > best.step) and not is_loss_accepted(facts):
         return _offered(facts, unknown, best)
     silent = tuple(silent_holders(facts))
     persistent = facts.spec.checkpoint.persistent is not None and bool(facts.running_epoch)
@@ -280,11 +437,11 @@ def _conclusion(facts: Facts, best: Checkpoint | None) -> Choice:
     if floor is not None and older is not None:
         gone = f"{floor}, which was stored last, is in the persistent tier no more"
         again = f"{gone}: it is listed once more before {older} is restored"
-        return _listed_after(facts, total_loss.GONE_SECONDS, again) or FloorGone(
+        return _listed_after(facts, LIST_AGAIN_AFTER_SECONDS, again) or FloorGone(
             floor, f"{gone}, nor in memory: {older}, which is there, is restored"
         )
     policy = facts.spec.checkpoint.on_total_loss
-    if nothing_to_lose or total_loss.accepted(facts):
+    if nothing_to_lose or is_loss_accepted(facts):
         return initial_restore_point(facts, silent)
     if policy == "Wait":
         return _lost(facts, left_out)
@@ -294,7 +451,7 @@ def _conclusion(facts: Facts, best: Checkpoint | None) -> Choice:
     if policy == "Restart":
         return initial_restore_point(facts, silent)
     return TotalLoss(
-        f"{total_loss.lost(facts, left_out)}; "
+        f"{describe_loss(facts, left_out)}; "
         f"spec.checkpoint.onTotalLoss: Restart would begin again at {origin_of(status) or 'step 0'}"
     )
 
@@ -316,17 +473,17 @@ def _offered(facts: Facts, unknown: Checkpoint, best: Checkpoint | None) -> Wait
         f"the persistent tier has {unknown}, of an epoch that this job's status does not know (the newest it knows is"
         f" {facts.running_epoch}; was it restored from a backup?). The job trains and removes nothing until you choose."
         f" To continue from {unknown}, create a new job with spec.checkpoint.restoreFrom that names this job's folder and"
-        f" step {unknown.step}. To continue from {best or 'step 0'} instead, {total_loss.acceptance(facts)}"
+        f" step {unknown.step}. To continue from {best or 'step 0'} instead, {how_to_accept_loss(facts)}"
     )
     return Waiting(text, lost=text)
 
 
 def _lost(facts: Facts, left_out: tuple[LeftOut, ...]) -> Waiting:
     """Holders that come back are read as ever; of the persistent tier nobody tells, so it is listed now and then."""
-    text = total_loss.waiting(facts, left_out)
+    text = waiting_message(facts, left_out)
     if facts.spec.checkpoint.persistent is None:
         return Waiting(text, lost=text)
-    actions, again = _list_again(facts, total_loss.LIST_AGAIN_SECONDS)
+    actions, again = _list_again(facts, LIST_RETRY_SECONDS)
     return Waiting(text, actions, again, lost=text)
 
 
@@ -343,9 +500,7 @@ def _older_than_floor(facts: Facts) -> Checkpoint | None:
 def _late_uploads(facts: Facts) -> Waiting | None:
     """What ends a job, or begins it again, is decided by a listing that no upload of the old epoch can come after."""
     reason = "no checkpoint is left, unless an upload that had begun still arrives in the persistent tier"
-    return _listed_after(
-        facts, total_loss.LATE_UPLOAD_SECONDS, f"{reason}: it is listed once more before the job is given up"
-    )
+    return _listed_after(facts, LATE_UPLOAD_SECONDS, f"{reason}: it is listed once more before the job is given up")
 
 
 def _listed_after(facts: Facts, seconds: float, reason: str) -> Waiting | None:

@@ -21,12 +21,11 @@ from surefoot_operator.api.status import Rollback
 from surefoot_operator.policy.core.actions import Event
 from surefoot_operator.policy.core.facts import Facts, bad_of, last_step, memory_reading, saving_steps, step_of
 from surefoot_operator.policy.failure import incidents
+from surefoot_operator.policy.failure.failure_detection import Loss
 from surefoot_operator.policy.failure.loss_anomalies import UnsoundLoss, unsound_loss
-from surefoot_operator.policy.failure.losses import Loss
 from surefoot_operator.policy.failure.restart_budget import allowance, recorded
 from surefoot_operator.policy.membership.claim import claimed
-from surefoot_operator.policy.membership.decision import PhaseDecision, end_job
-from surefoot_operator.policy.membership.lifecycle import Completion
+from surefoot_operator.policy.membership.lifecycle import Completion, PhaseDecision, end_job
 
 _WORD = re.compile(r"(\d{1,18})/(\d{1,18})(/keep-data)?")
 

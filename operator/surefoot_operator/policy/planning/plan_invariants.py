@@ -13,11 +13,10 @@ from surefoot_operator.errors import InvariantBroken
 from surefoot_operator.job_snapshot import Observed
 from surefoot_operator.policy.core.actions import CreateWorker, Plan
 from surefoot_operator.policy.core.facts import gather, reading_at
-from surefoot_operator.policy.failure.sizing import is_allowed
-from surefoot_operator.policy.membership.bad_checkpoints import may_be_forgotten
-from surefoot_operator.policy.membership.gang import lacks_group
-from surefoot_operator.policy.membership.initial_restore import older_job_checkpoints, origin_of
-from surefoot_operator.policy.membership.rollback_record import ceiling
+from surefoot_operator.policy.failure.spare_workers import is_allowed
+from surefoot_operator.policy.membership.restore_decisions import ceiling, may_be_forgotten
+from surefoot_operator.policy.membership.restore_point import older_job_checkpoints, origin_of
+from surefoot_operator.policy.membership.workers import lacks_group
 
 
 def check(plan: Plan, seen: Observed) -> None:

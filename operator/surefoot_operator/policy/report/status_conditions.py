@@ -6,21 +6,38 @@ Pure; the last part of a plan.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal
 
 from surefoot.protocol.checkpoints.completeness import TierReading, complete, copies_of, effective_replicas
 from surefoot.protocol.checkpoints.lineage import newest
+from surefoot.protocol.checkpoints.placement import Topology
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator import reasons
-from surefoot_operator.api.status import Condition, JobStatus, Phase, World, condition_of
+from surefoot_operator.api.status import (
+    Condition,
+    JobStatus,
+    Phase,
+    StoredCheckpoints,
+    TierContents,
+    World,
+    condition_of,
+)
+from surefoot_operator.api.topology_levels import levels
+from surefoot_operator.job_snapshot import Observed
+from surefoot_operator.policy.core.actions import Event
 from surefoot_operator.policy.core.facts import (
     Facts,
     bad_of,
     data_read,
     domains_of,
     has_stepped,
+    holder_domains,
+    holders_reading,
     in_epoch,
+    kept_while_same,
     last_step_seconds,
     loss_told,
     reading_at,
@@ -32,21 +49,56 @@ from surefoot_operator.policy.core.facts import (
 from surefoot_operator.policy.failure.incidents import open_incident
 from surefoot_operator.policy.failure.loss_anomalies import unsound_loss
 from surefoot_operator.policy.failure.memory_server_liveness import lost_sight
-from surefoot_operator.policy.failure.sizing import target_size
-from surefoot_operator.policy.failure.spare_workers import spare_agents
+from surefoot_operator.policy.failure.spare_workers import spare_agents, target_size
 from surefoot_operator.policy.failure.stragglers import sentence
-from surefoot_operator.policy.membership.invalid_spec import INVALID
+from surefoot_operator.policy.membership.claim import RELEASED, is_released, tie_to_tell
+from surefoot_operator.policy.membership.claim import release_message as released
+from surefoot_operator.policy.membership.lifecycle import INVALID
 from surefoot_operator.policy.membership.rollback import refusal as rollback_refusal
-from surefoot_operator.policy.membership.scheduling_deadline import RELEASED, is_released
-from surefoot_operator.policy.membership.scheduling_deadline import release_message as released
-from surefoot_operator.policy.membership.size_tie import tie_to_tell
 from surefoot_operator.policy.membership.workers import has_trained
-from surefoot_operator.policy.report.blockers import UNSCHEDULABLE, hindrance, spare_hindrance
-from surefoot_operator.policy.report.copy_spread import copy_spread
-from surefoot_operator.policy.report.refused_calls import acceptance
-from surefoot_operator.policy.report.refused_records import REASON, refused_message
+from surefoot_operator.policy.report.blockers import (
+    ENDED,
+    NO_GROUP,
+    OUT_OF_MEMORY,
+    REASON,
+    REFUSED,
+    UNSCHEDULABLE,
+    acceptance,
+    agents_heard,
+    event_of,
+    hindrance,
+    refused_message,
+    spare_hindrance,
+    unheard_members,
+)
 from surefoot_operator.policy.report.time_spent import accounted
-from surefoot_operator.policy.report.unheard import agents_heard, unheard_members
+
+# ---- spread of copies ------------------------------------------------------------------------------------------------
+# Says over how many racks, zones or nodes the copies of a checkpoint are spread. Pure; part of the condition
+# `CheckpointProtected`. A loss of the whole rack costs no checkpoint whose copies are in two.
+
+
+@kept_while_same
+def copy_spread(
+    reading: TierReading, checkpoint: Checkpoint, copies: int, topology: Topology, topology_key: str
+) -> str:
+    """Returns "2 copies in 2 racks", by the rank whose copies are the closest together."""
+    number = "1 copy" if copies == 1 else f"{copies} copies"
+    holders = reading.having().get(checkpoint, {}).values()
+    level = topology.highest_difference(holder.node for holder in reading.holders)
+    if level is None or not holders:
+        return f"{number} on {_plural(copies, 'node')}"
+    paths = topology.differing(holder.node for holder in reading.holders)
+    places = min(len({paths[holder.node][0] for holder in of_rank}) for of_rank in holders)
+    where = _plural(places, levels(topology_key)[level].noun)
+    return f"{number}, for some ranks all within {where}" if places < copies else f"{number} in {where}"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+# ---- status conditions -----------------------------------------------------------------------------------------------
 
 PROGRESS_SECONDS = 5.0
 """Steps are written to status no more often than this, so that progress costs no stream of writes."""
@@ -336,3 +388,203 @@ def _condition(old: Condition | None, wanted: tuple[str, Truth, str, str], now: 
     kind, truth, reason, message = wanted
     since = old.last_transition_seconds if old is not None and old.status == truth else now
     return Condition(kind, truth, reason, message, since)
+
+
+# ---- status events ---------------------------------------------------------------------------------------------------
+# Derives events from the difference between two statuses.
+
+_NO_HINDRANCE = ("Scheduled", "Waiting", "NotWanted", ENDED, OUT_OF_MEMORY, RELEASED)
+"""Reasons of PodsScheduled that are told by other events, or by none: a worker that ended is told as lost."""
+
+_LONGEST_STACKS = 800
+"""Characters of an event; the incident has more of them."""
+
+
+def status_change_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    """Derives the events that a changed status calls for."""
+    parts = (
+        _claimed,
+        _protected,
+        _tied,
+        _refused,
+        _records_refused,
+        _kept_forward,
+        _straggled,
+        _hindered,
+        _stood,
+        _lost,
+        _unheard,
+    )
+    return tuple(event for part in parts for event in part(old, new))
+
+
+def _claimed(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    world = new.world
+    if world is None or world.state != "Claimed" or (old.world is not None and old.world.epoch >= world.epoch):
+        return ()
+    return (Event(reasons.WORLD_CLAIMED, f"epoch {world.epoch} is claimed: {world.reason}"),)
+
+
+def _protected(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    was, now = _condition_of(old, reasons.CHECKPOINT_PROTECTED), _condition_of(new, reasons.CHECKPOINT_PROTECTED)
+    if now is None:
+        return ()
+    if now.reason == reasons.HOLDERS_UNSEEN:
+        known = was is not None and was.reason == now.reason
+        return () if known else (Event(reasons.HOLDERS_UNSEEN, now.message, True),)
+    stalled = now.reason == "Stalled"
+    if stalled and (was is None or was.reason != "Stalled"):
+        return (Event(reasons.CHECKPOINT_STALLED, now.message, True),)
+    if was is not None and was.status != "True" and now.status == "True":
+        newest = f": step {new.last_complete.step}" if new.last_complete is not None else ""
+        return (Event(reasons.PROTECTED, f"{now.message}{newest}"),)
+    if was is not None and was.status == "True" and now.status == "False":
+        return (
+            Event(
+                reasons.UNPROTECTED,
+                f"{now.message}; a failure now would lose every step since the last complete checkpoint",
+                True,
+            ),
+        )
+    return ()
+
+
+def _stood(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    """Where ranks stood, once an incident: when every worker had its time to say so."""
+    incident = new.incidents[-1] if new.incidents else None
+    if incident is None or not incident.detail or new.world is None:
+        return ()
+    answered = new.world.state == "Committed" and new.world.epoch == incident.epoch + 1 and new.world != old.world
+    over = new.phase == "Failed" and old.phase != "Failed"
+    if not over and not (answered and old.world is not None and old.world.state == "Claimed"):
+        return ()
+    where = incident.detail[:_LONGEST_STACKS]
+    return (Event(reasons.RANKS_STOOD, f"where the ranks of epoch {incident.epoch} stood:\n{where}"),)
+
+
+def _refused(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    was, now = _condition_of(old, reasons.SPEC_REFUSED), _condition_of(new, reasons.SPEC_REFUSED)
+    if now is None or (was is not None and was.message == now.message):
+        return ()
+    return (Event(reasons.JOB_REFUSED, f"{now.message}; the job continues with its former spec", True),)
+
+
+def _records_refused(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    was, now = _condition_of(old, reasons.RECORDS_REFUSED), _condition_of(new, reasons.RECORDS_REFUSED)
+    if now is None or (was is not None and was.message == now.message):
+        return ()
+    return (Event(reasons.RECORDS_REFUSED, f"ignored a record of this job: {now.message}", True),)
+
+
+def _kept_forward(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    was, now = _condition_of(old, reasons.ROLLBACK_REFUSED), _condition_of(new, reasons.ROLLBACK_REFUSED)
+    if now is None or (was is not None and was.message == now.message):
+        return ()
+    return (Event(reasons.ROLLBACK_REFUSED, now.message, True),)
+
+
+def _straggled(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    """Who is slow, once a rank and node; and once that none is any more."""
+    before = {(one.rank, one.node) for one in old.stragglers}
+    told = [
+        Event(reasons.STRAGGLER, sentence(one), True) for one in new.stragglers if (one.rank, one.node) not in before
+    ]
+    gone = [one for one in old.stragglers if not new.stragglers]
+    over = [
+        Event(reasons.STRAGGLER_GONE, f"rank {one.rank} is no straggler on node {one.node} any more") for one in gone
+    ]
+    return (*told, *over)
+
+
+def _hindered(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    """What keeps workers from running, once a cause: its words come again with other numbers, and in other rounds."""
+    was, now = _condition_of(old, reasons.PODS_SCHEDULED), _condition_of(new, reasons.PODS_SCHEDULED)
+    if now is None or now.reason in _NO_HINDRANCE:
+        return ()
+    asked = now.reason in (REFUSED, NO_GROUP)
+    if was is not None and was.reason == now.reason and (not asked or _words(was) == _words(now)):
+        return ()
+    again = "; the operator tries again" if asked else ""
+    return (Event(event_of(now.reason), f"{now.message}{again}", True),)
+
+
+def _words(told: Condition) -> str:
+    """Without numbers: of attempts, of what a quota has left."""
+    return "".join(letter for letter in told.message if not letter.isdigit())
+
+
+def _lost(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    was, now = _condition_of(old, reasons.CHECKPOINT_LOST), _condition_of(new, reasons.CHECKPOINT_LOST)
+    return (Event(reasons.CHECKPOINT_LOST, now.message, True),) if now is not None and was is None else ()
+
+
+def _unheard(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    was, now = _condition_of(old, reasons.AGENTS_HEARD), _condition_of(new, reasons.AGENTS_HEARD)
+    if now is None or now.status != "False" or (was is not None and was.status == "False"):
+        return ()
+    return (Event(reasons.AGENTS_UNHEARD, now.message, True),)
+
+
+def _tied(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    was, now = _condition_of(old, reasons.WORLD_SIZE_TIED), _condition_of(new, reasons.WORLD_SIZE_TIED)
+    if now is None or (was is not None and was.message == now.message):
+        return ()
+    return (Event(reasons.WORLD_SIZE_TIED, now.message, True),)
+
+
+def _condition_of(status: JobStatus, kind: str) -> Condition | None:
+    return next((condition for condition in status.conditions if condition.type == kind), None)
+
+
+# ---- contents of the tiers -------------------------------------------------------------------------------------------
+# Counts what each tier has of a job, for its status. Pure; called by `reconcile` when a status is about to be written.
+# Saves come and go with every interval: a status written for their bytes alone would be a stream of writes to the API
+# server.
+
+
+def with_contents(seen: Observed, status: JobStatus) -> JobStatus:
+    """Adds the figures to a status that differs from the stored one.
+
+    What was not read for its epoch stays as it was told before.
+    """
+    if status == seen.status:
+        return status
+    world, known = status.world, status.checkpoints
+    if status.tidied:
+        return replace(status, checkpoints=StoredCheckpoints(persistent=known.persistent))
+    if world is None or world.state != "Committed":
+        return status
+    reading = holders_reading(seen.holders, world.epoch)
+    if reading.holders:
+        newest = status.last_complete
+        copies = 0 if newest is None else copies_of(newest, reading, holder_domains(seen.holders))
+        in_memory = _counted(m for entries in reading.holders.values() for m in entries)
+        known = replace(known, memory=in_memory, copies=copies)
+    return replace(status, checkpoints=replace(known, persistent=_persistent(seen, status, reading)))
+
+
+def _persistent(seen: Observed, status: JobStatus, reading: TierReading) -> TierContents | None:
+    """As it was listed, else as it was told and what was uploaded since: a listing comes once a minute at most."""
+    known, listing, floor = status.checkpoints.persistent, seen.persistent, status.floor
+    current = status.world is not None and listing.read_epoch == status.world.epoch
+    listed = listing.entries if current else None
+    if listed is not None and (floor is None or any(m.save.checkpoint == floor for m in listed)):
+        return _counted(listed)
+    if known is None and listed is not None:
+        known = _counted(listed)
+    if floor is None or floor == seen.status.floor:
+        return known
+    uploaded = _counted(copies[0] for copies in reading.manifests().get(floor, {}).values())
+    return uploaded if known is None else _sum(known, uploaded)
+
+
+def _sum(one: TierContents, other: TierContents) -> TierContents:
+    return TierContents(one.bytes + other.bytes, one.checkpoints + other.checkpoints)
+
+
+def _counted(saves: Iterable[RankManifest]) -> TierContents:
+    size, found = 0, set()
+    for one in saves:
+        size += one.stream_bytes + one.digests_bytes + one.values_bytes
+        found.add((one.save.epoch, one.save.step))
+    return TierContents(size, len(found))

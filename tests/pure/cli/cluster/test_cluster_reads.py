@@ -10,10 +10,9 @@ import pytest
 from support.builders import running
 from support.fakes.fake_api import FakeApi, silent
 from support.stored import node_object, stored_document, worker_pod, written
-from surefoot_operator.cli.cluster_access import OpenCluster
-from surefoot_operator.cli.cluster_refusals import ClusterRefused
-from surefoot_operator.cli.jobs.cluster_reads import read_job, read_jobs, read_view
-from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused
+from surefoot_operator.cli.cluster_access import ClusterRefused, OpenCluster
+from surefoot_operator.cli.jobs.read_jobs import read_job, read_jobs, read_view
+from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
 
 JOBS = "/apis/surefoot.dev/v1alpha1/namespaces/team/trainingjobs"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from surefoot_operator.cli.cluster_refusals import Right, jobs_right, refused, without_crd
+from surefoot_operator.cli.cluster_access import Right, jobs_right, refused, without_crd
 from surefoot_operator.errors import FabricError
-from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused, ApiSilent
+from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused, ApiSilent
 
 SERVER = "https://cluster:6443"
 

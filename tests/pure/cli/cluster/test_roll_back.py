@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from support.stored import stored_document
-from surefoot_operator.cli.cli_errors import UsageError
-from surefoot_operator.cli.jobs.roll_back import asking
-from surefoot_operator.cli.jobs.stored_job import StoredJob, stored_job
+from surefoot_operator.cli.command_base import UsageError
+from surefoot_operator.cli.jobs.read_jobs import StoredJob, stored_job
+from surefoot_operator.cli.jobs.suspend_and_rollback import asking
 
 WORLD = {"epoch": 7, "state": "Committed", "size": 3}
 

@@ -12,13 +12,12 @@ import pytest
 from support.builders import running
 from support.fakes.fake_api import FakeApi
 from support.stored import stored_document, written
-from surefoot_operator.cli.cli_errors import UsageError
-from surefoot_operator.cli.cluster_access import OpenCluster
-from surefoot_operator.cli.cluster_refusals import ClusterRefused
-from surefoot_operator.cli.jobs import suspend_job
-from surefoot_operator.cli.jobs.stored_job import StoredJob, stored_job
-from surefoot_operator.cli.jobs.suspend_job import change, standing
-from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused
+from surefoot_operator.cli.cluster_access import ClusterRefused, OpenCluster
+from surefoot_operator.cli.command_base import UsageError
+from surefoot_operator.cli.jobs import suspend_and_rollback
+from surefoot_operator.cli.jobs.read_jobs import StoredJob, stored_job
+from surefoot_operator.cli.jobs.suspend_and_rollback import change, standing
+from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
 
 PATH = "/apis/surefoot.dev/v1alpha1/namespaces/team/trainingjobs/gpt"
 
@@ -73,8 +72,8 @@ class Switched:
         self.server, seen = FakeApi(), running()
         self.server.keep(PATH, written(seen.status, seen))
         cluster = OpenCluster(self.server.api, "team", "https://cluster:6443")
-        monkeypatch.setattr(suspend_job, "on_cluster", lambda given, ask: asyncio.run(ask(cluster)))
-        monkeypatch.setattr(suspend_job, "_LOOK_SECONDS", 0.0)
+        monkeypatch.setattr(suspend_and_rollback, "on_cluster", lambda given, ask: asyncio.run(ask(cluster)))
+        monkeypatch.setattr(suspend_and_rollback, "_LOOK_SECONDS", 0.0)
 
     def follows(self, phase: str) -> None:
         """The operator brings the job there as soon as it is looked at after the patch."""
@@ -88,7 +87,7 @@ class Switched:
         self.server.before = before
 
     def run(self, command: str, wait: float = 0.0) -> int:
-        return suspend_job.run(argparse.Namespace(command=command, job="gpt", wait=wait))
+        return suspend_and_rollback.run_suspend(argparse.Namespace(command=command, job="gpt", wait=wait))
 
 
 @pytest.fixture

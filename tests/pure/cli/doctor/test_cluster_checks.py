@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from surefoot_operator.cli.cluster_checks import cluster_findings, missing_fields
-from surefoot_operator.cli.cluster_look import ClusterLook, rights_asked
+from surefoot_operator.cli.doctor import ClusterLook, cluster_findings, missing_fields, rights_asked
 from surefoot_operator.cli.doctor_network import Finding, finding_lines, has_fault
 
 ROOT = Path(__file__).parents[4]

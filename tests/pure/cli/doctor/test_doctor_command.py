@@ -14,11 +14,11 @@ import yaml
 from support.fakes.fake_api import FakeApi, silent
 from surefoot_operator.cli import doctor
 from surefoot_operator.cli.cluster_access import OpenCluster
-from surefoot_operator.cli.cluster_look import CRD, JOB_KIND, REVIEWS, SCHEMA, SLICES, look_at
+from surefoot_operator.cli.doctor import CRD, JOB_KIND, REVIEWS, SCHEMA, SLICES, look_at
 from surefoot_operator.cli.doctor_network import Finding
-from surefoot_operator.cli.jobs import job_source
+from surefoot_operator.cli.jobs import read_jobs
 from surefoot_operator.cli.main import main
-from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused
+from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
 
 ROOT = Path(__file__).parents[4]
 
@@ -41,7 +41,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> FakeApi:
     async def opened(_choice: Any) -> AsyncIterator[OpenCluster]:
         yield OpenCluster(found.api, "team", "https://cluster:6443")
 
-    monkeypatch.setattr(job_source, "opened", opened)
+    monkeypatch.setattr(read_jobs, "opened", opened)
     return found
 
 

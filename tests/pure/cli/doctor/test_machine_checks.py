@@ -9,13 +9,7 @@ import pytest
 from support.stored import SPEC, stored_document
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import TrainingJob
-from surefoot_operator.cli.machine_checks import (
-    MachineLook,
-    available_bytes,
-    look_here,
-    machine_findings,
-    memory_finding,
-)
+from surefoot_operator.cli.doctor import MachineLook, available_bytes, look_here, machine_findings, memory_finding
 
 WHOLE = MachineLook("1.2.3", "3.11.7", "2.8.0", "/usr/bin/redis-server", "", {}, 16 << 30)
 MEMINFO = "MemTotal:       32000000 kB\nMemAvailable:   20000000 kB\n"

@@ -13,12 +13,18 @@ from support.builders import running
 from support.fakes.fake_api import FakeApi
 from support.stored import worker_pod, written
 from surefoot_operator.cli.cluster_access import OpenCluster
-from surefoot_operator.cli.doctor_network import Finding
-from surefoot_operator.cli.jobs.stored_job import stored_job
-from surefoot_operator.cli.network_checks import network_findings
-from surefoot_operator.cli.network_look import MOST_TARGETS, NetworkLook, Way, askers_of, look_at_network
-from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused
-from surefoot_operator.platforms.kubernetes.pod_exec import Ran
+from surefoot_operator.cli.doctor_network import (
+    MOST_TARGETS,
+    Finding,
+    NetworkLook,
+    Way,
+    askers_of,
+    look_at_network,
+    network_findings,
+)
+from surefoot_operator.cli.jobs.read_jobs import stored_job
+from surefoot_operator.platforms.kubernetes.api_client import Ran
+from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
 
 JOBS = "/apis/surefoot.dev/v1alpha1/namespaces/team/trainingjobs"
 PODS = "/api/v1/namespaces/team/pods"

@@ -17,8 +17,7 @@ from surefoot_operator.api.status import (
     TierContents,
 )
 from surefoot_operator.cli.jobs.describe import described, description_lines, incident_line, worker_state
-from surefoot_operator.cli.jobs.job_view import JobView
-from surefoot_operator.cli.jobs.stored_job import stored_job
+from surefoot_operator.cli.jobs.read_jobs import JobView, stored_job
 from surefoot_operator.cli.local.progress import Happened
 
 LOST = Incident("node-lost", "node n2 is gone", 2, "n2", 1, BEGAN + 40, first_step_seconds=BEGAN + 46, steps_lost=3)

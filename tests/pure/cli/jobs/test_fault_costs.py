@@ -12,11 +12,8 @@ from support.stored import stored_document, view_of_snapshot, written
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.status import Condition, Incident, JobStatus
-from surefoot_operator.cli.jobs.assumed_snapshot import assumed_snapshot
-from surefoot_operator.cli.jobs.explain import explanation_lines
-from surefoot_operator.cli.jobs.fault_costs import FaultCost, explain, recovery_seconds
-from surefoot_operator.cli.jobs.job_view import JobView
-from surefoot_operator.cli.jobs.stored_job import stored_job
+from surefoot_operator.cli.jobs.explain import FaultCost, assumed_snapshot, explain, explanation_lines, recovery_seconds
+from surefoot_operator.cli.jobs.read_jobs import JobView, stored_job
 from surefoot_operator.job_snapshot import Observed
 from surefoot_operator.policy.planning.plan import plan
 

@@ -10,10 +10,8 @@ import pytest
 from support.builders import BEGAN, running
 from support.stored import stored_document, written
 from surefoot_operator.api.status import Interval, JobStatus, StoredCheckpoints, TierContents
-from surefoot_operator.cli.jobs.job_summary import exposed, progressed, saved, summary, summary_table
-from surefoot_operator.cli.jobs.list_jobs import job_lines
-from surefoot_operator.cli.jobs.read_jobs import Pace, pace_of
-from surefoot_operator.cli.jobs.stored_job import stored_job
+from surefoot_operator.cli.jobs.describe import exposed, job_lines, progressed, saved, summary, summary_table
+from surefoot_operator.cli.jobs.read_jobs import Pace, pace_of, stored_job
 
 TOTAL = {"annotations": {"surefoot.dev/total-steps": "142"}}
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from support.builders import BEGAN, running
 from support.stored import view_of_snapshot
 from surefoot_operator.api.status import Incident
-from surefoot_operator.cli.jobs.job_timeline import timeline_lines, timeline_of
+from surefoot_operator.cli.jobs.describe import timeline_lines, timeline_of
 from surefoot_operator.cli.local.progress import Happened
 
 LOST = Incident(

@@ -7,8 +7,8 @@ from dataclasses import replace
 from support.builders import BEGAN, running, with_node, with_worker
 from support.stored import view_of_snapshot
 from surefoot_operator.api.status import ExcludedNode
-from surefoot_operator.cli.jobs.job_view import HolderLook
-from surefoot_operator.cli.jobs.list_nodes import node_lines, node_rows
+from surefoot_operator.cli.jobs.describe import node_lines, node_rows
+from surefoot_operator.cli.jobs.read_jobs import HolderLook
 from surefoot_operator.job_snapshot import NodeSeen
 
 

@@ -10,8 +10,8 @@ import yaml
 from support.stored import stored_document
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import RestoreFrom
-from surefoot_operator.cli.cli_errors import UsageError
-from surefoot_operator.cli.jobs.stored_job import StoredJob, stored_job
+from surefoot_operator.cli.command_base import UsageError
+from surefoot_operator.cli.jobs.read_jobs import StoredJob, stored_job
 from surefoot_operator.cli.jobs.suspend_and_rollback import rolled_back
 
 TIER = {"persistent": {"uri": "s3://bucket/jobs"}, "memory": {"keep": 3}}

@@ -12,13 +12,19 @@ from support.builders import running
 from support.stored import stored_document
 from surefoot.linux_process import identity_of
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.cli.cli_errors import UsageError
-from surefoot_operator.cli.jobs.run_folder_reads import read_run
+from surefoot_operator.cli.command_base import UsageError
+from surefoot_operator.cli.jobs.read_jobs import read_run
 from surefoot_operator.cli.main import main
 from surefoot_operator.errors import FabricError
-from surefoot_operator.platforms.local.job_store import Store
-from surefoot_operator.platforms.local.run_folder import RunFolder, write_json
-from surefoot_operator.platforms.local.run_records import HolderRecord, NodeRecord, WorkerRecord, to_json
+from surefoot_operator.platforms.local.platform import Store
+from surefoot_operator.platforms.local.run_folder import (
+    HolderRecord,
+    NodeRecord,
+    RunFolder,
+    WorkerRecord,
+    to_json,
+    write_json,
+)
 from surefoot_operator.policy.core.actions import Event
 
 

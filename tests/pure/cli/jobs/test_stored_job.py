@@ -8,7 +8,7 @@ import pytest
 
 from support.builders import running
 from support.stored import stored_document, written
-from surefoot_operator.cli.jobs.stored_job import stored_job
+from surefoot_operator.cli.jobs.read_jobs import stored_job
 
 FORMER: dict[str, Any] = {  # without schemaVersion: mappings of members, Unix seconds
     "phase": "Running",

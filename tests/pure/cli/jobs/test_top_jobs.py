@@ -15,15 +15,12 @@ from rich.console import Console
 from support.builders import running
 from support.fakes.fake_api import FakeApi, silent
 from support.stored import written
-from surefoot_operator.cli.cluster_access import OpenCluster
-from surefoot_operator.cli.cluster_refusals import ClusterRefused
+from surefoot_operator.cli.cluster_access import ClusterRefused, OpenCluster
 from surefoot_operator.cli.jobs import top
-from surefoot_operator.cli.jobs.cluster_reads import read_job
-from surefoot_operator.cli.jobs.stored_job import StoredJob, stored_job
-from surefoot_operator.cli.jobs.top import JobsTop, LineTop, TableTop, drawn_top
-from surefoot_operator.cli.jobs.top_table import TopRow, top_row
+from surefoot_operator.cli.jobs.read_jobs import StoredJob, read_job, stored_job
+from surefoot_operator.cli.jobs.top import JobsTop, LineTop, TableTop, TopRow, drawn_top, top_row
 from surefoot_operator.cli.main import main
-from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused
+from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
 
 JOB = "/apis/surefoot.dev/v1alpha1/namespaces/team/trainingjobs/gpt"
 

@@ -11,18 +11,8 @@ from support.builders import BEGAN, running
 from support.stored import stored_document, written
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import Condition, Incident, JobStatus
-from surefoot_operator.cli.jobs.read_jobs import Pace
-from surefoot_operator.cli.jobs.stored_job import StoredJob, stored_job
-from surefoot_operator.cli.jobs.top_table import (
-    COLUMNS,
-    TopRow,
-    as_seen,
-    copies,
-    in_view,
-    incidents,
-    plain_line,
-    top_row,
-)
+from surefoot_operator.cli.jobs.read_jobs import Pace, StoredJob, stored_job
+from surefoot_operator.cli.jobs.top import COLUMNS, TopRow, as_seen, copies, in_view, incidents, plain_line, top_row
 
 SAVED = Checkpoint(1, 40)
 FAILED = Incident("node-lost", "gone", 1, "n1", 1, BEGAN + 60)

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from surefoot_operator.api.status import Incident
-from surefoot_operator.cli.local.conclusion import blamed_log, newest_log
+from surefoot_operator.cli.local.run_report import blamed_log, newest_log
 
 
 def written(logs: Path, name: str, at: int, text: str = "it ended") -> Path:

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from surefoot_operator.api.spec import HealthPolicy
-from surefoot_operator.cli.local.faults import Fault, FaultError, check_faults, due, parse_fault, parse_faults, returned
+from surefoot_operator.cli.local.progress import (
+    Fault,
+    FaultError,
+    check_faults,
+    due,
+    parse_fault,
+    parse_faults,
+    returned,
+)
 
 NODES = ("node-0", "node-1", "node-2")
 

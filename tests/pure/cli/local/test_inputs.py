@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from surefoot_operator.cli import run_local
-from surefoot_operator.cli.cli_errors import UsageError
-from surefoot_operator.cli.local.faults import FaultError, parse_fault
+from surefoot_operator.cli.checkpoints import try_file, try_folder
+from surefoot_operator.cli.command_base import UsageError
+from surefoot_operator.cli.local.progress import FaultError, parse_fault
 from surefoot_operator.cli.main import main
-from surefoot_operator.cli.writable import try_file, try_folder
 
 JOB: dict[str, Any] = {
     "apiVersion": "surefoot.dev/v1alpha1",
@@ -37,7 +37,7 @@ def job(folder: Path, **spec: object) -> Path:
 
 def refusal(*arguments: str) -> str:
     parser = argparse.ArgumentParser()
-    run_local.add_arguments(parser)
+    run_local.add_local_arguments(parser)
     with pytest.raises(UsageError) as caught:
         run_local.check(parser.parse_args(arguments))
     return str(caught.value)

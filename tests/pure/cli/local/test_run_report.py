@@ -9,8 +9,7 @@ from surefoot.protocol.checkpoints.lineage import LineageEntry
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import Incident
 from surefoot_operator.cli.local import run_report
-from surefoot_operator.cli.local.faults import Fault
-from surefoot_operator.cli.local.ledger import Account
+from surefoot_operator.cli.local.progress import Account, Fault
 from surefoot_operator.cli.local.run_report import Checkpoints, Comparison, RunFacts, Struck
 
 NODE_KILL = Struck(Fault("node", "node-1", 40, 12.0), at_seconds=100.0, step=40, worker=1)
@@ -81,17 +80,17 @@ def a_run() -> RunFacts:
 
 def test_where_the_seconds_went_is_reported_and_said() -> None:
     seconds = {"training": 30.0, "recovering": 6.0, "redone": 4.0, "waiting": 0.0, "suspended": 10.0}
-    body = run_report.build(replace(a_run(), seconds=seconds, age_seconds=50.0))
+    body = run_report.build_report(replace(a_run(), seconds=seconds, age_seconds=50.0))
     assert body["seconds"] == {"training": 30.0, "recovering": 6.0, "redone": 4.0, "suspended": 10.0}
     assert (body["goodput"], body["age_seconds"]) == (0.75, 50.0)
     said = "goodput 75.0%: training 30.0 s, suspended 10.0 s, recovering 6.0 s, redone 4.0 s"
     assert said in run_report.verdict(body)
-    never = run_report.build(a_run())
+    never = run_report.build_report(a_run())
     assert (never["goodput"], never["seconds"]) == (None, {})
 
 
 def test_the_report_has_the_documented_keys() -> None:
-    body = json.loads(json.dumps(run_report.build(a_run())))
+    body = json.loads(json.dumps(run_report.build_report(a_run())))
     assert {
         "outcome",
         "epochs",
@@ -114,7 +113,7 @@ def test_the_report_has_the_documented_keys() -> None:
 
 
 def test_the_last_lines_say_it_in_words() -> None:
-    body = run_report.build(a_run())
+    body = run_report.build_report(a_run())
     said = "\n".join([*run_report.timeline(body), *run_report.verdict(body)])
     assert "0.200 s  noticed" in said
     assert "world 3 -> 2, from step 40" in said

@@ -11,12 +11,11 @@ from rich.console import Console
 
 from surefoot_operator.api.spec import TOTAL_STEPS
 from surefoot_operator.api.status import Member, World
-from surefoot_operator.cli.cli_errors import UsageError
+from surefoot_operator.cli.command_base import UsageError
 from surefoot_operator.cli.local import snapshot
-from surefoot_operator.cli.local.ledger import LedgerLine
+from surefoot_operator.cli.local.progress import LedgerLine
 from surefoot_operator.cli.local.snapshot import ProgressRate, Row, RunSnapshot, doing, newest_of
-from surefoot_operator.cli.run_local import _total_steps
-from surefoot_operator.cli.view import drawn
+from surefoot_operator.cli.run_local import _total_steps, drawn
 
 WORLD = World(2, "Committed", size=2, members=(Member(0, 1, "a", "node-0"),), changed_seconds=100.0)
 RUNNING = RunSnapshot("gpt", "Running", "epoch 2 runs", 2, 2, 40, 160, 4.0, 1.25, 35, 1.5, ())

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from surefoot.protocol.identities import Checkpoint
-from surefoot_operator.cli.cli_errors import RunError
+from surefoot_operator.cli.command_base import RunError, StopRequest
 from surefoot_operator.cli.local import supervise
-from surefoot_operator.cli.stop_request import StopRequest
 
 
 def test_a_size_that_cannot_be_measured_costs_the_size_alone(monkeypatch: pytest.MonkeyPatch) -> None:

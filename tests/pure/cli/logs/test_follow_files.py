@@ -11,12 +11,10 @@ from support.builders import running
 from support.stored import stored_document
 from surefoot.linux_process import identity_of
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.cli.follow_files import FileFollower
-from surefoot_operator.cli.followed_logs import FollowChoice
-from surefoot_operator.cli.stop_request import StopRequest
-from surefoot_operator.platforms.local.job_store import Store
-from surefoot_operator.platforms.local.run_folder import RunFolder, write_json
-from surefoot_operator.platforms.local.run_records import HolderRecord, NodeRecord, to_json
+from surefoot_operator.cli.command_base import StopRequest
+from surefoot_operator.cli.follow_logs import FileFollower, FollowChoice
+from surefoot_operator.platforms.local.platform import Store
+from surefoot_operator.platforms.local.run_folder import HolderRecord, NodeRecord, RunFolder, to_json, write_json
 
 
 def a_run(tmp_path: Path, phase: str = "Running", alive: bool = True) -> RunFolder:

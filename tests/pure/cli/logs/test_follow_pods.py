@@ -12,12 +12,10 @@ import pytest
 from support.builders import running
 from support.fakes.fake_api import FakeApi
 from support.stored import worker_pod, written
-from surefoot_operator.cli import follow_pods
-from surefoot_operator.cli.cluster_access import OpenCluster
-from surefoot_operator.cli.cluster_refusals import ClusterRefused
-from surefoot_operator.cli.follow_pods import PodFollower
-from surefoot_operator.cli.followed_logs import FollowChoice
-from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused, ApiSilent
+from surefoot_operator.cli import follow_logs
+from surefoot_operator.cli.cluster_access import ClusterRefused, OpenCluster
+from surefoot_operator.cli.follow_logs import FollowChoice, PodFollower
+from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused, ApiSilent
 
 JOB = "/apis/surefoot.dev/v1alpha1/namespaces/team/trainingjobs/gpt"
 PODS = "/api/v1/namespaces/team/pods"
@@ -169,7 +167,7 @@ async def test_a_right_that_is_missing_ends_the_command(world: World, part: str)
 
 
 async def test_a_flood_is_shown_whole_through_a_bounded_queue(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follow_pods, "_WAITING_LINES", 10)
+    monkeypatch.setattr(follow_logs, "_WAITING_LINES", 10)
     flood = b"".join(b"2026-11-23T09:00:00.%09dZ line %d\n" % (number, number) for number in range(1, 5001))
     world.pod(1, "n1", [flood])
     world.ended(1, 0)
@@ -184,7 +182,7 @@ async def test_a_flood_is_shown_whole_through_a_bounded_queue(world: World, monk
 async def test_of_many_pods_some_are_followed_and_the_rest_is_said(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follow_pods, "MOST_PODS", 1)
+    monkeypatch.setattr(follow_logs, "MOST_PODS", 1)
     never = asyncio.Event()
     for attempt in (1, 2):
         world.pod(attempt, "n1", [stamped(attempt, "a"), never])

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot_operator.cli.follow_logs import stamp_order
-from surefoot_operator.cli.followed_logs import (
+from surefoot_operator.cli.follow_logs import (
     MOST_LINE_BYTES,
     FollowChoice,
     WorkerNow,
     followed_line,
+    stamp_order,
     whole_lines,
     worker_changes,
     workers_now,

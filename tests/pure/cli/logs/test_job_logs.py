@@ -13,11 +13,10 @@ from support.fakes.fake_api import FakeApi
 from support.stored import stored_document, worker_pod, written
 from surefoot_operator.api.status import Incident, JobStatus
 from surefoot_operator.cli import logs
-from surefoot_operator.cli.cluster_access import OpenCluster
-from surefoot_operator.cli.cluster_refusals import ClusterRefused
+from surefoot_operator.cli.cluster_access import ClusterRefused, OpenCluster
 from surefoot_operator.cli.main import build_parser, main
-from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused
-from surefoot_operator.platforms.local.job_store import Store
+from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
+from surefoot_operator.platforms.local.platform import Store
 from surefoot_operator.platforms.local.run_folder import RunFolder
 
 FAILED = Incident("trainer-failed", "rank 1 ended with exit code 1", 1, "n1", 2, BEGAN, rank=1)
@@ -41,7 +40,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> FakeApi:
 
 def said(capsys: pytest.CaptureFixture[str], *given: str) -> list[str]:
     given_all = build_parser("surefoot").parse_args(["logs", *given])
-    assert logs.run(given_all) == 0
+    assert logs.run_logs(given_all) == 0
     return capsys.readouterr().out.splitlines()
 
 
@@ -78,7 +77,7 @@ def test_who_may_not_read_logs_is_told_so(server: FakeApi) -> None:
 
     server.before = before
     with pytest.raises(ClusterRefused, match="you may not get pods/log in namespace team"):
-        logs.run(build_parser("surefoot").parse_args(["logs", "gpt"]))
+        logs.run_logs(build_parser("surefoot").parse_args(["logs", "gpt"]))
 
 
 def test_a_run_folders_files_are_parted_by_epoch_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

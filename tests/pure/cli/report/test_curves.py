@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot_operator.cli.report.curves import finite, logarithmic_ticks, thinned, ticks, wants_logarithm
+from surefoot_operator.cli.report.report_data import finite, logarithmic_ticks, thinned, ticks, wants_logarithm
 
 VALUES = st.floats(-1e6, 1e6)
 

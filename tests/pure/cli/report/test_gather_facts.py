@@ -10,12 +10,11 @@ from support.builders import running
 from support.ledgers import BEGAN, FAILED, broken_run
 from support.stored import view_of_snapshot
 from surefoot_operator.api.status import TimeSpent
-from surefoot_operator.cli.jobs.job_timeline import timeline_of
-from surefoot_operator.cli.jobs.job_view import JobView
-from surefoot_operator.cli.local.faults import Fault
+from surefoot_operator.cli.jobs.describe import timeline_of
+from surefoot_operator.cli.jobs.read_jobs import JobView
+from surefoot_operator.cli.local.progress import Fault
 from surefoot_operator.cli.local.run_report import Struck
-from surefoot_operator.cli.report.report_data import RunRecords, facts_of_view, with_ledger
-from surefoot_operator.cli.report.report_facts import ReportFacts
+from surefoot_operator.cli.report.report_data import ReportFacts, RunRecords, facts_of_view, with_ledger
 
 
 def view() -> JobView:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surefoot.protocol.plain import plain
-from surefoot_operator.cli.report.markup import Markup, decimal, element, joined
+from surefoot_operator.cli.report.charts import Markup, decimal, element, joined
 
 
 class Seen(HTMLParser):

@@ -16,11 +16,11 @@ from support.stored import stored_document, written
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.cli import run_local
 from surefoot_operator.cli.cluster_access import OpenCluster
-from surefoot_operator.cli.jobs import job_source
-from surefoot_operator.cli.local import conclusion
+from surefoot_operator.cli.jobs import read_jobs
+from surefoot_operator.cli.local import run_report
 from surefoot_operator.cli.local.progress import RunProgress
 from surefoot_operator.cli.main import main
-from surefoot_operator.platforms.local.job_store import Store
+from surefoot_operator.platforms.local.platform import Store
 from surefoot_operator.platforms.local.run_folder import RunFolder
 
 LINE = '{"epoch": 1, "step": %d, "rank": %d, "loss": %s, "samples": null, "at": %f, "seconds": 0.5, "stall_seconds": null}\n'
@@ -67,8 +67,8 @@ def test_a_local_runs_report_is_a_page_where_its_name_says_so(tmp_path: Path, na
     progress = RunProgress(ended(tmp_path / "run", 1000.0))
     progress.look()
     job = Store(progress.folder).job()
-    over = conclusion.EndedRun(job, progress, (), ())
-    found = conclusion.conclude(over, None)
+    over = run_report.EndedRun(job, progress, (), ())
+    found = run_report.conclude(over, None)
     text = run_local._report_text(Path(name), tmp_path / "run", over, found)
     assert text.startswith("<!doctype html>" if "ht" in name.lower() else "{")
 
@@ -100,7 +100,7 @@ def test_a_clusters_job_becomes_a_page_named_like_it(
     async def opened(_choice: Any) -> AsyncIterator[OpenCluster]:
         yield OpenCluster(server.api, "team", "https://cluster:6443")
 
-    monkeypatch.setattr(job_source, "opened", opened)
+    monkeypatch.setattr(read_jobs, "opened", opened)
     monkeypatch.chdir(tmp_path)
     assert main(["report", "gpt"]) == 0
     text = (tmp_path / "gpt.html").read_text()

@@ -14,13 +14,11 @@ from support.ledgers import BEGAN, FAILED, broken_run, lines
 from support.stored import view_of_snapshot
 from surefoot.protocol.checkpoints.lineage import LineageEntry
 from surefoot_operator.api.status import DataRead
-from surefoot_operator.cli.jobs.job_view import JobView
-from surefoot_operator.cli.jobs.stored_job import stored_job
+from surefoot_operator.cli.jobs.read_jobs import JobView, stored_job
 from surefoot_operator.cli.local.progress import Happened
 from surefoot_operator.cli.local.run_report import Checkpoints, Comparison
 from surefoot_operator.cli.report.page import page
-from surefoot_operator.cli.report.report_data import RunRecords, facts_of_view, with_ledger
-from surefoot_operator.cli.report.report_facts import ReportFacts
+from surefoot_operator.cli.report.report_data import ReportFacts, RunRecords, facts_of_view, with_ledger
 from surefoot_operator.policy.report.time_spent import CATEGORIES
 
 ONE_EPOCH = (LineageEntry(1, None, 1),)

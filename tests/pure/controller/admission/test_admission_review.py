@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot_operator.controller.admission_review import (
+from surefoot_operator.controller.admission_webhooks import (
     ALLOWED,
     BadReview,
     Verdict,

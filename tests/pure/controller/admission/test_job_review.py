@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from surefoot_operator.api.spec import TrainingJob
-from surefoot_operator.controller.admission_review import Review, Verdict
-from surefoot_operator.controller.job_review import judged_job
+from surefoot_operator.controller.admission_webhooks import Review, Verdict, judged_job
 
 SPEC: dict[str, Any] = {
     "replicas": 2,

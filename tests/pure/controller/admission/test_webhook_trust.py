@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-from surefoot_operator.controller.webhook_trust import trusting
+from surefoot_operator.controller.admission_webhooks import trusting
 
 AUTHORITY = "-----BEGIN CERTIFICATE-----\n"
 WANTED = base64.b64encode(AUTHORITY.encode()).decode()

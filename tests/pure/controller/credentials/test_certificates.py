@@ -16,8 +16,8 @@ from surefoot_operator.controller.credentials.certificates import (
     CERTIFICATE,
     CERTIFICATE_DAYS,
     KEY,
+    server_names,
 )
-from surefoot_operator.controller.credentials.coordinator_tls import server_names
 
 NAMES = ("surefoot-coordinator.system.svc", "10.0.0.7", "fd00::7")
 NOW = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
@@ -29,7 +29,7 @@ def certificate(content: certificates.Content, entry: str = CERTIFICATE) -> x509
 
 
 def test_a_first_one_names_all_and_is_signed_by_its_own_authority() -> None:
-    made = certificates.made({}, NAMES, NOW)
+    made = certificates.issue_certificate({}, NAMES, NOW)
     found, authority = certificate(made), certificate(made, CA)
     assert certificates.names_of(found) == set(NAMES)
     found.verify_directly_issued_by(authority)
@@ -37,8 +37,8 @@ def test_a_first_one_names_all_and_is_signed_by_its_own_authority() -> None:
     assert authority.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     assert not found.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     assert b"PRIVATE KEY" in made[KEY]
-    assert certificates.is_ours(made)
-    assert certificates.why_anew(made, NAMES, NOW) == ""
+    assert certificates.is_signed_by_us(made)
+    assert certificates.renewal_reason(made, NAMES, NOW) == ""
 
 
 @pytest.mark.parametrize(
@@ -52,45 +52,45 @@ def test_a_first_one_names_all_and_is_signed_by_its_own_authority() -> None:
     ],
 )
 def test_it_is_made_anew_in_time(days: float, why: str) -> None:
-    made = certificates.made({}, NAMES, NOW)
-    assert certificates.why_anew(made, NAMES, NOW + days * DAY) == why
+    made = certificates.issue_certificate({}, NAMES, NOW)
+    assert certificates.renewal_reason(made, NAMES, NOW + days * DAY) == why
 
 
 def test_a_renewed_one_is_believed_by_who_knew_the_first() -> None:
-    first = certificates.made({}, NAMES, NOW)
-    second = certificates.made(first, NAMES, NOW + 300 * DAY)
+    first = certificates.issue_certificate({}, NAMES, NOW)
+    second = certificates.issue_certificate(first, NAMES, NOW + 300 * DAY)
     assert second[CA] == first[CA]
     assert second[CERTIFICATE] != first[CERTIFICATE]
     assert second[KEY] != first[KEY]
     certificate(second).verify_directly_issued_by(certificate(first, CA))
-    assert certificates.why_anew(second, NAMES, NOW + 300 * DAY) == ""
+    assert certificates.renewal_reason(second, NAMES, NOW + 300 * DAY) == ""
 
 
 def test_an_old_authority_is_followed_by_another_and_still_told_beside_it() -> None:
-    first = certificates.made({}, NAMES, NOW)
+    first = certificates.issue_certificate({}, NAMES, NOW)
     late = NOW + AUTHORITY_DAYS * 0.8 * DAY
-    renewed = certificates.made(first, NAMES, NOW + AUTHORITY_DAYS * 0.6 * DAY)
-    assert "authority" not in certificates.why_anew(renewed, NAMES, NOW + AUTHORITY_DAYS * 0.6 * DAY)
-    second = certificates.made(first, NAMES, late)
+    renewed = certificates.issue_certificate(first, NAMES, NOW + AUTHORITY_DAYS * 0.6 * DAY)
+    assert "authority" not in certificates.renewal_reason(renewed, NAMES, NOW + AUTHORITY_DAYS * 0.6 * DAY)
+    second = certificates.issue_certificate(first, NAMES, late)
     newer, older = x509.load_pem_x509_certificates(second[CA])
     assert older == certificate(first, CA)
     certificate(second).verify_directly_issued_by(newer)
-    assert certificates.why_anew(second, NAMES, late) == ""
-    third = certificates.made(second, NAMES, NOW + AUTHORITY_DAYS * 1.1 * DAY)
+    assert certificates.renewal_reason(second, NAMES, late) == ""
+    third = certificates.issue_certificate(second, NAMES, NOW + AUTHORITY_DAYS * 1.1 * DAY)
     assert x509.load_pem_x509_certificates(third[CA])[0] == newer
 
 
 def test_a_new_name_and_a_damaged_one_are_reasons() -> None:
-    made = certificates.made({}, NAMES, NOW)
-    assert certificates.why_anew(made, (*NAMES, "other.svc"), NOW) == "it does not name other.svc"
-    assert "cannot be read" in certificates.why_anew({**made, CERTIFICATE: b"x"}, NAMES, NOW)
-    assert "cannot be read" in certificates.why_anew({}, NAMES, NOW)
-    again = certificates.made({**made, CERTIFICATE: b"x"}, NAMES, NOW)
+    made = certificates.issue_certificate({}, NAMES, NOW)
+    assert certificates.renewal_reason(made, (*NAMES, "other.svc"), NOW) == "it does not name other.svc"
+    assert "cannot be read" in certificates.renewal_reason({**made, CERTIFICATE: b"x"}, NAMES, NOW)
+    assert "cannot be read" in certificates.renewal_reason({}, NAMES, NOW)
+    again = certificates.issue_certificate({**made, CERTIFICATE: b"x"}, NAMES, NOW)
     assert again[CA] == made[CA]
 
 
 def test_a_damaged_authority_is_replaced() -> None:
-    made = certificates.made({CA: b"x", CA_KEY: b"y"}, NAMES, NOW)
+    made = certificates.issue_certificate({CA: b"x", CA_KEY: b"y"}, NAMES, NOW)
     certificate(made).verify_directly_issued_by(certificate(made, CA))
 
 

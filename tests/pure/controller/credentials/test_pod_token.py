@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from support.fakes.fake_agent import hello
-from surefoot_operator.controller.credentials.pod_token import BoundPod, bound_pod, expires_seconds, refusal
+from surefoot_operator.controller.credentials.token_review import BoundPod, bound_pod, expires_seconds, refusal
 
 POD = BoundPod("team", "job-worker-0-1", "pod-uid")
 

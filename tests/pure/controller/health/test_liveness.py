@@ -8,9 +8,9 @@ import pytest
 
 from support.builders import job, worker
 from surefoot_operator.api.status import JobStatus, Member, World
-from surefoot_operator.controller.job_runners import looked_after
-from surefoot_operator.controller.liveness import LivenessLimits, LivenessSigns, liveness_failures
-from surefoot_operator.policy.membership.idle import is_idle
+from surefoot_operator.controller.health_endpoints import LivenessLimits, LivenessSigns, liveness_failures
+from surefoot_operator.controller.shard_leadership import looked_after
+from surefoot_operator.policy.membership.lifecycle import is_idle
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot_operator.controller.leader.fair_share import (
+from surefoot_operator.controller.leader.election_rules import (
     LONGEST_SECONDS,
     STEP_SECONDS,
     ShardLayout,

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot_operator.controller.credentials.coordinator_tls import server_names
-from surefoot_operator.controller.leader.leader_label import LEADER
-from surefoot_operator.controller.leader.shards import leader_label, lease_name, shard_of, shard_url
+from surefoot_operator.controller.credentials.certificates import server_names
+from surefoot_operator.controller.leader.election_rules import leader_label, lease_name, shard_of, shard_url
+from surefoot_operator.controller.leader.leader_election import LEADER
 
 URL = "wss://surefoot-coordinator.surefoot-system.svc:8443/v1/agents"
 

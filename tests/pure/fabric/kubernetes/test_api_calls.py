@@ -7,9 +7,15 @@ from typing import Any
 
 import pytest
 
-from surefoot_operator.platforms.kubernetes.api_calls import call_of, cause_of, is_ordinary, is_there
 from surefoot_operator.platforms.kubernetes.api_client import refusal
-from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused, readable
+from surefoot_operator.platforms.kubernetes.api_objects import (
+    ApiRefused,
+    call_of,
+    cause_of,
+    is_ordinary,
+    is_there,
+    readable,
+)
 from surefoot_operator.rejected_calls import ApiCall
 
 JOB = "/apis/surefoot.dev/v1alpha1/namespaces/team/trainingjobs/gpt"

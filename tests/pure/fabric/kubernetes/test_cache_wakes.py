@@ -59,7 +59,7 @@ EVERYBODY = list(range(JOBS))
 
 def test_a_kubelets_heartbeat_wakes_nobody_and_is_compared_once(monkeypatch: Any) -> None:
     compared = []
-    marks = caching.nodes.marks
+    marks = caching.observations.plan_fields
     monkeypatch.setitem(cast(Any, caching._READ), "nodes", lambda one: compared.append(one) or marks(one))
     cluster = Cluster()
     cluster.cache.nodes._event("ADDED", node(1))

@@ -9,12 +9,12 @@ import pytest
 
 from surefoot_operator.api.known_node_signals import KNOWN_SIGNALS
 from surefoot_operator.api.spec import NodeSignals
-from surefoot_operator.memory.holder_place import TierAccess
+from surefoot_operator.memory.connection_pool import TierAccess
 from surefoot_operator.platforms.kubernetes import api_objects
 from surefoot_operator.platforms.kubernetes.api_client import Api
-from surefoot_operator.platforms.kubernetes.views import cluster_views
+from surefoot_operator.platforms.kubernetes.views import cluster_cache
 from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache
-from surefoot_operator.platforms.kubernetes.views.leases import LEASE_SECONDS, Leases
+from surefoot_operator.platforms.kubernetes.views.observations import LEASE_SECONDS, Leases
 
 NODES, JOBS = 30, 40
 
@@ -25,7 +25,7 @@ class Cluster:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.cache, self.version, self.access = ClusterCache(cast(Api, None)), 0, TierAccess(password="p")
         self.made = self.placed = 0
-        node, places = cluster_views.nodes.node, cluster_views.memory_tier_pods.places
+        node, places = cluster_cache.observations.observe_node, cluster_cache.memory_tier_pods.server_addresses
 
         def counted(*given: Any) -> Any:
             self.made += 1
@@ -35,8 +35,8 @@ class Cluster:
             self.placed += 1
             return places(*given)
 
-        monkeypatch.setattr(cluster_views.nodes, "node", counted)
-        monkeypatch.setattr(cluster_views.memory_tier_pods, "places", placed)
+        monkeypatch.setattr(cluster_cache.observations, "observe_node", counted)
+        monkeypatch.setattr(cluster_cache.memory_tier_pods, "server_addresses", placed)
         for number in range(NODES):
             self.node(number)
             self.holder(number)
@@ -119,9 +119,9 @@ def test_a_holder_that_went_and_another_password_are_seen(cluster: Cluster) -> N
 def test_who_asks_otherwise_sees_otherwise_and_no_way_of_asking_is_kept_for_ever(cluster: Cluster) -> None:
     assert cluster.look(api_objects.HOSTNAME)[0][4].path == ()
     assert cluster.look("rack")[0][4].path == ("r1",)
-    for number in range(3 * cluster_views.MOST_VIEWS):
+    for number in range(3 * cluster_cache.MOST_VIEWS):
         cluster.look(f"key-{number}")
-    assert len(cluster.cache._views._views) == cluster_views.MOST_VIEWS
+    assert len(cluster.cache._views._views) == cluster_cache.MOST_VIEWS
 
 
 def test_who_was_heard_is_told_by_one_value_until_it_changes() -> None:

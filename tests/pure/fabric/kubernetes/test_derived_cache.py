@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from surefoot_operator.platforms.kubernetes import api_objects
-from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache
-from surefoot_operator.platforms.kubernetes.views.derived_cache import DerivedCache
+from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache, DerivedCache
 
 
 def pod(name: str, job: str | None, version: int = 1, uid: str = "") -> dict[str, Any]:

@@ -6,12 +6,12 @@ from typing import Any, cast
 
 import pytest
 
-from surefoot_operator.memory.holder_place import TierAccess
+from surefoot_operator.memory.connection_pool import TierAccess
 from surefoot_operator.platforms.kubernetes import api_objects, node_conditions
 from surefoot_operator.platforms.kubernetes.api_client import Api
-from surefoot_operator.platforms.kubernetes.views import kept_fields, memory_tier_pods, nodes, observations
+from surefoot_operator.platforms.kubernetes.views import memory_tier_pods, observations, watched_objects
 from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache
-from surefoot_operator.platforms.kubernetes.views.leases import Heard
+from surefoot_operator.platforms.kubernetes.views.observations import Heard
 
 Object = dict[str, Any]
 RUNNING = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
@@ -57,10 +57,10 @@ PODS = [
 
 @pytest.mark.parametrize("found", PODS)
 def test_of_a_workers_pod_everything_that_is_read_is_kept(found: Object) -> None:
-    kept, job = kept_fields.worker_pod(found), api_objects.JobIdentity("team", "gpt", "u")
+    kept, job = watched_objects.trim_worker_pod(found), api_objects.JobIdentity("team", "gpt", "u")
     for read in (
-        observations.worker,
-        observations.purge,
+        observations.observe_worker,
+        observations.observe_purge,
         observations.node_of,
         api_objects.part_of,
         api_objects.job_of,
@@ -72,10 +72,12 @@ def test_of_a_workers_pod_everything_that_is_read_is_kept(found: Object) -> None
 
 @pytest.mark.parametrize("found", PODS)
 def test_of_a_holders_pod_everything_that_is_read_is_kept(found: Object) -> None:
-    kept, access = kept_fields.holder_pod(found), TierAccess(password="p", authority="a")
-    assert observations.holders(kept, False, "d", access) == observations.holders(found, False, "d", access)
-    assert observations.holder_marks(kept) == observations.holder_marks(found)
-    read = [memory_tier_pods.pods([one], "u", [], Heard()) for one in (kept, found)]
+    kept, access = watched_objects.trim_server_pod(found), TierAccess(password="p", authority="a")
+    assert observations.observe_servers(kept, False, "d", access) == observations.observe_servers(
+        found, False, "d", access
+    )
+    assert observations.server_plan_fields(kept) == observations.server_plan_fields(found)
+    read = [memory_tier_pods.observe_server_pods([one], "u", [], Heard()) for one in (kept, found)]
     assert read[0] == read[1] != ()
 
 
@@ -103,11 +105,11 @@ def node(images: int = 100, **other: Any) -> Object:
     ],
 )
 def test_of_a_node_everything_that_is_read_is_kept(found: Object) -> None:
-    kept = kept_fields.node(found)
-    for read in (nodes.marks, nodes.is_left, nodes.is_contradicted):
+    kept = watched_objects.trim_node(found)
+    for read in (observations.plan_fields, observations.is_left, observations.is_contradicted):
         assert cast(Any, read)(kept) == cast(Any, read)(found)
     for heard in (Heard(), Heard(silent=frozenset(("n1",))), Heard(renewed=frozenset(("n1",)))):
-        assert nodes.node(kept, heard, "rack") == nodes.node(found, heard, "rack")
+        assert observations.observe_node(kept, heard, "rack") == observations.observe_node(found, heard, "rack")
     for report in (None, node_conditions.NodeReport("Slow", "it is slow", 9.0)):
         written = node_conditions.node_writes(found, report, "NoSchedule", 1.0)
         assert node_conditions.node_writes(kept, report, "NoSchedule", 1.0) == written
@@ -138,4 +140,8 @@ def test_what_is_kept_does_not_grow_with_templates_images_and_writers() -> None:
 def test_a_job_is_kept_whole_but_for_who_wrote_what() -> None:
     metadata = {"name": "gpt", "namespace": "team", "uid": "u", "resourceVersion": "7", "annotations": {"a": "b"}}
     found = {"metadata": {**metadata, "managedFields": WRITERS}, "spec": {"replicas": 2}, "status": {"step": 1}}
-    assert kept_fields.whole(found) == {"metadata": metadata, "spec": {"replicas": 2}, "status": {"step": 1}}
+    assert watched_objects.trim_managed_fields(found) == {
+        "metadata": metadata,
+        "spec": {"replicas": 2},
+        "status": {"step": 1},
+    }

@@ -10,9 +10,9 @@ import pytest
 
 from surefoot_operator.api.topology_levels import HOSTNAME
 from surefoot_operator.platforms.kubernetes.api_client import Api
-from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused
+from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
 from surefoot_operator.platforms.kubernetes.views import memory_tier_pods
-from surefoot_operator.platforms.kubernetes.views.leases import Heard
+from surefoot_operator.platforms.kubernetes.views.observations import Heard
 from surefoot_operator.policy.maintenance.memory_tier_rollout import HolderPod
 
 OWNED = [{"uid": "ds-1"}]
@@ -52,7 +52,7 @@ def revision(name: str, number: int, owner: str = "ds-1") -> dict[str, Any]:
 
 def newest(server: Server) -> memory_tier_pods.NewestRevision | None:
     api: Any = server
-    return asyncio.run(memory_tier_pods.newest(api, "surefoot-system", "surefoot-memory"))
+    return asyncio.run(memory_tier_pods.newest_revision(api, "surefoot-system", "surefoot-memory"))
 
 
 def test_the_newest_revision_is_the_highest_of_its_own() -> None:
@@ -87,7 +87,7 @@ def test_pods_are_the_daemon_set_s_own_with_node_and_domain() -> None:
         }
 
     ready = [{"type": "Ready", "status": "True"}]
-    found = memory_tier_pods.pods(
+    found = memory_tier_pods.observe_server_pods(
         [
             pod("a", "n1", conditions=ready),
             pod("b", "n2"),
@@ -110,7 +110,9 @@ def test_exactly_this_pod_is_deleted_or_it_is_gone_already(code: int | None) -> 
     server = Server()
     server.refusal = None if code is None else ApiRefused("DELETE x", code, "", "")
     api: Any = server
-    asyncio.run(memory_tier_pods.restart(api, "surefoot-system", HolderPod("a", "u-a", "n1", "z1", "old", ready=True)))
+    asyncio.run(
+        memory_tier_pods.restart_pod(api, "surefoot-system", HolderPod("a", "u-a", "n1", "z1", "old", ready=True))
+    )
     ((path, options),) = server.deleted
     assert path == "/api/v1/namespaces/surefoot-system/pods/a"
     assert options["preconditions"] == {"uid": "u-a"}

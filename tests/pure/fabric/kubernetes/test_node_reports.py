@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surefoot_operator.api.known_node_signals import KNOWN_SIGNALS
+from surefoot_operator.platforms.kubernetes.api_writes import timestamp
 from surefoot_operator.platforms.kubernetes.node_conditions import (
     CONDITION,
     MARK,
@@ -16,9 +17,8 @@ from surefoot_operator.platforms.kubernetes.node_conditions import (
     node_writes,
     wanted_reports,
 )
-from surefoot_operator.platforms.kubernetes.status_patch import timestamp
-from surefoot_operator.platforms.kubernetes.views import nodes as node_objects
-from surefoot_operator.platforms.kubernetes.views.leases import Heard
+from surefoot_operator.platforms.kubernetes.views import observations as node_objects
+from surefoot_operator.platforms.kubernetes.views.observations import Heard
 
 NOW = 1_000_000.0
 REPORT = NodeReport("GpuLost", "GPU 0 is lost; found by an agent of job ns/gpt", NOW + 100)
@@ -69,7 +69,7 @@ def test_a_sick_node_gets_a_condition_with_reason_and_job_and_a_mark_for_repair(
     assert condition["lastTransitionTime"] == timestamp(NOW)
     assert told["metadata"]["annotations"] == {MARK: f"GpuLost: {REPORT.message}"}
     assert told["spec"]["taints"] == [], "a taint only where one is wanted"
-    assert node_objects.node(told, Heard(), "zone", KNOWN_SIGNALS).signal.startswith(
+    assert node_objects.observe_node(told, Heard(), "zone", KNOWN_SIGNALS).signal.startswith(
         "it has the condition SurefootUnhealthy=True"
     )
 
@@ -98,7 +98,7 @@ def test_a_node_of_which_nothing_is_found_any_more_is_taken_back_and_one_that_ne
     well = merged(sick, None, "NoSchedule")
     assert well["spec"]["taints"] == []
     assert well["metadata"]["annotations"] == {}
-    assert node_objects.node(well, Heard(), "zone", KNOWN_SIGNALS).signal == ""
+    assert node_objects.observe_node(well, Heard(), "zone", KNOWN_SIGNALS).signal == ""
 
 
 def test_taints_of_others_and_without_a_wish_are_left_alone() -> None:

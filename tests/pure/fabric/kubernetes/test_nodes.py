@@ -8,8 +8,8 @@ import pytest
 
 from surefoot_operator.api.spec import NodeSignals
 from surefoot_operator.job_snapshot import NodeSeen
-from surefoot_operator.platforms.kubernetes.views import nodes
-from surefoot_operator.platforms.kubernetes.views.leases import LEASE_SECONDS, Heard, Leases
+from surefoot_operator.platforms.kubernetes.views import observations
+from surefoot_operator.platforms.kubernetes.views.observations import LEASE_SECONDS, Heard, Leases
 
 UNREACHABLE = {"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}
 OUT_OF_SERVICE = {"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}
@@ -25,7 +25,7 @@ def node(name: str = "n0", ready: str = "True", **spec: Any) -> dict[str, Any]:
 def among(found: dict[str, Any], heard: Heard, gone: int = 0, of: int = 5) -> NodeSeen:
     """`found` beside nodes of which `gone` more seem gone, all told `of`."""
     others = [node(f"n{i}", "Unknown" if i <= gone else "True") for i in range(1, of)]
-    return nodes.without_mass_doubt(nodes.node(one, heard, "zone") for one in (found, *others))[0]
+    return observations.without_mass_doubt(observations.observe_node(one, heard, "zone") for one in (found, *others))[0]
 
 
 @pytest.mark.parametrize("gone", [0, 1])
@@ -105,7 +105,7 @@ def test_no_kubelet_is_silent_for_what_was_missed_while_its_api_server_was_away(
     ("found", "news"), [(node(), False), (node(ready="Unknown"), True), (node(ready="False"), False)]
 )
 def test_a_renewal_is_news_only_where_it_contradicts(found: dict[str, Any], news: bool) -> None:
-    assert nodes.is_contradicted(found) == news
+    assert observations.is_contradicted(found) == news
 
 
 @pytest.mark.parametrize(
@@ -121,21 +121,23 @@ def test_a_renewal_is_news_only_where_it_contradicts(found: dict[str, Any], news
     ],
 )
 def test_what_others_say_of_a_node_is_a_reason_to_leave_it(bears: dict[str, Any], signal: str) -> None:
-    assert nodes.node(a_node(**bears), Heard(), "zone").signal == signal
+    assert observations.observe_node(a_node(**bears), Heard(), "zone").signal == signal
 
 
 def test_a_job_may_name_signals_of_its_own_instead() -> None:
     own = NodeSignals(conditions=("GpuUnhealthy=True",))
     sick = a_node(conditions=[{"type": "GpuUnhealthy", "status": "True"}], taints=[{"key": "karpenter.sh/disrupted"}])
-    shown = nodes.node(sick, Heard(), "zone", own)
+    shown = observations.observe_node(sick, Heard(), "zone", own)
     assert (shown.ready, shown.signal) == (True, "it has the condition GpuUnhealthy=True")
 
 
 def test_a_heartbeat_of_a_node_is_no_news_and_a_label_is() -> None:
     beat = {"type": "Ready", "status": "True", "lastHeartbeatTime": "2026-01-01T00:00:00Z"}
     first = a_node(conditions=[beat])
-    assert nodes.marks(first) == nodes.marks(a_node(conditions=[{**beat, "lastHeartbeatTime": "later"}]))
-    assert nodes.marks(first) != nodes.marks(a_node(conditions=[beat], labels={"a": "b"}))
+    assert observations.plan_fields(first) == observations.plan_fields(
+        a_node(conditions=[{**beat, "lastHeartbeatTime": "later"}])
+    )
+    assert observations.plan_fields(first) != observations.plan_fields(a_node(conditions=[beat], labels={"a": "b"}))
 
 
 def a_node(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from surefoot_operator.api.parse import parse_job
-from surefoot_operator.observed_groups import PodGroup
+from surefoot_operator.job_snapshot import PodGroup
 from surefoot_operator.platforms.interface import WorkerEnvironment
 from surefoot_operator.platforms.kubernetes import api_objects, pod_groups, pods
 from surefoot_operator.policy.core.actions import CreateWorker

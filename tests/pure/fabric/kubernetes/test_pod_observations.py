@@ -12,7 +12,7 @@ from surefoot_operator.api.status import Condition, JobStatus, World, stamp
 from surefoot_operator.api.status_json import status_to_json
 from surefoot_operator.errors import FabricError
 from surefoot_operator.memory import TierAccess
-from surefoot_operator.platforms.kubernetes import api_objects, status_patch
+from surefoot_operator.platforms.kubernetes import api_objects, api_writes
 from surefoot_operator.platforms.kubernetes.views import observations
 
 JOB: dict[str, Any] = {
@@ -52,7 +52,7 @@ def container(name: str, **state: Any) -> dict[str, Any]:
     ],
 )
 def test_the_trainers_container_says_how_a_worker_is(found: dict[str, Any], phase: str, code: int | None) -> None:
-    worker = observations.worker(found)
+    worker = observations.observe_worker(found)
     assert (worker.index, worker.attempt, worker.node, worker.phase) == (1, 3, "n1", phase)
     assert worker.exit_code == code
     assert worker.lingering == (phase == "Failed" and found["status"]["phase"] == "Running")
@@ -60,13 +60,16 @@ def test_the_trainers_container_says_how_a_worker_is(found: dict[str, Any], phas
 
 def test_a_worker_that_waits_says_for_what() -> None:
     waiting = {"reason": "ImagePullBackOff", "message": "no such image"}
-    assert observations.worker(pod("Pending", container("trainer", waiting=waiting))).message.endswith("no such image")
+    assert observations.observe_worker(pod("Pending", container("trainer", waiting=waiting))).message.endswith(
+        "no such image"
+    )
     evicted = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "drained"}
     assert (
-        observations.worker(pod("Failed", reason="x", conditions=[evicted])).message == "EvictionByEvictionAPI: drained"
+        observations.observe_worker(pod("Failed", reason="x", conditions=[evicted])).message
+        == "EvictionByEvictionAPI: drained"
     )
     condition = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}
-    assert observations.worker(pod("Pending", conditions=[condition])).message == "0/3 nodes are available"
+    assert observations.observe_worker(pod("Pending", conditions=[condition])).message == "0/3 nodes are available"
 
 
 @pytest.mark.parametrize(
@@ -95,25 +98,25 @@ def test_a_worker_that_waits_says_for_what() -> None:
     ],
 )
 def test_why_a_worker_cannot_be_started_is_its_kubelets_word(found: dict[str, Any], why: str) -> None:
-    assert observations.worker(found).unstarted.startswith(why)
-    assert bool(observations.worker(found).unstarted) == bool(why)
+    assert observations.observe_worker(found).unstarted.startswith(why)
+    assert bool(observations.observe_worker(found).unstarted) == bool(why)
 
 
 def test_foreign_labels_are_an_error_and_no_worker() -> None:
     found = pod("Running")
     found["metadata"]["labels"]["surefoot.dev/attempt"] = "x"
     with pytest.raises(FabricError, match="delete the pod"):
-        observations.worker(found)
+        observations.observe_worker(found)
 
 
 def test_a_holder_is_unknown_until_it_began_and_another_with_each_container() -> None:
-    assert observations.holders(pod("Pending"), False, "z", TierAccess("a", "b")) == ()
+    assert observations.observe_servers(pod("Pending"), False, "z", TierAccess("a", "b")) == ()
     running = pod("Running", container("redis", running={}), podIP="10.0.0.1")
-    (place,) = observations.holders(running, False, "z", TierAccess("a", "b"))
+    (place,) = observations.observe_servers(running, False, "z", TierAccess("a", "b"))
     assert (place.node, place.host, place.port, place.process) == ("n1", "10.0.0.1", 6379, "x/containerd://1")
     assert place.running
     for found, gone in ((running, True), (pod("Running", container("redis", waiting={}), podIP="10.0.0.1"), False)):
-        (place,) = observations.holders(found, gone, "z", TierAccess("a", "b"))
+        (place,) = observations.observe_servers(found, gone, "z", TierAccess("a", "b"))
         assert not place.running
 
 
@@ -125,11 +128,11 @@ def test_the_holder_is_the_container_with_the_port_and_not_its_companion() -> No
         {"name": "companion", "ports": ports[0]},
         {"name": "server", "ports": ports[1]},
     ]
-    (place,) = observations.holders(found, False, "z", TierAccess("a", "b"))
+    (place,) = observations.observe_servers(found, False, "z", TierAccess("a", "b"))
     assert (place.process, place.port, place.running) == ("x/containerd://1", 7000, True)
     assert place.settling
     found["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
-    (again,) = observations.holders(found, False, "z", TierAccess("a", "b"))
+    (again,) = observations.observe_servers(found, False, "z", TierAccess("a", "b"))
     assert again == replace(place, settling=False)
 
 
@@ -147,8 +150,8 @@ def test_each_server_of_a_pod_is_a_holder_of_its_own() -> None:
     found["spec"]["containers"] = [
         {"name": n, "ports": [{"name": "metrics" if n == "companion" else n, "containerPort": ports[n]}]} for n in names
     ]
-    assert observations.servers(found) == 3
-    seen = observations.holders(found, False, "z", TierAccess("a", "b"))
+    assert observations.count_servers(found) == 3
+    seen = observations.observe_servers(found, False, "z", TierAccess("a", "b"))
     assert [(p.server, p.port, p.process, p.running, p.servers) for p in seen] == [
         (0, 6379, "x/containerd://1", True, 3),
         (1, 6380, "x/containerd://7", False, 3),
@@ -158,38 +161,41 @@ def test_each_server_of_a_pod_is_a_holder_of_its_own() -> None:
 
 def test_a_patch_tests_the_status_that_it_stands_on() -> None:
     stored: dict[str, Any] = {"metadata": {"uid": "u"}}
-    assert status_patch.stored_stamp(stored) == stamp(JobStatus())
-    paths = [(o["op"], o["path"]) for o in status_patch.operations(stored, {}, stamp(JobStatus()))]
+    assert api_writes.stored_stamp(stored) == stamp(JobStatus())
+    paths = [(o["op"], o["path"]) for o in api_writes.status_patch(stored, {}, stamp(JobStatus()))]
     assert paths == [("test", "/metadata/uid"), ("test", "/status"), ("add", "/status")]
     stored["status"] = {}
-    tests = status_patch.operations(stored, {}, stamp(JobStatus()))[1:3]
+    tests = api_writes.status_patch(stored, {}, stamp(JobStatus()))[1:3]
     assert [(o["path"], o["value"]) for o in tests] == [("/status/serial", None), ("/status/world", None)]
     new = JobStatus(serial=7, world=World(3, "Claimed"))
-    tests = status_patch.operations(stored, {}, stamp(new))[1:4]
+    tests = api_writes.status_patch(stored, {}, stamp(new))[1:4]
     assert [o["value"] for o in tests] == [7, 3, "Claimed"]
     assert [o["path"] for o in tests] == ["/status/serial", "/status/world/epoch", "/status/world/state"]
     stored["status"] = status_to_json(new)
-    assert status_patch.stored_stamp(stored) == stamp(new)
+    assert api_writes.stored_stamp(stored) == stamp(new)
 
 
 def test_a_status_that_is_not_there_is_written_only_by_who_has_seen_none() -> None:
     """Found on a cluster: a writer that expected a world had its test left out, and wrote."""
     nobody_wrote = {name: value for name, value in JOB.items() if name != "status"}
     expecting = stamp(JobStatus(world=World(1, "Claimed")))
-    tests = [o for o in status_patch.operations(nobody_wrote, {}, expecting) if o["op"] == "test"]
+    tests = [o for o in api_writes.status_patch(nobody_wrote, {}, expecting) if o["op"] == "test"]
     assert ("/status/world/epoch", 1) in [(o["path"], o["value"]) for o in tests]
 
 
 def test_the_age_of_a_checkpoint_is_that_of_its_first_showing() -> None:
     new = JobStatus(last_complete=Checkpoint(1, 5), conditions=(Condition("Running", "True", "a", "b", 60.0),))
-    first = status_patch.shown(new, (), JOB, 0.0)
+    first = api_writes.add_printer_columns(new, (), JOB, 0.0)
     assert first["checkpointTime"] == "1970-01-01T00:00:00Z"
     assert first["conditions"][0]["lastTransitionTime"] == "1970-01-01T00:01:00.000000Z"
     assert (first["ready"], first["replicas"]) == ("0/2", 0)
-    again = status_patch.shown(new, (), {**JOB, "status": first}, 100.0)
+    again = api_writes.add_printer_columns(new, (), {**JOB, "status": first}, 100.0)
     assert again["checkpointTime"] == first["checkpointTime"]
     newer = JobStatus(last_complete=Checkpoint(1, 6))
-    assert status_patch.shown(newer, (), {**JOB, "status": first}, 100.0)["checkpointTime"] == "1970-01-01T00:01:40Z"
+    assert (
+        api_writes.add_printer_columns(newer, (), {**JOB, "status": first}, 100.0)["checkpointTime"]
+        == "1970-01-01T00:01:40Z"
+    )
 
 
 @pytest.mark.parametrize(
@@ -206,12 +212,12 @@ def test_the_age_of_a_checkpoint_is_that_of_its_first_showing() -> None:
 def test_of_a_program_s_log_its_last_line_is_said_and_of_a_killed_one_why(ended: dict[str, Any], said: str) -> None:
     metadata = {"name": "p", "uid": "u", "labels": {api_objects.WORKER_INDEX: "0", api_objects.ATTEMPT: "1"}}
     status = {"phase": "Failed", "containerStatuses": [{"name": api_objects.TRAINER, "state": {"terminated": ended}}]}
-    found = observations.worker({"metadata": metadata, "spec": {}, "status": status})
+    found = observations.observe_worker({"metadata": metadata, "spec": {}, "status": status})
     assert (found.message, found.out_of_memory) == (said, ended["reason"] == "OOMKilled")
 
 
 @pytest.mark.parametrize("status", ["True", "False"])
 def test_a_pod_may_be_said_to_end_before_its_deletion_is_seen(status: str) -> None:
     preempted = {"type": "DisruptionTarget", "status": status, "reason": "PreemptionByScheduler", "message": "x"}
-    found = observations.worker(pod("Running", conditions=[preempted]))
+    found = observations.observe_worker(pod("Running", conditions=[preempted]))
     assert (found.disrupted, found.deleting) == (status == "True", False)

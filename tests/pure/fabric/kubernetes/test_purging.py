@@ -8,8 +8,7 @@ from typing import Any
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.platforms.interface import WorkerEnvironment
 from surefoot_operator.platforms.kubernetes import api_objects
-from surefoot_operator.platforms.kubernetes.pods import PodSettings
-from surefoot_operator.platforms.kubernetes.purging import purge_pod
+from surefoot_operator.platforms.kubernetes.pods import PodSettings, purge_pod
 from surefoot_operator.platforms.kubernetes.views import observations
 
 ENVIRONMENT = WorkerEnvironment(
@@ -100,9 +99,9 @@ def test_another_image_may_be_given_and_it_is_no_worker() -> None:
 
 def test_how_it_goes_is_read_from_its_pod() -> None:
     pod = made()
-    assert (observations.purge(pod) or pod).phase == "Unknown"
+    assert (observations.observe_purge(pod) or pod).phase == "Unknown"
     ended = {"terminated": {"exitCode": 1, "message": '{"problem": "AccessDenied"}\n'}}
     pod["status"] = {"phase": "Failed", "containerStatuses": [{"name": "delete", "state": ended}]}
-    found = observations.purge(pod)
+    found = observations.observe_purge(pod)
     assert found is not None
     assert (found.attempt, found.phase, found.message) == (2, "Failed", '{"problem": "AccessDenied"}')

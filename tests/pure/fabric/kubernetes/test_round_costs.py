@@ -45,7 +45,7 @@ async def test_a_round_reads_spec_status_and_pods_again_only_if_they_changed(mon
 
     for where, name in (
         (platform, "parse_job"), (platform, "status_from_json"),
-        (platform.observations, "worker"), (api_objects, "is_of"),
+        (platform.observations, "observe_worker"), (api_objects, "is_of"),
     ):  # fmt: skip
         counted(where, name)
     cache = ClusterCache(FakeApi().api)

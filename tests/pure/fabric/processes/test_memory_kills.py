@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from surefoot.linux_process import identity_of
-from surefoot_operator.platforms.local.memory_kills import MemoryKills, _places
+from surefoot_operator.platforms.local.local_nodes import MemoryKills, _places
 
 V1 = "5:memory:/docker/c1\n1:cpu:/\n0::/\n"
 V2 = "0::/user.slice/user-7.slice/session.scope\n"

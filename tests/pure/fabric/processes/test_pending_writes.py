@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from surefoot_operator.platforms.local import pending_writes
-from surefoot_operator.platforms.local.pending_writes import PendingWrites
+from surefoot_operator.platforms.local import node_process
+from surefoot_operator.platforms.local.node_process import PendingWrites
 from surefoot_operator.platforms.local.run_folder import read_json, write_json
 
 
@@ -19,8 +19,8 @@ class Disk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.full = False
         self.now = 100.0
-        monkeypatch.setattr(pending_writes, "write_json", self._write)
-        monkeypatch.setattr(pending_writes.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(node_process, "write_json", self._write)
+        monkeypatch.setattr(node_process.time, "monotonic", lambda: self.now)
 
     def _write(self, path: Path, body: dict[str, Any], durable: bool) -> None:
         if self.full:
@@ -49,7 +49,7 @@ def test_the_newest_content_is_written_once_there_is_room(
     writes.write(path, {"x": 2})
     assert not path.exists()
     assert writes.read(path) == {"x": 2}
-    assert writes.retry_at == 100.0 + pending_writes.RETRY_SECONDS
+    assert writes.retry_at == 100.0 + node_process.RETRY_SECONDS
     disk.full = False
     writes.flush()
     assert not path.exists(), "not before its time"

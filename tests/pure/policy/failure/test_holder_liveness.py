@@ -10,8 +10,7 @@ from support.builders import BEGAN, endpoint, manifest, running, told, with_hold
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.api.status import Incident, World
-from surefoot_operator.job_snapshot import Observed
-from surefoot_operator.observed_tiers import HolderSeen, PersistentSeen, SightSeen
+from surefoot_operator.job_snapshot import HolderSeen, Observed, PersistentSeen, SightSeen
 from surefoot_operator.policy.core.actions import LookAround, Plan
 from surefoot_operator.policy.core.facts import gather
 from surefoot_operator.policy.failure.memory_server_liveness import (

@@ -15,7 +15,7 @@ from surefoot_operator.api.status import ExcludedNode, Incident
 from surefoot_operator.job_snapshot import NodeSeen, Observed
 from surefoot_operator.policy.core.actions import CreateWorker
 from surefoot_operator.policy.core.facts import gather
-from surefoot_operator.policy.failure.losses import Loss
+from surefoot_operator.policy.failure.failure_detection import Loss
 from surefoot_operator.policy.membership.node_exclusion import MOST_CHANCE, leaving, odds_by_chance
 from surefoot_operator.policy.planning.plan import plan
 

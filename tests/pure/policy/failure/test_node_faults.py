@@ -11,8 +11,7 @@ from support.fakes.fake_world import FakeWorld
 from surefoot_operator.api.spec import RunPolicy, Template
 from surefoot_operator.job_snapshot import ExitSeen, Observed
 from surefoot_operator.policy.core.facts import gather
-from surefoot_operator.policy.failure.failure_detection import detect_losses
-from surefoot_operator.policy.failure.losses import Loss
+from surefoot_operator.policy.failure.failure_detection import Loss, detect_losses
 from surefoot_operator.policy.planning.plan import plan
 
 NOW = BEGAN + 100

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from surefoot.protocol.standing.collectives import Collective
 from surefoot.protocol.standing.rank_places import RankPlace
 from surefoot_operator.job_snapshot import StandingSeen
-from surefoot_operator.policy.failure.odd_one import odd_one
+from surefoot_operator.policy.failure.failure_detection import odd_one
 
 IN_ONE_LINE = tuple(RankPlace((rank,), "a", "in all_reduce", waiting=True) for rank in range(3))
 WAITS = Collective((0,), "default_pg", 8, "all_reduce", "Float[4]", "scheduled")

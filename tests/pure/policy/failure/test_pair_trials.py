@@ -15,9 +15,14 @@ from surefoot_operator.api.status import Member, World
 from surefoot_operator.job_snapshot import Observed, PairSeen
 from surefoot_operator.policy.core.actions import TryPairs
 from surefoot_operator.policy.core.facts import gather
-from surefoot_operator.policy.failure.pair_trials import PAIRED_SECONDS, TRIAL_SECONDS, judged, trials_due
 from surefoot_operator.policy.failure.spare_workers import spare_agents
-from surefoot_operator.policy.failure.unhealthy_nodes import found_sick
+from surefoot_operator.policy.failure.unhealthy_nodes import (
+    PAIRED_SECONDS,
+    TRIAL_SECONDS,
+    due_tests,
+    found_sick,
+    unhealthy_by_pair_tests,
+)
 from surefoot_operator.policy.membership.claim import select_members
 from surefoot_operator.policy.planning.plan import plan
 
@@ -42,14 +47,14 @@ def at(seen: Observed, now: float) -> Observed:
 
 
 def asked(seen: Observed) -> list[tuple[str, str]]:
-    return [(one.node, two.node) for action in trials_due(gather(seen)) for one, two in action.pairs]
+    return [(one.node, two.node) for action in due_tests(gather(seen)) for one, two in action.pairs]
 
 
 def told(
     seen: Observed, bad: Collection[str] = (), links: Collection[frozenset[str]] = (), answer: str = "fails"
 ) -> Observed:
     """One round: every pair that is due is made, and answered at once."""
-    for action in trials_due(gather(seen)):
+    for action in due_tests(gather(seen)):
         for sides in action.pairs:
             nodes = {side.node for side in sides}
             verdict = answer if nodes & set(bad) or nodes in links else "well"
@@ -87,7 +92,7 @@ def test_fresh_workers_are_tried_with_one_another_and_the_odd_one_with_who_passe
 
 def test_who_fails_with_two_that_pass_with_others_is_sick_and_gets_no_rank() -> None:
     seen, _ = ended(waiting(4, least=3), {"n1"})
-    (name,) = judged(gather(seen))
+    (name,) = unhealthy_by_pair_tests(gather(seen))
     assert name == "n1"
     text = found_sick(gather(seen))["n1"]
     assert text == "AllReduceFails: an all-reduce with n0, n3 failed, which do with others: closed by peer"
@@ -100,7 +105,7 @@ def test_who_fails_with_two_that_pass_with_others_is_sick_and_gets_no_rank() -> 
 def test_of_two_nodes_alone_nobody_is_blamed_and_the_world_begins_and_says_so() -> None:
     seen, rounds = ended(waiting(2), {"n1"})
     assert rounds == 1
-    assert judged(gather(seen)) == {}
+    assert unhealthy_by_pair_tests(gather(seen)) == {}
     assert chosen(seen) == (0, 1)
     (said,) = (event.message for event in plan(seen).events if event.reason == "PairFails")
     assert said.startswith("an all-reduce failed between nodes n0 and n1 (closed by peer): which of them is sick")
@@ -108,7 +113,7 @@ def test_of_two_nodes_alone_nobody_is_blamed_and_the_world_begins_and_says_so() 
 
 def test_where_only_what_lies_between_two_nodes_is_broken_none_of_them_is_sick() -> None:
     seen, _ = ended(waiting(4), links=[frozenset({"n0", "n1"})])
-    assert judged(gather(seen)) == {}
+    assert unhealthy_by_pair_tests(gather(seen)) == {}
     assert chosen(seen) == (0, 1, 2, 3)
     assert [event.reason for event in plan(seen).events if event.reason == "PairFails"]
 
@@ -120,19 +125,19 @@ def test_a_partner_that_dies_or_cannot_say_proves_nothing(answer: str) -> None:
     if not answer:  # it hangs until its time is over, and nobody is asked meanwhile
         assert chosen(seen) == ()
         seen = at(seen, seen.now + TRIAL_SECONDS)
-    assert judged(gather(seen)) == {}
+    assert unhealthy_by_pair_tests(gather(seen)) == {}
     assert {"n0", "n1"} <= {node for pair in asked(seen) for node in pair}, "each is tried with others"
     gone = replace(seen, sessions=tuple(s for s in seen.sessions if s.index != 1))
-    assert judged(gather(gone)) == {}
+    assert unhealthy_by_pair_tests(gather(gone)) == {}
 
 
 def test_one_side_s_word_alone_is_no_verdict_where_the_other_never_answered() -> None:
     seen = told(waiting(3), {"n1"})
     (pair,) = seen.pairs
     seen = replace(seen, pairs=(replace(pair, sides=(pair.sides[0], replace(pair.sides[1], verdict="", text=""))),))
-    assert judged(gather(seen)) == {}
+    assert unhealthy_by_pair_tests(gather(seen)) == {}
     later, _ = ended(at(seen, NOW + TRIAL_SECONDS + 1))
-    assert judged(gather(later)) == {}
+    assert unhealthy_by_pair_tests(gather(later)) == {}
 
 
 def test_agents_that_know_no_trial_join_without_one_and_it_is_said() -> None:
@@ -188,9 +193,9 @@ def test_a_worker_that_joins_a_halted_world_is_tried_with_its_members_and_they_a
     assert asked(well) == []
     assert chosen(well) == (0, 1, 2)
     sick, _ = ended(seen, {"n2"})
-    assert set(judged(gather(sick))) == {"n2"}, "both of them made collectives with one another"
+    assert set(unhealthy_by_pair_tests(gather(sick))) == {"n2"}, "both of them made collectives with one another"
     one, _ = ended(trained(waiting(2), 0), {"n1"})
-    assert judged(gather(one)) == {}, "with one witness it may be that one that broke the world"
+    assert unhealthy_by_pair_tests(gather(one)) == {}, "with one witness it may be that one that broke the world"
 
 
 def test_a_spare_beside_a_world_that_trains_is_tried_with_another_spare_alone() -> None:
@@ -225,13 +230,13 @@ def test_a_plan_asks_and_looks_again() -> None:
 def test_nobody_healthy_is_blamed_and_trials_end(workers: int, bad: set[int], links: set[frozenset[int]]) -> None:
     sick = {f"n{i}" for i in bad if i < workers}
     seen, rounds = ended(waiting(workers), sick)
-    assert set(judged(gather(seen))) <= sick
+    assert set(unhealthy_by_pair_tests(gather(seen))) <= sick
     if workers - len(sick) >= 3 and len(sick) == 1:
-        assert set(judged(gather(seen))) == sick
+        assert set(unhealthy_by_pair_tests(gather(seen))) == sick
     assert rounds <= 6
     broken, _ = ended(waiting(workers), (), [frozenset(f"n{i}" for i in link) for link in links])
     if not any(len([link for link in links if i in link]) > 1 for i in range(9)):
-        assert judged(gather(broken)) == {}, "one broken way is no node's fault"
+        assert unhealthy_by_pair_tests(gather(broken)) == {}, "one broken way is no node's fault"
 
 
 @given(st.integers(2, 9), st.sets(st.integers(0, 8)))
@@ -264,10 +269,10 @@ def test_one_that_passed_elsewhere_is_no_witness_alone() -> None:
     )
     failed, _ = ended(newcomer, {"n0"})
     assert [{side.node for side in pair.sides} for pair in failed.pairs] == [{"n0", "n1"}] * 2
-    assert judged(gather(failed)) == {}
+    assert unhealthy_by_pair_tests(gather(failed)) == {}
     busy = told(replace(seen, sessions=seen.sessions), {"n2"})  # n2 with n0, and n1 goes before they meet
     gone = replace(busy, sessions=tuple(s for s in busy.sessions if s.node != "n1"))
-    assert judged(gather(gone)) == {}
+    assert unhealthy_by_pair_tests(gather(gone)) == {}
 
 
 def test_two_that_trained_together_and_fail_in_a_trial_are_no_witnesses() -> None:
@@ -278,9 +283,9 @@ def test_two_that_trained_together_and_fail_in_a_trial_are_no_witnesses() -> Non
     joined = trained(replace(third, pairs=seen.pairs), 0, 1)
     failed, _ = ended(joined, everywhere)
     assert len(failed.pairs) == 3
-    assert judged(gather(failed)) == {}
+    assert unhealthy_by_pair_tests(gather(failed)) == {}
     without = replace(failed, pairs=failed.pairs[1:])
-    assert list(judged(gather(without))) == ["n2"]
+    assert list(unhealthy_by_pair_tests(gather(without))) == ["n2"]
 
 
 def test_another_agent_of_a_node_that_it_failed_with_tells_nothing_new() -> None:
@@ -293,16 +298,18 @@ def test_another_agent_of_a_node_that_it_failed_with_tells_nothing_new() -> None
     assert ("n1", "n0") not in asked(seen)
     assert ("n0", "n1") not in asked(seen)
     seen, _ = ended(seen, {"n1"})
-    assert judged(gather(seen)) == {}, "n0's former agent never passed with anybody: n2 alone is no witness"
+    assert unhealthy_by_pair_tests(gather(seen)) == {}, (
+        "n0's former agent never passed with anybody: n2 alone is no witness"
+    )
 
 
 def test_who_trained_when_it_was_tried_stays_a_witness_whatever_becomes_of_it() -> None:
     """Found by the simulator: the world that began without n2 ended before a step by two silent agents, and n2 got a rank."""
     seen, _ = ended(trained(waiting(3, least=1), 0, 1), {"n2"})
-    assert set(judged(gather(seen))) == {"n2"}
+    assert set(unhealthy_by_pair_tests(gather(seen))) == {"n2"}
     silent = replace(
         seen, sessions=tuple(replace(s, heard_seconds=NOW - 100) if s.index < 2 else s for s in seen.sessions)
     )
-    assert set(judged(gather(silent))) == {"n2"}
+    assert set(unhealthy_by_pair_tests(gather(silent))) == {"n2"}
     stepless = replace(seen, sessions=tuple(replace(s, step_at_seconds=None) for s in seen.sessions))
-    assert set(judged(gather(stepless))) == {"n2"}
+    assert set(unhealthy_by_pair_tests(gather(stepless))) == {"n2"}

@@ -16,7 +16,7 @@ from surefoot_operator.api.status import JobStatus, Restart
 from surefoot_operator.api.status_json import status_from_json, status_to_json
 from surefoot_operator.job_snapshot import ExitSeen, Observed
 from surefoot_operator.policy.core.facts import gather
-from surefoot_operator.policy.failure.losses import Loss
+from surefoot_operator.policy.failure.failure_detection import Loss
 from surefoot_operator.policy.failure.restart_budget import (
     MOST_REMEMBERED,
     PAUSES,

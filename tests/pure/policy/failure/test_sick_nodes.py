@@ -16,7 +16,7 @@ from surefoot_operator.api.status import ExcludedNode
 from surefoot_operator.job_snapshot import ExitSeen, Observed
 from surefoot_operator.policy.core.availability import vacate_reason
 from surefoot_operator.policy.core.facts import gather
-from surefoot_operator.policy.failure.losses import Loss
+from surefoot_operator.policy.failure.failure_detection import Loss
 from surefoot_operator.policy.failure.unhealthy_nodes import SETTLE_SECONDS, SICK_SECONDS, found_sick, with_sick_found
 from surefoot_operator.policy.membership.node_exclusion import excluded
 from surefoot_operator.policy.planning.plan import plan

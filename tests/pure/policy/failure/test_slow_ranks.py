@@ -7,9 +7,9 @@ import random
 import pytest
 
 from surefoot.protocol.standing.rank_pace import RankPace
-from surefoot_operator.coordinator.pace_windows import WINDOW_LOOKS
+from surefoot_operator.coordinator.sessions import WINDOW_LOOKS
 from surefoot_operator.job_snapshot import MOST_WINDOWS
-from surefoot_operator.policy.failure.slow_ranks import slow_ranks
+from surefoot_operator.policy.failure.stragglers import slow_ranks
 
 LOOKS = WINDOW_LOOKS
 

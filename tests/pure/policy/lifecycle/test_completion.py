@@ -16,9 +16,8 @@ from surefoot_operator.api.spec import RunPolicy
 from surefoot_operator.job_snapshot import ExitSeen, Observed
 from surefoot_operator.policy.core.actions import DeleteWorker, ListPersistentTier, PromoteSaves
 from surefoot_operator.policy.maintenance.maintenance_plan import maintain
-from surefoot_operator.policy.membership.cleanup import LEAVING_SECONDS
 from surefoot_operator.policy.membership.final_checkpoint import PROMOTION_SECONDS, RESCUE_SECONDS, SAVING_SECONDS
-from surefoot_operator.policy.membership.lifecycle import LAST_SAVE_SECONDS
+from surefoot_operator.policy.membership.lifecycle import LAST_SAVE_SECONDS, LEAVING_SECONDS
 from surefoot_operator.policy.planning.plan import plan
 from surefoot_operator.policy.planning.plan_invariants import check
 

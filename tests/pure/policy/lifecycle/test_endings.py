@@ -23,8 +23,7 @@ from surefoot_operator.api.spec import (
     RunPolicy,
 )
 from surefoot_operator.api.status import Restart, Rollback, World
-from surefoot_operator.job_snapshot import ExitSeen, Observed
-from surefoot_operator.observed_tiers import PersistentSeen
+from surefoot_operator.job_snapshot import ExitSeen, Observed, PersistentSeen
 from surefoot_operator.policy.core.actions import PromoteSaves, SealHolder
 from surefoot_operator.policy.maintenance.maintenance_plan import maintain
 from surefoot_operator.policy.membership.final_checkpoint import RESCUE_SECONDS
@@ -244,10 +243,10 @@ def test_a_job_that_is_suspended_while_it_waits_uploads_first() -> None:
 
 
 def test_no_ending_goes_past_the_function_that_uploads_first() -> None:
-    """`lifecycle.ended` writes Complete and Failed, and only `decision.end_job` calls it."""
+    """`lifecycle.with_completion` writes Complete and Failed, and only `lifecycle.end_job` calls it."""
     callers = []
     for path in Path(surefoot_operator.__path__[0]).rglob("*.py"):
         calls = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
         names = (ast.unparse(node.func) for node in calls)
-        callers += [path.name for name in names if name in ("ended", "completion.ended")]
-    assert callers == ["decision.py"]
+        callers += [path.name for name in names if name in ("with_completion", "lifecycle.with_completion")]
+    assert callers == ["lifecycle.py"]

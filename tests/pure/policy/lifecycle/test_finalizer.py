@@ -18,9 +18,15 @@ from surefoot_operator.policy.core.actions import (
     RetireWorkers,
     SetFinalizer,
 )
-from surefoot_operator.policy.membership.cleanup import KEPT_AFTER_FAILURE_SECONDS, UNHEARD_SECONDS
-from surefoot_operator.policy.membership.finalizer import AGAIN_SECONDS, PURGE_ATTEMPTS, PURGE_SECONDS, REFUSED_TIMES
-from surefoot_operator.policy.membership.idle import is_idle
+from surefoot_operator.policy.membership.lifecycle import (
+    AGAIN_SECONDS,
+    KEPT_AFTER_FAILURE_SECONDS,
+    PURGE_ATTEMPTS,
+    PURGE_SECONDS,
+    REFUSED_TIMES,
+    UNHEARD_SECONDS,
+    is_idle,
+)
 from surefoot_operator.policy.planning.plan import plan
 
 NOW = BEGAN + 100

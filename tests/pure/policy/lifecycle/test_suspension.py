@@ -9,7 +9,7 @@ from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.job_snapshot import HoldSeen, Observed
 from surefoot_operator.policy.maintenance.maintenance_plan import maintain
-from surefoot_operator.policy.membership.suspension import PROMOTION_SECONDS
+from surefoot_operator.policy.membership.lifecycle import PROMOTION_SECONDS
 from surefoot_operator.policy.planning.plan import plan
 
 NOW = BEGAN + 100

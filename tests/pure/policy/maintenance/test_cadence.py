@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from surefoot.schedule import HIGHEST_LEVEL as TRAINERS_HIGHEST
 from surefoot.schedule import Schedule
-from surefoot_operator.policy.maintenance.cadence import (
+from surefoot_operator.policy.maintenance.save_intervals import (
     HIGHEST_LEVEL,
     HYSTERESIS,
     Cadence,

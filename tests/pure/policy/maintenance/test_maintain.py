@@ -12,8 +12,7 @@ from surefoot.protocol.checkpoints.settled import Settled
 from surefoot.protocol.identities import Checkpoint, RankSave, WorkerId
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.api.status import World
-from surefoot_operator.job_snapshot import Observed
-from surefoot_operator.observed_tiers import HolderSeen, PersistentSeen
+from surefoot_operator.job_snapshot import HolderSeen, Observed, PersistentSeen
 from surefoot_operator.policy.core.actions import (
     CopySave,
     DropPersisted,

@@ -12,7 +12,7 @@ from surefoot_operator.api.spec import HealthPolicy, NumericsPolicy
 from surefoot_operator.job_snapshot import Observed
 from surefoot_operator.policy.core.facts import gather
 from surefoot_operator.policy.maintenance.last_good import spared_in_memory
-from surefoot_operator.policy.membership.drops_under_way import DROP_SECONDS
+from surefoot_operator.policy.membership.restore_decisions import DROP_SECONDS
 
 WHOLE = [Checkpoint(1, step) for step in (18, 22, 24, 26)]
 LONG_AGO = BEGAN - 1000

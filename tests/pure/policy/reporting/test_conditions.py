@@ -10,7 +10,7 @@ from surefoot_operator.api.status import Condition, JobStatus, World
 from surefoot_operator.api.topology_levels import topology_path
 from surefoot_operator.job_snapshot import Observed
 from surefoot_operator.policy.core.actions import Plan
-from surefoot_operator.policy.membership.invalid_spec import accepted, refused
+from surefoot_operator.policy.membership.lifecycle import accepted, refused
 from surefoot_operator.policy.planning.plan import plan
 
 

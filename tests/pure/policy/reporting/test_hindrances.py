@@ -31,7 +31,9 @@ def pod(index: int, state: dict[str, Any] | None = None, **status: Any) -> Worke
     containers = [] if state is None else [{"name": api_objects.TRAINER, "state": state}]
     body = {"phase": "Pending", "containerStatuses": containers, **status}
     spec = {"containers": []} if state is None else {"nodeName": f"n{index}", "containers": []}
-    return replace(observations.worker({"metadata": metadata, "spec": spec, "status": body}), created_seconds=NOW - 1)
+    return replace(
+        observations.observe_worker({"metadata": metadata, "spec": spec, "status": body}), created_seconds=NOW - 1
+    )
 
 
 def waiting(reason: str, message: str = "") -> dict[str, Any]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from support.builders import running, with_session
 from surefoot_operator.api.status import Condition
-from surefoot_operator.cli.local.ledger import largest_difference
+from surefoot_operator.cli.local.progress import largest_difference
 from surefoot_operator.job_snapshot import Observed
 from surefoot_operator.policy.planning.plan import plan
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from support.builders import running
 from surefoot_operator.api.status import condition_of
 from surefoot_operator.policy.planning.plan import plan
-from surefoot_operator.policy.report.refused_calls import AGAIN_SECONDS, refusal_events, unplanned
+from surefoot_operator.policy.report.blockers import AGAIN_SECONDS, refusal_events, unplanned
 from surefoot_operator.rejected_calls import ApiCall, RefusedCall
 
 

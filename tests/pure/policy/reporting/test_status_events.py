@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import Condition, Incident, JobStatus, World
-from surefoot_operator.policy.report.status_events import status_change_events
+from surefoot_operator.policy.report.status_conditions import status_change_events
 
 
 def protection(truth: str, reason: str, message: str) -> JobStatus:

@@ -7,9 +7,8 @@ from dataclasses import replace
 from support.builders import manifest, running, with_holder
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import JobStatus, StoredCheckpoints, TierContents, World
-from surefoot_operator.job_snapshot import Observed
-from surefoot_operator.observed_tiers import PersistentSeen
-from surefoot_operator.policy.report.tier_contents import with_contents
+from surefoot_operator.job_snapshot import Observed, PersistentSeen
+from surefoot_operator.policy.report.status_conditions import with_contents
 
 ONE_SAVE = 64 + 8 + 2
 """Tensors, digests and values of `manifest`."""

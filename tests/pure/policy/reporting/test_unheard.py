@@ -10,7 +10,7 @@ from support.builders import BEGAN, running
 from surefoot_operator.api.status import JobStatus, condition_of
 from surefoot_operator.job_snapshot import Observed
 from surefoot_operator.policy.planning.plan import plan
-from surefoot_operator.policy.report.unheard import UNHEARD_SECONDS
+from surefoot_operator.policy.report.blockers import UNHEARD_SECONDS
 
 TERM = BEGAN + 1000
 

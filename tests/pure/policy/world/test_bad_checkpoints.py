@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from support.builders import running, with_session
 from surefoot.protocol.identities import Checkpoint
-from surefoot_operator.policy.membership.bad_checkpoints import MOST_REMEMBERED, may_be_forgotten, with_bad
+from surefoot_operator.policy.membership.restore_decisions import MOST_REMEMBERED, may_be_forgotten, with_bad
 from surefoot_operator.policy.planning.plan import plan
 from surefoot_operator.policy.planning.plan_invariants import check
 

@@ -17,8 +17,7 @@ from surefoot.protocol.messages import Assign
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec, RestoreFrom
 from surefoot_operator.api.status import Incident, JobStatus, World
 from surefoot_operator.api.status_json import status_from_json, status_to_json
-from surefoot_operator.job_snapshot import Observed
-from surefoot_operator.observed_tiers import PersistentSeen
+from surefoot_operator.job_snapshot import Observed, PersistentSeen
 from surefoot_operator.policy.core.actions import ListPersistentTier, Plan
 from surefoot_operator.policy.core.facts import gather
 from surefoot_operator.policy.maintenance.maintenance_plan import maintain, standing_of

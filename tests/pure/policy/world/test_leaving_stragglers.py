@@ -15,9 +15,8 @@ from surefoot_operator.api.status import ExcludedNode, Incident, JobStatus, Repl
 from surefoot_operator.job_snapshot import NodeSeen, Observed
 from surefoot_operator.policy.core.actions import ProposeHold
 from surefoot_operator.policy.core.facts import gather
-from surefoot_operator.policy.membership.node_exclusion import suspect_nodes
+from surefoot_operator.policy.membership.node_exclusion import YOUNG_SECONDS, suspect_nodes
 from surefoot_operator.policy.membership.planned_change import MOVE_SECONDS
-from surefoot_operator.policy.membership.straggler_replacement import YOUNG_SECONDS
 from surefoot_operator.policy.planning.plan import plan
 from surefoot_operator.policy.planning.plan_invariants import check
 

@@ -13,7 +13,7 @@ from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, Persist
 from surefoot_operator.job_snapshot import Observed
 from surefoot_operator.policy.core.actions import CopySave
 from surefoot_operator.policy.maintenance.maintenance_plan import maintain
-from surefoot_operator.policy.membership.node_departure import STALE_SECONDS, departure
+from surefoot_operator.policy.membership.planned_change import STALE_SECONDS, departure
 
 NOW = BEGAN + 100
 PERSISTENT = CheckpointPolicy(

@@ -7,8 +7,7 @@ from dataclasses import replace
 from support.builders import BEGAN, endpoint, holder, manifest, running
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
-from surefoot_operator.job_snapshot import Observed
-from surefoot_operator.observed_tiers import HolderSeen, PersistentSeen, SightSeen
+from surefoot_operator.job_snapshot import HolderSeen, Observed, PersistentSeen, SightSeen
 from surefoot_operator.policy.core.actions import ListPersistentTier, LookAround, Plan, SealHolder
 from surefoot_operator.policy.planning.plan import plan
 from surefoot_operator.policy.planning.plan_invariants import check

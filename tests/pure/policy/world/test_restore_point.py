@@ -11,8 +11,7 @@ from surefoot.protocol.checkpoints.completeness import LeftOut
 from surefoot.protocol.identities import Checkpoint, WorkerId
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.api.status import Incident, World
-from surefoot_operator.job_snapshot import Observed
-from surefoot_operator.observed_tiers import PersistentSeen, SightSeen
+from surefoot_operator.job_snapshot import Observed, PersistentSeen, SightSeen
 from surefoot_operator.policy.core.actions import ListPersistentTier, Plan, SealHolder
 from surefoot_operator.policy.planning.plan import plan
 from surefoot_operator.policy.planning.plan_invariants import check

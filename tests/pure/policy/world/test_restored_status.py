@@ -8,8 +8,7 @@ import pytest
 
 from support.builders import BEGAN, holder, manifest, running
 from surefoot_operator.api.spec import PersistentTierSpec
-from surefoot_operator.job_snapshot import Observed
-from surefoot_operator.observed_tiers import HIGHEST_EPOCH, PersistentSeen
+from surefoot_operator.job_snapshot import HIGHEST_EPOCH, Observed, PersistentSeen
 from surefoot_operator.policy.core.facts import gather
 from surefoot_operator.policy.membership.claim import newest_epoch_seen
 from surefoot_operator.policy.planning.plan import plan

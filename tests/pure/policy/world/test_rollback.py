@@ -15,8 +15,7 @@ from surefoot_operator.api.spec import HealthPolicy, NumericsPolicy, PersistentT
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.coordinator import sessions as talk
 from surefoot_operator.coordinator.desired_messages import desired_messages, desired_state
-from surefoot_operator.job_snapshot import Observed
-from surefoot_operator.observed_tiers import PersistentSeen
+from surefoot_operator.job_snapshot import Observed, PersistentSeen
 from surefoot_operator.policy.core.actions import DropPersisted, DropSaves, PromoteSaves
 from surefoot_operator.policy.failure.memory_server_liveness import UsableHolders
 from surefoot_operator.policy.maintenance.maintenance_plan import Maintenance, maintain

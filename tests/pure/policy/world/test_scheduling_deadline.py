@@ -13,7 +13,7 @@ from surefoot_operator.api.status import JobStatus, Scheduling, World
 from surefoot_operator.api.status_json import status_from_json, status_to_json
 from surefoot_operator.job_snapshot import NodeSeen, Observed, WorkerSeen
 from surefoot_operator.policy.core.actions import CreateWorker, DeleteWorker, Plan
-from surefoot_operator.policy.membership.scheduling_deadline import pause_seconds
+from surefoot_operator.policy.membership.claim import pause_seconds
 from surefoot_operator.policy.planning.plan import plan
 from surefoot_operator.policy.planning.plan_invariants import check
 

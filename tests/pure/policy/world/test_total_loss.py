@@ -11,11 +11,10 @@ from surefoot.protocol.checkpoints.lineage import LineageEntry
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.api.status import Condition, JobStatus, World
-from surefoot_operator.job_snapshot import Observed
-from surefoot_operator.observed_tiers import PersistentSeen
+from surefoot_operator.job_snapshot import Observed, PersistentSeen
 from surefoot_operator.policy.core.actions import CleanMemory, ListPersistentTier, LookAround, Plan, SealHolder
 from surefoot_operator.policy.maintenance.memory_tier_rollout import safety
-from surefoot_operator.policy.membership.total_loss import LATE_UPLOAD_SECONDS
+from surefoot_operator.policy.membership.restore_point import LATE_UPLOAD_SECONDS
 from surefoot_operator.policy.planning.plan import plan
 from surefoot_operator.policy.planning.plan_invariants import check
 

@@ -10,23 +10,147 @@ import asyncio
 import copy
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from typing import Any, Generic, TypeVar
 
 from surefoot.task_set import TaskSet
 from surefoot_operator import metrics
-from surefoot_operator.api.gang_schedulers import GANG_SCHEDULERS
-from surefoot_operator.api.spec import Gang, NodeSignals
+from surefoot_operator.api.spec import GANG_SCHEDULERS, Gang, NodeSignals
 from surefoot_operator.errors import FabricError, ViewRefused
 from surefoot_operator.job_snapshot import NodeSeen
-from surefoot_operator.memory.holder_place import HolderPlace, TierAccess
+from surefoot_operator.memory.connection_pool import HolderPlace, TierAccess
 from surefoot_operator.platforms.kubernetes import api_objects, pod_groups
 from surefoot_operator.platforms.kubernetes.api_client import Api
-from surefoot_operator.platforms.kubernetes.views import kept_fields, nodes, observations
-from surefoot_operator.platforms.kubernetes.views.cluster_views import ClusterViews
-from surefoot_operator.platforms.kubernetes.views.leases import Heard, Leases
-from surefoot_operator.platforms.kubernetes.views.watched_objects import Object, WatchedObjects
+from surefoot_operator.platforms.kubernetes.views import memory_tier_pods, observations, watched_objects
+from surefoot_operator.platforms.kubernetes.views.observations import Heard, Leases
+from surefoot_operator.platforms.kubernetes.views.watched_objects import WatchedObjects
 
 log = logging.getLogger(__name__)
+
+
+# ---- values derived once an object -----------------------------------------------------------------------------------
+# Caches values derived from cached API objects. Called by `platform`: a cluster has thousands of nodes, a job is
+# observed twice a second, and hardly anything has changed.
+
+T = TypeVar("T")
+Object = dict[str, Any]
+
+
+class DerivedCache(Generic[T]):
+    """Keeps a value for each object of one kind.
+
+    The cluster cache replaces objects and never changes one, so the same object has the same value.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[Object, Hashable, T]] = {}
+
+    def all(
+        self, found: Iterable[Object], make: Callable[[Object], T], besides: Callable[[Object], Hashable]
+    ) -> list[T]:
+        """Returns `make` of each object, computed only for changed ones.
+
+        `besides`: what else its value depends on. Values of objects that are gone are dropped.
+        """
+        old, self._known = self._known, {}
+        made: list[T] = []
+        for one in found:
+            uid, other = one["metadata"]["uid"], besides(one)
+            known = old.get(uid)
+            same = known is not None and known[0] is one and known[1] == other
+            value = known[2] if known is not None and same else make(one)
+            self._known[uid] = (one, other, value)
+            made.append(value)
+        return made
+
+
+# ---- cluster views ---------------------------------------------------------------------------------------------------
+# Keeps what all jobs see of nodes and holders. Owned by `cluster_cache`, asked by each job's fabric. It is made once:
+# jobs that ask alike get the same tuple until something in it changes. Made by each for itself, the nodes of a thousand
+# jobs were a million values, and as many comparisons at each change.
+
+Items = Mapping[tuple[str, str], Object]
+
+MOST_VIEWS = 64
+"""Ways of looking at nodes that are kept: jobs with the same topology key and node signals share one."""
+
+
+class _View:
+    """Nodes and holders, as jobs with one topology key and one set of signals see them."""
+
+    def __init__(self, topology_key: str, signals: NodeSignals) -> None:
+        self._topology_key, self._signals = topology_key, signals
+        self._each = DerivedCache[NodeSeen]()
+        self._nodes_of: tuple[object, ...] = ()
+        self._places_of: tuple[object, ...] = ()
+        self.nodes: tuple[NodeSeen, ...] = ()
+        self.places: tuple[HolderPlace, ...] = ()
+
+    def look(self, items: Iterable[Object], changes: int, heard: Heard) -> None:
+        """Looks at the nodes again if one changed, or a kubelet fell silent."""
+        if self._nodes_of and self._nodes_of[0] == changes and self._nodes_of[1] is heard:
+            return
+        self._nodes_of = (changes, heard)
+        found = self._each.all(
+            items,
+            lambda one: observations.observe_node(one, heard, self._topology_key, self._signals),
+            lambda one: (one["metadata"]["name"] in heard.silent, one["metadata"]["name"] in heard.renewed),
+        )
+        seen = observations.without_mass_doubt(sorted(found, key=lambda one: one.name))
+        self.nodes = self.nodes if seen == self.nodes else seen
+
+    def find(self, there: Iterable[Object], gone: Iterable[Object], changes: int, access: TierAccess) -> None:
+        """Looks for the holders again if one changed, a node did, or there is another password."""
+        of = (changes, id(self.nodes), access.user, access.password, access.authority)
+        if of == self._places_of:
+            return
+        self._places_of = of
+        found = memory_tier_pods.server_addresses(there, gone, {node.name: node.domain for node in self.nodes}, access)
+        self.places = self.places if found == self.places else found
+
+
+class ClusterViews:
+    """Nodes and holders as jobs see them, of what is mapped.
+
+    `gone`: pods of holders that were deleted. Whoever owns the mappings tells of each change.
+    """
+
+    def __init__(self, nodes_there: Items, holders_there: Items, gone: Mapping[str, Object]) -> None:
+        self._nodes, self._holders, self._gone = nodes_there, holders_there, gone
+        self._views: dict[tuple[str, NodeSignals], _View] = {}
+        self._node_changes = self._holder_changes = 0
+
+    def node_changed(self, old: Object | None, new: Object | None) -> None:
+        """Takes note of a node whose kept fields changed."""
+        if old is None or new is None or _told(old) != _told(new):
+            self._node_changes += 1
+
+    def holder_changed(self) -> None:
+        """Takes note that some holder's pod is another."""
+        self._holder_changes += 1
+
+    def seen(
+        self, heard: Heard, topology_key: str, signals: NodeSignals, access: TierAccess
+    ) -> tuple[tuple[NodeSeen, ...], tuple[HolderPlace, ...]]:
+        """Returns nodes by name, and the holders on them.
+
+        The same tuples as before while they are the same.
+        """
+        view = self._views.get((topology_key, signals))
+        if view is None:
+            if len(self._views) >= MOST_VIEWS:
+                del self._views[next(iter(self._views))]
+            view = self._views[topology_key, signals] = _View(topology_key, signals)
+        view.look(self._nodes.values(), self._node_changes, heard)
+        view.find(self._holders.values(), self._gone.values(), self._holder_changes, access)
+        return view.nodes, view.places
+
+
+def _told(node: Object) -> tuple[Any, ...]:
+    return node["metadata"].get("labels"), node.get("spec"), node.get("status")
+
+
+# ---- cluster cache ---------------------------------------------------------------------------------------------------
 
 JUDGE_SECONDS = 1.0
 SYNC_SECONDS = 20.0
@@ -57,7 +181,7 @@ class ClusterCache:
         self.holders = self._feed(pods, api_objects.HOLDER_SELECTOR, "holders")
         self.nodes = self._feed("/api/v1/nodes", "")
         leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
-        self.leases = WatchedObjects(api, leases, "", self._renewed, kept=kept_fields.lease)
+        self.leases = WatchedObjects(api, leases, "", self._renewed, kept=watched_objects.trim_lease)
         self._named = {
             "trainingjobs": self.jobs,
             "workers": self.workers,
@@ -191,7 +315,9 @@ class ClusterCache:
                 for listener in list(self._listeners.get((kind, job), ())):
                     listener(old, new)
 
-        return WatchedObjects(self.api, path, selector, heard, optional, _KEPT.get(kind, kept_fields.whole))
+        return WatchedObjects(
+            self.api, path, selector, heard, optional, _KEPT.get(kind, watched_objects.trim_managed_fields)
+        )
 
     def _renewed(self, old: Object | None, new: Object | None) -> None:
         self._kubelets.changed(old, new, time.monotonic())
@@ -239,7 +365,9 @@ class ClusterCache:
             heard, told = self.kubelets(), self._told
             for name in (heard.silent ^ told.silent) | (heard.renewed ^ told.renewed):
                 found = self.nodes.items.get(("", name))
-                if name not in heard.silent ^ told.silent and (found is None or not nodes.is_contradicted(found)):
+                if name not in heard.silent ^ told.silent and (
+                    found is None or not observations.is_contradicted(found)
+                ):
                     continue  # one kubelet more that is well is no news
                 for listener in list(self._listeners.get(("nodes", ""), ())):
                     listener(None, found)
@@ -256,17 +384,17 @@ def _job_of(kind: str, found: Object) -> str:
 
 
 _READ: Mapping[str, Callable[[Object], object]] = {
-    "nodes": nodes.marks,
-    "holders": observations.holder_marks,
+    "nodes": observations.plan_fields,
+    "holders": observations.server_plan_fields,
     "podgroups": pod_groups.marks,
 }
 """Kind -> all that a plan can depend on of one such object."""
 
 
 _KEPT: Mapping[str, Callable[[Object], Object]] = {
-    "pods": kept_fields.worker_pod,
-    "holders": kept_fields.holder_pod,
-    "nodes": kept_fields.node,
+    "pods": watched_objects.trim_worker_pod,
+    "holders": watched_objects.trim_server_pod,
+    "nodes": watched_objects.trim_node,
 }
 
 

@@ -12,12 +12,12 @@ from typing import Any
 
 from surefoot.protocol.identities import ServerId
 from surefoot_operator.job_snapshot import NodeSeen
-from surefoot_operator.memory.holder_place import HolderPlace, TierAccess
+from surefoot_operator.memory.connection_pool import HolderPlace, TierAccess
 from surefoot_operator.platforms.kubernetes import api_objects
 from surefoot_operator.platforms.kubernetes.api_client import Api
-from surefoot_operator.platforms.kubernetes.api_errors import ApiRefused
-from surefoot_operator.platforms.kubernetes.views import nodes, observations
-from surefoot_operator.platforms.kubernetes.views.leases import Heard
+from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
+from surefoot_operator.platforms.kubernetes.views import observations
+from surefoot_operator.platforms.kubernetes.views.observations import Heard
 from surefoot_operator.policy.maintenance.memory_tier_rollout import HolderPod
 
 Object = dict[str, Any]
@@ -35,7 +35,7 @@ class NewestRevision:
     wanted: int
 
 
-def places(
+def server_addresses(
     found: Iterable[Object], gone: Iterable[Object], domains: Mapping[str, str], access: TierAccess
 ) -> tuple[HolderPlace, ...]:
     """Chooses one holder a server: a running one, else the newest.
@@ -47,16 +47,18 @@ def places(
     chosen: dict[ServerId, HolderPlace] = {}
     for pod, is_gone in known:
         where = observations.node_of(pod) or ""
-        for place in observations.holders(pod, is_gone, domains.get(where, where), access):
+        for place in observations.observe_servers(pod, is_gone, domains.get(where, where), access):
             server = place.server_id
             if place.running or not (server in chosen and chosen[server].running):
                 chosen[server] = place
     return tuple(chosen[server] for server in sorted(chosen))
 
 
-def pods(found: Iterable[Object], owner_uid: str, around: Collection[Object], heard: Heard) -> tuple[HolderPod, ...]:
+def observe_server_pods(
+    found: Iterable[Object], owner_uid: str, around: Collection[Object], heard: Heard
+) -> tuple[HolderPod, ...]:
     """Reads one DaemonSet's pods for the rollout."""
-    weighed = nodes.without_mass_doubt(nodes.node(one, heard) for one in around)
+    weighed = observations.without_mass_doubt(observations.observe_node(one, heard) for one in around)
     known = {one.name: one for one in weighed}
     return tuple(_pod(pod, known) for pod in found if _is_owned(pod, owner_uid))
 
@@ -74,11 +76,11 @@ def _pod(pod: Object, known: Mapping[str, NodeSeen]) -> HolderPod:
         ready=observations.is_ready(pod),
         deleting=metadata.get("deletionTimestamp") is not None,
         node_ready=node is None or node.ready,
-        servers=observations.servers(pod),
+        servers=observations.count_servers(pod),
     )
 
 
-async def newest(api: Api, namespace: str, name: str) -> NewestRevision | None:
+async def newest_revision(api: Api, namespace: str, name: str) -> NewestRevision | None:
     """Reads the newest revision; None while the DaemonSet's controller has none."""
     try:
         found = await api.get(f"{_APPS}/{namespace}/daemonsets/{name}")
@@ -99,7 +101,7 @@ async def newest(api: Api, namespace: str, name: str) -> NewestRevision | None:
     return NewestRevision(uid, last["metadata"]["labels"][_REVISION], int(status.get("desiredNumberScheduled", 0)))
 
 
-async def restart(api: Api, namespace: str, pod: HolderPod) -> None:
+async def restart_pod(api: Api, namespace: str, pod: HolderPod) -> None:
     """Deletes exactly this pod, so that its DaemonSet creates another."""
     options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": pod.uid}}
     try:

@@ -5,13 +5,18 @@ Pure; called by `platform` and `cluster_cache`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from surefoot_operator.api.moments import moment_seconds
+from surefoot_operator.api.known_node_signals import KNOWN_SIGNALS, NOT_OF_THE_NODE, SHOWN_SIGNALS
+from surefoot_operator.api.spec import NodeSignals
+from surefoot_operator.api.status import moment_seconds
+from surefoot_operator.api.topology_levels import HOSTNAME, topology_path
 from surefoot_operator.errors import FabricError
-from surefoot_operator.job_snapshot import PurgeSeen, WorkerSeen
-from surefoot_operator.memory.holder_place import HolderPlace, TierAccess
+from surefoot_operator.job_snapshot import NodeSeen, PurgeSeen, WorkerSeen
+from surefoot_operator.memory.connection_pool import HolderPlace, TierAccess
 from surefoot_operator.platforms.kubernetes import api_objects
 
 Object = dict[str, Any]
@@ -40,7 +45,7 @@ def created_seconds(metadata: Object) -> float:
     return moment_seconds(metadata.get("creationTimestamp")) or 0.0
 
 
-def worker(pod: Object) -> WorkerSeen:
+def observe_worker(pod: Object) -> WorkerSeen:
     """Translates a worker's pod.
 
     The phase is that of container `trainer`, not the pod's: a sidecar may outlive it.
@@ -101,7 +106,7 @@ def _disruption(pod: Object) -> str:
     return ""
 
 
-def purge(pod: Object) -> PurgeSeen | None:
+def observe_purge(pod: Object) -> PurgeSeen | None:
     """Translates a purge pod; None if its labels are not ours."""
     metadata, status = pod["metadata"], pod.get("status", {})
     attempt = metadata["labels"].get(api_objects.ATTEMPT, "")
@@ -166,7 +171,7 @@ def _waiting(status: Object, state: Object) -> str:
     return ""
 
 
-def holders(pod: Object, gone: bool, domain: str, access: TierAccess) -> tuple[HolderPlace, ...]:
+def observe_servers(pod: Object, gone: bool, domain: str, access: TierAccess) -> tuple[HolderPlace, ...]:
     """Translates the servers of a holder's pod.
 
     One that starts is left out: unknown, not dead.
@@ -199,9 +204,9 @@ def holders(pod: Object, gone: bool, domain: str, access: TierAccess) -> tuple[H
     )
 
 
-def holder_marks(pod: Object) -> object:
+def server_plan_fields(pod: Object) -> object:
     """The parts of a holder's pod that plans read."""
-    return pod["metadata"]["uid"], holders(pod, False, "", TierAccess())
+    return pod["metadata"]["uid"], observe_servers(pod, False, "", TierAccess())
 
 
 def is_ready(pod: Object) -> bool:
@@ -210,7 +215,7 @@ def is_ready(pod: Object) -> bool:
     return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
 
-def servers(pod: Object) -> int:
+def count_servers(pod: Object) -> int:
     """Counts the servers of a holder's pod."""
     return len(_servers(pod))
 
@@ -236,3 +241,191 @@ def _number(port_name: str) -> int | None:
         return 0
     text = port_name.removeprefix(f"{api_objects.HOLDER_CONTAINER}-")
     return int(text) if text != port_name and text.isascii() and text.isdecimal() else None
+
+
+# ---- leases ----------------------------------------------------------------------------------------------------------
+# Tracks when each kubelet last renewed its node lease. Owned by `cluster_cache`; time is an argument. A lease's own
+# time is never read: clocks of other machines differ. Silence does not count while the API server was away: every lease
+# is then as old as the outage, though every kubelet lives.
+
+LEASE_SECONDS = 25.0
+"""A kubelet renews its lease every 10 s; after this without, it counts as silent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """Nodes whose kubelet renewed its lease, and nodes that are silent.
+
+    A node in neither set is not known yet.
+    """
+
+    renewed: frozenset[str] = frozenset()
+    silent: frozenset[str] = frozenset()
+
+
+class Leases:
+    """The node leases of one cluster; times are monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, float] = {}
+        """Since when each lease stands as it does."""
+        self._renewals: dict[str, float] = {}
+        """When a renewal was seen to come: one that was there when we came may be of any age."""
+        self._heard: tuple[float, float, Heard] | None = None
+        """Since when nothing was interrupted, until when nobody else can have fallen silent, and what was said."""
+        self._last = Heard()
+
+    def changed(self, old: Object | None, new: Object | None, now: float) -> None:
+        """Records a lease's change; None: it does not exist."""
+        found = new or old
+        assert found is not None
+        name = found["metadata"]["name"]
+        if new is None:
+            self._known.pop(name, None)
+            self._renewals.pop(name, None)
+            self._heard = None
+        elif old is None:
+            self._known[name] = now
+            self._heard = None
+        elif old["spec"].get("renewTime") != new["spec"].get("renewTime"):
+            self._known[name] = self._renewals[name] = now
+            if self._heard is not None and name not in self._heard[2].renewed:
+                self._heard = None
+
+    def heard(self, heard_since: float, heard_at: float) -> Heard:
+        """Classifies nodes as of `heard_at`, the watch's last event.
+
+        `heard_since`: since when the watch was not interrupted. The same value as before, unless it changed: a renewal of
+        one more second is no news, and a thousand jobs ask twice a second.
+        """
+        if self._heard is None or self._heard[0] != heard_since or heard_at > self._heard[1]:
+            self._heard = (heard_since, *self._looked(heard_since, heard_at))
+        return self._heard[2]
+
+    def _looked(self, heard_since: float, heard_at: float) -> tuple[float, Heard]:
+        since = {node: max(at, heard_since) for node, at in self._known.items()}
+        found = Heard(
+            frozenset(node for node, at in self._renewals.items() if heard_at - at <= LEASE_SECONDS),
+            frozenset(node for node, at in since.items() if heard_at - at > LEASE_SECONDS),
+        )
+        standing = [
+            *(at for node, at in self._renewals.items() if node in found.renewed),
+            *(at for node, at in since.items() if node not in found.silent),
+        ]
+        if found != self._last:
+            self._last = found
+        return min(standing, default=math.inf) + LEASE_SECONDS, self._last
+
+
+# ---- nodes -----------------------------------------------------------------------------------------------------------
+# Translates node objects and kubelet leases into `NodeSeen`. "Not ready" mostly means that the node controller did not
+# hear the kubelet; a fault of the controller or the API server looks the same. So a renewed lease outweighs it, and
+# where most nodes seem gone at once none counts as gone for that alone.
+
+_OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+"""Only a person gives it, who knows that the node is down."""
+_UNREACHABLE = "node.kubernetes.io/unreachable"
+_MOST_SAID = 200
+"""Characters of a condition's own words."""
+
+
+def observe_node(
+    found: Object, heard: Heard, topology_key: str = HOSTNAME, signals: NodeSignals = KNOWN_SIGNALS
+) -> NodeSeen:
+    """Translates one node; what its observer may have caused is a doubt.
+
+    Copies are always kept on different nodes; `topology_key` is the highest level that they are spread over.
+    """
+    name, labels = found["metadata"]["name"], found["metadata"].get("labels") or {}
+    down = _out_of_service(found)
+    return NodeSeen(
+        name=name,
+        domain=labels.get(HOSTNAME, name),
+        ready=not down,
+        schedulable=not found["spec"].get("unschedulable", False),
+        reason=down,
+        signal=_signal(found, signals),
+        remark=_signal(found, SHOWN_SIGNALS),
+        doubt="" if down else _doubt(found, name in heard.renewed) or _unrenewed(name, heard),
+        path=topology_path(labels, topology_key),
+    )
+
+
+def without_mass_doubt(nodes: Iterable[NodeSeen]) -> tuple[NodeSeen, ...]:
+    """Confirms doubts, unless most nodes seem gone at once.
+
+    Then the observer is the likelier fault. What is confirmed stays a doubt, too: an observer that was away hears the nodes
+    again one after another, and the last of them seems gone among others that are well.
+    """
+    found = tuple(nodes)
+    seem_gone = sum(not one.ready or bool(one.doubt) for one in found)
+    if 2 * seem_gone > len(found):
+        return found
+    return tuple(replace(one, ready=False) if one.doubt else one for one in found)
+
+
+def is_contradicted(found: Object) -> bool:
+    """Whether the kubelet's lease renewals outweigh this node's conditions."""
+    return _doubt(found, renewed=False) != _doubt(found, renewed=True)
+
+
+def is_left(found: Object) -> bool:
+    """Whether a node is cordoned, or marked to be left."""
+    return bool(found.get("spec", {}).get("unschedulable", False)) or bool(_signal(found, KNOWN_SIGNALS))
+
+
+def plan_fields(found: Object) -> tuple[Any, ...]:
+    """The parts of a node that plans read; heartbeats are left out."""
+    metadata, spec = found["metadata"], found["spec"]
+    conditions = [(c["type"], c["status"], c.get("reason")) for c in found.get("status", {}).get("conditions", ())]
+    return metadata["uid"], metadata.get("labels"), spec.get("taints"), spec.get("unschedulable"), conditions
+
+
+def _out_of_service(found: Object) -> str:
+    taints = {taint["key"] for taint in found["spec"].get("taints", ())}
+    return f"it has the taint {_OUT_OF_SERVICE}" if _OUT_OF_SERVICE in taints else ""
+
+
+def _unrenewed(name: str, heard: Heard) -> str:
+    return "its kubelet has not renewed its lease" if name in heard.silent else ""
+
+
+def _doubt(found: Object, renewed: bool) -> str:
+    taints = {taint["key"] for taint in found["spec"].get("taints", ())}
+    ready: Object | None = next(
+        (c for c in found.get("status", {}).get("conditions", ()) if c["type"] == "Ready"), None
+    )
+    if ready is not None and ready["status"] == "False":
+        return f"not ready: {ready.get('message', '')}"
+    if renewed and ready is not None:
+        return ""  # whoever says that it is unknown has not heard what we have
+    if _UNREACHABLE in taints:
+        return f"it has the taint {_UNREACHABLE}"
+    if ready is None:
+        return "its condition Ready is not set yet"
+    return "" if ready["status"] == "True" else f"not ready: {ready.get('message', '')}"
+
+
+def _signal(found: Object, signals: NodeSignals) -> str:
+    """The first that it bears, as a sentence."""
+    taints = {taint["key"] for taint in found["spec"].get("taints", ())}
+    labelled = {f"{key}={value}" for key, value in (found["metadata"].get("labels") or {}).items()}
+    excepted = NOT_OF_THE_NODE if signals is KNOWN_SIGNALS else {}
+    conditions = found.get("status", {}).get("conditions", ())
+    stated = {f"{c['type']}={c['status']}": c for c in conditions if c.get("reason") not in excepted.get(c["type"], ())}
+    for kind, wanted, borne in (
+        ("taint", signals.taints, taints),
+        ("label", signals.labels, labelled),
+        ("condition", signals.conditions, stated),
+    ):
+        there = next((name for name in wanted if name in borne), None)
+        if there is not None:
+            return f"it has the {kind} {there}{_said(stated.get(there, {}))}"
+    return ""
+
+
+def _said(condition: Object) -> str:
+    """Why a condition's writer set it, in its own words."""
+    reason, message = condition.get("reason") or "", (condition.get("message") or "").strip()
+    told = ": ".join(part for part in (reason, message) if part)
+    return f" ({told[:_MOST_SAID]})" if told else ""
