@@ -19,11 +19,11 @@ from typing import Any
 
 from bench.cores import spent_seconds
 from bench.holders import ACCOUNT, JOB
-from surefoot.drain.engine import Drain, DrainArena, DrainOptions, DrainWatcher
-from surefoot.drain.slots import SealedSave
+from surefoot.flush.engine import Drain, DrainArena, DrainOptions, DrainWatcher
+from surefoot.flush.slots import SealedSave
 from surefoot.format.layouts import Stream, TensorParts, build_layout
 from surefoot.geometry import Box
-from surefoot.holder.client import HolderClient
+from surefoot.memory_server.client import HolderClient
 from surefoot.protocol.identities import HolderEndpoint, HolderId, RankSave
 
 TASK: dict[str, Any] = {"rank_bytes": 64 << 20, "ranks": [1, 2, 4, 8], "saves": 7}

@@ -21,14 +21,14 @@ from pathlib import Path
 import numpy as np
 
 from bench.holders import free_port
-from surefoot.drain.engine import Drain, DrainArena, DrainWatcher
-from surefoot.drain.slots import SealedSave
+from surefoot.flush.engine import Drain, DrainArena, DrainWatcher
+from surefoot.flush.slots import SealedSave
 from surefoot.format.layouts import Stream, TensorParts, build_layout
 from surefoot.geometry import Box
-from surefoot.holder import Credentials, HolderClient, server_process
-from surefoot.holder.provisioning import HolderAdmin
-from surefoot.holder.server_process import HolderServer, ServerSettings, TlsFiles
 from surefoot.linux_process import cpu_seconds
+from surefoot.memory_server import Credentials, HolderClient, server_process
+from surefoot.memory_server.provisioning import HolderAdmin
+from surefoot.memory_server.server_process import HolderServer, ServerSettings, TlsFiles
 from surefoot.protocol.identities import HolderEndpoint, HolderId, RankSave
 from surefoot.tiers import Tier
 from surefoot_operator.controller.credentials.certificates import CA, CERTIFICATE, KEY, issue_certificate

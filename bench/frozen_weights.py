@@ -24,7 +24,7 @@ from bench import holders
 from bench.jobs import run_module
 from bench.systems.surefoot import Asked
 from surefoot import Checkpointer
-from surefoot.holder.connection import Credentials, Wire
+from surefoot.memory_server.connection import Credentials, Wire
 
 TASK: dict[str, Any] = {"layers": 24, "width": 1536, "rank": 14}
 """As `run` measures it: 240 MB, of which 5 % are adapters and their moments."""

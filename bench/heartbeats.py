@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from surefoot.protocol.checkpoints.settled import Settled
+from surefoot.protocol.checkpoints.save_state import Settled
 from surefoot.protocol.identities import Checkpoint, WorkerId
 from surefoot.protocol.messages import FromAgent, Heartbeat, Hello
 from surefoot.protocol.progress import Progress

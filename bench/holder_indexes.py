@@ -28,8 +28,8 @@ from support.servers.redis_server import (
     tls_files,
     wire_of,
 )
-from surefoot.holder import keys
-from surefoot.holder.server_process import HolderServer
+from surefoot.memory_server import keys
+from surefoot.memory_server.server_process import HolderServer
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.restore.catalogue import SaveSource, holder_sources, read_catalogue

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from support.fakes.fake_agent import until
 from support.servers.redis_server import ADMIN_PASSWORD, program, running
-from surefoot.holder import Credentials
+from surefoot.memory_server import Credentials
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.memory import HolderPlace, HolderPool, JobHolders
 from surefoot_operator.settings import MemorySettings

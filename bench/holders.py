@@ -18,10 +18,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from surefoot.holder import server_process
-from surefoot.holder.connection import Credentials
-from surefoot.holder.provisioning import HolderAdmin
-from surefoot.holder.server_process import ServerSettings
+from surefoot.memory_server import server_process
+from surefoot.memory_server.connection import Credentials
+from surefoot.memory_server.provisioning import HolderAdmin
+from surefoot.memory_server.server_process import ServerSettings
 
 JOB = "bench"
 NODES = ("node-a", "node-b")

@@ -16,12 +16,12 @@ import time
 from pathlib import Path
 from typing import TextIO
 
-from surefoot.agent.memory.arenas import StagingMemory, StagingWatcher
-from surefoot.holder.client import HolderClient
-from surefoot.holder.connection import account_of
+from surefoot.agent.staging_memory import StagingMemory, StagingWatcher
 from surefoot.ipc import trainer_messages as line
 from surefoot.ipc.memfd import SLOTS
 from surefoot.ipc.trainer_server import TrainerConnection, TrainerServer
+from surefoot.memory_server.client import HolderClient
+from surefoot.memory_server.connection import account_of
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
 from surefoot.protocol.messages import Holders
 from surefoot.settings import JobSettings, job_settings

@@ -25,9 +25,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from surefoot.agent.coordinator.addresses import begun
-from surefoot.agent.coordinator.coordinator_client import CoordinatorClient
-from surefoot.agent.coordinator.requests import CoordinatorRequests, SaveLocations
+from surefoot.agent.addresses import begun
+from surefoot.agent.coordinator_client import CoordinatorClient
+from surefoot.agent.coordinator_requests import CoordinatorRequests, SaveLocations
 from surefoot.format.layouts import Stream, build_layout
 from surefoot.format.manifests import describe
 from surefoot.protocol.identities import Checkpoint, RankSave, WorkerId

@@ -19,10 +19,10 @@ from typing import Any
 
 from bench.agent_ranks import Rank, drop, saved
 from bench.holders import ACCOUNT, JOB, NODES, PASSWORD, free_port
-from surefoot.drain.engine import DrainOptions
-from surefoot.holder import server_process
-from surefoot.holder.provisioning import HolderAdmin
-from surefoot.holder.server_process import HolderServer, ServerSettings
+from surefoot.flush.engine import DrainOptions
+from surefoot.memory_server import server_process
+from surefoot.memory_server.provisioning import HolderAdmin
+from surefoot.memory_server.server_process import HolderServer, ServerSettings
 from surefoot.protocol.checkpoints.placement import targets
 from surefoot.protocol.identities import HolderEndpoint, HolderId
 

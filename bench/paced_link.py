@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import Any
 
 from support.saves import Saver, arrays
-from surefoot.drain.engine import DrainOptions
-from surefoot.drain.token_bucket import TokenBucket
-from surefoot.holder import server_process
-from surefoot.holder.client import HolderClient
-from surefoot.holder.connection import Credentials
-from surefoot.holder.provisioning import HolderAdmin
-from surefoot.holder.server_process import ServerSettings
+from surefoot.flush.engine import DrainOptions
+from surefoot.flush.token_bucket import TokenBucket
+from surefoot.memory_server import server_process
+from surefoot.memory_server.client import HolderClient
+from surefoot.memory_server.connection import Credentials
+from surefoot.memory_server.provisioning import HolderAdmin
+from surefoot.memory_server.server_process import ServerSettings
 from surefoot.protocol.identities import HolderEndpoint, HolderId, RankSave
 
 HERE, THERE = "sf-bench-here", "sf-bench-there"

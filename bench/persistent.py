@@ -34,9 +34,9 @@ from bench.holders import JOB
 from bench.program import Program
 from bench.systems.dcp import join_world_of_one
 from bench.systems.surefoot import Surefoot
-from surefoot.drain.promoter import Promoted, Promoter
-from surefoot.holder.client import HolderClient
-from surefoot.holder.connection import account_of
+from surefoot.flush.promoter import Promoted, Promoter
+from surefoot.memory_server.client import HolderClient
+from surefoot.memory_server.connection import account_of
 from surefoot.protocol.identities import RankSave
 from surefoot.settings import PersistentSettings, job_settings
 from surefoot.tiers import open_persistent

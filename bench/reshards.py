@@ -37,11 +37,11 @@ from bench.planning import PAIRS
 from surefoot import Checkpointer
 from surefoot.checkpointer import restoring
 from surefoot.checkpointer.backends import connect_agent
-from surefoot.checkpointer.library_mode.in_process import InProcessBackend, InProcessTargets
+from surefoot.checkpointer.library_mode.in_process_backend import InProcessBackend, InProcessTargets
 from surefoot.geometry.shares import shard_box
-from surefoot.holder.client import HolderClient
-from surefoot.holder.connection import Credentials, Wire, account_of
 from surefoot.ipc.trainer_messages import Attached
+from surefoot.memory_server.client import HolderClient
+from surefoot.memory_server.connection import Credentials, Wire, account_of
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId
 from surefoot.settings import job_settings
 from surefoot.state import Program

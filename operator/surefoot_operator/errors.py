@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from surefoot.protocol.plain import shown
+from surefoot.protocol.text import shown
 
 if TYPE_CHECKING:
     from surefoot_operator.api.status import JobStatus

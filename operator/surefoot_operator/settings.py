@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from surefoot.protocol.backoff import Backoff
+from surefoot.protocol.timeouts import Backoff
 
 _CLOSURES = Backoff(10.0, 600.0)
 _RECONCILES = Backoff(0.05, 5.0)

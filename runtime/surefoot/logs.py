@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from surefoot.errors import ConfigurationError
-from surefoot.protocol.plain import plain
+from surefoot.protocol.text import plain
 
 VARIABLE = "SUREFOOT_LOG_FORMAT"
 FORMATS = ("text", "json")

@@ -12,7 +12,7 @@ import yaml
 
 from chart import documented
 from chart.helm import CHART, NAMESPACE, PROJECT, Object, is_hook, objects
-from surefoot.holder.server_process import COMMON_CONFIGURATION
+from surefoot.memory_server.server_process import COMMON_CONFIGURATION
 
 CRD = PROJECT / "manifests" / "crd.yaml"
 _HELM_LABELS = ("helm.sh/chart", "app.kubernetes.io/managed-by")

@@ -146,7 +146,7 @@ def test_the_operators_image_runs_the_operator(operator: Root) -> None:
 
 
 def test_the_operators_image_has_the_companion_and_all_that_it_imports(operator: Root) -> None:
-    operator.says("python", "-c", "import surefoot.holder.companion.__main__")
+    operator.says("python", "-c", "import surefoot.memory_server.sidecar.__main__")
 
 
 def test_the_operators_image_has_no_torch_and_no_pip(operator: Root) -> None:

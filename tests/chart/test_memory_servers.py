@@ -11,7 +11,7 @@ from chart import helm
 from chart.objects import Object, ports
 from chart.test_seams import environment
 from support.servers.memory_cgroup import container_bytes
-from surefoot.holder.companion.companion_settings import MOST_SERVERS, companion_settings
+from surefoot.memory_server.sidecar.sidecar_settings import MOST_SERVERS, companion_settings
 from surefoot_operator.platforms.kubernetes.pods import HOLDER_SOCKET
 
 BESIDE: Object = {

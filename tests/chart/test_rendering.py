@@ -11,7 +11,7 @@ import yaml
 
 from chart import helm
 from chart.objects import Object, containers, ports, rules, selects, templates
-from surefoot.holder.companion.companion_settings import MOST_SERVERS
+from surefoot.memory_server.sidecar.sidecar_settings import MOST_SERVERS
 
 EVERYTHING: Object = {
     "commonLabels": {"team": "training"},

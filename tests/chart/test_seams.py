@@ -10,9 +10,9 @@ import pytest
 from chart import helm
 from chart.objects import Object, ports
 from chart.test_rendering import EVERYTHING
-from surefoot.holder.client import MAX_VALUE_BYTES
-from surefoot.holder.companion.companion_settings import CompanionSettings, companion_settings
-from surefoot.holder.server_process import MALLOC_ENVIRONMENT, ServerSettings, configuration
+from surefoot.memory_server.client import MAX_VALUE_BYTES
+from surefoot.memory_server.server_process import MALLOC_ENVIRONMENT, ServerSettings, configuration
+from surefoot.memory_server.sidecar.sidecar_settings import CompanionSettings, companion_settings
 from surefoot_operator.controller.admission_webhooks import EVICTIONS_PATH, JOBS_PATH
 from surefoot_operator.controller.cluster_settings import ClusterSettings, cluster_settings
 from surefoot_operator.controller.credentials.certificates import server_names

@@ -46,7 +46,7 @@ def values(facts: Facts, changes: Values | None = None) -> Values:
                 "maxMemory": MAX_MEMORY,
                 "resources": {"requests": {"cpu": "10m"}},
                 "companion": {
-                    "command": [PYTHON, "-m", "surefoot.holder.companion"],
+                    "command": [PYTHON, "-m", "surefoot.memory_server.sidecar"],
                     "extraEnv": host_environment(),
                     "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "512Mi"}},
                 },

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from support.servers import redis_server, s3_server
-from surefoot.holder.provisioning import HolderAdmin
-from surefoot.holder.server_process import HolderServer
+from surefoot.memory_server.provisioning import HolderAdmin
+from surefoot.memory_server.server_process import HolderServer
 from surefoot.settings import PersistentSettings
 from surefoot.tiers import ObjectStoreTier, open_persistent
 

@@ -19,13 +19,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from contract.test_holder_companion import ACCOUNT, DEADLINE, answer, until
 from support.servers import redis_server
 from surefoot.errors import TierError
-from surefoot.holder import server_process
-from surefoot.holder.companion.companion_metrics import exposition
-from surefoot.holder.companion.companion_settings import CompanionSettings
-from surefoot.holder.companion.memory_watch import Seen
-from surefoot.holder.companion.servers_watch import ServersWatch
-from surefoot.holder.provisioning import INSTANCE_DIGITS, HolderAdmin
-from surefoot.holder.server_process import HolderServer, TlsFiles
+from surefoot.memory_server import server_process
+from surefoot.memory_server.provisioning import INSTANCE_DIGITS, HolderAdmin
+from surefoot.memory_server.server_process import HolderServer, TlsFiles
+from surefoot.memory_server.sidecar.companion_metrics import exposition
+from surefoot.memory_server.sidecar.memory_watch import Seen
+from surefoot.memory_server.sidecar.server_monitor import ServersWatch
+from surefoot.memory_server.sidecar.sidecar_settings import CompanionSettings
 
 SIZE = 40 << 20
 FILLED = SIZE // 2
@@ -215,7 +215,7 @@ def test_the_program_is_ready_when_all_are_and_names_who_is_not(trouble: signal.
             "SUREFOOT_COMPANION_CALL_SECONDS": "1",
             "SUREFOOT_MEMORY_PASSWORD_FILE": settings.password_file,
         }
-        command = [sys.executable, "-m", "surefoot.holder.companion"]
+        command = [sys.executable, "-m", "surefoot.memory_server.sidecar"]
         with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) as process:
             try:
                 assert process.stderr is not None

@@ -12,11 +12,11 @@ import pytest
 
 from support.servers import s3_server
 from support.servers.faulty_store import Fault, FaultyLine, faulty
-from surefoot.data.source import DataError
-from surefoot.data.sources import TextLines, files
+from surefoot.data.data_source import DataError
+from surefoot.data.sources import TextLines, file_access
 from surefoot.data.stream import ElasticStream
 from surefoot.errors import StateMismatch
-from surefoot.protocol.backoff import Backoff
+from surefoot.protocol.timeouts import Backoff
 
 LINES = [f"line {number}" for number in range(400)]
 BODY = "\n".join(LINES).encode()
@@ -48,16 +48,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3_server.S3Ser
 @pytest.fixture
 def bucket(server: s3_server.S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
     told = server.settings()
-    monkeypatch.setattr(files, "WAITS", Backoff(0.001))
-    monkeypatch.setattr(files, "CALL_SECONDS", 1.0)
+    monkeypatch.setattr(file_access, "WAITS", Backoff(0.001))
+    monkeypatch.setattr(file_access, "CALL_SECONDS", 1.0)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", told.access_key or "")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", told.secret_key or "")
     monkeypatch.setenv("AWS_DEFAULT_REGION", told.region or "")
     with faulty(server.endpoint) as line:
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", line.url)
-        files._s3.cache_clear()
+        file_access._s3.cache_clear()
         yield Bucket(line, boto3.client("s3", endpoint_url=server.endpoint), told.uri.split("/")[2])
-        files._s3.cache_clear()
+        file_access._s3.cache_clear()
 
 
 def lines(source: TextLines) -> list[str]:
@@ -66,7 +66,7 @@ def lines(source: TextLines) -> list[str]:
 
 @pytest.mark.parametrize("fault", ALL)
 def test_a_fault_less_than_the_tries_allow_changes_nothing_of_what_is_read(bucket: Bucket, fault: Fault) -> None:
-    bucket.line.fail([fault] * (1 if fault in ("silent", "trickle") else files.TRIES - 1))
+    bucket.line.fail([fault] * (1 if fault in ("silent", "trickle") else file_access.TRIES - 1))
     source = TextLines(bucket.url, shard_bytes=2000)
     bucket.line.fail([fault])
     assert lines(source) == LINES * 2
@@ -78,7 +78,7 @@ def test_faults_of_every_kind_at_random_change_nothing_of_what_is_read(bucket: B
     source = TextLines(bucket.url, shard_bytes=2000)
     quick: tuple[Fault, ...] = ("busy", "reset", "cut")
     for _ in range(40):
-        bucket.line.fail(chance.choices(quick, k=chance.randint(1, files.TRIES - 1)))
+        bucket.line.fail(chance.choices(quick, k=chance.randint(1, file_access.TRIES - 1)))
         bucket.line.fail(["none"] * chance.randint(1, 3))
     options: dict[str, Any] = {"global_batch": 4, "lanes": 2, "window": 5, "rank": 0, "world": 1, "collate": list}
     seen: list[str] = []
@@ -92,18 +92,20 @@ def test_faults_of_every_kind_at_random_change_nothing_of_what_is_read(bucket: B
 @pytest.mark.parametrize("fault", ALL)
 def test_a_store_that_fails_on_is_given_up_within_limits_and_named(bucket: Bucket, fault: Fault) -> None:
     source = TextLines(bucket.url, shard_bytes=2000)
-    files._s3.cache_clear()
+    file_access._s3.cache_clear()
     patch = pytest.MonkeyPatch()
-    patch.setattr(files, "CALL_SECONDS", 0.2)
+    patch.setattr(file_access, "CALL_SECONDS", 0.2)
     bucket.line.always, bucket.line.asked = fault, 0
     begun = time.monotonic()
     try:
-        with pytest.raises(DataError, match=rf"s3://.*/a\.txt could not be read, in {files.TRIES} tries \(\w+: .+\)"):
+        with pytest.raises(
+            DataError, match=rf"s3://.*/a\.txt could not be read, in {file_access.TRIES} tries \(\w+: .+\)"
+        ):
             list(source.open(0, 0))
     finally:
         patch.undo()
     # by HEAD, which has no body to cut, and where that came through by GET
-    assert bucket.line.asked in (files.TRIES, files.TRIES + 1, 2 * files.TRIES)
+    assert bucket.line.asked in (file_access.TRIES, file_access.TRIES + 1, 2 * file_access.TRIES)
     assert time.monotonic() - begun < 60, "no call is waited for without end"
 
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from support.servers import s3_server
-from surefoot.data.source import DataError
-from surefoot.data.sources import TextLines, TokenFile, files
-from surefoot.protocol.backoff import Backoff
+from surefoot.data.data_source import DataError
+from surefoot.data.sources import TextLines, TokenFile, file_access
+from surefoot.protocol.timeouts import Backoff
 
 WORDS = b"".join(b"line %d\n" % number for number in range(500))
 
@@ -76,7 +76,7 @@ class Web:
 
 @pytest.fixture
 def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
-    monkeypatch.setattr(files, "WAITS", Backoff(0.001))
+    monkeypatch.setattr(file_access, "WAITS", Backoff(0.001))
     made = Web()
     thread = threading.Thread(target=made.server.serve_forever, daemon=True)
     thread.start()
@@ -117,14 +117,14 @@ def test_a_page_that_is_gone_is_named_at_once(web: Web) -> None:
 
 def test_a_server_that_does_not_answer_is_given_up_and_named(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     source = TextLines(web.url, shard_bytes=1000)
-    monkeypatch.setattr(files, "CALL_SECONDS", 0.05)
-    files._system.cache_clear()
+    monkeypatch.setattr(file_access, "CALL_SECONDS", 0.05)
+    file_access._system.cache_clear()
     web.answers.clear()
     try:
         with pytest.raises(DataError, match=r"words\.txt could not be read, in 5 tries \(\w*(Timeout|OS)\w*"):
             lines(source)
     finally:
-        files._system.cache_clear()
+        file_access._system.cache_clear()
 
 
 def test_a_page_that_was_changed_is_named(web: Web) -> None:
@@ -135,26 +135,26 @@ def test_a_page_that_was_changed_is_named(web: Web) -> None:
 
 
 def test_a_page_that_is_replaced_between_two_reads_is_named(web: Web) -> None:
-    file = files.find_files(web.url)[0]
-    assert files.read_range(file, 0, 7) == b"line 0\n"
+    file = file_access.find_files(web.url)[0]
+    assert file_access.read_range(file, 0, 7) == b"line 0\n"
     web.change()
     with pytest.raises(DataError, match=r"words\.txt was changed: .*its ETag is another"):
-        files.read_range(file, 0, 7)
+        file_access.read_range(file, 0, 7)
     web.keeps_tags = False  # of such a server it is noticed when the file is opened
     with pytest.raises(DataError, match=r"words\.txt was changed"):
-        files.check(file)
+        file_access.check(file)
 
 
 @pytest.fixture
 def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, bytes | None], str]]:
-    monkeypatch.setattr(files, "WAITS", Backoff(0.001))
+    monkeypatch.setattr(file_access, "WAITS", Backoff(0.001))
     with s3_server.running(tmp_path) as server:
         told = server.settings("data")
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", told.access_key or "")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", told.secret_key or "")
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", told.endpoint or "")
         monkeypatch.setenv("AWS_DEFAULT_REGION", told.region or "us-east-1")
-        files._s3.cache_clear()
+        file_access._s3.cache_clear()
         client, name = boto3.client("s3"), told.uri.split("/")[2]
 
         def put(key: str, body: bytes | None) -> str:
@@ -165,7 +165,7 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
             return f"s3://{name}/{key}"
 
         yield put
-        files._s3.cache_clear()
+        file_access._s3.cache_clear()
 
 
 def test_objects_in_s3_are_found_by_pattern_and_never_read_changed(
@@ -177,12 +177,12 @@ def test_objects_in_s3_are_found_by_pattern_and_never_read_changed(
     source = TextLines(f"{folder}/*.txt", shard_bytes=1000)
     assert lines(source) == 3 * WORDS.decode().splitlines()
     last = len(source.shards()) - 1
-    reading = files.find_files(url)[0]
+    reading = file_access.find_files(url)[0]
     bucket("data/2.txt", WORDS.replace(b"line 7\n", b"LINE 7\n"))
     with pytest.raises(DataError, match=r"2\.txt was changed"):
         list(source.open(last, 0))
     with pytest.raises(DataError, match=r"2\.txt was changed: its ETag"):
-        files.read_range(reading, 0, 100)
+        file_access.read_range(reading, 0, 100)
     bucket("data/2.txt", None)
     with pytest.raises(DataError, match=r"2\.txt is not there"):
         list(source.open(last, 0))

@@ -11,10 +11,10 @@ import redis.exceptions
 
 from support.servers import redis_server
 from surefoot.errors import ConfigurationError, Fenced, TierError, TierUnavailable
-from surefoot.holder import HolderClient, keys, scripts, server_process
-from surefoot.holder.connection import Credentials
-from surefoot.holder.provisioning import HolderAdmin
-from surefoot.holder.server_process import HolderServer, ServerSettings
+from surefoot.memory_server import HolderClient, keys, scripts, server_process
+from surefoot.memory_server.connection import Credentials
+from surefoot.memory_server.provisioning import HolderAdmin
+from surefoot.memory_server.server_process import HolderServer, ServerSettings
 from surefoot.protocol.identities import RankSave
 
 MINE, THEIRS = "job-1", "job-12"

@@ -14,12 +14,12 @@ import redis
 
 from support.servers import redis_server
 from surefoot.errors import OutOfBounds
-from surefoot.holder import Credentials, HolderClient, keys
-from surefoot.holder.connection import Wire
-from surefoot.holder.fenced_calls import FencedCalls
-from surefoot.holder.holder_line import HolderLine
-from surefoot.holder.provisioning import HolderAdmin
-from surefoot.holder.server_process import HolderServer
+from surefoot.memory_server import Credentials, HolderClient, keys
+from surefoot.memory_server.async_connection import HolderLine
+from surefoot.memory_server.connection import Wire
+from surefoot.memory_server.fenced_calls import FencedCalls
+from surefoot.memory_server.provisioning import HolderAdmin
+from surefoot.memory_server.server_process import HolderServer
 from surefoot.protocol import bounds
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import RankSave
@@ -198,7 +198,7 @@ async def test_an_endless_reply_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
             writer.write(b"$1000\r\n" + b"x" * 1000 + b"\r\n")
             await writer.drain()
 
-    monkeypatch.setattr("surefoot.holder.holder_line.MAX_REPLY_BYTES", 1 << 20)
+    monkeypatch.setattr("surefoot.memory_server.async_connection.MAX_REPLY_BYTES", 1 << 20)
     async with rogue_server(talk) as port:
         line = HolderLine("127.0.0.1", port, Credentials(), 5.0)
         await line.open()
@@ -215,7 +215,7 @@ async def test_a_reply_that_trickles_for_ever_is_cut(monkeypatch: pytest.MonkeyP
             await writer.drain()
             await asyncio.sleep(0.02)
 
-    monkeypatch.setattr("surefoot.holder.holder_line.MAX_REPLY_SECONDS", 0.5)
+    monkeypatch.setattr("surefoot.memory_server.async_connection.MAX_REPLY_SECONDS", 0.5)
     async with rogue_server(talk) as port:
         line = HolderLine("127.0.0.1", port, Credentials(), 0.3)
         await line.open()

@@ -15,14 +15,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from support.servers import redis_server
 from surefoot.errors import ConfigurationError, TierUnavailable
-from surefoot.holder import Credentials, HolderClient, keys, server_process
-from surefoot.holder.companion.companion_metrics import exposition
-from surefoot.holder.companion.companion_settings import CompanionSettings, companion_settings
-from surefoot.holder.companion.memory_watch import Watch
-from surefoot.holder.connection import Wire
-from surefoot.holder.filling import VALUE_BYTES
-from surefoot.holder.provisioning import HolderAdmin
-from surefoot.holder.server_process import HolderServer
+from surefoot.memory_server import Credentials, HolderClient, keys, server_process
+from surefoot.memory_server.connection import Wire
+from surefoot.memory_server.filling import VALUE_BYTES
+from surefoot.memory_server.provisioning import HolderAdmin
+from surefoot.memory_server.server_process import HolderServer
+from surefoot.memory_server.sidecar.companion_metrics import exposition
+from surefoot.memory_server.sidecar.memory_watch import Watch
+from surefoot.memory_server.sidecar.sidecar_settings import CompanionSettings, companion_settings
 from surefoot.protocol.identities import RankSave
 
 SIZE = 96 << 20
@@ -193,7 +193,7 @@ def test_the_program_answers_probes_and_ends_when_asked(running: HolderServer, t
         "SUREFOOT_COMPANION_REDIS_PORT": str(settings.redis_port),
         "SUREFOOT_MEMORY_PASSWORD_FILE": settings.password_file,
     }
-    command = [sys.executable, "-m", "surefoot.holder.companion"]
+    command = [sys.executable, "-m", "surefoot.memory_server.sidecar"]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) as process:
         try:
             assert process.stderr is not None

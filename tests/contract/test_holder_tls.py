@@ -13,10 +13,10 @@ import pytest
 from support.servers import redis_server
 from support.servers.certificates import authority
 from surefoot.errors import AccessRefused, ConfigurationError, TierUnavailable
-from surefoot.holder import Credentials, HolderClient
-from surefoot.holder.companion.companion_settings import CompanionSettings
-from surefoot.holder.companion.memory_watch import Watch
-from surefoot.holder.server_process import HolderServer
+from surefoot.memory_server import Credentials, HolderClient
+from surefoot.memory_server.server_process import HolderServer
+from surefoot.memory_server.sidecar.memory_watch import Watch
+from surefoot.memory_server.sidecar.sidecar_settings import CompanionSettings
 from surefoot.protocol.codec import Codec
 from surefoot.protocol.identities import HolderEndpoint, HolderId
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from support.servers.job_server import JobServer, fabric_of
-from surefoot.holder import Credentials
+from surefoot.memory_server import Credentials
 from surefoot_operator.api.spec import FINALIZER
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.coordinator.agent_channel import AgentChannel

@@ -12,7 +12,7 @@ from surefoot.errors import TierUnavailable
 from surefoot.settings import PersistentSettings
 from surefoot.tiers.directory import DirectoryStore
 from surefoot.tiers.open import open_store
-from surefoot.tools import probe
+from surefoot.tools import check_tier
 from surefoot_operator.api.spec import PersistentTierSpec
 from surefoot_operator.cli.doctor import probed
 
@@ -20,7 +20,7 @@ from surefoot_operator.cli.doctor import probed
 def test_a_probe_writes_reads_deletes_and_leaves_nothing(place: PersistentSettings) -> None:
     store = open_store(place, begin=True)
     store.put("job/kept", b"x")
-    found = probe.probe(store, "1")
+    found = check_tier.probe(store, "1")
     assert {"place", "write_seconds", "read_seconds", "delete_seconds"} == set(found)
     assert (store.read("job/kept"), store.sizes(".probe-1")) == (b"x", {})
     store.close()
@@ -56,7 +56,7 @@ def test_what_was_refused_is_named_and_nothing_else_is_left(
 ) -> None:
     store = Refusing(tmp_path / "kept", begin=True)
     store.refused = refused
-    found = probe.probe(store, "1")
+    found = check_tier.probe(store, "1")
     assert found["step"] == step
     assert ("AccessDenied" in found["problem"]) == (refused != "bytes")
     assert sorted(one.name for one in (tmp_path / "kept").glob(".probe*")) == left
@@ -66,7 +66,7 @@ def test_the_tool_says_in_json_what_it_cannot_open(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("SUREFOOT_PERSISTENT_URI", raising=False)
-    assert probe.main() == 1
+    assert check_tier.main() == 1
     assert json.loads(capsys.readouterr().out)["step"] == "open"
 
 

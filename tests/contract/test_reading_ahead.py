@@ -11,8 +11,8 @@ import pytest
 
 from support.servers import redis_server
 from surefoot.errors import ChunkMissing, TierFull, TierUnavailable
-from surefoot.holder.client import HolderClient
-from surefoot.holder.server_process import HolderServer
+from surefoot.memory_server.client import HolderClient
+from surefoot.memory_server.server_process import HolderServer
 from surefoot.protocol.checkpoints.records import CHUNK_BYTES
 from surefoot.protocol.identities import RankSave
 from surefoot.tiers import ReadsAhead, WritesAhead

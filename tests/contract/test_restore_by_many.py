@@ -16,7 +16,7 @@ from support.servers.memory_cgroup import container_bytes, limited_to
 from surefoot.errors import SurefootError
 from surefoot.format.layouts import Stream, TensorParts, build_layout
 from surefoot.geometry import Box
-from surefoot.holder import HolderClient
+from surefoot.memory_server import HolderClient
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, RankSave
 from surefoot.restore.catalogue import holder_sources, read_catalogue
 from surefoot.restore.placer import Destination

@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 from surefoot.checkpointer.library_mode.other_writers import WriterMark, WriterWatch
-from surefoot.drain.retention_thread import RetentionThread
+from surefoot.flush.retention_thread import RetentionThread
 from surefoot.format.layouts import Stream, build_layout
 from surefoot.format.manifests import describe
 from surefoot.protocol.checkpoints.lineage import LineageEntry

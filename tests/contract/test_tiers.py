@@ -17,9 +17,9 @@ from surefoot.format.digests import block_digests
 from surefoot.format.layouts import Stream, TensorParts, build_layout
 from surefoot.format.manifests import describe
 from surefoot.geometry.box import Box
-from surefoot.holder.client import HolderClient
-from surefoot.holder.connection import Credentials
-from surefoot.holder.server_process import HolderServer
+from surefoot.memory_server.client import HolderClient
+from surefoot.memory_server.connection import Credentials
+from surefoot.memory_server.server_process import HolderServer
 from surefoot.protocol.checkpoints.records import CHUNK_BYTES, RankManifest
 from surefoot.protocol.identities import RankSave
 from surefoot.settings import PersistentSettings

@@ -8,9 +8,9 @@ import pytest
 
 from support.fakes.fake_tiers import MemoryPlace
 from support.saves import arrays, put_save, split, stream_of
-from surefoot.drain.copying import copy_save
-from surefoot.drain.token_bucket import TokenBucket
 from surefoot.errors import SaveExists
+from surefoot.flush.token_bucket import TokenBucket
+from surefoot.flush.uploader import copy_save
 from surefoot.format.layouts import Stream
 from surefoot.protocol.identities import RankSave
 from surefoot.settings import PersistentSettings

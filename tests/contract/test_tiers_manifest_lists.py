@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from surefoot import metrics
-from surefoot.drain.survey import survey
 from surefoot.errors import TierUnavailable
+from surefoot.flush.survey import survey
 from surefoot.format.layouts import Stream, build_layout
 from surefoot.format.manifests import describe
 from surefoot.protocol.checkpoints.records import RankManifest

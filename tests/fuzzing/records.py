@@ -20,7 +20,7 @@ from surefoot.checkpointer.library_mode.epoch_records import parse_records
 from surefoot.errors import ProtocolError, StateMismatch
 from surefoot.format.layouts import Stream
 from surefoot.format.values import decode_values
-from surefoot.holder import keys
+from surefoot.memory_server import keys
 from surefoot.protocol import wire
 from surefoot.protocol.checkpoints.completeness import TierReading, complete, copies_of, layouts_to_check
 from surefoot.protocol.checkpoints.coverage import uncovered

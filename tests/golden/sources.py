@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from surefoot import metrics as worker_metrics
 from surefoot.format.values import decode_values, encode_values
-from surefoot.holder import keys, scripts
-from surefoot.holder.companion.companion_metrics import exposition as companion_exposition
-from surefoot.holder.companion.memory_watch import Seen as CompanionSeen
-from surefoot.holder.scripts import Script
 from surefoot.ipc import trainer_messages
+from surefoot.memory_server import keys, scripts
+from surefoot.memory_server.scripts import Script
+from surefoot.memory_server.sidecar.companion_metrics import exposition as companion_exposition
+from surefoot.memory_server.sidecar.memory_watch import Seen as CompanionSeen
 from surefoot.protocol import wire
 from surefoot.protocol.checkpoints.records import Layout, RankManifest
 from surefoot.protocol.identities import RankSave

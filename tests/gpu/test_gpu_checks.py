@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 
 from support.device_work import keep_busy
-from surefoot.agent.health.gpu_check import GpuCheck
+from surefoot.agent.health.gpu_checks import GpuCheck
 from surefoot.ipc.flight_recorder import answer
-from surefoot.node_probe.compute_trials import operands, try_gpus
-from surefoot.protocol.standing.collectives import Collective
+from surefoot.node_tests.compute_tests import operands, try_gpus
+from surefoot.protocol.hangs import Collective
 
 SECONDS = 60.0
 

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from support.fakes.asked_chores import answers
-from surefoot.agent.coordinator import requests as chores
-from surefoot.drain.survey import survey
+from surefoot.agent import coordinator_requests as chores
 from surefoot.errors import TierFull
+from surefoot.flush.survey import survey
 from surefoot.format.layouts import Stream, build_layout
 from surefoot.format.manifests import describe
 from surefoot.protocol.identities import OlderJob, RankSave
 from surefoot.protocol.messages import Listing, ListPersistent
 from surefoot.settings import JobSettings, PersistentSettings, job_settings
 from surefoot.tiers import ObjectStoreTier, open_persistent
-from surefoot.tiers.epochs import EpochRecords
+from surefoot.tiers.persistent_records import EpochRecords
 
 
 @pytest.fixture

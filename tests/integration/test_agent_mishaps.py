@@ -16,7 +16,7 @@ import pytest
 from support.fakes.fake_agent import until
 from support.machine_speed import scaled
 from surefoot import metrics
-from surefoot.agent.coordinator import requests as chores
+from surefoot.agent import coordinator_requests as chores
 from surefoot.ipc import trainer_messages as line
 from surefoot.ipc.framing import framed
 from surefoot.ipc.trainer_server import TrainerServer

@@ -22,9 +22,9 @@ from support.fakes.fake_coordinator import (
 )
 from support.servers import redis_server
 from surefoot.format.layouts import layout_digest
-from surefoot.holder.client import HolderClient
-from surefoot.holder.connection import Credentials
-from surefoot.holder.provisioning import HolderAdmin
+from surefoot.memory_server.client import HolderClient
+from surefoot.memory_server.connection import Credentials
+from surefoot.memory_server.provisioning import HolderAdmin
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.holders_wanted import HoldersWanted
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave

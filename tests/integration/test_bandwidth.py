@@ -11,11 +11,11 @@ import pytest
 
 from support.saves import Saver, arrays
 from support.servers import redis_server
-from surefoot.drain.engine import DrainOptions
-from surefoot.drain.token_bucket import TokenBucket
-from surefoot.holder.client import HolderClient
-from surefoot.holder.connection import Credentials
-from surefoot.holder.provisioning import HolderAdmin
+from surefoot.flush.engine import DrainOptions
+from surefoot.flush.token_bucket import TokenBucket
+from surefoot.memory_server.client import HolderClient
+from surefoot.memory_server.connection import Credentials
+from surefoot.memory_server.provisioning import HolderAdmin
 from surefoot.protocol.identities import HolderId, RankSave
 
 STATE = {"weight": (220_000,)}

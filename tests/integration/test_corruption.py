@@ -13,16 +13,16 @@ import pytest
 
 from support.saves import Saver, arrays
 from support.servers import redis_server
-from surefoot.drain.copying import copy_save
-from surefoot.drain.token_bucket import TokenBucket
 from surefoot.errors import TierUnavailable, Unreadable
+from surefoot.flush.token_bucket import TokenBucket
+from surefoot.flush.uploader import copy_save
 from surefoot.format.layouts import Stream
 from surefoot.geometry import Box
-from surefoot.holder import keys
-from surefoot.holder.client import HolderClient
-from surefoot.holder.connection import Credentials, Wire
-from surefoot.holder.provisioning import HolderAdmin
-from surefoot.holder.server_process import HolderServer
+from surefoot.memory_server import keys
+from surefoot.memory_server.client import HolderClient
+from surefoot.memory_server.connection import Credentials, Wire
+from surefoot.memory_server.provisioning import HolderAdmin
+from surefoot.memory_server.server_process import HolderServer
 from surefoot.protocol.identities import HolderEndpoint, HolderId, RankSave
 from surefoot.restore import (
     CheckpointReader,

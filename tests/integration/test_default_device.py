@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import surefoot
-from surefoot.staging import device
+from surefoot.staging import device_copies
 
 SOURCE = Path(surefoot.__file__).parent
 FACTORY = re.compile(r"torch\.(?:empty|zeros|ones|arange|full|tensor|rand\w*|eye|linspace)\((?!.*\bdevice=)")
@@ -34,7 +34,7 @@ def test_every_tensor_that_is_made_names_its_device() -> None:
 
 
 def test_fingerprints_come_to_the_host(other_default: None) -> None:
-    assert device._to_host(torch.ones(3, device="cpu")).tolist() == [1.0, 1.0, 1.0]
+    assert device_copies._to_host(torch.ones(3, device="cpu")).tolist() == [1.0, 1.0, 1.0]
 
 
 def test_a_program_with_another_default_device_saves_and_restores(other_default: None, tmp_path: Path) -> None:

@@ -12,19 +12,19 @@ from support.fakes.fake_tiers import MemoryPlace, MemoryTier, no_hook
 from support.saves import Saver, arrays
 from support.servers import holder_pair, redis_server
 from support.servers.holder_pair import HolderPair
-from surefoot.checkpointer.library_mode.in_process import PERSISTENT, InProcessBackend, InProcessTargets
-from surefoot.drain.copying import copy_save, repair
-from surefoot.drain.engine import DrainOptions
-from surefoot.drain.leaderless_gc import GcScope, collect_garbage
-from surefoot.drain.promoter import Promoted, Promoter, PromotionOptions, drop_persistent
-from surefoot.drain.retention_thread import RetentionThread
-from surefoot.drain.slots import RetryLimits
-from surefoot.drain.token_bucket import TokenBucket
+from surefoot.checkpointer.library_mode.in_process_backend import PERSISTENT, InProcessBackend, InProcessTargets
 from surefoot.errors import TierFull, TierUnavailable
-from surefoot.holder.client import HolderClient
-from surefoot.holder.connection import Credentials
-from surefoot.holder.provisioning import HolderAdmin
+from surefoot.flush.engine import DrainOptions
+from surefoot.flush.garbage_collection import GcScope, collect_garbage
+from surefoot.flush.promoter import Promoted, Promoter, PromotionOptions, drop_persistent
+from surefoot.flush.retention_thread import RetentionThread
+from surefoot.flush.slots import RetryLimits
+from surefoot.flush.token_bucket import TokenBucket
+from surefoot.flush.uploader import copy_save, repair
 from surefoot.ipc.trainer_messages import Attached, Staged
+from surefoot.memory_server.client import HolderClient
+from surefoot.memory_server.connection import Credentials
+from surefoot.memory_server.provisioning import HolderAdmin
 from surefoot.protocol.checkpoints.lineage import LineageEntry
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
 from surefoot.settings import PersistentSettings

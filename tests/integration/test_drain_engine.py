@@ -9,9 +9,9 @@ import pytest
 
 from support.fakes.fake_tiers import MemoryPlace, no_hook
 from support.saves import Saver, arrays
-from surefoot.drain.engine import DrainOptions
-from surefoot.drain.slots import RetryLimits, SealedSave
 from surefoot.errors import TierFull, TierUnavailable
+from surefoot.flush.engine import DrainOptions
+from surefoot.flush.slots import RetryLimits, SealedSave
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
 
 A, B, C = (HolderId(f"node-{name}", "1") for name in "abc")

@@ -13,11 +13,11 @@ import pytest
 from support.saves import Arrays, Saver, arrays, split, stream_of
 from support.servers import holder_pair, redis_server
 from support.servers.holder_pair import HolderPair
-from surefoot.drain.engine import DrainOptions
-from surefoot.drain.promoter import Promoted, Promoter, PromotionOptions
-from surefoot.drain.slots import RetryLimits
-from surefoot.holder.client import HolderClient
-from surefoot.holder.connection import Credentials, Wire
+from surefoot.flush.engine import DrainOptions
+from surefoot.flush.promoter import Promoted, Promoter, PromotionOptions
+from surefoot.flush.slots import RetryLimits
+from surefoot.memory_server.client import HolderClient
+from surefoot.memory_server.connection import Credentials, Wire
 from surefoot.protocol.identities import HolderEndpoint, RankSave
 from surefoot.settings import PersistentSettings
 from surefoot.tiers import Tier, open_persistent, verified

@@ -11,9 +11,9 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from surefoot.agent.memory.save_progress import SaveTracker
+from surefoot.agent.agent_state import AgentState, LocalRank
 from surefoot.agent.metrics_server import Exporter
-from surefoot.agent.state import AgentState, LocalRank
+from surefoot.agent.save_progress import SaveTracker
 from surefoot.ipc.metric_deltas import MetricSums
 from surefoot.protocol.progress import Progress
 from surefoot.settings import AgentSettings, JobSettings

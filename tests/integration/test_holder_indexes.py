@@ -16,8 +16,8 @@ import pytest
 from support.samples import sample
 from support.servers import redis_server
 from support.servers.redis_server import BY_SOCKET, OVER_TLS, account, admin_of, endpoint, of_kind, wire_of, with_socket
-from surefoot.holder import Credentials, keys
-from surefoot.holder.server_process import HolderServer
+from surefoot.memory_server import Credentials, keys
+from surefoot.memory_server.server_process import HolderServer
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.restore.catalogue import SaveSource, holder_sources, read_catalogue

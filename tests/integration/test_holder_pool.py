@@ -19,10 +19,10 @@ from support.fakes.fake_agent import until
 from support.servers import redis_server
 from support.servers.memory_stand import place, saved, world
 from support.servers.redis_server import ADMIN_PASSWORD, program, running
-from surefoot.holder import Credentials, HolderClient
-from surefoot.holder.connection import Wire
-from surefoot.holder.holder_line import HolderLine
-from surefoot.holder.server_process import HolderServer
+from surefoot.memory_server import Credentials, HolderClient
+from surefoot.memory_server.async_connection import HolderLine
+from surefoot.memory_server.connection import Wire
+from surefoot.memory_server.server_process import HolderServer
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.memory import HolderPlace, HolderPool, JobHolders
 from surefoot_operator.settings import MemorySettings

@@ -12,11 +12,11 @@ from pathlib import Path
 from support.programs.dying_saver import AT_LEAST_SECOND, FIRST, SECOND, STAGES
 from support.saves import Saver, arrays
 from support.servers import redis_server
-from surefoot.drain.engine import DrainOptions
-from surefoot.drain.slots import RetryLimits
-from surefoot.holder.client import HolderClient
-from surefoot.holder.connection import Credentials
-from surefoot.holder.provisioning import HolderAdmin
+from surefoot.flush.engine import DrainOptions
+from surefoot.flush.slots import RetryLimits
+from surefoot.memory_server.client import HolderClient
+from surefoot.memory_server.connection import Credentials
+from surefoot.memory_server.provisioning import HolderAdmin
 from surefoot.protocol.identities import HolderId, RankSave
 
 ROUNDS = 20

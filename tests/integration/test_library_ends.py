@@ -24,10 +24,10 @@ import surefoot
 from surefoot.checkpointer.library_mode import other_writers
 from surefoot.checkpointer.library_mode.other_writers import WriterMark, WriterWatch, wait_for_former_writers
 from surefoot.checkpointer.library_mode.waiting import Patience
-from surefoot.drain import engine
-from surefoot.drain.engine import DrainOptions
-from surefoot.drain.slots import RetryLimits
 from surefoot.errors import LastStepNotSaved, OtherWriter, TierFull
+from surefoot.flush import engine
+from surefoot.flush.engine import DrainOptions
+from surefoot.flush.slots import RetryLimits
 from surefoot.tiers.directory import DirectoryStore
 from surefoot.tiers.persistent import ObjectStoreTier
 

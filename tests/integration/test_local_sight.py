@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.local_run import SECONDS, Holder, Job, LocalRun, assert_equal, assert_whole, running
-from surefoot.holder.connection import Credentials, Wire
+from surefoot.memory_server.connection import Credentials, Wire
 
 ANOTHER = "another password"
 

@@ -17,11 +17,11 @@ from support.fakes.fake_agent import until
 from support.servers.memory_stand import ACCOUNT, DIGEST, SETTINGS, Stand, place, saved, standing, world
 from support.servers.redis_server import ADMIN_PASSWORD, endpoint
 from surefoot.errors import Fenced, TierUnavailable
-from surefoot.holder import Credentials, HolderClient
-from surefoot.holder import server_process as servers
-from surefoot.holder.provisioning import HolderAdmin
+from surefoot.memory_server import Credentials, HolderClient
+from surefoot.memory_server import server_process as servers
+from surefoot.memory_server.provisioning import HolderAdmin
 from surefoot.protocol.checkpoints.records import Layout, Piece, RankManifest, TensorLayout
-from surefoot.protocol.checkpoints.settled import Settled
+from surefoot.protocol.checkpoints.save_state import Settled
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.memory import HolderPool, JobHolders

@@ -13,8 +13,8 @@ from support.fakes.fake_agent import until
 from support.servers import redis_server
 from support.servers.certificates import authority
 from support.servers.redis_server import ADMIN_PASSWORD
-from surefoot.holder import Credentials
-from surefoot.holder.server_process import HolderServer
+from surefoot.memory_server import Credentials
+from surefoot.memory_server.server_process import HolderServer
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.job_snapshot import HolderSeen
 from surefoot_operator.memory import HolderPlace, HolderPool, JobHolders

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from support.servers.redis_server import ADMIN_PASSWORD, running
-from surefoot.holder import Credentials
-from surefoot.holder.provisioning import HolderAdmin
-from surefoot.holder.server_process import HolderServer
+from surefoot.memory_server import Credentials
+from surefoot.memory_server.provisioning import HolderAdmin
+from surefoot.memory_server.server_process import HolderServer
 from surefoot_operator.memory import HolderPlace
 from surefoot_operator.memory.orphaned_jobs import PATIENCE_SECONDS, OrphanSweep
 

@@ -15,12 +15,12 @@ from support.fakes.fake_agent import until
 from support.servers.memory_stand import DIGEST, LAYOUT, place, world
 from support.servers.redis_server import PROGRAMS, program, running, wire_of
 from surefoot.errors import TierFull
-from surefoot.holder import Credentials, HolderClient, keys
-from surefoot.holder.connection import Wire
-from surefoot.holder.server_process import HolderServer
-from surefoot.protocol.backoff import Backoff
+from surefoot.memory_server import Credentials, HolderClient, keys
+from surefoot.memory_server.connection import Wire
+from surefoot.memory_server.server_process import HolderServer
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import RankSave
+from surefoot.protocol.timeouts import Backoff
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.job_snapshot import HolderSeen
 from surefoot_operator.memory import HolderPool, JobHolders

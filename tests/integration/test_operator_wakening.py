@@ -14,7 +14,7 @@ import kopf
 import pytest
 
 from support.machine_speed import scaled
-from surefoot.protocol.backoff import Backoff
+from surefoot.protocol.timeouts import Backoff
 from surefoot_operator.controller import kopf_trigger as wakening
 from surefoot_operator.controller.kopf_trigger import KopfTrigger
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.agent.memory.headroom import read_headroom
+from surefoot.agent.headroom import read_headroom
 from surefoot.agent.trainers.exit_cause import RankExit
 from surefoot.agent.trainers.out_of_memory import injected_kill, limit_of, oom_between, oom_counts
 from surefoot.linux_process import identity_of

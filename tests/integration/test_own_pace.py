@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from surefoot.checkpointer.reports import own_pace
-from surefoot.checkpointer.reports.own_pace import OwnPace
+from surefoot.checkpointer import activity_monitor
+from surefoot.checkpointer.activity_monitor import OwnPace
 
 PROGRAM = Path(__file__).parents[1] / "support" / "programs" / "looked_at.py"
 ENDS = {
@@ -26,7 +26,7 @@ LOOKS = 10
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_pace, "LOOK_SECONDS", 0.002)
+    monkeypatch.setattr(activity_monitor, "LOOK_SECONDS", 0.002)
 
 
 @pytest.fixture

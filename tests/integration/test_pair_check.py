@@ -16,8 +16,8 @@ from support.fakes.fake_coordinator import all_gone, descendants
 from support.machine_speed import scaled
 from surefoot.agent.health import pair_check
 from surefoot.agent.health.pair_check import PairCheck
-from surefoot.launcher.start import Starter
-from surefoot.node_probe.pair_trial import CALL_SECONDS, MEETING_SECONDS
+from surefoot.launcher.pair_test import CALL_SECONDS, MEETING_SECONDS
+from surefoot.launcher.starter import Starter
 from surefoot.protocol.messages import FromAgent
 from surefoot.protocol.pair_messages import PairResult, PairStore, PairTrial
 

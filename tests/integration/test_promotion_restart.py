@@ -21,11 +21,11 @@ import pytest
 from support.saves import Saver, arrays
 from support.servers import redis_server, s3_server
 from support.servers.s3_server import S3Server
-from surefoot.drain.engine import DrainOptions
-from surefoot.holder.client import HolderClient
-from surefoot.holder.connection import Credentials
-from surefoot.holder.provisioning import HolderAdmin
-from surefoot.holder.server_process import HolderServer
+from surefoot.flush.engine import DrainOptions
+from surefoot.memory_server.client import HolderClient
+from surefoot.memory_server.connection import Credentials
+from surefoot.memory_server.provisioning import HolderAdmin
+from surefoot.memory_server.server_process import HolderServer
 from surefoot.protocol.identities import RankSave
 from surefoot.tiers import ObjectStoreTier, open_persistent
 from surefoot.tiers.verified import chunk_from, stream_from, table_from

@@ -14,11 +14,11 @@ import torch
 
 from support.servers import redis_server
 from surefoot import Checkpointer
-from surefoot.agent.memory.arenas import StagingMemory, StagingWatcher
-from surefoot.holder.server_process import HolderServer
+from surefoot.agent.staging_memory import StagingMemory, StagingWatcher
 from surefoot.ipc import trainer_messages as line
 from surefoot.ipc.memfd import SLOTS
 from surefoot.ipc.trainer_server import TrainerConnection, TrainerServer
+from surefoot.memory_server.server_process import HolderServer
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, RankSave
 from surefoot.protocol.messages import Holders
 from surefoot.restore.fetch import Fetch

@@ -17,7 +17,7 @@ import pytest
 
 from surefoot.checkpointer.library_mode import end_signal
 from surefoot.checkpointer.library_mode.end_signal import EndSignal
-from surefoot.checkpointer.world import ProcessWorld
+from surefoot.checkpointer.process_group import ProcessWorld
 
 PROGRAM = """
 import os, signal, sys, time

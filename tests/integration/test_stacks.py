@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from support import busy_threads
-from surefoot.agent.trainers.stack_summary import main_thread, summary
+from surefoot.agent.trainers.hang_diagnosis import main_thread, summary
 from surefoot.ipc import stacks
 from surefoot.ipc.stacks import Taken
 from surefoot.linux_process import state_of

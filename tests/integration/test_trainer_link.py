@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from support.builders import endpoint
-from surefoot.ipc import agent_backend as trainer_link
+from surefoot.ipc import agent_client as trainer_link
 from surefoot.ipc import trainer_messages as line
-from surefoot.ipc.agent_backend import AgentBackend
+from surefoot.ipc.agent_client import AgentBackend
 from surefoot.ipc.framing import framed
 from surefoot.ipc.memfd import MemoryFile
 from surefoot.protocol.identities import Checkpoint

@@ -15,9 +15,9 @@ import pytest_asyncio
 
 from support import busy_threads
 from support.fakes.fake_coordinator import all_gone, descendants, lives
-from surefoot.launcher import child as child_module
+from surefoot.launcher import child_process as child_module
 from surefoot.launcher.command import LaunchProgram
-from surefoot.launcher.start import Starter
+from surefoot.launcher.starter import Starter
 from surefoot.launcher.zygote_client import CannotFork, ForkRequest, ZygoteClient
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -75,7 +75,7 @@ print(json.dumps({
     "mine": os.environ.get("MINE"), "main": sys.modules["__main__"].Mine is Mine,
     "pickled": isinstance(pickle.loads(pickle.dumps(Mine())), Mine),
     "stdin": sys.stdin.read(), "torch": "torch" in sys.modules, "group": os.getpgid(0),
-    "threads": len(os.listdir("/proc/self/task")), "agent": "surefoot.agent.process" in sys.modules,
+    "threads": len(os.listdir("/proc/self/task")), "agent": "surefoot.agent.agent_process" in sys.modules,
     "collector": [gc.isenabled(), *gc.get_threshold()],
 }))
 """

@@ -40,10 +40,10 @@ def test_operator_folder_is_no_package() -> None:
         [
             "surefoot.protocol",
             "surefoot.geometry",
-            "surefoot.holder",
+            "surefoot.memory_server",
             "surefoot.tiers",
             "surefoot.format",
-            "surefoot.drain",
+            "surefoot.flush",
         ],
         ["surefoot.agent.__main__", "surefoot"],
     ],

@@ -140,7 +140,7 @@ def test_every_method_that_others_implement_is_described() -> None:
 
 
 def test_a_module_is_found_by_its_last_names_and_a_class_by_its_own() -> None:
-    assert meant("facade") == ["surefoot.checkpointer.facade"]
-    assert "surefoot.checkpointer.facade" in meant("checkpointer")
-    assert meant("Checkpointer") == ["surefoot.checkpointer.facade"]
+    assert meant("agent_client") == ["surefoot.ipc.agent_client"]
+    assert "surefoot.checkpointer.checkpointer" in meant("checkpointer")
+    assert meant("Checkpointer") == ["surefoot.checkpointer.checkpointer"]
     assert meant("farewell_committee") == []

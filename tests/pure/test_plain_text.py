@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from surefoot.logs import PlainFormatter
 from surefoot.protocol.messages import Exited
-from surefoot.protocol.plain import plain
+from surefoot.protocol.text import plain
 from surefoot.protocol.wire import decode, encode
 
 

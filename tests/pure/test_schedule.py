@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.schedule import HIGHEST_BACKOFF, HIGHEST_LEVEL, LOWER_AFTER, OwnLevel, Schedule
+from surefoot.save_schedule import HIGHEST_BACKOFF, HIGHEST_LEVEL, LOWER_AFTER, OwnLevel, Schedule
 
 schedules = st.builds(Schedule, st.integers(1, 50), st.none() | st.integers(1, 500))
 

@@ -18,10 +18,10 @@ from simulator.tiers import Holder
 from simulator.trainers import Trainer
 from simulator.wiring import wire
 from surefoot.agent import events as on
+from surefoot.agent import save_progress as saves
 from surefoot.agent import state_machine as agent_life
-from surefoot.agent.memory import save_progress as saves
 from surefoot.agent.pace_word import PaceWord
-from surefoot.drain import slots
+from surefoot.flush import slots
 from surefoot.protocol import messages as said
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
 from surefoot.protocol.node_findings import NodeHealth

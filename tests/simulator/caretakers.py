@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from simulator.engine import Refusal, Unavailable
 from simulator.layouts import KnownLayouts
 from simulator.tiers import Holder
-from surefoot.agent.coordinator.leaderless import knows_all, sound_steps
-from surefoot.drain.leaderless_gc import spared_good
+from surefoot.agent.leaderless import knows_all, sound_steps
+from surefoot.flush.garbage_collection import spared_good
 from surefoot.protocol.checkpoints.completeness import TierReading, complete, watermark
 from surefoot.protocol.checkpoints.lineage import LineageEntry, entry_of
 from surefoot.protocol.checkpoints.records import RankManifest

@@ -1,4 +1,4 @@
-"""Carries out the real drain transitions against modelled holders: the simulator's stand-in for `drain.engine`."""
+"""Carries out the real drain transitions against modelled holders: the simulator's stand-in for `flush.engine`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from simulator.engine import Refusal, Unavailable
 from simulator.tiers import CHUNKS, Holder, Piece, manifest
-from surefoot.drain import slots, transitions
+from surefoot.flush import slots, state_machine
 from surefoot.protocol.checkpoints.ties import OWN
 from surefoot.protocol.identities import HolderId, RankSave
 
@@ -40,7 +40,7 @@ class DrainRunner:
         return True
 
     def tell(self, event: slots.Event) -> None:
-        self.state, commands = transitions.step(self.state, event)
+        self.state, commands = state_machine.step(self.state, event)
         for command in commands:
             self._carry_out(command)
         tick = self.state.next_tick()

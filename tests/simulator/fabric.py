@@ -15,7 +15,7 @@ from simulator.calls import NO_ANSWER
 from simulator.engine import Process
 from simulator.tiers import Holder
 from surefoot.agent import events as on
-from surefoot.agent.state import Departure
+from surefoot.agent.agent_state import Departure
 from surefoot.protocol.checkpoints.placement import Topology
 from surefoot.protocol.identities import HolderEndpoint, HolderId
 from surefoot.protocol.node_findings import NodeFinding

@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 from surefoot.agent.looks import Activity, Look
-from surefoot.protocol.standing.collectives import Collective
-from surefoot.protocol.standing.rank_places import RankPlace
+from surefoot.protocol.hangs import Collective
+from surefoot.protocol.rank_places import RankPlace
 from surefoot_operator.api.status import Incident, JobStatus
 
 if TYPE_CHECKING:

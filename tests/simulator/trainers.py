@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 from simulator.engine import Process, Refusal, Unavailable
 from simulator.tiers import CHUNKS
 from surefoot.agent import events as on
-from surefoot.agent.coordinator.leaderless import knows_all
+from surefoot.agent.leaderless import knows_all
 from surefoot.ipc.trainer_messages import HoldAt
-from surefoot.protocol.checkpoints.settled import Settled
+from surefoot.protocol.checkpoints.save_state import Settled
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, RankSave
 from surefoot.protocol.loss_band import OddSteps
 from surefoot.protocol.messages import Assign
 from surefoot.protocol.progress import Progress
-from surefoot.protocol.standing.rank_pace import RankPace
+from surefoot.protocol.rank_pace import RankPace
 
 if TYPE_CHECKING:
     from simulator.agents import Agent

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from surefoot.staging import Stager
-from surefoot.staging.copies import Copy, Scratch
+from surefoot.staging.host_copies import Copy, Scratch
 
 
 class CopyGate:

@@ -23,11 +23,6 @@ import pytest
 
 from support.machine_speed import scaled
 from surefoot.errors import TierError
-from surefoot.holder import keys
-from surefoot.holder.client import HolderClient
-from surefoot.holder.connection import Credentials, Wire
-from surefoot.holder.fenced_calls import HolderIndex
-from surefoot.holder.provisioning import HolderAdmin
 from surefoot.linux_process import (
     ProcessIdentity,
     identity_of,
@@ -36,6 +31,11 @@ from surefoot.linux_process import (
     state_of,
     with_environment,
 )
+from surefoot.memory_server import keys
+from surefoot.memory_server.client import HolderClient
+from surefoot.memory_server.connection import Credentials, Wire
+from surefoot.memory_server.fenced_calls import HolderIndex
+from surefoot.memory_server.provisioning import HolderAdmin
 from surefoot.protocol.identities import HolderEndpoint, HolderId, RankSave
 from surefoot_operator.api.status import JobStatus, Member
 from surefoot_operator.cli.local.progress import Happened, RunProgress

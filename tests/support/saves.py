@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from surefoot.drain.engine import Drain, DrainArena, DrainOptions, DrainWatcher
-from surefoot.drain.slots import SealedSave
+from surefoot.flush.engine import Drain, DrainArena, DrainOptions, DrainWatcher
+from surefoot.flush.slots import SealedSave
 from surefoot.format.digests import block_digests
 from surefoot.format.layouts import Stream, TensorParts, build_layout
 from surefoot.format.manifests import describe

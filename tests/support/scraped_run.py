@@ -86,7 +86,7 @@ def _companion(run: local_run.LocalRun, folder: Path, told: Path) -> Iterator[No
         "SUREFOOT_MEMORY_PASSWORD_FILE": str(password),
         "SUREFOOT_COMPANION_FILL_SHARE": "0",
     }
-    command = [sys.executable, "-m", "surefoot.holder.companion"]
+    command = [sys.executable, "-m", "surefoot.memory_server.sidecar"]
     path = folder / "companion.log"
     with path.open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **environment})

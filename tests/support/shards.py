@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from surefoot.data.source import DataShard
+from surefoot.data.data_source import DataShard
 from surefoot.data.stream import ElasticStream
 
 

@@ -17,7 +17,7 @@ from surefoot.format.layouts import Stream
 from surefoot.geometry import Box
 from surefoot.geometry.flat import flat_boxes
 from surefoot.geometry.grids import Grid
-from surefoot.geometry.rules import Cut, ShardingRule
+from surefoot.geometry.sharding import Cut, ShardingRule
 from surefoot.state import Entry, save_plan
 from surefoot.state.entries import Place, Sharing, Window
 

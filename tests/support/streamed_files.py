@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from surefoot.data.source import DataSource
+from surefoot.data.data_source import DataSource
 from surefoot.data.sources import (
     HuggingFaceStream,
     Items,

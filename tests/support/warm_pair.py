@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import IO
 
-from surefoot.launcher.child import Child
+from surefoot.launcher.child_process import Child
 from surefoot.launcher.command import LaunchProgram
 from surefoot.launcher.zygote_client import ForkRequest, ZygoteClient
 

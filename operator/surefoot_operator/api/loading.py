@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from surefoot.protocol.plain import shorten
+from surefoot.protocol.text import shorten
 from surefoot_operator.api.fields import mapping
 from surefoot_operator.api.parse import DEEPEST, MOST_CHARACTERS, check_nodes
 from surefoot_operator.errors import Hidden, SpecError

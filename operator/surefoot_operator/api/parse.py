@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from surefoot.protocol.plain import shown
+from surefoot.protocol.text import shown
 from surefoot_operator.api.fields import (
     API_VERSION,
     LIMITS,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefoot.protocol.plain import shorten
+from surefoot.protocol.text import shorten
 from surefoot_operator.api.spec import GROUP
 from surefoot_operator.cli.command_base import RunError, UsageError
 from surefoot_operator.errors import FabricError

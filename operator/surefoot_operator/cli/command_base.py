@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 
-from surefoot.protocol.plain import plain
+from surefoot.protocol.text import plain
 
 
 def say(line: str) -> None:

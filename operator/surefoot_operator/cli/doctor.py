@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 from surefoot import __version__
 from surefoot.errors import ConfigurationError
-from surefoot.holder.server_process import find_program
-from surefoot.protocol.plain import amount, listed
+from surefoot.memory_server.server_process import find_program
+from surefoot.protocol.text import amount, listed
 from surefoot_operator.api.fields import yaml_fields
 from surefoot_operator.api.spec import GROUP, VERSION, PersistentTierSpec, TrainingJob, TrainingJobSpec
 from surefoot_operator.cli.checkpoints import run_tool, tier_at
@@ -497,7 +497,7 @@ def _read(path: Path) -> str:
 
 
 # ---- tier check ------------------------------------------------------------------------------------------------------
-# Checks that a persistent tier can be used from here. Runs `surefoot.tools.probe` in a child process, bounded by time.
+# Checks that a persistent tier can be used from here. Runs `surefoot.tools.check_tier` in a child process, bounded by time.
 # Workers reach the tier with their own identity and network: what is said is said of this machine.
 
 PROBE_SECONDS = 60.0

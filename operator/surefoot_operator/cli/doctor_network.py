@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from surefoot.protocol.plain import listed
+from surefoot.protocol.text import listed
 from surefoot_operator.cli import reach_program
 from surefoot_operator.cli.cluster_access import ClusterRefused, OpenCluster, Right, refused
 from surefoot_operator.cli.jobs.read_jobs import StoredJob, read_jobs, read_worker_pods

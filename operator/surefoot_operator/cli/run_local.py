@@ -28,9 +28,9 @@ from rich.text import Text
 
 from surefoot import __version__
 from surefoot.errors import ConfigurationError
-from surefoot.holder.companion.companion_settings import MOST_SERVERS
-from surefoot.holder.server_process import find_program
-from surefoot.protocol.plain import plain, shown
+from surefoot.memory_server.server_process import find_program
+from surefoot.memory_server.sidecar.sidecar_settings import MOST_SERVERS
+from surefoot.protocol.text import plain, shown
 from surefoot_operator.api.fields import allowed_sizes
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import TOTAL_STEPS, TrainingJob

@@ -19,7 +19,7 @@ import yaml
 from rich.console import Console
 from rich.text import Text
 
-from surefoot.protocol.plain import plain
+from surefoot.protocol.text import plain
 from surefoot_operator.cli.command_base import say
 
 UNKNOWN = "-"

@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
 
-from surefoot.holder.connection import TLS_NAME
-from surefoot.protocol.backoff import Backoff
+from surefoot.memory_server.connection import TLS_NAME
+from surefoot.protocol.timeouts import Backoff
 from surefoot.task_set import TaskSet
 from surefoot_operator import metrics, reasons
 from surefoot_operator.controller import process_metrics

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import kopf
 
-from surefoot.protocol.backoff import Backoff
+from surefoot.protocol.timeouts import Backoff
 from surefoot_operator.api.spec import GROUP, VERSION
 from surefoot_operator.controller import process_metrics
 from surefoot_operator.platforms.kubernetes.api_client import loaded

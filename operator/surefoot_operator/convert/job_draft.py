@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from surefoot.protocol.plain import plain
+from surefoot.protocol.text import plain
 from surefoot_operator.api.fields import API_VERSION, NOT_YET
 from surefoot_operator.api.parse import TRAINER, parse_job
 from surefoot_operator.api.spec import GANG_SCHEDULERS, KIND

@@ -20,8 +20,8 @@ from aiohttp import web
 
 from surefoot.errors import ProtocolError
 from surefoot.protocol.bounds import max_records
-from surefoot.protocol.holder_list import HoldersTold, changes, told_steps
 from surefoot.protocol.identities import WorkerId
+from surefoot.protocol.memory_server_list import HoldersTold, changes, told_steps
 from surefoot.protocol.messages import (
     Assign,
     FromAgent,

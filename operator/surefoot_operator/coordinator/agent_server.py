@@ -24,8 +24,8 @@ from aiohttp import WSMsgType, web
 from surefoot.errors import ProtocolError
 from surefoot.protocol import bounds
 from surefoot.protocol.messages import Exited, FromAgent, Heartbeat, Hello, Listing, Refused, UnreadableSave
-from surefoot.protocol.plain import shown
 from surefoot.protocol.sighting_messages import HolderReading
+from surefoot.protocol.text import shown
 from surefoot.protocol.wire import OLDEST, SUBPROTOCOLS, decode, decode_versioned, version_of
 from surefoot_operator import metrics
 from surefoot_operator.coordinator.agent_channel import AgentChannel, AgentConnection, SharedTexts

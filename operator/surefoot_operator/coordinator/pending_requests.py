@@ -21,8 +21,8 @@ from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, O
 from surefoot.protocol.messages import DropPersistent, Listing, ListPersistent, PromoteSave, RepairSave, Retire, ToAgent
 from surefoot.protocol.node_findings import LONGEST_TEXT
 from surefoot.protocol.pair_messages import PairResult, PairStore, PairTrial
-from surefoot.protocol.plain import shorten
 from surefoot.protocol.sighting_messages import LookAtHolders, Sighting
+from surefoot.protocol.text import shorten
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.job_snapshot import HolderSeen, HoldSeen, PairSeen, PairSideSeen, PersistentSeen, SightSeen
 

@@ -24,8 +24,8 @@ from surefoot.protocol.messages import (
     RepairSave,
 )
 from surefoot.protocol.pair_messages import PairResult, PairStore
-from surefoot.protocol.plain import listed
 from surefoot.protocol.sighting_messages import HolderReading, LookAtHolders, Sighting
+from surefoot.protocol.text import listed
 from surefoot_operator.coordinator import pending_requests
 from surefoot_operator.coordinator.pending_requests import (
     COPIED_SECONDS,

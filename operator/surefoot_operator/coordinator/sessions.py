@@ -30,9 +30,9 @@ from surefoot.protocol.messages import (
 )
 from surefoot.protocol.node_findings import NodeHealth
 from surefoot.protocol.progress import NOTHING_TOLD, Progress
-from surefoot.protocol.standing.rank_pace import between
-from surefoot.protocol.standing.stuck_message import StuckRanks
+from surefoot.protocol.rank_pace import between
 from surefoot.protocol.step_limit import MOST_STEPS
+from surefoot.protocol.stuck_message import StuckRanks
 from surefoot_operator.api.status import World
 from surefoot_operator.coordinator import pending_requests, request_replies
 from surefoot_operator.coordinator.pending_requests import Orders

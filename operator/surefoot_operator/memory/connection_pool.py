@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from surefoot.errors import SurefootError, TierUnavailable
-from surefoot.holder.connection import Credentials, explained
-from surefoot.holder.dialogue import Dialogue
-from surefoot.holder.holder_line import HolderLine
-from surefoot.holder.provisioning import AdminCalls, Memory
+from surefoot.memory_server.async_connection import HolderLine
+from surefoot.memory_server.connection import Credentials, explained
+from surefoot.memory_server.dialogue import Dialogue
+from surefoot.memory_server.provisioning import AdminCalls, Memory
 from surefoot.protocol.identities import ServerId
 from surefoot.task_set import TaskSet, logged
 from surefoot_operator.settings import MemorySettings

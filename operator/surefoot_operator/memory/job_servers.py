@@ -25,13 +25,13 @@ from surefoot.errors import (
     SurefootError,
     TierUnavailable,
 )
-from surefoot.holder import Credentials
-from surefoot.holder.provisioning import Memory
+from surefoot.memory_server import Credentials
+from surefoot.memory_server.provisioning import Memory
 from surefoot.protocol import bounds
 from surefoot.protocol.checkpoints.completeness import Covers, TierReading, layouts_to_check
 from surefoot.protocol.checkpoints.coverage import uncovered
 from surefoot.protocol.checkpoints.records import RankManifest
-from surefoot.protocol.checkpoints.settled import Settled
+from surefoot.protocol.checkpoints.save_state import Settled
 from surefoot.protocol.identities import HOLDER_ORDER, Checkpoint, HolderEndpoint, HolderId, RankSave, ServerId
 from surefoot.task_set import TaskSet, logged
 from surefoot_operator import metrics

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from surefoot.errors import SurefootError
-from surefoot.holder.provisioning import HolderAdmin
+from surefoot.memory_server.provisioning import HolderAdmin
 from surefoot_operator import metrics
 from surefoot_operator.memory.connection_pool import HolderPlace
 

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 import xxhash
 
 from surefoot.errors import BeingFilled, ChunkMissing, Fenced, OutOfBounds, ProtocolError, TierError, TierUnavailable
-from surefoot.holder import Credentials, HolderIndex
-from surefoot.holder.fenced_calls import FencedCalls
-from surefoot.holder.provisioning import AdminCalls, Memory
+from surefoot.memory_server import Credentials, HolderIndex
+from surefoot.memory_server.fenced_calls import FencedCalls
+from surefoot.memory_server.provisioning import AdminCalls, Memory
 from surefoot.protocol import bounds
 from surefoot.protocol.checkpoints.records import Layout, RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
-from surefoot.protocol.plain import amount
+from surefoot.protocol.text import amount
 from surefoot_operator import metrics
 from surefoot_operator.memory.connection_pool import HolderPlace, SharedHolder
 

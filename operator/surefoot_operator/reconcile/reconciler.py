@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from surefoot.errors import OutOfBounds
 from surefoot.protocol.identities import Checkpoint
-from surefoot.protocol.plain import shorten
+from surefoot.protocol.text import shorten
 from surefoot.task_set import TaskSet
 from surefoot_operator import metrics, reasons
 from surefoot_operator.api.status import JobStatus

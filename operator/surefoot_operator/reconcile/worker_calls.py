@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from surefoot.protocol.backoff import Backoff
 from surefoot.protocol.identities import WorkerId
+from surefoot.protocol.timeouts import Backoff
 from surefoot_operator import metrics
 from surefoot_operator.api.spec import GANG_SCHEDULERS
 from surefoot_operator.errors import FabricError

@@ -10,8 +10,8 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from surefoot.agent.coordinator import credentials as identity
-from surefoot.agent.process import AgentProcess
+from surefoot.agent import credentials as identity
+from surefoot.agent.agent_process import AgentProcess
 from surefoot.agent.scratch_dirs import own_scratch
 from surefoot.errors import SurefootError
 from surefoot.logs import begin_logs

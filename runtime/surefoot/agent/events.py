@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from surefoot.agent.agent_state import Departure
 from surefoot.agent.looks import Look
-from surefoot.agent.state import Departure
 from surefoot.ipc.trainer_messages import HoldAt
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint
 from surefoot.protocol.loss_band import NONE_ODD, OddSteps

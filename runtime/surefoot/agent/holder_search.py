@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from surefoot.agent import events as on
+from surefoot.agent.agent_state import AgentState
 from surefoot.agent.events import Command
-from surefoot.agent.state import AgentState
 from surefoot.protocol.holders_wanted import HoldersWanted
 from surefoot.protocol.messages import Assign
 

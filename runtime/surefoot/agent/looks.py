@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from surefoot.protocol.standing.collectives import Collective
-from surefoot.protocol.standing.rank_places import RankPlace
+from surefoot.protocol.hangs import Collective
+from surefoot.protocol.rank_places import RankPlace
 
 _IO_BYTES = 1 << 20
 """Less is what threads of a library say to each other while the program stands."""

@@ -1,12 +1,12 @@
 """Says how often ranks were found at work, now and then.
 
-Used by the agent's `process`. Totals say in seconds what they would say in every heartbeat: of a node of eight ranks they
+Used by the agent's `agent_process`. Totals say in seconds what they would say in every heartbeat: of a node of eight ranks they
 would be most of it.
 """
 
 from __future__ import annotations
 
-from surefoot.protocol.standing.rank_pace import RankPace
+from surefoot.protocol.rank_pace import RankPace
 
 PACE_SECONDS = 2.0
 """From word to word."""

@@ -1,6 +1,6 @@
 """Decides the agent's next state and commands from one event.
 
-Pure: `transition(state, event) -> (state, commands)`; `process` carries the commands out. Held here: trainers start at
+Pure: `transition(state, event) -> (state, commands)`; `agent_process` carries the commands out. Held here: trainers start at
 most once per epoch; only a newer epoch (or leaving) stops them; `stopped` is said only when every older trainer is
 reaped; facts of the epoch are said again to whichever coordinator answers next.
 """
@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from surefoot.agent import events as on
 from surefoot.agent import holder_search, stuck_ranks
+from surefoot.agent.agent_state import AgentState as AgentState
+from surefoot.agent.agent_state import LocalRank as LocalRank
 from surefoot.agent.events import Command, Event
-from surefoot.agent.state import AgentState as AgentState
-from surefoot.agent.state import LocalRank as LocalRank
 from surefoot.ipc.trainer_messages import HoldAt
 from surefoot.protocol.messages import (
     Assign,

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from surefoot.agent import events as on
+from surefoot.agent.agent_state import AgentState
 from surefoot.agent.looks import Look, stands_still
-from surefoot.agent.state import AgentState
 from surefoot.protocol.messages import FromAgent
-from surefoot.protocol.standing.stuck_message import StuckRanks
 from surefoot.protocol.step_limit import learned_limit_seconds
+from surefoot.protocol.stuck_message import StuckRanks
 
 Step = tuple[AgentState, tuple[on.Command, ...]]
 

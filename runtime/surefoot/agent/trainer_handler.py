@@ -1,6 +1,6 @@
 """Handles messages of attached trainers: makes events, gives memory, writes the ledger.
 
-Decisions stay with `state_machine`. Built by the agent's `process`; runs on its loop.
+Decisions stay with `state_machine`. Built by the agent's `agent_process`; runs on its loop.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Protocol
 
 from surefoot import metrics
 from surefoot.agent import events as on
-from surefoot.agent.memory.arenas import StagingMemory
-from surefoot.agent.state import AgentState
+from surefoot.agent.agent_state import AgentState
+from surefoot.agent.staging_memory import StagingMemory
 from surefoot.agent.step_ledger import StepLedger
 from surefoot.agent.trainers.collective_inquiry import CollectiveInquiry
 from surefoot.ipc import trainer_messages as line

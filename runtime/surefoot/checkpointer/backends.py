@@ -1,6 +1,6 @@
 """Selects the save backend: the agent, or a drain in this process.
 
-Called by `facade` once. With SUREFOOT_AGENT_SOCKET set an agent started this program; otherwise the script's own
+Called by `checkpointer` once. With SUREFOOT_AGENT_SOCKET set an agent started this program; otherwise the script's own
 options and SUREFOOT_PERSISTENT_* say where checkpoints go.
 """
 
@@ -16,15 +16,15 @@ from pathlib import Path
 
 from surefoot.checkpointer.library_mode import library
 from surefoot.checkpointer.library_mode.end_signal import EndSignal, grace_seconds
-from surefoot.checkpointer.library_mode.in_process import PERSISTENT, InProcessBackend, InProcessTargets
+from surefoot.checkpointer.library_mode.in_process_backend import PERSISTENT, InProcessBackend, InProcessTargets
 from surefoot.checkpointer.library_mode.other_writers import WriterWatch
 from surefoot.checkpointer.library_mode.restore_agreement import RestoreAgreement
-from surefoot.checkpointer.world import current_world, decide_once
-from surefoot.drain.retention_thread import RetentionThread
+from surefoot.checkpointer.process_group import current_world, decide_once
 from surefoot.errors import ConfigurationError
-from surefoot.holder.connection import account_of
-from surefoot.ipc.backend import SaveBackend
+from surefoot.flush.retention_thread import RetentionThread
+from surefoot.ipc.save_backend import SaveBackend
 from surefoot.ipc.trainer_messages import Attached
+from surefoot.memory_server.connection import account_of
 from surefoot.protocol.checkpoints.lineage import Lineage, LineageEntry
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint
 from surefoot.restore.catalogue import Further, SaveSource, holder_sources, older_source, persistent_source
@@ -87,7 +87,7 @@ def connect_backend(
     if given is not None:
         return connect_agent(given, job_settings(environment), environment.get("SUREFOOT_NODE"))
     if "SUREFOOT_AGENT_SOCKET" in environment:
-        from surefoot.ipc.agent_backend import AgentBackend
+        from surefoot.ipc.agent_client import AgentBackend
 
         link = AgentBackend.connect(environment)
         return connect_agent(link, job_settings(environment), environment.get("SUREFOOT_NODE"))

@@ -1,7 +1,7 @@
 """Closes a Checkpointer at interpreter exit, while threads can still be started.
 
 The standard library ends every thread pool before `atexit` calls anybody: what is closed only there can neither write the
-parts of its last save side by side nor list what is old. Called by `facade`.
+parts of its last save side by side nor list what is old. Called by `checkpointer`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Injects faults that only a trainer can do to itself.
 
-Used by `loss_check` and `facade`, for `surefoot local`. Nothing outside of a process can turn its model NaN, have it work for
+Used by `loss_check` and `checkpointer`, for `surefoot local`. Nothing outside of a process can turn its model NaN, have it work for
 longer, or stand still in the middle of its program; and what a run does about that should be seen before a long training needs it.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import torch
 
-from surefoot.fault_words import fault_word, take
+from surefoot.fault_files import fault_word, take
 from surefoot.state import Program
 
 SLOW_SECONDS = 0.1

@@ -1,6 +1,6 @@
 """Judges each step's loss and gradient norm, and reports what is odd.
 
-Used by `facade`. A run whose loss is NaN goes on for days, and its checkpoints push out the last good one.
+Used by `checkpointer`. A run whose loss is NaN goes on for days, and its checkpoints push out the last good one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 from surefoot import metrics
 from surefoot.checkpointer.injected_faults import InjectedFaults
-from surefoot.ipc.backend import SaveBackend
+from surefoot.ipc.save_backend import SaveBackend
 from surefoot.protocol.loss_band import Oddity, OddSteps, RecentValues, spike_text
 from surefoot.state import Program
 

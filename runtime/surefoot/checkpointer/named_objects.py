@@ -1,6 +1,6 @@
 """Validates and unwraps the objects that are named to a Checkpointer.
 
-Called by `facade`.
+Called by `checkpointer`.
 """
 
 from __future__ import annotations

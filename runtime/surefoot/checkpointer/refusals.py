@@ -2,7 +2,7 @@
 
 Each says what to do instead.
 
-Called by `facade` before anything is done.
+Called by `checkpointer` before anything is done.
 """
 
 from __future__ import annotations

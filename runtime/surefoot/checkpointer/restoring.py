@@ -1,6 +1,6 @@
 """Restores a checkpoint into the live program, or reads weights alone.
 
-Called by `facade`. Tensors in host memory are filled where they lie; others in parts, through a buffer. A program that does
+Called by `checkpointer`. Tensors in host memory are filled where they lie; others in parts, through a buffer. A program that does
 not fit is the application's failure (StateMismatch); a checkpoint that cannot be read is reported, for the operator to
 choose another.
 """
@@ -23,7 +23,7 @@ from surefoot.checkpointer.device_relay import Relays, needs_relay
 from surefoot.checkpointer.gloo_peers import RestorePeers, ShareReads, restore_peers
 from surefoot.errors import ConfigurationError, StateMismatch, Unreadable
 from surefoot.geometry.grids import Grid
-from surefoot.ipc.backend import ReusableSave, SaveBackend
+from surefoot.ipc.save_backend import ReusableSave, SaveBackend
 from surefoot.protocol.checkpoints.lineage import on_lineage
 from surefoot.protocol.checkpoints.ties import tied_objects
 from surefoot.protocol.identities import Checkpoint

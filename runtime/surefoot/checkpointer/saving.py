@@ -1,7 +1,7 @@
 """Stages one rank's saves and hands sealed slots to the save backend.
 
 Nothing here may stop the training. A save that fails is a metric, a word to a person and a log line. Called by
-`facade`, once for each due step.
+`checkpointer`, once for each due step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 
 from surefoot import metrics
 from surefoot.errors import StagingRefused, StateNotRestorable
-from surefoot.ipc.backend import SaveBackend
+from surefoot.ipc.save_backend import SaveBackend
 from surefoot.ipc.trainer_messages import Staged
 from surefoot.staging import Arena, CopyOutcome, CopySource, Stager
 from surefoot.state import Entry, Portion, SavePlan, save_plan, structure_of

@@ -1,6 +1,6 @@
 """Leaves out the batches that spoiled a world before, behind a rollback.
 
-Called by `facade` once the state is restored. Fed the same batches again, a run would turn NaN at the same step again.
+Called by `checkpointer` once the state is restored. Fed the same batches again, a run would turn NaN at the same step again.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from surefoot.ipc.backend import SaveBackend
+from surefoot.ipc.save_backend import SaveBackend
 
 _log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """Tracks whether the program still holds the state of its last step.
 
 Only while it stands may its state be saved as that step's: saved later, under the same number, a gradient would count
-twice, or buffers be those of a step that never ended. Asked by `facade` at each step and wherever it saves outside of one.
+twice, or buffers be those of a step that never ended. Asked by `checkpointer` at each step and wherever it saves outside of one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Saves a step where a slot is free, or for certain.
 
-Used by `facade`. A save at each interval that waited for a slot would stop the training that it protects; one that must
+Used by `checkpointer`. A save at each interval that waited for a slot would stop the training that it protects; one that must
 happen (a held step, the last one) and did not wait would be lost.
 """
 
@@ -11,8 +11,8 @@ import logging
 from surefoot import metrics
 from surefoot.checkpointer.saving import Saver
 from surefoot.checkpointer.state_guard import StateGuard
-from surefoot.ipc.backend import SaveBackend
-from surefoot.schedule import OwnLevel, Schedule
+from surefoot.ipc.save_backend import SaveBackend
+from surefoot.save_schedule import OwnLevel, Schedule
 
 _log = logging.getLogger(__name__)
 

@@ -4,17 +4,17 @@ The elastic order, loader, sampler and stream over it, sources, and which batche
 one for each rank, would lose or repeat samples when ranks come and go.
 """
 
+from surefoot.data.data_source import BadSample as BadSample
+from surefoot.data.data_source import DataError as DataError
+from surefoot.data.data_source import DataShard as DataShard
+from surefoot.data.data_source import DataSource as DataSource
 from surefoot.data.loader import Batch as Batch
 from surefoot.data.loader import ElasticLoader as ElasticLoader
-from surefoot.data.order import sample_at as sample_at
-from surefoot.data.order import sample_generator as sample_generator
-from surefoot.data.order import sample_seed as sample_seed
-from surefoot.data.order import share as share
+from surefoot.data.sample_order import sample_at as sample_at
+from surefoot.data.sample_order import sample_generator as sample_generator
+from surefoot.data.sample_order import sample_seed as sample_seed
+from surefoot.data.sample_order import share as share
 from surefoot.data.sampler import ElasticSampler as ElasticSampler
-from surefoot.data.source import BadSample as BadSample
-from surefoot.data.source import DataError as DataError
-from surefoot.data.source import DataShard as DataShard
-from surefoot.data.source import DataSource as DataSource
 from surefoot.data.stream import ElasticStream as ElasticStream
 
 __all__ = [

@@ -14,9 +14,9 @@ from hashlib import blake2b
 from itertools import accumulate
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from surefoot.data.consumption import Consumption
-from surefoot.data.order import share
+from surefoot.data.consumed_batches import Consumption
 from surefoot.data.process_place import checked_place
+from surefoot.data.sample_order import share
 from surefoot.data.sampler import Share
 from surefoot.errors import ConfigurationError, StateMismatch
 

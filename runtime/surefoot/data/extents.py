@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
-from surefoot.data.order import sample_seed, samples_at, share
+from surefoot.data.sample_order import sample_seed, samples_at, share
 
 
 class Extent(NamedTuple):

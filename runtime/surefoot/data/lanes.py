@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from surefoot.data.data_source import DataError
 from surefoot.data.extents import Cursor
-from surefoot.data.order import sample_seed
-from surefoot.data.source import DataError
+from surefoot.data.sample_order import sample_seed
 from surefoot.data.source_reading import Drawn, SourceReader
 
 _MOST_EMPTY = 10_000

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from surefoot.data.batch_sequence import BatchSequence
-from surefoot.data.order import sample_generator, sample_seed
+from surefoot.data.sample_order import sample_generator, sample_seed
 from surefoot.data.sampler import ElasticSampler, Share
 from surefoot.data.torch_options import check_options, refuse_options
 from surefoot.errors import ConfigurationError
@@ -54,7 +54,7 @@ class ElasticLoader:
     would be lost at each restart. `commit()` counts by hand. Without a Checkpointer a batch counts when it is handed
     out.
 
-    The order is a keyed permutation of positions (`surefoot.data.order`), not an iterator's: it needs no state but the
+    The order is a keyed permutation of positions (`surefoot.data.sample_order`), not an iterator's: it needs no state but the
     position, and depends on `seed` and the dataset's length alone.
 
     Args:

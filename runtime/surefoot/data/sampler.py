@@ -12,9 +12,9 @@ from typing import TypeVar
 
 from torch.utils.data import Sampler
 
-from surefoot.data.consumption import Consumption
-from surefoot.data.order import samples_at, share
+from surefoot.data.consumed_batches import Consumption
 from surefoot.data.process_place import checked_place
+from surefoot.data.sample_order import samples_at, share
 from surefoot.errors import ConfigurationError, StateMismatch
 
 T = TypeVar("T")

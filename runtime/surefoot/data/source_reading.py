@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
+from surefoot.data.data_source import BadSample, DataError, DataSource
 from surefoot.data.extents import Cursor, Dealing, Extent
-from surefoot.data.groups import Grouping
-from surefoot.data.order import sample_seed, samples_at
-from surefoot.data.source import BadSample, DataError, DataSource
+from surefoot.data.length_grouping import Grouping
+from surefoot.data.sample_order import sample_seed, samples_at
 
 _log = logging.getLogger(__name__)
 

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from surefoot.data.consumption import Consumption
+from surefoot.data.consumed_batches import Consumption
+from surefoot.data.data_source import DataError, DataSource, checks_of, identity_of
 from surefoot.data.extents import Dealing, Left, dealings
-from surefoot.data.groups import summed_over_ranks, token_weight
 from surefoot.data.lanes import LaneCursor
+from surefoot.data.length_grouping import summed_over_ranks, token_weight
 from surefoot.data.loader import Batch, default_collate_function
 from surefoot.data.process_place import checked_place
-from surefoot.data.source import DataError, DataSource, checks_of, identity_of
 from surefoot.data.stream_arguments import (
     as_sources,
     check_numbers,

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from surefoot.data.groups import Grouping
-from surefoot.data.source import DataShard, DataSource
+from surefoot.data.data_source import DataShard, DataSource
+from surefoot.data.length_grouping import Grouping
 from surefoot.data.stream_state import StreamShape
 from surefoot.errors import ConfigurationError
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from surefoot.data.data_source import DataSource
 from surefoot.data.extents import Dealing
-from surefoot.data.groups import Grouping
 from surefoot.data.lanes import Lane, LaneCursor
-from surefoot.data.order import sample_seed
-from surefoot.data.source import DataSource
+from surefoot.data.length_grouping import Grouping
+from surefoot.data.sample_order import sample_seed
 from surefoot.data.source_reading import Prepare, SourceReader
 from surefoot.data.stream_state import StreamShape
 from surefoot.data.stripe import LanesBehind, Stripe

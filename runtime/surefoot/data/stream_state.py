@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from surefoot.data.data_source import DataShard, changed_shard
 from surefoot.data.extents import Cursor, Dealing, Extent, Left, Lengths, left_of
 from surefoot.data.lanes import LaneCursor
-from surefoot.data.order import share
-from surefoot.data.source import DataShard, changed_shard
+from surefoot.data.sample_order import share
 from surefoot.errors import StateMismatch
 
 _WIDTH = len(Extent._fields)

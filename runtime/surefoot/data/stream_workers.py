@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import DataLoader
 
 from surefoot.data.lanes import LaneCursor
-from surefoot.data.order import sample_generator
+from surefoot.data.sample_order import sample_generator
 from surefoot.data.stream_reading import Read, Recipe, StepReader
 
 MESSAGE_SECONDS = 0.004

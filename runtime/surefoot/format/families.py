@@ -13,8 +13,8 @@ from surefoot.format.dtypes import itemsize
 from surefoot.format.layouts import Stream, TensorParts, build_layout
 from surefoot.geometry import Box
 from surefoot.geometry.grids import Grid
-from surefoot.geometry.rules import ShardingRule
 from surefoot.geometry.save_division import HeldBox, Sharers, Sharing, saved_boxes, shared
+from surefoot.geometry.sharding import ShardingRule
 from surefoot.protocol.checkpoints.records import Layout, Spread, SpreadRule, TensorLayout, tensor_json
 
 OWN = -1

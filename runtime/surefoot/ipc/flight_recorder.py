@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from surefoot.ipc.trainer_messages import CollectivesTold
-from surefoot.protocol.plain import plain, shorten
-from surefoot.protocol.standing.collectives import Collective
+from surefoot.protocol.hangs import Collective
+from surefoot.protocol.text import plain, shorten
 
 MOST_GROUPS = 16
 _LONGEST = 60

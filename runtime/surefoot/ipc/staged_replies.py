@@ -1,6 +1,6 @@
 """Collects the agent's replies to `FindStagedSaves`, or closes every descriptor.
 
-Each answer may carry a descriptor, which somebody has to close whatever comes of it. Owned by `agent_backend`, which
+Each answer may carry a descriptor, which somebody has to close whatever comes of it. Owned by `agent_client`, which
 guards it by its lock.
 """
 

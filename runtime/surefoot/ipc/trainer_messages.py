@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from surefoot.protocol.codec import Codec
+from surefoot.protocol.hangs import Collective
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, OlderJob
 from surefoot.protocol.loss_band import NONE_ODD, OddSteps
 from surefoot.protocol.progress import Progress
-from surefoot.protocol.standing.collectives import Collective
 from surefoot.protocol.wire import VERSION
 
 # ---- trainer → agent ----------------------------------------------------------------------------------------------

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from surefoot import metrics
 from surefoot.errors import ProtocolError
-from surefoot.holder.sockets import reachable
 from surefoot.ipc import trainer_messages as line
 from surefoot.ipc.framing import Unframer, framed
-from surefoot.protocol.backoff import Backoff
+from surefoot.protocol.timeouts import Backoff
+from surefoot.sockets import reachable
 from surefoot.task_set import TaskSet, logged
 
 _READ_BYTES = 1 << 18

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-from surefoot.launcher.run_script import write_report
+from surefoot.launcher.job_program import write_report
 from surefoot.linux_process import die_with_parent
 
 

@@ -21,7 +21,7 @@ FRAMEWORKS = (
     "torch._dynamo",  # the first fully_shard imports it: half a second
     "numpy",
     "surefoot.checkpointer",
-    "surefoot.ipc.agent_backend",
+    "surefoot.ipc.agent_client",
 )
 
 

@@ -1,6 +1,6 @@
 """Starts the warm process, asks it to fork, reports its children's exits.
 
-One zygote is one life: when it dies, its children die with it, and `start` decides about another.
+One zygote is one life: when it dies, its children die with it, and `starter` decides about another.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from surefoot.errors import SurefootError
-from surefoot.launcher.child import Child
+from surefoot.launcher.child_process import Child
 from surefoot.launcher.command import LaunchProgram
 
 PACKET_BYTES = 1 << 20
@@ -81,7 +81,7 @@ class ZygoteClient:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "surefoot.launcher.zygote", str(theirs.fileno()), str(os.getpid())],
+                [sys.executable, "-m", "surefoot.launcher.fork_server", str(theirs.fileno()), str(os.getpid())],
                 env={**environment, "OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from surefoot.errors import OutOfBounds
-from surefoot.protocol.plain import shown
+from surefoot.protocol.text import shown
 
 MAX_RANKS = 1 << 20
 """Ranks of one world: ten times the largest training that is known."""

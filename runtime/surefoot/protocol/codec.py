@@ -24,8 +24,8 @@ import msgspec
 
 from surefoot.errors import ProtocolError
 from surefoot.protocol import bounds
-from surefoot.protocol.plain import is_plain_json, plain, shown
 from surefoot.protocol.strict import FLAT, JsonShape, Misfit, check, hints_of, mirror, restored, since_of
+from surefoot.protocol.text import is_plain_json, plain, shown
 
 
 def since(version: int, default: Any) -> Any:

@@ -13,7 +13,7 @@ from surefoot.protocol.node_findings import NodeHealth
 from surefoot.protocol.pair_messages import PairResult, PairStore, PairTrial
 from surefoot.protocol.progress import NOTHING_TOLD, Progress
 from surefoot.protocol.sighting_messages import HolderReading, LookAtHolders, Sighting
-from surefoot.protocol.standing.stuck_message import StuckRanks
+from surefoot.protocol.stuck_message import StuckRanks
 
 # ---- agent → coordinator ------------------------------------------------------------------------------------------
 
@@ -308,7 +308,7 @@ class Holders:
 
 @dataclass(frozen=True, slots=True)
 class HolderChanges:
-    """Changes the list of holders sent on this connection; see `holder_list`."""
+    """Changes the list of holders sent on this connection; see `memory_server_list`."""
 
     SINCE: ClassVar[int] = 3
     added: tuple[tuple[str, str, str, int, str, bool, int], ...]

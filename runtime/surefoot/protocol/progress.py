@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from surefoot.protocol.checkpoints.settled import NOTHING_SETTLED, Settled
+from surefoot.protocol.checkpoints.save_state import NOTHING_SETTLED, Settled
 from surefoot.protocol.codec import since
 from surefoot.protocol.loss_band import Oddity
-from surefoot.protocol.standing.rank_pace import RankPace
+from surefoot.protocol.rank_pace import RankPace
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
-from surefoot.protocol.plain import shown
+from surefoot.protocol.text import shown
 
 T = TypeVar("T")
 

@@ -15,9 +15,9 @@ from itertools import repeat
 from typing import Literal
 
 from surefoot.errors import SurefootError, TierError
-from surefoot.holder.client import HolderClient
-from surefoot.holder.connection import Credentials
-from surefoot.holder.fenced_calls import HolderIndex
+from surefoot.memory_server.client import HolderClient
+from surefoot.memory_server.connection import Credentials
+from surefoot.memory_server.fenced_calls import HolderIndex
 from surefoot.protocol.checkpoints.completeness import Covers, TierReading, is_complete, layouts_to_check
 from surefoot.protocol.checkpoints.coverage import uncovered
 from surefoot.protocol.checkpoints.records import Layout, RankManifest

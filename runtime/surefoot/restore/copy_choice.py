@@ -27,9 +27,9 @@ from surefoot.errors import (
     TierUnavailable,
     Unreadable,
 )
-from surefoot.protocol.backoff import Backoff
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, RankSave
+from surefoot.protocol.timeouts import Backoff
 from surefoot.restore.catalogue import Catalogue, SaveSource, reread
 from surefoot.restore.read_plan import preference, spread
 from surefoot.restore.read_windows import ReadWindows

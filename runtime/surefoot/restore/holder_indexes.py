@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from surefoot.errors import TierError
-from surefoot.holder.connection import Credentials, explained
-from surefoot.holder.fenced_calls import Entries, FencedCalls, HolderIndex
-from surefoot.holder.holder_line import HolderLine
+from surefoot.memory_server.async_connection import HolderLine
+from surefoot.memory_server.connection import Credentials, explained
+from surefoot.memory_server.fenced_calls import Entries, FencedCalls, HolderIndex
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint
 
 log = logging.getLogger(__name__)

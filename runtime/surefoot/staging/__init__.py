@@ -4,8 +4,8 @@ Called by `checkpointer`; the one room that knows on which thread or stream a co
 """
 
 from surefoot.staging.arena import Arena as Arena
-from surefoot.staging.copies import copies_of as copies_of
-from surefoot.staging.copies import elements as elements
-from surefoot.staging.ordering import Stager as Stager
+from surefoot.staging.host_copies import copies_of as copies_of
+from surefoot.staging.host_copies import elements as elements
 from surefoot.staging.pieces import CopyOutcome as CopyOutcome
 from surefoot.staging.pieces import CopySource as CopySource
+from surefoot.staging.stager import Stager as Stager

@@ -2,7 +2,7 @@
 
 Arithmetic only. A piece's blocks stand in row-major order of tiles and the tiles at the far edges are clipped. So all
 full tiles are one strided copy, and each combination of clipped dimensions is one more: at most 2^n for n dimensions,
-and in practice the main area, the right edge, the bottom edge and the corner. Used by `copies`.
+and in practice the main area, the right edge, the bottom edge and the corner. Used by `host_copies`.
 """
 
 from __future__ import annotations

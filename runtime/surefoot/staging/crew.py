@@ -1,6 +1,6 @@
 """Runs copies in helper threads while the training waits.
 
-While the training is inside a call its own cores stand idle. Used by `ordering`.
+While the training is inside a call its own cores stand idle. Used by `stager`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
-from surefoot.staging.copies import Copy, Scratch
+from surefoot.staging.host_copies import Copy, Scratch
 
 _log = logging.getLogger(__name__)
 

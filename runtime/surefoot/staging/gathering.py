@@ -2,7 +2,7 @@
 
 Of a small tensor, asking Python anything takes longer than its copy. So whatever lies side by side in the stream is
 gathered by one call of torch, without the GIL; and what must be asked at each save, whether every tensor still lies where
-it did when that was prepared, is asked of all in one pass. Used by `ordering`.
+it did when that was prepared, is asked of all in one pass. Used by `stager`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from surefoot.staging.copies import BAND_BYTES, PLAIN_CLASSES, elements, is_straight
+from surefoot.staging.host_copies import BAND_BYTES, PLAIN_CLASSES, elements, is_straight
 from surefoot.staging.pieces import CopySource, CopyTarget
 
 SMALL_BYTES = 64 * 1024

@@ -2,7 +2,7 @@
 
 Behind it they cost a digest in the call and whatever nobody found the time for until the next optimizer step. Where no
 core is to spare that is all of them, and the dearer copy at that: copying inside the call, with the cores that the
-training leaves idle there, then holds it up for less. Pure; times are given. Used by `ordering`.
+training leaves idle there, then holds it up for less. Pure; times are given. Used by `stager`.
 """
 
 from __future__ import annotations

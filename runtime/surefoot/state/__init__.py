@@ -11,7 +11,7 @@ from surefoot.state.fitting import Fit as Fit
 from surefoot.state.flat_parameters import describe_flat as describe_flat
 from surefoot.state.plain_values import read_values as read_values
 from surefoot.state.program import Program as Program
-from surefoot.state.stream_plan import Portion as Portion
-from surefoot.state.stream_plan import SavePlan as SavePlan
-from surefoot.state.stream_plan import save_plan as save_plan
-from surefoot.state.stream_plan import structure_of as structure_of
+from surefoot.state.save_plan import Portion as Portion
+from surefoot.state.save_plan import SavePlan as SavePlan
+from surefoot.state.save_plan import save_plan as save_plan
+from surefoot.state.save_plan import structure_of as structure_of

@@ -1,7 +1,7 @@
 """Defines one box of a named tensor as this rank holds it.
 
 Most tensors are one entry; one whose local memory holds several boxes (flat parameters, shards within shards) is
-several of one name. Made by `places`; used by the parts of a program's state, and by whoever saves or restores them.
+several of one name. Made by `tensor_locations`; used by the parts of a program's state, and by whoever saves or restores them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from surefoot.errors import StateMismatch
 from surefoot.format.dtypes import itemsize
 from surefoot.geometry import Box
 from surefoot.geometry.grids import Grid
-from surefoot.geometry.rules import ShardingRule
 from surefoot.geometry.save_division import HeldBox
-from surefoot.staging.copies import PLAIN_CLASSES
+from surefoot.geometry.sharding import ShardingRule
+from surefoot.staging.host_copies import PLAIN_CLASSES
 
 Sharing = Literal["split", "lowest", "local"]
 """How ranks that hold the same box share its saving: in parts, all by the lowest rank, or each its own tensor."""

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from surefoot.errors import StateMismatch
-from surefoot.staging.copies import PLAIN_CLASSES
-from surefoot.state.building import Home, build, build_beside
+from surefoot.staging.host_copies import PLAIN_CLASSES
 from surefoot.state.entries import Saved, dtype_name, dtype_named, local_part
 from surefoot.state.modules import OptimizerParameter
+from surefoot.state.tensor_building import Home, build, build_beside
 from surefoot.state.tensor_names import is_plain, unescaped
 from surefoot.state.trees import marks, put_together
 

@@ -16,11 +16,11 @@ import torch
 
 from surefoot.errors import StateMismatch, StateNotRestorable
 from surefoot.geometry.grids import Grid
-from surefoot.state.building import Home, built_marks, facts_of
 from surefoot.state.entries import Entry, Saved, is_dtensor
 from surefoot.state.flat_parameters import Flat, FlatHandle, flat_handle
-from surefoot.state.places import EntryPlacer, Owner, grid_of_dtensor
 from surefoot.state.replicas import Replicas
+from surefoot.state.tensor_building import Home, built_marks, facts_of
+from surefoot.state.tensor_locations import EntryPlacer, Owner, grid_of_dtensor
 from surefoot.state.tensor_names import escaped
 from surefoot.state.trees import Facts, first_difference, put_together, taken_apart
 

@@ -15,14 +15,14 @@ import torch
 
 from surefoot.errors import ConfigurationError, StateNotRestorable
 from surefoot.geometry.grids import Grid
-from surefoot.state.building import facts_of
 from surefoot.state.entries import Entry, Saved, is_dtensor, local_part
 from surefoot.state.fitting import Fit
 from surefoot.state.flat_parameters import described
 from surefoot.state.incoming import BuiltOptimizer, Incoming, built
 from surefoot.state.modules import OptimizerParameter
-from surefoot.state.places import EntryPlacer, grid_of_dtensor, says_itself
 from surefoot.state.replicas import Replicas
+from surefoot.state.tensor_building import facts_of
+from surefoot.state.tensor_locations import EntryPlacer, grid_of_dtensor, says_itself
 from surefoot.state.tensor_names import escaped, joined
 from surefoot.state.trees import first_difference, put_together, taken_apart
 

@@ -19,7 +19,7 @@ from surefoot.state import rng
 from surefoot.state.entries import Entry, Saved, dtype_named, local_name, outlines
 from surefoot.state.fitting import Fit
 from surefoot.state.modules import ModulePart, OptimizerParameter
-from surefoot.state.object_parts import ObjectPart
+from surefoot.state.objects import ObjectPart
 from surefoot.state.optimizers import OptimizerPart
 from surefoot.state.ownership import Inlined, value_digest, whose_state
 from surefoot.state.plain_values import encoded, read_values, values_blob

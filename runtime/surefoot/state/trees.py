@@ -18,7 +18,7 @@ from surefoot.format.kinds import Named
 from surefoot.state.tensor_names import escaped
 
 Facts = Mapping[str, Any]
-"""What building a tensor needs beside its name, type and shape (`building`)."""
+"""What building a tensor needs beside its name, type and shape (`tensor_building`)."""
 
 
 @dataclass(frozen=True, slots=True)

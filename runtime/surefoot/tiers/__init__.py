@@ -1,6 +1,6 @@
 """Stores rank saves: the `Tier` protocol, over a directory or S3.
 
-`holder` has the one in memory. One contract suite holds them all.
+`memory_server` has the one in memory. One contract suite holds them all.
 """
 
 from surefoot.tiers.open import open_persistent as open_persistent

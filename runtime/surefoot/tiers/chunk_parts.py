@@ -1,6 +1,6 @@
 """Groups chunks into the parts that the persistent tier stores.
 
-Pure. `drain.copying` follows the same grouping. A part is `PART_CHUNKS` chunks, one behind the other; the last of a
+Pure. `flush.uploader` follows the same grouping. A part is `PART_CHUNKS` chunks, one behind the other; the last of a
 rank save has what is left. A request to a bucket costs the same for one chunk as for four, and a connection is used
 better by few large bodies than by many small ones.
 """

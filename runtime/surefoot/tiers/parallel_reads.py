@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from surefoot import metrics
 from surefoot.errors import ChunkMissing, Corrupt
-from surefoot.protocol.backoff import Backoff
+from surefoot.protocol.timeouts import Backoff
 
 A = TypeVar("A")
 B = TypeVar("B")

@@ -30,11 +30,11 @@ from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.tiers import manifest_lists, newest
 from surefoot.tiers.chunk_parts import PART_CHUNKS, Cut, PartBuffer, not_whole, part_lengths, part_name
-from surefoot.tiers.epochs import EpochRecords
 from surefoot.tiers.layout_records import LayoutRecords
 from surefoot.tiers.object_names import Names, checkpoint_of, part_of, rank_of
 from surefoot.tiers.object_store import ObjectStore, read_exactly
 from surefoot.tiers.parallel_reads import read_together, second_look
+from surefoot.tiers.persistent_records import EpochRecords
 
 log = logging.getLogger(__name__)
 

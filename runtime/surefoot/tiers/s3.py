@@ -20,7 +20,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from surefoot import metrics
 from surefoot.errors import ChunkMissing, CopyRefused, ObjectRefused, TierFull, TierUnavailable
-from surefoot.protocol.backoff import Backoff
+from surefoot.protocol.timeouts import Backoff
 from surefoot.settings import PersistentSettings
 from surefoot.tiers.bodies import Body
 from surefoot.tiers.object_store import Change

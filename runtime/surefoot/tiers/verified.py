@@ -1,7 +1,7 @@
 """Reads parts of a rank save from one copy and verifies them.
 
 What does not match raises Corrupt that names part and place. The parts and their guards: the layout by its own name,
-digest table and values by the manifest, every block by the table. Used by promotion and repair (`copying`) and by
+digest table and values by the manifest, every block by the table. Used by promotion and repair (`uploader`) and by
 restore.
 """
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import PurePosixPath
 from typing import Any
 
-from surefoot.data.source import BadSample, DataShard, DataSource
+from surefoot.data.data_source import BadSample, DataShard, DataSource
 from surefoot.data.sources import (
     JsonLines,
     MegatronDocuments,
@@ -21,7 +21,7 @@ from surefoot.data.sources import (
     TextLines,
     TokenFile,
 )
-from surefoot.data.sources.files import names_of
+from surefoot.data.sources.file_access import names_of
 from surefoot.data.stream import ElasticStream
 from surefoot.errors import ConfigurationError, SurefootError
 

@@ -22,7 +22,7 @@ from surefoot.restore.reader import CheckpointReader
 from surefoot.settings import job_settings
 from surefoot.state import read_values
 from surefoot.state.statedicts import state_dict_of
-from surefoot.tools import dcp_folders, safetensors_files
+from surefoot.tools import foreign_formats, safetensors_files
 from surefoot.tools.safetensors_files import FileForm
 from surefoot.tools.stream_copy import BandReader, bands_of, open_checkpoint, saved_tensors
 
@@ -32,7 +32,7 @@ def export_state(reader: CheckpointReader, to: Path) -> dict[str, Any]:
     tensors = saved_tensors(reader)
     values = read_values(reader.values(0))
     whole = state_dict_of(tensors, values)
-    dcp_folders.write(to, whole, tensors, BandReader(reader, tensors, list(bands_of(tensors))))
+    foreign_formats.write(to, whole, tensors, BandReader(reader, tensors, list(bands_of(tensors))))
     total = sum(band.size_bytes for band in bands_of(tensors))
     return {"step": values["step"], "tensors": len(tensors), "bytes": total}
 

@@ -23,7 +23,7 @@ from surefoot.state import Saved
 from surefoot.state.plain_values import values_blob
 from surefoot.state.tensor_names import escaped, unescaped
 from surefoot.tiers.persistent import ObjectStoreTier
-from surefoot.tools.dcp_folders import Folder
+from surefoot.tools.foreign_formats import Folder
 from surefoot.tools.rank_streams import open_tier
 from surefoot.tools.safetensors_files import Weights
 from surefoot.tools.stream_copy import ReadBox, bands_of, write_save

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.fakes.fake_coordinator import assignment
-from surefoot.agent.memory import save_progress as saves
-from surefoot.agent.memory.save_progress import SaveTracker
+from surefoot.agent import save_progress as saves
+from surefoot.agent.save_progress import SaveTracker
 from surefoot.agent.trainers.environment import TrainerPlace, trainer_environment
 from surefoot.errors import ProtocolError
 from surefoot.ipc.framing import LARGEST, Unframer, framed
 from surefoot.launcher.command import LaunchProgram, forkable, with_own_interpreter
 from surefoot.launcher.preload import top_level_imports
-from surefoot.protocol.checkpoints.settled import Settled
+from surefoot.protocol.checkpoints.save_state import Settled
 from surefoot.protocol.identities import Checkpoint, RankSave
 
 OWN = with_own_interpreter({"PATH": "/usr/bin"})

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from support.servers.certificates import authority
-from surefoot.agent.coordinator import credentials as identity
-from surefoot.agent.memory.headroom import MemoryHeadroom, StagingDemand, read_headroom, require, with_released
+from surefoot.agent import credentials as identity
+from surefoot.agent.headroom import MemoryHeadroom, StagingDemand, read_headroom, require, with_released
 from surefoot.agent.scratch_dirs import placed
 from surefoot.errors import ConfigurationError
 from surefoot.settings import agent_settings

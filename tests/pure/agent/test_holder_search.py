@@ -7,7 +7,7 @@ from dataclasses import replace
 from support.builders import endpoint
 from support.lives import assign, live, running, sent
 from surefoot.agent import events as on
-from surefoot.agent.coordinator.leaderless import AWAY_SECONDS, epoch_in_charge
+from surefoot.agent.leaderless import AWAY_SECONDS, epoch_in_charge
 from surefoot.protocol.holders_wanted import HoldersWanted
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.messages import FromAgent, Holders

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from support.lives import assign, live, running, sent, step
 from surefoot.agent import events as on
-from surefoot.agent.coordinator.leaderless import epoch_in_charge, sound_steps
-from surefoot.agent.state import AgentState, Departure
+from surefoot.agent.agent_state import AgentState, Departure
+from surefoot.agent.leaderless import epoch_in_charge, sound_steps
 from surefoot.agent.state_machine import transition
 from surefoot.ipc.trainer_messages import HoldAt
 from surefoot.protocol.checkpoints.retention import SoundSteps
-from surefoot.protocol.checkpoints.settled import Settled
+from surefoot.protocol.checkpoints.save_state import Settled
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.loss_band import OddSteps
 from surefoot.protocol.messages import (

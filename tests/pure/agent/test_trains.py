@@ -6,7 +6,7 @@ import pytest
 
 from support.lives import assign, live, running
 from surefoot.agent import events as on
-from surefoot.agent.state import Departure
+from surefoot.agent.agent_state import Departure
 from surefoot.protocol.messages import Hold
 
 

@@ -7,9 +7,9 @@ import inspect
 import pytest
 
 from support.fakes.fake_link import FakeLink
-from surefoot.checkpointer.library_mode.in_process import InProcessBackend
-from surefoot.ipc.agent_backend import AgentBackend
-from surefoot.ipc.backend import SaveBackend
+from surefoot.checkpointer.library_mode.in_process_backend import InProcessBackend
+from surefoot.ipc.agent_client import AgentBackend
+from surefoot.ipc.save_backend import SaveBackend
 
 METHODS = sorted(name for name, what in vars(SaveBackend).items() if inspect.isfunction(what) and name[0] != "_")
 

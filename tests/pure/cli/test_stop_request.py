@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 from surefoot.errors import SurefootError
-from surefoot.holder.provisioning import HolderAdmin
+from surefoot.memory_server.provisioning import HolderAdmin
 from surefoot_operator.cli.command_base import StopRequest, signals_ignored, stop_requests
 
 DEADLINE_SECONDS = 20.0

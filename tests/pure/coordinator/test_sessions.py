@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from support.fakes.fake_agent import hello
 from support.talk import CLAIMED, COMMITTED, NODES, STATUS, A, B, C, beat, talking, words
-from surefoot.protocol.checkpoints.settled import Settled
+from surefoot.protocol.checkpoints.save_state import Settled
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.messages import (
     Assign,

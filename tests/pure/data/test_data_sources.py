@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from support.shards import World
 from support.streamed_files import KINDS, MOSAIC, Streamed, streamed
-from surefoot.data.source import BadSample, DataError, identity_of
+from surefoot.data.data_source import BadSample, DataError, identity_of
 from surefoot.data.sources import (
     HuggingFaceStream,
     JsonLines,
@@ -121,9 +121,9 @@ def test_lines_are_those_of_the_file_wherever_it_is_cut(
     (tmp_path / "a.txt").write_bytes(b"\n".join(lines) + b"\n" * (ended and bool(lines)))
     whole = lines if ended or not lines or lines[-1] else lines[:-1]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("surefoot.data.sources.lines.CHUNK_BYTES", mark * marks)
-        patch.setattr("surefoot.data.sources.lines.MARK_BYTES", mark)
-        patch.setattr("surefoot.data.sources.lines.PIECE_BYTES", piece)
+        patch.setattr("surefoot.data.sources.file_formats.CHUNK_BYTES", mark * marks)
+        patch.setattr("surefoot.data.sources.file_formats.MARK_BYTES", mark)
+        patch.setattr("surefoot.data.sources.file_formats.PIECE_BYTES", piece)
         source = TextLines(tmp_path / "a.txt", shard_bytes=shard_bytes, count=counted)
         found = [list(source.open(shard, 0)) for shard in range(len(source.shards()))]
         for shard, part in enumerate(found):

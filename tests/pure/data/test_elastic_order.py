@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.utils.data import Sampler, get_worker_info
 
 from surefoot.data import ElasticLoader, ElasticSampler, sample_at, sample_generator, sample_seed, share
-from surefoot.data.order import samples_at
+from surefoot.data.sample_order import samples_at
 from surefoot.errors import ConfigurationError, StateMismatch
 
 sizes = st.integers(1, 300)

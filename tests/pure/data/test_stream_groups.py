@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.shards import Numbers, World, trained_on
-from surefoot.data.groups import Grouping
-from surefoot.data.source import BadSample, DataError
+from surefoot.data.data_source import BadSample, DataError
+from surefoot.data.length_grouping import Grouping
 from surefoot.data.stream import ElasticStream
 from surefoot.errors import ConfigurationError, StateMismatch
 

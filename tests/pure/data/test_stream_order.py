@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from support.shards import Numbers, World
-from surefoot.data.source import BadSample
+from surefoot.data.data_source import BadSample
 from surefoot.data.stream import ElasticStream
 
 SIZES = (37, 5, 90, 1, 64, 23, 23, 8, 41, 12, 3, 77)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from support.shards import Numbers, World
-from surefoot.data.source import BadSample, DataShard
+from surefoot.data.data_source import BadSample, DataShard
 from surefoot.data.stream import ElasticStream
 from surefoot.data.stripe import LanesBehind, LanesRead
 

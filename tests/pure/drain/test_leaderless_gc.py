@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from support.builders import manifest
-from surefoot.drain.leaderless_gc import spared_good
+from surefoot.flush.garbage_collection import spared_good
 from surefoot.protocol.checkpoints.retention import SoundSteps
 from surefoot.protocol.identities import Checkpoint
 

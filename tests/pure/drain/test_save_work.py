@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from support.saves import arrays, stream_of
-from surefoot.drain.save_work import SaveWork
-from surefoot.drain.slots import SealedSave
 from surefoot.errors import ProtocolError
+from surefoot.flush.save_work import SaveWork
+from surefoot.flush.slots import SealedSave
 from surefoot.geometry import Box
 from surefoot.protocol.bounds import MAX_PART_BYTES
 from surefoot.protocol.identities import RankSave

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surefoot.drain.slots import (
+from surefoot.flush.slots import (
     Acknowledged,
     Command,
     CommitOn,
@@ -34,7 +34,7 @@ from surefoot.drain.slots import (
     Tick,
     WriteTo,
 )
-from surefoot.drain.transitions import step
+from surefoot.flush.state_machine import step
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
 
 A, B, C = (HolderId(f"node-{name}", "1") for name in "abc")

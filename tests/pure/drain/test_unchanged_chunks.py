@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.saves import arrays, stream_of
-from surefoot.drain.unchanged_chunks import MOST_GENERATIONS, WrittenSave, base_of, successor
+from surefoot.flush.unchanged_chunks import MOST_GENERATIONS, WrittenSave, base_of, successor
 from surefoot.format.digests import block_digests
 from surefoot.geometry import Box
 from surefoot.protocol.identities import RankSave

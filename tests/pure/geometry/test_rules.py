@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from surefoot.geometry import Box
 from surefoot.geometry.grids import Grid
-from surefoot.geometry.rules import Cut, ShardingRule
+from surefoot.geometry.sharding import Cut, ShardingRule
 
 
 @st.composite

@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from surefoot.errors import HolderDamaged, ProtocolError, SurefootError
-from surefoot.holder.client import HolderClient
-from surefoot.holder.connection import Credentials, Wire, explained
-from surefoot.holder.dialogue import Dialogue, driven
-from surefoot.holder.provisioning import HolderAdmin
+from surefoot.memory_server.client import HolderClient
+from surefoot.memory_server.connection import Credentials, Wire, explained
+from surefoot.memory_server.dialogue import Dialogue, driven
+from surefoot.memory_server.provisioning import HolderAdmin
 from surefoot.protocol.checkpoints.records import Layout, RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from surefoot.ipc import flight_recorder
 from surefoot.ipc.flight_recorder import MOST_GROUPS, answer, collectives
-from surefoot.protocol.standing.collectives import Collective
+from surefoot.protocol.hangs import Collective
 
 NOW = 1000.0
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from surefoot.holder.provisioning import Memory
+from surefoot.memory_server.provisioning import Memory
 from surefoot_operator.memory.server_probe import Terms, is_worth_measuring, overdraft
 
 GIB = 1 << 30

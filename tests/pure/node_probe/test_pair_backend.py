@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from surefoot.node_probe.pair_trial import chosen_backend
+from surefoot.launcher.pair_test import chosen_backend
 
 
 @pytest.mark.parametrize(

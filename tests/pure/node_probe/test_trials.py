@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from surefoot.node_probe import __main__ as probe
-from surefoot.node_probe import compute_trials, disk_trial, loopback_trial
-from surefoot.node_probe.compute_trials import PRODUCT, digest, operands, try_gpus, try_memory, try_processor
-from surefoot.node_probe.disk_trial import try_disk
-from surefoot.node_probe.loopback_trial import try_loopback
-from surefoot.node_probe.trial import Trial
+from surefoot.node_tests import __main__ as probe
+from surefoot.node_tests import compute_tests, disk_trial, loopback_trial
+from surefoot.node_tests.compute_tests import PRODUCT, digest, operands, try_gpus, try_memory, try_processor
+from surefoot.node_tests.disk_trial import try_disk
+from surefoot.node_tests.host_tests import Trial
+from surefoot.node_tests.loopback_trial import try_loopback
 
 LEFT, RIGHT, KNOWN = operands()
 
@@ -43,7 +43,7 @@ def test_memory_that_changes_a_word_is_found(monkeypatch: pytest.MonkeyPatch) ->
         into[:] = source
         into[7] ^= np.uint64(1 << 40)
 
-    monkeypatch.setattr(compute_trials.np, "copyto", copied)
+    monkeypatch.setattr(compute_tests.np, "copyto", copied)
     found = try_memory()
     assert (found.verdict, found.reason, found.text.split()[-4:]) == (
         "fails",
@@ -88,7 +88,7 @@ def gpus(count: int, failing: bool = False) -> Any:
 
 
 def test_each_gpu_is_tried_and_the_one_that_multiplies_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compute_trials, "_SIDE_BY_SIDE", 2)
+    monkeypatch.setattr(compute_tests, "_SIDE_BY_SIDE", 2)
     found = sorted(try_gpus(gpus(3), LEFT, RIGHT, KNOWN), key=lambda one: one.name)
     assert [(one.name, one.verdict) for one in found] == [("gpu 0", "well"), ("gpu 1", "fails"), ("gpu 2", "well")]
     assert found[1].text == "GPU 1 multiplies matrices of float32 wrong: 1 of 524288 values"
@@ -170,7 +170,7 @@ def test_what_a_warm_worker_waits_for_has_its_share_of_a_busy_node(
     """Niced beside the warm process' imports it took 9 s of a node with six busy processes, and the worker joined."""
     order: list[str] = []
     torch = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False))
-    modules = {"surefoot.node_probe.compute_trials": compute_trials, "torch": torch}
+    modules = {"surefoot.node_tests.compute_tests": compute_tests, "torch": torch}
 
     def imported(name: str) -> Any:
         order.append(name)
@@ -184,7 +184,7 @@ def test_what_a_warm_worker_waits_for_has_its_share_of_a_busy_node(
     assert order == [
         "loopback",
         "disk",
-        "surefoot.node_probe.compute_trials",
+        "surefoot.node_tests.compute_tests",
         "memory",
         "matmul",
         "niced by 10",

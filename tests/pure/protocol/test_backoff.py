@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.protocol.backoff import Backoff
+from surefoot.protocol.timeouts import Backoff
 
 BACKOFF = Backoff(0.5, 8.0)
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from support.builders import endpoint
 from surefoot.errors import ProtocolError
-from surefoot.protocol.holder_list import HolderList, HoldersTold, changes
 from surefoot.protocol.identities import HolderEndpoint, HolderId
+from surefoot.protocol.memory_server_list import HolderList, HoldersTold, changes
 from surefoot.protocol.messages import Assign, HolderChanges, Holders
 from surefoot.protocol.wire import decode, encode
 

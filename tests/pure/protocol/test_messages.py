@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from surefoot.errors import ProtocolError
 from surefoot.protocol import messages, wire
-from surefoot.protocol.checkpoints.settled import Settled
+from surefoot.protocol.checkpoints.save_state import Settled
 from surefoot.protocol.codec import Codec, since
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.messages import Assign, Heartbeat, Hold, Stopped
-from surefoot.protocol.plain import plain
 from surefoot.protocol.progress import Progress
+from surefoot.protocol.text import plain
 from surefoot.protocol.wire import decode, decode_versioned, encode
 
 EVERY_TYPE = (*get_args(messages.FromAgent), *get_args(messages.ToAgent))

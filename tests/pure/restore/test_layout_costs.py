@@ -15,7 +15,7 @@ from surefoot.format.families import Family
 from surefoot.format.layouts import Stream
 from surefoot.geometry import Box
 from surefoot.geometry.grids import Grid
-from surefoot.geometry.rules import Cut, ShardingRule
+from surefoot.geometry.sharding import Cut, ShardingRule
 from surefoot.geometry.shares import shard_box
 from surefoot.protocol.checkpoints.records import Layout
 from surefoot.restore.read_plan import Wanted, plan

@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from surefoot.staging import CopyOutcome, CopySource, Stager, copies, ordering
+from surefoot.staging import CopyOutcome, CopySource, Stager, host_copies, stager
 
 TILE = (4, 8)
 
@@ -92,7 +92,7 @@ class Played:
     def wanted(self) -> bytes:
         found = np.zeros_like(self.slot)
         for source, tensor in zip(self.sources, self.at_step, strict=True):
-            for copy in copies.copies_of(tensor, TILE, found[source.start : source.stop]):
+            for copy in host_copies.copies_of(tensor, TILE, found[source.start : source.stop]):
                 copy.run()
         return found.tobytes()
 
@@ -104,8 +104,8 @@ class Played:
 @pytest.fixture(scope="module", autouse=True)
 def copies_are_small_and_wait_for_the_test() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(copies, "BAND_BYTES", 1024)
-        patched.setattr(ordering, "SMALL_BYTES", 16)
+        patched.setattr(host_copies, "BAND_BYTES", 1024)
+        patched.setattr(stager, "SMALL_BYTES", 16)
         patched.setattr(Stager, "_copy_behind", _waits_for_the_end)
         yield
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from surefoot.staging import CopyOutcome, CopySource, Stager, copies_of, device
-from surefoot.staging.device import SMALL_BYTES, DeviceCopies, copy_from_device, fingerprint
+from surefoot.staging import CopyOutcome, CopySource, Stager, copies_of, device_copies
+from surefoot.staging.device_copies import SMALL_BYTES, DeviceCopies, copy_from_device, fingerprint
 
 SIZE = SMALL_BYTES + 1_000_000
 
@@ -68,7 +68,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Copies end when it is set."""
     stream = PlayedStream()
     monkeypatch.setattr(DeviceCopies, "_enqueue", stream.enqueue)
-    monkeypatch.setattr(device, "_current_stream", lambda device: CurrentStream())
+    monkeypatch.setattr(device_copies, "_current_stream", lambda device: CurrentStream())
     return stream.gate
 
 
@@ -143,7 +143,7 @@ def test_what_is_small_or_may_change_at_once_is_copied_before_what_is_queued_nex
 def test_a_device_lays_blocks_as_the_host_does_and_fingerprints_what_it_copied(
     shape: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device, "BAND_BYTES", 4096)
+    monkeypatch.setattr(device_copies, "BAND_BYTES", 4096)
     tensor = torch.randn((*shape, 2)).to(dtype)[..., 0]
     tile = tuple(3 for _ in shape)
     size = tensor.numel() * tensor.element_size()

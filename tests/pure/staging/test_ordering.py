@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from surefoot.staging import CopyOutcome, CopySource, Stager
-from surefoot.staging.copies import Copy, Scratch
 from surefoot.staging.crew import Crew
+from surefoot.staging.host_copies import Copy, Scratch
 
 
 def source(name: str, tensor: torch.Tensor, start: int) -> CopySource:

@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from surefoot import metrics
-from surefoot.staging import CopyOutcome, CopySource, Stager, ordering
-from surefoot.staging.copies import Copy, Scratch
+from surefoot.staging import CopyOutcome, CopySource, Stager
+from surefoot.staging import stager as ordering
 from surefoot.staging.crew import Crew, Work
+from surefoot.staging.host_copies import Copy, Scratch
 
 SIZE = 1_000_000
 

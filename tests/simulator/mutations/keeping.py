@@ -19,7 +19,7 @@ from simulator.mutations.mutation import (
 )
 from simulator.world import Decisions
 from surefoot.protocol.checkpoints import lineage, retention
-from surefoot.protocol.checkpoints.settled import Settled
+from surefoot.protocol.checkpoints.save_state import Settled
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.job_snapshot import Observed
 from surefoot_operator.policy.failure.failure_detection import Loss

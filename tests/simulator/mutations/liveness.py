@@ -11,7 +11,7 @@ from simulator.engine import Engine, Process
 from simulator.mutations.mutation import ROUGH, UNSEEN, WITHOUT_PODS, Mutation, constant
 from simulator.rules import ALL
 from surefoot.agent import state_machine as agent_life
-from surefoot.drain import slots
+from surefoot.flush import slots
 from surefoot.protocol.checkpoints.completeness import watermark
 from surefoot.protocol.identities import HolderEndpoint, WorkerId
 from surefoot.protocol.messages import PromoteSave

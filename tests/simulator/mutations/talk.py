@@ -19,7 +19,7 @@ from simulator.mutations.mutation import (
 )
 from surefoot.agent import events as on
 from surefoot.agent import state_machine as agent_life
-from surefoot.agent.state import AgentState
+from surefoot.agent.agent_state import AgentState
 from surefoot.protocol import messages as said
 from surefoot_operator.coordinator import desired_messages, pending_requests, request_replies, sessions
 from surefoot_operator.policy.failure import failure_detection as failures

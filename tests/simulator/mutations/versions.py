@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from simulator import rollout, wiring
 from simulator.mutations.mutation import ROUGH, Mutation
-from surefoot.protocol.holder_list import HoldersTold, changes
+from surefoot.protocol.memory_server_list import HoldersTold, changes
 from surefoot.protocol.messages import HolderChanges
 from surefoot.protocol.wire import OLDEST
 

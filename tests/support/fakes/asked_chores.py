@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from surefoot.agent.coordinator.requests import CoordinatorRequests, SaveLocations
+from surefoot.agent.coordinator_requests import CoordinatorRequests, SaveLocations
 from surefoot.protocol.messages import FromAgent, Listing, ListPersistent
 from surefoot.settings import JobSettings
 

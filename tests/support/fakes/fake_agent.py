@@ -15,7 +15,7 @@ from typing import TypeVar
 import aiohttp
 
 from support.machine_speed import scaled
-from surefoot.protocol.holder_list import HolderList
+from surefoot.protocol.memory_server_list import HolderList
 from surefoot.protocol.messages import FromAgent, Hello, Message, ToAgent
 from surefoot.protocol.wire import SUBPROTOCOLS, decode, encode, version_of
 

@@ -24,11 +24,11 @@ import xxhash
 from support.fakes.fake_agent import FakeAgent
 from support.servers.redis_server import ADMIN_PASSWORD, start_somewhere
 from surefoot.errors import SurefootError
-from surefoot.holder import Credentials, HolderClient, server_process
-from surefoot.holder.server_process import HolderServer, ServerSettings
 from surefoot.linux_process import ProcessIdentity, identity_of
+from surefoot.memory_server import Credentials, HolderClient, server_process
+from surefoot.memory_server.server_process import HolderServer, ServerSettings
 from surefoot.protocol.checkpoints.records import Layout, Piece, RankManifest, TensorLayout
-from surefoot.protocol.checkpoints.settled import NOTHING_SETTLED, Settled
+from surefoot.protocol.checkpoints.save_state import NOTHING_SETTLED, Settled
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.messages import (
     Assign,

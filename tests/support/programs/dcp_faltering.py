@@ -16,9 +16,9 @@ import torch.distributed.checkpoint as dcp
 
 from support.gloo_world import leave
 from surefoot.errors import TierUnavailable
-from surefoot.integrations.dcp import storage_reader as adapter
-from surefoot.integrations.dcp.storage_reader import Reader
-from surefoot.integrations.dcp.storage_writer import Writer
+from surefoot.integrations import storage_reader as adapter
+from surefoot.integrations.dcp import Writer
+from surefoot.integrations.storage_reader import Reader
 
 COLLECTIVE_SECONDS = 20.0
 """How long a rank waits for one that went on without it."""

@@ -12,9 +12,9 @@ from typing import Any
 
 from support.programs.dying_saver import Fuse, ProbedTier
 from surefoot import metrics
-from surefoot.agent.coordinator import requests as chores
-from surefoot.holder.client import HolderClient
-from surefoot.holder.connection import Credentials
+from surefoot.agent import coordinator_requests as chores
+from surefoot.memory_server.client import HolderClient
+from surefoot.memory_server.connection import Credentials
 from surefoot.protocol.identities import HolderEndpoint, HolderId, RankSave
 from surefoot.protocol.messages import FromAgent, Persisted, PromoteSave
 from surefoot.settings import JobSettings, PersistentSettings

@@ -20,12 +20,12 @@ from uuid import uuid4
 import numpy as np
 
 from support.saves import Saver, arrays
-from surefoot.drain.engine import DrainOptions
-from surefoot.drain.promoter import Promoted, Promoter
+from surefoot.flush.engine import DrainOptions
+from surefoot.flush.promoter import Promoted, Promoter
 from surefoot.geometry import Box
-from surefoot.holder.client import HolderClient
-from surefoot.holder.connection import Credentials
-from surefoot.holder.provisioning import HolderAdmin
+from surefoot.memory_server.client import HolderClient
+from surefoot.memory_server.connection import Credentials
+from surefoot.memory_server.provisioning import HolderAdmin
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import HolderEndpoint, HolderId, RankSave
 from surefoot.restore import (

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from surefoot.ipc.agent_backend import AgentBackend
+from surefoot.ipc.agent_client import AgentBackend
 from surefoot.ipc.trainer_messages import Stepped
 from surefoot.protocol.progress import Progress
 

@@ -10,12 +10,12 @@ import time
 
 import torch
 
-from surefoot.checkpointer.reports import own_pace
+from surefoot.checkpointer import activity_monitor
 
 
 def main(way: str) -> None:
-    own_pace.LOOK_SECONDS = 0.0005
-    pace = own_pace.OwnPace([torch.nn.Linear(2, 2)], 0, 3)
+    activity_monitor.LOOK_SECONDS = 0.0005
+    pace = activity_monitor.OwnPace([torch.nn.Linear(2, 2)], 0, 3)
     pace.step_ends(1)
     data = torch.randn(64, 64, requires_grad=True)
     for _ in range(20):

@@ -10,7 +10,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from support.saves import arrays, split, stream_of
-from surefoot.ipc.agent_backend import AgentBackend
+from surefoot.ipc.agent_client import AgentBackend
 from surefoot.ipc.trainer_messages import Staged, Stepped
 from surefoot.protocol.progress import Progress
 

@@ -28,8 +28,8 @@ from support.servers import redis_server
 from surefoot import Checkpointer, metrics
 from surefoot.checkpointer import gloo_peers
 from surefoot.format.layouts import Stream
-from surefoot.holder.client import HolderClient
 from surefoot.ipc.trainer_messages import Attached
+from surefoot.memory_server.client import HolderClient
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
 from surefoot.restore import exchange
 from surefoot.settings import JobSettings, job_environment

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
 from support.gloo_world import leave
-from surefoot.checkpointer.reports import own_pace
-from surefoot.checkpointer.reports.own_pace import OwnPace
+from surefoot.checkpointer import activity_monitor
+from surefoot.checkpointer.activity_monitor import OwnPace
 
 LOOK_SECONDS = 0.003
 STEPS, WINDOWS = 30, 5
@@ -206,7 +206,7 @@ CASES: dict[str, Callable[[Rank], None]] = {
 
 
 def main() -> None:
-    own_pace.LOOK_SECONDS = LOOK_SECONDS
+    activity_monitor.LOOK_SECONDS = LOOK_SECONDS
     dist.init_process_group(
         "gloo", init_method=os.environ["GROUP"], rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"])
     )

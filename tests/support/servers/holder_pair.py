@@ -8,9 +8,9 @@ from pathlib import Path
 from uuid import uuid4
 
 from support.servers import redis_server
-from surefoot.holder.client import HolderClient
-from surefoot.holder.connection import Credentials
-from surefoot.holder.provisioning import HolderAdmin
+from surefoot.memory_server.client import HolderClient
+from surefoot.memory_server.connection import Credentials
+from surefoot.memory_server.provisioning import HolderAdmin
 from surefoot.protocol.identities import HolderEndpoint, HolderId, RankSave
 
 

@@ -14,8 +14,8 @@ import xxhash
 
 from support.fakes.fake_agent import until
 from support.servers.redis_server import ADMIN_PASSWORD, program, running
-from surefoot.holder import Credentials, HolderClient
-from surefoot.holder.server_process import HolderServer
+from surefoot.memory_server import Credentials, HolderClient
+from surefoot.memory_server.server_process import HolderServer
 from surefoot.protocol.checkpoints.records import Layout, Piece, RankManifest, TensorLayout
 from surefoot.protocol.identities import HolderEndpoint, RankSave
 from surefoot_operator.api.status import JobStatus, World

@@ -13,10 +13,10 @@ import pytest
 
 from support.servers.certificates import Authority, authority
 from surefoot.errors import ConfigurationError, TierError
-from surefoot.holder import Credentials, server_process
-from surefoot.holder.connection import TLS_NAME, Wire
-from surefoot.holder.provisioning import HolderAdmin
-from surefoot.holder.server_process import HolderServer, ServerSettings, TlsFiles
+from surefoot.memory_server import Credentials, server_process
+from surefoot.memory_server.connection import TLS_NAME, Wire
+from surefoot.memory_server.provisioning import HolderAdmin
+from surefoot.memory_server.server_process import HolderServer, ServerSettings, TlsFiles
 from surefoot.protocol.identities import HolderEndpoint, HolderId, LocalHolder
 
 ADMIN_PASSWORD = "an administrator's password"

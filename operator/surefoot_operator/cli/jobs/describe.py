@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from surefoot.protocol.plain import amount
+from surefoot.protocol.text import amount
 from surefoot_operator.api.status import (
     Condition,
     DataRead,

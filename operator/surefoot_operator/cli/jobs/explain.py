@@ -10,8 +10,8 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from surefoot.protocol.plain import listed
 from surefoot.protocol.progress import Progress
+from surefoot.protocol.text import listed
 from surefoot_operator import reasons
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import JobStatus, Member, World

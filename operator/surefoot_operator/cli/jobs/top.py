@@ -20,7 +20,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from surefoot.protocol.plain import plain, shorten
+from surefoot.protocol.text import plain, shorten
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.cli.cluster_access import ClusterRefused, OpenCluster, add_cluster
 from surefoot_operator.cli.command_base import EXIT_FAILED, EXIT_OK, UsageError, clock, say

@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 
 from surefoot.protocol.checkpoints.lineage import Lineage, LineageEntry, ancestry, epoch_at
 from surefoot.protocol.identities import Checkpoint
-from surefoot.protocol.plain import shorten, shown
+from surefoot.protocol.text import shorten, shown
 from surefoot_operator.api.spec import HealthPolicy
 from surefoot_operator.api.status import Incident, JobStatus, SkippedData
 from surefoot_operator.platforms.local.platform import Store

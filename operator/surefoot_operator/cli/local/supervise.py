@@ -15,8 +15,8 @@ from itertools import chain
 from pathlib import Path
 
 from surefoot.errors import SurefootError
-from surefoot.holder import Credentials, HolderClient
-from surefoot.holder.provisioning import HolderAdmin
+from surefoot.memory_server import Credentials, HolderClient
+from surefoot.memory_server.provisioning import HolderAdmin
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId
 from surefoot_operator.api.spec import TrainingJob

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from surefoot.protocol.plain import plain, shorten
+from surefoot.protocol.text import plain, shorten
 from surefoot_operator.cli.report.report_data import (
     PhaseFacts,
     Point,

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from surefoot import __version__
-from surefoot.protocol.plain import amount
+from surefoot.protocol.text import amount
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.cli.checkpoints import try_file
 from surefoot_operator.cli.command_base import EXIT_OK, UsageError, say

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from surefoot.protocol.plain import amount, listed
+from surefoot.protocol.text import amount, listed
 from surefoot_operator.api.status import Interval
 from surefoot_operator.cli.report.charts import (
     COLOURS,

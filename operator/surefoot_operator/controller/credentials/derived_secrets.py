@@ -11,7 +11,7 @@ import secrets as random_secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from surefoot.holder import Credentials
+from surefoot.memory_server import Credentials
 from surefoot_operator.errors import FabricError
 from surefoot_operator.platforms.local.run_folder import create_json, read_json
 

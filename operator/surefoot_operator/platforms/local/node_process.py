@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.errors import ConfigurationError, TierError
-from surefoot.holder.server_process import HolderServer, ServerSettings, find_program, start
 from surefoot.linux_process import become_subreaper, die_with_parent, identity_of, own_identity, reap_orphans
+from surefoot.memory_server.server_process import HolderServer, ServerSettings, find_program, start
 from surefoot_operator.platforms.local.run_folder import (
     Deletion,
     FolderWatch,
@@ -102,7 +102,7 @@ def _note(text: str) -> None:
 
 
 # ---- the node's Redis servers ----------------------------------------------------------------------------------------
-# Runs one Redis server of a node. `surefoot.holder.server_process` chooses the program and its configuration.
+# Runs one Redis server of a node. `surefoot.memory_server.server_process` chooses the program and its configuration.
 
 DEFAULT_MEMORY_BYTES = 2 * 1024**3
 _FILL_BYTES = 128 * 1024**2

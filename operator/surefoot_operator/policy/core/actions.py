@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob, RankSave, WorkerId
-from surefoot.protocol.plain import listed
+from surefoot.protocol.text import listed
 from surefoot_operator.api.spec import Gang
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.job_snapshot import PairSideSeen, PodGroup

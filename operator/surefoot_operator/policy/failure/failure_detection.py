@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
+from surefoot.protocol.hangs import odd_collective
 from surefoot.protocol.identities import Checkpoint
-from surefoot.protocol.plain import listed
-from surefoot.protocol.standing.collectives import odd_collective
-from surefoot.protocol.standing.rank_places import odd_rank
+from surefoot.protocol.rank_places import odd_rank
 from surefoot.protocol.step_limit import learned_limit_seconds
+from surefoot.protocol.text import listed
 from surefoot_operator.api.status import Member
 from surefoot_operator.job_snapshot import ExitSeen, SessionSeen, StandingSeen, WorkerSeen
 from surefoot_operator.policy.core.availability import UNHEARD_SECONDS, announced_departure, node_lost

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from surefoot.protocol.checkpoints.retention import SoundSteps
-from surefoot.protocol.plain import listed
+from surefoot.protocol.text import listed
 from surefoot_operator.api.spec import NumericsAction
 from surefoot_operator.job_snapshot import SessionSeen
 from surefoot_operator.policy.core.facts import Facts, derived_once, member_sessions

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from surefoot.protocol.backoff import Backoff
+from surefoot.protocol.timeouts import Backoff
 from surefoot_operator.api.spec import FailureRule
 from surefoot_operator.api.status import JobStatus, Restart
 from surefoot_operator.policy.core.facts import Facts

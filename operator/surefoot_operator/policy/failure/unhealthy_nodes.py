@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from surefoot.protocol.node_findings import TRIED
-from surefoot.protocol.plain import listed
+from surefoot.protocol.text import listed
 from surefoot_operator import reasons
 from surefoot_operator.api.status import ExcludedNode, Member
 from surefoot_operator.job_snapshot import PairSeen, PairSideSeen, SessionSeen

@@ -15,7 +15,7 @@ from surefoot.protocol.checkpoints import retention
 from surefoot.protocol.checkpoints.completeness import TierReading, complete, copies_of, effective_replicas
 from surefoot.protocol.checkpoints.lineage import newest
 from surefoot.protocol.checkpoints.records import RankManifest
-from surefoot.protocol.checkpoints.settled import Settled
+from surefoot.protocol.checkpoints.save_state import Settled
 from surefoot.protocol.identities import HOLDER_ORDER, Checkpoint, HolderEndpoint, HolderId, ServerId, WorkerId
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.job_snapshot import HolderSeen, Observed, SessionSeen

@@ -15,7 +15,7 @@ from itertools import chain
 from surefoot.protocol.checkpoints.completeness import effective_replicas
 from surefoot.protocol.checkpoints.placement import RankTargets, Topology, servers_per_node, targets
 from surefoot.protocol.identities import HolderEndpoint
-from surefoot.protocol.plain import amount
+from surefoot.protocol.text import amount
 from surefoot_operator import reasons
 from surefoot_operator.api.fields import allowed_sizes, checkpoints_in_memory
 from surefoot_operator.api.spec import CheckpointPolicy

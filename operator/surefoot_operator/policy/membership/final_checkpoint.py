@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from surefoot.protocol.checkpoints.completeness import TierReading, complete, layouts_to_check
 from surefoot.protocol.checkpoints.lineage import newest
 from surefoot.protocol.identities import Checkpoint
-from surefoot.protocol.plain import listed
+from surefoot.protocol.text import listed
 from surefoot_operator.job_snapshot import SessionSeen
 from surefoot_operator.policy.core.actions import Action
 from surefoot_operator.policy.core.facts import (

@@ -11,7 +11,7 @@ from typing import Literal
 
 from surefoot.protocol.checkpoints.lineage import newest
 from surefoot.protocol.identities import Checkpoint
-from surefoot.protocol.plain import listed
+from surefoot.protocol.text import listed
 from surefoot_operator import reasons
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import Condition, Ending, JobStatus, condition_of

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from surefoot.protocol.checkpoints.completeness import LeftOut, TierReading, complete, is_complete, layouts_to_check
 from surefoot.protocol.checkpoints.lineage import newest, on_lineage
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob
-from surefoot.protocol.plain import listed
+from surefoot.protocol.text import listed
 from surefoot_operator.api.spec import ACCEPT_LOSS, CheckpointPolicy
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.job_snapshot import HIGHEST_EPOCH, HolderSeen, PersistentSeen

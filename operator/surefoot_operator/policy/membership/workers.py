@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from surefoot.protocol.backoff import Backoff
 from surefoot.protocol.identities import WorkerId
+from surefoot.protocol.timeouts import Backoff
 from surefoot_operator.api.fields import allowed_sizes
 from surefoot_operator.api.spec import Gang
 from surefoot_operator.job_snapshot import CreateSeen, PodGroup, PodGroupSeen, WorkerSeen

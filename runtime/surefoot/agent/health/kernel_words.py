@@ -1,6 +1,6 @@
 """Finds faults of the node in new lines of the kernel's log.
 
-Run by `node_watch` in a thread. The log is the whole node's: what it says of a disk or a GPU is the node's, what it says
+Run by `node_monitor` in a thread. The log is the whole node's: what it says of a disk or a GPU is the node's, what it says
 of a program may be another pod's, and blames nobody.
 """
 

@@ -1,6 +1,6 @@
 """Checks network devices: InfiniBand ports, link speed, errors.
 
-Run by `node_watch` in a thread; reads /sys/class only. What a port was when the agent began is what it should be: a port
+Run by `node_monitor` in a thread; reads /sys/class only. What a port was when the agent began is what it should be: a port
 that was never up is nobody's loss.
 """
 

@@ -1,6 +1,6 @@
 """Reads the kernel's pressure stall information of the node's memory.
 
-Run by `node_watch` in a thread. Memory that many programs wait for makes steps slow long before anything is killed; whose
+Run by `node_monitor` in a thread. Memory that many programs wait for makes steps slow long before anything is killed; whose
 fault it is, the figure does not say.
 """
 

@@ -1,6 +1,6 @@
 """Defines checks of the node, and runs each in a thread.
 
-Called by `node_watch`. A driver that hangs takes its caller with it: a check has a daemon thread of its own, is given a
+Called by `node_monitor`. A driver that hangs takes its caller with it: a check has a daemon thread of its own, is given a
 time, and is not asked again before it has answered.
 """
 

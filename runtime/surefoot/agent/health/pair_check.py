@@ -1,6 +1,6 @@
 """Tries this agent's node together with another one, as the coordinator asks.
 
-Used by `process`, on its loop. One trial at a time, in a child of the warm process that is ended by its id after its time; what
+Used by `agent_process`, on its loop. One trial at a time, in a child of the warm process that is ended by its id after its time; what
 it says is the answer. Where it did not begin at once, did not come to an end of itself, or this node stood still meanwhile, that
 proves nothing: it would else blame the network for a busy machine, or the partner for a pause of this one.
 """
@@ -17,12 +17,12 @@ from typing import Any, Literal
 
 from surefoot.agent.health.stillness import Stillness
 from surefoot.errors import SurefootError
-from surefoot.launcher.child import Child
+from surefoot.launcher.child_process import Child
 from surefoot.launcher.zygote_client import PairWords
 from surefoot.protocol.messages import FromAgent
 from surefoot.protocol.node_findings import LONGEST_TEXT
 from surefoot.protocol.pair_messages import PairResult, PairStore, PairTrial
-from surefoot.protocol.plain import plain
+from surefoot.protocol.text import plain
 
 LIMIT_SECONDS = 12.0
 """Longer than everything that is waited for in a trial, so that what hangs says so by itself where it can."""

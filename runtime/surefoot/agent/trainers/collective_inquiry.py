@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 
 from surefoot.ipc.stacks import TAKE_SECONDS
 from surefoot.ipc.trainer_messages import CollectivesTold, TellCollectives
-from surefoot.protocol.plain import listed
-from surefoot.protocol.standing.collectives import Collective
+from surefoot.protocol.hangs import Collective
+from surefoot.protocol.text import listed
 
 Answers = Mapping[int, CollectivesTold]
 LONGEST = 1000

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from surefoot.agent.memory.headroom import MemoryHeadroom, read_headroom
+from surefoot.agent.headroom import MemoryHeadroom, read_headroom
 from surefoot.agent.trainers.exit_cause import RankExit
-from surefoot.protocol.plain import amount
+from surefoot.protocol.text import amount
 
 Limit = Literal["", "limit", "node"]
 """Whose memory was used up: the container's own limit, the node's, or nobody's."""

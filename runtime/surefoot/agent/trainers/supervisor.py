@@ -1,6 +1,6 @@
 """Starts, watches and kills an epoch's trainers, and reports each exit.
 
-Used by `process` alone, on its loop. An end is reported once per rank, also for one that never came to life; that of
+Used by `agent_process` alone, on its loop. An end is reported once per rank, also for one that never came to life; that of
 the last rank only when nothing that the ranks started is left.
 """
 
@@ -22,6 +22,7 @@ from surefoot.agent.trainers.activity import activity_of
 from surefoot.agent.trainers.collective_inquiry import CollectiveInquiry
 from surefoot.agent.trainers.environment import TrainerPlace, trainer_environment
 from surefoot.agent.trainers.exit_cause import Cause, ErrorReport, RankExit, first_cause, read_report
+from surefoot.agent.trainers.hang_diagnosis import main_thread, rank_places, summary
 from surefoot.agent.trainers.log_forwarder import LogForwarder
 from surefoot.agent.trainers.orphans import Orphans
 from surefoot.agent.trainers.out_of_memory import (
@@ -33,11 +34,10 @@ from surefoot.agent.trainers.out_of_memory import (
     oom_between,
     oom_counts,
 )
-from surefoot.agent.trainers.stack_summary import main_thread, rank_places, summary
-from surefoot.fault_words import fault_word
+from surefoot.fault_files import fault_word
 from surefoot.ipc import stacks
-from surefoot.launcher.child import Child
-from surefoot.launcher.start import Starter
+from surefoot.launcher.child_process import Child
+from surefoot.launcher.starter import Starter
 from surefoot.protocol.messages import Assign
 
 _log = logging.getLogger(__name__)

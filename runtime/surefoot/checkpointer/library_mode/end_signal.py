@@ -23,7 +23,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-from surefoot.checkpointer.world import ProcessWorld
+from surefoot.checkpointer.process_group import ProcessWorld
 from surefoot.errors import ConfigurationError
 
 _log = logging.getLogger(__name__)

@@ -25,9 +25,9 @@ from surefoot.checkpointer.library_mode.epoch_records import (
 from surefoot.checkpointer.library_mode.other_writers import WriterMark, wait_for_former_writers
 from surefoot.checkpointer.library_mode.restore_choice import FolderReading, doubt_of, passed_over, reopened
 from surefoot.checkpointer.library_mode.waiting import Patience, answered, step_seconds_of
-from surefoot.checkpointer.world import ProcessWorld
-from surefoot.drain.survey import Survey, coverage, patiently, reasons, survey, unjudged
+from surefoot.checkpointer.process_group import ProcessWorld
 from surefoot.errors import ConfigurationError, Corrupt, TierError, TierUnavailable, Unreadable
+from surefoot.flush.survey import Survey, coverage, patiently, reasons, survey, unjudged
 from surefoot.ipc.trainer_messages import Attached
 from surefoot.protocol.checkpoints.completeness import Covers, complete_persistent
 from surefoot.protocol.checkpoints.lineage import Lineage, LineageEntry, newest

@@ -21,8 +21,8 @@ from typing import Literal
 
 from surefoot import metrics
 from surefoot.checkpointer.library_mode.waiting import Patience, answered
-from surefoot.drain.retention_thread import BEAT_SECONDS
 from surefoot.errors import OtherWriter, TierError
+from surefoot.flush.retention_thread import BEAT_SECONDS
 from surefoot.linux_process import ProcessIdentity, is_alive, own_identity
 from surefoot.tiers.persistent import ObjectStoreTier
 

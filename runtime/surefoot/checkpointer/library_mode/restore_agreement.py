@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 
 from surefoot.checkpointer.library_mode.library import Decision
-from surefoot.checkpointer.world import ProcessWorld, decide_together, withdraw
+from surefoot.checkpointer.process_group import ProcessWorld, decide_together, withdraw
 from surefoot.errors import SurefootError, Unreadable
 from surefoot.protocol.identities import Checkpoint
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from surefoot.errors import TierUnavailable
-from surefoot.protocol.backoff import Backoff
 from surefoot.protocol.checkpoints.records import RankManifest
+from surefoot.protocol.timeouts import Backoff
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from surefoot.checkpointer.foreign_loaders import buffered_rows
-from surefoot.data.source import DataShard
+from surefoot.data.data_source import DataShard
 from surefoot.errors import ConfigurationError
 
 

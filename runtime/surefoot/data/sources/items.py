@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from surefoot.data.data_source import DataShard
 from surefoot.data.loader import check_dataset
-from surefoot.data.source import DataShard
 
 
 class Items:

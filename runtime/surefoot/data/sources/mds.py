@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from surefoot.data.source import BadSample, DataError, DataShard
-from surefoot.data.sources.files import FileAt, check, measured, read_range
+from surefoot.data.data_source import BadSample, DataError, DataShard
+from surefoot.data.sources.file_access import FileAt, check, measured, read_range
 from surefoot.errors import ConfigurationError
 
 _PLAIN: dict[str, Callable[[bytes], Any]] = {

@@ -7,8 +7,8 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from surefoot.data.source import DataError, DataShard
-from surefoot.data.sources.files import FileAt, find_files, opened
+from surefoot.data.data_source import DataError, DataShard
+from surefoot.data.sources.file_access import FileAt, find_files, opened
 
 
 class TarSamples:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from surefoot.data.source import DataError, DataShard
-from surefoot.data.sources.files import FileAt, check, find_files, read_range
+from surefoot.data.data_source import DataError, DataShard
+from surefoot.data.sources.file_access import FileAt, check, find_files, read_range
 from surefoot.errors import ConfigurationError
 
 _MEGATRON = b"MMIDIDX\x00\x00"

@@ -13,7 +13,7 @@ from math import prod
 
 from surefoot.protocol import bounds
 from surefoot.protocol.checkpoints.records import Layout, Piece
-from surefoot.protocol.plain import shown
+from surefoot.protocol.text import shown
 
 
 def uncovered(layouts: Iterable[Layout]) -> str | None:

@@ -16,7 +16,7 @@ from zlib import crc32
 from surefoot.errors import OutOfBounds, ProtocolError
 from surefoot.protocol import bounds
 from surefoot.protocol.identities import RankSave
-from surefoot.protocol.plain import shorten, shown
+from surefoot.protocol.text import shorten, shown
 
 FORMAT = 1
 """Version of every record in this file."""
@@ -53,7 +53,7 @@ class TensorLayout:
 
 
 SpreadRule = tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[tuple[int, int] | None, ...]]
-"""(base, sizes, strides, listed) of a grid of ranks, and one cut per dimension of it: see `geometry.rules`."""
+"""(base, sizes, strides, listed) of a grid of ranks, and one cut per dimension of it: see `geometry.sharding`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from functools import reduce
 
 import pytest
 
-from surefoot.agent.coordinator.addresses import PATIENCE, Addresses, begun, failed, referred, welcomed
+from surefoot.agent.addresses import PATIENCE, Addresses, begun, failed, referred, welcomed
 
 OWN, BASE, ELSEWHERE = "wss://c-2.ns.svc:8443/v1/agents", "wss://c.ns.svc:8443/v1/agents", "wss://c-1.ns.svc:8443/v1/a"
 

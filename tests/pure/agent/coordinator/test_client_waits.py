@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from surefoot.agent.coordinator.coordinator_client import ANSWERED, UNANSWERED
+from surefoot.agent.coordinator_client import ANSWERED, UNANSWERED
 
 
 def test_where_nobody_answers_a_leader_is_found_soon_and_who_refuses_is_not_run_down() -> None:

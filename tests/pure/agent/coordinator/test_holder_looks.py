@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from support.builders import endpoint, manifest
-from surefoot.agent.coordinator import holder_looks
+from surefoot.agent import holder_looks
 from surefoot.protocol.sighting_messages import LookAtHolders
 
 HOLDER = endpoint("n0")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.fakes.fake_nvml import FakeEvent, FakeNvml, NVMLError
-from surefoot.agent.health.gpu_check import GpuCheck
+from surefoot.agent.health.gpu_checks import GpuCheck
 from surefoot.agent.health.xid_table import XIDS, xid_finding
 from surefoot.protocol.node_findings import NodeFinding
 

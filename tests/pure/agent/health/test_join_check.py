@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.agent.health import join_check
-from surefoot.agent.health.join_check import KEPT_SECONDS, JoinCheck, ProbeProcess
-from surefoot.node_probe.trial import Trial
+from surefoot.agent.health import pre_join_checks
+from surefoot.agent.health.pre_join_checks import KEPT_SECONDS, JoinCheck, ProbeProcess
+from surefoot.node_tests.host_tests import Trial
 from surefoot.protocol.node_findings import NodeFinding
 
 OVER = '{"over": true}'
@@ -65,7 +65,7 @@ def test_it_is_tried_again_behind_a_reboot_and_where_the_note_is_none(
     node.find(tmp_path)
     boot = tmp_path / "boot"
     boot.write_text("another")
-    monkeypatch.setattr(join_check, "_BOOT", boot)
+    monkeypatch.setattr(pre_join_checks, "_BOOT", boot)
     node.find(tmp_path)
     assert node.tries == 2
     (tmp_path / "join-check-n0.json").write_text('{"boot": 7}')
@@ -79,7 +79,7 @@ def test_it_is_tried_again_behind_a_reboot_and_where_the_note_is_none(
     ("node", "after"), [(Node(WELL, over=False), "matmul"), (Node(over=False), "nothing")], ids=["cut off", "at once"]
 )
 def test_what_did_not_come_in_time_proves_nothing_is_told_and_not_kept(node: Node, after: str, tmp_path: Path) -> None:
-    """`node_watch` tells people what a check raised, once."""
+    """`node_monitor` tells people what a check raised, once."""
     for _ in range(2):
         with pytest.raises(ChildProcessError, match=f"ended early, after {after}: .* the worker joins"):
             node.find(tmp_path)
@@ -106,10 +106,10 @@ def test_the_real_probe_is_one_process_within_its_time(tmp_path: Path, monkeypat
     assert probe.own() == set()
     assert (tmp_path / "join-check-n0.json").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["join-check-n0.json"], "nothing else is left"
-    monkeypatch.setattr(join_check, "LIMIT_SECONDS", 0.01)
+    monkeypatch.setattr(pre_join_checks, "LIMIT_SECONDS", 0.01)
     monkeypatch.setattr(probe, "_command", [sys.executable, "-c", "import time; time.sleep(60)"])
     assert [json.loads(line)["ended"] for line in probe()] == ["took longer than 0.01 s"]
     assert probe.own() == set()
-    monkeypatch.setattr(join_check, "LIMIT_SECONDS", 60.0)
+    monkeypatch.setattr(pre_join_checks, "LIMIT_SECONDS", 60.0)
     monkeypatch.setattr(probe, "_command", [sys.executable, "-c", "import os; print('{}', flush=True); os.abort()"])
     assert [json.loads(line) for line in probe()] == [{}, {"ended": "was ended by signal 6"}]

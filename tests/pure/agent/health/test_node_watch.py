@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 
-from surefoot.agent.health.node_watch import AGAIN_SECONDS, CHECK_SECONDS, NodeWatch
+from surefoot.agent.health.node_monitor import AGAIN_SECONDS, CHECK_SECONDS, NodeWatch
 from surefoot.protocol.messages import FromAgent
 from surefoot.protocol.node_findings import LONGEST_TEXT, MOST_FINDINGS, NodeFinding, NodeHealth
 

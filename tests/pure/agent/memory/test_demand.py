@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from surefoot.agent.memory.demand import StagingNeeds, asked, given, missing, refused, staged
-from surefoot.protocol.plain import amount
+from surefoot.agent.demand import StagingNeeds, asked, given, missing, refused, staged
+from surefoot.protocol.text import amount
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from surefoot.agent.trainers import collective_inquiry
 from surefoot.agent.trainers.collective_inquiry import LONGEST, Answers, CollectiveInquiry, collectives_of, summary
 from surefoot.ipc.trainer_messages import CollectivesTold, TellCollectives
-from surefoot.protocol.standing.collectives import Collective
+from surefoot.protocol.hangs import Collective
 
 WAITS = Collective((0,), "default_pg", 812, "all_reduce", "Float[4]", "scheduled")
 DONE = replace(WAITS, number=811, state="finished")

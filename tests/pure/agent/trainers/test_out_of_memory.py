@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.agent.memory.headroom import MemoryHeadroom
+from surefoot.agent.headroom import MemoryHeadroom
 from surefoot.agent.trainers.exit_cause import ErrorReport, RankExit, first_cause
 from surefoot.agent.trainers.out_of_memory import OomCounts, OomKill, injected_kill, limit_of, oom_between, oom_counts
 

@@ -1,6 +1,6 @@
 """Where ranks stand, from what faulthandler wrote."""
 
-from surefoot.agent.trainers.stack_summary import LONGEST, Frame, main_thread, summary
+from surefoot.agent.trainers.hang_diagnosis import LONGEST, Frame, main_thread, summary
 from surefoot.ipc.stacks import Taken
 
 WAITS = """Thread 0x00007f01 (most recent call first):

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.protocol.plain import plain
+from surefoot.protocol.text import plain
 from surefoot_operator.cli.report.charts import Markup, decimal, element, joined
 
 

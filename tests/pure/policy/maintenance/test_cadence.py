@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.schedule import HIGHEST_LEVEL as TRAINERS_HIGHEST
-from surefoot.schedule import Schedule
+from surefoot.save_schedule import HIGHEST_LEVEL as TRAINERS_HIGHEST
+from surefoot.save_schedule import Schedule
 from surefoot_operator.policy.maintenance.save_intervals import (
     HIGHEST_LEVEL,
     HYSTERESIS,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from support.builders import BEGAN, endpoint, holder, manifest, running, told, with_holder, with_session
-from surefoot.protocol.checkpoints.settled import Settled
+from surefoot.protocol.checkpoints.save_state import Settled
 from surefoot.protocol.identities import Checkpoint, RankSave, WorkerId
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.api.status import World

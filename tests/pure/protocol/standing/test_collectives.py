@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.protocol.standing.collectives import Collective, odd_collective
+from surefoot.protocol.hangs import Collective, odd_collective
 
 
 def waits(

@@ -16,7 +16,7 @@ from contextlib import aclosing
 from sys import intern
 from typing import Any
 
-from surefoot.protocol.backoff import Backoff
+from surefoot.protocol.timeouts import Backoff
 from surefoot_operator import metrics
 from surefoot_operator.api.spec import GROUP
 from surefoot_operator.errors import FabricError

@@ -1,0 +1,376 @@
+"""Runs the agent's event loop and carries out the state machine's commands.
+
+It makes events of what happens and decides nothing itself. Built by `__main__`. Everything it starts it owns:
+trainers, the warm process, the store, drains, threads and sockets end before `run` returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import signal
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from surefoot.agent import credentials as identity
+from surefoot.agent import events as on
+from surefoot.agent.addresses import begun
+from surefoot.agent.agent_state import AgentState, Departure
+from surefoot.agent.coordinator_client import AgentRefused, CoordinatorClient
+from surefoot.agent.coordinator_requests import CoordinatorRequests, SaveLocations
+from surefoot.agent.health.node_checks_parts import node_checks
+from surefoot.agent.health.node_monitor import NodeWatch
+from surefoot.agent.health.pair_check import PairCheck
+from surefoot.agent.health.pre_join_checks import JoinCheck, ProbeProcess
+from surefoot.agent.leaderless import LeaderlessCollector
+from surefoot.agent.metrics_server import Exporter
+from surefoot.agent.pace_word import PaceWord
+from surefoot.agent.save_progress import SaveTracker
+from surefoot.agent.staging_memory import StagingMemory, StagingWatcher
+from surefoot.agent.state_machine import transition
+from surefoot.agent.step_ledger import StepLedger
+from surefoot.agent.trainer_handler import TrainerSessionHandler
+from surefoot.agent.trainers.collective_inquiry import CollectiveInquiry
+from surefoot.agent.trainers.log_forwarder import LogForwarder
+from surefoot.agent.trainers.orphans import Orphans
+from surefoot.agent.trainers.supervisor import TrainerSupervisor
+from surefoot.agent.unexpected_errors import UnexpectedErrors
+from surefoot.errors import SurefootError
+from surefoot.flush.bandwidth import bandwidth_of
+from surefoot.flush.engine import DrainOptions
+from surefoot.ipc import trainer_messages as line
+from surefoot.ipc.metric_deltas import MetricSums
+from surefoot.ipc.trainer_server import TrainerServer
+from surefoot.launcher.command import with_own_interpreter
+from surefoot.launcher.starter import Hosted, Starter
+from surefoot.linux_process import become_subreaper
+from surefoot.protocol import messages
+from surefoot.protocol.pair_messages import PairTrial
+from surefoot.protocol.sighting_messages import LookAtHolders
+from surefoot.settings import AgentSettings
+from surefoot.task_set import TaskSet
+
+_TICK_SECONDS = 0.5
+_TURNED_AWAY = 1
+_WORD_SECONDS = 5.0
+_AGAIN_SECONDS = 1.0
+"""How long trainers of a worker that is asked to end go on without a halt being named."""
+_TRIED_SECONDS = 1.0
+"""Longer a worker that is warm does not wait for its node's trial: a recovery may wait for it."""
+_PART_SHARE = 1 / 2
+"""Of the grace period, for leaving the world in order; the rest is for writing what is staged."""
+_log = logging.getLogger(__name__)
+
+
+def _later(call: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_later(_AGAIN_SECONDS, call)
+
+
+class AgentProcess:
+    """Runs one agent, from its start to its exit code."""
+
+    def __init__(self, settings: AgentSettings, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._settings = settings
+        self.incarnation = secrets.token_hex(6)
+        self.state = AgentState(step_timeout_seconds=settings.step_timeout_seconds)
+        self._paces = PaceWord()
+        self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._tasks = TaskSet(self._task_failed)
+        self._store: tuple[int, Hosted] | None = None
+        environment = with_own_interpreter(environment)
+        folder, scratch = Path(settings.run_folder).absolute(), Path(settings.scratch_folder).absolute()
+        worker = f"worker-{settings.index}-{settings.attempt}"
+        logs = scratch / "logs" / worker
+        logs.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{worker}.sock"
+        self.sums = MetricSums()
+        self._exporter = Exporter(settings, self.sums, self)
+        self._forwarder = LogForwarder()
+        self._line = CoordinatorClient(
+            begun(settings.coordinator_url, settings.coordinator_fallback_url),
+            self._hello,
+            self._heartbeat,
+            self._from_coordinator,
+            identity.trust(settings),
+        )
+        self._trainer_handler = TrainerSessionHandler(
+            self, settings.job, StepLedger(scratch / "ledger" / f"{worker}.jsonl", _later)
+        )
+        watcher = StagingWatcher(self._trainer_handler.slot_freed, self._line.beat, self.notice)
+        self._bandwidth = bandwidth_of(settings.job)
+        options = DrainOptions(pace=self._bandwidth.memory, node=settings.node)
+        self.staging = StagingMemory(self.incarnation, settings.job, watcher, options)
+        self._starter = Starter(command, environment, logs / "zygote.log", self._warmed)
+        self._warm = False
+        probe = ProbeProcess(settings.host, logs, environment)
+        self._orphans = Orphans(lambda: self._starter.own() | probe.own())
+        self.trainer_server = TrainerServer(path, self._trainer_handler.admit, self._trainer_handler.hear)
+        self.inquiry = CollectiveInquiry(self.trainer_server.tell, self.trainer_server.attached)
+        self._trainers = TrainerSupervisor(
+            self._starter, self._forwarder, logs, environment, str(path), self._orphans, self.dispatch, self.inquiry
+        )
+        places = SaveLocations(self.staging.open_tier, self.staging.holders, self.staging.partly_told)
+        self._unexpected = UnexpectedErrors()
+        self._collector = LeaderlessCollector(
+            settings.job, lambda: self.state, self._line.away_seconds, self._unexpected
+        )
+        checks = node_checks((logs,))
+        if settings.pre_join_check != "Off":
+            checks.append(JoinCheck(settings.node, logs.parent, settings.pre_join_check == "Enforce", probe))
+        self._node = NodeWatch(checks, self._line.send, self.notice, alone=JoinCheck.name)
+        self._pairs = PairCheck(settings.job.job, settings.host, self._starter.pair, self._line.send, self.notice)
+        self._requests = CoordinatorRequests(settings.job, places, self._line.send, self._bandwidth)
+
+    async def run(self) -> int:
+        """Runs the agent until it leaves; returns its exit code."""
+        loop = asyncio.get_running_loop()
+        become_subreaper()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._asked_to_end, number)
+        await self._exporter.start()
+        self._forwarder.start()
+        self.trainer_server.start()
+        self._starter.start()
+        self.spawn(self._talk())
+        self.spawn(self._tick())
+        self.spawn(self._collector.run())
+        self.spawn(self._requests.run())
+        self.spawn(self._requests.run_looks())
+        self.spawn(self._node.run())
+        try:
+            return await self._ended
+        finally:
+            await self._close()
+
+    @property
+    def tracker(self) -> SaveTracker:
+        return self.staging.tracker
+
+    def dispatch(self, event: on.Event) -> None:
+        """The one way in: an event, its decision, its commands."""
+        self.state, commands = transition(self.state, event)
+        self._bandwidth.limit(self.state.trains)
+        for command in commands:
+            self._do(command)
+
+    # ---- commands -----------------------------------------------------------------------------------------------
+
+    def _do(self, command: on.Command) -> None:
+        match command:
+            case on.Send(message):
+                self._line.send(message)
+            case on.Beat():
+                self._line.beat()
+            case on.StartStore(epoch):
+                self.spawn(self._host_store(epoch))
+            case on.StopStore(epoch):
+                self._stop_store(epoch)
+            case on.StartTrainers(assign, store):
+                if self._settings.pre_join_check == "Enforce":
+                    self._pairs.stop()  # its memory, and its devices, are the trainers' now
+                _log.info(
+                    "epoch %d: starting %d of %d ranks on this worker",
+                    assign.epoch,
+                    assign.local_ranks,
+                    assign.world,
+                    extra={"epoch": assign.epoch},
+                )
+                self.staging.begin(assign.epoch)
+                self.spawn(self._trainers.start(assign, store))
+            case on.KillTrainers(epoch):
+                self._trainers.kill(epoch)
+            case on.TakeStacks(epoch):
+                self.spawn(self._take_stacks(epoch))
+            case on.TellHold(hold):
+                self.trainer_server.tell(self.state.started, None, hold)
+            case on.TellLevel(level):
+                self.trainer_server.tell(self.state.started, None, line.LevelSet(level))
+            case on.TellHolders():
+                self._trainer_handler.tell_holders(command)
+            case on.Retarget(holders):
+                self.staging.retarget(holders)
+            case on.Flush(epoch):
+                self.spawn(self._flush(epoch))
+            case on.Exit(code):
+                if not self._ended.done():
+                    self._ended.set_result(code)
+
+    async def _host_store(self, epoch: int) -> None:
+        try:
+            hosted = await self._starter.store(self._settings.host)
+        except (SurefootError, OSError) as error:
+            self.dispatch(on.StoreLost(epoch, str(error)))
+            return
+        if self.state.claimed > epoch:
+            hosted.child.kill()
+            return
+        self._store = (epoch, hosted)
+        host = f"[{self._settings.host}]" if ":" in self._settings.host else self._settings.host
+        self.dispatch(on.StoreUp(epoch, f"{host}:{hosted.port}"))
+        code = await hosted.child.exited
+        if self._store == (epoch, hosted):
+            self.dispatch(on.StoreLost(epoch, f"its process ended with code {code}"))
+
+    async def _take_stacks(self, epoch: int) -> None:
+        try:
+            found, look = await self._trainers.look()
+        except Exception as error:  # noqa: BLE001  the trainers are to be ended all the same
+            found, look = self._unexpected.record("taking stacks", error), None
+        self.dispatch(on.StacksTaken(epoch, found, look))
+
+    def _warmed(self, warm: bool) -> None:
+        self._warm = warm
+        if warm and self._settings.pre_join_check == "Enforce":
+            self.spawn(self._warm_once_tried())
+        else:
+            self.dispatch(on.WarmChanged(warm))
+
+    async def _warm_once_tried(self) -> None:
+        """What was found on the node is told ahead of the word that this worker can have a rank."""
+        try:
+            async with asyncio.timeout(_TRIED_SECONDS):
+                await self._node.first_answer(JoinCheck.name)
+        except TimeoutError:
+            _log.info("ready before all of this node was tried: what is found later is told then")
+            self._node.await_no_longer()
+        self.dispatch(on.WarmChanged(self._warm))
+
+    def _stop_store(self, epoch: int) -> None:
+        if self._store is not None and self._store[0] < epoch:
+            hosted, self._store = self._store[1], None
+            hosted.child.kill()
+
+    async def _flush(self, epoch: int) -> None:
+        if not await self.staging.flush(self._settings.termination_grace_seconds):
+            text = "what was staged could not be written to its holders in time and was given up"
+            self.notice("SaveGivenUp", text)
+        self.dispatch(on.Flushed(epoch))
+
+    # ---- the coordinator ----------------------------------------------------------------------------------------
+
+    async def _talk(self) -> None:
+        try:
+            await self._line.run()
+        except AgentRefused as error:
+            _log.error("%s", error)
+            self.dispatch(on.LeaveAsked(_TURNED_AWAY))
+
+    def _hello(self) -> messages.Hello:
+        settings, state = self._settings, self.state
+        return messages.Hello(
+            job=settings.job.job,
+            index=settings.index,
+            attempt=settings.attempt,
+            incarnation=self.incarnation,
+            node=settings.node,
+            token=identity.token(settings),
+            epoch=state.running,
+            stopped=state.stopped,
+            warm=state.warm,
+            store=state.store,
+        )
+
+    def _heartbeat(self) -> messages.Heartbeat:
+        state, tracker, needs = self.state, self.staging.tracker, self.staging.needs
+        saved, copies = tracker.saved(state.started, len(state.ranks))
+        told = state.progress
+        progress = replace(
+            told,
+            save_bytes=needs.save_bytes,
+            unstaged=needs.unstaged,
+            settled=tracker.settled(state.started, len(state.ranks), told.settled.upto),
+            paces=self._paces.due(told.paces, time.monotonic()),
+        )
+        return messages.Heartbeat(
+            epoch=state.started,
+            stopped=state.stopped,
+            warm=state.warm,
+            progress=progress,
+            pending=tracker.pending(),
+            saved=saved,
+            copies=copies,
+            leaving=state.leaving is not None,
+        )
+
+    def _from_coordinator(self, message: messages.ToAgent) -> None:
+        match message:
+            case messages.Welcome():
+                self.dispatch(on.Welcomed())
+                self._line.send(self._node.health())
+            case messages.Assign():
+                self.dispatch(on.Assigned(message))
+            case messages.Stop(epoch=epoch, reason=reason):
+                if epoch > self.state.claimed:
+                    _log.info(
+                        "epoch %d is claimed, trainers of older ones stop: %s", epoch, reason, extra={"epoch": epoch}
+                    )
+                self.dispatch(on.StopAsked(epoch))
+            case PairTrial():
+                self._try_with_another(message)
+            case messages.Holders():
+                self.dispatch(on.HoldersChanged(message))
+            case messages.Hold():
+                self.dispatch(on.HoldAsked(message))
+            case messages.SaveLevel(epoch=epoch, level=level):
+                self.dispatch(on.LevelAsked(epoch, level))
+            case messages.Retire(reason=reason, exit_code=code):
+                _log.info("the coordinator retires this worker, stopping its trainers: %s", reason)
+                self.dispatch(on.LeaveAsked(code))
+            case messages.ListPersistent() | messages.RepairSave() | messages.DropPersistent() | LookAtHolders():
+                self._requests.ask(message)
+            case messages.PromoteSave():
+                self._requests.promote(message)
+            case messages.Refused() | messages.HolderChanges():
+                pass  # the line itself acts on it
+
+    def _try_with_another(self, asked: PairTrial) -> None:
+        work = self._pairs.ask(asked)
+        if work is not None:
+            self.spawn(work)
+
+    # ---- the rest -----------------------------------------------------------------------------------------------
+
+    def notice(self, reason: str, text: str) -> None:
+        _log.warning("%s: %s", reason, text)
+        self._line.send(messages.Notice(reason, text))
+
+    def _asked_to_end(self, number: int) -> None:
+        name, now = signal.Signals(number).name, time.monotonic()
+        _log.info("received %s: stopping at the next agreed step and flushing staged saves", name)
+        if self._line.away_seconds() > 0.0:  # nobody is there who could name a halt
+            self.dispatch(on.LeaveAsked(128 + number))
+            return
+        share = self._settings.termination_grace_seconds * _PART_SHARE
+        self.dispatch(on.DepartureAsked(128 + number, Departure(now + min(_WORD_SECONDS, share), now + share)))
+
+    async def _tick(self) -> None:
+        pause = min(_TICK_SECONDS, self._settings.step_timeout_seconds / 4)
+        while True:
+            await asyncio.sleep(pause)
+            self._orphans.reap()
+            self.dispatch(on.Ticked(time.monotonic()))
+
+    def spawn(self, work: Coroutine[object, object, None]) -> None:
+        self._tasks.start(work)
+
+    def _task_failed(self, name: str, error: BaseException) -> None:
+        # nothing here is allowed to fail unheard: an agent that only half works is worse than one that is gone
+        if not self._ended.done():
+            self._ended.set_exception(error)
+
+    async def _close(self) -> None:
+        await self._trainers.close()
+        if self._store is not None:
+            self._store[1].child.kill()
+            self._store = None
+        await self._tasks.close()
+        await self._starter.close()
+        await self._exporter.close()
+        await self.trainer_server.close()
+        await self._requests.close()
+        await self.staging.close()
+        self._trainer_handler.close()
+        await asyncio.to_thread(self._forwarder.close)

@@ -1,1 +1,0 @@
-"""Connects the agent to the coordinator and carries out its requests."""

@@ -1,0 +1,239 @@
+"""Keeps one WebSocket to the coordinator open while the training goes on.
+
+Every connection begins with a Hello; nothing else is sent before the Welcome. What the connection cannot carry is
+dropped: facts are sent again after every Welcome, and whoever asked for something asks again. Runs on the agent's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import logging
+import random
+import socket
+import ssl
+import time
+from collections.abc import Callable
+
+import aiohttp
+
+from surefoot import metrics
+from surefoot.agent.addresses import Addresses, failed, referred
+from surefoot.agent.addresses import welcomed as was_welcomed
+from surefoot.errors import ProtocolError, SurefootError
+from surefoot.protocol.memory_server_list import HolderList
+from surefoot.protocol.messages import FromAgent, Heartbeat, Hello, Notice, Refused, ToAgent, Welcome
+from surefoot.protocol.timeouts import Backoff
+from surefoot.protocol.wire import SUBPROTOCOLS, decode, encode, version_of
+from surefoot.task_set import until_one_ends
+
+UNANSWERED = Backoff(0.05, 0.5)
+"""A leader that has just begun is found within half a second."""
+ANSWERED = Backoff(0.05, 6.5)
+"""Where somebody answers each try costs a handshake, and thousands of agents may ask at once."""
+_LONGEST_ASKED_SECONDS = 10.0
+_CONNECT_SECONDS = 0.5
+"""A pod that went with its node answers nothing; the next try may reach its successor."""
+_OPEN_SECONDS = 5.0
+_PING_SECONDS = 10.0
+_UNHEARD_MILLISECONDS = 3000
+"""Data that the other machine's kernel does not acknowledge for so long ends the line: that node is gone."""
+_NAME_SECONDS = 60
+"""How long a resolved address is used: a name server may have died together with the leader."""
+_QUEUE = 1024
+_MESSAGE_BYTES = 64 << 20
+_NOTICES = 100
+_REASONS = 10
+_log = logging.getLogger(__name__)
+
+
+class AgentRefused(SurefootError):
+    """The coordinator refused this agent for good."""
+
+
+class CoordinatorClient:
+    """Builds hello and heartbeats by callback; `hear` gets every message."""
+
+    def __init__(
+        self,
+        addresses: Addresses,
+        hello: Callable[[], Hello],
+        heartbeat: Callable[[], Heartbeat],
+        hear: Callable[[ToAgent], None],
+        trust: ssl.SSLContext | None = None,
+    ) -> None:
+        self._addresses = addresses
+        self._trust: ssl.SSLContext | bool = True if trust is None else trust
+        self._hello, self._heartbeat, self._hear = hello, heartbeat, hear
+        self._heartbeat_seconds = 0.5
+        self._changed = asyncio.Event()
+        self._outbox: asyncio.Queue[FromAgent] | None = None
+        self._heard_at = time.monotonic()
+        self._said: set[str] = set()
+        self._after = 0.0
+        """When it was asked to come again, by the last refusal."""
+        self._referred = ""
+        """Where to, by the last refusal."""
+        self._notices: collections.deque[Notice] = collections.deque(maxlen=_NOTICES)
+
+    def away_seconds(self) -> float:
+        """Seconds without a connection to the coordinator; 0 while connected."""
+        return 0.0 if self._outbox is not None else time.monotonic() - self._heard_at
+
+    def send(self, message: FromAgent) -> None:
+        """Queues a message; while nobody listens only notices are kept."""
+        if self._outbox is None:
+            if isinstance(message, Notice):
+                self._notices.append(message)
+            return
+        try:
+            self._outbox.put_nowait(message)
+        except asyncio.QueueFull:
+            metrics.fallbacks.labels(what="coordinator_slow").inc()
+            self._outbox = None  # the pump sees it and the line is opened anew
+
+    def beat(self) -> None:
+        """A heartbeat now."""
+        self._changed.set()
+
+    async def wait_sent(self, seconds: float) -> None:
+        """Waits until what was queued is sent, a little while."""
+        if self._outbox is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._outbox.join(), seconds)
+
+    async def run(self) -> None:
+        """Keeps connected until cancelled; TurnedAway on a final refusal."""
+        failures = 0
+        timeout = aiohttp.ClientTimeout(total=None, connect=_OPEN_SECONDS, sock_connect=_CONNECT_SECONDS)
+        connector = aiohttp.TCPConnector(ttl_dns_cache=_NAME_SECONDS)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+            while True:
+                welcomed, answered, began = False, True, time.monotonic()
+                self._after, self._referred = 0.0, ""
+                try:
+                    welcomed = await self._converse(session)
+                except AgentRefused:
+                    raise
+                except (aiohttp.ClientConnectorError, TimeoutError) as error:
+                    answered = False
+                    self._say_away(str(error) or type(error).__name__)
+                except (aiohttp.ClientError, OSError, SurefootError) as error:
+                    self._say_away(str(error) or type(error).__name__)
+                finally:
+                    if self._outbox is not None:
+                        welcomed = True
+                        self._heard_at = time.monotonic()
+                    self._outbox = None
+                failures = 0 if welcomed else failures + 1
+                self._addresses = self._looked_for(welcomed)
+                wait = (ANSWERED if answered else UNANSWERED).seconds(failures, random.random())
+                if answered and not welcomed:
+                    wait = max(UNANSWERED.first_seconds, wait - (time.monotonic() - began))  # it was kept waiting there
+                # what was asked for is waited at least in part: a server that names a time names it to all
+                asked = min(self._after, _LONGEST_ASKED_SECONDS) * random.uniform(0.5, 1.5)
+                await asyncio.sleep(max(wait, asked))
+
+    def _looked_for(self, welcomed: bool) -> Addresses:
+        if self._referred:
+            return referred(self._addresses, self._referred)
+        return was_welcomed(self._addresses) if welcomed else failed(self._addresses)
+
+    def _say_away(self, why: str) -> None:
+        """Logs each reason once per outage, a few of them: it may last for hours, at some tries a second."""
+        if why not in self._said and len(self._said) < _REASONS:
+            self._said.add(why)
+            _log.info("no line to the coordinator at %s: %s; training goes on, trying again", self._addresses.now, why)
+
+    async def _converse(self, session: aiohttp.ClientSession) -> bool:
+        """One connection, from hello to its end; whether it was welcomed."""
+        async with asyncio.timeout(_OPEN_SECONDS):
+            websocket = await session.ws_connect(
+                self._addresses.now,
+                protocols=SUBPROTOCOLS,
+                heartbeat=_PING_SECONDS,
+                max_msg_size=_MESSAGE_BYTES,
+                ssl=self._trust,
+            )
+        async with websocket:
+            raw = websocket.get_extra_info("socket")
+            if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
+                raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNHEARD_MILLISECONDS)
+            version = version_of(websocket.protocol)
+            async with asyncio.timeout(_OPEN_SECONDS):
+                await websocket.send_str(encode(self._hello(), version))
+                first = await self._next(websocket)
+            if first is None:
+                return False
+            if isinstance(first, Refused):
+                return self._refused(first)
+            if not isinstance(first, Welcome):
+                raise ProtocolError(f"the coordinator began with {type(first).__name__}, not Welcome")
+            self._heartbeat_seconds = first.heartbeat_seconds
+            self._said.clear()
+            outbox: asyncio.Queue[FromAgent] = asyncio.Queue(_QUEUE)
+            self._outbox = outbox
+            while self._notices:
+                outbox.put_nowait(self._notices.popleft())
+            self._hear(first)
+            await self._talk(websocket, outbox, version)
+            return True
+
+    async def _talk(
+        self, websocket: aiohttp.ClientWebSocketResponse, outbox: asyncio.Queue[FromAgent], version: int | None
+    ) -> None:
+        tasks = [
+            asyncio.create_task(self._listen(websocket)),
+            asyncio.create_task(self._pump(websocket, outbox, version)),
+            asyncio.create_task(self._beats(websocket, version)),
+        ]
+        await until_one_ends(tasks)
+
+    async def _listen(self, websocket: aiohttp.ClientWebSocketResponse) -> None:
+        holders = HolderList()
+        while (told := await self._next(websocket)) is not None:
+            if isinstance(told, Refused):
+                self._refused(told)
+                return
+            message = holders.heard(told)
+            if message is not None:
+                self._hear(message)
+
+    async def _pump(
+        self, websocket: aiohttp.ClientWebSocketResponse, outbox: asyncio.Queue[FromAgent], version: int | None
+    ) -> None:
+        while self._outbox is outbox:
+            message = await outbox.get()
+            if version is None or getattr(message, "SINCE", 1) <= version:
+                await websocket.send_str(encode(message, version))
+            outbox.task_done()  # a coordinator of a former version does without what it does not know
+
+    async def _beats(self, websocket: aiohttp.ClientWebSocketResponse, version: int | None) -> None:
+        while True:
+            self._changed.clear()
+            await websocket.send_str(encode(self._heartbeat(), version))
+            try:
+                await asyncio.wait_for(self._changed.wait(), self._heartbeat_seconds)
+            except TimeoutError:
+                pass  # nothing changed: the next regular one
+
+    @staticmethod
+    async def _next(websocket: aiohttp.ClientWebSocketResponse) -> ToAgent | None:
+        frame = await websocket.receive()
+        if frame.type is aiohttp.WSMsgType.TEXT:
+            message = decode(frame.data)
+            if not isinstance(message, ToAgent):
+                raise ProtocolError(f"a coordinator does not say {type(message).__name__}")
+            return message
+        if frame.type is aiohttp.WSMsgType.BINARY:
+            raise ProtocolError("a binary frame: this is no surefoot coordinator")
+        return None
+
+    def _refused(self, refusal: Refused) -> bool:
+        if not refusal.retry:
+            raise AgentRefused(f"the coordinator refused this agent for good: {refusal.reason}")
+        self._after, self._referred = refusal.after_seconds, refusal.address
+        self._say_away(f"it asks to try again: {refusal.reason}")
+        return False

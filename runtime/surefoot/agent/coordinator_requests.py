@@ -1,0 +1,244 @@
+"""Carries out the coordinator's requests: list, repair, promote, delete.
+
+In threads, one at a time. Whoever asked asks again if no answer comes: a full queue drops the oldest request. Used by
+`agent.agent_process`, on its loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from surefoot import metrics
+from surefoot.agent.holder_looks import HolderLooks
+from surefoot.agent.unexpected_errors import UnexpectedErrors
+from surefoot.errors import ConfigurationError, SurefootError, TierError
+from surefoot.flush.bandwidth import Bandwidth
+from surefoot.flush.promoter import Promoted, Promoter, PromotionOptions, drop_persistent
+from surefoot.flush.survey import Survey, layout_texts, patiently, survey
+from surefoot.flush.uploader import repair
+from surefoot.memory_server.client import HolderClient
+from surefoot.memory_server.connection import account_of
+from surefoot.protocol.checkpoints.records import RankManifest
+from surefoot.protocol.holders_wanted import HoldersWanted
+from surefoot.protocol.identities import HolderEndpoint, HolderId, OlderJob, RankSave
+from surefoot.protocol.messages import (
+    DropPersistent,
+    FromAgent,
+    Listing,
+    ListPersistent,
+    Persisted,
+    PersistentDropped,
+    PromoteSave,
+    Repaired,
+    RepairSave,
+)
+from surefoot.protocol.sighting_messages import LookAtHolders
+from surefoot.settings import JobSettings, settings_elsewhere
+from surefoot.tiers import ObjectStoreTier, Tier, open_persistent
+
+Request = ListPersistent | RepairSave | DropPersistent
+_QUEUE = 256
+PAGE_BYTES = 1 << 20
+"""Of the texts in one page of a listing: what the coordinator reads without a pause, far below what a message may be."""
+_MOST_LEFT_OUT = 1000
+_NO_TIER = "this job has no persistent tier: checkpoint.persistent is not set"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SaveLocations:
+    """Lists present `holders`, the local one first; `memory(holder)` opens one."""
+
+    memory: Callable[[HolderId], Tier]
+    holders: Callable[[], Sequence[HolderId]]
+    partly_told: Callable[[], int] = lambda: 0
+    """The epoch of which there are more holders than these; 0: these are all."""
+
+
+class CoordinatorRequests:
+    """`run` until cancelled, then `close`. Answers go to `answer`, on the loop."""
+
+    def __init__(
+        self,
+        job: JobSettings,
+        places: SaveLocations,
+        answer: Callable[[FromAgent], None],
+        bandwidth: Bandwidth | None = None,
+    ) -> None:
+        self._job = job
+        self._bandwidth = bandwidth or Bandwidth()
+        self._places = places
+        self._answer = answer
+        self._asked: asyncio.Queue[Request] = asyncio.Queue(_QUEUE)
+        self._looks = HolderLooks(job, answer)
+        self._promoter: Promoter | None = None
+        self._partly_read: dict[RankSave, int] = {}
+        """Saves that are looked for on some of the holders only, and the epoch that has more."""
+        self._remembered: dict[OlderJob | None, Mapping[RankSave, RankManifest]] = {}
+        """Manifests of the last listing of each folder: one that is still there is not read again."""
+        self._begun = False
+        """Whether this agent has found or made the persistent tier's folder."""
+        self._may_begin = False
+        """Whether an upload may make that folder, as the last wish for one said."""
+        self._unexpected = UnexpectedErrors()
+        self._loop = asyncio.get_running_loop()
+
+    def ask(self, request: Request | LookAtHolders) -> None:
+        """Queues a request.
+
+        Looks at holders wait for no other, as a recovery waits for them.
+        """
+        if isinstance(request, LookAtHolders):
+            self._looks.ask(request)
+            return
+        if self._asked.full():
+            metrics.fallbacks.labels(what="chore_dropped").inc()
+            _log.warning("too many requests of the coordinator wait here: %s is dropped", self._asked.get_nowait())
+        self._asked.put_nowait(request)
+
+    def promote(self, message: PromoteSave) -> None:
+        """Uploads in the background; an answer a save."""
+        if self._job.persistent is None:
+            for save in message.saves:
+                self._answer(Persisted(save, error=_NO_TIER, unreadable=False))
+            return
+        self._may_begin = message.begin
+        if self._promoter is None:
+            options = PromotionOptions(pace=self._bandwidth.persistent)
+            self._promoter = Promoter(self._sources, lambda: self._persistent(self._may_begin), self._promoted, options)
+        self._promoter.promote(message.epoch, message.saves)
+
+    async def run(self) -> None:
+        while True:
+            request = await self._asked.get()
+            for answer in await asyncio.to_thread(self._carry_out, request):
+                self._answer(answer)
+                await asyncio.sleep(0)  # pages are large: the line gets its turn between them
+
+    async def run_looks(self) -> None:
+        await self._looks.run()
+
+    async def close(self) -> None:
+        """Calls off the promotion that runs; it can be done again elsewhere."""
+        if self._promoter is not None:
+            await asyncio.to_thread(self._promoter.close)
+
+    # ---- in threads ---------------------------------------------------------------------------------------------
+
+    def _carry_out(self, request: Request) -> Sequence[FromAgent]:
+        try:
+            match request:
+                case ListPersistent():
+                    return self._list(request)
+                case RepairSave(number, epoch, save, source, target, told):
+                    tiers = (self._memory(source, told), self._memory(target, told))
+                    return (Repaired(number, repair(save, *tiers, epoch, self._bandwidth.memory)),)
+                case DropPersistent(number, checkpoints):
+                    return (PersistentDropped(number, drop_persistent(self._persistent(False), checkpoints)),)
+        except SurefootError as error:
+            return (_failed(request, str(error)),)
+        except Exception as error:  # noqa: BLE001  whatever it was, whoever asked is answered and the training goes on
+            return (_failed(request, self._unexpected.record(type(request).__name__, error)),)
+
+    def _memory(self, holder: HolderId, told: Sequence[HolderEndpoint]) -> Tier:
+        """Opens a holder where the request says it answers, else where the assignment does."""
+        endpoint = next((one for one in told if one.holder == holder), None)
+        return self._places.memory(holder) if endpoint is None else self._client(endpoint)
+
+    def _client(self, endpoint: HolderEndpoint) -> HolderClient:
+        return HolderClient(endpoint, self._job.job, account_of(self._job), self._job.holder_call_seconds)
+
+    def _list(self, asked: ListPersistent) -> list[Listing]:
+        tier = self._persistent(asked.begin) if asked.older_job is None else self._older(asked.older_job)
+        found, newest_epoch = Survey((), ()), 0
+        try:
+            if asked.manifests and asked.older_job is None:
+                newest_epoch = _claim_epoch(tier, asked)
+            if asked.manifests:
+                found = survey(tier, self._remembered.get(asked.older_job))
+                self._remembered[asked.older_job] = {m.save: m for m in found.manifests}
+            named = {m.layout for m in found.manifests}
+            texts, lost = layout_texts(tier, named if asked.layouts is None else asked.layouts)
+        finally:
+            tier.close()
+        pages = _paged(asked.request, replace(found, left_out=(*found.left_out, *lost)), texts)
+        return [*pages[:-1], replace(pages[-1], newest_epoch=newest_epoch)]
+
+    def _persistent(self, begin: bool) -> ObjectStoreTier:
+        """Opens the job's tier; `begin`: nothing of the job was ever complete there, so a folder may be made."""
+        if self._job.persistent is None:
+            raise ConfigurationError(_NO_TIER)
+        tier = open_persistent(self._job.persistent, self._job.job, begin=begin and not self._begun)
+        self._begun |= begin
+        if not begin:
+            tier.expect()
+        return tier
+
+    def _older(self, older: OlderJob) -> ObjectStoreTier:
+        return open_persistent(settings_elsewhere(self._job, older.uri), older.job, read_only=True)
+
+    def _sources(self, save: RankSave) -> list[Tier]:
+        self._partly_read[save] = self._places.partly_told()
+        holders = self._places.holders()
+        if not holders:
+            raise TierError(f"{save} cannot be read: no holder is known")
+        return [self._places.memory(holder) for holder in holders]
+
+    def _promoted(self, done: Promoted) -> None:
+        epoch = self._partly_read.pop(done.save, 0)
+        lacking = epoch if done.error is not None else 0
+        # holders that were not asked may have a good copy: it is uploaded again once they were told of
+        answer = Persisted(done.save, done.error, done.bytes, done.seconds, done.unreadable and not lacking)
+        words = (HoldersWanted(lacking), answer) if lacking else (answer,)
+        try:
+            for word in words:
+                self._loop.call_soon_threadsafe(functools.partial(self._answer, word))
+        except RuntimeError:
+            pass  # the agent has ended; whoever asked asks another one
+
+
+def _claim_epoch(tier: ObjectStoreTier, asked: ListPersistent) -> int:
+    """Claims the epoch that is asked for; returns the newest other epoch that the tier names.
+
+    A tier that is full or read-only can still be listed, and a job restores from it: only the claim is missing then. No upload
+    can use the number there either, and the next listing claims again.
+    """
+    try:
+        return patiently(lambda: tier.newest_epoch(asked.claim_epoch, asked.claim_ticket))
+    except TierError as error:
+        _log.warning("epoch %d could not be claimed in the persistent tier: %s", asked.claim_epoch, error)
+        return patiently(lambda: tier.newest_epoch(asked.claim_epoch, asked.claim_ticket, is_writable=False))
+
+
+def _paged(number: int, found: Survey, texts: Mapping[str, str]) -> list[Listing]:
+    """Everything that was read, in pages; what could not be is named, and takes nothing else along."""
+    pages: list[tuple[list[str], dict[str, str]]] = [([], {})]
+    room = PAGE_BYTES
+    for digest, text in [*(("", m.to_json()) for m in found.manifests), *texts.items()]:
+        if len(text) > room and any(pages[-1]):
+            pages.append(([], {}))
+            room = PAGE_BYTES
+        room -= len(text)
+        if digest:
+            pages[-1][1][digest] = text
+        else:
+            pages[-1][0].append(text)
+    answers = [
+        Listing(number, tuple(manifests), layouts, page=place, more=place < len(pages) - 1)
+        for place, (manifests, layouts) in enumerate(pages)
+    ]
+    return [*answers[:-1], replace(answers[-1], left_out=found.left_out[:_MOST_LEFT_OUT])]
+
+
+def _failed(request: Request, error: str) -> FromAgent:
+    match request:
+        case ListPersistent(number):
+            return Listing(number, error=error)
+        case RepairSave(request=number):
+            return Repaired(number, error)
+        case DropPersistent(number):
+            return PersistentDropped(number, error)

@@ -1,0 +1,149 @@
+"""Checks GPUs through NVML.
+
+Xid events, lost devices, ECC, row remapping, throttling.
+`nvidia-ml-py` is optional; without it, or without a driver, nothing is found and nothing is concluded. Run by
+`node_monitor` in a thread. What NVML does not support on a device is not asked again.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from surefoot.agent.health.xid_table import xid_finding
+from surefoot.protocol.node_findings import NodeFinding
+
+_LASTING = 12
+"""Looks in a row: a moment of heat is no fault."""
+_MOST_EVENTS = 64
+_log = logging.getLogger(__name__)
+
+
+class GpuCheck:
+    """Finds faults of the GPUs that NVML shows to this process."""
+
+    name = "gpu"
+    period_seconds = 5.0
+
+    def __init__(self, library: Callable[[], Any] = lambda: importlib.import_module("pynvml")) -> None:
+        self._library = library
+        self._nvml: Any = None
+        self._absent = False
+        self._devices: dict[str, Any] = {}
+        self._events: Any = None
+        self._unsupported: set[tuple[str, str]] = set()
+        self._uncorrected: dict[str, int] = {}
+        self._slow: dict[str, int] = {}
+        self._lasting: dict[str, NodeFinding] = {}
+        """Xids and lost devices: what happened once stays true for as long as this agent lives."""
+
+    def find(self) -> Sequence[NodeFinding]:
+        if self._nvml is None and not self._absent:
+            self._begin()
+        if self._nvml is None:
+            return ()
+        self._hear()
+        found = [one for device in self._devices for one in self._of(device)]
+        return (*self._lasting.values(), *found)
+
+    def _begin(self) -> None:
+        try:
+            nvml = self._library()
+            nvml.nvmlInit()
+        except Exception as error:  # noqa: BLE001  no library, or no driver: this node has no GPU of this kind
+            self._absent = True
+            _log.info("GPUs are not looked at: %s: %s", type(error).__name__, error)
+            return
+        self._nvml = nvml
+        for index in range(nvml.nvmlDeviceGetCount()):
+            try:
+                self._devices[f"GPU {index}"] = nvml.nvmlDeviceGetHandleByIndex(index)
+            except nvml.NVMLError as error:
+                self._failed(f"GPU {index}", error)
+        self._listen()
+
+    def _listen(self) -> None:
+        nvml = self._nvml
+        try:
+            self._events = nvml.nvmlEventSetCreate()
+            for device in self._devices.values():
+                nvml.nvmlDeviceRegisterEvents(device, nvml.nvmlEventTypeXidCriticalError, self._events)
+        except nvml.NVMLError as error:
+            self._events = None
+            _log.info("Xid events are not heard: %s", error)
+
+    def _hear(self) -> None:
+        nvml = self._nvml
+        for _ in range(_MOST_EVENTS if self._events is not None else 0):
+            try:
+                event = nvml.nvmlEventSetWait_v2(self._events, 0)
+            except nvml.NVMLError as error:
+                if error.value != nvml.NVML_ERROR_TIMEOUT:
+                    self._events = None
+                    _log.warning("Xid events are not heard any more: %s", error)
+                return
+            if event.eventType == nvml.nvmlEventTypeXidCriticalError:
+                one = xid_finding(int(event.eventData), self._named(event.device))
+                self._lasting[one.reason] = one
+
+    def _named(self, handle: Any) -> str:
+        try:
+            return f"GPU {self._nvml.nvmlDeviceGetIndex(handle)}"
+        except self._nvml.NVMLError:
+            return "a GPU"
+
+    def _of(self, device: str) -> list[NodeFinding]:
+        handle, nvml = self._devices[device], self._nvml
+        found = []
+        errors = self._ask(
+            device, "ecc", lambda: nvml.nvmlDeviceGetTotalEccErrors(
+                handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+            ),
+        )  # fmt: skip
+        if errors is not None and errors > self._uncorrected.setdefault(device, errors):
+            text = (
+                f"{device} counted {errors - self._uncorrected[device]} uncorrected ECC errors since this agent began"
+            )
+            found.append(NodeFinding("GpuUncorrectedEcc", text, "unknown"))
+        rows = self._ask(device, "rows", lambda: nvml.nvmlDeviceGetRemappedRows(handle))
+        if rows is not None and rows[3]:
+            found.append(NodeFinding("GpuRowRemapFailed", f"{device} failed to remap a memory row", "node"))
+        elif rows is not None and rows[2]:
+            text = f"{device} remaps a memory row at its next reset; until then it is contained"
+            found.append(NodeFinding("GpuRowRemapPending", text, "unknown"))
+        return [*found, *self._throttled(device)]
+
+    def _throttled(self, device: str) -> list[NodeFinding]:
+        handle, nvml = self._devices[device], self._nvml
+        reasons = self._ask(device, "clocks", lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
+        slow = {
+            "its temperature": nvml.nvmlClocksEventReasonHwThermalSlowdown,
+            "its power supply": nvml.nvmlClocksEventReasonHwPowerBrakeSlowdown,
+        }
+        causes = [cause for cause, bit in slow.items() if reasons is not None and reasons & bit]
+        self._slow[device] = self._slow.get(device, 0) + 1 if causes else 0
+        if self._slow[device] < _LASTING:
+            return []
+        seconds = self.period_seconds * _LASTING
+        text = f"{device} has been slowed down by its hardware for {seconds:g} s and more, for {' and '.join(causes)}"
+        return [NodeFinding("GpuSlowed", text, "unknown")]
+
+    def _ask(self, device: str, what: str, question: Callable[[], Any]) -> Any:
+        if (device, what) in self._unsupported:
+            return None
+        try:
+            return question()
+        except self._nvml.NVMLError as error:
+            if error.value == self._nvml.NVML_ERROR_NOT_SUPPORTED:
+                self._unsupported.add((device, what))
+            else:
+                self._failed(device, error)
+            return None
+
+    def _failed(self, device: str, error: Any) -> None:
+        """A device that is lost says so to every question; any other error proves nothing."""
+        nvml = self._nvml
+        if error.value in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED):
+            self._lasting["GpuLost"] = NodeFinding("GpuLost", f"{device} is lost: {error}", "node")

@@ -1,0 +1,138 @@
+"""Tries this agent's node once, before it gets a rank.
+
+Run by `node_monitor` in a thread. `surefoot.node_tests` is a process of its own: numbers that go wrong may end it, a disk may hold
+it, and the warm process imports at the same time. What is slow proves nothing and is logged; what fails no well
+node does. A node that was found well is not tried again for some hours, whichever worker comes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from surefoot.protocol.node_findings import NodeFinding
+from surefoot.protocol.text import listed, plain, shorten
+
+LIMIT_SECONDS = 9.0
+"""For all trials together; what was told by then counts. A `node_monitor` says of longer ones that they hang."""
+
+KEPT_SECONDS = 6 * 3600.0
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_log = logging.getLogger(__name__)
+
+Probe = Callable[[], Sequence[str]]
+"""Tries the node and returns what was told, line by line."""
+
+
+class JoinCheck:
+    """Finds what fails on this node.
+
+    `blamed` False: people are told, and nothing follows.
+    """
+
+    name = "join"
+    period_seconds = math.inf
+
+    def __init__(
+        self, node: str, folder: Path, blamed: bool, probe: Probe, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._node, self._kept = node, folder / f"join-check-{node}.json"
+        self._blamed, self._probe, self._clock = blamed, probe, clock
+
+    def find(self) -> Sequence[NodeFinding]:
+        if self._is_known_well():
+            return ()
+        told = _read(self._probe())
+        trials = [one for one in told if "verdict" in one]
+        failed = [one for one in trials if one.get("verdict") == "fails"]
+        for one in trials:
+            if one.get("verdict") == "unknown":
+                _log.info("before joining, %s proves nothing: %s", one.get("name"), one.get("text"))
+        _log.info("this node was tried before joining: %s", _rates(trials) or "nothing could be tried")
+        if not failed:
+            if not any(one.get("over") for one in told):
+                raise ChildProcessError(_cut_off(told, trials))  # proves nothing, and people are told
+            self._keep()
+        blame = "node" if self._blamed else "unknown"
+        return [NodeFinding(str(one["reason"]), plain(str(one["text"])), blame) for one in failed]  # type: ignore[arg-type]
+
+    def _is_known_well(self) -> bool:
+        try:
+            kept = json.loads(self._kept.read_text())
+            age = self._clock() - float(kept["at_seconds"])
+            return kept["boot"] == _boot() and kept["node"] == self._node and 0.0 <= age < KEPT_SECONDS
+        except (OSError, ValueError, KeyError, TypeError):
+            return False  # none, or one of another version
+
+    def _keep(self) -> None:
+        body = json.dumps({"node": self._node, "boot": _boot(), "at_seconds": self._clock()})
+        new = self._kept.with_suffix(f".{os.getpid()}")
+        try:
+            new.write_text(body)
+            new.replace(self._kept)
+        except OSError as error:
+            _log.info("that this node is well is not kept: %s", error)
+
+
+class ProbeProcess:
+    """Runs `surefoot.node_tests`; `own` is its process while it runs."""
+
+    def __init__(self, host: str, folder: Path, environment: Mapping[str, str]) -> None:
+        self._command = [sys.executable, "-m", "surefoot.node_tests", str(os.getpid()), host, str(folder)]
+        # one thread: what is tried is whether results are right, and all cores are busy with imports
+        self._environment = {**environment, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        self._running: set[int] = set()
+
+    def own(self) -> set[int]:
+        return set(self._running)
+
+    def __call__(self) -> Sequence[str]:
+        process = subprocess.Popen(
+            self._command, env=self._environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True,
+        )  # fmt: skip
+        self._running.add(process.pid)
+        ended = ""
+        try:
+            said, errors = process.communicate(timeout=LIMIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            ended = f"took longer than {LIMIT_SECONDS:g} s"
+            process.kill()
+            said, errors = process.communicate()
+        finally:
+            self._running.discard(process.pid)
+        if not ended and process.returncode < 0:
+            ended = f"was ended by signal {-process.returncode}"
+        if errors:
+            _log.info("the trial of this node said: %s", shorten(plain(errors), 500))
+        return [*said.splitlines(), *([json.dumps({"ended": ended})] if ended else [])]
+
+
+def _read(lines: Sequence[str]) -> list[Mapping[str, Any]]:
+    return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+
+
+def _cut_off(told: Sequence[Mapping[str, Any]], trials: Sequence[Mapping[str, Any]]) -> str:
+    """Says how far the probe came."""
+    how = next((str(one["ended"]) for one in told if "ended" in one), "ended early")
+    done = listed([str(one.get("name")) for one in trials]) if trials else "nothing"
+    return f"the trial of this node {how}, after {done}: what is left of it proves nothing, and the worker joins"
+
+
+def _rates(trials: Sequence[Mapping[str, Any]]) -> str:
+    return ", ".join(f"{one['name']} {one['rate']:.3g} {one['unit']}/s" for one in trials if one.get("rate"))
+
+
+def _boot() -> str:
+    try:
+        return _BOOT.read_text().strip()
+    except OSError:
+        return ""

@@ -1,1 +1,0 @@
-"""Allocates one agent's staging memory and tracks the saves in it."""

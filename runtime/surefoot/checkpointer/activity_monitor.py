@@ -1,0 +1,158 @@
+"""Looks, now and then, whether this rank works or waits for others.
+
+Used by `step_reports`. Hooks on a program's modules would break what it exports or compiles; a thread that looks where
+the main thread stands touches nothing of it. The cost of a look is what `LOOK_SECONDS` bounds.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import random
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from surefoot.checkpointer.exits import call_at_exit
+from surefoot.checkpointer.loop_lines import OTHERS, LoopLines, StackPlace, places_of
+from surefoot.protocol.rank_pace import RankPace
+from surefoot.protocol.rank_places import INNERMOST_FRAMES, loads_data, runs_backward, waits_for_ranks
+
+LOOK_SECONDS = 0.2
+"""From look to look, in the mean: drawn for each, so that none falls into step with the training."""
+
+_CLOSE_SECONDS = 5.0
+_log = logging.getLogger(__name__)
+
+FEWEST_RANKS = 3
+"""In a smaller world nobody could say who is usual, and nobody looks."""
+
+MOST_LINES = 12
+"""Of the training loop, that are counted each for itself: of more nobody could say which makes the difference."""
+
+
+class OwnPace:
+    """Counts looks at the thread that makes the steps.
+
+    From the end of the first step on, and not within `aside`. Of a program that uses a GPU only looks that find it loading
+    data count as work: all else may wait for the device, which may wait for other ranks.
+    """
+
+    def __init__(self, objects: Iterable[Any], rank: int, world: int) -> None:
+        models = [one for one in objects if isinstance(one, torch.nn.Module)]
+        parameters = [parameter for model in models for parameter in model.parameters()]
+        self._rank = rank
+        self._work = sum(parameter.numel() for parameter in parameters)
+        self._on_device = any(parameter.device.type != "cpu" for parameter in parameters)
+        self._over = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._main, self._status = 0, Path()
+        self._asides = 0
+        self._seen = (0, 0, dict[tuple[int, int], int]())
+        """Looks, those that found it at work, and in which lines of the loop: a value, never changed."""
+        self._samples = 0
+        self._loop = LoopLines(())
+        self._wanted = world >= FEWEST_RANKS
+        if self._wanted:
+            call_at_exit(self.close)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Counts no look meanwhile: this is no part of a step."""
+        self._asides += 1
+        try:
+            yield
+        finally:
+            self._asides -= 1
+
+    def step_ends(self, samples: int | None) -> tuple[RankPace, ...]:
+        """Tells the looks so far; none before the second step.
+
+        Called by the thread that makes the steps.
+        """
+        if not self._wanted:
+            return ()
+        if self._thread is None:
+            self._begin()
+            return ()
+        self._samples += samples or 0
+        looks, own, lines = self._seen
+        return (
+            RankPace(
+                self._rank,
+                self._work,
+                looks,
+                own,
+                self._samples,
+                tuple((*line, count) for line, count in sorted(lines.items())),
+            ),
+        )
+
+    def close(self) -> None:
+        """Ends the thread.
+
+        Before the interpreter takes itself down: a thread that asks for its lock then is ended in the middle of C++ frames,
+        which aborts the process.
+        """
+        thread = self._thread
+        self.disown()
+        if thread is not None:
+            self._over.release()
+            thread.join(_CLOSE_SECONDS)
+
+    def disown(self) -> None:
+        """Looks no more; in a forked child the thread is none."""
+        self._thread, self._wanted = None, False
+        atexit.unregister(self.close)
+
+    def _begin(self) -> None:
+        self._main = threading.get_ident()
+        self._loop = LoopLines(places_of(sys._getframe()))
+        self._status = Path(f"/proc/self/task/{threading.get_native_id()}/stat")
+        self._over.acquire(blocking=False)
+        thread = threading.Thread(target=self._look_on, name="surefoot-pace", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as refused:  # no more threads are allowed
+            _log.warning("this rank cannot measure whether it works or waits: %s", refused)
+            self.disown()
+            return
+        self._thread = thread
+
+    def _look_on(self) -> None:
+        chance = random.Random()  # its own: the program's generators are the program's
+        while not self._over.acquire(timeout=LOOK_SECONDS * chance.uniform(0.5, 1.5)):
+            on_device = self._on_device or torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch leaves it so
+            stack = () if self._asides else places_of(sys._current_frames().get(self._main))
+            if stack:
+                self._seen = self._with_look(stack, on_device)
+
+    def _with_look(self, stack: Sequence[StackPlace], on_device: bool) -> tuple[int, int, dict[tuple[int, int], int]]:
+        looks, own, lines = self._seen
+        loads = loads_data(place.name for place in stack)
+        if not self._works([place.name for place in stack[:INNERMOST_FRAMES]], loads, on_device):
+            return looks + 1, own, lines
+        line = None if loads else self._loop.line(stack)
+        if line is None:
+            return looks + 1, own + 1, lines
+        counted = line if line in lines or len(lines) < MOST_LINES else OTHERS
+        return looks + 1, own + 1, {**lines, counted: lines.get(counted, 0) + 1}
+
+    def _works(self, innermost: Sequence[tuple[str, str]], loads: bool, on_device: bool) -> bool:
+        """Whether a thread that stands there waits for nobody."""
+        if on_device:
+            return loads and not waits_for_ranks(innermost)
+        return self._runs() if runs_backward(innermost) else not waits_for_ranks(innermost)
+
+    def _runs(self) -> bool:
+        """Whether the kernel has work for it: a backward pass computes, and waits for its collectives, in one call."""
+        try:
+            state = self._status.read_bytes().rpartition(b")")[2].split(maxsplit=1)[0]
+        except (OSError, IndexError):
+            return False
+        return state in (b"R", b"D")

@@ -1,0 +1,382 @@
+"""Defines `Checkpointer`, the object that a training script restores and saves with."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from inspect import Parameter, signature
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+
+from surefoot.checkpointer import refusals, restoring, usage_checks
+from surefoot.checkpointer.activity_monitor import OwnPace
+from surefoot.checkpointer.backends import LibraryOptions, connect_backend
+from surefoot.checkpointer.exits import call_at_exit, fail_at_exit
+from surefoot.checkpointer.foreign_loaders import refuse_shuffle_buffers
+from surefoot.checkpointer.gloo_peers import ShareReads
+from surefoot.checkpointer.injected_faults import InjectedFaults
+from surefoot.checkpointer.library_mode.end_signal import EndSignal
+from surefoot.checkpointer.loss_check import LossCheck, plain_number
+from surefoot.checkpointer.named_objects import Stateful, stateful_objects
+from surefoot.checkpointer.pauses import announced
+from surefoot.checkpointer.saving import Saver
+from surefoot.checkpointer.skipped_batches import skip_batches
+from surefoot.checkpointer.standing import RankStanding
+from surefoot.checkpointer.state_guard import StateGuard
+from surefoot.checkpointer.step_reports import StepReports
+from surefoot.checkpointer.step_saves import StepSaves
+from surefoot.errors import ConfigurationError, LastStepNotSaved
+from surefoot.ipc.save_backend import SaveBackend
+from surefoot.protocol.identities import Checkpoint
+from surefoot.state import Fit, Program
+
+_log = logging.getLogger(__name__)
+
+CLOSE_SECONDS = 120.0
+"""How long `close` waits for what is staged to reach its tiers."""
+
+
+class Checkpointer:
+    """Saves and restores a training program, at any world size.
+
+        checkpointer = surefoot.Checkpointer(model=model, optimizer=optimizer, loader=loader)
+        start = checkpointer.restore()
+        ...
+            checkpointer.step(loss)
+
+    Without it a job whose node dies begins at step 0, and one that changes its size restores nothing.
+
+    Args:
+        **objects: what is saved, by name: anything with `state_dict` and `load_state_dict` (`model=`, `optimizer=`,
+            `scheduler=`, `ema=`, a second optimizer).
+        local: names of objects, or patterns of tensor names, that differ on each rank. They return to the same rank of
+            a world of the same size and otherwise stay as the program built them.
+        anew: names of loaders that restore() may begin anew in a world of another size, which may lose and repeat
+            samples. A loader's state is each rank's own unless it is elastic.
+        seed: what random generators are derived from in a world of another size.
+        replicas: which ranks hold the same plain tensors as this one, where that is not every rank (pipeline stages,
+            experts): a process group, a device mesh or ranks, or such by pattern of names.
+        folder: where checkpoints go without an agent, a path or URI; `job` is the job's name below it.
+        interval_steps: steps from save to save without an agent, and `keep` how many checkpoints stay.
+        share_reads: alike on all ranks: those that restore the same bytes read each of them once and exchange them.
+
+    Raises:
+        ConfigurationError: an object has no state or a name that cannot be, or no folder is named.
+        SurefootError: the agent, or the claim of an epoch, refused this rank.
+    """
+
+    def __init__(
+        self,
+        *,
+        local: tuple[str, ...] = (),
+        anew: tuple[str, ...] = (),
+        seed: int = 0,
+        replicas: Any = None,
+        folder: str | None = None,
+        interval_steps: int | None = None,
+        keep: int | None = None,
+        job: str | None = None,
+        share_reads: bool | ShareReads = False,
+        link: SaveBackend | None = None,
+        **objects: Stateful | None,
+    ) -> None:
+        named = stateful_objects(objects, _OPTIONS)
+        if not named:
+            raise ConfigurationError("Checkpointer was given nothing to save: name a model=, an optimizer=, …")
+        refuse_shuffle_buffers(named, anew)
+        options = LibraryOptions(folder, interval_steps, keep, job)
+        self._connected = connect_backend(options, link)
+        self._link = self._connected.link
+        about = self._link.attached
+        self._program = Program(named, (about.rank, about.world), tuple(local), seed, replicas, tuple(anew))
+        self._saver = Saver(self._program, self._link, about.rank)
+        self._hooks = [o.register_step_pre_hook(lambda *_: self._before_change()) for o in self._program.optimizers]
+        self._share = (share_reads if isinstance(share_reads, ShareReads) else ShareReads()) if share_reads else None
+        self._guard = StateGuard(named)
+        self._step = 0
+        self._losses = LossCheck(self._link)
+        self._saves = StepSaves(self._saver, self._link, self._guard)
+        pace = OwnPace(named.values(), about.rank, about.world)
+        self._reports = StepReports(self._saver, self._link, self._guard, self._losses, pace)
+        self._named, self._faults = named, InjectedFaults()
+        self._stepped = False
+        self._restored = False
+        self._closed = False
+        self._disowned = False
+        call_at_exit(self._at_exit)
+        usage_checks.watch(self)
+
+    # ---- what a script calls ---------------------------------------------------------------------------------------
+
+    def restore(self, *, strict: bool = True, optional: tuple[str, ...] = (), convert_dtypes: bool = False) -> int:
+        """Restores the job's restore point into the named objects, every byte verified.
+
+        Args:
+            strict: False: any object or tensor may differ as `optional` ones may.
+            optional: names of objects (`ema`) and patterns of tensors (`model/head.*`) that the checkpoint, or the
+                program, may lack or have in another shape: they stay as the program built them, or are left out, and
+                each is said.
+            convert_dtypes: reads floating point numbers in the program's precision.
+
+        Returns:
+            The number of finished steps; 0 at the start of a job.
+
+        Raises:
+            StateMismatch: names the first difference that is not allowed.
+            Unreadable: no copy of some byte is good, and no older checkpoint may be taken.
+        """
+        self._refuse_in_child("restore")
+        fit = Fit(strict, tuple(optional), convert_dtypes)
+        self._step = restoring.restore(self._program, self._connected, self._share, fit)
+        self._restored = True
+        self._losses.restored(self._program)
+        skip_batches(self._named, self._link)
+        if self._step > 0:
+            self._saver.prepare_first()
+        self._guard.restored(self._step)
+        self._reports.begin()
+        return self._step
+
+    def step(self, loss: torch.Tensor | float | None = None, gradient_norm: torch.Tensor | float | None = None) -> int:
+        """Counts and reports a finished optimizer step, and saves it when due.
+
+        Args:
+            loss: the loss that this rank called `backward()` on, with `Batch.weight` where shares are uneven; or one value that is
+                equal on all ranks. A number or a tensor of one element. The step's loss is the mean over ranks; it is reported, and
+                watched for NaN and spikes.
+            gradient_norm: what `clip_grad_norm_` returned; watched for spikes.
+
+        Returns:
+            The step's number; the first is 1.
+
+        Raises:
+            ConfigurationError: restore() was not called although a checkpoint is there, or a loader prefetched batches.
+            StateNotRestorable: an object's state could be saved and not restored.
+        """
+        self._refuse_in_child("step")
+        if not self._restored and not self._stepped:
+            refusals.refuse_unrestored(self._link.attached.parent)
+        with self._reports.aside():
+            self._finish_step(loss, gradient_norm)
+        ending = self._connected.ending
+        if ending is not None and ending.is_due(self._step):
+            self._save_and_end(ending)
+        self._faults.slow()
+        self._faults.hang()
+        return self._step
+
+    def _finish_step(self, loss: torch.Tensor | float | None, gradient_norm: torch.Tensor | float | None) -> None:
+        self._step += 1
+        self._guard.step_ends()
+        stall = self._saves.stall_of_last_save()
+        if not self._stepped:
+            self._stepped = True
+            self._program.prove()
+            self._saver.prepare_first()
+        told = plain_number(loss)
+        self._losses.check(self._step, told, plain_number(gradient_norm), self._program)
+        held = self._link.held_at(self._step)
+        skipped = False
+        level = self._saves.level
+        if held:
+            self._saves.save_for_certain(self._step)
+        elif self._saves.schedule.due(self._step, level):
+            skipped = self._saves.save_if_free(self._step, level)
+        self._reports.report(self._step, told, stall, skipped, level)
+        if held:
+            self._link.wait_while_held(self._step)
+
+    def _save_and_end(self, ending: EndSignal) -> None:
+        """Saves the step at which SIGTERM ends this rank, and passes the signal on."""
+        with self._reports.aside():
+            self._saver.wait()
+            saved = self._saver.staged_step == self._step or self._saves.save_for_certain(self._step)
+            saved = self._link.flush(ending.seconds_left) and saved
+        _log.warning("SIGTERM: step %d is %s", self._step, "saved" if saved else "not saved in time")
+        ending.wait_for_others()
+        ending.pass_on()
+
+    @contextmanager
+    def ahead(self) -> Iterator[None]:
+        """Marks a draw of random numbers that belongs to the next step.
+
+        The step is saved with the generators as they were when the last such block of it began: a script that draws its
+        next batch early draws the same one again after a restart.
+        """
+        self._program.look_ahead(self._step)
+        yield
+
+    @contextmanager
+    def pause(self, what: str, at_most_seconds: float | None = None) -> Iterator[None]:
+        """Announces that no step is to be expected: an evaluation, an export.
+
+        Call it on every rank, also where one rank alone works. Without it a world that stands still is ended after
+        `healthPolicy.stepTimeoutSeconds`, or sooner where every rank's stack says that it hangs.
+
+        Args:
+            what: a word or two for status and logs.
+            at_most_seconds: after so long it counts as a hang; None: after `stepTimeoutSeconds`.
+
+        Raises:
+            ConfigurationError: `what` is empty, or the time not above zero.
+        """
+        self._refuse_in_child("pause")
+        with self._reports.aside(), announced(self._link, what, at_most_seconds) as spent:
+            yield
+        self._reports.leave_out(spent.seconds)
+
+    def save_now(self) -> bool:
+        """Saves the last step on this rank, whether due or not.
+
+        Call it on every rank, behind `step` and before the next batch. Weights exchanged for good follow it.
+
+        Returns:
+            False if it failed, or came too late: what is no longer the state of that step is not saved.
+        """
+        self._refuse_in_child("save_now")
+        with self._reports.aside():
+            return self._saves.may_save(self._step) and self._saves.save_for_certain(self._step)
+
+    def settle(self) -> None:
+        """Waits until the tensors of the last save may be changed.
+
+        Saves go on behind the training until the next optimizer step, and what changes before that costs the save: it
+        is dropped. A program that changes parameters or optimizer state in between calls this first: weights swapped
+        for validation (EMA, SWA), clipped weights, a load_state_dict. An optimizer's own step needs no such call.
+        """
+        with self._reports.aside():
+            self._saver.join()
+
+    def latest(self) -> Checkpoint | None:
+        """The newest checkpoint that can be restored now, or None."""
+        found = self.list()
+        return found[-1] if found else None
+
+    def list(self) -> list[Checkpoint]:
+        """Lists the checkpoints that can be restored now, oldest first."""
+        return restoring.restorable(self._connected)
+
+    @property
+    def standing(self) -> RankStanding:
+        """Where this rank is, without asking anybody."""
+        return RankStanding.of(self._link.attached, self._step, self._saver.staged_step, self._saves.stall_seconds)
+
+    def load_weights(
+        self,
+        model: torch.nn.Module,
+        step: int | None = None,
+        name: str = "model",
+        *,
+        strict: bool = True,
+        convert_dtypes: bool = False,
+    ) -> int:
+        """Reads one object's weights, saved as `name`, into `model`.
+
+        Args:
+            model: whose parameters and buffers are filled; `name` is what it was saved as.
+            step: whose weights; None: the newest checkpoint's.
+            strict: False: tensors that are missing or have another shape (a new head) stay as they are, and are named.
+            convert_dtypes: reads floating point numbers in the model's precision.
+
+        Returns:
+            The step that the weights are of.
+
+        Raises:
+            ConfigurationError: there is no such checkpoint.
+            StateMismatch: names the first difference that is not allowed.
+        """
+        return restoring.load_weights(self._connected, step, model, name, Fit(strict, (), convert_dtypes))
+
+    def close(self, *, save: bool = True) -> None:
+        """Saves the last step unless another has begun, flushes and detaches.
+
+        `save=False`: without a save, as the objects hold something else by now.
+
+        Raises:
+            LastStepNotSaved: without an agent, and after everything is closed: the save did not reach its folder.
+        """
+        if self._closed:
+            return
+        self._reports.close()
+        self._saver.wait()
+        parent = self._link.attached.parent
+        missing = self._saver.staged_step != self._step and self._step != (parent.step if parent else 0)
+        offered = not missing or (save and self._saves.may_save(self._step))
+        if missing and offered:
+            self._saves.save_for_certain(self._step)
+        self._end(flush_seconds=CLOSE_SECONDS, offered=offered)
+        if offered and not self._disowned:
+            self._connected.refuse_unsaved(self._step)
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[False]:
+        if kind is None:
+            self.close()
+        else:
+            self._end(flush_seconds=1.0)  # what an exception interrupted is not a state to save
+        return False
+
+    # ---- how -------------------------------------------------------------------------------------------------------
+
+    def disown(self) -> None:
+        """Disables this object in a forked child: the parent owns its resources."""
+        self._disowned = self._closed = True
+        atexit.unregister(self._at_exit)
+        self._reports.disown()
+        self._link.disown()
+        if self._connected.ending is not None:
+            self._connected.ending.disown()
+
+    def _refuse_in_child(self, call: str) -> None:
+        if self._disowned:
+            raise usage_checks.called_in_child(call)
+
+    def _before_change(self) -> None:
+        if self._disowned:
+            return
+        self._guard.optimizer_begins()
+        with self._reports.aside():
+            self._saver.join()
+
+    def _end(self, flush_seconds: float, offered: bool = False) -> None:
+        if self._disowned:
+            return
+        self._closed = True
+        self._reports.close()
+        atexit.unregister(self._at_exit)
+        for hook in self._hooks:
+            hook.remove()
+        self._saver.wait()
+        if not self._link.flush(flush_seconds):
+            _log.warning("what was staged did not reach its tiers within %g s", flush_seconds)
+        self._saver.close()
+        self._connected.close(self._step, offered)
+        ending = self._connected.ending
+        if ending is not None:
+            ending.finish()
+
+    def _at_exit(self) -> None:
+        """A script that ends without `close` is closed; one that ends by an exception saves nothing more: the interpreter
+        leaves it in `sys.last_value`, and so does the agent's way of running a program."""
+        if self._closed:
+            return
+        if getattr(sys, "last_value", None) is not None:
+            self._end(flush_seconds=1.0)
+            return
+        try:
+            self.close()
+        except LastStepNotSaved as unsaved:
+            _log.error("%s", unsaved)
+            fail_at_exit()
+
+
+_OPTIONS = tuple(n for n, p in signature(Checkpointer.__init__).parameters.items() if p.kind is Parameter.KEYWORD_ONLY)

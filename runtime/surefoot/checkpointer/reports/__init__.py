@@ -1,1 +1,0 @@
-"""Tells what a rank's steps, pauses and pace are."""

@@ -1,0 +1,250 @@
+"""Copies one rank save between tiers and verifies every byte.
+
+Promotion and repair are made of this. Each piece is taken from the first source whose copy of it is good, so one
+damaged chunk costs one other read, not the save. A copy goes on where an earlier one ended, also one whose process
+died: what the target has already, by length and by its own checksum, is not sent again. The index entry comes last;
+repeating a copy that is already there is success, and writes nothing. Where a target commits once, another save of the
+same name is refused before a byte is written.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import TypeVar
+
+from surefoot import metrics
+from surefoot.errors import ChunkMissing, CopyRefused, Corrupt, SurefootError, TierUnavailable, Unreadable
+from surefoot.flush.token_bucket import TokenBucket
+from surefoot.flush.unchanged_chunks import WrittenSave, base_of, successor
+from surefoot.format.layouts import Stream
+from surefoot.protocol.checkpoints.records import RankManifest
+from surefoot.protocol.identities import RankSave
+from surefoot.tiers import CommitsOnce, CopiesParts, ManyStreams, Tier, verified
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class Puts:
+    """Sends parts to a tier, as many at once as it takes.
+
+    Never more are in memory than that.
+    """
+
+    def __init__(self, target: Tier, save: RankSave) -> None:
+        self._target, self._save = target, save
+        self._many = target if isinstance(target, ManyStreams) else None
+        self.together = self._many.together if self._many is not None else 1
+        self._kept = self._many.kept(save) if self._many is not None else {}
+        self._room = self._many.at_once if self._many is not None else 1
+        self._pool = ThreadPoolExecutor(self._room, thread_name_prefix="surefoot-put") if self._room > 1 else None
+        self._under_way: deque[Future[int]] = deque()
+        self._sent = 0
+
+    def parts_of(self, chunks: int) -> dict[int, range]:
+        """Part → its chunks."""
+        starts = range(0, chunks, self.together)
+        return {part: range(start, min(chunks, start + self.together)) for part, start in enumerate(starts)}
+
+    def make_room(self) -> None:
+        """Waits until another part may be in memory.
+
+        Raises what an earlier one raised.
+        """
+        while len(self._under_way) >= self._room:
+            self._sent += self._under_way.popleft().result()
+
+    def put(self, part: int, chunks: Sequence[memoryview]) -> None:
+        """Begins one."""
+        if self._pool is None:
+            self._sent += self._put(part, chunks)
+        else:
+            self._under_way.append(self._pool.submit(self._put, part, chunks))
+
+    def copy_unchanged(self, base: RankSave, parts: Iterable[int]) -> frozenset[int]:
+        """Has the tier copy parts of another save; returns those copied."""
+        target, wanted = self._target, [part for part in parts if part not in self._kept]
+        if not isinstance(target, CopiesParts) or self._pool is None:
+            return frozenset()
+        made = self._pool.map(lambda part: target.copy_part(base, self._save, part), wanted)
+        try:
+            return frozenset(part for part, is_made in zip(wanted, made, strict=True) if is_made)
+        except CopyRefused as refusal:
+            log.warning("what is unchanged is sent to %s too: %s", target.name, refusal)
+            metrics.fallbacks.labels("copy_refused").inc()
+            return frozenset()
+
+    def sent(self) -> int:
+        """Waits for all; the bytes that had to be sent."""
+        while self._under_way:
+            self._sent += self._under_way.popleft().result()
+        return self._sent
+
+    def _put(self, part: int, chunks: Sequence[memoryview]) -> int:
+        size = sum(len(chunk) for chunk in chunks)
+        if self._many is None:
+            for index, chunk in enumerate(chunks, part):
+                self._target.put_chunk(self._save, index, chunk)
+            return size
+        if self._kept.get(part) == size and self._many.has_part(self._save, part, chunks):
+            return 0
+        self._many.put_part(self._save, part, chunks)
+        return size
+
+    def __enter__(self) -> Puts:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Waits for writes under way; after an error it cancels queued ones."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=kind is not None)
+
+
+class Abandoned(SurefootError):
+    """The copy was called off."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedSave:
+    """Tells what a finished copy sent, and what it wrote."""
+
+    sent_bytes: int
+    unchanged_bytes: int
+    written: WrittenSave | None
+    """None: all of it was there."""
+
+
+def copy_save(
+    save: RankSave,
+    sources: Sequence[Tier],
+    target: Tier,
+    writer_epoch: int,
+    pace: TokenBucket,
+    before: WrittenSave | None = None,
+) -> CopiedSave:
+    """Copies a rank save to a tier and commits it there.
+
+    Args:
+        save: The rank save.
+        sources: Tiers that may have it; each part comes from the first good copy.
+        target: Where it goes.
+        writer_epoch: The epoch that writes.
+        pace: Of the bytes that are sent.
+        before: A save that the target has; parts that are equal there are copied within it.
+
+    Raises:
+        Unreadable: Some part is bad or absent everywhere.
+        TierUnavailable: The same, but a silent source might have it. Beside these whatever the target raises.
+        SaveExists: The target has another save of that name; nothing was written.
+    """
+    manifest, having, silent = _manifest_of(save, sources)
+    if isinstance(target, CommitsOnce) and target.has(manifest):
+        return CopiedSave(0, 0, None)
+    try:
+        return _copied(manifest, having, target, (writer_epoch, pace), base_of(before, save, manifest.layout))
+    except Unreadable as found:
+        if silent is None:
+            raise
+        raise silent from found  # it may have a good one
+
+
+def _copied(
+    manifest: RankManifest,
+    having: Sequence[Tier],
+    target: Tier,
+    how: tuple[int, TokenBucket],
+    base: WrittenSave | None,
+) -> CopiedSave:
+    save, (writer_epoch, pace) = manifest.save, how
+    stream = _first_good("layout", save, having, lambda tier: verified.stream_from(tier, manifest))
+    table = _first_good("digest table", save, having, lambda tier: verified.table_from(tier, manifest))
+    values = _first_good("values", save, having, lambda tier: verified.values_from(tier, manifest))
+    target.put_layout(manifest.layout, stream.text)
+    lengths = stream.layout.chunk_lengths()
+    unchanged = 0
+    with Puts(target, save) as puts:
+        parts = puts.parts_of(len(lengths))
+        same = {p for p, chunks in parts.items() if base is not None and base.has_all(stream, chunks, table)}
+        copied = puts.copy_unchanged(base.save, sorted(same)) if base is not None and same else frozenset()
+        for part, chunks in parts.items():
+            size = sum(lengths[index] for index in chunks)
+            if part in copied:
+                unchanged += size
+                continue
+            if not pace.take(size):
+                raise Abandoned(f"copying {save} to {target.name} was called off")
+            puts.make_room()
+            puts.put(part, [_chunk(save, having, (manifest, stream, table), index) for index in chunks])
+        sent = puts.sent()
+    target.put_digests(save, table)
+    target.put_values(save, values)
+    target.commit(manifest, writer_epoch, lengths)
+    written = successor(base, save, manifest.layout, table)
+    return CopiedSave(sent + len(table) + len(values), unchanged, written)
+
+
+def repair(save: RankSave, source: Tier, target: Tier, epoch: int, pace: TokenBucket) -> str | None:
+    """Copies a rank save between holders, and closes both tiers.
+
+    Verified, and committed with the writer epoch `epoch`. None, or why it failed.
+    """
+    try:
+        size = copy_save(save, [source], target, epoch, pace).sent_bytes
+    except SurefootError as error:
+        log.warning("repairing %s from %s to %s failed: %s", save, source.name, target.name, error)
+        return str(error)
+    finally:
+        source.close()
+        target.close()
+    log.info("repaired %s from %s to %s: %d bytes", save, source.name, target.name, size)
+    return None
+
+
+def _chunk(save: RankSave, sources: Sequence[Tier], what: tuple[RankManifest, Stream, bytes], index: int) -> memoryview:
+    manifest, stream, table = what
+    read = partial(verified.chunk_from, manifest=manifest, stream=stream, table=table, index=index)
+    return _first_good(f"chunk {index}", save, sources, read)
+
+
+def _manifest_of(save: RankSave, sources: Sequence[Tier]) -> tuple[RankManifest, list[Tier], TierUnavailable | None]:
+    """The manifest, the sources that have an index entry with the same bytes, and why one gave no index."""
+    found: list[tuple[RankManifest, Tier]] = []
+    silent: list[TierUnavailable] = []
+    for tier in sources:
+        try:
+            found += [(manifest, tier) for manifest in tier.manifests() if manifest.save == save]
+        except TierUnavailable as error:
+            silent.append(error)
+    if found:
+        manifest = found[0][0]
+        having = [tier for other, tier in found if other.same_bytes_as(manifest)]
+        return manifest, having, next(iter(silent), None)
+    if silent:
+        raise silent[0]
+    raise Unreadable(f"{save} is in the index of none of {', '.join(t.name for t in sources)}", absent=True)
+
+
+def _first_good(what: str, save: RankSave, sources: Sequence[Tier], read: Callable[[Tier], T]) -> T:
+    problems: list[SurefootError] = []
+    for tier in sources:
+        try:
+            return read(tier)
+        except (Corrupt, ChunkMissing, TierUnavailable) as problem:
+            metrics.restore_fallbacks.labels(
+                "silent" if isinstance(problem, TierUnavailable) else metrics.reason_of(problem)
+            ).inc()
+            problems.append(problem)
+    silent = next((p for p in problems if isinstance(p, TierUnavailable)), None)
+    if silent is not None:
+        raise silent
+    absent = all(isinstance(p, ChunkMissing) for p in problems)
+    absent = absent and not any(verified.is_listed(tier, save) for tier in sources)
+    raise Unreadable(f"{what} of {save}: no copy is good ({'; '.join(map(str, problems))})", absent=absent)

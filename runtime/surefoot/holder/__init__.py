@@ -1,9 +1,0 @@
-"""Runs and talks to one Redis of the memory tier.
-
-Its keys, scripts, process, accounts and client. No torch; used by both packages. A holder keeps replicas of rank saves
-in memory and decides alone, by script, who may still commit or delete.
-"""
-
-from surefoot.holder.client import HolderClient as HolderClient
-from surefoot.holder.connection import Credentials as Credentials
-from surefoot.holder.fenced_calls import HolderIndex as HolderIndex

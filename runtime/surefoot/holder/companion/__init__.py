@@ -1,5 +1,0 @@
-"""Warms a holder's memory at start, reports readiness, exports its metrics.
-
-`python -m surefoot.holder.companion`; a container of the memory tier's pod. It never writes to a server that a job
-uses, and nothing waits for it: a companion that is gone costs figures and readiness, no save.
-"""

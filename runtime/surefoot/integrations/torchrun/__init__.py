@@ -1,1 +1,0 @@
-"""Serves torchrun's rendezvous from a coordinator's epochs."""

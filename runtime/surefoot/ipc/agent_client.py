@@ -1,0 +1,380 @@
+"""Implements `SaveBackend` over the agent's socket.
+
+`Checkpointer` saves through it where an agent started the program. A reader thread, owned here and joined by `close`,
+takes the agent's words; one lock makes the answer to a proposed hold atomic with the steps. A line that breaks never
+stops the training: the agent's death kills this process anyway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+import os
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from surefoot import metrics
+from surefoot.errors import ConfigurationError, ProtocolError, StagingRefused, SurefootError
+from surefoot.ipc import flight_recorder
+from surefoot.ipc import trainer_messages as line
+from surefoot.ipc.framing import Unframer, framed
+from surefoot.ipc.memfd import StagingMapping
+from surefoot.ipc.metric_deltas import MetricGrowth
+from surefoot.ipc.save_backend import ReusableSave
+from surefoot.ipc.stacks import install
+from surefoot.ipc.staged_replies import StagedReplies
+from surefoot.ipc.trainer_messages import Attached, Pausing, Staged, Stepped
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint
+from surefoot.protocol.loss_band import NONE_ODD, OddSteps
+from surefoot.sockets import reachable
+
+_ATTACH_SECONDS = 30.0
+_LEFT_SECONDS = 5.0
+_HOLDERS_SECONDS = 5.0
+"""Until it is asked again: the agent asks the coordinator, which may be on its way back."""
+_ARENA_SECONDS = 300.0
+"""Touching hundreds of GB takes minutes; it happens once in an agent's life."""
+_SEND_SECONDS = 5.0
+_COUNT_SECONDS = 1.0
+"""Looking through what was counted costs a millisecond or two: saves may come oftener than it is worth."""
+_log = logging.getLogger(__name__)
+
+
+class AgentBackend:
+    """Implements `backend.SaveBackend` over the agent's Unix socket; made by `connect`."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._sending = threading.Lock()
+        self._growth = MetricGrowth(metrics.FAMILIES)
+        self._uncounted, self._count_at = False, 0.0
+        self._counting = threading.Lock()
+        """What one thread has taken is sent before another takes the rest, and says goodbye."""
+        self._changed = threading.Condition()
+        # everything below is guarded by _changed
+        self._attached: Attached | None = None
+        self._given: line.ArenaGiven | None = None
+        self._given_fd: int | None = None
+        self._refused: str | None = None
+        """Why the agent has no memory for us, since we last asked."""
+        self._fds: deque[int] = deque()
+        """Descriptors, each ahead of the message that it belongs to."""
+        self._left = StagedReplies()
+        self._holders: tuple[HolderEndpoint, ...] | None = None
+        self._busy: set[int] = set()
+        self._sealed: dict[int, int] = {}
+        """Slot → step of what was last sealed in it."""
+        self._slots = 0
+        self._at = 0
+        self._hold: int | None = None
+        self._level = 0
+        self._broken: str | None = None
+        self._closing = False
+        self._mapping: StagingMapping | None = None
+        self._memory: memoryview | None = None
+        self._reader = threading.Thread(target=self._read, name="surefoot-link", daemon=True)
+
+    @classmethod
+    def connect(cls, environment: Mapping[str, str] = os.environ) -> AgentBackend:
+        """Attaches this trainer to its agent; SurefootError if it is refused."""
+        try:
+            path = environment["SUREFOOT_AGENT_SOCKET"]
+            attach = line.Attach(int(environment["RANK"]), int(environment["SUREFOOT_EPOCH"]), os.getpid())
+        except KeyError as error:
+            raise ConfigurationError(
+                f"{error.args[0]} is not set: an agent sets it for its trainers; without one use the library mode"
+            ) from error
+        install(environment.get("SUREFOOT_STACKS_FILE"))  # for a program that was not forked from the warm process
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with reachable(Path(path)) as name:
+                connection.connect(name)
+        except OSError as error:
+            connection.close()
+            raise SurefootError(f"the agent's socket {path} does not answer: {error}") from error
+        link = cls(connection)
+        link._reader.start()
+        link._send(attach)
+        with link._changed:
+            link._changed.wait_for(lambda: link._attached is not None or link._broken is not None, _ATTACH_SECONDS)
+        if link._attached is None:
+            link.close(0)
+            why = link._broken or "it did not answer"
+            raise SurefootError(f"the agent did not take rank {attach.rank} of epoch {attach.epoch}: {why}")
+        return link
+
+    @property
+    def attached(self) -> Attached:
+        assert self._attached is not None, "connect() waits for it"
+        return self._attached
+
+    def arena(self, slot_bytes: int) -> tuple[memoryview, int, int]:
+        """Requests staging memory once and reuses it while large enough."""
+        if self._memory is not None and self._given is not None and self._given.slot_bytes >= slot_bytes:
+            return self._memory, self._given.slots, self._given.slot_bytes
+        given, fd = self._ask_for_memory(slot_bytes)
+        try:
+            if self._mapping is None or self._mapping.file != os.fstat(fd).st_ino:
+                self._mapping = StagingMapping(fd)
+        finally:
+            os.close(fd)
+        self._mapping.fill_rest()
+        self._memory = self._mapping.memory
+        return self._memory, given.slots, given.slot_bytes
+
+    def reusable_saves(self, checkpoint: Checkpoint) -> Mapping[int, ReusableSave]:
+        """Asks the agent for sealed saves; none if it does not answer.
+
+        Holders have them all.
+        """
+        with self._changed:
+            self._left.begin()
+        self._send(line.FindStagedSaves(checkpoint))
+        with self._changed:
+            self._changed.wait_for(lambda: self._left.complete or self._broken is not None, _LEFT_SECONDS)
+            told = self._left.end()
+            self._sealed |= {slot: checkpoint.step for own, _ in told[:1] for _, slot, *_ in own.saves}
+        found = {}
+        for number, (here, fd) in enumerate(told):
+            if fd is None:
+                continue
+            places = [range(slot * here.slot_bytes, slot * here.slot_bytes + size) for _, slot, size, _ in here.saves]
+            try:
+                whole = self._mapped(fd, places) if number == 0 else _only_read(fd)
+            finally:
+                os.close(fd)
+            for (rank, _, _, layout), place in zip(here.saves, places, strict=True):
+                found[rank] = ReusableSave(whole[place.start : place.stop], layout, own=number == 0)
+        return found
+
+    def all_holders(self) -> tuple[HolderEndpoint, ...] | None:
+        """Asks the agent for every holder; None if nobody said yet."""
+        if not self.attached.partial:
+            return self.attached.holders
+        self._send(line.FindHolders())
+        with self._changed:
+            self._changed.wait_for(lambda: self._holders is not None or self._broken is not None, _HOLDERS_SECONDS)
+            return self._holders
+
+    def _mapped(self, fd: int, places: Sequence[range]) -> memoryview:
+        """Maps this rank's own file, which the agent will give as staging memory too."""
+        self._mapping = StagingMapping(fd)
+        for place in places:
+            self._mapping.fill(place)
+        return self._mapping.memory.toreadonly()
+
+    def free_slot(self, wait_seconds: float) -> int | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._free() is not None or self._broken is not None, wait_seconds)
+            return self._free()
+
+    def staged(self, message: Staged) -> None:
+        with self._changed:
+            self._busy.add(message.slot)
+            self._sealed[message.slot] = message.step
+        self._send(message)
+
+    def stepped(self, message: Stepped) -> None:
+        with self._changed:
+            self._at = max(self._at, message.progress.step)
+        self._send(message)
+        # hardly anything but a save counts in a trainer; the reader looks, for the training would wait
+        self._uncounted = self._uncounted or message.skipped or message.progress.stall_seconds is not None
+
+    def pausing(self, message: Pausing) -> None:
+        self._send(message)
+
+    def held_at(self, step: int) -> bool:
+        with self._changed:
+            # from here on a proposal for this step comes too late and is refused
+            self._at = max(self._at, step)
+            return self._hold == step
+
+    def wait_while_held(self, step: int) -> None:
+        self._send(line.Holding(step))
+        with self._changed:
+            while self._hold == step and self._broken is None:
+                self._changed.wait(1.0)
+
+    def level(self) -> int:
+        with self._changed:
+            return self._level
+
+    def restored(self, step: int, source: str, size_bytes: int, seconds: float, odd: OddSteps = NONE_ODD) -> None:
+        with self._changed:
+            self._at = max(self._at, step)
+        self._send(line.RestoreDone(step, source, size_bytes, seconds, odd))
+        self._count()
+
+    def restore_failed(self, checkpoint: Checkpoint, absent: bool, detail: str) -> None:
+        self._send(line.RestoreFailed(checkpoint, absent, detail))
+        self._count()
+
+    def say(self, reason: str, text: str) -> None:
+        self._send(line.SayNotice(reason, text))
+
+    def flush(self, wait_seconds: float) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._busy or self._broken is not None, wait_seconds)
+            return not self._busy
+
+    def close(self, step: int, offered: bool = False) -> None:
+        """Tells the agent and ends the reader; views keep the memory mapped."""
+        if self._closing:
+            return
+        self._closing = True
+        self._count()
+        self._send(line.Closing(step, offered))
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        if self._reader.is_alive():
+            self._reader.join(_SEND_SECONDS)
+        self._socket.close()
+        self._memory = None
+        self._mapping = None
+
+    def disown(self) -> None:
+        """Closes this copy of the socket; a shutdown would end the parent's."""
+        self._closing, self._broken = True, "this process was forked by the rank"
+        self._socket.close()
+
+    def _ask_for_memory(self, slot_bytes: int) -> tuple[line.ArenaGiven, int]:
+        with self._changed:
+            before, self._refused = self._given, None
+        self._send(line.NeedArena(slot_bytes))
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._given is not before or self._refused is not None or self._broken is not None,
+                _ARENA_SECONDS,
+            )
+            if self._refused is not None:
+                raise StagingRefused(self._refused)
+            given, fd = self._given, self._given_fd
+            self._given_fd = None
+            if given is None or given is before or fd is None:
+                why = self._broken or "it did not answer"
+                raise SurefootError(f"the agent gave no staging memory of 2 × {slot_bytes} bytes: {why}; see its log")
+            self._slots = given.slots
+            return given, fd
+
+    def _count(self) -> None:
+        with self._counting:
+            self._uncounted, self._count_at = False, time.monotonic() + _COUNT_SECONDS
+            grown = self._growth.taken()
+            if grown:
+                self._send(line.MetricsGrown(grown))
+
+    def _free(self) -> int | None:
+        """Chooses the free slot sealed longest ago: until the next save is complete the other may be restored."""
+        free = [slot for slot in range(self._slots) if slot not in self._busy]
+        return min(free, key=lambda slot: self._sealed.get(slot, -1), default=None)
+
+    def _send(self, message: line.FromTrainer) -> None:
+        data = memoryview(framed(line.encode(message)))
+        deadline = time.monotonic() + _SEND_SECONDS
+        with self._sending:
+            if self._broken is not None:
+                return
+            try:
+                while data:
+                    # the socket stays blocking for the reader; only sending has a time limit
+                    if not self._ready(select.POLLOUT, max(0.0, deadline - time.monotonic())):
+                        raise TimeoutError(f"nothing for {_SEND_SECONDS:g} s")
+                    with contextlib.suppress(BlockingIOError):
+                        data = data[self._socket.send(data, socket.MSG_DONTWAIT) :]
+            except (OSError, ValueError) as error:  # ValueError: the socket is closed
+                self._break(f"the agent does not take messages: {error}")
+
+    def _ready(self, event: int, seconds: float) -> bool:
+        """Not by select(), which fails in a program that has more than a thousand files open."""
+        waiting = select.poll()
+        waiting.register(self._socket, event)
+        return bool(waiting.poll(1000 * seconds))
+
+    def _read(self) -> None:
+        unframer = Unframer()
+        while True:
+            readable = self._ready(select.POLLIN, _COUNT_SECONDS)
+            if self._uncounted and time.monotonic() >= self._count_at:
+                self._count()
+            if not readable:
+                continue
+            try:
+                data, fds, _, _ = socket.recv_fds(self._socket, 1 << 16, 1)
+                if fds:
+                    self._fds += fds
+                messages = [line.decode(text) for text in unframer.feed(data)]
+            except (OSError, ProtocolError) as error:
+                self._break(f"the line to the agent broke: {error}")
+                return
+            for message in messages:
+                self._take(message)
+            if not data:
+                self._break("the agent closed the line")
+                return
+
+    def _take(self, message: line.FromTrainer | line.ToTrainer) -> None:
+        if isinstance(message, line.TellCollectives):
+            self._send(flight_recorder.answer(self.attached.rank, message.request))
+            return
+        reply: line.HoldReply | None = None
+        with self._changed:
+            match message:
+                case Attached():
+                    self._attached, self._level = message, message.level
+                case line.AllHolders(holders=holders):
+                    self._holders = holders
+                case line.ArenaGiven():
+                    self._given, self._given_fd = message, self._descriptor()
+                    self._busy = set(message.busy)
+                case line.ArenaRefused(why=why):
+                    self._refused = why
+                case line.StagedSaves(saves=saves):
+                    self._left.take(message, self._descriptor() if saves else None)
+                case line.SlotFreed(slot=slot):
+                    self._busy.discard(slot)
+                case line.LevelSet(level=level):
+                    self._level = level
+                case line.HoldAt(step=step, verb="propose"):
+                    reply = line.HoldReply(step, accepted=self._accept(step))
+                case line.HoldAt(step=step, verb="bind"):
+                    self._hold = step
+                case line.HoldAt(step=step, verb="cancel"):
+                    if step in (0, self._hold):
+                        self._hold = None
+                case _:
+                    _log.warning("the agent said %s, which a trainer does not expect", type(message).__name__)
+            self._changed.notify_all()
+            if reply is not None:
+                # sent under the lock: the agent must not hear of a later step before this answer
+                self._send(reply)
+
+    def _descriptor(self) -> int | None:
+        return self._fds.popleft() if self._fds else None
+
+    def _accept(self, step: int) -> bool:
+        if step == self._hold:
+            return True
+        if step <= self._at:
+            return False
+        self._hold = step
+        return True
+
+    def _break(self, why: str) -> None:
+        with self._changed:
+            if self._broken is None and not self._closing:
+                metrics.fallbacks.labels(what="agent_line_broken").inc()
+                _log.warning("%s: the training goes on, saves do not", why)
+            self._broken = self._broken or why
+            self._changed.notify_all()
+
+
+def _only_read(fd: int) -> memoryview:
+    """Maps another rank's file; only what is read of it is mapped in."""
+    return memoryview(mmap.mmap(fd, os.fstat(fd).st_size, prot=mmap.PROT_READ))

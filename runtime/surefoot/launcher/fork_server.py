@@ -1,0 +1,201 @@
+"""Imports everything once, stays single-threaded, and forks trainers and stores.
+
+`python -m surefoot.launcher.fork_server SOCKET_FD PARENT_PID`; its first message is the program to warm up for. It talks
+with `client` over a SEQPACKET socketpair: one JSON object a packet, file descriptors beside it. It reaps its
+children and reports their exit codes. It never initialises CUDA, never runs a backward, never holds a second thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from surefoot.ipc import stacks
+from surefoot.launcher.command import LaunchProgram
+from surefoot.launcher.job_program import run_program
+from surefoot.launcher.pair_test import try_pair
+from surefoot.launcher.preload import Preloaded, preload, program_source
+from surefoot.launcher.tcp_store import serve_store
+from surefoot.linux_process import die_with_parent
+
+PACKET_BYTES = 1 << 20
+"""Largest request: mostly the environment of a trainer."""
+
+
+FORK_SAFE_THREADS = frozenset({"jemalloc_bg_thd"})
+"""Threads that a fork may leave behind: jemalloc locks and resets its own around one. pyarrow begins it, and with it pandas,
+datasets and transformers' Trainer, whose imports take longest of all."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What a child is to become."""
+
+    body: dict[str, Any]
+    fds: tuple[int, ...]
+    parent: int
+
+
+class _Zygote:
+    """The parent's loop: fork on request, report exits. `serve` returns a request only in a new child."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line = line
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def serve(self) -> _Request | None:
+        # the handler does nothing; the wake-up pipe turns the signal into something to select on
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        while True:
+            ready, _, _ = select.select([self._line.fileno(), self._wake_read], [], [])
+            if self._wake_read in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake_read, 4096)
+                self._report_exits()
+            if self._line.fileno() in ready:
+                packet, fds, _, _ = socket.recv_fds(self._line, PACKET_BYTES, 4)
+                if not packet:  # the agent is gone
+                    return None
+                child = self._fork(json.loads(packet), tuple(fds))
+                if child is not None:
+                    return child
+
+    def _fork(self, body: dict[str, Any], fds: tuple[int, ...]) -> _Request | None:
+        parent = os.getpid()
+        others = _threads_beside_this()
+        if others:
+            why = f"{len(others) + 1} threads run in the warm process: an import of the program started them"
+            self._say({"said": "refused", "id": body["id"], "why": why})
+        else:
+            sys.stdout.flush()  # else a child would write it a second time
+            sys.stderr.flush()
+            pid = os.fork()
+            if pid == 0:
+                self._leave()
+                return _Request(body, fds, parent)
+            self._say({"said": "forked", "id": body["id"], "pid": pid})
+        for fd in fds:
+            os.close(fd)
+        return None
+
+    def _leave(self) -> None:
+        """Detaches the child from the parent's event loop."""
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        self._line.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _report_exits(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._say({"said": "exited", "pid": pid, "code": os.waitstatus_to_exitcode(status)})
+
+    def _say(self, body: dict[str, Any]) -> None:
+        self._line.send(json.dumps(body).encode())
+
+
+def _threads_beside_this() -> list[str]:
+    """The names of other threads that a child would miss."""
+    names = []
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            if int(thread) != os.getpid():
+                names.append(
+                    Path(f"/proc/self/task/{thread}/comm").read_text(encoding="ascii", errors="replace").strip()
+                )
+    return [name for name in names if name not in FORK_SAFE_THREADS]
+
+
+def _become(request: _Request) -> None:
+    """Turns a fresh child into what was asked for; does not return."""
+    die_with_parent(request.parent)
+    body = request.body
+    output = request.fds[0]
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.close(empty)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # both are text wrappers in this process
+    if body["kind"] == "store":
+        serve_store(request.fds[1], body["host"])
+    if body["kind"] == "pair":
+        try_pair(request.fds[1], body["host"], body["name"], body["store"])
+        os._exit(0)
+    os.chdir(body["folder"])
+    os.environ.clear()
+    os.environ.update(body["environment"])
+    _own_randomness_and_threads()
+    stacks.install(os.environ.get("SUREFOOT_STACKS_FILE"))
+    program = body["program"]
+    run_program(LaunchProgram(tuple(program["arguments"]), program["script"], program["module"]))
+
+
+def _own_randomness_and_threads() -> None:
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None:
+        numpy.random.seed()  # else all ranks of all epochs would share the zygote's state
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    if torch is not None:
+        # also where nothing was said: torch makes its pool anew where a fork first asks for it, and two threads that
+        # ask at once end the process ("Invalid thread pool!")
+        said = threads.isdigit() and int(threads) > 0
+        torch.set_num_threads(int(threads) if said else torch.get_num_threads())
+
+
+def _preload_uncollected(source: Path | None) -> Preloaded:
+    """Keeps Python's collector out of imports, a fifth of whose time it took.
+
+    What an import makes stays. By the threshold: a module that turns the collector off, or sets it, is to have its way.
+    """
+    usual = gc.get_threshold()
+    gc.set_threshold(0)
+    try:
+        return preload(source)
+    finally:
+        if gc.get_threshold()[0] == 0:
+            gc.set_threshold(*usual)
+
+
+def main() -> None:
+    line = socket.socket(fileno=int(sys.argv[1]))
+    line.set_inheritable(False)
+    die_with_parent(int(sys.argv[2]))
+    # Ctrl-C and a group's SIGTERM are the agent's business; it ends us by closing the line
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    program = json.loads(line.recv(PACKET_BYTES))
+    script, module = program["script"], program["module"]
+    sys.path[0] = os.path.dirname(os.path.abspath(script)) if script else os.getcwd()
+    sys.argv = [script or module or ""]
+    loaded = _preload_uncollected(program_source(script, module))
+    gc.collect()
+    gc.freeze()
+    line.send(json.dumps({"said": "ready", **asdict(loaded)}).encode())
+    request = _Zygote(line).serve()
+    if request is not None:
+        _become(request)
+
+
+if __name__ == "__main__":
+    main()

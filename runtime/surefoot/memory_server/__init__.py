@@ -1,0 +1,9 @@
+"""Runs and talks to one Redis of the memory tier.
+
+Its keys, scripts, process, accounts and client. No torch; used by both packages. A holder keeps replicas of rank saves
+in memory and decides alone, by script, who may still commit or delete.
+"""
+
+from surefoot.memory_server.client import HolderClient as HolderClient
+from surefoot.memory_server.connection import Credentials as Credentials
+from surefoot.memory_server.fenced_calls import HolderIndex as HolderIndex

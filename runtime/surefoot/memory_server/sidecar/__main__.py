@@ -1,0 +1,93 @@
+"""`python -m surefoot.memory_server.sidecar` watches local Redis servers until SIGTERM, and serves HTTP."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from surefoot.errors import ConfigurationError
+from surefoot.logs import begin_logs
+from surefoot.memory_server.sidecar.companion_metrics import exposition
+from surefoot.memory_server.sidecar.server_monitor import ServersWatch
+from surefoot.memory_server.sidecar.sidecar_settings import companion_settings
+
+_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+_REQUEST_SECONDS = 5.0
+_log = logging.getLogger(__name__)
+
+
+class Page(ThreadingHTTPServer):
+    """/metrics, /readyz and /healthz of a node's servers."""
+
+    daemon_threads = True
+    address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+
+    def __init__(self, port: int, node: ServersWatch) -> None:
+        self.node = node
+        super().__init__(("", port), _Answer)
+
+    def server_bind(self) -> None:
+        if self.address_family is socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()
+
+
+class _Answer(BaseHTTPRequestHandler):
+    timeout = _REQUEST_SECONDS
+    server: Page
+
+    def do_GET(self) -> None:
+        node = self.server.node
+        match self.path.partition("?")[0]:
+            case "/metrics":
+                self._say(200, exposition(node.seen))
+            case "/readyz":
+                reason = node.reason
+                self._say(503 if reason else 200, f"{reason or 'ready'}\n".encode())
+            case "/healthz":
+                self._say(200, b"alive\n")
+            case _:
+                self._say(404, b"/metrics, /readyz or /healthz\n")
+
+    def _say(self, code: int, body: bytes) -> None:
+        self.send_response(code)
+        self.send_header("Content-Type", _TEXT)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the name is the base class's
+        """A probe every two seconds is no news."""
+
+
+def main() -> int:
+    try:
+        begin_logs(os.environ, "%(asctime)s %(levelname)s %(name)s: %(message)s")
+        settings = companion_settings()
+    except ConfigurationError as error:
+        _log.error("%s", error)
+        return 2
+    node = ServersWatch(settings)
+    # a pipe and no Event: a handler that sets an Event can meet the lock that the main thread is just taking to wait for it
+    wakeup_fd, signal_fd = os.pipe()
+    with Page(settings.port, node) as page:
+        ports = ", ".join(str(settings.redis_port + server) for server in range(settings.servers))
+        _log.info("watching %s:%s; figures at port %d", settings.redis_host, ports, page.server_port)
+        answering = threading.Thread(target=page.serve_forever, name="http", daemon=True)
+        answering.start()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: os.write(signal_fd, b"!"))
+        with node.watching():
+            os.read(wakeup_fd, 1)
+        page.shutdown()
+        answering.join()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,171 @@
+"""Describes each rank's collective, and finds who is not in it.
+
+Pure; agents say it of their own ranks, from PyTorch's flight recorder, and the operator compares those of all. Stacks of
+ranks that wait in one line of the program look alike, whatever each of them waits for there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from surefoot.protocol.text import listed
+
+_LIKE_TENSORS = ("all_reduce", "broadcast", "reduce", "reduce_scatter", "_all_gather_base", "_reduce_scatter_base")
+"""Calls to which every rank gives as much; of others a program may give unlike parts."""
+_EVERYBODY = "default_pg"
+"""PyTorch's name of the group of all ranks."""
+_MOST_NAMED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """What ranks wait for in one process group, or finished last."""
+
+    ranks: tuple[int, ...]
+    group: str
+    """By the name that all its ranks know it by."""
+    number: int
+    """Counted within the group; equal on all its ranks for one and the same call."""
+    call: str
+    tensors: str
+    """Types and sizes of what the rank gave."""
+    state: Literal["finished", "scheduled", "started"]
+    pairwise: bool = False
+    """A send or receive, which concerns two ranks: numbers of unlike ranks say nothing."""
+
+    @property
+    def waits(self) -> bool:
+        return self.state != "finished"
+
+    def __str__(self) -> str:
+        given = f" ({self.tensors})" if self.tensors else ""
+        return f"{self.call} #{self.number} of {self.group}{given}"
+
+
+@dataclass(frozen=True, slots=True)
+class OddCollective:
+    """Who is not where all others wait.
+
+    `rank` None: nobody can be named, and `text` says why.
+    """
+
+    rank: int | None
+    text: str
+    program: bool
+    """The ranks' code paths differ: a fault of the program, and of no node."""
+
+
+Own = Mapping[int, tuple[Collective, ...]]
+
+
+def odd_collective(told: Iterable[Collective]) -> OddCollective | None:
+    """Names the one rank that provably holds all others up.
+
+    Returns:
+        The only rank that waits in none and has not entered one that others wait in; or the only one that waits in another
+        than at least two others do. None where nothing is proven.
+    """
+    own: dict[int, tuple[Collective, ...]] = {}
+    for one in told:
+        for rank in one.ranks:
+            own[rank] = (*own.get(rank, ()), one)
+    free = [rank for rank, calls in own.items() if not any(c.waits for c in calls)]
+    if len(free) == 1 and len(own) > 1:
+        return _not_entered(own, free[0])
+    if free or len(own) < 2:
+        return None
+    return _unlike(own) or _elsewhere(own) or _not_started(own)
+
+
+def _not_entered(own: Own, rank: int) -> OddCollective | None:
+    """The only rank that waits for nobody, if it is awaited.
+
+    Not where it alone tells nothing of the group of all ranks: its recorder has lost what it waits in.
+    """
+    last = {c.group: c for c in own[rank] if not c.pairwise}
+    if _EVERYBODY not in last and any(c.group == _EVERYBODY for calls in own.values() for c in calls):
+        return None
+    awaited = [
+        c
+        for other, calls in own.items()
+        for c in calls
+        if other != rank and c.waits and not c.pairwise and c.group in last and last[c.group].number < c.number
+    ]
+    if not awaited:
+        return None
+    call = max(awaited, key=lambda c: (c.number, c.group))
+    return OddCollective(rank, f"has not entered {call}, in which others wait; its last was {last[call.group]}", False)
+
+
+def _unlike(own: Own) -> OddCollective | None:
+    """Ranks that made unlike calls under one number of one group."""
+    kinds: dict[tuple[str, int], dict[str, list[int]]] = {}
+    for rank, calls in own.items():
+        for c in calls:
+            if c.waits and not c.pairwise:
+                kinds.setdefault((c.group, c.number), {}).setdefault(_kind(c), []).append(rank)
+    found = [(place, by) for place, by in kinds.items() if len(by) > 1]
+    if len(found) != 1:
+        return None
+    ((group, number), by), *_ = found
+    few, *more = sorted(by.items(), key=lambda one: (len(one[1]), one[1]))
+    if len(more) == 1 and len(few[1]) == 1 < len(more[0][1]):
+        ((kind, (rank,)), (others, _)) = few, more[0]
+        text = f"is at {kind} #{number} of {group}, where all others are at {others} #{number}"
+        return OddCollective(rank, text, True)
+    who = "; ".join(f"{_ranks(ranks)} at {kind}" for kind, ranks in sorted(by.items(), key=lambda one: one[1]))
+    return OddCollective(None, f"under number {number} of {group} ranks made unlike calls: {who}", True)
+
+
+def _elsewhere(own: Own) -> OddCollective | None:
+    """The only rank that waits in other collectives than all others, which wait in the same."""
+    waits = {rank: frozenset(_place(c) for c in calls if c.waits) for rank, calls in own.items()}
+    groups = Counter(waits.values()).most_common()
+    if len(groups) != 2 or groups[1][1] != 1 or groups[0][1] < 2:
+        return None
+    rank = next(rank for rank, places in waits.items() if places == groups[1][0])
+    other = next(rank for rank, places in waits.items() if places == groups[0][0])
+    own_call, call = _newest(own[rank]), _newest(own[other])
+    behind = own_call.group == call.group and own_call.pairwise == call.pairwise
+    if behind and not call.pairwise and own_call.number > call.number:
+        return None  # the root of a broadcast leaves it before the others
+    return OddCollective(rank, f"waits in {own_call}, all others in {call}", program=not behind)
+
+
+def _not_started(own: Own) -> OddCollective | None:
+    """The only rank whose device has not begun what the devices of all others wait in."""
+    calls = [c for of_rank in own.values() for c in of_rank if c.waits and not c.pairwise]
+    begun = {(c.group, c.number) for c in calls if c.state == "started"}
+    late = [
+        (rank, c)
+        for rank, of_rank in own.items()
+        for c in of_rank
+        if c.state == "scheduled" and (c.group, c.number) in begun
+    ]
+    if len(late) != 1 or len(own) < 3:
+        return None
+    ((rank, call),) = late
+    return OddCollective(rank, f"has not begun {call} on its device, where all others wait in it", False)
+
+
+def _kind(c: Collective) -> str:
+    return f"{c.call} ({c.tensors})" if c.tensors and c.call in _LIKE_TENSORS else c.call
+
+
+def _place(c: Collective) -> Collective:
+    """The same for all ranks that wait for the same."""
+    like = c.call in _LIKE_TENSORS
+    return replace(
+        c, ranks=(), state="scheduled", tensors=c.tensors if like else "", number=0 if c.pairwise else c.number
+    )
+
+
+def _newest(calls: Iterable[Collective]) -> Collective:
+    return max((c for c in calls if c.waits), key=lambda c: (not c.pairwise, 0 if c.pairwise else c.number, c.group))
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks, _MOST_NAMED)}"

@@ -1,1 +1,0 @@
-"""Says where ranks stand, which one stands elsewhere, which works longest."""
