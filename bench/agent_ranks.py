@@ -20,7 +20,7 @@ from typing import Any
 from bench.cores import spent_seconds
 from bench.holders import ACCOUNT, JOB
 from surefoot.flush.engine import Drain, DrainArena, DrainOptions, DrainWatcher
-from surefoot.flush.slots import SealedSave
+from surefoot.flush.state_machine import SealedSave
 from surefoot.format.layouts import Stream, TensorParts, build_layout
 from surefoot.geometry import Box
 from surefoot.memory_server.client import HolderClient

@@ -22,7 +22,7 @@ import numpy as np
 
 from bench.holders import free_port
 from surefoot.flush.engine import Drain, DrainArena, DrainWatcher
-from surefoot.flush.slots import SealedSave
+from surefoot.flush.state_machine import SealedSave
 from surefoot.format.layouts import Stream, TensorParts, build_layout
 from surefoot.geometry import Box
 from surefoot.linux_process import cpu_seconds

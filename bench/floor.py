@@ -15,7 +15,7 @@ from contextlib import ExitStack
 
 from xxhash import xxh3_64_intdigest
 
-from surefoot.memory_server.nearby import limit_under_way
+from surefoot.memory_server.connection import limit_under_way
 from surefoot.protocol.checkpoints.records import CHUNK_BYTES
 
 COPIES = 2

@@ -28,7 +28,7 @@ from support.servers.redis_server import (
     tls_files,
     wire_of,
 )
-from surefoot.memory_server import keys
+from surefoot.memory_server import scripts
 from surefoot.memory_server.server_process import HolderServer
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, RankSave
@@ -47,7 +47,9 @@ def holder(server: HolderServer, number: int, of: int, ranks: int) -> list[SaveS
     manifest = replace(sample(RankManifest), world=of * ranks, objects=())
     saves = [replace(manifest, save=RankSave(WANTED.epoch, step, rank)) for step in STEPS for rank in there]
     wire = wire_of(server, account("", ADMIN_PASSWORD))
-    wire.call("HSET", keys.index(job), *(text for m in saves for text in (keys.field(m.save), m.to_json())))
+    wire.call(
+        "HSET", scripts.index_key(job), *(text for m in saves for text in (scripts.index_field(m.save), m.to_json()))
+    )
     wire.close()
     return holder_sources([endpoint(server, f"n{number}")], job, user, None, CALL_SECONDS)
 

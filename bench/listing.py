@@ -25,15 +25,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from surefoot.agent.addresses import begun
-from surefoot.agent.coordinator_client import CoordinatorClient
+from surefoot.agent.coordinator_client import CoordinatorClient, begun
 from surefoot.agent.coordinator_requests import CoordinatorRequests, SaveLocations
 from surefoot.format.layouts import Stream, build_layout
 from surefoot.format.manifests import describe
 from surefoot.protocol.identities import Checkpoint, RankSave, WorkerId
 from surefoot.protocol.messages import Heartbeat, Hello, ListPersistent, ToAgent
 from surefoot.settings import JobSettings, job_settings
-from surefoot.tiers import directory, manifest_lists, open_persistent
+from surefoot.tiers import object_store, open_persistent, persistent_records
 from surefoot.tiers.persistent import ObjectStoreTier
 from surefoot_operator.api.status import JobStatus, Member, World
 from surefoot_operator.coordinator import pending_requests
@@ -87,7 +86,7 @@ async def _delay(listener: socket.socket, port: int, seconds: float) -> None:
 def fill(folder: Path, job: JobSettings, checkpoints: int, ranks: int) -> list[float]:
     """Puts checkpoints there; the last rank of each is committed by the tier. Seconds of each such commit."""
     stream = Stream(build_layout([]))
-    store = directory.DirectoryStore(folder, begin=True)
+    store = object_store.DirectoryStore(folder, begin=True)
     seconds = []
     for number in range(1, checkpoints + 1):
         saves = [RankSave(1, 10 * number, rank) for rank in range(ranks)]
@@ -188,9 +187,11 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 cpu.append((time.process_time() - began) / 2)
                 first.append(one)
                 second.append(two)
-            tier = ObjectStoreTier(directory.DirectoryStore(objects), JOB)
+            tier = ObjectStoreTier(object_store.DirectoryStore(objects), JOB)
             for checkpoint in tier.seen():
-                (objects / f"{JOB}/{checkpoint.step}-{checkpoint.epoch}/{manifest_lists.NAME}").unlink()
+                (
+                    objects / f"{JOB}/{checkpoint.step}-{checkpoint.epoch}/{persistent_records.MANIFEST_LIST_NAME}"
+                ).unlink()
             assert tier.seen()[0] == Checkpoint(1, 10)
             (without,) = asyncio.run(listings(job, expected, 1))
     return {

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from support.saves import Saver, arrays
+from surefoot.flush.bandwidth import TokenBucket
 from surefoot.flush.engine import DrainOptions
-from surefoot.flush.token_bucket import TokenBucket
 from surefoot.memory_server import server_process
 from surefoot.memory_server.client import HolderClient
 from surefoot.memory_server.connection import Credentials

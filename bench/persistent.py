@@ -34,7 +34,7 @@ from bench.holders import JOB
 from bench.program import Program
 from bench.systems.dcp import join_world_of_one
 from bench.systems.surefoot import Surefoot
-from surefoot.flush.promoter import Promoted, Promoter
+from surefoot.flush.uploader import Promoted, Promoter
 from surefoot.memory_server.client import HolderClient
 from surefoot.memory_server.connection import account_of
 from surefoot.protocol.identities import RankSave

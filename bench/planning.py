@@ -30,11 +30,10 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from surefoot.checkpointer.saving import Saver
-from surefoot.format.digests import DIGEST_BYTES
-from surefoot.format.layouts import Stream, TensorParts, build_layout
+from surefoot.format.layouts import DIGEST_BYTES, Stream, TensorParts, build_layout
 from surefoot.format.manifests import describe
 from surefoot.geometry import Box
-from surefoot.geometry.shares import shard_box
+from surefoot.geometry.sharding import shard_box
 from surefoot.protocol.identities import RankSave
 from surefoot.restore.read_plan import Wanted, plan
 from surefoot.state import Program

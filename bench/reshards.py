@@ -38,7 +38,7 @@ from surefoot import Checkpointer
 from surefoot.checkpointer import restoring
 from surefoot.checkpointer.backends import connect_agent
 from surefoot.checkpointer.library_mode.in_process_backend import InProcessBackend, InProcessTargets
-from surefoot.geometry.shares import shard_box
+from surefoot.geometry.sharding import shard_box
 from surefoot.ipc.trainer_messages import Attached
 from surefoot.memory_server.client import HolderClient
 from surefoot.memory_server.connection import Credentials, Wire, account_of

@@ -13,12 +13,10 @@ from typing import Literal
 
 from surefoot.protocol.checkpoints.completeness import Covers, LeftOut
 from surefoot.protocol.checkpoints.records import RankManifest
-from surefoot.protocol.hangs import Collective
+from surefoot.protocol.hangs import Collective, RankPlace
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob, RankSave, WorkerId
-from surefoot.protocol.node_findings import NodeFinding
-from surefoot.protocol.progress import NOTHING_TOLD, Progress
-from surefoot.protocol.rank_pace import RankPace
-from surefoot.protocol.rank_places import RankPlace
+from surefoot.protocol.messages import NodeFinding
+from surefoot.protocol.progress import NOTHING_TOLD, Progress, RankPace
 from surefoot_operator.api.spec import Gang, TrainingJob
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.rejected_calls import RefusedCall

@@ -17,7 +17,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from surefoot.protocol.latency import BUCKETS_SECONDS
+from surefoot.protocol.timeouts import BUCKETS_SECONDS
 
 # ---- job series ------------------------------------------------------------------------------------------------------
 # Keeps the figures of many jobs in little memory. A series of prometheus-client is an object with a lock of its own,

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import os
 import signal
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -214,3 +215,22 @@ def reap_orphans(known: set[int]) -> None:
         if ended is None or ended.si_pid in known:
             return  # its owner collects it, and then this is called again
         os.waitpid(ended.si_pid, os.WNOHANG)
+
+
+# ---- sockets ---------------------------------------------------------------------------------------------------------
+# Opens Unix sockets at paths longer than the kernel's 107 bytes.
+
+LONGEST = 100
+
+
+@contextlib.contextmanager
+def reachable(path: Path) -> Iterator[str]:
+    """Yields a name of the socket short enough to bind or connect."""
+    if len(os.fsencode(path)) <= LONGEST:
+        yield str(path)
+        return
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from prometheus_client import Counter, Gauge, Histogram
 
 from surefoot.errors import ChunkMissing, Corrupt, Fenced, StagingRefused, SurefootError, TierFull, TierUnavailable
-from surefoot.protocol.latency import BUCKETS_SECONDS
+from surefoot.protocol.timeouts import BUCKETS_SECONDS
 
 checkpoint_seconds = Histogram(
     "surefoot_checkpoint_duration_seconds",

@@ -22,9 +22,7 @@ from surefoot.errors import TierError
 from surefoot.memory_server import server_process
 from surefoot.memory_server.provisioning import INSTANCE_DIGITS, HolderAdmin
 from surefoot.memory_server.server_process import HolderServer, TlsFiles
-from surefoot.memory_server.sidecar.companion_metrics import exposition
-from surefoot.memory_server.sidecar.memory_watch import Seen
-from surefoot.memory_server.sidecar.server_monitor import ServersWatch
+from surefoot.memory_server.sidecar.server_monitor import Seen, ServersWatch, exposition
 from surefoot.memory_server.sidecar.sidecar_settings import CompanionSettings
 
 SIZE = 40 << 20

@@ -10,7 +10,7 @@ import pytest
 
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.settings import JobSettings, PersistentSettings, job_environment
-from surefoot.tiers.open import open_persistent
+from surefoot.tiers.persistent import open_persistent
 from surefoot.tools import delete
 
 Answer = tuple[int, dict[str, object]]

@@ -11,7 +11,7 @@ import redis.exceptions
 
 from support.servers import redis_server
 from surefoot.errors import ConfigurationError, Fenced, TierError, TierUnavailable
-from surefoot.memory_server import HolderClient, keys, scripts, server_process
+from surefoot.memory_server import HolderClient, scripts, server_process
 from surefoot.memory_server.connection import Credentials
 from surefoot.memory_server.provisioning import HolderAdmin
 from surefoot.memory_server.server_process import HolderServer, ServerSettings
@@ -37,18 +37,18 @@ def admin(running: HolderServer) -> Iterator[HolderAdmin]:
 
 
 FORBIDDEN: list[tuple[Any, ...]] = [
-    ("GET", keys.fence(THEIRS)),
-    ("SET", keys.fence(THEIRS), "9"),
-    ("GETRANGE", keys.chunk(THEIRS, RankSave(1, 1, 0), 0), 0, 1),
-    ("UNLINK", keys.chunk(THEIRS, RankSave(1, 1, 0), 0)),
-    ("COPY", keys.chunk(THEIRS, RankSave(1, 1, 0), 0), keys.chunk(MINE, RankSave(1, 1, 0), 0)),
-    ("COPY", keys.chunk(MINE, RankSave(1, 1, 0), 0), keys.chunk(THEIRS, RankSave(1, 1, 0), 0)),
-    ("HGETALL", keys.index(THEIRS)),
+    ("GET", scripts.fence_key(THEIRS)),
+    ("SET", scripts.fence_key(THEIRS), "9"),
+    ("GETRANGE", scripts.chunk_key(THEIRS, RankSave(1, 1, 0), 0), 0, 1),
+    ("UNLINK", scripts.chunk_key(THEIRS, RankSave(1, 1, 0), 0)),
+    ("COPY", scripts.chunk_key(THEIRS, RankSave(1, 1, 0), 0), scripts.chunk_key(MINE, RankSave(1, 1, 0), 0)),
+    ("COPY", scripts.chunk_key(MINE, RankSave(1, 1, 0), 0), scripts.chunk_key(THEIRS, RankSave(1, 1, 0), 0)),
+    ("HGETALL", scripts.index_key(THEIRS)),
     ("SCAN", 0),
     ("KEYS", "*"),
     ("RANDOMKEY",),
     ("DBSIZE",),
-    ("EVAL", "return redis.call('GET', KEYS[1])", 1, keys.fence(THEIRS)),
+    ("EVAL", "return redis.call('GET', KEYS[1])", 1, scripts.fence_key(THEIRS)),
     ("EVAL", "return 1", 0),
     ("SCRIPT LOAD", "return 1"),
     ("SCRIPT FLUSH",),
@@ -57,8 +57,8 @@ FORBIDDEN: list[tuple[Any, ...]] = [
     ("ACL LIST",),
     ("CONFIG GET", "*"),
     ("FLUSHALL",),
-    ("DEL", keys.fence(MINE)),
-    ("RENAME", keys.fence(MINE), keys.fence(THEIRS)),
+    ("DEL", scripts.fence_key(MINE)),
+    ("RENAME", scripts.fence_key(MINE), scripts.fence_key(THEIRS)),
     ("SHUTDOWN",),
     ("MONITOR",),
     ("SELECT", 1),
@@ -76,7 +76,12 @@ def test_a_job_may_not(running: HolderServer, admin: HolderAdmin, command: tuple
 
 def test_scripts_do_not_reach_another_job_either(running: HolderServer, admin: HolderAdmin) -> None:
     wire = redis_server.wire_of(running, ME)
-    named = [keys.fence(THEIRS), keys.instance(THEIRS), keys.absent(THEIRS), keys.index(THEIRS)]
+    named = [
+        scripts.fence_key(THEIRS),
+        scripts.instance_key(THEIRS),
+        scripts.absent_key(THEIRS),
+        scripts.index_key(THEIRS),
+    ]
     with pytest.raises(redis.exceptions.ResponseError):
         wire.call("EVALSHA", scripts.SEAL.sha, len(named), *named, 99, running.instance)
     wire.close()
@@ -199,8 +204,8 @@ def test_a_run_that_a_former_operator_named_whole_keeps_its_name(running: Holder
     wire = redis_server.wire_of(running, redis_server.account("", running.settings.password))
     whole = wire.info("server")["run_id"]
     assert admin.instance_of(MINE) == admin.instance() == whole[: len(running.instance)] != whole
-    wire.call("SET", keys.instance(MINE), whole)
+    wire.call("SET", scripts.instance_key(MINE), whole)
     assert admin.instance_of(MINE) == admin.provision(MINE, ME, 1) == whole
-    wire.call("SET", keys.instance(MINE), whole[::-1])
+    wire.call("SET", scripts.instance_key(MINE), whole[::-1])
     assert admin.instance_of(MINE) == admin.provision(MINE, ME, 1) == running.instance, "another run's name is no name"
     wire.close()

@@ -14,10 +14,10 @@ import redis
 
 from support.servers import redis_server
 from surefoot.errors import OutOfBounds
-from surefoot.memory_server import Credentials, HolderClient, keys
+from surefoot.memory_server import Credentials, HolderClient, scripts
 from surefoot.memory_server.async_connection import HolderLine
+from surefoot.memory_server.client import FencedCalls
 from surefoot.memory_server.connection import Wire
-from surefoot.memory_server.fenced_calls import FencedCalls
 from surefoot.memory_server.provisioning import HolderAdmin
 from surefoot.memory_server.server_process import HolderServer
 from surefoot.protocol import bounds
@@ -67,7 +67,7 @@ def write_entries(wire: Wire, count: int, begin: int = 0) -> None:
             for step in range(first, min(first + 1000, begin + count))
             for word in (f"1:{step}:0", replace(MANIFEST, save=RankSave(1, step, 0)).to_json())
         ]
-        wire.call("HSET", keys.index(JOB), *entries)
+        wire.call("HSET", scripts.index_key(JOB), *entries)
 
 
 def test_an_index_of_too_many_entries_is_refused_unread(server: HolderServer, tenant: Wire, operator: Wire) -> None:
@@ -82,7 +82,7 @@ def test_an_index_of_too_many_entries_is_refused_unread(server: HolderServer, te
         operator.converse(calls.index(most_entries=10 * most))
 
 
-@pytest.mark.parametrize("key", [keys.fence(JOB), keys.watermark(JOB)])
+@pytest.mark.parametrize("key", [scripts.fence_key(JOB), scripts.watermark_key(JOB)])
 def test_keys_and_entries_that_are_too_long_are_refused_unread(
     server: HolderServer, tenant: Wire, operator: Wire, key: str
 ) -> None:
@@ -92,14 +92,16 @@ def test_keys_and_entries_that_are_too_long_are_refused_unread(
     with pytest.raises(OutOfBounds, match="length of"):
         operator.converse(calls.index(most_entries=9))
     tenant.call("SET", key, before)
-    tenant.call("HSET", keys.index(JOB), "1:1:1", b"x" * (2 * bounds.MAX_INDEX_BYTES))
+    tenant.call("HSET", scripts.index_key(JOB), "1:1:1", b"x" * (2 * bounds.MAX_INDEX_BYTES))
     with pytest.raises(OutOfBounds, match="bytes of the index"):
         operator.converse(calls.index(most_entries=9))
 
 
 def test_an_entry_that_breaks_a_bound_is_damaged_and_named(server: HolderServer, tenant: Wire, operator: Wire) -> None:
     calls = FencedCalls(redis_server.endpoint(server), JOB)
-    tenant.call("HSET", keys.index(JOB), "1:113:0", replace(MANIFEST, save=RankSave(1, 113, 0), world=10**9).to_json())
+    tenant.call(
+        "HSET", scripts.index_key(JOB), "1:113:0", replace(MANIFEST, save=RankSave(1, 113, 0), world=10**9).to_json()
+    )
     write_entries(tenant, 1, begin=5)
     index = operator.converse(calls.index(most_entries=99))
     assert [m.save.step for m in index.manifests] == [5]
@@ -111,7 +113,7 @@ def test_an_entry_that_breaks_a_bound_is_damaged_and_named(server: HolderServer,
 
 def test_a_layout_that_is_longer_than_any_is_not_read(server: HolderServer, tenant: Wire, operator: Wire) -> None:
     calls = FencedCalls(redis_server.endpoint(server), JOB)
-    tenant.call("SET", keys.layout(JOB, LAYOUT), b"[" * (bounds.MAX_LAYOUT_BYTES + (1 << 20)))
+    tenant.call("SET", scripts.layout_key(JOB, LAYOUT), b"[" * (bounds.MAX_LAYOUT_BYTES + (1 << 20)))
     with pytest.raises(OutOfBounds, match=f"layout {LAYOUT} is out of bounds: its length"):
         operator.converse(calls.read_layout(LAYOUT))
 
@@ -122,7 +124,7 @@ def test_leftovers_of_one_save_are_listed_in_a_time_that_grows_with_their_number
     save, count = RankSave(1, 5, 0), 40_000
     for first in range(0, count, 1000):
         for number in range(first, first + 1000):
-            tenant.ask("SET", keys.chunk(JOB, save, number), "")
+            tenant.ask("SET", scripts.chunk_key(JOB, save, number), "")
         for _ in range(1000):
             tenant.answer()
     begun = time.process_time()
@@ -133,12 +135,12 @@ def test_leftovers_of_one_save_are_listed_in_a_time_that_grows_with_their_number
 def test_a_save_of_many_chunks_is_dropped_in_calls_of_few_keys(server: HolderServer, tenant: Wire) -> None:
     client = HolderClient(redis_server.endpoint(server), JOB, ACCOUNT)
     save = RankSave(1, 5, 0)
-    tenant.call("HSET", keys.index(JOB), keys.field(save), replace(MANIFEST, save=save).to_json())
+    tenant.call("HSET", scripts.index_key(JOB), scripts.index_field(save), replace(MANIFEST, save=save).to_json())
     for number in (0, 1, 600, 1999):
         client.put_chunk(save, number, b"x")
     client.drop(save, 1, 2000)
     assert client.index().manifests == ()
-    assert [tenant.call("STRLEN", keys.chunk(JOB, save, n)) for n in (0, 1, 600, 1999)] == [0] * 4
+    assert [tenant.call("STRLEN", scripts.chunk_key(JOB, save, n)) for n in (0, 1, 600, 1999)] == [0] * 4
     client.close()
 
 

@@ -15,13 +15,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from support.servers import redis_server
 from surefoot.errors import ConfigurationError, TierUnavailable
-from surefoot.memory_server import Credentials, HolderClient, keys, server_process
+from surefoot.memory_server import Credentials, HolderClient, scripts, server_process
 from surefoot.memory_server.connection import Wire
-from surefoot.memory_server.filling import VALUE_BYTES
-from surefoot.memory_server.provisioning import HolderAdmin
+from surefoot.memory_server.provisioning import VALUE_BYTES, HolderAdmin
 from surefoot.memory_server.server_process import HolderServer
-from surefoot.memory_server.sidecar.companion_metrics import exposition
-from surefoot.memory_server.sidecar.memory_watch import Watch
+from surefoot.memory_server.sidecar.server_monitor import Watch, exposition
 from surefoot.memory_server.sidecar.sidecar_settings import CompanionSettings, companion_settings
 from surefoot.protocol.identities import RankSave
 
@@ -94,7 +92,7 @@ def test_a_new_server_s_memory_is_touched_and_free_again(
 def test_what_a_killed_companion_left_is_removed(running: HolderServer, admin: HolderAdmin, tmp_path: Path) -> None:
     wire = Wire("127.0.0.1", running.settings.port, Credentials("", redis_server.ADMIN_PASSWORD), 5.0)
     for number in range(40):
-        wire.call("SET", f"{keys.FILL}{number}", b"left")
+        wire.call("SET", f"{scripts.FILL_PREFIX}{number}", b"left")
     with watching(beside(running, tmp_path)) as watch:
         until(lambda: watch.seen.ready)
         assert watch.seen.filled_bytes > SIZE // 2, "its own leftovers are no job's"

@@ -11,8 +11,8 @@ import pytest
 
 from support.servers import redis_server
 from surefoot.errors import Fenced, TierUnavailable
-from surefoot.memory_server import HolderClient, keys, scripts
-from surefoot.memory_server.fenced_calls import FencedCalls
+from surefoot.memory_server import HolderClient, scripts
+from surefoot.memory_server.client import FencedCalls
 from surefoot.memory_server.provisioning import HolderAdmin
 from surefoot.memory_server.server_process import HolderServer
 from surefoot.protocol.checkpoints.records import RankManifest
@@ -109,13 +109,13 @@ def test_a_holder_that_restarts_behind_an_upgrade_serves_agents_of_before(
     client.put_digests(save, bytes(8))
     client.put_values(save, bytes(5))
     former = {script.name: script for script in scripts.FORMER}
-    data = keys.data_of(JOB, save, 2)
-    arguments = [keys.field(save), manifest(save).to_json(), "", 8, 5, 3, 2]
+    data = scripts.data_of(JOB, save, 2)
+    arguments = [scripts.index_field(save), manifest(save).to_json(), "", 8, 5, 3, 2]
 
     def run(*call: Any) -> Any:
         return client._wire.converse(client.calls._run(*call))
 
-    assert run(former["commit"], 1, [keys.layout(JOB, LAYOUT), *data], arguments)[0] == "ok"
+    assert run(former["commit"], 1, [scripts.layout_key(JOB, LAYOUT), *data], arguments)[0] == "ok"
     assert [m.save for m in client.index().manifests] == [save]
-    assert run(former["drop"], 1, data, [keys.field(save)])[0] == "ok"
+    assert run(former["drop"], 1, data, [scripts.index_field(save)])[0] == "ok"
     assert client.index().manifests == ()

@@ -19,7 +19,7 @@ from support.saves import arrays, put_save, split, stream_of
 from support.servers import redis_server
 from support.servers.memory_cgroup import MemoryCgroup, container_bytes, limited_to
 from surefoot.errors import TierError
-from surefoot.memory_server import Credentials, HolderClient, keys
+from surefoot.memory_server import Credentials, HolderClient, scripts
 from surefoot.memory_server.client import MAX_VALUE_BYTES
 from surefoot.memory_server.provisioning import HolderAdmin
 from surefoot.memory_server.server_process import CLIENT_BYTES, HolderServer
@@ -117,7 +117,7 @@ def _make_room(node: Node) -> None:
 
 
 def _key(index: int) -> bytes:
-    return keys.chunk(ATTACKER, SAVE, index).encode()
+    return scripts.chunk_key(ATTACKER, SAVE, index).encode()
 
 
 def _unread_replies(node: Node) -> list[socket.socket]:
@@ -150,7 +150,7 @@ def _longest_values_at_once(node: Node) -> list[socket.socket]:
     client = node.client(ATTACKER)
     client.put_values(RankSave(1, 20, 0), bytes(MAX_VALUE_BYTES))
     client.close()
-    name = keys.values(ATTACKER, RankSave(1, 20, 0)).encode()
+    name = scripts.values_key(ATTACKER, RankSave(1, 20, 0)).encode()
     lines = [node.attack() for _ in range(40)]
     for line in lines:
         send(line, command(b"GET", name))

@@ -15,7 +15,7 @@ import redis.exceptions
 from support.holder_model import HolderModel
 from support.servers import redis_server
 from surefoot.errors import AccessRefused, ChunkMissing, Fenced, HolderDamaged, TierError, TierFull, TierUnavailable
-from surefoot.memory_server import HolderClient, keys, scripts
+from surefoot.memory_server import HolderClient, scripts
 from surefoot.memory_server.connection import Wire
 from surefoot.memory_server.provisioning import HolderAdmin
 from surefoot.memory_server.server_process import HolderServer
@@ -80,23 +80,29 @@ class Pair:
         assert answer == self.model.put(key, value)
 
     def run(self, script: scripts.Script, epoch: int, instance: str, more_keys: list[str], arguments: list[Any]) -> Any:
-        named = [keys.fence(JOB), keys.instance(JOB), keys.absent(JOB), keys.index(JOB), *more_keys]
+        named = [
+            scripts.fence_key(JOB),
+            scripts.instance_key(JOB),
+            scripts.absent_key(JOB),
+            scripts.index_key(JOB),
+            *more_keys,
+        ]
         answer = self.wire.call("EVALSHA", script.sha, len(named), *named, epoch, instance, *arguments)
         return tuple(part.decode() for part in answer)
 
     def check_state(self) -> None:
-        found = self.wire.call("HGETALL", keys.index(JOB))
+        found = self.wire.call("HGETALL", scripts.index_key(JOB))
         index = {found[i].decode(): found[i + 1].decode() for i in range(0, len(found), 2)}
         assert index == self.model.index
-        assert self.wire.call("GET", keys.fence(JOB)) == str(self.model.fence).encode()
-        assert (self.wire.call("GET", keys.watermark(JOB)) or b"").decode() == self.model.watermark
-        own = (keys.fence(JOB), keys.instance(JOB), keys.index(JOB), keys.watermark(JOB))
+        assert self.wire.call("GET", scripts.fence_key(JOB)) == str(self.model.fence).encode()
+        assert (self.wire.call("GET", scripts.watermark_key(JOB)) or b"").decode() == self.model.watermark
+        own = (scripts.fence_key(JOB), scripts.instance_key(JOB), scripts.index_key(JOB), scripts.watermark_key(JOB))
         names = {name.decode() for name in self.wire.call("KEYS", f"sf:{JOB}:*")} - set(own)
         assert names == set(self.model.data)
 
 
 def run_provision(wire: Wire, instance: str, epoch: int) -> None:
-    named = [keys.fence(JOB), keys.instance(JOB), keys.absent(JOB)]
+    named = [scripts.fence_key(JOB), scripts.instance_key(JOB), scripts.absent_key(JOB)]
     for script in scripts.ALL:
         wire.call("SCRIPT LOAD", script.source)
     assert wire.call("EVALSHA", scripts.PROVISION.sha, len(named), *named, epoch, instance) == [b"ok"]
@@ -114,10 +120,10 @@ def test_random_calls_get_the_same_answers_from_server_and_model(wire: Wire, see
         save, epoch = draw.choice(saves), draw.choice((turn // 120, turn // 120, turn // 120 + draw.randint(-1, 1)))
         instance = "instance-2" if draw.random() < 0.05 else "instance-1"
         lengths = draw.choice(((3, 2), (3, 2), (3, 2), (4,)))
-        data = keys.data_of(JOB, save, len(lengths))
+        data = scripts.data_of(JOB, save, len(lengths))
         match draw.choice(("put", "put", "put", "put", "seal", "commit", "commit", "commit", "drop", "mark", "sweep")):
             case "put":
-                pair.put(keys.layout(JOB, LAYOUT), b"layout")
+                pair.put(scripts.layout_key(JOB, LAYOUT), b"layout")
                 for key, size in zip(data, (8, 5, *lengths), strict=True):
                     if draw.random() < 0.9:
                         pair.put(key, bytes(size))
@@ -127,19 +133,23 @@ def test_random_calls_get_the_same_answers_from_server_and_model(wire: Wire, see
                 record = manifest(save, draw.choice(("0" * 16, "0" * 16, "2" * 16)), lengths)
                 replaces = draw.choice(("", "", *pair.model.index.values()))
                 wanted = dict(zip(data, (8, 5, *lengths), strict=True))
-                arguments = [keys.field(save), record.to_json(), replaces, *wanted.values()]
-                answer = pair.run(scripts.COMMIT, epoch, instance, [keys.layout(JOB, LAYOUT), *wanted], arguments)
+                arguments = [scripts.index_field(save), record.to_json(), replaces, *wanted.values()]
+                answer = pair.run(
+                    scripts.COMMIT, epoch, instance, [scripts.layout_key(JOB, LAYOUT), *wanted], arguments
+                )
                 model = pair.model.commit(record, epoch, instance, wanted, replaces)
                 assert answer == model
             case "drop":
-                answer = pair.run(scripts.DROP, epoch, instance, data, [keys.field(save)])
+                answer = pair.run(scripts.DROP, epoch, instance, data, [scripts.index_field(save)])
                 assert answer == pair.model.drop(save, epoch, instance, len(lengths))
             case "sweep":
                 found = draw.sample(data, draw.randint(0, len(data)))
-                answer = pair.run(scripts.SWEEP, epoch, instance, found, [keys.field(save)])
+                answer = pair.run(scripts.SWEEP, epoch, instance, found, [scripts.index_field(save)])
                 assert answer == pair.model.sweep(save, epoch, instance, found)
             case "mark":
-                answer = pair.run(scripts.MARK, epoch, instance, [keys.watermark(JOB)], [f"{save.epoch}:{save.step}"])
+                answer = pair.run(
+                    scripts.MARK, epoch, instance, [scripts.watermark_key(JOB)], [f"{save.epoch}:{save.step}"]
+                )
                 assert answer == pair.model.mark(f"{save.epoch}:{save.step}", epoch, instance)
         if turn % 20 == 0:
             pair.check_state()
@@ -214,14 +224,14 @@ def test_a_damaged_index_entry_is_named_and_healed_by_committing_again(client: H
         client.commit(each, 1, (3, 2))
     dirty = bytearray(record.to_json().encode())
     dirty[dirty.index(b'"world":2') + 8] = ord("3")
-    wire.call("HSET", keys.index(JOB), "1:10:0", bytes(dirty))
+    wire.call("HSET", scripts.index_key(JOB), "1:10:0", bytes(dirty))
     index = client.index()
     assert index.manifests == (other,)
     assert len(index.damaged) == 1
     assert "index entry 1:10:0" in index.damaged[0]
     client.commit(record, 1, (3, 2))
     assert client.index().manifests == (record, other)
-    wire.call("HSET", keys.index(JOB), "1:10:1", record.to_json())
+    wire.call("HSET", scripts.index_key(JOB), "1:10:1", record.to_json())
     assert len(client.index().damaged) == 1, "an entry under another's name is damaged too"
 
 
@@ -293,8 +303,8 @@ def test_a_fence_that_is_none_is_a_named_fault_of_that_holder(
     client: HolderClient, admin: HolderAdmin, wire: Wire, junk: tuple[str | bytes, ...]
 ) -> None:
     command, *values = junk
-    wire.call("DEL", keys.fence(JOB))
-    wire.call(command, keys.fence(JOB), *values)
+    wire.call("DEL", scripts.fence_key(JOB))
+    wire.call(command, scripts.fence_key(JOB), *values)
     save = RankSave(1, 10, 0)
     for call in (
         client.index,
@@ -309,7 +319,7 @@ def test_a_fence_that_is_none_is_a_named_fault_of_that_holder(
 
 
 def test_a_watermark_that_is_none_is_named_and_hides_nothing_else(client: HolderClient, wire: Wire) -> None:
-    wire.call("SET", keys.watermark(JOB), b"\xffjunk:x")
+    wire.call("SET", scripts.watermark_key(JOB), b"\xffjunk:x")
     index = client.index()
     assert (index.watermark, len(index.damaged)) == (None, 1)
     assert index.damaged[0].endswith("watermark")
@@ -318,14 +328,14 @@ def test_a_watermark_that_is_none_is_named_and_hides_nothing_else(client: Holder
 
 
 def test_an_index_and_keys_of_another_type_are_named(client: HolderClient, admin: HolderAdmin, wire: Wire) -> None:
-    wire.call("SET", keys.index(JOB), "junk")
+    wire.call("SET", scripts.index_key(JOB), "junk")
     with pytest.raises(HolderDamaged, match="another type"):
         client.index()
-    wire.call("RPUSH", keys.layout(JOB, LAYOUT), "junk")
+    wire.call("RPUSH", scripts.layout_key(JOB, LAYOUT), "junk")
     with pytest.raises(HolderDamaged, match="another type"):
         client.read_layout(LAYOUT)
-    wire.call("DEL", keys.index(JOB))
-    wire.call("SET", keys.of_job(JOB).encode() + b"\xff\xfe:c0", "junk")
+    wire.call("DEL", scripts.index_key(JOB))
+    wire.call("SET", scripts.of_job(JOB).encode() + b"\xff\xfe:c0", "junk")
     assert admin.unindexed(JOB) == {}, "a key whose name is no text is none of ours"
 
 
@@ -341,8 +351,8 @@ def test_of_one_checkpoint_only_its_own_entries_are_parsed(
     monkeypatch.setattr(RankManifest, "from_json", lambda text: parsed.append(text) or parse(text))
     assert [m.save for m in client.manifests_of(Checkpoint(1, 4))] == saves[:3]
     assert len(parsed) == 3
-    wire.call("HSET", keys.index(JOB), keys.field(saves[1]), "spoiled")
-    wire.call("HSET", keys.index(JOB), keys.field(saves[4]), "spoiled")
+    wire.call("HSET", scripts.index_key(JOB), scripts.index_field(saves[1]), "spoiled")
+    wire.call("HSET", scripts.index_key(JOB), scripts.index_field(saves[4]), "spoiled")
     assert [m.save for m in client.manifests_of(Checkpoint(1, 4))] == [saves[0], saves[2]]
     assert len(client.damaged()) == 1, "that of another checkpoint is not its affair"
     assert client.damaged()[0].endswith(" 1:4:1")

@@ -15,7 +15,7 @@ from support.servers.certificates import authority
 from surefoot.errors import AccessRefused, ConfigurationError, TierUnavailable
 from surefoot.memory_server import Credentials, HolderClient
 from surefoot.memory_server.server_process import HolderServer
-from surefoot.memory_server.sidecar.memory_watch import Watch
+from surefoot.memory_server.sidecar.server_monitor import Watch
 from surefoot.memory_server.sidecar.sidecar_settings import CompanionSettings
 from surefoot.protocol.codec import Codec
 from surefoot.protocol.identities import HolderEndpoint, HolderId

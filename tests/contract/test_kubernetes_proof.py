@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from support.servers.job_server import JobServer, fabric_of
-from surefoot.protocol.checkpoints.lineage import LineageEntry
+from surefoot.protocol.checkpoints.completeness import LineageEntry
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.api.status_json import status_to_json
 from surefoot_operator.errors import FabricError

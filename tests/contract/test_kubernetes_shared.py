@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from support.servers.job_server import JobServer, fabric_of
-from surefoot.protocol.checkpoints.lineage import LineageEntry
+from surefoot.protocol.checkpoints.completeness import LineageEntry
 from surefoot_operator import metrics
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.api.status_json import status_to_json

@@ -10,8 +10,8 @@ import pytest
 
 from surefoot.errors import TierUnavailable
 from surefoot.settings import PersistentSettings
-from surefoot.tiers.directory import DirectoryStore
-from surefoot.tiers.open import open_store
+from surefoot.tiers.object_store import DirectoryStore
+from surefoot.tiers.persistent import open_store
 from surefoot.tools import check_tier
 from surefoot_operator.api.spec import PersistentTierSpec
 from surefoot_operator.cli.doctor import probed

@@ -19,7 +19,7 @@ from surefoot.geometry import Box
 from surefoot.memory_server import HolderClient
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, RankSave
 from surefoot.restore.catalogue import holder_sources, read_catalogue
-from surefoot.restore.placer import Destination
+from surefoot.restore.fetch import Destination
 from surefoot.restore.reader import CheckpointReader, ReadOptions
 
 JOB, ACCOUNT = "many", redis_server.account("user-many", "a password")

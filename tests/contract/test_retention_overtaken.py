@@ -6,13 +6,13 @@ from contextlib import closing
 from pathlib import Path
 
 from surefoot.checkpointer.library_mode.other_writers import WriterMark, WriterWatch
-from surefoot.flush.retention_thread import RetentionThread
+from surefoot.flush.garbage_collection import RetentionThread
 from surefoot.format.layouts import Stream, build_layout
 from surefoot.format.manifests import describe
-from surefoot.protocol.checkpoints.lineage import LineageEntry
+from surefoot.protocol.checkpoints.completeness import LineageEntry
 from surefoot.protocol.identities import RankSave
 from surefoot.tiers import ObjectStoreTier
-from surefoot.tiers.directory import DirectoryStore
+from surefoot.tiers.object_store import DirectoryStore
 
 LINEAGE = (LineageEntry(1, None, 1),)
 

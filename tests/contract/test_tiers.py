@@ -13,8 +13,7 @@ import pytest
 from support.servers import redis_server, s3_server
 from support.servers.s3_server import S3Server
 from surefoot.errors import ChunkMissing, TierError
-from surefoot.format.digests import block_digests
-from surefoot.format.layouts import Stream, TensorParts, build_layout
+from surefoot.format.layouts import Stream, TensorParts, block_digests, build_layout
 from surefoot.format.manifests import describe
 from surefoot.geometry.box import Box
 from surefoot.memory_server.client import HolderClient

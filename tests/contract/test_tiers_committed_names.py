@@ -9,12 +9,13 @@ import pytest
 from support.fakes.fake_tiers import MemoryPlace
 from support.saves import arrays, put_save, split, stream_of
 from surefoot.errors import SaveExists
-from surefoot.flush.token_bucket import TokenBucket
+from surefoot.flush.bandwidth import TokenBucket
 from surefoot.flush.uploader import copy_save
 from surefoot.format.layouts import Stream
 from surefoot.protocol.identities import RankSave
 from surefoot.settings import PersistentSettings
-from surefoot.tiers import ObjectStoreTier, Tier, open_persistent, verified
+from surefoot.tiers import ObjectStoreTier, Tier, open_persistent
+from surefoot.tiers import tier as verified
 
 SAVE = RankSave(6, 100, 0)
 SHAPES: dict[str, tuple[int, ...]] = {"weight": (300, 70), "bias": (70,)}
@@ -159,7 +160,7 @@ def test_a_damaged_chunk_takes_back_its_own_bytes_alone(tier: ObjectStoreTier, s
 def test_a_damaged_manifest_is_known_by_the_checkpoints_list(
     tier: ObjectStoreTier, settings: PersistentSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("surefoot.tiers.manifest_lists.LEAST_RANKS", 1)
+    monkeypatch.setattr("surefoot.tiers.persistent_records.MIN_MANIFEST_LIST_RANKS", 1)
     copy(100, settings)
     text = tier._store.read("job-1/100-6/rank-0.json")
     tier._store.put("job-1/100-6/rank-0.json", text.replace(b'"world":1', b'"world":2'))

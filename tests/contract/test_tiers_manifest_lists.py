@@ -8,13 +8,13 @@ import pytest
 
 from surefoot import metrics
 from surefoot.errors import TierUnavailable
-from surefoot.flush.survey import survey
+from surefoot.flush.garbage_collection import survey
 from surefoot.format.layouts import Stream, build_layout
 from surefoot.format.manifests import describe
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.tiers import ObjectStoreTier
-from surefoot.tools.byte_progress import ByteProgress
+from surefoot.tools.rank_streams import ByteProgress
 from surefoot.tools.verify import describe as describe_checkpoint
 
 WORLD = 12

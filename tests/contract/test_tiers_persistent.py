@@ -26,9 +26,9 @@ from surefoot.geometry import Box
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.settings import PersistentSettings
-from surefoot.tiers import ObjectStoreTier, directory, open_persistent
-from surefoot.tiers.bodies import Body
+from surefoot.tiers import ObjectStoreTier, object_store, open_persistent
 from surefoot.tiers.s3 import S3Store
+from surefoot.tiers.tier import Body
 
 
 def save_one(tier: ObjectStoreTier, save: RankSave) -> RankManifest:
@@ -294,7 +294,7 @@ def test_a_full_disk_is_full_and_leaves_nothing_half_written(tmp_path: Path, mon
         path.write_bytes(bytes(pieces[0])[:3])
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(directory, "_write_all", half)
+    monkeypatch.setattr(object_store, "_write_all", half)
     with pytest.raises(TierFull, match="No space left on device: make room"):
         tier.put_part(save, 0, [memoryview(b"123456")])
     assert os.listdir(root / "job-1" / "20-1" / "rank-0") == ["values"]
@@ -357,16 +357,16 @@ def test_what_is_removed_while_it_is_listed_makes_nothing_silent(
     tier = open_persistent(PersistentSettings(uri=tmp_path.as_uri()), "job-1")
     for step in (10, 20):
         save_one(tier, RankSave(1, step, 0))
-    listed = directory.DirectoryStore._entries
+    listed = object_store.DirectoryStore._entries
 
-    def overtaken(store: directory.DirectoryStore, folder: str) -> list[os.DirEntry[str]]:
+    def overtaken(store: object_store.DirectoryStore, folder: str) -> list[os.DirEntry[str]]:
         entries = listed(store, folder)
         for entry in entries:
             if "10-1" in folder and entry.is_file():
                 os.unlink(entry.path)
         return entries
 
-    monkeypatch.setattr(directory.DirectoryStore, "_entries", overtaken)
+    monkeypatch.setattr(object_store.DirectoryStore, "_entries", overtaken)
     assert [manifest.save.step for manifest in tier.manifests()] == [20]
 
 

@@ -19,8 +19,8 @@ from surefoot import metrics
 from surefoot.errors import TierUnavailable
 from surefoot.protocol.identities import RankSave
 from surefoot.settings import PersistentSettings
-from surefoot.tiers import ObjectStoreTier, open_persistent, s3, s3_uploads
-from surefoot.tiers.bodies import Body
+from surefoot.tiers import ObjectStoreTier, open_persistent, s3
+from surefoot.tiers.tier import Body
 
 SAVE = RankSave(1, 20, 0)
 UNSIGNED = "UNSIGNED-PAYLOAD"
@@ -71,7 +71,7 @@ MAKE = s3.client_of
 def spied(monkeypatch: pytest.MonkeyPatch) -> Spied:
     one = Spied()
     monkeypatch.setattr(s3, "client_of", one.client_of)
-    monkeypatch.setattr(s3_uploads, "_signing", set())
+    monkeypatch.setattr(s3, "_signing", set())
     return one
 
 

@@ -15,9 +15,7 @@ from torch.distributed.checkpoint import _storage_utils, filesystem
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.testing._internal import common_distributed
 
-from surefoot.integrations.common import options_of
-from surefoot.integrations.dcp import Writer
-from surefoot.integrations.storage_reader import Reader
+from surefoot.integrations.dcp import Reader, Writer, options_of
 
 
 class PathWriter(Writer):

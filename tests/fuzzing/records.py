@@ -20,15 +20,20 @@ from surefoot.checkpointer.library_mode.epoch_records import parse_records
 from surefoot.errors import ProtocolError, StateMismatch
 from surefoot.format.layouts import Stream
 from surefoot.format.values import decode_values
-from surefoot.memory_server import keys
+from surefoot.memory_server import scripts
 from surefoot.protocol import wire
-from surefoot.protocol.checkpoints.completeness import TierReading, complete, copies_of, layouts_to_check
-from surefoot.protocol.checkpoints.coverage import uncovered
-from surefoot.protocol.checkpoints.lineage import LineageEntry
+from surefoot.protocol.checkpoints.completeness import (
+    LineageEntry,
+    TierReading,
+    complete,
+    copies_of,
+    layouts_to_check,
+    uncovered,
+)
 from surefoot.protocol.checkpoints.records import Layout, Piece, RankManifest, TensorLayout
 from surefoot.protocol.identities import HolderId, RankSave
 from surefoot.protocol.messages import Exited, Heartbeat, Listing
-from surefoot.tiers import manifest_lists, newest
+from surefoot.tiers import persistent_records
 
 LIMIT_BYTES = 1 << 30
 """Beyond what the interpreter has when it begins."""
@@ -70,8 +75,8 @@ def use_manifest(draw: random.Random) -> None:
     layouts_to_check(reading)
     complete(reading, (LineageEntry(read.save.epoch, None, 1),), read.save.epoch, frozenset(), {})
     copies_of(read.save.checkpoint, reading, {})
-    keys.data_of("job", read.save, read.chunks)
-    newest.of([read])
+    scripts.data_of("job", read.save, read.chunks)
+    persistent_records.newest_manifests([read])
 
 
 def use_layout(draw: random.Random) -> None:
@@ -86,12 +91,16 @@ def use_layout(draw: random.Random) -> None:
 
 
 def use_newest(draw: random.Random) -> None:
-    newest.read(text_of(spoiled(draw, {"format": 1, "epoch": 1, "step": 5, "world": 7})).encode())
+    persistent_records.read_newest_record(
+        text_of(spoiled(draw, {"format": 1, "epoch": 1, "step": 5, "world": 7})).encode()
+    )
 
 
 def use_manifest_list(draw: random.Random) -> None:
-    first, _, rest = manifest_lists.text_of([MANIFEST]).partition(b"\n")
-    manifest_lists.read(text_of(spoiled(draw, json.loads(first))).encode() + b"\n" + rest, MANIFEST.save.checkpoint)
+    first, _, rest = persistent_records.manifest_list_text([MANIFEST]).partition(b"\n")
+    persistent_records.read_manifest_list(
+        text_of(spoiled(draw, json.loads(first))).encode() + b"\n" + rest, MANIFEST.save.checkpoint
+    )
 
 
 def use_epoch_record(draw: random.Random) -> None:

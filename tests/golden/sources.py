@@ -7,16 +7,16 @@ from __future__ import annotations
 from surefoot import metrics as worker_metrics
 from surefoot.format.values import decode_values, encode_values
 from surefoot.ipc import trainer_messages
-from surefoot.memory_server import keys, scripts
+from surefoot.memory_server import scripts
 from surefoot.memory_server.scripts import Script
-from surefoot.memory_server.sidecar.companion_metrics import exposition as companion_exposition
-from surefoot.memory_server.sidecar.memory_watch import Seen as CompanionSeen
+from surefoot.memory_server.sidecar.server_monitor import Seen as CompanionSeen
+from surefoot.memory_server.sidecar.server_monitor import exposition as companion_exposition
 from surefoot.protocol import wire
 from surefoot.protocol.checkpoints.records import Layout, RankManifest
 from surefoot.protocol.identities import RankSave
 from surefoot.protocol.messages import Notice
 from surefoot.settings import PersistentSettings
-from surefoot.tiers.open import open_persistent
+from surefoot.tiers.persistent import open_persistent
 from surefoot_operator import metrics as operator_metrics
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.status import Condition, JobStatus, stamp

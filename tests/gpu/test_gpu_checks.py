@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from support.device_work import keep_busy
 from surefoot.agent.health.gpu_checks import GpuCheck
-from surefoot.ipc.flight_recorder import answer
+from surefoot.ipc.agent_client import describe_collectives
 from surefoot.node_tests.compute_tests import operands, try_gpus
 from surefoot.protocol.hangs import Collective
 
@@ -45,7 +45,7 @@ def test_nvml_answers_every_question_and_finds_nothing_on_a_card_that_is_well() 
 
 
 def latest(call: str) -> Collective:
-    told = answer(0, 1)
+    told = describe_collectives(0, 1)
     assert told.why == ""
     return next(one for one in told.collectives if one.call == call)
 

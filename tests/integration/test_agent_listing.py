@@ -10,7 +10,7 @@ import pytest
 from support.fakes.asked_chores import answers
 from surefoot.agent import coordinator_requests as chores
 from surefoot.errors import TierFull
-from surefoot.flush.survey import survey
+from surefoot.flush.garbage_collection import survey
 from surefoot.format.layouts import Stream, build_layout
 from surefoot.format.manifests import describe
 from surefoot.protocol.identities import OlderJob, RankSave

@@ -18,7 +18,7 @@ from support.machine_speed import scaled
 from surefoot import metrics
 from surefoot.agent import coordinator_requests as chores
 from surefoot.ipc import trainer_messages as line
-from surefoot.ipc.framing import framed
+from surefoot.ipc.trainer_messages import framed
 from surefoot.ipc.trainer_server import TrainerServer
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
 from surefoot.protocol.messages import (

@@ -26,7 +26,6 @@ from surefoot.memory_server.client import HolderClient
 from surefoot.memory_server.connection import Credentials
 from surefoot.memory_server.provisioning import HolderAdmin
 from surefoot.protocol.checkpoints.records import RankManifest
-from surefoot.protocol.holders_wanted import HoldersWanted
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
 from surefoot.protocol.messages import (
     Assign,
@@ -34,9 +33,12 @@ from surefoot.protocol.messages import (
     Exited,
     Finished,
     Heartbeat,
+    HolderReading,
     Holders,
+    HoldersWanted,
     Listing,
     ListPersistent,
+    LookAtHolders,
     Notice,
     Persisted,
     PersistentDropped,
@@ -44,11 +46,11 @@ from surefoot.protocol.messages import (
     Repaired,
     RepairSave,
     Retire,
+    Sighting,
     Stop,
     Stopped,
     StoreReady,
 )
-from surefoot.protocol.sighting_messages import HolderReading, LookAtHolders, Sighting
 from surefoot_operator.platforms.local.node_process import free_port
 
 SAVER = str(Path(__file__).parents[1] / "support" / "programs" / "saving_trainer.py")

@@ -11,8 +11,8 @@ import pytest
 
 from support.saves import Saver, arrays
 from support.servers import redis_server
+from surefoot.flush.bandwidth import TokenBucket
 from surefoot.flush.engine import DrainOptions
-from surefoot.flush.token_bucket import TokenBucket
 from surefoot.memory_server.client import HolderClient
 from surefoot.memory_server.connection import Credentials
 from surefoot.memory_server.provisioning import HolderAdmin

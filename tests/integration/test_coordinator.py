@@ -13,8 +13,7 @@ import aiohttp
 import pytest
 
 from support.fakes.fake_agent import FakeAgent, hello, until
-from surefoot.agent.addresses import begun
-from surefoot.agent.coordinator_client import CoordinatorClient
+from surefoot.agent.coordinator_client import CoordinatorClient, begun
 from surefoot.protocol.identities import Checkpoint, WorkerId
 from surefoot.protocol.messages import (
     Assign,

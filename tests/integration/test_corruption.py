@@ -14,11 +14,11 @@ import pytest
 from support.saves import Saver, arrays
 from support.servers import redis_server
 from surefoot.errors import TierUnavailable, Unreadable
-from surefoot.flush.token_bucket import TokenBucket
+from surefoot.flush.bandwidth import TokenBucket
 from surefoot.flush.uploader import copy_save
 from surefoot.format.layouts import Stream
 from surefoot.geometry import Box
-from surefoot.memory_server import keys
+from surefoot.memory_server import scripts
 from surefoot.memory_server.client import HolderClient
 from surefoot.memory_server.connection import Credentials, Wire
 from surefoot.memory_server.provisioning import HolderAdmin
@@ -96,10 +96,10 @@ class Stored:
         endpoint = next(e for h, e in self.endpoints.items() if h.node == place)
         wire = Wire(endpoint.host, endpoint.port, Credentials("", redis_server.ADMIN_PASSWORD), 1.0)
         if part == "index entry":
-            name = keys.field(SAVE)
-            text = bytearray(wire.call("HGET", keys.index(self.job), name))
+            name = scripts.index_field(SAVE)
+            text = bytearray(wire.call("HGET", scripts.index_key(self.job), name))
             text[len(text) // 2] ^= 1
-            wire.call("HSET", keys.index(self.job), name, bytes(text))
+            wire.call("HSET", scripts.index_key(self.job), name, bytes(text))
         else:
             data = bytearray(wire.call("GET", self._key(part)))
             data[len(data) // 2] ^= 1
@@ -128,12 +128,12 @@ class Stored:
     def _key(self, part: str) -> str:
         match part.split():
             case ["chunk", number]:
-                return keys.chunk(self.job, SAVE, int(number))
+                return scripts.chunk_key(self.job, SAVE, int(number))
             case ["layout"]:
-                return keys.layout(self.job, self.stream.digest)
+                return scripts.layout_key(self.job, self.stream.digest)
             case ["values"]:
-                return keys.values(self.job, SAVE)
-        return keys.digests(self.job, SAVE)
+                return scripts.values_key(self.job, SAVE)
+        return scripts.digests_key(self.job, SAVE)
 
     def _paths(self, part: str) -> list[Path]:
         """Every file that has it: a layout is there twice."""

@@ -21,9 +21,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from support.gloo_world import ended, started
 from surefoot import Checkpointer
 from surefoot.errors import TierError
-from surefoot.integrations.common import step_of
-from surefoot.integrations.dcp import Writer
-from surefoot.integrations.storage_reader import Reader
+from surefoot.integrations.dcp import Reader, Writer, step_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is (unavailable|disabled).*")
 

@@ -14,18 +14,16 @@ from support.servers import holder_pair, redis_server
 from support.servers.holder_pair import HolderPair
 from surefoot.checkpointer.library_mode.in_process_backend import PERSISTENT, InProcessBackend, InProcessTargets
 from surefoot.errors import TierFull, TierUnavailable
+from surefoot.flush.bandwidth import TokenBucket
 from surefoot.flush.engine import DrainOptions
-from surefoot.flush.garbage_collection import GcScope, collect_garbage
-from surefoot.flush.promoter import Promoted, Promoter, PromotionOptions, drop_persistent
-from surefoot.flush.retention_thread import RetentionThread
-from surefoot.flush.slots import RetryLimits
-from surefoot.flush.token_bucket import TokenBucket
-from surefoot.flush.uploader import copy_save, repair
+from surefoot.flush.garbage_collection import GcScope, RetentionThread, collect_garbage
+from surefoot.flush.state_machine import RetryLimits
+from surefoot.flush.uploader import Promoted, Promoter, PromotionOptions, copy_save, drop_persistent, repair
 from surefoot.ipc.trainer_messages import Attached, Staged
 from surefoot.memory_server.client import HolderClient
 from surefoot.memory_server.connection import Credentials
 from surefoot.memory_server.provisioning import HolderAdmin
-from surefoot.protocol.checkpoints.lineage import LineageEntry
+from surefoot.protocol.checkpoints.completeness import LineageEntry
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
 from surefoot.settings import PersistentSettings
 from surefoot.tiers import open_persistent

@@ -11,7 +11,7 @@ from support.fakes.fake_tiers import MemoryPlace, no_hook
 from support.saves import Saver, arrays
 from surefoot.errors import TierFull, TierUnavailable
 from surefoot.flush.engine import DrainOptions
-from surefoot.flush.slots import RetryLimits, SealedSave
+from surefoot.flush.state_machine import RetryLimits, SealedSave
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
 
 A, B, C = (HolderId(f"node-{name}", "1") for name in "abc")

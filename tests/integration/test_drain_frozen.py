@@ -14,13 +14,14 @@ from support.saves import Arrays, Saver, arrays, split, stream_of
 from support.servers import holder_pair, redis_server
 from support.servers.holder_pair import HolderPair
 from surefoot.flush.engine import DrainOptions
-from surefoot.flush.promoter import Promoted, Promoter, PromotionOptions
-from surefoot.flush.slots import RetryLimits
+from surefoot.flush.state_machine import RetryLimits
+from surefoot.flush.uploader import Promoted, Promoter, PromotionOptions
 from surefoot.memory_server.client import HolderClient
 from surefoot.memory_server.connection import Credentials, Wire
 from surefoot.protocol.identities import HolderEndpoint, RankSave
 from surefoot.settings import PersistentSettings
-from surefoot.tiers import Tier, open_persistent, verified
+from surefoot.tiers import Tier, open_persistent
+from surefoot.tiers import tier as verified
 
 FAST = DrainOptions(RetryLimits(attempts=3, retry_seconds=0.01, homeless_seconds=0.3))
 FROZEN = {f"w{i}": (300, 70) for i in range(9)}

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 
 from support.same_state import assert_same
 from surefoot import Checkpointer
-from surefoot.tools import exporting, importing, stream_copy
+from surefoot.tools import exporting, importing, rank_streams
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.cli.main import main
 
@@ -29,7 +29,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in [n for n in os.environ if n.startswith("SUREFOOT_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("SUREFOOT_PERSISTENT_URI", (tmp_path / "kept").as_uri())
-    monkeypatch.setattr(stream_copy, "BAND_BYTES", 4096)  # many bands, also of a small model
+    monkeypatch.setattr(rank_streams, "BAND_BYTES", 4096)  # many bands, also of a small model
     return tmp_path / "kept"
 
 

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from surefoot.agent.agent_state import AgentState, LocalRank
 from surefoot.agent.metrics_server import Exporter
-from surefoot.agent.save_progress import SaveTracker
+from surefoot.agent.staging_memory import SaveTracker
 from surefoot.ipc.metric_deltas import MetricSums
 from surefoot.protocol.progress import Progress
 from surefoot.settings import AgentSettings, JobSettings

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from surefoot.ipc.agent_client import AgentBackend
-from surefoot.ipc.framing import Unframer
-from surefoot.launcher.command import LaunchProgram
-from surefoot.launcher.job_program import run_program
+from surefoot.ipc.trainer_messages import Unframer
+from surefoot.launcher.job_program import LaunchProgram, run_program
 
 TRAINER = Path(__file__).parents[1] / "support" / "programs" / "forking_trainer.py"
 

@@ -16,12 +16,11 @@ import pytest
 from support.samples import sample
 from support.servers import redis_server
 from support.servers.redis_server import BY_SOCKET, OVER_TLS, account, admin_of, endpoint, of_kind, wire_of, with_socket
-from surefoot.memory_server import Credentials, keys
+from surefoot.memory_server import Credentials, scripts
 from surefoot.memory_server.server_process import HolderServer
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, RankSave
-from surefoot.restore.catalogue import SaveSource, holder_sources, read_catalogue
-from surefoot.restore.holder_indexes import AT_ONCE
+from surefoot.restore.catalogue import INDEXES_AT_ONCE, SaveSource, holder_sources, read_catalogue
 
 JOB = "job"
 WANTED = Checkpoint(2, 20)
@@ -48,7 +47,7 @@ def manifest(step: int, rank: int) -> RankManifest:
 def store(server: HolderServer, *saves: RankManifest, text: str = "") -> None:
     wire = wire_of(server, account("", redis_server.ADMIN_PASSWORD))
     for one in saves:
-        wire.call("HSET", keys.index(JOB), keys.field(one.save), text or one.to_json())
+        wire.call("HSET", scripts.index_key(JOB), scripts.index_field(one.save), text or one.to_json())
     wire.close()
 
 
@@ -99,7 +98,7 @@ def test_one_that_refuses_or_restarted_is_silent(servers: list[HolderServer]) ->
 
 
 def test_more_than_are_asked_at_a_time_are_all_asked(servers: list[HolderServer]) -> None:
-    many = [endpoint(servers[0], f"node-{n}") for n in range(AT_ONCE + 5)]
+    many = [endpoint(servers[0], f"node-{n}") for n in range(INDEXES_AT_ONCE + 5)]
     found = read_catalogue(holder_sources(many, JOB, account("u", "word"), None, 10.0), WANTED)
     assert found.silent == ()
-    assert len(found.copies(WANTED)[9]) == AT_ONCE + 5
+    assert len(found.copies(WANTED)[9]) == INDEXES_AT_ONCE + 5

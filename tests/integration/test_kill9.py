@@ -13,7 +13,7 @@ from support.programs.dying_saver import AT_LEAST_SECOND, FIRST, SECOND, STAGES
 from support.saves import Saver, arrays
 from support.servers import redis_server
 from surefoot.flush.engine import DrainOptions
-from surefoot.flush.slots import RetryLimits
+from surefoot.flush.state_machine import RetryLimits
 from surefoot.memory_server.client import HolderClient
 from surefoot.memory_server.connection import Credentials
 from surefoot.memory_server.provisioning import HolderAdmin

@@ -13,7 +13,7 @@ import surefoot
 from support.servers import s3_server
 from support.servers.s3_server import S3Server
 from support.servers.spoiling_proxy import Proxy, Rule, spoiling
-from surefoot.checkpointer.library_mode import library, restore_choice, waiting
+from surefoot.checkpointer.library_mode import epoch_records, library
 from surefoot.errors import TierUnavailable, Unreadable
 from surefoot.settings import job_settings
 from surefoot.tiers import open_persistent
@@ -51,10 +51,10 @@ def proxy(module_proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> Proxy:
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "MIN_SECONDS", 1.0)
+    monkeypatch.setattr(epoch_records, "MIN_SECONDS", 1.0)
     monkeypatch.setattr(library, "step_seconds_of", lambda manifests: 0.001)
-    monkeypatch.setattr(restore_choice, "MISSING_SECONDS", 1.0)
-    monkeypatch.setattr(waiting, "AWAY_SECONDS", 1.0)
+    monkeypatch.setattr(epoch_records, "MISSING_SECONDS", 1.0)
+    monkeypatch.setattr(epoch_records, "AWAY_SECONDS", 1.0)
 
 
 def checkpointer() -> surefoot.Checkpointer:

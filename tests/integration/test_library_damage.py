@@ -23,7 +23,7 @@ from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.messages import Listing, ListPersistent
 from surefoot.settings import PersistentSettings, job_settings
-from surefoot.tiers.directory import DirectoryStore
+from surefoot.tiers.object_store import DirectoryStore
 
 Damage = Callable[[Path], None]
 STEPS = (10, 20, 35)
@@ -294,7 +294,7 @@ def test_one_object_that_is_refused_for_ever_gives_way_to_the_next_older_checkpo
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("surefoot.restore.refused_objects.PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr("surefoot.restore.copy_choice.PATIENCE_SECONDS", 1.0)
     path = folder / "default" / "35-1" / "rank-0" / part
     path.unlink()
     path.mkdir()

@@ -22,13 +22,13 @@ import torch
 
 import surefoot
 from surefoot.checkpointer.library_mode import other_writers
+from surefoot.checkpointer.library_mode.epoch_records import Patience
 from surefoot.checkpointer.library_mode.other_writers import WriterMark, WriterWatch, wait_for_former_writers
-from surefoot.checkpointer.library_mode.waiting import Patience
 from surefoot.errors import LastStepNotSaved, OtherWriter, TierFull
 from surefoot.flush import engine
 from surefoot.flush.engine import DrainOptions
-from surefoot.flush.slots import RetryLimits
-from surefoot.tiers.directory import DirectoryStore
+from surefoot.flush.state_machine import RetryLimits
+from surefoot.tiers.object_store import DirectoryStore
 from surefoot.tiers.persistent import ObjectStoreTier
 
 PROGRAM = Path(__file__).parent.parent / "support" / "programs" / "library_trainer.py"

@@ -14,7 +14,7 @@ import torch
 
 from support.gloo_world import ended, started
 from surefoot import Checkpointer
-from surefoot.tiers.directory import DirectoryStore
+from surefoot.tiers.object_store import DirectoryStore
 from surefoot.tiers.persistent import ObjectStoreTier
 
 

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 import surefoot
-from surefoot.checkpointer.library_mode import library, restore_choice, waiting
+from surefoot.checkpointer.library_mode import epoch_records, library
 from surefoot.checkpointer.library_mode.epoch_records import write_record
 from surefoot.errors import ChunkMissing, ConfigurationError, Unreadable
-from surefoot.protocol.checkpoints.lineage import LineageEntry
+from surefoot.protocol.checkpoints.completeness import LineageEntry
 from surefoot.protocol.identities import Checkpoint
-from surefoot.tiers.directory import DirectoryStore
+from surefoot.tiers.object_store import DirectoryStore
 from surefoot.tiers.persistent import ObjectStoreTier
 
 STEPS = (10, 20, 35)
@@ -73,11 +73,11 @@ def folder(saved: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits that end soon: they are tested by themselves."""
-    monkeypatch.setattr(waiting, "MIN_SECONDS", 0.3)
-    monkeypatch.setattr(waiting, "UNKNOWN_STEP_SECONDS", 0.01)
+    monkeypatch.setattr(epoch_records, "MIN_SECONDS", 0.3)
+    monkeypatch.setattr(epoch_records, "UNKNOWN_STEP_SECONDS", 0.01)
     monkeypatch.setattr(library, "step_seconds_of", lambda manifests: None)
-    monkeypatch.setattr(restore_choice, "MISSING_SECONDS", 0.3)
-    monkeypatch.setattr(waiting, "AWAY_SECONDS", 0.3)
+    monkeypatch.setattr(epoch_records, "MISSING_SECONDS", 0.3)
+    monkeypatch.setattr(epoch_records, "AWAY_SECONDS", 0.3)
 
 
 def blind_start(folder: Path, parent: Checkpoint | None) -> None:
@@ -184,7 +184,7 @@ def test_what_is_named_and_missing_is_looked_for_again(folder: Path, monkeypatch
         waits.append(seconds)
         aside.rename(folder / "default" / "35-1")
 
-    monkeypatch.setattr(library, "Patience", lambda: waiting.Patience(sleep=sleep))
+    monkeypatch.setattr(library, "Patience", lambda: epoch_records.Patience(sleep=sleep))
     assert started(folder) == 35
     assert len(waits) == 1
 
@@ -239,7 +239,7 @@ def cut(data: bytes) -> bytes:
 def test_a_silent_manifest_is_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     struck = failing(monkeypatch, "35-1/rank-0.json", 7, throttled)
     waits: list[float] = []
-    monkeypatch.setattr(library, "Patience", lambda: waiting.Patience(sleep=waits.append))
+    monkeypatch.setattr(library, "Patience", lambda: epoch_records.Patience(sleep=waits.append))
     assert started(folder) == 35
     assert len(struck) == 7
     assert len(waits) == 2

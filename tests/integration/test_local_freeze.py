@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.local_run import SECONDS, Job, LocalRun, assert_equal, assert_whole, faults, running
-from surefoot.protocol.checkpoints.lineage import on_lineage
+from surefoot.protocol.checkpoints.completeness import on_lineage
 from surefoot.protocol.identities import RankSave
 
 FROZEN = "node-1"

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from support.saves import split, stream_of
-from surefoot.format.digests import block_digests
+from surefoot.format.layouts import block_digests
 from surefoot.format.manifests import describe
 from surefoot.protocol.identities import RankSave
-from surefoot.tiers.directory import DirectoryStore
+from surefoot.tiers.object_store import DirectoryStore
 from surefoot.tiers.persistent import ObjectStoreTier
 from surefoot.tools import compare, verify
 

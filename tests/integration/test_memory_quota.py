@@ -15,7 +15,7 @@ from support.fakes.fake_agent import until
 from support.servers.memory_stand import DIGEST, LAYOUT, place, world
 from support.servers.redis_server import PROGRAMS, program, running, wire_of
 from surefoot.errors import TierFull
-from surefoot.memory_server import Credentials, HolderClient, keys
+from surefoot.memory_server import Credentials, HolderClient, scripts
 from surefoot.memory_server.connection import Wire
 from surefoot.memory_server.server_process import HolderServer
 from surefoot.protocol.checkpoints.records import RankManifest
@@ -100,7 +100,7 @@ def save(client: HolderClient, step: int, chunks: int) -> RankManifest:
 def fill(wire: Wire) -> None:
     """Writes whatever it may under the job's name, until it is refused."""
     for number in itertools.count():
-        wire.call("SET", f"{keys.of_job(GREEDY)}whatever-{number}", bytes(PIECE))
+        wire.call("SET", f"{scripts.of_job(GREEDY)}whatever-{number}", bytes(PIECE))
 
 
 async def test_a_job_that_fills_a_holder_is_closed_out_and_the_other_goes_on(stand: Stand) -> None:
@@ -118,9 +118,9 @@ async def test_a_job_that_fills_a_holder_is_closed_out_and_the_other_goes_on(sta
     assert greedy.index().manifests == (kept,), "what is complete stays, and is read"
     assert greedy.read_chunk(kept.save, 0, 0, PIECE) == bytes(PIECE)
     with pytest.raises(redis.exceptions.NoPermissionError):
-        wire.call("SET", f"{keys.of_job(GREEDY)}more", b"x")
+        wire.call("SET", f"{scripts.of_job(GREEDY)}more", b"x")
     with pytest.raises(redis.exceptions.NoPermissionError):
-        wire.call("HSET", keys.index(GREEDY), "more", b"x")
+        wire.call("HSET", scripts.index_key(GREEDY), "more", b"x")
     assert save(modest, 20, 8) in modest.index().manifests
     assert theirs in modest.index().manifests
     await stand.closed(GREEDY, closed=False)

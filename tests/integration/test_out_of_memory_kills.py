@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.agent.headroom import read_headroom
-from surefoot.agent.trainers.exit_cause import RankExit
-from surefoot.agent.trainers.out_of_memory import injected_kill, limit_of, oom_between, oom_counts
+from surefoot.agent.staging_memory import read_headroom
+from surefoot.agent.trainers.exit_cause import RankExit, injected_kill, limit_of, oom_between, oom_counts
 from surefoot.linux_process import identity_of
 from surefoot_operator.platforms.local.local_nodes import MemoryKills
 

@@ -14,12 +14,11 @@ import pytest_asyncio
 
 from support.fakes.fake_coordinator import all_gone, descendants
 from support.machine_speed import scaled
-from surefoot.agent.health import pair_check
-from surefoot.agent.health.pair_check import PairCheck
+from surefoot.agent.health import pre_join_checks
+from surefoot.agent.health.pre_join_checks import PairCheck
 from surefoot.launcher.pair_test import CALL_SECONDS, MEETING_SECONDS
 from surefoot.launcher.starter import Starter
-from surefoot.protocol.messages import FromAgent
-from surefoot.protocol.pair_messages import PairResult, PairStore, PairTrial
+from surefoot.protocol.messages import FromAgent, PairResult, PairStore, PairTrial
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
@@ -142,7 +141,7 @@ async def test_a_way_that_is_blocked_fails_within_its_time(pair: Pair) -> None:
 
 async def test_who_stood_still_blames_nobody(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Found by the simulator: a node that froze in one trial, and behind a broken way to another node, was taken for sick."""
-    monkeypatch.setattr(pair_check, "STILL_SECONDS", 0.2)
+    monkeypatch.setattr(pre_join_checks, "STILL_SECONDS", 0.2)
     before = [(side, side.check._child) for side in (pair.host, pair.guest)]
     await pair.begin(store="127.0.0.1:9")
     async with asyncio.timeout(SECONDS):

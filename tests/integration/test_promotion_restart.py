@@ -28,7 +28,7 @@ from surefoot.memory_server.provisioning import HolderAdmin
 from surefoot.memory_server.server_process import HolderServer
 from surefoot.protocol.identities import RankSave
 from surefoot.tiers import ObjectStoreTier, open_persistent
-from surefoot.tiers.verified import chunk_from, stream_from, table_from
+from surefoot.tiers.tier import chunk_from, stream_from, table_from
 
 DIES_AT = 6
 """With four under way at once, at least two parts are there by then."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from support import busy_threads
-from surefoot.agent.trainers.hang_diagnosis import main_thread, summary
+from surefoot.agent.trainers.hang_diagnosis import main_thread, summarize_stacks
 from surefoot.ipc import stacks
 from surefoot.ipc.stacks import Taken
 from surefoot.linux_process import state_of
@@ -89,7 +89,10 @@ def test_a_stopped_process_is_told_as_such(tmp_path: Path) -> None:
         os.kill(pid, signal.SIGSTOP)
         while state_of(pid) != "T":
             time.sleep(0.001)
-        assert summary([taken(pid, tmp_path / "stacks")]) == "rank 3: its process is stopped (SIGSTOP or a debugger)"
+        assert (
+            summarize_stacks([taken(pid, tmp_path / "stacks")])
+            == "rank 3: its process is stopped (SIGSTOP or a debugger)"
+        )
 
 
 def test_a_program_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:

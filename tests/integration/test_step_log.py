@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import surefoot
 from support.wandb_file import history
-from surefoot.checkpointer.standing import RankStanding
+from surefoot.checkpointer.checkpointer import RankStanding
 from surefoot.integrations.step_log import StepLog, events, tensorboard, wandb_run
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from surefoot.agent.trainers.activity import activity_of
+from surefoot.agent.trainers.supervisor import activity_of
 from surefoot.linux_process import cpu_seconds
 
 SPINS = "while True:\n    pass\n"

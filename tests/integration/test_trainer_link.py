@@ -18,8 +18,8 @@ from support.builders import endpoint
 from surefoot.ipc import agent_client as trainer_link
 from surefoot.ipc import trainer_messages as line
 from surefoot.ipc.agent_client import AgentBackend
-from surefoot.ipc.framing import framed
 from surefoot.ipc.memfd import MemoryFile
+from surefoot.ipc.trainer_messages import framed
 from surefoot.protocol.identities import Checkpoint
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from support import gloo_world
-from surefoot.protocol.rank_pace import RankPace, between
+from surefoot.protocol.progress import RankPace, between
 from surefoot_operator.policy.failure.stragglers import slow_ranks
 
 SIZE = 4

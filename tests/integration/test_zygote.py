@@ -16,9 +16,8 @@ import pytest_asyncio
 from support import busy_threads
 from support.fakes.fake_coordinator import all_gone, descendants, lives
 from surefoot.launcher import child_process as child_module
-from surefoot.launcher.command import LaunchProgram
-from surefoot.launcher.starter import Starter
-from surefoot.launcher.zygote_client import CannotFork, ForkRequest, ZygoteClient
+from surefoot.launcher.job_program import LaunchProgram
+from surefoot.launcher.starter import CannotFork, ForkRequest, Starter, ZygoteClient
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -11,7 +11,7 @@ import tracemalloc
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from surefoot.protocol.latency import BUCKETS_SECONDS
+from surefoot.protocol.timeouts import BUCKETS_SECONDS
 from surefoot_operator import metrics
 from surefoot_operator.metrics import JobCollector, JobFamily
 from surefoot_operator.reconcile import job_metrics

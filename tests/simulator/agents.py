@@ -17,16 +17,14 @@ from simulator.pair_parts import PairPart
 from simulator.tiers import Holder
 from simulator.trainers import Trainer
 from simulator.wiring import wire
-from surefoot.agent import events as on
-from surefoot.agent import save_progress as saves
+from surefoot.agent import agent_state as on
+from surefoot.agent import staging_memory as saves
 from surefoot.agent import state_machine as agent_life
-from surefoot.agent.pace_word import PaceWord
-from surefoot.flush import slots
+from surefoot.agent.agent_process import PaceWord
+from surefoot.flush import state_machine
 from surefoot.protocol import messages as said
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
-from surefoot.protocol.node_findings import NodeHealth
-from surefoot.protocol.pair_messages import PairTrial
-from surefoot.protocol.sighting_messages import LookAtHolders
+from surefoot.protocol.messages import LookAtHolders, NodeHealth, PairTrial
 
 if TYPE_CHECKING:
     from simulator.fabric import Pod
@@ -227,7 +225,7 @@ class Agent:
     def _start(self, assign: said.Assign, store: str) -> None:
         self.simulation.oracle.training.starting(self, assign)
         for runner in self.drains.values():
-            runner.tell(slots.EpochBegun(assign.epoch))
+            runner.tell(state_machine.EpochBegun(assign.epoch))
         self.trainers = [Trainer(self, assign, store, local) for local in range(assign.local_ranks)]
         for trainer in self.trainers:
             self.engine.after(self.engine.rng.uniform(0.05, 0.3), trainer.process, trainer.begin)
@@ -269,11 +267,11 @@ class Agent:
         if runner is None:
             runner = self.drains[trainer.local] = DrainRunner(self, self._freed)
             self._aim(runner, trainer.local)
-        self.book = saves.staged(self.book, save)
+        self.book = saves.track_staged(self.book, save)
         self.engine.after(0.0004, self.process, self.beat)  # what is pending must be known before anybody says Stopped
         staged = runner.stage(save, trainer.assign.world, content)
         if not staged:
-            self.book = saves.lost(self.book, save)
+            self.book = saves.track_lost(self.book, save)
             self.simulation.oracle.liveness.not_staged(self, save, runner.state)
         return staged
 
@@ -288,12 +286,12 @@ class Agent:
             return
         holders = self._targets.holders
         everyone = frozenset(e.holder for e in holders.holders)
-        runner.tell(slots.Retargeted(holders.targets_of(local), everyone, holders.replicas, self.engine.now))
+        runner.tell(state_machine.Retargeted(holders.targets_of(local), everyone, holders.replicas, self.engine.now))
 
-    def _freed(self, freed: slots.FreeSlot) -> None:
+    def _freed(self, freed: state_machine.FreeSlot) -> None:
         save = freed.save
         if freed.lost:
-            self.book = saves.lost(self.book, save)
+            self.book = saves.track_lost(self.book, save)
         if not freed.ok:
             return
         ranks = self._done.setdefault(save.checkpoint, {})

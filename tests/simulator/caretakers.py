@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 from simulator.engine import Refusal, Unavailable
 from simulator.layouts import KnownLayouts
 from simulator.tiers import Holder
-from surefoot.agent.leaderless import knows_all, sound_steps
+from surefoot.agent.coordinator_requests import knows_all, sound_steps
 from surefoot.flush.garbage_collection import spared_good
-from surefoot.protocol.checkpoints.completeness import TierReading, complete, watermark
-from surefoot.protocol.checkpoints.lineage import LineageEntry, entry_of
+from surefoot.protocol.checkpoints.completeness import LineageEntry, TierReading, complete, entry_of, watermark
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.checkpoints.retention import Standing, memory_drops
 from surefoot.protocol.identities import HolderId, RankSave

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from surefoot.protocol.checkpoints.completeness import Covers, TierReading, complete
-from surefoot.protocol.checkpoints.lineage import Lineage, newest
+from surefoot.protocol.checkpoints.completeness import Covers, Lineage, TierReading, complete, newest
 from surefoot.protocol.identities import Checkpoint
 
 

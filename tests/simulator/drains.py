@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from simulator.engine import Refusal, Unavailable
 from simulator.tiers import CHUNKS, Holder, Piece, manifest
-from surefoot.flush import slots, state_machine
-from surefoot.protocol.checkpoints.ties import OWN
+from surefoot.flush import state_machine
+from surefoot.protocol.checkpoints.save_state import OWN
 from surefoot.protocol.identities import HolderId, RankSave
 
 if TYPE_CHECKING:
@@ -21,9 +21,9 @@ Cause = Literal["unavailable", "full", "missing"]
 class DrainRunner:
     """One rank's arena: two slots, as in the agent. `freed` hears of each slot that may be written again."""
 
-    def __init__(self, agent: Agent, freed: Callable[[slots.FreeSlot], None]) -> None:
+    def __init__(self, agent: Agent, freed: Callable[[state_machine.FreeSlot], None]) -> None:
         self.agent = agent
-        self.state = slots.DrainState((slots.Free(), slots.Free()), agent.incarnation)
+        self.state = state_machine.DrainState((state_machine.Free(), state_machine.Free()), agent.incarnation)
         self._freed = freed
         self._contents: dict[int, int] = {}
         self._committed: dict[RankSave, int] = {}
@@ -31,15 +31,15 @@ class DrainRunner:
 
     def stage(self, save: RankSave, world: int, content: int) -> bool:
         """Seals a free slot with this save; False if there is none."""
-        slot = next((i for i, s in enumerate(self.state.slots) if isinstance(s, slots.Free)), None)
+        slot = next((i for i, s in enumerate(self.state.slots) if isinstance(s, state_machine.Free)), None)
         if slot is None:
             return False
         self._contents[slot] = content
-        sealed = slots.SealedSave(save, world, self.agent.incarnation, f"{world:016x}", 1000, 10)
-        self.tell(slots.SlotStaged(slot, sealed, self.agent.engine.now))
+        sealed = state_machine.SealedSave(save, world, self.agent.incarnation, f"{world:016x}", 1000, 10)
+        self.tell(state_machine.SlotStaged(slot, sealed, self.agent.engine.now))
         return True
 
-    def tell(self, event: slots.Event) -> None:
+    def tell(self, event: state_machine.Event) -> None:
         self.state, commands = state_machine.step(self.state, event)
         for command in commands:
             self._carry_out(command)
@@ -51,24 +51,24 @@ class DrainRunner:
 
     def _tick(self) -> None:
         self._tick_at = None
-        self.tell(slots.Tick(self.agent.engine.now))
+        self.tell(state_machine.Tick(self.agent.engine.now))
 
-    def _carry_out(self, command: slots.Command) -> None:
+    def _carry_out(self, command: state_machine.Command) -> None:
         match command:
-            case slots.WriteTo(slot, target):
+            case state_machine.WriteTo(slot, target):
                 self._write(slot, target, 0)
-            case slots.CommitOn(slot, target):
+            case state_machine.CommitOn(slot, target):
                 self._commit(slot, target)
-            case slots.StopLeg(slot, target):
-                self.agent.engine.after(0.001, self.agent.process, self.tell, slots.LegEnded(slot, target))
-            case slots.FreeSlot():
+            case state_machine.StopLeg(slot, target):
+                self.agent.engine.after(0.001, self.agent.process, self.tell, state_machine.LegEnded(slot, target))
+            case state_machine.FreeSlot():
                 self._freed(command)
             case _:
                 pass
 
-    def _sealed(self, slot: int) -> slots.SealedSave | None:
+    def _sealed(self, slot: int) -> state_machine.SealedSave | None:
         held = self.state.slots[slot]
-        return None if isinstance(held, slots.Free) else held.sealed
+        return None if isinstance(held, state_machine.Free) else held.sealed
 
     def _write(self, slot: int, target: HolderId, part: int) -> None:
         """Chunk after chunk; the next only once the one before is acknowledged."""
@@ -76,7 +76,7 @@ class DrainRunner:
         if sealed is None:
             return
         if part == CHUNKS:
-            self.tell(slots.SaveWritten(slot, target))
+            self.tell(state_machine.SaveWritten(slot, target))
             return
         if holder is None:
             self._failed(slot, target, "unavailable")
@@ -94,7 +94,7 @@ class DrainRunner:
     def _still_writing(self, slot: int, target: HolderId, save: RankSave) -> bool:
         held = self.state.slots[slot]
         return (
-            isinstance(held, slots.Draining)
+            isinstance(held, state_machine.Draining)
             and held.sealed.save == save
             and any(leg.target == target and leg.phase == "writing" for leg in held.legs)
         )
@@ -115,22 +115,22 @@ class DrainRunner:
             if self._sealed(slot) is not sealed:
                 return
             if isinstance(answer, Refusal) and str(answer) == "fenced":
-                self.tell(slots.LegRefused(slot, target))
+                self.tell(state_machine.LegRefused(slot, target))
             elif isinstance(answer, Unavailable | Refusal):
                 self._failed(slot, target, "missing" if str(answer) == "missing" else "unavailable")
             else:
-                self.tell(slots.Acknowledged(slot, target))
+                self.tell(state_machine.Acknowledged(slot, target))
 
         writer = self.writer(sealed)
         self.agent.network.call(self.agent.process, holder.process, lambda: _commit(holder, entry, writer), done)
 
-    def writer(self, sealed: slots.SealedSave) -> int:
+    def writer(self, sealed: state_machine.SealedSave) -> int:
         """Whose word its commits carry: the slot's own epoch, whatever was heard of since."""
         return sealed.save.epoch
 
     def _failed(self, slot: int, target: HolderId, cause: Cause) -> None:
         now, drawn = self.agent.engine.now, self.agent.engine.rng.random()
-        self.tell(slots.TargetFailed(slot, target, cause, now, drawn))
+        self.tell(state_machine.TargetFailed(slot, target, cause, now, drawn))
 
 
 def _commit(holder: Holder, entry: Any, writer: int) -> None:

@@ -10,9 +10,8 @@ from simulator.engine import Refusal, Unavailable
 from simulator.tiers import CHUNKS, Holder, Persistent, Piece
 from surefoot.protocol import messages as said
 from surefoot.protocol.checkpoints.completeness import LeftOut
-from surefoot.protocol.holders_wanted import HoldersWanted
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
-from surefoot.protocol.sighting_messages import HolderReading, LookAtHolders, Sighting
+from surefoot.protocol.messages import HolderReading, HoldersWanted, LookAtHolders, Sighting
 
 if TYPE_CHECKING:
     from simulator.agents import Agent

@@ -14,11 +14,11 @@ from simulator.agents import Agent
 from simulator.calls import NO_ANSWER
 from simulator.engine import Process
 from simulator.tiers import Holder
-from surefoot.agent import events as on
+from surefoot.agent import agent_state as on
 from surefoot.agent.agent_state import Departure
 from surefoot.protocol.checkpoints.placement import Topology
 from surefoot.protocol.identities import HolderEndpoint, HolderId
-from surefoot.protocol.node_findings import NodeFinding
+from surefoot.protocol.messages import NodeFinding
 from surefoot_operator.api.topology_levels import topology_path
 from surefoot_operator.job_snapshot import NodeSeen, WorkerSeen
 from surefoot_operator.platforms.kubernetes.views.observations import without_mass_doubt

@@ -12,9 +12,8 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, get_args
 
-from surefoot.agent.looks import Activity, Look
-from surefoot.protocol.hangs import Collective
-from surefoot.protocol.rank_places import RankPlace
+from surefoot.agent.agent_state import Activity, Look
+from surefoot.protocol.hangs import Collective, RankPlace
 from surefoot_operator.api.status import Incident, JobStatus
 
 if TYPE_CHECKING:

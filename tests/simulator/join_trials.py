@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from simulator.pair_parts import WAITS_SECONDS, PairWatch
 from simulator.readiness import fails, ready_at
-from surefoot.protocol.node_findings import NodeFinding
+from surefoot.protocol.messages import NodeFinding
 from surefoot.protocol.wire import OLDEST
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.job_snapshot import Observed

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from simulator.engine import Process
 from simulator.tiers import Holder
-from surefoot.flush.slots import Draining, DrainState, SealedSlot
+from surefoot.flush.state_machine import Draining, DrainState, SealedSlot
 from surefoot.protocol.identities import Checkpoint, RankSave
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from surefoot.protocol.identities import Checkpoint, RankSave
-from surefoot.protocol.loss_band import Oddity
+from surefoot.protocol.progress import Oddity
 from surefoot_operator.api.status import JobStatus
 
 if TYPE_CHECKING:

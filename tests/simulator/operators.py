@@ -17,7 +17,7 @@ from simulator.layouts import KnownLayouts
 from simulator.views import FEW_HOLDERS, Connection, Todo, Uploads, copy_request, seen_holders
 from surefoot.protocol import messages as said
 from surefoot.protocol.identities import Checkpoint, HolderId, WorkerId
-from surefoot.protocol.sighting_messages import HolderReading
+from surefoot.protocol.messages import HolderReading
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.coordinator import desired_messages, pending_requests, sessions
 from surefoot_operator.coordinator.desired_messages import scope_after

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from simulator.fabric import Node
 from simulator.striking import some_node
-from surefoot.protocol.rank_pace import RankPace, together
+from surefoot.protocol.progress import RankPace, together
 from surefoot_operator.api.status import JobStatus, Straggler
 
 if TYPE_CHECKING:

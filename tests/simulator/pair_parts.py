@@ -11,8 +11,8 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Literal
 
 from simulator.readiness import ready_at
-from surefoot.agent.health.pair_check import STILL_SECONDS
-from surefoot.protocol.pair_messages import PairResult, PairStore, PairTrial
+from surefoot.agent.health.pre_join_checks import STILL_SECONDS
+from surefoot.protocol.messages import PairResult, PairStore, PairTrial
 from surefoot_operator.job_snapshot import Observed, SessionSeen
 from surefoot_operator.policy.core.actions import Plan
 

@@ -11,8 +11,14 @@ from typing import NamedTuple
 
 from simulator.choosing import restore_point
 from simulator.tiers import manifest
-from surefoot.protocol.checkpoints.completeness import TierReading, complete_persistent, watermark
-from surefoot.protocol.checkpoints.lineage import Lineage, LineageEntry, on_lineage
+from surefoot.protocol.checkpoints.completeness import (
+    Lineage,
+    LineageEntry,
+    TierReading,
+    complete_persistent,
+    on_lineage,
+    watermark,
+)
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.checkpoints.retention import Standing, memory_drops
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from simulator.fabric import Node
 from simulator.striking import some_node
-from surefoot.protocol.node_findings import NodeFinding
+from surefoot.protocol.messages import NodeFinding
 from surefoot_operator.api.status import JobStatus
 
 if TYPE_CHECKING:

@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from simulator.engine import Process, Refusal, Unavailable
 from simulator.tiers import CHUNKS
-from surefoot.agent import events as on
-from surefoot.agent.leaderless import knows_all
+from surefoot.agent import agent_state as on
+from surefoot.agent.coordinator_requests import knows_all
 from surefoot.ipc.trainer_messages import HoldAt
 from surefoot.protocol.checkpoints.save_state import Settled
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, RankSave
-from surefoot.protocol.loss_band import OddSteps
 from surefoot.protocol.messages import Assign
-from surefoot.protocol.progress import Progress
-from surefoot.protocol.rank_pace import RankPace
+from surefoot.protocol.progress import OddSteps, Progress, RankPace
 
 if TYPE_CHECKING:
     from simulator.agents import Agent
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
 
 
 HOLD_SLOT_SECONDS = 30.0
-"""How long a program that ends waits for a slot for its last step, as `checkpointer.step_saves` has it."""
+"""How long a program that ends waits for a slot for its last step, as `checkpointer.saving` has it."""
 
 
 def advance(state: int, epoch: int, step: int) -> int:

@@ -10,8 +10,7 @@ from typing import Any
 
 from surefoot.errors import ProtocolError
 from surefoot.protocol.memory_server_list import HolderList, HoldersTold, changes, told_steps
-from surefoot.protocol.messages import Assign, HolderChanges, Holders
-from surefoot.protocol.sighting_messages import HolderReading
+from surefoot.protocol.messages import Assign, HolderChanges, HolderReading, Holders
 from surefoot.protocol.wire import OLDEST, VERSION, decode_versioned, encode
 
 VERSIONS = (OLDEST, VERSION)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
-from surefoot.protocol.checkpoints.lineage import LineageEntry
+from surefoot.protocol.checkpoints.completeness import LineageEntry
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
 from surefoot.protocol.messages import Heartbeat

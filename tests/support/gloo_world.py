@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from support.warm_pair import Rank, WarmPair
-from surefoot.launcher.command import LaunchProgram
+from surefoot.launcher.job_program import LaunchProgram
 
 SUPPORT = Path(__file__).parent
 Ranks = list[Rank]

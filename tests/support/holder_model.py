@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from surefoot.memory_server import keys
+from surefoot.memory_server import scripts
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import RankSave
 
@@ -52,10 +52,10 @@ class HolderModel:
             found = len(self.data.get(key, b""))
             if found != wanted:
                 return ("missing", key, str(found))
-        layout = keys.layout(self.job, manifest.layout)
+        layout = scripts.layout_key(self.job, manifest.layout)
         if not self.data.get(layout):
             return ("missing", layout, "0")
-        name, text = keys.field(manifest.save), manifest.to_json()
+        name, text = scripts.index_field(manifest.save), manifest.to_json()
         before = self.index.get(name)
         if before is not None and before not in (text, replaces):
             return ("conflict", before)
@@ -66,14 +66,14 @@ class HolderModel:
     def drop(self, save: RankSave, writer_epoch: int, instance: str, chunks: int) -> Result:
         refusal = self._guard(writer_epoch, instance)
         if refusal is None:
-            self.index.pop(keys.field(save), None)
-            for key in keys.data_of(self.job, save, chunks):
+            self.index.pop(scripts.index_field(save), None)
+            for key in scripts.data_of(self.job, save, chunks):
                 self.data.pop(key, None)
         return refusal or OK
 
     def sweep(self, save: RankSave, writer_epoch: int, instance: str, names: Iterable[str]) -> Result:
         refusal = self._guard(writer_epoch, instance)
-        if refusal is None and keys.field(save) in self.index:
+        if refusal is None and scripts.index_field(save) in self.index:
             return ("indexed",)
         if refusal is None:
             for key in names:

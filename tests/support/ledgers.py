@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from surefoot.protocol.checkpoints.lineage import LineageEntry
+from surefoot.protocol.checkpoints.completeness import LineageEntry
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import Incident
 from surefoot_operator.cli.local.progress import LedgerLine

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from support.fakes.fake_coordinator import assignment
-from surefoot.agent import events as on
-from surefoot.agent.agent_state import AgentState
-from surefoot.agent.events import Command, Event
+from surefoot.agent import agent_state as on
+from surefoot.agent.agent_state import AgentState, Command, Event
 from surefoot.agent.state_machine import transition
 from surefoot.protocol.messages import Assign
 from surefoot.protocol.progress import Progress

@@ -31,10 +31,9 @@ from surefoot.linux_process import (
     state_of,
     with_environment,
 )
-from surefoot.memory_server import keys
-from surefoot.memory_server.client import HolderClient
+from surefoot.memory_server import scripts
+from surefoot.memory_server.client import HolderClient, HolderIndex
 from surefoot.memory_server.connection import Credentials, Wire
-from surefoot.memory_server.fenced_calls import HolderIndex
 from surefoot.memory_server.provisioning import HolderAdmin
 from surefoot.protocol.identities import HolderEndpoint, HolderId, RankSave
 from surefoot_operator.api.status import JobStatus, Member
@@ -132,7 +131,7 @@ class Holder:
 
     def flip_a_byte(self, job: str, save: RankSave) -> None:
         """In the middle of the save's first chunk."""
-        name = keys.chunk(job, save, 0)
+        name = scripts.chunk_key(job, save, 0)
         middle = int(self.call("STRLEN", name)) // 2
         byte = self.call("GETRANGE", name, middle, middle)
         self.call("SETRANGE", name, middle, bytes([byte[0] ^ 1]))

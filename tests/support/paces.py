@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from support.builders import running, with_session
-from surefoot.protocol.rank_pace import RankPace
+from surefoot.protocol.progress import RankPace
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.job_snapshot import MOST_WINDOWS, Observed, PaceSeen, PaceWindow, Timings
 from surefoot_operator.policy.planning.plan import plan

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from surefoot.geometry.box import Box, box_of
-from surefoot.geometry.tiling import BlockRun, Tiling
+from surefoot.geometry.box import BlockRun, Box, Tiling, box_of
 from surefoot.protocol.checkpoints.records import Piece
 
 

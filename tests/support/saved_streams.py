@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from surefoot.geometry import Box, Tiling
-from surefoot.protocol.checkpoints.coverage import uncovered
+from surefoot.protocol.checkpoints.completeness import uncovered
 from surefoot.protocol.checkpoints.records import Layout
 from surefoot.staging import copies_of
 from surefoot.state import Entry, Program, Saved, dtype_named, read_values, save_plan

@@ -10,9 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from surefoot.flush.engine import Drain, DrainArena, DrainOptions, DrainWatcher
-from surefoot.flush.slots import SealedSave
-from surefoot.format.digests import block_digests
-from surefoot.format.layouts import Stream, TensorParts, build_layout
+from surefoot.flush.state_machine import SealedSave
+from surefoot.format.layouts import Stream, TensorParts, block_digests, build_layout
 from surefoot.format.manifests import describe
 from surefoot.geometry import Box
 from surefoot.protocol.identities import HolderId, RankSave

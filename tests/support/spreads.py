@@ -15,9 +15,8 @@ import torch
 
 from surefoot.format.layouts import Stream
 from surefoot.geometry import Box
-from surefoot.geometry.flat import flat_boxes
-from surefoot.geometry.grids import Grid
-from surefoot.geometry.sharding import Cut, ShardingRule
+from surefoot.geometry.box import flat_boxes
+from surefoot.geometry.sharding import Cut, Grid, ShardingRule
 from surefoot.state import Entry, save_plan
 from surefoot.state.entries import Place, Sharing, Window
 

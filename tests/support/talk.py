@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from support.builders import told
 from support.fakes.fake_agent import hello
-from surefoot.protocol.checkpoints.lineage import LineageEntry
+from surefoot.protocol.checkpoints.completeness import LineageEntry
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, WorkerId
 from surefoot.protocol.messages import (
     Heartbeat,

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import IO
 
 from surefoot.launcher.child_process import Child
-from surefoot.launcher.command import LaunchProgram
-from surefoot.launcher.zygote_client import ForkRequest, ZygoteClient
+from surefoot.launcher.job_program import LaunchProgram
+from surefoot.launcher.starter import ForkRequest, ZygoteClient
 
 LIMIT_SECONDS = 240.0
 HASH_SEEDS = ("1", "2")

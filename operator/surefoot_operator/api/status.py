@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal
 
-from surefoot.protocol.checkpoints.lineage import Lineage
+from surefoot.protocol.checkpoints.completeness import Lineage
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, OlderJob
 
 Phase = Literal["Pending", "Starting", "Running", "Recovering", "Resizing", "Suspended", "Complete", "Failed"]

@@ -16,8 +16,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any, TypeVar
 
+from surefoot.protocol.codec import JsonShape, Misfit, read
 from surefoot.protocol.identities import HolderEndpoint, HolderId
-from surefoot.protocol.strict import JsonShape, Misfit, read
 from surefoot_operator.api.fields import camel_case
 from surefoot_operator.api.status import JobStatus, Member, moment, moment_seconds
 from surefoot_operator.errors import InvariantBroken

@@ -30,12 +30,12 @@ from surefoot.protocol.messages import (
     HolderChanges,
     Holders,
     ListPersistent,
+    LookAtHolders,
     Refused,
     Stopped,
     ToAgent,
     Welcome,
 )
-from surefoot.protocol.sighting_messages import LookAtHolders
 from surefoot.protocol.wire import encode
 from surefoot_operator import metrics
 from surefoot_operator.coordinator import sessions as transitions

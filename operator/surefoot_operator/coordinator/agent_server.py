@@ -23,8 +23,16 @@ from aiohttp import WSMsgType, web
 
 from surefoot.errors import ProtocolError
 from surefoot.protocol import bounds
-from surefoot.protocol.messages import Exited, FromAgent, Heartbeat, Hello, Listing, Refused, UnreadableSave
-from surefoot.protocol.sighting_messages import HolderReading
+from surefoot.protocol.messages import (
+    Exited,
+    FromAgent,
+    Heartbeat,
+    Hello,
+    HolderReading,
+    Listing,
+    Refused,
+    UnreadableSave,
+)
 from surefoot.protocol.text import shown
 from surefoot.protocol.wire import OLDEST, SUBPROTOCOLS, decode, decode_versioned, version_of
 from surefoot_operator import metrics

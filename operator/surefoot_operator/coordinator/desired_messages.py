@@ -17,9 +17,7 @@ from surefoot.protocol import messages
 from surefoot.protocol.checkpoints.completeness import effective_replicas
 from surefoot.protocol.checkpoints.placement import UNKNOWN_TOPOLOGY, RankTargets, Topology, targets
 from surefoot.protocol.identities import ENDPOINT_ORDER, HolderEndpoint, HolderId, WorkerId
-from surefoot.protocol.messages import Assign, Holders, SaveLevel, Stop, ToAgent
-from surefoot.protocol.pair_messages import PairTrial
-from surefoot.protocol.sighting_messages import LookAtHolders
+from surefoot.protocol.messages import Assign, Holders, LookAtHolders, PairTrial, SaveLevel, Stop, ToAgent
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.coordinator import pending_requests
 from surefoot_operator.coordinator.sessions import Session, Sessions, store_address

@@ -18,10 +18,21 @@ from surefoot.protocol.bounds import MAX_CAUSE_CHARACTERS, max_records
 from surefoot.protocol.checkpoints.completeness import LeftOut
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob, RankSave, WorkerId
-from surefoot.protocol.messages import DropPersistent, Listing, ListPersistent, PromoteSave, RepairSave, Retire, ToAgent
-from surefoot.protocol.node_findings import LONGEST_TEXT
-from surefoot.protocol.pair_messages import PairResult, PairStore, PairTrial
-from surefoot.protocol.sighting_messages import LookAtHolders, Sighting
+from surefoot.protocol.messages import (
+    LONGEST_TEXT,
+    DropPersistent,
+    Listing,
+    ListPersistent,
+    LookAtHolders,
+    PairResult,
+    PairStore,
+    PairTrial,
+    PromoteSave,
+    RepairSave,
+    Retire,
+    Sighting,
+    ToAgent,
+)
 from surefoot.protocol.text import shorten
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.job_snapshot import HolderSeen, HoldSeen, PairSeen, PairSideSeen, PersistentSeen, SightSeen

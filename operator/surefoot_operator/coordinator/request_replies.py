@@ -16,15 +16,18 @@ from surefoot.protocol.messages import (
     DropPersistent,
     FromAgent,
     HoldAnswer,
+    HolderReading,
     Listing,
     ListPersistent,
+    LookAtHolders,
+    PairResult,
+    PairStore,
     Persisted,
     PersistentDropped,
     Repaired,
     RepairSave,
+    Sighting,
 )
-from surefoot.protocol.pair_messages import PairResult, PairStore
-from surefoot.protocol.sighting_messages import HolderReading, LookAtHolders, Sighting
 from surefoot.protocol.text import listed
 from surefoot_operator.coordinator import pending_requests
 from surefoot_operator.coordinator.pending_requests import (

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from surefoot.protocol.bounds import MAX_CAUSE_CHARACTERS, MAX_DETAIL_CHARACTERS, shorten_text
-from surefoot.protocol.holders_wanted import HoldersWanted
+from surefoot.protocol.hangs import MOST_STEPS
 from surefoot.protocol.identities import WorkerId
 from surefoot.protocol.messages import (
     Exited,
@@ -22,17 +22,16 @@ from surefoot.protocol.messages import (
     Heartbeat,
     Held,
     Hello,
+    HoldersWanted,
+    NodeHealth,
     Notice,
     Refused,
     Stopped,
     StoreReady,
+    StuckRanks,
     UnreadableSave,
 )
-from surefoot.protocol.node_findings import NodeHealth
-from surefoot.protocol.progress import NOTHING_TOLD, Progress
-from surefoot.protocol.rank_pace import between
-from surefoot.protocol.step_limit import MOST_STEPS
-from surefoot.protocol.stuck_message import StuckRanks
+from surefoot.protocol.progress import NOTHING_TOLD, Progress, between
 from surefoot_operator.api.status import World
 from surefoot_operator.coordinator import pending_requests, request_replies
 from surefoot_operator.coordinator.pending_requests import Orders

@@ -14,8 +14,7 @@ from typing import Protocol, TypeVar
 
 from surefoot.errors import SurefootError, TierUnavailable
 from surefoot.memory_server.async_connection import HolderLine
-from surefoot.memory_server.connection import Credentials, explained
-from surefoot.memory_server.dialogue import Dialogue
+from surefoot.memory_server.connection import Credentials, Dialogue, explained
 from surefoot.memory_server.provisioning import AdminCalls, Memory
 from surefoot.protocol.identities import ServerId
 from surefoot.task_set import TaskSet, logged

@@ -28,8 +28,7 @@ from surefoot.errors import (
 from surefoot.memory_server import Credentials
 from surefoot.memory_server.provisioning import Memory
 from surefoot.protocol import bounds
-from surefoot.protocol.checkpoints.completeness import Covers, TierReading, layouts_to_check
-from surefoot.protocol.checkpoints.coverage import uncovered
+from surefoot.protocol.checkpoints.completeness import Covers, TierReading, layouts_to_check, uncovered
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.checkpoints.save_state import Settled
 from surefoot.protocol.identities import HOLDER_ORDER, Checkpoint, HolderEndpoint, HolderId, RankSave, ServerId

@@ -18,7 +18,7 @@ import xxhash
 
 from surefoot.errors import BeingFilled, ChunkMissing, Fenced, OutOfBounds, ProtocolError, TierError, TierUnavailable
 from surefoot.memory_server import Credentials, HolderIndex
-from surefoot.memory_server.fenced_calls import FencedCalls
+from surefoot.memory_server.client import FencedCalls
 from surefoot.memory_server.provisioning import AdminCalls, Memory
 from surefoot.protocol import bounds
 from surefoot.protocol.checkpoints.records import Layout, RankManifest

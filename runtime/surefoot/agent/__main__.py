@@ -7,15 +7,78 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pwd
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
-from surefoot.agent import credentials as identity
 from surefoot.agent.agent_process import AgentProcess
-from surefoot.agent.scratch_dirs import own_scratch
-from surefoot.errors import SurefootError
+from surefoot.agent.coordinator_client import read_token, tls_context
+from surefoot.errors import ConfigurationError, SurefootError
 from surefoot.logs import begin_logs
 from surefoot.settings import AgentSettings, agent_settings
+
+# ---- folders for scratch data ----------------------------------------------------------------------------------------
+# Gives trainers writable home, temporary and cache folders under the scratch folder. A container that is not root on a
+# read-only root file system has no home, no /tmp, and often no name; torch wants all three. Whatever the job's template
+# set or the image allows stays as it is.
+
+_NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")
+_CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+
+
+def own_scratch(environment: Mapping[str, str], settings: AgentSettings) -> dict[str, str]:
+    """Makes missing writable folders and returns the environment that names them."""
+    _made("SUREFOOT_RUN_FOLDER", settings.run_folder)
+    root = _made("SUREFOOT_SCRATCH_FOLDER", settings.scratch_folder)
+    added = placed(environment, root, _writable, _named())
+    for name, value in added.items():
+        if name not in _NAMES:
+            Path(value).mkdir(parents=True, exist_ok=True)
+    return {**environment, **added}
+
+
+def placed(environment: Mapping[str, str], root: Path, writable: Callable[[str], bool], named: bool) -> dict[str, str]:
+    """Names what is missing and where it goes.
+
+    PURE; `named`: whether the system knows this user's name.
+    """
+    added: dict[str, str] = {}
+    if not writable(environment.get("HOME", "/")):
+        added["HOME"] = str(root / "home")
+    if "TMPDIR" not in environment and not writable("/tmp"):
+        added["TMPDIR"] = str(root / "tmp")
+    if "HOME" in added or "TMPDIR" in added:
+        added |= {name: str(root / "cache" / name.split("_")[0].lower()) for name in _CACHES if name not in environment}
+    if not named and not any(environment.get(name) for name in _NAMES):
+        added["USER"] = "surefoot"  # else whatever asks for it fails: the user has no entry in /etc/passwd
+    return added
+
+
+def _made(name: str, folder: str) -> Path:
+    root = Path(folder).absolute()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"{name} {folder} cannot be made: {error}; mount a volume there") from error
+    if not _writable(str(root)):
+        raise ConfigurationError(f"{name} {folder} cannot be written to by user {os.getuid()}: mount a volume that can")
+    return root
+
+
+def _writable(path: str) -> bool:
+    return os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)
+
+
+def _named() -> bool:
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        return False
+    return True
+
+
+# ----   main   --------------------------------------------------------------------------------------------------------
 
 _USAGE = "usage: surefoot-agent -- COMMAND [ARGUMENT…]   (its settings come from SUREFOOT_* in the environment)"
 _BAD_USAGE = 2
@@ -31,8 +94,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(_BAD_USAGE)
     try:
         settings = agent_settings()
-        identity.trust(settings)
-        identity.token(settings)  # mounted before this process starts, or never
+        tls_context(settings)
+        read_token(settings)  # mounted before this process starts, or never
         environment = own_scratch(os.environ, settings)
         _begin_logs(settings)
     except SurefootError as error:

@@ -15,43 +15,66 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from surefoot.agent import credentials as identity
-from surefoot.agent import events as on
-from surefoot.agent.addresses import begun
+from surefoot.agent import agent_state as on
 from surefoot.agent.agent_state import AgentState, Departure
-from surefoot.agent.coordinator_client import AgentRefused, CoordinatorClient
-from surefoot.agent.coordinator_requests import CoordinatorRequests, SaveLocations
-from surefoot.agent.health.node_checks_parts import node_checks
-from surefoot.agent.health.node_monitor import NodeWatch
-from surefoot.agent.health.pair_check import PairCheck
-from surefoot.agent.health.pre_join_checks import JoinCheck, ProbeProcess
-from surefoot.agent.leaderless import LeaderlessCollector
+from surefoot.agent.coordinator_client import AgentRefused, CoordinatorClient, begun, read_token, tls_context
+from surefoot.agent.coordinator_requests import (
+    CoordinatorRequests,
+    LeaderlessCollector,
+    SaveLocations,
+    UnexpectedErrors,
+)
+from surefoot.agent.health.node_monitor import NodeWatch, node_checks
+from surefoot.agent.health.pre_join_checks import JoinCheck, PairCheck, ProbeProcess
 from surefoot.agent.metrics_server import Exporter
-from surefoot.agent.pace_word import PaceWord
-from surefoot.agent.save_progress import SaveTracker
-from surefoot.agent.staging_memory import StagingMemory, StagingWatcher
+from surefoot.agent.staging_memory import SaveTracker, StagingMemory, StagingWatcher
 from surefoot.agent.state_machine import transition
-from surefoot.agent.step_ledger import StepLedger
-from surefoot.agent.trainer_handler import TrainerSessionHandler
-from surefoot.agent.trainers.collective_inquiry import CollectiveInquiry
+from surefoot.agent.trainer_handler import StepLedger, TrainerSessionHandler
+from surefoot.agent.trainers.hang_diagnosis import CollectiveInquiry
 from surefoot.agent.trainers.log_forwarder import LogForwarder
-from surefoot.agent.trainers.orphans import Orphans
-from surefoot.agent.trainers.supervisor import TrainerSupervisor
-from surefoot.agent.unexpected_errors import UnexpectedErrors
+from surefoot.agent.trainers.supervisor import Orphans, TrainerSupervisor
 from surefoot.errors import SurefootError
 from surefoot.flush.bandwidth import bandwidth_of
 from surefoot.flush.engine import DrainOptions
 from surefoot.ipc import trainer_messages as line
 from surefoot.ipc.metric_deltas import MetricSums
 from surefoot.ipc.trainer_server import TrainerServer
-from surefoot.launcher.command import with_own_interpreter
+from surefoot.launcher.job_program import with_own_interpreter
 from surefoot.launcher.starter import Hosted, Starter
 from surefoot.linux_process import become_subreaper
 from surefoot.protocol import messages
-from surefoot.protocol.pair_messages import PairTrial
-from surefoot.protocol.sighting_messages import LookAtHolders
+from surefoot.protocol.messages import LookAtHolders, PairTrial
+from surefoot.protocol.progress import RankPace
 from surefoot.settings import AgentSettings
 from surefoot.task_set import TaskSet
+
+_log = logging.getLogger(__name__)
+
+
+# ---- report of activity ----------------------------------------------------------------------------------------------
+# Says how often ranks were found at work, now and then. Totals say in seconds what they would say in every heartbeat:
+# of a node of eight ranks they would be most of it.
+
+PACE_SECONDS = 2.0
+"""From word to word."""
+
+
+class PaceWord:
+    """Lets totals through that are new, once in a while."""
+
+    def __init__(self) -> None:
+        self._told: tuple[RankPace, ...] = ()
+        self._at: float | None = None
+
+    def due(self, paces: tuple[RankPace, ...], now: float) -> tuple[RankPace, ...]:
+        """What the heartbeat of this moment tells of `paces`; empty: nothing."""
+        if paces == self._told or (self._at is not None and now - self._at < PACE_SECONDS):
+            return ()
+        self._told, self._at = paces, now
+        return paces
+
+
+# ---- agent process ---------------------------------------------------------------------------------------------------
 
 _TICK_SECONDS = 0.5
 _TURNED_AWAY = 1
@@ -62,7 +85,6 @@ _TRIED_SECONDS = 1.0
 """Longer a worker that is warm does not wait for its node's trial: a recovery may wait for it."""
 _PART_SHARE = 1 / 2
 """Of the grace period, for leaving the world in order; the rest is for writing what is staged."""
-_log = logging.getLogger(__name__)
 
 
 def _later(call: Callable[[], None]) -> None:
@@ -94,7 +116,7 @@ class AgentProcess:
             self._hello,
             self._heartbeat,
             self._from_coordinator,
-            identity.trust(settings),
+            tls_context(settings),
         )
         self._trainer_handler = TrainerSessionHandler(
             self, settings.job, StepLedger(scratch / "ledger" / f"{worker}.jsonl", _later)
@@ -266,7 +288,7 @@ class AgentProcess:
             attempt=settings.attempt,
             incarnation=self.incarnation,
             node=settings.node,
-            token=identity.token(settings),
+            token=read_token(settings),
             epoch=state.running,
             stopped=state.stopped,
             warm=state.warm,

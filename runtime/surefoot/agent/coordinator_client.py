@@ -15,18 +15,75 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import aiohttp
 
 from surefoot import metrics
-from surefoot.agent.addresses import Addresses, failed, referred
-from surefoot.agent.addresses import welcomed as was_welcomed
-from surefoot.errors import ProtocolError, SurefootError
+from surefoot.errors import ConfigurationError, ProtocolError, SurefootError
 from surefoot.protocol.memory_server_list import HolderList
 from surefoot.protocol.messages import FromAgent, Heartbeat, Hello, Notice, Refused, ToAgent, Welcome
 from surefoot.protocol.timeouts import Backoff
 from surefoot.protocol.wire import SUBPROTOCOLS, decode, encode, version_of
+from surefoot.settings import AgentSettings
 from surefoot.task_set import until_one_ends
+
+_log = logging.getLogger(__name__)
+
+
+# ---- addresses -------------------------------------------------------------------------------------------------------
+# Chooses which address the coordinator is looked for at. Pure. Jobs move among replicas of the operator when the number
+# of its shards changes, while an agent keeps the address that its pod was made with.
+
+PATIENCE = 12
+"""Failures in a row at one address, until another one is tried: some seconds, in which a new leader begins there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where the agent looks now, and where it began."""
+
+    own: tuple[str, ...]
+    """From its environment, the first one first."""
+    now: str
+    failures: int = 0
+    """In a row at `now`."""
+
+
+def begun(first: str, fallback: str = "") -> Addresses:
+    """Begins at the first address."""
+    return Addresses(tuple(dict.fromkeys(url for url in (first, fallback) if url)), first)
+
+
+def referred(known: Addresses, address: str) -> Addresses:
+    """Follows a refusal that names another address.
+
+    One without TLS is not followed from one with it: the token would travel in clear.
+    """
+    if urlsplit(address).scheme != urlsplit(known.now).scheme or not urlsplit(address).hostname:
+        return with_failure(known)
+    return replace(known, now=address, failures=0)
+
+
+def with_failure(known: Addresses) -> Addresses:
+    """Counts a failure.
+
+    After many in a row the agent's own addresses are tried in turn.
+    """
+    if known.failures + 1 < PATIENCE:
+        return replace(known, failures=known.failures + 1)
+    after = known.own.index(known.now) + 1 if known.now in known.own else 0
+    return replace(known, now=known.own[after % len(known.own)], failures=0)
+
+
+def with_welcome(known: Addresses) -> Addresses:
+    """Stays where it was let in."""
+    return replace(known, failures=0)
+
+
+# ---- coordinator client ----------------------------------------------------------------------------------------------
 
 UNANSWERED = Backoff(0.05, 0.5)
 """A leader that has just begun is found within half a second."""
@@ -45,7 +102,6 @@ _QUEUE = 1024
 _MESSAGE_BYTES = 64 << 20
 _NOTICES = 100
 _REASONS = 10
-_log = logging.getLogger(__name__)
 
 
 class AgentRefused(SurefootError):
@@ -138,7 +194,7 @@ class CoordinatorClient:
     def _looked_for(self, welcomed: bool) -> Addresses:
         if self._referred:
             return referred(self._addresses, self._referred)
-        return was_welcomed(self._addresses) if welcomed else failed(self._addresses)
+        return with_welcome(self._addresses) if welcomed else with_failure(self._addresses)
 
     def _say_away(self, why: str) -> None:
         """Logs each reason once per outage, a few of them: it may last for hours, at some tries a second."""
@@ -237,3 +293,51 @@ class CoordinatorClient:
         self._after, self._referred = refusal.after_seconds, refusal.address
         self._say_away(f"it asks to try again: {refusal.reason}")
         return False
+
+
+# ---- credentials -----------------------------------------------------------------------------------------------------
+# Reads the agent's token and the certificate authority that verifies the coordinator. A kubelet renews the token's file
+# while the pod lives, so it is read at each connection and never kept. Built by the agent process from its settings;
+# `coordinator_client` asks for both.
+
+_TOKEN_BYTES = 1 << 16
+
+
+class NoToken(SurefootError):
+    """The token's file cannot be read now; a later try may succeed."""
+
+
+def read_token(settings: AgentSettings) -> str:
+    """Reads the token: from its file if there is one, else fixed."""
+    if not settings.token_file:
+        return settings.token
+    try:
+        with Path(settings.token_file).open("rb") as file:
+            found = file.read(_TOKEN_BYTES).decode().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise NoToken(
+            f"the token cannot be read from {settings.token_file} (SUREFOOT_TOKEN_FILE): {error}; "
+            "is the projected service-account token mounted there, and readable by this user?"
+        ) from error
+    if not found:
+        raise NoToken(f"{settings.token_file} (SUREFOOT_TOKEN_FILE) is empty: no token was projected into it yet")
+    return found
+
+
+def tls_context(settings: AgentSettings) -> ssl.SSLContext | None:
+    """Trusts the given authority alone, names checked; None: the system's authorities."""
+    if not settings.coordinator_ca:
+        return None
+    if not settings.coordinator_url.startswith("wss://"):
+        raise ConfigurationError(
+            f"SUREFOOT_COORDINATOR_CA is set, but SUREFOOT_COORDINATOR_URL is {settings.coordinator_url!r}: only wss:// "
+            "is verified, and a token never goes out in clear; correct the URL, or leave the authority out"
+        )
+    try:
+        # with an authority given, none of the system's is loaded; names are checked
+        return ssl.create_default_context(cadata=settings.coordinator_ca)
+    except (ssl.SSLError, ValueError) as error:
+        raise ConfigurationError(
+            f"SUREFOOT_COORDINATOR_CA is not a certificate in PEM form: {error}; it is the text of ca.crt in the "
+            "operator's TLS secret"
+        ) from error

@@ -9,36 +9,175 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from surefoot import metrics
-from surefoot.agent.holder_looks import HolderLooks
-from surefoot.agent.unexpected_errors import UnexpectedErrors
+from surefoot.agent.agent_state import AgentState
 from surefoot.errors import ConfigurationError, SurefootError, TierError
 from surefoot.flush.bandwidth import Bandwidth
-from surefoot.flush.promoter import Promoted, Promoter, PromotionOptions, drop_persistent
-from surefoot.flush.survey import Survey, layout_texts, patiently, survey
-from surefoot.flush.uploader import repair
+from surefoot.flush.garbage_collection import (
+    GcResult,
+    GcScope,
+    Survey,
+    collect_garbage,
+    layout_texts,
+    patiently,
+    survey,
+)
+from surefoot.flush.uploader import Promoted, Promoter, PromotionOptions, drop_persistent, repair
 from surefoot.memory_server.client import HolderClient
 from surefoot.memory_server.connection import account_of
+from surefoot.protocol.checkpoints.completeness import LineageEntry
 from surefoot.protocol.checkpoints.records import RankManifest
-from surefoot.protocol.holders_wanted import HoldersWanted
+from surefoot.protocol.checkpoints.retention import SoundSteps
 from surefoot.protocol.identities import HolderEndpoint, HolderId, OlderJob, RankSave
 from surefoot.protocol.messages import (
+    Assign,
     DropPersistent,
     FromAgent,
+    HolderReading,
+    HoldersWanted,
     Listing,
     ListPersistent,
+    LookAtHolders,
     Persisted,
     PersistentDropped,
     PromoteSave,
     Repaired,
     RepairSave,
+    Sighting,
 )
-from surefoot.protocol.sighting_messages import LookAtHolders
+from surefoot.protocol.progress import Progress
 from surefoot.settings import JobSettings, settings_elsewhere
 from surefoot.tiers import ObjectStoreTier, Tier, open_persistent
+
+_log = logging.getLogger(__name__)
+
+
+# ---- unexpected errors -----------------------------------------------------------------------------------------------
+# Counts and logs unforeseen errors in work beside the training. They cost that work, never the agent. An agent that
+# ends takes its trainers along, and so a bug in a listing would end a training that makes progress. Used where chores
+# are carried out; each kind is counted each time and logged once, with its traceback.
+
+
+class UnexpectedErrors:
+    """Remembers which errors were logged, by the work that failed."""
+
+    def __init__(self) -> None:
+        self._told: set[tuple[str, type[Exception]]] = set()
+
+    def record(self, work: str, error: Exception) -> str:
+        """Counts a caught error, logs the first of its kind, describes it."""
+        metrics.fallbacks.labels(what="chore_failed").inc()
+        if (work, type(error)) not in self._told:
+            self._told.add((work, type(error)))
+            _log.error("%s failed in a way that was not foreseen; the agent goes on", work, exc_info=error)
+        return f"{work} failed in an unexpected way: {type(error).__name__}: {error}"[:500]
+
+
+# ---- memory servers read for the operator ----------------------------------------------------------------------------
+# Looks at holders for an operator that does not reach them. In threads; A claim waits for the answer: each holder is
+# sealed and read as the operator would, and what was read is told before the Sighting that ends the request. Whoever
+# asked asks again if no answer comes: a full queue drops the oldest request.
+
+_PROBE_QUEUE = 256
+_AT_ONCE = 8
+"""Of holders that may all be silent, each for a call's whole time limit."""
+_MOST_LOOKED_AT = 64
+MOST_CHARACTERS = 4 << 20
+"""Of one holder's manifests and layout records: half of what the coordinator takes in one message, as JSON doubles quotes."""
+
+
+@dataclass(frozen=True, slots=True)
+class LookOutcome:
+    """What one look at a holder found.
+
+    `trouble` says why it gave no index.
+    """
+
+    trouble: str = ""
+    reading: HolderReading | None = None
+
+
+class HolderLooks:
+    """`run` until cancelled. Answers go to `answer`, on the loop."""
+
+    def __init__(self, job: JobSettings, answer: Callable[[HolderReading | Sighting], None]) -> None:
+        self._job, self._answer = job, answer
+        self._asked: asyncio.Queue[LookAtHolders] = asyncio.Queue(_PROBE_QUEUE)
+
+    def ask(self, request: LookAtHolders) -> None:
+        """Queues a request; a full queue drops the oldest."""
+        if self._asked.full():
+            self._asked.get_nowait()  # asked again by then
+        self._asked.put_nowait(request)
+
+    async def run(self) -> None:
+        turns = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(request: LookAtHolders, endpoint: HolderEndpoint) -> str:
+            async with turns:
+                look = await asyncio.to_thread(self._looked, request, endpoint)
+            if look.reading is not None:
+                self._answer(look.reading)
+            return look.trouble
+
+        while True:
+            request = await self._asked.get()
+            asked = request.holders[:_MOST_LOOKED_AT]
+            trouble = tuple(await asyncio.gather(*(one(request, endpoint) for endpoint in asked)))
+            left = ("more holders were asked for than one answer is about",) * (len(request.holders) - len(asked))
+            self._answer(Sighting(request.request, tuple(not t for t in (*trouble, *left)), (*trouble, *left)))
+
+    def _looked(self, request: LookAtHolders, endpoint: HolderEndpoint) -> LookOutcome:
+        """Seals and reads this very instance with the worker's own account."""
+        holder = HolderClient(endpoint, self._job.job, account_of(self._job), self._job.holder_call_seconds)
+        try:
+            if not request.epoch:
+                holder.manifests()
+                return LookOutcome()
+            holder.seal(request.epoch)
+            manifests = holder.manifests()
+            return LookOutcome(
+                reading=_told(request, endpoint, manifests, _layouts(holder, manifests, request.layouts))
+            )
+        except Exception as error:  # noqa: BLE001  an answer in any case: who asked decides from it
+            return LookOutcome(str(error) or type(error).__name__)
+        finally:
+            holder.close()
+
+
+def _layouts(holder: HolderClient, manifests: tuple[RankManifest, ...], known: tuple[str, ...]) -> dict[str, str]:
+    """Records that the operator lacks; one that cannot be read here may be read elsewhere."""
+    found = dict[str, str]()
+    for digest in sorted({manifest.layout for manifest in manifests} - set(known)):
+        try:
+            found[digest] = holder.read_layout(digest)
+        except SurefootError as error:
+            _log.warning("layout %s of %s is not told: %s", digest, holder, error)
+    return found
+
+
+def _told(
+    request: LookAtHolders, endpoint: HolderEndpoint, manifests: tuple[RankManifest, ...], layouts: dict[str, str]
+) -> HolderReading | None:
+    """As much as one message takes: a part of an index would be taken for all of it."""
+    texts = tuple(manifest.to_json() for manifest in manifests)
+    room = MOST_CHARACTERS - sum(map(len, texts))
+    if room < 0:
+        _log.warning("%s has %d saves, more than can be told in one message", endpoint.holder, len(texts))
+        metrics.fallbacks.labels("reading_too_large").inc()
+        return None
+    told = dict[str, str]()
+    for digest, text in layouts.items():
+        if len(text) <= room:
+            told[digest], room = text, room - len(text)
+    return HolderReading(request.request, endpoint.holder, texts, told)
+
+
+# ---- coordinator requests --------------------------------------------------------------------------------------------
 
 Request = ListPersistent | RepairSave | DropPersistent
 _QUEUE = 256
@@ -46,7 +185,6 @@ PAGE_BYTES = 1 << 20
 """Of the texts in one page of a listing: what the coordinator reads without a pause, far below what a message may be."""
 _MOST_LEFT_OUT = 1000
 _NO_TIER = "this job has no persistent tier: checkpoint.persistent is not set"
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,3 +380,113 @@ def _failed(request: Request, error: str) -> FromAgent:
             return Repaired(number, error)
         case DropPersistent(number):
             return PersistentDropped(number, error)
+
+
+# ---- without a leader ------------------------------------------------------------------------------------------------
+# Collects garbage in the memory tier while no coordinator reaches it. The rules are those of
+# `flush.garbage_collection`. One agent of the epoch is enough, and every agent knows which: the one with the lowest
+# place.
+
+AWAY_SECONDS = 30.0
+"""How long the coordinator must be away: a restarted one takes its work up again long before."""
+ROUND_SECONDS = 10.0
+
+
+def epoch_in_charge(state: AgentState, away_seconds: float) -> Assign | None:
+    """The epoch that this agent must look after now, if it must.
+
+    `away_seconds`: how long no coordinator was heard, or said that it reaches no holder.
+    """
+    assign = state.assign
+    if assign is None or assign.group_rank != 0 or not knows_all(assign) or away_seconds < AWAY_SECONDS:
+        return None
+    runs = state.alive and not state.killing and state.started == state.claimed == assign.epoch
+    return assign if runs else None
+
+
+def knows_all(assign: Assign) -> bool:
+    """Whether the assignment names every holder.
+
+    Of some alone nobody can tell what is superseded.
+    """
+    return not assign.partial
+
+
+def sound_steps(progress: Progress, later_steps: int) -> SoundSteps | None:
+    """Says what the steps of this worker show of all ranks'.
+
+    Another rank may still be in the step that the own ranks have finished, as its collective is behind them all; every rank has
+    finished the one before.
+    """
+    return SoundSteps(max(0, progress.step - 1), progress.odd_step, later_steps) if later_steps else None
+
+
+def collect(assign: Assign, job: JobSettings, progress: Progress) -> GcResult:
+    """Collects garbage once on this epoch's holders (blocks: in a thread).
+
+    `progress` of the own ranks: those of other workers nobody tells without a coordinator, and they step together.
+    """
+    account = account_of(job)
+    clients = {
+        endpoint.holder: HolderClient(endpoint, job.job, account, job.holder_call_seconds)
+        for endpoint in assign.holders
+    }
+    charge = GcScope(
+        lineage=tuple(LineageEntry(epoch, parent, size) for epoch, parent, size in assign.lineage),
+        epoch=assign.epoch,
+        replicas=job.replicas,
+        keep=job.keep,
+        domains={endpoint.holder: endpoint.domain for endpoint in assign.holders},
+        sound=sound_steps(progress, job.good_after_steps),
+    )
+    try:
+        return collect_garbage(clients, charge)
+    finally:
+        for client in clients.values():
+            client.close()
+
+
+class LeaderlessCollector:
+    """Collects garbage in rounds while this agent is in charge.
+
+    `away_seconds`: how long no coordinator was heard. One that is heard and reaches no holder itself counts as away, too.
+    """
+
+    def __init__(
+        self,
+        job: JobSettings,
+        state: Callable[[], AgentState],
+        away_seconds: Callable[[], float],
+        unexpected: UnexpectedErrors,
+    ) -> None:
+        self._job, self._state, self._away_seconds, self._unexpected = job, state, away_seconds, unexpected
+        self._unseen_since: float | None = None
+
+    async def run(self) -> None:
+        """Looks every ten seconds, until cancelled."""
+        while True:
+            await asyncio.sleep(ROUND_SECONDS)
+            assign = epoch_in_charge(self._state(), self._alone_seconds(time.monotonic()))
+            if assign is not None:
+                await self._collect(assign)
+
+    def _alone_seconds(self, now: float) -> float:
+        assign = self._state().assign
+        unseen = assign is not None and assign.unseen
+        self._unseen_since = (self._unseen_since or now) if unseen else None
+        return max(self._away_seconds(), now - self._unseen_since if self._unseen_since is not None else 0.0)
+
+    async def _collect(self, assign: Assign) -> None:
+        try:
+            kept = await asyncio.to_thread(collect, assign, self._job, self._state().progress)
+        except Exception as error:  # noqa: BLE001  the next round may do better
+            self._unexpected.record("looking after the memory tier", error)
+            return
+        _log.info(
+            "no coordinator reaches the holders: this agent moved the watermark to %s and dropped %d old saves from the holders",
+            kept.watermark,
+            kept.dropped,
+            extra={"epoch": assign.epoch},
+        )
+        for problem in kept.problems:
+            _log.warning("no coordinator reaches the holders, and one failed during garbage collection: %s", problem)

@@ -22,7 +22,7 @@ from prometheus_client.samples import Sample
 
 from surefoot import metrics
 from surefoot.agent.agent_state import AgentState
-from surefoot.agent.save_progress import SaveTracker
+from surefoot.agent.staging_memory import SaveTracker
 from surefoot.ipc.metric_deltas import MetricSums
 from surefoot.settings import AgentSettings
 from surefoot.text_server import Answer, CachedPage, TextServer

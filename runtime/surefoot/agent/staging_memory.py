@@ -7,33 +7,277 @@ Drains call back from their threads; everything here happens on the agent's loop
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import chain
+from pathlib import Path
 
-from surefoot.agent import demand as occupancy
-from surefoot.agent import save_progress as saves
-from surefoot.agent.demand import StagingNeeds
-from surefoot.agent.headroom import StagingDemand, read_headroom, require, with_released
-from surefoot.agent.save_progress import SaveTracker
 from surefoot.errors import TierUnavailable
 from surefoot.flush.engine import Drain, DrainArena, DrainOptions, DrainWatcher
-from surefoot.flush.slots import SealedSave
+from surefoot.flush.state_machine import SealedSave
 from surefoot.ipc.memfd import SLOTS, MemoryFile
 from surefoot.ipc.trainer_messages import Staged, StagedSaves
 from surefoot.memory_server.client import HolderClient
 from surefoot.memory_server.connection import account_of
+from surefoot.protocol.checkpoints.save_state import Settled
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
 from surefoot.protocol.messages import Holders
+from surefoot.protocol.text import amount
 from surefoot.settings import JobSettings
 from surefoot.tiers import Tier
 
+_log = logging.getLogger(__name__)
+
+
+# ---- memory that ranks need ------------------------------------------------------------------------------------------
+# Tracks how much staging memory each local rank needs or was refused. Pure. Of the running epoch alone: another world
+# has other shares. The heartbeat says both, so that the operator can tell whether checkpoints fit, before a holder is
+# full.
+
+
+@dataclass(frozen=True, slots=True)
+class StagingNeeds:
+    ranks: int = 0
+    """Local ranks of the epoch; 0: none asked yet."""
+    wanted: Mapping[int, int] = field(default_factory=dict)
+    """Slot bytes that each local rank asked for: its save, and some room for it to grow."""
+    sizes: Mapping[int, int] = field(default_factory=dict)
+    """Bytes of each local rank's newest save."""
+    refused: Mapping[int, str] = field(default_factory=dict)
+    """Why a local rank has no memory."""
+
+    @property
+    def save_bytes(self) -> int:
+        """One save of all local ranks; 0 until all have asked."""
+        if not self.ranks or len(self.wanted) < self.ranks:
+            return 0
+        return sum(self.sizes.get(local, wanted) for local, wanted in self.wanted.items())
+
+    @property
+    def unstaged(self) -> str:
+        """Why a local rank has no staging memory; empty: each has."""
+        return next((self.refused[local] for local in sorted(self.refused)), "")
+
+
+def with_request(needs: StagingNeeds, local: int, slot_bytes: int, ranks: int) -> StagingNeeds:
+    return replace(needs, ranks=ranks, wanted={**needs.wanted, local: slot_bytes})
+
+
+def with_staged(needs: StagingNeeds, local: int, save_bytes: int) -> StagingNeeds:
+    return replace(needs, sizes={**needs.sizes, local: save_bytes})
+
+
+def with_grant(needs: StagingNeeds, local: int) -> StagingNeeds:
+    return replace(needs, refused={n: why for n, why in needs.refused.items() if n != local})
+
+
+def with_denial(needs: StagingNeeds, local: int, why: str) -> StagingNeeds:
+    return replace(needs, refused={**needs.refused, local: why})
+
+
+def missing_bytes(needs: StagingNeeds, has: Mapping[int, int]) -> dict[int, int]:
+    """Bytes that local ranks need and do not have.
+
+    One that did not ask yet will want what others do. `has`: slot bytes by local rank.
+    """
+    usual = max(needs.wanted.values(), default=0)
+    wanted = {local: needs.wanted.get(local, usual) for local in range(needs.ranks)}
+    return {local: needed for local, needed in wanted.items() if has.get(local, 0) < needed}
+
+
+# ---- memory that is free ---------------------------------------------------------------------------------------------
+# Measures how much memory this container may still allocate. Memory that is touched beyond the limit is not refused by
+# the kernel: it kills a process of the container. So what does not fit is refused here, with the numbers: for all local
+# ranks at once, since a checkpoint that lacks one of them is none. Reads /proc and /sys only;.
+
+_ROOTS = (
+    # version 2 as a container sees its own group, then version 1
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+)
+_NO_LIMIT = 1 << 60
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryHeadroom:
+    """Bytes; `limit` None: none is set, `free` is the machine's."""
+
+    free: int
+    limit: int | None
+    used: int
+
+
+def read_headroom(
+    groups: Path = Path("/sys/fs/cgroup"), machine: Path = Path("/proc/meminfo")
+) -> MemoryHeadroom | None:
+    """Reads what is left below the container's limit and on the machine.
+
+    None if neither can be read.
+    """
+    free = _available(machine)
+    for limit_file, used_file, reclaimable in _ROOTS:
+        limit, used = _number(groups / limit_file), _number(groups / used_file)
+        if limit is None or used is None or limit >= _NO_LIMIT:
+            continue
+        used -= min(used, _stat((groups / used_file).parent / "memory.stat", reclaimable))
+        left = max(0, limit - used)
+        return MemoryHeadroom(left if free is None else min(left, free), limit, used)
+    return None if free is None else MemoryHeadroom(free, None, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class StagingDemand:
+    """Memory still to be allocated: `slots` for each rank without enough."""
+
+    slots: int
+    slot_bytes: tuple[int, ...]
+    """Of each such rank."""
+
+    @property
+    def size(self) -> int:
+        return self.slots * sum(self.slot_bytes)
+
+    def __str__(self) -> str:
+        ranks, even = len(self.slot_bytes), len(set(self.slot_bytes)) <= 1
+        each = f"{'' if even else 'up to '}{amount(max(self.slot_bytes, default=0))}"
+        return (
+            f"{self.slots} slots of {each} for {ranks} rank{'s' * (ranks != 1)}, {amount(self.size)} of staging memory,"
+        )
+
+
+def require(demand: StagingDemand, found: MemoryHeadroom | None) -> None:
+    """Raises OSError with the numbers where it would not fit."""
+    if found is None or demand.size <= found.free:
+        return
+    if found.limit is not None and found.limit - found.used < demand.size:
+        text = (
+            f"{demand} do not fit: the container's memory limit is {amount(found.limit)} and {amount(found.used)} are "
+            f"in use; raise resources.limits.memory of the trainer by {amount(demand.size - found.free)} or more"
+        )
+    else:
+        text = f"{demand} do not fit: the machine has {amount(found.free)} left"
+    raise OSError(errno.ENOMEM, text)
+
+
+def with_released(found: MemoryHeadroom | None, size: int) -> MemoryHeadroom | None:
+    """The room there would be with `size` bytes of ours given back."""
+    return None if found is None else replace(found, free=found.free + size, used=max(0, found.used - size))
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):  # absent, or "max"
+        return None
+
+
+def _stat(path: Path, name: str) -> int:
+    try:
+        rows = dict(line.split() for line in path.read_text().splitlines())
+        return int(rows.get(name, 0))
+    except (OSError, ValueError):
+        return 0
+
+
+def _available(path: Path) -> int | None:
+    try:
+        row = next(line for line in path.read_text().splitlines() if line.startswith("MemAvailable:"))
+        return int(row.split()[1]) * 1024
+    except (OSError, ValueError, StopIteration):
+        return None
+
+
+# ---- progress of saves -----------------------------------------------------------------------------------------------
+# Tracks which of this worker's saves are pending, committed or lost. Pure. The heartbeat reports it. A worker's save of
+# a step is pending from the first rank's staging until every local rank's copy is on all its holders or was given up;
+# it is `saved` once every local rank has committed it somewhere.
+
+_REMEMBERED = 8
+"""Checkpoints that stay in the book behind the newest: later ones overtake them anyway."""
+
+_HANDED_STEPS = 32
+"""Steps of which it is remembered that they were handed over; whoever asks knows of no older ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class SaveTracker:
+    """Records which staged saves are pending, committed, or handed over."""
+
+    staged: tuple[RankSave, ...] = ()
+    """Staged, not yet done."""
+    committed: dict[RankSave, int] = field(default_factory=dict)
+    """On how many holders each of the newest rank saves is."""
+    handed: tuple[RankSave, ...] = ()
+    """Of the newest epoch and its newest steps: staged, and not known to have been lost on the way."""
+    forgotten: Checkpoint | None = None
+    """Newest one that `handed` is too short for."""
+
+    def pending(self) -> tuple[Checkpoint, ...]:
+        """Checkpoints that still drain here, oldest first."""
+        return tuple(sorted({save.checkpoint for save in self.staged}))
+
+    def saved(self, epoch: int, local_ranks: int) -> tuple[Checkpoint | None, int]:
+        """The newest checkpoint of `epoch` that all local ranks committed.
+
+        With its fewest copies of a rank save; (None, 0) without one.
+        """
+        copies: dict[int, list[int]] = {}
+        for save, count in self.committed.items():
+            if save.epoch == epoch and count > 0:
+                copies.setdefault(save.step, []).append(count)
+        whole = [step for step, counts in copies.items() if len(counts) >= local_ranks]
+        if not whole:
+            return None, 0
+        return Checkpoint(epoch, max(whole)), min(copies[max(whole)])
+
+    def settled(self, epoch: int, local_ranks: int, upto: int) -> Settled:
+        """This worker's closed steps of `epoch`, up to step `upto`."""
+        ranks: dict[int, int] = {}
+        for save in self.handed:
+            if save.epoch == epoch:
+                ranks[save.step] = ranks.get(save.step, 0) + 1
+        whole = tuple(sorted(step for step, count in ranks.items() if count >= local_ranks))
+        forgotten = self.forgotten.step if self.forgotten is not None and self.forgotten.epoch == epoch else 0
+        return Settled(upto, whole, forgotten)
+
+
+def track_staged(tracker: SaveTracker, save: RankSave) -> SaveTracker:
+    """A trainer sealed a slot."""
+    handed = (*(s for s in tracker.handed if s.epoch == save.epoch and s != save), save)
+    steps = sorted({s.step for s in handed})
+    forgotten = tracker.forgotten
+    if len(steps) > _HANDED_STEPS:
+        forgotten = Checkpoint(save.epoch, steps[-_HANDED_STEPS - 1])
+        handed = tuple(s for s in handed if s.step > forgotten.step)
+    waiting = (*(s for s in tracker.staged if s != save), save)
+    return replace(tracker, staged=waiting, handed=handed, forgotten=forgotten)
+
+
+def track_written(tracker: SaveTracker, save: RankSave, copies: int) -> SaveTracker:
+    """Counts one more holder with the complete rank save."""
+    committed = {**tracker.committed, save: copies}
+    newest = sorted({s.checkpoint for s in committed})[-_REMEMBERED:]
+    return replace(tracker, committed={s: n for s, n in committed.items() if s.checkpoint in newest})
+
+
+def track_freed(tracker: SaveTracker, save: RankSave) -> SaveTracker:
+    """Ends the tracking of a drained save: its copies are final."""
+    return replace(tracker, staged=tuple(s for s in tracker.staged if s != save))
+
+
+def track_lost(tracker: SaveTracker, save: RankSave) -> SaveTracker:
+    """Forgets a save that no holder was asked to commit."""
+    return replace(tracker, handed=tuple(s for s in tracker.handed if s != save))
+
+
+# ---- staging memory --------------------------------------------------------------------------------------------------
+
 _REPLACE_SECONDS = 5.0
 """How long a save in memory that has become too small may still drain before it is given up."""
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +360,13 @@ class StagingMemory:
         ranks need.
         """
         async with self._allocating:
-            self._needs = occupancy.asked(self._needs, local, slot_bytes, ranks)
+            self._needs = with_request(self._needs, local, slot_bytes, ranks)
             try:
                 given = await self._allocate(local, slot_bytes)
             except OSError as error:
                 self._refuse(local, error.strerror or str(error))
                 raise
-            self._needs = occupancy.given(self._needs, local)
+            self._needs = with_grant(self._needs, local)
             self._watcher.on_progress()
             return given
 
@@ -147,7 +391,7 @@ class StagingMemory:
             return ArenaGrant(arena.file, tuple(sorted(arena.inside)), 0.0)
         began = time.monotonic()
         has = {number: taken.file.slot_bytes for number, taken in self._arenas.items()}
-        missing = occupancy.missing(self._needs, has)
+        missing = missing_bytes(self._needs, has)
         back = sum(len(taken.file.memory) for number, taken in self._arenas.items() if number in missing)
         require(StagingDemand(SLOTS, tuple(missing.values())), with_released(read_headroom(), back))
         if arena is not None:
@@ -161,7 +405,7 @@ class StagingMemory:
     def _refuse(self, local: int, why: str) -> None:
         """Notifies people once; the heartbeat reports it for as long as it lasts."""
         news = not self._needs.refused
-        self._needs = occupancy.refused(self._needs, local, why)
+        self._needs = with_denial(self._needs, local, why)
         if news:
             self._watcher.on_notice("NoStagingMemory", why)
         self._watcher.on_progress()
@@ -174,8 +418,8 @@ class StagingMemory:
             return
         arena.inside[message.slot] = save
         arena.sealed[message.slot] = (save, message)
-        self.tracker = saves.staged(self.tracker, save)
-        self._needs = occupancy.staged(self._needs, local, message.stream_bytes + message.values_bytes)
+        self.tracker = track_staged(self.tracker, save)
+        self._needs = with_staged(self._needs, local, message.stream_bytes + message.values_bytes)
         sealed = SealedSave(save, world, self._incarnation, message.layout, message.stream_bytes, message.values_bytes)
         arena.drain.stage(message.slot, sealed, message.layout_json)
         self._watcher.on_progress()
@@ -232,17 +476,17 @@ class StagingMemory:
             drain.retarget(self._holders.targets_of(local), every, self._holders.replicas)
 
     def _saved(self, save: RankSave, copies: int) -> None:
-        self.tracker = saves.written(self.tracker, save, copies)
+        self.tracker = track_written(self.tracker, save, copies)
 
     def _lost(self, save: RankSave) -> None:
-        self.tracker = saves.lost(self.tracker, save)
+        self.tracker = track_lost(self.tracker, save)
         self._watcher.on_progress()
 
     def _freed(self, local: int, slot: int, step: int, ok: bool) -> None:
         arena = self._arenas.get(local)
         save = arena.inside.pop(slot, None) if arena is not None else None
         if save is not None:
-            self.tracker = saves.freed(self.tracker, save)
+            self.tracker = track_freed(self.tracker, save)
         self._watcher.on_freed(local, slot, step, ok)
         self._watcher.on_progress()
 

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from surefoot.agent import events as on
-from surefoot.agent import holder_search, stuck_ranks
-from surefoot.agent.agent_state import AgentState as AgentState
-from surefoot.agent.agent_state import LocalRank as LocalRank
-from surefoot.agent.events import Command, Event
+from surefoot.agent import agent_state as on
+from surefoot.agent.agent_state import AgentState, Command, Event, LocalRank, Look, stands_still
 from surefoot.ipc.trainer_messages import HoldAt
+from surefoot.protocol.hangs import MOST_STEPS, learned_limit_seconds
 from surefoot.protocol.messages import (
     Assign,
     Exited,
@@ -22,14 +20,117 @@ from surefoot.protocol.messages import (
     FromAgent,
     Held,
     HoldAnswer,
+    HoldersWanted,
     Notice,
     Stopped,
     StoreReady,
+    StuckRanks,
     UnreadableSave,
 )
-from surefoot.protocol.step_limit import MOST_STEPS
 
-Step = tuple[AgentState, tuple[Command, ...]]
+# ---- stacks of ranks without a step ----------------------------------------------------------------------------------
+# Decides when to look at trainers without a step. Pure; `state_machine` calls it for each tick, step, pause and look.
+# Agents only tell what they see of their own ranks: one that waits for a rank elsewhere looks like one that hangs, and
+# only the operator hears all of them.
+
+Step = tuple[AgentState, tuple[on.Command, ...]]
+
+
+def observe_if_due(state: AgentState, standing_seconds: float) -> Step:
+    """Looks at each half of the suspect time."""
+    limit = state.step_limit_seconds
+    suspect = limit if state.paused else learned_limit_seconds(state.gaps, limit)
+    if 2 * standing_seconds <= (state.looks + 1) * suspect:
+        return state, ()
+    # whoever finds the hang first kills its ranks, and all others end with them before they could be asked
+    stacks = "" if state.stacks is None else state.stacks
+    return replace(state, stacks=stacks, looks=state.looks + 1), (on.TakeStacks(state.started),)
+
+
+def report_or_withdraw(state: AgentState, look: Look | None) -> Step:
+    """Says where all local ranks are, or takes it back."""
+    before = state.look
+    stands = before is not None and look is not None and stands_still(before, look)
+    if before is not None and look is not None and stands and not look.collectives:
+        look = replace(
+            look, collectives=before.collectives
+        )  # a recorder that is late now was heard before, and nothing moved
+    state = replace(state, look=look)
+    if look is None or state.paused:
+        return _taken_back(state)
+    # of what moves, a collective made between two looks says nothing of where all ranks are at one moment
+    known = stands or (before is not None and before.collectives == look.collectives)
+    calls = look.collectives if known else ()
+    fact = StuckRanks(state.started, state.step, look.places, moves=not stands, collectives=calls)
+    if fact in state.facts:
+        return state, ()
+    return replace(state, facts=(*_without(state), fact)), (on.Send(fact),)
+
+
+def reset_observation(state: AgentState, at: float) -> Step:
+    """Forgets what was seen, at a step or a pause."""
+    return _taken_back(replace(state, progress_at=at, stacks=None, look=None, looks=0))
+
+
+def _taken_back(state: AgentState) -> Step:
+    facts = _without(state)
+    if facts == state.facts:
+        return state, ()
+    return replace(state, facts=facts), (on.Send(StuckRanks(state.started, state.step)),)
+
+
+def _without(state: AgentState) -> tuple[FromAgent, ...]:
+    return tuple(fact for fact in state.facts if not isinstance(fact, StuckRanks))
+
+
+# ---- search for memory servers ---------------------------------------------------------------------------------------
+# Decides what follows where a trainer needs all holders. Whoever seeks waits: a rank that took the holders that it
+# knows for all there are would call a checkpoint lost that others hold.
+
+
+def request_servers_if_needed(assign: Assign) -> tuple[Command, ...]:
+    """Asks at once where ranks will need all holders anyway.
+
+    In a world of another size than its restore point's every rank reads of every other's; the answer comes while trainers
+    begin.
+    """
+    parent = assign.parent
+    if not assign.partial or parent is None or parent.imported:
+        return ()
+    size = next((size for epoch, _, size in assign.lineage if epoch == parent.epoch), assign.world)
+    return request_all_servers(assign.epoch) if size != assign.world else ()
+
+
+def request_servers_for_trainer(state: AgentState, local: int) -> Step:
+    """A trainer asks for every holder of the epoch."""
+    assign = state.assign
+    if assign is None or assign.epoch != state.started:
+        return state, ()  # overtaken: its trainers are being ended
+    if not assign.partial:
+        return state, (on.TellHolders(local, assign.holders),)
+    return replace(state, seeking=state.seeking | {local}), request_all_servers(assign.epoch)
+
+
+def send_servers_to_trainers(state: AgentState) -> Step:
+    """Tells the ranks that sought all holders, once those are known."""
+    assign = state.assign
+    if not state.seeking or assign is None or assign.partial or assign.epoch != state.started:
+        return state, ()
+    found = tuple(on.TellHolders(local, assign.holders) for local in sorted(state.seeking))
+    return replace(state, seeking=frozenset()), found
+
+
+def repeat_server_request(state: AgentState) -> tuple[Command, ...]:
+    """Asks a coordinator that has just begun what the former was asked."""
+    return request_all_servers(state.assign.epoch) if state.seeking and state.assign is not None else ()
+
+
+def request_all_servers(epoch: int) -> tuple[Command, ...]:
+    """Asks the coordinator, once more if need be."""
+    return (on.Send(HoldersWanted(epoch)),)
+
+
+# ---- state machine ---------------------------------------------------------------------------------------------------
 
 
 def transition(state: AgentState, event: Event) -> Step:
@@ -51,7 +152,7 @@ def _take(state: AgentState, event: Event) -> Step:
         case on.WarmChanged(warm):
             return replace(state, warm=warm), (on.Beat(),)
         case on.Welcomed():
-            return state, (*(on.Send(fact) for fact in state.facts), *holder_search.welcomed(state), on.Beat())
+            return state, (*(on.Send(fact) for fact in state.facts), *repeat_server_request(state), on.Beat())
         case on.Assigned(assign):
             return _assigned(state, assign)
         case on.StopAsked(epoch):
@@ -73,7 +174,7 @@ def _take(state: AgentState, event: Event) -> Step:
             if state.killing:
                 return _told_where(state, detail)
             # asked for before a step that was made since: then it says nothing any more
-            return (state, ()) if state.looks == 0 else stuck_ranks.looked(replace(state, stacks=detail), look)
+            return (state, ()) if state.looks == 0 else report_or_withdraw(replace(state, stacks=detail), look)
         case on.StoreUp(epoch, address):
             if epoch != state.claimed:
                 return state, ()
@@ -148,7 +249,7 @@ def _start(state: AgentState) -> Step:
         begun_at=None,
         exit_report=None,
     )
-    return fresh, (on.StartTrainers(assign, store), *holder_search.foreseen(assign), on.Beat())
+    return fresh, (on.StartTrainers(assign, store), *request_servers_if_needed(assign), on.Beat())
 
 
 def _finished(state: AgentState) -> bool:
@@ -167,7 +268,7 @@ def _assigned(state: AgentState, assign: Assign) -> Step:
     if assign.epoch > state.claimed:
         state = _claim(state, assign.epoch)
     state = replace(state, assign=assign)
-    after, found = holder_search.told(state)
+    after, found = send_servers_to_trainers(state)
     return after, (on.Retarget(assign.tier), *found)
 
 
@@ -185,7 +286,7 @@ def _asked(state: AgentState, event: on.HoldAsked | on.HoldersChanged | on.Level
                 unseen=holders.unseen,
                 partial=holders.partial,
             )
-            after, found = holder_search.told(replace(state, assign=changed))
+            after, found = send_servers_to_trainers(replace(state, assign=changed))
             return after, (on.Retarget(holders), *found)
         case on.LevelAsked(epoch, level):
             if epoch != state.claimed or level == state.level:
@@ -238,7 +339,7 @@ def _tick(state: AgentState, at: float) -> Step:
     waiting = any(r.held is not None or r.closed or not r.alive for r in state.ranks)
     since, limit = 0.0 if waiting else at - state.progress_at, state.step_limit_seconds
     if since <= limit:
-        return stuck_ranks.look_if_due(state, since)
+        return observe_if_due(state, since)
     doing = f" of {state.paused}" if state.paused else ""
     cause = f"hang: no step for {limit:g} s{doing} after step {state.step}"
     return _end(state, Exited(state.started, _behind(state), -9, cause, secondary=False, step=state.step, kind="hang"))
@@ -309,7 +410,7 @@ def _from_trainer(state: AgentState, event: TrainerEvent) -> Step:
             after = _with(state, mine, source=source, progress=replace(mine.progress, **odd.told))
             return after, (on.Beat(),) if after.restored else ()
         case on.HoldersSought():
-            return holder_search.sought(state, mine.local)
+            return request_servers_for_trainer(state, mine.local)
         case on.TrainerRestoreFailed(checkpoint=checkpoint, absent=absent, detail=detail):
             return _fact(state, UnreadableSave(state.started, checkpoint, mine.rank, absent, detail))
 
@@ -331,7 +432,7 @@ def _stepped(state: AgentState, mine: LocalRank, event: on.StepDone) -> Step:
     gaps = state.gaps
     if mine.local == 0 and told.step_seconds is not None:  # ranks of one worker step together
         gaps = (*gaps, told.step_seconds)[-MOST_STEPS:]
-    after, said = stuck_ranks.moved(replace(_with(state, mine, progress=told), gaps=gaps), event.at)
+    after, said = reset_observation(replace(_with(state, mine, progress=told), gaps=gaps), event.at)
     return after, (*said, on.Beat()) if first and after.step > 0 else said
 
 
@@ -340,7 +441,7 @@ def _paused(state: AgentState, mine: LocalRank, event: on.TrainerPaused) -> Step
     after = _with(state, mine, paused=event.what, pause_seconds=event.seconds)
     if state.progress_at is None:
         return after, (on.Beat(),)
-    after, said = stuck_ranks.moved(after, event.at)
+    after, said = reset_observation(after, event.at)
     return after, (*said, on.Beat())
 
 

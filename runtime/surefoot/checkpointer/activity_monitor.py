@@ -14,20 +14,88 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
 
 import torch
 
-from surefoot.checkpointer.exits import call_at_exit
-from surefoot.checkpointer.loop_lines import OTHERS, LoopLines, StackPlace, places_of
-from surefoot.protocol.rank_pace import RankPace
-from surefoot.protocol.rank_places import INNERMOST_FRAMES, loads_data, runs_backward, waits_for_ranks
+from surefoot.checkpointer.usage_checks import call_at_exit
+from surefoot.protocol.hangs import INNERMOST_FRAMES, loads_data, runs_backward, waits_for_ranks
+from surefoot.protocol.progress import RankPace
+
+_log = logging.getLogger(__name__)
+
+
+# ---- line of the training loop ---------------------------------------------------------------------------------------
+# Tells in which line of its training loop a rank stands. Pure. Who works longest may be slow, or may do what no other
+# rank does: rank 0 writes logs and evaluates. Equal ranks run the same lines, so where the difference lies in a line of
+# its own it is the program's, and no node is to blame.
+
+OTHERS = (0, 0)
+"""Stands for all lines beyond the first few, and for what is not of the loop."""
+
+_OUR_CALLS = "/surefoot/checkpointer/"
+
+
+class StackPlace(NamedTuple):
+    """A function of a stack, and where it is in it."""
+
+    code: CodeType
+    line: int
+
+    @property
+    def name(self) -> tuple[str, str]:
+        """Its file and function."""
+        return self.code.co_filename, self.code.co_name
+
+
+def places_of(frame: FrameType | None) -> tuple[StackPlace, ...]:
+    """A stack, the innermost first.
+
+    None of the frames is kept: it would keep alive what the function holds, and have it end on another thread.
+    """
+    found = list[StackPlace]()
+    while frame is not None:
+        found.append(StackPlace(frame.f_code, frame.f_lineno or 0))
+        frame = frame.f_back
+    return tuple(found)
+
+
+class LoopLines:
+    """The functions by which a program came to call `step`, outermost first."""
+
+    def __init__(self, stack: Sequence[StackPlace]) -> None:
+        calls = list(reversed(stack))
+        while calls and _OUR_CALLS in calls[-1].code.co_filename:
+            calls.pop()
+        self._calls = tuple(calls)
+
+    def line(self, stack: Sequence[StackPlace]) -> tuple[int, int] | None:
+        """The line of the innermost call that is still under way.
+
+        Returns:
+            It and the line of the function that is called there (0: none), as many loops call one that makes the whole step.
+            None: it is in the call of `step` itself, as all ranks are at times.
+        """
+        outermost, depth = stack[::-1], 0
+        for place, call in zip(outermost, self._calls, strict=False):
+            if place.code is not call.code:
+                break
+            depth += 1
+        if not depth:
+            return OTHERS
+        line = outermost[depth - 1].line
+        if depth == len(self._calls) and line == self._calls[-1].line:
+            return None
+        return line, outermost[depth].line if len(outermost) > depth else 0
+
+
+# ---- activity monitor ------------------------------------------------------------------------------------------------
 
 LOOK_SECONDS = 0.2
 """From look to look, in the mean: drawn for each, so that none falls into step with the training."""
 
 _CLOSE_SECONDS = 5.0
-_log = logging.getLogger(__name__)
 
 FEWEST_RANKS = 3
 """In a smaller world nobody could say who is usual, and nobody looks."""

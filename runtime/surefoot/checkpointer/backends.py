@@ -17,20 +17,19 @@ from pathlib import Path
 from surefoot.checkpointer.library_mode import library
 from surefoot.checkpointer.library_mode.end_signal import EndSignal, grace_seconds
 from surefoot.checkpointer.library_mode.in_process_backend import PERSISTENT, InProcessBackend, InProcessTargets
+from surefoot.checkpointer.library_mode.library import RestoreAgreement
 from surefoot.checkpointer.library_mode.other_writers import WriterWatch
-from surefoot.checkpointer.library_mode.restore_agreement import RestoreAgreement
 from surefoot.checkpointer.process_group import current_world, decide_once
 from surefoot.errors import ConfigurationError
-from surefoot.flush.retention_thread import RetentionThread
+from surefoot.flush.garbage_collection import RetentionThread
 from surefoot.ipc.save_backend import SaveBackend
 from surefoot.ipc.trainer_messages import Attached
 from surefoot.memory_server.connection import account_of
-from surefoot.protocol.checkpoints.lineage import Lineage, LineageEntry
+from surefoot.protocol.checkpoints.completeness import Lineage, LineageEntry
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint
 from surefoot.restore.catalogue import Further, SaveSource, holder_sources, older_source, persistent_source
 from surefoot.settings import JobSettings, job_settings, settings_elsewhere
-from surefoot.tiers.open import open_persistent
-from surefoot.tiers.persistent import ObjectStoreTier
+from surefoot.tiers.persistent import ObjectStoreTier, open_persistent
 
 _OWN_FOLDER = "surefoot-checkpoints"
 _log = logging.getLogger(__name__)

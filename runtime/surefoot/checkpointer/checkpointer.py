@@ -5,37 +5,102 @@ from __future__ import annotations
 import atexit
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from inspect import Parameter, signature
 from types import TracebackType
 from typing import Any, Literal
 
 import torch
 
-from surefoot.checkpointer import refusals, restoring, usage_checks
+from surefoot.checkpointer import restoring, usage_checks
 from surefoot.checkpointer.activity_monitor import OwnPace
 from surefoot.checkpointer.backends import LibraryOptions, connect_backend
-from surefoot.checkpointer.exits import call_at_exit, fail_at_exit
-from surefoot.checkpointer.foreign_loaders import refuse_shuffle_buffers
-from surefoot.checkpointer.gloo_peers import ShareReads
-from surefoot.checkpointer.injected_faults import InjectedFaults
 from surefoot.checkpointer.library_mode.end_signal import EndSignal
-from surefoot.checkpointer.loss_check import LossCheck, plain_number
-from surefoot.checkpointer.named_objects import Stateful, stateful_objects
-from surefoot.checkpointer.pauses import announced
-from surefoot.checkpointer.saving import Saver
-from surefoot.checkpointer.skipped_batches import skip_batches
-from surefoot.checkpointer.standing import RankStanding
-from surefoot.checkpointer.state_guard import StateGuard
-from surefoot.checkpointer.step_reports import StepReports
-from surefoot.checkpointer.step_saves import StepSaves
+from surefoot.checkpointer.restoring import ShareReads
+from surefoot.checkpointer.saving import Saver, StepSaves
+from surefoot.checkpointer.step_reports import InjectedFaults, LossCheck, StepReports, announced, plain_number
+from surefoot.checkpointer.usage_checks import (
+    Stateful,
+    StateGuard,
+    call_at_exit,
+    fail_at_exit,
+    refuse_shuffle_buffers,
+    stateful_objects,
+)
 from surefoot.errors import ConfigurationError, LastStepNotSaved
 from surefoot.ipc.save_backend import SaveBackend
+from surefoot.ipc.trainer_messages import Attached
 from surefoot.protocol.identities import Checkpoint
 from surefoot.state import Fit, Program
 
 _log = logging.getLogger(__name__)
+
+
+# ---- whether the state is that of the last step ----------------------------------------------------------------------
+# Describes a rank's step and world for the program's own log.
+
+
+@dataclass(frozen=True, slots=True)
+class RankStanding:
+    """Where one rank is, and what of it is saved."""
+
+    epoch: int
+    """Counts the worlds that this job had; 1 is the first."""
+    rank: int
+    world: int
+    """Number of ranks."""
+    restored_step: int
+    """What this world goes on from; 0: from the beginning."""
+    step: int
+    """Finished steps."""
+    saved_step: int
+    """The newest whose state this rank has copied; 0: none yet."""
+    stall_seconds: float | None
+    """What the newest save took of the training's time; None: none yet."""
+
+    @classmethod
+    def of(cls, attached: Attached, step: int, saved_step: int, stall_seconds: float | None) -> RankStanding:
+        """Puts together what the agent said and what the rank did since."""
+        restored = attached.parent.step if attached.parent else 0
+        return cls(attached.epoch, attached.rank, attached.world, restored, step, saved_step, stall_seconds)
+
+
+# ---- skipped batches -------------------------------------------------------------------------------------------------
+# Leaves out the batches that spoiled a world before, behind a rollback. Called by `checkpointer` once the state is
+# restored. Fed the same batches again, a run would turn NaN at the same step again.
+
+
+def skip_batches(objects: Mapping[str, Any], link: SaveBackend) -> None:
+    """Has every loader that can leave out what the assignment says.
+
+    Where none can, training goes on with the same batches, and that is said once.
+    """
+    steps = link.attached.skip_steps
+    if not steps:
+        return
+    able = {name: o for name, o in objects.items() if callable(getattr(o, "skip_steps", None))}
+    for loader in able.values():
+        loader.skip_steps(steps)
+    if link.attached.rank:
+        return
+    if able:
+        text = (
+            f"the batches of {steps} steps are left out by {', '.join(able)}: they led to a loss that was rolled back"
+        )
+        _log.warning("%s", text)
+        link.say("DataSkipped", text)
+        return
+    text = (
+        f"the batches of {steps} steps led to a loss that was rolled back, and no object given to Checkpointer can leave"
+        " them out: they are trained on again. Give it a loader with skip_steps(steps), as surefoot.ElasticLoader"
+    )
+    _log.warning("%s", text)
+    link.say("DataNotSkipped", text)
+
+
+# ---- checkpointer ----------------------------------------------------------------------------------------------------
 
 CLOSE_SECONDS = 120.0
 """How long `close` waits for what is staged to reach its tiers."""
@@ -109,7 +174,7 @@ class Checkpointer:
         self._closed = False
         self._disowned = False
         call_at_exit(self._at_exit)
-        usage_checks.watch(self)
+        usage_checks.disable_after_fork(self)
 
     # ---- what a script calls ---------------------------------------------------------------------------------------
 
@@ -160,7 +225,7 @@ class Checkpointer:
         """
         self._refuse_in_child("step")
         if not self._restored and not self._stepped:
-            refusals.refuse_unrestored(self._link.attached.parent)
+            usage_checks.refuse_unrestored(self._link.attached.parent)
         with self._reports.aside():
             self._finish_step(loss, gradient_norm)
         ending = self._connected.ending

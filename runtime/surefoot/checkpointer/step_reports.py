@@ -5,18 +5,189 @@ Used by `checkpointer`. What is no part of a step (a restore, a pause) must not 
 
 from __future__ import annotations
 
+import logging
 import math
+import os
 import time
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 
+import torch
+
+from surefoot import metrics
 from surefoot.checkpointer.activity_monitor import OwnPace
-from surefoot.checkpointer.loss_check import LossCheck
 from surefoot.checkpointer.saving import Saver
-from surefoot.checkpointer.state_guard import StateGuard
+from surefoot.checkpointer.usage_checks import StateGuard, refuse_odd_pause
+from surefoot.fault_files import fault_word, take
 from surefoot.ipc.save_backend import SaveBackend
-from surefoot.ipc.trainer_messages import Stepped
+from surefoot.ipc.trainer_messages import Pausing, Stepped
 from surefoot.protocol.checkpoints.save_state import Settled
-from surefoot.protocol.progress import Progress
+from surefoot.protocol.progress import Oddity, OddSteps, Progress, RecentValues, spike_text
+from surefoot.state import Program
+
+_log = logging.getLogger(__name__)
+
+
+# ---- pauses ----------------------------------------------------------------------------------------------------------
+# Announces that a script makes no step for a while. An evaluation of minutes looks like a hang to whoever counts steps
+# alone.
+
+LONGEST_WORD = 64
+
+
+@dataclass(slots=True)
+class Spent:
+    """How long the pause took, known at its end."""
+
+    seconds: float = 0.0
+
+
+@contextmanager
+def announced(link: SaveBackend, what: str, at_most_seconds: float | None) -> Iterator[Spent]:
+    """Tells the begin and the end of a pause, however it ends.
+
+    Raises:
+        ConfigurationError: `what` is empty, or the time not above zero.
+    """
+    refuse_odd_pause(what, at_most_seconds)
+    began, spent = time.perf_counter(), Spent()
+    link.pausing(Pausing(what.strip()[:LONGEST_WORD], at_most_seconds))
+    try:
+        yield spent
+    finally:
+        link.pausing(Pausing("", None))
+        spent.seconds = time.perf_counter() - began
+
+
+# ---- injected faults -------------------------------------------------------------------------------------------------
+# Injects faults that only a trainer can do to itself. Used by `step_reports` and `checkpointer`, for `surefoot local`.
+# Nothing outside of a process can turn its model NaN, have it work for longer, or stand still in the middle of its
+# program; and what a run does about that should be seen before a long training needs it.
+
+SLOW_SECONDS = 0.1
+"""How much longer each step takes a rank that is made slow."""
+
+_FOR_EVER_SECONDS = 1e8
+
+
+class InjectedFaults:
+    """Looks at each step whether this trainer shall misbehave.
+
+    Without SUREFOOT_FAULTS_FOLDER, which `surefoot local` alone sets, it does nothing.
+    """
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        self._spoiling, self._slowing, self._hanging = (
+            fault_word(kind, environment) for kind in ("nan", "slow", "hang")
+        )
+
+    def slow(self) -> None:
+        """Takes longer for a step, as long as that is asked for."""
+        if self._slowing is not None and self._slowing.exists():
+            time.sleep(SLOW_SECONDS)
+
+    def hang(self) -> None:
+        """Does not return, or not for so long, where asked.
+
+        It is one wait: a loop would read and compute, and so look alive.
+        """
+        said = take(self._hanging)
+        if said is not None:
+            time.sleep(float(said) if said else _FOR_EVER_SECONDS)
+
+    def spoil(self, program: Program) -> None:
+        """Turns the first tensor of numbers NaN, where asked."""
+        if take(self._spoiling) is None:
+            return  # nobody asked, or another rank of this node was faster
+        floating = (e.local_part() for e in program.standing() if e.local_part().is_floating_point())
+        with torch.no_grad():
+            next(floating).fill_(float("nan"))
+
+
+# ---- check of the loss -----------------------------------------------------------------------------------------------
+# Judges each step's loss and gradient norm, and reports what is odd. A run whose loss is NaN goes on for days, and its
+# checkpoints push out the last good one.
+
+_LOSS, _NORM = "loss", "gradient norm"
+
+
+class LossCheck:
+    """Judges a rank's steps; rank 0 reports what is odd, once."""
+
+    def __init__(self, backend: SaveBackend) -> None:
+        self._backend = backend
+        self._recent = {_LOSS: RecentValues(), _NORM: RecentValues()}
+        self._last: Oddity = ""
+        self._faults = InjectedFaults()
+        self.odd = OddSteps()
+
+    def check(self, step: int, loss: float | None, gradient_norm: float | None, program: Program) -> Oddity:
+        """Judges the step that ends.
+
+        Args:
+            step: its number.
+            loss: of it, if the script told any.
+            gradient_norm: likewise.
+            program: what is saved of that step says so.
+
+        Returns:
+            What is odd about it; empty: nothing, or nothing was told.
+        """
+        self._faults.spoil(program)
+        kind, text = self._judged(step, loss, gradient_norm)
+        for name, value in ((_LOSS, loss), (_NORM, gradient_norm)):
+            if value is not None:
+                self._recent[name] = self._recent[name].followed_by(value)
+        if kind == "not-finite":
+            metrics.losses_not_finite.inc()
+        elif kind:
+            metrics.losses_out_of_band.inc()
+        if kind and kind != self._last and self._backend.attached.rank == 0:
+            said = f"{text}: checkpoints from here on hold what led to it"
+            _log.warning("%s", said)
+            self._backend.say("LossNotFinite" if kind == "not-finite" else "LossOutOfBand", said)
+        self._last = kind
+        self.odd = self.odd.followed_by(step, kind, text)
+        program.suspect, program.recent, program.odd = bool(kind), self.recent, self.odd
+        return kind
+
+    @property
+    def recent(self) -> dict[str, list[float]]:
+        """What later steps are judged by; to be saved with the step."""
+        return {name: list(recent.values) for name, recent in self._recent.items() if recent.values}
+
+    def restored(self, program: Program) -> None:
+        """Takes up what the restored checkpoint says of earlier steps.
+
+        Without it a restart would make odd ones sound: nobody else remembers them.
+        """
+        for name in self._recent:
+            self._recent[name] = RecentValues(tuple(float(value) for value in program.recent.get(name) or ()))
+        self.odd = program.odd
+
+    def _judged(self, step: int, loss: float | None, gradient_norm: float | None) -> tuple[Oddity, str]:
+        if loss is not None and not math.isfinite(loss):
+            return "not-finite", f"the loss of step {step} is {loss}"
+        for name, value in ((_LOSS, loss), (_NORM, gradient_norm)):
+            # a gradient norm that is no number is a spike: a scaler of mixed precision leaves such a step out by itself
+            far = "" if value is None else spike_text(name, _number(value), self._recent[name])
+            if far:
+                return "spike", f"step {step} has a {far}"
+        return "", ""
+
+
+def _number(value: float) -> float:
+    """NaN is not above any limit, and further out than any number."""
+    return math.inf if math.isnan(value) else value
+
+
+def plain_number(value: torch.Tensor | float | None) -> float | None:
+    """The value as a number, whatever it was given as."""
+    return None if value is None else float(value.detach() if isinstance(value, torch.Tensor) else value)
+
+
+# ---- step reports ----------------------------------------------------------------------------------------------------
 
 
 class StepReports:

@@ -7,11 +7,22 @@ would be saved from then on. DataLoader workers and `multiprocessing` leave by `
 
 from __future__ import annotations
 
+import atexit
+import logging
+import math
 import os
+import sys
+import threading
+import time
 import weakref
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping
+from difflib import get_close_matches
+from typing import Any, Protocol
+
+import torch
 
 from surefoot.errors import ConfigurationError
+from surefoot.protocol.identities import Checkpoint
 
 
 class Inherited(Protocol):
@@ -28,7 +39,7 @@ class Inherited(Protocol):
 _watched: weakref.WeakSet[Inherited] = weakref.WeakSet()
 
 
-def watch(owner: Inherited) -> None:
+def disable_after_fork(owner: Inherited) -> None:
     """Disowns `owner` in every process that is forked from now on."""
     _watched.add(owner)
 
@@ -48,3 +59,274 @@ def _disown_all() -> None:
 
 # once for the process: what is registered here stays for ever
 os.register_at_fork(after_in_child=_disown_all)
+
+
+# ---- exit of the program ---------------------------------------------------------------------------------------------
+# Closes a Checkpointer at interpreter exit, while threads can still be started. The standard library ends every thread
+# pool before `atexit` calls anybody: what is closed only there can neither write the parts of its last save side by
+# side nor list what is old.
+
+
+def call_at_exit(handler: Callable[[], None]) -> None:
+    """Calls a method before threads are joined at exit, and from `atexit`.
+
+    The handler must tolerate two calls. The first registration holds only a weak reference to its object.
+    """
+    atexit.register(handler)
+    weak: weakref.WeakMethod[Any] = weakref.WeakMethod(handler)
+
+    def call() -> None:
+        method = weak()
+        if method is not None:
+            method()
+
+    # how concurrent.futures itself hears of the end; called in reverse order, so ahead of its own handler
+    threading._register_atexit(call)  # type: ignore[attr-defined]  # typeshed leaves it out
+
+
+_failed = threading.Event()
+
+
+def fail_at_exit() -> None:
+    """Has the process end with code 1.
+
+    An error that is raised while the interpreter ends is printed, and does not change the code.
+    """
+    _failed.set()
+
+
+def _end_with_failure() -> None:
+    if _failed.is_set():
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+atexit.register(_end_with_failure)  # as early as possible: the last to register is the first to be called
+
+
+# ---- use before a restore --------------------------------------------------------------------------------------------
+# Refuses calls that would lose or repeat steps. Each says what to do instead. Called by `checkpointer` before anything
+# is done.
+
+
+def refuse_unrestored(parent: Checkpoint | None) -> None:
+    """Refuses training from the beginning beside older steps.
+
+    Retention would remove those, under their numbers.
+    """
+    if parent is not None:
+        raise ConfigurationError(
+            f"step() was called and restore() was not, and this job has {parent}: call restore() before training,"
+            " or begin another job (folder=, or job=)"
+        )
+
+
+def refuse_odd_pause(what: str, at_most_seconds: float | None) -> None:
+    """Refuses a pause without a word, or of no time."""
+    if not what.strip() or (at_most_seconds is not None and not 0.0 < at_most_seconds < math.inf):
+        raise ConfigurationError("pause() takes a word for what is done, and seconds above zero or none")
+
+
+# ---- objects that are named to the checkpointer ----------------------------------------------------------------------
+# Validates and unwraps the objects that are named to a Checkpointer.
+
+
+class Stateful(Protocol):
+    """Gives and takes its state: modules, optimizers, schedulers, loaders, own objects."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state_dict: Any, /) -> Any: ...
+
+
+def stateful_objects(objects: Mapping[str, Any], options: Iterable[str]) -> dict[str, Any]:
+    """Validates the objects to save and removes wrappers without state.
+
+    Raises ConfigurationError for a name that is no identifier, and for an object without state, which a mistyped option
+    is.
+    """
+    found = {}
+    for name, subject in objects.items():
+        if subject is None:
+            continue
+        if not name.isidentifier():
+            raise ConfigurationError(f"{name!r} cannot name an object: give it a name as Python's own, like model=")
+        close = get_close_matches(name, options, n=1, cutoff=0.75)
+        if close and not hasattr(subject, "state_dict"):
+            raise ConfigurationError(f"Checkpointer has no option {name!r}: did you mean {close[0]}?")
+        found[name] = _unwrap(name, subject)
+    return found
+
+
+def _unwrap(name: str, subject: Any) -> Any:
+    """Accelerate's prepared objects: an optimizer is the one that it steps, a loader has state only if torchdata's is
+    beneath it."""
+    if not type(subject).__module__.startswith("accelerate."):
+        return subject
+    if isinstance(subject, torch.optim.Optimizer):
+        inner = getattr(subject, "optimizer", None)
+        if isinstance(inner, torch.optim.Optimizer):
+            return inner
+        raise ConfigurationError(
+            f"{name} is Accelerate's and wraps a {type(inner).__name__}: give the optimizer itself"
+        )
+    if hasattr(subject, "base_dataloader") and not getattr(subject, "use_stateful_dataloader", False):
+        raise ConfigurationError(
+            f"{name} was prepared by Accelerate and keeps no state: give DataLoaderConfiguration("
+            "use_stateful_dataloader=True) to the Accelerator, or an ElasticLoader to Checkpointer"
+        )
+    return subject
+
+
+# ---- loaders of others -----------------------------------------------------------------------------------------------
+# Refuses third-party loaders whose state does not hold their full position. A shuffle buffer holds rows that were read
+# and not handed out yet: a state without them loses those rows at each restart. A batch that a prefetcher took counts
+# as consumed in the state of a loader that knows nothing of steps, and is lost too.
+
+_INNER = ("base_dataloader", "dataset", "_ex_iterable", "ex_iterable", "ex_iterables")
+"""Where a loader keeps what it reads from: torch's, Accelerate's, Hugging Face's."""
+_DEEPEST = 32
+
+
+def refuse_shuffle_buffers(objects: Mapping[str, Any], anew: Collection[str]) -> None:
+    """Raises ConfigurationError for a loader with a shuffle buffer.
+
+    One that `anew` names, or that buffers a single row, is allowed.
+    """
+    for name, subject in objects.items():
+        rows = 0 if name in anew else buffered_rows(subject)
+        if rows > 1:
+            raise ConfigurationError(
+                f"{name} ({type(subject).__name__}) shuffles in a buffer of {rows} rows that is not part of its state:"
+                " the rows in it would be lost at each restart. Shuffle its shards alone (shuffle(buffer_size=1)), or"
+                " shuffle when the data set is written, or give an ElasticLoader a map-style data set, or accept with"
+                f" Checkpointer(anew=({name!r},)) that samples are lost"
+            )
+
+
+def buffered_rows(subject: Any, deepest: int = _DEEPEST) -> int:
+    """Rows of the largest Hugging Face shuffle buffer beneath; 0: none."""
+    found = 0
+    if "BufferShuffled" in type(subject).__name__:
+        size = getattr(subject, "buffer_size", 0)
+        found = size if isinstance(size, int) else 0
+    if deepest == 0 or isinstance(subject, str | bytes | Mapping):
+        return found
+    own = getattr(subject, "__dict__", {})
+    for inner in (own[name] for name in _INNER if name in own):
+        for one in inner if isinstance(inner, list | tuple) and len(inner) <= _DEEPEST else (inner,):
+            found = max(found, buffered_rows(one, deepest - 1))
+    return found
+
+
+class PrefetchCheck:
+    """Checks torchdata's loaders for prefetched batches once, after a job's first step."""
+
+    def __init__(self, objects: Mapping[str, Any]) -> None:
+        self._loaders = {n: o for n, o in objects.items() if type(o).__module__.startswith("torchdata.")}
+
+    def first_step_ends(self) -> None:
+        """Raises ConfigurationError where more batches were taken than a step uses."""
+        for name, loader in self._loaders.items():
+            taken = getattr(getattr(loader, "_iterator", None), "_num_yielded", None)
+            said = getattr(loader, "batches_per_step", 1)
+            if isinstance(taken, int) and taken > said:
+                raise ConfigurationError(
+                    f"{taken} batches were taken from {name} ({type(loader).__name__}) before the first step ended, and"
+                    " its state counts them all: what a prefetcher took ahead would be lost at each restart. If the step"
+                    f" trained on all of them, set {name}.batches_per_step = {taken}; else take it without a prefetcher,"
+                    " or give an ElasticLoader with batches_per_step=1"
+                )
+
+
+# ---- state guard -----------------------------------------------------------------------------------------------------
+# Tracks whether the program still holds the state of its last step. Only while it stands may its state be saved as that
+# step's: saved later, under the same number, a gradient would count twice, or buffers be those of a step that never
+# ended. Asked by `checkpointer` at each step and wherever it saves outside of one.
+
+Samples = tuple[tuple[int, int], ...]
+"""Positions [start, stop) of the global order, one pair for each batch."""
+
+PASSES_SHARE = 0.01
+"""Of the time, at most, that reckoning passes over the data takes: a stream of many lanes takes a while."""
+
+PASSES_SECONDS = 1.0
+"""So old the passes told may be, whatever they cost."""
+
+
+class StateGuard:
+    """Compares loaders and optimizers with where the last step left them.
+
+    Loaders that can count by steps are switched to it.
+    """
+
+    def __init__(self, objects: Mapping[str, Any]) -> None:
+        self._loaders = {name: o for name, o in objects.items() if callable(getattr(o, "count_by_step", None))}
+        self._foreign: PrefetchCheck | None = PrefetchCheck(objects)
+        """Until a step has ended: what was restored had its first step before."""
+        self._optimizing = False
+        self._at_step = 0
+        for loader in self._loaders.values():
+            loader.count_by_step()
+        self.consumed: Samples | None = None
+        """What this rank's share of the last step was; None if the program has no `loader` that tells."""
+        self.step_samples: int | None = None
+        """How many samples that share had; None likewise."""
+        self.step_span: tuple[int, int] | None = None
+        """Positions [start, stop) of all ranks' shares together, where a loader tells that steps' sizes may differ."""
+        self._passes: float | None = None
+        self._reckon_at = -math.inf
+
+    def restored(self, step: int) -> None:
+        """Takes the present state for that of a restored step; 0: none."""
+        if step > 0:
+            self._foreign = None
+        self._optimizing, self._at_step = False, self._handed_out()
+
+    def step_ends(self) -> None:
+        """Takes the present state for that of the step that ends here.
+
+        Raises ConfigurationError where it is uncertain which batches the step used.
+        """
+        if self._foreign is not None:
+            self._foreign.first_step_ends()
+            self._foreign = None
+        told = {name: loader.step_ends() for name, loader in self._loaders.items()}
+        self.consumed = told.get("loader")
+        self.step_samples = getattr(self._loaders.get("loader"), "step_samples", None)
+        self.step_span = getattr(self._loaders.get("loader"), "step_span", None)
+        self._optimizing, self._at_step = False, self._handed_out()
+
+    def passes(self, now: float) -> float | None:
+        """Passes over the data of the source furthest behind; None: unknown.
+
+        Reckoned again as soon as that is little of the time since; older ones would stand beside a step that is not
+        theirs.
+        """
+        told = getattr(self._loaders.get("loader"), "passes", None)
+        if callable(told) and now >= self._reckon_at:
+            self._passes = min(told(), default=None)
+            self._reckon_at = now + min(PASSES_SECONDS, (time.perf_counter() - now) / PASSES_SHARE)
+        return self._passes
+
+    def optimizer_begins(self) -> None:
+        """Tensors change from here on."""
+        self._optimizing = True
+
+    def changed_by(self) -> str | None:
+        """Names what changed the state since the last step; None: nothing.
+
+        Where no loader counts what it hands out, an exception being handled is taken to have come within a step.
+        """
+        if self._optimizing:
+            return "an optimizer has begun"
+        if self._handed_out() != self._at_step:
+            return "a batch was taken from the loader"
+        if not self._loaders and sys.exc_info()[0] is not None:
+            return "an exception is being handled"
+        return None
+
+    def _handed_out(self) -> int:
+        return sum(loader.handed_out for loader in self._loaders.values())

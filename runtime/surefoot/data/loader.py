@@ -11,14 +11,65 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from surefoot.data.batch_sequence import BatchSequence
 from surefoot.data.sample_order import sample_generator, sample_seed
-from surefoot.data.sampler import ElasticSampler, Share
-from surefoot.data.torch_options import check_options, refuse_options
+from surefoot.data.sampler import BatchSequence, ElasticSampler, Share
 from surefoot.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import torch
+
+
+# ---- options of torch's DataLoader -----------------------------------------------------------------------------------
+# `refuse_options` refuses DataLoader options that loader and stream lack. A sampler of one's own decides on each rank
+# which samples come in what order: it cannot be divided among another number of ranks, so that samples would be lost or
+# repeated. The message says what to give instead; a bare TypeError would not.
+
+_ORDER = (
+    "the order follows from seed=. For a part of the samples, or some of them more often, give it"
+    " torch.utils.data.Subset(dataset, indexes), with indexes drawn once by a seed of your own, alike on all ranks"
+)
+_OWN_LOADER = (
+    "it is not passed on. Of a data set with samples by number, torch's DataLoader takes it, with"
+    " batch_sampler=surefoot.ElasticSampler(dataset, global_batch, batches_per_step=1)"
+)
+_INSTEAD = {
+    "batch_size": "give global_batch=, the samples a step on all ranks together",
+    "num_workers": "give workers=",
+    "collate_fn": "give collate=",
+    "shuffle": "samples are always shuffled, by seed=",
+    "drop_last": "every batch is whole: no sample is left over, as the next pass fills the last one up",
+    "sampler": _ORDER,
+    "batch_sampler": "give ElasticLoader the data set and batch_sampler=. For batches of like length, or of so many"
+    " tokens, give ElasticStream(Items(dataset), max_tokens=, window=)",
+    **dict.fromkeys(("timeout", "multiprocessing_context", "pin_memory_device", "in_order"), _OWN_LOADER),
+    "generator": "give seed=, and transform=, which is called with each sample's own generator",
+}
+
+
+def refuse_options(kind: str, given: Iterable[str]) -> None:
+    """Refuses each option in `given`, with what to give instead.
+
+    Raises:
+        ConfigurationError: torch's DataLoader has the option.
+        TypeError: nobody has it.
+    """
+    for name in given:
+        if name not in _INSTEAD:
+            raise TypeError(f"{kind} has no option {name}")
+        raise ConfigurationError(f"{kind} has no {name}=: {_INSTEAD[name]}")
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raises ConfigurationError for options of worker processes without workers.
+
+    Torch's DataLoader would ignore some of them silently.
+    """
+    for name in ("prefetch_factor", "worker_init_fn", "persistent_workers"):
+        if options.get(name) and not options["num_workers"]:
+            raise ConfigurationError(f"{name} is for workers, and there are none: give workers= too")
+
+
+# ---- loader ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

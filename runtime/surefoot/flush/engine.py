@@ -8,16 +8,32 @@ digest table and the plain values of each slot: chunks are sent from where they 
 from __future__ import annotations
 
 import logging
+import queue
+import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Literal
+from weakref import WeakValueDictionary
 
 from surefoot import metrics
-from surefoot.errors import Corrupt, ProtocolError
-from surefoot.flush.save_work import SaveWork
-from surefoot.flush.slots import (
+from surefoot.errors import (
+    ChunkMissing,
+    CopyRefused,
+    Corrupt,
+    Fenced,
+    ProtocolError,
+    SaveExists,
+    SurefootError,
+    TierFull,
+    TierUnavailable,
+)
+from surefoot.flush.bandwidth import TokenBucket
+from surefoot.flush.state_machine import (
+    Acknowledged,
     Command,
     CommitOn,
     Complain,
@@ -29,23 +45,458 @@ from surefoot.flush.slots import (
     Free,
     FreeSlot,
     GaveUp,
+    LegEnded,
+    LegRefused,
     Retargeted,
     RetryLimits,
+    SaveWritten,
     SealedSave,
     SlotStaged,
     StopLeg,
+    TargetFailed,
     Tick,
     WriteTo,
+    step,
 )
-from surefoot.flush.state_machine import step
-from surefoot.flush.target_turns import TargetTurns
-from surefoot.flush.target_writer import Probe, TargetWriter, WriterOrder
-from surefoot.flush.token_bucket import TokenBucket
-from surefoot.format.layouts import Stream, read_layout
+from surefoot.format.layouts import DIGEST_BYTES, Stream, block_digests, read_layout
+from surefoot.format.manifests import describe
+from surefoot.protocol.bounds import MAX_PART_BYTES
+from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
-from surefoot.tiers import Tier
+from surefoot.tiers import CopiesChunks, Tier, WritesAhead
 
 log = logging.getLogger(__name__)
+
+
+# ---- save work -------------------------------------------------------------------------------------------------------
+# Shares one sealed save between its writers: memory, layout, digest table. Shared by the writers of `engine.Drain`.
+# Whichever comes to a chunk first makes its digests, then sends it while its bytes are still near the core; no writer
+# waits for what another one's target does.
+
+
+class SaveWork:
+    """Reads and digests one slot's save for all its writers."""
+
+    def __init__(self, sealed: SealedSave, layout: Stream, memory: memoryview) -> None:
+        if sealed.values_bytes > MAX_PART_BYTES:  # no reader would take it for a save
+            raise ProtocolError(
+                f"{sealed.save} has plain values of {sealed.values_bytes} bytes, and at most {MAX_PART_BYTES} are read again:"
+                " keep large data in tensors, which are saved in chunks"
+            )
+        end = sealed.stream_bytes + sealed.values_bytes
+        if sealed.stream_bytes != layout.layout.stream_bytes or end > memory.nbytes:
+            raise ProtocolError(
+                f"{sealed.save}: {sealed.stream_bytes} + {sealed.values_bytes} bytes were staged into a slot of"
+                f" {memory.nbytes} with a layout of {layout.layout.stream_bytes}: the save is not written"
+            )
+        self.sealed = sealed
+        self.layout = layout
+        self.chunk_lengths = layout.layout.chunk_lengths()
+        self.stream = memory[: sealed.stream_bytes]
+        self.values = bytes(memory[sealed.stream_bytes : end])
+        self.table = b""
+        self._manifest: RankManifest | None = None
+        self._digests: dict[int, bytes] = {}
+        self._begun: set[int] = set()
+        """Chunks whose digests somebody makes or has made."""
+        self._digested = threading.Event()
+        self._stopped: set[HolderId] = set()
+        self._lock = threading.Condition()
+        if not self.chunk_lengths:
+            self._describe()
+
+    def digest(self, index: int) -> None:
+        """Makes the digests of a chunk once for all writers.
+
+        Unless another writer does or did; behind the last of all, the manifest.
+        """
+        with self._lock:
+            if index in self._begun:
+                return
+            self._begun.add(index)
+        try:
+            found = block_digests(self.stream, self.layout.edges, self.layout.blocks_of_chunk(index))
+            with self._lock:
+                self._digests[index] = found
+                self._lock.notify_all()
+                last = len(self._digests) == len(self.chunk_lengths)
+            if last:
+                self._describe()
+        except BaseException:
+            with self._lock:
+                self._digested.set()  # without a manifest the writers give the save up
+                self._lock.notify_all()
+            raise
+
+    def digests(self, index: int) -> bytes:
+        """The digests of a chunk on which some writer has begun.
+
+        Empty where they could not be made.
+        """
+        with self._lock:
+            self._lock.wait_for(lambda: index in self._digests or self._digested.is_set())
+            return self._digests.get(index, b"")
+
+    def _describe(self) -> None:
+        self.table = b"".join(self._digests[index] for index in range(len(self.chunk_lengths)))
+        sealed, tables = self.sealed, (self.table, self.values)
+        self._manifest = describe(
+            sealed.save, sealed.world, sealed.incarnation, self.layout, tables, saved_at=time.time()
+        )
+        self._digested.set()
+
+    def manifest(self, target: HolderId) -> RankManifest | None:
+        """Waits for the manifest, which every chunk has part in.
+
+        None if the leg to `target` was stopped meanwhile.
+        """
+        while not self._digested.wait(0.1):
+            if self.is_stopped(target):
+                return None
+        return self._manifest
+
+    def chunk(self, index: int) -> memoryview:
+        start = self.layout.layout.chunk_starts[index]
+        return self.stream[start : start + self.chunk_lengths[index]]
+
+    def start(self, target: HolderId) -> None:
+        with self._lock:
+            self._stopped.discard(target)
+
+    def stop(self, target: HolderId) -> None:
+        with self._lock:
+            self._stopped.add(target)
+
+    def is_stopped(self, target: HolderId) -> bool:
+        with self._lock:
+            return target in self._stopped
+
+    def release(self) -> None:
+        """Lets go of the arena's memory; no thread reads it any more."""
+        self.stream.release()
+
+
+# ---- unchanged chunks ------------------------------------------------------------------------------------------------
+# Finds chunks that are equal to those of the save before. Pure. A target copies such a chunk within itself: of a model
+# whose weights are mostly frozen (LoRA, embeddings) next to nothing is sent. The digests that are made anyway decide.
+
+MOST_GENERATIONS = 16
+"""Saves in a row of which a chunk may be a copy; then all is sent. A bit that a target lost would live on for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenSave:
+    """Describes a save that its target has whole."""
+
+    save: RankSave
+    layout: str
+    table: bytes
+    """Digests of its blocks."""
+    generation: int = 0
+    """Saves since the last one of which every byte was sent."""
+
+    def has(self, stream: Stream, index: int, digests: bytes) -> bool:
+        """Whether chunk `index` is equal, by the digests of its blocks.
+
+        Of a save of the same layout.
+        """
+        blocks = stream.blocks_of_chunk(index)
+        return self.table[blocks.start * DIGEST_BYTES : blocks.stop * DIGEST_BYTES] == digests
+
+    def has_all(self, stream: Stream, indexes: Iterable[int], table: bytes) -> bool:
+        """Whether several chunks are equal, by a whole table."""
+        found = ((index, stream.blocks_of_chunk(index)) for index in indexes)
+        return all(self.has(stream, i, table[b.start * DIGEST_BYTES : b.stop * DIGEST_BYTES]) for i, b in found)
+
+
+def base_of(written: WrittenSave | None, save: RankSave, layout: str) -> WrittenSave | None:
+    """Chooses the save to copy from; None: everything is to be sent."""
+    if written is None or written.save == save or written.save.rank != save.rank or written.layout != layout:
+        return None
+    return written if written.generation + 1 < MOST_GENERATIONS else None
+
+
+def successor(base: WrittenSave | None, save: RankSave, layout: str, table: bytes) -> WrittenSave:
+    """Describes a save that was written with the help of `base`."""
+    return WrittenSave(save, layout, table, 0 if base is None else base.generation + 1)
+
+
+# ---- turns of targets ------------------------------------------------------------------------------------------------
+# Lets an agent's ranks write to a target one after another. Shared by the drains of one agent. Ranks that send to one
+# server at once take its single thread from each other, and their chunks from the processor's cache: with four of them
+# a gigabyte cost half as much CPU again and took longer. First come, first served, so that no rank's next save goes
+# before another one's last.
+
+LOOK_SECONDS = 0.05
+"""How soon whoever waits sees that its order was called off."""
+
+Outcome = Literal["turn", "stopped", "unavailable"]
+
+
+class TargetTurn:
+    """Orders those who write to one target."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: deque[object] = deque()
+        self._failures = 0
+
+    @contextmanager
+    def taken(self, is_stopped: Callable[[], bool]) -> Iterator[Outcome]:
+        """Waits for the turn, and holds it for the block.
+
+        Yields `unavailable` at once where the target failed those before: each would wait for the same silence anew,
+        and hold its slot meanwhile.
+        """
+        outcome, ticket = self._wait(is_stopped)
+        try:
+            yield outcome
+        finally:
+            with self._changed:
+                self._waiting.remove(ticket)
+                self._changed.notify_all()
+
+    def fail(self) -> None:
+        """Tells whoever waits behind this turn that the target does not answer."""
+        with self._changed:
+            self._failures += 1
+            self._changed.notify_all()
+
+    def _wait(self, is_stopped: Callable[[], bool]) -> tuple[Outcome, object]:
+        ticket = object()
+        with self._changed:
+            self._waiting.append(ticket)
+            failures = self._failures
+            while True:
+                if is_stopped():
+                    return "stopped", ticket
+                if self._failures != failures:
+                    return "unavailable", ticket
+                if self._waiting[0] is ticket:
+                    return "turn", ticket
+                self._changed.wait(LOOK_SECONDS)
+
+
+class TargetTurns:
+    """Keeps one turn a target, as long as somebody writes to it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._turns: WeakValueDictionary[HolderId, TargetTurn] = WeakValueDictionary()
+
+    def of(self, target: HolderId) -> TargetTurn:
+        """Returns the turn that all writers to `target` share."""
+        with self._lock:
+            turn = self._turns.get(target)
+            if turn is None:
+                turn = self._turns[target] = TargetTurn()
+            return turn
+
+
+# ---- target writer ---------------------------------------------------------------------------------------------------
+# Writes saves to one target in a thread that owns the connection. Each order is answered once, in the target's turn.
+# Started and joined by `engine.Drain`. Whatever a tier raises becomes an answer; nothing reaches the trainer.
+
+Answer = SaveWritten | Acknowledged | LegRefused | TargetFailed | LegEnded
+Probe = Callable[[str], None]
+"""Told each stage of a save as it is reached; tests die in it. Stages: staged, chunk, written, committed, freed."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriterOrder:
+    """Write every part of the slot's save, or commit it."""
+
+    slot: int
+    work: SaveWork
+    verb: Literal["write", "commit"]
+
+
+class TargetWriter:
+    """One target, one connection, one thread."""
+
+    def __init__(
+        self,
+        target: HolderId,
+        open_tier: Callable[[HolderId], Tier],
+        answer: Callable[[Answer], None],
+        slots: int,
+        paced: tuple[TokenBucket, Probe],
+        turn: TargetTurn,
+    ) -> None:
+        self.target = target
+        self._kind = "memory" if target.instance else "persistent"  # library mode drains to the persistent tier
+        self._open = open_tier
+        self._answer = answer
+        self._pace, self._probe = paced
+        self._turn = turn
+        self._orders: queue.Queue[WriterOrder | None] = queue.Queue(maxsize=slots + 1)  # one order a slot, and the end
+        self._tier: Tier | None = None
+        self._written: WrittenSave | None = None
+        """The last save that the target acknowledged."""
+        self._told_refusal = False
+        self._failures = ("", 0)
+        """The last error, and how often it came since a save was acknowledged."""
+        self._thread = threading.Thread(target=self._run, name=f"surefoot-writer-{target.node}", daemon=True)
+        self._thread.start()
+
+    def order(self, order: WriterOrder) -> None:
+        """Hands an order over; each is answered exactly once."""
+        self._orders.put_nowait(order)
+
+    def end(self) -> None:
+        """Ends the thread after the orders before this."""
+        self._orders.put_nowait(None)
+
+    def join(self, wait_seconds: float) -> bool:
+        self._thread.join(wait_seconds)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (order := self._orders.get()) is not None:
+            began = time.monotonic()
+            answer = self._in_turn(order)
+            if isinstance(answer, SaveWritten | Acknowledged):
+                phase = "replicate" if order.verb == "write" else "commit"
+                metrics.checkpoint_seconds.labels(self._kind, phase).observe(time.monotonic() - began)
+            del order  # the slot's memory must not be held while waiting
+            self._answer(answer)
+        self._disconnect()
+
+    def _in_turn(self, order: WriterOrder) -> Answer:
+        with self._turn.taken(lambda: order.work.is_stopped(self.target)) as outcome:
+            if outcome == "turn":
+                answer = self._carry_out(order)
+                if isinstance(answer, TargetFailed) and answer.cause == "unavailable":
+                    self._turn.fail()
+                return answer
+            if outcome == "stopped":
+                return LegEnded(order.slot, self.target)
+            silent = TierUnavailable(f"{self.target} did not answer another rank of this worker")
+            return self._failed(order, "unavailable", silent)
+
+    def _carry_out(self, order: WriterOrder) -> Answer:
+        try:
+            return self._write(order) if order.verb == "write" else self._commit(order)
+        except Fenced as refusal:
+            log.info("%s refused a save, a newer epoch rules: %s", self.target, refusal, extra=self._keys(order))
+            metrics.checkpoint_failures.labels(self._kind, "fenced").inc()
+            return LegRefused(order.slot, self.target)
+        except SaveExists as taken:
+            log.error("%s", taken, extra=self._keys(order))
+            metrics.checkpoint_failures.labels(self._kind, "exists").inc()
+            return LegRefused(order.slot, self.target)
+        except ChunkMissing as missing:
+            return self._failed(order, "missing", missing)
+        except TierFull as full:
+            self._disconnect()  # an answer may still be due
+            return self._failed(order, "full", full)
+        except SurefootError as away:
+            self._disconnect()
+            return self._failed(order, "unavailable", away)
+        except Exception as unexpected:  # a thread that dies silently would hold its slots for ever
+            log.exception("writing to %s failed in an unexpected way", self.target)
+            self._disconnect()
+            return self._failed(order, "unavailable", unexpected)
+
+    def _keys(self, order: WriterOrder) -> dict[str, object]:
+        save = order.work.sealed.save
+        return {"holder": str(self.target), "rank": save.rank, "epoch": save.epoch}
+
+    def _failed(
+        self, order: WriterOrder, cause: Literal["unavailable", "full", "missing"], error: Exception
+    ) -> TargetFailed:
+        self._written = None  # whatever it was: the next try sends everything
+        save = order.work.sealed.save
+        text = str(error)
+        self._failures = (text, self._failures[1] + 1 if self._failures[0] == text else 1)
+        if self._failures[1].bit_count() == 1:  # an outage tries hundreds of times: one line each time that doubles
+            again = f" ({self._failures[1]} times)" if self._failures[1] > 1 else ""
+            log.warning(
+                "%s of %s on %s failed%s: %s", order.verb, save, self.target, again, error, extra=self._keys(order)
+            )
+        metrics.checkpoint_failures.labels(self._kind, cause).inc()
+        return TargetFailed(order.slot, self.target, cause, time.monotonic(), random.random(), text)
+
+    def _write(self, order: WriterOrder) -> Answer:
+        work, save = order.work, order.work.sealed.save
+        tier = self._connect()
+        # with every save: a record that was damaged since would make every later save unreadable too
+        tier.put_layout(work.layout.digest, work.layout.text)
+        ahead = tier if isinstance(tier, WritesAhead) else None
+        put = tier.put_chunk if ahead is None else ahead.send_chunk
+        base, sent = self._base(work, tier), 0
+        for index, length in enumerate(work.chunk_lengths):
+            if work.is_stopped(self.target):
+                self._disconnect()  # with whatever answers are still due
+                return LegEnded(order.slot, self.target)
+            work.digest(index)
+            try:
+                if base is not None and self._copied(tier, base, work, index):
+                    continue
+            except CopyRefused as refusal:
+                base = None
+                self._tell(refusal)
+            if not self._pace.take(length):
+                self._disconnect()
+                return LegEnded(order.slot, self.target)
+            put(save, index, work.chunk(index))
+            sent += length
+            self._probe("chunk")
+        if ahead is not None:
+            ahead.settle()
+        manifest = work.manifest(self.target)
+        if manifest is None:
+            return LegEnded(order.slot, self.target)
+        tier.put_digests(save, work.table)
+        tier.put_values(save, work.values)
+        metrics.checkpoint_bytes.labels(self._kind).inc(sent)
+        metrics.unchanged_bytes.labels(self._kind).inc(work.sealed.stream_bytes - sent)
+        self._probe("written")
+        return SaveWritten(order.slot, self.target)
+
+    def _commit(self, order: WriterOrder) -> Answer:
+        work = order.work
+        manifest = work.manifest(self.target)
+        if manifest is None or work.is_stopped(self.target):
+            return LegEnded(order.slot, self.target)
+        tier = self._connect()
+        tier.commit(manifest, work.sealed.save.epoch, work.chunk_lengths)
+        base = self._base(work, tier)
+        self._written = successor(base, work.sealed.save, work.layout.digest, work.table)
+        self._failures = ("", 0)
+        self._probe("committed")
+        return Acknowledged(order.slot, self.target)
+
+    def _base(self, work: SaveWork, tier: Tier) -> WrittenSave | None:
+        """What unchanged chunks of a save are copied from; None: all of it is sent."""
+        if not isinstance(tier, CopiesChunks):
+            return None
+        return base_of(self._written, work.sealed.save, work.layout.digest)
+
+    def _copied(self, tier: Tier, base: WrittenSave, work: SaveWork, index: int) -> bool:
+        """Whether the target made a chunk of its own copy of the same bytes."""
+        if not isinstance(tier, CopiesChunks) or not base.has(work.layout, index, work.digests(index)):
+            return False
+        return tier.copy_chunk(base.save, work.sealed.save, index)
+
+    def _tell(self, refusal: CopyRefused) -> None:
+        metrics.fallbacks.labels("copy_refused").inc()
+        if not self._told_refusal:
+            log.warning("what is unchanged is sent to %s too: %s", self.target, refusal)
+        self._told_refusal = True
+
+    def _connect(self) -> Tier:
+        if self._tier is None:
+            self._tier = self._open(self.target)
+        return self._tier
+
+    def _disconnect(self) -> None:
+        tier, self._tier = self._tier, None
+        if tier is not None:
+            tier.close()
+
+
+# ---- engine ----------------------------------------------------------------------------------------------------------
 
 LAYOUTS_KEPT = 4
 """Layout records remembered by digest; a program has one or two in its life."""

@@ -6,8 +6,7 @@ import json
 import re
 
 from surefoot.errors import Corrupt
-from surefoot.format.digests import DIGEST_BYTES, digest
-from surefoot.format.layouts import Stream
+from surefoot.format.layouts import DIGEST_BYTES, Stream, digest
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import RankSave
 

@@ -1,25 +1,205 @@
 """Encodes plain values as tagged JSON and decodes them exactly.
 
 Param groups, schedules, positions, RNG states. What JSON says stays as it is; everything else is an object with the
-key `~` that names its kind. What `kinds` does not know goes through the caller's hook (torch's own small types), so
+key `~` that names its kind. What `values` does not know goes through the caller's hook (torch's own small types), so
 that this room needs no torch. A value that cannot be said, or read back, is an error that names its key.
 """
 
 from __future__ import annotations
 
+import builtins
 import json
 import math
 import sys
+from argparse import Namespace
 from base64 import b64decode, b64encode
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Mapping
-from datetime import datetime, time
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
 from enum import Enum, Flag
+from fractions import Fraction
+from functools import lru_cache
+from pathlib import PosixPath, PurePosixPath, PureWindowsPath, WindowsPath
+from types import BuiltinFunctionType, FunctionType, SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 from surefoot.errors import StateMismatch, StateNotRestorable
-from surefoot.format import kinds
-from surefoot.format.kinds import Named
+
+# ---- kinds of values -------------------------------------------------------------------------------------------------
+# Encodes values beyond JSON by an explicit kind; nothing saved is executed. Containers keep their kind; enums,
+# dataclasses and named tuples name their class, which the reading process must have loaded itself: nothing is imported
+# because a checkpoint says so. Used by `values`, and by who walks such values.
+
+
+@dataclass(frozen=True, slots=True)
+class NamedObject:
+    """Names a class or function that the reader must have loaded itself."""
+
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.name}"
+
+
+def _fraction(text: str) -> Fraction:
+    """As `str` writes one: of an exponent Python would work out all digits, for days."""
+    numerator, _, denominator = text.partition("/")
+    return Fraction(int(numerator), int(denominator or "1"))
+
+
+ENCODED_AS_TEXT: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    Fraction: (str, _fraction),
+    Decimal: (str, Decimal),
+    UUID: (str, UUID),
+    date: (date.isoformat, date.fromisoformat),
+    timedelta: (lambda v: [v.days, v.seconds, v.microseconds], lambda of: timedelta(*of)),
+    range: (lambda v: [hex(n) for n in (v.start, v.stop, v.step)], lambda of: range(*(int(n, 16) for n in of))),
+    PosixPath: (str, PosixPath),
+    WindowsPath: (str, WindowsPath),
+    PurePosixPath: (str, PurePosixPath),
+    PureWindowsPath: (str, PureWindowsPath),
+    type(...): (lambda _: None, lambda _: ...),
+    datetime: (lambda v: [v.isoformat(), v.fold], lambda of: datetime.fromisoformat(of[0]).replace(fold=of[1])),
+    time: (lambda v: [v.isoformat(), v.fold], lambda of: time.fromisoformat(of[0]).replace(fold=of[1])),
+}
+"""What a JSON value says whole: how it is written, and read. The tag is the class' name."""
+
+KIND_BY_TAG = {kind.__name__: kind for kind in ENCODED_AS_TEXT}
+
+_NAMESPACES: dict[str, type] = {"Namespace": Namespace, "SimpleNamespace": SimpleNamespace}
+_OWN: tuple[type, ...] = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, object, OrderedDict)
+_PLAIN_TYPES: dict[str, type] = {kind.__name__: kind for kind in _OWN}
+
+
+def timezone_is_plain(value: datetime | time) -> bool:
+    """Whether a zone is a fixed UTC offset, or there is none.
+
+    A text keeps nothing else of it.
+    """
+    return value.tzinfo is None or type(value.tzinfo) is timezone
+
+
+def name_of(value: Any) -> NamedObject | None:
+    """The name that finds a class or function again in its module.
+
+    None if none does.
+    """
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str):
+        return None
+    return NamedObject(module, name) if resolve_name(NamedObject(module, name)) is value else None
+
+
+def resolve_name(what: NamedObject) -> Any:
+    """Looks a name up in the modules that this process loaded."""
+    here: Any = sys.modules.get(what.module)
+    for part in what.name.split("."):
+        here = getattr(here, part, None)
+    return here
+
+
+def is_nameable(value: Any) -> bool:
+    return isinstance(value, type | FunctionType | BuiltinFunctionType)
+
+
+def plain_type(what: NamedObject) -> type | None:
+    """One of Python's own types by name, else None."""
+    kind = _PLAIN_TYPES.get(what.name)
+    return kind if kind is not None and kind.__module__ == what.module else None
+
+
+def container_of(value: Any) -> str | None:
+    """The kind of a container beyond JSON's own, else None."""
+    kind = type(value)
+    if kind in (deque, defaultdict, Counter, Namespace, SimpleNamespace):
+        return kind.__name__
+    return shape_of(kind)  # type: ignore[arg-type]  # a class is hashable
+
+
+@lru_cache(maxsize=1024)
+def shape_of(kind: Hashable) -> str | None:
+    """`namedtuple` or `dataclass`, if such a class is one."""
+    assert isinstance(kind, type), "a class"
+    if kind is NamedObject:
+        return None
+    if kind.__bases__ == (tuple,) and hasattr(kind, "_fields"):
+        return "namedtuple"
+    plain = not issubclass(kind, dict | list | tuple | set | frozenset | str | bytes | int | float | Enum)
+    return "dataclass" if is_dataclass(kind) and plain else None
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass or namespace that are set."""
+    if isinstance(value, Namespace | SimpleNamespace):
+        return dict(vars(value))
+    return {f.name: getattr(value, f.name) for f in fields(value) if hasattr(value, f.name)}
+
+
+def field_names(kind: Any) -> set[str]:
+    return {f.name for f in fields(kind)}
+
+
+def beyond_fields(value: Any) -> list[str]:
+    """Attributes of a dataclass that are no fields."""
+    return sorted(set(getattr(value, "__dict__", ())) - field_names(value))
+
+
+def build_without_init(kind: type, held: dict[str, Any]) -> Any:
+    """Makes a dataclass or namespace without running its code."""
+    if kind in _NAMESPACES.values():
+        holder: Any = kind()
+        # not by setattr: a namespace may hold a name such as `__dict__` that an object gives to nobody
+        vars(holder).update(held)
+        return holder
+    value: Any = object.__new__(kind)
+    for name, one in held.items():
+        object.__setattr__(value, name, one)
+    return value
+
+
+def namespace_class(tag: str) -> type | None:
+    return _NAMESPACES.get(tag)
+
+
+def map_container(value: Any, each: Callable[[Any, Any], Any]) -> Any:
+    """The same container around `each(key, held)`; the value itself if it is none."""
+    kind = type(value)
+    if kind in (dict, OrderedDict):
+        return kind((key, each(key, held)) for key, held in value.items())
+    if kind in (list, tuple):
+        return kind(each(index, held) for index, held in enumerate(value))
+    match container_of(value):
+        case None:
+            return value
+        case "deque":
+            return deque((each(index, held) for index, held in enumerate(value)), value.maxlen)
+        case "defaultdict":
+            return defaultdict(value.default_factory, {key: each(key, held) for key, held in value.items()})
+        case "Counter":
+            return Counter({key: each(key, held) for key, held in value.items()})
+        case "namedtuple":
+            return tuple.__new__(kind, (each(name, held) for name, held in zip(kind._fields, value, strict=True)))
+    return build_without_init(kind, {name: each(name, held) for name, held in fields_of(value).items()})
+
+
+def find_class(what: NamedObject, shape: str) -> type | None:
+    """Finds a loaded enum, dataclass or named tuple; `shape` says which.
+
+    None if the name is of something else.
+    """
+    kind = resolve_name(what)
+    if not isinstance(kind, type) or kind.__module__ == builtins.__name__:
+        return None
+    if shape == "enum":
+        return kind if issubclass(kind, Enum) else None
+    return kind if shape_of(kind) == shape else None
+
+
+# ---- values ----------------------------------------------------------------------------------------------------------
 
 VALUES_FORMAT = 2
 TAG = "~"
@@ -102,8 +282,8 @@ def _encode_tagged(value: Any, kind: type, path: str, other: Encoder | None, dep
         return {TAG: kind.__name__, "of": sorted((each(item, " (a member)") for item in value), key=json.dumps)}
     if kind is slice:
         return {TAG: "slice", "of": [each(part, "") for part in (value.start, value.stop, value.step)]}
-    if kind in kinds.SPELT and (not isinstance(value, datetime | time) or kinds.timezone_is_plain(value)):
-        return {TAG: kind.__name__, "of": kinds.SPELT[kind][0](value)}
+    if kind in ENCODED_AS_TEXT and (not isinstance(value, datetime | time) or timezone_is_plain(value)):
+        return {TAG: kind.__name__, "of": ENCODED_AS_TEXT[kind][0](value)}
     if _is_numpy(value, kind):
         shape = list(value.shape) if kind.__name__ == "ndarray" else None  # a scalar is not a 0-d array
         return {TAG: "numpy", "dtype": value.dtype.str, "shape": shape, "of": b64encode(value.tobytes()).decode()}
@@ -116,31 +296,31 @@ def _encode_tagged(value: Any, kind: type, path: str, other: Encoder | None, dep
 
 def _encode_classed(value: Any, kind: type, path: str, each: Callable[[Any, str], Any]) -> dict[str, Any] | None:
     """Values of classes that are named, and named things themselves."""
-    if kind is Named:
+    if kind is NamedObject:
         return {TAG: "name", "of": str(value)}
-    if kinds.is_nameable(value):
+    if is_nameable(value):
         return {TAG: "name", "of": str(_name(value, path))}
     if isinstance(value, Enum):
         member = {"value": each(value.value, ".value")} if isinstance(value, Flag) else {"name": value.name}
         return {TAG: "enum", "of": str(_name(kind, path)), **member}
-    match kinds.container_of(value):
+    match container_of(value):
         case "namedtuple":
             items = [each(item, f".{name}") for name, item in zip(value._fields, value, strict=True)]
             return {TAG: "namedtuple", "of": str(_name(kind, path)), "items": items}
         case "dataclass":
-            if beyond := kinds.beyond_fields(value):
+            if beyond := beyond_fields(value):
                 raise StateNotRestorable(
                     f"{path} is {_article(kind)} with {beyond[0]!r}, which is no field: {_WAY_OUT}"
                 )
-            held = {name: each(v, f".{name}") for name, v in kinds.fields_of(value).items()}
+            held = {name: each(v, f".{name}") for name, v in fields_of(value).items()}
             return {TAG: "dataclass", "of": str(_name(kind, path)), "fields": held}
         case "Namespace" | "SimpleNamespace" as tag:
             return {TAG: tag, "of": {name: each(v, f".{name}") for name, v in vars(value).items()}}
     return None
 
 
-def _name(what: Any, path: str) -> Named:
-    found = kinds.name_of(what)
+def _name(what: Any, path: str) -> NamedObject:
+    found = name_of(what)
     if found is None:
         raise StateNotRestorable(
             f"{path} is of {getattr(what, '__qualname__', what)!r}, which no module has under that name (it was made"
@@ -152,8 +332,8 @@ def _name(what: Any, path: str) -> Named:
 def _factory(value: defaultdict[Any, Any], path: str) -> str | None:
     if value.default_factory is None:
         return None
-    named = kinds.name_of(value.default_factory)
-    if named is None or kinds.plain_type(named) is None:
+    named = name_of(value.default_factory)
+    if named is None or plain_type(named) is None:
         raise StateNotRestorable(
             f"{path} is a defaultdict of {value.default_factory!r}, which is none of Python's own types: {_WAY_OUT}"
         )
@@ -214,14 +394,14 @@ def _decode_tagged(tag: str, value: dict[str, Any], path: str, other: Decoder | 
         case "numpy":
             return _numpy(value, path)
         case "name":
-            named = Named(*str(of).split(":", 1))
-            return kinds.plain_type(named) or named
+            named = NamedObject(*str(of).split(":", 1))
+            return plain_type(named) or named
         case "enum" | "namedtuple" | "dataclass":
             return _decode_classed(tag, value, path, other)
-    if tag in kinds.BY_TAG:
-        return kinds.SPELT[kinds.BY_TAG[tag]][1](of)
-    if (namespace := kinds.namespace(tag)) is not None:
-        return kinds.made_of(namespace, {str(k): _decode(v, f"{path}.{k}", other) for k, v in (of or {}).items()})
+    if tag in KIND_BY_TAG:
+        return ENCODED_AS_TEXT[KIND_BY_TAG[tag]][1](of)
+    if (namespace := namespace_class(tag)) is not None:
+        return build_without_init(namespace, {str(k): _decode(v, f"{path}.{k}", other) for k, v in (of or {}).items()})
     if other is not None:
         try:
             return other(tag, value, lambda item: _decode(item, path, other))
@@ -231,8 +411,8 @@ def _decode_tagged(tag: str, value: dict[str, Any], path: str, other: Decoder | 
 
 
 def _decode_classed(tag: str, value: dict[str, Any], path: str, other: Decoder | None) -> Any:
-    named = Named(*str(value["of"]).split(":", 1))
-    kind: Any = kinds.class_named(named, tag)
+    named = NamedObject(*str(value["of"]).split(":", 1))
+    kind: Any = find_class(named, tag)
     if kind is None:
         raise StateMismatch(
             f"{path} is of the {tag} {named} in the checkpoint, and this program has loaded none of that name: import"
@@ -249,13 +429,13 @@ def _decode_classed(tag: str, value: dict[str, Any], path: str, other: Decoder |
             raise StateMismatch(f"{path} has {len(items)} fields in the checkpoint and {named} has {len(kind._fields)}")
         return tuple.__new__(kind, items)
     held = {name: _decode(v, f"{path}.{name}", other) for name, v in value["fields"].items()}
-    if odd := sorted(set(held) - kinds.field_names(kind)):
+    if odd := sorted(set(held) - field_names(kind)):
         raise StateMismatch(f"{path} has the field {odd[0]!r} in the checkpoint, which {named} no longer has")
-    return kinds.made_of(kind, held)
+    return build_without_init(kind, held)
 
 
 def _plain_type(text: str, path: str) -> type:
-    kind = kinds.plain_type(Named(*text.split(":", 1)))
+    kind = plain_type(NamedObject(*text.split(":", 1)))
     if kind is None:
         raise StateMismatch(f"{path} is a defaultdict of {text}, which is never saved")
     return kind

@@ -5,5 +5,5 @@ whatever plans reads from one (`restore`).
 """
 
 from surefoot.geometry.box import Box as Box
-from surefoot.geometry.tiling import Tiling as Tiling
-from surefoot.geometry.tiling import block_shape as block_shape
+from surefoot.geometry.box import Tiling as Tiling
+from surefoot.geometry.box import block_shape as block_shape

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import torch
 
 from surefoot.checkpointer import Checkpointer
-from surefoot.checkpointer.loss_check import plain_number
-from surefoot.checkpointer.standing import RankStanding
+from surefoot.checkpointer.checkpointer import RankStanding
+from surefoot.checkpointer.step_reports import plain_number
 
 
 class StepSink(Protocol):

@@ -8,31 +8,172 @@ stops the training: the agent's death kills this process anyway.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import mmap
 import os
 import select
 import socket
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from surefoot import metrics
 from surefoot.errors import ConfigurationError, ProtocolError, StagingRefused, SurefootError
-from surefoot.ipc import flight_recorder
 from surefoot.ipc import trainer_messages as line
-from surefoot.ipc.framing import Unframer, framed
 from surefoot.ipc.memfd import StagingMapping
 from surefoot.ipc.metric_deltas import MetricGrowth
 from surefoot.ipc.save_backend import ReusableSave
 from surefoot.ipc.stacks import install
-from surefoot.ipc.staged_replies import StagedReplies
-from surefoot.ipc.trainer_messages import Attached, Pausing, Staged, Stepped
+from surefoot.ipc.trainer_messages import (
+    Attached,
+    CollectivesTold,
+    Pausing,
+    Staged,
+    StagedSaves,
+    Stepped,
+    Unframer,
+    framed,
+)
+from surefoot.linux_process import reachable
+from surefoot.protocol.hangs import Collective
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint
-from surefoot.protocol.loss_band import NONE_ODD, OddSteps
-from surefoot.sockets import reachable
+from surefoot.protocol.progress import NONE_ODD, OddSteps
+from surefoot.protocol.text import plain, shorten
+
+_log = logging.getLogger(__name__)
+
+
+# ---- replies with staged saves ---------------------------------------------------------------------------------------
+# Collects the agent's replies to `FindStagedSaves`, or closes every descriptor. Each answer may carry a descriptor,
+# which somebody has to close whatever comes of it. Owned by `agent_client`, which guards it by its lock.
+
+Answer = tuple[StagedSaves, int | None]
+
+
+class StagedReplies:
+    """Collects replies to one question at a time, and ignores later ones."""
+
+    def __init__(self) -> None:
+        self._asking = False
+        self._told: list[Answer] = []
+
+    def begin(self) -> None:
+        """The question is about to be asked."""
+        self._asking = True
+
+    def take(self, here: StagedSaves, descriptor: int | None) -> None:
+        """Takes one reply; the first says how many follow."""
+        if self._asking:
+            self._told.append((here, descriptor))
+        elif descriptor is not None:
+            os.close(descriptor)
+
+    @property
+    def complete(self) -> bool:
+        return bool(self._told) and len(self._told) > self._told[0][0].further
+
+    def end(self) -> list[Answer]:
+        """Hands over all replies with their descriptors; none if incomplete."""
+        told, complete = self._told, self.complete
+        self._told, self._asking = [], False
+        if complete:
+            return told
+        for _, descriptor in told:
+            if descriptor is not None:
+                os.close(descriptor)
+        return []
+
+
+# ---- flight recorder -------------------------------------------------------------------------------------------------
+# Reads from PyTorch's flight recorder which collective this rank is in. `answer` runs in the trainer, on the thread
+# that hears the agent: a rank that waits in a collective has released the GIL. Torch is not imported here: a program
+# that has not done so has made no collective. Its settings of the recorder (TORCH_FR_BUFFER_SIZE, in older releases
+# TORCH_NCCL_TRACE_BUFFER_SIZE) are its own and stay.
+
+MOST_GROUPS = 16
+_LONGEST = 60
+"""Characters of a group's name, and of the tensors of a call."""
+_MOST_TENSORS = 4
+_DUMPS = {"gloo": "_dump_fr_trace_json", "nccl": "_dump_nccl_trace_json"}
+
+Entry = Mapping[str, Any]
+
+
+def describe_collectives(rank: int, request: int) -> CollectivesTold:
+    """This rank's collectives, or why there are none to tell."""
+    torch = sys.modules.get("torch")
+    bindings = getattr(getattr(torch, "_C", None), "_distributed_c10d", None)
+    found: list[tuple[Collective, float]] = []
+    why = "this PyTorch has no flight recorder"
+    for backend, name in _DUMPS.items():
+        dump = getattr(bindings, name, None)
+        if dump is None:
+            continue
+        try:
+            entries = json.loads(dump()).get("entries", ())
+            found += collectives(rank, backend, entries, time.time())
+        except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
+            why = f"its flight recorder cannot be read: {shorten(plain(repr(error)))}"
+        else:
+            why = "its flight recorder holds nothing"
+    found = sorted(found, key=lambda one: (not one[0].waits, one[1]))[:MOST_GROUPS]
+    return CollectivesTold(
+        request, tuple(c for c, _ in found), tuple(seconds for _, seconds in found), "" if found else why
+    )
+
+
+def collectives(rank: int, backend: str, entries: Iterable[Entry], now: float) -> list[tuple[Collective, float]]:
+    """Chooses each group's first unfinished call, else its last.
+
+    Each with the seconds since it was made. Calls of one group are carried out in their order, so all later ones wait for the first unfinished. Entries come in the order
+    in which they were made.
+    """
+    chosen: dict[tuple[str, bool], Entry] = {}
+    for entry in entries:
+        key = (_group(backend, entry), bool(entry.get("is_p2p")))
+        before = chosen.get(key)
+        if before is None or _state(backend, before) == "finished":
+            chosen[key] = entry
+    return [
+        (_collective(rank, backend, group, pairwise, entry), round(max(0.0, now - entry["time_created_ns"] / 1e9), 1))
+        for (group, pairwise), entry in chosen.items()
+    ]
+
+
+def _collective(rank: int, backend: str, group: str, pairwise: bool, entry: Entry) -> Collective:
+    number = entry["p2p_seq_id"] if pairwise else entry["collective_seq_id"]
+    call = shorten(plain(str(entry["profiling_name"]).removeprefix(f"{backend}:")), _LONGEST)
+    return Collective((rank,), group, int(number), call, _tensors(entry), _state(backend, entry), pairwise)
+
+
+def _state(backend: str, entry: Entry) -> Any:
+    """Gloo only retires what is over; NCCL retires what has timed out too."""
+    if entry["state"] == "completed" or (backend == "gloo" and entry["retired"]):
+        return "finished"
+    return "started" if entry["state"] == "started" else "scheduled"
+
+
+def _group(backend: str, entry: Entry) -> str:
+    """The group's name, which is the same on all its ranks; what its program says of it comes first."""
+    name, description = (*entry["process_group"], "", "")[:2]
+    known = description not in ("", "undefined", name)
+    words = "default_pg" if description == "default_pg" else f"{description} {name}" if known else f"group {name}"
+    return shorten(plain(words if backend == "gloo" else f"{words}, {backend}"), _LONGEST)
+
+
+def _tensors(entry: Entry) -> str:
+    types, sizes = entry["input_dtypes"], entry["input_sizes"]
+    told = [f"{kind}[{', '.join(map(str, size))}]" for kind, size in zip(types, sizes, strict=False)]
+    more = f" and {len(told) - _MOST_TENSORS} more" if len(told) > _MOST_TENSORS else ""
+    return shorten(plain(", ".join(told[:_MOST_TENSORS]) + more), _LONGEST)
+
+
+# ---- agent client ----------------------------------------------------------------------------------------------------
 
 _ATTACH_SECONDS = 30.0
 _LEFT_SECONDS = 5.0
@@ -43,7 +184,6 @@ _ARENA_SECONDS = 300.0
 _SEND_SECONDS = 5.0
 _COUNT_SECONDS = 1.0
 """Looking through what was counted costs a millisecond or two: saves may come oftener than it is worth."""
-_log = logging.getLogger(__name__)
 
 
 class AgentBackend:
@@ -321,7 +461,7 @@ class AgentBackend:
 
     def _take(self, message: line.FromTrainer | line.ToTrainer) -> None:
         if isinstance(message, line.TellCollectives):
-            self._send(flight_recorder.answer(self.attached.rank, message.request))
+            self._send(describe_collectives(self.attached.rank, message.request))
             return
         reply: line.HoldReply | None = None
         with self._changed:

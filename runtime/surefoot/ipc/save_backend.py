@@ -12,7 +12,7 @@ from typing import Protocol
 
 from surefoot.ipc.trainer_messages import Attached, Pausing, Staged, Stepped
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint
-from surefoot.protocol.loss_band import NONE_ODD, OddSteps
+from surefoot.protocol.progress import NONE_ODD, OddSteps
 
 
 @dataclass(frozen=True, slots=True)

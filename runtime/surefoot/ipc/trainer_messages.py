@@ -9,11 +9,11 @@ import typing
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from surefoot.errors import ProtocolError
 from surefoot.protocol.codec import Codec
 from surefoot.protocol.hangs import Collective
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, OlderJob
-from surefoot.protocol.loss_band import NONE_ODD, OddSteps
-from surefoot.protocol.progress import Progress
+from surefoot.protocol.progress import NONE_ODD, OddSteps, Progress
 from surefoot.protocol.wire import VERSION
 
 # ---- trainer → agent ----------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ class RestoreDone:
 
     step: int
     source: str
-    """A word of `protocol.checkpoints.sources`, or none at step 0."""
+    """A word of `protocol.checkpoints.save_state`, or none at step 0."""
     bytes: int
     seconds: float
     odd: OddSteps = NONE_ODD
@@ -291,3 +291,36 @@ def encode(message: FromTrainer | ToTrainer) -> bytes:
 
 def decode(text: bytes) -> FromTrainer | ToTrainer:
     return typing.cast(FromTrainer | ToTrainer, _CODEC.decode(text))
+
+
+# ---- framing ---------------------------------------------------------------------------------------------------------
+# Frames trainer messages: a four-byte little-endian length before each. Both ends use it.
+
+HEADER_BYTES = 4
+LARGEST = 256 << 20
+"""A layout record of a large model is megabytes; more than this is not a message."""
+
+
+def framed(message: bytes) -> bytes:
+    return len(message).to_bytes(HEADER_BYTES, "little") + message
+
+
+class Unframer:
+    """Bytes in, whole messages out."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The messages that `data` completes, in order."""
+        self._buffer += data
+        whole: list[bytes] = []
+        while len(self._buffer) >= HEADER_BYTES:
+            size = int.from_bytes(self._buffer[:HEADER_BYTES], "little")
+            if size > LARGEST:
+                raise ProtocolError(f"a frame of {size} bytes on the trainer's line: it is not spoken here")
+            if len(self._buffer) < HEADER_BYTES + size:
+                break
+            whole.append(bytes(self._buffer[HEADER_BYTES : HEADER_BYTES + size]))
+            del self._buffer[: HEADER_BYTES + size]
+        return whole

@@ -18,9 +18,9 @@ from pathlib import Path
 from surefoot import metrics
 from surefoot.errors import ProtocolError
 from surefoot.ipc import trainer_messages as line
-from surefoot.ipc.framing import Unframer, framed
+from surefoot.ipc.trainer_messages import Unframer, framed
+from surefoot.linux_process import reachable
 from surefoot.protocol.timeouts import Backoff
-from surefoot.sockets import reachable
 from surefoot.task_set import TaskSet, logged
 
 _READ_BYTES = 1 << 18

@@ -16,14 +16,83 @@ import io
 import json
 import os
 import runpy
+import shutil
 import sys
 import threading
 import time
 import traceback
 import types
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
-from surefoot.launcher.command import LaunchProgram
+from surefoot.linux_process import die_with_parent
+
+# ---- the job's command -----------------------------------------------------------------------------------------------
+# Parses the job's command: a Python program, or anything else. PURE but for one look at the file system (which
+# interpreter the first word names). Called by the agent at start.
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchProgram:
+    """Names a Python program that can run in a forked process.
+
+    Exactly one of `script` and `module` is set.
+    """
+
+    arguments: tuple[str, ...]
+    script: str | None = None
+    module: str | None = None
+
+
+def forkable(command: Sequence[str], environment: Mapping[str, str]) -> LaunchProgram | None:
+    """The program in `python [-u] script.py …` or `python [-u] -m module …`, if `python` is this very interpreter.
+
+    Any other interpreter option changes how the interpreter starts, which a fork cannot: None, a cold start.
+    """
+    if not command or not _is_this_interpreter(command[0], environment):
+        return None
+    rest = list(command[1:])
+    while rest and rest[0] == "-u":  # a trainer's output is unbuffered by lines anyway
+        rest.pop(0)
+    if len(rest) >= 2 and rest[0] == "-m":
+        return LaunchProgram(arguments=tuple(rest[2:]), module=rest[1])
+    if rest and not rest[0].startswith("-") and not os.path.isdir(rest[0]):
+        return LaunchProgram(arguments=tuple(rest[1:]), script=rest[0])
+    return None
+
+
+def with_own_interpreter(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns an environment in which `python` is our own interpreter.
+
+    As an activated virtual environment has it.
+    """
+    own = os.path.dirname(sys.executable)
+    path = environment.get("PATH", os.defpath)
+    if path.split(os.pathsep)[0] != own:
+        path = own + os.pathsep + path
+    return {**environment, "PATH": path}
+
+
+def _is_this_interpreter(word: str, environment: Mapping[str, str]) -> bool:
+    found = shutil.which(word, path=environment.get("PATH"))
+    if found is None:
+        return False
+    # the same binary under another prefix is another environment, with other packages
+    same_binary = os.path.realpath(found) == os.path.realpath(sys.executable)
+    return same_binary and _prefix(found) == _prefix(sys.executable)
+
+
+def _prefix(executable: str) -> str:
+    folder = Path(os.path.abspath(executable)).parent
+    for candidate in (folder.parent, folder):
+        if (candidate / "pyvenv.cfg").exists():
+            return os.path.realpath(candidate)
+    return os.path.realpath(Path(os.path.realpath(executable)).parent)
+
+
+# ---- job program -----------------------------------------------------------------------------------------------------
 
 _TRACE_CHARACTERS = 8000
 _FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
@@ -135,3 +204,22 @@ def _cut_off(code: int) -> None:
         faulthandler.dump_traceback(file=sys.__stderr__ or 2)  # with the GIL held no other thread moves its frames
     finally:
         os._exit(code)
+
+
+# ---- exec command ----------------------------------------------------------------------------------------------------
+# Sets the parent-death signal, then execs a trainer that cannot be forked. `… PARENT_PID COMMAND ARGS…`.
+
+
+def exec_under_parent() -> None:
+    die_with_parent(int(sys.argv[1]))
+    command = sys.argv[2:]
+    try:
+        os.execvp(command[0], command)  # the death signal survives exec
+    except OSError as error:
+        text = f"the job's command {command[0]!r} cannot be started: {error.strerror}"
+        write_report("SystemExit", text, "")
+        sys.exit(text)
+
+
+if __name__ == "__main__":
+    exec_under_parent()

@@ -5,5 +5,5 @@ in memory and decides alone, by script, who may still commit or delete.
 """
 
 from surefoot.memory_server.client import HolderClient as HolderClient
+from surefoot.memory_server.client import HolderIndex as HolderIndex
 from surefoot.memory_server.connection import Credentials as Credentials
-from surefoot.memory_server.fenced_calls import HolderIndex as HolderIndex

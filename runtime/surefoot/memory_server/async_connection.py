@@ -16,9 +16,8 @@ from typing import Any, TypeVar, cast
 import hiredis
 import redis
 
-from surefoot.memory_server import nearby
-from surefoot.memory_server.connection import TLS_NAME, Credentials, trust
-from surefoot.memory_server.dialogue import Asked, Command, Dialogue
+from surefoot.memory_server import connection
+from surefoot.memory_server.connection import TLS_NAME, Asked, Command, Credentials, Dialogue, trust
 from surefoot.protocol.bounds import MAX_REPLY_BYTES, MAX_REPLY_SECONDS
 
 T = TypeVar("T")
@@ -116,7 +115,7 @@ class HolderLine:
         loop, why = asyncio.get_running_loop(), ""
         if self._socket_path:
             try:
-                near = nearby.connect(self._socket_path, self._call_seconds)
+                near = connection.connect_socket(self._socket_path, self._call_seconds)
             except OSError as error:
                 why = error.strerror or str(error)
             else:
@@ -126,7 +125,7 @@ class HolderLine:
         name = TLS_NAME if trusted is not None else None
         _, found = await loop.create_connection(self._replies, host, port, ssl=trusted, server_hostname=name)
         if why:
-            nearby.count_fallback(self._socket_path, why)  # only now: a server that is gone has no second-best way
+            connection.count_fallback(self._socket_path, why)  # only now: a server that is gone has no second-best way
         return found
 
     def _replies(self) -> _Replies:

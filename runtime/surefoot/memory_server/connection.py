@@ -6,13 +6,17 @@ only the caller knows whether repeating is safe and worth the time.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import re
 import socket
 import ssl
-from collections.abc import Iterator
+import struct
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 import redis
@@ -21,22 +25,235 @@ from redis.connection import PythonRespSerializer
 from redis.retry import Retry
 
 from surefoot.errors import AccessRefused, ConfigurationError, HolderDamaged, TierError, TierFull, TierUnavailable
-from surefoot.memory_server import nearby
-from surefoot.memory_server.bulk import limit_by_kernel, reply_into
-from surefoot.memory_server.dialogue import Asked, Dialogue, driven, section_of
+from surefoot.linux_process import reachable
 from surefoot.protocol.identities import LocalHolder, ServerId
 from surefoot.settings import JobSettings
+
+_log = logging.getLogger(__name__)
+
+
+# ---- large values ----------------------------------------------------------------------------------------------------
+# Receives long replies straight into the caller's memory. Redis' own parsers take replies in pieces of 32 KiB and copy
+# each twice, which costs more than everything else about a read. A reply that is not the one expected is read to its
+# end like any other.
+
+_LONGEST_LINE = 512
+
+
+def limit_by_kernel(line: socket.socket, seconds: float) -> None:
+    """Sets the socket's time limits in the kernel.
+
+    One call then sends or receives megabytes without waking this process for each part. Each wait ends after `seconds`
+    with BlockingIOError. TLS has records of its own and stays as it is.
+    """
+    if isinstance(line, ssl.SSLSocket):
+        return
+    whole = int(seconds)
+    limit = struct.pack("ll", whole, max(1, int((seconds - whole) * 1e6)))
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+    line.settimeout(None)
+
+
+def reply_into(line: socket.socket, into: memoryview) -> int:
+    """Reads one string reply into `into`; returns the reply's length.
+
+    A shorter string fills the beginning of `into`. Raises redis' ResponseError for an error reply, ConnectionError for
+    anything else; after either, and after another length, the socket must be closed (`Wire.take` does).
+    """
+    expected = b"$%d\r\n" % len(into)
+    head = bytearray(len(expected))
+    seen = 0
+    while seen < len(head) and b"\r\n" not in head[:seen]:
+        seen += _received(line, memoryview(head)[seen:], 0)
+    if head == expected:
+        _fill(line, into)
+        _end(line)
+        return len(into)
+    return _other_reply(line, bytes(head[:seen]), into)
+
+
+def _other_reply(line: socket.socket, start: bytes, into: memoryview) -> int:
+    """An error, an absent value, or a shorter string."""
+    while b"\r\n" not in start and len(start) < _LONGEST_LINE:
+        start += _more(line)
+    text, _, rest = start.partition(b"\r\n")
+    if text[:1] == b"-":
+        raise _error(text[1:].decode(errors="replace"))
+    if text[:1] != b"$" or not text[1:].lstrip(b"-").isdigit() or int(text[1:]) > len(into):
+        raise redis.exceptions.ConnectionError(f"it answered {text[:60]!r} where {len(into)} bytes were expected")
+    length = max(0, int(text[1:]))
+    into[: min(length, len(rest))] = rest[:length]
+    _fill(line, into[min(length, len(rest)) : length])
+    return length
+
+
+def _error(text: str) -> Exception:
+    """The class that redis-py gives an error of this text, so that callers tell them apart as everywhere."""
+    parse: Any = redis.connection.DefaultParser.parse_error  # redis-py leaves it untyped
+    found = parse(text)
+    assert isinstance(found, Exception)
+    return found
+
+
+def _fill(line: socket.socket, view: memoryview) -> None:
+    whole = 0 if isinstance(line, ssl.SSLSocket) else socket.MSG_WAITALL
+    while view:
+        view = view[_received(line, view, whole) :]
+
+
+def _end(line: socket.socket) -> None:
+    end = bytearray(2)
+    _fill(line, memoryview(end))
+    if end != b"\r\n":
+        raise redis.exceptions.ConnectionError("a reply did not end where its length said")
+
+
+def _more(line: socket.socket) -> bytes:
+    more = bytearray(_LONGEST_LINE)
+    return bytes(more[: _received(line, memoryview(more), 0)])
+
+
+def _received(line: socket.socket, view: memoryview, flags: int) -> int:
+    count = line.recv_into(view, 0, flags)
+    if count == 0:
+        raise redis.exceptions.ConnectionError("it closed the connection")
+    return count
+
+
+# ---- commands without a connection -----------------------------------------------------------------------------------
+# Describes what is said to a holder, without a connection. A dialogue yields commands and is sent their replies. One
+# text of each call so serves an agent's thread (`Wire.converse`) and the operator's event loop, where a thread for each
+# holder would let one that is frozen delay the others.
+
+T = TypeVar("T")
+
+Command = tuple[Any, ...]
+Asked = Command | list[Command]
+"""One command, whose error is raised; or several that travel together, whose errors are among the replies. An empty list
+asks nothing: whoever carries out the dialogue may do something else before it goes on."""
+Dialogue = Generator[Asked, Any, T]
+
+
+def driven(dialogue: Dialogue[T], exchange: Callable[[Asked], Any]) -> T:
+    """Carries a dialogue to its end; `exchange` blocks until the reply.
+
+    Raises what the dialogue makes of an error.
+    """
+    try:
+        asked = next(dialogue)
+        while True:
+            try:
+                reply = exchange(asked)
+            except Exception as error:  # noqa: BLE001  what an error means the dialogue says
+                asked = dialogue.throw(error)
+            else:
+                asked = dialogue.send(reply)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]  # a generator's value is untyped
+
+
+def section_of(reply: bytes) -> dict[str, str]:
+    """Reads one section of INFO as a mapping."""
+    lines: Sequence[str] = reply.decode().splitlines()
+    return dict(line.split(":", 1) for line in lines if ":" in line)
+
+
+# ---- connections within a machine ------------------------------------------------------------------------------------
+# Detects whether a connection ends on this machine. A holder of this node is reached by its Unix socket, where the
+# kernel does none of a network's work for each packet. What reaches this machine by TCP has little under way at once.
+# Between two processes of one machine a byte is copied twice. With the kernel's usual megabytes under way the second
+# copy finds it in main memory; with a few hundred kilobytes it finds it in the core's cache. And what a network needs
+# against congestion costs there: BBR, the default of many machines, paces each burst by a timer. Both together doubled
+# what two holders took with one core (docs/measuring.md). On a network the kernel goes on choosing.
+
+UNDER_WAY_BYTES = 256 * 1024
+"""The kernel doubles it for its own needs. Less makes the two processes wake each other too often."""
+
+CONGESTION = b"reno"
+"""Every Linux has it, and lets every process choose it."""
+
+NEAR_SECONDS = 40e-6
+"""A round trip of no network but a very near one, which at this size still carries 25 Gbit/s."""
+
+_TCP_INFO_RTT = 68
+"""Where Linux' tcp_info has the smoothed round trip, in microseconds."""
+
+
+def limit_under_way(line: socket.socket) -> None:
+    """Limits an open connection's bytes under way, within this machine.
+
+    Called once: sets send buffer and congestion control. TLS on top changes nothing; a Unix socket buffers as little.
+    """
+    if line.family == socket.AF_UNIX or not is_near(line):
+        return
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNDER_WAY_BYTES)
+    with contextlib.suppress(OSError):  # an administrator may forbid the choice: it is slower then, and nothing else
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, CONGESTION)
+
+
+def connect_socket(path: str, seconds: float) -> socket.socket:
+    """Connects to the server's Unix socket without waiting.
+
+    Raises OSError where nobody listens, or the backlog is full.
+    """
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        line.settimeout(seconds)
+        with reachable(Path(path)) as name:
+            line.connect(name)
+    except OSError:
+        line.close()
+        raise
+    return line
+
+
+def count_fallback(path: str, why: str) -> None:
+    """Counts and logs a connection by TCP instead of the socket."""
+    from surefoot import metrics  # of the runtime: an operator that reads holders exports none of them
+
+    metrics.fallbacks.labels("holder_socket").inc()
+    _say_once(path, why)
+
+
+@cache
+def _say_once(path: str, why: str) -> None:
+    _log.warning(
+        "this node's holder is reached by TCP, which costs more: its socket %s cannot be connected: %s. Let its folder"
+        " be mounted in both pods, or switch memoryTier.localSocket off",
+        path,
+        why,
+    )
+
+
+def is_near(line: socket.socket) -> bool:
+    """Returns whether the other end is on this machine.
+
+    It has this end's address, or a round trip as short as only within a machine (a pod of the same node).
+    """
+    return line.getsockname()[0] == line.getpeername()[0] or 0 < round_trip_seconds(line) <= NEAR_SECONDS
+
+
+def round_trip_seconds(line: socket.socket) -> float:
+    """The connection's round trip as the kernel measured it; 0.0: unknown."""
+    told = line.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_RTT + 4)
+    if len(told) < _TCP_INFO_RTT + 4:
+        return 0.0
+    (microseconds,) = struct.unpack_from("I", told, _TCP_INFO_RTT)
+    return float(microseconds) / 1e6
+
+
+# ---- connection ------------------------------------------------------------------------------------------------------
 
 TLS_NAME = "surefoot-memory"
 """What every holder's certificate names."""
 
-T = TypeVar("T")
 
 _NO_REPLY = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
 """What reading a reply raises that is not of the shape it should have. UnicodeDecodeError is a ValueError."""
 
 _CLOSED = re.compile(r"permissions to run the '(set|hset)' command", re.IGNORECASE)
-"""What a server says to an account that may read and not write: see `memory_server.holding`."""
+"""What a server says to an account that may read and not write: see `memory_server.provisioning`."""
 
 _WHOLE_BUFFER = 6000
 """Arguments longer than this are sent from where they lie, not joined into one string."""
@@ -195,7 +412,7 @@ class Wire:
             self._connection.connect()
             opened: Any = self._connection._sock
             limit_by_kernel(opened, self._call_seconds)
-            nearby.limit_under_way(opened)
+            limit_under_way(opened)
         line: socket.socket = self._connection._sock
         return line
 
@@ -230,11 +447,11 @@ class _Connection(redis.Connection):
         if not self._socket_path:
             return self._connect_far()
         try:
-            return nearby.connect(self._socket_path, self._call_seconds)
+            return connect_socket(self._socket_path, self._call_seconds)
         except OSError as error:
             why = error.strerror or str(error)
         opened = self._connect_far()
-        nearby.count_fallback(self._socket_path, why)  # only now: a server that is gone has no second-best way
+        count_fallback(self._socket_path, why)  # only now: a server that is gone has no second-best way
         return opened
 
     def _connect_far(self) -> Any:

@@ -8,17 +8,142 @@ place.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import count
 
-from surefoot.errors import Fenced, HolderDamaged, OutOfBounds, TierError
-from surefoot.memory_server import keys, scripts
-from surefoot.memory_server.connection import Credentials, Wire, explained, understood
-from surefoot.memory_server.dialogue import Dialogue, section_of
-from surefoot.memory_server.fenced_calls import limits_of
-from surefoot.memory_server.holding import JobHolding, scan_step
-from surefoot.protocol.bounds import MAX_INDEX_ENTRIES, MAX_KEY_BYTES, MAX_LEFTOVER_KEYS
+import redis
+
+from surefoot.errors import Fenced, HolderDamaged, OutOfBounds, ProtocolError, TierError
+from surefoot.memory_server import scripts
+from surefoot.memory_server.client import limits_of
+from surefoot.memory_server.connection import Credentials, Dialogue, Wire, explained, section_of, understood
+from surefoot.protocol.bounds import MAX_INDEX_BYTES, MAX_INDEX_ENTRIES, MAX_KEY_BYTES, MAX_LEFTOVER_KEYS
+from surefoot.protocol.checkpoints.records import CHUNK_BYTES, RankManifest
 from surefoot.protocol.identities import RankSave
+
+# ---- servers of a job ------------------------------------------------------------------------------------------------
+# Measures what a job holds on a server, and closes its account. The administrator's calls, under a quota. A closed
+# account reads, drops and seals as before and writes nothing: restores go on, saves are refused by name.
+
+WRITING = ("set", "copy", "hset")
+"""The commands that a closed account lacks; without them no script of ours commits either."""
+
+_SCAN_BATCH = 500
+
+
+class JobHolding:
+    """Measures and closes one job's holdings, in dialogues of an administrator."""
+
+    def __init__(self, where: str, job: str) -> None:
+        self._where, self._job = where, job
+
+    def held_bytes(self) -> Dialogue[int]:
+        """Sums the bytes of all the job's keys, whatever their type."""
+        doing = f"measuring job {self._job}"
+        with understood(self._where, doing), explained(self._where, doing):
+            total, cursor = 0, 0
+            while True:
+                cursor, names = yield from scan_step(scripts.of_job(self._job), cursor)
+                total += yield from _bytes_of(names)
+                if cursor == 0:
+                    return total
+
+    def accounts(self) -> Dialogue[int]:
+        """Number of jobs with an account on this server."""
+        doing = "counting accounts"
+        with understood(self._where, doing), explained(self._where, doing):
+            return sum(name != b"default" for name in (yield ("ACL USERS",)))
+
+    def close(self, account: Credentials) -> Dialogue[int]:
+        """Revokes the account's write commands, then removes keys without index entry.
+
+        Open connections lose them at once.
+
+        Returns:
+            How many keys were removed.
+        """
+        doing = f"closing the account of job {self._job}"
+        with understood(self._where, doing), explained(self._where, doing):
+            yield ("ACL SETUSER", account.user, *(f"-{name}" for name in WRITING))
+            # nothing is committed any more, so what has no entry now never gets one
+            needed = yield from self._needed()
+            gone, cursor = 0, 0
+            while True:
+                cursor, names = yield from scan_step(scripts.of_job(self._job), cursor)
+                left = [name for name in names if not needed(name.decode(errors="replace"))]
+                for start in range(0, len(left), _SCAN_BATCH):
+                    gone += int((yield ("UNLINK", *left[start : start + _SCAN_BATCH])))
+                if cursor == 0:
+                    return gone
+
+    def open(self, account: Credentials) -> Dialogue[None]:
+        """It writes again."""
+        doing = f"opening the account of job {self._job}"
+        with understood(self._where, doing), explained(self._where, doing):
+            yield ("ACL SETUSER", account.user, *(f"+{name}" for name in WRITING))
+
+    def _needed(self) -> Dialogue[Callable[[str], bool]]:
+        """Judges names of keys: whether the index, or the job itself, needs them.
+
+        Of an index that is larger than any nothing is read, and all is needed: it may be repaired.
+        """
+        job, index = self._job, scripts.index_key(self._job)
+        if (yield ("HLEN", index)) > MAX_INDEX_ENTRIES:
+            return lambda name: True
+        if ((yield ("MEMORY USAGE", index, "SAMPLES", 0)) or 0) > MAX_INDEX_BYTES:
+            return lambda name: True
+        own = {scripts.fence_key(job), scripts.instance_key(job), index, scripts.watermark_key(job)}
+        chunks: dict[str, int] = {}
+        for number, (field, text) in enumerate(_pairs((yield ("HGETALL", index)))):
+            if number % _SCAN_BATCH == _SCAN_BATCH - 1:
+                yield []
+            try:
+                manifest = RankManifest.from_json(text)
+            except ProtocolError:
+                own.add(f"{scripts.of_job(job)}{field.decode(errors='replace')}")
+                continue
+            own.add(scripts.layout_key(job, manifest.layout))
+            chunks[scripts.index_field(manifest.save)] = manifest.chunks
+
+        def is_needed(name: str) -> bool:
+            save, _, part = name.removeprefix(scripts.of_job(job)).rpartition(":")
+            return name in own or (save in chunks and scripts.is_data_of(part, chunks[save]))
+
+        return is_needed
+
+
+def _bytes_of(names: list[bytes]) -> Dialogue[int]:
+    lengths = (yield [("STRLEN", name) for name in names]) if names else []
+    # an error: no string
+    total = sum(int(length) for length in lengths if not isinstance(length, Exception))
+    for name, length in zip(names, lengths, strict=True):
+        if isinstance(length, Exception):
+            total += int((yield ("MEMORY USAGE", name)) or 0)
+    return total
+
+
+def scan_step(prefix: str, cursor: int) -> Dialogue[tuple[int, list[bytes]]]:
+    """Reads some names of keys below `prefix`, with the next cursor.
+
+    Begins at cursor 0, and is over where 0 comes back.
+
+    Raises:
+        ValueError: the server's scan goes round in place.
+    """
+    answer = yield ("SCAN", cursor, "MATCH", f"{scripts.escape_pattern(prefix)}*", "COUNT", _SCAN_BATCH)
+    asked, cursor = cursor, int(answer[0])
+    if cursor and cursor == asked:
+        raise ValueError(f"a scan that was asked on from {cursor} answers with {cursor}: it would never end")
+    return cursor, answer[1]
+
+
+def _pairs(flat: list[bytes]) -> Iterable[tuple[bytes, bytes]]:
+    return zip(flat[::2], flat[1::2], strict=True)
+
+
+# ---- provisioning ----------------------------------------------------------------------------------------------------
 
 JOB_COMMANDS = (
     "get",
@@ -72,7 +197,7 @@ class AdminCalls:
         doing = f"naming its run to job {job}"
         with understood(self.where, doing), explained(self.where, doing):
             run = (yield from self._info("server"))["run_id"]
-            named = (yield ("GETRANGE", keys.instance(job), 0, MAX_KEY_BYTES)).decode()
+            named = (yield ("GETRANGE", scripts.instance_key(job), 0, MAX_KEY_BYTES)).decode()
         return named if len(named) > INSTANCE_DIGITS and run == named else run[:INSTANCE_DIGITS]
 
     def process(self) -> Dialogue[tuple[str, int]]:
@@ -88,7 +213,7 @@ class AdminCalls:
         account without a user name is left out; that is for servers on loopback without accounts.
         """
         instance = yield from self.instance_of(job)
-        named = [keys.fence(job), keys.instance(job), keys.absent(job)]
+        named = [scripts.fence_key(job), scripts.instance_key(job), scripts.absent_key(job)]
         doing = f"provisioning job {job}"
         with understood(self.where, doing), explained(self.where, doing):
             wanted = (*scripts.ALL, *scripts.FORMER)
@@ -116,7 +241,7 @@ class AdminCalls:
         Waiting some seconds gives a faster holder.
         """
         with explained(self.where, "asking whether it is being filled"):
-            return bool((yield ("EXISTS", keys.FILLING)))
+            return bool((yield ("EXISTS", scripts.FILLING_KEY)))
 
     def remove_job(self, job: str, user: str) -> Dialogue[None]:
         """Ends the job's account, then removes all its keys. Absent is success."""
@@ -126,7 +251,7 @@ class AdminCalls:
                 yield ("ACL DELUSER", user)
             cursor = 0
             while True:
-                cursor, names = yield from scan_step(keys.of_job(job), cursor)
+                cursor, names = yield from scan_step(scripts.of_job(job), cursor)
                 if names:
                     yield ("UNLINK", *names)
                 if cursor == 0:
@@ -137,8 +262,8 @@ class AdminCalls:
         with understood(self.where, "listing jobs"), explained(self.where, "listing jobs"):
             uids, cursor = set[str](), 0
             while True:
-                cursor, names = yield from scan_step(keys.PREFIX, cursor)
-                uids |= keys.jobs_of(map(_name, names))
+                cursor, names = yield from scan_step(scripts.KEY_PREFIX, cursor)
+                uids |= scripts.jobs_of(map(_name, names))
                 if cursor == 0:
                     return frozenset(uids)
 
@@ -154,10 +279,10 @@ class AdminCalls:
             indexed = {_name(name) for name in (yield from self._fields(job))}
             cursor, listed = 0, 0
             while True:
-                cursor, names = yield from scan_step(keys.of_job(job), cursor)
+                cursor, names = yield from scan_step(scripts.of_job(job), cursor)
                 for name in map(_name, names):
-                    field = name.removeprefix(keys.of_job(job)).rpartition(":")[0]
-                    if field not in indexed and (save := keys.save_of(field)) is not None:
+                    field = name.removeprefix(scripts.of_job(job)).rpartition(":")[0]
+                    if field not in indexed and (save := scripts.save_of(field)) is not None:
                         leftovers[save].append(name)
                         listed += 1
                 if cursor == 0 or listed >= MAX_LEFTOVER_KEYS:
@@ -165,7 +290,13 @@ class AdminCalls:
 
     def _fields(self, job: str) -> Dialogue[list[bytes]]:
         """The names of the job's index entries. Raises OutOfBounds for an index that is larger than any."""
-        named = [keys.fence(job), keys.instance(job), keys.absent(job), keys.index(job), keys.watermark(job)]
+        named = [
+            scripts.fence_key(job),
+            scripts.instance_key(job),
+            scripts.absent_key(job),
+            scripts.index_key(job),
+            scripts.watermark_key(job),
+        ]
         result = yield ("EVALSHA", scripts.FIELDS.sha, len(named), *named, 0, "", *limits_of(MAX_INDEX_ENTRIES))
         if result[0] == b"large":
             what, size, most = (part.decode(errors="replace") for part in result[1:4])
@@ -243,9 +374,60 @@ class HolderAdmin:
 def _rules(job: str, password: str) -> list[str]:
     """The whole account, from nothing: replaces whatever was there under that name."""
     digest = sha256(password.encode()).hexdigest()
-    return ["reset", "on", f"#{digest}", f"~{keys.literal(keys.of_job(job))}*", *(f"+{name}" for name in JOB_COMMANDS)]
+    return [
+        "reset",
+        "on",
+        f"#{digest}",
+        f"~{scripts.escape_pattern(scripts.of_job(job))}*",
+        *(f"+{name}" for name in JOB_COMMANDS),
+    ]
 
 
 def _name(key: bytes) -> str:
     """A key's name; one that others wrote here and that is no text is none of ours, and matches nothing."""
     return key.decode(errors="replace")
+
+
+# ---- prefaulting of memory -------------------------------------------------------------------------------------------
+# Pre-touches a new Redis' memory by writing and removing chunk-sized values. No save pays for the pages then. Freed
+# pages stay with the server (see MALLOC_ENVIRONMENT in `server`). Called where a server is started, and by the
+# companion; `go_on` is asked between values.
+
+VALUE_BYTES = CHUNK_BYTES + 64
+"""What one value occupies: a whole class of the allocator."""
+_FILL_BATCH = 16
+
+
+def fill_memory(wire: Wire, size: int, go_on: Callable[[int], bool] = lambda written: True) -> int:
+    """Touches up to `size` free bytes; returns how many.
+
+    `go_on(values written)` may end it early.
+    """
+    payload = memoryview(bytes(CHUNK_BYTES))
+    written = 0
+    try:
+        while (written + 1) * VALUE_BYTES <= size:
+            if written % _FILL_BATCH == 0 and not go_on(written):
+                break
+            try:
+                wire.call("SET", f"{scripts.FILL_PREFIX}{written}", payload)
+            except redis.exceptions.OutOfMemoryError:
+                break  # everything that there is has been touched
+            written += 1
+    finally:
+        _remove(wire, written)
+    return written * VALUE_BYTES
+
+
+def _remove(wire: Wire, written: int) -> None:
+    for start in range(0, written, _FILL_BATCH):
+        # not UNLINK: the room is free again when this returns
+        wire.call("DEL", *(f"{scripts.FILL_PREFIX}{i}" for i in range(start, min(start + _FILL_BATCH, written))))
+
+
+def remove_filled_leftovers(wire: Wire) -> int:
+    """Removes what an earlier fill left that was killed; how many values."""
+    for first in count(step=_FILL_BATCH):
+        if not wire.call("DEL", *(f"{scripts.FILL_PREFIX}{i}" for i in range(first, first + _FILL_BATCH))):
+            return first
+    raise AssertionError("count() has no end")

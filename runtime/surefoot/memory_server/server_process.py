@@ -19,10 +19,10 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from surefoot.errors import ConfigurationError, TierError, TierUnavailable
-from surefoot.memory_server import filling
+from surefoot.linux_process import LONGEST
+from surefoot.memory_server import provisioning
 from surefoot.memory_server.connection import Credentials, Wire, explained
 from surefoot.memory_server.provisioning import HolderAdmin
-from surefoot.sockets import LONGEST
 
 OLDEST = (7, 0)
 """Oldest version taken from PATH: those before it have no `maxmemory-clients`."""
@@ -224,7 +224,7 @@ def fill(settings: ServerSettings) -> None:
     wire = Wire(settings.host, settings.port, account, START_SECONDS, settings.tls is not None)
     with explained(f"the holder at {settings.host}:{settings.port}", "filling its pages"):
         try:
-            filling.fill(wire, settings.fill_bytes)
+            provisioning.fill_memory(wire, settings.fill_bytes)
         finally:
             wire.close()
 

@@ -17,9 +17,7 @@ from pathlib import Path
 
 from surefoot.fault_files import is_told
 from surefoot.linux_process import die_with_parent
-from surefoot.node_tests.disk_trial import try_disk
-from surefoot.node_tests.host_tests import Trial
-from surefoot.node_tests.loopback_trial import try_loopback
+from surefoot.node_tests.host_tests import Trial, try_disk, try_loopback
 
 NICENESS = 10
 _GPU_FILE = Path("/dev/nvidiactl")

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 Verdict = Literal["well", "fails", "unknown"]
@@ -24,3 +32,121 @@ class Trial:
     rate: float = 0.0
     """How fast it was, in units of `unit` a second."""
     unit: str = ""
+
+
+# ---- disk trial ------------------------------------------------------------------------------------------------------
+# Writes to a folder, syncs, and reads it back. A disk that takes everything and returns something else is found by no
+# system call, and by a training days later.
+
+_DISK_BYTES = 4 << 20
+
+
+def try_disk(folder: Path) -> Trial:
+    """Of a folder that a worker writes to."""
+    path = folder / f".surefoot-trial-{os.getpid()}"
+    content = os.urandom(1 << 16) * (_DISK_BYTES >> 16)
+    began = time.monotonic()
+    try:
+        back = _written_and_read(path, content)
+    except OSError as error:
+        return _failed(folder, error)
+    finally:
+        path.unlink(missing_ok=True)
+    if back != content:
+        text = f"what was written to {folder} is read back otherwise ({len(back)} of {_DISK_BYTES} bytes)"
+        return Trial("disk", "fails", "DiskFails", text)
+    return Trial("disk", "well", rate=1e-6 * _DISK_BYTES / max(time.monotonic() - began, 1e-9), unit="MB")
+
+
+def _written_and_read(path: Path, content: bytes) -> bytes:
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # else it is read from memory
+    return path.read_bytes()
+
+
+def _failed(folder: Path, error: OSError) -> Trial:
+    """Only the disk's own error is the node's; full, read-only or another's may be meant so."""
+    text = f"{folder} could not be written to and read back: {error.strerror or error}"
+    if error.errno == errno.EIO:
+        return Trial("disk", "fails", "DiskFails", text)
+    return Trial("disk", "unknown", text=text)
+
+
+# ---- loopback trial --------------------------------------------------------------------------------------------------
+# Sends bytes to this node's own address and back. A collective of gloo goes the same way, over TCP at the address that
+# other workers reach. Torch is not imported for it: that takes longer than all other trials together.
+
+_LOOPBACK_BYTES = 8 << 20
+_CALL_SECONDS = 3.0
+_TRIES = 2
+_PAUSE_SECONDS = 0.3
+
+
+def try_loopback(host: str) -> Trial:
+    """Over TCP, there and back.
+
+    What is not reached is tried once more: the network of a pod may be a moment behind its processes.
+    """
+    pattern = bytes(range(256)) * (_LOOPBACK_BYTES >> 8)
+    for left in reversed(range(_TRIES)):
+        began = time.monotonic()
+        try:
+            back = _there_and_back(host, pattern)
+            break
+        except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:  # a setting's, behind a translated address: no proof of anything
+                return Trial("loopback", "unknown", text=f"{host} is no address of this node: {error}")
+            if not left:
+                text = f"this node does not reach its own address {host}: {error}"
+                return Trial("loopback", "fails", "LoopbackFails", text)
+        time.sleep(_PAUSE_SECONDS)
+    if back != pattern:
+        text = f"what is sent to this node's own address {host} comes back otherwise"
+        return Trial("loopback", "fails", "LoopbackFails", text)
+    return Trial("loopback", "well", rate=2e-9 * _LOOPBACK_BYTES / max(time.monotonic() - began, 1e-9), unit="GB")
+
+
+def _there_and_back(host: str, pattern: bytes) -> bytes:
+    with _echoing(host) as address:
+        return _sent_and_received(address, pattern)
+
+
+@contextlib.contextmanager
+def _echoing(host: str) -> Iterator[tuple[str, int]]:
+    listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.settimeout(_CALL_SECONDS)
+    echo = threading.Thread(target=_echo, args=(listener,), daemon=True)
+    echo.start()
+    try:
+        yield listener.getsockname()[:2]
+    finally:
+        listener.close()
+        echo.join(_CALL_SECONDS)
+
+
+def _echo(listener: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # whoever called says what went wrong
+        line, _ = listener.accept()
+        with line:
+            line.settimeout(_CALL_SECONDS)
+            while data := line.recv(1 << 18):
+                line.sendall(data)
+
+
+def _sent_and_received(address: tuple[str, int], pattern: bytes) -> bytes:
+    with socket.create_connection(address, timeout=_CALL_SECONDS) as line:
+        sender = threading.Thread(target=_send, args=(line, pattern), daemon=True)
+        sender.start()
+        back = bytearray()
+        while len(back) < len(pattern) and (data := line.recv(1 << 18)):
+            back += data
+        sender.join(_CALL_SECONDS)
+        return bytes(back)
+
+
+def _send(line: socket.socket, pattern: bytes) -> None:
+    with contextlib.suppress(OSError):  # then less comes back
+        line.sendall(pattern)

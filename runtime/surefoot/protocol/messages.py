@@ -7,13 +7,178 @@ from typing import ClassVar, Literal
 
 from surefoot.protocol.checkpoints.completeness import LeftOut
 from surefoot.protocol.codec import flat, since
-from surefoot.protocol.holders_wanted import HoldersWanted
+from surefoot.protocol.hangs import Collective, RankPlace
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob, RankSave
-from surefoot.protocol.node_findings import NodeHealth
-from surefoot.protocol.pair_messages import PairResult, PairStore, PairTrial
 from surefoot.protocol.progress import NOTHING_TOLD, Progress
-from surefoot.protocol.sighting_messages import HolderReading, LookAtHolders, Sighting
-from surefoot.protocol.stuck_message import StuckRanks
+
+# ---- messages of pair tests ------------------------------------------------------------------------------------------
+# Defines the messages by which two agents try their nodes together. Pure values, among those of `messages`. The
+# coordinator asks the host of the store first, and its partner once it knows where the store is: neither agent has to
+# find a free port, or the other one, by itself.
+
+
+@dataclass(frozen=True, slots=True)
+class PairTrial:
+    """Requests an all-reduce with the agent on node `partner` and a PairResult.
+
+    `store`: host:port of the partner's store; empty: this agent hosts it and says where.
+    """
+
+    SINCE: ClassVar[int] = 3
+    request: int
+    partner: str
+    store: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PairStore:
+    """The host:port of the store that a PairTrial wanted."""
+
+    SINCE: ClassVar[int] = 3
+    request: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class PairResult:
+    """Answers PairTrial.
+
+    unknown: it was not made here, or not to its end, which proves nothing.
+    """
+
+    SINCE: ClassVar[int] = 3
+    request: int
+    verdict: Literal["well", "fails", "unknown"]
+    text: str = ""
+
+
+# ---- memory servers read by agents -----------------------------------------------------------------------------------
+# Defines the messages about holders that the operator does not reach. Pure. An operator whose password was changed, or
+# that a network policy cuts off, could choose no restore point; agents that reach the holders seal and read them in its
+# place.
+
+
+@dataclass(frozen=True, slots=True)
+class LookAtHolders:
+    """Requests a Sighting of holders, and a HolderReading of each.
+
+    An agent of a former version changes nothing there, and reads for nobody.
+    """
+
+    SINCE: ClassVar[int] = 2
+    request: int
+    holders: tuple[HolderEndpoint, ...]
+    epoch: int = since(3, 0)
+    """The claimed epoch that they are sealed at before they are read; 0: they are only looked at."""
+    layouts: tuple[str, ...] = since(3, ())
+    """Digests of the layout records that need not be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class HolderReading:
+    """Tells a holder's index, read after it was sealed.
+
+    Precedes the Sighting that answers the same request. Manifests are JSON of `RankManifest`.
+    """
+
+    SINCE: ClassVar[int] = 3
+    request: int
+    holder: HolderId
+    manifests: tuple[str, ...] = ()
+    layouts: dict[str, str] = field(default_factory=dict)
+    """Records by digest, as far as they could be read and were not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """Answers LookAtHolders: which holders gave this agent their index.
+
+    In the order of the request, for exactly the instances that it names; `trouble` says why not.
+    """
+
+    SINCE: ClassVar[int] = 2
+    request: int
+    seen: tuple[bool, ...] = ()
+    trouble: tuple[str, ...] = ()
+
+
+# ---- findings of nodes -----------------------------------------------------------------------------------------------
+# Defines what an agent finds wrong with its node, and its message. Pure values. Whoever reads them acts upon `blame`
+# alone: a node is left for what its hardware did, never for what a program did, nor for what is merely odd.
+
+Blame = Literal["node", "application", "unknown"]
+
+MOST_FINDINGS = 16
+"""In one message: a node with more is as sick with fewer."""
+
+LONGEST_TEXT = 300
+
+TRIED = frozenset({"ComputesWrong", "GpuComputesWrong", "MemoryWrong", "DiskFails", "LoopbackFails", "AllReduceFails"})
+"""Reasons of what fails on a node that is tried before a worker there gets a rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFinding:
+    """One fault; `reason` is CamelCase and stable, `text` a sentence.
+
+    `blame`: what the evidence names. unknown: it is told to people, and nothing else follows.
+    """
+
+    reason: str
+    text: str
+    blame: Blame
+
+
+@dataclass(frozen=True, slots=True)
+class NodeHealth:
+    """Replaces what an agent found wrong with its node; empty: nothing is.
+
+    Said on every connection, at each change, and every few minutes.
+    """
+
+    SINCE: ClassVar[int] = 3
+    findings: tuple[NodeFinding, ...] = ()
+    clock_seconds: float = 0.0
+    """Unix time by the node's own clock."""
+    tried: bool = False
+    """Nothing was found in the trial that its agent makes alone, and the node can be tried with another one."""
+
+
+# ---- request for all memory servers ----------------------------------------------------------------------------------
+# Defines the message that asks for every holder. Pure. An agent is told of the holders that it is known to need. What a
+# restore or an upload does not find there may lie on others: nothing is absent before all were told of and asked.
+
+
+@dataclass(frozen=True, slots=True)
+class HoldersWanted:
+    """Asks for all holders of `epoch`; those told of do not suffice."""
+
+    SINCE: ClassVar[int] = 3
+    epoch: int
+
+
+# ---- message of a hang -----------------------------------------------------------------------------------------------
+# Defines the message that says where ranks without a step are.
+
+
+@dataclass(frozen=True, slots=True)
+class StuckRanks:
+    """Where every local rank is without a step; without `places`, no more.
+
+    Stack and I/O were the same in two looks, unless something `moves`, or may: no proof of a hang, and yet who is elsewhere.
+    """
+
+    SINCE: ClassVar[int] = 3
+    epoch: int
+    step: int
+    """Last step that every local rank had finished."""
+    places: tuple[RankPlace, ...] = ()
+    moves: bool = False
+    collectives: tuple[Collective, ...] = since(3, ())
+    """Of all these ranks, where two looks found the same; none where a rank's flight recorder is silent."""
+
+
+# ---- messages --------------------------------------------------------------------------------------------------------
 
 # ---- agent → coordinator ------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from surefoot.restore.catalogue import SaveSource as SaveSource
 from surefoot.restore.catalogue import holder_sources as holder_sources
 from surefoot.restore.catalogue import persistent_source as persistent_source
 from surefoot.restore.catalogue import read_catalogue as read_catalogue
-from surefoot.restore.placer import Destination as Destination
+from surefoot.restore.fetch import Destination as Destination
 from surefoot.restore.reader import CheckpointReader as CheckpointReader
 from surefoot.restore.reader import ReadOptions as ReadOptions
 from surefoot.restore.reader import ReadSummary as ReadSummary

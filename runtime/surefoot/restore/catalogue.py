@@ -6,6 +6,7 @@ that does not answer is unknown, never empty: its reading is None.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -15,20 +16,75 @@ from itertools import repeat
 from typing import Literal
 
 from surefoot.errors import SurefootError, TierError
-from surefoot.memory_server.client import HolderClient
-from surefoot.memory_server.connection import Credentials
-from surefoot.memory_server.fenced_calls import HolderIndex
-from surefoot.protocol.checkpoints.completeness import Covers, TierReading, is_complete, layouts_to_check
-from surefoot.protocol.checkpoints.coverage import uncovered
+from surefoot.memory_server.async_connection import HolderLine
+from surefoot.memory_server.client import Entries, FencedCalls, HolderClient, HolderIndex
+from surefoot.memory_server.connection import Credentials, explained
+from surefoot.protocol.checkpoints.completeness import Covers, TierReading, is_complete, layouts_to_check, uncovered
 from surefoot.protocol.checkpoints.records import Layout, RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId
-from surefoot.restore.holder_indexes import IndexedHolder, read_together
 from surefoot.settings import PersistentSettings
 from surefoot.tiers import ByCheckpoint, Tier
-from surefoot.tiers.open import open_persistent
-from surefoot.tiers.verified import stream_from
+from surefoot.tiers.persistent import open_persistent
+from surefoot.tiers.tier import stream_from
 
 log = logging.getLogger(__name__)
+
+
+# ---- holder indexes --------------------------------------------------------------------------------------------------
+# Reads the indexes of many holders at once, on one event loop. A thread for each holder spends more on taking turns
+# than on reading, and a rank that restores from hundreds of holders stands meanwhile. A holder that is silent takes its
+# own time limit, and delays no other.
+
+INDEXES_AT_ONCE = 32
+"""Holders that are asked at a time: each one's time limit runs while this process shakes hands with all of them, and
+hundreds of TLS handshakes on a busy machine take longer than that."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedHolder:
+    """Names one job's index on one holder, and the reader's account."""
+
+    endpoint: HolderEndpoint
+    job: str
+    account: Credentials
+    call_seconds: float
+
+    async def index(self, only: Checkpoint | None, known: Entries) -> HolderIndex:
+        """Connects, reads and closes; raises a TierError."""
+        endpoint = self.endpoint
+        near = self.account.socket_to(endpoint.server_id)
+        line = HolderLine(endpoint.host, endpoint.port, self.account, self.call_seconds, endpoint.tls, near)
+        try:
+            with explained(str(endpoint.holder), "connecting"):
+                await line.open()
+            return await line.converse(FencedCalls(endpoint, self.job).index(only, known))
+        finally:
+            line.close()
+
+
+def read_together(holders: Sequence[IndexedHolder], only: Checkpoint | None) -> list[HolderIndex | None]:
+    """Reads each holder's index; None where one is silent.
+
+    Blocks; for a thread that runs no event loop. `only`: reads this checkpoint alone.
+    """
+    return asyncio.run(_read_all(holders, only)) if holders else []
+
+
+async def _read_all(holders: Sequence[IndexedHolder], only: Checkpoint | None) -> list[HolderIndex | None]:
+    turns, known = asyncio.Semaphore(INDEXES_AT_ONCE), Entries()
+
+    async def read(holder: IndexedHolder) -> HolderIndex | None:
+        async with turns:
+            try:
+                return await holder.index(only, known)
+            except TierError as silent:
+                log.warning("memory:%s is silent: %s", holder.endpoint.server_id, silent)
+                return None
+
+    return list(await asyncio.gather(*map(read, holders)))
+
+
+# ---- catalogue -------------------------------------------------------------------------------------------------------
 
 AT_ONCE = 32
 """Sources that are asked at a time: a silent one takes its time limit, and holds up no more than its thread."""

@@ -12,7 +12,8 @@ import random
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from typing import TypeVar
@@ -21,6 +22,7 @@ from surefoot import metrics
 from surefoot.errors import (
     ChunkMissing,
     Corrupt,
+    ObjectRefused,
     ProtocolError,
     SurefootError,
     TierError,
@@ -32,13 +34,133 @@ from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.timeouts import Backoff
 from surefoot.restore.catalogue import Catalogue, SaveSource, reread
 from surefoot.restore.read_plan import preference, spread
-from surefoot.restore.read_windows import ReadWindows
-from surefoot.restore.refused_objects import RefusedObjects
 from surefoot.tiers import ByCheckpoint, Tier
-from surefoot.tiers.parallel_reads import LOOK_WAITS, LOOKS
-from surefoot.tiers.verified import is_listed
+from surefoot.tiers.object_store import LOOK_WAITS, LOOKS
+from surefoot.tiers.tier import is_listed
 
 log = logging.getLogger(__name__)
+
+
+# ---- limit of reads under way ----------------------------------------------------------------------------------------
+# Limits the reads that one rank has under way at a source; fewer once the source cut it off. A server holds every reply
+# until it is read, and cuts off whoever has most once all of them are more than it may hold. Who comes back with as
+# much is cut off again. Thread-safe; used by `copy_choice`, whose windows the reading threads enter too.
+
+UNLIMITED = 1 << 30
+"""Before the first cut: the threads' own buffers are the limit."""
+
+_LOOK_SECONDS = 0.1
+"""How often a thread that waits for its turn asks whether the restore was called off."""
+
+
+class ReadWindows:
+    """Counts reads by source. A thread that waits for its turn must have none under way."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
+        self._limits: dict[int, int] = defaultdict(lambda: UNLIMITED)
+        self._under_way: dict[int, int] = defaultdict(int)
+        self._cuts: dict[int, int] = defaultdict(int)
+        self._changed = threading.Condition()
+
+    def has_room(self, source: int) -> bool:
+        with self._changed:
+            return self._under_way[source] < self._limits[source]
+
+    def try_enter(self, source: int) -> bool:
+        """Counts a read if there is room for it."""
+        with self._changed:
+            if self._under_way[source] >= self._limits[source]:
+                return False
+            self._under_way[source] += 1
+            return True
+
+    def leave(self, source: int) -> None:
+        with self._changed:
+            self._under_way[source] -= 1
+            self._changed.notify_all()
+
+    @contextmanager
+    def entered(self, source: int) -> Iterator[None]:
+        """Waits for room, and counts the read that is made inside. Raises TierUnavailable if it is called off."""
+        while not self.try_enter(source):
+            with self._changed:
+                self._changed.wait(_LOOK_SECONDS)
+            if self._stop.is_set():
+                raise TierUnavailable("the restore was called off")
+        try:
+            yield
+        finally:
+            self.leave(source)
+
+    def shrink(self, source: int) -> int:
+        """After a cut: two reads at a time, then one. Returns the number of cuts since the last answer."""
+        with self._changed:
+            self._limits[source] = 2 if self._limits[source] > 2 else 1
+            self._cuts[source] += 1
+            return self._cuts[source]
+
+    def record_answer(self, source: int) -> int:
+        """Forgets the cuts before an answer; returns how many there were."""
+        with self._changed:
+            return self._cuts.pop(source, 0)
+
+    def limit_of(self, source: int) -> int:
+        with self._changed:
+            return self._limits[source]
+
+
+# ---- refused objects -------------------------------------------------------------------------------------------------
+# Decides when one object that its tier refuses counts as damaged. Whoever is silent is waited for, and nothing is
+# called bad meanwhile. A tier that answers for its other objects is not silent: an object that it refuses again and
+# again is a bad sector, a wrong mode or a denied key, and no waiting helps. Without an end to it, one such object would
+# keep a job from every older checkpoint.
+
+PATIENCE_SECONDS = 15.0
+"""How long a tier that answers for others may refuse an object until that is called bad."""
+
+
+class RefusedObjects:
+    """Remembers since when each object is refused; thread-safe."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since: dict[Hashable, float] = {}
+        self._lock = threading.Lock()
+
+    def verdict(self, key: Hashable, problem: TierError, ask_neighbour: Callable[[], object]) -> SurefootError:
+        """Returns the problem as it is, or as damage once the object was refused for too long.
+
+        Args:
+            key: Names the object.
+            problem: How the last read of it ended.
+            ask_neighbour: Reads something else of the same tier. Time counts only while that succeeds.
+        """
+        if not isinstance(problem, ObjectRefused):
+            return problem
+        try:
+            ask_neighbour()
+        except SurefootError:
+            with self._lock:
+                self._since.pop(key, None)
+            return problem
+        now = self._clock()
+        with self._lock:
+            seconds = now - self._since.setdefault(key, now)
+        if seconds < PATIENCE_SECONDS:
+            return problem
+        metrics.fallbacks.labels("object_refused").inc()
+        return Corrupt(f"{problem}; the tier returns other objects and has refused this one for {seconds:.0f} s")
+
+    def record_answer(self, key: Hashable) -> None:
+        """Forgets the refusals before an answer: the next one is a first one again."""
+        if self._since:
+            with self._lock:
+                self._since.pop(key, None)
+
+
+# ---- copy choice -----------------------------------------------------------------------------------------------------
+
 T = TypeVar("T")
 
 WAITS = Backoff(0.05, 1.0)

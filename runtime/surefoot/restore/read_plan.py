@@ -1,25 +1,170 @@
 """Plans which byte ranges a rank reads and where they go.
 
-Pure. Called by `checkpoint_layouts` with what the rank wants (boxes of tensors) and the layouts of the checkpoint's
+Pure. Called by `reader` with what the rank wants (boxes of tensors) and the layouts of the checkpoint's
 ranks. The result names blocks, so that every byte used can be verified against its digest, and no block is read that
 holds nothing wanted (apart from small gaps between two wanted ones, which are cheaper to read than to skip).
 """
 
 from __future__ import annotations
 
+import json
+from array import array
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 
 from surefoot.errors import StateMismatch
-from surefoot.format.layouts import PlacedPiece, Stream
+from surefoot.format.layouts import PlacedPiece, Stream, digest
 from surefoot.geometry import Box
-from surefoot.geometry.box import box_of
-from surefoot.geometry.tiling import BlockRun, Tiling
-from surefoot.restore.segments import RangeRead as RangeRead
-from surefoot.restore.segments import Segment as Segment
-from surefoot.restore.segments import ranges_of
+from surefoot.geometry.box import BlockRun, Tiling, box_of
+from surefoot.geometry.sharding import Grid
+from surefoot.protocol.checkpoints.records import Layout, RankManifest
+
+# ---- segments --------------------------------------------------------------------------------------------------------
+# Groups blocks into segments and segments into ranged reads. Cut where chunks end, joined where they nearly touch. Made
+# by `read_plan`; `fetch` reads and `fetch` places them.
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Describes `rows` × `count` blocks of equal shape, and what is wanted.
+
+    The `count` blocks of a row follow each other along the last dimension. `take` is the wanted part of one block, in
+    the block's own coordinates; with more than one block all of the last dimension is wanted. `place` is where it all
+    goes, in the tensor's coordinates. Rows follow each other in the stream, and along dimension `along` of the tensor:
+    one copy moves them all.
+    """
+
+    first: int
+    """Index of the first block in the rank save's digest table."""
+    count: int
+    start: int
+    """Where the first block begins in the stream."""
+    block: tuple[int, ...]
+    take: Box
+    place: Box
+    wanted: int
+    """Index of the Wanted it belongs to."""
+    rows: int = 1
+    along: int = -1
+
+    @property
+    def blocks(self) -> range:
+        """Their numbers in the rank save's digest table."""
+        return range(self.first, self.first + self.count * self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class RangeRead:
+    """Reads `length` bytes from `offset` of one chunk of a rank save.
+
+    `stream_start` is their offset in the stream.
+    """
+
+    rank: int
+    chunk: int
+    offset: int
+    length: int
+    stream_start: int
+    segments: tuple[Segment, ...]
+
+
+def ranges_of(
+    rank: int, segments: Iterable[Segment], layout: Layout, itemsizes: Sequence[int], gap_bytes: int
+) -> Iterator[RangeRead]:
+    """Cuts segments at chunks, sorts them and joins near ones to reads."""
+    starts = layout.chunk_starts
+    cut = [part for s in segments for part in _cut_at_chunks(s, starts, itemsizes[s.wanted])]
+    cut.sort(key=lambda s: (s.start, s.wanted))
+    group: list[Segment] = []
+    chunk, stop = -1, 0
+    for segment in cut:
+        at = bisect_right(starts, segment.start) - 1
+        if group and (at != chunk or segment.start > stop + gap_bytes):
+            yield _range(rank, chunk, starts[chunk], stop, group)
+            group = []
+        if not group:
+            chunk, stop = at, 0
+        group.append(segment)
+        stop = max(stop, segment.start + _bytes(segment, itemsizes[segment.wanted]))
+    if group:
+        yield _range(rank, chunk, starts[chunk], stop, group)
+
+
+def _range(rank: int, chunk: int, chunk_start: int, stop: int, group: Sequence[Segment]) -> RangeRead:
+    begin = group[0].start
+    return RangeRead(rank, chunk, begin - chunk_start, stop - begin, begin, tuple(group))
+
+
+def _bytes(segment: Segment, itemsize: int) -> int:
+    return segment.count * segment.rows * prod(segment.block) * itemsize
+
+
+def _cut_at_chunks(segment: Segment, starts: Sequence[int], itemsize: int) -> Iterator[Segment]:
+    """No block straddles a chunk, so a segment is cut between blocks: after whole rows, and within one."""
+    size = prod(segment.block) * itemsize
+    while segment.count * segment.rows > 1:
+        chunk = bisect_right(starts, segment.start)
+        if chunk == len(starts) or segment.start + segment.count * segment.rows * size <= starts[chunk]:
+            break
+        room = (starts[chunk] - segment.start) // size
+        rows = room // segment.count
+        if rows:
+            yield _rows_of(segment, 0, rows, size)
+            segment = _rows_of(segment, rows, segment.rows - rows, size)
+            continue
+        row = _rows_of(segment, 0, 1, size)
+        yield _part(row, 0, room, size)
+        rest = _part(row, room, row.count - room, size)
+        if segment.rows == 1:
+            segment = rest
+            continue
+        yield from _cut_at_chunks(rest, starts, itemsize)
+        segment = _rows_of(segment, 1, segment.rows - 1, size)
+    yield segment
+
+
+def _rows_of(segment: Segment, skip: int, rows: int, size: int) -> Segment:
+    """`rows` of its rows, behind the first `skip`."""
+    if segment.rows == rows:
+        return segment
+    d, height = segment.along, segment.take.lengths[segment.along]
+    offsets, lengths = list(segment.place.offsets), list(segment.place.lengths)
+    offsets[d] += skip * height
+    lengths[d] = rows * height
+    blocks = skip * segment.count
+    return Segment(
+        segment.first + blocks,
+        segment.count,
+        segment.start + blocks * size,
+        segment.block,
+        segment.take,
+        Box(tuple(offsets), tuple(lengths)),
+        segment.wanted,
+        rows,
+        d if rows > 1 else -1,
+    )
+
+
+def _part(segment: Segment, skip: int, count: int, size: int) -> Segment:
+    """`count` blocks of its one row, behind the first `skip`."""
+    width = segment.take.lengths[-1]
+    place = segment.place
+    return Segment(
+        segment.first + skip,
+        count,
+        segment.start + skip * size,
+        segment.block,
+        segment.take,
+        Box((*place.offsets[:-1], place.offsets[-1] + skip * width), (*place.lengths[:-1], count * width)),
+        segment.wanted,
+    )
+
+
+# ---- read plan -------------------------------------------------------------------------------------------------------
 
 GAP_BYTES = 8 * 1024
 """Two wanted ranges of a chunk that lie this near are read as one: a request costs more than these bytes. Less than a
@@ -235,3 +380,139 @@ def _shifted(box: Box, by: tuple[int, ...]) -> Box:
     if not any(by):
         return box
     return Box(tuple(o + d for o, d in zip(box.offsets, by, strict=True)), box.lengths)
+
+
+# ---- reads shared among ranks ----------------------------------------------------------------------------------------
+# Decides which rank of a group reads each shared segment. Every member of a group works this out alone and must come to
+# the same: the groups from the program's own replicas, the division from the plan over the same manifests and from the
+# cards in which members say what lies in their staging memory. Cards that do not fit together are a doubt, and a doubt
+# means that everybody reads directly. Used by `exchange` and by `checkpointer.restoring`.
+
+MOST_MEMBERS = 16
+"""More replicas share in parts of at most so many: each member has a buffer for each other, and waits for the slowest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replicated:
+    """Lists this rank's destinations that all `members` have in this order."""
+
+    members: tuple[int, ...]
+    numbers: tuple[int, ...]
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """States a member's planned reads and the saves in its staging memory."""
+
+    plan: str
+    staged: tuple[int, ...] = ()
+
+    def to_text(self) -> str:
+        return json.dumps({"plan": self.plan, "staged": list(self.staged)})
+
+    @classmethod
+    def from_text(cls, text: str) -> Card | None:
+        """Parses a card; None for one that was withdrawn or is malformed."""
+        try:
+            body = json.loads(text)
+            return cls(str(body["plan"]), tuple(int(rank) for rank in body["staged"]))
+        except (ValueError, KeyError, TypeError):
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Assigns each read a member; None: everybody reads alone.
+
+    `doubt`: the members should have agreed and did not.
+    """
+
+    owners: tuple[int, ...] | None
+    reason: str
+    doubt: bool = False
+
+
+def replicated(
+    wanted: Sequence[Wanted], same: Sequence[Grid | None], rank: int, least_bytes: int
+) -> tuple[Replicated, ...]:
+    """Groups of destinations that other ranks have too, at least `least_bytes` each.
+
+    `same` are the ranks that hold what each is. All ranks take their groups in one order of them all, so that nobody
+    waits in one group for somebody who waits in another.
+    """
+    parts: dict[Grid, tuple[int, ...]] = {}
+    together: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for number, grid in enumerate(same):
+        if grid is None or grid.count < 2 or grid.number(rank) is None or wanted[number].box.volume == 0:
+            continue
+        if grid not in parts:
+            parts[grid] = part_of(sorted(grid.ranks()), rank)
+        if len(parts[grid]) > 1:
+            together[parts[grid]].append(number)
+    found = []
+    for members, numbers in sorted(together.items()):
+        size = sum(wanted[n].box.volume * wanted[n].itemsize for n in numbers)
+        if size >= least_bytes:
+            numbers.sort(key=lambda n: (wanted[n].name, wanted[n].box.offsets))
+            found.append(Replicated(members, tuple(numbers), size))
+    return tuple(found)
+
+
+def part_of(ranks: Sequence[int], rank: int, most: int = MOST_MEMBERS) -> tuple[int, ...]:
+    """The ranks that `rank` shares with: nearly equal parts, at most `most`.
+
+    Raises ValueError for a rank that is not among `ranks`.
+    """
+    if rank not in ranks:
+        raise ValueError(f"rank {rank} is not one of {list(ranks)}, which are said to hold what it holds")
+    parts = -(-len(ranks) // most)
+    mine = ranks.index(rank) * parts // len(ranks)
+    return tuple(r for i, r in enumerate(ranks) if i * parts // len(ranks) == mine)
+
+
+def plan_name(
+    checkpoint: str, wanted: Sequence[Wanted], manifests: Mapping[int, RankManifest], ranges: Sequence[RangeRead]
+) -> str:
+    """Digests all inputs of a division.
+
+    Members with the same digest make the same reads of the same bytes.
+    """
+    told = [checkpoint, *(f"{w.name} {w.dtype} {w.shape} {w.box}" for w in wanted)]
+    told += [f"{rank} {m.layout} {m.digests_digest}" for rank, m in sorted(manifests.items())]
+    numbers = array("Q")
+    for r in ranges:
+        numbers.extend((r.rank, r.chunk, r.offset, r.length, len(r.segments)))
+    return digest("\n".join(told).encode() + b"\0" + numbers.tobytes())
+
+
+def agreed(cards: Sequence[Card | None], reads: Sequence[tuple[int, int]]) -> Agreement:
+    """Derives the agreement from all cards; `reads` as (saved rank, bytes)."""
+    told = [card for card in cards if card is not None]
+    if len(told) < len(cards):
+        return Agreement(None, f"{len(cards) - len(told)} of {len(cards)} members read alone", doubt=True)
+    if len({card.plan for card in told}) > 1:
+        return Agreement(None, "members plan different reads", doubt=True)
+    staged = [frozenset(card.staged) for card in told]
+    if all(rank in mine for mine in staged for rank in {rank for rank, _ in reads}):
+        return Agreement(None, "every member has all of it in its own staging memory")
+    return Agreement(division(reads, staged), f"{len(reads)} reads are divided among {len(cards)} members")
+
+
+def division(reads: Sequence[tuple[int, int]], staged: Sequence[frozenset[int]]) -> tuple[int, ...]:
+    """Assigns each read, given as (saved rank, bytes), to a member.
+
+    `staged` are the saves that each member has in staging memory: those it reads itself. The rest goes to the member
+    with the fewest bytes so far (greedy load balancing): as far as staging memory leaves a choice, no two members
+    differ by more than one read.
+    """
+    load = [0] * len(staged)
+    owners = [-1] * len(reads)
+    having = {rank: [m for m, mine in enumerate(staged) if rank in mine] for rank, _ in reads}
+    everybody = list(range(len(staged)))
+    for number in sorted(range(len(reads)), key=lambda n: not having[reads[n][0]]):
+        rank, size = reads[number]
+        owner = min(having[rank] or everybody, key=lambda m: load[m])
+        owners[number] = owner
+        load[owner] += size
+    return tuple(owners)

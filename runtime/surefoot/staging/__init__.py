@@ -3,9 +3,9 @@
 Called by `checkpointer`; the one room that knows on which thread or stream a copy runs.
 """
 
-from surefoot.staging.arena import Arena as Arena
+from surefoot.staging.host_copies import Arena as Arena
+from surefoot.staging.host_copies import CopyOutcome as CopyOutcome
+from surefoot.staging.host_copies import CopySource as CopySource
 from surefoot.staging.host_copies import copies_of as copies_of
 from surefoot.staging.host_copies import elements as elements
-from surefoot.staging.pieces import CopyOutcome as CopyOutcome
-from surefoot.staging.pieces import CopySource as CopySource
 from surefoot.staging.stager import Stager as Stager

@@ -16,10 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from surefoot.staging.arena import Bytes
-from surefoot.staging.blocks import bands, regions
-from surefoot.staging.host_copies import elements
-from surefoot.staging.pieces import CopySource, CopyTarget
+from surefoot.staging.host_copies import Bytes, CopySource, CopyTarget, bands, elements, regions
 
 BAND_BYTES = 16 * 1024 * 1024
 """Largest scratch on a device: a band as it was read, and its blocks in order before one contiguous copy to the host. Its

@@ -4,14 +4,14 @@ Called by `checkpointer` and by what brings other libraries' state in; the only 
 """
 
 from surefoot.state.entries import Entry as Entry
+from surefoot.state.entries import Fit as Fit
 from surefoot.state.entries import Saved as Saved
 from surefoot.state.entries import dtype_name as dtype_name
 from surefoot.state.entries import dtype_named as dtype_named
-from surefoot.state.fitting import Fit as Fit
-from surefoot.state.flat_parameters import describe_flat as describe_flat
-from surefoot.state.plain_values import read_values as read_values
+from surefoot.state.objects import read_values as read_values
 from surefoot.state.program import Program as Program
 from surefoot.state.save_plan import Portion as Portion
 from surefoot.state.save_plan import SavePlan as SavePlan
 from surefoot.state.save_plan import save_plan as save_plan
 from surefoot.state.save_plan import structure_of as structure_of
+from surefoot.state.tensor_locations import describe_flat as describe_flat

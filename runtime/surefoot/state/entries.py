@@ -9,17 +9,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from math import prod
 from typing import Any, Literal
 
 import torch
 
 from surefoot.errors import StateMismatch
-from surefoot.format.dtypes import itemsize
+from surefoot.format.layouts import itemsize
 from surefoot.geometry import Box
-from surefoot.geometry.grids import Grid
-from surefoot.geometry.save_division import HeldBox
-from surefoot.geometry.sharding import ShardingRule
+from surefoot.geometry.sharding import Grid, HeldBox, ShardingRule
 from surefoot.staging.host_copies import PLAIN_CLASSES
 
 Sharing = Literal["split", "lowest", "local"]
@@ -158,3 +157,92 @@ def local_part(tensor: torch.Tensor, inner: str | None = None) -> torch.Tensor:
         found = getattr(found, inner)
     memory: torch.Tensor = found.detach()
     return memory
+
+
+# ---- fit of saved tensors --------------------------------------------------------------------------------------------
+# Defines how a program may differ from the checkpoint it restores.
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """States which differences between program and checkpoint are allowed.
+
+    Args:
+        strict: False: every name may differ as `optional` ones may.
+        optional: objects, or patterns of tensor names, that one side may lack or have in another shape.
+        convert_dtypes: numbers may be read in another precision.
+    """
+
+    strict: bool = True
+    optional: tuple[str, ...] = ()
+    convert_dtypes: bool = False
+
+    def may_differ(self, name: str) -> bool:
+        """Returns whether a name matches `optional`, or nothing is strict.
+
+        A pattern that names an object, or a name's beginning up to a `/`, covers all below it.
+        """
+        return not self.strict or any(fnmatchcase(name, p) or fnmatchcase(name, f"{p}/*") for p in self.optional)
+
+    def converts(self, entry: Entry, what: Saved) -> bool:
+        """Returns whether elements may be read as another type of their kind."""
+        mine, theirs = dtype_named(entry.dtype), dtype_named(what.dtype)
+        alike = (mine.is_floating_point, mine.is_complex) == (theirs.is_floating_point, theirs.is_complex)
+        return self.convert_dtypes and alike and (mine.is_floating_point or mine.is_complex)
+
+    def misfit(self, entry: Entry, what: Saved | None) -> str | None:
+        """Explains why an entry cannot be filled; None if it can.
+
+        Raises StateMismatch for a difference that is not allowed.
+        """
+        name = entry.name
+        if what is None:
+            found = f"the checkpoint has no {name}: the program has changed since it was saved"
+        elif what.shape != entry.place.shape:
+            found = f"{name} has shape {entry.place.shape} here and {what.shape} in the checkpoint"
+        elif what.dtype != entry.dtype and not self.converts(entry, what):
+            found = f"{name} is {entry.dtype} here and {what.dtype} in the checkpoint"
+            if not self.may_differ(name):
+                raise StateMismatch(f"{found}: convert_dtypes=True converts floating point numbers as they are read")
+        else:
+            return None
+        if not self.may_differ(name):
+            raise StateMismatch(
+                f"{found}; optional=({name.partition('/')[0] + '/…'!r},) or strict=False leaves it as built"
+            )
+        return f"{found}: it stays as the program built it"
+
+
+# ---- tensor names ----------------------------------------------------------------------------------------------------
+# Encodes keys of any kind as parts of tensor names, without collisions. `/` parts a name into object, parameter and
+# key; `:` an element of a tensor subclass from it; `~` begins what lies deeper in a key, and a key that is no text.
+# Used by the parts of a program.
+
+_ESCAPES = {"%": "%25", "/": "%2F", ":": "%3A", "~": "%7E"}
+_TABLE = str.maketrans(_ESCAPES)
+
+
+def escaped(key: Any) -> str:
+    """Encodes a key as part of a name.
+
+    In text the separators are replaced; a key of another kind is `~` and its `repr`.
+    """
+    return key.translate(_TABLE) if type(key) is str else f"~{escaped(repr(key))}"
+
+
+def unescaped(part: str) -> str:
+    """The text that was a key."""
+    for character, escape in reversed(_ESCAPES.items()):
+        part = part.replace(escape, character)
+    return part
+
+
+def is_plain(part: str) -> bool:
+    """Returns whether a part is one text key, not nested or wrapped."""
+    return "~" not in part and ":" not in part
+
+
+def joined(path: str, key: Any) -> str:
+    """Names what is below `key` of the value named `path`."""
+    part = escaped(key)
+    return f"{path}{part}" if part.startswith("~") else f"{path}~{part}"

@@ -13,17 +13,14 @@ from typing import Any, Protocol
 import torch
 
 from surefoot.errors import ConfigurationError, StateMismatch, StateNotRestorable
-from surefoot.protocol.checkpoints.ties import OWN
-from surefoot.protocol.loss_band import NONE_ODD
-from surefoot.state import rng
-from surefoot.state.entries import Entry, Saved, dtype_named, local_name, outlines
-from surefoot.state.fitting import Fit
+from surefoot.protocol.checkpoints.save_state import OWN
+from surefoot.protocol.progress import NONE_ODD
+from surefoot.state import objects
+from surefoot.state.entries import Entry, Fit, Saved, dtype_named, local_name, outlines
 from surefoot.state.modules import ModulePart, OptimizerParameter
-from surefoot.state.objects import ObjectPart
+from surefoot.state.objects import Inlined, ObjectPart, encoded, read_values, value_digest, values_blob, whose_state
 from surefoot.state.optimizers import OptimizerPart
-from surefoot.state.ownership import Inlined, value_digest, whose_state
-from surefoot.state.plain_values import encoded, read_values, values_blob
-from surefoot.state.replicas import Replicas
+from surefoot.state.tensor_locations import Replicas
 
 
 class ProgramPart(Protocol):
@@ -161,12 +158,12 @@ class Program:
 
     def look_ahead(self, step: int) -> None:
         """Keeps the present generators for the save of step `step` + 1."""
-        self._random_before = step, rng.captured()
+        self._random_before = step, objects.capture_generators()
 
     def divide(self, tied: Collection[str], saved_world: int, states_of: Callable[[str], list[Any]]) -> list[str]:
         """Divides each rank's own state among a world of another size.
 
-        Called before `prepare`. `tied` names objects that cannot be divided (`protocol.checkpoints.ties`), `states_of` gives all
+        Called before `prepare`. `tied` names objects that cannot be divided (`protocol.checkpoints.save_state`), `states_of` gives all
         ranks' states of one. Returns a sentence for each object that begins anew; raises StateMismatch for the first
         that may not.
         """
@@ -306,9 +303,9 @@ class Program:
             part.apply(values)
         self._restoring, self._targets = [], []
         if own is not None and self._same_world:
-            rng.returned(own["random"])
+            objects.restore_generators(own["random"])
         else:
-            rng.derived(int(shared["seed"]), self._rank, step)
+            objects.seed_generators(int(shared["seed"]), self._rank, step)
 
     def _told(self, parts: Mapping[str, Any]) -> dict[str, str]:
         """Of each object what all ranks should have alike, or that each has its own; nothing of what may begin anew."""

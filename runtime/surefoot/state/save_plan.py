@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from math import prod
 from operator import attrgetter
 
-from surefoot.format.dtypes import itemsize
-from surefoot.format.families import OWN, spread_rule
-from surefoot.format.layouts import TensorParts, build_layout, layout_digest
+from surefoot.format.layouts import OWN, TensorParts, build_layout, itemsize, layout_digest, spread_rule
 from surefoot.geometry import Box
-from surefoot.geometry.save_division import saved_boxes
+from surefoot.geometry.sharding import saved_boxes
 from surefoot.protocol.checkpoints.records import Layout, Spread, SpreadRule
 from surefoot.state.entries import Entry
 

@@ -6,23 +6,193 @@ they hold. Used by the parts of a program.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import lru_cache
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from surefoot.errors import ConfigurationError
 from surefoot.geometry import Box
-from surefoot.geometry.grids import Grid
-from surefoot.geometry.sharding import Cut, ShardingRule
+from surefoot.geometry.box import flat_boxes
+from surefoot.geometry.sharding import Cut, Grid, ShardingRule
 from surefoot.state.entries import Entry, Place, Sharing, Window, dtype_name, is_dtensor, local_part
-from surefoot.state.flat_parameters import Flat
-from surefoot.state.replicas import Replicas
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
+
+
+# ---- flat parameters -------------------------------------------------------------------------------------------------
+# Maps flat parameters (FSDP1, ZeRO) to the tensors they hold ranges of. Ranges become boxes here, without asking any
+# other rank. A program says of its own flat tensors what they hold with `describe_flat`; of FSDP1's, torch says it.
+# Used by the parts of a program.
+
+_ATTRIBUTE = "_surefoot_flat"
+
+
+@dataclass(frozen=True, slots=True)
+class FlatRange:
+    """Maps elements `start` to `stop` of tensor `name` into a flat tensor.
+
+    They begin at its element `offset`; `start` and `stop` count in the flattened tensor of `shape`.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+    offset: int
+
+    def alone(self, prefix: str) -> FlatRange:
+        """The same range, as the only one of a tensor."""
+        return replace(self, name=f"{prefix}{self.name}", offset=0)
+
+    def boxes(self) -> Iterator[tuple[Box, Window]]:
+        at = self.offset
+        for box in flat_boxes(self.shape, self.start, self.stop):
+            yield box, Window((at,), flat=True)
+            at += box.volume
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """Lists a flat tensor's ranges and the ranks with the same ones."""
+
+    ranges: tuple[FlatRange, ...]
+    same: Grid
+
+    def named(self, prefix: str) -> Flat:
+        return replace(self, ranges=tuple(replace(r, name=f"{prefix}{r.name}") for r in self.ranges))
+
+
+def describe_flat(
+    tensor: torch.Tensor, ranges: Iterable[tuple[str, Sequence[int], int, int, int]], ranks: Sequence[int] = ()
+) -> None:
+    """Declares which parameters' ranges an optimizer's own flat tensor holds.
+
+    Args:
+        tensor: flat, one-dimensional, such as a partition of fp32 weights.
+        ranges: (name of the parameter as saved, `model/layer.weight`; its whole shape; first element; one past the last;
+            where they begin in `tensor`), counted in elements of the flattened parameter.
+        ranks: those that hold the very same ranges; default: this rank alone.
+
+    Raises:
+        ConfigurationError: a range is not inside its parameter, or not inside `tensor`.
+    """
+    found = tuple(FlatRange(name, tuple(shape), start, stop, at) for name, shape, start, stop, at in ranges)
+    for r in found:
+        if not 0 <= r.start <= r.stop <= prod(r.shape) or not 0 <= r.offset <= tensor.numel() - (r.stop - r.start):
+            raise ConfigurationError(
+                f"elements {r.start} to {r.stop} of {r.name} {list(r.shape)} do not lie at {r.offset} of a flat tensor of"
+                f" {tensor.numel()}: give the range in elements of the flattened parameter"
+            )
+    setattr(tensor, _ATTRIBUTE, (found, tuple(ranks)))
+
+
+def described(tensor: torch.Tensor, rank: int) -> Flat | None:
+    """The ranges that `describe_flat` declared, or None."""
+    said = getattr(tensor, _ATTRIBUTE, None)
+    if said is None:
+        return None
+    ranges, ranks = said
+    return Flat(ranges, Grid.of(sorted(ranks)) if ranks else Grid.alone(rank))
+
+
+@dataclass(frozen=True, slots=True)
+class FlatHandle:
+    """Describes one flat parameter of FSDP1.
+
+    `parameters` pairs the views that the program sees (use_orig_params) with their ranges.
+    """
+
+    flat_parameter: torch.Tensor
+    flat: Flat
+    parameters: tuple[tuple[torch.Tensor, FlatRange | None], ...]
+
+
+def flat_handle(module: torch.nn.Module, rank: int, clean: Any) -> FlatHandle | None:
+    """Reads the flat parameter of an FSDP1 module; None without one.
+
+    `clean` removes wrappers' parts from a name.
+    """
+    handle: Any = getattr(module, "_handle", None)
+    if handle is None:
+        return None
+    parameter = handle.flat_param
+    found: list[FlatRange | None] = []
+    for name, shape, info in zip(parameter._fqns, parameter._shapes, parameter._shard_param_infos, strict=True):
+        if not info.in_shard:
+            found.append(None)
+            continue
+        begin, stop = info.intra_param_start_idx, info.intra_param_end_idx + 1
+        found.append(FlatRange(clean(name), tuple(shape), begin, stop, info.offset_in_shard))
+    flat = Flat(tuple(r for r in found if r is not None), _same_shard(module, handle, rank))
+    views = parameter._params or ()
+    return FlatHandle(parameter, flat, tuple(zip(views, found, strict=True)) if views else ())
+
+
+def _same_shard(module: Any, handle: Any, rank: int) -> Grid:
+    """Ranks with the same shard: none else, those of hybrid sharding's other replicas, or all without sharding."""
+    import torch.distributed as dist
+
+    if not handle.uses_sharded_strategy:
+        return Grid.of(sorted(dist.get_process_group_ranks(handle.process_group)))
+    replicas = getattr(module, "_inter_node_pg", None)
+    return Grid.alone(rank) if replicas is None else Grid.of(sorted(dist.get_process_group_ranks(replicas)))
+
+
+# ---- replicas --------------------------------------------------------------------------------------------------------
+# Parses which ranks hold the same plain tensors, as the program says. Needed where not all ranks have the same model:
+# pipeline stages, and experts that are not DTensors. Used by the parts.
+
+
+class Replicas:
+    """Holds which ranks have the same plain tensors.
+
+    `given`: a process group, a device mesh or ranks, for all modules, or by pattern of names (`model/experts.*`).
+    """
+
+    def __init__(self, given: Any, rank: int) -> None:
+        by_pattern = isinstance(given, Mapping)
+        self._grids = {pattern: _grid(what) for pattern, what in given.items()} if by_pattern else {}
+        self._modules = None if by_pattern or given is None else _grid(given)
+        for grid in (*self._grids.values(), *([] if self._modules is None else [self._modules])):
+            if grid.coordinate(rank) is None:
+                raise ConfigurationError(
+                    f"replicas are given as ranks without this one ({rank}): name the ranks that hold the same as it"
+                )
+
+    def of(self, name: str) -> Grid | None:
+        """The ranks that hold a named tensor or object; None: not given."""
+        for pattern, grid in self._grids.items():
+            if fnmatchcase(name, pattern) or name.partition("/")[0] == pattern:
+                return grid
+        return self._modules
+
+    def of_objects(self) -> Replicas:
+        """Restricts to what was given by name, for schedulers and param groups."""
+        found = copy(self)
+        found._modules = None
+        return found
+
+
+def _grid(what: Any) -> Grid:
+    mesh = getattr(what, "mesh", None)
+    if mesh is not None:
+        return Grid.of(sorted(int(rank) for rank in mesh.flatten().tolist()))
+    if isinstance(what, Iterable):
+        return Grid.of(sorted(int(rank) for rank in what))
+    import torch.distributed as dist
+
+    return Grid.of(sorted(dist.get_process_group_ranks(what)))
+
+
+# ---- tensor locations ------------------------------------------------------------------------------------------------
 
 _STAGES = ("pp", "pipe", "stage")
 """How names of mesh dimensions begin whose ranks hold different tensors."""

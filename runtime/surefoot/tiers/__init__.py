@@ -3,8 +3,8 @@
 `memory_server` has the one in memory. One contract suite holds them all.
 """
 
-from surefoot.tiers.open import open_persistent as open_persistent
 from surefoot.tiers.persistent import ObjectStoreTier as ObjectStoreTier
+from surefoot.tiers.persistent import open_persistent as open_persistent
 from surefoot.tiers.tier import ByCheckpoint as ByCheckpoint
 from surefoot.tiers.tier import CommitsOnce as CommitsOnce
 from surefoot.tiers.tier import CopiesChunks as CopiesChunks

@@ -3,7 +3,7 @@
     {job}/{step}-{epoch}/rank-{N}/p0000 …, digests, values: chunks lie four to a part (`parts`)
     {job}/{step}-{epoch}/rank-{N}/layout its layout record, once more: one that is lost takes no other checkpoint along
     {job}/{step}-{epoch}/rank-{N}.json   its manifest, last
-    {job}/{step}-{epoch}/manifests.jsonl all of them once more in one, once the last is there (`manifest_lists`)
+    {job}/{step}-{epoch}/manifests.jsonl all of them once more in one, once the last is there (`persistent_records`)
     {job}/layouts/{digest}.json
     {job}/newest.json                    the newest checkpoint of which every rank's manifest is here
     {job}/epochs/{E}                     who runs without a coordinator claims its epoch by creating this
@@ -20,23 +20,35 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 from zlib import crc32
 
 from surefoot import metrics
-from surefoot.errors import ChunkMissing, Corrupt, ProtocolError, SaveExists, TierError
-from surefoot.format.digests import DIGEST_BYTES, digest, first_bad_block
-from surefoot.format.layouts import read_layout
+from surefoot.errors import ChunkMissing, ConfigurationError, Corrupt, ProtocolError, SaveExists, TierError
+from surefoot.format.layouts import DIGEST_BYTES, digest, first_bad_block, read_layout
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, RankSave
-from surefoot.tiers import manifest_lists, newest
-from surefoot.tiers.chunk_parts import PART_CHUNKS, Cut, PartBuffer, not_whole, part_lengths, part_name
-from surefoot.tiers.layout_records import LayoutRecords
-from surefoot.tiers.object_names import Names, checkpoint_of, part_of, rank_of
-from surefoot.tiers.object_store import ObjectStore, read_exactly
-from surefoot.tiers.parallel_reads import read_together, second_look
-from surefoot.tiers.persistent_records import EpochRecords
+from surefoot.settings import PersistentSettings
+from surefoot.tiers import persistent_records
+from surefoot.tiers.object_store import DirectoryStore, ObjectStore, read_exactly, read_together, second_look
+from surefoot.tiers.persistent_records import (
+    PART_CHUNKS,
+    Cut,
+    EpochRecords,
+    LayoutRecords,
+    Names,
+    PartBuffer,
+    checkpoint_of,
+    not_whole,
+    part_lengths,
+    part_name,
+    part_of,
+    rank_of,
+)
 
 log = logging.getLogger(__name__)
+
 
 _MOST_NEW = 64
 """Saves that one connection remembers to be uncommitted: a writer has a few under way."""
@@ -207,12 +219,12 @@ class ObjectStoreTier:
         more. Whether it is on a lineage, and covers everything, is for the reader to say.
         """
         try:
-            told = newest.read(self._store.read(self._names.newest()))
+            told = persistent_records.read_newest_record(self._store.read(self._names.newest()))
         except ChunkMissing:
             told = None
         if told is not None:
             checkpoint, world = told
-            if world < manifest_lists.LEAST_RANKS:
+            if world < persistent_records.MIN_MANIFEST_LIST_RANKS:
                 saves = [RankSave(checkpoint.epoch, checkpoint.step, rank) for rank in range(world)]
                 found = tuple(read for read in read_together(self._visible, saves) if isinstance(read, RankManifest))
             else:
@@ -220,7 +232,7 @@ class ObjectStoreTier:
             if len(found) == world:
                 return found
         metrics.fallbacks.labels("persistent_listed").inc()
-        return newest.of(self.manifests())
+        return persistent_records.newest_manifests(self.manifests())
 
     def named_newest(self) -> Checkpoint | None:
         """Reads which checkpoint was the newest whole one, as the record says; None where there is no record.
@@ -235,7 +247,7 @@ class ObjectStoreTier:
                 text = self._store.read(self._names.newest())
             except ChunkMissing:
                 return None
-            told = newest.read(text)
+            told = persistent_records.read_newest_record(text)
             if told is None:
                 raise Corrupt(f"persistent: {self._names.newest()} is damaged")
             return told[0]
@@ -302,9 +314,9 @@ class ObjectStoreTier:
         `remembered`: those that were read before; where they do not tell all, the checkpoint's list is read.
         """
         sizes, listed = self._committed(checkpoint)
-        known, unread = manifest_lists.standing(remembered or {}, sizes)
+        known, unread = persistent_records.split_known(remembered or {}, sizes)
         if unread and listed:
-            known, unread = manifest_lists.standing({**(remembered or {}), **self._listed(checkpoint)}, sizes)
+            known, unread = persistent_records.split_known({**(remembered or {}), **self._listed(checkpoint)}, sizes)
         self._layouts.of |= {manifest.save: manifest.layout for manifest in known}
         return known, unread
 
@@ -459,13 +471,15 @@ class ObjectStoreTier:
 
     def _tell_whole(self, checkpoint: Checkpoint, world: int) -> None:
         """Leaves the records of a checkpoint that has all its ranks; of several that came last at once each sees all."""
-        self._store.change(self._names.newest(), lambda before: newest.grown(before, checkpoint, world))
-        if world < manifest_lists.LEAST_RANKS:
+        self._store.change(
+            self._names.newest(), lambda before: persistent_records.grown_newest_record(before, checkpoint, world)
+        )
+        if world < persistent_records.MIN_MANIFEST_LIST_RANKS:
             return
         try:
             found, _ = self._read_all((checkpoint,))
             if len(found) == world:
-                self._store.put(self._names.manifest_list(checkpoint), manifest_lists.text_of(found))
+                self._store.put(self._names.manifest_list(checkpoint), persistent_records.manifest_list_text(found))
         except TierError as problem:
             metrics.fallbacks.labels("manifest_list_unwritten").inc()
             log.warning(
@@ -476,7 +490,9 @@ class ObjectStoreTier:
         """Reads a checkpoint's list of manifests; empty where it is gone, damaged or silent: then each manifest is read
         itself."""
         try:
-            return manifest_lists.read(self._store.read(self._names.manifest_list(checkpoint)), checkpoint)
+            return persistent_records.read_manifest_list(
+                self._store.read(self._names.manifest_list(checkpoint)), checkpoint
+            )
         except ChunkMissing:
             return {}
         except (TierError, ProtocolError) as problem:
@@ -489,7 +505,7 @@ class ObjectStoreTier:
         names = self._store.sizes(self._names.checkpoint(checkpoint))
         ranks = {name: rank for name in names if (rank := rank_of(name)) is not None}
         sizes = {RankSave(checkpoint.epoch, checkpoint.step, rank): names[name] for name, rank in ranks.items()}
-        return sizes, manifest_lists.NAME in names
+        return sizes, persistent_records.MANIFEST_LIST_NAME in names
 
     def _publish(self, manifest: RankManifest) -> None:
         save, text = manifest.save, manifest.to_json().encode()
@@ -540,4 +556,34 @@ def _taken(committed: RankManifest, other: str) -> SaveExists:
     return SaveExists(
         f"{committed.save} is already in the persistent tier, with other bytes: {_described(committed)} stays as it is, and"
         f" {other} is refused"
+    )
+
+
+# ---- opening a tier by its URI ---------------------------------------------------------------------------------------
+# Opens the persistent tier that the settings name. Drain, restore and tools do so.
+
+
+def open_persistent(
+    settings: PersistentSettings, job: str, *, read_only: bool = False, begin: bool = False
+) -> ObjectStoreTier:
+    """Opens the job's persistent tier by its URI.
+
+    `file:///folder` or `s3://bucket/prefix`. Nothing is asked of a bucket yet. `read_only`: an older job's, which
+    nobody changes. `begin`: makes a folder that is not there. A process does so once, as it starts: a folder that is
+    missing later is a disk that went away, whose checkpoints a new, empty one would hide.
+    """
+    return ObjectStoreTier(open_store(settings, begin=begin), job, read_only)
+
+
+def open_store(settings: PersistentSettings, *, begin: bool = False) -> ObjectStore:
+    """Opens the store of all jobs' objects that the settings name."""
+    parts = urlsplit(settings.uri)
+    if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path.startswith("/"):
+        return DirectoryStore(Path(unquote(parts.path)), begin)
+    if parts.scheme == "s3" and parts.netloc:
+        from surefoot.tiers.s3 import S3Store  # botocore takes half a second to import: only those pay who use it
+
+        return S3Store(settings, parts.netloc, unquote(parts.path))
+    raise ConfigurationError(
+        f"checkpoint.persistent.uri is {settings.uri!r}: file:///folder (absolute) and s3://bucket/prefix are allowed"
     )

@@ -9,27 +9,199 @@ quote the account.
 
 from __future__ import annotations
 
+import logging
 import random
+import threading
 import time
 from base64 import b64decode
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlsplit
 
+import botocore.session
+from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from surefoot import metrics
 from surefoot.errors import ChunkMissing, CopyRefused, ObjectRefused, TierFull, TierUnavailable
 from surefoot.protocol.timeouts import Backoff
 from surefoot.settings import PersistentSettings
-from surefoot.tiers.bodies import Body
-from surefoot.tiers.object_store import Change
-from surefoot.tiers.s3_client import client_of, code_of, in_clear, session_of
-from surefoot.tiers.s3_uploads import Uploads
+from surefoot.tiers.object_store import READERS, Change
+from surefoot.tiers.tier import Body
 
 if TYPE_CHECKING:
+    from botocore.loaders import Loader
+    from botocore.session import Session
     from mypy_boto3_s3 import S3Client
     from mypy_boto3_s3.type_defs import CopySourceTypeDef
+
+log = logging.getLogger(__name__)
+
+
+# ---- s3 client -------------------------------------------------------------------------------------------------------
+# Makes clients of S3 servers. With time limits, few tries, and each request counted. A tier is opened for each
+# promotion and each listing. Without a memory of botocore's description of S3 each time parsed it anew, which took
+# longer than uploading a tenth of a GB.
+
+
+def session_of() -> Session:
+    """A session of its own, with botocore's files shared.
+
+    Credentials may change between two, where they come from the environment.
+    """
+    session = botocore.session.Session()
+    session.register_component("data_loader", _descriptions())
+    # of each object that a listing names; parsing them took longer than all the rest of it, and nobody looks at one
+    session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=str)
+    return session
+
+
+def client_of(settings: PersistentSettings, session: Session, signs_bodies: bool) -> S3Client:
+    """A client with connections of its own.
+
+    With `signs_bodies` each body is hashed for its signature.
+    """
+    config = Config(
+        connect_timeout=3,
+        read_timeout=15,
+        retries={"mode": "standard", "total_max_attempts": 3},
+        max_pool_connections=READERS,
+        # botocore's own are sent in a trailer, which other servers often lack: ours goes in a header
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        s3={
+            "addressing_style": "path" if settings.endpoint else "auto",
+            "payload_signing_enabled": signs_bodies,
+        },
+    )
+    made = session.create_client(
+        "s3",
+        endpoint_url=settings.endpoint,
+        region_name=settings.region or "us-east-1",
+        aws_access_key_id=settings.access_key,
+        aws_secret_access_key=settings.secret_key,
+        verify=settings.ca_bundle or None,
+        config=config,
+    )
+    made.meta.events.register("before-send.s3", _count)
+    return cast("S3Client", made)
+
+
+def in_clear(settings: PersistentSettings) -> bool:
+    """Whether no TLS guards what is sent."""
+    return settings.endpoint is not None and urlsplit(settings.endpoint).scheme == "http"
+
+
+def code_of(error: ClientError) -> str:
+    """The server's own word for what went wrong."""
+    return str(error.response.get("Error", {}).get("Code", "unknown"))
+
+
+@cache
+def _descriptions() -> Loader:
+    """Botocore's files, each read once in a process; 12 MB stay in memory."""
+    return cast("Loader", botocore.session.Session().get_component("data_loader"))
+
+
+def _count(request: Any, event_name: str, **_: Any) -> None:
+    """Counts each try of a request, as it leaves."""
+    told = request.headers.get("amz-sdk-request", b"")
+    first = "attempt=1" in (told.decode() if isinstance(told, bytes) else told)
+    metrics.s3_requests.labels(event_name.rsplit(".", 1)[-1], "first" if first else "again").inc()
+
+
+# ---- s3 uploads ------------------------------------------------------------------------------------------------------
+# Sends bodies to S3, hashed no more often than their server needs. In clear botocore signs the SHA-256 of every body,
+# and hashing it cost both ends more than sending it. A large body goes without once the server has shown that it checks
+# the CRC-32, which is signed with the other headers: an answer names it. A body whose own answer does not, or that is
+# refused, is sent again, signed: no store loses its guard unseen.
+
+_SMALL_BYTES = 64 * 1024
+_REFUSED = {
+    *("AccessDenied", "403", "InvalidRequest", "InvalidArgument", "InvalidDigest", "400"),
+    *("SignatureDoesNotMatch", "XAmzContentSHA256Mismatch", "NotImplemented", "501"),
+}
+"""What servers answer that want every body signed; some of it also says that nobody may write."""
+_signing: set[str] = set()
+"""Servers of this process that took a body only signed, by endpoint: the tier is opened anew for each promotion."""
+_lock = threading.Lock()
+_NOT_CHECKED = "its answer names no checksum"
+
+
+class Uploads:
+    """Writes objects, hashing large bodies only where it must.
+
+    One client signs bodies, a second one, opened when it is wanted, does not. `put` may be called by several threads at once.
+    """
+
+    def __init__(self, client: S3Client, endpoint: str, open_unsigned: Callable[[], S3Client] | None) -> None:
+        """`open_unsigned` is None where `client` signs no bodies itself, as over TLS."""
+        self._client = client
+        self._endpoint = endpoint
+        self._open = open_unsigned
+        self._unsigned: S3Client | None = None
+        self._is_checked = False
+
+    def put(self, body: Body, told: Mapping[str, Any]) -> None:
+        """Writes an object.
+
+        Args:
+            body: Its bytes.
+            told: Further arguments of `PutObject`.
+        """
+        told = {**told, "ChecksumCRC32": body.checksum()}
+        # a small body goes as bytes: for one that is read, botocore first waits for the server's leave
+        is_small = len(body) <= _SMALL_BYTES
+        refusal = None if is_small or not self._is_checked else self._sent_unsigned(body, told)
+        if refusal == "":
+            return
+        if refusal == _NOT_CHECKED:
+            # the unsigned request created the object: "only if it is not there" would refuse the signed bytes
+            told.pop("IfNoneMatch", None)
+        body.seek(0)
+        answer = self._client.put_object(Body=body.whole() if is_small else body, **told)  # type: ignore[arg-type]
+        self._is_checked = answer.get("ChecksumCRC32") == told["ChecksumCRC32"]
+        if refusal:
+            self._note(refusal)
+
+    def close(self) -> None:
+        if self._unsigned is not None:
+            self._unsigned.close()
+
+    def _sent_unsigned(self, body: Body, told: Mapping[str, Any]) -> str | None:
+        """Empty: it is there and was checked. None: not tried. Else why it has to be sent signed."""
+        client = self._unsigned_client()
+        if client is None:
+            return None
+        body.seek(0)
+        try:
+            answer = client.put_object(Body=body, **told)  # type: ignore[arg-type]
+        except ClientError as error:
+            if code_of(error) not in _REFUSED:
+                raise
+            return code_of(error)
+        return "" if answer.get("ChecksumCRC32") == told["ChecksumCRC32"] else _NOT_CHECKED
+
+    def _unsigned_client(self) -> S3Client | None:
+        if self._open is None or self._endpoint in _signing:
+            return None
+        with _lock:
+            if self._unsigned is None:
+                self._unsigned = self._open()
+            return self._unsigned
+
+    def _note(self, refusal: str) -> None:
+        metrics.fallbacks.labels("s3_body_signed").inc()
+        with _lock:
+            is_new = self._endpoint not in _signing
+            _signing.add(self._endpoint)
+        if is_new:
+            log.warning("%s takes a body only signed (%s): each is hashed for it from now on", self._endpoint, refusal)
+
+
+# ---- s3 --------------------------------------------------------------------------------------------------------------
 
 _MISSING = {"NoSuchKey", "404", "InvalidRange", "416"}
 _FULL = {"QuotaExceeded", "InsufficientStorage", "InsufficientCapacity", "XMinioStorageFull", "507"}

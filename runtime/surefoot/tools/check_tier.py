@@ -17,7 +17,7 @@ from typing import Any
 from surefoot.errors import ConfigurationError, SurefootError
 from surefoot.settings import job_settings
 from surefoot.tiers.object_store import ObjectStore
-from surefoot.tiers.open import open_store
+from surefoot.tiers.persistent import open_store
 
 _BYTES = 4096
 

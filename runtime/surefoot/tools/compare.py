@@ -63,7 +63,7 @@ def read_tensors(tier: ObjectStoreTier, ranks: Ranks) -> dict[str, tuple[str, Ar
 def _empty(dtype: str, shape: tuple[int, ...]) -> Array:
     if dtype in _NATIVE:
         return np.zeros(shape, np.dtype(dtype))
-    from surefoot.format.dtypes import itemsize
+    from surefoot.format.layouts import itemsize
 
     return np.zeros((*shape, itemsize(dtype)), np.uint8)
 

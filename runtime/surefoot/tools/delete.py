@@ -17,8 +17,7 @@ from typing import Any
 
 from surefoot.errors import ConfigurationError, SurefootError, TierUnavailable
 from surefoot.settings import JobSettings, job_settings
-from surefoot.tiers.open import open_persistent
-from surefoot.tiers.persistent import ObjectStoreTier
+from surefoot.tiers.persistent import ObjectStoreTier, open_persistent
 
 SECONDS = 540.0
 """Less than the operator waits for it: it says itself how far it came."""

@@ -21,10 +21,10 @@ from surefoot.restore.catalogue import persistent_source
 from surefoot.restore.reader import CheckpointReader
 from surefoot.settings import job_settings
 from surefoot.state import read_values
-from surefoot.state.statedicts import state_dict_of
-from surefoot.tools import foreign_formats, safetensors_files
-from surefoot.tools.safetensors_files import FileForm
-from surefoot.tools.stream_copy import BandReader, bands_of, open_checkpoint, saved_tensors
+from surefoot.state.modules import state_dict_of
+from surefoot.tools import foreign_formats
+from surefoot.tools.foreign_formats import FileForm
+from surefoot.tools.rank_streams import BandReader, bands_of, open_checkpoint, saved_tensors
 
 
 def export_state(reader: CheckpointReader, to: Path) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def export_state(reader: CheckpointReader, to: Path) -> dict[str, Any]:
     tensors = saved_tensors(reader)
     values = read_values(reader.values(0))
     whole = state_dict_of(tensors, values)
-    foreign_formats.write(to, whole, tensors, BandReader(reader, tensors, list(bands_of(tensors))))
+    foreign_formats.write_dcp_folder(to, whole, tensors, BandReader(reader, tensors, list(bands_of(tensors))))
     total = sum(band.size_bytes for band in bands_of(tensors))
     return {"step": values["step"], "tensors": len(tensors), "bytes": total}
 
@@ -49,7 +49,7 @@ def export_weights(reader: CheckpointReader, to: Path, name: str, form: FileForm
     if not tensors:
         raise ConfigurationError(f"the checkpoint has no tensors of {name!r}: --name says which model's weights")
     bands = BandReader(reader, tensors, list(bands_of(tensors)))
-    total = safetensors_files.write(to, tensors, bands, prefix, form)
+    total = foreign_formats.write_safetensors(to, tensors, bands, prefix, form)
     return {"step": read_values(reader.values(0))["step"], "tensors": len(tensors), "bytes": total}
 
 
@@ -60,10 +60,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--to", type=Path, required=True, help="a folder")
     parser.add_argument("--as", dest="kind", choices=("dcp", "safetensors"), default="dcp")
     parser.add_argument("--name", default="model", help="whose weights go into safetensors (default: model)")
-    parser.add_argument("--dtype", choices=safetensors_files.DTYPES, help="what floating point weights become")
-    parser.add_argument(
-        "--file-bytes", type=int, default=safetensors_files.FILE_BYTES, help="the most of a weight file"
-    )
+    parser.add_argument("--dtype", choices=foreign_formats.DTYPES, help="what floating point weights become")
+    parser.add_argument("--file-bytes", type=int, default=foreign_formats.FILE_BYTES, help="the most of a weight file")
     given = parser.parse_args(arguments)
     form = FileForm(given.file_bytes, given.dtype)
     try:

@@ -17,16 +17,14 @@ from typing import Any
 from surefoot.checkpointer.library_mode.epoch_records import write_record
 from surefoot.errors import ConfigurationError, SurefootError
 from surefoot.format.layouts import TensorParts
-from surefoot.protocol.checkpoints.lineage import LineageEntry
+from surefoot.protocol.checkpoints.completeness import LineageEntry
 from surefoot.protocol.identities import RankSave
 from surefoot.state import Saved
-from surefoot.state.plain_values import values_blob
-from surefoot.state.tensor_names import escaped, unescaped
+from surefoot.state.entries import escaped, unescaped
+from surefoot.state.objects import values_blob
 from surefoot.tiers.persistent import ObjectStoreTier
-from surefoot.tools.foreign_formats import Folder
-from surefoot.tools.rank_streams import open_tier
-from surefoot.tools.safetensors_files import Weights
-from surefoot.tools.stream_copy import ReadBox, bands_of, write_save
+from surefoot.tools.foreign_formats import Folder, Weights
+from surefoot.tools.rank_streams import ReadBox, bands_of, open_tier, write_save
 
 
 def from_dcp(path: Path, name: str) -> tuple[list[TensorParts], dict[str, Any], ReadBox]:

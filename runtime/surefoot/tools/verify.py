@@ -14,8 +14,15 @@ from typing import Any
 from surefoot.errors import SurefootError
 from surefoot.protocol.identities import Checkpoint
 from surefoot.tiers.persistent import ObjectStoreTier
-from surefoot.tools.byte_progress import ByteProgress
-from surefoot.tools.rank_streams import Ranks, by_checkpoint, is_whole, layout_problem, open_tier, read_rank
+from surefoot.tools.rank_streams import (
+    ByteProgress,
+    Ranks,
+    by_checkpoint,
+    is_whole,
+    layout_problem,
+    open_tier,
+    read_rank,
+)
 
 
 def describe(

@@ -17,7 +17,7 @@ from cluster.scenarios.shapes import Asked, document
 from cluster.scenarios.trainer_files import LAST
 from cluster.scenarios.watching import Heard, Namespace, Object
 from support.machine_speed import scaled
-from surefoot.protocol.checkpoints.lineage import Lineage, LineageEntry
+from surefoot.protocol.checkpoints.completeness import Lineage, LineageEntry
 from surefoot_operator.api.status import Incident, JobStatus
 from surefoot_operator.api.status_json import status_from_json
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.scenarios.trainer_files import FINAL, TRACE
-from surefoot.protocol.checkpoints.lineage import Lineage
+from surefoot.protocol.checkpoints.completeness import Lineage
 from surefoot_operator.cli.local import progress as counting
 from surefoot_operator.cli.local.progress import LedgerLine, parse_line
 

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.fakes.fake_coordinator import assignment
-from surefoot.agent import save_progress as saves
-from surefoot.agent.save_progress import SaveTracker
-from surefoot.agent.trainers.environment import TrainerPlace, trainer_environment
+from surefoot.agent import staging_memory as saves
+from surefoot.agent.staging_memory import SaveTracker
+from surefoot.agent.trainers.supervisor import TrainerPlace, trainer_environment
 from surefoot.errors import ProtocolError
-from surefoot.ipc.framing import LARGEST, Unframer, framed
-from surefoot.launcher.command import LaunchProgram, forkable, with_own_interpreter
-from surefoot.launcher.preload import top_level_imports
+from surefoot.ipc.trainer_messages import LARGEST, Unframer, framed
+from surefoot.launcher.fork_server import top_level_imports
+from surefoot.launcher.job_program import LaunchProgram, forkable, with_own_interpreter
 from surefoot.protocol.checkpoints.save_state import Settled
 from surefoot.protocol.identities import Checkpoint, RankSave
 
@@ -117,12 +117,12 @@ def run():
 
 def test_a_save_is_pending_until_every_rank_is_done_and_saved_once_all_are_written() -> None:
     first, second = RankSave(3, 10, 0), RankSave(3, 10, 1)
-    book = saves.staged(saves.staged(SaveTracker(), first), second)
+    book = saves.track_staged(saves.track_staged(SaveTracker(), first), second)
     assert book.pending() == (Checkpoint(3, 10),)
-    book = saves.freed(saves.written(saves.written(book, first, 1), first, 2), first)
+    book = saves.track_freed(saves.track_written(saves.track_written(book, first, 1), first, 2), first)
     assert book.pending() == (Checkpoint(3, 10),)
     assert book.saved(3, local_ranks=2) == (None, 0)
-    book = saves.freed(saves.written(book, second, 1), second)
+    book = saves.track_freed(saves.track_written(book, second, 1), second)
     assert book.pending() == ()
     assert book.saved(3, local_ranks=2) == (Checkpoint(3, 10), 1)
     assert book.saved(4, local_ranks=2) == (None, 0)
@@ -130,7 +130,7 @@ def test_a_save_is_pending_until_every_rank_is_done_and_saved_once_all_are_writt
 
 def test_a_save_that_was_given_up_is_neither_pending_nor_saved() -> None:
     save = RankSave(3, 10, 0)
-    book = saves.freed(saves.staged(SaveTracker(), save), save)
+    book = saves.track_freed(saves.track_staged(SaveTracker(), save), save)
     assert (book.pending(), book.saved(3, 1)) == ((), (None, 0))
 
 
@@ -138,7 +138,7 @@ def test_the_book_forgets_what_is_long_overtaken() -> None:
     book = SaveTracker()
     for step in range(1000):
         save = RankSave(1, step, 0)
-        book = saves.freed(saves.written(saves.staged(book, save), save, 2), save)
+        book = saves.track_freed(saves.track_written(saves.track_staged(book, save), save, 2), save)
     assert len(book.committed) < 20
     assert len(book.handed) < 40
     assert book.saved(1, 1) == (Checkpoint(1, 999), 2)
@@ -158,9 +158,9 @@ def test_what_is_said_to_be_missed_is_on_no_holder_and_everything_recent_that_is
             if fate == "missed" and one == rank % len(ranks):
                 missed.add(step)
                 continue
-            book = saves.staged(book, save)
+            book = saves.track_staged(book, save)
             if fate == "lost" and one == rank % len(ranks):
-                book = saves.lost(book, save)
+                book = saves.track_lost(book, save)
                 missed.add(step)
     upto = len(saves_of) - 1
     told = book.settled(4, len(ranks), upto)

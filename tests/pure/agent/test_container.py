@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from support.servers.certificates import authority
-from surefoot.agent import credentials as identity
-from surefoot.agent.headroom import MemoryHeadroom, StagingDemand, read_headroom, require, with_released
-from surefoot.agent.scratch_dirs import placed
+from surefoot.agent import coordinator_client as identity
+from surefoot.agent.__main__ import placed
+from surefoot.agent.staging_memory import MemoryHeadroom, StagingDemand, read_headroom, require, with_released
 from surefoot.errors import ConfigurationError
 from surefoot.settings import agent_settings
 
@@ -100,26 +100,26 @@ def test_a_token_s_file_is_read_each_time(tmp_path: Path) -> None:
     path = tmp_path / "token"
     settings = replace(SETTINGS, token="fixed", token_file=str(path))
     with pytest.raises(identity.NoToken, match=r"SUREFOOT_TOKEN_FILE.*projected"):
-        identity.token(settings)
+        identity.read_token(settings)
     path.write_text("")
     with pytest.raises(identity.NoToken, match="empty"):
-        identity.token(settings)
+        identity.read_token(settings)
     for text in ("first", "second"):
         path.write_text(f"{text}\n")
-        assert identity.token(settings) == text
-    assert identity.token(replace(settings, token_file="")) == "fixed"
+        assert identity.read_token(settings) == text
+    assert identity.read_token(replace(settings, token_file="")) == "fixed"
 
 
 def test_the_authority_must_be_one_and_the_line_encrypted() -> None:
-    assert identity.trust(SETTINGS) is None
+    assert identity.tls_context(SETTINGS) is None
     with pytest.raises(ConfigurationError, match="PEM"):
-        identity.trust(replace(SETTINGS, coordinator_ca="nonsense"))
+        identity.tls_context(replace(SETTINGS, coordinator_ca="nonsense"))
     with pytest.raises(ConfigurationError, match="only wss://"):
-        identity.trust(replace(SETTINGS, coordinator_ca="x", coordinator_url="ws://coordinator/v1/agents"))
+        identity.tls_context(replace(SETTINGS, coordinator_ca="x", coordinator_url="ws://coordinator/v1/agents"))
 
 
 def test_nothing_but_the_given_authority_is_trusted() -> None:
-    context = identity.trust(replace(SETTINGS, coordinator_ca=authority("surefoot test").pem))
+    context = identity.tls_context(replace(SETTINGS, coordinator_ca=authority("surefoot test").pem))
     assert context is not None
     assert len(context.get_ca_certs()) == 1
     assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)

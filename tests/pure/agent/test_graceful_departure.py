@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from support.lives import live, running, sent, step
-from surefoot.agent import events as on
-from surefoot.agent.agent_state import Departure
-from surefoot.agent.events import Event
+from surefoot.agent import agent_state as on
+from surefoot.agent.agent_state import Departure, Event
 from surefoot.protocol.messages import Finished, Held, Hold, HoldAnswer, Stopped
 
 PART = on.DepartureAsked(143, Departure(word_by=105.0, part_by=110.0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from support.lives import live, running, sent, step
-from surefoot.agent import events as on
+from surefoot.agent import agent_state as on
 from surefoot.protocol.messages import (
     Exited,
 )

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 from support.builders import endpoint
 from support.lives import assign, live, running, sent
-from surefoot.agent import events as on
-from surefoot.agent.leaderless import AWAY_SECONDS, epoch_in_charge
-from surefoot.protocol.holders_wanted import HoldersWanted
+from surefoot.agent import agent_state as on
+from surefoot.agent.coordinator_requests import AWAY_SECONDS, epoch_in_charge
 from surefoot.protocol.identities import Checkpoint
-from surefoot.protocol.messages import FromAgent, Holders
+from surefoot.protocol.messages import FromAgent, Holders, HoldersWanted
 
 SOME, ALL = (endpoint("n0"),), (endpoint("n0"), endpoint("n1"))
 PART = replace(assign(1, store="h:1"), holders=SOME, partial=True)

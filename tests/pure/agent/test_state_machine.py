@@ -9,15 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.lives import assign, live, running, sent, step
-from surefoot.agent import events as on
+from surefoot.agent import agent_state as on
 from surefoot.agent.agent_state import AgentState, Departure
-from surefoot.agent.leaderless import epoch_in_charge, sound_steps
+from surefoot.agent.coordinator_requests import epoch_in_charge, sound_steps
 from surefoot.agent.state_machine import transition
 from surefoot.ipc.trainer_messages import HoldAt
 from surefoot.protocol.checkpoints.retention import SoundSteps
 from surefoot.protocol.checkpoints.save_state import Settled
 from surefoot.protocol.identities import Checkpoint
-from surefoot.protocol.loss_band import OddSteps
 from surefoot.protocol.messages import (
     Exited,
     Finished,
@@ -29,7 +28,7 @@ from surefoot.protocol.messages import (
     StoreReady,
     UnreadableSave,
 )
-from surefoot.protocol.progress import Progress, of_worker
+from surefoot.protocol.progress import OddSteps, Progress, of_worker
 
 
 def test_trainers_start_when_warm_and_the_store_is_known() -> None:

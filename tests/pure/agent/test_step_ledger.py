@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.agent import step_ledger as ledger
-from surefoot.agent.step_ledger import StepLedger
+from surefoot.agent import trainer_handler as ledger
+from surefoot.agent.trainer_handler import StepLedger
 from surefoot.ipc.trainer_messages import Stepped
 from surefoot.protocol.progress import Progress
 from surefoot_operator.cli.local.progress import parse_line

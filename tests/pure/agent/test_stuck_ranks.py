@@ -7,13 +7,10 @@ from dataclasses import replace
 import pytest
 
 from support.lives import live, running, sent, step
-from surefoot.agent import events as on
-from surefoot.agent.agent_state import AgentState
-from surefoot.agent.looks import Activity, Look
-from surefoot.protocol.hangs import Collective
-from surefoot.protocol.messages import Exited
-from surefoot.protocol.rank_places import RankPlace
-from surefoot.protocol.stuck_message import StuckRanks
+from surefoot.agent import agent_state as on
+from surefoot.agent.agent_state import Activity, AgentState, Look
+from surefoot.protocol.hangs import Collective, RankPlace
+from surefoot.protocol.messages import Exited, StuckRanks
 
 PLACES = (RankPlace((0,), "a", "in all_reduce", waiting=True), RankPlace((1,), "b", "in load", waiting=False))
 FIRST = StuckRanks(1, 12, PLACES, moves=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from support.lives import assign, live, running
-from surefoot.agent import events as on
+from surefoot.agent import agent_state as on
 from surefoot.agent.agent_state import Departure
 from surefoot.protocol.messages import Hold
 

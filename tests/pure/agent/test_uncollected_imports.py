@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from surefoot.launcher import fork_server
-from surefoot.launcher.preload import Preloaded
+from surefoot.launcher.fork_server import Preloaded
 
 USUAL = (700, 10, 10)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.protocol.strict import Misfit
+from surefoot.protocol.codec import Misfit
 from surefoot_operator.api.status import moment, moment_seconds
 from surefoot_operator.api.status_json import with_seconds
 from surefoot_operator.platforms.kubernetes.views.observations import created_seconds

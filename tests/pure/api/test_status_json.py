@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surefoot.protocol.checkpoints.lineage import LineageEntry
+from surefoot.protocol.checkpoints.completeness import LineageEntry
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId
 from surefoot_operator.api.status import Incident, JobStatus, Member, World
 from surefoot_operator.api.status_json import status_from_json, status_to_json

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from support.fakes.fake_tiers import MemoryPlace
 from support.saves import Arrays, arrays, put_save, split, stream_of
-from surefoot.checkpointer import device_relay, restoring
-from surefoot.checkpointer.device_relay import Relays, TensorRelay
+from surefoot.checkpointer import restoring
+from surefoot.checkpointer.restoring import Relays, TensorRelay
 from surefoot.geometry import Box
 from surefoot.protocol.checkpoints.records import CHUNK_BYTES
 from surefoot.protocol.identities import Checkpoint, RankSave
@@ -99,7 +99,7 @@ def test_a_restore_to_devices_takes_a_buffer_a_thread_of_the_host_not_the_state_
 ) -> None:
     made: list[int] = []
     empty = torch.empty
-    monkeypatch.setattr(device_relay.torch, "empty", lambda n, **how: made.append(n) or empty(n, **how))
+    monkeypatch.setattr(restoring.torch, "empty", lambda n, **how: made.append(n) or empty(n, **how))
     monkeypatch.setattr(restoring, "needs_relay", lambda live: True)
     tensors = arrays(2, {f"t{i}": (1024, 1500) for i in range(6)}, "float32")
     assert sum(array.nbytes for array in tensors.values()) > 8 * CHUNK_BYTES

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from surefoot.checkpointer.foreign_loaders import PrefetchCheck, refuse_shuffle_buffers
-from surefoot.checkpointer.state_guard import StateGuard
+from surefoot.checkpointer.usage_checks import PrefetchCheck, StateGuard, refuse_shuffle_buffers
 from surefoot.errors import ConfigurationError
 
 

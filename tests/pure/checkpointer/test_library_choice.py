@@ -10,16 +10,18 @@ from itertools import pairwise
 import pytest
 
 from support.builders import manifest
-from surefoot.checkpointer.library_mode.other_writers import WriterMark, judge
-from surefoot.checkpointer.library_mode.restore_choice import FolderReading, doubt_of, passed_over
-from surefoot.checkpointer.library_mode.waiting import (
+from surefoot.checkpointer.library_mode.epoch_records import (
     MAX_SECONDS,
     MIN_SECONDS,
     MISSING_SECONDS,
+    FolderReading,
     Patience,
+    doubt_of,
+    passed_over,
     step_seconds_of,
     worth_seconds,
 )
+from surefoot.checkpointer.library_mode.other_writers import WriterMark, judge
 from surefoot.protocol.identities import Checkpoint
 
 TWENTY, FORTY, SIXTY = Checkpoint(1, 20), Checkpoint(1, 40), Checkpoint(2, 60)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from surefoot.checkpointer.restoring import memory_of
-from surefoot.format.dtypes import ITEMSIZE
+from surefoot.format.layouts import ITEMSIZE
 
 TYPES = [getattr(torch, name) for name in sorted(ITEMSIZE) if hasattr(torch, name)]
 

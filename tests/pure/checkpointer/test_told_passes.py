@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from surefoot.checkpointer import state_guard
-from surefoot.checkpointer.state_guard import StateGuard
+from surefoot.checkpointer import usage_checks
+from surefoot.checkpointer.usage_checks import StateGuard
 
 
 class Clock:
@@ -42,7 +42,7 @@ def test_passes_are_reckoned_as_often_as_they_cost_little(
     cost: float, told: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(state_guard, "time", clock)
+    monkeypatch.setattr(usage_checks, "time", clock)
     guard = StateGuard({"loader": Loader(clock, cost)})
     found = []
     for step in range(5):

@@ -10,8 +10,7 @@ from support.builders import manifest
 from support.talk import CLAIMED, NODES, STATUS, A, B, talking, words
 from surefoot.protocol.bounds import MAX_INDEX_ENTRIES
 from surefoot.protocol.checkpoints.records import RankManifest
-from surefoot.protocol.messages import Assign, Listing, ListPersistent
-from surefoot.protocol.sighting_messages import HolderReading, LookAtHolders
+from surefoot.protocol.messages import Assign, HolderReading, Listing, ListPersistent, LookAtHolders
 from surefoot_operator.coordinator import pending_requests
 from surefoot_operator.coordinator.agent_server import check_size
 from surefoot_operator.coordinator.desired_messages import desired_messages, desired_state

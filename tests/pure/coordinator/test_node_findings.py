@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from surefoot.protocol.identities import WorkerId
-from surefoot.protocol.messages import Heartbeat, Hello
-from surefoot.protocol.node_findings import NodeFinding, NodeHealth
+from surefoot.protocol.messages import Heartbeat, Hello, NodeFinding, NodeHealth
 from surefoot_operator.coordinator.sessions import Sessions, begin, connected, heard
 from surefoot_operator.job_snapshot import SessionSeen
 

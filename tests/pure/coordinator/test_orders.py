@@ -13,13 +13,14 @@ from surefoot.protocol.messages import (
     DropPersistent,
     Listing,
     ListPersistent,
+    LookAtHolders,
     PersistentDropped,
     Repaired,
     RepairSave,
     Retire,
+    Sighting,
     Stop,
 )
-from surefoot.protocol.sighting_messages import LookAtHolders, Sighting
 from surefoot_operator.coordinator import pending_requests
 from surefoot_operator.coordinator.sessions import (
     Sessions,

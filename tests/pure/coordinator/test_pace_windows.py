@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from surefoot.protocol.progress import Progress
-from surefoot.protocol.rank_pace import RankPace
+from surefoot.protocol.progress import Progress, RankPace
 from surefoot_operator.coordinator.sessions import WINDOW_LOOKS, WINDOW_STEPS, paced
 from surefoot_operator.job_snapshot import MOST_WINDOWS, PaceSeen
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from surefoot.protocol.identities import WorkerId
-from surefoot.protocol.pair_messages import PairResult, PairStore, PairTrial
+from surefoot.protocol.messages import PairResult, PairStore, PairTrial
 from surefoot_operator.coordinator import pending_requests
 from surefoot_operator.coordinator.pending_requests import Orders, drop_other_generations
 from surefoot_operator.job_snapshot import PairSideSeen

@@ -11,10 +11,9 @@ import pytest
 from support.builders import endpoint, member
 from support.fakes.fake_agent import hello
 from surefoot.protocol import wire
-from surefoot.protocol.holders_wanted import HoldersWanted
 from surefoot.protocol.identities import HolderEndpoint, WorkerId
 from surefoot.protocol.memory_server_list import HolderList, changes, told_steps
-from surefoot.protocol.messages import Assign, Holders
+from surefoot.protocol.messages import Assign, Holders, HoldersWanted
 from surefoot.protocol.wire import decode
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.coordinator import agent_channel

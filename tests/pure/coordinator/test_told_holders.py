@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from support.builders import endpoint, member
-from surefoot.protocol.checkpoints.lineage import LineageEntry
+from surefoot.protocol.checkpoints.completeness import LineageEntry
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, RankSave
 from surefoot_operator.api.status import JobStatus, World

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
 from surefoot.data import ElasticLoader, ElasticStream
-from surefoot.data.sources.items import Items
+from surefoot.data.sources.file_formats import Items
 from surefoot.errors import ConfigurationError, StateMismatch
 
 lives = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 7), st.integers(0, 3)), min_size=1, max_size=6)

@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 
 from support.shards import Numbers, World, trained_on
 from surefoot.data.data_source import BadSample, DataError
-from surefoot.data.extents import Cursor, Dealing, Extent
-from surefoot.data.lanes import Lane, LaneCursor
-from surefoot.data.source_reading import SourceReader
+from surefoot.data.lanes import Cursor, Dealing, Extent, Lane, LaneCursor, SourceReader
 from surefoot.data.stream import ElasticStream
 from surefoot.data.stream_state import left_as_plain, left_of_plain, packed, unpacked
 from surefoot.errors import ConfigurationError, StateMismatch

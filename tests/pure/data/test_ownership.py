@@ -12,7 +12,7 @@ from surefoot.data import ElasticLoader
 from surefoot.errors import StateMismatch, StateNotRestorable
 from surefoot.format.manifests import objects_of
 from surefoot.protocol.checkpoints.records import RankManifest
-from surefoot.protocol.checkpoints.ties import tied_objects
+from surefoot.protocol.checkpoints.save_state import tied_objects
 from surefoot.protocol.identities import RankSave
 from surefoot.state import Program, read_values
 
@@ -217,7 +217,7 @@ def test_a_manifest_of_an_older_writer_ties_nothing() -> None:
     ],
 )
 def test_small_tensors_come_back_as_they_were(tensor: torch.Tensor) -> None:
-    from surefoot.state.ownership import Inlined
+    from surefoot.state.objects import Inlined
 
     class Holder:
         def __init__(self) -> None:

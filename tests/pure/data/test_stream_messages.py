@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from surefoot.data.stream_reading import Read, StepReader
 from surefoot.data.stream_workers import (
     MESSAGE_SECONDS,
     MOST_STEPS,
     Asked,
     Message,
     MessageSize,
+    Read,
+    StepReader,
     StepsOfWorker,
     is_plain,
 )

@@ -17,7 +17,7 @@ import torch
 from support.shards import Numbers, World
 from surefoot.data.data_source import BadSample, DataShard
 from surefoot.data.stream import ElasticStream
-from surefoot.data.stripe import LanesBehind, LanesRead
+from surefoot.data.stream_state import LanesBehind, LanesRead
 
 
 @dataclass

@@ -6,8 +6,8 @@ import pytest
 
 from support.saves import arrays, stream_of
 from surefoot.errors import ProtocolError
-from surefoot.flush.save_work import SaveWork
-from surefoot.flush.slots import SealedSave
+from surefoot.flush.engine import SaveWork
+from surefoot.flush.state_machine import SealedSave
 from surefoot.geometry import Box
 from surefoot.protocol.bounds import MAX_PART_BYTES
 from surefoot.protocol.identities import RankSave

@@ -6,7 +6,7 @@ import gc
 import threading
 from collections.abc import Callable
 
-from surefoot.flush.target_turns import Outcome, TargetTurn, TargetTurns
+from surefoot.flush.engine import Outcome, TargetTurn, TargetTurns
 from surefoot.protocol.identities import HolderId
 
 NODE_A, NODE_B = HolderId("node-a", "1"), HolderId("node-b", "1")

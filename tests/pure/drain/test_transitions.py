@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surefoot.flush.slots import (
+from surefoot.flush.state_machine import (
     Acknowledged,
     Command,
     CommitOn,
@@ -33,8 +33,8 @@ from surefoot.flush.slots import (
     TargetFailed,
     Tick,
     WriteTo,
+    step,
 )
-from surefoot.flush.state_machine import step
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
 
 A, B, C = (HolderId(f"node-{name}", "1") for name in "abc")

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.saves import arrays, stream_of
-from surefoot.flush.unchanged_chunks import MOST_GENERATIONS, WrittenSave, base_of, successor
-from surefoot.format.digests import block_digests
+from surefoot.flush.engine import MOST_GENERATIONS, WrittenSave, base_of, successor
+from surefoot.format.layouts import block_digests
 from surefoot.geometry import Box
 from surefoot.protocol.identities import RankSave
 

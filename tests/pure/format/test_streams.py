@@ -9,13 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surefoot.errors import Corrupt, ProtocolError, StateMismatch
-from surefoot.format.digests import DIGEST_BYTES, block_digests, first_bad_block
-from surefoot.format.dtypes import ITEMSIZE, itemsize
-from surefoot.format.layouts import Stream, TensorParts, build_layout, layout_digest, read_layout
+from surefoot.format.layouts import (
+    DIGEST_BYTES,
+    ITEMSIZE,
+    Stream,
+    TensorParts,
+    block_digests,
+    build_layout,
+    first_bad_block,
+    itemsize,
+    layout_digest,
+    read_layout,
+)
 from surefoot.format.manifests import check_digests, check_values, describe
 from surefoot.geometry.box import Box
-from surefoot.geometry.shares import shard_box
-from surefoot.protocol.checkpoints.coverage import uncovered
+from surefoot.geometry.sharding import shard_box
+from surefoot.protocol.checkpoints.completeness import uncovered
 from surefoot.protocol.checkpoints.records import CHUNK_BYTES, Layout, RankManifest, tensor_json
 from surefoot.protocol.identities import RankSave
 

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surefoot.geometry import Box
-from surefoot.geometry.grids import Grid
-from surefoot.geometry.sharding import Cut, ShardingRule
+from surefoot.geometry.sharding import Cut, Grid, ShardingRule
 
 
 @st.composite

@@ -7,10 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.reads import reads
-from surefoot.geometry.box import Box, box_of
-from surefoot.geometry.flat import flat_boxes, flat_hull
-from surefoot.geometry.shares import WHOLE_BYTES, Shares, ShareShape, chunked, shard_box
-from surefoot.geometry.tiling import Tiling, block_shape
+from surefoot.geometry.box import Box, Tiling, block_shape, box_of, flat_boxes, flat_hull
+from surefoot.geometry.sharding import WHOLE_BYTES, Shares, ShareShape, chunked, shard_box
 from surefoot.protocol.checkpoints.records import Piece
 
 

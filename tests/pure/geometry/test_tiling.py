@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.geometry.box import Box
-from surefoot.geometry.packing import chunk_starts
-from surefoot.geometry.tiling import SMALL_BYTES, Tiling, block_shape
+from surefoot.geometry.box import SMALL_BYTES, Box, Tiling, block_shape, chunk_starts
 from surefoot.protocol.checkpoints.records import CHUNK_BYTES
 
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from surefoot.errors import HolderDamaged, ProtocolError, SurefootError
 from surefoot.memory_server.client import HolderClient
-from surefoot.memory_server.connection import Credentials, Wire, explained
-from surefoot.memory_server.dialogue import Dialogue, driven
+from surefoot.memory_server.connection import Credentials, Dialogue, Wire, driven, explained
 from surefoot.memory_server.provisioning import HolderAdmin
 from surefoot.protocol.checkpoints.records import Layout, RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave

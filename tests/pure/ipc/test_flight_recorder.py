@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.ipc import flight_recorder
-from surefoot.ipc.flight_recorder import MOST_GROUPS, answer, collectives
+from surefoot.ipc import agent_client
+from surefoot.ipc.agent_client import MOST_GROUPS, collectives, describe_collectives
 from surefoot.protocol.hangs import Collective
 
 NOW = 1000.0
@@ -71,7 +71,7 @@ def test_it_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
     wide = {"input_sizes": [[1000, 1000]] * 500, "input_dtypes": ["Float"] * 500, "profiling_name": "gloo:" + "x" * 900}
     entries = [entry(1, True, group=(str(group), "g" * 900), **wide) for group in range(40)] + [entry(5)]  # type: ignore[arg-type]
     _recorder(monkeypatch, json.dumps({"entries": entries}))
-    found = answer(0, 1)
+    found = describe_collectives(0, 1)
     assert len(found.collectives) == len(found.seconds) == MOST_GROUPS
     assert any(one.waits for one in found.collectives), "what it waits in comes first"
     assert max(len(str(one)) for one in found.collectives) < 400
@@ -99,7 +99,7 @@ def _recorder(monkeypatch: pytest.MonkeyPatch, text: str | Exception) -> None:
 )
 def test_what_cannot_be_read_is_said(dump: str | Exception, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _recorder(monkeypatch, dump)
-    found = answer(0, 4)
+    found = describe_collectives(0, 4)
     assert (found.request, found.collectives) == (4, ())
     assert found.why.startswith(why)
 
@@ -109,7 +109,7 @@ def test_what_cannot_be_read_is_said(dump: str | Exception, why: str, monkeypatc
 )
 def test_a_torch_without_a_recorder_is_no_error(torch: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", torch)
-    assert answer(0, 1).why == "this PyTorch has no flight recorder"
+    assert describe_collectives(0, 1).why == "this PyTorch has no flight recorder"
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.booleans(), st.sampled_from("ab"))))
@@ -125,4 +125,4 @@ def test_one_of_each_group_is_told_and_no_later_one_than_the_first_that_waits(
             numbers[0] if numbers else max(n for n, (*_, name) in enumerate(made) if f"group {name}" == one.group)
         )
         assert isinstance(one, Collective)
-    assert len(found) <= flight_recorder.MOST_GROUPS
+    assert len(found) <= agent_client.MOST_GROUPS

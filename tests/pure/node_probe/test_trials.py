@@ -12,11 +12,9 @@ import numpy as np
 import pytest
 
 from surefoot.node_tests import __main__ as probe
-from surefoot.node_tests import compute_tests, disk_trial, loopback_trial
+from surefoot.node_tests import compute_tests, host_tests
 from surefoot.node_tests.compute_tests import PRODUCT, digest, operands, try_gpus, try_memory, try_processor
-from surefoot.node_tests.disk_trial import try_disk
-from surefoot.node_tests.host_tests import Trial
-from surefoot.node_tests.loopback_trial import try_loopback
+from surefoot.node_tests.host_tests import Trial, try_disk, try_loopback
 
 LEFT, RIGHT, KNOWN = operands()
 
@@ -115,12 +113,12 @@ def test_only_a_disks_own_error_is_the_nodes(
     def failing(path: Path, content: bytes) -> bytes:
         raise OSError(code, "no")
 
-    monkeypatch.setattr(disk_trial, "_written_and_read", failing)
+    monkeypatch.setattr(host_tests, "_written_and_read", failing)
     assert try_disk(tmp_path).verdict == verdict
 
 
 def test_a_disk_that_returns_something_else_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_trial, "_written_and_read", lambda path, content: content[:-1] + bytes([content[-1] ^ 1]))
+    monkeypatch.setattr(host_tests, "_written_and_read", lambda path, content: content[:-1] + bytes([content[-1] ^ 1]))
     assert (try_disk(tmp_path).verdict, try_disk(tmp_path).reason) == ("fails", "DiskFails")
     assert try_disk(tmp_path / "absent").verdict == "fails", "the same"
     monkeypatch.undo()
@@ -129,7 +127,7 @@ def test_a_disk_that_returns_something_else_fails(tmp_path: Path, monkeypatch: p
 
 def test_a_node_that_does_not_reach_itself_twice_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     assert try_loopback("127.0.0.1").verdict == "well"
-    monkeypatch.setattr(loopback_trial, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(host_tests, "_PAUSE_SECONDS", 0.0)
     refused = iter([True, False, True, True])
 
     def sent(address: tuple[str, int], pattern: bytes) -> bytes:
@@ -137,11 +135,11 @@ def test_a_node_that_does_not_reach_itself_twice_fails(monkeypatch: pytest.Monke
             raise ConnectionRefusedError(errno.ECONNREFUSED, "refused")
         return pattern
 
-    monkeypatch.setattr(loopback_trial, "_sent_and_received", sent)
+    monkeypatch.setattr(host_tests, "_sent_and_received", sent)
     assert try_loopback("127.0.0.1").verdict == "well", "the second time"
     found = try_loopback("127.0.0.1")
     assert (found.verdict, found.reason) == ("fails", "LoopbackFails")
-    monkeypatch.setattr(loopback_trial, "_sent_and_received", lambda address, pattern: pattern[1:])
+    monkeypatch.setattr(host_tests, "_sent_and_received", lambda address, pattern: pattern[1:])
     assert "comes back otherwise" in try_loopback("127.0.0.1").text
 
 

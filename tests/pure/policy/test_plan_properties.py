@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from support.builders import job
 from support.fakes.fake_world import FakeWorld
-from surefoot.protocol.checkpoints.lineage import on_lineage
+from surefoot.protocol.checkpoints.completeness import on_lineage
 from surefoot_operator.policy.planning.plan import plan
 
 FAULTS: dict[str, Callable[[FakeWorld, int], None]] = {

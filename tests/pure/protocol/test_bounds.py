@@ -14,12 +14,17 @@ import pytest
 
 from surefoot.errors import OutOfBounds
 from surefoot.protocol import bounds
-from surefoot.protocol.checkpoints.completeness import TierReading, complete, copies_of, layouts_to_check
-from surefoot.protocol.checkpoints.coverage import uncovered
-from surefoot.protocol.checkpoints.lineage import LineageEntry
+from surefoot.protocol.checkpoints.completeness import (
+    LineageEntry,
+    TierReading,
+    complete,
+    copies_of,
+    layouts_to_check,
+    uncovered,
+)
 from surefoot.protocol.checkpoints.records import CHUNK_BYTES, Layout, Piece, RankManifest, TensorLayout
 from surefoot.protocol.identities import HolderId, RankSave
-from surefoot.tiers import newest
+from surefoot.tiers import persistent_records
 
 TESTS = Path(__file__).parents[2]
 LARGE_BYTES = 80_000_000_000
@@ -58,7 +63,7 @@ def test_a_world_of_a_billion_is_never_counted() -> None:
     assert layouts_to_check(reading) == set()
     assert complete(reading, (LineageEntry(1, None, 1),), 1, frozenset(), {}) == []
     assert copies_of(claims.save.checkpoint, reading, {}) == 0
-    assert newest.read(b'{"format":1,"epoch":1,"step":1,"world":1000000000}') is None
+    assert persistent_records.read_newest_record(b'{"format":1,"epoch":1,"step":1,"world":1000000000}') is None
     assert time.process_time() - begun < 1.0
 
 

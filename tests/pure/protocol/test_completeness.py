@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from support.builders import COVERED, manifest
 from surefoot.protocol.checkpoints.completeness import (
+    LineageEntry,
     TierReading,
     complete,
     complete_persistent,
@@ -14,7 +15,6 @@ from surefoot.protocol.checkpoints.completeness import (
     layouts_to_check,
     watermark,
 )
-from surefoot.protocol.checkpoints.lineage import LineageEntry
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderId
 

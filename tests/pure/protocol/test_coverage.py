@@ -8,7 +8,7 @@ from itertools import pairwise, product
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from surefoot.protocol.checkpoints.coverage import uncovered
+from surefoot.protocol.checkpoints.completeness import uncovered
 from surefoot.protocol.checkpoints.records import Layout, Piece, TensorLayout
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]

@@ -20,8 +20,7 @@ from surefoot.protocol.checkpoints.records import Layout, RankManifest, TensorLa
 from surefoot.protocol.checkpoints.save_state import Settled
 from surefoot.protocol.codec import Codec
 from surefoot.protocol.identities import Checkpoint
-from surefoot.protocol.progress import Progress
-from surefoot.protocol.rank_pace import RankPace
+from surefoot.protocol.progress import Progress, RankPace
 from surefoot_operator.api.status import JobStatus, StoredCheckpoints, TimeSpent
 from surefoot_operator.api.status_json import SCHEMA_VERSION, status_from_json, status_to_json
 from surefoot_operator.platforms.local.run_folder import (

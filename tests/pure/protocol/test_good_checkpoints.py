@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.builders import manifest
-from surefoot.protocol.checkpoints.lineage import LineageEntry
+from surefoot.protocol.checkpoints.completeness import LineageEntry
 from surefoot.protocol.checkpoints.retention import SoundSteps, Standing, memory_drops, proven
 from surefoot.protocol.identities import Checkpoint
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.protocol.checkpoints.lineage import LineageEntry, describe, epoch_at, on_lineage, pruned
+from surefoot.protocol.checkpoints.completeness import LineageEntry, describe, epoch_at, on_lineage, pruned
 from surefoot.protocol.identities import Checkpoint
 
 # 1 ran to 40; 2 branched at 30 and ran to 50; 3 branched from 2 at 40; 5 from 1 at 20 (2 and 3 were overtaken).

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.protocol.loss_band import FEWEST_STEPS, WINDOW_STEPS, OddSteps, RecentValues, spike_text
+from surefoot.protocol.progress import FEWEST_STEPS, WINDOW_STEPS, OddSteps, RecentValues, spike_text
 
 
 def after(values: list[float]) -> RecentValues:

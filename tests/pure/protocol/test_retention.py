@@ -10,8 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.builders import manifest
-from surefoot.protocol.checkpoints.completeness import TierReading, complete, copies_of, watermark
-from surefoot.protocol.checkpoints.lineage import Lineage, LineageEntry
+from surefoot.protocol.checkpoints.completeness import (
+    Lineage,
+    LineageEntry,
+    TierReading,
+    complete,
+    copies_of,
+    watermark,
+)
 from surefoot.protocol.checkpoints.placement import Topology
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.checkpoints.retention import (

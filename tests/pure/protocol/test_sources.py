@@ -2,7 +2,7 @@
 
 import pytest
 
-from surefoot.protocol.checkpoints.sources import joined
+from surefoot.protocol.checkpoints.save_state import joined
 from surefoot.restore.reader import ReadSummary
 
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.protocol.step_limit import FEWEST_STEPS, learned_limit_seconds
+from surefoot.protocol.hangs import FEWEST_STEPS, learned_limit_seconds
 
 SECONDS = st.floats(0.001, 1e4)
 

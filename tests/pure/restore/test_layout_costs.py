@@ -11,12 +11,9 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorPr
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from support.spreads import Held, entries
-from surefoot.format.families import Family
-from surefoot.format.layouts import Stream
+from surefoot.format.layouts import Family, Stream
 from surefoot.geometry import Box
-from surefoot.geometry.grids import Grid
-from surefoot.geometry.sharding import Cut, ShardingRule
-from surefoot.geometry.shares import shard_box
+from surefoot.geometry.sharding import Cut, Grid, ShardingRule, shard_box
 from surefoot.protocol.checkpoints.records import Layout
 from surefoot.restore.read_plan import Wanted, plan
 from surefoot.state import save_plan, structure_of

@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 from support.fakes.fake_tiers import MemoryPlace
 from support.saves import put_save
 from support.spreads import KINDS, data_of, stream
-from surefoot.format.families import Family
-from surefoot.format.layouts import Stream
+from surefoot.format.layouts import Family, Stream
 from surefoot.geometry import Box
-from surefoot.protocol.checkpoints.coverage import uncovered
+from surefoot.protocol.checkpoints.completeness import uncovered
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.restore import CheckpointReader, Destination, ReadOptions, SaveSource, read_catalogue
 from surefoot.restore.read_plan import Wanted, plan

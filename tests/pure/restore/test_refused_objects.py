@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from surefoot.errors import Corrupt, ObjectRefused, TierError, TierUnavailable
-from surefoot.restore.refused_objects import PATIENCE_SECONDS, RefusedObjects
+from surefoot.restore.copy_choice import PATIENCE_SECONDS, RefusedObjects
 
 REFUSED = ObjectRefused("folder /kept, reading job/27-1/rank-0/p0000: Is a directory")
 

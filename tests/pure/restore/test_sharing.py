@@ -17,14 +17,12 @@ from support.saves import arrays, put_save, split, stream_of
 from surefoot import metrics
 from surefoot.errors import TierUnavailable, Unreadable
 from surefoot.geometry import Box
-from surefoot.geometry.grids import Grid
+from surefoot.geometry.sharding import Grid
 from surefoot.protocol.checkpoints.records import CHUNK_BYTES
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.restore import CheckpointReader, Destination, ReadOptions, ReadSummary, SaveSource, read_catalogue
-from surefoot.restore.exchange import HEADER_BYTES, Common, ExchangeFailed
-from surefoot.restore.frames import _FRAME, ROUND_BYTES, Outbox
-from surefoot.restore.read_plan import Wanted
-from surefoot.restore.sharing import Card, agreed, division, part_of, replicated
+from surefoot.restore.exchange import _FRAME, HEADER_BYTES, ROUND_BYTES, Common, ExchangeFailed, Outbox
+from surefoot.restore.read_plan import Card, Wanted, agreed, division, part_of, replicated
 
 reads_of_any_size = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4_000_000)), max_size=60)
 CHECKPOINT = Checkpoint(1, 10)

@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 
 from surefoot.geometry import Tiling, block_shape
 from surefoot.staging import copies_of
-from surefoot.staging.arena import Arena
-from surefoot.staging.blocks import bands, regions
-from surefoot.staging.host_copies import BAND_BYTES, Scratch
+from surefoot.staging.host_copies import BAND_BYTES, Arena, Scratch, bands, regions
 
 shapes = st.lists(st.integers(0, 9), max_size=4).map(tuple)
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.bool, torch.int16, torch.complex64, torch.complex128]

@@ -11,10 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surefoot.geometry.tiling import block_shape
+from surefoot.geometry.box import block_shape
 from surefoot.staging import CopySource, Stager, copies_of
-from surefoot.staging.gathering import SMALL_BYTES, GatheredSources, SmallTensors, gatherable
-from surefoot.staging.pieces import CopyTarget
+from surefoot.staging.host_copies import SMALL_BYTES, CopyTarget, GatheredSources, SmallTensors, gatherable
 
 DTYPES = (torch.float32, torch.bfloat16, torch.uint8, torch.bool, torch.float64, torch.complex64, torch.float8_e4m3fn)
 

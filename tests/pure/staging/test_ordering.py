@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from surefoot.staging import CopyOutcome, CopySource, Stager
-from surefoot.staging.crew import Crew
 from surefoot.staging.host_copies import Copy, Scratch
+from surefoot.staging.stager import Crew
 
 
 def source(name: str, tensor: torch.Tensor, start: int) -> CopySource:

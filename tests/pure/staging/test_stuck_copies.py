@@ -15,8 +15,8 @@ import torch
 from surefoot import metrics
 from surefoot.staging import CopyOutcome, CopySource, Stager
 from surefoot.staging import stager as ordering
-from surefoot.staging.crew import Crew, Work
 from surefoot.staging.host_copies import Copy, Scratch
+from surefoot.staging.stager import Crew, Work
 
 SIZE = 1_000_000
 

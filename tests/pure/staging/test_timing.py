@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from surefoot.staging.timing import LEAST_BYTES, TRY_EVERY, Timing
+from surefoot.staging.stager import LEAST_BYTES, TRY_EVERY, Timing
 
 SIZE = LEAST_BYTES
 

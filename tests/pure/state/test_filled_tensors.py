@@ -9,8 +9,8 @@ from support.saved_streams import restored as restored_program
 from support.saved_streams import saved
 from surefoot.state import Program
 from surefoot.state.entries import Saved
-from surefoot.state.incoming import BuiltOptimizer, built
-from surefoot.state.trees import Mark
+from surefoot.state.optimizers import BuiltOptimizer, built
+from surefoot.state.tensor_building import Mark
 
 NAME = "optimizer/~groups/0/lr"
 

@@ -18,8 +18,8 @@ from torch import nn
 from support.saved_streams import restored, saved
 from surefoot.errors import StateMismatch, StateNotRestorable
 from surefoot.state import Program
-from surefoot.state.tensor_names import escaped, is_plain, joined, unescaped
-from surefoot.state.trees import first_difference
+from surefoot.state.entries import escaped, is_plain, joined, unescaped
+from surefoot.state.tensor_building import first_difference
 
 
 def program(objects: dict[str, Any], rank: int = 0, world: int = 1) -> Program:

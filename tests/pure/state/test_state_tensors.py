@@ -14,11 +14,9 @@ from torch import nn
 from support.reads import reads
 from support.saved_streams import merged, restored, saved
 from surefoot.errors import ConfigurationError, StateNotRestorable
-from surefoot.format.dtypes import ITEMSIZE
-from surefoot.format.families import Family
-from surefoot.format.layouts import Stream, TensorParts, build_layout
+from surefoot.format.layouts import ITEMSIZE, Family, Stream, TensorParts, build_layout
 from surefoot.geometry import Box
-from surefoot.geometry.shares import shard_box
+from surefoot.geometry.sharding import shard_box
 from surefoot.staging import copies_of
 from surefoot.state import Program, describe_flat, dtype_named, save_plan
 

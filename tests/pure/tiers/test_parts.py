@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surefoot.protocol.identities import Checkpoint, RankSave
-from surefoot.tiers import newest
-from surefoot.tiers.bodies import Body
-from surefoot.tiers.chunk_parts import PART_CHUNKS, Cut, PartBuffer, part_lengths
+from surefoot.tiers import persistent_records
+from surefoot.tiers.persistent_records import PART_CHUNKS, Cut, PartBuffer, part_lengths
+from surefoot.tiers.tier import Body
 
 SAVE, OTHER = RankSave(1, 10, 0), RankSave(1, 20, 0)
 
@@ -67,11 +67,15 @@ def test_a_body_is_its_pieces_as_often_as_it_is_read(pieces: list[bytes]) -> Non
 
 
 def test_the_record_of_the_newest_only_grows_and_a_damaged_one_is_replaced() -> None:
-    first = newest.grown(None, Checkpoint(2, 20), 4)
-    assert newest.read(first) == (Checkpoint(2, 20), 4)
-    assert newest.grown(first, Checkpoint(2, 20), 4) is None
-    assert newest.grown(first, Checkpoint(1, 900), 4) is None, "an older epoch's, promoted late"
-    assert newest.read(newest.grown(first, Checkpoint(3, 10), 2)) == (Checkpoint(3, 10), 2)
+    first = persistent_records.grown_newest_record(None, Checkpoint(2, 20), 4)
+    assert persistent_records.read_newest_record(first) == (Checkpoint(2, 20), 4)
+    assert persistent_records.grown_newest_record(first, Checkpoint(2, 20), 4) is None
+    assert persistent_records.grown_newest_record(first, Checkpoint(1, 900), 4) is None, (
+        "an older epoch's, promoted late"
+    )
+    assert persistent_records.read_newest_record(
+        persistent_records.grown_newest_record(first, Checkpoint(3, 10), 2)
+    ) == (Checkpoint(3, 10), 2)
     for damaged in (None, b"", b"{}", b'{"format":2,"epoch":1,"step":1,"world":1}', b'{"format":1,"epoch":1}', b"[]"):
-        assert newest.read(damaged) is None
-        assert newest.grown(damaged, Checkpoint(1, 10), 1) is not None
+        assert persistent_records.read_newest_record(damaged) is None
+        assert persistent_records.grown_newest_record(damaged, Checkpoint(1, 10), 1) is not None

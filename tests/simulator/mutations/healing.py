@@ -7,7 +7,7 @@ from typing import Any
 
 from simulator.mutations.mutation import ROUGH, Mutation, constant
 from surefoot.protocol.checkpoints.retention import SoundSteps
-from surefoot.protocol.loss_band import OddSteps
+from surefoot.protocol.progress import OddSteps
 from surefoot_operator.policy.failure import memory_server_liveness
 from surefoot_operator.policy.failure.memory_server_liveness import silent_holders
 from surefoot_operator.policy.maintenance import last_good

@@ -18,7 +18,7 @@ from simulator.mutations.mutation import (
     constant,
 )
 from simulator.world import Decisions
-from surefoot.protocol.checkpoints import lineage, retention
+from surefoot.protocol.checkpoints import completeness, retention
 from surefoot.protocol.checkpoints.save_state import Settled
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.job_snapshot import Observed
@@ -34,7 +34,7 @@ _persistent_drops, _upkeep = retention.persistent_drops, upkeep.maintain
 
 def _everything_superseded(held: Any, standing: retention.Standing, keep: int) -> set[Checkpoint]:
     """Retention that takes the newest checkpoint seen for safe, however few copies it has."""
-    newest = lineage.newest(Checkpoint(*key) for key in held)
+    newest = completeness.newest(Checkpoint(*key) for key in held)
     return _gone(held, replace(standing, watermark=newest), keep)
 
 
@@ -87,7 +87,7 @@ def _during_a_claim(seen: Observed, pinned: Checkpoint | None, going: Going) -> 
 
 def _hasty_floor(facts: Any) -> Checkpoint | None:
     """A checkpoint counts as complete in the persistent tier once any rank's save is there."""
-    return lineage.newest(facts.seen.promoted) or facts.status.floor
+    return completeness.newest(facts.seen.promoted) or facts.status.floor
 
 
 def _steps_of_its_own(facts: Any) -> Checkpoint | None:

@@ -9,7 +9,7 @@ from simulator import announced
 from simulator.agents import Agent
 from simulator.mutations.mutation import ROUGH, Mutation, constant
 from simulator.trainers import Trainer
-from surefoot.agent import events as on
+from surefoot.agent import agent_state as on
 from surefoot.agent import state_machine as agent_life
 from surefoot_operator.policy.core import availability
 from surefoot_operator.policy.core.facts import Facts, has_stepped

@@ -11,7 +11,7 @@ from simulator.engine import Engine, Process
 from simulator.mutations.mutation import ROUGH, UNSEEN, WITHOUT_PODS, Mutation, constant
 from simulator.rules import ALL
 from surefoot.agent import state_machine as agent_life
-from surefoot.flush import slots
+from surefoot.flush import state_machine
 from surefoot.protocol.checkpoints.completeness import watermark
 from surefoot.protocol.identities import HolderEndpoint, WorkerId
 from surefoot.protocol.messages import PromoteSave
@@ -103,7 +103,7 @@ LIVENESS = (
              settings=replace(BLIND, version=OLDEST)),  # later agents read in the operator's place what it lost sight of
     Mutation("holders out of the operator's sight are taken from agents", patches=((sight, "usable_holders", _answering),),
              settings=UNSEEING),
-    Mutation("an older epoch's saves keep their slots", patches=((slots, "EpochBegun", lambda _: slots.Tick(0.0)),),
+    Mutation("an older epoch's saves keep their slots", patches=((state_machine, "EpochBegun", lambda _: state_machine.Tick(0.0)),),
              settings=UNSEEING_AND_ODD),
     Mutation("a last step that was lost is not trained again",  # by programs whose patience for a slot is over
              patches=((final_checkpoint, "_lost", constant(None)), (trainers, "HOLD_SLOT_SECONDS", 0.0)), settings=LAST_LOST),

@@ -21,7 +21,7 @@ from simulator.rules import ALL
 from simulator.scopes import Scope
 from simulator.trainers import Trainer, advance, content_of
 from surefoot.flush import state_machine
-from surefoot.flush.slots import Draining, DrainState, Leg, SealedSave
+from surefoot.flush.state_machine import Draining, DrainState, Leg, SealedSave
 from surefoot.protocol.identities import RankSave
 from surefoot_operator.policy.membership import claim
 

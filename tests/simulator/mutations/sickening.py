@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from simulator.judgement import FAILING, HANGING
 from simulator.mutations.mutation import ROUGH, Mutation, constant, planning
-from surefoot.protocol.hangs import Collective, OddCollective, odd_collective
-from surefoot.protocol.rank_places import RankPlace
+from surefoot.protocol.hangs import Collective, OddCollective, RankPlace, odd_collective
 from surefoot_operator.job_snapshot import Observed
 from surefoot_operator.policy.failure import failure_detection, unhealthy_nodes
 from surefoot_operator.policy.membership import node_exclusion

@@ -17,7 +17,7 @@ from simulator.mutations.mutation import (
     Mutation,
     constant,
 )
-from surefoot.agent import events as on
+from surefoot.agent import agent_state as on
 from surefoot.agent import state_machine as agent_life
 from surefoot.agent.agent_state import AgentState
 from surefoot.protocol import messages as said

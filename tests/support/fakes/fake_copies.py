@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from surefoot.protocol.checkpoints.lineage import entry_of, on_lineage
+from surefoot.protocol.checkpoints.completeness import entry_of, on_lineage
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
 from surefoot_operator.api.status import JobStatus

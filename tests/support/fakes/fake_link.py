@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from surefoot.ipc.save_backend import ReusableSave
 from surefoot.ipc.trainer_messages import Attached, Pausing, Staged, Stepped
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint
-from surefoot.protocol.loss_band import NONE_ODD, OddSteps
+from surefoot.protocol.progress import NONE_ODD, OddSteps
 
 
 def attached(interval_steps: int = 2, parent: Checkpoint | None = None) -> Attached:

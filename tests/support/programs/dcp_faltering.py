@@ -16,9 +16,8 @@ import torch.distributed.checkpoint as dcp
 
 from support.gloo_world import leave
 from surefoot.errors import TierUnavailable
-from surefoot.integrations import storage_reader as adapter
-from surefoot.integrations.dcp import Writer
-from surefoot.integrations.storage_reader import Reader
+from surefoot.integrations import dcp as adapter
+from surefoot.integrations.dcp import Reader, Writer
 
 COLLECTIVE_SECONDS = 20.0
 """How long a rank waits for one that went on without it."""

@@ -18,8 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from support.gloo_world import leave
-from surefoot.integrations.dcp import Writer
-from surefoot.integrations.storage_reader import Reader
+from surefoot.integrations.dcp import Reader, Writer
 
 
 def built(seed: int) -> tuple[Any, torch.optim.Optimizer]:

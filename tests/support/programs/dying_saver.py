@@ -21,7 +21,7 @@ import numpy as np
 
 from support.saves import Saver, arrays
 from surefoot.flush.engine import DrainOptions
-from surefoot.flush.promoter import Promoted, Promoter
+from surefoot.flush.uploader import Promoted, Promoter
 from surefoot.geometry import Box
 from surefoot.memory_server.client import HolderClient
 from surefoot.memory_server.connection import Credentials

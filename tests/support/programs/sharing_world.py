@@ -26,7 +26,7 @@ from support.saved_streams import merged, saved
 from support.saves import put_save
 from support.servers import redis_server
 from surefoot import Checkpointer, metrics
-from surefoot.checkpointer import gloo_peers
+from surefoot.checkpointer import restoring
 from surefoot.format.layouts import Stream
 from surefoot.ipc.trainer_messages import Attached
 from surefoot.memory_server.client import HolderClient
@@ -84,7 +84,7 @@ def restore(folder: Path) -> dict[str, Any]:
     os.environ |= job_environment(told) | {"SUREFOOT_NODE": f"node-{rank % 2}"}
     wait = float(os.environ.get("WAIT", "60"))
     share = (
-        gloo_peers.ShareReads(least_bytes=1 << 16, wait_seconds=wait) if os.environ.get("SHARE", "1") == "1" else False
+        restoring.ShareReads(least_bytes=1 << 16, wait_seconds=wait) if os.environ.get("SHARE", "1") == "1" else False
     )
     checkpointer = Checkpointer(**objects(), link=FakeLink(about), share_reads=share)
     if rank == 1 and os.environ.get("FAULT"):
@@ -118,9 +118,9 @@ def strike(fault: str, folder: Path) -> None:
     if fault == "differ":
         exchange.plan_name = lambda *_: "something else"  # type: ignore[assignment]  # a fault
         return
-    honest, rounds = gloo_peers.GlooPeers.swap, []
+    honest, rounds = restoring.GlooPeers.swap, []
 
-    def swap(line: gloo_peers.GlooPeers, sent: memoryview, into: Sequence[memoryview]) -> Callable[[], None]:
+    def swap(line: restoring.GlooPeers, sent: memoryview, into: Sequence[memoryview]) -> Callable[[], None]:
         if sent.nbytes > exchange.HEADER_BYTES:
             rounds.append(sent.nbytes)
         if sent.nbytes > exchange.HEADER_BYTES and len(rounds) == 1:
@@ -132,7 +132,7 @@ def strike(fault: str, folder: Path) -> None:
                 sent[sent.nbytes // 2] ^= 1
         return honest(line, sent, into)
 
-    gloo_peers.GlooPeers.swap = swap  # type: ignore[method-assign]  # a fault
+    restoring.GlooPeers.swap = swap  # type: ignore[method-assign]  # a fault
 
 
 def until(condition: Callable[[], bool]) -> None:

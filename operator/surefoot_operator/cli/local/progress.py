@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from surefoot.protocol.checkpoints.lineage import Lineage, LineageEntry, ancestry, epoch_at
+from surefoot.protocol.checkpoints.completeness import Lineage, LineageEntry, ancestry, epoch_at
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.text import shorten, shown
 from surefoot_operator.api.spec import HealthPolicy

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from surefoot.protocol.checkpoints.lineage import Lineage, first_step
+from surefoot.protocol.checkpoints.completeness import Lineage, first_step
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import Incident, JobStatus
 from surefoot_operator.cli.checkpoints import run_tool

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from surefoot.protocol.checkpoints.lineage import Lineage, first_step
+from surefoot.protocol.checkpoints.completeness import Lineage, first_step
 from surefoot_operator.api.status import DataRead, Incident, Interval, SkippedData
 from surefoot_operator.cli.jobs.describe import lasting, stored_words, worker_state
 from surefoot_operator.cli.jobs.read_jobs import JobView

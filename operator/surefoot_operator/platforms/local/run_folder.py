@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from surefoot.protocol.strict import Misfit, read
+from surefoot.protocol.codec import Misfit, read
 
 _LOCK_WAIT_SECONDS = 2.0
 _LOCK_PAUSE_SECONDS = 0.005

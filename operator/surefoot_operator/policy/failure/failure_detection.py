@@ -12,10 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from surefoot.protocol.hangs import odd_collective
+from surefoot.protocol.hangs import learned_limit_seconds, odd_collective, odd_rank
 from surefoot.protocol.identities import Checkpoint
-from surefoot.protocol.rank_places import odd_rank
-from surefoot.protocol.step_limit import learned_limit_seconds
 from surefoot.protocol.text import listed
 from surefoot_operator.api.status import Member
 from surefoot_operator.job_snapshot import ExitSeen, SessionSeen, StandingSeen, WorkerSeen

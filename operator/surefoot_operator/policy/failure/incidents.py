@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from surefoot.protocol.checkpoints.sources import joined
+from surefoot.protocol.checkpoints.save_state import joined
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import Incident
 from surefoot_operator.policy.core.availability import node_lost, usable

@@ -1,6 +1,6 @@
 """Judges the numbers that a world's ranks tell of their steps.
 
-Pure; read by `rollback` and `status_conditions`. Each rank judges every step against those before it (`protocol.loss_band`); here it is
+Pure; read by `rollback` and `status_conditions`. Each rank judges every step against those before it (`protocol.progress`); here it is
 weighed over ranks and steps. A single rank's batch may be far from the others', and one such step harms nothing.
 """
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import pi, sqrt
 
-from surefoot.protocol.rank_pace import RankPace, line_totals, together
+from surefoot.protocol.progress import RankPace, line_totals, together
 from surefoot_operator.api.status import Straggler, World
 from surefoot_operator.job_snapshot import MOST_WINDOWS, SessionSeen
 from surefoot_operator.policy.core.facts import Facts, member_sessions

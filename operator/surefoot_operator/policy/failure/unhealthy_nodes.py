@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from surefoot.protocol.node_findings import TRIED
+from surefoot.protocol.messages import TRIED
 from surefoot.protocol.text import listed
 from surefoot_operator import reasons
 from surefoot_operator.api.status import ExcludedNode, Member

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from surefoot.protocol.checkpoints import retention
-from surefoot.protocol.checkpoints.completeness import TierReading, complete, copies_of, effective_replicas
-from surefoot.protocol.checkpoints.lineage import newest
+from surefoot.protocol.checkpoints.completeness import TierReading, complete, copies_of, effective_replicas, newest
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.checkpoints.save_state import Settled
 from surefoot.protocol.identities import HOLDER_ORDER, Checkpoint, HolderEndpoint, HolderId, ServerId, WorkerId

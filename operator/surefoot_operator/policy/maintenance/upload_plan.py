@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from surefoot.protocol.checkpoints import retention
-from surefoot.protocol.checkpoints.completeness import complete_persistent
-from surefoot.protocol.checkpoints.lineage import entry_of, newest, on_lineage
+from surefoot.protocol.checkpoints.completeness import complete_persistent, entry_of, newest, on_lineage
 from surefoot.protocol.identities import Checkpoint, RankSave, WorkerId
 from surefoot_operator.api.spec import PersistentTierSpec
 from surefoot_operator.job_snapshot import SessionSeen

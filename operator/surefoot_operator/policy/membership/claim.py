@@ -13,11 +13,19 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import chain
 
-from surefoot.protocol.checkpoints.completeness import complete, complete_persistent, watermark
+from surefoot.protocol.checkpoints.completeness import (
+    Lineage,
+    LineageEntry,
+    complete,
+    complete_persistent,
+    newest,
+    on_lineage,
+    pruned,
+    watermark,
+)
 from surefoot.protocol.checkpoints.completeness import effective_replicas as effective
-from surefoot.protocol.checkpoints.lineage import Lineage, LineageEntry, newest, on_lineage, pruned
 from surefoot.protocol.checkpoints.records import RankManifest
-from surefoot.protocol.checkpoints.ties import tied_objects
+from surefoot.protocol.checkpoints.save_state import tied_objects
 from surefoot.protocol.identities import Checkpoint, WorkerId
 from surefoot.protocol.text import listed
 from surefoot.protocol.timeouts import Backoff

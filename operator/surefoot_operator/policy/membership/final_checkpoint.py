@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from surefoot.protocol.checkpoints.completeness import TierReading, complete, layouts_to_check
-from surefoot.protocol.checkpoints.lineage import newest
+from surefoot.protocol.checkpoints.completeness import TierReading, complete, layouts_to_check, newest
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.text import listed
 from surefoot_operator.job_snapshot import SessionSeen

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from surefoot.protocol.checkpoints.lineage import newest
+from surefoot.protocol.checkpoints.completeness import newest
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.text import listed
 from surefoot_operator import reasons

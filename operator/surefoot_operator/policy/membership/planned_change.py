@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from surefoot.protocol.checkpoints import retention
-from surefoot.protocol.checkpoints.completeness import TierReading, complete, copies_of
-from surefoot.protocol.checkpoints.lineage import newest
+from surefoot.protocol.checkpoints.completeness import TierReading, complete, copies_of, newest
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import JobStatus, Member
 from surefoot_operator.job_snapshot import HoldSeen, Observed

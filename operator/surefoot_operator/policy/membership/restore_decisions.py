@@ -9,8 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from surefoot.protocol.checkpoints.completeness import complete
-from surefoot.protocol.checkpoints.lineage import Lineage, ancestry, on_lineage
+from surefoot.protocol.checkpoints.completeness import Lineage, ancestry, complete, on_lineage
 from surefoot.protocol.checkpoints.retention import suspects
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, OlderJob
 from surefoot_operator.api.status import JobStatus, SkippedData

@@ -11,8 +11,15 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from surefoot.protocol.checkpoints.completeness import LeftOut, TierReading, complete, is_complete, layouts_to_check
-from surefoot.protocol.checkpoints.lineage import newest, on_lineage
+from surefoot.protocol.checkpoints.completeness import (
+    LeftOut,
+    TierReading,
+    complete,
+    is_complete,
+    layouts_to_check,
+    newest,
+    on_lineage,
+)
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob
 from surefoot.protocol.text import listed
 from surefoot_operator.api.spec import ACCEPT_LOSS, CheckpointPolicy

@@ -11,8 +11,7 @@ import re
 from dataclasses import replace
 from itertools import chain
 
-from surefoot.protocol.checkpoints.completeness import complete, complete_persistent
-from surefoot.protocol.checkpoints.lineage import first_step
+from surefoot.protocol.checkpoints.completeness import complete, complete_persistent, first_step
 from surefoot.protocol.checkpoints.retention import suspects
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator import reasons

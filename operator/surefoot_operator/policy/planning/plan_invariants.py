@@ -5,8 +5,7 @@ Pure; a breach is a bug. The reconciler checks every plan, and so do the simulat
 
 from __future__ import annotations
 
-from surefoot.protocol.checkpoints.completeness import complete
-from surefoot.protocol.checkpoints.lineage import on_lineage
+from surefoot.protocol.checkpoints.completeness import complete, on_lineage
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.errors import InvariantBroken

@@ -10,8 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal
 
-from surefoot.protocol.checkpoints.completeness import TierReading, complete, copies_of, effective_replicas
-from surefoot.protocol.checkpoints.lineage import newest
+from surefoot.protocol.checkpoints.completeness import TierReading, complete, copies_of, effective_replicas, newest
 from surefoot.protocol.checkpoints.placement import Topology
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint

@@ -9,14 +9,76 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
 
 from surefoot import metrics
-from surefoot.agent.health.node_check import CheckThread, NodeCheck
-from surefoot.protocol.messages import FromAgent
-from surefoot.protocol.node_findings import LONGEST_TEXT, MOST_FINDINGS, NodeFinding, NodeHealth
+from surefoot.agent.health.gpu_checks import GpuCheck
+from surefoot.agent.health.node_checks import FolderCheck, KernelWords, LinkCheck, MemoryPressure
+from surefoot.protocol.messages import LONGEST_TEXT, MOST_FINDINGS, FromAgent, NodeFinding, NodeHealth
+
+_log = logging.getLogger(__name__)
+
+
+# ---- node check ------------------------------------------------------------------------------------------------------
+# Defines checks of the node, and runs each in a thread. A driver that hangs takes its caller with it: a check has a
+# daemon thread of its own, is given a time, and is not asked again before it has answered.
+
+
+class NodeCheck(Protocol):
+    """One look at one part of the node; may block, may raise."""
+
+    name: str
+    period_seconds: float
+
+    def find(self) -> Sequence[NodeFinding]:
+        """Returns all that is wrong now; empty: nothing is."""
+        ...
+
+
+Answer = Callable[[Sequence[NodeFinding] | Exception], None]
+
+
+class CheckThread:
+    """Asks one check, one question at a time."""
+
+    def __init__(self, check: NodeCheck) -> None:
+        self.check = check
+        self._asked = threading.Semaphore(0)
+        self._answer: Answer | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a question has no answer yet."""
+        return self._answer is not None
+
+    def ask(self, answer: Answer) -> None:
+        """Has the thread look once; `answer` is called in it."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=f"check-{self.check.name}", daemon=True)
+            self._thread.start()
+        self._answer = answer
+        self._asked.release()
+
+    def _run(self) -> None:
+        while True:
+            self._asked.acquire()
+            answer = self._answer
+            assert answer is not None
+            try:
+                found: Sequence[NodeFinding] | Exception = self.check.find()
+            except Exception as error:  # noqa: BLE001  whatever it was, it is told once and the training goes on
+                found = error
+            self._answer = None
+            answer(found)
+
+
+# ---- node monitor ----------------------------------------------------------------------------------------------------
 
 CHECK_SECONDS = 10.0
 """A check that takes longer hangs."""
@@ -26,7 +88,6 @@ AGAIN_SECONDS = 300.0
 
 _LOOK_SECONDS = 1.0
 _ORDER = {"node": 0, "application": 1, "unknown": 2}
-_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -163,3 +224,12 @@ class NodeWatch:
 def _essence(findings: Sequence[NodeFinding]) -> list[tuple[str, str]]:
     """What must be told at once where it changes; a figure in a sentence may wait."""
     return [(one.reason, one.blame) for one in findings]
+
+
+# ---- node checks parts -----------------------------------------------------------------------------------------------
+# Lists the checks that an agent runs of its node.
+
+
+def node_checks(folders: Iterable[Path]) -> list[NodeCheck]:
+    """Makes one check of each kind; the worker writes to `folders`."""
+    return [GpuCheck(), KernelWords(), MemoryPressure(), FolderCheck(folders), LinkCheck()]

@@ -7,40 +7,181 @@ the last rank only when nothing that the ranks started is left.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
+import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from surefoot.agent.events import TrainerExited
-from surefoot.agent.health.kernel_log import KernelLog
-from surefoot.agent.looks import Look
-from surefoot.agent.trainers import collective_inquiry
-from surefoot.agent.trainers.activity import activity_of
-from surefoot.agent.trainers.collective_inquiry import CollectiveInquiry
-from surefoot.agent.trainers.environment import TrainerPlace, trainer_environment
-from surefoot.agent.trainers.exit_cause import Cause, ErrorReport, RankExit, first_cause, read_report
-from surefoot.agent.trainers.hang_diagnosis import main_thread, rank_places, summary
-from surefoot.agent.trainers.log_forwarder import LogForwarder
-from surefoot.agent.trainers.orphans import Orphans
-from surefoot.agent.trainers.out_of_memory import (
+from surefoot import metrics
+from surefoot.agent.agent_state import Activity, Look, TrainerExited
+from surefoot.agent.health.node_checks import KernelLog
+from surefoot.agent.trainers import hang_diagnosis
+from surefoot.agent.trainers.exit_cause import (
+    Cause,
+    ErrorReport,
     Limit,
     OomCounts,
     OomKill,
+    RankExit,
+    first_cause,
     injected_kill,
     limit_of,
     oom_between,
     oom_counts,
+    read_report,
 )
+from surefoot.agent.trainers.hang_diagnosis import CollectiveInquiry, main_thread, rank_places, summarize_stacks
+from surefoot.agent.trainers.log_forwarder import LogForwarder
 from surefoot.fault_files import fault_word
 from surefoot.ipc import stacks
 from surefoot.launcher.child_process import Child
 from surefoot.launcher.starter import Starter
+from surefoot.linux_process import children, cpu_seconds
 from surefoot.protocol.messages import Assign
 
 _log = logging.getLogger(__name__)
+
+
+# ---- environment -----------------------------------------------------------------------------------------------------
+# Builds one trainer's environment: torchrun's variables and Surefoot's own. Pure. A program that runs under torchrun
+# finds here what it expects there; `TORCHELASTIC_RESTART_COUNT` is the epoch.
+
+_OWN_TO_AGENT = (
+    "SUREFOOT_TOKEN",
+    "SUREFOOT_TOKEN_FILE",
+    "SUREFOOT_COORDINATOR_URL",
+    "SUREFOOT_COORDINATOR_FALLBACK_URL",
+    "SUREFOOT_COORDINATOR_CA",
+    "SUREFOOT_METRICS_PORT",
+)
+"""A trainer has no business with the coordinator: it gets neither its address nor the token. The port is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerPlace:
+    """Describes a trainer's rank, store, socket and files."""
+
+    assign: Assign
+    local: int
+    store: str
+    """host:port."""
+    socket: str
+    error_file: str
+    stacks_file: str = ""
+    restarts_allowed: int = 0
+
+
+def trainer_environment(base: Mapping[str, str], place: TrainerPlace) -> dict[str, str]:
+    """Builds a trainer's environment over the agent's own.
+
+    That carries the job's settings and the template's env.
+    """
+    assign = place.assign
+    host, _, port = place.store.rpartition(":")
+    kept = {name: value for name, value in base.items() if name not in _OWN_TO_AGENT}
+    # as torchrun does: several ranks with a thread per core each would only fight; set it in the template to differ
+    kept.setdefault("OMP_NUM_THREADS", "1")
+    return kept | {
+        "RANK": str(assign.first_rank + place.local),
+        "LOCAL_RANK": str(place.local),
+        "WORLD_SIZE": str(assign.world),
+        "LOCAL_WORLD_SIZE": str(assign.local_ranks),
+        "GROUP_RANK": str(assign.group_rank),
+        "GROUP_WORLD_SIZE": str(assign.group_size),
+        "ROLE_RANK": str(assign.first_rank + place.local),
+        "ROLE_WORLD_SIZE": str(assign.world),
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": host.strip("[]"),
+        "MASTER_PORT": port,
+        "TORCHELASTIC_RESTART_COUNT": str(assign.epoch),
+        "TORCHELASTIC_MAX_RESTARTS": str(place.restarts_allowed),
+        "TORCHELASTIC_RUN_ID": kept.get("SUREFOOT_JOB_UID", "surefoot"),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_ERROR_FILE": place.error_file,
+        "SUREFOOT_AGENT_SOCKET": place.socket,
+        "SUREFOOT_EPOCH": str(assign.epoch),
+        "SUREFOOT_STACKS_FILE": place.stacks_file,
+    }
+
+
+# ---- activity --------------------------------------------------------------------------------------------------------
+# Reads what trainers and their children have read, written and computed. Linux's /proc; a process that ended meanwhile
+# counts nothing.
+
+_MOST_CHILDREN = 256
+
+
+def activity_of(pids: Iterable[tuple[int, bool]]) -> Activity:
+    """Sums over these processes and their children.
+
+    Each comes with whether it waits for other ranks: CPU that it spends on that is no sign of life.
+    """
+    io_bytes, seconds = 0, 0.0
+    for pid, waits in pids:
+        io_bytes += _io_bytes(pid)
+        seconds += 0.0 if waits else cpu_seconds(pid)
+        for child in sorted(children(pid))[:_MOST_CHILDREN]:
+            io_bytes += _io_bytes(child)
+            seconds += cpu_seconds(child)
+    return Activity(io_bytes, seconds)
+
+
+def _io_bytes(pid: int) -> int:
+    try:
+        content = Path(f"/proc/{pid}/io").read_text()
+    except OSError:
+        return 0
+    lines = dict(line.split(": ", 1) for line in content.splitlines() if ": " in line)
+    return int(lines.get("rchar", 0)) + int(lines.get("wchar", 0))
+
+
+# ---- orphans ---------------------------------------------------------------------------------------------------------
+# Reaps and kills the processes that ended trainers leave behind. The kernel hands them to the agent, which is a
+# subreaper. A data loader's worker may linger harmlessly, but a torchrun's workers train and write into staging memory:
+# a worker counts as stopped only when they are gone too. Used by `supervisor` when an epoch's last rank has ended.
+
+_SWEEP_SECONDS = 10.0
+_LOOK_SECONDS = 0.01
+
+
+class Orphans:
+    """Treats every child process that is not in `own` as an orphan."""
+
+    def __init__(self, own: Callable[[], set[int]]) -> None:
+        self._own = own
+
+    def reap(self) -> set[int]:
+        """Buries the dead ones; those that live."""
+        living: set[int] = set()
+        for pid in children(os.getpid()) - self._own():
+            try:
+                dead, _ = os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                continue
+            if not dead:
+                living.add(pid)
+        return living
+
+    async def sweep(self) -> None:
+        """Kills every orphan, and what becomes one thereby, until none is left."""
+        deadline = time.monotonic() + _SWEEP_SECONDS
+        while living := self.reap():
+            for pid in living:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if time.monotonic() > deadline:
+                metrics.fallbacks.labels(what="orphans_left").inc()
+                _log.error("processes %s of ended trainers do not die: the kernel holds them", sorted(living))
+                return
+            await asyncio.sleep(_LOOK_SECONDS)
+
+
+# ---- supervisor ------------------------------------------------------------------------------------------------------
+
 _NOT_STARTED = 127
 _MOST_FRAMES = 30
 _KILLED = -9
@@ -139,13 +280,13 @@ class TrainerSupervisor:
             asyncio.gather(*(stacks.take(e.rank, e.child.pid, e.stacks_file) for e in living if e.child)),
             self.inquiry.ask(self._epoch, [e.rank for e in living]),
         )
-        calls = collective_inquiry.summary(answers)
+        calls = hang_diagnosis.summarize_collectives(answers)
         self._log_stacks(taken, living, calls)
         places = rank_places(taken)
         waiting = {rank for place in places if place.waiting for rank in place.ranks}
         pids = [(entry.child.pid, entry.rank in waiting) for entry in living if entry.child is not None]
-        look = Look(time.monotonic(), places, activity_of(pids), collective_inquiry.collectives_of(answers))
-        return f"{summary(taken)}\n{calls}", look if places else None
+        look = Look(time.monotonic(), places, activity_of(pids), hang_diagnosis.collectives_of(answers))
+        return f"{summarize_stacks(taken)}\n{calls}", look if places else None
 
     def _log_stacks(self, taken: Sequence[stacks.Taken], living: Sequence[_LocalTrainer], calls: str) -> None:
         logged = False

@@ -16,11 +16,11 @@ from typing import Never
 from surefoot import metrics
 from surefoot.errors import LastStepNotSaved
 from surefoot.flush.engine import Drain, DrainArena, DrainOptions, DrainWatcher
-from surefoot.flush.retention_thread import RetentionThread
-from surefoot.flush.slots import SealedSave
+from surefoot.flush.garbage_collection import RetentionThread
+from surefoot.flush.state_machine import SealedSave
 from surefoot.ipc.trainer_messages import Attached, Pausing, Staged, Stepped
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
-from surefoot.protocol.loss_band import NONE_ODD, OddSteps
+from surefoot.protocol.progress import NONE_ODD, OddSteps
 from surefoot.tiers import Tier
 
 log = logging.getLogger(__name__)

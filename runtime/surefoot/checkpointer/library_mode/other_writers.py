@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Literal
 
 from surefoot import metrics
-from surefoot.checkpointer.library_mode.waiting import Patience, answered
+from surefoot.checkpointer.library_mode.epoch_records import Patience, answered
 from surefoot.errors import OtherWriter, TierError
-from surefoot.flush.retention_thread import BEAT_SECONDS
+from surefoot.flush.garbage_collection import BEAT_SECONDS
 from surefoot.linux_process import ProcessIdentity, is_alive, own_identity
 from surefoot.tiers.persistent import ObjectStoreTier
 

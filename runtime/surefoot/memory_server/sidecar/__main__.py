@@ -12,8 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from surefoot.errors import ConfigurationError
 from surefoot.logs import begin_logs
-from surefoot.memory_server.sidecar.companion_metrics import exposition
-from surefoot.memory_server.sidecar.server_monitor import ServersWatch
+from surefoot.memory_server.sidecar.server_monitor import ServersWatch, exposition
 from surefoot.memory_server.sidecar.sidecar_settings import companion_settings
 
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"

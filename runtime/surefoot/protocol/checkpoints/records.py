@@ -181,7 +181,7 @@ class RankManifest:
     """Unix seconds; for people, and for `keepSeconds`, which only adds to what is kept."""
     objects: tuple[tuple[str, str], ...] = ()
     """Objects beside modules and optimizers, by name: the digest of their values on this rank, or that each rank's are
-    its own (`protocol.checkpoints.ties`). Older writers said nothing."""
+    its own (`protocol.checkpoints.save_state`). Older writers said nothing."""
     suspect: bool = False
     """The loss of that step was no number, so these weights may be none: retention keeps the last that are not."""
 

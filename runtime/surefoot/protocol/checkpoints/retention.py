@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import TypeVar
 
-from surefoot.protocol.checkpoints.lineage import Lineage, on_lineage
+from surefoot.protocol.checkpoints.completeness import Lineage, on_lineage
 from surefoot.protocol.checkpoints.placement import UNKNOWN_TOPOLOGY, Path, Topology
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave

@@ -6,19 +6,19 @@ from functools import reduce
 
 import pytest
 
-from surefoot.agent.addresses import PATIENCE, Addresses, begun, failed, referred, welcomed
+from surefoot.agent.coordinator_client import PATIENCE, Addresses, begun, referred, with_failure, with_welcome
 
 OWN, BASE, ELSEWHERE = "wss://c-2.ns.svc:8443/v1/agents", "wss://c.ns.svc:8443/v1/agents", "wss://c-1.ns.svc:8443/v1/a"
 
 
 def failing(known: Addresses, times: int) -> Addresses:
-    return reduce(lambda one, _: failed(one), range(times), known)
+    return reduce(lambda one, _: with_failure(one), range(times), known)
 
 
 def test_an_agent_goes_where_it_is_sent_and_stays_where_it_was_let_in() -> None:
     known = referred(begun(BASE), ELSEWHERE)
     assert known.now == ELSEWHERE
-    assert welcomed(failing(known, PATIENCE - 1)) == known
+    assert with_welcome(failing(known, PATIENCE - 1)) == known
 
 
 def test_after_many_failures_its_own_addresses_are_tried_in_turn() -> None:

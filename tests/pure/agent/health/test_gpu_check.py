@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from support.fakes.fake_nvml import FakeEvent, FakeNvml, NVMLError
-from surefoot.agent.health.gpu_checks import GpuCheck
-from surefoot.agent.health.xid_table import XIDS, xid_finding
-from surefoot.protocol.node_findings import NodeFinding
+from surefoot.agent.health.gpu_checks import XIDS, GpuCheck, xid_finding
+from surefoot.protocol.messages import NodeFinding
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "node-health.md"
 

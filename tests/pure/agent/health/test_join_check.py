@@ -14,7 +14,7 @@ import pytest
 from surefoot.agent.health import pre_join_checks
 from surefoot.agent.health.pre_join_checks import KEPT_SECONDS, JoinCheck, ProbeProcess
 from surefoot.node_tests.host_tests import Trial
-from surefoot.protocol.node_findings import NodeFinding
+from surefoot.protocol.messages import NodeFinding
 
 OVER = '{"over": true}'
 WELL = Trial("matmul", "well", rate=50.0, unit="GFLOP")

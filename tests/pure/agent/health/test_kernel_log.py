@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from surefoot.agent.health.kernel_log import KernelLog
+from surefoot.agent.health.node_checks import KernelLog
 
 
 def test_only_what_was_written_since_is_read_and_once(tmp_path: Path) -> None:

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.agent.health.kernel_log import KernelLog
-from surefoot.agent.health.kernel_words import KernelWords, kernel_finding
-from surefoot.agent.health.link_check import LinkCheck
-from surefoot.agent.health.memory_pressure import MemoryPressure
-from surefoot.agent.health.node_checks import FolderCheck
+from surefoot.agent.health.node_checks import (
+    FolderCheck,
+    KernelLog,
+    KernelWords,
+    LinkCheck,
+    MemoryPressure,
+    kernel_finding,
+)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from surefoot.agent.health.node_monitor import AGAIN_SECONDS, CHECK_SECONDS, NodeWatch
-from surefoot.protocol.messages import FromAgent
-from surefoot.protocol.node_findings import LONGEST_TEXT, MOST_FINDINGS, NodeFinding, NodeHealth
+from surefoot.protocol.messages import LONGEST_TEXT, MOST_FINDINGS, FromAgent, NodeFinding, NodeHealth
 
 LOST = NodeFinding("GpuLost", "GPU 0 is lost", "node")
 SLOW = NodeFinding("GpuSlowed", "GPU 0 is slow", "unknown")

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from surefoot.agent.demand import StagingNeeds, asked, given, missing, refused, staged
+from surefoot.agent.staging_memory import (
+    StagingNeeds,
+    missing_bytes,
+    with_denial,
+    with_grant,
+    with_request,
+    with_staged,
+)
 from surefoot.protocol.text import amount
 
 
@@ -28,24 +35,24 @@ def test_bytes_are_written_with_three_digits(size: int, text: str) -> None:
 
 
 def test_a_worker_s_save_is_known_once_every_rank_has_asked() -> None:
-    book = asked(StagingNeeds(), 0, 100, ranks=2)
+    book = with_request(StagingNeeds(), 0, 100, ranks=2)
     assert book.save_bytes == 0
-    book = asked(book, 1, 300, ranks=2)
+    book = with_request(book, 1, 300, ranks=2)
     assert book.save_bytes == 400
-    assert staged(book, 1, 250).save_bytes == 350
+    assert with_staged(book, 1, 250).save_bytes == 350
 
 
 def test_a_rank_that_has_not_asked_yet_is_expected_to_want_what_the_others_do() -> None:
-    book = asked(StagingNeeds(), 1, 100, ranks=3)
-    assert missing(book, {}) == {0: 100, 1: 100, 2: 100}
-    assert missing(book, {0: 100}) == {1: 100, 2: 100}
-    book = asked(asked(book, 0, 40, 3), 2, 60, 3)
-    assert missing(book, {}) == {0: 40, 1: 100, 2: 60}
-    assert missing(book, {0: 39, 1: 100, 2: 70}) == {0: 40}
+    book = with_request(StagingNeeds(), 1, 100, ranks=3)
+    assert missing_bytes(book, {}) == {0: 100, 1: 100, 2: 100}
+    assert missing_bytes(book, {0: 100}) == {1: 100, 2: 100}
+    book = with_request(with_request(book, 0, 40, 3), 2, 60, 3)
+    assert missing_bytes(book, {}) == {0: 40, 1: 100, 2: 60}
+    assert missing_bytes(book, {0: 39, 1: 100, 2: 70}) == {0: 40}
 
 
 def test_a_refusal_lasts_until_that_rank_has_memory() -> None:
-    book = refused(refused(StagingNeeds(), 2, "too much"), 1, "too much too")
+    book = with_denial(with_denial(StagingNeeds(), 2, "too much"), 1, "too much too")
     assert book.unstaged == "too much too"
-    assert given(book, 1).unstaged == "too much"
-    assert given(given(book, 1), 2).unstaged == ""
+    assert with_grant(book, 1).unstaged == "too much"
+    assert with_grant(with_grant(book, 1), 2).unstaged == ""

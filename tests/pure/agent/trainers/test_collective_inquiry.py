@@ -7,8 +7,14 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from surefoot.agent.trainers import collective_inquiry
-from surefoot.agent.trainers.collective_inquiry import LONGEST, Answers, CollectiveInquiry, collectives_of, summary
+from surefoot.agent.trainers import hang_diagnosis
+from surefoot.agent.trainers.hang_diagnosis import (
+    MAX_COLLECTIVES_CHARACTERS,
+    Answers,
+    CollectiveInquiry,
+    collectives_of,
+    summarize_collectives,
+)
 from surefoot.ipc.trainer_messages import CollectivesTold, TellCollectives
 from surefoot.protocol.hangs import Collective
 
@@ -48,11 +54,13 @@ def test_all_that_answer_are_heard_and_grouped() -> None:
 
 
 def test_a_rank_that_does_not_answer_costs_the_limit_and_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collective_inquiry, "TAKE_SECONDS", 0.01)
+    monkeypatch.setattr(hang_diagnosis, "TAKE_SECONDS", 0.01)
     answers = Ranks(mute=frozenset((1,))).ask()
     assert "it holds the GIL" in answers[1].why
     assert collectives_of(answers) == (), "which proves nothing"
-    assert summary(answers).splitlines()[0].startswith("rank 1: collective unknown: it did not say within")
+    assert (
+        summarize_collectives(answers).splitlines()[0].startswith("rank 1: collective unknown: it did not say within")
+    )
 
 
 def test_who_is_on_no_line_is_not_waited_for() -> None:
@@ -65,13 +73,13 @@ def test_who_is_on_no_line_is_not_waited_for() -> None:
 
 def test_the_summary_groups_ranks_and_the_smallest_comes_first() -> None:
     answers = {0: told(0, WAITS), 1: told(1, WAITS, seconds=11.0), 2: told(2, DONE)}
-    assert summary(answers) == (
+    assert summarize_collectives(answers) == (
         "rank 2: in no collective, the last: all_reduce #811 of default_pg (Float[4]), made 12 s ago\n"
         "ranks 0, 1: waits in all_reduce #812 of default_pg (Float[4]), made 11 s ago"
     )
     many = {rank: told(rank, replace(WAITS, number=rank, tensors="x" * 60)) for rank in range(200)}
-    assert len(summary(many)) <= LONGEST
-    assert summary({}) == ""
+    assert len(summarize_collectives(many)) <= MAX_COLLECTIVES_CHARACTERS
+    assert summarize_collectives({}) == ""
 
 
 def test_ranks_in_unlike_collectives_are_told_apart() -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.agent.trainers.log_forwarder import LogForwarder
-from surefoot.agent.trainers.rate_limit import LogRateLimit
+from surefoot.agent.trainers.log_forwarder import LogForwarder, LogRateLimit
 
 
 def forwarded(forwarder: LogForwarder, *paths: Path) -> list[str]:

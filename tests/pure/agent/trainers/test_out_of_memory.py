@@ -5,9 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.agent.headroom import MemoryHeadroom
-from surefoot.agent.trainers.exit_cause import ErrorReport, RankExit, first_cause
-from surefoot.agent.trainers.out_of_memory import OomCounts, OomKill, injected_kill, limit_of, oom_between, oom_counts
+from surefoot.agent.staging_memory import MemoryHeadroom
+from surefoot.agent.trainers.exit_cause import (
+    ErrorReport,
+    OomCounts,
+    OomKill,
+    RankExit,
+    first_cause,
+    injected_kill,
+    limit_of,
+    oom_between,
+    oom_counts,
+)
 
 FULL = MemoryHeadroom(0, 2 << 30, (2 << 30) - 4096)
 NO_LIMIT = MemoryHeadroom(0, None, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from surefoot.checkpointer.loop_lines import OTHERS, LoopLines, StackPlace, places_of
+from surefoot.checkpointer.activity_monitor import OTHERS, LoopLines, StackPlace, places_of
 
 
 def here() -> tuple[StackPlace, ...]:

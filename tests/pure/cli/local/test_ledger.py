@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surefoot.data.loader import ElasticLoader
-from surefoot.protocol.checkpoints.lineage import Lineage, LineageEntry, first_step
+from surefoot.protocol.checkpoints.completeness import Lineage, LineageEntry, first_step
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import SkippedData
 from surefoot_operator.cli.local import progress

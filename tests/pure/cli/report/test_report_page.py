@@ -12,7 +12,7 @@ import pytest
 from support.builders import running
 from support.ledgers import BEGAN, FAILED, broken_run, lines
 from support.stored import view_of_snapshot
-from surefoot.protocol.checkpoints.lineage import LineageEntry
+from surefoot.protocol.checkpoints.completeness import LineageEntry
 from surefoot_operator.api.status import DataRead
 from surefoot_operator.cli.jobs.read_jobs import JobView, stored_job
 from surefoot_operator.cli.local.progress import Happened

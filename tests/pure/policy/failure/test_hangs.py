@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.builders import BEGAN, running, with_session
-from surefoot.protocol.hangs import Collective
-from surefoot.protocol.rank_places import RankPlace
+from surefoot.protocol.hangs import Collective, RankPlace
 from surefoot_operator.api.spec import FailurePolicy
 from surefoot_operator.api.status import Incident
 from surefoot_operator.job_snapshot import ExitSeen, Observed, StandingSeen, Timings

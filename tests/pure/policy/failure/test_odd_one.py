@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.protocol.hangs import Collective
-from surefoot.protocol.rank_places import RankPlace
+from surefoot.protocol.hangs import Collective, RankPlace
 from surefoot_operator.job_snapshot import StandingSeen
 from surefoot_operator.policy.failure.failure_detection import odd_one
 

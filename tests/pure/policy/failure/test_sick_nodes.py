@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from support.builders import BEGAN, job, running, with_session
 from support.fakes.fake_world import FakeWorld
-from surefoot.protocol.node_findings import Blame, NodeFinding
+from surefoot.protocol.messages import Blame, NodeFinding
 from surefoot_operator.api.spec import HealthPolicy, RunPolicy
 from surefoot_operator.api.status import ExcludedNode
 from surefoot_operator.job_snapshot import ExitSeen, Observed

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from surefoot.protocol.rank_pace import RankPace
+from surefoot.protocol.progress import RankPace
 from surefoot_operator.coordinator.sessions import WINDOW_LOOKS
 from surefoot_operator.job_snapshot import MOST_WINDOWS
 from surefoot_operator.policy.failure.stragglers import slow_ranks

@@ -9,7 +9,7 @@ import pytest
 
 from support.builders import BEGAN, running, told, with_session
 from support.finished_jobs import KEPT, after, finished, listed, persisted
-from surefoot.protocol.checkpoints.lineage import LineageEntry
+from surefoot.protocol.checkpoints.completeness import LineageEntry
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot_operator import reasons
 from surefoot_operator.api.spec import RunPolicy

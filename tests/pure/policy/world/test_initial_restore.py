@@ -9,7 +9,7 @@ import pytest
 
 from support.builders import BEGAN, COVERED, holder, job, manifest, running, session, told, worker
 from support.talk import COMMITTED, STATUS, A, talking, words
-from surefoot.protocol.checkpoints.lineage import LineageEntry, epoch_at, first_step, on_lineage
+from surefoot.protocol.checkpoints.completeness import LineageEntry, epoch_at, first_step, on_lineage
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.checkpoints.retention import memory_drops
 from surefoot.protocol.identities import Checkpoint, OlderJob

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from support.builders import BEGAN, beginning, job, session, worker
 from surefoot.protocol.identities import Checkpoint
-from surefoot.protocol.node_findings import NodeFinding
+from surefoot.protocol.messages import NodeFinding
 from surefoot_operator.api.spec import HealthPolicy
 from surefoot_operator.api.status import ExcludedNode, Member, World
 from surefoot_operator.job_snapshot import NodeSeen, Observed

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from support.builders import BEGAN, endpoint, holder, running, with_holder
-from surefoot.protocol.checkpoints.lineage import LineageEntry
+from surefoot.protocol.checkpoints.completeness import LineageEntry
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.api.status import Condition, JobStatus, World

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from surefoot.protocol import messages, wire
-from surefoot.protocol.progress import Progress, of_worker
-from surefoot.protocol.rank_pace import RankPace, between, together
+from surefoot.protocol.progress import Progress, RankPace, between, of_worker, together
 
 BEFORE = RankPace(1, 100, looks=50, own=20, samples=80, lines=((7, 0, 4), (9, 5, 16)))
 LATER = RankPace(1, 100, looks=100, own=60, samples=112, lines=((0, 0, 3), (7, 0, 4), (9, 5, 50)))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.protocol.rank_places import RankPlace, odd_rank
+from surefoot.protocol.hangs import RankPlace, odd_rank
 
 
 def waits(*ranks: int, stack: str = "a") -> RankPlace:
