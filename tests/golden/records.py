@@ -88,10 +88,10 @@ def _statuses() -> dict[str, Any]:
         read = sources.status_from_json(json.loads(json.dumps(bodies[name])))
         _require_equal(sources.status_to_json(read), bodies[name])
     snapshot = running()
-    shown = sources.status_patch.shown(snapshot.status, snapshot.workers, stored_document(), snapshot.now)
+    shown = sources.api_writes.add_printer_columns(snapshot.status, snapshot.workers, stored_document(), snapshot.now)
     bodies["running, with columns"] = shown
     stamp = sources.stamp(snapshot.status)
-    bodies["patch"] = sources.status_patch.operations(stored_document(shown), {}, stamp)
+    bodies["patch"] = sources.api_writes.status_patch(stored_document(shown), {}, stamp)
     return bodies
 
 
@@ -143,10 +143,10 @@ def _content(data: bytes) -> str:
 
 def _stored_keys() -> Iterator[str]:
     """The keys of a sample save, the fields and values beside them, and each script by its digest."""
-    keys, save = sources.keys, RankSave(3, 40, 5)
-    whole = (keys.of_job, keys.fence, keys.instance, keys.index, keys.watermark, keys.absent)
-    yield from sorted((*(key(JOB) for key in whole), keys.layout(JOB, "0123abcd"), *keys.data_of(JOB, save, 3)))
-    yield from (keys.FILL, keys.FILLING, f"field of the index: {keys.field(save)}")
+    keys, save = sources.scripts, RankSave(3, 40, 5)
+    whole = (keys.of_job, keys.fence_key, keys.instance_key, keys.index_key, keys.watermark_key, keys.absent_key)
+    yield from sorted((*(key(JOB) for key in whole), keys.layout_key(JOB, "0123abcd"), *keys.data_of(JOB, save, 3)))
+    yield from (keys.FILL_PREFIX, keys.FILLING_KEY, f"field of the index: {keys.index_field(save)}")
     stored = [script for script in vars(sources.scripts).values() if isinstance(script, sources.Script)]
     yield from sorted({f"script {script.name}: {script.sha}" for script in stored})
 
