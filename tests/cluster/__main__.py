@@ -8,7 +8,7 @@ import sys
 import time
 from urllib.error import URLError
 
-from cluster import engines, own, use
+from cluster import binaries, engines, own, use
 from cluster.engine import Engine, Status
 from cluster.errors import ClusterError
 from support.servers import s3_server
@@ -43,6 +43,8 @@ def _run(options: argparse.Namespace) -> int:
     began = time.monotonic()
     if options.verb == "build":
         own.build_programs()
+        if options.nightly:
+            binaries.kueue()
         return 0
     if options.verb == "run":
         return use.run(options.command, options.nodes)
@@ -121,7 +123,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m cluster", description=__doc__)
     parser.add_argument("--engine", choices=engines.NAMES, help="default: kind where docker answers, else namespaces")
     verbs = parser.add_subparsers(dest="verb", required=True)
-    verbs.add_parser("build", help="build the programs into the user's cache and do no more; needs Go, not root")
+    build = verbs.add_parser(
+        "build", help="build the programs into the user's cache and do no more; needs Go, not root"
+    )
+    build.add_argument("--nightly", action="store_true", help="also what only the nightly run's tests need")
     up = verbs.add_parser("up", help="make the cluster, or repair it; waits until every node is Ready")
     up.add_argument("--nodes", type=int, default=3)
     command = verbs.add_parser(

@@ -158,9 +158,8 @@ def build_programs() -> None:
     binaries.coredns()
     binaries.helm()
     binaries.pause()
-    # for the tests of other schedulers and queues: built within a test, their minutes would count against its deadline
+    # built within the test that needs it, its minutes would count against the test's deadline
     binaries.gang_scheduler()
-    binaries.kueue()
     if s3_server.versitygw() is None:
         raise ClusterError("the cluster's S3 server is versitygw, built with Go: install Go 1.25 or newer")
 

@@ -149,6 +149,11 @@ NIGHTLY = (
                 why_nightly="the variants of delivery",
             ),
             Stage(
+                "nightly-programs",
+                (PYTHON, "-m", "cluster", "build", "--nightly"),
+                why_nightly="Kueue, which only nightly tests need",
+            ),
+            Stage(
                 "cluster-tool",
                 _cluster(
                     "cluster-tool",
