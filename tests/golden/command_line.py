@@ -49,7 +49,9 @@ def _parsers(parser: argparse.ArgumentParser) -> Iterator[str]:
 
 
 def _exit_codes() -> Iterator[str]:
-    yield from sorted(f"{name} {value}" for name, value in vars(sources.command_base).items() if name.startswith("EXIT_"))
+    yield from sorted(
+        f"{name} {value}" for name, value in vars(sources.command_base).items() if name.startswith("EXIT_")
+    )
 
 
 def _outputs() -> Iterator[str]:
