@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from golden.__main__ import HINT, differences
+from support.machine_speed import scaled
 
 TESTS = Path(__file__).parents[1]
 
@@ -16,7 +17,7 @@ def test_everything_is_as_it_was_recorded() -> None:
     """In a process of its own, whose metrics no other test has counted in."""
     command = [sys.executable, "-m", "golden", "check"]
     environment = {**os.environ, "PYTHONPATH": str(TESTS)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=scaled(240.0), check=False)
     assert done.returncode == 0, done.stdout[:20_000] + done.stderr + HINT
 
 
