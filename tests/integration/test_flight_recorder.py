@@ -12,7 +12,7 @@ import pytest
 PROGRAM = """
 import os, sys, threading
 import torch, torch.distributed as dist
-from surefoot.ipc.agent_client import answer
+from surefoot.ipc.agent_client import describe_collectives as answer
 
 rank, recorded = int(os.environ["RANK"]), os.environ.get("TORCH_FR_BUFFER_SIZE") != "0"
 store = dist.FileStore(sys.argv[1], 2)

@@ -10,18 +10,18 @@ from support.local_run import SECONDS, Job, assert_equal, assert_little_lost, as
 
 AS_MANY = """
 import os
-from surefoot.agent import holder_search
-from surefoot_operator.coordinator import told_holders
+from surefoot.agent import state_machine
+from surefoot_operator.coordinator import desired_messages
 
-told_holders.FEW_HOLDERS = 0
-asked_again = holder_search.asked_again
+desired_messages.FEW_HOLDERS = 0
+request_all_servers = state_machine.request_all_servers
 
 def noted(epoch):
     with open(os.environ["ASKED"], "a", encoding="utf-8") as file:
         file.write(f"{epoch}\\n")
-    return asked_again(epoch)
+    return request_all_servers(epoch)
 
-holder_search.asked_again = noted
+state_machine.request_all_servers = noted
 """
 """Read by every Python process of the run: three holders are told of like three thousand, and who asks for all is noted."""
 
