@@ -513,7 +513,7 @@ _REMEDIES = {
 
 def probed(tier: PersistentTierSpec) -> Finding:
     """Probes a tier and judges what came of it."""
-    return tier_finding(tier.uri, run_tool("probe", tier, [], PROBE_SECONDS))
+    return tier_finding(tier.uri, run_tool("check_tier", tier, [], PROBE_SECONDS))
 
 
 def tier_finding(uri: str, found: Mapping[str, Any]) -> Finding:
