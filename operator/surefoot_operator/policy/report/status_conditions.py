@@ -436,7 +436,7 @@ def _protected(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
         return (Event(reasons.CHECKPOINT_STALLED, now.message, True),)
     if was is not None and was.status != "True" and now.status == "True":
         newest = f": step {new.last_complete.step}" if new.last_complete is not None else ""
-        return (Event(reasons.PROTECTED, f"{now.message}{newest}"),)
+        return (Event(reasons.CHECKPOINT_PROTECTED, f"{now.message}{newest}"),)
     if was is not None and was.status == "True" and now.status == "False":
         return (
             Event(

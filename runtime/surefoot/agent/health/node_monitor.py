@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -20,9 +19,6 @@ from surefoot import metrics
 from surefoot.agent.health.gpu_checks import GpuCheck
 from surefoot.agent.health.node_checks import FolderCheck, KernelWords, LinkCheck, MemoryPressure
 from surefoot.protocol.messages import LONGEST_TEXT, MOST_FINDINGS, FromAgent, NodeFinding, NodeHealth
-
-_log = logging.getLogger(__name__)
-
 
 # ---- node check ------------------------------------------------------------------------------------------------------
 # Defines checks of the node, and runs each in a thread. A driver that hangs takes its caller with it: a check has a
