@@ -39,7 +39,9 @@ restore_seconds = Histogram(
 )
 restore_bytes = Counter("surefoot_restore_bytes_total", "Bytes read to restore.", ["source"])
 restore_fallbacks = Counter("surefoot_restore_fallbacks_total", "Ranges read again from another copy.", ["reason"])
-fallbacks = Counter("surefoot_fallbacks_total", "Times something took its second-best way.", ["what"])
+fallbacks = Counter(
+    "surefoot_fallbacks_total", "Times a slower or simpler way was taken because the usual one failed.", ["what"]
+)
 s3_requests = Counter(
     "surefoot_s3_requests_total",
     "Requests to the bucket as they leave: the first try, or one again.",

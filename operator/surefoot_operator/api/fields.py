@@ -218,7 +218,7 @@ def quantity_of(size_bytes: int) -> str:
 
 
 def good_checkpoints_kept(spec: TrainingJobSpec) -> int:
-    """How many checkpoints whose losses were normal are kept beside `keep`, for a rollback."""
+    """Returns how many checkpoints with normal losses a memory server keeps for a rollback, beside `keep`."""
     numerics, memory = spec.health_policy.numerics, spec.checkpoint.memory
     if numerics is None:
         return 0
@@ -510,7 +510,7 @@ def _value(hint: Any, value: Any, path: str, limit: Limit) -> Any:
 
 
 def _one_of(hints: list[Any], value: Any, path: str, limit: Limit) -> Any:
-    """A value of the first hint, or one of the words that stand beside it (a step, or `latest`)."""
+    """Reads a field that takes a value of the first type, or one of its words: a step, or `latest`."""
     words = [word for hint in hints[1:] if get_origin(hint) is Literal for word in get_args(hint)]
     if words and isinstance(value, str):
         if value in words:

@@ -53,7 +53,7 @@ _PATH = "spec.template"
 _VARIABLE = re.compile(r"[ -<>-~]{1,512}")  # printable ASCII but "="
 _CONTAINER = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _GRACE = Limit(least=0, most=10_000_000)
-# what fabrics read or add to, beside the trainer's program
+# the parts of a pod that a platform reads or adds to; it does the same with the trainer's program
 _POD_LISTS = ("volumes", "topologySpreadConstraints", "tolerations", "initContainers", "imagePullSecrets")
 _POD_MAPPINGS = ("affinity", "securityContext")
 _CONTAINER_LISTS = ("volumeMounts", "ports", "envFrom")

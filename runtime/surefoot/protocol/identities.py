@@ -13,7 +13,7 @@ from surefoot.protocol.codec import since
 class Checkpoint:
     """All that one world saved after `step` finished optimizer steps.
 
-    Ordering is by (epoch, step); along one lineage, steps alone decide, see `lineage.newest`. A job's own epochs begin
+    Ordering is by (epoch, step); along one lineage, steps alone decide, see `completeness.newest`. A job's own epochs begin
     at 1: an epoch below 0 is an older job's, negated, and marks a checkpoint that this job only began from.
     """
 
