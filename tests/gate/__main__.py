@@ -48,17 +48,18 @@ def main() -> int:
     }
     passed_before = _passed_before() if options.nightly else {}
     runner = Runner(stages.BUILD, environment, keep_going=bool(os.environ.get("KEEP_GOING")) or options.nightly)
-    began, busy = time.monotonic(), busy_seconds()
+    began, busy_before = time.monotonic(), busy_seconds()
     results = runner.run(lanes, skip=frozenset(passed_before), only=frozenset(options.only))
     if "nightly-simulation" in results and results["nightly-simulation"].outcome == "passed":
         write_tried()
+    busy_after = busy_seconds()
     record = {
         "commit": _commit(),
         "loopSeconds": round(speed, 2),
         "wallSeconds": round(time.monotonic() - began, 1),
         "cpuSeconds": round(sum(result.cpu_seconds for result in results.values()), 1),
         # with other work on the machine, that too
-        "machineCpuSeconds": None if busy is None else round((busy_seconds() or busy) - busy, 1),
+        "machineCpuSeconds": None if busy_before is None or busy_after is None else round(busy_after - busy_before, 1),
         "stages": passed_before | {name: result.record() for name, result in results.items()},
     }
     _write_record(NIGHTLY_RECORD if options.nightly else GATE_RECORD, record)

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from chart.helm import PROJECT
 from golden import sources
 from golden.records import statuses
-from golden.rendered import ROOT
 from golden.schemas import text
 from golden.sources import Event, JobStatus
 from support.stored import stored_document
@@ -59,7 +59,7 @@ def _outputs() -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         theirs = str(Path(__file__).with_name("pytorch_job.yaml"))
         commands = [["--version"], ["list", "--run-folder", "nowhere"], ["convert", "-f", theirs]]
-        commands += [["validate", "-f", str(path)] for path in sorted((ROOT / "examples").rglob("*.yaml"))]
+        commands += [["validate", "-f", str(path)] for path in sorted((PROJECT / "examples").rglob("*.yaml"))]
         for number, (name, status) in enumerate(statuses().items()):
             run = f"run{number}"
             _make_run(Path(run), status)
@@ -96,4 +96,4 @@ def _printed(command: list[str], folder: str) -> Iterator[str]:
     lines = [f"$ surefoot {' '.join(command)}", *(f"  {line}" for line in out.getvalue().splitlines())]
     lines += [f"  ! {line}" for line in err.getvalue().splitlines()]
     for line in (*lines, f"  exit code {code}"):
-        yield line.rstrip().replace(str(ROOT), "ROOT").replace(folder, "FOLDER")
+        yield line.rstrip().replace(str(PROJECT), "ROOT").replace(folder, "FOLDER")

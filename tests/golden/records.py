@@ -73,12 +73,12 @@ def _require_equal(read: object, written: object) -> None:
 @functools.cache
 def statuses() -> dict[str, JobStatus]:
     """The status of a running job, and those that simulated jobs ended with."""
-    named = {"running": running().status}
+    by_name = {"running": running().status}
     for seed in SEEDS:
         simulation = Simulation(seed, None, ALL, REAL)
         simulation.run()
-        named[f"end of seed {seed}"] = simulation.store.status
-    return named
+        by_name[f"end of seed {seed}"] = simulation.store.status
+    return by_name
 
 
 def _statuses() -> dict[str, Any]:

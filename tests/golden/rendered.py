@@ -23,7 +23,6 @@ from golden import sources
 from golden.schemas import text
 from support.stored import stored_document
 
-ROOT = Path(__file__).resolve().parents[2]
 Object = dict[str, Any]
 
 
@@ -37,7 +36,7 @@ def copies() -> dict[str, str]:
 
 
 def _jobs() -> Iterator[tuple[str, Object]]:
-    for path in sorted((ROOT / "examples" / "cluster").glob("*.yaml")):
+    for path in sorted((helm.PROJECT / "examples" / "cluster").glob("*.yaml")):
         for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
             if document["kind"] == "TrainingJob":
                 yield path.name, document
@@ -131,20 +130,20 @@ def _template(node: ast.expr) -> str:
 
 def _metrics() -> Iterator[str]:
     """Every family of workers, jobs and the operator, series that begin at 0, and a memory server's whole page."""
-    found: set[str] = set()
+    lines: set[str] = set()
     for module in (sources.worker_metrics, sources.operator_metrics, sources.process_metrics):
         for value in vars(module).values():
             if isinstance(value, Counter | Gauge | Histogram):
                 kind, labels, family = type(value).__name__.lower(), value._labelnames, next(iter(value.collect()))
                 limits = getattr(value, "_upper_bounds", ())
                 buckets = f" buckets {', '.join(map(str, limits))}" if limits else ""
-                found.add(f"{family.name} {kind} ({', '.join(labels)}) {family.documentation}{buckets}")
+                lines.add(f"{family.name} {kind} ({', '.join(labels)}) {family.documentation}{buckets}")
                 for series in family.samples if labels else ():
-                    named = " ".join(f"{label}={word}" for label, word in series.labels.items() if label != "le")
-                    found.add(f"{family.name} series {named}")
+                    labelled = " ".join(f"{label}={word}" for label, word in series.labels.items() if label != "le")
+                    lines.add(f"{family.name} series {labelled}")
             elif isinstance(value, sources.JobFamily):
-                found.add(f"{value.name} {value.kind} of jobs ({', '.join(value.labels)}) {value.text}")
-    yield from sorted(found)
+                lines.add(f"{value.name} {value.kind} of jobs ({', '.join(value.labels)}) {value.text}")
+    yield from sorted(lines)
     info: dict[str, str] = defaultdict(lambda: "7")
     seen = [sources.CompanionSeen(True, True, "", info, 3, 4, 5.0), sources.CompanionSeen()]
     yield from sources.companion_exposition(seen).decode().splitlines()
@@ -152,8 +151,8 @@ def _metrics() -> Iterator[str]:
 
 def _digests() -> Iterator[str]:
     """The CRD, and the chart as rendered with its default values, by digest: both lie in the repository."""
-    for path in sorted((ROOT / "manifests").glob("*.yaml")):
-        yield f"{hashlib.sha256(path.read_bytes()).hexdigest()} {path.relative_to(ROOT)}"
+    for path in sorted((helm.PROJECT / "manifests").glob("*.yaml")):
+        yield f"{hashlib.sha256(path.read_bytes()).hexdigest()} {path.relative_to(helm.PROJECT)}"
 
 
 def chart() -> str:
