@@ -164,9 +164,12 @@ STUDIES: dict[str, Study] = {
                 "nightly",
                 "tests/integration/test_framework_examples.py",
                 "tests/integration/test_step_log.py",
+                "tests/integration/test_finished_runs.py",
+                "tests/integration/test_lightning_epochs.py",
+                "tests/integration/test_sigterm_frameworks.py",
             ),
         ),
-        "the examples under transformers, Lightning, Accelerate and torchtitan, each with a killed node; ten minutes",
+        "examples and loops of transformers, Lightning, Accelerate and torchtitan, killed, ended and started again; 15 minutes",
         "frameworks",
     ),
     "dcp-cases": Study(

@@ -173,6 +173,11 @@ NIGHTLY = (
                 ),
                 why_nightly="the longer scenarios on a cluster",
             ),
+            Stage(
+                "frameworks",
+                _module("bench", "frameworks"),
+                why_nightly="tests of frameworks that `make setup` does not install",
+            ),
             Stage("mutations", _module("simulator.mutate"), why_nightly="every rule broken in turn, and who notices"),
             Stage("explore", _module("simulator", "--exhaustive"), why_nightly="every schedule of small scopes"),
             Stage("seeds", _module("simulator", "--seeds", "2000"), why_nightly="2,000 seeds of the simulator"),

@@ -20,6 +20,8 @@ LOOPS = {
     "lightning-steps": "lightning",
     "lightning-epochs": "lightning",
 }
+FRAMEWORKS = ("transformers", "lightning")
+"""What `make setup` leaves out: `python -m bench frameworks` brings these and runs their rows."""
 PROGRAM = """
 import hashlib, json, sys
 import torch, surefoot
@@ -91,7 +93,10 @@ else:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kind", LOOPS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=pytest.mark.nightly if module in FRAMEWORKS else ()) for kind, module in LOOPS.items()],
+)
 def test_a_finished_run_that_is_started_again_changes_nothing(kind: str, tmp_path: Path) -> None:
     if LOOPS[kind] and importlib.util.find_spec(LOOPS[kind]) is None:
         pytest.skip(f"{LOOPS[kind]} is not installed: python -m bench frameworks")
