@@ -1,8 +1,9 @@
-"""`PYTHONPATH=tests python -m gate [--nightly]`: runs the stages of tests/gate/stages.py in their lanes.
+"""`python -m gate [--nightly]` (PYTHONPATH=tests): runs the stages of stages.py, lane by lane.
 
-Each stage's output goes to build/gate/NAME.log while it runs, and to the terminal with the stage's name in front. The first
-failure is reported at once and ends every other stage, unless KEEP_GOING=1. Nothing that was started outlives the run. The
-nightly run continues where an earlier one of the same commit ended; build/nightly.json says what ran, what did not, and why.
+Each stage's output goes to build/gate/NAME.log while it runs, and to the terminal behind the stage's name. In the gate
+the first failure ends all other stages; with KEEP_GOING=1, and in the nightly run, the others go on. No process outlives
+the run. A nightly run skips the stages that an earlier run of the same commit passed. build/gate.json and
+build/nightly.json record each stage's result, its seconds, and why it did not run or pass.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from support.machine_speed import REFERENCE_SPIN_SECONDS, SPIN_SECONDS
 from surefoot.linux_process import die_with_parent
 
 TEST_SECONDS = 300.0
-"""Limit of a test that names none, on the reference machine."""
+"""Time limit of a test without a `timeout` marker, on the reference machine; a slower one gets more."""
 NIGHTLY_RECORD = stages.ROOT / "build" / "nightly.json"
 GATE_RECORD = stages.ROOT / "build" / "gate.json"
 
@@ -34,7 +35,7 @@ def main() -> int:
     parser.add_argument("--nightly", action="store_true", help="the gate, and everything that it leaves to the night")
     parser.add_argument("--only", nargs="*", default=[], metavar="STAGE", help="these stages alone")
     options = parser.parse_args()
-    die_with_parent(os.getppid(), signal.SIGTERM)  # `make` that is killed takes what it began along
+    die_with_parent(os.getppid(), signal.SIGTERM)  # if `make` is killed, the gate ends and with it every stage
     stages.BUILD.mkdir(parents=True, exist_ok=True)
     lanes = (*stages.GATE, *stages.NIGHTLY) if options.nightly else stages.GATE
     speed = spin_seconds()
@@ -46,7 +47,8 @@ def main() -> int:
         SPIN_SECONDS: f"{speed:.3f}",
         "PYTEST_TIMEOUT": f"{TEST_SECONDS * max(1.0, speed / REFERENCE_SPIN_SECONDS):.0f}",
     }
-    passed_before = _passed_before() if options.nightly else {}
+    commit = _commit()  # before the run: write_tried() below changes a file, and these results are still this commit's
+    passed_before = _passed_before(commit) if options.nightly else {}
     runner = Runner(stages.BUILD, environment, keep_going=bool(os.environ.get("KEEP_GOING")) or options.nightly)
     began, busy_before = time.monotonic(), busy_seconds()
     results = runner.run(lanes, skip=frozenset(passed_before), only=frozenset(options.only))
@@ -54,11 +56,11 @@ def main() -> int:
         write_tried()
     busy_after = busy_seconds()
     record = {
-        "commit": _commit(),
+        "commit": commit,
         "loopSeconds": round(speed, 2),
         "wallSeconds": round(time.monotonic() - began, 1),
         "cpuSeconds": round(sum(result.cpu_seconds for result in results.values()), 1),
-        # with other work on the machine, that too
+        # of all processes on the machine, including those that have nothing to do with the gate
         "machineCpuSeconds": None if busy_before is None or busy_after is None else round(busy_after - busy_before, 1),
         "stages": passed_before | {name: result.record() for name, result in results.items()},
     }
@@ -67,7 +69,7 @@ def main() -> int:
 
 
 def _commit() -> str:
-    """The commit under test; marked where the tree holds anything else."""
+    """Returns the commit under test, with "+changes" if the tree has uncommitted or untracked files."""
     revision = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=stages.ROOT, capture_output=True, text=True, check=False
     )
@@ -77,13 +79,13 @@ def _commit() -> str:
     return revision.stdout.strip() + ("+changes" if changes.stdout.strip() else "")
 
 
-def _passed_before() -> dict[str, dict[str, object]]:
+def _passed_before(commit: str) -> dict[str, dict[str, object]]:
     """Stages that an earlier, interrupted nightly run of this very commit passed."""
     try:
         record = json.loads(NIGHTLY_RECORD.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    if record.get("commit") != _commit() or record["commit"].endswith("+changes"):
+    if record.get("commit") != commit or commit.endswith("+changes"):
         return {}
     return {name: stage for name, stage in record["stages"].items() if stage["result"] == "passed"}
 
@@ -103,7 +105,7 @@ def _report(results: dict[str, Result], record: dict[str, object]) -> int:
     passed, failed, skipped = counts(stages.BUILD / f"{name}.xml" for name in results)
     is_green = all(result.outcome == "passed" for result in results.values())
     print(f"{passed} passed, {failed} failed, {skipped} skipped")
-    # last, because whoever reads a log from its end, or is shown its end alone, looks for these
+    # printed last: whoever reads only the end of a log must see the failures
     for name in results:
         for line in failures(stages.BUILD / f"{name}.xml"):
             print(f"FAILED {name}: {line}")

@@ -1,4 +1,7 @@
-"""`python -m gate.measured FILE COMMAND…`: runs a command and writes the CPU seconds of it and its descendants to FILE."""
+"""`python -m gate.measured FILE COMMAND…`: runs COMMAND and writes its CPU seconds to FILE.
+
+Counted are the command and all descendants that were waited for; not those that left its process tree.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,10 @@ from pathlib import Path
 
 def main() -> int:
     file, *command = sys.argv[1:]
-    # a shell that started this in the background had it ignore SIGINT, with which the gate ends stages in order
+    # a shell that starts this in the background makes it ignore SIGINT, by which the gate asks a stage to clean up and end
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     process = subprocess.Popen(command)
-    # the command has the group's signals, too, and ends; this process waits for it and writes the figure
+    # a signal to the group ends the command; this process ignores it, so that it can still write the file
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     code = process.wait()

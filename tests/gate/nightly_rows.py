@@ -1,7 +1,7 @@
-"""Names the tests that only `make test-nightly` runs, and the faster test of the gate that covers the same class of defect.
+"""Names the tests that only the nightly run has, and the faster gate tests that cover them.
 
-A test that is nightly by itself carries the marker `nightly`. Rows of matrices are named here, because one list shows what the
-gate does without, and tests/README.md explains it.
+Whole tests carry the marker `nightly`. Single rows of parametrized tests, and the local twins of cluster scenarios, are
+listed here, in one place, so that a reader sees what the gate omits; `table` writes the list into tests/README.md.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class NightlyRows:
     text: str
     """What these tests vary, for the table of tests/README.md."""
     kept: str = ""
-    """Regular expression over names that stay in the gate although `tests` matches them: one real row per family."""
+    """Regular expression over names that stay in the gate although `tests` matches: one row of each family, on real ranks."""
     kept_count: int = 0
     """How many of them stay."""
     unless_changed: tuple[str, ...] = ()
-    """Folders below the root: the gate runs the tests, too, until a nightly run has passed them on these very files."""
+    """Folders below the root. If a file there changed since a nightly run last passed these tests, the gate runs them too."""
 
 
 ROWS: tuple[NightlyRows, ...] = (
@@ -258,7 +258,7 @@ def is_left_to_the_night(file: str, name: str) -> bool:
 
 @cache
 def tried_digests() -> dict[str, str]:
-    """For each file of tests with `unless_changed`: the digest of the sources that a nightly run last passed it on."""
+    """Returns, by test file, the digest of the sources on which a nightly run last passed it."""
     digests: dict[str, str] = json.loads(TRIED.read_text(encoding="utf-8")) if TRIED.is_file() else {}
     return digests
 
@@ -274,18 +274,21 @@ def digest_of(folders: tuple[str, ...]) -> str:
 
 
 def write_tried() -> None:
-    """Records that the tests with `unless_changed` passed on the sources as they are now; the file is committed."""
+    """Writes to tried.json that the tests with `unless_changed` passed on the present sources. Commit the file."""
     digests = {rows.file: digest_of(rows.unless_changed) for rows in ROWS if rows.unless_changed}
     TRIED.write_text(json.dumps(digests, indent=1) + "\n", encoding="utf-8")
 
 
 def table() -> str:
     """Returns the table of tests/README.md: what leaves the gate, and which test of the gate covers its class."""
-    lines = ["| leaves the gate | in the gate all the same | its class is covered by |", "|---|---|---|"]
+    lines = [
+        "| runs only at night | rows that stay in the gate | gate tests that find the same class of defect |",
+        "|---|---|---|",
+    ]
     for rows in ROWS:
-        kept = f"{rows.kept_count} rows" if rows.kept_count else "–"
+        kept = f"{rows.kept_count} row{'s' if rows.kept_count > 1 else ''}" if rows.kept_count else "–"
         if rows.unless_changed:
-            kept = f"all, while {' or '.join(f'`{folder}`' for folder in rows.unless_changed)} differ from what the night last passed"
+            kept = f"all, if {' or '.join(f'`{folder}`' for folder in rows.unless_changed)} changed since the last nightly run that passed them"
         covers = ", ".join(f"`{cover.partition('::')[2]}`" for cover in rows.covered_by)
         lines.append(f"| `{rows.file}`: {rows.text} | {kept} | {covers} |")
     return "\n".join(lines)

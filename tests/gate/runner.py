@@ -1,7 +1,7 @@
-"""Runs lanes of stages side by side, follows their output, and ends all of them when one fails or the user stops the run.
+"""Runs the lanes of stages in parallel, logs their output, and ends all when one fails.
 
-Every stage leads a process group of its own. Ending it is SIGINT first, because a cluster or a server is taken down in `finally`;
-a group that is still there after a minute is killed.
+Each stage leads its own process group. To end a stage, the gate sends its group SIGINT, so that `finally` blocks take
+clusters and servers down; after a minute it kills the group.
 """
 
 from __future__ import annotations
@@ -117,7 +117,9 @@ class Runner:
             code = process.wait()
             with self._lock:
                 del self._groups[stage.name]
-            _kill_group(process.pid)  # what it left running in the background ends with it, and with that its output
+            _kill_group(
+                process.pid
+            )  # a process left in the background holds the pipe open: the follower would wait for ever
             follower.join()
             process.stdout.close()
         wall, spent = time.monotonic() - began, _read_seconds(time_file)
@@ -151,7 +153,7 @@ class Runner:
     @contextlib.contextmanager
     def _stops_on_signals(self) -> Iterator[None]:
         def stop(number: int, _frame: object) -> None:
-            # a thread, because this handler may have interrupted the main thread while it held the lock
+            # in a thread, because the interrupted main thread may hold the lock that _stop needs
             why = f"{signal.Signals(number).name} was received"
             threading.Thread(target=self._stop, args=(why,), daemon=True).start()
 

@@ -1,8 +1,8 @@
-"""Declares what `make test` and `make test-nightly` run: stages, and the lanes in which they follow one another.
+"""Declares the stages of `make test` and `make test-nightly`, and the lanes that order them.
 
-Two lanes begin in the first minute. The cluster lane mostly waits, for pods and for leases. The compute lane has the
-processor time that this leaves, at low priority, so that it slows no deadline of the cluster's tests. Tiers of real
-trainers and servers measure time; they begin when both lanes have ended.
+The cluster lane and the compute lane start at once. The cluster lane mostly waits, for pods and leases; the compute lane
+uses the CPU time that this leaves, at low priority, so that no test of the cluster misses a deadline. The tests with
+real trainers and servers measure time; they start when both lanes have ended and run alone.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ _REASON_CHARACTERS = 300
 
 
 def counts(files: Iterable[Path]) -> tuple[int, int, int]:
-    """Returns how many tests passed, failed and were skipped; a file that a stage did not write counts for nothing."""
+    """Returns how many tests passed, failed and were skipped; a file that does not exist is skipped."""
     total = failed = skipped = 0
     for file in files:
         if not file.is_file():
@@ -40,7 +40,7 @@ def failures(file: Path) -> list[str]:
 def busy_seconds() -> float | None:
     """Returns the CPU seconds that all processes of this machine have used since it started; None where /proc lacks them.
 
-    A stage's own seconds leave out what it asked daemons for: containers, API servers, and whatever left its process tree.
+    A stage's own figure lacks the CPU time of daemons that work for it (containers, API servers) and of detached processes.
     """
     try:
         user, nice, system, _idle, _wait, interrupts, soft_interrupts = map(
@@ -52,7 +52,7 @@ def busy_seconds() -> float | None:
 
 
 def spin_seconds() -> float:
-    """Returns the CPU time of a loop of ten million turns: by it figures of machines are compared, and deadlines scaled."""
+    """Returns the CPU time of a loop of ten million turns: the measure by which deadlines are scaled to this machine."""
     began = time.process_time()
     turns = 0
     while turns < _TURNS:

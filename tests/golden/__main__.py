@@ -1,4 +1,4 @@
-"""`PYTHONPATH=tests python -m golden record|check`: what the project sends, stores and prints, held against recorded copies."""
+"""`python -m golden record|check` (PYTHONPATH=tests): compares outputs with recorded copies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HINT = (
 APART = {"traces.txt", "chart.txt"}
 """Copies that are made only where an option asks for them."""
 _ENVIRONMENT = {"COLUMNS": "120", "LINES": "50", "TZ": "UTC", "NO_COLOR": "1", "TERM": "dumb", "LC_ALL": "C.UTF-8"}
-"""What outputs would otherwise depend on."""
+"""Fixed, because outputs depend on them."""
 
 
 def make_copies(traces: bool, chart: bool) -> dict[str, str]:
@@ -36,7 +36,7 @@ def make_copies(traces: bool, chart: bool) -> dict[str, str]:
 
 
 def differences(folder: Path, copies: Mapping[str, str]) -> list[str]:
-    """Returns a unified diff of each copy that is not as it was recorded, those recorded in vain included."""
+    """Returns a unified diff for each copy that differs from its record, or that only one side has."""
     names = {path.name for path in folder.iterdir()} - APART | set(copies)
     diffs = []
     for name in sorted(names):

@@ -33,7 +33,7 @@ def copies() -> dict[str, str]:
 
 
 def _parsers(parser: argparse.ArgumentParser) -> Iterator[str]:
-    """All that `--help` says of a command and of those below it. The page itself differs with Python's version."""
+    """What `--help` tells of a command and its subcommands. The help page itself differs between Python versions."""
     yield f"{parser.prog}: {parser.description!r} {parser.epilog or ''!r}"
     children: dict[str, argparse.ArgumentParser] = {}
     for action in parser._actions[1:]:  # the first is --help

@@ -1,4 +1,4 @@
-"""Copies of what is sent and stored: messages, statuses, the objects and keys of a save, the files of a run folder."""
+"""Records what is sent and stored: messages, statuses, S3 objects, Redis keys, run-folder files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from support.stored import stored_document
 SEEDS = (1, 3, 5)
 """Simulated jobs whose last status is a copy."""
 RANKS = 9
-"""Of the sample save: from here on the manifests of a checkpoint are listed in one object too."""
+"""Ranks of the sample save: the fewest for which all manifests are also written to one object."""
 JOB = "job-uid"
 
 
@@ -51,7 +51,7 @@ def copies() -> dict[str, str]:
 
 
 def _agent_messages(classes: tuple[type[Any], ...]) -> Iterator[str]:
-    """The sample of each type as each version that has it writes it; what is read must be what was written."""
+    """Yields each type's sample in each protocol version that has the type, and checks that decoding gives it back."""
     for cls in classes:
         for version in range(max(wire.OLDEST, getattr(cls, "SINCE", 1)), wire.VERSION + 1):
             message = sample(cls, version)
@@ -134,7 +134,7 @@ def _values() -> dict[str, Any]:
 
 
 def _content(data: bytes) -> str:
-    """A text as it stands, its further lines below it; bytes by length and digest."""
+    """Text in full, its further lines indented; anything else as length and digest."""
     try:
         return data.decode().strip("\n").replace("\n", "\n  ")
     except UnicodeDecodeError:

@@ -83,8 +83,8 @@ def _yaml(title: str, body: Object) -> str:
 
 
 def _events() -> Iterator[str]:
-    """Words that the source names, reasons and conditions among them, then each place that makes an event, a condition or
-    a notice, with its sentence where it stands there. Read from the source's text, whatever file it stands in."""
+    """Yields the string constants in CamelCase (reasons, condition types), then each call that makes an Event, a Condition
+    or a Notice with its literal arguments. Both are parsed from the source, so moving code changes nothing."""
     trees = [
         ast.parse(path.read_text(encoding="utf-8"))
         for package in ("surefoot", "surefoot_operator")
@@ -150,7 +150,7 @@ def _metrics() -> Iterator[str]:
 
 
 def _digests() -> Iterator[str]:
-    """The CRD, and the chart as rendered with its default values, by digest: both lie in the repository."""
+    """The files of manifests/ (CRD, rendered chart) as committed, by digest. `chart` renders with helm itself."""
     for path in sorted((helm.PROJECT / "manifests").glob("*.yaml")):
         yield f"{hashlib.sha256(path.read_bytes()).hexdigest()} {path.relative_to(helm.PROJECT)}"
 

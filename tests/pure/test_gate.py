@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -12,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from gate import __main__ as gate_main
 from gate.nightly_rows import ROWS, is_left_to_the_night, table
-from gate.runner import Runner
+from gate.runner import Result, Runner
 from gate.stages import GATE, NIGHTLY, Lane, Stage
 from gate.summary import counts, failures
 from support.machine_speed import scaled
@@ -170,3 +172,20 @@ def test_what_is_left_to_the_night_is_there_and_is_covered_in_the_gate(rows) -> 
 
 def test_the_readme_shows_what_leaves_the_gate() -> None:
     assert table() in (TESTS / "README.md").read_text(encoding="utf-8"), "write table() into tests/README.md"
+
+
+def test_a_nightly_run_belongs_to_the_commit_that_it_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It rewrites tried.json, a file of the tree: its own change must not make its results those of no commit."""
+    changed: list[bool] = []
+    record = tmp_path / "nightly.json"
+    monkeypatch.setattr(sys, "argv", ["gate", "--nightly"])
+    monkeypatch.setattr(gate_main, "die_with_parent", lambda *_: None)
+    monkeypatch.setattr(gate_main, "NIGHTLY_RECORD", record)
+    monkeypatch.setattr(gate_main, "_commit", lambda: "abc" + "+changes" * len(changed))
+    monkeypatch.setattr(gate_main, "write_tried", lambda: changed.append(True))
+    monkeypatch.setattr(gate_main.Runner, "run", lambda *_, **__: {"nightly-simulation": Result("passed")})
+    assert gate_main.main() == 0
+    assert changed
+    assert json.loads(record.read_text())["commit"] == "abc"

@@ -1,8 +1,9 @@
-"""Runs a command that takes little CPU time from others, and is never starved by them.
+"""Runs a command at low CPU priority: it yields to other work and still makes progress.
 
-`python -m support.low_priority COMMAND…`; its exit code is the command's. In a session of its own: where the kernel
-schedules by session (autogroups), a priority counts among the processes of one session only. It is a niceness and not
-SCHED_IDLE: beside work of full priority a test under SCHED_IDLE stood still for minutes, beyond every time limit.
+`python -m support.low_priority COMMAND…`; its exit code is the command's. With autogroups the kernel divides the CPU
+between sessions first, and a process's niceness counts only within its session. So the command gets a session of its
+own, and the session gets the niceness too. SCHED_IDLE is not used: beside normal work a test under it stood still for
+minutes and ran past its time limit.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from pathlib import Path
 from surefoot.linux_process import die_with_parent
 
 _NICENESS = 10
-"""A tenth of the weight of a process, or session, of normal priority."""
+"""A tenth of the CPU weight that a process, or session, of normal priority has."""
 
 
 def _yield_to_others(parent: int) -> None:
     die_with_parent(parent)
     os.setpriority(os.PRIO_PROCESS, 0, max(_NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
-    with suppress(OSError):  # no autogroups here, or none that may be changed: the process' niceness alone then
+    with suppress(OSError):  # without autogroups, or the right to change them, only the process's niceness counts
         Path("/proc/self/autogroup").write_text(str(_NICENESS))
 
 
@@ -36,7 +37,7 @@ def main() -> int:
     try:
         return process.wait()
     except KeyboardInterrupt:
-        process.terminate()  # of another session, it did not hear the terminal
+        process.terminate()  # the command has its own session, so the terminal's Ctrl-C did not reach it
         return process.wait()
 
 

@@ -1,4 +1,4 @@
-"""Reads a mapping into a frozen dataclass by its type hints.
+"""Reads mappings into frozen dataclasses; defines the limits and the YAML names of spec fields.
 
 Pure; called by `parse`, for what type hints can express. No value is ever converted: `"3"` is not a number and `1.0`
 not a whole number, because a wrong guess becomes a world of the wrong size later.
@@ -331,7 +331,7 @@ def _check_uri(path: str, uri: str, endpoint: str | None) -> None:
 
 
 # ---- yaml names ------------------------------------------------------------------------------------------------------
-# Maps dataclass fields to YAML names, and lists unsupported fields. Pure; called by `fields`, `parse`, and the test
+# Maps dataclass fields to YAML names, and lists unsupported fields. Pure; called below, by `parse`, and by the test
 # that compares docs/api.md with the dataclasses.
 
 RENAMED = {

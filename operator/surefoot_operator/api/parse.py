@@ -201,8 +201,8 @@ def _environment(body: object, path: str, trainer: bool) -> tuple[tuple[str, str
 
 # ---- checks of single values -----------------------------------------------------------------------------------------
 # Limits the size, depth, numbers and text of any job document. Pure; called by `loading` before YAML's nodes become
-# values, and by `parse` for what an API server gives. A thousand bytes of aliases can expand to more values than a
-# machine holds, so aliases are counted, never expanded.
+# values, and below for what an API server gives. A thousand bytes of aliases can expand to more values than a machine
+# holds, so aliases are counted, never expanded.
 
 MOST_CHARACTERS = 1 << 18
 """Of a file: a template with all that Kubernetes knows takes a tenth of it."""

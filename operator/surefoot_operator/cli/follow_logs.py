@@ -1,6 +1,7 @@
-"""Merges trainers' and agents' lines by rank and attempt.
+"""Orders and follows log lines of ranks and agents, from worker pods or from files of a local run.
 
-Pure; called by `logs`. In a failure most ranks write only that they lost the connection to another; the rank to blame comes first.
+Called by `logs`. Touches the network and files, except where a section says otherwise. In a failure most ranks log only
+that they lost a connection to another rank; so the lines of the rank to blame come first.
 """
 
 from __future__ import annotations

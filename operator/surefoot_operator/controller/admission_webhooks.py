@@ -228,10 +228,10 @@ class AdmissionServer:
 
 
 # ---- eviction review -------------------------------------------------------------------------------------------------
-# Decides whether a worker's pod may be evicted now. Asks the API server for the pod's node; called through
-# `admission_webhooks` on the replica that leads. A node that is cordoned is switched off once its pods are gone. Until
-# what only its holder keeps is elsewhere an eviction is refused as by a PodDisruptionBudget: `kubectl drain`,
-# autoscalers and upgrades ask again.
+# Decides whether a worker's pod may be evicted now. Asks the API server for the pod's node; called by the webhook on
+# the replica that leads. A node that is cordoned is switched off once its pods are gone. Until what only its holder
+# keeps is elsewhere an eviction is refused as by a PodDisruptionBudget: `kubectl drain`, autoscalers and upgrades ask
+# again.
 
 NODE_SECONDS = 1.0
 """How long the API server may take to tell a node: the eviction waits for it."""
@@ -279,9 +279,9 @@ class EvictionReviews:
 
 
 # ---- job review ------------------------------------------------------------------------------------------------------
-# Decides whether a TrainingJob may be stored. Asks the API server whether it would take the job's pods; called through
-# `admission_webhooks`. The schema and its CEL rules hold what they can say; this refuses the rest with the sentence
-# that the job's condition would show later, before a job waits in a queue to be told.
+# Decides whether a TrainingJob may be stored. Asks the API server whether it would take the job's pods; called by the
+# webhook. The schema and its CEL rules hold what they can say; this refuses the rest with the sentence that the job's
+# condition would show later, before a job waits in a queue to be told.
 
 POD_SECONDS = 1.5
 """How long the API server may take to try a pod: kubectl waits for it, and the job's first plan tries again."""

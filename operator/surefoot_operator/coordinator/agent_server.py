@@ -45,8 +45,7 @@ log = logging.getLogger(__name__)
 # ---- connection limits -----------------------------------------------------------------------------------------------
 # Limits connections that have not authenticated yet. Whoever reaches the agents' port can connect to it. Without this,
 # one pod with thousands of silent connections shuts all agents out, and one hello of many megabytes costs the operator
-# ten times as much memory. Used by `agent_server`, which reports who was admitted; behind it aiohttp's protocol is
-# unchanged.
+# ten times as much memory. AgentServer uses it and reports who was admitted; behind it aiohttp's protocol is unchanged.
 
 _HEAD_BYTES = 16 * 1024
 """Of the HTTP request that opens the WebSocket, beside the hello."""
@@ -172,9 +171,9 @@ class LimitedConnection(asyncio.Protocol):
 
 
 # ---- message sizes ---------------------------------------------------------------------------------------------------
-# Limits the size of each agent message by its kind. Pure; called by `agent_server` before it parses one. An agent runs
-# beside a user's program, and one operator serves all jobs: one job's messages must not exhaust the others' memory.
-# Only what was read of a tier has a reason to be large.
+# Limits the size of each agent message by its kind. Pure; called before a message is parsed. An agent runs beside a
+# user's program, and one operator serves all jobs: one job's messages must not exhaust the others' memory. Only what
+# was read of a tier has a reason to be large.
 
 USUAL_CHARACTERS = 64 * 1024
 _LARGER = {
@@ -230,9 +229,9 @@ def check_hello(hello: Hello) -> None:
 
 
 # ---- TLS -------------------------------------------------------------------------------------------------------------
-# Makes TLS connections of an event loop take less memory. Called by `agent_server` before it listens. asyncio gives
-# each TLS connection a buffer of 256 KiB for what comes in, for as long as it lives: half a gigabyte at two thousand
-# agents, whose heartbeats are some hundred bytes.
+# Makes TLS connections of an event loop take less memory. Called before the server listens. asyncio gives each TLS
+# connection a buffer of 256 KiB for what comes in, for as long as it lives: half a gigabyte at two thousand agents,
+# whose heartbeats are some hundred bytes.
 
 BUFFER_BYTES = 32 * 1024
 """Two records of TLS. More that comes at once is read in turns."""

@@ -1,7 +1,8 @@
-"""Holds requests to agents and what came of them.
+"""Holds the unanswered requests to agents, and merges what agents answered.
 
-Pure; changed by `pending_requests` and `request_replies`, read for each agent's messages. Soft state: a new coordinator starts with
-none and asks again what still matters.
+Pure. The reconciler adds requests here, `request_replies` takes the answers, `desired_messages` reads what each agent
+is still to be sent. Also kept here: pages of listings, memory servers read by agents, and pair tests. Soft state: a
+new coordinator starts with none and asks again for what still matters.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.job_snapshot import HolderSeen, HoldSeen, PairSeen, PairSideSeen, PersistentSeen, SightSeen
 
 # ---- listing pages ---------------------------------------------------------------------------------------------------
-# Assembles the pages of a listing and selects missing layout records. An agent first sends the manifests, which name
-# their layouts by digest; then it is asked for the layouts unknown here, a few at a time. Layouts of thousands of ranks
-# are hundreds of megabytes: sent unasked they delayed heartbeats on the same connection. Each page is parsed as it
-# comes, so that none holds up the operator for long.
+# Assembles the pages of a listing. An agent first sends the manifests, which name their layouts by digest; then the
+# coordinator requests the layouts that it lacks, a few at a time. The layouts of thousands of ranks are hundreds of
+# megabytes: sent unasked they delayed heartbeats on the same connection. Each page is parsed as it comes, so that none
+# holds up the operator for long.
 
 LAYOUTS_AT_ONCE = 128
 """Asked for in one request: tens of megabytes at most, in the agent and on the line."""
@@ -156,6 +157,7 @@ def _joined(pages: Collection[ListingPage]) -> ListingPage:
 
 
 # ---- pending requests ------------------------------------------------------------------------------------------------
+# Defines a request, and Orders: all requests that agents have not answered, with what earlier answers told.
 
 MOST_REFUSED = 8
 """Sentences on records that broke a bound."""
@@ -214,7 +216,7 @@ class Orders:
     copied: Mapping[tuple[RankSave, HolderId], float] = field(default_factory=dict)
     """When agents said that they had copied a save to a holder, lately: its index is read again in a moment."""
     pairs: Mapping[int, PairSeen] = field(default_factory=dict)
-    """All-reduces between two agents, by request; see `pending_requests`."""
+    """All-reduces between two agents, by request number; see the section "pair tests"."""
     refused: tuple[str, ...] = ()
     """Records of the last listing that broke a bound: a sentence each."""
     max_records: int = field(default_factory=lambda: max_records(0))
@@ -300,7 +302,7 @@ def _older_without(orders: Orders, kept: Mapping[int, Request]) -> PersistentSee
 
 
 # ---- memory servers read by agents -----------------------------------------------------------------------------------
-# Merges agents' answers about holders that the operator cannot reach.
+# Merges agents' readings of memory servers that the operator cannot reach.
 
 Sightings = Mapping[HolderId, SightSeen]
 
@@ -583,9 +585,9 @@ def retire(orders: Orders, workers: Iterable[WorkerId], message: Retire) -> Orde
 
 
 # ---- pair tests ------------------------------------------------------------------------------------------------------
-# Has pairs of agents make an all-reduce, and keeps their words. Not bound to an epoch: a spare is tried while others
-# train. Soft state like all orders: a new coordinator knows of no trial, takes no answer to an old one, and asks for
-# others.
+# Has two agents run an all-reduce to test their nodes, and keeps each side's verdict. A test belongs to no epoch: a
+# spare is tested while the others train. Soft state: a new coordinator ignores answers to an old test and starts new
+# ones.
 
 Pair = tuple[PairSideSeen, PairSideSeen]
 

@@ -48,8 +48,7 @@ from surefoot_operator.coordinator.pending_requests import (
 from surefoot_operator.job_snapshot import PersistentSeen
 
 # ---- requests as messages --------------------------------------------------------------------------------------------
-# Says in words what an agent was asked to do. Pure; called by `request_replies` for sentences about requests that
-# failed.
+# Describes a request in words, for sentences about requests that failed. Pure.
 
 
 def request_words(message: ListPersistent | RepairSave | DropPersistent | LookAtHolders) -> str:

@@ -1,4 +1,4 @@
-"""Manages one job's holders: a monitor for each, and layout records.
+"""Manages one job's memory servers: one monitor each, their layout records and orphaned keys.
 
 Called by `reconcile`: `follow` the fabric and status, `seen` for the snapshot, then seals, drops and the like as
 planned. Never blocks the loop; a holder that does not answer delays no other.

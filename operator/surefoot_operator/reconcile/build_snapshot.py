@@ -27,9 +27,9 @@ from surefoot_operator.reconcile.worker_calls import CallsSeen
 from surefoot_operator.settings import OperatorSettings
 
 # ---- turns of jobs ---------------------------------------------------------------------------------------------------
-# Lets jobs reconcile in turns, with room for everything else in between. Made by the composition root, shared by each
-# job's `build_snapshot`. A thousand rounds that wait for nothing would otherwise follow each other within one pass of
-# the event loop: for seconds no lease is renewed, no agent heard, no probe answered.
+# Lets jobs reconcile in turns, with room for everything else in between. Made by the composition root, shared by all
+# jobs' reconcilers. A thousand rounds that wait for nothing would otherwise follow each other within one pass of the
+# event loop: for seconds no lease is renewed, no agent heard, no probe answered.
 
 SLICE_SECONDS = 0.02
 """Rounds begin for so long in one pass of the event loop; the round that is begun last may take longer."""
@@ -73,9 +73,9 @@ class Turns:
 
 
 # ---- how often progress is written -----------------------------------------------------------------------------------
-# Bounds how often statuses that only report progress are written. Made by the composition root, shared by each job's
-# `build_snapshot`. Each job by itself writes progress seconds apart; a thousand jobs whose pods come at once still
-# wrote hundreds of statuses a second, which kept the API server from making the pods.
+# Bounds how often statuses that only report progress are written. Made by the composition root, shared by all jobs'
+# reconcilers. Each job by itself writes progress seconds apart; a thousand jobs whose pods come at once still wrote
+# hundreds of statuses a second, which kept the API server from making the pods.
 
 RETRY_SECONDS = 1.0
 """Whoever may not write now asks again after so long, with what has become of it meanwhile."""

@@ -1,4 +1,4 @@
-"""Defines the agent's state as frozen values.
+"""Defines the agent's state, the events that it receives and the commands that it decides.
 
 Pure. `state_machine.transition` alone changes it.
 """

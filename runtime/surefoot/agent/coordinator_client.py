@@ -298,7 +298,7 @@ class CoordinatorClient:
 # ---- credentials -----------------------------------------------------------------------------------------------------
 # Reads the agent's token and the certificate authority that verifies the coordinator. A kubelet renews the token's file
 # while the pod lives, so it is read at each connection and never kept. Built by the agent process from its settings;
-# `coordinator_client` asks for both.
+# the client asks for both.
 
 _TOKEN_BYTES = 1 << 16
 

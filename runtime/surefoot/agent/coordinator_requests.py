@@ -1,4 +1,4 @@
-"""Carries out the coordinator's requests: list, repair, promote, delete.
+"""Carries out the coordinator's requests, and collects garbage while no coordinator is reachable.
 
 In threads, one at a time. Whoever asked asks again if no answer comes: a full queue drops the oldest request. Used by
 `agent.agent_process`, on its loop.
@@ -78,7 +78,7 @@ class UnexpectedErrors:
 
 
 # ---- memory servers read for the operator ----------------------------------------------------------------------------
-# Looks at holders for an operator that does not reach them. In threads; A claim waits for the answer: each holder is
+# Reads memory servers for an operator that cannot reach them, in threads. A claim waits for the answer: each server is
 # sealed and read as the operator would, and what was read is told before the Sighting that ends the request. Whoever
 # asked asks again if no answer comes: a full queue drops the oldest request.
 

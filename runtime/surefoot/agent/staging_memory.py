@@ -92,7 +92,7 @@ def missing_bytes(needs: StagingNeeds, has: Mapping[int, int]) -> dict[int, int]
 # ---- memory that is free ---------------------------------------------------------------------------------------------
 # Measures how much memory this container may still allocate. Memory that is touched beyond the limit is not refused by
 # the kernel: it kills a process of the container. So what does not fit is refused here, with the numbers: for all local
-# ranks at once, since a checkpoint that lacks one of them is none. Reads /proc and /sys only;.
+# ranks at once, since a checkpoint that lacks one of them is none. Reads /proc and /sys only.
 
 _ROOTS = (
     # version 2 as a container sees its own group, then version 1

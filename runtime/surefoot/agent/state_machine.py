@@ -29,9 +29,9 @@ from surefoot.protocol.messages import (
 )
 
 # ---- stacks of ranks without a step ----------------------------------------------------------------------------------
-# Decides when to look at trainers without a step. Pure; `state_machine` calls it for each tick, step, pause and look.
-# Agents only tell what they see of their own ranks: one that waits for a rank elsewhere looks like one that hangs, and
-# only the operator hears all of them.
+# Decides when to take the stacks of trainers that complete no step. Pure; called below at each tick, step and pause,
+# and when stacks arrive. An agent reports only its own ranks: a rank that waits for another node's rank looks like one
+# that hangs. Only the operator, which hears all agents, can tell them apart.
 
 Step = tuple[AgentState, tuple[on.Command, ...]]
 
@@ -84,8 +84,8 @@ def _without(state: AgentState) -> tuple[FromAgent, ...]:
 
 
 # ---- search for memory servers ---------------------------------------------------------------------------------------
-# Decides what follows where a trainer needs all holders. Whoever seeks waits: a rank that took the holders that it
-# knows for all there are would call a checkpoint lost that others hold.
+# Asks the coordinator for all memory servers when a trainer needs them. The trainer waits for the answer: if it
+# searched only the servers it knows, it would report a checkpoint as lost that another server holds.
 
 
 def request_servers_if_needed(assign: Assign) -> tuple[Command, ...]:

@@ -68,8 +68,8 @@ class RankStanding:
 
 
 # ---- skipped batches -------------------------------------------------------------------------------------------------
-# Leaves out the batches that spoiled a world before, behind a rollback. Called by `checkpointer` once the state is
-# restored. Fed the same batches again, a run would turn NaN at the same step again.
+# Leaves out the batches that spoiled a world before, behind a rollback. Called below once the state is restored. Fed
+# the same batches again, a run would turn NaN at the same step again.
 
 
 def skip_batches(objects: Mapping[str, Any], link: SaveBackend) -> None:

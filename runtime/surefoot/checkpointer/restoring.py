@@ -211,7 +211,7 @@ class Relays:
 
 
 class TensorRelay:
-    """Receives parts of one tensor (`restore.placer.BoxReceiver`)."""
+    """Receives parts of one tensor (`restore.fetch.BoxReceiver`)."""
 
     def __init__(self, live: torch.Tensor, relays: Relays) -> None:
         self._live, self._relays = live, relays

@@ -61,9 +61,9 @@ def announced(link: SaveBackend, what: str, at_most_seconds: float | None) -> It
 
 
 # ---- injected faults -------------------------------------------------------------------------------------------------
-# Injects faults that only a trainer can do to itself. Used by `step_reports` and `checkpointer`, for `surefoot local`.
-# Nothing outside of a process can turn its model NaN, have it work for longer, or stand still in the middle of its
-# program; and what a run does about that should be seen before a long training needs it.
+# Injects faults that only a trainer can do to itself. Used below and by `checkpointer`, for `surefoot local`. Nothing
+# outside of a process can turn its model NaN, have it work for longer, or stand still in the middle of its program; and
+# what a run does about that should be seen before a long training needs it.
 
 SLOW_SECONDS = 0.1
 """How much longer each step takes a rank that is made slow."""

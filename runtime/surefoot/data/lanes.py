@@ -1,4 +1,4 @@
-"""`Lane` reads one lane: samples in order, mixed, packed or grouped.
+"""Deals shards to lanes, and reads each lane's samples in order, mixed, packed or grouped.
 
 Its cursor is a few integers and never a sample, so its state stays small and nothing read ahead has to be saved.
 """

@@ -1,4 +1,4 @@
-"""`ElasticSampler` serves each rank's shares of the elastic order.
+"""Serves each rank its share of the global sample order, or of a batch sampler's lists.
 
 A batch sampler for torch's DataLoader, and the source of `ElasticLoader`'s batches. A DataLoader draws indexes far
 ahead of the step that uses them; a sampler whose state is what was drawn would lose all of those at each restart.

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 
 # ---- stream arguments ------------------------------------------------------------------------------------------------
-# `stream_shape` and its neighbours refuse arguments that no stream can have. Called by `stream` before it reads a
-# sample: a shape that ranks cannot share out would fail in the middle of a pass.
+# `stream_shape` and its neighbours refuse arguments that no stream can have. Called before a stream reads a sample: a
+# shape that ranks cannot share out would fail in the middle of a pass.
 
 
 def stream_shape(

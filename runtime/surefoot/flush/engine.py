@@ -69,9 +69,9 @@ log = logging.getLogger(__name__)
 
 
 # ---- save work -------------------------------------------------------------------------------------------------------
-# Shares one sealed save between its writers: memory, layout, digest table. Shared by the writers of `engine.Drain`.
-# Whichever comes to a chunk first makes its digests, then sends it while its bytes are still near the core; no writer
-# waits for what another one's target does.
+# Holds one sealed save for its writers: memory, layout and digest table. All writers of one Drain share it. Whichever
+# comes to a chunk first makes its digests, then sends it while its bytes are still near the core; no writer waits for
+# what another one's target does.
 
 
 class SaveWork:

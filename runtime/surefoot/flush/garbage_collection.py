@@ -1,4 +1,4 @@
-"""Advances the watermark and drops old saves while no leader is there.
+"""Deletes old saves: from memory without a coordinator, from the persistent tier in library mode.
 
 The agent of group rank 0 does it. So checkpointing outlives the operator. It deletes by the leader's own rules, with
 the writer's epoch (a newer claim refuses it), only on holder instances it has just read and found sealed for its

@@ -24,7 +24,7 @@ from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
 from surefoot.protocol.timeouts import Backoff
 
 # ---- slots -----------------------------------------------------------------------------------------------------------
-# Defines the states, events and commands of staging slots. Pure values, which `state_machine` decides on.
+# Defines the states, events and commands of staging slots. Pure values, on which the functions below decide.
 
 Phase = Literal["writing", "committing", "resting", "stopping", "done", "refused", "lost"]
 RUNNING: frozenset[Phase] = frozenset({"writing", "committing", "stopping"})

@@ -31,7 +31,7 @@ from surefoot.errors import StateMismatch, StateNotRestorable
 # ---- kinds of values -------------------------------------------------------------------------------------------------
 # Encodes values beyond JSON by an explicit kind; nothing saved is executed. Containers keep their kind; enums,
 # dataclasses and named tuples name their class, which the reading process must have loaded itself: nothing is imported
-# because a checkpoint says so. Used by `values`, and by who walks such values.
+# because a checkpoint says so. Used below, and by who walks such values.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""DCP's StorageWriter: stages, replicates and commits what the plan gives this rank."""
+"""Implements DCP's StorageWriter and StorageReader on Surefoot's checkpoints."""
 
 from __future__ import annotations
 

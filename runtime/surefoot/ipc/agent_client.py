@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 # ---- replies with staged saves ---------------------------------------------------------------------------------------
 # Collects the agent's replies to `FindStagedSaves`, or closes every descriptor. Each answer may carry a descriptor,
-# which somebody has to close whatever comes of it. Owned by `agent_client`, which guards it by its lock.
+# which somebody has to close whatever comes of it. AgentBackend owns it and guards it by its lock.
 
 Answer = tuple[StagedSaves, int | None]
 

@@ -1,6 +1,6 @@
 """Defines `SaveBackend`, which keeps a trainer's staging memory and drains it.
 
-`Checkpointer` is written against this protocol alone. Implementations: `ipc.agent_backend.AgentBackend` (the socket),
+`Checkpointer` is written against this protocol alone. Implementations: `ipc.agent_client.AgentBackend` (the socket),
 `checkpointer.library_mode.in_process.InProcessBackend` (no agent: the drain runs in this process).
 """
 

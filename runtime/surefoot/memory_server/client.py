@@ -31,7 +31,7 @@ from surefoot.protocol.identities import Checkpoint, HolderEndpoint, RankSave
 
 # ---- fenced calls ----------------------------------------------------------------------------------------------------
 # Describes one job's calls to one holder instance, as dialogues. The decisions of the holder, by script, and the
-# records that the operator reads. Used by `client` and by the operator's event loop.
+# records that the operator reads. Used below and by the operator's event loop.
 
 _KEYS = 500
 """In one call: a script runs alone on its server."""

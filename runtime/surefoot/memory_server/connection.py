@@ -1,4 +1,4 @@
-"""Connects to one holder: time limits, no copies, Redis errors translated.
+"""Connects to one memory server: time limits, reads without copies, Redis errors translated.
 
 Built by the client and by provisioning. A call either ends within its limit or raises; nothing is retried here, since
 only the caller knows whether repeating is safe and worth the time.

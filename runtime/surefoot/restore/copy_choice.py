@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 # ---- limit of reads under way ----------------------------------------------------------------------------------------
 # Limits the reads that one rank has under way at a source; fewer once the source cut it off. A server holds every reply
 # until it is read, and cuts off whoever has most once all of them are more than it may hold. Who comes back with as
-# much is cut off again. Thread-safe; used by `copy_choice`, whose windows the reading threads enter too.
+# much is cut off again. Thread-safe; used below by the choice of a copy, whose windows the reading threads enter too.
 
 UNLIMITED = 1 << 30
 """Before the first cut: the threads' own buffers are the limit."""

@@ -24,8 +24,8 @@ from surefoot.geometry.sharding import Grid
 from surefoot.protocol.checkpoints.records import Layout, RankManifest
 
 # ---- segments --------------------------------------------------------------------------------------------------------
-# Groups blocks into segments and segments into ranged reads. Cut where chunks end, joined where they nearly touch. Made
-# by `read_plan`; `fetch` reads and `fetch` places them.
+# Groups blocks into segments, and segments into ranged reads. A read ends where a chunk ends; reads with only a small
+# gap between them are joined. `fetch` reads the ranges and places the segments in tensors.
 
 
 @dataclass(frozen=True, slots=True)

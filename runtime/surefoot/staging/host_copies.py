@@ -1,4 +1,4 @@
-"""Copies one tensor's piece into a slot, and digests both ends.
+"""Copies tensors block by block into staging slots, and digests the source and the copy.
 
 The arrays behind a copy alias the live tensor and the slot; preparing costs microseconds and running releases the GIL.
 A copy behind the training goes by way of memory of the copying thread's own: what is compared with the digest taken at

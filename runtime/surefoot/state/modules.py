@@ -1,4 +1,4 @@
-"""Names a module's parameters and buffers independently of its wrappers.
+"""Names a module's parameters and buffers, and converts checkpoints to torch state dicts and back.
 
 Parameters are replicas (or shards) and may be copied lazily; buffers are saved by the lowest rank of their group; tied
 weights once. Used by `program`.

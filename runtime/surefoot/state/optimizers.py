@@ -44,9 +44,9 @@ from surefoot.state.tensor_building import (
 from surefoot.state.tensor_locations import EntryPlacer, Replicas, described, grid_of_dtensor, says_itself
 
 # ---- incoming optimizer state ----------------------------------------------------------------------------------------
-# Computes what a restore fills of an optimizer, from program and checkpoint. The same call makes what is filled when a
-# job goes on, and at the first step a scratch copy without memory, so that what could not be restored is known before
-# it is needed.
+# Builds the optimizer state that a restore will fill, from the program and the checkpoint. A restore fills it and puts
+# it into the optimizer. At the first step the same call builds it without memory and throws it away: so a state that
+# could not be restored is reported before a restore needs it.
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Implements `surefoot describe`: everything about one job, in the order people ask.
+"""Implements `surefoot describe`, `list`, `nodes` and `timeline`, and what they print.
 
 Called by `main`. `described` and `description_lines` are pure.
 """

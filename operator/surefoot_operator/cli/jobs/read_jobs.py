@@ -438,8 +438,7 @@ def events_of(found: Sequence[Object]) -> tuple[Happened, ...]:
 
 
 # ---- where a command's job is ----------------------------------------------------------------------------------------
-# Chooses between a cluster and a run folder for a command. Touches the network or files through `read_jobs` and
-# `read_jobs`.
+# Chooses whether a command reads its job from a cluster or from a run folder. Touches the network or files.
 
 T = TypeVar("T")
 

@@ -1,7 +1,7 @@
-"""Implements `surefoot rollback`: goes back to an earlier step.
+"""Implements `surefoot suspend`, `resume` and `rollback`: stops and starts a job, and takes it back to a step.
 
-Called by `main`. With `--to` within the job (`suspend_and_rollback`); with `--step` it prints a new job with `checkpoint.restoreFrom`, and
-changes nothing. `rolled_back` is pure.
+Called by `main`. With `rollback --to` the job itself goes back; with `--step` the command prints a new job with
+`checkpoint.restoreFrom` and changes nothing. `rolled_back` is pure.
 """
 
 from __future__ import annotations

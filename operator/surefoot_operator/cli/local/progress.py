@@ -1,4 +1,4 @@
-"""Follows a run folder: status, events and each rank's newest step.
+"""Follows a run folder's status, events and ledgers, and parses the faults to inject into a run.
 
 Touches files; called by `supervise` a few times a second, so it reads only what is new.
 """

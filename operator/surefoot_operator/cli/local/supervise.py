@@ -32,8 +32,7 @@ log = logging.getLogger(__name__)
 
 
 # ---- fault injection -------------------------------------------------------------------------------------------------
-# Injects the faults of one local run, and brings back what returns. Touches the machine; called by `supervise` with
-# each tick.
+# Injects the faults of one local run, and brings back what returns. Touches the machine; called below with each tick.
 
 
 @dataclass(slots=True)
@@ -153,8 +152,8 @@ class FaultInjector:
 
 
 # ---- size of the checkpoint ------------------------------------------------------------------------------------------
-# Reads the size of a complete checkpoint from the holders' indexes. Called by `supervise` every few seconds; every call
-# has a short timeout.
+# Reads the size of a complete checkpoint from the holders' indexes. Called below every few seconds; every call has a
+# short timeout.
 
 _CALL_SECONDS = 0.3
 

@@ -82,8 +82,8 @@ def _round_up(step: float) -> float:
 
 
 # ---- report facts ----------------------------------------------------------------------------------------------------
-# Defines everything a report page says. Pure values, gathered by `report_data` and laid out by `page`. None is what is
-# not known: a cluster keeps no ledger of steps, a job that has just begun no checkpoint.
+# Defines everything a report page says. Pure values, gathered below and laid out by `page`. None is what is not known:
+# a cluster keeps no ledger of steps, a job that has just begun no checkpoint.
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,7 @@ log = logging.getLogger(__name__)
 
 
 # ---- pod token -------------------------------------------------------------------------------------------------------
-# Validates a pod-bound token against the worker that presents it. Pure; called by `token_review` with what the API
-# server answered.
+# Validates a pod-bound token against the worker that presents it. Pure; called below with what the API server answered.
 
 _POD = "authentication.kubernetes.io/pod-"
 _ACCOUNT = "system:serviceaccount:"

@@ -25,7 +25,7 @@ from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused, ApiSi
 from surefoot_operator.rejected_calls import ApiCall, RefusedCalls
 
 # ---- pod exec --------------------------------------------------------------------------------------------------------
-# Runs a program in a container through the API server's web socket. Touches the network;.
+# Runs a program in a container through the API server's web socket. Touches the network.
 
 _PROTOCOL = "v4.channel.k8s.io"
 _INPUT, _OUTPUT, _ERRORS, _STATUS = range(4)

@@ -41,8 +41,8 @@ log = logging.getLogger(__name__)
 # ---- shared objects --------------------------------------------------------------------------------------------------
 # Makes what a job's workers share: the Secret and the headless Service. Behind a new leader nobody remembers that they
 # are there, and no right to read Secrets is asked for. A quota that is used up, or an admission webhook, refuses to
-# make anew even what exists: a lost worker's replacement must not wait for them. Owned by `platform`; touches the
-# network through `api_writes`.
+# make anew even what exists: a lost worker's replacement must not wait for them. Touches the network through
+# `api_writes`.
 
 _PATHS = {"Secret": "secrets", "Service": "services"}
 

@@ -42,9 +42,9 @@ from surefoot_operator.platforms.local.run_folder import (
 )
 
 # ---- processes killed for memory -------------------------------------------------------------------------------------
-# Has the kernel's OOM killer end single processes. Touches cgroups (Linux, both versions); Each is moved into a memory
-# group of its own, which may use none: the first page that it needs from then on is refused, and the kernel ends it as
-# it ends any that is beyond its limit. The machine's memory is never used up. Where no group can be made, or the
+# Has the kernel's OOM killer end single processes. Touches cgroups (Linux, both versions). Each process is moved into a
+# memory group of its own, which may use none: the first page that it needs from then on is refused, and the kernel ends
+# it as it ends any that is beyond its limit. The machine's memory is never used up. Where no group can be made, or the
 # process needs nothing, SIGKILL stands in, and whoever tells of the end says so.
 
 _NEEDS_SECONDS = 5.0

@@ -1,4 +1,4 @@
-"""Implements the Fabric protocol for one job in a run folder.
+"""Implements the Fabric protocol for a local run: scheduler, job store, reads of the run folder.
 
 Touches the run folder and /proc. It binds pending workers to free live nodes, as a scheduler does; nodes start and end
 the processes.
@@ -172,8 +172,8 @@ def ignored_parts(spec: TrainingJobSpec) -> tuple[str, ...]:
 
 
 # ---- job store -------------------------------------------------------------------------------------------------------
-# Stores job and status in the run folder by compare-and-swap. Touches files; blocking: called in a thread by `platform`
-# and directly by the CLI. Lock, rename and both fsyncs keep a written status through a crash, and two leaders from
+# Stores job and status in the run folder by compare-and-swap. Touches files; blocking: the platform calls it in a
+# thread, the CLI directly. Lock, rename and both fsyncs keep a written status through a crash, and two leaders from
 # overwriting each other.
 
 
@@ -250,8 +250,8 @@ class Store:
 
 
 # ---- reads of the run folder -----------------------------------------------------------------------------------------
-# Reads what a run folder holds of its job, without changing anything. Touches files and /proc. Called by `platform`,
-# which binds workers beside it, and by the commands that look at a run of `surefoot local`: a look must never schedule.
+# Reads what a run folder holds of its job, without changing anything. Touches files and /proc. Called by the platform,
+# which also binds workers, and by the commands that look at a run of `surefoot local`: a look must never schedule.
 
 T = TypeVar("T")
 Nodes = Mapping[str, NodeRecord]

@@ -1,8 +1,8 @@
-"""Detects which workers of the committed world are lost.
+"""Detects lost workers and hangs in the committed world, and blames a rank, a node or the program.
 
 Pure; called by `plan`. Pod and node status is authoritative. A lost connection or a missed heartbeat counts only if no
-rank has reported a step since. If most workers look lost by that alone, the operator is assumed to be partitioned and
-nothing is decided: it would restart a healthy job otherwise.
+rank has reported a step after it. If most workers look lost by that alone, the operator assumes that it is partitioned
+itself and decides nothing: otherwise it would restart a healthy job.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from surefoot_operator.policy.core.facts import (
 from surefoot_operator.policy.failure.unhealthy_nodes import found_sick
 
 # ---- failures --------------------------------------------------------------------------------------------------------
-# Defines the reason that an epoch cannot continue.
+# Defines Loss, the reason why a world cannot continue, and Recheck, the time to look again.
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +73,10 @@ class Recheck:
 
 
 # ---- members that a new leader never heard ---------------------------------------------------------------------------
-# Judges members that a new leader never heard. Whoever was heard in this term is missed after the heartbeat timeout;
-# whoever was not may be on the way here. The others tell: they came, nobody comes after them any more, and none of them
-# makes a step, which takes every rank. That is no more and no less than what a leader knows of a member that fell
-# silent.
+# Judges members whose agent has not yet connected to a new leader. The heartbeat timeout does not apply to them: the
+# agent may still be reconnecting. Such a member counts as lost once at least half of the members are connected, none
+# has connected for QUIET_SECONDS, and either an agent reports a rank's exit or a step is overdue. A step takes every
+# rank, so a missing step is the same evidence that a leader has of a member that fell silent.
 
 QUIET_SECONDS = 1.0
 """A try that is not answered and the pause behind it: who lives has tried once more since the others came."""
@@ -126,8 +126,9 @@ def _trains(facts: Facts, session: SessionSeen) -> bool:
 
 
 # ---- faults of nodes -------------------------------------------------------------------------------------------------
-# Tells a program's failures from those of its node. A rank that a node killed by its own trouble ends like one with a
-# fault of its own: it would use up the budget of a program that did nothing, and nobody would look at the node.
+# Tells failures of the node from failures of the program. A rank that its node kills (out of memory, a bad GPU) exits
+# like a rank whose program failed. Unnoticed, that exit would use up the program's restart budget, and nobody would
+# inspect the node.
 
 
 def weighed(facts: Facts, loss: Loss, told: ExitSeen) -> Loss:
@@ -165,9 +166,8 @@ def _has_pod_limit(facts: Facts) -> bool:
 
 
 # ---- the rank that differs -------------------------------------------------------------------------------------------
-# Names the rank that differs, by stacks and by collectives. Stacks tell a rank that stands elsewhere in the program,
-# collectives one that stands in the same line and waits for something else. Where they name two ranks, one of them is
-# wrong, and nobody can say which.
+# Names the one rank that differs from all others. Stacks show a rank at another place in the program; collectives show
+# a rank at the same place that waits in another collective. If the two methods name different ranks, no rank is blamed.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Claims and commits worlds, and selects their members.
+"""Claims and commits worlds, selects members, and releases workers that wait too long for a world.
 
 Pure. Each change is one new status; the reconciler writes it by compare-and-swap on the old world, so of two leaders
 one loses.

@@ -1,6 +1,6 @@
-"""Decides when a job is complete, and when its deadline passes.
+"""Decides how a job ends, is suspended and is cleaned up, and when its finalizer is released.
 
-Pure.
+Pure. Also: the status of a job whose spec cannot be read, and whether a job is idle.
 """
 
 from __future__ import annotations
@@ -117,11 +117,12 @@ def ended_event(phase: str, reason: str) -> Event:
 
 
 # ---- finalizer -------------------------------------------------------------------------------------------------------
-# Holds a job's finalizer until its persistent data is deleted. Attempts are limited, those whose pod the API server
-# refuses included: what cannot be deleted is reported and left, so that no deletion hangs for ever.
+# Keeps a job's finalizer until its data in the persistent tier is deleted. The number of attempts is limited, and an
+# attempt whose pod the API server refuses counts. Data that cannot be deleted is reported and left, so that deleting
+# the job never hangs.
 
 PURGE_SECONDS = 600.0
-"""After this an attempt counts as failed, whatever it still does: also one that no node was found for."""
+"""An attempt that takes longer counts as failed, even if its pod still runs or was never scheduled."""
 
 PURGE_ATTEMPTS = 3
 AGAIN_SECONDS = 10.0
@@ -360,8 +361,8 @@ def _clean(facts: Facts, reason: str) -> tuple[Action, ...]:
 
 
 # ---- suspension ------------------------------------------------------------------------------------------------------
-# Promotes a suspended job's checkpoint before its workers are deleted. Nodes are rebooted while jobs are suspended, and
-# memory is lost with them.
+# Uploads a suspended job's checkpoint before its workers are deleted: nodes are often rebooted during a suspension, and
+# the memory tier is lost with them.
 
 PROMOTION_SECONDS = 600.0
 """How long workers of a job that is suspended are kept for its upload."""
@@ -408,8 +409,8 @@ def suspended_message(facts: Facts, parent: Checkpoint | None) -> str:
 
 
 # ---- invalid spec ----------------------------------------------------------------------------------------------------
-# Reports an invalid spec in the job's status. Pure; called by `reconcile`, which cannot plan such a job. It is not
-# final: it ends once the spec can be read.
+# Reports in the status that the spec is invalid. Pure; called by `reconcile`, which cannot plan such a job. The report
+# is withdrawn as soon as the spec can be read.
 
 INVALID = "Invalid"
 
@@ -468,7 +469,7 @@ def is_idle(job: TrainingJob, status: JobStatus, workers: Sequence[WorkerSeen]) 
 
 
 # ---- decision --------------------------------------------------------------------------------------------------------
-# Holds what one phase of a job decides.
+# Holds what one phase of a job decides: reason, next status, actions, events, times to wake.
 
 NO_WORKERS = frozenset[int]()
 

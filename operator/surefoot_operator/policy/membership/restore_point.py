@@ -51,9 +51,9 @@ from surefoot_operator.policy.membership.restore_decisions import (
 )
 
 # ---- initial restore -------------------------------------------------------------------------------------------------
-# Chooses the initial restore point: step 0 or an older job's checkpoint. Pure; called by `restore_point` for the first
-# epoch, and for a later one without any checkpoint on its lineage. An older job's checkpoint is chosen once and kept in
-# status; again only if it is unreadable.
+# Chooses the initial restore point: step 0 or an older job's checkpoint. Pure; called below for the first epoch, and
+# for a later one without any checkpoint on its lineage. An older job's checkpoint is chosen once and kept in status;
+# again only if it is unreadable.
 
 _MOST_NAMED = 8
 

@@ -1,4 +1,4 @@
-"""Reconciles workers: creates missing, replaces dead, deletes surplus ones.
+"""Creates, replaces and deletes workers, and the pod group that a gang scheduler requires.
 
 Pure. An attempt is counted in status before it is created, so none is ever used twice; a refused create is retried
 under its own. Members of a committed world are not touched here: losing one changes the world, which is decided first.

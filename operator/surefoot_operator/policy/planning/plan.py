@@ -59,7 +59,7 @@ from surefoot_operator.policy.report.blockers import hindrance, unheard_due, unh
 from surefoot_operator.policy.report.status_conditions import known_loss, status_change_events, summarised
 
 # ---- plan of a claimed epoch -----------------------------------------------------------------------------------------
-# Plans a claimed epoch: its restore point, its members, its commit. Pure; called by `plan` while a world is Claimed. A
+# Plans a claimed epoch: its restore point, its members, its commit. Pure; called below while a world is Claimed. A
 # claim that waits keeps its reason and a time to look again, so that nothing waits without a word or for ever.
 
 UPLOAD_AFTER_SECONDS = 30.0

@@ -1,4 +1,4 @@
-"""Summarises a job's phase, conditions, message and progress.
+"""Derives a job's phase, conditions, message, events and tier contents for its status.
 
 Pure; the last part of a plan.
 """

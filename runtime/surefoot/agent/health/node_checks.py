@@ -138,8 +138,8 @@ def _leading(text: str) -> float:
 
 
 # ---- kernel log ------------------------------------------------------------------------------------------------------
-# Reads new lines of the kernel's log, where it may be read. Reads /dev/kmsg only, without waiting; In most containers
-# it is closed: then nothing is known from it, and nothing is concluded.
+# Reads new lines of the kernel's log from /dev/kmsg, without waiting. In most containers it is closed: then nothing is
+# known from it, and nothing is concluded.
 
 _RECORD_BYTES = 8192
 """The kernel refuses a read that is smaller than its record."""

@@ -135,7 +135,7 @@ def _signal_name(number: int) -> str:
 # Detects kills by the kernel's OOM killer, and whose limit was reached. Counters are read before trainers start and
 # when one is gone. A process that the OOM killer ends leaves no word: it looks like any SIGKILL, and people look for a
 # fault where a limit was reached; and a node that others filled would use up the budget of a program that did nothing.
-# Reads /sys, /proc and the kernel's log only;.
+# Reads /sys, /proc and the kernel's log only.
 
 Limit = Literal["", "limit", "node"]
 """Whose memory was used up: the container's own limit, the node's, or nobody's."""

@@ -18,8 +18,8 @@ from typing import IO
 
 # ---- rate limit ------------------------------------------------------------------------------------------------------
 # Limits the bytes of trainer logs that reach stdout. Pure. What it leaves out is counted and said. A trainer that
-# prints in a loop must not fill a node's disk with container logs, nor hide the other ranks' words. Used by
-# `log_forwarder`; time is an argument.
+# prints in a loop must not fill a node's disk with container logs, nor hide the other ranks' words. Time is an
+# argument.
 
 BYTES_PER_SECOND = 256 << 10
 BURST_BYTES = 4 << 20

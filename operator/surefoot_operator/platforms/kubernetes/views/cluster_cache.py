@@ -65,7 +65,7 @@ class DerivedCache(Generic[T]):
 
 
 # ---- cluster views ---------------------------------------------------------------------------------------------------
-# Keeps what all jobs see of nodes and holders. Owned by `cluster_cache`, asked by each job's fabric. It is made once:
+# Keeps what all jobs see of nodes and holders. Owned by the cache, asked for by each job's fabric. It is made once:
 # jobs that ask alike get the same tuple until something in it changes. Made by each for itself, the nodes of a thousand
 # jobs were a million values, and as many comparisons at each change.
 
