@@ -46,6 +46,16 @@ ROWS: tuple[NightlyRows, ...] = (
         unless_changed=("tests/simulator", "runtime/surefoot/protocol"),
     ),
     NightlyRows(
+        "chart/test_images.py",
+        r"test_the_(operators_image|wheel_that_other_images_take)\w+",
+        (
+            "chart/test_images.py::test_what_is_copied_exists_and_is_not_ignored",
+            "chart/test_images.py::test_what_the_runtimes_image_installs_can_be_had",
+            "pure/test_extras.py::test_a_command_without_its_part_says_which",
+        ),
+        text="the operator's image, its install lines run",
+    ),
+    NightlyRows(
         "integration/test_layouts.py",
         r"test_a_layout_returns_into_every_layout\[.*",
         ("pure/restore/test_layout_pairs.py::test_every_pair_of_layouts_at_eight_pairs_of_sizes",),
