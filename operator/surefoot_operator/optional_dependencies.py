@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 
 _PARTS = {
-    "cli": ("rich", "yaml", "kubernetes", "shtab"),
+    "cli": ("rich", "yaml", "jinja2", "kubernetes", "shtab"),
     "operator": ("kopf", "kubernetes", "cryptography", "yaml"),
     "runtime": ("torch", "numpy", "boto3", "botocore", "safetensors"),
 }

@@ -1,8 +1,25 @@
-"""The style of the page of dashboards: light and dark, phone and desktop."""
+"""The style of the page of dashboards, light and dark, phone and desktop, and how its elements are written."""
 
 from __future__ import annotations
 
-from surefoot_operator.cli.report.charts import Markup
+from markupsafe import Markup, escape
+
+
+def element(name: str, /, *children: str | Markup | None, **attributes: str | float | None) -> Markup:
+    """Builds one element; strings are escaped, None is left out.
+
+    `class_` is the attribute class, `stroke_width` stroke-width; numbers have two decimals.
+    """
+    texts = {
+        key.rstrip("_").replace("_", "-"): value if isinstance(value, str) else f"{value:.2f}".rstrip("0").rstrip(".")
+        for key, value in attributes.items()
+        if value is not None
+    }
+    start = Markup("").join(Markup(' {}="{}"').format(key, value) for key, value in texts.items())
+    inner = Markup("").join(escape(child) for child in children if child is not None)
+    end = "" if name == "meta" else Markup("</{}>").format(name)
+    return Markup("<{}{}>").format(name, start) + inner + end
+
 
 STYLE = Markup(
     """

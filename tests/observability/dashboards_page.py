@@ -11,11 +11,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from observability.boards_style import STYLE
+from markupsafe import Markup
+
+from observability.boards_style import STYLE, element
 from observability.panel_drawing import Line, Panel, Span, drawn_panel
 from support.expressions import FILES, filled
 from support.servers.prometheus import Prometheus
-from surefoot_operator.cli.report.charts import Markup, element
 
 COLUMNS = 24
 """Of Grafana's grid."""
@@ -72,7 +73,7 @@ def boards_page(boards: Boards) -> str:
     )
     sections = [part for board in boards.boards for part in _board(board, boards.begin, boards.end)]
     body = element("body", element("main", element("p", NOT_GRAFANA, class_="notice"), *sections))
-    return f"<!doctype html>\n{element('html', head, body, lang='en').text}\n"
+    return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
 
 
 def _board(board: Board, begin: float, end: float) -> list[Markup]:

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from surefoot_operator.cli.report.charts import Markup, element
-from surefoot_operator.cli.report.report_data import ticks
+from markupsafe import Markup
+
+from observability.boards_style import element
+from surefoot_operator.cli.report.charts import ticks
 
 Points = tuple[tuple[float, float], ...]
 

@@ -8,7 +8,7 @@ from surefoot.protocol.checkpoints.completeness import LineageEntry
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import Incident
 from surefoot_operator.cli.local.progress import LedgerLine
-from surefoot_operator.cli.report.report_data import RunRecords
+from surefoot_operator.cli.local.run_report import RunRecords
 
 BEGAN = 1000.0
 FAILED = Incident(

@@ -53,7 +53,7 @@ from surefoot_operator.cli.local.progress import KINDS, Fault, FaultError, RunPr
 from surefoot_operator.cli.local.snapshot import NewestCheckpoint, Row, RunSnapshot, take
 from surefoot_operator.cli.local.supervise import Scene, Supervisor
 from surefoot_operator.cli.report.command import UNDISTURBED, report_of_run
-from surefoot_operator.cli.report.page import page
+from surefoot_operator.cli.report.page import render_page
 from surefoot_operator.optional_dependencies import lacking
 from surefoot_operator.platforms.local.local_nodes import Machine
 from surefoot_operator.platforms.local.platform import Store, ignored_parts
@@ -319,7 +319,7 @@ def _run_in(request: LocalRequest, root: Path, stop: StopRequest) -> int:
 def _report_text(path: Path, root: Path, ended: run_report.EndedRun, found: run_report.Conclusion) -> str:
     if path.suffix.lower() not in _PAGE_ENDINGS:
         return json.dumps(found.report, indent=2)
-    return page(report_of_run(root, ended.progress, ended.struck, found.comparison), __version__)
+    return render_page(report_of_run(root, ended.progress, ended.struck, found.comparison), __version__)
 
 
 def _write_report(path: Path, text: str) -> bool:

@@ -52,7 +52,7 @@ class LedgerLine:
 class Account:
     """Counts of samples and steps along the final lineage.
 
-    `batch` is the largest step's samples.     `lost` and `repeated` count samples, `missing_steps` names steps without any line. `unknown` counts samples of ranks
+    `batch` is the largest step's samples. `lost` and `repeated` count samples, `missing_steps` names steps without any line. `unknown` counts samples of ranks
     that have no line of their step: a line that could not be written proves no sample lost.
     """
 
@@ -64,6 +64,13 @@ class Account:
     unknown: int = 0
     skipped: tuple[tuple[int, int], ...] = ()
     """Positions [start, stop) that a rollback had loaders leave out: neither lost nor trained on."""
+
+    @property
+    def skipped_count(self) -> int:
+        return sum(stop - start for start, stop in self.skipped)
+
+
+LinesByStep = dict[int, list[LedgerLine]]
 
 
 def parse_line(text: str) -> LedgerLine | None:
@@ -88,7 +95,7 @@ def parse_line(text: str) -> LedgerLine | None:
         return None
 
 
-def counted_lines(lines: Iterable[LedgerLine], lineage: Lineage) -> dict[int, list[LedgerLine]]:
+def counted_lines(lines: Iterable[LedgerLine], lineage: Lineage) -> LinesByStep:
     """Keeps each step's lines of the one epoch whose execution counts."""
     if not lineage:
         return {}
@@ -112,7 +119,7 @@ def world_size_by_step(of_step: Mapping[int, Sequence[LedgerLine]], lineage: Lin
     return {step: sizes[epoch] for step, epoch in found.items() if epoch in sizes}
 
 
-def drop_unfinished(of_step: dict[int, list[LedgerLine]], ranks: Mapping[int, int]) -> dict[int, list[LedgerLine]]:
+def drop_unfinished(of_step: LinesByStep, ranks: Mapping[int, int]) -> LinesByStep:
     """Drops the newest steps that not every rank has finished.
 
     An interrupted run ends in the middle of them.

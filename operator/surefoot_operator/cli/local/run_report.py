@@ -6,19 +6,22 @@ fault), from its first sign.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from surefoot.protocol.checkpoints.completeness import Lineage, first_step
 from surefoot_operator.api.spec import TrainingJob
-from surefoot_operator.api.status import Incident, JobStatus
+from surefoot_operator.api.status import Incident, JobStatus, SkippedData
 from surefoot_operator.cli.checkpoints import run_tool
 from surefoot_operator.cli.command_base import say
 from surefoot_operator.cli.local.progress import (
     Account,
     Fault,
+    LedgerLine,
+    LinesByStep,
     RunProgress,
     count_samples,
     counted_lines,
@@ -67,21 +70,50 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class RunFacts:
-    """Input of `build`."""
+class RunRecords:
+    """What the folder of a local run holds, and what only `surefoot local` itself knows of the run."""
 
-    outcome: str
+    lines: tuple[tuple[str, LedgerLine], ...]
+    """Each with its worker, `INDEX-ATTEMPT`."""
     lineage: Lineage
-    restored_from: dict[int, str | None]
     incidents: tuple[Incident, ...]
-    struck: tuple[Struck, ...]
-    account: Account | None
-    checkpoints: Checkpoints
+    checkpoints: Checkpoints | None = None
+    undisturbed: Mapping[int, float] | None = None
+    """The losses of a run without faults."""
+    struck: tuple[Struck, ...] = ()
     comparison: Comparison | None = None
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    """Where the job's seconds went, by category; empty: it never started."""
-    age_seconds: float | None = None
-    """From its start to its end, or to the last that is known."""
+    skipped: tuple[SkippedData, ...] = ()
+
+
+def read_records(progress: RunProgress, struck: tuple[Struck, ...] = ()) -> RunRecords:
+    """Reads the whole ledger of a run that `progress` has followed."""
+    lines = tuple(progress.lines_by_worker())
+    stall_seconds = median_stall_seconds(line for _, line in lines)
+    return RunRecords(
+        lines=lines,
+        lineage=progress.lineage,
+        incidents=tuple(sorted(progress.incidents.values(), key=lambda i: i.detected_seconds)),
+        checkpoints=Checkpoints(len(progress.completed), progress.checkpoint_bytes, stall_seconds),
+        struck=struck,
+        skipped=progress.status.skipped,
+    )
+
+
+def counted_lines_of(run: RunRecords) -> LinesByStep:
+    """By step, the lines of the execution that counts."""
+    return counted_lines((line for _, line in run.lines), run.lineage)
+
+
+def count_run(run: RunRecords, counted: LinesByStep, is_complete: bool) -> tuple[LinesByStep, Account | None]:
+    """Drops the steps that an unfinished run has only begun, and counts samples of the others."""
+    ranks = world_size_by_step(counted, run.lineage)
+    kept = counted if is_complete else drop_unfinished(counted, ranks)
+    return kept, count_samples(kept, first_step(run.lineage), ranks, skips_of(run.lineage, run.skipped))
+
+
+def read_losses(progress: RunProgress) -> dict[int, float]:
+    """The loss of each step that counts."""
+    return mean_loss_by_step(counted_lines(progress.all_lines(), progress.lineage))
 
 
 def cause_of(incident: Incident, struck: Iterable[Struck]) -> Struck | None:
@@ -141,41 +173,48 @@ def sources_of(lineage: Lineage, incidents: Sequence[Incident]) -> dict[int, str
     return found
 
 
-def build_report(run: RunFacts) -> dict[str, Any]:
+def build_report(outcome: str, run: RunRecords, account: Account | None, status: JobStatus) -> dict[str, Any]:
     """Builds the JSON report."""
-    compared = run.comparison
+    compared = run.comparison or Comparison(None, None, None, None)
+    sources = sources_of(run.lineage, run.incidents)
+    seconds, age_seconds = _time(status)
     return {
-        "outcome": run.outcome,
+        "outcome": outcome,
         "epochs": [
             {
                 "epoch": entry.epoch,
                 "world": entry.size,
                 "from_step": entry.parent.step if entry.parent else 0,
-                "restored_from": run.restored_from.get(entry.epoch) if entry.parent else None,
+                "restored_from": sources.get(entry.epoch) if entry.parent else None,
             }
             for entry in run.lineage
         ],
         "incidents": [incident_report(incident, run.struck) for incident in run.incidents],
-        "max_loss_difference": compared.max_loss_difference if compared else None,
-        "max_parameter_difference": compared.max_parameter_difference if compared else None,
-        "parameters_bit_exact": compared.bit_exact if compared else None,
-        "parameters_compared_at_step": compared.step if compared else None,
-        "samples_lost": run.account.lost if run.account else None,
-        "samples_repeated": run.account.repeated if run.account else None,
-        "samples_unknown": run.account.unknown if run.account else None,
-        "samples_skipped": sum(stop - start for start, stop in run.account.skipped) if run.account else None,
-        "samples_skipped_at": [list(span) for span in run.account.skipped] if run.account else [],
-        "steps": run.account.steps if run.account else None,
-        "checkpoints": {
-            "complete": run.checkpoints.complete,
-            "bytes": run.checkpoints.bytes,
-            "median_stall_seconds": run.checkpoints.median_stall_seconds,
-        },
-        "age_seconds": None if run.age_seconds is None else round(run.age_seconds, 4),
-        "seconds": {category: round(spent, 4) for category, spent in run.seconds.items() if spent},
-        "goodput": goodput(run.seconds) if run.seconds else None,
-        "faults": [{"fault": str(s.fault), "step": s.step} for s in run.struck],
+        "max_loss_difference": compared.max_loss_difference,
+        "max_parameter_difference": compared.max_parameter_difference,
+        "parameters_bit_exact": compared.bit_exact,
+        "parameters_compared_at_step": compared.step,
+        "samples_lost": account.lost if account else None,
+        "samples_repeated": account.repeated if account else None,
+        "samples_unknown": account.unknown if account else None,
+        "samples_skipped": account.skipped_count if account else None,
+        "samples_skipped_at": [list(span) for span in account.skipped] if account else [],
+        "steps": account.steps if account else None,
+        "checkpoints": dataclasses.asdict(run.checkpoints or Checkpoints(0, None, None)),
+        "age_seconds": None if age_seconds is None else round(age_seconds, 4),
+        "seconds": {category: round(spent, 4) for category, spent in seconds.items() if spent},
+        "goodput": goodput(seconds) if seconds else None,
+        "faults": [{"fault": str(struck.fault), "step": struck.step} for struck in run.struck],
     }
+
+
+def _time(status: JobStatus) -> tuple[Mapping[str, float], float | None]:
+    """Where the seconds went until the end, or until the last change that is stored; and their sum."""
+    if status.start_seconds is None:
+        return {}, None
+    spent = status.time_spent
+    until = spent.since_seconds if status.completion_seconds is None else status.completion_seconds
+    return seconds_spent(spent, until), until - status.start_seconds
 
 
 _PHASES = (
@@ -322,61 +361,34 @@ class Conclusion:
 def conclude(ended: EndedRun, reference: EndedRun | None) -> Conclusion:
     """Builds the report and closing lines of a run and its reference."""
     progress = ended.progress
-    lines = list(progress.all_lines())
-    kept = counted_lines(lines, progress.lineage)
-    ranks = world_size_by_step(kept, progress.lineage)
-    if ended.outcome != "Complete":
-        kept = drop_unfinished(kept, ranks)
-    skips = skips_of(progress.lineage, progress.status.skipped)
-    account = count_samples(kept, first_step(progress.lineage), ranks, skips)
-    incidents = tuple(sorted(progress.incidents.values(), key=lambda i: i.detected_seconds))
-    compared = None if reference is None else _compare(ended, reference, mean_loss_by_step(kept))
-    found = build_report(
-        RunFacts(
-            outcome=ended.outcome,
-            lineage=progress.lineage,
-            restored_from=sources_of(progress.lineage, incidents),
-            incidents=incidents,
-            struck=ended.struck,
-            account=account,
-            checkpoints=Checkpoints(len(progress.completed), progress.checkpoint_bytes, median_stall_seconds(lines)),
-            comparison=compared,
-            **_time(progress.status),
-        )
-    )
-    said = [*timeline(found)]
-    said += [f"fault not injected, its step was never finished: {fault}" for fault in ended.unstruck]
-    if compared is not None and compared.problem:
-        said.append(f"the parameters could not be compared: {compared.problem}")
+    run = read_records(progress, ended.struck)
+    kept, account = count_run(run, counted_lines_of(run), ended.outcome == "Complete")
+    if reference is not None:
+        run = dataclasses.replace(run, comparison=_compare(ended, reference, mean_loss_by_step(kept)))
+    report = build_report(ended.outcome, run, account, progress.status)
+    lines = timeline(report)
+    lines += [f"fault not injected, its step was never finished: {fault}" for fault in ended.unstruck]
+    problem = run.comparison.problem if run.comparison is not None else ""
+    if problem:
+        lines.append(f"the parameters could not be compared: {problem}")
     if ended.outcome not in ("Complete", "Interrupted"):
-        said += explain_failure(progress)
-    said += verdict(found)
-    whole = account is None or (account.lost == account.repeated == account.unknown == 0)
-    return Conclusion(found, tuple(said), whole and (compared is None or not compared.problem), compared)
-
-
-def _time(status: JobStatus) -> dict[str, Any]:
-    """Where the seconds went until the end, or until the last change that is stored."""
-    if status.start_seconds is None:
-        return {}
-    spent = status.time_spent
-    until = spent.since_seconds if status.completion_seconds is None else status.completion_seconds
-    return {"seconds": seconds_spent(spent, until), "age_seconds": until - status.start_seconds}
+        lines += explain_failure(progress)
+    lines += verdict(report)
+    is_sound = not problem and (account is None or account.lost == account.repeated == account.unknown == 0)
+    return Conclusion(report, tuple(lines), is_sound, run.comparison)
 
 
 def _compare(ended: EndedRun, reference: EndedRun, losses: dict[int, float]) -> Comparison:
     if reference.outcome != "Complete":
         problem = f"the undisturbed run ended {reference.outcome}: {reference.progress.status.message}"
         return Comparison(None, None, None, None, problem)
-    progress = reference.progress
-    undisturbed = mean_loss_by_step(counted_lines(progress.all_lines(), progress.lineage))
-    found = compare_parameters(ended.job, reference.job)
+    difference = compare_parameters(ended.job, reference.job)
     return Comparison(
-        max_loss_difference=largest_difference(losses, undisturbed),
-        max_parameter_difference=found.get("max_difference"),
-        bit_exact=found.get("bit_exact"),
-        step=found.get("step"),
-        problem=str(found.get("problem") or ""),
+        max_loss_difference=largest_difference(losses, read_losses(reference.progress)),
+        max_parameter_difference=difference.get("max_difference"),
+        bit_exact=difference.get("bit_exact"),
+        step=difference.get("step"),
+        problem=str(difference.get("problem") or ""),
     )
 
 

@@ -1,138 +1,114 @@
-"""Draws charts as SVG.
+"""Computes the places of the report's charts and bars.
 
-Pure: data to markup. Colours are classes, which the page's style defines for light and dark; lines differ in width and dashes, marks in
-shape and number too, since colour alone tells some readers nothing.
+Pure: values to pixels, which the template draws. A chart has one drawing for wide and one for narrow screens, as text keeps its
+size on a phone. Marks differ in shape and number, lines in width and dashes, since colour alone tells some readers nothing.
 """
 
 from __future__ import annotations
 
-import html
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from surefoot.protocol.text import plain, shorten
-from surefoot_operator.cli.report.report_data import (
-    PhaseFacts,
-    Point,
-    logarithmic_ticks,
-    thinned,
-    ticks,
-    wants_logarithm,
-)
-from surefoot_operator.policy.report.time_spent import CATEGORIES
+# ---- curves ----------------------------------------------------------------------------------------------------------
+# Thins curves and chooses the ticks of their axes. A run of 100,000 steps has more points than a screen has columns: of
+# each column the lowest and the highest are kept, so that a spike of one step is still there.
 
-# ---- markup ----------------------------------------------------------------------------------------------------------
-# Builds HTML and SVG elements whose text is always escaped. What a page shows was written by others, as names, messages
-# and exceptions of programs: a string can only become text, never an element, so that none of them runs in the browser
-# of whoever looks.
+Point = tuple[float, float]
 
-LONGEST_TEXT = 2000
-"""Characters of one piece of foreign text: a hang's stacks would fill a page."""
-
-_VOID = frozenset({"meta", "br"})
+_LARGEST = 1e300
+"""The distance of two larger values may overflow."""
+_LOGARITHMIC_RATIO = 50.0
+"""The ratio of the largest value to the smallest at which a linear axis shows the largest alone."""
 
 
-@dataclass(frozen=True, slots=True)
-class Markup:
-    """Finished markup; only `element` and constants of this package make it."""
-
-    text: str
-
-
-Child = str | Markup | None
-Attribute = str | float | None
-
-
-def element(name: str, /, *children: Child, **attributes: Attribute) -> Markup:
-    """Builds one element; strings are escaped, None is left out.
-
-    Args:
-        name: the element's name.
-        children: text, or elements.
-        attributes: `class_` is class, `stroke_width` is stroke-width; numbers have two decimals.
-    """
-    told = "".join(f' {_key(key)}="{_value(value)}"' for key, value in attributes.items() if value is not None)
-    if name in _VOID:
-        return Markup(f"<{name}{told}>")
-    return Markup(f"<{name}{told}>{joined(*children).text}</{name}>")
+def thin_curve(points: Sequence[Point], columns: int) -> list[Point]:
+    """Keeps each column's lowest and highest point, and both ends."""
+    if len(points) <= 2 * columns:
+        return list(points)
+    first, last = points[0][0], points[-1][0]
+    width = (last - first) / columns or 1.0
+    extremes: dict[int, tuple[Point, Point]] = {}
+    for point in points:
+        column = min(columns - 1, int((point[0] - first) / width))
+        low, high = extremes.get(column, (point, point))
+        extremes[column] = (min(low, point, key=lambda p: p[1]), max(high, point, key=lambda p: p[1]))
+    return sorted({points[0], points[-1], *(point for pair in extremes.values() for point in pair)})
 
 
-def joined(*children: Child) -> Markup:
-    """Joins text and elements in order."""
-    return Markup(
-        "".join(one.text if isinstance(one, Markup) else _escaped(one) for one in children if one is not None)
-    )
+def select_finite(points: Iterable[tuple[int, float]]) -> list[Point]:
+    """Leaves out values that no axis can have."""
+    return [(float(step), value) for step, value in points if math.isfinite(value) and abs(value) < _LARGEST]
 
 
-def decimal(value: float) -> str:
-    """Writes at most two decimals, none that say nothing."""
-    text = f"{value:.2f}".rstrip("0").rstrip(".")
-    return "0" if text in ("-0", "") else text
+def needs_logarithm(values: Sequence[float]) -> bool:
+    """Whether only a logarithmic axis would show the small values."""
+    return bool(values) and min(values) > 0 and max(values) / min(values) >= _LOGARITHMIC_RATIO
 
 
-def _escaped(text: str) -> str:
-    return html.escape(plain(shorten(text, LONGEST_TEXT)), quote=True)
+def ticks(low: float, high: float, max_count: int) -> list[float]:
+    """Chooses at most `max_count` round values from `low` to `high`."""
+    if not high > low:
+        return [low]
+    step = _round_up((high - low) / max_count)
+    first = math.ceil(low / step)
+    return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def _value(value: str | float) -> str:
-    return html.escape(plain(value), quote=True) if isinstance(value, str) else decimal(value)
+def logarithmic_ticks(low: float, high: float, max_count: int) -> list[float]:
+    """Chooses powers of ten; linear ticks where the range has fewer than two of them."""
+    begin, end = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    stride = max(1, math.ceil((end - begin) / max_count))
+    powers = [10.0**power for power in range(begin, end + 1, stride) if low <= 10.0**power <= high]
+    return powers if len(powers) > 1 else ticks(low, high, max_count)
 
 
-def _key(name: str) -> str:
-    return name.rstrip("_").replace("_", "-")
+def _round_up(step: float) -> float:
+    """The next of 1, 2, 5, 10, …; never 0."""
+    power = 10.0 ** math.floor(math.log10(step))
+    return next((factor * power for factor in (1, 2, 5) if factor * power >= step * 0.999), 10 * power)
 
 
 # ---- charts ----------------------------------------------------------------------------------------------------------
 
-_TOP, _RIGHT, _BOTTOM, _LEFT = 44.0, 12.0, 36.0, 52.0
+TOP, RIGHT, BOTTOM, LEFT = 44.0, 12.0, 36.0, 52.0
+"""Margins of a drawing in pixels."""
 _FLOOR = 24.0
 _BAND_LABEL_PIXELS = 58.0
 """A narrower band has no room for its name."""
 _MARK_GAP_PIXELS = 4.0
-_MOST_SAID = 5
-"""Of marks that share one."""
+_MAX_TITLES = 5
+"""Of the incidents that share one mark."""
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """One line of a chart.
-
-    `kind` is its class: kept, discarded, undisturbed, stall.
-    """
+class Curve(NamedTuple):
+    """One line of a chart; `kind` is its class: kept, discarded, undisturbed, stall."""
 
     kind: str
-    points: tuple[Point, ...]
+    points: Sequence[Point]
 
 
-@dataclass(frozen=True, slots=True)
-class XBand:
-    """A part of the x axis with a name, as an epoch."""
+class XBand(NamedTuple):
+    """A part of the x axis with a name, as a generation."""
 
     begin: float
     end: float
     label: str
 
 
-@dataclass(frozen=True, slots=True)
-class ChartMark:
-    """A vertical line with a number in a shape.
-
-    A square is a planned change, a circle a failure.
-    """
+class ChartMark(NamedTuple):
+    """A vertical line with a number in a shape: a square for a planned change, a circle for a failure."""
 
     x: float
     label: str
-    said: str
+    title: str
     planned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """What a chart shows.
-
-    `title` and `description` are for who cannot see it.
-    """
+    """The content of a chart; `title` and `description` are for readers who cannot see it."""
 
     name: str
     title: str
@@ -145,58 +121,102 @@ class Chart:
     from_zero: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ChartFrame:
-    """A drawing's size in pixels.
-
-    One for each width of screen: text keeps its size on a phone.
-    """
-
-    kind: str
-    width: float
-    height: float
-
-
-FRAMES = (ChartFrame("wide", 960, 360), ChartFrame("narrow", 360, 280))
+FRAMES = {"wide": (960.0, 360.0), "narrow": (360.0, 280.0)}
+"""Width and height of the drawings in pixels."""
 
 
 @dataclass(frozen=True, slots=True)
-class Axes:
-    """Maps values to pixels of one frame."""
+class Drawing:
+    """Maps the values of a chart to pixels of one frame."""
 
-    frame: ChartFrame
+    chart: Chart
+    frame: str
     x_from: float
     x_to: float
     y_from: float
     y_to: float
     logarithmic: bool
-    floor: float = 0.0
-    """Pixels beneath the lowest value, where bands have their names."""
+
+    @property
+    def width(self) -> float:
+        return FRAMES[self.frame][0]
+
+    @property
+    def height(self) -> float:
+        return FRAMES[self.frame][1]
+
+    @property
+    def bottom(self) -> float:
+        return self.height - BOTTOM
 
     def x(self, value: float) -> float:
-        room = self.frame.width - _LEFT - _RIGHT
-        return _LEFT + room * (value - self.x_from) / ((self.x_to - self.x_from) or 1.0)
+        return LEFT + (self.width - LEFT - RIGHT) * (value - self.x_from) / ((self.x_to - self.x_from) or 1.0)
 
     def y(self, value: float) -> float:
-        room = self.frame.height - _TOP - _BOTTOM - self.floor
+        floor = _FLOOR if self.chart.bands else 0.0
         low, high, at = (math.log10(v) if self.logarithmic else v for v in (self.y_from, self.y_to, value))
-        return self.frame.height - _BOTTOM - self.floor - room * (at - low) / ((high - low) or 1.0)
+        return self.bottom - floor - (self.bottom - TOP - floor) * (at - low) / ((high - low) or 1.0)
+
+    def rows(self) -> list[float]:
+        return (logarithmic_ticks if self.logarithmic else ticks)(self.y_from, self.y_to, 6)
+
+    def columns(self) -> list[float]:
+        max_count = max(2, min(10, int((self.width - LEFT - RIGHT) / (8 * len(f"{self.x_to:.0f}") + 24))))
+        return [value for value in ticks(self.x_from, self.x_to, max_count) if value == int(value)]
+
+    def points(self, curve: Curve) -> list[Point]:
+        """Places as many points of a curve as the frame has room for."""
+        return [(self.x(x), self.y(y)) for x, y in thin_curve(curve.points, int(self.width))]
+
+    def bands(self) -> Iterator[tuple[float, float, str, bool]]:
+        """Yields each visible band's x, width, label (empty without room for it) and whether its place is odd."""
+        for place, band in enumerate(self.chart.bands):
+            begin, end = self.x(max(band.begin, self.x_from)), self.x(min(band.end, self.x_to))
+            if end > begin:
+                label = band.label if end - begin >= 2 * _BAND_LABEL_PIXELS else band.label.split(",")[0]
+                yield begin, end - begin, label if end - begin >= _BAND_LABEL_PIXELS else "", bool(place % 2)
+
+    def marks(self) -> Iterator[tuple[float, float, float, str, str, bool]]:
+        """Yields marks: x of the line; left, width and label of the box; title; whether it is planned.
+
+        Marks whose boxes would overlap are merged; the box of several names the first and the last.
+        """
+        groups: list[tuple[float, list[ChartMark]]] = []
+        for mark in sorted(self.chart.marks, key=lambda mark: mark.x):
+            x, group = self.x(min(max(mark.x, self.x_from), self.x_to)), [mark]
+            # a label that grows may reach the box before it
+            while groups and self._box_left(x, group) < (
+                self._box_left(*groups[-1]) + _box_width(groups[-1][1]) + _MARK_GAP_PIXELS
+            ):
+                x, former = groups.pop()
+                group = [*former, *group]
+            groups.append((x, group))
+        for x, group in groups:
+            more = f"; and {len(group) - _MAX_TITLES} more" if len(group) > _MAX_TITLES else ""
+            title = "; ".join(mark.title for mark in group[:_MAX_TITLES]) + more
+            planned = all(mark.planned for mark in group)
+            yield x, self._box_left(x, group), _box_width(group), _box_label(group), title, planned
+
+    def _box_left(self, x: float, group: Sequence[ChartMark]) -> float:
+        """Where a box begins; one at the edge is moved inwards."""
+        width = _box_width(group)
+        return min(max(x - width / 2, 0.0), self.width - width)
 
 
-def drawn_chart(chart: Chart) -> Markup:
-    """Draws a chart for wide and for narrow screens.
-
-    The page's style shows one of them.
-    """
-    return joined(*(_drawn(chart, frame) for frame in FRAMES))
+def _box_width(group: Sequence[ChartMark]) -> float:
+    return max(19.0, 10.0 + 7.5 * len(_box_label(group)))
 
 
-def axes_of(chart: Chart, frame: ChartFrame) -> Axes:
-    """Chooses both ranges by the data; a flat curve gets some room."""
+def _box_label(group: Sequence[ChartMark]) -> str:
+    return group[0].label if len(group) == 1 else f"{group[0].label}–{group[-1].label}"
+
+
+def draw_chart(chart: Chart) -> list[Drawing]:
+    """Chooses both ranges by the data, for each frame; a flat curve gets some room."""
     xs = [point[0] for curve in chart.curves for point in curve.points]
     ys = [point[1] for curve in chart.curves for point in curve.points]
     x_from, x_to = min(xs, default=0.0), max(xs, default=1.0)
-    logarithmic = not chart.from_zero and wants_logarithm(ys)
+    logarithmic = not chart.from_zero and needs_logarithm(ys)
     low, high = min(ys, default=0.0), max(ys, default=1.0)
     if chart.from_zero:
         low = min(0.0, low)
@@ -205,187 +225,31 @@ def axes_of(chart: Chart, frame: ChartFrame) -> Axes:
         low, high = (low if chart.from_zero else low - spread), high + spread
     elif not logarithmic:
         high += (high - low) * 0.03
-    return Axes(
-        frame, x_from, x_to if x_to > x_from else x_from + 1, low, high, logarithmic, _FLOOR if chart.bands else 0.0
-    )
+    x_to = x_to if x_to > x_from else x_from + 1
+    return [Drawing(chart, frame, x_from, x_to, low, high, logarithmic) for frame in FRAMES]
 
 
-def _drawn(chart: Chart, frame: ChartFrame) -> Markup:
-    axes = axes_of(chart, frame)
-    ids = f"{chart.name}-{frame.kind}"
-    return element(
-        "svg",
-        element("title", chart.title, id=f"{ids}-title"),
-        element("desc", chart.description, id=f"{ids}-desc"),
-        _bands(chart, axes),
-        _grid(chart, axes),
-        *(_path(curve, axes) for curve in chart.curves),
-        _marks(chart, axes),
-        class_=f"chart {frame.kind}",
-        viewBox=f"0 0 {frame.width:g} {frame.height:g}",
-        role="img",
-        aria_labelledby=f"{ids}-title {ids}-desc",
-    )
+# ---- bars ------------------------------------------------------------------------------------------------------------
+
+_MIN_NUMBERED_PERCENT = 4.0
 
 
-def _bands(chart: Chart, axes: Axes) -> Markup:
-    top, bottom = _TOP, axes.frame.height - _BOTTOM
-    found: list[Markup] = []
-    for place, band in enumerate(chart.bands):
-        begin, end = axes.x(max(band.begin, axes.x_from)), axes.x(min(band.end, axes.x_to))
-        if end <= begin:
-            continue
-        shade = "band odd" if place % 2 else "band"
-        found.append(element("rect", class_=shade, x=begin, y=top, width=end - begin, height=bottom - top))
-        if end - begin >= _BAND_LABEL_PIXELS:
-            label = band.label if end - begin >= 2 * _BAND_LABEL_PIXELS else band.label.split(",")[0]
-            found.append(element("text", label, class_="band-label", x=(begin + end) / 2, y=bottom - 8))
-    return joined(*found)
+class BarPart(NamedTuple):
+    """One part of a bar; its number is also its colour, the same in bar and table."""
+
+    number: int
+    seconds: float
+    title: str
 
 
-def _grid(chart: Chart, axes: Axes) -> Markup:
-    frame = axes.frame
-    room = frame.width - _LEFT - _RIGHT
-    most = max(2, min(10, int(room / (8 * len(f"{axes.x_to:.0f}") + 24))))
-    pick = logarithmic_ticks if axes.logarithmic else ticks
-    rows = [
-        joined(
-            element("line", class_="grid", x1=_LEFT, x2=frame.width - _RIGHT, y1=axes.y(value), y2=axes.y(value)),
-            element("text", f"{value:.4g}", class_="tick end", x=_LEFT - 6, y=axes.y(value) + 4),
-        )
-        for value in pick(axes.y_from, axes.y_to, 6)
-    ]
-    columns = [
-        element(
-            "text",
-            f"{value:.0f}",
-            class_="tick end" if axes.x(value) > frame.width - 3 * _RIGHT else "tick middle",
-            x=axes.x(value),
-            y=frame.height - _BOTTOM + 16,
-        )
-        for value in ticks(axes.x_from, axes.x_to, most)
-        if value == int(value)
-    ]
-    scale = f"{chart.y_label}, logarithmic" if axes.logarithmic else chart.y_label
-    return joined(
-        *rows,
-        *columns,
-        element("text", chart.x_label, class_="axis end", x=frame.width - _RIGHT, y=frame.height - 4),
-        element("text", scale, class_="axis", x=4, y=14),
-    )
+def draw_bar(parts: Iterable[BarPart], longest_seconds: float) -> Iterator[tuple[BarPart, float, float, bool]]:
+    """Yields each part, its x and width in percent, and whether its number has room.
 
-
-def _path(curve: Curve, axes: Axes) -> Markup:
-    shown = [(axes.x(x), axes.y(y)) for x, y in thinned(curve.points, int(axes.frame.width))]
-    if len(shown) == 1:
-        return element("circle", class_=f"dot {curve.kind}", cx=shown[0][0], cy=shown[0][1], r=3)
-    line = "L".join(f"{decimal(round(x, 1))} {decimal(round(y, 1))}" for x, y in shown)
-    return element("path", class_=f"curve {curve.kind}", d=f"M{line}") if shown else Markup("")
-
-
-def _marks(chart: Chart, axes: Axes) -> Markup:
-    """Marks that would lie on each other share one, which names the first and the last."""
-    groups: list[tuple[float, list[ChartMark]]] = []
-    for mark in sorted(chart.marks, key=lambda one: one.x):
-        at, marks = axes.x(min(max(mark.x, axes.x_from), axes.x_to)), [mark]
-        # a label that grows may reach the one before it
-        while (
-            groups and _left(at, marks, axes) < _left(*groups[-1], axes) + _mark_width(groups[-1][1]) + _MARK_GAP_PIXELS
-        ):
-            before = groups.pop()
-            before[1].extend(marks)
-            at, marks = before
-        groups.append((at, marks))
-    return joined(*(_mark(at, marks, axes) for at, marks in groups))
-
-
-def _left(at: float, marks: Sequence[ChartMark], axes: Axes) -> float:
-    """Where a label begins; one at the edge is moved inwards."""
-    width = _mark_width(marks)
-    return min(max(at - width / 2, 0.0), axes.frame.width - width)
-
-
-def _mark_width(marks: Sequence[ChartMark]) -> float:
-    return max(19.0, 10.0 + 7.5 * len(_mark_label(marks)))
-
-
-def _mark_label(marks: Sequence[ChartMark]) -> str:
-    return marks[0].label if len(marks) == 1 else f"{marks[0].label}–{marks[-1].label}"
-
-
-def _mark(at: float, marks: Sequence[ChartMark], axes: Axes) -> Markup:
-    planned = all(mark.planned for mark in marks)
-    width = _mark_width(marks)
-    left = _left(at, marks, axes)
-    more = f"; and {len(marks) - _MOST_SAID} more" if len(marks) > _MOST_SAID else ""
-    return element(
-        "g",
-        element("title", "; ".join(mark.said for mark in marks[:_MOST_SAID]) + more),
-        element("line", x1=at, x2=at, y1=38, y2=axes.frame.height - _BOTTOM),
-        element("rect", x=left, y=19, width=width, height=19, rx=2 if planned else 9.5),
-        element("text", _mark_label(marks), x=left + width / 2, y=33),
-        class_="mark planned" if planned else "mark",
-    )
-
-
-# ---- phase bars ------------------------------------------------------------------------------------------------------
-# Draws where each recovery's seconds went, as bars on one scale. A bar alone shows shares; on one scale the slow
-# recovery is seen among many.
-
-_WIDTH, _HEIGHT = 1000.0, 26.0
-_NUMBERED_FROM = 40.0
-
-COLOURS = {"detected": 1, "claimed": 2, "stopped": 3, "sealed": 4, "assigned": 5, "first_step": 6}
-"""Number and colour of each phase, the same in every bar and table."""
-
-
-def durations(phases: Sequence[PhaseFacts]) -> list[tuple[PhaseFacts, float]]:
-    """Pairs each phase with the seconds since the one before it."""
-    found, before = [], 0.0
-    for one in phases:
-        found.append((one, max(0.0, one.at_seconds - before)))
-        before = max(before, one.at_seconds)
-    return found
-
-
-def phase_bar(phases: Sequence[PhaseFacts], longest_seconds: float, title: str) -> Markup:
-    """Draws one recovery; `longest_seconds` has the whole width."""
-    told = [(COLOURS[one.name], seconds, one.said) for one, seconds in durations(phases)]
-    return _bar(told, longest_seconds, title)
-
-
-def seconds_bar(seconds: Mapping[str, float], title: str) -> Markup:
-    """Draws a job's whole time, divided by category."""
-    told = [(category_colour(name), spent, name) for name, spent in seconds.items()]
-    return _bar(told, sum(seconds.values()), title)
-
-
-def category_colour(category: str) -> int:
-    """The number of a category's colour, in bar and table."""
-    return CATEGORIES.index(category) + 1 if category in CATEGORIES else len(CATEGORIES)
-
-
-def _bar(told: Sequence[tuple[int, float, str]], longest_seconds: float, title: str) -> Markup:
-    parts, at = [], 0.0
-    for number, seconds, said in told:
-        width = _WIDTH * seconds / longest_seconds if longest_seconds > 0 else 0.0
+    `longest_seconds` has the whole width: bars of one scale show the slow recovery among many.
+    """
+    x = 0.0
+    for part in parts:
+        width = 100.0 * part.seconds / longest_seconds if longest_seconds > 0 else 0.0
         if width > 0:
-            parts.append(
-                element(
-                    "g",
-                    element("title", f"{number}: {said}, {seconds:.3f} s"),
-                    element(
-                        "rect",
-                        class_=f"c{number}",
-                        x=f"{at / 10:.2f}%",
-                        y=1,
-                        width=f"{width / 10:.2f}%",
-                        height=_HEIGHT - 2,
-                    ),
-                    element("text", str(number), x=f"{(at + width / 2) / 10:.2f}%", y=18)
-                    if width >= _NUMBERED_FROM
-                    else None,
-                )
-            )
-        at += width
-    return element("svg", element("title", title), *parts, class_="bar", role="img", aria_label=title)
+            yield part, x, width, width >= _MIN_NUMBERED_PERCENT
+        x += width

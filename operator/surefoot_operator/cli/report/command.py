@@ -7,6 +7,7 @@ injected faults, is given by `surefoot local` itself.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 from pathlib import Path
 
@@ -16,16 +17,10 @@ from surefoot_operator.api.status import JobStatus
 from surefoot_operator.cli.checkpoints import try_file
 from surefoot_operator.cli.command_base import EXIT_OK, UsageError, say
 from surefoot_operator.cli.jobs.read_jobs import add_job, check_named, read_run, view_of
-from surefoot_operator.cli.local.progress import (
-    RunProgress,
-    counted_lines,
-    largest_difference,
-    mean_loss_by_step,
-    median_stall_seconds,
-)
-from surefoot_operator.cli.local.run_report import Checkpoints, Comparison, Struck
-from surefoot_operator.cli.report.page import page
-from surefoot_operator.cli.report.report_data import ReportFacts, RunRecords, facts_of_view, with_ledger
+from surefoot_operator.cli.local.progress import RunProgress, largest_difference, mean_loss_by_step
+from surefoot_operator.cli.local.run_report import Comparison, Struck, counted_lines_of, read_losses, read_records
+from surefoot_operator.cli.report.page import render_page
+from surefoot_operator.cli.report.report_data import ReportFacts, gather_facts
 from surefoot_operator.platforms.local.run_folder import RunFolder
 
 UNDISTURBED = "undisturbed"
@@ -42,7 +37,7 @@ def report_of_run(
 
     Args:
         root: the run's folder.
-        progress: who followed the run has seen more than its status keeps; None: read it now.
+        progress: the follower of the run, which has seen more than its status keeps; None: the folder is read now.
         struck: the faults that were injected, where they are known.
         comparison: with the undisturbed run, where it was made; else the losses alone are compared.
     """
@@ -50,29 +45,19 @@ def report_of_run(
     if progress is None:
         progress = RunProgress(RunFolder(root.resolve()))
         progress.look()
-    lines = tuple(progress.lines_by_worker())
+    run = read_records(progress, struck)
     undisturbed = _undisturbed(root / UNDISTURBED, view.stored.status)
     if comparison is None and undisturbed is not None:
-        kept = mean_loss_by_step(counted_lines((line for _, line in lines), progress.lineage))
-        comparison = Comparison(largest_difference(kept, undisturbed), None, None, None)
-    stored = Checkpoints(
-        len(progress.completed), progress.checkpoint_bytes, median_stall_seconds(line for _, line in lines)
-    )
-    records = RunRecords(
-        lines=lines,
-        lineage=progress.lineage,
-        skipped=progress.status.skipped,
-        incidents=tuple(progress.incidents.values()),
-        # a look afterwards sees the newest checkpoint alone: one is no count
-        checkpoints=stored if progress.checkpoint_bytes is not None or len(progress.completed) > 1 else None,
-        undisturbed=undisturbed,
-        struck=struck,
-        comparison=comparison,
-    )
-    # of a run that was broken off nobody writes the end: it went on until its last step
-    abandoned = bool(view.nodes) and not any(node.ready for node in view.nodes or ())
-    until = max((line.at_seconds for _, line in lines), default=None) if abandoned else None
-    return with_ledger(facts_of_view(view, f"the run folder {root}", until), records)
+        losses = mean_loss_by_step(counted_lines_of(run))
+        comparison = Comparison(largest_difference(losses, undisturbed), None, None, None)
+    # who reads the status afterwards knows the newest checkpoint alone: one is no count
+    has_count = progress.checkpoint_bytes is not None or len(progress.completed) > 1
+    checkpoints = run.checkpoints if has_count else None
+    run = dataclasses.replace(run, checkpoints=checkpoints, undisturbed=undisturbed, comparison=comparison)
+    # nobody writes the end of a run that was broken off: it went on until its last step
+    is_abandoned = bool(view.nodes) and not any(node.ready for node in view.nodes or ())
+    until_seconds = max((line.at_seconds for _, line in run.lines), default=None) if is_abandoned else None
+    return gather_facts(view, f"the run folder {root}", run, until_seconds)
 
 
 def _undisturbed(root: Path, status: JobStatus | None) -> dict[int, float] | None:
@@ -82,10 +67,10 @@ def _undisturbed(root: Path, status: JobStatus | None) -> dict[int, float] | Non
         return None
     progress = RunProgress(folder)
     progress.look()
-    began = progress.status.start_seconds
-    if began is None or status is None or began < (status.start_seconds or began):
+    begin_seconds = progress.status.start_seconds
+    if begin_seconds is None or status is None or begin_seconds < (status.start_seconds or begin_seconds):
         return None
-    return mean_loss_by_step(counted_lines(progress.all_lines(), progress.lineage))
+    return read_losses(progress)
 
 
 # ---- report job ------------------------------------------------------------------------------------------------------
@@ -104,12 +89,12 @@ def run_report(given: argparse.Namespace) -> int:
     if given.run_folder is not None:
         facts = report_of_run(given.run_folder)
     else:
-        facts = facts_of_view(view_of(given), "what the cluster keeps of the job")
-    path = given.to or Path(f"{facts.job.rpartition('/')[2]}.html")
+        facts = gather_facts(view_of(given), "what the cluster keeps of the job")
+    path = given.to or Path(f"{facts.view.stored.name.rpartition('/')[2]}.html")
     if path.suffix.lower() == ".json":
         raise UsageError(f"--to {path}: the report is a page of HTML; surefoot describe JOB -o json prints JSON")
     try_file("--to", path)
-    text = page(facts, __version__)
+    text = render_page(facts, __version__)
     write_page(path, text)
     say(f"{path}: {amount(len(text.encode()))}")
     return EXIT_OK

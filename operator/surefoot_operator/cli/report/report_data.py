@@ -1,168 +1,71 @@
-"""Gathers a report's facts from a look at a job.
+"""Gathers the facts of a report from a job's view, and of a local run from its ledger of steps.
 
-Pure. `facts_of_view` knows what every command knows, of a cluster too; `with_ledger` adds what only the folder of a local run holds.
+Pure. None means unknown: a cluster keeps no ledger of steps, a job that has just begun has no checkpoint.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from surefoot.protocol.checkpoints.completeness import Lineage, first_step
-from surefoot_operator.api.status import DataRead, Incident, Interval, SkippedData
-from surefoot_operator.cli.jobs.describe import lasting, stored_words, worker_state
+from surefoot.protocol.checkpoints.completeness import Lineage
+from surefoot_operator.api.status import Incident, JobStatus
+from surefoot_operator.cli.jobs.describe import worker_state
 from surefoot_operator.cli.jobs.read_jobs import JobView
-from surefoot_operator.cli.local import progress, run_report
-from surefoot_operator.cli.local.progress import Account, Happened, LedgerLine
-from surefoot_operator.cli.local.run_report import Checkpoints, Comparison, Struck
+from surefoot_operator.cli.local import run_report
+from surefoot_operator.cli.local.progress import Account, LedgerLine, LinesByStep, mean_loss_by_step
+from surefoot_operator.cli.local.run_report import Checkpoints, Comparison, RunRecords, Struck
+from surefoot_operator.cli.report.charts import Point, select_finite
 from surefoot_operator.policy.report.time_spent import goodput, seconds_spent
 
-# ---- curves ----------------------------------------------------------------------------------------------------------
-# Thins curves and chooses the ticks of their axes. A run of 100,000 steps has more points than a screen has columns: of
-# each column the lowest and the highest are kept, so that a spike of one step is still there.
-
-Point = tuple[float, float]
-
-_LARGEST = 1e300
-"""The distance of two larger ones may be no number."""
-_LOGARITHMIC_FROM = 50.0
-"""The ratio of the largest value to the smallest at which a linear axis shows the largest alone."""
-
-
-def thinned(points: Sequence[Point], columns: int) -> list[Point]:
-    """Keeps each column's lowest and highest point; ends are kept too."""
-    if len(points) <= 2 * columns:
-        return list(points)
-    first, last = points[0][0], points[-1][0]
-    width = (last - first) / columns or 1.0
-    kept: dict[int, tuple[Point, Point]] = {}
-    for point in points:
-        column = min(columns - 1, int((point[0] - first) / width))
-        low, high = kept.get(column, (point, point))
-        kept[column] = (min(low, point, key=lambda p: p[1]), max(high, point, key=lambda p: p[1]))
-    found = {points[0], points[-1], *(point for pair in kept.values() for point in pair)}
-    return sorted(found)
-
-
-def finite(points: Iterable[tuple[int, float]]) -> list[Point]:
-    """Leaves out values that no axis can have."""
-    return [(float(step), value) for step, value in points if math.isfinite(value) and abs(value) < _LARGEST]
-
-
-def wants_logarithm(values: Sequence[float]) -> bool:
-    """Whether only a logarithmic axis would show the small values."""
-    return bool(values) and min(values) > 0 and max(values) / min(values) >= _LOGARITHMIC_FROM
-
-
-def ticks(low: float, high: float, most: int) -> list[float]:
-    """Chooses at most `most` round values from `low` to `high`."""
-    if not high > low:
-        return [low]
-    step = _round_up((high - low) / most)
-    first = math.ceil(low / step)
-    return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
-
-
-def logarithmic_ticks(low: float, high: float, most: int) -> list[float]:
-    """Chooses powers of ten, or where they are few the halves between."""
-    begin, end = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    stride = max(1, math.ceil((end - begin) / most))
-    found = [10.0**power for power in range(begin, end + 1, stride) if low <= 10.0**power <= high]
-    return found if len(found) > 1 else ticks(low, high, most)
-
-
-def _round_up(step: float) -> float:
-    """The next of 1, 2, 5, 10, …; never 0."""
-    power = 10.0 ** math.floor(math.log10(step))
-    return next((factor * power for factor in (1, 2, 5) if factor * power >= step * 0.999), 10 * power)
-
-
 # ---- report facts ----------------------------------------------------------------------------------------------------
-# Defines everything a report page says. Pure values, gathered below and laid out by `page`. None is what is not known:
-# a cluster keeps no ledger of steps, a job that has just begun no checkpoint.
-
-
-@dataclass(frozen=True, slots=True)
-class EpochFacts:
-    """One epoch: its ranks and the step that it began from."""
-
-    epoch: int
-    ranks: int
-    from_step: int
-    restored_from: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PhaseFacts:
-    """The end of one phase of a recovery.
-
-    Seconds count from the recovery's beginning.
-    """
-
-    name: str
-    at_seconds: float
-    said: str
 
 
 @dataclass(frozen=True, slots=True)
 class IncidentFacts:
-    """One incident with its phases, the figures of `surefoot timeline`."""
+    """One incident with the phases of its recovery, the figures of `surefoot timeline`."""
 
     number: int
-    kind: str
-    reason: str
+    incident: Incident
     at_seconds: float
     """Unix seconds of its beginning: the injected fault, else the first sign."""
-    last_step: int
-    epoch: int
-    phases: tuple[PhaseFacts, ...]
-    steps_lost: int | None = None
-    restored_from: str | None = None
-    world_before: int = 0
-    world_after: int | None = None
-    node: str | None = None
-    worker: int | None = None
-    rank: int | None = None
+    phases: tuple[tuple[str, float, str], ...]
+    """Of each phase its name, the seconds from the beginning to its end, and a sentence."""
     fault: str | None = None
-    detail: str = ""
 
     @property
     def planned(self) -> bool:
-        return self.kind == "planned"
+        return self.incident.kind == "planned"
 
     @property
     def took_seconds(self) -> float | None:
         """Until the first new step; None while it goes on."""
-        return next((one.at_seconds for one in self.phases if one.name == "first_step"), None)
+        return next((at for name, at, _ in self.phases if name == "first_step"), None)
 
 
 @dataclass(frozen=True, slots=True)
 class LossFacts:
     """The loss by step: what counts, what was run again, and undisturbed."""
 
-    kept: tuple[Point, ...] = ()
-    discarded: tuple[tuple[Point, ...], ...] = ()
-    """Of each epoch the steps that a later one ran again."""
-    undisturbed: tuple[Point, ...] = ()
-    not_finite: int = 0
-    """Steps whose loss was no number."""
+    kept: tuple[Point, ...]
+    discarded: tuple[tuple[Point, ...], ...]
+    """Of each generation the steps that a later one ran again."""
+    undisturbed: tuple[Point, ...]
+    non_finite_count: int
+    """Steps whose loss was NaN or infinite."""
 
 
 @dataclass(frozen=True, slots=True)
 class StallFacts:
-    """How long saves stopped the training.
-
-    Of each saved step its slowest rank counts.
-    """
+    """How long saves stopped the training: of each saved step its slowest rank."""
 
     by_step: tuple[Point, ...] = ()
     median_seconds: float | None = None
     p95_seconds: float | None = None
-    most_seconds: float | None = None
+    max_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,268 +83,174 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeFacts:
-    """One node as it stood when the page was made."""
+class LedgerFacts:
+    """What the ledger of a local run adds."""
 
-    name: str
-    state: str
-    holder: str
+    loss: LossFacts
+    account: Account | None
+    stalls: StallFacts
+    checkpoints: Checkpoints | None
+    comparison: Comparison | None
 
 
 @dataclass(frozen=True, slots=True)
 class ReportFacts:
     """Everything on one page."""
 
-    job: str
-    uid: str
+    view: JobView
     source: str
-    made_seconds: float
-    outcome: str
-    message: str = ""
-    start_seconds: float | None = None
-    end_seconds: float | None = None
-    step: int | None = None
-    total_steps: int | None = None
-    loss: LossFacts | None = None
-    """None: no ledger of steps can be read."""
-    epochs: tuple[EpochFacts, ...] = ()
-    incidents: tuple[IncidentFacts, ...] = ()
-    data: DataRead | None = None
-    """As the loader told; None: it tells nothing."""
-    account: Account | None = None
-    comparison: Comparison | None = None
-    seconds: dict[str, float] = field(default_factory=dict)
+    status: JobStatus
+    """An empty one where the job's cannot be read."""
+    seconds: dict[str, float]
     """By category, the operator's own account; empty: it did not count yet."""
-    goodput: float | None = None
-    stalls: StallFacts = field(default_factory=StallFacts)
-    checkpoints: Checkpoints | None = None
-    newest_checkpoint: str = ""
-    persistent_step: int | None = None
-    stored: str = ""
-    """What each tier has, with its bytes."""
-    memory_interval: Interval | None = None
-    persistent_interval: Interval | None = None
-    placements: tuple[Placement, ...] = ()
-    nodes: tuple[NodeFacts, ...] = ()
-    events: tuple[Happened, ...] = ()
-    unread: tuple[str, ...] = ()
-
-
-# ---- report data -----------------------------------------------------------------------------------------------------
-
-OfStep = dict[int, list[LedgerLine]]
-
-
-@dataclass(frozen=True, slots=True)
-class RunRecords:
-    """What only the folder of a local run holds."""
-
-    lines: tuple[tuple[str, LedgerLine], ...]
-    """Each with its worker, `INDEX-ATTEMPT`."""
+    goodput: float | None
     lineage: Lineage
-    incidents: tuple[Incident, ...]
-    checkpoints: Checkpoints | None = None
-    undisturbed: Mapping[int, float] | None = None
-    """The losses of a run without faults."""
-    struck: tuple[Struck, ...] = ()
-    comparison: Comparison | None = None
-    skipped: tuple[SkippedData, ...] = ()
+    restored_from: dict[int, str | None]
+    """Where the state of each generation came from, by the incidents."""
+    incidents: tuple[IncidentFacts, ...]
+    placements: tuple[Placement, ...]
+    nodes: tuple[tuple[str, str, str], ...]
+    """Name, state, and state of the memory servers of each node that the job uses."""
+    ledger: LedgerFacts | None = None
+    """None: no ledger of steps can be read, as of a cluster."""
 
 
-def facts_of_view(view: JobView, source: str, until_seconds: float | None = None) -> ReportFacts:
-    """Gathers what one look at a job says.
+# ---- gathering -------------------------------------------------------------------------------------------------------
+
+
+def gather_facts(
+    view: JobView, source: str, run: RunRecords | None = None, until_seconds: float | None = None
+) -> ReportFacts:
+    """Gathers everything that the page shows.
 
     Args:
-        view: the look.
-        source: where it looked, for people.
-        until_seconds: when an unfinished job was last known to go on; None: when it was looked at.
+        view: the job and its surroundings.
+        source: where they were read, for people.
+        run: what the folder of a local run holds besides.
+        until_seconds: when an unfinished job was last known to go on; None: when it was read.
     """
-    stored, status = view.stored, view.stored.status
-    found = ReportFacts(
-        job=str(stored),
-        uid=stored.uid,
-        source=source,
-        made_seconds=view.now,
-        outcome=stored.phase or "not seen by an operator yet",
-        step=stored.step,
-        total_steps=stored.total_steps,
-        placements=_placements(view),
-        nodes=_nodes(view),
-        events=view.events,
-        unread=(*stored.problems, *view.unread),
-    )
-    if status is None:
-        return found
+    status = view.stored.status or JobStatus()
     seconds = seconds_spent(status.time_spent, view.now if until_seconds is None else until_seconds)
-    return dataclasses.replace(
-        found,
-        message=status.message,
-        start_seconds=status.start_seconds,
-        end_seconds=status.completion_seconds,
-        epochs=epochs_of(status.lineage, status.incidents),
-        incidents=incidents_of(status.incidents, ()),
-        newest_checkpoint="" if status.last_complete is None else str(status.last_complete),
-        persistent_step=None if status.floor is None else status.floor.step,
-        stored=stored_words(lasting(status)),
-        memory_interval=status.memory_interval,
-        persistent_interval=status.persistent_interval,
-        data=status.data,
+    lineage, incidents = (status.lineage, status.incidents) if run is None else (run.lineage, run.incidents)
+    placements = _place_workers(view)
+    return ReportFacts(
+        view=view,
+        source=source,
+        status=status,
         seconds={name: spent for name, spent in seconds.items() if spent > 0},
         goodput=goodput(seconds),
+        lineage=lineage,
+        restored_from=run_report.sources_of(lineage, incidents),
+        incidents=number_incidents(incidents, () if run is None else run.struck),
+        placements=placements if run is None else _add_ledgers(placements, run),
+        nodes=_describe_nodes(view),
+        ledger=None if run is None else _read_ledger(run, view.stored.phase),
     )
 
 
-def with_ledger(facts: ReportFacts, run: RunRecords) -> ReportFacts:
-    """Adds losses, samples, stalls, and who ran what."""
-    lines = [line for _, line in run.lines]
-    kept = progress.counted_lines(lines, run.lineage)
-    ranks = progress.world_size_by_step(kept, run.lineage)
-    discarded = _discarded(lines, kept)
-    if facts.outcome != "Complete":
-        kept = progress.drop_unfinished(kept, ranks)
-    return dataclasses.replace(
-        facts,
-        loss=_losses(kept, discarded, run.undisturbed),
-        epochs=epochs_of(run.lineage, run.incidents),
-        incidents=incidents_of(run.incidents, run.struck),
-        account=progress.count_samples(
-            kept, first_step(run.lineage), ranks, progress.skips_of(run.lineage, run.skipped)
-        ),
-        comparison=run.comparison,
-        stalls=_stalls(lines),
-        checkpoints=run.checkpoints,
-        placements=_with_lines(facts.placements, run),
-    )
+def number_incidents(incidents: Iterable[Incident], struck: Sequence[Struck]) -> tuple[IncidentFacts, ...]:
+    """Numbers incidents, oldest first, with the seconds that `timeline` prints."""
+    facts = []
+    for number, incident in enumerate(sorted(incidents, key=lambda i: i.detected_seconds), 1):
+        report = run_report.incident_report(incident, struck)
+        begin_seconds = incident.detected_seconds - report["detected_seconds"]
+        phases = tuple(run_report.phase_rows(report))
+        facts.append(IncidentFacts(number, incident, begin_seconds, phases, report["fault"]))
+    return tuple(facts)
 
 
-def epochs_of(lineage: Lineage, incidents: Sequence[Incident]) -> tuple[EpochFacts, ...]:
-    """Translates a lineage; where each state came from is the incidents' word."""
-    sources = run_report.sources_of(lineage, incidents)
-    return tuple(
-        EpochFacts(entry.epoch, entry.size, entry.parent.step if entry.parent else 0, sources.get(entry.epoch))
-        for entry in lineage
-    )
+def _read_ledger(run: RunRecords, phase: str) -> LedgerFacts:
+    counted = run_report.counted_lines_of(run)
+    kept, account = run_report.count_run(run, counted, is_complete=phase == "Complete")
+    return LedgerFacts(_losses(counted, kept, run), account, _stalls(run), run.checkpoints, run.comparison)
 
 
-def incidents_of(incidents: Iterable[Incident], struck: Sequence[Struck]) -> tuple[IncidentFacts, ...]:
-    """Translates incidents, oldest first, with the seconds that `timeline` prints."""
-    found = []
-    for number, one in enumerate(sorted(incidents, key=lambda i: i.detected_seconds), 1):
-        told = run_report.incident_report(one, struck)
-        found.append(
-            IncidentFacts(
-                number=number,
-                kind=one.kind,
-                reason=one.reason,
-                at_seconds=one.detected_seconds - told["detected_seconds"],
-                last_step=one.last_step,
-                epoch=one.epoch,
-                phases=tuple(PhaseFacts(*row) for row in run_report.phase_rows(told)),
-                steps_lost=one.steps_lost,
-                restored_from=one.restored_from,
-                world_before=one.world_before,
-                world_after=one.world_after,
-                node=one.node,
-                worker=one.worker,
-                rank=one.rank,
-                fault=told["fault"],
-                detail=one.detail,
-            )
-        )
-    return tuple(found)
-
-
-def _discarded(lines: Iterable[LedgerLine], kept: OfStep) -> dict[int, OfStep]:
-    """By epoch, the steps whose execution no longer counts."""
-    found: dict[int, OfStep] = defaultdict(lambda: defaultdict(list))
-    for line in lines:
-        if line.step not in kept or kept[line.step][0].epoch != line.epoch:
-            found[line.epoch][line.step].append(line)
-    return {epoch: dict(of_step) for epoch, of_step in found.items()}
-
-
-def _losses(kept: OfStep, discarded: Mapping[int, OfStep], undisturbed: Mapping[int, float] | None) -> LossFacts:
-    told = progress.mean_loss_by_step(kept)
-    points = finite(sorted(told.items()))
-    again = (finite(sorted(progress.mean_loss_by_step(of_step).items())) for _, of_step in sorted(discarded.items()))
+def _losses(counted: LinesByStep, kept: LinesByStep, run: RunRecords) -> LossFacts:
+    discarded: dict[int, LinesByStep] = defaultdict(lambda: defaultdict(list))
+    for _, line in run.lines:
+        if line.step not in counted or counted[line.step][0].epoch != line.epoch:
+            discarded[line.epoch][line.step].append(line)
+    losses = mean_loss_by_step(kept)
+    points = select_finite(sorted(losses.items()))
+    again = (select_finite(sorted(mean_loss_by_step(lines).items())) for _, lines in sorted(discarded.items()))
     return LossFacts(
         kept=tuple(points),
-        discarded=tuple(tuple(one) for one in again if one),
-        undisturbed=tuple(finite(sorted((undisturbed or {}).items()))),
-        not_finite=len(told) - len(points),
+        discarded=tuple(tuple(curve) for curve in again if curve),
+        undisturbed=tuple(select_finite(sorted((run.undisturbed or {}).items()))),
+        non_finite_count=len(losses) - len(points),
     )
 
 
-def _stalls(lines: Iterable[LedgerLine]) -> StallFacts:
+def _stalls(run: RunRecords) -> StallFacts:
     slowest: dict[tuple[int, int], float] = {}
-    for line in lines:
+    for _, line in run.lines:
         if line.stall_seconds is not None:
-            key = (line.epoch, line.step)
-            slowest[key] = max(slowest.get(key, 0.0), line.stall_seconds)
+            save = (line.epoch, line.step)
+            slowest[save] = max(slowest.get(save, 0.0), line.stall_seconds)
     if not slowest:
         return StallFacts()
-    values = sorted(slowest.values())
     by_step: dict[int, float] = {}
     for (_, step), seconds in slowest.items():
         by_step[step] = max(by_step.get(step, 0.0), seconds)
+    ordered = sorted(slowest.values())
     return StallFacts(
         by_step=tuple((float(step), seconds) for step, seconds in sorted(by_step.items())),
-        median_seconds=statistics.median(values),
-        p95_seconds=values[min(len(values) - 1, int(0.95 * len(values)))],
-        most_seconds=values[-1],
+        median_seconds=statistics.median(ordered),
+        p95_seconds=ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))],
+        max_seconds=ordered[-1],
     )
 
 
-# ---- who ran where ----------------------------------------------------------------------------------------------------
+# ---- who ran where ---------------------------------------------------------------------------------------------------
 
 
-def _placements(view: JobView) -> tuple[Placement, ...]:
+def _place_workers(view: JobView) -> tuple[Placement, ...]:
     world = view.stored.status.world if view.stored.status is not None else None
-    members = {(m.index, m.attempt): place for place, m in enumerate(world.members)} if world is not None else {}
+    members = {(member.index, member.attempt) for member in world.members} if world is not None else set()
     epochs = () if world is None else (world.epoch,)
     return tuple(
         Placement(
-            worker=f"{one.index}-{one.attempt}",
-            node=one.node or "",
-            state=worker_state(one),
-            epochs=epochs if (one.index, one.attempt) in members else (),
+            worker=f"{worker.index}-{worker.attempt}",
+            node=worker.node or "",
+            state=worker_state(worker),
+            epochs=epochs if (worker.index, worker.attempt) in members else (),
         )
-        for one in view.workers
+        for worker in view.workers
     )
 
 
-def _nodes(view: JobView) -> tuple[NodeFacts, ...]:
-    held = {one.node: "running" if one.running else "not running" for one in view.holders or ()}
-    used = {one.node for one in view.workers} | held.keys()
-    found = []
+def _describe_nodes(view: JobView) -> tuple[tuple[str, str, str], ...]:
+    servers = {place.node: "running" if place.running else "not running" for place in view.holders or ()}
+    used = {worker.node for worker in view.workers} | servers.keys()
+    rows = []
     for node in view.nodes or ():
         if node.name in used:
-            state, why = "ready" if node.ready else "not ready", node.reason or node.doubt
-            said = [state, *([] if node.schedulable else ["cordoned"]), *([why] if why else [])]
-            found.append(NodeFacts(node.name, ", ".join(said), held.get(node.name, "none")))
-    return tuple(found)
+            words = ("ready" if node.ready else "not ready", "" if node.schedulable else "cordoned")
+            state = ", ".join(filter(None, (*words, node.reason or node.doubt)))
+            rows.append((node.name, state, servers.get(node.name, "none")))
+    return tuple(rows)
 
 
-def _with_lines(known: Sequence[Placement], run: RunRecords) -> tuple[Placement, ...]:
-    """Each attempt that wrote a line or is known; of one that is gone an incident may still name the node."""
-    of_worker: dict[str, list[LedgerLine]] = defaultdict(list)
+def _add_ledgers(placements: Sequence[Placement], run: RunRecords) -> tuple[Placement, ...]:
+    """Adds ranks and steps; attempts that only a ledger knows are gone, and an incident may name their node."""
+    lines_by_worker: dict[str, list[LedgerLine]] = defaultdict(list)
     for worker, line in run.lines:
-        of_worker[worker].append(line)
-    by_name = {one.worker: one for one in known}
-    found = []
-    for worker in sorted(of_worker.keys() | by_name.keys(), key=_order):
-        lines = of_worker.get(worker, [])
+        lines_by_worker[worker].append(line)
+    known: Mapping[str, Placement] = {placement.worker: placement for placement in placements}
+    rows = []
+    for worker in sorted(lines_by_worker.keys() | known.keys(), key=_worker_order):
+        lines = lines_by_worker.get(worker, [])
         steps = [line.step for line in lines]
-        found.append(
+        rows.append(
             dataclasses.replace(
-                by_name.get(worker) or Placement(worker, _former_node(worker, lines, run.incidents), "gone"),
+                known.get(worker) or Placement(worker, _former_node(worker, lines, run.incidents), "gone"),
                 ranks=tuple(sorted({line.rank for line in lines})),
                 epochs=tuple(sorted({line.epoch for line in lines})),
                 first_step=min(steps, default=None),
                 last_step=max(steps, default=None),
             )
         )
-    return tuple(found)
+    return tuple(rows)
 
 
 def _former_node(worker: str, lines: Sequence[LedgerLine], incidents: Iterable[Incident]) -> str:
@@ -450,5 +259,5 @@ def _former_node(worker: str, lines: Sequence[LedgerLine], incidents: Iterable[I
     return next((i.node or "" for i in incidents if str(i.worker) == index and i.epoch == last), "")
 
 
-def _order(worker: str) -> tuple[int, ...]:
+def _worker_order(worker: str) -> tuple[int, ...]:
     return tuple(int(part) if part.isdigit() else 0 for part in worker.split("-"))

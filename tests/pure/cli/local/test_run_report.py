@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from typing import Any
 
 from surefoot.protocol.checkpoints.completeness import LineageEntry
 from surefoot.protocol.identities import Checkpoint
-from surefoot_operator.api.status import Incident
+from surefoot_operator.api.status import Incident, JobStatus, TimeSpent
 from surefoot_operator.cli.local import run_report
 from surefoot_operator.cli.local.progress import Account, Fault
-from surefoot_operator.cli.local.run_report import Checkpoints, Comparison, RunFacts, Struck
+from surefoot_operator.cli.local.run_report import Checkpoints, Comparison, RunRecords, Struck
 
 NODE_KILL = Struck(Fault("node", "node-1", 40, 12.0), at_seconds=100.0, step=40, worker=1)
 TRAINER_KILL = Struck(Fault("trainer", "node-0", 60, None), at_seconds=150.0, step=60, worker=0)
@@ -31,7 +31,18 @@ LOST = Incident(
     world_before=3,
     world_after=2,
 )
-GROWN = Incident("planned", "grow to 3", None, None, 2, 113.0, assigned_seconds=113.5, world_before=2, world_after=3)
+GROWN = Incident(
+    "planned",
+    "grow to 3",
+    None,
+    None,
+    2,
+    113.0,
+    assigned_seconds=113.5,
+    restored_from="memory",
+    world_before=2,
+    world_after=3,
+)
 
 
 def test_seconds_count_from_the_fault_that_caused_the_incident() -> None:
@@ -61,36 +72,35 @@ def test_an_incident_belongs_to_the_last_fault_on_its_own_node() -> None:
     assert run_report.cause_of(Incident("trainer-failed", "x", 0, "node-0", 3, 149.0), [TRAINER_KILL]) is None
 
 
-def a_run() -> RunFacts:
-    return RunFacts(
-        outcome="Complete",
-        lineage=(
-            LineageEntry(1, None, 3),
-            LineageEntry(2, Checkpoint(1, 40), 2),
-            LineageEntry(3, Checkpoint(2, 70), 3),
-        ),
-        restored_from={2: "memory", 3: "memory"},
-        incidents=(LOST, GROWN),
-        struck=(NODE_KILL,),
-        account=Account(120, 24, 0, 0),
-        checkpoints=Checkpoints(12, 3_400_000, 0.004),
-        comparison=Comparison(3e-15, 1e-13, False, 120),
-    )
+RUN = RunRecords(
+    lines=(),
+    lineage=(LineageEntry(1, None, 3), LineageEntry(2, Checkpoint(1, 40), 2), LineageEntry(3, Checkpoint(2, 70), 3)),
+    incidents=(LOST, GROWN),
+    struck=(NODE_KILL,),
+    checkpoints=Checkpoints(12, 3_400_000, 0.004),
+    comparison=Comparison(3e-15, 1e-13, False, 120),
+)
+
+
+def report(status: JobStatus | None = None) -> dict[str, Any]:
+    return run_report.build_report("Complete", RUN, Account(120, 24, 0, 0), status or JobStatus())
 
 
 def test_where_the_seconds_went_is_reported_and_said() -> None:
-    seconds = {"training": 30.0, "recovering": 6.0, "redone": 4.0, "waiting": 0.0, "suspended": 10.0}
-    body = run_report.build_report(replace(a_run(), seconds=seconds, age_seconds=50.0))
+    spent = TimeSpent(
+        "", 1050.0, training_seconds=30, recovering_seconds=6, redone_seconds=4, waiting_seconds=0, suspended_seconds=10
+    )
+    body = report(JobStatus(start_seconds=1000.0, time_spent=spent))
     assert body["seconds"] == {"training": 30.0, "recovering": 6.0, "redone": 4.0, "suspended": 10.0}
     assert (body["goodput"], body["age_seconds"]) == (0.75, 50.0)
     said = "goodput 75.0%: training 30.0 s, suspended 10.0 s, recovering 6.0 s, redone 4.0 s"
     assert said in run_report.verdict(body)
-    never = run_report.build_report(a_run())
+    never = report()
     assert (never["goodput"], never["seconds"]) == (None, {})
 
 
 def test_the_report_has_the_documented_keys() -> None:
-    body = json.loads(json.dumps(run_report.build_report(a_run())))
+    body = json.loads(json.dumps(report()))
     assert {
         "outcome",
         "epochs",
@@ -113,7 +123,7 @@ def test_the_report_has_the_documented_keys() -> None:
 
 
 def test_the_last_lines_say_it_in_words() -> None:
-    body = run_report.build_report(a_run())
+    body = report()
     said = "\n".join([*run_report.timeline(body), *run_report.verdict(body)])
     assert "0.200 s  noticed" in said
     assert "world 3 -> 2, from step 40" in said

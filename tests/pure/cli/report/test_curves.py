@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot_operator.cli.report.report_data import finite, logarithmic_ticks, thinned, ticks, wants_logarithm
+from surefoot_operator.cli.report.charts import logarithmic_ticks, needs_logarithm, select_finite, thin_curve, ticks
 
 VALUES = st.floats(-1e6, 1e6)
 
@@ -15,7 +15,7 @@ VALUES = st.floats(-1e6, 1e6)
 @given(st.lists(VALUES, min_size=1, max_size=2000), st.integers(2, 50))
 def test_a_thinned_curve_keeps_its_ends_and_its_extremes(values: list[float], columns: int) -> None:
     points = [(float(step), value) for step, value in enumerate(values, 1)]
-    found = thinned(points, columns)
+    found = thin_curve(points, columns)
     assert len(found) <= 2 * columns + 2
     assert (found[0], found[-1]) == (points[0], points[-1])
     assert {min(v for _, v in found), max(v for _, v in found)} == {min(values), max(values)}
@@ -24,7 +24,7 @@ def test_a_thinned_curve_keeps_its_ends_and_its_extremes(values: list[float], co
 
 def test_one_spike_among_a_hundred_thousand_steps_is_still_there() -> None:
     points = [(float(step), 9.0 if step == 54_321 else 1.0) for step in range(100_000)]
-    assert (54_321.0, 9.0) in thinned(points, 900)
+    assert (54_321.0, 9.0) in thin_curve(points, 900)
 
 
 @given(VALUES, st.floats(1e-3, 1e6), st.integers(2, 12))
@@ -43,11 +43,11 @@ def test_ticks_are_round() -> None:
 
 
 def test_a_loss_that_falls_by_much_wants_a_logarithm() -> None:
-    assert wants_logarithm([100.0, 1.0])
-    assert not wants_logarithm([100.0, 0.0])
-    assert not wants_logarithm([5.0, 2.0])
-    assert not wants_logarithm([])
+    assert needs_logarithm([100.0, 1.0])
+    assert not needs_logarithm([100.0, 0.0])
+    assert not needs_logarithm([5.0, 2.0])
+    assert not needs_logarithm([])
 
 
 def test_what_is_no_number_is_on_no_axis() -> None:
-    assert finite([(1, 2.0), (2, math.nan), (3, math.inf), (5, -1e308), (4, 1.0)]) == [(1.0, 2.0), (4.0, 1.0)]
+    assert select_finite([(1, 2.0), (2, math.nan), (3, math.inf), (5, -1e308), (4, 1.0)]) == [(1.0, 2.0), (4.0, 1.0)]

@@ -8,17 +8,20 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from support.builders import running
 from support.ledgers import BEGAN, FAILED, broken_run, lines
 from support.stored import view_of_snapshot
 from surefoot.protocol.checkpoints.completeness import LineageEntry
+from surefoot.protocol.text import plain
 from surefoot_operator.api.status import DataRead
 from surefoot_operator.cli.jobs.read_jobs import JobView, stored_job
 from surefoot_operator.cli.local.progress import Happened
-from surefoot_operator.cli.local.run_report import Checkpoints, Comparison
-from surefoot_operator.cli.report.page import page
-from surefoot_operator.cli.report.report_data import ReportFacts, RunRecords, facts_of_view, with_ledger
+from surefoot_operator.cli.local.run_report import Checkpoints, Comparison, RunRecords
+from surefoot_operator.cli.report.page import MAX_TEXT_CHARACTERS, duration, render_page, write_value
+from surefoot_operator.cli.report.report_data import ReportFacts, gather_facts
 from surefoot_operator.policy.report.time_spent import CATEGORIES
 
 ONE_EPOCH = (LineageEntry(1, None, 1),)
@@ -59,7 +62,7 @@ class Page(HTMLParser):
 
 
 def read(facts: ReportFacts) -> Page:
-    found = Page(page(facts, "1.2.3"))
+    found = Page(render_page(facts, "1.2.3"))
     assert found.tags["script"] == found.tags["img"] == found.tags["link"] == found.tags["iframe"] == 0
     assert not [name for name, _ in found.attributes if name in ("src", "href", "srcset") or name.startswith("on")]
     assert ("content", "default-src 'none'; style-src 'unsafe-inline'") in found.attributes
@@ -76,7 +79,7 @@ def view() -> JobView:
 
 
 def of_run(run: RunRecords) -> ReportFacts:
-    return with_ledger(facts_of_view(view(), "here"), run)
+    return gather_facts(view(), "here", run)
 
 
 def test_a_run_with_a_failure_is_told_whole() -> None:
@@ -95,7 +98,7 @@ def test_a_run_with_a_failure_is_told_whole() -> None:
 def test_of_a_cluster_the_page_has_what_the_loader_told_and_no_more() -> None:
     seen = running()
     told = replace(seen, status=replace(seen.status, data=DataRead(1.25, 48.0)))
-    text = read(facts_of_view(view_of_snapshot(told), "a cluster")).text
+    text = read(gather_facts(view_of_snapshot(told), "a cluster")).text
     assert "A cluster keeps no samples of each step" in text
     assert "passes over the data1.25" in text
     assert "48, at the pace of the last steps" in text
@@ -124,15 +127,34 @@ def test_what_strangers_wrote_is_text() -> None:
     events = (Happened(1.0, HOSTILE, HOSTILE, True),)
     looked = replace(found, stored=stored, events=events, unread=(HOSTILE,))
     run = replace(broken_run(), incidents=(bad,), comparison=Comparison(None, None, None, None, HOSTILE))
-    seen = read(with_ledger(facts_of_view(looked, HOSTILE), run))
+    seen = read(gather_facts(looked, HOSTILE, run))
     assert seen.text.count(HOSTILE) >= 10
+
+
+@given(st.text(max_size=300))
+def test_any_text_stays_text(text: str) -> None:
+    """Whatever an event says, as a line of a log that it quotes: no string becomes an element or breaks out of one."""
+    stored = replace(view().stored, name="gpt", namespace=text)
+    looked = replace(view(), stored=stored, events=(Happened(1.0, "Failed", f"{text}", True),))
+    found = read(gather_facts(looked, "here"))
+    assert plain(text).replace("\r", "\n") in found.text
+    assert found.tags == read(gather_facts(replace(looked, events=(Happened(1.0, "Failed", "x", True),)), "here")).tags
+
+
+def test_long_text_is_cut_and_numbers_have_no_idle_digits() -> None:
+    assert len(write_value("x" * 10_000)) <= MAX_TEXT_CHARACTERS
+    numbers = [write_value(value) for value in (1.0, 1.25, 1.239, -0.001, 0.0, 1e6)]
+    assert numbers == ["1", "1.25", "1.24", "0", "0", "1000000"]
+    assert [duration(seconds) for seconds in (0, 0.012, 1.62, 276, 7800)] == [
+        "0 s", "12 ms", "1.62 s", "4 min 36 s", "2 h 10 min",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "body", [{}, {"metadata": None, "spec": 3}, {"metadata": {"name": "x"}, "status": {"phase": "Odd"}}]
 )
 def test_a_job_of_which_nothing_is_known_is_a_page(body: dict[str, object]) -> None:
-    found = read(facts_of_view(JobView(now=BEGAN, stored=stored_job(body)), "here"))
+    found = read(gather_facts(JobView(now=BEGAN, stored=stored_job(body)), "here"))
     for said in ("Nothing happened", "No worker is known", "has not started"):
         assert said in found.text
 
@@ -177,7 +199,6 @@ def test_a_hundred_thousand_steps_and_a_thousand_incidents_stay_small() -> None:
         for i in range(1, 1000)
     )
     events = tuple(Happened(BEGAN + i, "Restored", "z" * 5000, False) for i in range(5000))
-    facts = facts_of_view(replace(view(), events=events), "here")
-    text = page(with_ledger(facts, RunRecords(told, ONE_EPOCH, many)), "1")
+    text = render_page(gather_facts(replace(view(), events=events), "here", RunRecords(told, ONE_EPOCH, many)), "1")
     assert len(text.encode()) < 2_000_000
     assert "949 oldest incidents are left out" in text
