@@ -148,7 +148,7 @@ release-dry-run: $(VENV)/.ready ## build and try a release, publish nothing (bui
 	$(TESTS) release $(addprefix --python ,$(PYTHON_VERSIONS)) $(ARGUMENTS)
 docs: $(VENV)/.docs ## the site of README.md and docs/, without a warning: build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
-manifests: $(VENV)/.ready ## write what is made from the chart: manifests/install.yaml, its table of values, its copy of the CRD
+manifests: $(VENV)/.ready ## write what is made from api/spec.py (manifests/crd.yaml, tables of docs/api.md) and from the chart
 	$(TESTS) chart
 dashboards: $(VENV)/.ready ## write the chart's Grafana dashboards from dashboards/
 	$(BIN)/python -m dashboards

@@ -1,4 +1,4 @@
-"""What is made from the chart and for it: copies in its folder, the table of its values, manifests for kubectl.
+"""What is made from the spec's declarations, from the chart and for it: the CRD and its copy, tables, manifests for kubectl.
 
 `outputs` is what should be there; `python -m chart` (as `make manifests`) writes it, and a test holds the files equal.
 """
@@ -10,11 +10,10 @@ from typing import Any
 
 import yaml
 
-from chart import documented
+from chart import documented, spec_pages
 from chart.helm import CHART, NAMESPACE, PROJECT, Object, is_hook, objects
 from surefoot.memory_server.server_process import COMMON_CONFIGURATION
 
-CRD = PROJECT / "manifests" / "crd.yaml"
 _HELM_LABELS = ("helm.sh/chart", "app.kubernetes.io/managed-by")
 _INSTALL_HEAD = """# Surefoot for kubectl: the chart with its defaults, in a namespace of its own. Made by `make manifests`; edit the chart instead.
 #
@@ -29,9 +28,11 @@ in this table, or of another kind, is refused with its path.
 
 
 def copies() -> dict[Path, str]:
-    """What lies in the chart because helm reads nothing outside of it."""
+    """Returns the pages of the spec, and the copies in the chart, as helm reads nothing outside of it."""
+    pages = spec_pages.outputs()
     return {
-        CHART / "files" / "crd.yaml": CRD.read_text(encoding="utf-8"),
+        **pages,
+        CHART / "files" / "crd.yaml": pages[spec_pages.CRD],
         CHART / "files" / "server.conf": COMMON_CONFIGURATION,
     }
 

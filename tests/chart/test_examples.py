@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from chart.helm import PROJECT
-from surefoot_operator.api.fields import allowed_sizes
+from surefoot_operator.api.spec import allowed_sizes
 from surefoot_operator.cli.job_files import read_job
 
 SIZES = {"minimal": [2], "s3": [3], "elastic": [2, 3]}

@@ -13,16 +13,18 @@ from typing import Any
 from urllib.error import HTTPError
 
 import pytest
-import yaml
 
+from chart import spec_pages
 from cluster.api import Api
 from cluster.engine import Engine
 from cluster.processes import wait
+from support.sample_jobs import REFUSED, WHOLE, changed
 from support.servers.kubernetes_cluster import a_cluster, install_crd
 from surefoot.protocol.identities import Checkpoint
-from surefoot_operator.api.parse import parse_job
+from surefoot_operator.api.parse import POD_RULES, parse_job
 from surefoot_operator.api.status import Condition, Incident, Interval, JobStatus, World
 from surefoot_operator.api.status_json import status_from_json, status_to_json
+from surefoot_operator.errors import SpecError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -37,52 +39,6 @@ SMALL: dict[str, Any] = {
         "template": {"spec": {"containers": [{"name": "trainer", "command": ["python", "train.py"]}]}},
     },
 }
-ELASTIC = {"minReplicas": 2, "maxReplicas": 4}
-WHOLE = yaml.safe_load("""
-apiVersion: surefoot.dev/v1alpha1
-kind: TrainingJob
-metadata: {name: whole, labels: {team: a}}
-spec:
-  replicas: 4
-  nprocPerNode: 2
-  suspend: true
-  managedBy: example.org/nobody
-  elasticPolicy: {minReplicas: 2, maxReplicas: 6, replicaDiscreteValues: [2, 4, 6], faultyScaleDownTimeoutSeconds: 1.5, scaleUpSnoozeSeconds: 3}
-  schedulingPolicy: {gang: Volcano, queue: research, priorityClass: high}
-  runPolicy: {backoffLimit: 2, activeDeadlineSeconds: 1000, startupDeadlineSeconds: 60.5, schedulingDeadlineSeconds: 90, ttlSecondsAfterFinished: 30, cleanPodPolicy: All}
-  failurePolicy:
-    maxRestarts: 5
-    evalPeriodSeconds: 100
-    maxNoProgressRestarts: 2
-    maxNumRepeatOffendersToAvoid: 3
-    rules: [{name: bug, action: FailJob, onExitCodes: {operator: NotIn, values: [-9, 42]}}]
-  healthPolicy:
-    heartbeatSeconds: 0.25
-    heartbeatTimeoutSeconds: 2
-    stepTimeoutSeconds: 30
-    nodeSignals: {taints: [a.b/c], conditions: [GpuUnhealthy=True], labels: [a=b]}
-  checkpoint:
-    memory: {intervalSteps: 5, replicas: 3, keep: 4, sizeLimit: 8Gi, topologyKey: kubernetes.io/hostname, bandwidth: 500Mi}
-    persistent: {uri: s3://bucket/prefix, intervalSteps: 50, keep: 2, keepEverySteps: 500, keepSeconds: 60.5, endpoint: "http://s3:7070", region: here, secretRef: keys, caBundle: /ca.pem, sse: AES256, bandwidth: 100M, onJobDeletion: Delete}
-    drainGraceSeconds: 0.5
-    holderReturnSeconds: 5
-    onTotalLoss: Restart
-    restoreFrom: {uid: older, step: 40}
-    expectedBytes: 1048576
-  template:
-    metadata: {labels: {tier: gpu}}
-    spec:
-      priorityClassName: high
-      restartPolicy: Never
-      containers:
-      - name: trainer
-        command: [python, train.py]
-        args: [--fast]
-        workingDir: /work
-        env: [{name: A, value: "1"}, {name: B, valueFrom: {fieldRef: {fieldPath: metadata.name}}}]
-        resources: {limits: {cpu: 2}}
-      - {name: sidecar, image: other}
-""")
 
 
 @pytest.fixture(scope="module")
@@ -121,73 +77,17 @@ def refusal(call: Callable[[], Any]) -> str:
     return str(json.loads(caught.value.read())["message"])
 
 
-REFUSED = [
-    ({"replicas": 5, "elasticPolicy": ELASTIC}, "replicas must lie between elasticPolicy.minReplicas and"),
-    ({"elasticPolicy": {"minReplicas": 4, "maxReplicas": 2}}, "minReplicas must not be above maxReplicas"),
-    ({"elasticPolicy": {**ELASTIC, "replicaIncrementStep": 2}}, "minReplicas plus a multiple of elasticPolicy.replica"),
-    ({"elasticPolicy": {**ELASTIC, "replicaDiscreteValues": [2, 4]}}, "must be one of elasticPolicy.replicaDiscrete"),
-    ({"elasticPolicy": {**ELASTIC, "replicaDiscreteValues": [3, 9]}}, "each of replicaDiscreteValues must lie between"),
-    (
-        {"elasticPolicy": {**ELASTIC, "replicaDiscreteValues": [3], "replicaIncrementStep": 2}},
-        "replicaIncrementStep and replicaDiscreteValues exclude each other: leave one of them out",
-    ),
-    ({"replicas": 0}, "spec.replicas: Invalid value: 0: spec.replicas in body should be greater than or equal to 1"),
-    ({"replica": 3}, 'unknown field "spec.replica"'),
-    ({"healthPolicy": {"heartbeatTimeoutSeconds": 0.6}}, "heartbeatTimeoutSeconds must be at least twice heartbeat"),
-    ({"healthPolicy": {"nodeSignals": {"labels": ["broken"]}}}, "spec.healthPolicy.nodeSignals.labels[0]"),
-    ({"checkpoint": {"persistent": {"uri": "http://x"}}}, "uri must be file:///absolute/folder or s3://bucket/prefix"),
-    ({"checkpoint": {"persistent": {"uri": "s3://a:b@c/d"}}}, "credentials are not allowed in uri and endpoint: use"),
-    ({"checkpoint": {"persistent": {"uri": "file:///a", "endpoint": "http://x"}}}, "endpoint belongs to s3 alone"),
-    ({"checkpoint": {"restoreFrom": {"uid": "x"}}}, "restoreFrom.uid needs checkpoint.persistent too"),
-    ({"checkpoint": {"restoreFrom": {"step": 3}}}, "either uid (of an older job) or uri (of its folder) is allowed"),
-    ({"checkpoint": {"restoreFrom": {"uri": "s3://b/p/u", "step": "newest"}}}, "spec.checkpoint.restoreFrom.step"),
-    (
-        {"checkpoint": {"memory": {"intervalSteps": 5, "intervalSeconds": 30}}},
-        "one of intervalSteps, intervalSeconds and interval is allowed",
-    ),
-    (
-        {"checkpoint": {"persistent": {"uri": "file:///a", "intervalSeconds": 30, "interval": "auto"}}},
-        "one of intervalSteps, intervalSeconds and interval is allowed",
-    ),
-    ({"checkpoint": {"memory": {"interval": "often"}}}, 'supported values: "auto"'),
-    ({"checkpoint": {"memory": {"sizeLimit": "lots"}}}, "spec.checkpoint.memory.sizeLimit"),
-    ({"failurePolicy": {"rules": [{"name": "a", "action": "Ignore", "onExitCodes": {"values": [1]}}]}}, '"FailJob"'),
-    ({"managedBy": "nobody"}, "spec.managedBy"),
-    ({"schedulingPolicy": {"queue": "a"}}, "spec.schedulingPolicy.gang: Required value"),
-    ({"schedulingPolicy": {"gang": "Coscheduling", "queue": "a"}}, "queue is Volcano's: leave it out with gang Cosch"),
-    ({"schedulingPolicy": {"gang": "Coscheduling", "priorityClass": "a"}}, "set template.spec.priorityClassName"),
-    (
-        {"schedulingPolicy": {"gang": "Volcano", "scheduleTimeoutSeconds": 9}},
-        "scheduleTimeoutSeconds is Coscheduling's",
-    ),
-    ({"runPolicy": {"cleanPodPolicy": "None"}}, 'supported values: "Running", "All"'),
-    (
-        {
-            "template": {
-                "spec": {"containers": [{"name": "trainer", "command": ["a"], "env": [{"name": "SUREFOOT_X"}]}]}
-            }
-        },
-        "names in the trainer's env that begin with SUREFOOT_ are the operator's to set",
-    ),
-    ({"template": {"spec": {"containers": [{"name": "main"}]}}}, "one of the containers must be named trainer"),
-    ({"template": {"spec": {"containers": [{"name": "trainer"}]}}}, "the container named trainer must state its comm"),
-    (
-        {"template": {"spec": {**SMALL["spec"]["template"]["spec"], "restartPolicy": "Always"}}},
-        "restartPolicy must be Never: the operator restarts workers",
-    ),
-]
-
-
-@pytest.mark.parametrize(("fields", "words"), REFUSED)
-def test_an_invalid_job_is_refused_with_the_words_a_person_needs(api: Api, fields: dict[str, Any], words: str) -> None:
-    body = copy.deepcopy(SMALL)
-    body["spec"].update(fields)
-    assert words in refusal(lambda: api.call("POST", f"{JOBS}?fieldValidation=Strict", body))
-
-
-def test_a_name_that_no_pod_could_bear_is_refused(api: Api) -> None:
-    body = {**SMALL, "metadata": {"name": "1" + "a" * 60}}
-    assert "at most 52 of a-z, 0-9 and -" in refusal(lambda: api.call("POST", JOBS, body))
+@pytest.mark.parametrize(("path", "value", "where"), [row[:3] for row in REFUSED], ids=range(len(REFUSED)))
+def test_the_api_server_refuses_what_the_reader_refuses(api: Api, path: str, value: Any, where: str) -> None:
+    body = changed(path, value)
+    message = refusal(lambda: api.call("POST", f"{JOBS}?fieldValidation=Strict&dryRun=All", body))
+    assert where in message
+    with pytest.raises(SpecError) as caught:
+        parse_job(body)
+    rules = [*POD_RULES, *(rule for _, cls in spec_pages.classes() for rule in getattr(cls, "RULES", ()))]
+    for rule in rules:
+        if caught.value.allowed.startswith(rule.message):
+            assert rule.message in message
 
 
 def test_a_template_changes_only_while_the_job_is_suspended(
@@ -212,8 +112,8 @@ def test_a_scheduling_policy_changes_only_while_the_job_is_suspended(
     body = copy.deepcopy(SMALL)
     body["spec"] |= {"schedulingPolicy": {"gang": "Volcano"}, "managedBy": "example.org/nobody"}
     made(body)
-    for changed in (None, {"gang": "Coscheduling"}, {"queue": "other"}):
-        words = refusal(lambda: api.merge(f"{JOBS}/small", {"spec": {"schedulingPolicy": changed}}))  # noqa: B023
+    for policy in (None, {"gang": "Coscheduling"}, {"queue": "other"}):
+        words = refusal(lambda: api.merge(f"{JOBS}/small", {"spec": {"schedulingPolicy": policy}}))  # noqa: B023
         assert "schedulingPolicy cannot be changed while the job runs" in words
     api.merge(f"{JOBS}/small", {"spec": {"suspend": True}})
     api.merge(f"{JOBS}/small", {"spec": {"schedulingPolicy": None, "suspend": False}})
@@ -237,14 +137,15 @@ def test_what_workers_are_told_once_changes_only_while_the_job_is_suspended(
         return api.call("PUT", f"{JOBS}/small", new)  # type: ignore[no-any-return]
 
     for path, value, words in (
-        (("checkpoint", "memory", "intervalSteps"), 5, "cannot be changed while the job runs, for workers are told"),
+        (("checkpoint", "memory", "intervalSteps"), 5, "memory cannot be changed while the job runs: set suspend"),
+        (("checkpoint", "persistent", "intervalSeconds"), 30, "intervalSeconds cannot be changed while the job runs"),
+        (("checkpoint", "persistent", "keep"), 9, "persistent.keep cannot be changed while the job runs: set suspend"),
+        (("checkpoint", "persistent"), None, "checkpoint.persistent.uri cannot be changed while the job runs"),
         (
-            ("checkpoint", "persistent", "intervalSeconds"),
-            30,
-            "cannot be changed while the job runs, for workers are told",
+            ("checkpoint", "persistent", "uri"),
+            "s3://another",
+            "checkpoint.persistent.uri cannot be changed: make a new",
         ),
-        (("checkpoint", "persistent", "keep"), 9, "cannot be changed while the job runs, for workers are told"),
-        (("checkpoint", "persistent", "uri"), "s3://another", "checkpoint.persistent.uri cannot be changed: what a re"),
         (("healthPolicy", "heartbeatSeconds"), 0.25, "heartbeatSeconds cannot be changed while the job runs"),
         (("managedBy",), "a.b/c", "managedBy cannot be changed"),
     ):

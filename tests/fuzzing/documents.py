@@ -11,49 +11,11 @@ from typing import Any
 import yaml
 from hypothesis import strategies as st
 
+from support.sample_jobs import WHOLE
+
 PROJECT = Path(__file__).parents[2]
 
-WHOLE: dict[str, Any] = yaml.safe_load("""
-apiVersion: surefoot.dev/v1alpha1
-kind: TrainingJob
-metadata: {name: whole, namespace: default, uid: 11-22, generation: 3, labels: {team: a}, annotations: {a: b}, finalizers: [a]}
-spec:
-  replicas: 4
-  nprocPerNode: 2
-  suspend: true
-  managedBy: example.org/nobody
-  elasticPolicy: {minReplicas: 2, maxReplicas: 6, replicaDiscreteValues: [2, 4, 6], faultyScaleDownTimeoutSeconds: 1.5}
-  runPolicy: {backoffLimit: 2, activeDeadlineSeconds: 1000, startupDeadlineSeconds: 60.5, schedulingDeadlineSeconds: 90, cleanPodPolicy: All}
-  failurePolicy:
-    maxRestarts: 5
-    rules: [{name: bug, action: FailJob, onExitCodes: {operator: NotIn, values: [-9, 42]}}]
-  healthPolicy:
-    heartbeatSeconds: 0.25
-    heartbeatTimeoutSeconds: 2
-    nodeSignals: {taints: [a.b/c], conditions: [GpuUnhealthy=True], labels: [a=b]}
-  checkpoint:
-    memory: {intervalSteps: 5, replicas: 3, keep: 4, sizeLimit: 8Gi, bandwidth: 500Mi}
-    persistent: {uri: s3://bucket/prefix, endpoint: "http://s3:7070", region: here, secretRef: keys, caBundle: /ca.pem, sse: AES256, bandwidth: 100M}
-    restoreFrom: {uid: older, step: 40}
-    expectedBytes: 1048576
-  template:
-    metadata: {labels: {tier: gpu}, annotations: {a: b}}
-    spec:
-      restartPolicy: Never
-      terminationGracePeriodSeconds: 20
-      volumes: [{name: data, emptyDir: {}}]
-      affinity: {nodeAffinity: {preferredDuringSchedulingIgnoredDuringExecution: []}}
-      containers:
-      - name: trainer
-        command: [python, train.py]
-        args: [--fast]
-        workingDir: /work
-        env: [{name: A, value: "1"}, {name: B, valueFrom: {fieldRef: {fieldPath: metadata.name}}}]
-        resources: {limits: {memory: 2Gi}}
-        volumeMounts: [{name: data, mountPath: /data}]
-        ports: [{name: http, containerPort: 80}]
-      - {name: sidecar, image: other}
-""")
+METADATA = {"namespace": "default", "uid": "11-22", "generation": 3, "finalizers": ["a"]}
 
 
 @functools.cache
@@ -68,7 +30,8 @@ def schema() -> dict[str, Any]:
 def valid_documents() -> tuple[dict[str, Any], ...]:
     examples = [*sorted((PROJECT / "examples").glob("**/*.yaml"))]
     found = [d for path in examples for d in yaml.safe_load_all(path.read_text(encoding="utf-8"))]
-    return (WHOLE, *(body for body in found if isinstance(body, dict) and body.get("kind") == "TrainingJob"))
+    whole = {**WHOLE, "metadata": {**WHOLE["metadata"], **METADATA}}
+    return (whole, *(body for body in found if isinstance(body, dict) and body.get("kind") == "TrainingJob"))
 
 
 def places(body: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -9,10 +9,9 @@ from typing import Any
 import jsonschema
 
 from fuzzing.documents import schema
-from surefoot_operator.api.fields import allowed_sizes
 from surefoot_operator.api.loading import load_yaml
 from surefoot_operator.api.parse import parse_job
-from surefoot_operator.api.spec import TrainingJob
+from surefoot_operator.api.spec import TrainingJob, allowed_sizes
 from surefoot_operator.errors import SpecError
 from surefoot_operator.platforms.interface import WorkerEnvironment
 from surefoot_operator.platforms.kubernetes.pods import PodSettings, pod, purge_pod, secret, service

@@ -17,26 +17,23 @@ import yaml
 
 from surefoot.protocol.text import shown
 from surefoot_operator.api.fields import (
-    API_VERSION,
-    LIMITS,
-    Limit,
+    Field,
+    Rule,
     check_names,
-    check_spec,
-    items,
+    check_rules,
+    declared_fields,
     mapping,
     number,
     optional_mapping,
     read,
     text,
-    yaml_fields,
 )
 from surefoot_operator.api.spec import (
     ACCEPT_LOSS,
+    API_VERSION,
     FINALIZER,
     KIND,
     ROLLBACK,
-    FailurePolicy,
-    FailureRule,
     Template,
     TrainingJob,
     TrainingJobSpec,
@@ -50,14 +47,42 @@ from surefoot_operator.errors import Hidden, SpecError
 
 TRAINER = "trainer"
 _PATH = "spec.template"
-_VARIABLE = re.compile(r"[ -<>-~]{1,512}")  # printable ASCII but "="
-_CONTAINER = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_GRACE = Limit(least=0, most=10_000_000)
+CONTAINER_NAME = Field(
+    characters=63, pattern="[a-z0-9]([-a-z0-9]*[a-z0-9])?", allowed="a name of a-z, 0-9 and -, not ending with -,"
+)
+VARIABLE_NAME = Field(characters=512, pattern="[ -<>-~]+", allowed="a name of printable ASCII characters but =")
+GRACE_PERIOD = Field(unit="seconds", most=10_000_000)
 # the parts of a pod that a platform reads or adds to; it does the same with the trainer's program
 _POD_LISTS = ("volumes", "topologySpreadConstraints", "tolerations", "initContainers", "imagePullSecrets")
 _POD_MAPPINGS = ("affinity", "securityContext")
 _CONTAINER_LISTS = ("volumeMounts", "ports", "envFrom")
-_MOST_CONTAINERS, _MOST_WORDS, _MOST_VARIABLES = 32, 256, 512
+MAX_CONTAINERS, MAX_COMMAND_WORDS, MAX_VARIABLES = 32, 256, 512
+RESERVED_VARIABLES = "SUREFOOT_"
+COMMAND_NEEDED = (
+    "the container named trainer must state its command, as a list: the image's own entrypoint cannot be seen from here, and"
+    " the agent starts what stands there"
+)
+VARIABLES_RESERVED = (
+    f"names in the trainer's env that begin with {RESERVED_VARIABLES} are the operator's to set: leave them out"
+)
+POD_RULES: tuple[Rule[dict[str, Any]], ...] = (
+    Rule(
+        ("restartPolicy",),
+        "restartPolicy must be Never: the operator restarts workers; a container that the kubelet restarts would split the"
+        " world",
+        lambda pod: pod.get("restartPolicy", "Never") == "Never",
+        "!has(self.restartPolicy) || self.restartPolicy == 'Never'",
+    ),
+    Rule(
+        ("containers",),
+        "exactly one of the containers must be named trainer",
+        lambda pod: [container["name"] for container in pod["containers"]].count(TRAINER) == 1,
+        "self.containers.exists_one(c, c.name == 'trainer')",
+        detail=lambda pod: f"they are named {', '.join(container['name'] for container in pod['containers'])}",
+        secret=True,
+    ),
+)
+"""What a pod must be. The CRD has two rules more, whose errors here name the container and the variable."""
 
 
 def read_template(body: object) -> Template:
@@ -74,11 +99,10 @@ def read_template(body: object) -> Template:
     path = f"{_PATH}.spec.containers"
     if not isinstance(containers, list):
         raise SpecError(path, containers, "a list with a container named trainer is allowed")
-    if len(containers) > _MOST_CONTAINERS:
-        raise SpecError(path, Hidden(f"{len(containers)} containers"), f"at most {_MOST_CONTAINERS} are allowed")
+    if len(containers) > MAX_CONTAINERS:
+        raise SpecError(path, Hidden(f"{len(containers)} containers"), f"at most {MAX_CONTAINERS} are allowed")
     names = [_container(container, f"{path}[{place}]") for place, container in enumerate(containers)]
-    if names.count(TRAINER) != 1:
-        raise SpecError(path, names, "exactly one of them must be named trainer")
+    check_rules(POD_RULES, pod, pod, f"{_PATH}.spec")
     place = names.index(TRAINER)
     return _trainer(containers[place], f"{path}[{place}]", raw)
 
@@ -98,15 +122,9 @@ def texts(body: object, path: str) -> None:
 
 def _pod(pod: dict[str, Any]) -> None:
     path = f"{_PATH}.spec"
-    if pod.get("restartPolicy", "Never") != "Never":
-        raise SpecError(
-            f"{path}.restartPolicy",
-            pod["restartPolicy"],
-            "Never is allowed: the operator restarts workers; a container that the kubelet restarts would split the world",
-        )
     grace = pod.get("terminationGracePeriodSeconds")
     if grace is not None:
-        number(grace, f"{path}.terminationGracePeriodSeconds", _GRACE, whole=True)
+        number(grace, f"{path}.terminationGracePeriodSeconds", GRACE_PERIOD, whole=True)
     for name in _POD_LISTS:
         _mappings(pod.get(name), f"{path}.{name}")
     for name in _POD_MAPPINGS:
@@ -121,9 +139,7 @@ def _pod(pod: dict[str, Any]) -> None:
 def _container(body: object, path: str) -> str:
     """Its name."""
     container = mapping(body, path)
-    name = text(container.get("name"), f"{path}.name")
-    if not _CONTAINER.fullmatch(name):
-        raise SpecError(f"{path}.name", name, "at most 63 of a-z, 0-9 and -, ending with none, are allowed")
+    name = text(container.get("name"), f"{path}.name", CONTAINER_NAME)
     for field in _CONTAINER_LISTS:
         _mappings(container.get(field), f"{path}.{field}")
     resources = optional_mapping(container.get("resources"), f"{path}.resources")
@@ -146,7 +162,7 @@ def _mappings(body: object, path: str) -> None:
 def _trainer(container: dict[str, Any], path: str, raw: dict[str, Any]) -> Template:
     command = _strings(container.get("command"), f"{path}.command")
     if not command:
-        raise SpecError(f"{path}.command", container.get("command"), "the command that trains is required, as a list")
+        raise SpecError(f"{path}.command", container.get("command"), COMMAND_NEEDED)
     if not command[0].strip():
         raise SpecError(f"{path}.command[0]", command[0], "the name of a program is allowed")
     directory = container.get("workingDir")
@@ -164,8 +180,8 @@ def _strings(body: object, path: str) -> tuple[str, ...]:
         return ()
     if not isinstance(body, list):
         raise SpecError(path, body, "a list of texts is allowed")
-    if len(body) > _MOST_WORDS:
-        raise SpecError(path, Hidden(f"{len(body)} texts"), f"at most {_MOST_WORDS} are allowed")
+    if len(body) > MAX_COMMAND_WORDS:
+        raise SpecError(path, Hidden(f"{len(body)} texts"), f"at most {MAX_COMMAND_WORDS} are allowed")
     for place, item in enumerate(body):
         if not isinstance(item, str):
             raise SpecError(f"{path}[{place}]", item, "text is allowed (numbers and true/false in quotes)")
@@ -178,18 +194,14 @@ def _environment(body: object, path: str, trainer: bool) -> tuple[tuple[str, str
         return ()
     if not isinstance(body, list):
         raise SpecError(path, Hidden(), "a list of name and value is allowed")
-    if len(body) > _MOST_VARIABLES:
-        raise SpecError(path, Hidden(f"{len(body)} variables"), f"at most {_MOST_VARIABLES} are allowed")
+    if len(body) > MAX_VARIABLES:
+        raise SpecError(path, Hidden(f"{len(body)} variables"), f"at most {MAX_VARIABLES} are allowed")
     pairs = []
     for place, item in enumerate(body):
         entry = mapping(item, f"{path}[{place}]")
-        name = text(entry.get("name"), f"{path}[{place}].name")
-        if not _VARIABLE.fullmatch(name):
-            raise SpecError(f"{path}[{place}].name", name, "at most 512 printable ASCII characters but = are allowed")
-        if trainer and name.startswith("SUREFOOT_"):
-            raise SpecError(
-                f"{path}[{place}].name", name, "names that begin with SUREFOOT_ are set by the fabric alone"
-            )
+        name = text(entry.get("name"), f"{path}[{place}].name", VARIABLE_NAME)
+        if trainer and name.startswith(RESERVED_VARIABLES):
+            raise SpecError(f"{path}[{place}].name", name, VARIABLES_RESERVED)
         if "valueFrom" in entry:
             continue
         value = entry.get("value", "")
@@ -295,10 +307,10 @@ def _short(key: str) -> str:
 
 # ---- parse -----------------------------------------------------------------------------------------------------------
 
-_NAME = re.compile(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?")
-_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_UID = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
-_NAMES = "at most 52 of a-z, 0-9 and -, beginning with a letter and not ending with -"
+NAME = "[a-z]([-a-z0-9]{0,50}[a-z0-9])?"
+_NAMESPACE = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+_UID = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+NAMES = "at most 52 of a-z, 0-9 and -, beginning with a letter and not ending with -"
 _NAMESPACES = "at most 63 of a-z, 0-9 and -, neither beginning nor ending with -"
 _UIDS = "at most 63 letters, digits, -, _ and ., beginning and ending with a letter or digit"
 _METADATA = ("name", "namespace", "uid", "generation", "labels", "annotations")
@@ -332,12 +344,12 @@ def parse_job(document: Mapping[str, Any], uid: str | None = None) -> TrainingJo
         if body.get(name) != wanted:
             raise SpecError(name, body.get(name), f"{wanted} is allowed")
     metadata = _metadata(body.get("metadata"))
-    name = _named(metadata.get("name"), "name", _NAME, _NAMES)
+    name = _named(metadata.get("name"), "name", NAME, NAMES)
     made = TrainingJob(
         name=name,
         namespace=_named(metadata.get("namespace", "default"), "namespace", _NAMESPACE, _NAMESPACES),
         uid=uid or _named(metadata.get("uid", name), "uid", _UID, _UIDS),
-        generation=int(number(metadata.get("generation", 1), "metadata.generation", Limit(), whole=True)),
+        generation=int(number(metadata.get("generation", 1), "metadata.generation", Field(), whole=True)),
         spec=parse_spec(body.get("spec")),
     )
     return with_metadata(made, metadata)
@@ -370,50 +382,17 @@ def _metadata(body: object) -> dict[str, Any]:
     return metadata
 
 
-def _named(value: object, field: str, pattern: re.Pattern[str], allowed: str) -> str:
+def _named(value: object, field: str, pattern: str, allowed: str) -> str:
     name = text(value, f"metadata.{field}")
-    if not pattern.fullmatch(name):
+    if not re.fullmatch(pattern, name):
         raise SpecError(f"metadata.{field}", name, f"{allowed}, are allowed")
     return name
 
 
 def parse_spec(body: object) -> TrainingJobSpec:
     """Parses and validates `spec` alone. Raises SpecError."""
-    found = mapping(body, "spec")
-    check_content(found, "spec")
-    check_names(found, yaml_fields(TrainingJobSpec), "spec", "TrainingJobSpec")
-    given: dict[str, Any] = {"template": read_template(found.get("template"))}
-    if found.get("failurePolicy") is not None:
-        given["failure_policy"] = _failure_policy(found["failurePolicy"])
-    spec = read(TrainingJobSpec, found, "spec", given)
-    check_spec(spec)
-    return spec
-
-
-def _failure_policy(body: object) -> FailurePolicy:
-    path = "spec.failurePolicy"
-    found = mapping(body, path)
-    check_names(found, yaml_fields(FailurePolicy), path, "FailurePolicy")
-    rules = items(
-        [] if found.get("rules") is None else found["rules"], f"{path}.rules", LIMITS["FailurePolicy", "rules"]
-    )
-    return read(
-        FailurePolicy, found, path, {"rules": tuple(_rule(r, f"{path}.rules[{i}]") for i, r in enumerate(rules))}
-    )
-
-
-def _rule(body: object, path: str) -> FailureRule:
-    found = mapping(body, path)
-    check_names(found, yaml_fields(FailureRule), path, "FailureRule")
-    codes = mapping(found.get("onExitCodes"), f"{path}.onExitCodes")
-    check_names(codes, ("operator", "values"), f"{path}.onExitCodes")
-    operator = codes.get("operator", "In")
-    if operator not in ("In", "NotIn"):
-        raise SpecError(f"{path}.onExitCodes.operator", operator, "allowed are In, NotIn")
-    values = codes.get("values")
-    if not isinstance(values, list) or not values:
-        raise SpecError(f"{path}.onExitCodes.values", values, "a list of exit codes that is not empty is allowed")
-    limit, where = LIMITS["FailureRule", "exit_codes"], f"{path}.onExitCodes.values"
-    given = enumerate(items(values, where, limit))
-    exits = tuple(int(number(value, f"{where}[{place}]", limit, whole=True)) for place, value in given)
-    return read(FailureRule, found, path, {"exit_codes": exits, "operator": operator})
+    fields = mapping(body, "spec")
+    check_content(fields, "spec")
+    # before the template is read, as a misspelt `template` is the likelier mistake than none
+    check_names(fields, declared_fields(TrainingJobSpec), "spec", TrainingJobSpec.UNSUPPORTED)
+    return read(TrainingJobSpec, fields, "spec", {"template": read_template(fields.get("template"))})

@@ -20,7 +20,7 @@ from surefoot import __version__
 from surefoot.errors import ConfigurationError
 from surefoot.memory_server.server_process import find_program
 from surefoot.protocol.text import amount, listed
-from surefoot_operator.api.fields import yaml_fields
+from surefoot_operator.api.fields import declared_fields
 from surefoot_operator.api.spec import GROUP, VERSION, PersistentTierSpec, TrainingJob, TrainingJobSpec
 from surefoot_operator.cli.checkpoints import run_tool, tier_at
 from surefoot_operator.cli.cluster_access import ClusterRefused, OpenCluster, Right, add_cluster, jobs_right, refused
@@ -272,7 +272,7 @@ def _check_schema(schema: Object | str | None) -> Finding:
 def missing_fields(schema: Object) -> list[str]:
     """Names fields of this version that a schema lacks."""
     known = _properties(schema, "spec")
-    missing = [f"spec.{name}" for name in yaml_fields(TrainingJobSpec) if name not in known]
+    missing = [f"spec.{name}" for name in declared_fields(TrainingJobSpec) if name not in known]
     return missing + ([] if "schemaVersion" in _properties(schema, "status") else ["status.schemaVersion"])
 
 

@@ -11,10 +11,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from surefoot_operator.api.fields import allowed_sizes
 from surefoot_operator.api.loading import load_documents, load_yaml
 from surefoot_operator.api.parse import MOST_CHARACTERS, parse_job
-from surefoot_operator.api.spec import TrainingJob
+from surefoot_operator.api.spec import TrainingJob, allowed_sizes
 from surefoot_operator.cli.command_base import EXIT_OK, UsageError, say, warn
 from surefoot_operator.convert.conversion import KNOWN, converted, of_command
 from surefoot_operator.convert.job_draft import rendered

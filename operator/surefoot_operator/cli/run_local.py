@@ -31,9 +31,8 @@ from surefoot.errors import ConfigurationError
 from surefoot.memory_server.server_process import find_program
 from surefoot.memory_server.sidecar.sidecar_settings import MOST_SERVERS
 from surefoot.protocol.text import plain, shown
-from surefoot_operator.api.fields import allowed_sizes
 from surefoot_operator.api.parse import parse_job
-from surefoot_operator.api.spec import TOTAL_STEPS, TrainingJob
+from surefoot_operator.api.spec import TOTAL_STEPS, TrainingJob, allowed_sizes
 from surefoot_operator.cli.checkpoints import try_file, try_folder
 from surefoot_operator.cli.command_base import (
     EXIT_DIFFERS,

@@ -15,9 +15,8 @@ from typing import Any
 import yaml
 
 from surefoot.protocol.text import plain
-from surefoot_operator.api.fields import API_VERSION, NOT_YET
 from surefoot_operator.api.parse import TRAINER, parse_job
-from surefoot_operator.api.spec import GANG_SCHEDULERS, KIND
+from surefoot_operator.api.spec import API_VERSION, GANG_SCHEDULERS, KIND, SchedulingPolicy
 from surefoot_operator.convert.manifest import Manifest, NotConvertible, Note, dotted
 from surefoot_operator.errors import SpecError
 
@@ -674,7 +673,7 @@ def _left(notes: Sequence[Note]) -> Iterator[str]:
 # serves, so a manifest may ask for a gang without a word of whose: then a person has to say it, and nothing is guessed.
 
 _POLICY = ("spec", "runPolicy", "schedulingPolicy")
-_LEFT = NOT_YET["SchedulingPolicy"]
+_LEFT = SchedulingPolicy.UNSUPPORTED
 
 
 def gang_of_run_policy(draft: Draft, scheduler_name: object) -> None:

@@ -25,7 +25,7 @@ def test_a_pytorch_job_keeps_its_sizes_limits_and_program() -> None:
     assert (policy.backoff_limit, policy.ttl_seconds_after_finished, policy.active_deadline_seconds) == (3, 60, 3600)
     assert policy.scheduling_deadline_seconds == 30
     assert spec.failure_policy.max_restarts == 5
-    final = {code for rule in spec.failure_policy.rules for code in rule.exit_codes}
+    final = {code for rule in spec.failure_policy.rules for code in rule.on_exit_codes.values}
     assert final == set(range(1, 128))
     assert (spec.template.command, spec.template.args) == (("python", "train.py"), ("--lr", "1e-4"))
     assert spec.template.env == (("A", "b"),)

@@ -12,8 +12,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from surefoot_operator.api.fields import API_VERSION
-from surefoot_operator.api.spec import FINALIZER, KIND, Gang
+from surefoot_operator.api.spec import API_VERSION, FINALIZER, KIND, Gang
 from surefoot_operator.api.status import JobStatus, Stamp
 from surefoot_operator.api.status_json import status_to_json
 from surefoot_operator.errors import FabricError

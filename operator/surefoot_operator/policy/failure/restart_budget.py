@@ -116,8 +116,8 @@ def _matching(rules: tuple[FailureRule, ...], loss: Loss) -> FailureRule | None:
     if not loss.application or loss.exit_code is None:
         return None
     for rule in rules:
-        listed = loss.exit_code in rule.exit_codes
-        if not rule.exit_codes or listed == (rule.operator == "In"):
+        listed = loss.exit_code in rule.on_exit_codes.values
+        if listed == (rule.on_exit_codes.operator == "In"):
             return rule
     return None
 

@@ -10,8 +10,7 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from itertools import islice
 
-from surefoot_operator.api.fields import allowed_sizes
-from surefoot_operator.api.spec import TrainingJobSpec
+from surefoot_operator.api.spec import TrainingJobSpec, allowed_sizes
 from surefoot_operator.job_snapshot import SessionSeen, WorkerSeen
 from surefoot_operator.policy.core.availability import usable, vacate_reason
 from surefoot_operator.policy.core.facts import Facts, derived_once, is_responsive, worker_id

@@ -17,8 +17,7 @@ from surefoot.protocol.checkpoints.placement import RankTargets, Topology, serve
 from surefoot.protocol.identities import HolderEndpoint
 from surefoot.protocol.text import amount
 from surefoot_operator import reasons
-from surefoot_operator.api.fields import allowed_sizes, checkpoints_in_memory
-from surefoot_operator.api.spec import CheckpointPolicy
+from surefoot_operator.api.spec import CheckpointPolicy, allowed_sizes, checkpoints_in_memory
 from surefoot_operator.api.status import Condition, JobStatus, condition_of
 from surefoot_operator.job_snapshot import HolderSeen
 from surefoot_operator.policy.core.actions import Event

@@ -30,8 +30,7 @@ from surefoot.protocol.identities import Checkpoint, WorkerId
 from surefoot.protocol.text import listed
 from surefoot.protocol.timeouts import Backoff
 from surefoot_operator import reasons
-from surefoot_operator.api.fields import allowed_sizes
-from surefoot_operator.api.spec import TrainingJobSpec
+from surefoot_operator.api.spec import TrainingJobSpec, allowed_sizes
 from surefoot_operator.api.status import JobStatus, Member, Scheduling, World, condition_of
 from surefoot_operator.job_snapshot import HIGHEST_EPOCH, SessionSeen, WorkerSeen
 from surefoot_operator.policy.core.actions import Event

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from surefoot.protocol.identities import WorkerId
 from surefoot.protocol.timeouts import Backoff
-from surefoot_operator.api.fields import allowed_sizes
-from surefoot_operator.api.spec import Gang
+from surefoot_operator.api.spec import Gang, allowed_sizes
 from surefoot_operator.job_snapshot import CreateSeen, PodGroup, PodGroupSeen, WorkerSeen
 from surefoot_operator.policy.core.actions import Action, CreateWorker, DeleteWorker, Event, KeepGroup, RemoveGroup
 from surefoot_operator.policy.core.availability import (

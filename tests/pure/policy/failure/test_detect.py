@@ -8,7 +8,7 @@ import pytest
 
 from support.builders import BEGAN, running, told, with_node, with_session, with_worker
 from surefoot.protocol.identities import Checkpoint
-from surefoot_operator.api.spec import FailurePolicy, FailureRule, RunPolicy
+from surefoot_operator.api.spec import ExitCodes, FailurePolicy, FailureRule, RunPolicy
 from surefoot_operator.api.status import Restart
 from surefoot_operator.job_snapshot import ExitSeen, Observed
 from surefoot_operator.policy.core.actions import Plan
@@ -312,10 +312,10 @@ def test_max_restarts_counts_within_its_window() -> None:
 @pytest.mark.parametrize(
     ("rule", "code", "phase", "counted"),
     [
-        (FailureRule("bad arguments", "FailJob", (2,)), 2, "Failed", 0),
-        (FailureRule("bad arguments", "FailJob", (2,)), 3, "Recovering", 1),
-        (FailureRule("all but", "FailJob", (2,), "NotIn"), 3, "Failed", 0),
-        (FailureRule("out of memory", "RestartAndIgnoreMaxRestarts", (-9,)), -9, "Recovering", 0),
+        (FailureRule("bad arguments", "FailJob", ExitCodes((2,))), 2, "Failed", 0),
+        (FailureRule("bad arguments", "FailJob", ExitCodes((2,))), 3, "Recovering", 1),
+        (FailureRule("all but", "FailJob", ExitCodes((2,), "NotIn")), 3, "Failed", 0),
+        (FailureRule("out of memory", "RestartAndIgnoreMaxRestarts", ExitCodes((-9,))), -9, "Recovering", 0),
     ],
 )
 def test_the_first_rule_that_matches_an_exit_code_decides(

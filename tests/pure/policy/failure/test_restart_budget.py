@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from support.builders import BEGAN, job, running, told, with_node, with_session, with_worker
 from support.fakes.fake_world import FakeWorld
-from surefoot_operator.api.spec import FailurePolicy, FailureRule, RunPolicy
+from surefoot_operator.api.spec import ExitCodes, FailurePolicy, FailureRule, RunPolicy
 from surefoot_operator.api.status import JobStatus, Restart
 from surefoot_operator.api.status_json import status_from_json, status_to_json
 from surefoot_operator.job_snapshot import ExitSeen, Observed
@@ -130,7 +130,7 @@ LOSSES = {
 def test_budgets_are_used_up_as_a_record_of_everything_says(
     losses: list[tuple[str, bool]], limit: int, most: int | None, row_limit: int
 ) -> None:
-    rules = (FailureRule("asked for", "RestartAndIgnoreMaxRestarts", (42,)),)
+    rules = (FailureRule("asked for", "RestartAndIgnoreMaxRestarts", ExitCodes((42,))),)
     policy = FailurePolicy(max_restarts=most, max_no_progress_restarts=row_limit, rules=rules)
     seen = running(failure_policy=policy, run_policy=RunPolicy(backoff_limit=limit))
     seen = replace(seen, status=replace(seen.status, reached_step=42))

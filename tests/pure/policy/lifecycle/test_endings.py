@@ -15,6 +15,7 @@ from support.builders import BEGAN, running, with_session, with_worker, worker
 from support.finished_jobs import KEPT
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot_operator.api.spec import (
+    ExitCodes,
     FailurePolicy,
     FailureRule,
     HealthPolicy,
@@ -101,7 +102,7 @@ ENDINGS: dict[str, Callable[[], Observed]] = {
     "maxNoProgressRestarts": no_progress,
     "maxRestarts": too_many_lost_nodes,
     "a rule": lambda: failed_rank(
-        training(failure_policy=FailurePolicy(rules=(FailureRule("three", "FailJob", (3,)),)))
+        training(failure_policy=FailurePolicy(rules=(FailureRule("three", "FailJob", ExitCodes((3,))),)))
     ),
     "numerics: Stop": watched,
     "maxRollbacks": too_many_rollbacks,
