@@ -37,9 +37,9 @@ def test_a_killed_trainer_and_a_killed_node_change_nothing_of_the_result(tmp_pat
     assert report["checkpoints"]["bytes"] > 0
     assert "samples lost 0, repeated 0" in done.said.splitlines()
     assert main(["report", "--run-folder", str(tmp_path / "run"), "--to", str(tmp_path / "run.html")]) == 0
-    page = (tmp_path / "run.html").read_text(encoding="utf-8")
+    page = html.unescape((tmp_path / "run.html").read_text(encoding="utf-8"))
     for said in ("the same job without faults", "samples lost", *(one["reason"] for one in report["incidents"])):
-        assert html.escape(said) in page
+        assert said in page
 
 
 @pytest.mark.nightly

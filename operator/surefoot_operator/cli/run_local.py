@@ -10,27 +10,17 @@ import argparse
 import dataclasses
 import json
 import shutil
-import sys
 import tempfile
-import time
 import uuid
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self
-
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
+from typing import Any
 
 from surefoot import __version__
 from surefoot.errors import ConfigurationError
 from surefoot.memory_server.server_process import find_program
 from surefoot.memory_server.sidecar.sidecar_settings import MOST_SERVERS
-from surefoot.protocol.text import plain, shown
+from surefoot.protocol.text import shown
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import TOTAL_STEPS, TrainingJob, allowed_sizes
 from surefoot_operator.cli.checkpoints import try_file, try_folder
@@ -40,7 +30,6 @@ from surefoot_operator.cli.command_base import (
     EXIT_OK,
     StopRequest,
     UsageError,
-    clock,
     say,
     signals_ignored,
     stop_requests,
@@ -48,125 +37,16 @@ from surefoot_operator.cli.command_base import (
 )
 from surefoot_operator.cli.job_files import read_document
 from surefoot_operator.cli.local import run_report
-from surefoot_operator.cli.local.progress import KINDS, Fault, FaultError, RunProgress, check_faults, parse_faults
-from surefoot_operator.cli.local.snapshot import NewestCheckpoint, Row, RunSnapshot, take
+from surefoot_operator.cli.local.faults import KINDS, Fault, FaultError, check_faults, parse_faults
+from surefoot_operator.cli.local.progress import RunProgress
 from surefoot_operator.cli.local.supervise import Scene, Supervisor
+from surefoot_operator.cli.local.view import RunView
 from surefoot_operator.cli.report.command import UNDISTURBED, report_of_run
 from surefoot_operator.cli.report.page import render_page
 from surefoot_operator.optional_dependencies import lacking
 from surefoot_operator.platforms.local.local_nodes import Machine
 from surefoot_operator.platforms.local.platform import Store, ignored_parts
 from surefoot_operator.platforms.local.run_folder import RunFolder
-
-# ---- view ------------------------------------------------------------------------------------------------------------
-# Displays a running job: a live table or plain lines. Drawn by the caller's thread: a thread of its own would be one
-# more parent that child processes could die with.
-
-_DRAW_SECONDS = 0.2
-_LINE_SECONDS = 2.0
-_BAR_WIDTH = 60
-
-
-class View(AbstractContextManager["View"], Protocol):
-    """A display of the run; a context manager that restores the terminal."""
-
-    def show(self, scene: Scene) -> None: ...
-
-    def tell(self, sentence: str, warning: bool) -> None: ...
-
-
-def view_for(plain: bool) -> View:
-    """Chooses the live view on a terminal, else plain lines."""
-    return PlainView() if plain or not sys.stdout.isatty() else LiveView()
-
-
-@dataclass(slots=True)
-class PlainView:
-    """Prints a line at most every two seconds, and one per event."""
-
-    _known: NewestCheckpoint = field(default_factory=NewestCheckpoint)
-    _next: float = 0.0
-    _last: str = ""
-
-    def show(self, scene: Scene) -> None:
-        if time.monotonic() < self._next:
-            return
-        self._next = time.monotonic() + _LINE_SECONDS
-        picture = take(scene, self._known)
-        line = "; ".join(part for part in (picture.headline(), picture.waits()) if part)
-        if line != self._last:
-            self._last = line
-            say(f"{clock()} {line}")
-
-    def tell(self, sentence: str, warning: bool) -> None:
-        say(f"{clock()} {'! ' if warning else ''}{sentence}")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return
-
-
-class LiveView:
-    """Shows a table of workers in place, with events scrolling above it."""
-
-    def __init__(self) -> None:
-        self._console = Console()
-        self._live = Live(console=self._console, auto_refresh=False, transient=True)
-        self._known = NewestCheckpoint()
-        self._next = 0.0
-
-    def show(self, scene: Scene) -> None:
-        if time.monotonic() < self._next:
-            return
-        self._next = time.monotonic() + _DRAW_SECONDS
-        self._live.update(drawn(take(scene, self._known)), refresh=True)
-
-    def tell(self, sentence: str, warning: bool) -> None:
-        self._console.print(Text(plain(f"{clock()} {sentence}"), style="yellow" if warning else ""))
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.stop()
-
-
-def drawn(picture: RunSnapshot) -> Group:
-    """Renders progress, reason for waiting, and workers for a terminal."""
-    parts: list[RenderableType] = [Text(plain(picture.headline()))]
-    if picture.total is not None:
-        line = Table.grid()  # a bar alone ends no line
-        line.add_row(ProgressBar(total=picture.total, completed=min(picture.step, picture.total), width=_BAR_WIDTH))
-        parts.append(line)
-    if waits := picture.waits():
-        parts.append(Text(plain(waits), style="dim"))
-    return Group(*parts, _table(picture.rows))
-
-
-def _table(rows: tuple[Row, ...]) -> Table:
-    table = Table(expand=False)
-    for name in ("node", "state", "worker", "rank", "epoch", "step", "loss"):
-        table.add_column(name, justify="right" if name in ("rank", "epoch", "step", "loss") else "left")
-    for row in rows:
-        style = "" if row.state == "up" else "red"
-        if not row.lines:
-            table.add_row(row.node, row.state, row.worker, "", "", "", "", style=style)
-        for line in row.lines:
-            loss = "" if line.loss is None else f"{line.loss:.4f}"
-            table.add_row(
-                row.node, row.state, row.worker, str(line.rank), str(line.epoch), str(line.step), loss, style=style
-            )
-    return table
-
-
-# ---- run local -------------------------------------------------------------------------------------------------------
 
 _PAGE_ENDINGS = (".html", ".htm")
 MOST_NODES, MOST_RANKS = 64, 512
@@ -183,7 +63,7 @@ def add_local_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FAULT",
-        help=f"KIND:NODE@step=N[,for=S], KIND one of {', '.join(KINDS[:-1])}; or coordinator@step=N; S seconds until it is"
+        help=f"KIND:NODE@step=N[,for=S], KIND one of {', '.join(list(KINDS)[:-1])}; or coordinator@step=N; S seconds until it is"
         " over, where that can be (without: it lasts; freeze 5, coordinator 2)",
     )
     parser.add_argument("--compare", action="store_true", help="run the undisturbed job too and compare the results")
@@ -208,40 +88,31 @@ def add_local_arguments(parser: argparse.ArgumentParser) -> None:
 class LocalRequest:
     """The checked arguments of `surefoot local`."""
 
+    args: argparse.Namespace
     document: dict[str, Any]
     job: TrainingJob
     nodes: tuple[str, ...]
     faults: tuple[Fault, ...]
-    compare: bool
-    report: Path | None
-    plain: bool
-    metrics: bool = False
-    total_steps: int | None = None
-    servers: int = 1
-    """Redis servers of each node."""
+    total_steps: int | None
 
 
 def run_local(given: argparse.Namespace) -> int:
     """Runs the job and returns the exit code."""
     request = check(given)
     with stop_requests() as stop:
-        return _run_in_its_folder(request, given.run_folder, stop)
-
-
-def _run_in_its_folder(request: LocalRequest, run_folder: Path | None, stop: StopRequest) -> int:
-    if run_folder is not None:
-        return _run_in(request, run_folder, stop)
-    # a folder that nobody asked for goes with the run, unless the run leaves something to be looked at
-    root = Path(tempfile.mkdtemp(prefix="surefoot-"))
-    code = EXIT_FAILED
-    try:
-        code = _run_in(request, root, stop)
-    finally:
-        if code == EXIT_OK:
-            shutil.rmtree(root)
-        else:
-            warn(f"the run's folder is kept: {root}")
-    return code
+        if given.run_folder is not None:
+            return _run_in(request, given.run_folder, stop)
+        # a folder that nobody asked for goes with the run, unless the run leaves something to be looked at
+        root = Path(tempfile.mkdtemp(prefix="surefoot-"))
+        code = EXIT_FAILED
+        try:
+            code = _run_in(request, root, stop)
+        finally:
+            if code == EXIT_OK:
+                shutil.rmtree(root)
+            else:
+                warn(f"the run's folder is kept: {root}")
+        return code
 
 
 def check(given: argparse.Namespace) -> LocalRequest:
@@ -278,8 +149,7 @@ def check(given: argparse.Namespace) -> LocalRequest:
         try_file("--report", given.report)
     if given.run_folder is not None:
         try_folder("--run-folder", given.run_folder)
-    shown_as = (given.compare, given.report, given.plain, given.metrics)
-    return LocalRequest(document, job, nodes, faults, *shown_as, total, given.servers)
+    return LocalRequest(given, document, job, nodes, faults, total)
 
 
 def _total_steps(path: Path, document: dict[str, Any]) -> int | None:
@@ -293,32 +163,31 @@ def _total_steps(path: Path, document: dict[str, Any]) -> int | None:
 
 
 def _run_in(request: LocalRequest, root: Path, stop: StopRequest) -> int:
-    if request.compare:
+    args = request.args
+    if args.compare:
         document = run_report.with_persistent_tier(request.document, request.job, root)
         request = dataclasses.replace(request, document=document, job=parse_job(document))
     for name in ignored_parts(request.job.spec):
         warn(f"ignored by `surefoot local`: {name}")
     disturbed = run_job(request, root, request.faults, stop)
     reference = None
-    if request.compare and disturbed.outcome == "Complete" and not stop.requested:
+    if args.compare and disturbed.outcome == "Complete" and not stop.requested:
         say("reference run without faults:")
         reference = run_job(request, root / UNDISTURBED, (), stop)
-    found = run_report.conclude(disturbed, reference)
-    for line in found.lines:
+    conclusion = run_report.conclude(disturbed, reference)
+    for line in conclusion.lines:
         say(line)
-    written = request.report is None or _write_report(
-        request.report, _report_text(request.report, root, disturbed, found)
-    )
+    written = args.report is None or _write_report(args.report, _report_text(args.report, root, disturbed, conclusion))
     stop.raise_if_requested()
     if disturbed.outcome != "Complete" or not written:
         return EXIT_FAILED
-    return EXIT_OK if found.sound else EXIT_DIFFERS
+    return EXIT_OK if conclusion.sound else EXIT_DIFFERS
 
 
-def _report_text(path: Path, root: Path, ended: run_report.EndedRun, found: run_report.Conclusion) -> str:
+def _report_text(path: Path, root: Path, ended: run_report.EndedRun, conclusion: run_report.Conclusion) -> str:
     if path.suffix.lower() not in _PAGE_ENDINGS:
-        return json.dumps(found.report, indent=2)
-    return render_page(report_of_run(root, ended.progress, ended.struck, found.comparison), __version__)
+        return json.dumps(conclusion.report, indent=2)
+    return render_page(report_of_run(root, ended.progress, ended.struck, conclusion.comparison), __version__)
 
 
 def _write_report(path: Path, text: str) -> bool:
@@ -338,14 +207,15 @@ def run_job(request: LocalRequest, root: Path, faults: tuple[Fault, ...], stop: 
     A stop request ends it in order too: what was reached is still reported.
     """
     folder = RunFolder(root.resolve())
-    machine = Machine(folder, request.job.spec.checkpoint.memory.size_limit_bytes, request.metrics, request.servers)
+    args, memory = request.args, request.job.spec.checkpoint.memory
+    machine = Machine(folder, memory.size_limit_bytes, args.metrics, args.servers)
     interrupted = False
     try:
         machine.open()
         job = Store(folder).write_job(request.document, str(uuid.uuid4()))
         progress = RunProgress(folder)
-        with view_for(request.plain) as view:
-            scene = Scene(progress, machine, request.nodes, job, request.total_steps)
+        scene = Scene(progress, machine, request.nodes, job, request.total_steps)
+        with RunView(scene, args.plain) as view:
             supervisor = Supervisor(scene, faults, view.show, view.tell, stop)
             try:
                 supervisor.run()
@@ -355,6 +225,5 @@ def run_job(request: LocalRequest, root: Path, faults: tuple[Fault, ...], stop: 
         with signals_ignored():
             machine.close()
     progress.look()  # what was written since the last tick
-    return run_report.EndedRun(
-        job, progress, tuple(supervisor.faults.struck), tuple(supervisor.faults.unstruck()), interrupted
-    )
+    injector = supervisor.faults
+    return run_report.EndedRun(job, progress, tuple(injector.struck), tuple(injector.pending), interrupted)

@@ -21,6 +21,7 @@ from typing import TypeVar
 
 from prometheus_client import REGISTRY, start_http_server
 
+from surefoot.linux_process import die_with_parent
 from surefoot.logs import begin_logs
 from surefoot_operator import metrics
 from surefoot_operator.api.spec import TrainingJob
@@ -176,7 +177,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--run-folder", type=Path, required=True)
     parser.add_argument("--port", type=int, required=True, help="where agents connect, on 127.0.0.1")
     parser.add_argument("--metrics", action="store_true", help="serve metrics, told in the run folder's `metrics`")
+    parser.add_argument("--parent", type=int, help="process whose end is this one's end")
     chosen = parser.parse_args(arguments)
+    if chosen.parent is not None:
+        die_with_parent(chosen.parent)
     form = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s"
     begin_logs(os.environ, form, "%H:%M:%S")
     try:

@@ -35,7 +35,7 @@ from surefoot_operator.cli.jobs.read_jobs import (
     read_jobs,
     read_run,
 )
-from surefoot_operator.cli.local.snapshot import ProgressRate
+from surefoot_operator.cli.local.view import ProgressRate
 from surefoot_operator.cli.tables import UNKNOWN, age
 from surefoot_operator.reasons import CHECKPOINT_PROTECTED
 

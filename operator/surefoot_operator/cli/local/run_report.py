@@ -17,9 +17,9 @@ from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import Incident, JobStatus, SkippedData
 from surefoot_operator.cli.checkpoints import run_tool
 from surefoot_operator.cli.command_base import say
+from surefoot_operator.cli.local.faults import KINDS, Fault, Struck
 from surefoot_operator.cli.local.progress import (
     Account,
-    Fault,
     LedgerLine,
     LinesByStep,
     RunProgress,
@@ -40,17 +40,6 @@ _SAME_CLOCK_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Struck:
-    """An injected fault, when and at which step."""
-
-    fault: Fault
-    at_seconds: float
-    step: int
-    worker: int | None = None
-    """The worker that ran on that node."""
-
-
-@dataclass(frozen=True, slots=True)
 class Checkpoints:
     complete: int
     bytes: int | None
@@ -61,10 +50,10 @@ class Checkpoints:
 class Comparison:
     """Differences from the undisturbed run."""
 
-    max_loss_difference: float | None
-    max_parameter_difference: float | None
-    bit_exact: bool | None
-    step: int | None
+    max_loss_difference: float | None = None
+    max_parameter_difference: float | None = None
+    bit_exact: bool | None = None
+    step: int | None = None
     """At which step's checkpoint the parameters were compared."""
     problem: str = ""
 
@@ -113,7 +102,17 @@ def count_run(run: RunRecords, counted: LinesByStep, is_complete: bool) -> tuple
 
 def read_losses(progress: RunProgress) -> dict[int, float]:
     """The loss of each step that counts."""
-    return mean_loss_by_step(counted_lines(progress.all_lines(), progress.lineage))
+    return mean_loss_by_step(counted_lines((line for _, line in progress.lines_by_worker()), progress.lineage))
+
+
+_PHASES = (
+    ("detected", "noticed"),
+    ("claimed", "new epoch claimed"),
+    ("stopped", "trainers stopped"),
+    ("sealed", "memory sealed and read"),
+    ("assigned", "new world assigned"),
+    ("first_step", "first new step"),
+)
 
 
 def cause_of(incident: Incident, struck: Iterable[Struck]) -> Struck | None:
@@ -125,7 +124,7 @@ def cause_of(incident: Incident, struck: Iterable[Struck]) -> Struck | None:
     if incident.kind == "planned":
         drains = [s for s in before if s.fault.kind == "drain" and f"node {s.fault.node} is drained" in incident.reason]
         return drains[-1] if drains else None
-    ends = [s for s in before if s.fault.ends_something]
+    ends = [s for s in before if KINDS[s.fault.kind].ends_something]
     same = [s for s in ends if s.fault.node is not None and s.fault.node == incident.node]
     candidates = same or [s for s in ends if incident.node is None]
     return candidates[-1] if candidates else None
@@ -135,17 +134,10 @@ def incident_report(incident: Incident, struck: Sequence[Struck]) -> dict[str, A
     """Reports one incident: its phases in seconds after the fault."""
     cause = cause_of(incident, struck)
     zero = min(cause.at_seconds, incident.detected_seconds) if cause else incident.detected_seconds
-    phases = {
-        "detected_seconds": incident.detected_seconds,
-        "claimed_seconds": incident.claimed_seconds,
-        "stopped_seconds": incident.stopped_seconds,
-        "sealed_seconds": incident.sealed_seconds,
-        "assigned_seconds": incident.assigned_seconds,
-        "first_step_seconds": incident.first_step_seconds,
-    }
+    ends = {f"{name}_seconds": getattr(incident, f"{name}_seconds") for name, _ in _PHASES}
     return {
         "kind": incident.kind,
-        **{name: None if at is None else round(at - zero, 4) for name, at in phases.items()},
+        **{name: None if at is None else round(at - zero, 4) for name, at in ends.items()},
         "steps_lost": incident.steps_lost,
         "restored_from": incident.restored_from,
         "reason": incident.reason,
@@ -175,7 +167,7 @@ def sources_of(lineage: Lineage, incidents: Sequence[Incident]) -> dict[int, str
 
 def build_report(outcome: str, run: RunRecords, account: Account | None, status: JobStatus) -> dict[str, Any]:
     """Builds the JSON report."""
-    compared = run.comparison or Comparison(None, None, None, None)
+    compared = run.comparison or Comparison()
     sources = sources_of(run.lineage, run.incidents)
     seconds, age_seconds = _time(status)
     return {
@@ -215,16 +207,6 @@ def _time(status: JobStatus) -> tuple[Mapping[str, float], float | None]:
     spent = status.time_spent
     until = spent.since_seconds if status.completion_seconds is None else status.completion_seconds
     return seconds_spent(spent, until), until - status.start_seconds
-
-
-_PHASES = (
-    ("detected", "noticed"),
-    ("claimed", "new epoch claimed"),
-    ("stopped", "trainers stopped"),
-    ("sealed", "memory sealed and read"),
-    ("assigned", "new world assigned"),
-    ("first_step", "first new step"),
-)
 
 
 def phase_rows(found: dict[str, Any]) -> list[tuple[str, float, str]]:
@@ -381,7 +363,7 @@ def conclude(ended: EndedRun, reference: EndedRun | None) -> Conclusion:
 def _compare(ended: EndedRun, reference: EndedRun, losses: dict[int, float]) -> Comparison:
     if reference.outcome != "Complete":
         problem = f"the undisturbed run ended {reference.outcome}: {reference.progress.status.message}"
-        return Comparison(None, None, None, None, problem)
+        return Comparison(problem=problem)
     difference = compare_parameters(ended.job, reference.job)
     return Comparison(
         max_loss_difference=largest_difference(losses, read_losses(reference.progress)),
@@ -394,7 +376,7 @@ def _compare(ended: EndedRun, reference: EndedRun, losses: dict[int, float]) -> 
 
 def explain_failure(progress: RunProgress) -> list[str]:
     """Quotes the operator's message and the tail of the log to blame."""
-    log = blamed_log(progress.folder.logs, progress.status.incidents) or newest_log(progress.folder.logs)
+    log = log_to_blame(progress.folder.logs, progress.status.incidents)
     lines = [f"the job failed: {progress.status.message}"]
     if log is not None:
         text = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
@@ -403,25 +385,17 @@ def explain_failure(progress: RunProgress) -> list[str]:
     return lines
 
 
-def blamed_log(logs: Path, incidents: tuple[Incident, ...]) -> Path | None:
-    """Finds the log of the rank that failed first, else its agent's.
+def log_to_blame(logs: Path, incidents: tuple[Incident, ...]) -> Path | None:
+    """Finds the log of the rank that failed first, else its agent's, else the newest; empty ones say nothing.
 
-    Peers write last, and only that they lost the connection. None where no rank is blamed or its logs are empty.
+    Other ranks write last, and only that they lost the connection.
     """
     last = incidents[-1] if incidents else None
-    if last is None or last.rank is None or last.first_step_seconds is not None:
-        return None
-    for pattern in (f"worker-*/epoch-{last.epoch}/rank-{last.rank}.log", f"worker-{last.worker}-*/agent.log"):
-        found = [path for path in logs.glob(pattern) if path.stat().st_size > 0]
-        if found:
-            return max(found, key=lambda path: path.stat().st_mtime_ns)
-    return None
-
-
-def newest_log(logs: Path) -> Path | None:
-    """Finds the newest rank log that is not empty, else an agent's."""
-    for pattern in ("worker-*/epoch-*/rank-*.log", "worker-*/agent.log"):
-        found = [path for path in logs.glob(pattern) if path.stat().st_size > 0]
-        if found:
-            return max(found, key=lambda path: path.stat().st_mtime_ns)
+    patterns = ["worker-*/epoch-*/rank-*.log", "worker-*/agent.log"]
+    if last is not None and last.rank is not None and last.first_step_seconds is None:
+        patterns = [f"worker-*/epoch-{last.epoch}/rank-{last.rank}.log", f"worker-{last.worker}-*/agent.log", *patterns]
+    for pattern in patterns:
+        written = [path for path in logs.glob(pattern) if path.stat().st_size > 0]
+        if written:
+            return max(written, key=lambda path: path.stat().st_mtime_ns)
     return None

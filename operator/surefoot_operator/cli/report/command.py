@@ -17,8 +17,9 @@ from surefoot_operator.api.status import JobStatus
 from surefoot_operator.cli.checkpoints import try_file
 from surefoot_operator.cli.command_base import EXIT_OK, UsageError, say
 from surefoot_operator.cli.jobs.read_jobs import add_job, check_named, read_run, view_of
+from surefoot_operator.cli.local.faults import Struck
 from surefoot_operator.cli.local.progress import RunProgress, largest_difference, mean_loss_by_step
-from surefoot_operator.cli.local.run_report import Comparison, Struck, counted_lines_of, read_losses, read_records
+from surefoot_operator.cli.local.run_report import Comparison, counted_lines_of, read_losses, read_records
 from surefoot_operator.cli.report.page import render_page
 from surefoot_operator.cli.report.report_data import ReportFacts, gather_facts
 from surefoot_operator.platforms.local.run_folder import RunFolder
@@ -49,7 +50,7 @@ def report_of_run(
     undisturbed = _undisturbed(root / UNDISTURBED, view.stored.status)
     if comparison is None and undisturbed is not None:
         losses = mean_loss_by_step(counted_lines_of(run))
-        comparison = Comparison(largest_difference(losses, undisturbed), None, None, None)
+        comparison = Comparison(largest_difference(losses, undisturbed))
     # who reads the status afterwards knows the newest checkpoint alone: one is no count
     has_count = progress.checkpoint_bytes is not None or len(progress.completed) > 1
     checkpoints = run.checkpoints if has_count else None

@@ -29,19 +29,6 @@ MAX_ROWS = 200
 MAX_INCIDENTS = 50
 NOT_KNOWN = "not known"
 
-CATEGORY_TEXTS = {
-    "training": "steps that count",
-    "redone": "steps that a failure took back: they were run again",
-    "detecting": "from the last step to the decision that something failed",
-    "recovering": "from there to the first new step, without waiting for workers",
-    "resizing": "planned changes: nodes left, growth, what a suspension stops",
-    "starting": "from a world's begin without a failure to its first step",
-    "waiting": "for enough workers",
-    "suspended": "as somebody wished",
-    "finishing": "from the end of all trainers until the last checkpoint is where it belongs",
-    "unknown": "before an operator counted",
-}
-
 PHASE_NUMBERS = {"detected": 1, "claimed": 2, "stopped": 3, "sealed": 4, "assigned": 5, "first_step": 6}
 """Number and colour of each phase, the same in every bar and table."""
 
@@ -80,7 +67,6 @@ def _environment() -> Environment:
         lasting=lasting,
         stored_words=stored_words,
         charts=charts,
-        CATEGORY_TEXTS=CATEGORY_TEXTS,
         MAX_INCIDENTS=MAX_INCIDENTS,
         MAX_ROWS=MAX_ROWS,
         NOT_KNOWN=NOT_KNOWN,

@@ -16,8 +16,9 @@ from surefoot_operator.api.status import Incident, JobStatus
 from surefoot_operator.cli.jobs.describe import worker_state
 from surefoot_operator.cli.jobs.read_jobs import JobView
 from surefoot_operator.cli.local import run_report
+from surefoot_operator.cli.local.faults import Struck
 from surefoot_operator.cli.local.progress import Account, LedgerLine, LinesByStep, mean_loss_by_step
-from surefoot_operator.cli.local.run_report import Checkpoints, Comparison, RunRecords, Struck
+from surefoot_operator.cli.local.run_report import Checkpoints, Comparison, RunRecords
 from surefoot_operator.cli.report.charts import Point, select_finite
 from surefoot_operator.policy.report.time_spent import goodput, seconds_spent
 

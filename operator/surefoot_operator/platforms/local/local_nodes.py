@@ -31,6 +31,7 @@ from surefoot.linux_process import (
     with_environment,
 )
 from surefoot_operator.errors import FabricError
+from surefoot_operator.platforms.local.node_process import free_port
 from surefoot_operator.platforms.local.run_folder import (
     Deletion,
     NodeRecord,
@@ -181,6 +182,8 @@ class Machine:
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}
         self._known_ends: set[str] = set()
         self._operator: subprocess.Popen[bytes] | None = None
+        self._port = 0
+        """Of the operator: a restarted one is found where agents know it."""
         self._lock: int | None = None
 
     def open(self) -> None:
@@ -355,52 +358,29 @@ class Machine:
             found = send(ProcessIdentity.parse(holder.life), signal.SIGKILL) or found
         return found
 
-    def spoil_model(self, name: str) -> bool:
-        """Has a trainer turn its parameters NaN; False: none runs."""
-        return self._ask_trainers(name, "nan")
-
-    def hang_trainer(self, name: str, seconds: float | None) -> bool:
-        """Has a trainer not return from a step; False: none runs.
-
-        `seconds` None: for ever.
-        """
-        return self._ask_trainers(name, "hang", "" if seconds is None else str(seconds))
-
-    def slow_trainers(self, name: str) -> bool:
-        """Has the node's trainers take longer for each step; False: none runs."""
-        return self._ask_trainers(name, "slow")
-
     def take_back(self, name: str, kind: str) -> None:
         """Asks for it no longer; what has been done stands."""
         (self.folder.faults / f"{kind}-{name}").unlink(missing_ok=True)
 
-    def _ask_trainers(self, name: str, kind: str, said: str = "") -> bool:
-        """Leaves a word that the node's trainers look for at each step."""
+    def ask_trainers(self, name: str, kind: str, text: str = "") -> bool:
+        """Leaves a word that the node's trainers look for at each step; False: none runs there."""
         if not self._trainers(name):
             return False
-        self._tell(name, kind, said)
+        self.leave_word(name, kind, text)
         return True
 
-    def _tell(self, name: str, kind: str, said: str = "") -> None:
+    def leave_word(self, name: str, kind: str, text: str = "") -> None:
         """Leaves a word for the node's processes, whole at once."""
         self.folder.faults.mkdir(mode=0o700, exist_ok=True)
         word = self.folder.faults / f"{kind}-{name}"
         scratch = word.with_name(f".{word.name}")
-        scratch.write_text(said, encoding="utf-8")
+        scratch.write_text(text, encoding="utf-8")
         scratch.rename(word)
-
-    def fill_disk(self, name: str) -> None:
-        """Has the node's checks find its disk full."""
-        self._tell(name, "diskfull")
 
     def sicken_node(self, name: str) -> None:
         """Has the node fail the check of workers that come to it."""
-        self._tell(name, "sick")
+        self.leave_word(name, "sick")
         (self.folder.root / "logs" / f"join-check-{name}.json").unlink(missing_ok=True)  # what was found before
-
-    def garble_node(self, name: str) -> None:
-        """Has the node send wrong numbers in trials with others."""
-        self._tell(name, "garbles")
 
     def return_holder(self, name: str) -> None:
         """Tells the node to start what is dead of its Redis again."""
@@ -417,24 +397,21 @@ class Machine:
 
     # ---- the operator ---------------------------------------------------------------------------------------------
 
-    def start_operator(self, port: int) -> None:
-        command = [sys.executable, "-m", "surefoot_operator.platforms.local.die_with_parent", str(os.getpid())]
-        command += [
-            "surefoot_operator.controller.local_operator",
-            "--run-folder",
-            str(self.folder.root),
-            "--port",
-            str(port),
-        ]
+    def start_operator(self) -> None:
+        self._port = self._port or free_port()
+        command = [sys.executable, "-m", "surefoot_operator.controller.local_operator"]
+        command += ["--run-folder", str(self.folder.root), "--port", str(self._port), "--parent", str(os.getpid())]
         command += ["--metrics"] if self._with_metrics else []
         self._operator = self._spawn(command, "operator.log")
 
     def kill_operator(self) -> None:
+        """Kills it until `start_operator`; its end is then no surprise."""
         if self._operator is not None:
             self._end_group(self._operator)
+            self._operator = None
 
     def operator_exit_code(self) -> int | None:
-        """The operator's exit code; None while it runs or never started."""
+        """The code of an operator that ended by itself; None while it runs, and after `kill_operator`."""
         return None if self._operator is None else self._operator.poll()
 
     # ---- processes ------------------------------------------------------------------------------------------------

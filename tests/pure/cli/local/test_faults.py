@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from surefoot_operator.api.spec import HealthPolicy
-from surefoot_operator.cli.local.progress import (
+from surefoot_operator.cli.local.faults import (
+    KINDS,
     Fault,
     FaultError,
+    FaultInjector,
     check_faults,
-    due,
     parse_fault,
     parse_faults,
-    returned,
 )
 
 NODES = ("node-0", "node-1", "node-2")
@@ -112,13 +115,71 @@ def test_a_node_is_sick_to_nobody_where_none_is_tried() -> None:
     check_faults(sick[:1], HealthPolicy())
 
 
+class FakeMachine(SimpleNamespace):
+    """Nodes that can be cordoned, and trainers that run on `busy` nodes alone."""
+
+    def __init__(self) -> None:
+        super().__init__(calls=[], busy={"node-0", "node-1"})
+
+    def kill_trainer(self, node: str) -> bool:
+        self.calls.append(f"trainer {node}")
+        return node in self.busy
+
+    def ask_trainers(self, node: str, kind: str, text: str = "") -> bool:
+        self.calls.append(f"{kind} {node} {text}")
+        return True
+
+    def take_back(self, node: str, kind: str) -> None:
+        self.calls.append(f"{kind} {node} taken back")
+
+
+def injector(*texts: str) -> tuple[FaultInjector, FakeMachine, list[str]]:
+    told: list[str] = []
+    machine: Any = FakeMachine()
+    return FaultInjector(parse_faults(texts, NODES), machine, lambda text, _: told.append(text)), machine, told
+
+
 def test_each_fault_strikes_once_in_the_order_of_its_step() -> None:
-    faults = parse_faults(["node:1@step=9", "trainer:0@step=4", "trainer:0@step=4"], NODES)
-    assert [fault.step for fault in faults] == [4, 4, 9]
-    assert due(faults, [], 3) == []
-    assert due(faults, [], 4) == [faults[0], faults[1]]
-    assert due(faults, [faults[0]], 9) == [faults[1], faults[2]]
-    assert due(faults, faults, 99) == []
+    faults, machine, told = injector("trainer:1@step=9", "trainer:0@step=4", "trainer:0@step=4")
+    assert [fault.step for fault in faults.pending] == [4, 4, 9]
+    faults.tick(3)
+    assert machine.calls == []
+    faults.tick(4)
+    faults.tick(5)
+    assert machine.calls == ["trainer node-0", "trainer node-0"]
+    faults.tick(9)
+    assert machine.calls[2:] == ["trainer node-1"]
+    assert [(struck.fault.node, struck.step) for struck in faults.struck] == [
+        ("node-0", 4),
+        ("node-0", 4),
+        ("node-1", 9),
+    ]
+    assert told == [f"fault: {struck.fault}" for struck in faults.struck]
+    assert faults.pending == []
+
+
+def test_a_fault_with_nothing_to_strike_is_tried_again() -> None:
+    faults, machine, told = injector("trainer:2@step=4")
+    faults.tick(4)
+    assert (told, len(faults.pending)) == ([], 1)
+    machine.busy.add("node-2")
+    faults.tick(5)
+    assert (len(told), faults.pending, faults.struck[0].step) == (1, [], 5)
+
+
+def test_a_fault_that_is_over_is_taken_back_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("surefoot_operator.cli.local.faults.time.monotonic", lambda: now)
+    faults, machine, told = injector("hang:1@step=3,for=2", "hang:1@step=3,for=5")
+    faults.tick(3)
+    assert machine.calls == ["hang node-1 2.0"]
+    assert faults.any_returns
+    now = 102.0
+    faults.tick(3)
+    assert machine.calls[1:] == ["hang node-1 taken back"]
+    assert told[1:] == ["whoever hangs on node-1 goes on"]
+    faults.tick(3)
+    assert machine.calls[2:] == ["hang node-1 5.0"], "the second waited until the first was over"
 
 
 @pytest.mark.parametrize(
@@ -141,7 +202,9 @@ def test_a_fault_waits_for_one_that_left_it_nothing_to_strike(text: str, before:
 
 
 def test_whatever_is_over_says_so() -> None:
-    said = [returned(parse_fault(text, NODES)) for text in ("cordon:1@step=4,for=1", "diskfull:1@step=4,for=12")]
-    assert said == ["node-1 takes workers again", "the disk of node-1 has room again"]
-    assert returned(parse_fault("memory:1@step=4,for=1", NODES)) == "the memory of node-1 returns"
-    assert returned(parse_fault("coordinator@step=4", NODES)) == "the coordinator returns"
+    said = [
+        parse_fault(text, NODES).end_sentence
+        for text in ("cordon:1@step=4,for=1", "memory:1@step=4,for=1", "coordinator@step=4")
+    ]
+    assert said == ["node-1 takes workers again", "the memory of node-1 returns", "the coordinator returns"]
+    assert all(("{target} " in kind.end_sentence) == (kind.end is not None) for kind in KINDS.values())

@@ -13,7 +13,7 @@ import yaml
 from surefoot_operator.cli import run_local
 from surefoot_operator.cli.checkpoints import try_file, try_folder
 from surefoot_operator.cli.command_base import UsageError
-from surefoot_operator.cli.local.progress import FaultError, parse_fault
+from surefoot_operator.cli.local.faults import FaultError, parse_fault
 from surefoot_operator.cli.main import main
 
 JOB: dict[str, Any] = {

@@ -9,11 +9,12 @@ from surefoot.protocol.checkpoints.completeness import LineageEntry
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import Incident, JobStatus, TimeSpent
 from surefoot_operator.cli.local import run_report
-from surefoot_operator.cli.local.progress import Account, Fault
-from surefoot_operator.cli.local.run_report import Checkpoints, Comparison, RunRecords, Struck
+from surefoot_operator.cli.local.faults import Fault, Struck
+from surefoot_operator.cli.local.progress import Account
+from surefoot_operator.cli.local.run_report import Checkpoints, Comparison, RunRecords
 
-NODE_KILL = Struck(Fault("node", "node-1", 40, 12.0), at_seconds=100.0, step=40, worker=1)
-TRAINER_KILL = Struck(Fault("trainer", "node-0", 60, None), at_seconds=150.0, step=60, worker=0)
+NODE_KILL = Struck(Fault("node", "node-1", 40, 12.0), at_seconds=100.0, step=40)
+TRAINER_KILL = Struck(Fault("trainer", "node-0", 60, None), at_seconds=150.0, step=60)
 LOST = Incident(
     kind="node-lost",
     reason="node-1 is gone",

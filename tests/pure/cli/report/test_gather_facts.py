@@ -12,8 +12,8 @@ from support.stored import view_of_snapshot
 from surefoot_operator.api.status import TimeSpent
 from surefoot_operator.cli.jobs.describe import timeline_of
 from surefoot_operator.cli.jobs.read_jobs import JobView
-from surefoot_operator.cli.local.progress import Fault
-from surefoot_operator.cli.local.run_report import RunRecords, Struck
+from surefoot_operator.cli.local.faults import Fault, Struck
+from surefoot_operator.cli.local.run_report import RunRecords
 from surefoot_operator.cli.report.report_data import ReportFacts, gather_facts
 
 
@@ -64,7 +64,7 @@ def test_phases_are_the_figures_of_the_timeline(facts: ReportFacts) -> None:
 
 
 def test_seconds_count_from_the_injected_fault_where_it_is_known() -> None:
-    struck = (Struck(Fault("node", "node-1", 12, None), BEGAN + 12.5, 12, 1),)
+    struck = (Struck(Fault("node", "node-1", 12, None), BEGAN + 12.5, 12),)
     [found] = gather_facts(view(), "here", replace(broken_run(), struck=struck)).incidents
     assert (found.at_seconds, found.took_seconds) == (BEGAN + 12.5, 3.5)
     assert found.fault == "kill node-1 at step 12"

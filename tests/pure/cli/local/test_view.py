@@ -9,16 +9,24 @@ import pytest
 import yaml
 from rich.console import Console
 
+from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.spec import TOTAL_STEPS
-from surefoot_operator.api.status import Member, World
+from surefoot_operator.api.status import JobStatus, Member, World
 from surefoot_operator.cli.command_base import UsageError
-from surefoot_operator.cli.local import snapshot
 from surefoot_operator.cli.local.progress import LedgerLine
-from surefoot_operator.cli.local.snapshot import ProgressRate, Row, RunSnapshot, doing, newest_of
-from surefoot_operator.cli.run_local import _total_steps, drawn
+from surefoot_operator.cli.local.view import ProgressRate, Row, RunSnapshot, draw, newest_of, phase_of
+from surefoot_operator.cli.run_local import _total_steps
 
 WORLD = World(2, "Committed", size=2, members=(Member(0, 1, "a", "node-0"),), changed_seconds=100.0)
-RUNNING = RunSnapshot("gpt", "Running", "epoch 2 runs", 2, 2, 40, 160, 4.0, 1.25, 35, 1.5, ())
+RUNNING = RunSnapshot(
+    "gpt",
+    JobStatus(phase="Running", message="epoch 2 runs", world=WORLD, last_complete=Checkpoint(1, 35)),
+    40,
+    160,
+    4.0,
+    1.25,
+    1.5,
+)
 
 
 def test_a_rank_that_had_another_number_in_an_older_epoch_is_shown_once() -> None:
@@ -30,14 +38,14 @@ def test_a_rank_that_had_another_number_in_an_older_epoch_is_shown_once() -> Non
 @pytest.mark.parametrize(
     ("world", "member", "words"),
     [
-        (None, False, "warming up (importing torch and the program's modules) or waiting to join, since 12 s"),
-        (WORLD, True, "restoring and making its first step, since 7 s"),
-        (World(3, "Claimed", changed_seconds=100.0), True, "stopped until the new world begins, since 7 s"),
-        (WORLD, False, "warming up (importing torch and the program's modules) or waiting to join, since 12 s"),
+        (None, False, "warming up (importing torch and the program's modules) or waiting to join, since 12s"),
+        (WORLD, True, "restoring and making its first step, since 7s"),
+        (World(3, "Claimed", changed_seconds=100.0), True, "stopped until the new world begins, since 7s"),
+        (WORLD, False, "warming up (importing torch and the program's modules) or waiting to join, since 12s"),
     ],
 )
 def test_a_worker_without_a_step_says_what_it_is_busy_with(world: World | None, member: bool, words: str) -> None:
-    assert doing(world, member, created_seconds=95.0, now=107.0) == words
+    assert phase_of(world, member, created_seconds=95.0, now=107.0) == words
 
 
 def test_pace_is_of_the_present_world_and_slows_down_when_nothing_comes() -> None:
@@ -56,15 +64,14 @@ def test_pace_is_of_the_present_world_and_slows_down_when_nothing_comes() -> Non
 def test_the_headline_says_how_far_how_fast_and_until_when() -> None:
     said = RUNNING.headline()
     assert "step 40 of 160 (25%)" in said
-    assert "4 steps/s  30 s left" in said
+    assert "4 steps/s  30s left" in said
     assert "checkpoint step 35, 1.5 s old" in said
 
 
 def test_without_a_total_there_is_a_rate_and_no_guess_at_the_end() -> None:
-    unknown = RunSnapshot("gpt", "Running", "", 2, 2, 40, None, 4.0, None, None, None, ())
-    assert unknown.left_seconds is None
-    assert "4 steps/s" in unknown.headline()
-    assert "left" not in unknown.headline()
+    headline = RunSnapshot("gpt", RUNNING.status, 40, steps_per_second=4.0).headline()
+    assert "4 steps/s" in headline
+    assert "left" not in headline
 
 
 def test_what_it_waits_for_is_said_once_for_all_that_wait_alike() -> None:
@@ -73,16 +80,16 @@ def test_what_it_waits_for_is_said_once_for_all_that_wait_alike() -> None:
         Row("node-1", "up", "worker-1-1", "warming up"),
         Row("node-2", "up"),
     )
-    waiting = RunSnapshot("gpt", "Pending", "waiting for workers", None, 0, 0, 160, None, None, None, None, rows)
+    waiting = RunSnapshot("gpt", JobStatus(phase="Pending", message="waiting for workers"), 0, 160, rows=rows)
     assert waiting.waits() == "waiting for workers; worker-0-1, worker-1-1 warming up"
     assert RUNNING.waits() == ""
 
 
 def test_a_terminal_shows_bar_rows_and_nothing_that_it_would_obey() -> None:
     rows = (Row("node-0", "up", "worker-0-1", "", (LedgerLine(2, 40, 0, 1.25, None, 0.0),)), Row("node-1", "down"))
-    body = RunSnapshot("g\x1b[2J", "Running", "", 2, 1, 40, 160, 4.0, 1.25, None, None, rows)
+    body = RunSnapshot("g\x1b[2J", RUNNING.status, 40, 160, 4.0, 1.25, rows=rows)
     stream = io.StringIO()
-    Console(file=stream, width=150, force_terminal=False).print(drawn(body))
+    Console(file=stream, width=150, force_terminal=False).print(draw(body))
     said = stream.getvalue()
     assert next(line for line in said.splitlines() if "━" in line).strip(" ━╸╺") == ""  # a line of its own
     assert "\x1b" not in said
@@ -90,10 +97,6 @@ def test_a_terminal_shows_bar_rows_and_nothing_that_it_would_obey() -> None:
         [" node-0 ", " up    ", " worker-0-1 "],
         [" node-1 ", " down  ", "            "],
     ]
-
-
-def test_a_clock_is_short() -> None:
-    assert [snapshot.clock(s) for s in (0.4, 59.9, 60, 185, 7800)] == ["0 s", "59 s", "1:00", "3:05", "2:10:00"]
 
 
 @pytest.mark.parametrize("said", ["many", "0", "-1", "9" * 30, "1.5", "²"])
