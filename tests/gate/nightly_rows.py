@@ -106,6 +106,41 @@ ROWS: tuple[NightlyRows, ...] = (
         kept=r".*\[\d\]",
     ),
     NightlyRows(
+        "cluster/test_scenario_neighbours.py",
+        r"test_.*",
+        (
+            "contract/test_holder_accounts.py::test_a_job_may_not",
+            "contract/test_holder_accounts.py::test_scripts_do_not_reach_another_job_either",
+        ),
+        text="two jobs on a cluster, each with the other's password",
+    ),
+    NightlyRows(
+        "cluster/test_scenario_fixed.py",
+        r"test_.*",
+        (
+            "cluster/test_scenario_spares.py::test_a_spare_takes_the_rank_of_a_crashed_node_and_the_node_brings_the_next_one",
+        ),
+        text="a crashed node of a job of fixed size",
+    ),
+    NightlyRows(
+        "cluster/test_scenario_operator.py",
+        r"test_the_leaders_own_node\w+",
+        (
+            "cluster/test_scenario_operator.py::test_a_leader_killed_amid_a_recovery_leaves_it_to_the_next",
+            "cluster/test_scenario_nodes.py::test_a_crashed_node_without_a_spare_shrinks_the_world_until_it_returns",
+        ),
+        text="the leader's own node crashes",
+    ),
+    NightlyRows(
+        "integration/test_dashboards.py",
+        r"test_(every_expression_returns|alerts_are_judged|no_series|what_happened)\w+",
+        (
+            "cluster/test_scenario_metrics.py::test_every_expression_of_dashboards_and_alerts_returns_data_of_the_cluster",
+            "chart/test_alerts.py::test_the_alert_is_raised_when_it_should_be_and_not_when_it_should_not",
+        ),
+        text="dashboards and alerts over a local run",
+    ),
+    NightlyRows(
         "integration/test_local_replacement.py",
         r"test_.*",
         ("cluster/test_scenario_workers.py::test_a_deleted_pod_is_replaced",),
