@@ -56,6 +56,15 @@ ROWS: tuple[NightlyRows, ...] = (
         text="the operator's image, its install lines run",
     ),
     NightlyRows(
+        "pure/policy/test_plan_properties.py",
+        r"test_(after_any_faults|an_operator_that_dies|epochs_restarts)\w+",
+        (
+            "simulator/test_simulation.py::test_jobs_survive_whatever_a_seed_brings",
+            "pure/policy/test_plan_properties.py::test_a_lost_node_shrinks_the_world_at_once_and_its_return_grows_it_again",
+        ),
+        text="random faults against decisions and a world without delays",
+    ),
+    NightlyRows(
         "integration/test_layouts.py",
         r"test_a_layout_returns_into_every_layout\[.*",
         ("pure/restore/test_layout_pairs.py::test_every_pair_of_layouts_at_eight_pairs_of_sizes",),
