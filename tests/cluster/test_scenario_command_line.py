@@ -49,8 +49,6 @@ def test_jobs_are_listed_in_each_form(owner: Person, job: Job) -> None:
     (listed,) = [one for one in owner.types("list", "-o", "json").parsed if one["name"] == name]
     assert (listed["state"], listed["world_ranks"]) == ("Running", 3)
     assert f"name: {name}" in owner.gets("list", "-o", "yaml")
-    assert name in owner.gets("top", "--once")
-    assert name in owner.gets("top", name, "--once")
 
 
 def test_one_job_is_told_with_its_incident(stage: Stage, owner: Person, job: Job) -> None:
@@ -61,12 +59,11 @@ def test_one_job_is_told_with_its_incident(stage: Stage, owner: Person, job: Job
     lines = owner.gets("timeline", name)
     assert "first new step" in lines
     assert "! incident: trainer-failed" in owner.gets("timeline", name, "--incidents")
-    explained = owner.gets("explain", name)
-    assert "if node" in explained
-    assert "THE JOB WOULD FAIL" not in explained
+    assert "Node lost:" in told
+    assert "used up" not in told
     nodes = owner.gets("nodes", name, "--all")
     assert all(node in nodes for node in stage.installed.facts.node_names)
-    assert owner.types("explain", name, "-o", "json").parsed["faults"]
+    assert owner.types("describe", name, "-o", "json").parsed["node_loss"]["restored"]
 
 
 def test_logs_begin_with_whom_the_failure_blames(owner: Person, job: Job) -> None:
@@ -130,7 +127,7 @@ def test_who_may_edit_suspends_and_resumes_and_no_step_is_lost(
     name, struck = job.asked.name, strike(job)
     assert "is Suspended" in editor.gets("suspend", name, "--wait", "60")
     assert "Suspended" in next(line for line in editor.gets("list").splitlines() if line.startswith(name))
-    assert "suspended" in editor.gets("explain", name)
+    assert "suspended" in editor.gets("describe", name)
     assert "is Running" in editor.gets("resume", name, "--wait", "60")
     job.wait_training(3)
     stage.check(job, Row("suspended and resumed by command", steps_lost=0, worlds=[struck.world, job.world]))

@@ -22,7 +22,7 @@ from support.stored import stored_document
 
 NOW = 5000.0
 _ATTRIBUTES = ("metavar", "nargs", "const", "default", "required", "choices", "help")
-_LOOKS = ("describe", "timeline", "explain", "nodes", "list", "logs", "describe -o json")
+_LOOKS = ("describe", "timeline", "nodes", "list", "logs", "describe -o json")
 
 
 def copies() -> dict[str, str]:

@@ -60,7 +60,7 @@ RUN: dict[str, tuple[str, str]] = {
     "surefoot convert": (CONVERT, "test_the_page_s_commands"),
     "surefoot list": (LINE, '"list"'),
     "surefoot timeline": (LINE, '"timeline"'),
-    "surefoot explain": (LINE, '"explain"'),
+    "surefoot describe": (LINE, '"describe"'),
     "surefoot logs": (LINE, '"logs"'),
     "surefoot suspend": (LINE, '"suspend"'),
     "surefoot rollback": (LINE, '"rollback"'),

@@ -100,7 +100,7 @@ def rights_asked(namespace: str) -> tuple[RightsAsked, ...]:
         RightsAsked("see jobs", jobs, True, "no command can look at a job"),
         RightsAsked("run jobs", changes, False, "kubectl apply, suspend, resume and delete are refused"),
         RightsAsked("see workers", pods, False, "describe has no workers and events, and logs nothing"),
-        RightsAsked("see nodes", around, False, "nodes and explain know neither nodes nor holders"),
+        RightsAsked("see nodes", around, False, "nodes knows neither nodes nor holders"),
     )
 
 

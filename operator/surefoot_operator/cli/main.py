@@ -88,20 +88,17 @@ def _commands() -> dict[str, Command]:
             run_nodes,
             run_timeline,
         )
-        from surefoot_operator.cli.jobs.explain import add_explain_arguments, run_explain
         from surefoot_operator.cli.jobs.suspend_and_rollback import (
             add_rollback_arguments,
             add_suspend_arguments,
             run_rollback,
             run_suspend,
         )
-        from surefoot_operator.cli.jobs.top import add_top_arguments, run_top
         from surefoot_operator.cli.logs import add_logs_arguments, run_logs
         from surefoot_operator.cli.report.command import add_report_arguments, run_report
         from surefoot_operator.cli.run_local import add_local_arguments, run_local
     return {
         "list": (add_list_arguments, run_list, "list TrainingJobs: state, progress, newest checkpoint"),
-        "top": (add_top_arguments, run_top, "show jobs as they go: step, rate, exposure, copies, incidents"),
         "describe": (add_describe_arguments, run_describe, "show everything about one job, in the order people ask"),
         "timeline": (
             add_timeline_arguments,
@@ -109,11 +106,6 @@ def _commands() -> dict[str, Command]:
             "show what happened to a job, and where each recovery's seconds went",
         ),
         "report": (add_report_arguments, run_report, "write a job's history as one page of HTML"),
-        "explain": (
-            add_explain_arguments,
-            run_explain,
-            "say what the operator would do now, and what the next fault would cost",
-        ),
         "nodes": (add_nodes_arguments, run_nodes, "show a job's nodes, what runs there, and why they are left"),
         "logs": (add_logs_arguments, run_logs, "show a job's logs by rank and attempt, the blamed rank first"),
         "suspend": (add_suspend_arguments, run_suspend, "save a job, stop it and give its workers back"),

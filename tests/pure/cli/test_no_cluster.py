@@ -23,7 +23,6 @@ def nobodys_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["list", "--all-namespaces"], True),
         (["top"], True),
         (["describe", "gpt"], True),
-        (["explain", "gpt"], True),
         (["rollback", "gpt", "--step", "5"], True),
         (["suspend", "gpt"], False),
         (["resume", "gpt"], False),

@@ -13,7 +13,7 @@ from surefoot_operator.cli.main import SHELLS, main
 def test_a_script_knows_the_commands(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
-    for command in ("describe", "explain", "checkpoints", "rollback"):
+    for command in ("describe", "logs", "checkpoints", "rollback"):
         assert command in script
 
 

@@ -6,12 +6,16 @@ Called by `main`. `described` and `description_lines` are pure.
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from surefoot.protocol.text import amount
+from surefoot_operator import reasons
+from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import (
     Condition,
     DataRead,
@@ -36,12 +40,14 @@ from surefoot_operator.cli.jobs.read_jobs import (
     pace_of,
     read_jobs,
     read_run,
+    step_at,
     view_of,
 )
 from surefoot_operator.cli.local import run_report
 from surefoot_operator.cli.local.progress import Happened
 from surefoot_operator.cli.tables import UNKNOWN, TextTable, add_output, age, emit, indented, number, text_lines
 from surefoot_operator.job_snapshot import NodeSeen, WorkerSeen
+from surefoot_operator.policy.failure.spare_workers import largest_size
 from surefoot_operator.policy.report.time_spent import goodput, seconds_spent
 
 # ---- job summary -----------------------------------------------------------------------------------------------------
@@ -153,6 +159,86 @@ def exposed(pace: Pace) -> str:
     return steps if pace.exposed_seconds is None else f"{steps} ({age(pace.exposed_seconds)})"
 
 
+# ---- cost of the next failure ----------------------------------------------------------------------------------------
+# Estimates what a failure now would cost, from the status and what can be seen of the workers. Pure.
+
+
+@dataclass(frozen=True, slots=True)
+class RestartBudget:
+    """One budget of restarts and how much of it is used."""
+
+    name: str
+    """The field of the spec that sets the limit."""
+    used: int
+    limit: int
+    within_seconds: float | None = None
+    """The period that restarts count for; None: the job's life."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLossCost:
+    """What the loss of the node with the most members of the world would cost."""
+
+    restored: str
+    """The checkpoint that training would be restored from."""
+    steps_again: int | None
+    """Steps to be run again; None: not known."""
+    workers_after: int
+    """Workers of the world that goes on; 0: it waits for a replacement."""
+
+
+def node_loss_cost(view: JobView) -> NodeLossCost | None:
+    """Estimates it; None: no world trains."""
+    job, status = view.stored.job, view.stored.status
+    world = status.world if status is not None else None
+    if job is None or status is None or world is None or world.state != "Committed" or not world.members:
+        return None
+    if status.phase in ("Complete", "Failed"):
+        return None
+    step, restored = _restore_point(status)
+    reached = step_at(status, pace_of(view.stored, view.now).steps_per_second, view.now)
+    [(node, _)] = Counter(member.node for member in world.members).most_common(1)
+    remaining = sum(one.phase == "Running" and not one.deleting and one.node != node for one in view.workers)
+    return NodeLossCost(restored, None if step is None else max(0, reached - step), largest_size(job.spec, remaining))
+
+
+def _restore_point(status: JobStatus) -> tuple[int | None, str]:
+    """Returns the newest checkpoint that survives a node, as the operator's condition has it, and its description."""
+    protected = next((one.status for one in status.conditions if one.type == reasons.CHECKPOINT_PROTECTED), "Unknown")
+    newest, floor = status.last_complete, status.floor
+    if protected == "True" and newest is not None:
+        return newest.step, f"{newest}, complete and protected"
+    if floor is not None:
+        return floor.step, f"{floor}, in the persistent tier"
+    if protected == "False" and newest is None:
+        return 0, "the beginning: nothing is saved"
+    return None, "not known: no checkpoint is known to survive it"
+
+
+def recovery_seconds(status: JobStatus, planned: bool) -> float | None:
+    """Returns the median of this job's own incidents; None: it had none."""
+    durations = [
+        one.first_step_seconds - one.detected_seconds
+        for one in status.incidents
+        if one.first_step_seconds is not None and (one.kind == "planned") == planned
+    ]
+    return statistics.median(durations) if durations else None
+
+
+def restart_budgets(job: TrainingJob, status: JobStatus, now: float) -> tuple[RestartBudget, ...]:
+    """Lists the budgets whose end fails the job."""
+    policy = job.spec.failure_policy
+    budgets = [
+        RestartBudget("backoffLimit", status.restarts_counted, job.spec.run_policy.backoff_limit),
+        RestartBudget("maxNoProgressRestarts", status.no_progress_restarts, policy.max_no_progress_restarts),
+    ]
+    if policy.max_restarts is not None:
+        window_start = now - policy.eval_period_seconds
+        used = sum(one.count for one in status.recent_restarts if one.at_seconds >= window_start)
+        budgets.append(RestartBudget("maxRestarts", used, policy.max_restarts, policy.eval_period_seconds))
+    return tuple(budgets)
+
+
 # ---- describe --------------------------------------------------------------------------------------------------------
 
 _MOST_EVENTS = 8
@@ -189,6 +275,13 @@ class JobDescription:
     loss: float | None
     checkpoints: StoredCheckpoints
     """What each tier has, with its bytes; of a job that is over, what stays."""
+    node_loss: NodeLossCost | None
+    """None: no world trains."""
+    recovery_seconds: float | None
+    """From the first sign of a failure to the first new step, the median of this job's own; None: it had none."""
+    planned_seconds: float | None
+    """The same of planned changes."""
+    budgets: tuple[RestartBudget, ...]
 
 
 def add_describe_arguments(parser: argparse.ArgumentParser) -> None:
@@ -204,7 +297,7 @@ def run_describe(given: argparse.Namespace) -> int:
 
 def described(view: JobView) -> JobDescription:
     """Gathers what is shown of one look at a job."""
-    status = view.stored.status
+    job, status = view.stored.job, view.stored.status
     world = status.world if status is not None else None
     seconds = seconds_spent(TimeSpent() if status is None else status.time_spent, view.now)
     return JobDescription(
@@ -227,6 +320,10 @@ def described(view: JobView) -> JobDescription:
         data=None if status is None else status.data,
         loss=None if status is None else status.loss,
         checkpoints=StoredCheckpoints() if status is None else lasting(status),
+        node_loss=node_loss_cost(view),
+        recovery_seconds=None if status is None else recovery_seconds(status, planned=False),
+        planned_seconds=None if status is None else recovery_seconds(status, planned=True),
+        budgets=() if job is None or status is None else restart_budgets(job, status, view.now),
     )
 
 
@@ -263,6 +360,9 @@ def _head(found: JobDescription) -> list[str]:
         ("Checkpoint", f"{newest}{kept}"),
         *((("Stored", stored),) if (stored := stored_words(found.checkpoints)) else ()),
         ("At risk", _at_risk(found)),
+        *((("Node lost", _node_lost(found.node_loss)),) if found.node_loss is not None else ()),
+        *((("Recovery", recovery),) if (recovery := _recovery(found)) else ()),
+        *((("Budgets", ", ".join(map(_budget, found.budgets))),) if found.budgets else ()),
         ("Time", _time(found)),
         *((("Rolled back", _rolled_back(found.rollback)),) if found.rollback is not None else ()),
     )
@@ -300,6 +400,26 @@ def _at_risk(found: JobDescription) -> str:
     if found.summary.pace.exposed_steps is None:
         return "every step: no checkpoint is known to be complete yet"
     return f"{exposed(found.summary.pace)} would be run again after a failure now"
+
+
+def _node_lost(cost: NodeLossCost) -> str:
+    again = "" if cost.steps_again is None else f" ({cost.steps_again} steps again)"
+    after = _counted(cost.workers_after, "worker goes on", "workers go on")
+    after = after if cost.workers_after else "training waits for a replacement"
+    return f"restored: {cost.restored}{again}; {after}"
+
+
+def _recovery(found: JobDescription) -> str:
+    """Words how long this job's own recoveries took."""
+    medians = ((found.recovery_seconds, "after a failure"), (found.planned_seconds, "at a planned change"))
+    told = [f"{seconds:.1f} s {when}" for seconds, when in medians if seconds is not None]
+    return f"{', '.join(told)}, the median of this job's own" if told else ""
+
+
+def _budget(budget: RestartBudget) -> str:
+    window = "" if budget.within_seconds is None else f" within {budget.within_seconds:g} s"
+    over = " (used up: the next restart that counts fails the job)" if budget.used >= budget.limit else ""
+    return f"{budget.used} of {budget.limit} {budget.name}{window}{over}"
 
 
 def _time(found: JobDescription) -> str:

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from support.builders import BEGAN, running, with_worker, worker
 from support.stored import stored_document, view_of_snapshot
+from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import (
     Condition,
     DataRead,
     ExcludedNode,
     Incident,
+    Restart,
     StoredCheckpoints,
     TierContents,
 )
-from surefoot_operator.cli.jobs.describe import described, description_lines, incident_line, worker_state
+from surefoot_operator.cli.jobs.describe import (
+    JobDescription,
+    described,
+    description_lines,
+    incident_line,
+    worker_state,
+)
 from surefoot_operator.cli.jobs.read_jobs import JobView, stored_job
 from surefoot_operator.cli.local.progress import Happened
 
@@ -77,6 +86,68 @@ def test_the_bytes_of_each_tier_are_shown_once_they_are_known() -> None:
     over = replace(seen.status, checkpoints=stored, phase="Complete")  # memory is given back
     assert "Stored:      persistent tier 512 bytes in 1 checkpoint\n" in text(
         view_of_snapshot(replace(seen, status=over))
+    )
+
+
+PROTECTED = Condition("CheckpointProtected", "True", "Protected", "", BEGAN)
+ELASTIC = {"elasticPolicy": {"minReplicas": 1, "maxReplicas": 3}}
+
+
+def at_risk(spec: dict[str, Any], **changes: Any) -> JobDescription:
+    """The description of a job with this spec, its status changed."""
+    seen = running()
+    status = replace(seen.status, **changes)
+    view = view_of_snapshot(replace(seen, status=status))
+    document = view.stored.document
+    return described(replace(view, stored=stored_job({**document, "spec": {**document["spec"], **spec}})))
+
+
+@pytest.mark.parametrize(
+    ("changes", "steps", "said"),
+    [
+        ({"conditions": (PROTECTED,)}, 2, "complete and protected (2 steps again); 2 workers go on"),
+        ({"conditions": (replace(PROTECTED, status="False"),), "floor": Checkpoint(1, 30)}, 12, "persistent tier"),
+        ({"conditions": (replace(PROTECTED, status="Unknown"),)}, None, "not known"),
+        ({"conditions": ()}, None, "not known"),
+        ({"conditions": (replace(PROTECTED, status="False"),), "last_complete": None}, 42, "the beginning"),
+    ],
+)
+def test_what_the_loss_of_a_node_costs_depends_on_what_survives_it(
+    changes: dict[str, Any], steps: int | None, said: str
+) -> None:
+    found = at_risk(ELASTIC, **changes)
+    assert found.node_loss is not None
+    assert found.node_loss.steps_again == steps
+    assert said in "\n".join(description_lines(found))
+
+
+def test_a_job_of_fixed_size_waits_for_a_replacement_of_a_lost_node() -> None:
+    told = "\n".join(description_lines(at_risk({"replicas": 3}, conditions=(PROTECTED,))))
+    assert "(2 steps again); training waits for a replacement" in told
+
+
+@pytest.mark.parametrize("changes", [{"world": None, "lineage": ()}, {"phase": "Complete", "message": "over"}])
+def test_a_job_that_does_not_train_has_no_node_to_lose(changes: dict[str, Any]) -> None:
+    assert at_risk(ELASTIC, **changes).node_loss is None
+
+
+def test_recoveries_and_planned_changes_are_measured_apart() -> None:
+    grown = replace(LOST, kind="planned", first_step_seconds=BEGAN + 42)
+    slow, still = replace(LOST, first_step_seconds=BEGAN + 50), replace(LOST, first_step_seconds=None)
+    found = at_risk(ELASTIC, incidents=(LOST, grown, slow, still))
+    assert (found.recovery_seconds, found.planned_seconds) == (8, 2)
+    told = "\n".join(description_lines(found))
+    assert "Recovery:    8.0 s after a failure, 2.0 s at a planned change, the median of this job's own" in told
+    assert "Recovery:" not in "\n".join(description_lines(at_risk(ELASTIC)))
+
+
+def test_a_budget_that_is_used_up_is_said_to_be() -> None:
+    spec = {"runPolicy": {"backoffLimit": 2}, "failurePolicy": {"maxRestarts": 4, "evalPeriodSeconds": 50}}
+    restarts = tuple(Restart(BEGAN + at, True, True, True, count=2) for at in (40, 70))  # the first is too old
+    told = "\n".join(description_lines(at_risk(spec, restarts_counted=2, recent_restarts=restarts)))
+    assert (
+        "Budgets:     2 of 2 backoffLimit (used up: the next restart that counts fails the job),"
+        " 0 of 3 maxNoProgressRestarts, 2 of 4 maxRestarts within 50 s\n" in told
     )
 
 

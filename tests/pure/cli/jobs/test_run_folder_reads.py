@@ -69,7 +69,7 @@ def test_a_damaged_folder_is_named(folder: RunFolder) -> None:
 
 @pytest.mark.parametrize(
     ("command", "word"),
-    [("list", "gpt"), ("describe", "gpt"), ("timeline", "WorldClaimed"), ("nodes", "node-0"), ("explain", "gpt")],
+    [("list", "gpt"), ("describe", "gpt"), ("timeline", "WorldClaimed"), ("nodes", "node-0")],
 )
 @pytest.mark.parametrize("output", [[], ["-o", "json"], ["-o", "yaml"]])
 def test_commands_show_a_run_in_every_format(
