@@ -71,7 +71,7 @@ def test_logs_begin_with_whom_the_failure_blames(owner: Person, job: Job) -> Non
     lines = owner.gets("logs", name, "--tail", "2").splitlines()
     assert "blamed" in lines[0], lines
     assert "goes on from step" in owner.gets("logs", name, "--rank", "0", "--tail", "500")
-    assert owner.gets("logs", name, "--by-time", "--tail", "5")
+    assert owner.gets("logs", name, "--worker", "0", "--tail", "5").startswith("== worker 0 (attempt ")
 
 
 def test_the_report_is_one_page(owner: Person, job: Job, tmp_path: Path) -> None:
@@ -171,12 +171,17 @@ def test_followed_suspended_rolled_back_and_followed_to_its_end(
     assert str(floor.step) in checkpoints("verify", *tier, *stored, "--step", str(floor.step))
     written = owner.gets("rollback", old.asked.name, "--step", str(floor.step), "--name", "rolled-back")
     assert "created" in stage.kubectl("create", "-f", "-", given=written)
-    follow = [str(Path(sys.executable).with_name("surefoot")), "logs", "rolled-back", "--follow"]
+    follow = [str(Path(sys.executable).with_name("surefoot")), "logs", "rolled-back", "--follow", "--tail", "2000"]
     follow += ["--kubeconfig", str(owner.kubeconfig), "--namespace", owner.namespace]
+    jobs = stage.space.jobs.items
+    stage.space.wait(
+        "the new job trains", lambda: jobs.get("rolled-back", {}).get("status", {}).get("phase") == "Running", 120.0
+    )
     old.end_soon()  # the new job looks into the same folder
     done = subprocess.run(follow, capture_output=True, text=True, check=False, timeout=120.0)
     stage.kubectl("delete", "trainingjob", "rolled-back")
     assert done.returncode == 0, done
+    assert done.stdout.startswith("== rank 0, worker "), done
     assert f"goes on from step {floor.step}" in done.stdout, done
 
 

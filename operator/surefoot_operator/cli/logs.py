@@ -1,31 +1,22 @@
-"""Implements `surefoot logs`: by rank and attempt, the blamed first.
+"""Implements `surefoot logs`: the log of one worker or rank; unless one is chosen, of whom the newest failure blames.
 
-Called by `main`. Reads containers' output from a cluster, or the log files of a run folder.
+Called by `main`. Reads a worker pod's log from the API server, or a file of a run folder. In a failure most ranks log
+only that they lost a connection to another rank: the log of the rank to blame is the one to read.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import re
 from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from surefoot_operator.cli.cluster_access import OpenCluster
-from surefoot_operator.cli.command_base import EXIT_FAILED, EXIT_OK, UsageError, stop_requests
-from surefoot_operator.cli.follow_logs import (
-    FileFollower,
-    FollowChoice,
-    LogLine,
-    LogPart,
-    PodFollower,
-    blamed_incident,
-    by_time,
-    in_order,
-    part_lines,
-    parts_of_pod,
-    read_pod_log,
-)
+from surefoot_operator.api.status import Incident, JobStatus, moment_seconds
+from surefoot_operator.cli.cluster_access import OpenCluster, Right, refused
+from surefoot_operator.cli.command_base import EXIT_OK, UsageError, say
 from surefoot_operator.cli.jobs.read_jobs import (
     StoredJob,
     add_job,
@@ -36,101 +27,227 @@ from surefoot_operator.cli.jobs.read_jobs import (
     read_worker_pods,
 )
 from surefoot_operator.cli.tables import print_lines
+from surefoot_operator.errors import FabricError
 from surefoot_operator.platforms.kubernetes import api_objects
+from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
 from surefoot_operator.platforms.local.run_folder import RunFolder
 
-_AT_ONCE = 16
-"""Pods that are asked at one moment."""
-_MOST_LINES = 2000
-_WORKER = re.compile(r"worker-(\d+)-(\d+)")
+MAX_LINE_BYTES = 16 << 10
+"""A longer line is shown in pieces: one without an end must not fill this command's memory."""
+_MAX_LINES = 2000
+_SILENCE_SECONDS = 3600.0
+"""A log may be silent; a connection that was cut is too."""
+_RANK_PREFIX = re.compile(r"\[rank (\d+)\] ?(.*)", re.DOTALL)
+_LOG_FILE = re.compile(r"worker-(\d+)-(\d+)/(?:epoch-(\d+)/rank-\d+\.log|agent\.log)")
+_NO_LOG = "no log lines: a pod that was deleted took its log along"
 
-Found = tuple[StoredJob, list[LogPart], list[str]]
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LogChoice:
+    """Whose log to show."""
+
+    rank: int | None
+    """None: all that the worker wrote, its agent's lines and its ranks'."""
+    worker: int | None
+    """None: the worker that has the rank."""
+    attempt: int | None
+    """None: the newest that has a log."""
+    blamed: Incident | None = None
+    """The failure that blames it: only an attempt counts that took part in the epoch that failed."""
 
 
 def add_logs_arguments(parser: argparse.ArgumentParser) -> None:
     add_job(parser)
     parser.add_argument("--rank", type=int, metavar="N", help="this rank alone")
-    parser.add_argument("--worker", type=int, metavar="N", help="this worker alone")
+    parser.add_argument("--worker", type=int, metavar="N", help="this worker, its agent and ranks")
+    parser.add_argument("--attempt", type=int, metavar="N", help="of the worker (default: the newest that has a log)")
+    parser.add_argument("--tail", type=int, default=20, metavar="LINES", help="the newest so many (default: 20)")
     parser.add_argument(
-        "--tail", type=int, default=20, metavar="LINES", help="of each, the newest so many (default: 20)"
+        "-f", "--follow", action="store_true", help="go on showing lines until the pod ends; of a cluster alone"
     )
-    parser.add_argument(
-        "-f", "--follow", action="store_true", help="go on showing lines as they come, until the job is over"
-    )
-    parser.add_argument("--by-time", action="store_true", help="all in the order they were written; of a cluster alone")
 
 
-def run_logs(given: argparse.Namespace) -> int:
-    check_named(given)
-    if not 0 < given.tail <= _MOST_LINES:
-        raise UsageError(f"--tail {given.tail} is not allowed; between 1 and {_MOST_LINES} lines are shown")
-    if given.run_folder is not None and given.by_time:
-        raise UsageError("--by-time needs a cluster: the files of a run folder do not say when a line was written")
-    if given.follow:
-        return _follow(given)
-    stored, parts, notes = _files(given) if given.run_folder else on_cluster(given, lambda c: _pods(c, given))
-    wanted = [one for one in parts if given.rank is None or one.rank == given.rank]
-    blamed = blamed_incident(stored.status.incidents) if stored.status is not None else None
-    shown = in_order(wanted, blamed)
-    print_lines(by_time(shown, given.tail) if given.by_time else part_lines(shown, given.tail))
-    if blamed is not None and not any(part.blamed for part in shown):
-        notes.append(f"of whom the newest failure blames there is no line here: {blamed.reason}")
-    print_lines(notes if shown else [*notes, "no log lines: a pod that was deleted took its log along"])
+def run_logs(args: argparse.Namespace) -> int:
+    check_named(args)
+    if not 0 < args.tail <= _MAX_LINES:
+        raise UsageError(f"--tail {args.tail} is not allowed; between 1 and {_MAX_LINES} lines are shown")
+    if args.run_folder is not None:
+        _show_file(args)
+    else:
+        on_cluster(args, lambda cluster: _show_pod_log(cluster, args))
     return EXIT_OK
 
 
-def _follow(given: argparse.Namespace) -> int:
-    if given.by_time:
-        raise UsageError("--by-time and --follow exclude each other: lines that come are shown as they come")
-    choice = FollowChoice(given.rank, given.worker, given.tail)
-    if given.run_folder is not None:
-        with stop_requests() as stop:
-            phase = FileFollower(given.run_folder, choice, print_lines, stop).run()
-    else:
-        phase = on_cluster(given, lambda cluster: PodFollower(cluster, given.job, choice, print_lines).run())
-    return EXIT_OK if phase == "Complete" else EXIT_FAILED
+def log_choices(status: JobStatus | None, args: argparse.Namespace) -> list[LogChoice]:
+    """Lists the logs to try in turn: the one asked for, else the blamed one and then the first rank's."""
+    if args.rank is not None or args.worker is not None:
+        return [LogChoice(args.rank, args.worker, args.attempt)]
+    blamed = None if status is None else blamed_incident(status.incidents)
+    choices = [] if blamed is None else [LogChoice(blamed.rank, blamed.worker, args.attempt, blamed)]
+    has_ranks = status is not None and status.world is not None and bool(status.world.members)
+    # before the first world there are agents alone, and they say what keeps them from one
+    return [*choices, LogChoice(0, None, args.attempt) if has_ranks else LogChoice(None, 0, args.attempt)]
 
 
-async def _pods(cluster: OpenCluster, given: argparse.Namespace) -> Found:
-    stored = await read_job(cluster, given.job)
-    notes: list[str] = []
-    turns = asyncio.Semaphore(_AT_ONCE)
-    # a rank's lines are among the others' in one stream: more are asked for than are shown
-    asked = min(_MOST_LINES, 10 * given.tail)
-
-    async def read(pod: dict[str, object], index: int, attempt: int) -> list[LogPart]:
-        async with turns:
-            return parts_of_pod(index, attempt, await read_pod_log(cluster, pod, asked, notes))
-
-    pods = []
-    for pod in await read_worker_pods(cluster, stored):
-        index, attempt = (
-            str(pod["metadata"]["labels"].get(name, "")) for name in (api_objects.WORKER_INDEX, api_objects.ATTEMPT)
-        )
-        if index.isdecimal() and attempt.isdecimal() and given.worker in (None, int(index)):
-            pods.append((pod, int(index), int(attempt)))
-    found = await asyncio.gather(*(read(*one) for one in pods))
-    return stored, [part for parts in found for part in parts], notes
+def blamed_incident(incidents: Sequence[Incident]) -> Incident | None:
+    """The newest incident that names a rank or worker; None: nobody is blamed."""
+    named = (one for one in reversed(incidents) if one.kind != "planned" and (one.rank, one.worker) != (None, None))
+    return next(named, None)
 
 
-def _files(given: argparse.Namespace) -> Found:
-    view = read_run(given.run_folder)
-    parts = []
-    for folder in sorted(RunFolder(given.run_folder).logs.glob("worker-*")):
-        match = _WORKER.fullmatch(folder.name)
-        if match is None or given.worker not in (None, int(match[1])):
+def heading(choice: LogChoice, worker: int, attempt: int) -> str:
+    """`== rank 1, worker 1 (attempt 1)`, and why it is blamed."""
+    rank = "" if choice.rank is None else f"rank {choice.rank}, "
+    blame = "" if choice.blamed is None else f", blamed: {choice.blamed.reason}"
+    return f"== {rank}worker {worker} (attempt {attempt}){blame}"
+
+
+def _say_missing(choice: LogChoice) -> None:
+    if choice.blamed is not None:
+        say(f"of whom the newest failure blames there is no log: {choice.blamed.reason}")
+
+
+# ---- pod logs --------------------------------------------------------------------------------------------------------
+
+
+async def _show_pod_log(cluster: OpenCluster, args: argparse.Namespace) -> None:
+    stored = await read_job(cluster, args.job)
+    pods = await read_worker_pods(cluster, stored)
+    for choice in log_choices(stored.status, args):
+        if (pod := select_pod(choice, stored, pods)) is None:
+            _say_missing(choice)
             continue
-        worker, attempt = int(match[1]), int(match[2])
-        if (folder / "agent.log").exists():
-            # what it passes on of its ranks stands in their own files
-            own = tuple(one for one in _tail(folder / "agent.log", _MOST_LINES) if not one.text.startswith("[rank "))
-            parts.append(LogPart(worker, attempt, None, own))
-        for path in folder.glob("epoch-*/rank-*.log"):
-            epoch, rank = (int(name.partition("-")[2]) for name in (path.parent.name, path.stem))
-            parts.append(LogPart(worker, attempt, rank, _tail(path, given.tail), epoch))
-    return view.stored, [part for part in parts if part.lines], []
+        say(heading(choice, _label(pod, api_objects.WORKER_INDEX), _label(pod, api_objects.ATTEMPT)))
+        lines = rank_lines(choice.rank, _pod_lines(cluster, pod, args, choice.rank))
+        if args.follow:
+            async for line in lines:
+                print_lines([line])
+        else:
+            print_lines(deque([line async for line in lines], maxlen=args.tail))
+        return
+    say(_NO_LOG)
 
 
-def _tail(path: Path, most: int) -> tuple[LogLine, ...]:
-    with open(path, encoding="utf-8", errors="replace") as file:
-        return tuple(LogLine(line.rstrip("\n")) for line in deque(file, maxlen=most))
+def select_pod(choice: LogChoice, stored: StoredJob, pods: Sequence[Object]) -> Object | None:
+    """Returns the newest pod that fits a choice. Raises UsageError where no worker has the rank."""
+    worker, attempt = choice.worker, choice.attempt
+    if worker is None:
+        members = stored.status.world.members if stored.status is not None and stored.status.world is not None else ()
+        place = (choice.rank or 0) // (stored.job.spec.nproc_per_node if stored.job is not None else 1)
+        if not 0 <= place < len(members):
+            if choice.blamed is not None:
+                return None
+            raise UsageError(f"no worker of {stored} has rank {choice.rank} now; --worker N shows a worker's log")
+        worker, attempt = members[place].index, attempt or members[place].attempt
+    fitting = [
+        pod
+        for pod in pods
+        if _label(pod, api_objects.WORKER_INDEX) == worker
+        and attempt in (None, _label(pod, api_objects.ATTEMPT))
+        and (choice.blamed is None or _created_seconds(pod) <= choice.blamed.detected_seconds)
+    ]
+    return max(fitting, key=lambda pod: _label(pod, api_objects.ATTEMPT), default=None)
+
+
+def _label(pod: Object, name: str) -> int:
+    text = str(pod["metadata"].get("labels", {}).get(name, ""))
+    return int(text) if text.isdecimal() else -1
+
+
+def _created_seconds(pod: Object) -> float:
+    return moment_seconds(pod["metadata"].get("creationTimestamp")) or 0.0
+
+
+async def _pod_lines(
+    cluster: OpenCluster, pod: Object, args: argparse.Namespace, rank: int | None
+) -> AsyncIterator[str]:
+    """Yields the newest lines of a worker's trainer container. Raises ClusterRefused."""
+    metadata = pod["metadata"]
+    path = api_objects.core_path(metadata["namespace"], "pods", metadata["name"]) + "/log"
+    # a rank's lines are among the others' in one stream: more are asked for than are shown
+    count = args.tail if rank is None or args.follow else min(_MAX_LINES, 10 * args.tail)
+    query: dict[str, str | int] = {"container": api_objects.TRAINER, "tailLines": count}
+    rest = b""
+    try:
+        async for chunk in cluster.api.stream(
+            path, {**query, **({"follow": "true"} if args.follow else {})}, _SILENCE_SECONDS
+        ):
+            lines, rest = split_lines(rest + chunk)
+            for line in lines:
+                yield line
+    except FabricError as error:
+        if isinstance(error, ApiRefused) and error.code in (400, 404):
+            say(f"{metadata['name']} has no log: {error}")
+            return
+        raise refused(error, Right("get", "pods/log", metadata["namespace"]), cluster.server) from error
+    if rest:
+        yield rest.decode(errors="replace")
+
+
+def split_lines(data: bytes) -> tuple[list[str], bytes]:
+    """Splits what has come into lines, and what waits for its end."""
+    *lines, rest = data.split(b"\n")
+    while len(rest) > MAX_LINE_BYTES:
+        lines.append(rest[:MAX_LINE_BYTES])
+        rest = rest[MAX_LINE_BYTES:]
+    return [line.decode(errors="replace") for line in lines], rest
+
+
+async def rank_lines(rank: int | None, lines: AsyncIterator[str]) -> AsyncIterator[str]:
+    """Keeps the lines of one rank, without its name before each; None: every line as it is."""
+    async for line in lines:
+        match = _RANK_PREFIX.fullmatch(line)
+        if rank is None:
+            yield line
+        elif match is not None and int(match[1]) == rank:
+            yield match[2]
+
+
+# ---- files of a run folder -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LogFile:
+    """A log of one attempt of a worker."""
+
+    worker: int
+    attempt: int
+    epoch: int
+    """0: of every epoch that the attempt took part in."""
+    path: Path
+
+
+def _show_file(args: argparse.Namespace) -> None:
+    for choice in log_choices(read_run(args.run_folder).stored.status, args):
+        if (file := select_file(choice, RunFolder(args.run_folder).logs)) is None:
+            _say_missing(choice)
+            continue
+        if args.follow:
+            raise UsageError(f"--follow needs a cluster; this log is a file: tail -f {file.path}")
+        say(heading(choice, file.worker, file.attempt))
+        with open(file.path, encoding="utf-8", errors="replace") as lines:
+            print_lines(line.rstrip("\n") for line in deque(lines, maxlen=args.tail))
+        return
+    say(_NO_LOG)
+
+
+def select_file(choice: LogChoice, logs: Path) -> LogFile | None:
+    """Returns the newest file that fits a choice: a rank's own, or all that an agent wrote."""
+    files = []
+    for path in logs.glob("worker-*/agent.log" if choice.rank is None else f"worker-*/epoch-*/rank-{choice.rank}.log"):
+        if (match := _LOG_FILE.fullmatch(path.relative_to(logs).as_posix())) is None:
+            continue
+        worker, attempt, epoch = (int(text or 0) for text in match.groups())
+        file = LogFile(worker, attempt, epoch, path)
+        if choice.worker in (None, file.worker) and choice.attempt in (None, file.attempt) and _took_part(choice, file):
+            files.append(file)
+    return max(files, key=lambda file: (file.epoch, file.attempt), default=None)
+
+
+def _took_part(choice: LogChoice, file: LogFile) -> bool:
+    """Whether the file is of the epoch whose failure blames it."""
+    if choice.blamed is None or file.epoch == choice.blamed.epoch:
+        return True
+    return choice.rank is None and (file.path.parent / f"epoch-{choice.blamed.epoch}").is_dir()

@@ -107,7 +107,7 @@ def _commands() -> dict[str, Command]:
         ),
         "report": (add_report_arguments, run_report, "write a job's history as one page of HTML"),
         "nodes": (add_nodes_arguments, run_nodes, "show a job's nodes, what runs there, and why they are left"),
-        "logs": (add_logs_arguments, run_logs, "show a job's logs by rank and attempt, the blamed rank first"),
+        "logs": (add_logs_arguments, run_logs, "show one log of a job: of whom the newest failure blames, or another"),
         "suspend": (add_suspend_arguments, run_suspend, "save a job, stop it and give its workers back"),
         "resume": (add_suspend_arguments, run_suspend, "let a suspended job go on"),
         "rollback": (

@@ -21,7 +21,6 @@ def nobodys_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["list"], True),
         (["list", "--all-namespaces"], True),
-        (["top"], True),
         (["describe", "gpt"], True),
         (["rollback", "gpt", "--step", "5"], True),
         (["suspend", "gpt"], False),

@@ -145,10 +145,6 @@ class Api:
     async def get(self, path: str, query: Mapping[str, str | int] | None = None) -> Body:
         return await self._call("GET", path, query=query)
 
-    async def text(self, path: str, query: Mapping[str, str | int]) -> str:
-        """Reads what is no JSON: a container's output."""
-        return await self._answer("GET", path, None, query, "application/json")
-
     async def post(self, path: str, body: Body, query: Mapping[str, str | int] | None = None) -> Body:
         return await self._call("POST", path, body, query)
 
