@@ -10,11 +10,11 @@ import argparse
 import asyncio
 import platform
 import re
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from surefoot import __version__
 from surefoot.errors import ConfigurationError
@@ -29,10 +29,9 @@ from surefoot_operator.cli.doctor_network import (
     NOT_ASKED,
     Finding,
     State,
+    check_network,
     finding_lines,
     has_fault,
-    look_at_network,
-    network_findings,
 )
 from surefoot_operator.cli.job_files import read_job
 from surefoot_operator.cli.jobs.read_jobs import listed_objects, on_cluster
@@ -41,20 +40,21 @@ from surefoot_operator.errors import FabricError
 from surefoot_operator.optional_dependencies import lacking
 from surefoot_operator.platforms.kubernetes import api_objects
 
-# ---- what the cluster answers ----------------------------------------------------------------------------------------
-# Reads what a doctor asks of a cluster: rights, CRD, operator, holders. Touches the network through a person's own
-# rights. Each question is asked apart: who may read a half of it learns that half.
+# ---- cluster checks --------------------------------------------------------------------------------------------------
+# Checks a cluster: version, rights, CRD, operator, leader, memory tier. Touches the network through a person's own rights.
+# Each question is asked apart: who may read a half of it learns that half. Faults are what keeps every job from running;
+# what keeps only some command from working is a warning.
 
 Object = dict[str, Any]
-T = TypeVar("T")
 
 CRD = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/trainingjobs.{GROUP}"
 SCHEMA = f"/openapi/v3/apis/{GROUP}/{VERSION}"
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 SLICES = "/apis/discovery.k8s.io/v1/endpointslices"
-OPERATOR_PART = f"{api_objects.PART}=operator"
-COORDINATOR_PART = f"{api_objects.PART}=coordinator"
 JOB_KIND = f"dev.surefoot.{VERSION}.TrainingJob"
+
+_MIN_VERSION = (1, 30)
+_INSTALL = "docs/install.md says how to install it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,28 +66,6 @@ class RightsAsked:
     needed: bool
     without: str
     """What does not work without them."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterLook:
-    """What one look at a cluster has found.
-
-    A str is why something is not known.
-    """
-
-    server: str
-    namespace: str
-    version: Object | str
-    schema: Object | str | None
-    """TrainingJob's properties; None: it is not installed."""
-    operators: tuple[Object, ...] | str
-    """Deployments."""
-    tiers: tuple[Object, ...] | str
-    """DaemonSets."""
-    coordinators: tuple[Object, ...] | str
-    """EndpointSlices of the Service by which agents find the operator that leads."""
-    denied: dict[str, tuple[str, ...]] | str
-    """Purpose -> rights that are lacking."""
 
 
 def rights_asked(namespace: str) -> tuple[RightsAsked, ...]:
@@ -104,87 +82,84 @@ def rights_asked(namespace: str) -> tuple[RightsAsked, ...]:
     )
 
 
-async def look_at(cluster: OpenCluster) -> ClusterLook:
+async def check_cluster(cluster: OpenCluster) -> list[Finding]:
     """Asks everything at once. Raises ClusterRefused if the server is silent."""
+    server = await _check_server(cluster)
+    checks = await asyncio.gather(
+        _known("rights", _check_rights(cluster)),
+        _known("CRD", _check_crd(cluster)),
+        _known("operator", _check_operator(cluster)),
+        _known("leader", _check_leader(cluster)),
+        _known("memory tier", _check_memory_tier(cluster)),
+    )
+    return [server, *(finding for findings in checks for finding in findings)]
+
+
+async def _known(check: str, findings: Awaitable[list[Finding]]) -> list[Finding]:
     try:
-        version: Object | str = await cluster.api.get("/version")
+        return await findings
+    except ClusterRefused as error:
+        return [Finding(check, "unknown", str(error))]
+
+
+def no_cluster(why: str, remedy: str = "", state: State = "unknown") -> Finding:
+    """Says what cannot be known without an answer of a cluster."""
+    return Finding("cluster", state, f"{why}; rights, CRD, operator and memory tier cannot be known", remedy)
+
+
+async def _check_server(cluster: OpenCluster) -> Finding:
+    try:
+        version = await cluster.api.get("/version")
     except FabricError as error:
         if getattr(error, "code", None) is None:
             raise refused(error, Right("get", "version"), cluster.server) from error
-        version = str(error)
-    schema, operators, tiers, coordinators, denied = await asyncio.gather(
-        _known(_read_schema(cluster)),
-        _known(_listed(cluster, "deployments", OPERATOR_PART, "the operator")),
-        _known(_listed(cluster, "daemonsets", api_objects.HOLDER_SELECTOR, "the memory tier")),
-        _known(_coordinators(cluster)),
-        _known(_denied(cluster)),
-    )
-    return ClusterLook(cluster.server, cluster.namespace, version, schema, operators, tiers, coordinators, denied)
+        return Finding("cluster", "unknown", f"{cluster.server} does not say its version: {error}")
+    numbers = [re.match(r"\d+", str(version.get(part, ""))) for part in ("major", "minor")]
+    said = f"{cluster.server}: Kubernetes {version.get('gitVersion', 'of unknown version')}"
+    if not all(numbers) or tuple(int(number[0]) for number in numbers if number) >= _MIN_VERSION:
+        return Finding("cluster", "ok", said)
+    return Finding("cluster", "fault", said, f"upgrade it: the chart needs {'.'.join(map(str, _MIN_VERSION))} or newer")
 
 
-async def _known(call: Awaitable[T]) -> T | str:
-    try:
-        return await call
-    except ClusterRefused as error:
-        return str(error)
-
-
-async def _read_schema(cluster: OpenCluster) -> Object | None:
-    """By the CRD; who may not read it by what the server publishes of it to everybody."""
-    try:
-        found = await cluster.api.get(CRD)
-    except FabricError as error:
-        if getattr(error, "code", None) == 404:
-            return None
-        return await _published_schema(cluster)
-    served = [one for one in found.get("spec", {}).get("versions", ()) if one.get("name") == VERSION]
-    schema: Object = served[0].get("schema", {}).get("openAPIV3Schema", {}) if served else {}
-    return schema
-
-
-async def _published_schema(cluster: OpenCluster) -> Object | None:
-    try:
-        found = await cluster.api.get(SCHEMA)
-    except FabricError as error:
-        if getattr(error, "code", None) == 404:
-            return None
-        needed = Right("get", "customresourcedefinitions", group="apiextensions.k8s.io")
-        raise refused(error, needed, cluster.server) from error
-    schema: Object = found.get("components", {}).get("schemas", {}).get(JOB_KIND, {})
-    return schema
-
-
-async def _listed(cluster: OpenCluster, kind: str, selector: str, why: str) -> tuple[Object, ...]:
-    needed = Right("list", kind, group="apps", why=why)
-    return tuple(await listed_objects(cluster, f"/apis/apps/v1/{kind}", needed, {"labelSelector": selector}))
-
-
-async def _coordinators(cluster: OpenCluster) -> tuple[Object, ...]:
-    needed = Right("list", "endpointslices", group="discovery.k8s.io", why="the operator that leads")
-    return tuple(await listed_objects(cluster, SLICES, needed, {"labelSelector": COORDINATOR_PART}))
-
-
-async def _denied(cluster: OpenCluster) -> dict[str, tuple[str, ...]]:
+async def _check_rights(cluster: OpenCluster) -> list[Finding]:
     asked = rights_asked(cluster.namespace)
-    answers = await asyncio.gather(*(_may(cluster, right) for one in asked for right in one.rights))
-    given = iter(answers)
-    return {one.purpose: tuple(str(right) for right in one.rights if not next(given)) for one in asked}
+    try:
+        answers = iter(await asyncio.gather(*(_may(cluster, right) for one in asked for right in one.rights)))
+    except ClusterRefused as error:
+        return [Finding("rights", "unknown", f"the server does not say what you may do: {error}")]
+    return [_judge_rights(one, [right for right in one.rights if not next(answers)], cluster) for one in asked]
+
+
+def _judge_rights(asked: RightsAsked, denied: Sequence[Right], cluster: OpenCluster) -> Finding:
+    right = asked.rights[0]
+    if not denied:
+        where = f"in namespace {cluster.namespace}" if cluster.namespace else "in all namespaces"
+        return Finding(asked.purpose, "ok", f"you may, {where}" if right.namespace else "you may")
+    remedy = "ask an administrator for a ClusterRole that may list nodes and pods, or do without"
+    if right.group == GROUP:
+        role = "view" if asked.needed else "edit"
+        remedy = f"have somebody bind Kubernetes' ClusterRole {role} to you there; the chart's rbac.aggregate adds TrainingJobs to it"
+    elif right.namespace:
+        remedy = "have somebody bind the ClusterRole view to you there"
+    said = f"you may not {listed(denied)}: {asked.without}"
+    return Finding(asked.purpose, "fault" if asked.needed else "warning", said, remedy)
 
 
 async def _may(cluster: OpenCluster, right: Right) -> bool:
     resource, _, subresource = right.resource.partition("/")
-    attributes = {
-        "verb": right.verb,
-        "group": right.group,
-        "resource": resource,
-        **({"subresource": subresource} if subresource else {}),
-        **({"namespace": right.namespace} if right.namespace else {}),
-    }
+    optional = {"subresource": subresource, "namespace": right.namespace}
     body = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectAccessReview",
         "metadata": {},
-        "spec": {"resourceAttributes": attributes},
+        "spec": {
+            "resourceAttributes": {
+                "verb": right.verb,
+                "group": right.group,
+                "resource": resource,
+                **{name: value for name, value in optional.items() if value},
+            }
+        },
     }
     try:
         answer = await cluster.api.post(REVIEWS, body)
@@ -194,79 +169,35 @@ async def _may(cluster: OpenCluster, right: Right) -> bool:
     return bool(answer.get("status", {}).get("allowed"))
 
 
-# ---- judgement of the cluster ----------------------------------------------------------------------------------------
-# Judges a look at a cluster. Pure. Faults are what keeps every job from running; what keeps only some command from
-# working is a warning.
-
-_OLDEST = (1, 30)
-_VERSION_LABEL = "app.kubernetes.io/version"
-_INSTALL = "docs/install.md says how to install it"
-
-
-def cluster_findings(look: ClusterLook, version: str) -> list[Finding]:
-    """Judges everything that was read; `version` is this program's."""
-    return [
-        _server(look),
-        *_rights(look),
-        _check_schema(look.schema),
-        _operator(look.operators, version),
-        _leader(look.coordinators, look.operators),
-        _memory_tier(look.tiers),
-    ]
-
-
-def no_cluster(why: str, remedy: str = "", state: State = "unknown") -> Finding:
-    """Says what cannot be known without an answer of a cluster."""
-    return Finding("cluster", state, f"{why}; rights, CRD, operator and memory tier cannot be known", remedy)
-
-
-def _server(look: ClusterLook) -> Finding:
-    if isinstance(look.version, str):
-        return Finding("cluster", "unknown", f"{look.server} does not say its version: {look.version}")
-    found = tuple(
-        int(match[0]) if (match := re.match(r"\d+", str(look.version.get(part, "")))) else 0
-        for part in ("major", "minor")
-    )
-    said = f"{look.server}: Kubernetes {look.version.get('gitVersion', 'of unknown version')}"
-    if found == (0, 0) or found >= _OLDEST:
-        return Finding("cluster", "ok", said)
-    return Finding("cluster", "fault", said, f"upgrade it: the chart needs {'.'.join(map(str, _OLDEST))} or newer")
-
-
-def _rights(look: ClusterLook) -> list[Finding]:
-    where = f"in namespace {look.namespace}" if look.namespace else "in all namespaces"
-    if isinstance(look.denied, str):
-        return [Finding("rights", "unknown", f"the server does not say what you may do: {look.denied}")]
-    found = []
-    for one in rights_asked(look.namespace):
-        lacking = look.denied.get(one.purpose, ())
-        if not lacking:
-            found.append(Finding(one.purpose, "ok", f"you may, {where}" if one.rights[0].namespace else "you may"))
-            continue
-        said = f"you may not {listed(lacking)}: {one.without}"
-        ours = any(right.group == GROUP for right in one.rights)
-        role = "view" if one.needed else "edit"
-        remedy = (
-            f"have somebody bind Kubernetes' ClusterRole {role} to you there; the chart's rbac.aggregate adds TrainingJobs to it"
-            if ours
-            else "have somebody bind the ClusterRole view to you there"
-            if one.rights[0].namespace
-            else "ask an administrator for a ClusterRole that may list nodes and pods, or do without"
-        )
-        found.append(Finding(one.purpose, "fault" if one.needed else "warning", said, remedy))
-    return found
-
-
-def _check_schema(schema: Object | str | None) -> Finding:
-    if isinstance(schema, str):
-        return Finding("CRD", "unknown", schema)
+async def _check_crd(cluster: OpenCluster) -> list[Finding]:
+    """By the CRD; who may not read it by what the server publishes of it to everybody."""
+    schema = None
+    for path in (CRD, SCHEMA):
+        try:
+            schema = _schema_in(await cluster.api.get(path))
+            break
+        except FabricError as error:
+            if getattr(error, "code", None) == 404:
+                return [Finding("CRD", "fault", f"trainingjobs.{GROUP} is not installed", _INSTALL)]
+            refusal = error
     if schema is None:
-        return Finding("CRD", "fault", f"trainingjobs.{GROUP} is not installed", _INSTALL)
-    missing = missing_fields(schema)
-    if not missing:
-        return Finding("CRD", "ok", f"trainingjobs.{GROUP} has every field that this surefoot knows")
-    said = f"trainingjobs.{GROUP} is older than this surefoot: it lacks {listed(missing)}"
-    return Finding("CRD", "warning", said, "kubectl apply --server-side -f manifests/crd.yaml, or upgrade the chart")
+        needed = Right("get", "customresourcedefinitions", group="apiextensions.k8s.io")
+        raise refused(refusal, needed, cluster.server) from refusal
+    if missing := missing_fields(schema):
+        said = f"trainingjobs.{GROUP} is older than this surefoot: it lacks {listed(missing)}"
+        remedy = "kubectl apply --server-side -f manifests/crd.yaml, or upgrade the chart"
+        return [Finding("CRD", "warning", said, remedy)]
+    return [Finding("CRD", "ok", f"trainingjobs.{GROUP} has every field that this surefoot knows")]
+
+
+def _schema_in(document: Object) -> Object:
+    """TrainingJob's schema in the CRD, or in what the server publishes."""
+    served = [one for one in document.get("spec", {}).get("versions", ()) if one.get("name") == VERSION]
+    if served:
+        found: Object = served[0].get("schema", {}).get("openAPIV3Schema", {})
+    else:
+        found = document.get("components", {}).get("schemas", {}).get(JOB_KIND, {})
+    return found
 
 
 def missing_fields(schema: Object) -> list[str]:
@@ -281,99 +212,90 @@ def _properties(schema: Object, part: str) -> Object:
     return found.get("properties") or {}
 
 
-def _operator(found: tuple[Object, ...] | str, version: str) -> Finding:
-    if isinstance(found, str):
-        return Finding("operator", "unknown", found)
+async def _check_operator(cluster: OpenCluster) -> list[Finding]:
+    needed = Right("list", "deployments", group="apps", why="the operator")
+    found = await _labelled(cluster, "/apis/apps/v1/deployments", needed, f"{api_objects.PART}=operator")
     if not found:
-        said = "no Deployment of surefoot-operator: jobs stay without a state"
-        return Finding("operator", "fault", said, _INSTALL)
-    told = []
-    for one in found:
-        metadata, wanted, ready = (
-            one["metadata"],
-            _number(one, "spec", "replicas", 1),
-            _number(one, "status", "readyReplicas"),
-        )
-        told.append(
-            (
-                f"{metadata.get('namespace')}/{metadata.get('name')}",
-                ready,
-                wanted,
-                metadata.get("labels", {}).get(_VERSION_LABEL),
-            )
-        )
+        return [Finding("operator", "fault", "no Deployment of surefoot-operator: jobs stay without a state", _INSTALL)]
+    parts = [
+        (_number(one, "status", "readyReplicas"), _number(one, "spec", "replicas", 1), _version_of_chart(one))
+        for one in found
+    ]
     said = "; ".join(
-        f"{name} {of or 'of unknown version'}, {ready} of {wanted} ready" for name, ready, wanted, of in told
+        f"{_name(one)} {version or 'of unknown version'}, {ready} of {wanted} ready"
+        for one, (ready, wanted, version) in zip(found, parts, strict=True)
     )
-    first = told[0]
-    look = f"kubectl -n {first[0].partition('/')[0]} describe deployment {first[0].partition('/')[2]}"
-    if len(told) > 1:
-        return Finding(
-            "operator", "warning", f"{len(told)} operators look after the same jobs: {said}", "uninstall all but one"
-        )
-    if first[1] == 0:
-        return Finding("operator", "fault", said, look)
-    if first[1] < first[2]:
-        return Finding("operator", "warning", said, look)
-    if first[3] not in (None, version):
-        said = f"{said}; this surefoot is {version}"
-        return Finding("operator", "warning", said, f"pip install surefoot=={first[3]}, or upgrade the chart")
-    return Finding("operator", "ok", said)
+    if len(found) > 1:
+        said = f"{len(found)} operators look after the same jobs: {said}"
+        return [Finding("operator", "warning", said, "uninstall all but one")]
+    [(ready, wanted, version)] = parts
+    if ready < wanted or ready == 0:
+        namespace, _, name = _name(found[0]).partition("/")
+        look = f"kubectl -n {namespace} describe deployment {name}"
+        return [Finding("operator", "warning" if ready else "fault", said, look)]
+    if version not in (None, __version__):
+        remedy = f"pip install surefoot=={version}, or upgrade the chart"
+        return [Finding("operator", "warning", f"{said}; this surefoot is {__version__}", remedy)]
+    return [Finding("operator", "ok", said)]
 
 
-def _leader(slices: tuple[Object, ...] | str, operators: tuple[Object, ...] | str) -> Finding:
+def _version_of_chart(deployment: Object) -> str | None:
+    version: str | None = deployment["metadata"].get("labels", {}).get("app.kubernetes.io/version")
+    return version
+
+
+async def _check_leader(cluster: OpenCluster) -> list[Finding]:
     """Agents reach the pod that the coordinator's Service selects: the one that leads."""
-    if isinstance(slices, str):
-        return Finding("leader", "unknown", slices)
-    found: dict[tuple[str, str], list[str]] = {}
+    needed = Right("list", "endpointslices", group="discovery.k8s.io", why="the operator that leads")
+    slices = await _labelled(cluster, SLICES, needed, f"{api_objects.PART}=coordinator")
+    addresses: dict[tuple[str, str], list[str]] = {}
     for one in slices:
-        metadata = one["metadata"]
-        service = (metadata.get("labels") or {}).get("kubernetes.io/service-name", "")
-        told = found.setdefault((str(metadata.get("namespace")), service), [])
-        told += [
-            f"{address} of {metadata.get('namespace')}"
+        namespace = str(one["metadata"].get("namespace"))
+        service = (one["metadata"].get("labels") or {}).get("kubernetes.io/service-name", "")
+        addresses.setdefault((namespace, service), []).extend(
+            f"{address} of {namespace}"
             for endpoint in one.get("endpoints") or ()
             if (endpoint.get("conditions") or {}).get("ready") is not False
             for address in endpoint.get("addresses", ())
-        ]
-    everywhere = sorted({told for led in found.values() for told in led})
-    unled = sorted(service for (_, service), led in found.items() if not led)
-    if everywhere and not unled:
-        return Finding("leader", "ok", f"agents are sent to {listed(everywhere)}")
-    if everywhere:
+        )
+    leaders = sorted({leader for led in addresses.values() for leader in led})
+    unled = sorted(service for (_, service), led in addresses.items() if not led)
+    if leaders and not unled:
+        return [Finding("leader", "ok", f"agents are sent to {listed(leaders)}")]
+    if leaders:
         said = f"no operator leads the jobs whose agents ask Service {listed(unled)}"
-        return Finding("leader", "fault", said, "the logs of the operator's pods: docs/operator.md#shards")
-    if operators == ():
-        return Finding("leader", "unknown", "there is no operator that could lead")
+        return [Finding("leader", "fault", said, "the logs of the operator's pods: docs/operator.md#shards")]
+    said = "no operator leads, so agents find nobody behind the coordinator's Service"
     remedy = "kubectl get pods -A -l surefoot.dev/part=operator -L surefoot.dev/leader, and the logs of one: docs/operator.md#who-leads"
-    return Finding(
-        "leader", "fault", "no operator leads, so agents find nobody behind the coordinator's Service", remedy
-    )
+    return [Finding("leader", "fault", said, remedy)]
 
 
-def _memory_tier(found: tuple[Object, ...] | str) -> Finding:
-    if isinstance(found, str):
-        return Finding("memory tier", "unknown", found)
+async def _check_memory_tier(cluster: OpenCluster) -> list[Finding]:
+    needed = Right("list", "daemonsets", group="apps", why="the memory tier")
+    found = await _labelled(cluster, "/apis/apps/v1/daemonsets", needed, api_objects.HOLDER_SELECTOR)
     if not found:
         said = "no DaemonSet of holders: checkpoints are kept in the persistent tier alone"
-        return Finding("memory tier", "warning", said, "install the chart with memoryTier.enabled")
+        return [Finding("memory tier", "warning", said, "install the chart with memoryTier.enabled")]
     wanted, ready = (
         sum(_number(one, "status", name) for one in found) for name in ("desiredNumberScheduled", "numberReady")
     )
-    names = [f"{one['metadata'].get('namespace')}/{one['metadata'].get('name')}" for one in found]
-    said = f"{listed(names)}: {ready} of {wanted} holders ready"
-    namespace = names[0].partition("/")[0]
-    look = f"kubectl -n {namespace} get pods -l surefoot.dev/part=memory-tier -o wide"
+    said = f"{listed([_name(one) for one in found])}: {ready} of {wanted} holders ready"
     if wanted == 0:
-        return Finding(
-            "memory tier",
-            "fault",
-            f"{said}: no node is chosen",
-            "see memoryTier.nodeSelector and tolerations of the chart",
-        )
-    if ready == 0:
-        return Finding("memory tier", "fault", said, look)
-    return Finding("memory tier", "ok", said) if ready >= wanted else Finding("memory tier", "warning", said, look)
+        remedy = "see memoryTier.nodeSelector and tolerations of the chart"
+        return [Finding("memory tier", "fault", f"{said}: no node is chosen", remedy)]
+    if ready >= wanted:
+        return [Finding("memory tier", "ok", said)]
+    namespace = _name(found[0]).partition("/")[0]
+    look = f"kubectl -n {namespace} get pods -l surefoot.dev/part=memory-tier -o wide"
+    return [Finding("memory tier", "warning" if ready else "fault", said, look)]
+
+
+async def _labelled(cluster: OpenCluster, path: str, needed: Right, selector: str) -> list[Object]:
+    return await listed_objects(cluster, path, needed, {"labelSelector": selector})
+
+
+def _name(of: Object) -> str:
+    return f"{of['metadata'].get('namespace')}/{of['metadata'].get('name')}"
 
 
 def _number(of: Object, part: str, name: str, default: int = 0) -> int:
@@ -381,66 +303,50 @@ def _number(of: Object, part: str, name: str, default: int = 0) -> int:
     return found if isinstance(found, int) else default
 
 
-# ---- judgement of this machine ---------------------------------------------------------------------------------------
-# Checks this machine: versions, extras, Redis, memory. `look_here` touches the machine; what is judged of it is pure. A
-# cluster's jobs need none of this but the command itself: what only `surefoot local` needs is at most a warning.
+# ---- machine checks --------------------------------------------------------------------------------------------------
+# Checks this machine: versions, extras, Redis, memory. Imports neither torch nor a client. A cluster's jobs need none of
+# this but the command itself: what only `surefoot local` needs is at most a warning.
 
-_LEAST_BYTES = 2 << 30
+_MIN_BYTES = 2 << 30
 """torch alone takes half of it."""
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _CGROUP_USED = Path("/sys/fs/cgroup/memory.current")
 
 
-@dataclass(frozen=True, slots=True)
-class MachineLook:
-    """What this machine has."""
-
-    surefoot: str
-    python: str
-    torch: str | None
-    """Its version; None: not installed."""
-    redis: str | None
-    """The server's program; None: there is none."""
-    redis_problem: str
-    lacking: dict[str, str]
-    """Extra -> what it lacks."""
-    available_bytes: int | None
-
-
-def look_here() -> MachineLook:
-    """Looks at this machine; imports neither torch nor a client."""
-    redis, problem = None, ""
-    try:
-        redis = find_program()
-    except ConfigurationError as error:
-        problem = str(error)
-    missing = {extra: said for extra in ("cli", "runtime") if (said := lacking(extra)) is not None}
-    return MachineLook(
-        surefoot=__version__,
-        python=platform.python_version(),
-        torch=_version_of("torch"),
-        redis=redis,
-        redis_problem=problem,
-        lacking=missing,
-        available_bytes=available_bytes(_read(_MEMINFO), _read(_CGROUP_LIMIT), _read(_CGROUP_USED)),
-    )
-
-
-def machine_findings(look: MachineLook, job: TrainingJob | None) -> list[Finding]:
-    """Judges this machine; `job`: of a file that was given."""
-    runtime = look.lacking.get("runtime")
+def check_machine(job: TrainingJob | None) -> list[Finding]:
+    """Checks this machine; `job`: of a file that was given."""
     return [
-        Finding("surefoot", "ok", f"{look.surefoot} on Python {look.python}"),
-        _extra("commands", look.lacking.get("cli"), "all that the commands for clusters import is installed"),
-        Finding("torch", "ok", look.torch or "")
-        if look.torch is not None and runtime is None
-        else Finding("torch", "warning", f"surefoot local and checkpoints cannot run here: {runtime or 'no torch'}"),
-        Finding("redis", "ok", look.redis)
-        if look.redis is not None
-        else Finding("redis", "warning", f"surefoot local cannot run here: {look.redis_problem}"),
-        memory_finding(look.available_bytes, job),
+        Finding("surefoot", "ok", f"{__version__} on Python {platform.python_version()}"),
+        _check_commands(),
+        _check_torch(),
+        _check_redis(),
+        memory_finding(available_bytes(_read(_MEMINFO), _read(_CGROUP_LIMIT), _read(_CGROUP_USED)), job),
     ]
+
+
+def _check_commands() -> Finding:
+    if (missing := lacking("cli")) is not None:
+        return Finding("commands", "warning", f"commands for clusters cannot run here: {missing}")
+    return Finding("commands", "ok", "all that the commands for clusters import is installed")
+
+
+def _check_torch() -> Finding:
+    try:
+        version = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        version = ""
+    missing = lacking("runtime") or ("" if version else "no torch")
+    if missing:
+        return Finding("torch", "warning", f"surefoot local and checkpoints cannot run here: {missing}")
+    return Finding("torch", "ok", version)
+
+
+def _check_redis() -> Finding:
+    try:
+        return Finding("redis", "ok", find_program())
+    except ConfigurationError as error:
+        return Finding("redis", "warning", f"surefoot local cannot run here: {error}")
 
 
 def memory_finding(available: int | None, job: TrainingJob | None) -> Finding:
@@ -455,38 +361,18 @@ def memory_finding(available: int | None, job: TrainingJob | None) -> Finding:
         if limit * nodes > available:
             remedy = "give surefoot local fewer --nodes, or lower checkpoint.memory.sizeLimit in a copy of the job"
             return Finding("memory", "warning", said, remedy)
-    if available < _LEAST_BYTES:
+    if available < _MIN_BYTES:
         return Finding("memory", "warning", said, "end other programs, or run the job on a cluster")
     return Finding("memory", "ok", said)
 
 
 def available_bytes(meminfo: str, limit: str, used: str) -> int | None:
     """The memory that machine and container leave to be taken."""
-    found = None
-    for line in meminfo.splitlines():
-        name, _, rest = line.partition(":")
-        parts = rest.split()
-        if name == "MemAvailable" and parts and parts[0].isdigit():
-            found = int(parts[0]) * 1024
+    match = re.search(r"^MemAvailable:\s+(\d+)", meminfo, re.MULTILINE)
+    amounts = [] if match is None else [int(match[1]) * 1024]
     if limit.strip().isdigit() and used.strip().isdigit():
-        left = max(0, int(limit) - int(used))
-        found = left if found is None else min(found, left)
-    return found
-
-
-def _extra(check: str, missing: str | None, said: str) -> Finding:
-    return (
-        Finding(check, "ok", said)
-        if missing is None
-        else Finding(check, "warning", f"commands for clusters cannot run here: {missing}")
-    )
-
-
-def _version_of(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+        amounts.append(max(0, int(limit) - int(used)))
+    return min(amounts, default=None)
 
 
 def _read(path: Path) -> str:
@@ -554,11 +440,7 @@ def run_doctor(given: argparse.Namespace) -> int:
         raise UsageError("doctor --network asks workers of a cluster: leave --no-cluster out")
     job = None if given.file is None else read_job(given.file)
     tier = tier_at(given.where, given.endpoint, given.region) if given.where is not None else None
-    found = [
-        *machine_findings(look_here(), job),
-        *_of_cluster(given),
-        _of_tier(job, tier),
-    ]
+    found = [*check_machine(job), *_of_cluster(given), _of_tier(job, tier)]
     emit(found, given.output, lambda wide: finding_lines(found))
     return EXIT_FAILED if has_fault(found) else EXIT_OK
 
@@ -569,8 +451,8 @@ def _of_cluster(given: argparse.Namespace) -> list[Finding]:
     if (missing := lacking("cli")) is not None:
         return [no_cluster(missing)]
     try:
-        found = cluster_findings(on_cluster(given, look_at), __version__)
-        return [*found, *(network_findings(on_cluster(given, look_at_network)) if given.network else [NOT_ASKED])]
+        found = on_cluster(given, check_cluster)
+        return [*found, *(on_cluster(given, check_network) if given.network else [NOT_ASKED])]
     except UsageError as error:  # none is configured: fine for who runs `surefoot local` alone
         if given.context is not None or given.kubeconfig is not None:
             raise

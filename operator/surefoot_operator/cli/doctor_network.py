@@ -91,18 +91,7 @@ class Way:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class NetworkLook:
-    """What workers could reach.
-
-    `unasked` says of each worker without an answer why.
-    """
-
-    ways: tuple[Way, ...]
-    unasked: tuple[str, ...]
-
-
-async def look_at_network(cluster: OpenCluster) -> NetworkLook:
+async def check_network(cluster: OpenCluster) -> list[Finding]:
     """Asks one worker on each node."""
     found: dict[str, Asker] = {}
     try:
@@ -111,11 +100,11 @@ async def look_at_network(cluster: OpenCluster) -> NetworkLook:
                 for asker in askers_of(job, await read_worker_pods(cluster, job)):
                     found.setdefault(asker.node, asker)
     except ClusterRefused as error:
-        return NetworkLook((), (str(error),))
+        return network_findings((), (str(error),))
     chosen = [found[node] for node in sorted(found)][:MOST_ASKERS]
     answers = await asyncio.gather(*(_asked(cluster, one) for one in chosen))
-    ways = tuple(way for one in answers if not isinstance(one, str) for way in one)
-    return NetworkLook(ways, tuple(one for one in answers if isinstance(one, str)))
+    ways = [way for one in answers if not isinstance(one, str) for way in one]
+    return network_findings(ways, [one for one in answers if isinstance(one, str)])
 
 
 async def _asked(cluster: OpenCluster, asker: Asker) -> tuple[Way, ...] | str:
@@ -201,33 +190,21 @@ _SHOWN = 5
 _NAMES = {"coordinator": "to the operator", "holder": "to holders", "worker": "between workers"}
 _NODES = "see what stands between these nodes (security groups, firewalls, the network plugin's pods there)"
 _REMEDIES = {
-    ("coordinator", "resolve"): "see the cluster's DNS: kubectl -n kube-system get pods -l k8s-app=kube-dns",
-    (
-        "coordinator",
-        "connect",
-    ): "see that an operator leads, and that NetworkPolicies let pods with surefoot.dev/part=worker out to its port 8443",
-    (
-        "coordinator",
-        "verify",
-    ): "the operator's certificate is of another authority than the worker was given: see docs/security.md, then replace the worker",
-    (
-        "holder",
-        "connect",
-    ): f"{_NODES}, and NetworkPolicies: pods with surefoot.dev/part=worker must reach the port redis of surefoot.dev/part=memory-tier",
-    (
-        "worker",
-        "connect",
-    ): f"{_NODES}, and NetworkPolicies of the job's namespace: its workers must reach each other at any port",
+    "coordinator resolve": "see the cluster's DNS: kubectl -n kube-system get pods -l k8s-app=kube-dns",
+    "coordinator connect": "see that an operator leads, and that NetworkPolicies let pods with surefoot.dev/part=worker out to its port 8443",
+    "coordinator verify": "the operator's certificate is of another authority than the worker was given: see docs/security.md, then replace the worker",
+    "holder connect": f"{_NODES}, and NetworkPolicies: pods with surefoot.dev/part=worker must reach the port redis of surefoot.dev/part=memory-tier",
+    "worker connect": f"{_NODES}, and NetworkPolicies of the job's namespace: its workers must reach each other at any port",
 }
 
 
-def network_findings(look: NetworkLook) -> list[Finding]:
-    """Judges each kind of way, and names workers that gave no answer."""
-    found = [_of_kind(kind, ways) for kind in _NAMES if (ways := [way for way in look.ways if way.kind == kind])]
-    if look.unasked:
+def network_findings(ways: Sequence[Way], unasked: Sequence[str]) -> list[Finding]:
+    """Judges each kind of way; `unasked` says of each worker without an answer why."""
+    found = [_of_kind(kind, those) for kind in _NAMES if (those := [way for way in ways if way.kind == kind])]
+    if unasked:
         remedy = "the worker's image needs python3 on its PATH, and you the right to create pods/exec there"
-        found.append(Finding("network", "unknown", listed(look.unasked, _SHOWN), remedy))
-    elif not look.ways:
+        found.append(Finding("network", "unknown", listed(unasked, _SHOWN), remedy))
+    elif not ways:
         remedy = "kubectl apply -f examples/cluster/minimal.yaml, and ask again while it runs; -n names its namespace"
         found.append(Finding("network", "unknown", "no worker runs here from which it could be tried", remedy))
     return found
@@ -242,15 +219,11 @@ def _of_kind(kind: str, ways: Sequence[Way]) -> Finding:
         said = f"{len(ways)} ways from {sources} nodes are open, the slowest in {1000 * slowest:.0f} ms"
         return Finding(name, "ok", said)
     said = f"{len(failed)} of {len(ways)} ways fail: {listed(_told(failed), _SHOWN)}"
-    remedy = _REMEDIES.get((kind, failed[0].step)) or _REMEDIES[kind, "connect"]
-    return Finding(name, _state(kind, ways), said, remedy)
-
-
-def _state(kind: str, ways: Sequence[Way]) -> State:
-    if kind != "holder":
-        return "fault"
+    remedy = _REMEDIES.get(f"{kind} {failed[0].step}") or _REMEDIES[f"{kind} connect"]
+    # who reaches some holders saves to fewer
     reached = {way.source for way in ways if way.seconds is not None}
-    return "warning" if reached == {way.source for way in ways} else "fault"
+    partly = kind == "holder" and reached == {way.source for way in ways}
+    return Finding(name, "warning" if partly else "fault", said, remedy)
 
 
 def _told(failed: Sequence[Way]) -> list[str]:

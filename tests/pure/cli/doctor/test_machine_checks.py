@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
 
 import pytest
 
 from support.stored import SPEC, stored_document
+from surefoot.errors import ConfigurationError
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import TrainingJob
-from surefoot_operator.cli.doctor import MachineLook, available_bytes, look_here, machine_findings, memory_finding
+from surefoot_operator.cli import doctor
+from surefoot_operator.cli.doctor import available_bytes, check_machine, memory_finding
 
-WHOLE = MachineLook("1.2.3", "3.11.7", "2.8.0", "/usr/bin/redis-server", "", {}, 16 << 30)
 MEMINFO = "MemTotal:       32000000 kB\nMemAvailable:   20000000 kB\n"
 
 
@@ -20,30 +21,49 @@ def job(limit: str | None) -> TrainingJob:
     return parse_job({**stored_document(), "spec": {**SPEC, "checkpoint": memory}})
 
 
+@pytest.fixture(autouse=True)
+def whole_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "lacking", lambda extra: None)
+    monkeypatch.setattr(doctor, "find_program", lambda: "/usr/bin/redis-server")
+    monkeypatch.setattr(doctor.metadata, "version", lambda package: "2.8.0")
+    monkeypatch.setattr(doctor, "available_bytes", lambda *texts: 16 << 30)
+
+
 def test_a_whole_machine_is_well() -> None:
-    found = machine_findings(WHOLE, None)
+    found = check_machine(None)
     assert [one.state for one in found] == ["ok"] * 5
-    assert "1.2.3 on Python 3.11.7" in found[0].said
+    assert f"{doctor.__version__} on Python 3." in found[0].said
+    assert [one.said for one in found[2:4]] == ["2.8.0", "/usr/bin/redis-server"]
+
+
+def without(extra: str, said: str) -> Callable[[str], str | None]:
+    return lambda asked: said if asked == extra else None
+
+
+def no_program() -> str:
+    raise ConfigurationError("no redis-server of version 7")
+
+
+def no_package(package: str) -> str:
+    raise doctor.metadata.PackageNotFoundError(package)
 
 
 @pytest.mark.parametrize(
-    ("look", "check", "state", "said"),
+    ("name", "answer", "check", "state", "said"),
     [
-        (replace(WHOLE, lacking={"cli": "the module rich is not installed; pip"}), "commands", "warning", "rich"),
-        (
-            replace(WHOLE, torch=None, lacking={"runtime": "the module torch is not installed"}),
-            "torch",
-            "warning",
-            "local",
-        ),
-        (replace(WHOLE, lacking={"runtime": "the module boto3 is not installed"}), "torch", "warning", "boto3"),
-        (replace(WHOLE, redis=None, redis_problem="no redis-server of version 7"), "redis", "warning", "version 7"),
-        (replace(WHOLE, available_bytes=None), "memory", "unknown", "does not say"),
-        (replace(WHOLE, available_bytes=1 << 30), "memory", "warning", "1.07 GB"),
+        ("lacking", without("cli", "the module rich is not installed; pip"), "commands", "warning", "rich"),
+        ("lacking", without("runtime", "the module boto3 is not installed"), "torch", "warning", "boto3"),
+        ("metadata.version", no_package, "torch", "warning", "no torch"),
+        ("find_program", no_program, "redis", "warning", "version 7"),
+        ("available_bytes", lambda *texts: None, "memory", "unknown", "does not say"),
+        ("available_bytes", lambda *texts: 1 << 30, "memory", "warning", "1.07 GB"),
     ],
 )
-def test_what_is_lacking_is_named(look: MachineLook, check: str, state: str, said: str) -> None:
-    found = {one.check: one for one in machine_findings(look, None)}
+def test_what_is_lacking_is_named(
+    monkeypatch: pytest.MonkeyPatch, name: str, answer: object, check: str, state: str, said: str
+) -> None:
+    monkeypatch.setattr(f"surefoot_operator.cli.doctor.{name}", answer)
+    found = {one.check: one for one in check_machine(None)}
     assert found[check].state == state
     assert said in found[check].said
     assert [one.state for one in found.values() if one.check != check] == ["ok"] * 4
@@ -67,7 +87,3 @@ def test_the_holders_of_a_job_must_fit_the_machine(limit: str | None, state: str
 )
 def test_a_containers_limit_counts_where_it_is_less(texts: tuple[str, str, str], found: int | None) -> None:
     assert available_bytes(*texts) == found
-
-
-def test_this_machine_can_be_looked_at() -> None:
-    assert look_here().python.startswith("3.")
