@@ -68,42 +68,28 @@ def _run(
     command = [sys.executable, "-m", f"surefoot.tools.{name}", *arguments]
     until = time.monotonic() + seconds
     words: list[str] = []
-    with subprocess.Popen(
-        command,
-        env=_environment(tier, job),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-    ) as process:
-        assert process.stdout is not None  # PIPE above
-        hearing = threading.Thread(target=_hear, args=(process, words, tell), daemon=True)
-        hearing.start()
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:  # a pipe would fill unread
+        process = subprocess.Popen(
+            command, env=_environment(tier, job), stdout=output, stderr=subprocess.PIPE, text=True, errors="replace"
+        )
         ending = threading.Timer(seconds, process.kill)
         ending.start()
         try:
-            output = process.stdout.read()
+            for line in process.stderr or ():
+                try:
+                    body = json.loads(line)
+                    tell(int(body["done"]), int(body["total"]))
+                except (ValueError, KeyError, TypeError):
+                    words = [*words[1 - _WORDS_LINES :], line.strip()]
             code = process.wait()
-            hearing.join()
-        except BaseException:
-            process.kill()
-            raise
         finally:
             ending.cancel()
-    if time.monotonic() >= until and code < 0:
-        return {"problem": f"surefoot.tools.{name} did not finish within {seconds:g} s and was killed"}
-    return _answer(name, code, output, words)
-
-
-def _hear(process: subprocess.Popen[str], words: list[str], tell: Tell) -> None:
-    assert process.stderr is not None  # PIPE above
-    for line in process.stderr:
-        try:
-            body = json.loads(line)
-            tell(int(body["done"]), int(body["total"]))
-        except (ValueError, KeyError, TypeError):
-            words.append(line.strip())
-            del words[:-_WORDS_LINES]
+            process.kill()
+            process.wait()
+        output.seek(0)
+        if time.monotonic() >= until and code < 0:
+            return {"problem": f"surefoot.tools.{name} did not finish within {seconds:g} s and was killed"}
+        return _answer(name, code, output.read(), words)
 
 
 def _answer(name: str, code: int, output: str, words: list[str]) -> dict[str, Any]:

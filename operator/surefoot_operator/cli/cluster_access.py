@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from surefoot.protocol.text import shorten
 from surefoot_operator.api.spec import GROUP
@@ -32,16 +32,6 @@ class NoCluster(UsageError):
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterChoice:
-    """Which cluster and namespace a command was given."""
-
-    kubeconfig: Path | None = None
-    context: str | None = None
-    namespace: str | None = None
-    everywhere: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class OpenCluster:
     """A cluster's API under a person's rights, and the namespace meant."""
 
@@ -57,14 +47,9 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kubeconfig", type=Path, metavar="FILE", help="default: $KUBECONFIG, else ~/.kube/config")
 
 
-def cluster_choice(given: argparse.Namespace) -> ClusterChoice:
-    everywhere = bool(getattr(given, "all_namespaces", False))
-    return ClusterChoice(given.kubeconfig, given.context, given.namespace, everywhere)
-
-
 @asynccontextmanager
-async def opened(choice: ClusterChoice) -> AsyncIterator[OpenCluster]:
-    """Connects for the length of a command.
+async def opened(args: argparse.Namespace) -> AsyncIterator[OpenCluster]:
+    """Connects to the cluster that was chosen, for the length of a command.
 
     Raises:
         NoCluster: None is configured.
@@ -73,55 +58,44 @@ async def opened(choice: ClusterChoice) -> AsyncIterator[OpenCluster]:
         from kubernetes.aio.client import ApiClient
 
         from surefoot_operator.platforms.kubernetes.api_client import Api
-    configuration, namespace = await _configured(choice)
+    configuration, namespace = await _configuration(args)
     api = Api(ApiClient(configuration))
     try:
-        found = "" if choice.everywhere else choice.namespace or namespace or "default"
-        yield OpenCluster(api, found, str(configuration.host))
+        everywhere = bool(getattr(args, "all_namespaces", False))
+        named = "" if everywhere else args.namespace or namespace or "default"
+        yield OpenCluster(api, named, str(configuration.host))
     finally:
         await api.close()
 
 
-async def _configured(choice: ClusterChoice) -> tuple[Any, str]:
+async def _configuration(args: argparse.Namespace) -> tuple[Any, str]:
     """The client's configuration, and the namespace that it names."""
+    from kubernetes.aio import config
     from kubernetes.aio.client import Configuration
-    from kubernetes.aio.config import (
-        ConfigException,
-        list_kube_config_contexts,
-        load_incluster_config,
-        load_kube_config,
-    )
 
-    configuration: Any = Configuration()
-    load: Any = load_kube_config  # none of the loaders has types
-    load_in_pod: Any = load_incluster_config
-    contexts_of: Any = list_kube_config_contexts
-    named = None if choice.kubeconfig is None else str(choice.kubeconfig)
-    where = named or os.environ.get("KUBECONFIG") or "~/.kube/config"
-    if named is None and not _has_kubeconfig():
-        if not os.environ.get(_IN_A_POD):
-            raise _not_configured(where, "it is not there")
-        load_in_pod(client_configuration=configuration)
+    configuration, load = Configuration(), cast(Any, config)  # none of the loaders has types
+    file = None if args.kubeconfig is None else str(args.kubeconfig)
+    where = file or os.environ.get("KUBECONFIG") or "~/.kube/config"
+    has_file = bool(file or os.environ.get("KUBECONFIG")) or (Path.home() / ".kube" / "config").exists()
+    if not has_file and os.environ.get(_IN_A_POD):
+        load.load_incluster_config(client_configuration=configuration)
         return configuration, _namespace_of_the_pod()
     try:
-        await load(config_file=named, context=choice.context, client_configuration=configuration, persist_config=False)
-        contexts, current = contexts_of(named)
-    except (ConfigException, OSError, ValueError, TypeError, KeyError) as error:
-        raise _not_configured(where, str(error)) from error
-    chosen = next((one for one in contexts if one.get("name") == choice.context), current)
+        if not has_file:
+            raise OSError("it is not there")
+        await load.load_kube_config(
+            config_file=file, context=args.context, client_configuration=configuration, persist_config=False
+        )
+        contexts, current = load.list_kube_config_contexts(file)
+    except (config.ConfigException, OSError, ValueError, TypeError, KeyError) as error:
+        message = f"no cluster is configured by {where}: {error}; give --kubeconfig or --context"
+        raise NoCluster(message) from error
+    chosen = next((one for one in contexts if one.get("name") == args.context), current)
     return configuration, str((chosen.get("context") or {}).get("namespace") or "")
-
-
-def _not_configured(where: str, why: str) -> NoCluster:
-    return NoCluster(f"no cluster is configured by {where}: {why}; give --kubeconfig or --context")
 
 
 def _namespace_of_the_pod() -> str:
     return _POD_NAMESPACE.read_text(encoding="utf-8").strip() if _POD_NAMESPACE.exists() else ""
-
-
-def _has_kubeconfig() -> bool:
-    return bool(os.environ.get("KUBECONFIG")) or (Path.home() / ".kube" / "config").exists()
 
 
 # ---- cluster refusals ------------------------------------------------------------------------------------------------
@@ -140,8 +114,6 @@ class Right:
     namespace: str = ""
     """Empty: in the whole cluster."""
     group: str = ""
-    why: str = ""
-    """What it is wanted for, in a few words."""
 
     def __str__(self) -> str:
         resource = f"{self.resource}.{self.group}" if self.group else self.resource

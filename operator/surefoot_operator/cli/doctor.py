@@ -213,7 +213,7 @@ def _properties(schema: Object, part: str) -> Object:
 
 
 async def _check_operator(cluster: OpenCluster) -> list[Finding]:
-    needed = Right("list", "deployments", group="apps", why="the operator")
+    needed = Right("list", "deployments", group="apps")
     found = await _labelled(cluster, "/apis/apps/v1/deployments", needed, f"{api_objects.PART}=operator")
     if not found:
         return [Finding("operator", "fault", "no Deployment of surefoot-operator: jobs stay without a state", _INSTALL)]
@@ -246,7 +246,7 @@ def _version_of_chart(deployment: Object) -> str | None:
 
 async def _check_leader(cluster: OpenCluster) -> list[Finding]:
     """Agents reach the pod that the coordinator's Service selects: the one that leads."""
-    needed = Right("list", "endpointslices", group="discovery.k8s.io", why="the operator that leads")
+    needed = Right("list", "endpointslices", group="discovery.k8s.io")
     slices = await _labelled(cluster, SLICES, needed, f"{api_objects.PART}=coordinator")
     addresses: dict[tuple[str, str], list[str]] = {}
     for one in slices:
@@ -271,7 +271,7 @@ async def _check_leader(cluster: OpenCluster) -> list[Finding]:
 
 
 async def _check_memory_tier(cluster: OpenCluster) -> list[Finding]:
-    needed = Right("list", "daemonsets", group="apps", why="the memory tier")
+    needed = Right("list", "daemonsets", group="apps")
     found = await _labelled(cluster, "/apis/apps/v1/daemonsets", needed, api_objects.HOLDER_SELECTOR)
     if not found:
         said = "no DaemonSet of holders: checkpoints are kept in the persistent tier alone"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +24,6 @@ from surefoot_operator.cli.cluster_access import (
     OpenCluster,
     Right,
     add_cluster,
-    cluster_choice,
     jobs_right,
     opened,
     refused,
@@ -34,7 +33,6 @@ from surefoot_operator.cli.command_base import UsageError
 from surefoot_operator.cli.local.progress import Happened, RunProgress
 from surefoot_operator.errors import FabricError, InvariantBroken, SpecError
 from surefoot_operator.job_snapshot import NodeSeen, WorkerSeen
-from surefoot_operator.memory.connection_pool import HolderPlace
 from surefoot_operator.platforms.interface import FabricSeen
 from surefoot_operator.platforms.kubernetes import api_objects
 from surefoot_operator.platforms.kubernetes.views import observations
@@ -250,23 +248,18 @@ def read_run(root: Path) -> JobView:
     seen = look(folder)
     progress = RunProgress(folder)
     events = progress.look()
+    running: dict[str, bool] = {}
+    for place in seen.holders:  # one of each node, as a cluster's pod has all of its servers
+        running[place.node] = running.get(place.node, True) and place.running
     return JobView(
         now=time.time(),
         stored=_stored(folder, seen, progress),
         workers=tuple(sorted(seen.workers, key=lambda one: (one.index, one.attempt))),
         nodes=seen.nodes,
-        holders=_looks(seen.holders),
+        holders=tuple(HolderLook(node, runs) for node, runs in running.items()),
         events=tuple(events),
         free_nodes=seen.free_nodes,
     )
-
-
-def _looks(places: Iterable[HolderPlace]) -> tuple[HolderLook, ...]:
-    """One of each node, as a cluster's pod has all of its servers."""
-    running: dict[str, bool] = {}
-    for place in places:
-        running[place.node] = running.get(place.node, True) and place.running
-    return tuple(HolderLook(node, runs) for node, runs in running.items())
 
 
 def _stored(folder: RunFolder, seen: FabricSeen, progress: RunProgress) -> StoredJob:
@@ -295,12 +288,8 @@ _MOST_PAGES = 200
 
 async def read_jobs(cluster: OpenCluster) -> list[StoredJob]:
     """Lists the TrainingJobs of the namespace meant, or of all. Raises ClusterRefused."""
-    path = (
-        f"{api_objects.JOBS}/namespaces/{cluster.namespace}/trainingjobs"
-        if cluster.namespace
-        else f"{api_objects.JOBS}/trainingjobs"
-    )
-    needed = jobs_right("list", cluster.namespace)
+    namespace = f"/namespaces/{cluster.namespace}" if cluster.namespace else ""
+    path, needed = f"{api_objects.JOBS}{namespace}/trainingjobs", jobs_right("list", cluster.namespace)
     return [stored_job(one) for one in await listed_objects(cluster, path, needed, missing=without_crd(cluster.server))]
 
 
@@ -320,13 +309,16 @@ async def read_job(cluster: OpenCluster, name: str) -> StoredJob:
 async def read_view(cluster: OpenCluster, name: str) -> JobView:
     """Reads a job, its pods, events, nodes and holders. Raises ClusterRefused."""
     stored = await read_job(cluster, name)
-    unread: list[str] = []
-    pods, around, holders, told = await asyncio.gather(
-        _optional(unread, read_worker_pods(cluster, stored)),
-        _optional(unread, _nodes(cluster)),
-        _optional(unread, _holders(cluster)),
-        _optional(unread, _events(cluster, stored)),
+    namespace, unread = stored.namespace, list[str]()
+    events = api_objects.core_path(namespace, "events")
+    of_job, of_holders = f"involvedObject.uid={stored.uid}", api_objects.HOLDER_SELECTOR
+    calls = (
+        read_worker_pods(cluster, stored),
+        listed_objects(cluster, "/api/v1/nodes", Right("list", "nodes")),
+        listed_objects(cluster, "/api/v1/pods", Right("list", "pods"), {"labelSelector": of_holders}),
+        listed_objects(cluster, events, Right("list", "events", namespace), {"fieldSelector": of_job}),
     )
+    pods, around, holders, told = await asyncio.gather(*(_optional(unread, call) for call in calls))
     return JobView(
         now=time.time(),
         stored=stored,
@@ -354,48 +346,28 @@ async def listed_objects(
         further = str(page.get("metadata", {}).get("continue") or "")
         if not further:
             return found
-    raise _endless(path, len(found), cluster)
+    # part of a list would be taken for the whole: a job that is not in it for one that is not there
+    raise ClusterRefused(
+        f"{cluster.server} handed out {_MOST_PAGES} pages of {path}, {len(found)} objects, and named a further one; nothing"
+        " of them is shown, as what was not read would be missing: give -n NAMESPACE, and see what fills the list"
+    )
 
 
 async def read_worker_pods(cluster: OpenCluster, stored: StoredJob) -> list[Object]:
     """Lists a job's own worker pods. Raises ClusterRefused."""
     path = api_objects.core_path(stored.namespace, "pods")
-    needed = Right("list", "pods", stored.namespace, why="workers")
+    needed = Right("list", "pods", stored.namespace)
     found = await listed_objects(cluster, path, needed, {"labelSelector": api_objects.selector(stored.uid)})
     me = api_objects.JobIdentity(stored.namespace, stored.name, stored.uid)
     return [pod for pod in found if api_objects.is_of(pod, me) and api_objects.part_of(pod) == api_objects.WORKER]
 
 
-async def _nodes(cluster: OpenCluster) -> list[Object]:
-    return await listed_objects(cluster, "/api/v1/nodes", Right("list", "nodes", why="nodes and their state"))
-
-
-async def _holders(cluster: OpenCluster) -> list[Object]:
-    needed = Right("list", "pods", why="holders of the memory tier")
-    return await listed_objects(cluster, "/api/v1/pods", needed, {"labelSelector": api_objects.HOLDER_SELECTOR})
-
-
-async def _events(cluster: OpenCluster, stored: StoredJob) -> list[Object]:
-    path = api_objects.core_path(stored.namespace, "events")
-    query = {"fieldSelector": f"involvedObject.uid={stored.uid}"}
-    return await listed_objects(cluster, path, Right("list", "events", stored.namespace, why="events"), query)
-
-
-async def _optional(unread: list[str], call: Any) -> list[Object] | None:
+async def _optional(unread: list[str], call: Awaitable[list[Object]]) -> list[Object] | None:
     try:
-        found: list[Object] = await call
+        return await call
     except ClusterRefused as error:
         unread.append(str(error))
         return None
-    return found
-
-
-def _endless(path: str, count: int, cluster: OpenCluster) -> ClusterRefused:
-    """Part of a list would be taken for the whole: a job that is not in it for one that is not there."""
-    return ClusterRefused(
-        f"{cluster.server} handed out {_MOST_PAGES} pages of {path}, {count} objects, and named a further one; nothing"
-        " of them is shown, as what was not read would be missing: give -n NAMESPACE, and see what fills the list"
-    )
 
 
 # ---- pure -----------------------------------------------------------------------------------------------------------
@@ -478,7 +450,7 @@ def on_cluster(given: argparse.Namespace, ask: Callable[[OpenCluster], Awaitable
     """
 
     async def asked() -> T:
-        async with opened(cluster_choice(given)) as cluster:
+        async with opened(given) as cluster:
             return await ask(cluster)
 
     try:

@@ -23,44 +23,54 @@ from surefoot_operator.cli.jobs.read_jobs import StoredJob, add_job, on_cluster,
 from surefoot_operator.errors import FabricError, SpecError
 from surefoot_operator.platforms.kubernetes import api_objects
 
+# ---- patches of a job ------------------------------------------------------------------------------------------------
+
+
+def _check_changeable(stored: StoredJob, what_is_over: str) -> None:
+    """Raises UsageError where a change would do nothing: the job is over, or somebody else looks after it."""
+    if stored.phase in ("Complete", "Failed"):
+        raise UsageError(f"{stored} is {stored.phase}: a job that is over {what_is_over}")
+    manager = stored.document.get("spec", {}).get("managedBy", MANAGER)
+    if manager != MANAGER:
+        raise UsageError(f"{stored} is looked after by {manager} (spec.managedBy): change it there")
+
+
+def _patch(stored: StoredJob, path: str, value: Any) -> list[dict[str, Any]]:
+    """Builds a patch that takes effect on this very job alone, not on another one of its name."""
+    test = {"op": "test", "path": "/metadata/uid", "value": stored.uid}
+    return [test, {"op": "add", "path": path, "value": value}]
+
+
+async def _apply(cluster: OpenCluster, name: str, operations: list[dict[str, Any]]) -> None:
+    try:
+        await cluster.api.patch(api_objects.jobs_path(cluster.namespace, name), operations)
+    except FabricError as error:
+        raise refused(error, jobs_right("patch", cluster.namespace), cluster.server) from error
+
+
 # ---- roll back -------------------------------------------------------------------------------------------------------
 # Implements `surefoot rollback JOB --to STEP`: asks the operator to go back. It writes one annotation and nothing else;
 # what follows is the operator's. `asking` is pure.
 
 
 def asking(stored: StoredJob, step: int, keep_data: bool) -> list[dict[str, Any]]:
-    """Builds the patch that asks for it.
-
-    Raises:
-        UsageError: The job has no world that could go back, or the step is not before its present one.
-    """
+    """Builds the patch that asks for it. Raises UsageError where the job cannot go back to that step."""
     status = stored.status
-    if stored.phase in ("Complete", "Failed"):
-        raise UsageError(
-            f"{stored} is {stored.phase}: a job that is over does not go back; --step N makes one that goes on from there"
-        )
-    manager = stored.document.get("spec", {}).get("managedBy", MANAGER)
-    if manager != MANAGER:
-        raise UsageError(f"{stored} is looked after by {manager} (spec.managedBy)")
+    _check_changeable(stored, "does not go back; --step N makes one that goes on from there")
     if status is None or status.world is None or status.world.state != "Committed":
         raise UsageError(f"{stored} is just changing its world, or has none yet: try again once it trains")
     if not 0 < step <= max(status.step, stored.step or 0):
         raise UsageError(f"--to {step} is not allowed; {stored} has finished step {status.step}: a step before that is")
     word = f"{status.world.epoch}/{step}{'/keep-data' if keep_data else ''}"
-    patch = [{"op": "test", "path": "/metadata/uid", "value": stored.uid}]
     if not stored.document["metadata"].get("annotations"):
-        return [*patch, {"op": "add", "path": "/metadata/annotations", "value": {ROLLBACK: word}}]
-    return [*patch, {"op": "add", "path": f"/metadata/annotations/{ROLLBACK.replace('/', '~1')}", "value": word}]
+        return _patch(stored, "/metadata/annotations", {ROLLBACK: word})
+    return _patch(stored, f"/metadata/annotations/{ROLLBACK.replace('/', '~1')}", word)
 
 
 async def roll_back(cluster: OpenCluster, name: str, step: int, keep_data: bool) -> str:
     """Asks for it; says what to look at."""
     stored = await read_job(cluster, name)
-    operations = asking(stored, step, keep_data)
-    try:
-        await cluster.api.patch(api_objects.jobs_path(cluster.namespace, name), operations)
-    except FabricError as error:
-        raise refused(error, jobs_right("patch", cluster.namespace), cluster.server) from error
+    await _apply(cluster, name, asking(stored, step, keep_data))
     return (
         f"{stored} is told to go back to step {step}; surefoot describe {name} shows that it does, or, in its condition"
         " RollbackRefused, which steps it could go back to"
@@ -177,20 +187,11 @@ def run_suspend(given: argparse.Namespace) -> int:
 
 
 def change(stored: StoredJob, suspend: bool) -> list[dict[str, Any]]:
-    """Builds the patch; empty where the job is so already.
-
-    Raises:
-        UsageError: It would do nothing: the job is over, or somebody else looks after it.
-    """
-    if stored.phase in ("Complete", "Failed"):
-        raise UsageError(f"{stored} is {stored.phase}: a job that is over cannot be suspended or resumed")
-    manager = stored.document.get("spec", {}).get("managedBy", MANAGER)
-    if manager != MANAGER:
-        raise UsageError(f"{stored} is looked after by {manager} (spec.managedBy): suspend it there")
+    """Builds the patch; empty where the job is so already. Raises UsageError where it would do nothing."""
+    _check_changeable(stored, "cannot be suspended or resumed")
     if bool(stored.document.get("spec", {}).get("suspend", False)) == suspend:
         return []
-    test = {"op": "test", "path": "/metadata/uid", "value": stored.uid}
-    return [test, {"op": "add", "path": "/spec/suspend", "value": suspend}]
+    return _patch(stored, "/spec/suspend", suspend)
 
 
 def is_so(stored: StoredJob, suspend: bool) -> bool:
@@ -212,12 +213,8 @@ def standing(stored: StoredJob, suspend: bool, waited_seconds: float) -> str:
 
 async def _switched(cluster: OpenCluster, name: str, suspend: bool, wait_seconds: float) -> tuple[bool, str]:
     stored = await read_job(cluster, name)
-    operations = change(stored, suspend)
-    if operations:
-        try:
-            await cluster.api.patch(api_objects.jobs_path(cluster.namespace, name), operations)
-        except FabricError as error:
-            raise refused(error, jobs_right("patch", cluster.namespace), cluster.server) from error
+    if operations := change(stored, suspend):
+        await _apply(cluster, name, operations)
     due = time.monotonic() + wait_seconds
     while not is_so(stored, suspend) and time.monotonic() < due:
         await asyncio.sleep(_LOOK_SECONDS)
