@@ -68,10 +68,13 @@ def _run(
     command = [sys.executable, "-m", f"surefoot.tools.{name}", *arguments]
     until = time.monotonic() + seconds
     words: list[str] = []
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:  # a pipe would fill unread
-        process = subprocess.Popen(
+    # its output goes to a file: a pipe that nobody reads would fill and stop it
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output,
+        subprocess.Popen(
             command, env=_environment(tier, job), stdout=output, stderr=subprocess.PIPE, text=True, errors="replace"
-        )
+        ) as process,
+    ):
         ending = threading.Timer(seconds, process.kill)
         ending.start()
         try:
@@ -82,10 +85,11 @@ def _run(
                 except (ValueError, KeyError, TypeError):
                     words = [*words[1 - _WORDS_LINES :], line.strip()]
             code = process.wait()
+        except BaseException:
+            process.kill()
+            raise
         finally:
             ending.cancel()
-            process.kill()
-            process.wait()
         output.seek(0)
         if time.monotonic() >= until and code < 0:
             return {"problem": f"surefoot.tools.{name} did not finish within {seconds:g} s and was killed"}

@@ -9,10 +9,10 @@ from __future__ import annotations
 import argparse
 import re
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from surefoot_operator.api.status import Incident, JobStatus, moment_seconds
 from surefoot_operator.cli.cluster_access import OpenCluster, Right, refused
@@ -39,9 +39,9 @@ _SILENCE_SECONDS = 3600.0
 """A log may be silent; a connection that was cut is too."""
 _RANK_PREFIX = re.compile(r"\[rank (\d+)\] ?(.*)", re.DOTALL)
 _LOG_FILE = re.compile(r"worker-(\d+)-(\d+)/(?:epoch-(\d+)/rank-\d+\.log|agent\.log)")
-_NO_LOG = "no log lines: a pod that was deleted took its log along"
 
 Object = dict[str, Any]
+Log = TypeVar("Log")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +104,15 @@ def heading(choice: LogChoice, worker: int, attempt: int) -> str:
     return f"== {rank}worker {worker} (attempt {attempt}){blame}"
 
 
-def _say_missing(choice: LogChoice) -> None:
-    if choice.blamed is not None:
-        say(f"of whom the newest failure blames there is no log: {choice.blamed.reason}")
+def first_log(choices: Sequence[LogChoice], select: Callable[[LogChoice], Log | None]) -> tuple[LogChoice, Log] | None:
+    """Returns the first choice that has a log, and that log; says which has none."""
+    for choice in choices:
+        if (log := select(choice)) is not None:
+            return choice, log
+        if choice.blamed is not None:
+            say(f"of whom the newest failure blames there is no log: {choice.blamed.reason}")
+    say("no log lines: a pod that was deleted took its log along")
+    return None
 
 
 # ---- pod logs --------------------------------------------------------------------------------------------------------
@@ -115,19 +121,17 @@ def _say_missing(choice: LogChoice) -> None:
 async def _show_pod_log(cluster: OpenCluster, args: argparse.Namespace) -> None:
     stored = await read_job(cluster, args.job)
     pods = await read_worker_pods(cluster, stored)
-    for choice in log_choices(stored.status, args):
-        if (pod := select_pod(choice, stored, pods)) is None:
-            _say_missing(choice)
-            continue
-        say(heading(choice, _label(pod, api_objects.WORKER_INDEX), _label(pod, api_objects.ATTEMPT)))
-        lines = rank_lines(choice.rank, _pod_lines(cluster, pod, args, choice.rank))
-        if args.follow:
-            async for line in lines:
-                print_lines([line])
-        else:
-            print_lines(deque([line async for line in lines], maxlen=args.tail))
+    found = first_log(log_choices(stored.status, args), lambda choice: select_pod(choice, stored, pods))
+    if found is None:
         return
-    say(_NO_LOG)
+    choice, pod = found
+    say(heading(choice, _label(pod, api_objects.WORKER_INDEX), _label(pod, api_objects.ATTEMPT)))
+    lines = _pod_lines(cluster, pod, args, choice.rank)
+    if args.follow:
+        async for line in lines:
+            print_lines([line])
+    else:
+        print_lines(deque([line async for line in lines], maxlen=args.tail))
 
 
 def select_pod(choice: LogChoice, stored: StoredJob, pods: Sequence[Object]) -> Object | None:
@@ -163,27 +167,25 @@ def _created_seconds(pod: Object) -> float:
 async def _pod_lines(
     cluster: OpenCluster, pod: Object, args: argparse.Namespace, rank: int | None
 ) -> AsyncIterator[str]:
-    """Yields the newest lines of a worker's trainer container. Raises ClusterRefused."""
+    """Yields the newest lines of a worker's trainer container, or of one of its ranks. Raises ClusterRefused."""
     metadata = pod["metadata"]
     path = api_objects.core_path(metadata["namespace"], "pods", metadata["name"]) + "/log"
     # a rank's lines are among the others' in one stream: more are asked for than are shown
     count = args.tail if rank is None or args.follow else min(_MAX_LINES, 10 * args.tail)
     query: dict[str, str | int] = {"container": api_objects.TRAINER, "tailLines": count}
+    follow = {"follow": "true"} if args.follow else {}
     rest = b""
     try:
-        async for chunk in cluster.api.stream(
-            path, {**query, **({"follow": "true"} if args.follow else {})}, _SILENCE_SECONDS
-        ):
+        async for chunk in cluster.api.stream(path, {**query, **follow}, _SILENCE_SECONDS):
             lines, rest = split_lines(rest + chunk)
-            for line in lines:
+            for line in rank_lines(rank, lines):
                 yield line
+        for line in rank_lines(rank, [rest.decode(errors="replace")] if rest else []):
+            yield line
     except FabricError as error:
-        if isinstance(error, ApiRefused) and error.code in (400, 404):
-            say(f"{metadata['name']} has no log: {error}")
-            return
-        raise refused(error, Right("get", "pods/log", metadata["namespace"]), cluster.server) from error
-    if rest:
-        yield rest.decode(errors="replace")
+        if not isinstance(error, ApiRefused) or error.code not in (400, 404):
+            raise refused(error, Right("get", "pods/log", metadata["namespace"]), cluster.server) from error
+        say(f"{metadata['name']} has no log: {error}")
 
 
 def split_lines(data: bytes) -> tuple[list[str], bytes]:
@@ -195,14 +197,12 @@ def split_lines(data: bytes) -> tuple[list[str], bytes]:
     return [line.decode(errors="replace") for line in lines], rest
 
 
-async def rank_lines(rank: int | None, lines: AsyncIterator[str]) -> AsyncIterator[str]:
+def rank_lines(rank: int | None, lines: Sequence[str]) -> Sequence[str]:
     """Keeps the lines of one rank, without its name before each; None: every line as it is."""
-    async for line in lines:
-        match = _RANK_PREFIX.fullmatch(line)
-        if rank is None:
-            yield line
-        elif match is not None and int(match[1]) == rank:
-            yield match[2]
+    if rank is None:
+        return lines
+    matches = (_RANK_PREFIX.fullmatch(line) for line in lines)
+    return [match[2] for match in matches if match is not None and int(match[1]) == rank]
 
 
 # ---- files of a run folder -------------------------------------------------------------------------------------------
@@ -220,17 +220,17 @@ class LogFile:
 
 
 def _show_file(args: argparse.Namespace) -> None:
-    for choice in log_choices(read_run(args.run_folder).stored.status, args):
-        if (file := select_file(choice, RunFolder(args.run_folder).logs)) is None:
-            _say_missing(choice)
-            continue
-        if args.follow:
-            raise UsageError(f"--follow needs a cluster; this log is a file: tail -f {file.path}")
-        say(heading(choice, file.worker, file.attempt))
-        with open(file.path, encoding="utf-8", errors="replace") as lines:
-            print_lines(line.rstrip("\n") for line in deque(lines, maxlen=args.tail))
+    logs = RunFolder(args.run_folder).logs
+    choices = log_choices(read_run(args.run_folder).stored.status, args)
+    found = first_log(choices, lambda choice: select_file(choice, logs))
+    if found is None:
         return
-    say(_NO_LOG)
+    choice, file = found
+    if args.follow:
+        raise UsageError(f"--follow needs a cluster; this log is a file: tail -f {file.path}")
+    say(heading(choice, file.worker, file.attempt))
+    with open(file.path, encoding="utf-8", errors="replace") as lines:
+        print_lines(line.rstrip("\n") for line in deque(lines, maxlen=args.tail))
 
 
 def select_file(choice: LogChoice, logs: Path) -> LogFile | None:

@@ -69,71 +69,37 @@ Command = tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Na
 
 
 def _commands() -> dict[str, Command]:
+    """Finds `add_NAME_arguments` and `run_NAME` of each command in its module."""
     with needing("surefoot", "cli"):
-        from surefoot_operator.cli.checkpoints import add_checkpoints_arguments, run_checkpoints
-        from surefoot_operator.cli.doctor import add_doctor_arguments, run_doctor
-        from surefoot_operator.cli.job_files import (
-            add_convert_arguments,
-            add_validate_arguments,
-            run_convert,
-            run_validate,
-        )
-        from surefoot_operator.cli.jobs.describe import (
-            add_describe_arguments,
-            add_list_arguments,
-            add_nodes_arguments,
-            add_timeline_arguments,
-            run_describe,
-            run_list,
-            run_nodes,
-            run_timeline,
-        )
-        from surefoot_operator.cli.jobs.suspend_and_rollback import (
-            add_rollback_arguments,
-            add_suspend_arguments,
-            run_rollback,
-            run_suspend,
-        )
-        from surefoot_operator.cli.logs import add_logs_arguments, run_logs
-        from surefoot_operator.cli.report.command import add_report_arguments, run_report
-        from surefoot_operator.cli.run_local import add_local_arguments, run_local
-    return {
-        "list": (add_list_arguments, run_list, "list TrainingJobs: state, progress, newest checkpoint"),
-        "describe": (add_describe_arguments, run_describe, "show everything about one job, in the order people ask"),
-        "timeline": (
-            add_timeline_arguments,
-            run_timeline,
-            "show what happened to a job, and where each recovery's seconds went",
-        ),
-        "report": (add_report_arguments, run_report, "write a job's history as one page of HTML"),
-        "nodes": (add_nodes_arguments, run_nodes, "show a job's nodes, what runs there, and why they are left"),
-        "logs": (add_logs_arguments, run_logs, "show one log of a job: of whom the newest failure blames, or another"),
-        "suspend": (add_suspend_arguments, run_suspend, "save a job, stop it and give its workers back"),
-        "resume": (add_suspend_arguments, run_suspend, "let a suspended job go on"),
-        "rollback": (
-            add_rollback_arguments,
-            run_rollback,
-            "go back to an earlier step, within the job or as a new one",
-        ),
-        "local": (add_local_arguments, run_local, "run a TrainingJob on this machine, each node a group of processes"),
-        "validate": (add_validate_arguments, run_validate, "check a TrainingJob without running it"),
-        "convert": (
-            add_convert_arguments,
-            run_convert,
+        from surefoot_operator.cli import checkpoints, doctor, job_files, logs, run_local
+        from surefoot_operator.cli.jobs import describe, suspend_and_rollback
+        from surefoot_operator.cli.report import command as report
+    here = sys.modules[__name__]
+    modules = (
+        ("list", describe, "list TrainingJobs: state, progress, newest checkpoint"),
+        ("describe", describe, "show everything about one job, in the order people ask"),
+        ("timeline", describe, "show what happened to a job, and where each recovery's seconds went"),
+        ("report", report, "write a job's history as one page of HTML"),
+        ("nodes", describe, "show a job's nodes, what runs there, and why they are left"),
+        ("logs", logs, "show one log of a job: of whom the newest failure blames, or another"),
+        ("suspend", suspend_and_rollback, "save a job, stop it and give its workers back"),
+        ("resume", suspend_and_rollback, "let a suspended job go on"),
+        ("rollback", suspend_and_rollback, "go back to an earlier step, within the job or as a new one"),
+        ("local", run_local, "run a TrainingJob on this machine, each node a group of processes"),
+        ("validate", job_files, "check a TrainingJob without running it"),
+        (
+            "convert",
+            job_files,
             "make a TrainingJob of another system's job: PyTorchJob, TrainJob, JobSet, torchrun …",
         ),
-        "checkpoints": (
-            add_checkpoints_arguments,
-            run_checkpoints,
-            "list, verify, export, import or delete what a job has in its persistent tier",
-        ),
-        "data": (add_data_arguments, run_data, "check whether samples in files can be read at any world size"),
-        "doctor": (
-            add_doctor_arguments,
-            run_doctor,
-            "check versions, rights, CRD, operator, tiers and memory, each with its remedy",
-        ),
-        "completion": (add_completion_arguments, run_completion, "print a shell's completion script"),
+        ("checkpoints", checkpoints, "list, verify, export, import or delete what a job has in its persistent tier"),
+        ("data", here, "check whether samples in files can be read at any world size"),
+        ("doctor", doctor, "check versions, rights, CRD, operator, tiers and memory, each with its remedy"),
+        ("completion", here, "print a shell's completion script"),
+    )
+    return {
+        name: (getattr(module, f"add_{name}_arguments"), getattr(module, f"run_{name}"), said)
+        for name, module, said in modules
     }
 
 

@@ -10,9 +10,9 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import yaml
@@ -21,6 +21,8 @@ from rich.text import Text
 
 from surefoot.protocol.text import plain
 from surefoot_operator.cli.command_base import say
+
+T = TypeVar("T")
 
 UNKNOWN = "-"
 """What is not known; a zero is a zero."""
@@ -39,6 +41,11 @@ class TextTable:
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+
+
+def table_of(items: Iterable[T], columns: Mapping[str, Callable[[T], str]]) -> TextTable:
+    """Lays items out, one a row; `columns` has each column's name and its cell of an item."""
+    return TextTable(tuple(columns), tuple(tuple(cell(item) for cell in columns.values()) for item in items))
 
 
 def text_lines(table: TextTable) -> list[str]:

@@ -9,7 +9,7 @@ import argparse
 import statistics
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -45,7 +45,17 @@ from surefoot_operator.cli.jobs.read_jobs import (
 )
 from surefoot_operator.cli.local import run_report
 from surefoot_operator.cli.local.progress import Happened
-from surefoot_operator.cli.tables import UNKNOWN, TextTable, add_output, age, emit, indented, number, text_lines
+from surefoot_operator.cli.tables import (
+    UNKNOWN,
+    TextTable,
+    add_output,
+    age,
+    emit,
+    indented,
+    number,
+    table_of,
+    text_lines,
+)
 from surefoot_operator.job_snapshot import NodeSeen, WorkerSeen
 from surefoot_operator.policy.failure.spare_workers import largest_size
 from surefoot_operator.policy.report.time_spent import goodput, seconds_spent
@@ -107,33 +117,31 @@ def _message(stored: StoredJob) -> str:
     return stored.status.message if stored.status is not None else ""
 
 
-def summary_table(found: Sequence[JobSummary], wide: bool, everywhere: bool) -> TextTable:
+JOB_COLUMNS: dict[str, Callable[[JobSummary], str]] = {
+    "NAME": lambda job: job.name,
+    "STATE": lambda job: job.state,
+    "READY": lambda job: job.ready or UNKNOWN,
+    "WORLD": lambda job: number(job.world_ranks),
+    "STEP": lambda job: progressed(job.pace),
+    "LEFT": lambda job: age(job.pace.left_seconds),
+    "CHECKPOINT": lambda job: saved(job.pace),
+    "RESTARTS": lambda job: number(job.restarts),
+    "AGE": lambda job: age(job.age_seconds),
+}
+WIDE_COLUMNS: dict[str, Callable[[JobSummary], str]] = {
+    "EPOCH": lambda job: number(job.epoch),
+    "RATE": lambda job: UNKNOWN if job.pace.steps_per_second is None else f"{job.pace.steps_per_second:.3g}/s",
+    "EXPOSED": lambda job: exposed(job.pace),
+    "IN-MEMORY": lambda job: UNKNOWN if job.memory_bytes is None else amount(job.memory_bytes),
+    "PERSISTENT": lambda job: UNKNOWN if job.persistent_bytes is None else amount(job.persistent_bytes),
+    "MESSAGE": lambda job: job.message,
+}
+
+
+def summary_table(jobs: Sequence[JobSummary], wide: bool, everywhere: bool) -> TextTable:
     """Lays summaries out; namespaces where several may be, messages where `wide`."""
-    columns = ("NAME", "STATE", "READY", "WORLD", "STEP", "LEFT", "CHECKPOINT", "RESTARTS", "AGE")
-    more = ("EPOCH", "RATE", "EXPOSED", "IN-MEMORY", "PERSISTENT", "MESSAGE") if wide else ()
-    rows = []
-    for one in found:
-        row = (
-            one.name,
-            one.state,
-            one.ready or UNKNOWN,
-            number(one.world_ranks),
-            progressed(one.pace),
-            age(one.pace.left_seconds),
-            saved(one.pace),
-            number(one.restarts),
-            age(one.age_seconds),
-        )
-        rate = one.pace.steps_per_second
-        rest = (
-            number(one.epoch),
-            UNKNOWN if rate is None else f"{rate:.3g}/s",
-            exposed(one.pace),
-            *(UNKNOWN if size is None else amount(size) for size in (one.memory_bytes, one.persistent_bytes)),
-            one.message,
-        )
-        rows.append((*((one.namespace,) if everywhere else ()), *row, *(rest if wide else ())))
-    return TextTable((*(("NAMESPACE",) if everywhere else ()), *columns, *more), tuple(rows))
+    namespace: dict[str, Callable[[JobSummary], str]] = {"NAMESPACE": lambda job: job.namespace}
+    return table_of(jobs, {**(namespace if everywhere else {}), **JOB_COLUMNS, **(WIDE_COLUMNS if wide else {})})
 
 
 def progressed(pace: Pace) -> str:
@@ -215,14 +223,14 @@ def _restore_point(status: JobStatus) -> tuple[int | None, str]:
     return None, "not known: no checkpoint is known to survive it"
 
 
-def recovery_seconds(status: JobStatus, planned: bool) -> float | None:
-    """Returns the median of this job's own incidents; None: it had none."""
-    durations = [
-        one.first_step_seconds - one.detected_seconds
-        for one in status.incidents
-        if one.first_step_seconds is not None and (one.kind == "planned") == planned
-    ]
-    return statistics.median(durations) if durations else None
+def recovery_medians(incidents: Sequence[Incident]) -> dict[str, float]:
+    """Seconds from the first sign to the first new step: the median of this job's failures, and of its planned changes."""
+    durations: dict[str, list[float]] = {}
+    for one in incidents:
+        if one.first_step_seconds is not None:
+            kind = "planned change" if one.kind == "planned" else "failure"
+            durations.setdefault(kind, []).append(one.first_step_seconds - one.detected_seconds)
+    return {kind: statistics.median(seconds) for kind, seconds in sorted(durations.items())}
 
 
 def restart_budgets(job: TrainingJob, status: JobStatus, now: float) -> tuple[RestartBudget, ...]:
@@ -277,10 +285,8 @@ class JobDescription:
     """What each tier has, with its bytes; of a job that is over, what stays."""
     node_loss: NodeLossCost | None
     """None: no world trains."""
-    recovery_seconds: float | None
-    """From the first sign of a failure to the first new step, the median of this job's own; None: it had none."""
-    planned_seconds: float | None
-    """The same of planned changes."""
+    recovery_seconds: dict[str, float]
+    """From the first sign to the first new step, by what was recovered from; the median of this job's own."""
     budgets: tuple[RestartBudget, ...]
 
 
@@ -321,8 +327,7 @@ def described(view: JobView) -> JobDescription:
         loss=None if status is None else status.loss,
         checkpoints=StoredCheckpoints() if status is None else lasting(status),
         node_loss=node_loss_cost(view),
-        recovery_seconds=None if status is None else recovery_seconds(status, planned=False),
-        planned_seconds=None if status is None else recovery_seconds(status, planned=True),
+        recovery_seconds={} if status is None else recovery_medians(status.incidents),
         budgets=() if job is None or status is None else restart_budgets(job, status, view.now),
     )
 
@@ -361,7 +366,7 @@ def _head(found: JobDescription) -> list[str]:
         *((("Stored", stored),) if (stored := stored_words(found.checkpoints)) else ()),
         ("At risk", _at_risk(found)),
         *((("Node lost", _node_lost(found.node_loss)),) if found.node_loss is not None else ()),
-        *((("Recovery", recovery),) if (recovery := _recovery(found)) else ()),
+        *((("Recovery", _recovery(found.recovery_seconds)),) if found.recovery_seconds else ()),
         *((("Budgets", ", ".join(map(_budget, found.budgets))),) if found.budgets else ()),
         ("Time", _time(found)),
         *((("Rolled back", _rolled_back(found.rollback)),) if found.rollback is not None else ()),
@@ -409,11 +414,9 @@ def _node_lost(cost: NodeLossCost) -> str:
     return f"restored: {cost.restored}{again}; {after}"
 
 
-def _recovery(found: JobDescription) -> str:
-    """Words how long this job's own recoveries took."""
-    medians = ((found.recovery_seconds, "after a failure"), (found.planned_seconds, "at a planned change"))
-    told = [f"{seconds:.1f} s {when}" for seconds, when in medians if seconds is not None]
-    return f"{', '.join(told)}, the median of this job's own" if told else ""
+def _recovery(medians: dict[str, float]) -> str:
+    told = ", ".join(f"{seconds:.1f} s after a {kind}" for kind, seconds in medians.items())
+    return f"{told}, the median of this job's own"
 
 
 def _budget(budget: RestartBudget) -> str:
@@ -437,14 +440,17 @@ def _workers(found: JobDescription, wide: bool) -> list[str]:
     shown = found.workers
     if len(shown) > _MOST_WORKERS and not wide:
         shown = tuple(one for one in shown if one.phase != "Running" or one.deleting or one.message)
-    rows = tuple(
-        (str(one.index), str(one.attempt), one.name, one.node or UNKNOWN, worker_state(one), one.message)
-        for one in shown
-    )
     left_out = len(found.workers) - len(shown)
     more = [f"and {left_out} that run; -o wide shows them"] if left_out else []
-    table = TextTable(("WORKER", "ATTEMPT", "POD", "NODE", "STATE", "MESSAGE"), rows)
-    return [*(text_lines(table) if rows else ()), *more]
+    columns: dict[str, Callable[[WorkerSeen], str]] = {
+        "WORKER": lambda one: str(one.index),
+        "ATTEMPT": lambda one: str(one.attempt),
+        "POD": lambda one: one.name,
+        "NODE": lambda one: one.node or UNKNOWN,
+        "STATE": worker_state,
+        "MESSAGE": lambda one: one.message,
+    }
+    return [*(text_lines(table_of(shown, columns)) if shown else ()), *more]
 
 
 def worker_state(one: WorkerSeen) -> str:
@@ -455,14 +461,15 @@ def worker_state(one: WorkerSeen) -> str:
 
 
 def _conditions(found: JobDescription) -> list[str]:
-    if not found.conditions:
-        return []
-    rows = tuple(
-        (one.type, one.status, one.reason, age(found.now - one.last_transition_seconds), one.message)
-        for one in found.conditions
-        if one.status != "False" or one.message
-    )
-    return text_lines(TextTable(("TYPE", "STATUS", "REASON", "SINCE", "MESSAGE"), rows))
+    columns: dict[str, Callable[[Condition], str]] = {
+        "TYPE": lambda one: one.type,
+        "STATUS": lambda one: one.status,
+        "REASON": lambda one: one.reason,
+        "SINCE": lambda one: age(found.now - one.last_transition_seconds),
+        "MESSAGE": lambda one: one.message,
+    }
+    shown = [one for one in found.conditions if one.status != "False" or one.message]
+    return text_lines(table_of(shown, columns)) if found.conditions else []
 
 
 def incident_line(one: Incident, now: float) -> str:
@@ -578,16 +585,16 @@ def node_rows(view: JobView, everything: bool = False) -> list[NodeUse]:
 def node_lines(found: list[NodeUse]) -> list[str]:
     if not found:
         return ["the job has no node"]
-    columns = ("NODE", "STATE", "DOMAIN", "WORKERS", "GROUP RANK", "HOLDER", "WHY")
-    rows = tuple(
-        (one.name, one.state, one.domain, _joined(one.workers), _joined(one.ranks), one.holder, one.why)
-        for one in found
-    )
-    return text_lines(TextTable(columns, rows))
-
-
-def _joined(values: tuple[str, ...]) -> str:
-    return ",".join(values) or UNKNOWN
+    columns: dict[str, Callable[[NodeUse], str]] = {
+        "NODE": lambda one: one.name,
+        "STATE": lambda one: one.state,
+        "DOMAIN": lambda one: one.domain,
+        "WORKERS": lambda one: ",".join(one.workers) or UNKNOWN,
+        "GROUP RANK": lambda one: ",".join(one.ranks) or UNKNOWN,
+        "HOLDER": lambda one: one.holder,
+        "WHY": lambda one: one.why,
+    }
+    return text_lines(table_of(found, columns))
 
 
 def _state(view: JobView, node: NodeSeen | None) -> str:

@@ -186,6 +186,9 @@ def run_suspend(given: argparse.Namespace) -> int:
     return EXIT_OK if done else EXIT_FAILED
 
 
+add_resume_arguments, run_resume = add_suspend_arguments, run_suspend
+
+
 def change(stored: StoredJob, suspend: bool) -> list[dict[str, Any]]:
     """Builds the patch; empty where the job is so already. Raises UsageError where it would do nothing."""
     _check_changeable(stored, "cannot be suspended or resumed")

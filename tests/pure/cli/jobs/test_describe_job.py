@@ -135,9 +135,9 @@ def test_recoveries_and_planned_changes_are_measured_apart() -> None:
     grown = replace(LOST, kind="planned", first_step_seconds=BEGAN + 42)
     slow, still = replace(LOST, first_step_seconds=BEGAN + 50), replace(LOST, first_step_seconds=None)
     found = at_risk(ELASTIC, incidents=(LOST, grown, slow, still))
-    assert (found.recovery_seconds, found.planned_seconds) == (8, 2)
+    assert found.recovery_seconds == {"failure": 8, "planned change": 2}
     told = "\n".join(description_lines(found))
-    assert "Recovery:    8.0 s after a failure, 2.0 s at a planned change, the median of this job's own" in told
+    assert "Recovery:    8.0 s after a failure, 2.0 s after a planned change, the median of this job's own" in told
     assert "Recovery:" not in "\n".join(description_lines(at_risk(ELASTIC)))
 
 
