@@ -35,9 +35,6 @@ from surefoot_operator.optional_dependencies import lacking
 _TOOL_SECONDS = 600.0
 _WORDS_LINES = 20
 
-Tell = Callable[[int, int], None]
-"""Bytes done, bytes in all."""
-
 
 def run_tool(
     name: str,
@@ -53,35 +50,27 @@ def run_tool(
     """
     if (missing := lacking("runtime")) is not None:
         return {"problem": missing}
-    console = Console(stderr=True)
-    if bar is None or not console.is_terminal:
-        return _run(name, tier, arguments, seconds, job, lambda _done, _total: None)
-    columns = (TextColumn(bar), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as shown:
-        task = shown.add_task(bar, total=None)
-        return _run(name, tier, arguments, seconds, job, lambda d, t: shown.update(task, completed=d, total=t))
-
-
-def _run(
-    name: str, tier: PersistentTierSpec, arguments: Sequence[str], seconds: float, job: str | None, tell: Tell
-) -> dict[str, Any]:
     command = [sys.executable, "-m", f"surefoot.tools.{name}", *arguments]
     until = time.monotonic() + seconds
     words: list[str] = []
+    columns = (TextColumn(bar or ""), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
     # its output goes to a file: a pipe that nobody reads would fill and stop it
     with (
         tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output,
+        Progress(*columns, console=console, transient=True, disable=bar is None or not console.is_terminal) as shown,
         subprocess.Popen(
             command, env=_environment(tier, job), stdout=output, stderr=subprocess.PIPE, text=True, errors="replace"
         ) as process,
     ):
+        task = shown.add_task("", total=None)
         ending = threading.Timer(seconds, process.kill)
         ending.start()
         try:
             for line in process.stderr or ():
                 try:
                     body = json.loads(line)
-                    tell(int(body["done"]), int(body["total"]))
+                    shown.update(task, completed=int(body["done"]), total=int(body["total"]))
                 except (ValueError, KeyError, TypeError):
                     words = [*words[1 - _WORDS_LINES :], line.strip()]
             code = process.wait()

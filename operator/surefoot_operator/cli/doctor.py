@@ -10,7 +10,7 @@ import argparse
 import asyncio
 import platform
 import re
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -399,15 +399,11 @@ _REMEDIES = {
 
 def probed(tier: PersistentTierSpec) -> Finding:
     """Probes a tier and judges what came of it."""
-    return tier_finding(tier.uri, run_tool("check_tier", tier, [], PROBE_SECONDS))
-
-
-def tier_finding(uri: str, found: Mapping[str, Any]) -> Finding:
-    """Judges a probe's result."""
+    found = run_tool("check_tier", tier, [], PROBE_SECONDS)
     if problem := found.get("problem"):
         step = str(found.get("step", ""))
         remedy = _REMEDIES.get(step, "")
-        return Finding("persistent tier", "fault", f"{uri}: {f'{step}: ' if step else ''}{problem}", remedy)
+        return Finding("persistent tier", "fault", f"{tier.uri}: {f'{step}: ' if step else ''}{problem}", remedy)
     times = {name: float(found[f"{name}_seconds"]) for name in ("write", "read", "delete")}
     told = ", ".join(f"{name} {1000 * seconds:.0f} ms" for name, seconds in times.items())
     said = f"{found['place']}: {told}, of 4 KiB from this machine"

@@ -9,8 +9,10 @@ import asyncio
 import inspect
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
+
+import msgspec
 
 from surefoot.protocol.text import listed
 from surefoot_operator.cli import reach_program
@@ -79,16 +81,23 @@ class Asker:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """What came of one try from one node."""
+    """What came of one try; but for `source` as `reach_program` prints it."""
 
-    source: str
     kind: str
-    target: str
-    """The node it leads to; of the coordinator its address."""
-    address: str
-    seconds: float | None
+    node: str
+    """The node it leads to; empty: it leads to the operator."""
+    host: str
+    port: int
+    seconds: float | None = None
     step: str = ""
     problem: str = ""
+    source: str = ""
+    """The node that it was tried from."""
+
+    @property
+    def target(self) -> str:
+        address = f"{self.host}:{self.port}"
+        return f"{self.node} ({address})" if self.node else address
 
 
 async def check_network(cluster: OpenCluster) -> list[Finding]:
@@ -119,8 +128,8 @@ async def _asked(cluster: OpenCluster, asker: Asker) -> tuple[Way, ...] | str:
     if ran.problem:
         return f"worker {asker.pod} on {asker.node}: {ran.problem} {ran.errors.strip()[-200:]}".strip()
     try:
-        return tuple(_way(asker.node, one) for one in json.loads(ran.output))
-    except (ValueError, KeyError, TypeError) as error:
+        return tuple(replace(way, source=asker.node) for way in msgspec.json.decode(ran.output, type=list[Way]))
+    except msgspec.DecodeError as error:
         return f"worker {asker.pod} on {asker.node} answered what cannot be read: {error!r}"
 
 
@@ -160,20 +169,6 @@ def _worker(node: str, pod: Object) -> Object | None:
             if port.get("name") == METRICS_PORT:
                 return {"kind": "worker", "node": node, "host": pod["status"]["podIP"], "port": port["containerPort"]}
     return None
-
-
-def _way(source: str, one: Object) -> Way:
-    address = f"{one['host']}:{one['port']}"
-    seconds = one.get("seconds")
-    return Way(
-        source,
-        str(one["kind"]),
-        str(one["node"]) or address,
-        address,
-        None if seconds is None else float(seconds),
-        str(one.get("step", "")),
-        str(one.get("problem", "")),
-    )
 
 
 # ---- judgement of the network ----------------------------------------------------------------------------------------
@@ -228,10 +223,10 @@ def _of_kind(kind: str, ways: Sequence[Way]) -> Finding:
 
 def _told(failed: Sequence[Way]) -> list[str]:
     """Ways by where they lead and why they fail: one node behind a wall is one sentence."""
-    sources: dict[tuple[str, str, str], list[str]] = {}
+    sources: dict[tuple[str, str], list[str]] = {}
     for way in failed:
-        sources.setdefault((way.target, way.address, way.problem), []).append(way.source)
+        sources.setdefault((way.target, way.problem), []).append(way.source)
     return [
-        f"from {listed(sorted(names), _SHOWN)} to {target}{'' if target == address else f' ({address})'}: {problem}"
-        for (target, address, problem), names in sorted(sources.items())
+        f"from {listed(sorted(names), _SHOWN)} to {target}: {problem}"
+        for (target, problem), names in sorted(sources.items())
     ]

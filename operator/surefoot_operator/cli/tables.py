@@ -1,6 +1,6 @@
 """Renders tables and amounts as text, with colours on a terminal alone.
 
-`text_lines` and the words are pure; `print_lines` writes. Columns are aligned as kubectl aligns them, so that what reads kubectl's
+`table_lines` and the words are pure; `print_lines` writes. Columns are aligned as kubectl aligns them, so that what reads kubectl's
 tables reads these. NO_COLOR and a terminal without colours are heeded by rich.
 """
 
@@ -11,7 +11,6 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -35,23 +34,13 @@ _STYLES = {
 _WORDS = {style: re.compile(rf"\b(?:{'|'.join(words)})\b") for style, words in _STYLES.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class TextTable:
-    """Columns and rows of one table, all cells as text."""
+def table_lines(items: Iterable[T], columns: Mapping[str, Callable[[T], str]]) -> list[str]:
+    """Renders a table, one item a row: aligned columns, no lines, nothing trailing.
 
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
-def table_of(items: Iterable[T], columns: Mapping[str, Callable[[T], str]]) -> TextTable:
-    """Lays items out, one a row; `columns` has each column's name and its cell of an item."""
-    return TextTable(tuple(columns), tuple(tuple(cell(item) for cell in columns.values()) for item in items))
-
-
-def text_lines(table: TextTable) -> list[str]:
-    """Renders a table: aligned columns, no lines, nothing trailing."""
-    rows = [table.columns, *table.rows]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(table.columns))]
+    `columns` has each column's name, and how its cell is made of an item.
+    """
+    rows = [list(columns), *([cell(item) for cell in columns.values()] for item in items)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["".join(cell.ljust(width + _GAP) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 

@@ -45,17 +45,7 @@ from surefoot_operator.cli.jobs.read_jobs import (
 )
 from surefoot_operator.cli.local import run_report
 from surefoot_operator.cli.local.progress import Happened
-from surefoot_operator.cli.tables import (
-    UNKNOWN,
-    TextTable,
-    add_output,
-    age,
-    emit,
-    indented,
-    number,
-    table_of,
-    text_lines,
-)
+from surefoot_operator.cli.tables import UNKNOWN, add_output, age, emit, indented, number, table_lines
 from surefoot_operator.job_snapshot import NodeSeen, WorkerSeen
 from surefoot_operator.policy.failure.spare_workers import largest_size
 from surefoot_operator.policy.report.time_spent import goodput, seconds_spent
@@ -88,6 +78,9 @@ def summary(stored: StoredJob, now: float) -> JobSummary:
     status = stored.status
     world = status.world if status is not None else None
     there = StoredCheckpoints() if status is None else lasting(status)
+    message = "" if status is None else status.message
+    if not stored.phase:
+        message = "no operator has looked at this job yet: is surefoot-operator running?"
     began = stored.created_seconds or (status.start_seconds if status is not None else None)
     return JobSummary(
         namespace=stored.namespace,
@@ -99,7 +92,7 @@ def summary(stored: StoredJob, now: float) -> JobSummary:
         pace=pace_of(stored, now),
         restarts=stored.restarts,
         age_seconds=None if began is None else max(0.0, now - began),
-        message="; ".join(stored.problems) or _message(stored),
+        message="; ".join(stored.problems) or message,
         memory_bytes=None if there.memory is None else there.memory.bytes,
         persistent_bytes=None if there.persistent is None else there.persistent.bytes,
     )
@@ -109,12 +102,6 @@ def lasting(status: JobStatus) -> StoredCheckpoints:
     """What each tier keeps: nothing in memory once a job is over."""
     over = status.phase in ("Complete", "Failed")
     return StoredCheckpoints(persistent=status.checkpoints.persistent) if over else status.checkpoints
-
-
-def _message(stored: StoredJob) -> str:
-    if not stored.phase:
-        return "no operator has looked at this job yet: is surefoot-operator running?"
-    return stored.status.message if stored.status is not None else ""
 
 
 JOB_COLUMNS: dict[str, Callable[[JobSummary], str]] = {
@@ -136,12 +123,6 @@ WIDE_COLUMNS: dict[str, Callable[[JobSummary], str]] = {
     "PERSISTENT": lambda job: UNKNOWN if job.persistent_bytes is None else amount(job.persistent_bytes),
     "MESSAGE": lambda job: job.message,
 }
-
-
-def summary_table(jobs: Sequence[JobSummary], wide: bool, everywhere: bool) -> TextTable:
-    """Lays summaries out; namespaces where several may be, messages where `wide`."""
-    namespace: dict[str, Callable[[JobSummary], str]] = {"NAMESPACE": lambda job: job.namespace}
-    return table_of(jobs, {**(namespace if everywhere else {}), **JOB_COLUMNS, **(WIDE_COLUMNS if wide else {})})
 
 
 def progressed(pace: Pace) -> str:
@@ -169,18 +150,6 @@ def exposed(pace: Pace) -> str:
 
 # ---- cost of the next failure ----------------------------------------------------------------------------------------
 # Estimates what a failure now would cost, from the status and what can be seen of the workers. Pure.
-
-
-@dataclass(frozen=True, slots=True)
-class RestartBudget:
-    """One budget of restarts and how much of it is used."""
-
-    name: str
-    """The field of the spec that sets the limit."""
-    used: int
-    limit: int
-    within_seconds: float | None = None
-    """The period that restarts count for; None: the job's life."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,18 +202,18 @@ def recovery_medians(incidents: Sequence[Incident]) -> dict[str, float]:
     return {kind: statistics.median(seconds) for kind, seconds in sorted(durations.items())}
 
 
-def restart_budgets(job: TrainingJob, status: JobStatus, now: float) -> tuple[RestartBudget, ...]:
-    """Lists the budgets whose end fails the job."""
+def restart_budgets(job: TrainingJob, status: JobStatus, now: float) -> dict[str, tuple[int, int]]:
+    """Maps each budget whose end fails the job to what is used of it, and its limit."""
     policy = job.spec.failure_policy
-    budgets = [
-        RestartBudget("backoffLimit", status.restarts_counted, job.spec.run_policy.backoff_limit),
-        RestartBudget("maxNoProgressRestarts", status.no_progress_restarts, policy.max_no_progress_restarts),
-    ]
+    budgets = {
+        "backoffLimit": (status.restarts_counted, job.spec.run_policy.backoff_limit),
+        "maxNoProgressRestarts": (status.no_progress_restarts, policy.max_no_progress_restarts),
+    }
     if policy.max_restarts is not None:
         window_start = now - policy.eval_period_seconds
         used = sum(one.count for one in status.recent_restarts if one.at_seconds >= window_start)
-        budgets.append(RestartBudget("maxRestarts", used, policy.max_restarts, policy.eval_period_seconds))
-    return tuple(budgets)
+        budgets["maxRestarts"] = used, policy.max_restarts
+    return budgets
 
 
 # ---- describe --------------------------------------------------------------------------------------------------------
@@ -287,7 +256,8 @@ class JobDescription:
     """None: no world trains."""
     recovery_seconds: dict[str, float]
     """From the first sign to the first new step, by what was recovered from; the median of this job's own."""
-    budgets: tuple[RestartBudget, ...]
+    budgets: dict[str, tuple[int, int]]
+    """The spec's field of each budget of restarts -> what is used, and its limit."""
 
 
 def add_describe_arguments(parser: argparse.ArgumentParser) -> None:
@@ -328,7 +298,7 @@ def described(view: JobView) -> JobDescription:
         checkpoints=StoredCheckpoints() if status is None else lasting(status),
         node_loss=node_loss_cost(view),
         recovery_seconds={} if status is None else recovery_medians(status.incidents),
-        budgets=() if job is None or status is None else restart_budgets(job, status, view.now),
+        budgets={} if job is None or status is None else restart_budgets(job, status, view.now),
     )
 
 
@@ -367,7 +337,7 @@ def _head(found: JobDescription) -> list[str]:
         ("At risk", _at_risk(found)),
         *((("Node lost", _node_lost(found.node_loss)),) if found.node_loss is not None else ()),
         *((("Recovery", _recovery(found.recovery_seconds)),) if found.recovery_seconds else ()),
-        *((("Budgets", ", ".join(map(_budget, found.budgets))),) if found.budgets else ()),
+        *((("Budgets", ", ".join(_budget(*one) for one in found.budgets.items())),) if found.budgets else ()),
         ("Time", _time(found)),
         *((("Rolled back", _rolled_back(found.rollback)),) if found.rollback is not None else ()),
     )
@@ -419,10 +389,11 @@ def _recovery(medians: dict[str, float]) -> str:
     return f"{told}, the median of this job's own"
 
 
-def _budget(budget: RestartBudget) -> str:
-    window = "" if budget.within_seconds is None else f" within {budget.within_seconds:g} s"
-    over = " (used up: the next restart that counts fails the job)" if budget.used >= budget.limit else ""
-    return f"{budget.used} of {budget.limit} {budget.name}{window}{over}"
+def _budget(name: str, used_and_limit: tuple[int, int]) -> str:
+    used, limit = used_and_limit
+    return (
+        f"{used} of {limit} {name}{' (used up: the next restart that counts fails the job)' if used >= limit else ''}"
+    )
 
 
 def _time(found: JobDescription) -> str:
@@ -450,7 +421,7 @@ def _workers(found: JobDescription, wide: bool) -> list[str]:
         "STATE": worker_state,
         "MESSAGE": lambda one: one.message,
     }
-    return [*(text_lines(table_of(shown, columns)) if shown else ()), *more]
+    return [*(table_lines(shown, columns) if shown else ()), *more]
 
 
 def worker_state(one: WorkerSeen) -> str:
@@ -469,7 +440,7 @@ def _conditions(found: JobDescription) -> list[str]:
         "MESSAGE": lambda one: one.message,
     }
     shown = [one for one in found.conditions if one.status != "False" or one.message]
-    return text_lines(table_of(shown, columns)) if found.conditions else []
+    return table_lines(shown, columns) if found.conditions else []
 
 
 def incident_line(one: Incident, now: float) -> str:
@@ -515,7 +486,9 @@ def job_lines(found: list[JobSummary], wide: bool, everywhere: bool) -> list[str
     """Renders the list, or says that there is none."""
     if not found:
         return [f"no TrainingJobs{'' if everywhere else ' in this namespace; -A looks in all'}"]
-    return text_lines(summary_table(found, wide, everywhere))
+    namespace: dict[str, Callable[[JobSummary], str]] = {"NAMESPACE": lambda job: job.namespace}
+    columns = {**(namespace if everywhere else {}), **JOB_COLUMNS, **(WIDE_COLUMNS if wide else {})}
+    return table_lines(found, columns)
 
 
 # ---- list nodes ------------------------------------------------------------------------------------------------------
@@ -594,7 +567,7 @@ def node_lines(found: list[NodeUse]) -> list[str]:
         "HOLDER": lambda one: one.holder,
         "WHY": lambda one: one.why,
     }
-    return text_lines(table_of(found, columns))
+    return table_lines(found, columns)
 
 
 def _state(view: JobView, node: NodeSeen | None) -> str:

@@ -37,7 +37,7 @@ def pod(index: int, node: str, **status: Any) -> dict[str, Any]:
 
 
 def way(kind: str, source: str = "n0", target: str = "n1", problem: str = "", step: str = "connect") -> Way:
-    return Way(source, kind, target, f"10.0.0.1:{len(target)}", None if problem else 0.002, step, problem)
+    return Way(kind, target, "10.0.0.1", len(target), None if problem else 0.002, step, problem, source)
 
 
 def one(*ways: Way) -> Finding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -10,10 +11,16 @@ import pytest
 from support.builders import BEGAN, running
 from support.stored import stored_document, written
 from surefoot_operator.api.status import Interval, JobStatus, StoredCheckpoints, TierContents
-from surefoot_operator.cli.jobs.describe import exposed, job_lines, progressed, saved, summary, summary_table
+from surefoot_operator.cli.jobs.describe import JobSummary, exposed, job_lines, progressed, saved, summary
 from surefoot_operator.cli.jobs.read_jobs import Pace, pace_of, stored_job
 
 TOTAL = {"annotations": {"surefoot.dev/total-steps": "142"}}
+
+
+def cells(found: list[JobSummary]) -> list[dict[str, str]]:
+    """Each row of the list by its columns."""
+    columns, *rows = (re.split(r" {3,}", line) for line in job_lines(found, wide=True, everywhere=True))
+    return [dict(zip(columns, [*row, ""], strict=False)) for row in rows]
 
 
 def pace(status: JobStatus | None = None, now: float = BEGAN + 100, **metadata: Any) -> Pace:
@@ -60,13 +67,12 @@ def test_wide_rows_have_the_bytes_of_each_tier() -> None:
     seen = running()
     stored = StoredCheckpoints(TierContents(2_500_000_000, 2), TierContents(512, 1))
     found = summary(stored_job(written(replace(seen.status, checkpoints=stored), seen)), BEGAN + 100)
-    table = summary_table([found], wide=True, everywhere=False)
-    row = dict(zip(table.columns, table.rows[0], strict=True))
+    row = cells([found])[0]
     assert (row["IN-MEMORY"], row["PERSISTENT"]) == ("2.50 GB", "512 bytes")
     over = summary(stored_job(written(replace(seen.status, checkpoints=stored, phase="Complete"), seen)), BEGAN + 100)
     assert (over.memory_bytes, over.persistent_bytes) == (None, 512)
     unknown = summary(stored_job(written(seen.status, seen)), BEGAN + 100)
-    assert summary_table([unknown], wide=True, everywhere=False).rows[0].count("-") >= 2
+    assert (cells([unknown])[0]["IN-MEMORY"], cells([unknown])[0]["PERSISTENT"]) == ("-", "-")
 
 
 def test_a_job_that_is_over_risks_nothing() -> None:
@@ -89,18 +95,19 @@ def test_words_of_a_pace(found: Pace, words: tuple[str, str, str]) -> None:
 
 def test_the_list_has_a_row_for_each_job_whatever_is_wrong_with_it() -> None:
     seen = running()
-    well = stored_job(written(seen.status, seen, creationTimestamp="1970-01-01T00:16:40Z", **TOTAL))
-    unseen = stored_job(stored_document(name="new"))
-    newer = stored_job(stored_document({"schemaVersion": 9, "phase": "Running", "step": 3}, name="newer"))
-    found = [summary(one, BEGAN + 100) for one in (well, unseen, newer)]
-    table = summary_table(found, wide=True, everywhere=True)
-    rows = {row[1]: row for row in table.rows}
-    assert rows["gpt"][:8] == ("team", "gpt", "Running", "3/3", "3", "42/142 (29%)", "3m57s", "40 (0s)")
-    assert rows["new"][2:7] == ("Unseen", "-", "-", "-", "-")
-    assert "is surefoot-operator running" in rows["new"][-1]
-    assert rows["newer"][5] == "3"
-    assert "another version" in rows["newer"][-1]
-    assert len(summary_table(found, wide=False, everywhere=False).columns) == 9
+    jobs = (
+        stored_job(written(seen.status, seen, creationTimestamp="1970-01-01T00:16:40Z", **TOTAL)),
+        stored_job(stored_document(name="new")),
+        stored_job(stored_document({"schemaVersion": 9, "phase": "Running", "step": 3}, name="newer")),
+    )
+    found = [summary(one, BEGAN + 100) for one in jobs]
+    well, new, newer = cells(found)
+    assert list(well.values())[:8] == ["team", "gpt", "Running", "3/3", "3", "42/142 (29%)", "3m57s", "40 (0s)"]
+    assert [new[name] for name in ("STATE", "READY", "WORLD", "STEP", "LEFT")] == ["Unseen", "-", "-", "-", "-"]
+    assert "is surefoot-operator running" in new["MESSAGE"]
+    assert newer["STEP"] == "3"
+    assert "another version" in newer["MESSAGE"]
+    assert len(job_lines(found, wide=False, everywhere=False)[0].split()) == 9
 
 
 def test_no_jobs_are_said_to_be_none() -> None:

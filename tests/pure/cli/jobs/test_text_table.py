@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from surefoot_operator.cli.tables import TextTable, age, number, print_lines, text_lines
+from surefoot_operator.cli.tables import age, number, print_lines, table_lines
+
+COLUMNS: dict[str, Callable[[tuple[str, str]], str]] = {"NAME": lambda row: row[0], "STATE": lambda row: row[1]}
 
 
 def test_columns_are_aligned_and_nothing_trails() -> None:
-    found = text_lines(TextTable(("NAME", "STATE"), (("a", "Running"), ("longer", "-"))))
+    found = table_lines({"a": "Running", "longer": "-"}.items(), COLUMNS)
     assert found == ["NAME     STATE", "a        Running", "longer   -"]
 
 
 def test_a_table_without_rows_is_its_heading() -> None:
-    assert text_lines(TextTable(("NAME", "STATE"), ())) == ["NAME   STATE"]
+    assert table_lines([], COLUMNS) == ["NAME   STATE"]
 
 
 @pytest.mark.parametrize(
