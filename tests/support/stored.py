@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.cli.jobs.read_jobs import HolderLook, JobView, stored_job
+from surefoot_operator.cli.jobs.read_jobs import JobView, stored_job
 from surefoot_operator.cli.local.progress import Happened
 from surefoot_operator.job_snapshot import Observed
 from surefoot_operator.platforms.kubernetes.api_writes import add_printer_columns
@@ -38,9 +38,8 @@ def view_of_snapshot(seen: Observed, *events: Happened, **metadata: Any) -> JobV
         stored=stored_job(written(seen.status, seen, **metadata)),
         workers=seen.workers,
         nodes=seen.nodes,
-        holders=tuple(HolderLook(one.endpoint.holder.node, one.state == "Ready") for one in seen.holders),
+        holders={one.endpoint.holder.node: one.state == "Ready" for one in seen.holders},
         events=events,
-        free_nodes=seen.free_nodes,
     )
 
 

@@ -33,7 +33,6 @@ from surefoot_operator.cli.command_base import UsageError
 from surefoot_operator.cli.local.progress import Happened, RunProgress
 from surefoot_operator.errors import FabricError, InvariantBroken, SpecError
 from surefoot_operator.job_snapshot import NodeSeen, WorkerSeen
-from surefoot_operator.platforms.interface import FabricSeen
 from surefoot_operator.platforms.kubernetes import api_objects
 from surefoot_operator.platforms.kubernetes.views import observations
 from surefoot_operator.platforms.kubernetes.views.observations import Heard
@@ -205,14 +204,6 @@ def _steps_per_second(status: JobStatus) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class HolderLook:
-    """A node's holders as their pod or processes stand."""
-
-    node: str
-    running: bool
-
-
-@dataclass(frozen=True, slots=True)
 class JobView:
     """One job and its surroundings at one moment."""
 
@@ -221,11 +212,10 @@ class JobView:
     workers: tuple[WorkerSeen, ...] = ()
     nodes: tuple[NodeSeen, ...] | None = ()
     """None: they may not be read."""
-    holders: tuple[HolderLook, ...] | None = ()
-    """None: they may not be read."""
+    holders: Mapping[str, bool] | None = field(default_factory=dict)
+    """Node -> whether all of its holders run; None: they may not be read."""
     events: tuple[Happened, ...] = ()
     """Oldest first."""
-    free_nodes: int | None = None
     unread: tuple[str, ...] = ()
     """What could not be read, and why: a sentence each."""
 
@@ -251,21 +241,9 @@ def read_run(root: Path) -> JobView:
     running: dict[str, bool] = {}
     for place in seen.holders:  # one of each node, as a cluster's pod has all of its servers
         running[place.node] = running.get(place.node, True) and place.running
-    return JobView(
-        now=time.time(),
-        stored=_stored(folder, seen, progress),
-        workers=tuple(sorted(seen.workers, key=lambda one: (one.index, one.attempt))),
-        nodes=seen.nodes,
-        holders=tuple(HolderLook(node, runs) for node, runs in running.items()),
-        events=tuple(events),
-        free_nodes=seen.free_nodes,
-    )
-
-
-def _stored(folder: RunFolder, seen: FabricSeen, progress: RunProgress) -> StoredJob:
-    """The status' file has no columns, which a cluster's fabric adds: they are made here of the same values."""
     document = as_fabric_error(read_json, folder.job) or {}
     ready = sum(worker.phase == "Running" and not worker.deleting for worker in seen.workers)
+    # the status' file has no columns, which a cluster's fabric adds: they are made here of the same values
     status = {
         **status_to_json(seen.status),
         "phase": seen.status.phase,
@@ -273,7 +251,14 @@ def _stored(folder: RunFolder, seen: FabricSeen, progress: RunProgress) -> Store
         "step": progress.reached_step or seen.status.step,
         "restarts": seen.status.restarts,
     }
-    return stored_job({**document, "status": status})
+    return JobView(
+        now=time.time(),
+        stored=stored_job({**document, "status": status}),
+        workers=tuple(sorted(seen.workers, key=lambda one: (one.index, one.attempt))),
+        nodes=seen.nodes,
+        holders=running,
+        events=tuple(events),
+    )
 
 
 # ---- cluster reads ---------------------------------------------------------------------------------------------------
@@ -393,10 +378,9 @@ def nodes_of(found: Sequence[Object], stored: StoredJob) -> tuple[NodeSeen, ...]
     return observations.without_mass_doubt(sorted(seen, key=lambda one: one.name))
 
 
-def holders_of(pods: Sequence[Object]) -> tuple[HolderLook, ...]:
+def holders_of(pods: Sequence[Object]) -> dict[str, bool]:
     """Translates holders' pods: those that have a node."""
-    looks = [(observations.node_of(pod), observations.is_ready(pod)) for pod in pods]
-    return tuple(sorted((HolderLook(node, ready) for node, ready in looks if node), key=lambda one: one.node))
+    return {node: observations.is_ready(pod) for pod in pods if (node := observations.node_of(pod))}
 
 
 def events_of(found: Sequence[Object]) -> tuple[Happened, ...]:

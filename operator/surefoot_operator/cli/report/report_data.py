@@ -221,7 +221,7 @@ def _place_workers(view: JobView) -> tuple[Placement, ...]:
 
 
 def _describe_nodes(view: JobView) -> tuple[tuple[str, str, str], ...]:
-    servers = {place.node: "running" if place.running else "not running" for place in view.holders or ()}
+    servers = {node: "running" if runs else "not running" for node, runs in (view.holders or {}).items()}
     used = {worker.node for worker in view.workers} | servers.keys()
     rows = []
     for node in view.nodes or ():

@@ -8,7 +8,6 @@ from support.builders import BEGAN, running, with_node, with_worker
 from support.stored import view_of_snapshot
 from surefoot_operator.api.status import ExcludedNode
 from surefoot_operator.cli.jobs.describe import node_lines, node_rows
-from surefoot_operator.cli.jobs.read_jobs import HolderLook
 from surefoot_operator.job_snapshot import NodeSeen
 
 
@@ -49,7 +48,7 @@ def test_a_worker_that_ended_holds_no_node_but_its_member_is_shown() -> None:
 def test_other_nodes_of_the_cluster_are_shown_when_asked_for() -> None:
     seen = running()
     view = view_of_snapshot(replace(seen, nodes=(*seen.nodes, NodeSeen("spare", "spare", True))))
-    view = replace(view, holders=(HolderLook("n0", False),))
+    view = replace(view, holders={"n0": False})
     assert [one.name for one in node_rows(view)] == ["n0", "n1", "n2"]
     assert [(one.name, one.holder) for one in node_rows(view, everything=True)][-1] == ("spare", "none")
     assert node_rows(view)[0].holder == "not ready"
