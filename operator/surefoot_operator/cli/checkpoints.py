@@ -22,6 +22,7 @@ from urllib.parse import unquote, urlsplit
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from surefoot.protocol.text import amount
 from surefoot_operator.api.fields import quantity
 from surefoot_operator.api.spec import PersistentTierSpec
 from surefoot_operator.cli.command_base import EXIT_FAILED, EXIT_OK, RunError, UsageError, say
@@ -167,13 +168,9 @@ def run_checkpoints(given: argparse.Namespace) -> int:
 def tier_at(
     where: str, endpoint: str | None = None, region: str | None = None, there: bool = True
 ) -> PersistentTierSpec:
-    """Names the tier at a folder or URI. Raises UsageError.
+    """Names the tier at a folder or URI; with `there` a folder must exist.
 
-    Args:
-        where: a folder, `file:///folder` or `s3://bucket/prefix`.
-        endpoint: of an S3 service; None: what the environment says.
-        region: the bucket's; None: what the environment says.
-        there: a folder must be there.
+    Without an endpoint and a region those of the environment are taken. Raises UsageError.
     """
     if "://" not in where:
         folder = Path(where)
@@ -212,7 +209,7 @@ def _look(given: argparse.Namespace, tier: PersistentTierSpec, uid: str) -> int:
     for entry in found["checkpoints"]:
         say(
             f"step {entry['step']} of epoch {entry['epoch']}: {entry['state']}, {entry['ranks']} of {entry['world']} ranks,"
-            f" {entry['bytes'] / 1e6:.1f} MB"
+            f" {amount(entry['bytes'])}"
         )
         for damage in entry["damaged"]:
             say(f"    {damage}")
@@ -239,7 +236,7 @@ def _export(given: argparse.Namespace, tier: PersistentTierSpec, uid: str) -> in
     if given.file_size:
         arguments += ["--file-bytes", str(quantity(given.file_size, "--file-size"))]
     found = _ran("exporting", tier, arguments, bar="exporting")
-    say(f"step {found['step']} of job {uid}: {found['tensors']} tensors, {found['bytes'] / 1e6:.1f} MB, in {given.to}")
+    say(f"step {found['step']} of job {uid}: {found['tensors']} tensors, {amount(found['bytes'])}, in {given.to}")
     return EXIT_OK
 
 
@@ -250,7 +247,7 @@ def _import(given: argparse.Namespace, tier: PersistentTierSpec, uid: str) -> in
     found = _ran("importing", tier, arguments, bar="importing")
     say(
         f"imported {given.source} as step {found['step']} of job {uid}: {found['tensors']} tensors,"
-        f" {found['bytes'] / 1e6:.1f} MB. To start a job from it, set checkpoint.restoreFrom: {{uid: {uid}}}"
+        f" {amount(found['bytes'])}. To start a job from it, set checkpoint.restoreFrom: {{uid: {uid}}}"
     )
     return EXIT_OK
 

@@ -49,11 +49,7 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
 
 @asynccontextmanager
 async def opened(args: argparse.Namespace) -> AsyncIterator[OpenCluster]:
-    """Connects to the cluster that was chosen, for the length of a command.
-
-    Raises:
-        NoCluster: None is configured.
-    """
+    """Connects to the cluster that was chosen, for the length of a command. Raises NoCluster."""
     with needing("surefoot", "cli"):
         from kubernetes.aio.client import ApiClient
 
@@ -131,14 +127,7 @@ def jobs_right(verb: str, namespace: str, subresource: str = "") -> Right:
 
 
 def refused(error: FabricError, needed: Right, server: str, missing: str = "") -> ClusterRefused:
-    """Words an API error for a person.
-
-    Args:
-        error: `ApiRefused` or `ApiSilent`; of the former `code` tells what it was.
-        needed: what the call was for.
-        server: the API server's address.
-        missing: what a 404 means here.
-    """
+    """Words an API error for a person: what the call needed, and what a 404 (`missing`) means here."""
     code = getattr(error, "code", None)
     said = shorten(str(error).removesuffix("; trying again later"), _SAID)  # a command tries once
     if code == 403:
@@ -152,14 +141,6 @@ def refused(error: FabricError, needed: Right, server: str, missing: str = "") -
     if code is None:
         return ClusterRefused(f"{said}. Is {server} running, and is it the cluster you mean? --context chooses another")
     return ClusterRefused(f"could not {needed}: {said}")
-
-
-def without_crd(server: str) -> str:
-    """The meaning of a 404 where TrainingJobs are listed."""
-    return (
-        f"{server} knows no TrainingJobs: the CRD trainingjobs.{GROUP} is not installed there, or this is another cluster;"
-        " docs/install.md says how to install it"
-    )
 
 
 def _who_gives(needed: Right) -> str:

@@ -218,7 +218,7 @@ async def _check_operator(cluster: OpenCluster) -> list[Finding]:
     if not found:
         return [Finding("operator", "fault", "no Deployment of surefoot-operator: jobs stay without a state", _INSTALL)]
     parts = [
-        (_number(one, "status", "readyReplicas"), _number(one, "spec", "replicas", 1), _version_of_chart(one))
+        (_number(one, "status", "readyReplicas"), _number(one, "spec", "replicas", 1), _chart_version(one))
         for one in found
     ]
     said = "; ".join(
@@ -239,9 +239,8 @@ async def _check_operator(cluster: OpenCluster) -> list[Finding]:
     return [Finding("operator", "ok", said)]
 
 
-def _version_of_chart(deployment: Object) -> str | None:
-    version: str | None = deployment["metadata"].get("labels", {}).get("app.kubernetes.io/version")
-    return version
+def _chart_version(deployment: Object) -> Any:
+    return deployment["metadata"].get("labels", {}).get("app.kubernetes.io/version")
 
 
 async def _check_leader(cluster: OpenCluster) -> list[Finding]:

@@ -95,14 +95,11 @@ def add_output(parser: argparse.ArgumentParser, formats: Sequence[str] = FORMATS
 
 def emit(finding: Any, output: str | None, render: Callable[[bool], Sequence[str]]) -> None:
     """Prints `finding` in the format asked for; `render(wide)` makes its lines."""
-    if output == "json":
-        say(json.dumps(plain_values(finding), indent=2))
-    elif output == "yaml":
-        say(yaml.safe_dump(plain_values(finding), sort_keys=False, allow_unicode=True).rstrip())
-    else:
+    if output not in ("json", "yaml"):
         print_lines(render(output == "wide"))
-
-
-def plain_values(finding: Any) -> Any:
-    """Converts frozen values to what JSON and YAML can hold."""
-    return msgspec.to_builtins(finding, str_keys=True)
+        return
+    values = msgspec.to_builtins(finding, str_keys=True)
+    if output == "json":
+        say(json.dumps(values, indent=2))
+    else:
+        say(yaml.safe_dump(values, sort_keys=False, allow_unicode=True).rstrip())

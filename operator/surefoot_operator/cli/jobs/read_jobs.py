@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from surefoot_operator.api.known_node_signals import KNOWN_SIGNALS
 from surefoot_operator.api.parse import parse_job
-from surefoot_operator.api.spec import TOTAL_STEPS, TrainingJob
+from surefoot_operator.api.spec import GROUP, TOTAL_STEPS, TrainingJob
 from surefoot_operator.api.status import JobStatus, moment_seconds
 from surefoot_operator.api.status_json import status_from_json, status_to_json
 from surefoot_operator.cli.cluster_access import (
@@ -27,7 +27,6 @@ from surefoot_operator.cli.cluster_access import (
     jobs_right,
     opened,
     refused,
-    without_crd,
 )
 from surefoot_operator.cli.command_base import UsageError
 from surefoot_operator.cli.local.progress import Happened, RunProgress
@@ -226,12 +225,7 @@ class JobView:
 
 
 def read_run(root: Path) -> JobView:
-    """Reads the run in `root`.
-
-    Raises:
-        UsageError: There is no run.
-        FabricError: A file of it is damaged.
-    """
+    """Reads the run in `root`. Raises UsageError where there is none, FabricError where a file is damaged."""
     folder = RunFolder(root.resolve())
     if not folder.job.exists():
         raise UsageError(f"{root} is no run folder: give the one that surefoot local --run-folder was given")
@@ -275,7 +269,11 @@ async def read_jobs(cluster: OpenCluster) -> list[StoredJob]:
     """Lists the TrainingJobs of the namespace meant, or of all. Raises ClusterRefused."""
     namespace = f"/namespaces/{cluster.namespace}" if cluster.namespace else ""
     path, needed = f"{api_objects.JOBS}{namespace}/trainingjobs", jobs_right("list", cluster.namespace)
-    return [stored_job(one) for one in await listed_objects(cluster, path, needed, missing=without_crd(cluster.server))]
+    missing = (
+        f"{cluster.server} knows no TrainingJobs: the CRD trainingjobs.{GROUP} is not installed there, or this is another"
+        " cluster; docs/install.md says how to install it"
+    )
+    return [stored_job(one) for one in await listed_objects(cluster, path, needed, missing=missing)]
 
 
 async def read_job(cluster: OpenCluster, name: str) -> StoredJob:
@@ -427,11 +425,7 @@ def check_named(given: argparse.Namespace) -> None:
 
 
 def on_cluster(given: argparse.Namespace, ask: Callable[[OpenCluster], Awaitable[T]]) -> T:
-    """Runs one conversation with the chosen cluster.
-
-    Raises:
-        UsageError: None is configured; it names the other way that the command has.
-    """
+    """Runs one conversation with the chosen cluster. Raises UsageError where none is configured."""
 
     async def asked() -> T:
         async with opened(given) as cluster:

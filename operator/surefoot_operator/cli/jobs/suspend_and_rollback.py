@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import copy
 import re
 import time
 from typing import Any
@@ -119,11 +118,7 @@ def run_rollback(given: argparse.Namespace) -> int:
 
 
 def rolled_back(stored: StoredJob, step: int, name: str | None = None) -> dict[str, Any]:
-    """Builds the document of the new job.
-
-    Raises:
-        UsageError: The job keeps nothing in a persistent tier, the step is none of its own, or the name is not allowed.
-    """
+    """Builds the document of the new job. Raises UsageError where that step of the job cannot be restored."""
     if stored.job is None:
         raise UsageError(f"{stored} cannot be rolled back: {'; '.join(stored.problems)}")
     persistent = stored.job.spec.checkpoint.persistent
@@ -135,7 +130,7 @@ def rolled_back(stored: StoredJob, step: int, name: str | None = None) -> dict[s
     reached = stored.status.step if stored.status is not None else 0
     if not 0 < step <= max(reached, stored.step or 0):
         raise UsageError(f"--step {step} is not allowed; {stored} has finished step {reached}: a step before that is")
-    document = copy.deepcopy(stored.document)
+    document = stored.document
     metadata = {key: document["metadata"][key] for key in _KEPT if document["metadata"].get(key)}
     annotations = {key: value for key, value in metadata.pop("annotations", {}).items() if key not in _SERVERS}
     made = {
