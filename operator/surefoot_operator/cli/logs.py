@@ -1,4 +1,4 @@
-"""Implements `surefoot logs`: the log of one worker or rank; unless one is chosen, of whom the newest failure blames.
+"""Implements `surefoot logs`: the log of one rank or worker, by default the one to blame.
 
 Called by `main`. Reads a worker pod's log from the API server, or a file of a run folder. In a failure most ranks log
 only that they lost a connection to another rank: the log of the rank to blame is the one to read.
@@ -167,7 +167,7 @@ def _created_seconds(pod: Object) -> float:
 async def _pod_lines(
     cluster: OpenCluster, pod: Object, args: argparse.Namespace, rank: int | None
 ) -> AsyncIterator[str]:
-    """Yields the newest lines of a worker's trainer container, or of one of its ranks. Raises ClusterRefused."""
+    """Yields the newest lines of a trainer container, or of one of its ranks. Raises ClusterRefused."""
     metadata = pod["metadata"]
     path = api_objects.core_path(metadata["namespace"], "pods", metadata["name"]) + "/log"
     # a rank's lines are among the others' in one stream: more are asked for than are shown

@@ -180,7 +180,7 @@ def node_loss_cost(view: JobView) -> NodeLossCost | None:
 
 
 def _restore_point(status: JobStatus) -> tuple[int | None, str]:
-    """Returns the newest checkpoint that survives a node, as the operator's condition has it, and its description."""
+    """Returns the newest checkpoint that survives a node, by the operator's condition, and its description."""
     protected = next((one.status for one in status.conditions if one.type == reasons.CHECKPOINT_PROTECTED), "Unknown")
     newest, floor = status.last_complete, status.floor
     if protected == "True" and newest is not None:
@@ -193,7 +193,7 @@ def _restore_point(status: JobStatus) -> tuple[int | None, str]:
 
 
 def recovery_medians(incidents: Sequence[Incident]) -> dict[str, float]:
-    """Seconds from the first sign to the first new step: the median of this job's failures, and of its planned changes."""
+    """Returns the median seconds to the first new step, of failures and of planned changes."""
     durations: dict[str, list[float]] = {}
     for one in incidents:
         if one.first_step_seconds is not None:
