@@ -214,7 +214,9 @@ def _properties(schema: Object, part: str) -> Object:
 
 async def _check_operator(cluster: OpenCluster) -> list[Finding]:
     needed = Right("list", "deployments", group="apps")
-    found = await _labelled(cluster, "/apis/apps/v1/deployments", needed, f"{api_objects.PART}=operator")
+    found = await listed_objects(
+        cluster, "/apis/apps/v1/deployments", needed, {"labelSelector": f"{api_objects.PART}=operator"}
+    )
     if not found:
         return [Finding("operator", "fault", "no Deployment of surefoot-operator: jobs stay without a state", _INSTALL)]
     parts = [
@@ -246,7 +248,7 @@ def _chart_version(deployment: Object) -> Any:
 async def _check_leader(cluster: OpenCluster) -> list[Finding]:
     """Agents reach the pod that the coordinator's Service selects: the one that leads."""
     needed = Right("list", "endpointslices", group="discovery.k8s.io")
-    slices = await _labelled(cluster, SLICES, needed, f"{api_objects.PART}=coordinator")
+    slices = await listed_objects(cluster, SLICES, needed, {"labelSelector": f"{api_objects.PART}=coordinator"})
     addresses: dict[tuple[str, str], list[str]] = {}
     for one in slices:
         namespace = str(one["metadata"].get("namespace"))
@@ -271,7 +273,9 @@ async def _check_leader(cluster: OpenCluster) -> list[Finding]:
 
 async def _check_memory_tier(cluster: OpenCluster) -> list[Finding]:
     needed = Right("list", "daemonsets", group="apps")
-    found = await _labelled(cluster, "/apis/apps/v1/daemonsets", needed, api_objects.HOLDER_SELECTOR)
+    found = await listed_objects(
+        cluster, "/apis/apps/v1/daemonsets", needed, {"labelSelector": api_objects.HOLDER_SELECTOR}
+    )
     if not found:
         said = "no DaemonSet of holders: checkpoints are kept in the persistent tier alone"
         return [Finding("memory tier", "warning", said, "install the chart with memoryTier.enabled")]
@@ -287,10 +291,6 @@ async def _check_memory_tier(cluster: OpenCluster) -> list[Finding]:
     namespace = _name(found[0]).partition("/")[0]
     look = f"kubectl -n {namespace} get pods -l surefoot.dev/part=memory-tier -o wide"
     return [Finding("memory tier", "warning" if ready else "fault", said, look)]
-
-
-async def _labelled(cluster: OpenCluster, path: str, needed: Right, selector: str) -> list[Object]:
-    return await listed_objects(cluster, path, needed, {"labelSelector": selector})
 
 
 def _name(of: Object) -> str:

@@ -57,10 +57,6 @@ def print_lines(lines: Iterable[str]) -> None:
         console.print(shown, soft_wrap=True)
 
 
-def indented(lines: Sequence[str]) -> list[str]:
-    return [f"  {line}" for line in lines]
-
-
 def age(seconds: float | None) -> str:
     """`12s`, `4m36s`, `2h10m`, `3d4h`; unknown is a dash."""
     if seconds is None:

@@ -24,7 +24,6 @@ from surefoot_operator.api.status import (
     JobStatus,
     Rollback,
     StoredCheckpoints,
-    TierContents,
     TimeSpent,
     slow_nodes,
 )
@@ -45,7 +44,7 @@ from surefoot_operator.cli.jobs.read_jobs import (
 )
 from surefoot_operator.cli.local import run_report
 from surefoot_operator.cli.local.progress import Happened
-from surefoot_operator.cli.tables import UNKNOWN, add_output, age, emit, indented, number, table_lines
+from surefoot_operator.cli.tables import UNKNOWN, add_output, age, emit, number, table_lines
 from surefoot_operator.job_snapshot import NodeSeen, WorkerSeen
 from surefoot_operator.policy.failure.spare_workers import largest_size
 from surefoot_operator.policy.report.time_spent import goodput, seconds_spent
@@ -310,7 +309,7 @@ def description_lines(found: JobDescription, wide: bool = False) -> list[str]:
         *_section("Conditions", _conditions(found)),
         *_section("Incidents", [incident_line(one, found.now) for one in found.incidents]),
         *_section("Avoided nodes", [f"{one.name}: {one.reason}" for one in found.excluded_nodes]),
-        *_section("Events", [event_line(one, found.now) for one in _newest(found.events, wide)]),
+        *_section("Events", [event_line(one, found.now) for one in found.events[0 if wide else -_MOST_EVENTS :]]),
         *_section("Could not be read", list(found.unread)),
     ]
 
@@ -348,11 +347,11 @@ def stored_words(stored: StoredCheckpoints) -> str:
     """Words what each tier has: `memory 1.20 GB in 2 checkpoints, 2 copies of the newest`."""
     copies = "" if stored.copies is None else f", {_counted(stored.copies, 'copy', 'copies')} of the newest"
     tiers = (("memory", stored.memory, copies), ("persistent tier", stored.persistent, ""))
-    return "; ".join(f"{name} {_contents(there)}{more}" for name, there, more in tiers if there is not None)
-
-
-def _contents(there: TierContents) -> str:
-    return f"{amount(there.bytes)} in {_counted(there.checkpoints, 'checkpoint', 'checkpoints')}"
+    return "; ".join(
+        f"{name} {amount(there.bytes)} in {_counted(there.checkpoints, 'checkpoint', 'checkpoints')}{more}"
+        for name, there, more in tiers
+        if there is not None
+    )
 
 
 def _counted(count: int, one: str, many: str) -> str:
@@ -404,7 +403,7 @@ def _time(found: JobDescription) -> str:
 
 
 def _section(title: str, lines: list[str]) -> list[str]:
-    return ["", f"{title}:", *indented(lines)] if lines else []
+    return ["", f"{title}:", *(f"  {line}" for line in lines)] if lines else []
 
 
 def _workers(found: JobDescription, wide: bool) -> list[str]:
@@ -454,10 +453,6 @@ def incident_line(one: Incident, now: float) -> str:
 
 def event_line(one: Happened, now: float) -> str:
     return f"{age(now - one.at_seconds)} ago   {'Warning ' if one.warning else ''}{one.reason}: {one.message}"
-
-
-def _newest(events: tuple[Happened, ...], wide: bool) -> tuple[Happened, ...]:
-    return events if wide else events[-_MOST_EVENTS:]
 
 
 # ---- list jobs -------------------------------------------------------------------------------------------------------
@@ -541,6 +536,7 @@ def node_rows(view: JobView, everything: bool = False) -> list[NodeUse]:
     found = []
     for name in sorted(used | set(known) if everything else used):
         node, here = known.get(name), workers.get(name, ())
+        why = () if node is None else (node.reason, node.signal, node.doubt, node.remark)
         found.append(
             NodeUse(
                 name=name,
@@ -549,7 +545,7 @@ def node_rows(view: JobView, everything: bool = False) -> list[NodeUse]:
                 workers=tuple(f"{index}-{attempt}" for index, attempt in here),
                 ranks=tuple(str(places[one]) for one in here if one in places),
                 holder=UNKNOWN if view.holders is None else holders.get(name, "none"),
-                why="; ".join(filter(None, (avoided.get(name), *_reasons(node)))),
+                why="; ".join(filter(None, (avoided.get(name), *why))),
             )
         )
     return found
@@ -578,10 +574,6 @@ def _state(view: JobView, node: NodeSeen | None) -> str:
     if node.doubt:
         return "doubted"
     return "Ready" if node.schedulable else "Ready, cordoned"
-
-
-def _reasons(node: NodeSeen | None) -> tuple[str, ...]:
-    return () if node is None else tuple(filter(None, (node.reason, node.signal, node.doubt, node.remark)))
 
 
 # ---- job timeline ----------------------------------------------------------------------------------------------------
