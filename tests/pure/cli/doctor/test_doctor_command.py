@@ -31,6 +31,7 @@ from surefoot_operator.cli.main import main
 from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
 
 ROOT = Path(__file__).parents[4]
+SHIPPED_CRD: dict[str, Any] = yaml.safe_load((ROOT / "manifests" / "crd.yaml").read_text())
 DEPLOYMENTS, DAEMONSETS = "/apis/apps/v1/deployments", "/apis/apps/v1/daemonsets"
 Object = dict[str, Any]
 
@@ -102,7 +103,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> FakeApi:
     """A whole installation."""
     found = FakeApi()
     version(major="1", minor="35+", gitVersion="v1.35.4")(found)
-    found.keep(CRD, yaml.safe_load((ROOT / "manifests" / "crd.yaml").read_text()))
+    found.keep(CRD, SHIPPED_CRD)
     for path, body in ((DEPLOYMENTS, deployment()), (DAEMONSETS, holders()), (SLICES, endpoints())):
         kept(path, body)(found)
     found.answers[REVIEWS] = lambda body: {"status": {"allowed": True}}
