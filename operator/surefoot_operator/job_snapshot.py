@@ -398,39 +398,10 @@ class SessionSeen:
     """What it finds wrong with its node, the gravest first."""
     findings_seconds: float = 0.0
     """Since when it finds just these."""
-    tried: bool = False
-    """Nothing was found on its node alone, and it may be tried with others."""
-    tried_seconds: float | None = None
-    """Since when that is so and it is warm; None: not yet, or never."""
     clock_skew_seconds: float | None = None
     """How far its node's clock is ahead of this operator's; None: it never said."""
     standing: StandingSeen | None = None
     """Where its ranks stand in `epoch` without anything moving; None: they step, or it does not know."""
-
-
-@dataclass(frozen=True, slots=True)
-class PairSideSeen:
-    """One side of an all-reduce, and its word."""
-
-    worker: WorkerId
-    incarnation: str
-    node: str
-    verdict: Literal["", "well", "fails", "unknown"] = ""
-    """Empty: it has not answered."""
-    text: str = ""
-    trained: bool = False
-    """It was of the last world and had made a step when it was asked: whatever becomes of it, it is a witness."""
-
-
-@dataclass(frozen=True, slots=True)
-class PairSeen:
-    """An all-reduce of two agents; the first hosts its store."""
-
-    request: int
-    sides: tuple[PairSideSeen, PairSideSeen]
-    asked_seconds: float
-    answered_seconds: float = 0.0
-    store: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -480,8 +451,6 @@ class Observed:
     """Nodes that could take another worker now; None where only a scheduler knows."""
     sights: Mapping[HolderId, SightSeen] = field(default_factory=dict)
     """What agents see of holders that are silent to the operator."""
-    pairs: tuple[PairSeen, ...] = ()
-    """All-reduces between two agents of which at least one is still there."""
     turned_away_seconds: float = 0.0
     """When an agent of this job was last asked to come again; 0: none was in this term."""
     creates: tuple[CreateSeen, ...] = ()

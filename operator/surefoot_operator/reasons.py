@@ -30,7 +30,6 @@ FAILED = "Failed"
 # Event reasons
 NODE_SICK = "NodeSick"
 NODES_FAIL_ALIKE = "NodesFailAlike"
-PAIR_FAILS = "PairFails"
 WORLD_CLAIMED = "WorldClaimed"
 WORLD_COMMITTED = "WorldCommitted"
 WORKER_LOST = "WorkerLost"

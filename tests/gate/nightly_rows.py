@@ -220,10 +220,7 @@ ROWS: tuple[NightlyRows, ...] = (
     NightlyRows(
         "integration/test_local_join_check.py",
         r"test_.*",
-        (
-            "integration/test_pair_check.py::test_a_node_that_garbles_is_found_by_both",
-            "simulator/test_simulation.py::test_who_fails_the_trial_of_its_node_is_kept_out_and_no_job_starves",
-        ),
+        ("simulator/test_simulation.py::test_who_fails_the_trial_of_its_node_is_kept_out_and_no_job_starves",),
         text="trials of nodes in a whole run",
     ),
     NightlyRows(

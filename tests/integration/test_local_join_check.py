@@ -30,22 +30,3 @@ def test_a_worker_on_a_node_that_fails_gets_no_rank(elastic: tuple[int, int] | N
     name = worker.replace(" ", "-")
     assert f"{name}-3" in ranks
     assert f"{name}-2" not in ranks
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-@pytest.mark.timeout(SECONDS)
-def test_a_worker_on_a_node_that_garbles_what_it_sends_gets_no_rank(tmp_path: Path) -> None:
-    """Found with two members of the halted world, which trained with one another."""
-    check = {"healthPolicy": {"preJoinCheck": "Enforce"}}
-    job = Job(steps=500, workers=3, trainer=("--pace", "0.08"), spec=check)
-    done = run(tmp_path, job, "--nodes", "4", "--fault", "garble:1@step=10", "--fault", "agent:1@step=20")
-    assert_whole(done.report, 500)
-    (sick,) = done.told("NodeSick")
-    assert sick.startswith("node node-1 is sick (AllReduceFails: an all-reduce with node-")
-    assert "wrong sums" in sick
-    ranks = {path.parts[-3] for path in tmp_path.rglob("rank-*.log")}
-    name, _, attempt = done.told("WorkerCreated")[-1].replace(" ", "-").partition("-(")
-    assert attempt == "attempt-3)", "the one behind the sick node's"
-    assert f"{name}-3" in ranks
-    assert f"{name}-2" not in ranks

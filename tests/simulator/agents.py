@@ -13,7 +13,6 @@ from simulator.drains import DrainRunner
 from simulator.engine import Line, Process
 from simulator.errands import Errands
 from simulator.join_trials import JoinTrial
-from simulator.pair_parts import PairPart
 from simulator.tiers import Holder
 from simulator.trainers import Trainer
 from simulator.wiring import wire
@@ -24,7 +23,7 @@ from surefoot.agent.agent_process import PaceWord
 from surefoot.flush import state_machine
 from surefoot.protocol import messages as said
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
-from surefoot.protocol.messages import LookAtHolders, NodeHealth, PairTrial
+from surefoot.protocol.messages import LookAtHolders, NodeHealth
 
 if TYPE_CHECKING:
     from simulator.fabric import Pod
@@ -53,7 +52,6 @@ class Agent:
         rng = self.engine.rng
         self.engine.after(rng.uniform(0.01, 0.2), self.process, self.dial)
         self._trial = JoinTrial(self)
-        self._pairs = PairPart(self)
         warm_seconds = rng.choice((0.02, 0.5, 1.0, 1.5))
         self.engine.after(self._trial.joins_after(warm_seconds), self.process, self.warm, True)
         self.keeper = Keeper(self)
@@ -98,8 +96,8 @@ class Agent:
     def say_findings(self) -> None:
         """What this node suffers from, if anything."""
         findings = (*self.simulation.fabric.nodes[self.node].findings, *self._trial.findings)
-        if findings or self._trial.passed:
-            self.say(NodeHealth(findings, tried=self._trial.passed))
+        if findings:
+            self.say(NodeHealth(findings))
 
     def _beat_forever(self) -> None:
         self.beat()
@@ -135,8 +133,6 @@ class Agent:
                 self.tell(on.StopAsked(epoch))
             case said.Assign():
                 self.tell(on.Assigned(message))
-            case PairTrial():
-                self._pairs.ask(message)
             case said.Holders():
                 self.tell(on.HoldersChanged(message))
             case said.Hold():
@@ -188,7 +184,6 @@ class Agent:
                     rng.uniform(0.01, 0.05), self.process, self.tell, on.StoreUp(epoch, f"{self.node}:{epoch}")
                 )
             case on.StartTrainers(assign, store):
-                self._pairs.stop()
                 self._start(assign, store)
             case on.TakeStacks(epoch):
                 self.engine.after(rng.uniform(0.01, 1.5), self.process, self._look, epoch)

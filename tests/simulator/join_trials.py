@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from simulator.pair_parts import WAITS_SECONDS, PairWatch
 from simulator.readiness import fails, ready_at
 from surefoot.protocol.messages import NodeFinding
 from surefoot.protocol.wire import OLDEST
@@ -42,7 +41,6 @@ class JoinTrial:
         self._policy = simulation.settings.pre_join_check
         self._node = simulation.fabric.nodes[agent.node]
         self.findings: tuple[NodeFinding, ...] = ()
-        self.passed = False
         self._takes: float | None = None
         if self._policy != "Off" and agent.pod.version != OLDEST:
             self._takes = simulation.join_watch.duration(self._node)
@@ -52,22 +50,13 @@ class JoinTrial:
         """When a worker that is warm after `warm_seconds` says so: it is told behind what was found."""
         if self._takes is None or self._policy != "Enforce":
             return warm_seconds
-        joins = max(warm_seconds, min(self._takes, warm_seconds + JOINS_SECONDS) + 0.001)
-        if joins < self._takes:
-            self._agent.engine.after(joins - 0.001, self._agent.process, self._await_no_longer)
-        return joins
-
-    def _await_no_longer(self) -> None:
-        """What is not known yet keeps it from no trial with others."""
-        self.passed = True
-        self._agent.say_findings()
+        return max(warm_seconds, min(self._takes, warm_seconds + JOINS_SECONDS) + 0.001)
 
     def _over(self) -> None:
         if self._node.trial in ("fails", "fails once"):
             text = f"{self._node.name} calculates wrong"
             self.findings = (NodeFinding(self._node.flaw, text, "node" if self._policy == "Enforce" else "unknown"),)
             self._agent.engine.say("{} fails its trial: {}", self._node.name, self._node.flaw)
-        self.passed = not self.findings
         self._agent.say_findings()
         if self._node.trial == "fails once":
             self._node.trial = "well"
@@ -79,7 +68,6 @@ class JoinWatch:
     def __init__(self, simulation: Simulation, seed: int) -> None:
         self._simulation = simulation
         self._rng = random.Random(f"trials {seed}")
-        self.pairs = PairWatch(simulation, seed)
         self.shared = False
         """Whether the trial is at fault, and no node."""
         self.kept_out = 0
@@ -97,12 +85,6 @@ class JoinWatch:
             node.flaw = "LoopbackFails" if self.shared else FLAWS[place % len(FLAWS)]
             if node.trial in ("fails", "fails once") and not self.shared:
                 self._simulation.sick_watch.sick.add(node.name)
-        if self.pairs.draw():  # what matters is found by two nodes alone
-            for node in self._simulation.fabric.nodes.values():
-                node.trial = "well" if node.trial in ("fails", "fails once") else node.trial
-                self._simulation.sick_watch.sick.discard(node.name)
-            self.shared = False
-        self._simulation.sick_watch.sick.update(self.pairs.flaws)
 
     def duration(self, node: Node) -> float:
         """How long a trial takes there, from an agent's start on."""
@@ -114,19 +96,16 @@ class JoinWatch:
         """How much longer than others this job may stand."""
         enforced = self._simulation.settings.pre_join_check == "Enforce"
         failing = any(node.trial in ("fails", "fails once") for node in self._simulation.fabric.nodes.values())
-        paired = WAITS_SECONDS if enforced else 0.0
-        return paired + (PATIENCE_SECONDS if enforced and (failing or self._simulation.sick_watch.sick) else 0.0)
+        return PATIENCE_SECONDS if enforced and (failing or self._simulation.sick_watch.sick) else 0.0
 
     def left(self, status: JobStatus) -> None:
         """A status is stored: where the trial is at fault most nodes stay."""
-        self.pairs.left |= {one.name for one in status.sick_nodes if one.reason.startswith("AllReduceFails:")}
         healthy = {one.name for one in status.sick_nodes} - self._simulation.sick_watch.sick
         if 2 * len(healthy) > len(self._simulation.fabric.nodes) and len(healthy) > 1:
             self._simulation.oracle.fail(f"{sorted(healthy)} are left for a trial that fails everywhere")
 
     def deciding(self, seen: Observed, made: Plan) -> None:
         """A leader plans: does it commit a world with somebody on a node that failed?"""
-        self.pairs.deciding(seen, made)
         old, new = seen.status.world, made.status.world
         if old is None or new is None or new == old or new.state != "Committed" or not new.members:
             return

@@ -1,8 +1,7 @@
 """`PYTHONPATH=tests python -m simulator.judgement`: whether who is at fault is named, and nobody else.
 
 Jobs whose ranks hang; jobs on nodes that are sick, with programs that err and with what all nodes find at once; jobs with nodes and
-ranks that are slow, for good or for a moment; nodes that fail together with others alone, while nodes and agents die; nodes and ranks that
-fail one job again and again, with no word of why. Writes build/judgement.json. A healthy node that is left, or another rank that
+ranks that are slow, for good or for a moment; nodes and ranks that fail one job again and again, with no word of why. Writes build/judgement.json. A healthy node that is left, or another rank that
 is named for one that hangs or is slow, is a violation.
 """
 
@@ -29,8 +28,6 @@ SICK = Settings(nodes=4, workers=3, least_workers=2, steps=160, interval=50, fau
                 kinds=tuple(sickness.KINDS))  # fmt: skip
 SLOW = Settings(nodes=4, workers=3, least_workers=2, steps=130, interval=20, step_seconds=0.8, faults=2, fault_span_seconds=12.0,
                 kinds=tuple(pace_watch.KINDS), persistent_interval=None, deadline_seconds=2000.0, paced=True)  # fmt: skip
-PAIRED = Settings(nodes=6, workers=4, least_workers=2, steps=90, step_seconds=0.5, faults=2, pre_join_check="Enforce",
-                  kinds=("agent dies", "node dies", "pod is deleted", "operator dies", "trainer dies", "node freezes"))  # fmt: skip
 FAILING = Settings(nodes=6, workers=4, least_workers=3, steps=160, interval=5, step_seconds=0.5, faults=3, fault_span_seconds=20.0,
                    kinds=(*failing.KINDS, "trainer dies"), persistent_interval=None, deadline_seconds=2000.0)  # fmt: skip
 WORKERS = (3, 4, 6)
@@ -39,20 +36,18 @@ JOBS_AT_ONCE = 20
 
 
 def run(seed: int) -> Outcome:
-    """One job: ranks that hang, sick nodes, what is slow, what fails with others, and what fails again, by turns."""
-    workers = WORKERS[seed // 5 % len(WORKERS)]
-    match seed % 5:
+    """One job: ranks that hang, sick nodes, what fails again, and what is slow, by turns."""
+    workers = WORKERS[seed // 4 % len(WORKERS)]
+    match seed % 4:
         case 0:
             return simulate(seed, replace(HANGING, workers=workers))
         case 1:
             return simulate(seed, SICK)
         case 2:
-            return simulate(seed, replace(PAIRED, least_workers=(4, 2)[seed // 5 % 2]))
-        case 3:
-            least = workers - seed // 15 % 2
+            least = workers - seed // 12 % 2
             return simulate(seed, replace(FAILING, workers=workers, nodes=workers + 1, least_workers=least))
         case _:
-            asked: Literal["Warn", "Replace"] = "Replace" if seed // 5 % 2 else "Warn"
+            asked: Literal["Warn", "Replace"] = "Replace" if seed // 4 % 2 else "Warn"
             return simulate(seed, replace(SLOW, workers=workers, nodes=workers + 1, on_straggler=asked))
 
 

@@ -184,7 +184,6 @@ class Operator:
             unreadable=order.unreadable,
             stumbled=order.stumbled,
             sights=order.sights,
-            pairs=tuple(order.pairs.values()),
             free_nodes=fabric.free_nodes(),
             creates=self._calls.seen(),
             deletions=self._calls.deletions(),
@@ -283,8 +282,6 @@ class Operator:
                     )  # fmt: skip
             case act.LookAround(worker, epoch, holders):
                 order = pending_requests.request_probe(order, worker, epoch, holders, now, self.known.digests)
-            case act.TryPairs(pairs):
-                order = pending_requests.request_tests(order, pairs, now)
             case act.ProposeHold(epoch, step, verb):
                 everyone = [WorkerId(m.index, m.attempt) for m in world.members] if world is not None else []
                 order = pending_requests.propose_hold(order, epoch, step, verb, everyone, now)

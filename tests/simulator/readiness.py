@@ -27,33 +27,7 @@ def _well(seen: Observed, session: SessionSeen) -> bool:
 def fails(seen: Observed, session: SessionSeen) -> bool:
     """Whether this agent found its own node at fault, and not most others theirs, or nodes that were left, the same."""
     own = {one.reason for one in session.findings if one.blame == "node"}
-    return any(not _is_common(seen, reason) for reason in own) or _fails_with_others(seen, session)
-
-
-def _fails_with_others(seen: Observed, session: SessionSeen) -> bool:
-    """Whether its all-reduces failed with agents of two nodes that passed with others or trained, and not those of most nodes."""
-    passed: set[str] = set()
-    world = seen.status.world
-    members = {m.incarnation for m in world.members} if world is not None else set()
-    trained = {s.incarnation for s in seen.sessions if s.incarnation in members and s.step_at_seconds is not None}
-    failed: dict[str, set[str]] = {}
-    trained |= {side.incarnation for pair in seen.pairs for side in pair.sides if side.trained}
-    for pair in seen.pairs:
-        verdicts, names = {side.verdict for side in pair.sides}, [side.incarnation for side in pair.sides]
-        passed |= set(names) if verdicts == {"well"} else set()
-        if "fails" in verdicts and verdicts <= {"well", "fails"}:
-            failed.setdefault(names[0], set()).add(names[1])
-            failed.setdefault(names[1], set()).add(names[0])
-    proven = passed | {one for one in trained if not failed.get(one, set()) & trained}
-    node_of = {side.incarnation: side.node for pair in seen.pairs for side in pair.sides}
-    witnesses = {
-        one: {node_of[other] for other in others & proven} for one, others in failed.items() if one not in passed
-    }
-    sick = {one for one, nodes in witnesses.items() if len(nodes) > 1}
-    left = {one.name for one in seen.status.sick_nodes if one.reason.startswith("AllReduceFails:")}
-    alike = {s.node for s in seen.sessions if s.incarnation in sick} | left
-    most = len(alike) > 1 and 2 * len(alike) > len({s.node for s in seen.sessions} | left)
-    return session.incarnation in sick and not most
+    return any(not _is_common(seen, reason) for reason in own)
 
 
 def _is_common(seen: Observed, reason: str) -> bool:

@@ -42,8 +42,7 @@ class SickWatch:
         """A status is stored."""
         for one in new.sick_nodes:
             self.left.add(one.name)
-            cut = one.reason.startswith("AllReduceFails:") and self._simulation.join_watch.pairs.is_isolated(one.name)
-            if one.name not in self.sick and not self._simulation.join_watch.shared and not cut:
+            if one.name not in self.sick and not self._simulation.join_watch.shared:
                 self._simulation.oracle.fail(f"healthy node {one.name} is left: {one.reason}")
         self._simulation.join_watch.left(new)
 

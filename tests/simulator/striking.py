@@ -52,7 +52,6 @@ def calm(simulation: Simulation, *nodes: str) -> None:
 
 
 def part(simulation: Simulation, pairs: list[tuple[str, str]], duration: float, both: bool = True) -> None:
-    simulation.join_watch.pairs.cut |= {frozenset(pair) for pair in pairs}
     for one, other in pairs:
         simulation.network.cut(one, other, both)
         disturb(simulation, machine(one), machine(other))

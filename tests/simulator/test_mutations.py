@@ -17,7 +17,6 @@ SLOW = frozenset({
     "ranks are not told of a holder that an agent read for the operator",
     "a listing from before an agent read a holder counts",
     "what an agent read for the operator is ignored",
-    "who fails with one other that passes is sick",
     "what nodes were left for counts no more",
     "an agent reads a holder for the operator and does not seal it",
     "a node is left for one failure",

@@ -274,8 +274,6 @@ class Outcome:
     """Commits by which a spare got a rank."""
     kept_out: int = 0
     """Commits beside which a worker on a node that failed its trial was ready."""
-    left_for_pairs: int = 0
-    """Nodes that were left for what they did with others."""
     trace: tuple[str, ...] = ()
 
 
@@ -302,7 +300,7 @@ def simulate(
         seed, violation, simulation.store.status.phase, engine.events, oracle.commits, oracle.drops, oracle.deletes,
         engine.now, oracle.most_kept, check, dict(simulation.struck), dict(oracle.lossless.judged),
         {**simulation.hang_watch.found, **simulation.sick_watch.judged(), **simulation.pace_watch.judged(),
-         **simulation.failing_watch.judged(), **simulation.join_watch.pairs.judged()},
+         **simulation.failing_watch.judged()},
         tuple(simulation.pace_watch.seconds), simulation.spare_watch.taken, simulation.join_watch.kept_out,
-        len(simulation.join_watch.pairs.left), tuple(engine.lines),
+        tuple(engine.lines),
     )  # fmt: skip

@@ -304,10 +304,9 @@ class HealthPolicy:
     """What is done about a node [whose hardware its agent finds at fault](node-health.md#what-agents-find): `Leave` has its
     workers leave it in order and avoids it for an hour, `Show` tells people."""
     pre_join_check: Literal["Off", "Warn", "Enforce"] = "Off"
-    """Whether a node is [tried before a worker there gets a rank](node-health.md#before-a-node-joins), alone and then
-    [with another one](node-health.md#in-pairs): `Enforce` gives none to a node that fails, and avoids it (with
-    `nodeFindings: Show` too it only tells people), `Warn` tells people, `"Off"` does not try. `Off` is written in quotes,
-    as YAML reads it as false otherwise."""
+    """Whether a node is [tried before a worker there gets a rank](node-health.md#before-a-node-joins):
+    `Enforce` gives none to a node that fails, and avoids it (with `nodeFindings: Show` too it only tells people), `Warn`
+    tells people, `"Off"` does not try. `Off` is written in quotes, as YAML reads it as false otherwise."""
     on_straggler: Literal["Warn", "Replace"] = "Warn"
     """What is done about [a rank that all others wait for](operations.md#a-rank-that-all-others-wait-for): `Warn` tells
     people, `Replace` has its worker leave that node at a saved step too."""

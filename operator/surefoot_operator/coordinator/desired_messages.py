@@ -17,9 +17,8 @@ from surefoot.protocol import messages
 from surefoot.protocol.checkpoints.completeness import effective_replicas
 from surefoot.protocol.checkpoints.placement import UNKNOWN_TOPOLOGY, RankTargets, Topology, targets
 from surefoot.protocol.identities import ENDPOINT_ORDER, HolderEndpoint, HolderId, WorkerId
-from surefoot.protocol.messages import Assign, Holders, LookAtHolders, PairTrial, SaveLevel, Stop, ToAgent
+from surefoot.protocol.messages import Assign, Holders, LookAtHolders, SaveLevel, Stop, ToAgent
 from surefoot_operator.api.status import JobStatus, World
-from surefoot_operator.coordinator import pending_requests
 from surefoot_operator.coordinator.sessions import Session, Sessions, store_address
 from surefoot_operator.job_snapshot import HolderSeen
 from surefoot_operator.policy.failure.memory_server_liveness import UsableHolders
@@ -216,14 +215,14 @@ def concerned(before: Sessions, after: Sessions) -> Collection[WorkerId] | None:
         return ()
     if (old.hold and old.hold.seen) != (new.hold and new.hold.seen):
         return None
-    found = pending_requests.workers_of_changed_pairs(old.pairs, new.pairs)
+    workers: set[WorkerId] = set()
     if old.outstanding is not new.outstanding:
-        found |= {one.worker for number, one in new.outstanding.items() if old.outstanding.get(number) is not one}
+        workers |= {one.worker for number, one in new.outstanding.items() if old.outstanding.get(number) is not one}
     if old.promotions is not new.promotions:
-        found |= {worker for worker, one in new.promotions.items() if old.promotions.get(worker) != one}
+        workers |= {worker for worker, one in new.promotions.items() if old.promotions.get(worker) != one}
     if old.retired is not new.retired:
-        found |= {worker for worker, one in new.retired.items() if old.retired.get(worker) != one}
-    return found
+        workers |= {worker for worker, one in new.retired.items() if old.retired.get(worker) != one}
+    return workers
 
 
 def desired_messages(
@@ -248,7 +247,6 @@ def desired_messages(
         else:
             words += _to_member(rule, sessions, session, place, _holders_of(rule, session, place, whole))
     words += _orders(sessions, worker)
-    words += pending_requests.pending_tests(sessions.orders, worker, session.seen.incarnation)
     return tuple(words)
 
 
@@ -317,8 +315,6 @@ def _orders(sessions: Sessions, worker: WorkerId) -> list[ToAgent]:
 def slot_of(message: ToAgent) -> str:
     """Names a message's slot: a newer message of one slot replaces it."""
     match message:
-        case PairTrial():
-            return f"request {message.request}"
         case messages.ListPersistent() | messages.RepairSave() | messages.DropPersistent() | LookAtHolders():
             return f"request {message.request}"
         case Stop() | Assign() | Holders():

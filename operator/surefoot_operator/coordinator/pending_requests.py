@@ -1,7 +1,7 @@
 """Holds the unanswered requests to agents, and merges what agents answered.
 
 Pure. The reconciler adds requests here, `request_replies` takes the answers, `desired_messages` reads what each agent
-is still to be sent. Also kept here: pages of listings, memory servers read by agents, and pair tests. Soft state: a
+is still to be sent. Also kept here: pages of listings, and memory servers read by agents. Soft state: a
 new coordinator starts with none and asks again for what still matters.
 """
 
@@ -20,14 +20,10 @@ from surefoot.protocol.checkpoints.completeness import LeftOut
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob, RankSave, WorkerId
 from surefoot.protocol.messages import (
-    LONGEST_TEXT,
     DropPersistent,
     Listing,
     ListPersistent,
     LookAtHolders,
-    PairResult,
-    PairStore,
-    PairTrial,
     PromoteSave,
     RepairSave,
     Retire,
@@ -36,7 +32,7 @@ from surefoot.protocol.messages import (
 )
 from surefoot.protocol.text import shorten
 from surefoot_operator.api.status import JobStatus, World
-from surefoot_operator.job_snapshot import HolderSeen, HoldSeen, PairSeen, PairSideSeen, PersistentSeen, SightSeen
+from surefoot_operator.job_snapshot import HolderSeen, HoldSeen, PersistentSeen, SightSeen
 
 # ---- listing pages ---------------------------------------------------------------------------------------------------
 # Assembles the pages of a listing. An agent first sends the manifests, which name their layouts by digest; then the
@@ -215,8 +211,6 @@ class Orders:
     """When an agent last told such a reading: a listing from before it may lack what that holder had."""
     copied: Mapping[tuple[RankSave, HolderId], float] = field(default_factory=dict)
     """When agents said that they had copied a save to a holder, lately: its index is read again in a moment."""
-    pairs: Mapping[int, PairSeen] = field(default_factory=dict)
-    """All-reduces between two agents, by request number; see the section "pair tests"."""
     refused: tuple[str, ...] = ()
     """Records of the last listing that broke a bound: a sentence each."""
     max_records: int = field(default_factory=lambda: max_records(0))
@@ -224,17 +218,6 @@ class Orders:
     failures: tuple[str, ...] = ()
     """Sentences of what agents could not do; taken by whoever logs them."""
     _asked: dict[WorkerId, list[ToAgent]] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    _paired: dict[WorkerId, list[PairSeen]] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    def pairs_of(self, worker: WorkerId) -> Sequence[PairSeen]:
-        """Lists the pairs that this worker has not answered, oldest first."""
-        if self.pairs and not self._paired:
-            for _, pair in sorted(self.pairs.items()):
-                for side in pair.sides:
-                    if not side.verdict:
-                        self._paired.setdefault(side.worker, []).append(pair)
-        return self._paired.get(worker, ())
 
     def requests_of(self, worker: WorkerId) -> Sequence[ToAgent]:
         """Lists this worker's requests, oldest first; sorted by worker once."""
@@ -582,71 +565,3 @@ def retire(orders: Orders, workers: Iterable[WorkerId], message: Retire) -> Orde
     """Tells exactly these attempts of workers to leave."""
     wanted = {**orders.retired, **dict.fromkeys(workers, message)}
     return orders if wanted == orders.retired else replace(orders, retired=wanted)
-
-
-# ---- pair tests ------------------------------------------------------------------------------------------------------
-# Has two agents run an all-reduce to test their nodes, and keeps each side's verdict. A test belongs to no epoch: a
-# spare is tested while the others train. Soft state: a new coordinator ignores answers to an old test and starts new
-# ones.
-
-Pair = tuple[PairSideSeen, PairSideSeen]
-
-
-def request_tests(orders: Orders, pairs: Iterable[Pair], now: float) -> Orders:
-    """Asks pairs that were not asked before; numbers them."""
-    known = {frozenset(side.incarnation for side in pair.sides) for pair in orders.pairs.values()}
-    found = dict(orders.pairs)
-    number = orders.next_request
-    for sides in pairs:
-        both = frozenset(side.incarnation for side in sides)
-        if both not in known:
-            known.add(both)
-            found[number] = PairSeen(number, sides, now)
-            number += 1
-    return orders if number == orders.next_request else replace(orders, pairs=found, next_request=number)
-
-
-def record_result(orders: Orders, worker: WorkerId, message: PairStore | PairResult, now: float) -> Orders:
-    """Takes one side's first word, however late."""
-    pair = orders.pairs.get(message.request)
-    place = None if pair is None else next((n for n, side in enumerate(pair.sides) if side.worker == worker), None)
-    if pair is None or place is None:
-        return orders
-    if isinstance(message, PairStore):
-        if place != 0 or pair.store:
-            return orders
-        return replace(orders, pairs={**orders.pairs, pair.request: replace(pair, store=message.address)})
-    if pair.sides[place].verdict:
-        return orders
-    side = replace(pair.sides[place], verdict=message.verdict, text=message.text[:LONGEST_TEXT])
-    sides = (side, pair.sides[1]) if place == 0 else (pair.sides[0], side)
-    fresh = replace(pair, sides=sides, answered_seconds=now)
-    return replace(orders, pairs={**orders.pairs, pair.request: fresh})
-
-
-def drop_gone_pairs(orders: Orders, incarnations: Collection[str]) -> Orders:
-    """Forgets pairs of which neither agent is there any more."""
-    found = {n: p for n, p in orders.pairs.items() if any(side.incarnation in incarnations for side in p.sides)}
-    return orders if len(found) == len(orders.pairs) else replace(orders, pairs=found)
-
-
-def pending_tests(orders: Orders, worker: WorkerId, incarnation: str) -> list[PairTrial]:
-    """Lists what this agent is asked and has not answered.
-
-    Whoever joins a store hears of it once it is there.
-    """
-    found = []
-    for pair in orders.pairs_of(worker):
-        host, guest = pair.sides
-        for side, other, store in ((host, guest, ""), (guest, host, pair.store)):
-            mine = (side.worker, side.incarnation) == (worker, incarnation) and not side.verdict
-            if mine and (side is host or store):
-                found.append(PairTrial(pair.request, other.node, store))
-    return found
-
-
-def workers_of_changed_pairs(old: Mapping[int, PairSeen], new: Mapping[int, PairSeen]) -> set[WorkerId]:
-    """Whose messages a change of pairs may affect."""
-    if old is new:
-        return set()
-    return {side.worker for n, pair in new.items() if old.get(n) is not pair for side in pair.sides}

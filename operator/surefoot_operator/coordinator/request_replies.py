@@ -20,8 +20,6 @@ from surefoot.protocol.messages import (
     Listing,
     ListPersistent,
     LookAtHolders,
-    PairResult,
-    PairStore,
     Persisted,
     PersistentDropped,
     Repaired,
@@ -79,8 +77,6 @@ def apply_reply(orders: Orders, worker: WorkerId, message: FromAgent, now: float
         return _hold_answered(orders, worker, message)
     if isinstance(message, Persisted):
         return _persisted(orders, worker, message)
-    if isinstance(message, PairStore | PairResult):
-        return pending_requests.record_result(orders, worker, message, now)
     if not isinstance(message, Listing | Repaired | PersistentDropped | HolderReading | Sighting):
         return orders
     order = orders.outstanding.get(message.request)

@@ -200,7 +200,7 @@ def connected(sessions: Sessions, hello: Hello, now: float) -> Sessions:
         speakers = {**sessions.speakers, hello.incarnation: worker}
         if old is not None:
             speakers.pop(old.seen.incarnation, None)
-        orders = pending_requests.drop_gone_pairs(pending_requests.drop_worker(sessions.orders, worker), speakers)
+        orders = pending_requests.drop_worker(sessions.orders, worker)
         sessions = replace(sessions, orders=orders, speakers=speakers)
     session = _in_epoch(session, hello.epoch)
     stopped = max(session.seen.stopped, hello.stopped)
@@ -252,9 +252,7 @@ def forgotten(sessions: Sessions, known: Iterable[WorkerId]) -> Sessions:
         orders = pending_requests.drop_worker(orders, worker)
     kept = {w: s for w, s in sessions.by_worker.items() if w not in gone}
     speakers = {incarnation: w for incarnation, w in sessions.speakers.items() if w not in gone}
-    return replace(
-        sessions, by_worker=kept, orders=pending_requests.drop_gone_pairs(orders, speakers), speakers=speakers
-    )
+    return replace(sessions, by_worker=kept, orders=orders, speakers=speakers)
 
 
 def _has_finished(sessions: Sessions, seen: SessionSeen) -> bool:
@@ -361,7 +359,6 @@ def beaten(world: World | None, session: Session, beat: Heartbeat, now: float) -
         heard_seconds=now,
         stopped=max(old.stopped, beat.stopped),
         warm=beat.warm,
-        tried_seconds=_since_tried(old, old.tried, beat.warm, now),
         pending=beat.pending,
         saved=beat.saved,
         copies=beat.copies,
@@ -405,18 +402,9 @@ def _examined(session: Session, message: NodeHealth, now: float) -> tuple[Sessio
         old,
         findings=message.findings,
         findings_seconds=old.findings_seconds if same else now,
-        tried=message.tried,
-        tried_seconds=_since_tried(old, message.tried, old.warm, now),
         clock_skew_seconds=skew,
     )
     return replace(session, seen=fresh), skewed
-
-
-def _since_tried(old: SessionSeen, tried: bool, warm: bool, now: float) -> float | None:
-    """Imports may take minutes: what is waited for is counted from when it can begin."""
-    if not tried:
-        return None
-    return now if old.tried_seconds is None and warm else old.tried_seconds
 
 
 def _fact(session: Session, message: Exited | Held | UnreadableSave | Finished, now: float) -> Session:

@@ -39,7 +39,6 @@ from surefoot_operator.policy.core.actions import (
     RetireWorkers,
     SealHolder,
     SetFinalizer,
-    TryPairs,
 )
 from surefoot_operator.policy.core.facts import holders_by_id
 from surefoot_operator.reconcile.build_snapshot import Dependencies, worker_ids
@@ -157,7 +156,7 @@ def _seal(dependencies: Dependencies, action: SealHolder) -> None:
 
 def _ask(
     dependencies: Dependencies,
-    action: RetireWorkers | ListPersistentTier | LookAround | TryPairs | ProposeHold | DropPersisted,
+    action: RetireWorkers | ListPersistentTier | LookAround | ProposeHold | DropPersisted,
     seen: Observed,
 ) -> None:
     now = dependencies.clock()
@@ -181,9 +180,6 @@ def _ask(
             dependencies,
             lambda orders: pending_requests.request_probe(orders, look.worker, look.epoch, look.holders, now, known),
         )
-    elif isinstance(action, TryPairs):
-        pairs = action.pairs
-        _order(dependencies, lambda orders: pending_requests.request_tests(orders, pairs, now))
     elif isinstance(action, ProposeHold):
         world = seen.status.world
         members = [WorkerId(m.index, m.attempt) for m in world.members] if world is not None else []

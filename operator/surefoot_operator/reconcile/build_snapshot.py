@@ -159,7 +159,6 @@ async def observed(dependencies: Dependencies, shown: FabricSeen, term_seconds: 
         stumbled=sessions.orders.stumbled,
         unreadable=sessions.orders.unreadable,
         sights=orders.sights,  # as `holders` has them
-        pairs=tuple(sessions.orders.pairs.values()),
         promotion_seconds=promotion_seconds(orders, shown.status.floor),
         refused_records=(
             *dependencies.memory.refused,

@@ -25,7 +25,7 @@ from surefoot.agent.coordinator_requests import (
     UnexpectedErrors,
 )
 from surefoot.agent.health.node_monitor import NodeWatch, node_checks
-from surefoot.agent.health.pre_join_checks import JoinCheck, PairCheck, ProbeProcess
+from surefoot.agent.health.pre_join_checks import JoinCheck, ProbeProcess
 from surefoot.agent.metrics_server import Exporter
 from surefoot.agent.staging_memory import SaveTracker, StagingMemory, StagingWatcher
 from surefoot.agent.state_machine import transition
@@ -43,7 +43,7 @@ from surefoot.launcher.job_program import with_own_interpreter
 from surefoot.launcher.starter import Hosted, Starter
 from surefoot.linux_process import become_subreaper
 from surefoot.protocol import messages
-from surefoot.protocol.messages import LookAtHolders, PairTrial
+from surefoot.protocol.messages import LookAtHolders
 from surefoot.protocol.progress import RankPace
 from surefoot.settings import AgentSettings
 from surefoot.task_set import TaskSet
@@ -142,8 +142,7 @@ class AgentProcess:
         checks = node_checks((logs,))
         if settings.pre_join_check != "Off":
             checks.append(JoinCheck(settings.node, logs.parent, settings.pre_join_check == "Enforce", probe))
-        self._node = NodeWatch(checks, self._line.send, self.notice, alone=JoinCheck.name)
-        self._pairs = PairCheck(settings.job.job, settings.host, self._starter.pair, self._line.send, self.notice)
+        self._node = NodeWatch(checks, self._line.send, self.notice)
         self._requests = CoordinatorRequests(settings.job, places, self._line.send, self._bandwidth)
 
     async def run(self) -> int:
@@ -191,8 +190,6 @@ class AgentProcess:
             case on.StopStore(epoch):
                 self._stop_store(epoch)
             case on.StartTrainers(assign, store):
-                if self._settings.pre_join_check == "Enforce":
-                    self._pairs.stop()  # its memory, and its devices, are the trainers' now
                 _log.info(
                     "epoch %d: starting %d of %d ranks on this worker",
                     assign.epoch,
@@ -257,7 +254,6 @@ class AgentProcess:
                 await self._node.first_answer(JoinCheck.name)
         except TimeoutError:
             _log.info("ready before all of this node was tried: what is found later is told then")
-            self._node.await_no_longer()
         self.dispatch(on.WarmChanged(self._warm))
 
     def _stop_store(self, epoch: int) -> None:
@@ -330,8 +326,6 @@ class AgentProcess:
                         "epoch %d is claimed, trainers of older ones stop: %s", epoch, reason, extra={"epoch": epoch}
                     )
                 self.dispatch(on.StopAsked(epoch))
-            case PairTrial():
-                self._try_with_another(message)
             case messages.Holders():
                 self.dispatch(on.HoldersChanged(message))
             case messages.Hold():
@@ -347,11 +341,6 @@ class AgentProcess:
                 self._requests.promote(message)
             case messages.Refused() | messages.HolderChanges():
                 pass  # the line itself acts on it
-
-    def _try_with_another(self, asked: PairTrial) -> None:
-        work = self._pairs.ask(asked)
-        if work is not None:
-            self.spawn(work)
 
     # ---- the rest -----------------------------------------------------------------------------------------------
 

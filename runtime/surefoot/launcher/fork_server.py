@@ -26,7 +26,6 @@ from typing import Any
 
 from surefoot.ipc import stacks
 from surefoot.launcher.job_program import LaunchProgram, run_program
-from surefoot.launcher.pair_test import try_pair
 from surefoot.launcher.tcp_store import serve_store
 from surefoot.linux_process import die_with_parent
 
@@ -225,9 +224,6 @@ def _become(request: _Request) -> None:
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # both are text wrappers in this process
     if body["kind"] == "store":
         serve_store(request.fds[1], body["host"])
-    if body["kind"] == "pair":
-        try_pair(request.fds[1], body["host"], body["name"], body["store"])
-        os._exit(0)
     os.chdir(body["folder"])
     os.environ.clear()
     os.environ.update(body["environment"])

@@ -52,18 +52,6 @@ class ForkRequest:
     output: int
 
 
-@dataclass(frozen=True, slots=True)
-class PairWords:
-    """What one side of an all-reduce must know.
-
-    `store`: the partner's host:port; empty: it is here.
-    """
-
-    host: str
-    name: str
-    store: str
-
-
 class ZygoteClient:
     """`on_change` is called when it became warm or died."""
 
@@ -117,10 +105,6 @@ class ZygoteClient:
         It writes its port into `port_fd`.
         """
         return await self._fork({"kind": "store", "host": host}, (output, port_fd))
-
-    async def fork_pair(self, output: int, told_fd: int, words: PairWords) -> Child:
-        """Forks one side of an all-reduce, told into `told_fd`."""
-        return await self._fork({"kind": "pair", **asdict(words)}, (output, told_fd))
 
     async def close(self) -> None:
         """Ends the process and, through the kernel, every child it still has."""
@@ -281,15 +265,6 @@ class Starter:
             ) from error
         finally:
             os.close(reading)
-
-    async def pair(self, words: PairWords, told_fd: int) -> Child:
-        """Starts this node's part of an all-reduce with another node.
-
-        Raises:
-            CannotFork: There is no warm process: to import all of PyTorch first would take longer than a partner waits.
-        """
-        with self._log_path.open("ab") as output:
-            return await self._zygote.fork_pair(output.fileno(), told_fd, words)
 
     async def close(self) -> None:
         self._closing = True

@@ -11,47 +11,6 @@ from surefoot.protocol.hangs import Collective, RankPlace
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob, RankSave
 from surefoot.protocol.progress import NOTHING_TOLD, Progress
 
-# ---- messages of pair tests ------------------------------------------------------------------------------------------
-# Defines the messages by which two agents try their nodes together. Pure values, among those of `messages`. The
-# coordinator asks the host of the store first, and its partner once it knows where the store is: neither agent has to
-# find a free port, or the other one, by itself.
-
-
-@dataclass(frozen=True, slots=True)
-class PairTrial:
-    """Requests an all-reduce with the agent on node `partner` and a PairResult.
-
-    `store`: host:port of the partner's store; empty: this agent hosts it and says where.
-    """
-
-    SINCE: ClassVar[int] = 3
-    request: int
-    partner: str
-    store: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class PairStore:
-    """The host:port of the store that a PairTrial wanted."""
-
-    SINCE: ClassVar[int] = 3
-    request: int
-    address: str
-
-
-@dataclass(frozen=True, slots=True)
-class PairResult:
-    """Answers PairTrial.
-
-    unknown: it was not made here, or not to its end, which proves nothing.
-    """
-
-    SINCE: ClassVar[int] = 3
-    request: int
-    verdict: Literal["well", "fails", "unknown"]
-    text: str = ""
-
-
 # ---- memory servers read by agents -----------------------------------------------------------------------------------
 # Defines the messages about holders that the operator does not reach. Pure. An operator whose password was changed, or
 # that a network policy cuts off, could choose no restore point; agents that reach the holders seal and read them in its
@@ -113,7 +72,7 @@ MOST_FINDINGS = 16
 
 LONGEST_TEXT = 300
 
-TRIED = frozenset({"ComputesWrong", "GpuComputesWrong", "MemoryWrong", "DiskFails", "LoopbackFails", "AllReduceFails"})
+TRIED = frozenset({"ComputesWrong", "GpuComputesWrong", "MemoryWrong", "DiskFails", "LoopbackFails"})
 """Reasons of what fails on a node that is tried before a worker there gets a rank."""
 
 
@@ -140,8 +99,6 @@ class NodeHealth:
     findings: tuple[NodeFinding, ...] = ()
     clock_seconds: float = 0.0
     """Unix time by the node's own clock."""
-    tried: bool = False
-    """Nothing was found in the trial that its agent makes alone, and the node can be tried with another one."""
 
 
 # ---- request for all memory servers ----------------------------------------------------------------------------------
@@ -359,7 +316,7 @@ class Notice:
 FromAgent = (
     Hello | Heartbeat | Exited | Stopped | StoreReady | HoldAnswer | Held
     | UnreadableSave | Finished | Listing | Repaired | Persisted | PersistentDropped | HolderReading | Sighting | StuckRanks
-    | NodeHealth | PairStore | PairResult | Notice | HoldersWanted
+    | NodeHealth | Notice | HoldersWanted
 )  # fmt: skip
 
 # ---- coordinator → agent ------------------------------------------------------------------------------------------
@@ -566,6 +523,6 @@ class Retire:
 
 ToAgent = (
     Welcome | Refused | Stop | Assign | Holders | HolderChanges | Hold | ListPersistent | RepairSave | PromoteSave | DropPersistent
-    | LookAtHolders | PairTrial | SaveLevel | Retire
+    | LookAtHolders | SaveLevel | Retire
 )  # fmt: skip
 Message = FromAgent | ToAgent

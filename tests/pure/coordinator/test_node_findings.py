@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from surefoot.protocol.identities import WorkerId
-from surefoot.protocol.messages import Heartbeat, Hello, NodeFinding, NodeHealth
+from surefoot.protocol.messages import Hello, NodeFinding, NodeHealth
 from surefoot_operator.coordinator.sessions import Sessions, begin, connected, heard
 from surefoot_operator.job_snapshot import SessionSeen
 
@@ -40,15 +40,3 @@ def test_a_clock_that_is_far_off_is_told_when_it_comes_about() -> None:
     unsaid = heard(joined(), WORKER, NodeHealth(), 1000.0)
     assert seen(unsaid).clock_skew_seconds is None
     assert unsaid.notices == ()
-
-
-def test_a_node_can_be_tried_with_others_once_nothing_was_found_and_its_worker_is_warm() -> None:
-    """Found by a real run: imports that took a minute used up all of the time that a trial has."""
-    cold = heard(joined(), WORKER, Heartbeat(0, 0, False), 2.0)
-    one = heard(cold, WORKER, NodeHealth(tried=True), 5.0)
-    assert (seen(one).tried, seen(one).tried_seconds) == (True, None)
-    warm = heard(one, WORKER, Heartbeat(0, 0, True), 60.0)
-    assert seen(warm).tried_seconds == 60.0
-    later = heard(heard(warm, WORKER, Heartbeat(0, 0, True), 70.0), WORKER, NodeHealth(tried=True), 80.0)
-    assert seen(later).tried_seconds == 60.0
-    assert seen(heard(later, WORKER, NodeHealth(), 90.0)).tried_seconds is None

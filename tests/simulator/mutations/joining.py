@@ -21,12 +21,4 @@ JOINING = (
              settings=replace(TRIED, least_workers=3)),
     Mutation("what nodes were left for counts no more", patches=((unhealthy_nodes, "TRIED", frozenset()),),
              settings=replace(TRIED, workers=1, nodes=4, steps=200)),
-    Mutation("a worker gets a rank while it is tried with others",
-             patches=((claim, "is_awaited", constant(False)),), settings=TRIED),
-    Mutation("who fails with others that pass gets a rank", patches=((unhealthy_nodes, "unhealthy_by_pair_tests", constant({})),),
-             settings=replace(TRIED, workers=4, least_workers=2)),
-    Mutation("who fails with one other that passes is sick", patches=((unhealthy_nodes, "_PROVEN", 1),),
-             settings=replace(TRIED, workers=3, nodes=3, steps=100)),
-    Mutation("whoever does not answer is waited for without limit", settings=replace(TRIED, workers=3, nodes=3),
-             patches=((unhealthy_nodes, "TRIAL_SECONDS", 1e9), (unhealthy_nodes, "PAIRED_SECONDS", 1e9))),
 )  # fmt: skip

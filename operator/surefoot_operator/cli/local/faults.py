@@ -111,10 +111,6 @@ KINDS = {
         target_runs_on=True,
     ),
     "sick": FaultKind("have {target} calculate wrong, as whoever joins there finds,", _at_once(Machine.sicken_node)),
-    "garble": FaultKind(
-        "have {target} garble what it sends others, as whoever joins there finds,",
-        _at_once(lambda machine, node: machine.leave_word(node, "garbles")),
-    ),
     "coordinator": FaultKind(
         "kill {target}",
         _at_once(lambda machine, _: machine.kill_operator()),
@@ -126,7 +122,7 @@ KINDS = {
 
 GRAMMAR = "KIND:NODE@step=N[,for=SECONDS] or coordinator@step=N[,for=SECONDS]"
 _FAULT = re.compile(r"(?P<kind>[a-z]+)(:(?P<node>[^@]+))?@step=(?P<step>\d+)(,for=(?P<seconds>[^,]+))?")
-_LASTING = ("diskfull", "sick", "garble")
+_LASTING = ("diskfull", "sick")
 """Said to last from their step on."""
 
 
@@ -228,10 +224,9 @@ def check_faults(faults: Iterable[Fault], policy: HealthPolicy) -> None:
 
     A node that only its check finds unhealthy is so to nobody where none is checked.
     """
-    unseen = next((fault.kind for fault in faults if fault.kind in ("sick", "garble")), None)
-    if policy.pre_join_check == "Off" and unseen is not None:
+    if policy.pre_join_check == "Off" and any(fault.kind == "sick" for fault in faults):
         raise FaultError(
-            f"--fault {unseen}: this job tries no node before a worker joins, so nothing would follow; set"
+            "--fault sick: this job tries no node before a worker joins, so nothing would follow; set"
             " spec.healthPolicy.preJoinCheck to Enforce, or to Warn"
         )
 

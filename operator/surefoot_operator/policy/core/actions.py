@@ -14,7 +14,7 @@ from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, O
 from surefoot.protocol.text import listed
 from surefoot_operator.api.spec import Gang
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.job_snapshot import PairSideSeen, PodGroup
+from surefoot_operator.job_snapshot import PodGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,16 +118,6 @@ class LookAround:
 
 
 @dataclass(frozen=True, slots=True)
-class TryPairs:
-    """Have each pair of agents make an all-reduce."""
-
-    pairs: tuple[tuple[PairSideSeen, PairSideSeen], ...]
-
-    def __str__(self) -> str:
-        return f"try nodes in pairs: {listed([f'{host.node} with {guest.node}' for host, guest in self.pairs])}"
-
-
-@dataclass(frozen=True, slots=True)
 class ProposeHold:
     """Propose, bind or cancel a step at which every rank waits."""
 
@@ -191,7 +181,6 @@ Action = (
     | SealHolder
     | ListPersistentTier
     | LookAround
-    | TryPairs
     | ProposeHold
     | CleanMemory
     | SetFinalizer

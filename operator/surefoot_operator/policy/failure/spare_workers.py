@@ -14,7 +14,7 @@ from surefoot_operator.api.spec import TrainingJobSpec, allowed_sizes
 from surefoot_operator.job_snapshot import SessionSeen, WorkerSeen
 from surefoot_operator.policy.core.availability import usable, vacate_reason
 from surefoot_operator.policy.core.facts import Facts, derived_once, is_responsive, worker_id
-from surefoot_operator.policy.failure.unhealthy_nodes import found_sick, is_awaited
+from surefoot_operator.policy.failure.unhealthy_nodes import found_sick
 
 # ---- size of the world -----------------------------------------------------------------------------------------------
 # Computes the allowed, target and possible sizes of a world.
@@ -106,11 +106,10 @@ def newest_attempts(facts: Facts) -> list[SessionSeen]:
 def spare_agents(facts: Facts) -> list[SessionSeen]:
     """Warm agents without a rank, on nodes that nobody wants left.
 
-    Nor found sick: a world that grows there would halt for each try. Nor being tried with another one.
+    Nor found sick: a world that grows there would halt for each try.
     """
     found = (s for s in newest_attempts(facts) if s.warm and worker_id(s) not in facts.members and usable(facts, s))
-    found = (s for s in found if not vacate_reason(facts, s.node) and s.node not in found_sick(facts))
-    return [s for s in found if not is_awaited(facts, s)]
+    return [s for s in found if not vacate_reason(facts, s.node) and s.node not in found_sick(facts)]
 
 
 def _distance(facts: Facts, worker: WorkerSeen | None) -> int:

@@ -55,7 +55,7 @@ from surefoot_operator.policy.core.facts import (
 from surefoot_operator.policy.failure import incidents
 from surefoot_operator.policy.failure.failure_detection import arrivals_over, most_have_come
 from surefoot_operator.policy.failure.spare_workers import largest_size, newest_attempts, target_size, wanted_indexes
-from surefoot_operator.policy.failure.unhealthy_nodes import awaited_until, found_sick, is_awaited
+from surefoot_operator.policy.failure.unhealthy_nodes import found_sick
 from surefoot_operator.policy.membership.expected_cost import (
     NOT_MEASURED,
     Weighed,
@@ -351,7 +351,7 @@ def select_members(facts: Facts, tie: Tie | None = None) -> Selection:
         reasons = {f"node {s.node} ({found_sick(facts)[s.node]})" for s in failing}
         reason = f"the worker on {listed(sorted(reasons))} gets no rank, another one is waited for"
         return Selection((), reason, facts.world.changed_seconds + TRIED_SECONDS)
-    ready = [s for s in there if s.warm and s.stopped >= epoch and not is_awaited(facts, s)]
+    ready = [s for s in there if s.warm and s.stopped >= epoch]
     weighed = NOT_MEASURED
     if len(ready) < target_size(spec):
         short = f"{len(ready)} of {target_size(spec)} workers are ready"
@@ -464,8 +464,6 @@ def _worth_waiting(facts: Facts, there: list[SessionSeen], ready: list[SessionSe
     moments: list[float] = []
     for session in there:
         known = former.get(worker_id(session)) == session.incarnation
-        if is_awaited(facts, session):
-            moments.append(awaited_until(facts, session))
         if worker_id(session) not in now_ready and (known or session.warm):
             moments.append(world.changed_seconds + STOPPING_SECONDS)
     for identity, incarnation in former.items():

@@ -170,13 +170,8 @@ def _commit(facts: Facts, choice: Chosen) -> PhaseDecision:
     world = status.world or facts.world
     reason = f"{describe(world, choice.parent)} with {world.size} ranks on {len(world.members)} workers"
     reason = f"{reason}; {found.sums}" if found.sums else reason
-    doubt, alone = unhealthy_nodes.pair_test_remarks(facts, found.members)
-    reason = f"{reason}; {alone}" if alone else reason
     alike = shared_findings(facts)
-    told = (
-        *((Event(reasons.NODES_FAIL_ALIKE, alike, True),) if alike else ()),
-        *((Event(reasons.PAIR_FAILS, doubt, True),) if doubt else ()),
-    )
+    told = (Event(reasons.NODES_FAIL_ALIKE, alike, True),) if alike else ()
     events = (Event(reasons.WORLD_COMMITTED, reason), *_unknown(facts, choice), *told)
     return PhaseDecision(reason, status, events=events)
 
@@ -244,7 +239,6 @@ def plan(seen: Observed) -> Plan:
     wakes = (
         settled,
         group.until_seconds,
-        unhealthy_nodes.next_pair_test_deadline(facts),
         _deadline_left(facts, status),
         _unheard_due(facts),
     )
@@ -254,7 +248,7 @@ def plan(seen: Observed) -> Plan:
     else:
         after = None if wake is None else max(SHORTEST_WAKE_SECONDS, wake - seen.now)
     # last: nothing that training waits for may fail for it
-    actions = (*group.actions, *decision.actions, *unhealthy_nodes.due_tests(facts), *finalizer_actions(facts))
+    actions = (*group.actions, *decision.actions, *finalizer_actions(facts))
     return Plan(actions, status, decision.reason, events, after, decision.uploads)
 
 

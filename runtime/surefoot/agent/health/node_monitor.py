@@ -104,7 +104,6 @@ class NodeWatch:
         send: Sends a message to the coordinator.
         notice: Tells people, by reason and text.
         clock: Monotonic seconds.
-        alone: Name of the check that tries this node alone: passed, it may be tried together with others.
     """
 
     def __init__(
@@ -113,14 +112,11 @@ class NodeWatch:
         send: Callable[[FromAgent], None],
         notice: Callable[[str, str], None],
         clock: Callable[[], float] = time.monotonic,
-        alone: str = "",
     ) -> None:
-        self._alone, self._unawaited = alone, False
         self._asked = [_Asked(CheckThread(check)) for check in checks]
         self._send, self._notice, self._clock = send, notice, clock
         self._loop = asyncio.get_running_loop()
         self._told: tuple[NodeFinding, ...] = ()
-        self._told_passed = False
         self._said: set[tuple[str, str]] = set()
         self._told_at = clock()
 
@@ -137,20 +133,7 @@ class NodeWatch:
 
     def health(self) -> NodeHealth:
         """The whole of it as a message."""
-        return NodeHealth(self.findings, time.time(), self._passed())
-
-    def _passed(self) -> bool:
-        """Whether the trial of this node alone is over, or waited for no longer, and found nothing."""
-        alone = [one for one in self._asked if one.thread.check.name == self._alone]
-        return any((one.answered.is_set() or self._unawaited) and not one.found for one in alone)
-
-    def await_no_longer(self) -> None:
-        """Tells that this node may be tried with others now.
-
-        Trials of GPUs take longer than a world should wait for them, and what they find is told then.
-        """
-        self._unawaited = True
-        self._tell()
+        return NodeHealth(self.findings, time.time())
 
     async def first_answer(self, name: str) -> None:
         """Waits until this check has answered once.
@@ -196,11 +179,11 @@ class NodeWatch:
         asked.found = tuple(found)
         for one in asked.found:
             self._say(one.reason, one.text)
-        if _essence(self.findings) != _essence(self._told) or self._passed() != self._told_passed:
+        if _essence(self.findings) != _essence(self._told):
             self._tell()
 
     def _tell(self) -> None:
-        self._told, self._told_at, self._told_passed = self.findings, self._clock(), self._passed()
+        self._told, self._told_at = self.findings, self._clock()
         self._send(self.health())
 
     def _trouble(self, asked: _Asked, reason: str, text: str) -> None:

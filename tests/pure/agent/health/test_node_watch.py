@@ -123,26 +123,3 @@ async def test_of_two_checks_that_find_the_same_the_graver_counts() -> None:
     one, other = Scripted("gpu", (weak,)), Scripted("kernel", (grave,))
     all_ = Watched(one, other)
     await all_.look(lambda: all_.watch.findings == (grave,))
-
-
-async def test_that_a_node_may_be_tried_with_others_is_told_once_nothing_was_found_on_it_alone() -> None:
-    well, sick = Scripted("join", period_seconds=1e9), Scripted("join", (LOST,), period_seconds=1e9)
-    for check, passed in ((well, True), (sick, False)):
-        sent: list[FromAgent] = []
-        watch = NodeWatch([check], sent.append, lambda *_: None, alone="join")
-        assert not watch.health().tried
-        watch.look()
-        await _until(lambda sent=sent: bool(sent))  # type: ignore[misc]
-        assert [one.tried for one in sent if isinstance(one, NodeHealth)] == [passed]
-
-
-async def test_a_trial_that_takes_long_keeps_no_node_from_trials_with_others() -> None:
-    slow, sent = Scripted("join", (LOST,), period_seconds=1e9), list[FromAgent]()
-    slow.hold = threading.Event()
-    watch = NodeWatch([slow], sent.append, lambda *_: None, alone="join")
-    watch.look()
-    watch.await_no_longer()
-    assert watch.health().tried
-    slow.hold.set()
-    await _until(lambda: len(sent) > 1)
-    assert not watch.health().tried, "what it finds then counts"
