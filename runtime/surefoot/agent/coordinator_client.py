@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import contextlib
 import logging
 import random
 import socket
@@ -153,12 +152,6 @@ class CoordinatorClient:
         """A heartbeat now."""
         self._changed.set()
 
-    async def wait_sent(self, seconds: float) -> None:
-        """Waits until what was queued is sent, a little while."""
-        if self._outbox is not None:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._outbox.join(), seconds)
-
     async def run(self) -> None:
         """Keeps connected until cancelled; TurnedAway on a final refusal."""
         failures = 0
@@ -263,8 +256,8 @@ class CoordinatorClient:
         while self._outbox is outbox:
             message = await outbox.get()
             if version is None or getattr(message, "SINCE", 1) <= version:
+                # a coordinator of a former version does without what it does not know
                 await websocket.send_str(encode(message, version))
-            outbox.task_done()  # a coordinator of a former version does without what it does not know
 
     async def _beats(self, websocket: aiohttp.ClientWebSocketResponse, version: int | None) -> None:
         while True:

@@ -254,7 +254,7 @@ class Finished:
     epoch: int
     exit_code: int
     steps: int
-    """Last finished step; 0 means that the program never called step, −1 that a plain torchrun cannot know it."""
+    """Last finished step; 0 means that the program never called step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -288,14 +288,12 @@ def held_checkpoint(facts: Facts) -> Checkpoint | None:
 def final_checkpoint(facts: Facts) -> Checkpoint | None:
     """The last step's checkpoint once every member finished, saved or not.
 
-    An epoch that made no step of its own ended where it began. None also where steps are not known (a plain torchrun).
+    An epoch that made no step of its own ended where it began.
     """
     sessions = [s for _, s in member_sessions(facts)]
     if not sessions or any(s is None or s.epoch != facts.world.epoch or s.finished != 0 for s in sessions):
         return None
     steps = [s.finished_steps for s in sessions if s is not None]
-    if min(steps) < 0:
-        return None
     return Checkpoint(facts.world.epoch, max(steps)) if any(steps) else facts.world.parent
 
 

@@ -71,7 +71,7 @@ def completion_of(facts: Facts) -> Completion | None:
     if steps and not any(steps) and world.parent is None:
         reason = "the program ended with exit code 0 but never called step: call checkpointer.step() once a step"
         return Completion("Failed", reason)
-    done = f" after step {max(*steps, world.begun_step)}" if steps and min(steps) >= 0 else ""
+    done = f" after step {max(*steps, world.begun_step)}" if steps else ""
     return Completion("Complete", f"every trainer finished{done}")
 
 
