@@ -15,7 +15,7 @@ from surefoot.protocol.checkpoints.completeness import Covers, LeftOut
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.hangs import Collective, RankPlace
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob, RankSave, WorkerId
-from surefoot.protocol.messages import NodeFinding
+from surefoot.protocol.messages import Barrier, NodeFinding
 from surefoot.protocol.progress import NOTHING_TOLD, Progress, RankPace
 from surefoot_operator.api.spec import Gang, TrainingJob
 from surefoot_operator.api.status import JobStatus
@@ -390,8 +390,8 @@ class SessionSeen:
     finished_steps: int = 0
     saves_told: bool = False
     """Whether `pending` and `saved` were told behind `finished`: before it they may lack the last step's."""
-    held: int | None = None
-    """Step at which it holds in `epoch`."""
+    barrier_step: int | None = None
+    """Step of the barrier at which all its ranks wait in `epoch`."""
     unreadable: tuple[Checkpoint, bool, str] | None = None
     """(checkpoint, absent, detail) reported in `epoch`."""
     findings: tuple[NodeFinding, ...] = ()
@@ -405,13 +405,13 @@ class SessionSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class HoldSeen:
-    """A planned change under way: the step proposed, and its answer."""
+class ObservedBarrier:
+    """The newest barrier, as all members received it or will."""
 
-    epoch: int
-    step: int
-    state: Literal["Proposed", "Bound", "Refused"]
-    asked_seconds: float
+    sent: Barrier
+    proposed_seconds: float
+    unanswered_by: frozenset[WorkerId] = frozenset()
+    """Workers that have yet to accept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,7 +430,7 @@ class Observed:
     persistent: PersistentSeen = field(default_factory=PersistentSeen)
     older: PersistentSeen = field(default_factory=PersistentSeen)
     """An older job's folder, where this one takes up its checkpoints. Its `covers` stand among the others."""
-    hold: HoldSeen | None = None
+    barrier: ObservedBarrier | None = None
     covers: Covers = field(default_factory=dict)
     promoted: Mapping[Checkpoint, frozenset[RankSave]] = field(default_factory=dict)
     stumbled: Mapping[RankSave, int] = field(default_factory=dict)

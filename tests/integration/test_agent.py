@@ -25,12 +25,12 @@ from support.fakes.fake_coordinator import (
 )
 from surefoot.linux_process import parent_of
 from surefoot.protocol.messages import (
+    Barrier,
+    BarrierReached,
+    BarrierReply,
     Exited,
     Finished,
     Heartbeat,
-    Held,
-    Hold,
-    HoldAnswer,
     Refused,
     Retire,
     Stop,
@@ -213,19 +213,19 @@ async def test_where_the_ranks_of_the_other_workers_stand_is_said_too(crew: Crew
 async def test_a_planned_change_holds_every_rank_at_one_step(crew: Crew) -> None:
     epoch = await crew.begin(0, local_ranks=2)
     coordinator = crew.coordinator
-    await coordinator.say(0, Hold(epoch, 1, "propose"))
-    early = await coordinator.until(0, HoldAnswer, lambda m: (m.epoch, m.step) == (epoch, 1))
+    await coordinator.say(0, Barrier(epoch, 1, "proposed"))
+    early = await coordinator.until(0, BarrierReply, lambda m: (m.generation, m.step) == (epoch, 1))
     assert not early.accepted
-    await coordinator.say(0, Hold(epoch, 1, "cancel"))
+    await coordinator.say(0, Barrier(epoch, 1, "cancelled"))
     beat = coordinator.last(0, Heartbeat)
     assert beat is not None
     ahead = beat.progress.step + 100
-    await coordinator.say(0, Hold(epoch, ahead, "propose"))
-    assert (await coordinator.until(0, HoldAnswer, lambda m: (m.epoch, m.step) == (epoch, ahead))).accepted
-    await coordinator.say(0, Hold(epoch, ahead, "bind"))
-    assert (await coordinator.until(0, Held, lambda m: m.epoch == epoch)).step == ahead
+    await coordinator.say(0, Barrier(epoch, ahead, "proposed"))
+    assert (await coordinator.until(0, BarrierReply, lambda m: (m.generation, m.step) == (epoch, ahead))).accepted
+    await coordinator.say(0, Barrier(epoch, ahead, "bound"))
+    assert (await coordinator.until(0, BarrierReached, lambda m: m.generation == epoch)).step == ahead
     await coordinator.until(0, Heartbeat, lambda b: (b.epoch, b.progress.step) == (epoch, ahead))
-    await coordinator.say(0, Hold(epoch, 0, "cancel"))
+    await coordinator.say(0, Barrier(epoch, 0, "cancelled"))
     await coordinator.stepping(epoch, 0, beyond=ahead)
 
 
@@ -323,12 +323,12 @@ async def test_sigterm_lets_trainers_come_to_a_halt_that_is_named_now(
     ahead = 50
     while True:  # an offer that comes too late is refused
         ahead *= 2
-        await coordinator.say(0, Hold(1, ahead, "propose"))
-        if (await coordinator.until(0, HoldAnswer, lambda m: m.step == ahead)).accepted:  # noqa: B023
+        await coordinator.say(0, Barrier(1, ahead, "proposed"))
+        if (await coordinator.until(0, BarrierReply, lambda m: m.step == ahead)).accepted:  # noqa: B023
             break
-        await coordinator.say(0, Hold(1, ahead, "cancel"))
-    await coordinator.say(0, Hold(1, ahead, "bind"))
-    assert (await coordinator.until(0, Held)).step == ahead
+        await coordinator.say(0, Barrier(1, ahead, "cancelled"))
+    await coordinator.say(0, Barrier(1, ahead, "bound"))
+    assert (await coordinator.until(0, BarrierReached)).step == ahead
     await coordinator.say(0, Stop(2, "worker 0 is being deleted"))
     await coordinator.until(0, Stopped, lambda m: m.epoch == 2)
     assert await agent.ended() == 128 + signal.SIGTERM

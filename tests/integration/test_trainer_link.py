@@ -21,6 +21,7 @@ from surefoot.ipc.agent_client import AgentBackend
 from surefoot.ipc.memfd import MemoryFile
 from surefoot.ipc.trainer_messages import framed
 from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.messages import SaveLevel
 
 
 def open_files(name: str) -> int:
@@ -43,7 +44,7 @@ def test_an_answer_that_comes_too_late_leaves_no_descriptor_open(monkeypatch: py
         assert link.reusable_saves(Checkpoint(1, 5)) == {}
         answer = framed(line.encode(line.StagedSaves(4096, ((0, 0, 16, "layout"),))))
         socket.send_fds(theirs, [answer[:1]], [memory])
-        theirs.sendall(answer[1:] + framed(line.encode(line.LevelSet(3))))
+        theirs.sendall(answer[1:] + framed(line.encode(SaveLevel(1, 3))))
         deadline = time.monotonic() + 60
         while link.level() != 3:  # the reader has taken both
             assert time.monotonic() < deadline

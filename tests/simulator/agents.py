@@ -127,18 +127,10 @@ class Agent:
     def _hear(self, message: said.ToAgent) -> None:
         match message:
             case said.Welcome():
-                self.tell(on.Welcomed())
+                self.tell(message)
                 self.say_findings()
-            case said.Stop(epoch):
-                self.tell(on.StopAsked(epoch))
-            case said.Assign():
-                self.tell(on.Assigned(message))
-            case said.Holders():
-                self.tell(on.HoldersChanged(message))
-            case said.Hold():
-                self.tell(on.HoldAsked(message))
-            case said.SaveLevel(epoch, level):
-                self.tell(on.LevelAsked(epoch, level))
+            case said.Stop() | said.Assign() | said.Holders() | said.Barrier() | said.SaveLevel():
+                self.tell(message)
             case said.Retire(_, exit_code):
                 self.tell(on.LeaveAsked(exit_code))
             case said.ListPersistent(request, manifests=False, layouts=wanted):
@@ -194,16 +186,11 @@ class Agent:
                 else:
                     for trainer in self.trainers:
                         self.engine.after(0.01, self.process, self.exited, trainer, -9, "", False)
-            case on.TellHold(hold):
+            case on.SendToTrainers(message, rank):
                 for trainer in self.trainers:
-                    self.engine.after(0.0004, trainer.process, trainer.told, hold)
-            case on.TellLevel(level):
-                for trainer in self.trainers:
-                    self.engine.after(rng.uniform(0.0004, 0.4), trainer.process, trainer.follow, level)
-            case on.TellHolders(local, holders):
-                for trainer in self.trainers:
-                    if trainer.local == local:
-                        self.engine.after(0.0004, trainer.process, trainer.told_holders, holders)
+                    if rank in (None, trainer.rank):
+                        delay = rng.uniform(0.0004, 0.4) if isinstance(message, said.SaveLevel) else 0.0004
+                        self.engine.after(delay, trainer.process, trainer.receive, message)
             case on.Retarget(holders):
                 self._retarget(holders)
             case on.Flush(epoch):

@@ -142,14 +142,14 @@ class Eyes:
 
     def _halted(self, observed: Observed, new: JobStatus) -> None:
         """A claim for which a world was halted finds what it was halted for, unless that took too long."""
-        hold, world = observed.hold, observed.status.world
-        if hold is None or world is None or hold.state != "Bound" or hold.epoch != world.epoch:
+        barrier, world = observed.barrier, observed.status.world
+        if barrier is None or world is None or (barrier.sent.generation, barrier.sent.phase) != (world.epoch, "bound"):
             return
         if not new.incidents or new.incidents[-1].kind != "planned" or new.incidents == observed.status.incidents:
             return
-        goal = Checkpoint(hold.epoch, hold.step)
+        goal = Checkpoint(world.epoch, barrier.sent.step)
         missing = [save for save in self.oracle.saves_of(goal) if save not in self.oracle.once]
-        if missing and observed.now < hold.asked_seconds + HALT_SECONDS:
+        if missing and observed.now < barrier.proposed_seconds + HALT_SECONDS:
             self.oracle.fail(f"the halt at {goal} ends before {missing[0]} is on a holder")
 
     def _at_peace(self, observed: Observed, new: JobStatus) -> None:

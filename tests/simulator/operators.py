@@ -20,6 +20,7 @@ from surefoot.protocol.identities import Checkpoint, HolderId, WorkerId
 from surefoot.protocol.messages import HolderReading
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.coordinator import desired_messages, pending_requests, sessions
+from surefoot_operator.coordinator.barrier import update_barrier
 from surefoot_operator.coordinator.desired_messages import scope_after
 from surefoot_operator.job_snapshot import HolderSeen, Observed
 from surefoot_operator.policy.core import actions as act
@@ -178,7 +179,7 @@ class Operator:
             turned_away_seconds=self.sessions.turned_away_seconds,
             holders=pending_requests.proxied(self._holders(), order.sights, self._status.world),
             persistent=order.persistent,
-            hold=order.hold.seen if order.hold is not None else None,
+            barrier=order.barrier,
             covers=self.known.covers({**order.layouts, **order.sighted_layouts}),
             promoted=order.promoted,
             unreadable=order.unreadable,
@@ -282,9 +283,9 @@ class Operator:
                     )  # fmt: skip
             case act.LookAround(worker, epoch, holders):
                 order = pending_requests.request_probe(order, worker, epoch, holders, now, self.known.digests)
-            case act.ProposeHold(epoch, step, verb):
+            case said.Barrier():
                 everyone = [WorkerId(m.index, m.attempt) for m in world.members] if world is not None else []
-                order = pending_requests.propose_hold(order, epoch, step, verb, everyone, now)
+                order = pending_requests.with_barrier(order, update_barrier(order.barrier, action, everyone, now))
             case act.CopySave(worker=worker):
                 order = pending_requests.repair(order, [(worker, copy_request(action, self.watches))], now)
             case Uploads(shares):

@@ -14,10 +14,19 @@ from simulator.engine import Process, Refusal, Unavailable
 from simulator.tiers import CHUNKS
 from surefoot.agent import agent_state as on
 from surefoot.agent.coordinator_requests import knows_all
-from surefoot.ipc.trainer_messages import HoldAt
+from surefoot.ipc.trainer_messages import (
+    AllHolders,
+    Attach,
+    Closing,
+    FindHolders,
+    FromTrainer,
+    RestoreDone,
+    RestoreFailed,
+    Stepped,
+)
 from surefoot.protocol.checkpoints.save_state import Settled
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, RankSave
-from surefoot.protocol.messages import Assign
+from surefoot.protocol.messages import Assign, Barrier, BarrierReached, BarrierReply, SaveLevel
 from surefoot.protocol.progress import OddSteps, Progress, RankPace
 
 if TYPE_CHECKING:
@@ -118,7 +127,7 @@ class Trainer:
     # ---- restore ----------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        self.agent.tell_trainer(on.TrainerAttached(self.assign.epoch, self.local))
+        self._send(Attach(self.rank, self.assign.epoch, 0))
         parent = self.assign.parent
         if parent is None:
             self._restored(0, "none")
@@ -159,14 +168,12 @@ class Trainer:
         else:
             self.engine.say("rank {} of epoch {} cannot read {}: {}", self.rank, self.assign.epoch, save, content)
             absent = content == "absent"
-            self.agent.tell_trainer(
-                on.TrainerRestoreFailed(self.assign.epoch, self.local, parent, absent, str(content))
-            )
+            self._send(RestoreFailed(parent, absent, str(content)))
 
     def _seek(self) -> None:
         """What is not found on the holders that it knows may be on others: asks, until it was told of all."""
         if self.partial:
-            self.agent.tell_trainer(on.HoldersSought(self.assign.epoch, self.local))
+            self._send(FindHolders())
             self.engine.after(5.0, self.process, self._seek)
 
     def told_holders(self, holders: tuple[HolderEndpoint, ...]) -> None:
@@ -223,7 +230,7 @@ class Trainer:
             self.odd = OddSteps.of_saved(self.simulation.odd_saved[of_rank])
         self.ahead = numerics.place_behind(parent) - step + self.assign.skip_steps
         self.restored = True
-        self.agent.tell_trainer(on.TrainerRestored(self.assign.epoch, self.local, source, self.engine.now, self.odd))
+        self._send(RestoreDone(step, source, 0, 0.0, self.odd))
         self._next()
 
     def _restored_rank(self, parent: Checkpoint) -> int:
@@ -254,22 +261,16 @@ class Trainer:
         kind = self.simulation.oracle.numerics.stepped(self, step + self.ahead, self.sick)
         self.sick = kind == "not-finite"
         self.odd = self.odd.followed_by(step, kind, f"step {step} is odd")
-        self.agent.tell_trainer(
-            on.StepDone(
-                self.assign.epoch,
-                self.local,
-                Progress(
-                    step,
-                    step_seconds=self._settings.step_seconds,
-                    level=max(self.level, self.asked),
-                    settled=Settled(step - 1),
-                    loss_is_finite=not self.sick,
-                    paces=self._looked(),
-                    **self.odd.told,
-                ),
-                self.engine.now,
-            )
+        progress = Progress(
+            step,
+            step_seconds=self._settings.step_seconds,
+            level=max(self.level, self.asked),
+            settled=Settled(step - 1),
+            loss_is_finite=not self.sick,
+            paces=self._looked(),
+            **self.odd.told,
         )
+        self._send(Stepped(progress, None, False))
         holding = self.hold == step
         if holding:
             self._stage_or_wait(step)
@@ -320,7 +321,7 @@ class Trainer:
         if not self._stage(step):
             self.engine.after(0.05, self.process, self._stage_or_wait, step)
             return
-        self.agent.tell_trainer(on.HoldReached(self.assign.epoch, self.local, step))
+        self._send(BarrierReached(self.assign.epoch, step))
 
     def _finish_program(self) -> None:
         self._close(self.engine.now + HOLD_SLOT_SECONDS)
@@ -332,7 +333,7 @@ class Trainer:
             self.engine.after(0.05, self.process, self._close, until_seconds)
             return
         self.done = True
-        self.agent.tell_trainer(on.TrainerClosed(self.assign.epoch, self.local, offered=True))
+        self._send(Closing(self.step, offered=True))
         self.engine.after(0.01, self.process, self.exit, 0, "", False)
 
     # ---- what the agent asks ----------------------------------------------------------------------------------------
@@ -349,17 +350,25 @@ class Trainer:
             self._next()
         return True
 
-    def told(self, hold: HoldAt) -> None:
-        """The real agent's word on a planned change; a proposal is answered, atomically with stepping."""
-        if hold.verb == "propose":
-            accepted = self.proposed(hold.step)
-            self.agent.tell_trainer(on.HoldAnswered(self.assign.epoch, self.local, hold.step, accepted))
-        elif hold.verb == "bind":
-            self.simulation.oracle.eyes.bound(self, hold.step)
-        elif hold.verb == "cancel" and self.hold is not None:
-            waiting, self.hold = self.step == self.hold, None
-            if waiting:
-                self._next()
+    def receive(self, message: Barrier | SaveLevel | AllHolders) -> None:
+        """A message of the real agent; a proposed barrier is answered, atomically with stepping."""
+        match message:
+            case Barrier(generation, step, "proposed"):
+                self._send(BarrierReply(generation, step, self.proposed(step)))
+            case Barrier(step=step, phase="bound"):
+                self.simulation.oracle.eyes.bound(self, step)
+            case Barrier():
+                if self.hold is not None:
+                    waiting, self.hold = self.step == self.hold, None
+                    if waiting:
+                        self._next()
+            case SaveLevel(level=level):
+                self.follow(level)
+            case AllHolders(holders):
+                self.told_holders(holders)
+
+    def _send(self, message: FromTrainer) -> None:
+        self.agent.tell_trainer(on.TrainerMessage(self.assign.epoch, self.local, message, self.engine.now))  # type: ignore[arg-type]
 
     def follow(self, level: int) -> None:
         """Ranks hear of a level at different moments, also of an older one later."""

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from support.fakes.fake_coordinator import assignment
 from surefoot.agent import agent_state as on
 from surefoot.agent.agent_state import AgentState, Command, Event
 from surefoot.agent.state_machine import transition
-from surefoot.protocol.messages import Assign
+from surefoot.ipc.trainer_messages import Attach, Stepped
+from surefoot.protocol.messages import Assign, Welcome
 from surefoot.protocol.progress import Progress
 
 
 def assign(epoch: int, hosts: bool = True, store: str | None = None, ranks: int = 2) -> Assign:
     return replace(assignment(epoch, 0, 1, local_ranks=ranks), hosts_store=hosts, store=store)
+
+
+WELCOME = Welcome("term", 1.0)
+
+
+def from_rank(generation: int, local: int, message: Any, at: float = 0.0) -> on.TrainerMessage:
+    return on.TrainerMessage(generation, local, message, at)
 
 
 def live(*events: Event, life: AgentState | None = None) -> tuple[AgentState, list[Command]]:
@@ -31,11 +40,11 @@ def sent(commands: list[Command]) -> list[object]:
 
 
 def running(epoch: int = 1, ranks: int = 2) -> AgentState:
-    life, _ = live(on.WarmChanged(True), on.Assigned(assign(epoch, ranks=ranks)), on.StoreUp(epoch, "h:1"))
-    life, _ = live(*(on.TrainerAttached(epoch, i) for i in range(ranks)), life=life)
+    life, _ = live(on.WarmChanged(True), assign(epoch, ranks=ranks), on.StoreUp(epoch, "h:1"))
+    life, _ = live(*(from_rank(epoch, i, Attach(i, epoch, 0)) for i in range(ranks)), life=life)
     assert life.alive
     return life
 
 
-def step(epoch: int, local: int, number: int, at: float = 0.0) -> on.StepDone:
-    return on.StepDone(epoch, local, Progress(number, 0.5, 0.1), at)
+def step(epoch: int, local: int, number: int, at: float = 0.0) -> on.TrainerMessage:
+    return from_rank(epoch, local, Stepped(Progress(number, 0.5, 0.1), None, False), at)

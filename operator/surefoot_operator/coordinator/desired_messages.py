@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Literal
 
 from surefoot.protocol import messages
 from surefoot.protocol.checkpoints.completeness import effective_replicas
@@ -19,6 +18,7 @@ from surefoot.protocol.checkpoints.placement import UNKNOWN_TOPOLOGY, RankTarget
 from surefoot.protocol.identities import ENDPOINT_ORDER, HolderEndpoint, HolderId, WorkerId
 from surefoot.protocol.messages import Assign, Holders, LookAtHolders, SaveLevel, Stop, ToAgent
 from surefoot_operator.api.status import JobStatus, World
+from surefoot_operator.coordinator.barrier import desired_barrier
 from surefoot_operator.coordinator.sessions import Session, Sessions, store_address
 from surefoot_operator.job_snapshot import HolderSeen
 from surefoot_operator.policy.failure.memory_server_liveness import UsableHolders
@@ -111,13 +111,6 @@ def wants_all_servers(session: Session) -> bool:
 
 Delivered = Mapping[str, ToAgent]
 """What one connection was told last, by slot; see `slot_of`."""
-
-
-_VERBS: Mapping[str, Literal["propose", "bind", "cancel"]] = {
-    "Proposed": "propose",
-    "Bound": "bind",
-    "Refused": "cancel",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +206,7 @@ def concerned(before: Sessions, after: Sessions) -> Collection[WorkerId] | None:
     old, new = before.orders, after.orders
     if old is new:
         return ()
-    if (old.hold and old.hold.seen) != (new.hold and new.hold.seen):
+    if (old.barrier and old.barrier.sent) != (new.barrier and new.barrier.sent):
         return None
     workers: set[WorkerId] = set()
     if old.outstanding is not new.outstanding:
@@ -292,11 +285,9 @@ def _to_member(
             unseen=rule.unseen and place == 0,
         )
     ]
-    hold = sessions.orders.hold
-    if hold is not None and hold.seen.epoch == world.epoch:
-        words.append(messages.Hold(world.epoch, hold.seen.step, _VERBS[hold.seen.state]))
-    elif session.hello_epoch == world.epoch:
-        words.append(messages.Hold(world.epoch, 0, "cancel"))
+    barrier = desired_barrier(sessions.orders.barrier, world.epoch, session.hello_epoch == world.epoch)
+    if barrier is not None:
+        words.append(barrier)
     if rule.status.memory_interval is not None:
         words.append(SaveLevel(world.epoch, rule.status.memory_interval.level))
     return words

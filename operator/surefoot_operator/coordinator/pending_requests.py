@@ -11,7 +11,6 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Literal
 
 from surefoot.errors import OutOfBounds, ProtocolError
 from surefoot.protocol import bounds
@@ -32,7 +31,7 @@ from surefoot.protocol.messages import (
 )
 from surefoot.protocol.text import shorten
 from surefoot_operator.api.status import JobStatus, World
-from surefoot_operator.job_snapshot import HolderSeen, HoldSeen, PersistentSeen, SightSeen
+from surefoot_operator.job_snapshot import HolderSeen, ObservedBarrier, PersistentSeen, SightSeen
 
 # ---- listing pages ---------------------------------------------------------------------------------------------------
 # Assembles the pages of a listing. An agent first sends the manifests, which name their layouts by digest; then the
@@ -174,14 +173,6 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class HoldProposal:
-    """A planned change, and who must still accept it."""
-
-    seen: HoldSeen
-    awaited: frozenset[WorkerId]
-
-
-@dataclass(frozen=True, slots=True)
 class Orders:
     next_request: int
     """Grows; begins where no earlier coordinator has been, so that an answer to one of its requests fits none of ours."""
@@ -190,7 +181,7 @@ class Orders:
     promotion_round: int = 0
     """The newest round of any of them."""
     retired: Mapping[WorkerId, Retire] = field(default_factory=dict)
-    hold: HoldProposal | None = None
+    barrier: ObservedBarrier | None = None
     persistent: PersistentSeen = field(default_factory=PersistentSeen)
     layouts: Mapping[str, str] = field(default_factory=dict)
     """Layout records that the last listing brought, by digest."""
@@ -239,6 +230,11 @@ def with_refused(orders: Orders, sentences: Iterable[str]) -> Orders:
     return orders if kept == orders.refused else replace(orders, refused=kept)
 
 
+def with_barrier(orders: Orders, barrier: ObservedBarrier | None) -> Orders:
+    """Stores the barrier; the same orders where it did not change, so that nothing is planned or sent for it."""
+    return orders if barrier is orders.barrier else replace(orders, barrier=barrier)
+
+
 def with_listing(orders: Orders, seen: PersistentSeen) -> Orders:
     """Stores what is known of one job's listing.
 
@@ -258,11 +254,12 @@ def is_listing(order: Request, older: bool) -> bool:
 def drop_other_generations(orders: Orders, epoch: int, committed: bool) -> Orders:
     """Voids requests of another epoch than the present world's."""
     kept = {n: o for n, o in orders.outstanding.items() if o.epoch == epoch}
-    hold = orders.hold if orders.hold is not None and orders.hold.seen.epoch == epoch and committed else None
+    is_current = orders.barrier is not None and orders.barrier.sent.generation == epoch and committed
+    barrier = orders.barrier if is_current else None
     promotions = {w: p for w, p in orders.promotions.items() if p.epoch == epoch}
-    if (len(kept), hold, len(promotions)) == (len(orders.outstanding), orders.hold, len(orders.promotions)):
+    if (len(kept), barrier, len(promotions)) == (len(orders.outstanding), orders.barrier, len(orders.promotions)):
         return orders
-    return replace(orders, outstanding=kept, hold=hold, promotions=promotions, older=_older_without(orders, kept))
+    return replace(orders, outstanding=kept, barrier=barrier, promotions=promotions, older=_older_without(orders, kept))
 
 
 def drop_worker(orders: Orders, worker: WorkerId) -> Orders:
@@ -410,30 +407,6 @@ def listing_rights(status: JobStatus) -> ListingRights:
 
 COPIED_SECONDS = 2.0
 """Within so long after an agent has copied a save to a holder that holder's index is read anew."""
-
-
-def propose_hold(
-    orders: Orders,
-    epoch: int,
-    step: int,
-    verb: Literal["propose", "bind", "cancel"],
-    members: Iterable[WorkerId],
-    now: float,
-) -> Orders:
-    """Proposes a hold to every member, or cancels it.
-
-    It binds once all have accepted, and is refused once one has not. `cancel` refuses a pending one; `bind` changes
-    nothing: nobody may bind before every agent acknowledged.
-    """
-    hold = orders.hold
-    if verb == "cancel":
-        if hold is None or hold.seen.epoch != epoch:
-            return orders
-        return replace(orders, hold=HoldProposal(replace(hold.seen, state="Refused"), frozenset()))
-    known = hold is not None and (hold.seen.epoch, hold.seen.step) == (epoch, step) and hold.seen.state != "Refused"
-    if known or verb == "bind":
-        return orders
-    return replace(orders, hold=HoldProposal(HoldSeen(epoch, step, "Proposed", now), frozenset(members)))
 
 
 def list_persistent(

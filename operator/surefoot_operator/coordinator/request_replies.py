@@ -7,15 +7,14 @@ came twice.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
 
 from surefoot.errors import OutOfBounds
 from surefoot.protocol import bounds
 from surefoot.protocol.identities import Checkpoint, RankSave, WorkerId
 from surefoot.protocol.messages import (
+    BarrierReply,
     DropPersistent,
     FromAgent,
-    HoldAnswer,
     HolderReading,
     Listing,
     ListPersistent,
@@ -27,10 +26,9 @@ from surefoot.protocol.messages import (
     Sighting,
 )
 from surefoot.protocol.text import listed
-from surefoot_operator.coordinator import pending_requests
+from surefoot_operator.coordinator import barrier, pending_requests
 from surefoot_operator.coordinator.pending_requests import (
     COPIED_SECONDS,
-    HoldProposal,
     Orders,
     PartialListing,
     Request,
@@ -73,8 +71,8 @@ MOST_UNTOLD_FAILURES = 5
 
 def apply_reply(orders: Orders, worker: WorkerId, message: FromAgent, now: float = 0.0) -> Orders:
     """Applies an agent's answer; one that matches no request is ignored."""
-    if isinstance(message, HoldAnswer):
-        return _hold_answered(orders, worker, message)
+    if isinstance(message, BarrierReply):
+        return pending_requests.with_barrier(orders, barrier.apply_reply(orders.barrier, worker, message))
     if isinstance(message, Persisted):
         return _persisted(orders, worker, message)
     if not isinstance(message, Listing | Repaired | PersistentDropped | HolderReading | Sighting):
@@ -123,19 +121,6 @@ def _read(orders: Orders, order: Request, answer: HolderReading, now: float) -> 
         return orders
     orders = replace(orders, sights=sights, read_seconds=now)
     return void_listing(orders) if orders.persistent.read_epoch is not None else orders
-
-
-def _hold_answered(orders: Orders, worker: WorkerId, answer: HoldAnswer) -> Orders:
-    hold = orders.hold
-    if hold is None or (hold.seen.epoch, hold.seen.step) != (answer.epoch, answer.step):
-        return orders
-    if hold.seen.state != "Proposed":
-        return orders
-    if not answer.accepted:
-        return replace(orders, hold=HoldProposal(replace(hold.seen, state="Refused"), frozenset()))
-    awaited = hold.awaited - {worker}
-    state: Literal["Proposed", "Bound"] = "Proposed" if awaited else "Bound"
-    return replace(orders, hold=HoldProposal(replace(hold.seen, state=state), awaited))
 
 
 def _told(orders: Orders, order: Request, page: Listing) -> Orders:

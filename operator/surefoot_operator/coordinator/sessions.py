@@ -4,7 +4,7 @@ Pure: time is an argument. Called by `surefoot_operator.coordinator.agent_channe
 connection; plans are made from `seen`. Nothing here is durable: agents report it all to a new coordinator.
 
 Facts belong to an epoch: `epoch` of a session is the newest one its trainers were started for, and step, exit,
-finished, held and unreadable are about that one, also after its trainers have stopped (`stopped` grows beyond it).
+finished, barrier_step and unreadable are about that one, also after its trainers have stopped (`stopped` grows beyond it).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from surefoot.protocol.bounds import MAX_CAUSE_CHARACTERS, MAX_DETAIL_CHARACTERS
 from surefoot.protocol.hangs import MOST_STEPS
 from surefoot.protocol.identities import WorkerId
 from surefoot.protocol.messages import (
+    BarrierReached,
     Exited,
     Finished,
     FromAgent,
     Heartbeat,
-    Held,
     Hello,
     HoldersWanted,
     NodeHealth,
@@ -284,7 +284,7 @@ def heard(sessions: Sessions, worker: WorkerId, message: FromAgent, now: float) 
             session = stopped(session, message.epoch, now)
         case StoreReady():
             session = replace(session, store=(message.epoch, message.address))
-        case Exited() | Held() | UnreadableSave() | Finished():
+        case Exited() | BarrierReached() | UnreadableSave() | Finished():
             session = _fact(session, message, now)
         case HoldersWanted():
             session = replace(session, wants_holders=True)
@@ -332,7 +332,7 @@ def _in_epoch(session: Session, epoch: int) -> Session:
         finished=None,
         finished_steps=0,
         saves_told=False,
-        held=None,
+        barrier_step=None,
         unreadable=None,
         standing=None,
     )
@@ -407,14 +407,15 @@ def _examined(session: Session, message: NodeHealth, now: float) -> tuple[Sessio
     return replace(session, seen=fresh), skewed
 
 
-def _fact(session: Session, message: Exited | Held | UnreadableSave | Finished, now: float) -> Session:
+def _fact(session: Session, message: Exited | BarrierReached | UnreadableSave | Finished, now: float) -> Session:
     """Takes what happened in an epoch; what an older one still has to say does not matter any more."""
-    session = _in_epoch(session, message.epoch)
+    generation = message.generation if isinstance(message, BarrierReached) else message.epoch
+    session = _in_epoch(session, generation)
     old = session.seen
-    if message.epoch != old.epoch:
+    if generation != old.epoch:
         return session
-    if isinstance(message, Held):
-        return replace(session, seen=replace(old, held=message.step))
+    if isinstance(message, BarrierReached):
+        return replace(session, seen=replace(old, barrier_step=message.step))
     if isinstance(message, UnreadableSave):
         report = (message.checkpoint, message.absent, shorten_text(message.detail, MAX_CAUSE_CHARACTERS))
         # That every copy is bad outranks that one is absent, and the first report of a kind is as good as the next.

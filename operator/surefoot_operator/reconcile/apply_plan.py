@@ -12,9 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from surefoot.protocol.identities import HolderId, RankSave, WorkerId
-from surefoot.protocol.messages import PromoteSave, RepairSave, Retire
+from surefoot.protocol.messages import Barrier, PromoteSave, RepairSave, Retire
 from surefoot.task_set import TaskSet
 from surefoot_operator.coordinator import pending_requests
+from surefoot_operator.coordinator.barrier import update_barrier
 from surefoot_operator.coordinator.pending_requests import Orders, listing_rights
 from surefoot_operator.coordinator.sessions import Sessions
 from surefoot_operator.errors import FabricError
@@ -33,7 +34,6 @@ from surefoot_operator.policy.core.actions import (
     LookAround,
     MaintenanceAction,
     PromoteSaves,
-    ProposeHold,
     PurgePersistent,
     RemoveGroup,
     RetireWorkers,
@@ -156,7 +156,7 @@ def _seal(dependencies: Dependencies, action: SealHolder) -> None:
 
 def _ask(
     dependencies: Dependencies,
-    action: RetireWorkers | ListPersistentTier | LookAround | ProposeHold | DropPersisted,
+    action: RetireWorkers | ListPersistentTier | LookAround | Barrier | DropPersisted,
     seen: Observed,
 ) -> None:
     now = dependencies.clock()
@@ -180,13 +180,13 @@ def _ask(
             dependencies,
             lambda orders: pending_requests.request_probe(orders, look.worker, look.epoch, look.holders, now, known),
         )
-    elif isinstance(action, ProposeHold):
+    elif isinstance(action, Barrier):
         world = seen.status.world
         members = [WorkerId(m.index, m.attempt) for m in world.members] if world is not None else []
-        hold = action
+        wanted = action
         _order(
             dependencies,
-            lambda orders: pending_requests.propose_hold(orders, hold.epoch, hold.step, hold.verb, members, now),
+            lambda orders: pending_requests.with_barrier(orders, update_barrier(orders.barrier, wanted, members, now)),
         )
     else:
         drop = action

@@ -139,7 +139,6 @@ async def observed(dependencies: Dependencies, shown: FabricSeen, term_seconds: 
     holders = proxied(dependencies.memory.seen(), orders.sights, shown.status.world)
     covers = await dependencies.memory.covers(listed, layouts, holders)
     sessions = dependencies.channel.sessions
-    hold = sessions.orders.hold
     now = dependencies.clock()
     return Observed(
         now=now,
@@ -153,7 +152,7 @@ async def observed(dependencies: Dependencies, shown: FabricSeen, term_seconds: 
         holders=holders,
         persistent=sessions.orders.persistent,
         older=orders.older,  # as `covers` knows it: what came meanwhile comes with the next snapshot
-        hold=hold.seen if hold is not None else None,
+        barrier=sessions.orders.barrier,
         covers=covers,
         promoted=sessions.orders.promoted,
         stumbled=sessions.orders.stumbled,

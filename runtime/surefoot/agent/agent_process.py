@@ -36,7 +36,6 @@ from surefoot.agent.trainers.supervisor import Orphans, TrainerSupervisor
 from surefoot.errors import SurefootError
 from surefoot.flush.bandwidth import bandwidth_of
 from surefoot.flush.engine import DrainOptions
-from surefoot.ipc import trainer_messages as line
 from surefoot.ipc.metric_deltas import MetricSums
 from surefoot.ipc.trainer_server import TrainerServer
 from surefoot.launcher.job_program import with_own_interpreter
@@ -203,12 +202,8 @@ class AgentProcess:
                 self._trainers.kill(epoch)
             case on.TakeStacks(epoch):
                 self.spawn(self._take_stacks(epoch))
-            case on.TellHold(hold):
-                self.trainer_server.tell(self.state.started, None, hold)
-            case on.TellLevel(level):
-                self.trainer_server.tell(self.state.started, None, line.LevelSet(level))
-            case on.TellHolders():
-                self._trainer_handler.tell_holders(command)
+            case on.SendToTrainers(message, rank):
+                self.trainer_server.tell(self.state.started, rank, message)
             case on.Retarget(holders):
                 self.staging.retarget(holders)
             case on.Flush(epoch):
@@ -316,22 +311,16 @@ class AgentProcess:
     def _from_coordinator(self, message: messages.ToAgent) -> None:
         match message:
             case messages.Welcome():
-                self.dispatch(on.Welcomed())
+                self.dispatch(message)
                 self._line.send(self._node.health())
-            case messages.Assign():
-                self.dispatch(on.Assigned(message))
+            case messages.Assign() | messages.Holders() | messages.Barrier() | messages.SaveLevel():
+                self.dispatch(message)
             case messages.Stop(epoch=epoch, reason=reason):
                 if epoch > self.state.claimed:
                     _log.info(
                         "epoch %d is claimed, trainers of older ones stop: %s", epoch, reason, extra={"epoch": epoch}
                     )
-                self.dispatch(on.StopAsked(epoch))
-            case messages.Holders():
-                self.dispatch(on.HoldersChanged(message))
-            case messages.Hold():
-                self.dispatch(on.HoldAsked(message))
-            case messages.SaveLevel(epoch=epoch, level=level):
-                self.dispatch(on.LevelAsked(epoch, level))
+                self.dispatch(message)
             case messages.Retire(reason=reason, exit_code=code):
                 _log.info("the coordinator retires this worker, stopping its trainers: %s", reason)
                 self.dispatch(on.LeaveAsked(code))

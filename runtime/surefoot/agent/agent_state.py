@@ -8,12 +8,31 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from surefoot.ipc.trainer_messages import HoldAt
+from surefoot.ipc.trainer_messages import (
+    AllHolders,
+    Attach,
+    Closing,
+    FindHolders,
+    Pausing,
+    RestoreDone,
+    RestoreFailed,
+    Stepped,
+)
 from surefoot.protocol.checkpoints.save_state import joined
 from surefoot.protocol.hangs import Collective, RankPlace
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint
-from surefoot.protocol.messages import Assign, Exited, FromAgent, Hold, Holders
-from surefoot.protocol.progress import NONE_ODD, NOTHING_TOLD, OddSteps, Progress, of_worker
+from surefoot.protocol.messages import (
+    Assign,
+    Barrier,
+    BarrierReached,
+    BarrierReply,
+    Exited,
+    FromAgent,
+    Holders,
+    SaveLevel,
+    Stop,
+    Welcome,
+)
+from surefoot.protocol.progress import NOTHING_TOLD, Progress, of_worker
 
 # ---- observations of ranks -------------------------------------------------------------------------------------------
 # Compares two looks at trainers that make no step. A stack alone says little: a rank that reads or computes for long
@@ -82,9 +101,10 @@ class LocalRank:
     progress: Progress = NOTHING_TOLD
     """What it told with its last step."""
     source: str | None = None
-    held: int | None = None
+    at_barrier: int | None = None
+    """The step of the barrier at which it waits."""
     accepted: bool | None = None
-    """Its answer to the hold that is being asked for."""
+    """Its reply to the proposed barrier."""
     paused: str = ""
     """Why no step is to be expected of it; empty: one is."""
     pause_seconds: float | None = None
@@ -124,7 +144,7 @@ class AgentState:
     store: str | None = None
     store_epoch: int = 0
     """Newest epoch whose store was asked for here."""
-    hold: HoldAt | None = None
+    barrier: Barrier | None = None
     level: int = 0
     progress_at: float | None = None
     """When the last step finished; None before the epoch's first."""
@@ -145,7 +165,7 @@ class AgentState:
     flushing: bool = False
     flushed: bool = False
     seeking: frozenset[int] = frozenset()
-    """Local ranks that wait to be told of every holder."""
+    """Ranks here that wait for the list of every holder."""
     leaving: int | None = None
     """Exit code, once this worker is to end."""
     departure: Departure | None = None
@@ -159,7 +179,7 @@ class AgentState:
     @property
     def trains(self) -> bool:
         """Whether trainers here go on with steps, which copies may disturb."""
-        stays = self.leaving is None and self.departure is None and self.hold is None
+        stays = self.leaving is None and self.departure is None and self.barrier is None
         return stays and self.started == self.claimed and any(r.alive and not r.closed for r in self.ranks)
 
     @property
@@ -204,7 +224,7 @@ class AgentState:
     @property
     def stalled(self) -> bool:
         """Whether the trainers stopped without a known reason: their stacks are wanted."""
-        if not self.alive or any(r.held is not None or r.closed for r in self.ranks):
+        if not self.alive or any(r.at_barrier is not None or r.closed for r in self.ranks):
             return False
         if self.progress_at is None:
             return self.begun_at is not None and self.ticked_at - self.begun_at > _START_SECONDS
@@ -223,8 +243,9 @@ class AgentState:
 
 # ---- events ----------------------------------------------------------------------------------------------------------
 # Defines the events that reach an agent and the commands it decides. Plain values. `state_machine.transition` turns
-# events into commands; the process makes the events and carries the commands out. Times are seconds of one monotonic
-# clock, given by the process.
+# events into commands; the process makes the events and carries the commands out. What the coordinator sent is an event
+# itself; what a trainer sent is one together with its rank. Times are seconds of one monotonic clock, given by the
+# process.
 
 # ---- events -------------------------------------------------------------------------------------------------------
 
@@ -234,40 +255,6 @@ class WarmChanged:
     """Whether trainers can start at once: warm zygote, or only cold starts."""
 
     warm: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Welcomed:
-    """The coordinator accepted our hello; it may be a new one.
-
-    It knows nothing of what the former one was told.
-    """
-
-
-@dataclass(frozen=True, slots=True)
-class Assigned:
-    assign: Assign
-
-
-@dataclass(frozen=True, slots=True)
-class StopAsked:
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class HoldersChanged:
-    holders: Holders
-
-
-@dataclass(frozen=True, slots=True)
-class HoldAsked:
-    hold: Hold
-
-
-@dataclass(frozen=True, slots=True)
-class LevelAsked:
-    epoch: int
-    level: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,81 +306,16 @@ class TrainerExited:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainerAttached:
-    epoch: int
-    local: int
+class TrainerMessage:
+    """A message of one local rank, as it was received."""
 
-
-@dataclass(frozen=True, slots=True)
-class StepDone:
-    epoch: int
+    generation: int
     local: int
-    progress: Progress
+    message: (
+        Attach | Stepped | Pausing | BarrierReply | BarrierReached | RestoreDone | RestoreFailed | FindHolders | Closing
+    )
     at: float
-
-
-@dataclass(frozen=True, slots=True)
-class TrainerPaused:
-    """A trainer begins a pause to do `what`; empty: ends it."""
-
-    epoch: int
-    local: int
-    what: str
-    seconds: float | None
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class HoldAnswered:
-    epoch: int
-    local: int
-    step: int
-    accepted: bool
-
-
-@dataclass(frozen=True, slots=True)
-class HoldReached:
-    epoch: int
-    local: int
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class TrainerRestored:
-    epoch: int
-    local: int
-    source: str
-    at: float
-    odd: OddSteps = NONE_ODD
-
-
-@dataclass(frozen=True, slots=True)
-class TrainerRestoreFailed:
-    epoch: int
-    local: int
-    checkpoint: Checkpoint
-    absent: bool
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class HoldersSought:
-    """A restoring trainer needs holders that nobody told it of."""
-
-    epoch: int
-    local: int
-
-
-@dataclass(frozen=True, slots=True)
-class TrainerClosed:
-    """A trainer closed its Checkpointer; it may take long to exit.
-
-    `offered`: it had its last step's state saved, or tried to.
-    """
-
-    epoch: int
-    local: int
-    offered: bool = False
+    """When it was received."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,27 +341,19 @@ class Ticked:
 
 
 Event = (
-    WarmChanged
-    | Welcomed
-    | Assigned
-    | StopAsked
-    | HoldersChanged
-    | HoldAsked
-    | LevelAsked
+    Welcome
+    | Assign
+    | Stop
+    | Holders
+    | Barrier
+    | SaveLevel
+    | WarmChanged
     | LeaveAsked
     | DepartureAsked
     | StoreUp
     | StoreLost
     | TrainerExited
-    | TrainerAttached
-    | StepDone
-    | TrainerPaused
-    | HoldAnswered
-    | HoldReached
-    | TrainerRestored
-    | TrainerRestoreFailed
-    | HoldersSought
-    | TrainerClosed
+    | TrainerMessage
     | Flushed
     | StacksTaken
     | Ticked
@@ -493,21 +407,11 @@ class Beat:
 
 
 @dataclass(frozen=True, slots=True)
-class TellHold:
-    hold: HoldAt
+class SendToTrainers:
+    """Sends to the trainer of one rank; None: to all of them."""
 
-
-@dataclass(frozen=True, slots=True)
-class TellLevel:
-    level: int
-
-
-@dataclass(frozen=True, slots=True)
-class TellHolders:
-    """Tells a local rank of every holder of the epoch."""
-
-    local: int
-    holders: tuple[HolderEndpoint, ...]
+    message: Barrier | SaveLevel | AllHolders
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -537,9 +441,7 @@ Command = (
     | TakeStacks
     | Send
     | Beat
-    | TellHold
-    | TellLevel
-    | TellHolders
+    | SendToTrainers
     | Retarget
     | Flush
     | Exit

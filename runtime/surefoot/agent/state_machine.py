@@ -11,22 +11,37 @@ from dataclasses import replace
 
 from surefoot.agent import agent_state as on
 from surefoot.agent.agent_state import AgentState, Command, Event, LocalRank, Look, stands_still
-from surefoot.ipc.trainer_messages import HoldAt
+from surefoot.ipc.trainer_messages import (
+    AllHolders,
+    Attach,
+    Closing,
+    FindHolders,
+    Pausing,
+    RestoreDone,
+    RestoreFailed,
+    Stepped,
+)
 from surefoot.protocol.hangs import MOST_STEPS, learned_limit_seconds
 from surefoot.protocol.messages import (
     Assign,
+    Barrier,
+    BarrierReached,
+    BarrierReply,
     Exited,
     Finished,
     FromAgent,
-    Held,
-    HoldAnswer,
+    Holders,
     HoldersWanted,
     Notice,
+    SaveLevel,
+    Stop,
     Stopped,
     StoreReady,
     StuckRanks,
     UnreadableSave,
+    Welcome,
 )
+from surefoot.protocol.progress import Progress
 
 # ---- stacks of ranks without a step ----------------------------------------------------------------------------------
 # Decides when to take the stacks of trainers that complete no step. Pure; called below at each tick, step and pause,
@@ -101,14 +116,14 @@ def request_servers_if_needed(assign: Assign) -> tuple[Command, ...]:
     return request_all_servers(assign.epoch) if size != assign.world else ()
 
 
-def request_servers_for_trainer(state: AgentState, local: int) -> Step:
+def request_servers_for_trainer(state: AgentState, rank: int) -> Step:
     """A trainer asks for every holder of the epoch."""
     assign = state.assign
     if assign is None or assign.epoch != state.started:
         return state, ()  # overtaken: its trainers are being ended
     if not assign.partial:
-        return state, (on.TellHolders(local, assign.holders),)
-    return replace(state, seeking=state.seeking | {local}), request_all_servers(assign.epoch)
+        return state, (on.SendToTrainers(AllHolders(assign.holders), rank),)
+    return replace(state, seeking=state.seeking | {rank}), request_all_servers(assign.epoch)
 
 
 def send_servers_to_trainers(state: AgentState) -> Step:
@@ -116,8 +131,8 @@ def send_servers_to_trainers(state: AgentState) -> Step:
     assign = state.assign
     if not state.seeking or assign is None or assign.partial or assign.epoch != state.started:
         return state, ()
-    found = tuple(on.TellHolders(local, assign.holders) for local in sorted(state.seeking))
-    return replace(state, seeking=frozenset()), found
+    servers = AllHolders(assign.holders)
+    return replace(state, seeking=frozenset()), tuple(on.SendToTrainers(servers, r) for r in sorted(state.seeking))
 
 
 def repeat_server_request(state: AgentState) -> tuple[Command, ...]:
@@ -151,11 +166,19 @@ def _take(state: AgentState, event: Event) -> Step:
     match event:
         case on.WarmChanged(warm):
             return replace(state, warm=warm), (on.Beat(),)
-        case on.Welcomed():
+        case Welcome():
             return state, (*(on.Send(fact) for fact in state.facts), *repeat_server_request(state), on.Beat())
-        case on.Assigned(assign):
-            return _assigned(state, assign)
-        case on.StopAsked(epoch):
+        case Assign():
+            return _assigned(state, event)
+        case Holders():
+            return _apply_servers(state, event)
+        case Barrier():
+            return _apply_barrier(state, event)
+        case SaveLevel(epoch, level):
+            if epoch != state.claimed or level == state.level:
+                return state, ()
+            return replace(state, level=level), (on.SendToTrainers(event),)
+        case Stop(epoch):
             if epoch > state.claimed:
                 return _claim(state, epoch), ()
             # heard again: a coordinator that returned asks anew, and is told anew
@@ -183,10 +206,12 @@ def _take(state: AgentState, event: Event) -> Step:
             return _store_lost(state, epoch, detail)
         case on.Ticked(at):
             return _tick(state, at)
-        case on.HoldAsked() | on.HoldersChanged() | on.LevelAsked():
-            return _asked(state, event)
-        case _:
-            return _from_trainer(state, event) if event.epoch == state.started else (state, ())
+        case on.TrainerExited(epoch, local):
+            rank = _rank(state, epoch, local)
+            return (state, ()) if rank is None else _exited(state, rank, event)
+        case on.TrainerMessage(generation, local):
+            rank = _rank(state, generation, local)
+            return (state, ()) if rank is None else _from_trainer(state, rank, event)
 
 
 def _proceed(state: AgentState) -> Step:
@@ -239,7 +264,7 @@ def _start(state: AgentState) -> Step:
         killing=False,
         flushing=False,
         flushed=False,
-        hold=None,
+        barrier=None,
         progress_at=None,
         stacks=None,
         gaps=(),
@@ -259,7 +284,7 @@ def _finished(state: AgentState) -> bool:
 
 def _claim(state: AgentState, epoch: int) -> AgentState:
     """A newer epoch is known: nothing of an older one counts any more."""
-    return replace(state, claimed=epoch, assign=None, store=None, facts=(), hold=None, level=0)
+    return replace(state, claimed=epoch, assign=None, store=None, facts=(), barrier=None, level=0)
 
 
 def _assigned(state: AgentState, assign: Assign) -> Step:
@@ -272,48 +297,40 @@ def _assigned(state: AgentState, assign: Assign) -> Step:
     return after, (on.Retarget(assign.tier), *found)
 
 
-def _asked(state: AgentState, event: on.HoldAsked | on.HoldersChanged | on.LevelAsked) -> Step:
-    match event:
-        case on.HoldersChanged(holders):
-            if state.assign is None or holders.epoch != state.assign.epoch:
-                return state, ()
-            changed = replace(
-                state.assign,
-                holders=holders.holders,
-                targets=holders.targets,
-                rank_targets=holders.rank_targets,
-                replicas=holders.replicas,
-                unseen=holders.unseen,
-                partial=holders.partial,
-            )
-            after, found = send_servers_to_trainers(replace(state, assign=changed))
-            return after, (on.Retarget(holders), *found)
-        case on.LevelAsked(epoch, level):
-            if epoch != state.claimed or level == state.level:
-                return state, ()
-            return replace(state, level=level), (on.TellLevel(level),)
-        case on.HoldAsked(hold):
-            return _hold(state, hold.epoch, HoldAt(hold.step, hold.verb))
+def _apply_servers(state: AgentState, servers: Holders) -> Step:
+    if state.assign is None or servers.epoch != state.assign.epoch:
+        return state, ()
+    changed = replace(
+        state.assign,
+        holders=servers.holders,
+        targets=servers.targets,
+        rank_targets=servers.rank_targets,
+        replicas=servers.replicas,
+        unseen=servers.unseen,
+        partial=servers.partial,
+    )
+    after, found = send_servers_to_trainers(replace(state, assign=changed))
+    return after, (on.Retarget(servers), *found)
 
 
-def _hold(state: AgentState, epoch: int, hold: HoldAt) -> Step:
-    here = epoch == state.started == state.claimed and state.alive and not state.killing
-    if here and state.departure is not None and hold.verb != "cancel":
+def _apply_barrier(state: AgentState, barrier: Barrier) -> Step:
+    here = barrier.generation == state.started == state.claimed and state.alive and not state.killing
+    if here and state.departure is not None and barrier.phase != "cancelled":
         state = replace(state, departure=replace(state.departure, word_by=state.departure.part_by))
-    if hold.verb == "propose":
+    if barrier.phase == "proposed":
         if not here or not all(r.attached and r.alive and not r.closed for r in state.ranks):
-            return state, (on.Send(HoldAnswer(epoch, hold.step, accepted=False)),)
-        if state.hold is not None and state.hold.step == hold.step and all(r.accepted for r in state.ranks):
-            return state, (on.Send(HoldAnswer(epoch, hold.step, accepted=True)),)
+            return state, (on.Send(BarrierReply(barrier.generation, barrier.step, accepted=False)),)
+        if state.barrier is not None and state.barrier.step == barrier.step and all(r.accepted for r in state.ranks):
+            return state, (on.Send(BarrierReply(barrier.generation, barrier.step, accepted=True)),)
         ranks = tuple(replace(r, accepted=None) for r in state.ranks)
-        return replace(state, hold=hold, ranks=ranks), (on.TellHold(hold),)
+        return replace(state, barrier=barrier, ranks=ranks), (on.SendToTrainers(barrier),)
     if not here:
         return state, ()
-    if hold.verb == "bind":
-        return replace(state, hold=hold), (on.TellHold(hold),)
-    ranks = tuple(replace(r, accepted=None, held=None) for r in state.ranks)
-    facts = tuple(fact for fact in state.facts if not isinstance(fact, Held))
-    return replace(state, hold=None, ranks=ranks, facts=facts), (on.TellHold(hold),)
+    if barrier.phase == "bound":
+        return replace(state, barrier=barrier), (on.SendToTrainers(barrier),)
+    ranks = tuple(replace(r, accepted=None, at_barrier=None) for r in state.ranks)
+    facts = tuple(fact for fact in state.facts if not isinstance(fact, BarrierReached))
+    return replace(state, barrier=None, ranks=ranks, facts=facts), (on.SendToTrainers(barrier),)
 
 
 def _store_lost(state: AgentState, epoch: int, detail: str) -> Step:
@@ -336,7 +353,7 @@ def _tick(state: AgentState, at: float) -> Step:
         state = replace(state, departure=None)
     if state.progress_at is None or not state.alive or state.killing:
         return state, ()
-    waiting = any(r.held is not None or r.closed or not r.alive for r in state.ranks)
+    waiting = any(r.at_barrier is not None or r.closed or not r.alive for r in state.ranks)
     since, limit = 0.0 if waiting else at - state.progress_at, state.step_limit_seconds
     if since <= limit:
         return observe_if_due(state, since)
@@ -370,49 +387,35 @@ def _behind(state: AgentState) -> int:
     return slow[0] if len(slow) == 1 < len(state.ranks) else -1
 
 
-TrainerEvent = (
-    on.TrainerExited
-    | on.TrainerAttached
-    | on.StepDone
-    | on.TrainerPaused
-    | on.HoldAnswered
-    | on.HoldReached
-    | on.TrainerRestored
-    | on.TrainerRestoreFailed
-    | on.HoldersSought
-    | on.TrainerClosed
-)
+def _rank(state: AgentState, generation: int, local: int) -> LocalRank | None:
+    """Finds a local rank of the started generation; None: it is an older one's."""
+    return next((r for r in state.ranks if r.local == local), None) if generation == state.started else None
 
 
-def _from_trainer(state: AgentState, event: TrainerEvent) -> Step:
-    mine = next((r for r in state.ranks if r.local == event.local), None)
-    if mine is None:
-        return state, ()
-    match event:
-        case on.TrainerExited():
-            return _exited(state, mine, event)
-        case on.StepDone():
-            return _stepped(state, mine, event)
-        case on.TrainerPaused():
-            return _paused(state, mine, event)
-        case on.TrainerAttached():
-            return _with(state, mine, attached=True), ()
-        case on.TrainerClosed(offered=offered):
-            told = replace(mine.progress, offered=mine.step if offered else 0)
-            return _with(state, mine, closed=True, progress=told), (on.Beat(),)
-        case on.HoldAnswered():
-            return _hold_answered(state, mine, event)
-        case on.HoldReached(step=step):
-            after = _with(state, mine, held=step)
-            together = all(r.held == step for r in after.ranks)
-            return _fact(after, Held(state.started, step)) if together else (after, ())
-        case on.TrainerRestored(source=source, odd=odd):
-            after = _with(state, mine, source=source, progress=replace(mine.progress, **odd.told))
+def _from_trainer(state: AgentState, rank: LocalRank, event: on.TrainerMessage) -> Step:
+    message = event.message
+    match message:
+        case Attach():
+            return _with(state, rank, attached=True), ()
+        case Stepped(progress):
+            return _stepped(state, rank, progress, event.at)
+        case Pausing():
+            return _paused(state, rank, message, event.at)
+        case Closing(offered=offered):
+            progress = replace(rank.progress, offered=rank.step if offered else 0)
+            return _with(state, rank, closed=True, progress=progress), (on.Beat(),)
+        case BarrierReply():
+            return _apply_barrier_reply(state, rank, message)
+        case BarrierReached(step=step):
+            after = _with(state, rank, at_barrier=step)
+            return _fact(after, message) if all(r.at_barrier == step for r in after.ranks) else (after, ())
+        case RestoreDone(source=source, odd=odd):
+            after = _with(state, rank, source=source, progress=replace(rank.progress, **odd.told))
             return after, (on.Beat(),) if after.restored else ()
-        case on.HoldersSought():
-            return request_servers_for_trainer(state, mine.local)
-        case on.TrainerRestoreFailed(checkpoint=checkpoint, absent=absent, detail=detail):
-            return _fact(state, UnreadableSave(state.started, checkpoint, mine.rank, absent, detail))
+        case FindHolders():
+            return request_servers_for_trainer(state, rank.rank)
+        case RestoreFailed(checkpoint, absent, detail):
+            return _fact(state, UnreadableSave(state.started, checkpoint, rank.rank, absent, detail))
 
 
 def _exited(state: AgentState, mine: LocalRank, event: on.TrainerExited) -> Step:
@@ -424,38 +427,34 @@ def _exited(state: AgentState, mine: LocalRank, event: on.TrainerExited) -> Step
     return _end(after, fact)
 
 
-def _stepped(state: AgentState, mine: LocalRank, event: on.StepDone) -> Step:
+def _stepped(state: AgentState, rank: LocalRank, progress: Progress, at: float) -> Step:
     first = state.step == 0
-    told = event.progress
-    if told.stall_seconds is None:  # most steps are not saved
-        told = replace(told, stall_seconds=mine.progress.stall_seconds)
+    if progress.stall_seconds is None:  # most steps are not saved
+        progress = replace(progress, stall_seconds=rank.progress.stall_seconds)
     gaps = state.gaps
-    if mine.local == 0 and told.step_seconds is not None:  # ranks of one worker step together
-        gaps = (*gaps, told.step_seconds)[-MOST_STEPS:]
-    after, said = reset_observation(replace(_with(state, mine, progress=told), gaps=gaps), event.at)
+    if rank.local == 0 and progress.step_seconds is not None:  # ranks of one worker step together
+        gaps = (*gaps, progress.step_seconds)[-MOST_STEPS:]
+    after, said = reset_observation(replace(_with(state, rank, progress=progress), gaps=gaps), at)
     return after, (*said, on.Beat()) if first and after.step > 0 else said
 
 
-def _paused(state: AgentState, mine: LocalRank, event: on.TrainerPaused) -> Step:
+def _paused(state: AgentState, rank: LocalRank, pause: Pausing, at: float) -> Step:
     """The announced pause of a rank begins or ends: either is a sign of life, and the time counts anew from it."""
-    after = _with(state, mine, paused=event.what, pause_seconds=event.seconds)
+    after = _with(state, rank, paused=pause.what, pause_seconds=pause.seconds)
     if state.progress_at is None:
         return after, (on.Beat(),)
-    after, said = reset_observation(after, event.at)
+    after, said = reset_observation(after, at)
     return after, (*said, on.Beat())
 
 
-def _hold_answered(state: AgentState, mine: LocalRank, event: on.HoldAnswered) -> Step:
-    if state.hold is None or state.hold.step != event.step or mine.accepted is not None:
+def _apply_barrier_reply(state: AgentState, rank: LocalRank, reply: BarrierReply) -> Step:
+    """Passes on the first refusal of a local rank, or the acceptance of the last one."""
+    if state.barrier is None or state.barrier.step != reply.step or rank.accepted is not None:
         return state, ()
     refused_before = any(r.accepted is False for r in state.ranks)
-    after = _with(state, mine, accepted=event.accepted)
-    answers = [r.accepted for r in after.ranks]
-    if not event.accepted and not refused_before:
-        return after, (on.Send(HoldAnswer(state.started, event.step, accepted=False)),)
-    if all(answers):
-        return after, (on.Send(HoldAnswer(state.started, event.step, accepted=True)),)
-    return after, ()
+    after = _with(state, rank, accepted=reply.accepted)
+    is_first_refusal = not reply.accepted and not refused_before
+    return after, (on.Send(reply),) if is_first_refusal or all(r.accepted for r in after.ranks) else ()
 
 
 def _with(state: AgentState, rank: LocalRank, **changes: object) -> AgentState:

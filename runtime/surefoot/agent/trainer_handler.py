@@ -25,6 +25,7 @@ from surefoot.ipc.metric_deltas import MetricSums
 from surefoot.ipc.trainer_messages import Stepped
 from surefoot.ipc.trainer_server import TrainerConnection, TrainerServer
 from surefoot.protocol.identities import RankSave
+from surefoot.protocol.messages import BarrierReached, BarrierReply
 from surefoot.settings import JobSettings
 
 _log = logging.getLogger(__name__)
@@ -169,7 +170,7 @@ class TrainerSessionHandler:
             )
         self._attached = {key: pid for key, pid in self._attached.items() if key[0] == attach.epoch}
         self._attached[attach.epoch, attach.rank] = attach.pid
-        self._agent.dispatch(on.TrainerAttached(state.started, rank.local))
+        self._agent.dispatch(on.TrainerMessage(state.started, rank.local, attach, time.monotonic()))
         job = self._job
         return line.Attached(
             job=job.job,
@@ -191,19 +192,18 @@ class TrainerSessionHandler:
 
     def hear(self, trainer: TrainerConnection, message: line.FromTrainer) -> None:
         """Handles a trainer's message; ignores those of older epochs."""
-        state, dispatch, epoch = self._agent.state, self._agent.dispatch, trainer.epoch
+        state, epoch = self._agent.state, trainer.epoch
         local = next((r.local for r in state.ranks if r.rank == trainer.rank), None)
         if local is None or epoch != state.started:
             return
+        if isinstance(message, BarrierReply | BarrierReached) and message.generation != epoch:
+            return  # a rank answers for its own generation alone
+        if isinstance(message, line.Stepped):
+            self._ledger.write(epoch, trainer.rank, message)
+            metrics.samples.inc(message.progress.step_samples or 0)
+            if local == 0:  # ranks of one worker step together
+                metrics.step_seconds.observe(message.progress.step_seconds or 0.0)
         match message:
-            case line.Stepped():
-                self._ledger.write(epoch, trainer.rank, message)
-                metrics.samples.inc(message.progress.step_samples or 0)
-                if local == 0:  # ranks of one worker step together
-                    metrics.step_seconds.observe(message.progress.step_seconds or 0.0)
-                dispatch(on.StepDone(epoch, local, message.progress, time.monotonic()))
-            case line.Pausing(what=what, seconds=seconds):
-                dispatch(on.TrainerPaused(epoch, local, what, seconds, time.monotonic()))
             case line.Staged():
                 save = RankSave(epoch, message.step, trainer.rank)
                 self._agent.staging.stage(local, save, state.assign.world if state.assign is not None else 0, message)
@@ -212,33 +212,16 @@ class TrainerSessionHandler:
             case line.FindStagedSaves(checkpoint=checkpoint):
                 for here, fd in self._agent.staging.reusable_saves(local, checkpoint):
                     trainer.tell(here, fd)
-            case line.FindHolders():
-                dispatch(on.HoldersSought(epoch, local))
-            case line.HoldReply(step=step, accepted=accepted):
-                dispatch(on.HoldAnswered(epoch, local, step, accepted))
-            case line.Holding(step=step):
-                dispatch(on.HoldReached(epoch, local, step))
-            case line.RestoreDone(source=source, odd=odd):
-                dispatch(on.TrainerRestored(epoch, local, source, time.monotonic(), odd))
-            case line.RestoreFailed(checkpoint=checkpoint, absent=absent, detail=detail):
-                dispatch(on.TrainerRestoreFailed(epoch, local, checkpoint, absent, detail))
             case line.SayNotice(reason=reason, text=text):
                 self._agent.notice(reason, f"rank {trainer.rank}: {text}")
             case line.MetricsGrown(grown=grown):
                 self._agent.sums.add(grown)
             case line.CollectivesTold():
                 self._agent.inquiry.heard(trainer.rank, message)
-            case line.Closing(offered=offered):
-                dispatch(on.TrainerClosed(epoch, local, offered))
             case line.Attach():
                 _log.warning("rank %d attached twice: ignored", trainer.rank)
-
-    def tell_holders(self, told: on.TellHolders) -> None:
-        """Answers the trainer of a local rank that sought all holders."""
-        state = self._agent.state
-        rank = next((r.rank for r in state.ranks if r.local == told.local), None)
-        if rank is not None:
-            self._agent.trainer_server.tell(state.started, rank, line.AllHolders(told.holders))
+            case _:
+                self._agent.dispatch(on.TrainerMessage(epoch, local, message, time.monotonic()))
 
     def slot_freed(self, local: int, slot: int, step: int, ok: bool) -> None:
         """Tells the trainer that now has this memory of a free slot."""

@@ -245,16 +245,16 @@ class Checkpointer:
             self._saver.prepare_first()
         told = plain_number(loss)
         self._losses.check(self._step, told, plain_number(gradient_norm), self._program)
-        held = self._link.held_at(self._step)
+        at_barrier = self._link.is_barrier_at(self._step)
         skipped = False
         level = self._saves.level
-        if held:
+        if at_barrier:
             self._saves.save_for_certain(self._step)
         elif self._saves.schedule.due(self._step, level):
             skipped = self._saves.save_if_free(self._step, level)
         self._reports.report(self._step, told, stall, skipped, level)
-        if held:
-            self._link.wait_while_held(self._step)
+        if at_barrier:
+            self._link.wait_at_barrier(self._step)
 
     def _save_and_end(self, ending: EndSignal) -> None:
         """Saves the step at which SIGTERM ends this rank, and passes the signal on."""

@@ -1,7 +1,7 @@
 """Implements `SaveBackend` over the agent's socket.
 
 `Checkpointer` saves through it where an agent started the program. A reader thread, owned here and joined by `close`,
-takes the agent's words; one lock makes the answer to a proposed hold atomic with the steps. A line that breaks never
+takes the agent's words; one lock makes the answer to a proposed barrier atomic with the steps. A line that breaks never
 stops the training: the agent's death kills this process anyway.
 """
 
@@ -42,6 +42,7 @@ from surefoot.ipc.trainer_messages import (
 from surefoot.linux_process import reachable
 from surefoot.protocol.hangs import Collective
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint
+from surefoot.protocol.messages import Barrier, BarrierReached, BarrierReply, SaveLevel
 from surefoot.protocol.progress import NONE_ODD, OddSteps
 from surefoot.protocol.text import plain, shorten
 
@@ -212,7 +213,7 @@ class AgentBackend:
         """Slot → step of what was last sealed in it."""
         self._slots = 0
         self._at = 0
-        self._hold: int | None = None
+        self._barrier_step: int | None = None
         self._level = 0
         self._broken: str | None = None
         self._closing = False
@@ -330,16 +331,16 @@ class AgentBackend:
     def pausing(self, message: Pausing) -> None:
         self._send(message)
 
-    def held_at(self, step: int) -> bool:
+    def is_barrier_at(self, step: int) -> bool:
         with self._changed:
             # from here on a proposal for this step comes too late and is refused
             self._at = max(self._at, step)
-            return self._hold == step
+            return self._barrier_step == step
 
-    def wait_while_held(self, step: int) -> None:
-        self._send(line.Holding(step))
+    def wait_at_barrier(self, step: int) -> None:
+        self._send(BarrierReached(self.attached.epoch, step))
         with self._changed:
-            while self._hold == step and self._broken is None:
+            while self._barrier_step == step and self._broken is None:
                 self._changed.wait(1.0)
 
     def level(self) -> int:
@@ -463,7 +464,7 @@ class AgentBackend:
         if isinstance(message, line.TellCollectives):
             self._send(describe_collectives(self.attached.rank, message.request))
             return
-        reply: line.HoldReply | None = None
+        reply: BarrierReply | None = None
         with self._changed:
             match message:
                 case Attached():
@@ -479,15 +480,15 @@ class AgentBackend:
                     self._left.take(message, self._descriptor() if saves else None)
                 case line.SlotFreed(slot=slot):
                     self._busy.discard(slot)
-                case line.LevelSet(level=level):
+                case SaveLevel(level=level):
                     self._level = level
-                case line.HoldAt(step=step, verb="propose"):
-                    reply = line.HoldReply(step, accepted=self._accept(step))
-                case line.HoldAt(step=step, verb="bind"):
-                    self._hold = step
-                case line.HoldAt(step=step, verb="cancel"):
-                    if step in (0, self._hold):
-                        self._hold = None
+                case Barrier(step=step, phase="proposed"):
+                    reply = BarrierReply(message.generation, step, accepted=self._accept(step))
+                case Barrier(step=step, phase="bound"):
+                    self._barrier_step = step
+                case Barrier(step=step, phase="cancelled"):
+                    if step in (0, self._barrier_step):
+                        self._barrier_step = None
                 case _:
                     _log.warning("the agent said %s, which a trainer does not expect", type(message).__name__)
             self._changed.notify_all()
@@ -499,11 +500,11 @@ class AgentBackend:
         return self._fds.popleft() if self._fds else None
 
     def _accept(self, step: int) -> bool:
-        if step == self._hold:
+        if step == self._barrier_step:
             return True
         if step <= self._at:
             return False
-        self._hold = step
+        self._barrier_step = step
         return True
 
     def _break(self, why: str) -> None:

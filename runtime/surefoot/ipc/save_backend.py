@@ -91,17 +91,14 @@ class SaveBackend(Protocol):
         """Reports the begin or the end of an announced pause."""
         ...
 
-    def held_at(self, step: int) -> bool:
-        """Decides whether a planned change holds this rank at a step.
-
-        Proposed or bound. Atomic with answering proposals.
-        """
+    def is_barrier_at(self, step: int) -> bool:
+        """Decides whether a barrier is at this step, proposed or bound. Atomic with answering proposals."""
         ...
 
-    def wait_while_held(self, step: int) -> None:
-        """Reports the hold, and waits until it ends.
+    def wait_at_barrier(self, step: int) -> None:
+        """Reports that the barrier is reached, and waits there.
 
-        It ends when it is cancelled (then this returns) or this process is killed (the usual end).
+        Returns if the barrier is cancelled; usually this process is killed first.
         """
         ...
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import typing
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 from surefoot.errors import ProtocolError
 from surefoot.protocol.codec import Codec
 from surefoot.protocol.hangs import Collective
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, OlderJob
+from surefoot.protocol.messages import Barrier, BarrierReached, BarrierReply, SaveLevel
 from surefoot.protocol.progress import NONE_ODD, OddSteps, Progress
 from surefoot.protocol.wire import VERSION
 
@@ -89,19 +90,6 @@ class Pausing:
 
 
 @dataclass(frozen=True, slots=True)
-class HoldReply:
-    step: int
-    accepted: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Holding:
-    """Waiting at `step`, its save staged."""
-
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
 class RestoreDone:
     """The rank's tensors hold the parent (or step 0), verified."""
 
@@ -166,8 +154,8 @@ FromTrainer = (
     | Staged
     | Stepped
     | Pausing
-    | HoldReply
-    | Holding
+    | BarrierReply
+    | BarrierReached
     | RestoreDone
     | RestoreFailed
     | SayNotice
@@ -255,19 +243,6 @@ class SlotFreed:
 
 
 @dataclass(frozen=True, slots=True)
-class HoldAt:
-    step: int
-    verb: Literal["propose", "bind", "cancel"]
-
-
-@dataclass(frozen=True, slots=True)
-class LevelSet:
-    """Save no more often than every k·2^level steps."""
-
-    level: int
-
-
-@dataclass(frozen=True, slots=True)
 class TellCollectives:
     """Requests CollectivesTold: the rank makes no step."""
 
@@ -275,7 +250,7 @@ class TellCollectives:
 
 
 ToTrainer = (
-    Attached | AllHolders | ArenaGiven | ArenaRefused | StagedSaves | SlotFreed | HoldAt | LevelSet | TellCollectives
+    Attached | AllHolders | ArenaGiven | ArenaRefused | StagedSaves | SlotFreed | Barrier | SaveLevel | TellCollectives
 )
 
 _CODEC = Codec((*get_args(FromTrainer), *get_args(ToTrainer)), version=VERSION, oldest=VERSION)

@@ -135,6 +135,49 @@ class StuckRanks:
     """Of all these ranks, where two looks found the same; none where a rank's flight recorder is silent."""
 
 
+# ---- barrier ---------------------------------------------------------------------------------------------------------
+# Defines the barrier before a planned change. All hops pass these values whole: a rank to its agent, and the agent to
+# the coordinator once all its ranks agree.
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """The step at which every rank saves and then waits for a planned change.
+
+    The plan's action, and what coordinator, agents and trainers receive. `proposed` asks; `bound` follows once all
+    accepted; `cancelled` lets a rank that waits at an unbound step continue. A new connection gets it again, and the agent
+    answers again: BarrierReply to a proposal, BarrierReached if its ranks wait there already. Cancelled at step 0: whatever
+    barrier the agent knows of (a coordinator that returned knows of none).
+    """
+
+    generation: int
+    step: int
+    phase: Literal["proposed", "bound", "cancelled"]
+
+    def __str__(self) -> str:
+        return f"barrier at step {self.step} of generation {self.generation}: {self.phase}"
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierReply:
+    """Whether a rank, or every rank of a worker, will wait at `step`; false: one passed it.
+
+    A rank that is at `step` already counts as past it.
+    """
+
+    generation: int
+    step: int
+    accepted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierReached:
+    """A rank, or every rank of a worker, completed `step`, staged its save, and waits."""
+
+    generation: int
+    step: int
+
+
 # ---- messages --------------------------------------------------------------------------------------------------------
 
 # ---- agent → coordinator ------------------------------------------------------------------------------------------
@@ -211,26 +254,6 @@ class StoreReady:
 
     epoch: int
     address: str
-
-
-@dataclass(frozen=True, slots=True)
-class HoldAnswer:
-    """Whether all local ranks will pause at `step`; false: one passed it.
-
-    A rank that is at `step` already counts as past it.
-    """
-
-    epoch: int
-    step: int
-    accepted: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """Every local rank finished `step`, staged its save, and waits."""
-
-    epoch: int
-    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +337,7 @@ class Notice:
 
 
 FromAgent = (
-    Hello | Heartbeat | Exited | Stopped | StoreReady | HoldAnswer | Held
+    Hello | Heartbeat | Exited | Stopped | StoreReady | BarrierReply | BarrierReached
     | UnreadableSave | Finished | Listing | Repaired | Persisted | PersistentDropped | HolderReading | Sighting | StuckRanks
     | NodeHealth | Notice | HoldersWanted
 )  # fmt: skip
@@ -439,20 +462,6 @@ class HolderChanges:
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
-    """A planned change: save exactly at `step` and wait there.
-
-    `propose` asks; `bind` follows once all accepted; `cancel` lets a rank that waits at an unbound step go on. Said
-    again on a new connection: the agent answers again, HoldAnswer to a proposal, Held if it already holds there.
-    `cancel` with step 0 cancels whatever hold the agent knows of (a coordinator that returned knows of none).
-    """
-
-    epoch: int
-    step: int
-    verb: Literal["propose", "bind", "cancel"]
-
-
-@dataclass(frozen=True, slots=True)
 class ListPersistent:
     """Requests a Listing of the persistent tier or an older job's folder."""
 
@@ -522,7 +531,7 @@ class Retire:
 
 
 ToAgent = (
-    Welcome | Refused | Stop | Assign | Holders | HolderChanges | Hold | ListPersistent | RepairSave | PromoteSave | DropPersistent
+    Welcome | Refused | Stop | Assign | Holders | HolderChanges | Barrier | ListPersistent | RepairSave | PromoteSave | DropPersistent
     | LookAtHolders | SaveLevel | Retire
 )  # fmt: skip
 Message = FromAgent | ToAgent

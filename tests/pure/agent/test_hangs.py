@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from support.lives import live, running, sent, step
+from support.lives import from_rank, live, running, sent, step
 from surefoot.agent import agent_state as on
 from surefoot.protocol.messages import (
+    BarrierReached,
     Exited,
+    Stop,
 )
 
 
@@ -33,9 +35,9 @@ def test_a_hang_is_counted_from_the_first_step_only() -> None:
 
 def test_trainers_that_stand_when_a_newer_epoch_comes_are_asked_where() -> None:
     life, _ = live(step(1, 0, 3, at=100.0), step(1, 1, 3, at=100.0), on.Ticked(100.0), life=running())
-    _, said = live(on.StopAsked(2), life=life)
+    _, said = live(Stop(2, ""), life=life)
     assert said == [on.KillTrainers(1)], "a training that moves is not kept waiting"
-    life, said = live(on.Ticked(106.0), on.StopAsked(2), life=life)
+    life, said = live(on.Ticked(106.0), Stop(2, ""), life=life)
     assert said == [on.TakeStacks(1)]
     life, said = live(on.StacksTaken(1, "rank 0: in all_reduce"), life=life)
     assert [type(command) for command in said] == [on.Send, on.KillTrainers]
@@ -50,7 +52,7 @@ def test_the_peer_of_a_hang_is_asked_where_it_stands_although_its_own_time_is_no
     assert said == [on.TakeStacks(1)], "half of it is"
     life, said = live(on.Ticked(103.9), life=life)
     assert said == []
-    _, said = live(on.StopAsked(2), life=life)
+    _, said = live(Stop(2, ""), life=life)
     assert said == [on.TakeStacks(1)]
 
 
@@ -58,8 +60,10 @@ def test_trainers_that_hold_or_fail_at_once_are_not_asked_where_they_stand() -> 
     life, _ = live(step(1, 0, 3, at=100.0), step(1, 1, 3, at=100.0), on.Ticked(100.0), life=running())
     _, said = live(on.TrainerExited(1, 0, 1, "ValueError: x"), life=life)
     assert said[0] == on.KillTrainers(1)
-    held, _ = live(on.HoldReached(1, 0, 3), on.HoldReached(1, 1, 3), on.Ticked(200.0), life=life)
-    _, said = live(on.StopAsked(2), life=held)
+    held, _ = live(
+        from_rank(1, 0, BarrierReached(1, 3)), from_rank(1, 1, BarrierReached(1, 3)), on.Ticked(200.0), life=life
+    )
+    _, said = live(Stop(2, ""), life=held)
     assert said == [on.KillTrainers(1)]
 
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from support.lives import live, running, sent, step
+from support.lives import WELCOME, from_rank, live, running, sent, step
 from surefoot.agent import agent_state as on
 from surefoot.agent.agent_state import Activity, AgentState, Look
+from surefoot.ipc.trainer_messages import Pausing
 from surefoot.protocol.hangs import Collective, RankPlace
 from surefoot.protocol.messages import Exited, StuckRanks
 
@@ -47,7 +48,7 @@ def told(life: AgentState) -> list[object]:
 def test_two_looks_that_are_alike_are_told() -> None:
     life, said = seen(stepping(), look(160.0), look(220.0), look(280.0))
     assert said == [FIRST, StuckRanks(1, 12, PLACES)], "once"
-    _, again = live(on.Welcomed(), life=life)
+    _, again = live(WELCOME, life=life)
     assert StuckRanks(1, 12, PLACES) in sent(again), "whoever answers next is told too"
 
 
@@ -91,7 +92,7 @@ def test_what_cannot_be_seen_any_more_is_taken_back() -> None:
     assert not told(life)
 
 
-@pytest.mark.parametrize("event", [step(1, 0, 13, at=230.0), on.TrainerPaused(1, 0, "evaluation", None, 230.0)])
+@pytest.mark.parametrize("event", [step(1, 0, 13, at=230.0), from_rank(1, 0, Pausing("evaluation", None), 230.0)])
 def test_a_step_or_a_pause_takes_it_back(event: on.Event) -> None:
     life, _ = seen(stepping(), look(160.0), look(220.0))
     life, said = live(event, life=life)
@@ -120,7 +121,7 @@ def test_an_agent_ends_nobody_for_it() -> None:
 
 def test_within_a_pause_the_time_is_what_was_announced() -> None:
     life = replace(stepping(), step_timeout_seconds=10.0)
-    life, said = live(on.TrainerPaused(1, 1, "evaluation", 300.0, 105.0), life=life)
+    life, said = live(from_rank(1, 1, Pausing("evaluation", 300.0), 105.0), life=life)
     assert on.Beat() in said
     assert (life.progress.paused, life.progress.pause_seconds) == ("evaluation", 300.0)
     life, said = live(on.Ticked(404.0), on.StacksTaken(1, "", look(404.0)), life=life)
@@ -128,7 +129,7 @@ def test_within_a_pause_the_time_is_what_was_announced() -> None:
     late, said = live(on.Ticked(405.1), on.StacksTaken(1, ""), life=life)
     assert isinstance(sent(said)[0], Exited)
     assert sent(said)[0].cause == "hang: no step for 300 s of evaluation after step 12"  # type: ignore[attr-defined]
-    over, _ = live(on.TrainerPaused(1, 1, "", None, 404.5), life=life)
+    over, _ = live(from_rank(1, 1, Pausing("", None), 404.5), life=life)
     assert (over.progress.paused, over.step_limit_seconds) == ("", 10.0)
     assert live(on.Ticked(414.0), life=over)[0].killing is False, "the time counts from the pause's end"
     assert late.killing

@@ -7,7 +7,7 @@ import pytest
 from support.lives import assign, live, running
 from surefoot.agent import agent_state as on
 from surefoot.agent.agent_state import Departure
-from surefoot.protocol.messages import Hold
+from surefoot.protocol.messages import Barrier, Stop
 
 
 def test_who_runs_trains() -> None:
@@ -17,10 +17,10 @@ def test_who_runs_trains() -> None:
 @pytest.mark.parametrize(
     "ended",
     [
-        on.StopAsked(2),
+        Stop(2, ""),
         on.LeaveAsked(143),
         on.DepartureAsked(143, Departure(1.0, 9.0)),
-        on.HoldAsked(Hold(1, 40, "propose")),
+        Barrier(1, 40, "proposed"),
         on.TrainerExited(1, 0, 1, "a fault"),
     ],
     ids=["stopped", "leaves", "is to leave", "holds", "failed"],
@@ -31,5 +31,5 @@ def test_where_a_world_ends_or_halts_nothing_is_spared(ended: on.Event) -> None:
 
 
 def test_an_assignment_alone_trains_nothing() -> None:
-    life, _ = live(on.WarmChanged(True), on.Assigned(assign(1)))
+    life, _ = live(on.WarmChanged(True), assign(1))
     assert not life.trains

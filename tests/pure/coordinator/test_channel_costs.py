@@ -16,10 +16,11 @@ from support.builders import endpoint, member
 from support.fakes.fake_agent import hello
 from support.operations import counted
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave, WorkerId
-from surefoot.protocol.messages import HoldAnswer, RepairSave, Stopped, StoreReady, ToAgent
+from surefoot.protocol.messages import Barrier, BarrierReply, RepairSave, Stopped, StoreReady, ToAgent
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.coordinator import pending_requests
 from surefoot_operator.coordinator.agent_channel import TURN, AgentChannel, AgentConnection
+from surefoot_operator.coordinator.barrier import update_barrier
 from surefoot_operator.coordinator.desired_messages import desired_state, desired_state_after
 from surefoot_operator.policy.failure.memory_server_liveness import UsableHolders
 
@@ -104,13 +105,15 @@ def test_an_order_reaches_its_worker_and_an_answer_concerns_who_gave_it() -> Non
         assert await all_on.heard_by_now() == [7]
         members = [WorkerId(i, 1) for i in range(MANY)]
         all_on.channel.change(
-            lambda s: replace(s, orders=pending_requests.propose_hold(s.orders, 1, 9, "propose", members, 0.0))
+            lambda s: replace(
+                s, orders=replace(s.orders, barrier=update_barrier(None, Barrier(1, 9, "proposed"), members, 0.0))
+            )
         )
         assert sorted(await all_on.heard_by_now()) == list(range(MANY))
         for i, line in enumerate(all_on.lines[:-1]):
-            all_on.channel.hear(line, HoldAnswer(1, 9, True))
+            all_on.channel.hear(line, BarrierReply(1, 9, True))
             assert await all_on.heard_by_now() == [i]
-        all_on.channel.hear(all_on.lines[-1], HoldAnswer(1, 9, True))  # the last one: it binds
+        all_on.channel.hear(all_on.lines[-1], BarrierReply(1, 9, True))  # the last one: it binds
         assert sorted(set(await all_on.heard_by_now())) == list(range(MANY))
 
     asyncio.run(talk())

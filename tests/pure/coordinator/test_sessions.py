@@ -15,11 +15,12 @@ from surefoot.protocol.checkpoints.save_state import Settled
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.messages import (
     Assign,
+    Barrier,
+    BarrierReached,
+    BarrierReply,
     Exited,
     Finished,
     Heartbeat,
-    Held,
-    HoldAnswer,
     Holders,
     Notice,
     Stop,
@@ -29,7 +30,7 @@ from surefoot.protocol.messages import (
 )
 from surefoot.protocol.progress import Progress
 from surefoot.protocol.wire import decode, encode
-from surefoot_operator.coordinator import pending_requests
+from surefoot_operator.coordinator.barrier import update_barrier
 from surefoot_operator.coordinator.desired_messages import Delivered, desired_messages, desired_state, outbox_diff
 from surefoot_operator.coordinator.sessions import (
     begin,
@@ -180,7 +181,7 @@ def test_what_an_older_epoch_still_says_changes_nothing() -> None:
     sessions = heard(talking(0), A, beat(3, 1), 1001.0)
     for late in (
         Exited(2, 1, 1, "late", False, 45),
-        Held(2, 40),
+        BarrierReached(2, 40),
         Finished(2, 0, 100),
         UnreadableSave(2, Checkpoint(1, 40), 0, False, "bad"),
     ):
@@ -196,11 +197,11 @@ def test_an_unreadable_save_outranks_an_absent_one() -> None:
 
 
 def test_finished_held_and_stopped_are_noted() -> None:
-    sessions = heard(talking(0), A, Held(2, 50), 1001.0)
+    sessions = heard(talking(0), A, BarrierReached(2, 50), 1001.0)
     sessions = heard(sessions, A, Finished(2, 0, 100), 1001.0)
     sessions = heard(sessions, A, Stopped(3), 1001.0)
     (s,) = seen(sessions)
-    assert (s.held, s.finished, s.finished_steps, s.stopped) == (50, 0, 100, 3)
+    assert (s.barrier_step, s.finished, s.finished_steps, s.stopped) == (50, 0, 100, 3)
 
 
 def test_what_was_saved_last_is_told_by_the_first_heartbeat_behind_the_end() -> None:
@@ -333,7 +334,7 @@ def test_a_claim_and_the_next_world_are_said_after_an_assignment() -> None:
     assert [type(word) for word in said] == [Assign]
 
 
-@given(st.lists(st.sampled_from(["drop", "hear", "claim", "commit", "store", "hold", "accept"]), max_size=25))
+@given(st.lists(st.sampled_from(["drop", "hear", "claim", "commit", "store", "propose", "accept"]), max_size=25))
 @settings(deadline=None)
 def test_whatever_happens_an_agent_ends_up_having_heard_the_present_word(happenings: list[str]) -> None:
     """Level-triggered: after any schedule, what a line was told last is what follows from the present state."""
@@ -353,14 +354,15 @@ def test_whatever_happens_an_agent_ends_up_having_heard_the_present_word(happeni
                 sessions = ruled(sessions, world)
             case "store":
                 sessions = heard(sessions, A, StoreReady(status.world.epoch if status.world else 0, f"h:{now}"), now)
-            case "hold":
+            case "propose":
                 epoch = status.world.epoch if status.world else 0
-                book = pending_requests.propose_hold(sessions.orders, epoch, now, "propose", (A,), now)
-                sessions = replace(sessions, orders=book)
+                barrier = update_barrier(sessions.orders.barrier, Barrier(epoch, int(now), "proposed"), (A,), now)
+                sessions = replace(sessions, orders=replace(sessions.orders, barrier=barrier))
             case "accept":
-                hold = sessions.orders.hold
-                if hold is not None:
-                    sessions = heard(sessions, A, HoldAnswer(hold.seen.epoch, hold.seen.step, True), now)
+                barrier = sessions.orders.barrier
+                if barrier is not None:
+                    sent = barrier.sent
+                    sessions = heard(sessions, A, BarrierReply(sent.generation, sent.step, True), now)
     wanted = words(sessions, A, status)
     _, told = outbox_diff(told, wanted)
     assert set(wanted) <= set(told.values())

@@ -14,9 +14,10 @@ import pytest
 from support.builders import holder, running, told
 from support.operations import counted
 from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.messages import Barrier
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.api.status import World
-from surefoot_operator.job_snapshot import HoldSeen, Observed
+from surefoot_operator.job_snapshot import Observed, ObservedBarrier
 from surefoot_operator.policy.maintenance.maintenance_plan import maintain
 from surefoot_operator.policy.planning.plan import plan
 from surefoot_operator.policy.planning.plan_invariants import check
@@ -101,11 +102,11 @@ def uploading(workers: int) -> Observed:
 
 
 def leaving(workers: int) -> Observed:
-    """Every node is wanted left, and a hold was accepted by all."""
+    """Every node is wanted left, and a barrier was accepted by all."""
     seen = steady(workers)
     nodes = tuple(replace(n, signal="maintenance") for n in seen.nodes)
-    sessions = tuple(told(s, held=50, step=50, saved=Checkpoint(1, 50)) for s in seen.sessions)
-    return replace(seen, nodes=nodes, sessions=sessions, hold=HoldSeen(1, 50, "Bound", seen.now))
+    sessions = tuple(told(s, barrier_step=50, step=50, saved=Checkpoint(1, 50)) for s in seen.sessions)
+    return replace(seen, nodes=nodes, sessions=sessions, barrier=ObservedBarrier(Barrier(1, 50, "bound"), seen.now))
 
 
 def deleted(workers: int) -> Observed:

@@ -16,10 +16,11 @@ from support.builders import (
     with_worker,
     worker,
 )
+from surefoot.protocol.messages import Barrier
 from surefoot_operator import reasons
 from surefoot_operator.api.status import Condition, Incident, Member, World
 from surefoot_operator.job_snapshot import CreateSeen, NodeSeen, Observed
-from surefoot_operator.policy.core.actions import CreateWorker, DeleteWorker, ProposeHold
+from surefoot_operator.policy.core.actions import CreateWorker, DeleteWorker
 from surefoot_operator.policy.core.facts import gather
 from surefoot_operator.policy.failure.spare_workers import spare_agents, wanted_indexes, world_indexes
 from surefoot_operator.policy.membership.claim import STOPPING_SECONDS
@@ -80,7 +81,7 @@ def test_spares_are_made_beside_the_world() -> None:
 def test_a_spare_makes_no_world_larger() -> None:
     for least in (None, 1):
         seen = with_spare(least)
-        assert actions(seen, ProposeHold) == []
+        assert actions(seen, Barrier) == []
         assert actions(seen, DeleteWorker) == []
         assert [m.index for m in members(claimed(seen))] == [0, 1, 2]
 
@@ -141,7 +142,7 @@ def test_a_fixed_size_job_moves_to_a_spare_at_once() -> None:
         with_node(with_spare(), "n1", signal="it has the label x=y"),
         with_worker(with_spare(), 1, deleting=True),
     ):
-        assert [a.verb for a in actions(seen, ProposeHold)] == ["propose"]
+        assert [a.phase for a in actions(seen, Barrier)] == ["proposed"]
     departed = with_worker(claimed(with_spare()), 1, deleting=True)
     assert [m.index for m in members(departed)] == [0, SPARE, 2]
 

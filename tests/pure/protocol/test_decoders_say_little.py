@@ -42,7 +42,7 @@ def _trainer(text: str) -> object:
         {"v": 2, "type": "Heartbeat", "epoch": {LONG: {LONG: LONG}}},
         {"v": 2, "type": "Heartbeat", "pending": LONG},
         {"v": 2, "type": "Listing", "request": 1, "layouts": {LONG: 5}},
-        {"v": 2, "type": "Hold", "epoch": 1, "step": 1, "verb": LONG},
+        {"v": 2, "type": "Barrier", "generation": 1, "step": 1, "phase": LONG},
         {"v": 1, "type": "Attach", "rank": LONG},
         {"v": 1, "type": "Stepped", "rank": LONG},
         {"format": LONG},

@@ -15,7 +15,7 @@ from surefoot.protocol import messages, wire
 from surefoot.protocol.checkpoints.save_state import Settled
 from surefoot.protocol.codec import Codec, since
 from surefoot.protocol.identities import Checkpoint
-from surefoot.protocol.messages import Assign, Heartbeat, Hold, Stopped
+from surefoot.protocol.messages import Assign, Barrier, Heartbeat, Stopped
 from surefoot.protocol.progress import Progress
 from surefoot.protocol.text import plain
 from surefoot.protocol.wire import decode, decode_versioned, encode
@@ -67,7 +67,7 @@ def test_a_heartbeat_with_checkpoints_keeps_their_types() -> None:
         ('{"v":2,"type":"Stopped"}', "epoch"),
         ('{"v":2,"type":"Stopped","epoch":"1"}', "Stopped.epoch"),
         ('{"v":2,"type":"Stopped","epoch":true}', "Stopped.epoch"),
-        ('{"v":2,"type":"Hold","epoch":1,"step":2,"verb":"maybe"}', "Hold.verb"),
+        ('{"v":2,"type":"Barrier","generation":1,"step":2,"phase":"maybe"}', "Barrier.phase"),
         (
             '{"v":2,"type":"PersistentDropped","request":1,"error":{"a":1}}',
             "PersistentDropped.error",
@@ -221,5 +221,5 @@ def test_plain_dictionaries_and_tuples_of_tuples_survive() -> None:
     assert decode(encode(assign)) == assign
     listing = messages.Listing(request=1, layouts={"d": "{}"})
     assert decode(encode(listing)) == listing
-    assert decode(encode(Hold(1, 2, "bind"))) == Hold(1, 2, "bind")
+    assert decode(encode(Barrier(1, 2, "bound"))) == Barrier(1, 2, "bound")
     assert decode(encode(Stopped(4)).encode()) == Stopped(4)

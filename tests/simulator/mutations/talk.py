@@ -21,32 +21,32 @@ from surefoot.agent import agent_state as on
 from surefoot.agent import state_machine as agent_life
 from surefoot.agent.agent_state import AgentState
 from surefoot.protocol import messages as said
-from surefoot_operator.coordinator import desired_messages, pending_requests, request_replies, sessions
+from surefoot_operator.coordinator import barrier, desired_messages, pending_requests, sessions
+from surefoot_operator.job_snapshot import ObservedBarrier
 from surefoot_operator.policy.failure import failure_detection as failures
 from surefoot_operator.policy.failure import restart_budget as budget
 from surefoot_operator.policy.membership import planned_change as planned
 from surefoot_operator.policy.membership import workers
 from surefoot_operator.policy.planning import plan
 
-_hold_answered, _advance, _assigned = request_replies._hold_answered, agent_life.transition, agent_life._assigned
+_replied, _advance, _assigned = barrier.apply_reply, agent_life.transition, agent_life._assigned
 _bound, _unsaid, _place = planned._bound, desired_messages.outbox_diff, desired_messages._place
-_rank_answered, _claim, _start = agent_life._hold_answered, agent_life._claim, agent_life._start
+_rank_answered, _claim, _start = agent_life._apply_barrier_reply, agent_life._claim, agent_life._start
 
 
-def _one_will_do(order: pending_requests.Orders, worker: Any, answer: said.HoldAnswer) -> pending_requests.Orders:
-    """A hold binds after one acceptance."""
-    after = _hold_answered(order, worker, answer)
-    hold = after.hold
-    if hold is None or hold.seen.state != "Proposed" or not answer.accepted or after is order:
+def _one_will_do(before: ObservedBarrier | None, worker: Any, reply: said.BarrierReply) -> ObservedBarrier | None:
+    """A barrier is bound after one acceptance."""
+    after = _replied(before, worker, reply)
+    if after is None or after is before or after.sent.phase != "proposed":
         return after
-    return replace(after, hold=pending_requests.HoldProposal(replace(hold.seen, state="Bound"), frozenset()))
+    return replace(after, sent=replace(after.sent, phase="bound"), unanswered_by=frozenset())
 
 
-def _one_rank_will_do(life: AgentState, mine: Any, event: on.HoldAnswered) -> Any:
-    """An agent accepts a halt once one of its ranks has."""
-    after, said_now = _rank_answered(life, mine, event)
-    if event.accepted and life.hold is not None and life.hold.step == event.step:
-        return after, (on.Send(said.HoldAnswer(life.started, event.step, accepted=True)),)
+def _one_rank_will_do(life: AgentState, mine: Any, reply: said.BarrierReply) -> Any:
+    """An agent accepts a barrier once one of its ranks has."""
+    after, said_now = _rank_answered(life, mine, reply)
+    if reply.accepted and life.barrier is not None and life.barrier.step == reply.step:
+        return after, (on.Send(reply),)
     return after, said_now
 
 
@@ -65,7 +65,7 @@ def _goes_on(life: AgentState, epoch: int) -> AgentState:
 def _tells_once(life: AgentState, event: on.Event) -> Any:
     """What an agent had to say is not said again to whoever answers next."""
     after, commands = _advance(life, event)
-    return after, tuple(c for c in commands if not (isinstance(event, on.Welcomed) and isinstance(c, on.Send)))
+    return after, tuple(c for c in commands if not (isinstance(event, said.Welcome) and isinstance(c, on.Send)))
 
 
 def _twice(life: AgentState) -> Any:
@@ -111,9 +111,9 @@ def _said_before(told: Any, wanted: Any) -> Any:
 
 
 TALK = (
-    Mutation("a hold binds after one acceptance", patches=((request_replies, "_hold_answered", _one_will_do),), settings=LEFT),
+    Mutation("a hold binds after one acceptance", patches=((barrier, "apply_reply", _one_will_do),), settings=LEFT),
     Mutation("an agent accepts a halt once one of its ranks has",
-             patches=((agent_life, "_hold_answered", _one_rank_will_do),), settings=PAIRS),
+             patches=((agent_life, "_apply_barrier_reply", _one_rank_will_do),), settings=PAIRS),
     Mutation("a world is claimed before its halt is reached", patches=((planned, "_bound", _at_once),), settings=LEFT),
     Mutation("an agent takes an older epoch's assignment", patches=((agent_life, "_assigned", _any_epoch),), settings=FORMER),
     Mutation("a claim does not take back what an agent was told", patches=((agent_life, "_claim", _goes_on),), settings=COLD),

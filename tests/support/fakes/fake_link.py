@@ -74,10 +74,10 @@ class FakeLink:
     def pausing(self, message: Pausing) -> None:
         self.pauses.append(message)
 
-    def held_at(self, step: int) -> bool:
+    def is_barrier_at(self, step: int) -> bool:
         return self.hold == step
 
-    def wait_while_held(self, step: int) -> None:
+    def wait_at_barrier(self, step: int) -> None:
         self.order.append(f"held {step}")
         self.hold = None
 

@@ -32,12 +32,12 @@ from surefoot.protocol.checkpoints.save_state import NOTHING_SETTLED, Settled
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.messages import (
     Assign,
+    Barrier,
+    BarrierReached,
+    BarrierReply,
     Finished,
     Heartbeat,
-    Held,
     Hello,
-    Hold,
-    HoldAnswer,
     Holders,
     Retire,
     Stop,
@@ -91,7 +91,7 @@ class Trainee:
         self.assigned: Assign | None = None
         self.epochs: list[int] = []
         self.running = self.stopped = self.step = 0
-        self.halt: Hold | None = None
+        self.halt: Barrier | None = None
         self.retired = asyncio.Event()
         self.thawed = asyncio.Event()
         self.thawed.set()
@@ -144,13 +144,13 @@ class Trainee:
         elif isinstance(message, Holders) and self.assigned is not None and message.epoch == self.assigned.epoch:
             known = {n: getattr(self.assigned, n) for n in self.assigned.__dataclass_fields__}
             self.assigned = Assign(**{**known, "holders": message.holders, "targets": message.targets})
-        elif isinstance(message, Hold):
-            if message.verb == "propose":
+        elif isinstance(message, Barrier):
+            if message.phase == "proposed":
                 accepted = message.step > self.step
                 self.halt = message if accepted else None
-                await self._say(HoldAnswer(message.epoch, message.step, accepted))
+                await self._say(BarrierReply(message.generation, message.step, accepted))
             else:
-                self.halt = message if message.verb == "bind" else None
+                self.halt = message if message.phase == "bound" else None
         elif isinstance(message, Retire):
             self.retired.set()
 
@@ -169,10 +169,10 @@ class Trainee:
         interval = int(self.environment["SUREFOOT_MEMORY_INTERVAL_STEPS"])
         while self.last_step is None or self.step < self.last_step:
             halt = self.halt
-            if halt is not None and halt.epoch == epoch and self.step >= halt.step:
+            if halt is not None and halt.generation == epoch and self.step >= halt.step:
                 await self._save(epoch)
-                if halt.verb == "bind":
-                    await self._say(Held(epoch, self.step))
+                if halt.phase == "bound":
+                    await self._say(BarrierReached(epoch, self.step))
                 await asyncio.sleep(0.01)
                 continue
             await asyncio.sleep(STEP_SECONDS)

@@ -14,14 +14,15 @@ from support.fakes.fake_copies import FakeTiers, Node
 from support.fakes.fake_workers import Agent, Worker
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
+from surefoot.protocol.messages import Barrier
 from surefoot.protocol.progress import Progress
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.job_snapshot import (
     ExitSeen,
-    HoldSeen,
     NodeSeen,
     Observed,
+    ObservedBarrier,
     PersistentSeen,
     SessionSeen,
     SightSeen,
@@ -40,7 +41,6 @@ from surefoot_operator.policy.core.actions import (
     MaintenanceAction,
     Plan,
     PromoteSaves,
-    ProposeHold,
     RetireWorkers,
     SealHolder,
 )
@@ -61,7 +61,7 @@ class FakeWorld:
     status: JobStatus = field(default_factory=JobStatus)
     workers: dict[str, Worker] = field(default_factory=dict)
     listing: PersistentSeen = field(default_factory=PersistentSeen)
-    hold: HoldSeen | None = None
+    barrier: ObservedBarrier | None = None
     promoted: dict[Checkpoint, frozenset[RankSave]] = field(default_factory=dict)
     pinned: Checkpoint | None = None
     term: float = 1000.0
@@ -102,7 +102,7 @@ class FakeWorld:
             sessions=tuple(w.agent.seen for w in self.workers.values() if w.agent is not None),
             holders=tuple(n.holder for n in self.nodes.values() if n.holder is not None),
             persistent=self.listing,
-            hold=self.hold,
+            barrier=self.barrier,
             covers=COVERED,
             promoted=dict(self.promoted),
             sights=dict(self.sights),
@@ -147,7 +147,7 @@ class FakeWorld:
         raise AssertionError(f"plans do not come to rest: {plan(self.observe()).reason}")
 
     def restart_operator(self) -> None:
-        self.term, self.hold, self.pinned, self.listing = self.now, None, None, PersistentSeen()
+        self.term, self.barrier, self.pinned, self.listing = self.now, None, None, PersistentSeen()
         self.sights = {}
         for node in self.nodes.values():
             if node.holder is not None:
@@ -199,7 +199,7 @@ class FakeWorld:
 
     def _write(self, status: JobStatus) -> None:
         if status.world != self.status.world:
-            self.hold = None
+            self.barrier = None
             if status.world is not None and status.world.state == "Claimed":
                 self.listing = PersistentSeen()
             if status.world is not None and status.world.state == "Committed" and status.world.parent is not None:
@@ -237,12 +237,12 @@ class FakeWorld:
             case LookAround(_, epoch, holders):
                 unseen = SightSeen(epoch, self.now, self.now, self.now, False, "no answer")
                 self.sights |= {endpoint.holder: unseen for endpoint in holders}
-            case ProposeHold(epoch, step, verb):
-                if verb == "propose":
-                    state = "Bound" if all(s.progress.step < step for s in self._members()) else "Refused"
-                    self.hold = HoldSeen(epoch, step, state, self.now)  # type: ignore[arg-type]  # one of its words
-                elif self.hold is not None:
-                    self.hold = replace(self.hold, state="Refused")
+            case Barrier(step=step, phase="proposed"):
+                ahead = all(s.progress.step < step for s in self._members())
+                self.barrier = ObservedBarrier(replace(action, phase="bound" if ahead else "cancelled"), self.now)
+            case Barrier():
+                if self.barrier is not None:
+                    self.barrier = replace(self.barrier, sent=replace(self.barrier.sent, phase="cancelled"))
             case CleanMemory():
                 for node in self.nodes.values():
                     if node.holder is not None and node.holder.state == "Ready":
@@ -298,7 +298,7 @@ class FakeWorld:
         step = world.parent.step if world.parent else 0
         agent.seen = replace(
             agent.seen, epoch=world.epoch, step_at_seconds=None, progress=Progress(step, restored=True, restored_from="memory"),
-            exit=None, finished=None, saves_told=False, held=None, saved=None,
+            exit=None, finished=None, saves_told=False, barrier_step=None, saved=None,
         )  # fmt: skip
 
     def _members(self) -> list[SessionSeen]:
@@ -335,9 +335,8 @@ class FakeWorld:
             if agent is None or agent.seen.finished is not None:
                 continue
             step = agent.seen.progress.step
-            bound = self.hold is not None and self.hold.state == "Bound" and self.hold.step == step
-            if bound:
-                agent.seen = replace(agent.seen, held=step, saved=Checkpoint(world.epoch, step))
+            if self.barrier is not None and self.barrier.sent == Barrier(world.epoch, step, "bound"):
+                agent.seen = replace(agent.seen, barrier_step=step, saved=Checkpoint(world.epoch, step))
                 self._save(worker, world, step)
                 continue
             step += 1

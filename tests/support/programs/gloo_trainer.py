@@ -40,8 +40,8 @@ def main() -> None:
         if step == 5 and rank == where and fault == "hang":
             time.sleep(1000)
         link.stepped(Stepped(Progress(step, 1.0 / step, pause), ((step, step + 1),), skipped=False))
-        if link.held_at(step):
-            link.wait_while_held(step)
+        if link.is_barrier_at(step):
+            link.wait_at_barrier(step)
         time.sleep(pause)
     link.close(steps)
     dist.destroy_process_group()

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob, RankSave, WorkerId
+from surefoot.protocol.messages import Barrier
 from surefoot.protocol.text import listed
 from surefoot_operator.api.spec import Gang
 from surefoot_operator.api.status import JobStatus
@@ -118,18 +118,6 @@ class LookAround:
 
 
 @dataclass(frozen=True, slots=True)
-class ProposeHold:
-    """Propose, bind or cancel a step at which every rank waits."""
-
-    epoch: int
-    step: int
-    verb: Literal["propose", "bind", "cancel"]
-
-    def __str__(self) -> str:
-        return f"{self.verb} a hold at step {self.step} of epoch {self.epoch}"
-
-
-@dataclass(frozen=True, slots=True)
 class CleanMemory:
     """Delete an ended job's saves and users from the holders."""
 
@@ -181,7 +169,7 @@ Action = (
     | SealHolder
     | ListPersistentTier
     | LookAround
-    | ProposeHold
+    | Barrier
     | CleanMemory
     | SetFinalizer
     | PurgePersistent

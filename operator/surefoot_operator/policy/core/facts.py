@@ -14,6 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 from surefoot.protocol.checkpoints.completeness import TierReading
 from surefoot.protocol.checkpoints.placement import Topology
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, WorkerId
+from surefoot.protocol.messages import Barrier
 from surefoot.protocol.progress import mean_passes
 from surefoot_operator.api.spec import TrainingJobSpec
 from surefoot_operator.api.status import DataRead, JobStatus, Member, World
@@ -273,15 +274,21 @@ def member_sessions(facts: Facts) -> tuple[tuple[Member, SessionSeen | None], ..
 
 
 @derived_once
-def held_checkpoint(facts: Facts) -> Checkpoint | None:
-    """The step at which every rank of the world holds, if any."""
-    world, hold = facts.status.world, facts.seen.hold
-    if world is None or world.state != "Committed" or not world.members or hold is None:
+def barrier_checkpoint(facts: Facts) -> Checkpoint | None:
+    """The step at which every rank waits at a bound barrier, if any."""
+    world, observed = facts.status.world, facts.seen.barrier
+    if world is None or world.state != "Committed" or not world.members or observed is None:
         return None
-    if (hold.epoch, hold.state) != (world.epoch, "Bound"):
+    barrier = observed.sent
+    if (barrier.generation, barrier.phase) != (world.epoch, "bound"):
         return None
-    reached = all(s is not None and s.epoch == hold.epoch and s.held == hold.step for _, s in member_sessions(facts))
-    return Checkpoint(hold.epoch, hold.step) if reached else None
+    reached = all(s is not None and waits_at(s, barrier) for _, s in member_sessions(facts))
+    return Checkpoint(barrier.generation, barrier.step) if reached else None
+
+
+def waits_at(session: SessionSeen, barrier: Barrier) -> bool:
+    """Whether all ranks of this agent wait at the barrier."""
+    return (session.epoch, session.barrier_step) == (barrier.generation, barrier.step)
 
 
 @derived_once
@@ -306,7 +313,7 @@ def is_broken(facts: Facts) -> bool:
 
 @derived_once
 def in_epoch(facts: Facts, epoch: int) -> tuple[SessionSeen, ...]:
-    """Sessions whose facts (step, exit, hold …) are about this epoch."""
+    """Sessions whose facts (step, exit, barrier …) are about this epoch."""
     return tuple(s for s in facts.sessions.values() if s.epoch == epoch)
 
 

@@ -15,7 +15,7 @@ from surefoot.protocol.text import listed
 from surefoot_operator import reasons
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import Condition, Ending, JobStatus, condition_of
-from surefoot_operator.job_snapshot import HoldSeen, PurgeSeen, WorkerSeen
+from surefoot_operator.job_snapshot import ObservedBarrier, PurgeSeen, WorkerSeen
 from surefoot_operator.policy.core.actions import (
     Action,
     CleanMemory,
@@ -30,7 +30,7 @@ from surefoot_operator.policy.core.availability import node_lost
 from surefoot_operator.policy.core.facts import (
     Facts,
     bad_of,
-    held_checkpoint,
+    barrier_checkpoint,
     is_responsive,
     member_sessions,
     sealed_holders,
@@ -369,22 +369,22 @@ PROMOTION_SECONDS = 600.0
 
 
 def suspension_needs_upload(facts: Facts) -> bool:
-    """Whether a suspending world holds at the step to be promoted."""
-    return facts.spec.suspend and held_checkpoint(facts) is not None
+    """Whether a suspending world waits at the barrier whose step is to be promoted."""
+    return facts.spec.suspend and barrier_checkpoint(facts) is not None
 
 
-def upload_due(facts: Facts, hold: HoldSeen) -> float | None:
-    """Until when the held step's promotion is waited for; None: not."""
+def upload_due(facts: Facts, barrier: ObservedBarrier) -> float | None:
+    """Until when the promotion of the barrier's step is waited for; None: not."""
     floor = facts.status.floor
     if not facts.spec.suspend or facts.spec.checkpoint.persistent is None:
         return None
-    if floor is not None and floor.step >= hold.step:
+    if floor is not None and floor.step >= barrier.sent.step:
         return None
-    if held_checkpoint(facts) in bad_of(facts):
+    if barrier_checkpoint(facts) in bad_of(facts):
         return None  # no copy can be read: its upload would fail until the time is over
     if not any(s is not None and is_responsive(facts, s) for _, s in member_sessions(facts)):
         return None
-    due = hold.asked_seconds + PROMOTION_SECONDS
+    due = barrier.proposed_seconds + PROMOTION_SECONDS
     return due if facts.now < due else None
 
 

@@ -14,17 +14,18 @@ from math import ceil
 from surefoot.protocol.checkpoints import retention
 from surefoot.protocol.checkpoints.completeness import TierReading, complete, copies_of, newest
 from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.messages import Barrier
 from surefoot_operator.api.status import JobStatus, Member
-from surefoot_operator.job_snapshot import HoldSeen, Observed
-from surefoot_operator.policy.core.actions import Action, ProposeHold
+from surefoot_operator.job_snapshot import Observed, ObservedBarrier
+from surefoot_operator.policy.core.actions import Action
 from surefoot_operator.policy.core.availability import departure_reason, left_at_a_cost, vacate_reason
 from surefoot_operator.policy.core.facts import (
     Facts,
     bad_of,
+    barrier_checkpoint,
     domains_of,
     gather,
     has_stepped,
-    held_checkpoint,
     last_step,
     last_step_seconds,
     member_sessions,
@@ -34,6 +35,7 @@ from surefoot_operator.policy.core.facts import (
     seconds_per_step,
     step_of,
     topology_of_job,
+    waits_at,
     worker_id,
 )
 from surefoot_operator.policy.failure.spare_workers import largest_size, spare_agents
@@ -47,18 +49,18 @@ from surefoot_operator.policy.membership.expected_cost import (
 )
 
 # ---- copies on nodes that stay ---------------------------------------------------------------------------------------
-# Selects copies that survive when a paused world's nodes are left. A world that holds because a worker leaves continues
+# Selects copies that survive when a paused world's nodes are left. A world that waits because a worker leaves continues
 # elsewhere only once its step survives the node: the copy in that node's holder is lost with it, and where two nodes of
 # a placement group are drained at once, both copies are.
 
 
 def barrier_step(facts: Facts) -> Checkpoint | None:
-    """The step at which every rank holds because a worker leaves.
+    """The step at which every rank waits because a worker leaves.
 
     None: no world does.
     """
-    held = held_checkpoint(facts)
-    return held if held is not None and any(departure_reason(facts, member) for member in facts.world.members) else None
+    goal = barrier_checkpoint(facts)
+    return goal if goal is not None and any(departure_reason(facts, member) for member in facts.world.members) else None
 
 
 def reading_of_staying(facts: Facts) -> TierReading:
@@ -154,7 +156,7 @@ FIRST_STEP_SECONDS = 10.0
 
 MOST_NAMED = 4
 
-HELD_SECONDS = 30.0
+BARRIER_TIMEOUT_SECONDS = 30.0
 """How long a bound halt may take beyond its steps until all saves are on their holders; then the claim comes anyway."""
 
 
@@ -236,17 +238,19 @@ def _move(facts: Facts, staying: list[Member], warm: set[int], tied: int | None)
 
 def advance(facts: Facts) -> ChangeStep | None:
     """Plans the next step of a desired change; None: nothing to do."""
-    hold = facts.seen.hold if facts.seen.hold is not None and facts.seen.hold.epoch == facts.world.epoch else None
+    barrier = facts.seen.barrier
+    if barrier is not None and barrier.sent.generation != facts.world.epoch:
+        barrier = None
     wanted = desired_change(facts)
-    if hold is not None and hold.state == "Bound":
-        return _bound(facts, hold, wanted)
-    if hold is None and _all_wait(facts):
+    if barrier is not None and barrier.sent.phase == "bound":
+        return _bound(facts, barrier, wanted)
+    if barrier is None and _all_wait(facts):
         return ChangeStep("every rank waits at a step that an earlier operator proposed", claim=True)
     if wanted is None:
-        if hold is not None and hold.state == "Proposed":
-            return ChangeStep("a planned halt is not needed any more", (ProposeHold(hold.epoch, hold.step, "cancel"),))
+        if barrier is not None and barrier.sent.phase == "proposed":
+            return ChangeStep("a planned halt is not needed any more", (replace(barrier.sent, phase="cancelled"),))
         return None
-    if not facts.world.members or (wanted.urgent and _stepless(facts, hold)):
+    if not facts.world.members or (wanted.urgent and _stepless(facts, barrier)):
         return ChangeStep(wanted.reason, claim=True)
     if not wanted.urgent:
         stays = _stays(facts, wanted)
@@ -255,46 +259,45 @@ def advance(facts: Facts) -> ChangeStep | None:
             return ChangeStep(f"{wanted.reason}, later{why}", until_seconds=stays.until_seconds)
         if not has_stepped(facts, facts.world.epoch):
             return ChangeStep(f"{wanted.reason} once epoch {facts.world.epoch} made its first step")
-    return _propose(facts, hold, wanted)
+    return _propose(facts, barrier, wanted)
 
 
-def _stepless(facts: Facts, hold: HoldSeen | None) -> bool:
+def _stepless(facts: Facts, barrier: ObservedBarrier | None) -> bool:
     """Whether a world makes no step before it has ended: it refused a halt, and has long had the time for one.
 
     A younger one may be in its first step, which a claim that does not halt it would lose.
     """
-    if has_stepped(facts, facts.world.epoch) or hold is None or hold.state != "Refused":
+    if has_stepped(facts, facts.world.epoch) or barrier is None or barrier.sent.phase != "cancelled":
         return False
     return facts.now >= facts.world.changed_seconds + FIRST_STEP_SECONDS
 
 
-def _propose(facts: Facts, hold: HoldSeen | None, wanted: DesiredChange) -> ChangeStep:
-    if hold is not None and hold.state == "Proposed":
-        due = hold.asked_seconds + ANSWER_SECONDS
+def _propose(facts: Facts, barrier: ObservedBarrier | None, wanted: DesiredChange) -> ChangeStep:
+    if barrier is not None and barrier.sent.phase == "proposed":
+        due, step = barrier.proposed_seconds + ANSWER_SECONDS, barrier.sent.step
         if facts.now < due:
-            return ChangeStep(f"{wanted.reason}: asking every worker to hold at step {hold.step}", until_seconds=due)
+            return ChangeStep(f"{wanted.reason}: asking every worker to hold at step {step}", until_seconds=due)
+        cancelled = replace(barrier.sent, phase="cancelled")
+        return ChangeStep(f"not every worker answered the hold at step {step}", (cancelled,))
+    if barrier is not None and facts.now < barrier.proposed_seconds + AGAIN_SECONDS:
         return ChangeStep(
-            f"not every worker answered the hold at step {hold.step}", (ProposeHold(hold.epoch, hold.step, "cancel"),)
+            f"{wanted.reason}: the hold at step {barrier.sent.step} was refused",
+            until_seconds=barrier.proposed_seconds + AGAIN_SECONDS,
         )
-    if hold is not None and facts.now < hold.asked_seconds + AGAIN_SECONDS:
-        return ChangeStep(
-            f"{wanted.reason}: the hold at step {hold.step} was refused",
-            until_seconds=hold.asked_seconds + AGAIN_SECONDS,
-        )
-    standing = _standing_until(facts, hold)
+    standing = _standing_until(facts, barrier)
     if standing is not None and facts.now < standing:
         return ChangeStep(
             f"{wanted.reason}: no rank completes a step, so no other hold is proposed yet", until_seconds=standing
         )
     epoch = facts.world.epoch
     ahead = _ahead(facts)
-    at, named = last_step(facts), hold.step if hold is not None else 0
+    at, named = last_step(facts), barrier.sent.step if barrier is not None else 0
     # each halt has a step of its own, so that no answer to an older one is taken for it; where nobody has moved
     # since, one further is enough: a halt that runs ahead of a world that stands lies hundreds of steps away
     step = max(at, named) + ahead if standing is None else max(at + ahead, named + 1)
     return ChangeStep(
         f"{wanted.reason}: proposing a hold at step {step}",
-        (ProposeHold(epoch, step, "propose"),),
+        (Barrier(epoch, step, "proposed"),),
         until_seconds=facts.now + ANSWER_SECONDS,
     )
 
@@ -312,27 +315,28 @@ def _ahead(facts: Facts) -> int:
     return max(2, ceil(AHEAD_SECONDS / pace) + 1)
 
 
-def _standing_until(facts: Facts, hold: HoldSeen | None) -> float | None:
+def _standing_until(facts: Facts, barrier: ObservedBarrier | None) -> float | None:
     """Of a world that made no step since it was asked: when to ask again, after twice as long as it stood then."""
-    if hold is None:
+    if barrier is None:
         return None
     last = last_step_seconds(facts, facts.world.epoch)
-    stood = hold.asked_seconds - (last if last is not None else facts.world.changed_seconds)
-    return None if stood <= 0 else hold.asked_seconds + max(AGAIN_SECONDS, stood)
+    stood = barrier.proposed_seconds - (last if last is not None else facts.world.changed_seconds)
+    return None if stood <= 0 else barrier.proposed_seconds + max(AGAIN_SECONDS, stood)
 
 
-def _bound(facts: Facts, hold: HoldSeen, wanted: DesiredChange | None) -> ChangeStep:
+def _bound(facts: Facts, barrier: ObservedBarrier, wanted: DesiredChange | None) -> ChangeStep:
     """Nobody goes beyond a bound step: the next epoch follows, whatever became of the wish."""
     reason = wanted.reason if wanted is not None else "the world was halted for a change that is not needed any more"
-    goal = Checkpoint(hold.epoch, hold.step)
+    generation, step = barrier.sent.generation, barrier.sent.step
+    goal = Checkpoint(generation, step)
     sessions = [session for _, session in member_sessions(facts)]
-    held = [s for s in sessions if s is not None and s.epoch == hold.epoch and s.held == hold.step]
-    saved = [s for s in held if goal not in s.pending and s.saved is not None and s.saved >= goal]
+    waiting = [s for s in sessions if s is not None and waits_at(s, barrier.sent)]
+    saved = [s for s in waiting if goal not in s.pending and s.saved is not None and s.saved >= goal]
     pace = seconds_per_step(facts) or 1.0
-    due = hold.asked_seconds + HELD_SECONDS + 2 * pace * max(0, hold.step - step_of(facts, hold.epoch))
+    due = barrier.proposed_seconds + BARRIER_TIMEOUT_SECONDS + 2 * pace * max(0, step - step_of(facts, generation))
     if len(saved) == len(sessions):
         lacking = missing_to_survive(facts, goal, goes_on=_goes_on(facts)) if barrier_step(facts) is not None else ""
-        upload = lifecycle.upload_due(facts, hold)
+        upload = lifecycle.upload_due(facts, barrier)
         if upload is not None:
             return ChangeStep(f"{reason}: {goal} goes to the persistent tier first", until_seconds=upload)
         if not lacking or not can_be_copied(facts):
@@ -340,9 +344,9 @@ def _bound(facts: Facts, hold: HoldSeen, wanted: DesiredChange | None) -> Change
         if facts.now < due:
             return ChangeStep(f"{reason}: {lacking}", until_seconds=due)
         return ChangeStep(f"{reason}; {lacking}", claim=True)
-    if len(held) == len(sessions) and facts.now >= due:
-        return ChangeStep(f"{reason}; some saves of step {hold.step} lack copies", claim=True)
-    what = f"{len(held)} of {len(sessions)} workers hold at step {hold.step}, {len(saved)} have replicated their saves"
+    if len(waiting) == len(sessions) and facts.now >= due:
+        return ChangeStep(f"{reason}; some saves of step {step} lack copies", claim=True)
+    what = f"{len(waiting)} of {len(sessions)} workers hold at step {step}, {len(saved)} have replicated their saves"
     return ChangeStep(f"{reason}: {what}", until_seconds=due if facts.now < due else None)
 
 
@@ -359,7 +363,10 @@ def _all_wait(facts: Facts) -> bool:
     """Bound by an operator that died since: nobody would ever tell them to go on."""
     sessions = [session for _, session in member_sessions(facts)]
     return bool(sessions) and all(
-        s is not None and s.epoch == facts.world.epoch and s.held is not None and s.held == s.progress.step
+        s is not None
+        and s.epoch == facts.world.epoch
+        and s.barrier_step is not None
+        and s.barrier_step == s.progress.step
         for s in sessions
     )
 

@@ -1,7 +1,7 @@
 """Implements `SaveBackend` without an agent: arena and drain live in this process.
 
 Made by `checkpointer` under plain `python` or `torchrun`, with whatever tiers there are as targets; for most that is
-the persistent tier alone. No leader exists, so retention of the persistent tier happens here, and nobody holds.
+the persistent tier alone. No leader exists, so retention of the persistent tier happens here, and no barrier exists.
 """
 
 from __future__ import annotations
@@ -109,10 +109,10 @@ class InProcessBackend:
     def pausing(self, message: Pausing) -> None:
         """Does nothing: nobody waits for the next step."""
 
-    def held_at(self, step: int) -> bool:
+    def is_barrier_at(self, step: int) -> bool:
         return False
 
-    def wait_while_held(self, step: int) -> None:
+    def wait_at_barrier(self, step: int) -> None:
         """Does nothing: without a coordinator nothing pauses a world."""
 
     def level(self) -> int:

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from support.builders import BEGAN, manifest, running
 from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.messages import Barrier
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
-from surefoot_operator.job_snapshot import HoldSeen, Observed
+from surefoot_operator.job_snapshot import Observed, ObservedBarrier
 from surefoot_operator.policy.maintenance.maintenance_plan import maintain
 from surefoot_operator.policy.membership.lifecycle import PROMOTION_SECONDS
 from surefoot_operator.policy.planning.plan import plan
@@ -24,8 +25,8 @@ def halting(persistent: bool = True, floor: int | None = None, ago: float = 5.0)
     saves = [manifest(1, 44, r, 3) for r in range(3)]
     return replace(
         seen,
-        hold=HoldSeen(1, 44, "Bound", NOW - ago),
-        sessions=tuple(replace(s, held=44, saved=GOAL) for s in seen.sessions),
+        barrier=ObservedBarrier(Barrier(1, 44, "bound"), NOW - ago),
+        sessions=tuple(replace(s, barrier_step=44, saved=GOAL) for s in seen.sessions),
         holders=tuple(
             replace(h, entries=(*h.entries, *(m for m in saves if n in (m.save.rank, (m.save.rank + 1) % 3))))
             for n, h in enumerate(seen.holders)
@@ -68,7 +69,7 @@ def suspended(floor: int | None) -> Observed:
     empty = replace(world, epoch=2, parent=GOAL, size=0, members=(), reason="the job is suspended")
     return replace(
         seen,
-        hold=None,
+        barrier=None,
         sessions=(),
         workers=(),
         holders=tuple(replace(h, fence=2, read_epoch=2) for h in seen.holders),

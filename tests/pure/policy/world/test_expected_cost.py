@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from support.builders import BEGAN, job, running, session, worker
+from surefoot.protocol.messages import Barrier
 from surefoot_operator.api.spec import ElasticPolicy
 from surefoot_operator.api.status import Incident
 from surefoot_operator.job_snapshot import CreateSeen, NodeSeen, Observed
-from surefoot_operator.policy.core.actions import ProposeHold
 from surefoot_operator.policy.core.facts import gather
 from surefoot_operator.policy.membership.expected_cost import Record, record_of, wait_costs
 from surefoot_operator.policy.planning.plan import plan
@@ -138,7 +138,7 @@ def growing(incidents: tuple[Incident, ...], now: float = NOW) -> Observed:
 
 
 def proposed(seen: Observed) -> bool:
-    return any(isinstance(action, ProposeHold) for action in plan(seen).actions)
+    return any(isinstance(action, Barrier) for action in plan(seen).actions)
 
 
 def test_a_world_grows_where_that_pays_before_the_next_incident() -> None:

@@ -22,10 +22,11 @@ from support.builders import (
 )
 from support.fakes.fake_world import FakeWorld
 from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.messages import Barrier
 from surefoot_operator.api.spec import CheckpointPolicy, FailurePolicy, MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.api.status import Incident
-from surefoot_operator.job_snapshot import ExitSeen, HoldSeen, NodeSeen, Observed
-from surefoot_operator.policy.core.actions import CopySave, CreateWorker, DeleteWorker, PromoteSaves, ProposeHold
+from surefoot_operator.job_snapshot import ExitSeen, NodeSeen, Observed, ObservedBarrier
+from surefoot_operator.policy.core.actions import CopySave, CreateWorker, DeleteWorker, PromoteSaves
 from surefoot_operator.policy.maintenance.maintenance_plan import maintain
 from surefoot_operator.policy.membership.planned_change import FIRST_STEP_SECONDS
 from surefoot_operator.policy.planning.plan import plan
@@ -53,10 +54,10 @@ def actions(seen: Observed, *kinds: type[Any]) -> list[Any]:
 
 def bound(seen: Observed, held: bool = True, copies: int = 2) -> Observed:
     """Every rank has accepted to halt at step 48, and waits there with what it saved."""
-    seen = replace(seen, hold=HoldSeen(1, GOAL.step, "Bound", NOW - 1))
+    seen = replace(seen, barrier=ObservedBarrier(Barrier(1, GOAL.step, "bound"), NOW - 1))
     if not held:
         return seen
-    there = {"step": GOAL.step, "held": GOAL.step, "saved": GOAL, "copies": copies}
+    there = {"step": GOAL.step, "barrier_step": GOAL.step, "saved": GOAL, "copies": copies}
     return replace(seen, sessions=tuple(told(s, **there) for s in seen.sessions))
 
 
@@ -65,7 +66,7 @@ def bound(seen: Observed, held: bool = True, copies: int = 2) -> Observed:
 def test_whoever_is_to_leave_the_world_is_asked_to_halt_and_nobody_is_lost(shape: str, notice: str) -> None:
     seen = NOTICES[notice](running(**SHAPES[shape]), 0)
     made = plan(seen)
-    assert [a.verb for a in made.actions if isinstance(a, ProposeHold)] == ["propose"]
+    assert [a.phase for a in made.actions if isinstance(a, Barrier)] == ["proposed"]
     assert made.reason.startswith("worker 0 is being deleted" if "told" not in notice else "worker 0 was told to end")
     assert made.status.world == seen.status.world
     assert made.status.incidents == ()
@@ -85,7 +86,7 @@ def test_nobody_is_left_to_train_where_all_leave_at_once_and_that_too_is_a_halt(
     seen = running(least=None)
     for index in range(3):
         seen = NOTICES["deleted"](seen, index)
-    assert len(actions(seen, ProposeHold)) == 1
+    assert len(actions(seen, Barrier)) == 1
     assert claims(bound(seen))
 
 
@@ -107,11 +108,11 @@ def _before_its_first_step() -> Observed:
 def test_a_world_is_halted_also_in_its_first_step() -> None:
     """Word of that step may be on its way: a claim that halts nobody loses it."""
     seen = _before_its_first_step()
-    (asked,) = actions(seen, ProposeHold)
+    (asked,) = actions(seen, Barrier)
     assert asked.step == 6
     parent = Checkpoint(1, 40)
     again = replace(seen.status, world=replace(seen.status.world, parent=parent))  # type: ignore[type-var]
-    (asked,) = actions(replace(seen, status=again), ProposeHold)
+    (asked,) = actions(replace(seen, status=again), Barrier)
     assert asked.step == parent.step + 6
 
 
@@ -120,9 +121,9 @@ def test_a_world_that_is_long_in_starting_and_refuses_is_left_without_a_halt(age
     seen = _before_its_first_step()
     world = seen.status.world
     assert world is not None
-    hold = HoldSeen(world.epoch, 3, "Refused", NOW - 0.2)
+    barrier = ObservedBarrier(Barrier(world.epoch, 3, "cancelled"), NOW - 0.2)
     young = replace(seen.status, world=replace(world, changed_seconds=NOW - age))
-    made = plan(replace(seen, status=young, hold=hold))
+    made = plan(replace(seen, status=young, barrier=barrier))
     assert made.status.world is not None
     assert (made.status.world.state == "Claimed") is claimed
 
@@ -135,7 +136,7 @@ def test_a_notice_shorter_than_two_steps_is_met_at_the_end_of_the_step_under_way
 ) -> None:
     seen = NOTICES["deleted"](running(least=None), 1)
     sessions = tuple(told(s, step_seconds=pace, step_at_seconds=NOW - since) for s in seen.sessions)
-    (asked,) = actions(replace(seen, sessions=sessions), ProposeHold)
+    (asked,) = actions(replace(seen, sessions=sessions), Barrier)
     assert asked.step == 42 + ahead
 
 
@@ -143,14 +144,14 @@ def test_a_second_notice_while_all_wait_changes_only_who_is_waited_for() -> None
     once = bound(NOTICES["deleted"](running(least=1), 0), held=False)
     twice = NOTICES["deleted"](once, 1)
     assert plan(once).actions == tuple(a for a in plan(once).actions if isinstance(a, CreateWorker))
-    assert actions(twice, ProposeHold) == []
+    assert actions(twice, Barrier) == []
     assert "worker 0 is being deleted; worker 1 is being deleted" in plan(twice).reason
 
 
 def test_a_halt_that_was_refused_is_named_again() -> None:
     seen = NOTICES["deleted"](running(least=None), 1)
-    refused = replace(seen, hold=HoldSeen(1, 45, "Refused", NOW - 1))
-    assert [a.verb for a in actions(refused, ProposeHold)] == ["propose"]
+    refused = replace(seen, barrier=ObservedBarrier(Barrier(1, 45, "cancelled"), NOW - 1))
+    assert [a.phase for a in actions(refused, Barrier)] == ["proposed"]
 
 
 def test_what_takes_its_place_is_asked_for_while_it_still_trains() -> None:
@@ -163,7 +164,7 @@ def test_what_takes_its_place_is_asked_for_while_it_still_trains() -> None:
 def test_a_suspension_goes_before_and_halts_in_the_same_way() -> None:
     seen = NOTICES["deleted"](running(least=None, suspend=True), 1)
     assert plan(seen).reason.startswith("the job is suspended")
-    assert len(actions(seen, ProposeHold)) == 1
+    assert len(actions(seen, Barrier)) == 1
 
 
 def test_a_job_that_is_over_in_a_moment_is_over_and_one_that_fails_fails() -> None:
@@ -251,8 +252,8 @@ def drained(
     tier = PersistentTierSpec("s3://b/p") if persistent else None
     policy = CheckpointPolicy(memory=MemoryTierSpec(interval_steps=10, replicas=replicas), persistent=tier)
     seen = running(least=least, checkpoint=policy)
-    seen = replace(seen, hold=HoldSeen(1, 40, "Bound", NOW - 1))
-    at = {"step": 40, "held": 40, "saved": Checkpoint(1, 40), "copies": copies}
+    seen = replace(seen, barrier=ObservedBarrier(Barrier(1, 40, "bound"), NOW - 1))
+    at = {"step": 40, "barrier_step": 40, "saved": Checkpoint(1, 40), "copies": copies}
     seen = replace(seen, sessions=tuple(told(s, **at) for s in seen.sessions))
     for name in nodes:
         seen = with_node(with_worker(seen, int(name[1:]), deleting=True), name, schedulable=False)
@@ -391,5 +392,5 @@ def test_an_operator_that_dies_after_any_stroke_of_it_loses_no_step_either(prefi
 
 def test_the_nodes_that_stay_are_named_where_no_signal_was_given() -> None:
     seen = replace(running(least=None), nodes=())
-    assert len(actions(NOTICES["deleted"](seen, 1), ProposeHold)) == 1
+    assert len(actions(NOTICES["deleted"](seen, 1), Barrier)) == 1
     assert claims(replace(drained("n1"), nodes=(NodeSeen("n0", "n0", True),)))

@@ -10,10 +10,10 @@ from typing import Any
 
 from support.builders import BEGAN, session, with_session, worker
 from support.paces import paced
+from surefoot.protocol.messages import Barrier
 from surefoot_operator.api.spec import FailurePolicy, HealthPolicy, NumericsPolicy
 from surefoot_operator.api.status import ExcludedNode, Incident, JobStatus, ReplacedStraggler
 from surefoot_operator.job_snapshot import NodeSeen, Observed
-from surefoot_operator.policy.core.actions import ProposeHold
 from surefoot_operator.policy.core.facts import gather
 from surefoot_operator.policy.membership.node_exclusion import YOUNG_SECONDS, suspect_nodes
 from surefoot_operator.policy.membership.planned_change import MOVE_SECONDS
@@ -50,7 +50,7 @@ def late(wait_share: float) -> Observed:
 
 
 def moves(seen: Observed) -> bool:
-    return any(isinstance(action, ProposeHold) for action in plan(seen).actions)
+    return any(isinstance(action, Barrier) for action in plan(seen).actions)
 
 
 def claimed(seen: Observed, reason: str = "node n1 is gone") -> Observed:

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from support.builders import BEGAN, running, session, with_node, with_session, worker
+from surefoot.protocol.messages import Barrier
 from surefoot_operator.api.status import World
 from surefoot_operator.job_snapshot import NodeSeen, Observed
-from surefoot_operator.policy.core.actions import CreateWorker, DeleteWorker, ProposeHold
+from surefoot_operator.policy.core.actions import CreateWorker, DeleteWorker
 from surefoot_operator.policy.membership.planned_change import MOVE_SECONDS
 from surefoot_operator.policy.planning.plan import plan
 
@@ -39,16 +40,16 @@ def test_a_worker_is_made_beside_it_on_another_node() -> None:
     seen = sick()
     assert actions(seen, CreateWorker) == [CreateWorker(1, 2, ("n1",))]
     assert actions(seen, DeleteWorker) == []
-    assert actions(seen, ProposeHold) == []
+    assert actions(seen, Barrier) == []
     coming = beside(seen, warm=False)
     assert actions(coming, CreateWorker) == []
     assert actions(coming, DeleteWorker) == []
-    assert actions(coming, ProposeHold) == []
+    assert actions(coming, Barrier) == []
 
 
 def test_the_world_moves_once_that_one_is_warm_and_loses_nothing() -> None:
     made = plan(beside(sick(), warm=True))
-    assert [a.verb for a in made.actions if isinstance(a, ProposeHold)] == ["propose"]
+    assert [a.phase for a in made.actions if isinstance(a, Barrier)] == ["proposed"]
     assert "worker 1 leaves node n1 (it has the label x=y)" in made.reason
 
 
@@ -90,15 +91,15 @@ def test_a_second_one_that_died_without_a_word_hides_not_the_first(ghost: str) -
 def test_an_elastic_job_moves_with_fewer_workers_after_a_while() -> None:
     seen = sick(least=2)
     early = beside(seen, warm=False, created=NOW - MOVE_SECONDS + 1)
-    assert actions(early, ProposeHold) == []
+    assert actions(early, Barrier) == []
     late = beside(seen, warm=False, created=NOW - MOVE_SECONDS)
-    assert len(actions(late, ProposeHold)) == 1
+    assert len(actions(late, Barrier)) == 1
     assert members(claimed(late)) == [(0, 1), (2, 1)]
 
 
 def test_a_job_that_would_have_no_world_without_the_node_stays_there() -> None:
     late = beside(sick(), warm=False, created=NOW - 10 * MOVE_SECONDS)
-    assert actions(late, ProposeHold) == []
+    assert actions(late, Barrier) == []
 
 
 def test_who_left_such_a_node_does_not_come_back_to_it() -> None:
@@ -107,7 +108,7 @@ def test_who_left_such_a_node_does_not_come_back_to_it() -> None:
     assert world is not None
     small = replace(world, size=2, members=tuple(m for m in world.members if m.index != 1))
     seen = with_session(replace(seen, status=replace(seen.status, world=small)), 1, epoch=0)
-    assert actions(seen, ProposeHold) == []
+    assert actions(seen, Barrier) == []
     well = with_node(seen, "n1", signal="")
     assert "grow from 2 to 3" in plan(well).reason
 
@@ -115,7 +116,7 @@ def test_who_left_such_a_node_does_not_come_back_to_it() -> None:
 def test_when_nobody_wants_it_left_any_more_the_second_one_goes() -> None:
     seen = with_node(beside(sick(), warm=True), "n1", signal="")
     assert [d.name for d in actions(seen, DeleteWorker)] == ["gpt-1-2"]
-    assert actions(seen, ProposeHold) == []
+    assert actions(seen, Barrier) == []
 
 
 def test_a_second_one_that_fails_at_once_is_not_made_again_at_once() -> None:

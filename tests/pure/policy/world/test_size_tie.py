@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from support.builders import BEGAN, job, running, session, with_worker, worker
 from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.messages import Barrier
 from surefoot_operator.api.status import Incident, World
 from surefoot_operator.job_snapshot import NodeSeen, Observed
-from surefoot_operator.policy.core.actions import Plan, ProposeHold
+from surefoot_operator.policy.core.actions import Plan
 from surefoot_operator.policy.planning.plan import plan
 from surefoot_operator.policy.planning.plan_invariants import check
 
@@ -115,9 +116,9 @@ def two_of_three(joining: bool = True) -> Observed:
 
 
 def test_a_tied_world_does_not_grow_and_says_so_once() -> None:
-    assert any(isinstance(a, ProposeHold) for a in decided(two_of_three()).actions)
+    assert any(isinstance(a, Barrier) for a in decided(two_of_three()).actions)
     made = decided(saving(two_of_three(), OWN))
-    assert not any(isinstance(a, ProposeHold) for a in made.actions)
+    assert not any(isinstance(a, Barrier) for a in made.actions)
     assert "only 2 ranks can restore" in (condition(made) or "")
     assert [e.reason for e in made.events if e.warning] == ["WorldSizeTied"]
     again = decided(replace(saving(two_of_three(), OWN), status=made.status))
@@ -129,7 +130,7 @@ def test_until_holders_are_read_what_was_known_holds() -> None:
     blind = replace(two_of_three(), status=known)
     blind = replace(blind, holders=tuple(replace(h, read_epoch=None, entries=()) for h in blind.holders))
     made = decided(blind)
-    assert not any(isinstance(a, ProposeHold) for a in made.actions)
+    assert not any(isinstance(a, Barrier) for a in made.actions)
     assert condition(made) == condition(decided(saving(two_of_three(), OWN)))
 
 
@@ -144,9 +145,9 @@ def test_saves_of_some_ranks_alone_do_not_make_a_tie_vanish() -> None:
 
 def test_a_smaller_scale_that_was_asked_for_is_not_carried_out_into_a_refusal() -> None:
     seen = replace(running(workers=3), job=job(2, 1))
-    assert any(isinstance(a, ProposeHold) for a in decided(seen).actions)
+    assert any(isinstance(a, Barrier) for a in decided(seen).actions)
     made = decided(saving(seen, OWN))
-    assert not any(isinstance(a, ProposeHold) for a in made.actions)
+    assert not any(isinstance(a, Barrier) for a in made.actions)
     assert condition(made) is not None
     stuck = decided(saving(claimed(seen), OWN))
     assert stuck.reason.startswith(
@@ -163,7 +164,7 @@ def test_a_fixed_size_that_fits_needs_no_word() -> None:
 @pytest.mark.parametrize("joining", [True, False], ids=["a spare is warm", "nobody is"])
 def test_a_deleted_worker_of_a_tied_world_halts_it_with_a_spare_and_without(joining: bool) -> None:
     seen = saving(with_worker(two_of_three(joining=joining), 1, deleting=True), OWN)
-    assert any(isinstance(a, ProposeHold) for a in decided(seen).actions)
+    assert any(isinstance(a, Barrier) for a in decided(seen).actions)
 
 
 @pytest.mark.parametrize("objects", [OWN, ()])
