@@ -35,7 +35,7 @@ from surefoot.settings import JobSettings, job_settings
 from surefoot.tiers import object_store, open_persistent, persistent_records
 from surefoot.tiers.persistent import ObjectStoreTier
 from surefoot_operator.api.status import JobStatus, Member, World
-from surefoot_operator.coordinator import pending_requests
+from surefoot_operator.coordinator import listings
 from surefoot_operator.coordinator.agent_channel import AgentChannel
 from surefoot_operator.coordinator.agent_server import AgentServer
 from surefoot_operator.coordinator.desired_messages import desired_state
@@ -107,7 +107,7 @@ def fill(folder: Path, job: JobSettings, checkpoints: int, ranks: int) -> list[f
     return seconds
 
 
-async def listings(job: JobSettings, expected: int, times: int) -> list[float]:
+async def time_listings(job: JobSettings, expected: int, times: int) -> list[float]:
     """So many listings of one agent, one after another: seconds until the operator's order book has all of it."""
 
     async def welcome(_: Hello) -> None:
@@ -142,10 +142,10 @@ async def listings(job: JobSettings, expected: int, times: int) -> list[float]:
             while not conversation.lines:
                 await _change(done)
             for _ in range(times):
-                conversation.change(lambda s: replace(s, orders=pending_requests.void_listing(s.orders)))
+                conversation.change(lambda s: replace(s, orders=listings.void_listing(s.orders)))
                 began = time.monotonic()
                 conversation.change(
-                    lambda s: replace(s, orders=pending_requests.list_persistent(s.orders, worker, 2, time.time()))
+                    lambda s: replace(s, orders=listings.list_persistent(s.orders, worker, 2, time.time()))
                 )
                 while (seen := conversation.sessions.orders.persistent).read_epoch is None:
                     if seen.error is not None:
@@ -183,7 +183,7 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
             first, second, cpu = [], [], []
             for _ in range(given.turns):
                 began = time.process_time()
-                one, two = asyncio.run(listings(job, expected, 2))
+                one, two = asyncio.run(time_listings(job, expected, 2))
                 cpu.append((time.process_time() - began) / 2)
                 first.append(one)
                 second.append(two)
@@ -193,7 +193,7 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
                     objects / f"{JOB}/{checkpoint.step}-{checkpoint.epoch}/{persistent_records.MANIFEST_LIST_NAME}"
                 ).unlink()
             assert tier.seen()[0] == Checkpoint(1, 10)
-            (without,) = asyncio.run(listings(job, expected, 1))
+            (without,) = asyncio.run(time_listings(job, expected, 1))
     return {
         "manifests": expected,
         "checkpoints": given.checkpoints,

@@ -14,7 +14,7 @@ from simulator.tiers import Holder
 from simulator.views import Watch
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import HolderId
-from surefoot_operator.coordinator import pending_requests
+from surefoot_operator.coordinator import listings
 
 if TYPE_CHECKING:
     from simulator.operators import Operator
@@ -117,7 +117,7 @@ class HolderWatches:
             self._operator.known.learn(answer[2])
             if self._operator.simulation.rules.list_after_read:
                 self._operator.sessions = replace(
-                    self._operator.sessions, orders=pending_requests.void_listing(self._operator.sessions.orders)
+                    self._operator.sessions, orders=listings.void_listing(self._operator.sessions.orders)
                 )
             self._operator.simulation.oracle.read(holder, epoch)
             self._operator.poke()

@@ -19,7 +19,15 @@ from surefoot.protocol import messages as said
 from surefoot.protocol.identities import Checkpoint, HolderId, WorkerId
 from surefoot.protocol.messages import HolderReading
 from surefoot_operator.api.status import JobStatus, World
-from surefoot_operator.coordinator import desired_messages, pending_requests, sessions
+from surefoot_operator.coordinator import (
+    conversations,
+    desired_messages,
+    listings,
+    pending_requests,
+    probes,
+    sessions,
+    uploads,
+)
 from surefoot_operator.coordinator.barrier import update_barrier
 from surefoot_operator.coordinator.desired_messages import scope_after
 from surefoot_operator.job_snapshot import HolderSeen, Observed
@@ -177,7 +185,7 @@ class Operator:
             nodes=fabric.seen_nodes(),
             sessions=sessions.seen(self.sessions),
             turned_away_seconds=self.sessions.turned_away_seconds,
-            holders=pending_requests.proxied(self._holders(), order.sights, self._status.world),
+            holders=probes.proxied(self._holders(), order.sights, self._status.world),
             persistent=order.persistent,
             barrier=order.barrier,
             covers=self.known.covers({**order.layouts, **order.sighted_layouts}),
@@ -273,25 +281,25 @@ class Operator:
         match action:
             case act.RetireWorkers(indexes, exit_code, reason):
                 leaving = [WorkerId(w.index, w.attempt) for w in self.simulation.fabric.workers() if w.index in indexes]
-                order = pending_requests.retire(order, leaving, said.Retire(reason, exit_code))
+                order = conversations.retire(order, leaving, said.Retire(reason, exit_code))
             case act.ListPersistentTier(epoch, index):
                 there = [w for w, known in self.sessions.by_worker.items() if w.index == index and known.seen.connected]
                 if there:
-                    order = pending_requests.list_persistent(
+                    order = listings.list_persistent(
                         order, max(there), epoch, now, known=self.known.digests,
-                        listed_as=pending_requests.listing_rights(self._status),
+                        listed_as=listings.listing_rights(self._status),
                     )  # fmt: skip
             case act.LookAround(worker, epoch, holders):
-                order = pending_requests.request_probe(order, worker, epoch, holders, now, self.known.digests)
+                order = probes.request_probe(order, worker, epoch, holders, now, self.known.digests)
             case said.Barrier():
                 everyone = [WorkerId(m.index, m.attempt) for m in world.members] if world is not None else []
                 order = pending_requests.with_barrier(order, update_barrier(order.barrier, action, everyone, now))
             case act.CopySave(worker=worker):
-                order = pending_requests.repair(order, [(worker, copy_request(action, self.watches))], now)
+                order = uploads.repair(order, [(worker, copy_request(action, self.watches))], now)
             case Uploads(shares):
-                order = pending_requests.promote(order, shares)
+                order = uploads.promote(order, shares)
             case act.DropPersisted(worker, epoch, checkpoints):
-                order = pending_requests.drop_persistent(order, worker, epoch, checkpoints, now)
+                order = listings.drop_persistent(order, worker, epoch, checkpoints, now)
         if order is not self.sessions.orders:
             self.sessions = replace(self.sessions, orders=order)
             self.poke()

@@ -1,6 +1,6 @@
 """Joins one job's sessions and connections, and sends what agents must know.
 
-Holds state, decides nothing: every change goes through `sessions`, `pending_requests` and `desired_messages`. Called by
+Holds state, decides nothing: every change goes through `sessions`, `conversations` and `desired_messages`. Called by
 `surefoot_operator.coordinator.agent_server` with agents' messages and by `reconcile` with the stored state. Runs on one event loop.
 """
 

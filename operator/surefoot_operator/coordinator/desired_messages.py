@@ -19,6 +19,7 @@ from surefoot.protocol.identities import ENDPOINT_ORDER, HolderEndpoint, HolderI
 from surefoot.protocol.messages import Assign, Holders, LookAtHolders, SaveLevel, Stop, ToAgent
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.coordinator.barrier import desired_barrier
+from surefoot_operator.coordinator.conversations import affected_workers, desired_requests
 from surefoot_operator.coordinator.sessions import Session, Sessions, store_address
 from surefoot_operator.job_snapshot import HolderSeen
 from surefoot_operator.policy.failure.memory_server_liveness import UsableHolders
@@ -206,16 +207,7 @@ def concerned(before: Sessions, after: Sessions) -> Collection[WorkerId] | None:
     old, new = before.orders, after.orders
     if old is new:
         return ()
-    if (old.barrier and old.barrier.sent) != (new.barrier and new.barrier.sent):
-        return None
-    workers: set[WorkerId] = set()
-    if old.outstanding is not new.outstanding:
-        workers |= {one.worker for number, one in new.outstanding.items() if old.outstanding.get(number) is not one}
-    if old.promotions is not new.promotions:
-        workers |= {worker for worker, one in new.promotions.items() if old.promotions.get(worker) != one}
-    if old.retired is not new.retired:
-        workers |= {worker for worker, one in new.retired.items() if old.retired.get(worker) != one}
-    return workers
+    return affected_workers(old, new)
 
 
 def desired_messages(
@@ -239,7 +231,7 @@ def desired_messages(
             words.append(Stop(world.epoch, f"epoch {world.epoch} runs without this agent"))
         else:
             words += _to_member(rule, sessions, session, place, _holders_of(rule, session, place, whole))
-    words += _orders(sessions, worker)
+    words += desired_requests(sessions.orders, worker)
     return tuple(words)
 
 
@@ -290,16 +282,6 @@ def _to_member(
         words.append(barrier)
     if rule.status.memory_interval is not None:
         words.append(SaveLevel(world.epoch, rule.status.memory_interval.level))
-    return words
-
-
-def _orders(sessions: Sessions, worker: WorkerId) -> list[ToAgent]:
-    orders = sessions.orders
-    words: list[ToAgent] = [*orders.requests_of(worker)]
-    if worker in orders.promotions:
-        words.append(orders.promotions[worker])
-    if worker in orders.retired:
-        words.append(orders.retired[worker])
     return words
 
 

@@ -33,8 +33,8 @@ from surefoot.protocol.messages import (
 )
 from surefoot.protocol.progress import NOTHING_TOLD, Progress, between
 from surefoot_operator.api.status import World
-from surefoot_operator.coordinator import pending_requests, request_replies
-from surefoot_operator.coordinator.pending_requests import Orders
+from surefoot_operator.coordinator import conversations
+from surefoot_operator.coordinator.pending_requests import PendingRequests
 from surefoot_operator.job_snapshot import (
     MOST_WINDOWS,
     ExitSeen,
@@ -130,7 +130,7 @@ class Sessions:
 
     job: str
     term_seconds: float
-    orders: Orders
+    orders: PendingRequests
     by_worker: Mapping[WorkerId, Session] = field(default_factory=dict)
     world: World | None = None
     notices: tuple[tuple[WorkerId, Notice], ...] = ()
@@ -145,7 +145,7 @@ def begin(job: str, now: float) -> Sessions:
 
     Requests are numbered from the time on, so that no two terms share a number.
     """
-    return Sessions(job, now, Orders(next_request=int(now * 1000)))
+    return Sessions(job, now, PendingRequests(next_request=int(now * 1000)))
 
 
 def seen(sessions: Sessions) -> tuple[SessionSeen, ...]:
@@ -200,7 +200,7 @@ def connected(sessions: Sessions, hello: Hello, now: float) -> Sessions:
         speakers = {**sessions.speakers, hello.incarnation: worker}
         if old is not None:
             speakers.pop(old.seen.incarnation, None)
-        orders = pending_requests.drop_worker(sessions.orders, worker)
+        orders = conversations.drop_worker(sessions.orders, worker)
         sessions = replace(sessions, orders=orders, speakers=speakers)
     session = _in_epoch(session, hello.epoch)
     stopped = max(session.seen.stopped, hello.stopped)
@@ -249,7 +249,7 @@ def forgotten(sessions: Sessions, known: Iterable[WorkerId]) -> Sessions:
         return sessions
     orders = sessions.orders
     for worker in gone:
-        orders = pending_requests.drop_worker(orders, worker)
+        orders = conversations.drop_worker(orders, worker)
     kept = {w: s for w, s in sessions.by_worker.items() if w not in gone}
     speakers = {incarnation: w for incarnation, w in sessions.speakers.items() if w not in gone}
     return replace(sessions, by_worker=kept, orders=orders, speakers=speakers)
@@ -267,7 +267,7 @@ def ruled(sessions: Sessions, world: World | None) -> Sessions:
         return sessions
     epoch, committed = (world.epoch, world.state == "Committed") if world is not None else (0, False)
     return replace(
-        sessions, world=world, orders=pending_requests.drop_other_generations(sessions.orders, epoch, committed)
+        sessions, world=world, orders=conversations.drop_other_generations(sessions.orders, epoch, committed)
     )
 
 
@@ -297,7 +297,7 @@ def heard(sessions: Sessions, worker: WorkerId, message: FromAgent, now: float) 
         case Notice():
             sessions = replace(sessions, notices=(*sessions.notices, (worker, message))[-MOST_NOTICES:])
         case _:
-            sessions = replace(sessions, orders=request_replies.apply_reply(sessions.orders, worker, message, now))
+            sessions = replace(sessions, orders=conversations.apply_reply(sessions.orders, worker, message, now))
     return _with(sessions, session)
 
 

@@ -14,9 +14,10 @@ from typing import Any
 from surefoot.protocol.identities import HolderId, RankSave, WorkerId
 from surefoot.protocol.messages import Barrier, PromoteSave, RepairSave, Retire
 from surefoot.task_set import TaskSet
-from surefoot_operator.coordinator import pending_requests
+from surefoot_operator.coordinator import conversations, listings, pending_requests, probes, uploads
 from surefoot_operator.coordinator.barrier import update_barrier
-from surefoot_operator.coordinator.pending_requests import Orders, listing_rights
+from surefoot_operator.coordinator.listings import listing_rights
+from surefoot_operator.coordinator.pending_requests import PendingRequests
 from surefoot_operator.coordinator.sessions import Sessions
 from surefoot_operator.errors import FabricError
 from surefoot_operator.job_snapshot import Observed
@@ -126,8 +127,8 @@ def carry_out_maintenance(
             _ask(dependencies, action, seen)
     if copies:
         now = dependencies.clock()
-        _order(dependencies, lambda orders: pending_requests.repair(orders, copies, now))
-    _order(dependencies, lambda orders: pending_requests.promote(orders, promotions))
+        _order(dependencies, lambda orders: uploads.repair(orders, copies, now))
+    _order(dependencies, lambda orders: uploads.promote(orders, promotions))
     world = seen.status.world
     if drops and world is not None:
         left, epoch = min(expires) - dependencies.clock(), world.epoch
@@ -151,7 +152,7 @@ def _seal(dependencies: Dependencies, action: SealHolder) -> None:
     world = dependencies.channel.sessions.world
     if dependencies.memory.seal(action.holder, action.epoch) and world is not None and world.state == "Claimed":
         # a listing must come after the last index that was read: data moves from memory to the persistent tier
-        _order(dependencies, pending_requests.void_listing)
+        _order(dependencies, listings.void_listing)
 
 
 def _ask(
@@ -163,14 +164,14 @@ def _ask(
     if isinstance(action, RetireWorkers):
         workers = [WorkerId(w.index, w.attempt) for w in seen.workers if w.index in action.indexes]
         message = Retire(action.reason, action.exit_code)
-        _order(dependencies, lambda orders: pending_requests.retire(orders, workers, message))
+        _order(dependencies, lambda orders: conversations.retire(orders, workers, message))
     elif isinstance(action, ListPersistentTier):
         there = [WorkerId(s.index, s.attempt) for s in seen.sessions if s.index == action.index and s.connected]
         if there:
             wish, known = action, dependencies.memory.layouts_known
             _order(
                 dependencies,
-                lambda orders: pending_requests.list_persistent(
+                lambda orders: listings.list_persistent(
                     orders, max(there), wish.epoch, now, wish.older_job, known, listing_rights(seen.status)
                 ),
             )
@@ -178,7 +179,7 @@ def _ask(
         look, known = action, dependencies.memory.layouts_known
         _order(
             dependencies,
-            lambda orders: pending_requests.request_probe(orders, look.worker, look.epoch, look.holders, now, known),
+            lambda orders: probes.request_probe(orders, look.worker, look.epoch, look.holders, now, known),
         )
     elif isinstance(action, Barrier):
         world = seen.status.world
@@ -192,9 +193,9 @@ def _ask(
         drop = action
         _order(
             dependencies,
-            lambda orders: pending_requests.drop_persistent(orders, drop.worker, drop.epoch, drop.checkpoints, now),
+            lambda orders: listings.drop_persistent(orders, drop.worker, drop.epoch, drop.checkpoints, now),
         )
 
 
-def _order(dependencies: Dependencies, transition: Callable[[Orders], Orders]) -> None:
+def _order(dependencies: Dependencies, transition: Callable[[PendingRequests], PendingRequests]) -> None:
     dependencies.channel.change(lambda sessions: replace(sessions, orders=transition(sessions.orders)))

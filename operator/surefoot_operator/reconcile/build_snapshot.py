@@ -14,9 +14,9 @@ from surefoot.protocol.identities import WorkerId
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.coordinator.agent_channel import AgentChannel
-from surefoot_operator.coordinator.pending_requests import proxied, refused_of
-from surefoot_operator.coordinator.request_replies import promotion_seconds
+from surefoot_operator.coordinator.probes import proxied, refused_of
 from surefoot_operator.coordinator.sessions import seen as sessions_seen
+from surefoot_operator.coordinator.uploads import promotion_seconds
 from surefoot_operator.job_snapshot import CreateSeen, Observed, WorkerSeen
 from surefoot_operator.memory import JobHolders
 from surefoot_operator.platforms.interface import Fabric, FabricSeen, WorkerEnvironment

@@ -13,7 +13,7 @@ from surefoot.protocol import bounds
 from surefoot.protocol.checkpoints.completeness import LeftOut
 from surefoot.protocol.messages import Exited, Listing, ListPersistent
 from surefoot.protocol.wire import encode
-from surefoot_operator.coordinator import pending_requests
+from surefoot_operator.coordinator import listings
 from surefoot_operator.coordinator.agent_server import check_size
 from surefoot_operator.coordinator.sessions import Sessions, heard
 
@@ -23,7 +23,7 @@ HUGE = replace(OTHER, world=10**9).to_json()
 
 def asked() -> tuple[Sessions, int]:
     sessions = talking(status=CLAIMED)
-    sessions = replace(sessions, orders=pending_requests.list_persistent(sessions.orders, B, 3, 1001.0))
+    sessions = replace(sessions, orders=listings.list_persistent(sessions.orders, B, 3, 1001.0))
     return sessions, max(n for n, o in sessions.orders.outstanding.items() if isinstance(o.message, ListPersistent))
 
 
@@ -46,7 +46,7 @@ def test_a_manifest_that_breaks_a_bound_is_left_out_and_named() -> None:
     assert sessions.orders.persistent.entries == (ENTRY,)
     (refused,) = sessions.orders.refused
     assert "world is 1000000000" in refused
-    orders = pending_requests.list_persistent(sessions.orders, B, 3, 1003.0)
+    orders = listings.list_persistent(sessions.orders, B, 3, 1003.0)
     sessions = replace(sessions, orders=orders)
     sessions = heard(sessions, B, Listing(max(orders.outstanding), (ENTRY.to_json(),), {ENTRY.layout: "{}"}), 1004.0)
     assert sessions.orders.refused == (), "it was removed"

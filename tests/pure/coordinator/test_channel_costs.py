@@ -18,7 +18,7 @@ from support.operations import counted
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave, WorkerId
 from surefoot.protocol.messages import Barrier, BarrierReply, RepairSave, Stopped, StoreReady, ToAgent
 from surefoot_operator.api.status import JobStatus, World
-from surefoot_operator.coordinator import pending_requests
+from surefoot_operator.coordinator import pending_requests, uploads
 from surefoot_operator.coordinator.agent_channel import TURN, AgentChannel, AgentConnection
 from surefoot_operator.coordinator.barrier import update_barrier
 from surefoot_operator.coordinator.desired_messages import desired_state, desired_state_after
@@ -99,7 +99,7 @@ def test_an_order_reaches_its_worker_and_an_answer_concerns_who_gave_it() -> Non
         save, holders = RankSave(1, 5, 0), (HolderId("n0", "n0-i0"), HolderId("n1", "n1-i0"))
         all_on.channel.change(
             lambda s: replace(
-                s, orders=pending_requests.repair(s.orders, [(WorkerId(7, 1), RepairSave(0, 1, save, *holders))], 0.0)
+                s, orders=uploads.repair(s.orders, [(WorkerId(7, 1), RepairSave(0, 1, save, *holders))], 0.0)
             )
         )
         assert await all_on.heard_by_now() == [7]
@@ -181,7 +181,7 @@ def test_requests_to_everybody_are_made_and_found_in_proportion_to_the_agents() 
         copies = [(worker, RepairSave(0, 1, RankSave(1, 10, worker.index), *holders)) for worker in workers]
 
         def all_of_them() -> None:
-            book = pending_requests.repair(pending_requests.Orders(1), copies, 0.0)
+            book = uploads.repair(pending_requests.PendingRequests(1), copies, 0.0)
             assert [len(book.requests_of(worker)) for worker in workers] == [1] * agents
 
         return counted(all_of_them)

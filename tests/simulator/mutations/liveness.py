@@ -16,8 +16,8 @@ from surefoot.protocol.checkpoints.completeness import watermark
 from surefoot.protocol.identities import HolderEndpoint, WorkerId
 from surefoot.protocol.messages import PromoteSave
 from surefoot.protocol.wire import OLDEST
-from surefoot_operator.coordinator import pending_requests
-from surefoot_operator.coordinator.pending_requests import Orders
+from surefoot_operator.coordinator import listings, uploads
+from surefoot_operator.coordinator.pending_requests import PendingRequests
 from surefoot_operator.job_snapshot import HolderSeen
 from surefoot_operator.policy.core.facts import Facts
 from surefoot_operator.policy.failure import failure_detection as failures
@@ -61,7 +61,7 @@ def _doubted(facts: Facts, name: str | None) -> bool:
     return _node_lost(facts, name) or (node is not None and bool(node.doubt))
 
 
-def _the_same_again(orders: Orders, shares: Mapping[WorkerId, PromoteSave]) -> Orders:
+def _the_same_again(orders: PendingRequests, shares: Mapping[WorkerId, PromoteSave]) -> PendingRequests:
     """A share that comes back is the message that the agent has had."""
     wanted = {worker: replace(share, round=0) for worker, share in shares.items()}
     return orders if orders.promotions == wanted else replace(orders, promotions=wanted)
@@ -94,7 +94,7 @@ LIVENESS = (
              patches=((restore_point, "LISTING_PATIENCE_SECONDS", 1e9), (restore_point, "LONGEST_LISTING_SECONDS", 1e9)),
              settings=SLOW_LISTINGS),
     Mutation("a listing that takes long is given up and begun again",
-             patches=((choices, "LISTING_SECONDS", 10.0), (pending_requests, "MOST_LISTINGS", 0)), settings=LOST_LISTINGS),
+             patches=((choices, "LISTING_SECONDS", 10.0), (listings, "MOST_LISTINGS", 0)), settings=LOST_LISTINGS),
     Mutation("what silent holders may have is waited for without limit",
              patches=((restore_point, "_worth_waiting", constant(1e9)),), settings=replace(UNSEEN, version=OLDEST)),
     Mutation("lost sight is lost data",
@@ -112,7 +112,7 @@ LIVENESS = (
              settings=replace(ROUGH, kinds=("trainer hangs",))),
     Mutation("what was refused is not asked for again", patches=((calls, "REFUSED_SECONDS", 1e9),), settings=FIXED),
     Mutation("an upload that was not wanted for a while is not asked for again",
-             patches=((pending_requests, "promote", _the_same_again),), settings=LAST_UPLOADS),
+             patches=((uploads, "promote", _the_same_again),), settings=LAST_UPLOADS),
     Mutation("who has not come to a new leader is lost at once", patches=((failures, "unheard_until", _at_once),),
              settings=NEW_LEADERS),
     Mutation("a plan blocks the loop for seconds", patches=((Engine, "spend", _slow_plans),), settings=ROUGH),

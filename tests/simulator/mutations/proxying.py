@@ -7,7 +7,7 @@ from typing import Any
 
 from simulator.mutations.mutation import ROUGH, Mutation, constant
 from simulator.rules import ALL
-from surefoot_operator.coordinator import pending_requests, request_replies
+from surefoot_operator.coordinator import listings, probes
 from surefoot_operator.policy.failure import memory_server_liveness
 from surefoot_operator.policy.membership import final_checkpoint
 
@@ -29,11 +29,11 @@ def _untold(usable: Any, *_: Any) -> Any:
 
 
 PROXYING = (
-    Mutation("what an agent read for the operator is ignored", patches=((pending_requests, "record_index", _unread),), settings=CUT_OFF),
+    Mutation("what an agent read for the operator is ignored", patches=((probes, "record_index", _unread),), settings=CUT_OFF),
     Mutation("ranks are not told of a holder that an agent read for the operator",
              patches=((memory_server_liveness, "with_proxied", _untold),), settings=CUT_OFF),
     Mutation("a listing from before an agent read a holder counts",
-             patches=((request_replies, "_is_past", constant(False)), (request_replies, "void_listing", _unread)),
+             patches=((listings, "_is_past", constant(False)), (probes, "void_listing", _unread)),
              settings=replace(CUT_OFF, persistent_interval=2)),
     Mutation("an agent reads a holder for the operator and does not seal it", replace(ALL, seal_by_proxy=False),
              settings=replace(CUT_OFF, replicas=2, faults=10, kinds=("operator loses nodes",))),

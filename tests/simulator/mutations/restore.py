@@ -23,7 +23,12 @@ from simulator.scopes import Scope
 from simulator.world import Decisions
 from surefoot.protocol.checkpoints import completeness
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint
-from surefoot_operator.coordinator import desired_messages, pending_requests, sessions
+from surefoot_operator.coordinator import (
+    desired_messages,
+    listings,
+    pending_requests,
+    sessions,
+)
 from surefoot_operator.job_snapshot import HolderSeen, Observed
 from surefoot_operator.policy.core import facts
 from surefoot_operator.policy.core.actions import Plan
@@ -88,7 +93,7 @@ def _named_by_anybody(status: Any, usable: Any, replicas: int, *_: Any) -> desir
 _rule = desired_messages.desired_state
 
 
-def _asked_before(order: pending_requests.Orders) -> pending_requests.Orders:
+def _asked_before(order: pending_requests.PendingRequests) -> pending_requests.PendingRequests:
     return order
 
 
@@ -121,7 +126,7 @@ RESTORE = (
                               kinds=("operator loses a holder for long", "trainer dies", "holder restarts"))),
     Mutation("readings of an older epoch and unsealed holders count", patches=_SEALED,
              settings=replace(PARTED, steps=60, faults=14, fault_span_seconds=16.0)),
-    Mutation("a listing made before the last index counts", patches=((pending_requests, "void_listing", _asked_before),), settings=PROMOTING,
+    Mutation("a listing made before the last index counts", patches=((listings, "void_listing", _asked_before),), settings=PROMOTING,
              scope=Scope("listed before reading", 1, 2, 1, 1, persistent=True, off=frozenset({"list after read"}))),
     Mutation("the floor does not bind the parent", patches=((restore_point, "floor_of", constant(None)),),
              settings=UNGIVING),

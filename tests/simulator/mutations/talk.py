@@ -21,7 +21,12 @@ from surefoot.agent import agent_state as on
 from surefoot.agent import state_machine as agent_life
 from surefoot.agent.agent_state import AgentState
 from surefoot.protocol import messages as said
-from surefoot_operator.coordinator import barrier, desired_messages, pending_requests, sessions
+from surefoot_operator.coordinator import (
+    barrier,
+    conversations,
+    desired_messages,
+    sessions,
+)
 from surefoot_operator.job_snapshot import ObservedBarrier
 from surefoot_operator.policy.failure import failure_detection as failures
 from surefoot_operator.policy.failure import restart_budget as budget
@@ -129,7 +134,7 @@ TALK = (
     Mutation("steps that others tell of are no sign of life", patches=((failures, "moving_until", _hasty),), settings=UNHEARD),
     Mutation("a line that breaks is a worker that is lost",
              patches=((failures, "RECONNECT_GRACE_SECONDS", 0.0), (failures, "moving_until", _hasty)), settings=BROKEN),
-    Mutation("requests of an older world are still answered", patches=((pending_requests, "drop_other_generations", lambda order, *_: order),),
+    Mutation("requests of an older world are still answered", patches=((conversations, "drop_other_generations", lambda order, *_: order),),
              redundant="answers bear the epoch that they were asked for, and whoever reads them compares it"),
     Mutation("a replaced agent may come back", patches=((sessions, "refusal", constant(None)),),
              redundant="a fabric runs one agent of a worker at a time, and members are named by incarnation"),

@@ -21,7 +21,7 @@ from surefoot.protocol.messages import (
     Sighting,
     Stop,
 )
-from surefoot_operator.coordinator import pending_requests
+from surefoot_operator.coordinator import conversations, listings, probes, uploads
 from surefoot_operator.coordinator.sessions import (
     Sessions,
     begin,
@@ -38,7 +38,7 @@ def manifest(step: int = 40, rank: int = 0, world: int = 1) -> RankManifest:
 
 
 def asked(sessions: Sessions) -> Sessions:
-    return replace(sessions, orders=pending_requests.list_persistent(sessions.orders, A, 3, 1001.0))
+    return replace(sessions, orders=listings.list_persistent(sessions.orders, A, 3, 1001.0))
 
 
 def request_of(sessions: Sessions) -> int:
@@ -62,11 +62,11 @@ def test_a_listing_counts_for_the_epoch_it_was_asked_for() -> None:
 def test_an_older_jobs_listing_stands_beside_ours_with_its_epochs_negated() -> None:
     older = OlderJob("file:///tmp/checkpoints", "old")
     sessions = asked(talking(status=CLAIMED))
-    sessions = replace(sessions, orders=pending_requests.list_persistent(sessions.orders, A, 3, 1001.0, older))
+    sessions = replace(sessions, orders=listings.list_persistent(sessions.orders, A, 3, 1001.0, older))
     number = request_of(sessions)
     assert ListPersistent(number, older, layouts=()) in words(sessions, A, CLAIMED)
     assert len(sessions.orders.outstanding) == 2
-    sessions = replace(sessions, orders=pending_requests.void_listing(sessions.orders))
+    sessions = replace(sessions, orders=listings.void_listing(sessions.orders))
     sessions = heard(sessions, A, Listing(number, (manifest().to_json(),), {"layout": "{}"}), 1002.0)
     seen = sessions.orders.older
     assert (seen.read_epoch, seen.older_job, sessions.orders.persistent.entries) == (3, older, None)
@@ -77,7 +77,7 @@ def test_an_older_jobs_listing_stands_beside_ours_with_its_epochs_negated() -> N
 def test_an_older_jobs_listing_may_be_asked_of_another_agent() -> None:
     older = OlderJob("file:///tmp/checkpoints", "old")
     sessions = talking(status=CLAIMED)
-    sessions = replace(sessions, orders=pending_requests.list_persistent(sessions.orders, A, 3, 1001.0, older))
+    sessions = replace(sessions, orders=listings.list_persistent(sessions.orders, A, 3, 1001.0, older))
     sessions = connected(sessions, hello(0, incarnation="newer"), 1002.0)
     assert sessions.orders.older.asked_seconds is None
     assert not sessions.orders.outstanding
@@ -86,7 +86,7 @@ def test_an_older_jobs_listing_may_be_asked_of_another_agent() -> None:
 def test_a_listing_is_void_once_another_holder_was_read() -> None:
     sessions = asked(talking(status=CLAIMED))
     number = request_of(sessions)
-    sessions = replace(sessions, orders=pending_requests.void_listing(sessions.orders))
+    sessions = replace(sessions, orders=listings.void_listing(sessions.orders))
     sessions = heard(sessions, A, Listing(number), 1002.0)
     assert sessions.orders.persistent.read_epoch is None
     assert sessions.orders.persistent.asked_seconds is None
@@ -115,8 +115,8 @@ def test_a_repair_is_asked_once_and_again_only_after_an_answer() -> None:
     sessions = talking()
     save, source, target = RankSave(2, 50, 0), NODES[0].holder, NODES[1].holder
     copy = RepairSave(0, 2, save, source, target)
-    book = pending_requests.repair(sessions.orders, [(A, copy), (B, copy)], 1001.0)
-    assert pending_requests.repair(book, [(B, copy)], 1001.5) is book
+    book = uploads.repair(sessions.orders, [(A, copy), (B, copy)], 1001.0)
+    assert uploads.repair(book, [(B, copy)], 1001.5) is book
     sessions = replace(sessions, orders=book)
     number = request_of(sessions)
     assert RepairSave(number, 2, save, source, target) in words(sessions, A)
@@ -130,20 +130,20 @@ def test_a_repair_that_was_made_is_asked_for_again_only_once_the_holder_must_hav
     sessions = talking()
     save, source, target = RankSave(2, 50, 0), NODES[0].holder, NODES[1].holder
     copy = RepairSave(0, 2, save, source, target)
-    sessions = replace(sessions, orders=pending_requests.repair(sessions.orders, [(A, copy)], 1001.0))
+    sessions = replace(sessions, orders=uploads.repair(sessions.orders, [(A, copy)], 1001.0))
     sessions = heard(sessions, A, Repaired(request_of(sessions)), 1002.0)
-    assert pending_requests.repair(sessions.orders, [(A, copy)], 1002.1) is sessions.orders
+    assert uploads.repair(sessions.orders, [(A, copy)], 1002.1) is sessions.orders
     elsewhere = replace(copy, target=replace(target, instance="restarted"))
-    assert pending_requests.repair(sessions.orders, [(A, elsewhere)], 1002.1).outstanding
-    assert pending_requests.repair(sessions.orders, [(A, copy)], 1002.0 + pending_requests.COPIED_SECONDS).outstanding
+    assert uploads.repair(sessions.orders, [(A, elsewhere)], 1002.1).outstanding
+    assert uploads.repair(sessions.orders, [(A, copy)], 1002.0 + uploads.COPIED_SECONDS).outstanding
 
 
 def test_what_was_deleted_leaves_the_listing() -> None:
     sessions = asked(talking(status=CLAIMED))
     listing = Listing(request_of(sessions), (manifest(20).to_json(), manifest(40).to_json()), {"layout": "{}"})
     sessions = heard(sessions, A, listing, 1002.0)
-    book = pending_requests.drop_persistent(sessions.orders, B, 3, (Checkpoint(1, 20),), 1003.0)
-    assert pending_requests.drop_persistent(book, B, 3, (Checkpoint(1, 40),), 1003.0) == book
+    book = listings.drop_persistent(sessions.orders, B, 3, (Checkpoint(1, 20),), 1003.0)
+    assert listings.drop_persistent(book, B, 3, (Checkpoint(1, 40),), 1003.0) == book
     sessions = replace(sessions, orders=book)
     number = request_of(sessions)
     assert DropPersistent(number, (Checkpoint(1, 20),)) in words(sessions, B, CLAIMED)
@@ -160,7 +160,7 @@ def test_what_is_being_deleted_counts_as_gone_until_a_listing_lacks_it() -> None
     old = Checkpoint(1, 20)
     uploaded = {old: frozenset({RankSave(1, 20, 0)}), Checkpoint(1, 40): frozenset({RankSave(1, 40, 0)})}
     sessions = replace(sessions, orders=replace(sessions.orders, promoted=uploaded))
-    sessions = replace(sessions, orders=pending_requests.drop_persistent(sessions.orders, B, 3, (old,), 1003.0))
+    sessions = replace(sessions, orders=listings.drop_persistent(sessions.orders, B, 3, (old,), 1003.0))
     assert sessions.orders.persistent.entries == (manifest(40),)
     assert sessions.orders.persistent.deleting == {old}
     assert sessions.orders.promoted.keys() == {Checkpoint(1, 40)}
@@ -177,7 +177,7 @@ def test_what_is_being_deleted_counts_as_gone_until_a_listing_lacks_it() -> None
 
 def test_retiring_means_this_attempt_and_not_the_next() -> None:
     sessions = talking()
-    book = pending_requests.retire(sessions.orders, (A,), Retire("job complete", 0))
+    book = conversations.retire(sessions.orders, (A,), Retire("job complete", 0))
     sessions = connected(replace(sessions, orders=book), hello(0, 2), 1001.0)
     assert Retire("job complete", 0) in words(sessions, A)
     assert Retire("job complete", 0) not in words(sessions, WorkerId(0, 2))
@@ -205,12 +205,12 @@ def test_a_page_that_did_not_come_makes_the_listing_fail() -> None:
 def test_a_late_answer_of_whoever_was_asked_first_counts_and_layouts_are_remembered() -> None:
     sessions = asked(talking(status=CLAIMED))
     number = request_of(sessions)
-    sessions = replace(sessions, orders=pending_requests.list_persistent(sessions.orders, B, 3, 1061.0))
+    sessions = replace(sessions, orders=listings.list_persistent(sessions.orders, B, 3, 1061.0))
     assert sessions.orders.persistent.asked_of == {A, B}
     sessions = heard(sessions, A, Listing(number, (manifest().to_json(),), {"layout": "{}"}), 1062.0)
     assert sessions.orders.persistent.entries == (manifest(),)
     assert sessions.orders.outstanding == {}, "B's answer is no longer needed"
-    sessions = replace(sessions, orders=pending_requests.list_persistent(sessions.orders, A, 3, 1070.0))
+    sessions = replace(sessions, orders=listings.list_persistent(sessions.orders, A, 3, 1070.0))
     sessions = heard(sessions, A, Listing(request_of(sessions), (manifest().to_json(),)), 1071.0)
     assert sessions.orders.outstanding == {}, "a layout that is known is not asked for"
     assert sessions.orders.layouts == {"layout": "{}"}
@@ -235,7 +235,7 @@ def with_layouts(*digests: str) -> list[str]:
 
 def test_layouts_are_asked_for_once_the_manifests_name_them_and_only_those_unknown() -> None:
     sessions = talking(status=CLAIMED)
-    book = pending_requests.list_persistent(sessions.orders, A, 3, 1001.0, known=frozenset({"a"}))
+    book = listings.list_persistent(sessions.orders, A, 3, 1001.0, known=frozenset({"a"}))
     sessions = replace(sessions, orders=book)
     first = request_of(sessions)
     sessions = heard(sessions, A, Listing(first, tuple(with_layouts("a", "b", "c", "c"))), 1002.0)
@@ -289,7 +289,7 @@ def test_what_is_asked_again_each_minute_is_answered_by_the_first_after_many() -
     sessions = asked(talking(status=CLAIMED))
     first = request_of(sessions)
     for minute in range(1, 8):
-        book = pending_requests.list_persistent(sessions.orders, (A, B)[minute % 2], 3, 1001.0 + 60 * minute)
+        book = listings.list_persistent(sessions.orders, (A, B)[minute % 2], 3, 1001.0 + 60 * minute)
         sessions = replace(sessions, orders=book)
     sessions = heard(sessions, A, Listing(first, (manifest().to_json(),), {"layout": "{}"}), 1440.0)
     assert sessions.orders.persistent.read_epoch == 3
@@ -301,9 +301,7 @@ def test_what_is_asked_again_each_minute_is_answered_by_the_first_after_many() -
 
 def looking(sessions: Sessions, *workers: WorkerId, now: float = 1001.0) -> Sessions:
     for worker in workers:
-        sessions = replace(
-            sessions, orders=pending_requests.request_probe(sessions.orders, worker, 3, tuple(NODES), now)
-        )
+        sessions = replace(sessions, orders=probes.request_probe(sessions.orders, worker, 3, tuple(NODES), now))
     return sessions
 
 
@@ -347,5 +345,5 @@ def test_an_answer_that_does_not_fit_and_one_of_an_older_agent_are_no_sight() ->
 def test_a_new_epoch_begins_without_what_was_seen_in_the_last() -> None:
     sessions = looking(talking(status=CLAIMED), A)
     sessions = heard(sessions, A, answer_of(sessions, A, True), 1002.0)
-    later = pending_requests.request_probe(sessions.orders, A, 4, tuple(NODES[:1]), 1010.0)
+    later = probes.request_probe(sessions.orders, A, 4, tuple(NODES[:1]), 1010.0)
     assert later.sights == {NODES[0].holder: SightSeen(4, 1010.0, 1010.0)}

@@ -11,10 +11,10 @@ from support.talk import CLAIMED, NODES, STATUS, A, B, talking, words
 from surefoot.protocol.bounds import MAX_INDEX_ENTRIES
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.messages import Assign, HolderReading, Listing, ListPersistent, LookAtHolders
-from surefoot_operator.coordinator import pending_requests
+from surefoot_operator.coordinator import listings, probes
 from surefoot_operator.coordinator.agent_server import check_size
 from surefoot_operator.coordinator.desired_messages import desired_messages, desired_state
-from surefoot_operator.coordinator.pending_requests import proxied, refused_of
+from surefoot_operator.coordinator.probes import proxied, refused_of
 from surefoot_operator.coordinator.sessions import Sessions, heard
 from surefoot_operator.job_snapshot import HolderSeen
 from surefoot_operator.policy.failure.memory_server_liveness import UsableHolders, with_proxied
@@ -25,7 +25,7 @@ ENTRY, OTHER = manifest(2, 50, 0, 2), manifest(2, 50, 1, 2)
 
 def asked(now: float = 1001.0, known: frozenset[str] = frozenset()) -> tuple[Sessions, LookAtHolders]:
     sessions = talking(status=CLAIMED)
-    orders = pending_requests.request_probe(sessions.orders, A, 3, (NODES[0], NODES[1]), now, known)
+    orders = probes.request_probe(sessions.orders, A, 3, (NODES[0], NODES[1]), now, known)
     sessions = replace(sessions, orders=orders)
     request = words(sessions, A, CLAIMED)[-1]
     assert isinstance(request, LookAtHolders)
@@ -76,16 +76,16 @@ def listed(sessions: Sessions, now: float) -> Sessions:
 
 def test_a_listing_from_before_a_reading_is_asked_for_once_more_however_many_are_read() -> None:
     sessions, request = asked()
-    sessions = replace(sessions, orders=pending_requests.list_persistent(sessions.orders, B, 3, 1001.5))
+    sessions = replace(sessions, orders=listings.list_persistent(sessions.orders, B, 3, 1001.5))
     sessions = heard(sessions, A, reading(request, ENTRY), 1002.0)
     sessions = heard(sessions, A, replace(reading(request, ENTRY), holder=SECOND), 1002.1)
     assert sessions.orders.persistent.asked_seconds == 1001.5, "what is under way is not begun again for each"
     sessions = listed(sessions, 1002.2)
     assert (sessions.orders.persistent.read_epoch, sessions.orders.persistent.asked_seconds) == (None, None)
-    sessions = replace(sessions, orders=pending_requests.list_persistent(sessions.orders, B, 3, 1002.3))
+    sessions = replace(sessions, orders=listings.list_persistent(sessions.orders, B, 3, 1002.3))
     sessions = listed(sessions, 1002.4)
     assert sessions.orders.persistent.read_epoch == 3
-    third = pending_requests.request_probe(sessions.orders, A, 3, (NODES[2],), 1002.5)
+    third = probes.request_probe(sessions.orders, A, 3, (NODES[2],), 1002.5)
     sessions = replace(sessions, orders=third)
     number = max(third.outstanding)
     sessions = heard(sessions, A, HolderReading(number, NODES[2].holder, (OTHER.to_json(),)), 1002.6)
@@ -110,10 +110,7 @@ def test_a_reading_that_breaks_a_bound_is_named_for_as_long_as_a_claim_uses_it(m
     assert ("index entries" if many else "world is 1000000000") in why
     assert silent(sessions)[0].entries == (() if many else (ENTRY,))
     assert refused_of(sessions.orders.sights, STATUS.world) == ()
-    assert (
-        refused_of(pending_requests.request_probe(sessions.orders, A, 4, (NODES[0],), 1010.0).sights, CLAIMED.world)
-        == ()
-    )
+    assert refused_of(probes.request_probe(sessions.orders, A, 4, (NODES[0],), 1010.0).sights, CLAIMED.world) == ()
     assert sessions.orders.refused == ()
 
 
@@ -133,7 +130,7 @@ def test_what_nobody_asked_for_counts_nothing(wrong: str) -> None:
 def test_another_claim_begins_without_what_was_read_for_the_last() -> None:
     sessions, request = asked()
     sessions = heard(sessions, A, reading(request, ENTRY, layout="{}"), 1002.0)
-    later = pending_requests.request_probe(sessions.orders, A, 4, (NODES[0],), 1010.0)
+    later = probes.request_probe(sessions.orders, A, 4, (NODES[0],), 1010.0)
     assert later.sights[FIRST].entries is None
     assert later.sighted_layouts == {}
 
