@@ -33,10 +33,8 @@ class PodGroup:
     gang: Gang
     min_members: int
     """So many are placed together, or none; what is beyond is placed one by one."""
-    queue: str | None = None
-    priority_class: str | None = None
     schedule_timeout_seconds: int | None = None
-    """All three: None leaves them to the cluster."""
+    """None leaves it to the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +44,6 @@ class PodGroupSeen:
     group: PodGroup
     uid: str
     deleting: bool = False
-    message: str = ""
-    """Why its scheduler does not place it, in its own words; empty: it said nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ EVERYTHING: Object = {
         "args": ["--log-level", "DEBUG"],
         "nodeReports": {"enabled": True, "taint": "NoSchedule"},
         "admission": {"jobs": {"enabled": True}, "evictions": {"enabled": True}, "timeoutSeconds": 2},
-        "gangSchedulers": ["Volcano", "Coscheduling"],
+        "gangSchedulers": ["Coscheduling"],
         "runtimeImage": "training:1",
         "onlyNamespace": "training",
         "extraEnv": [{"name": "A", "value": "b"}],
@@ -383,9 +383,7 @@ def test_what_the_api_server_asks_finds_the_port_that_answers() -> None:
     ("gangs", "groups"),
     [
         ([], set()),
-        (["Volcano"], {"scheduling.volcano.sh"}),
         (["Coscheduling"], {"scheduling.x-k8s.io"}),
-        (["Coscheduling", "Volcano"], {"scheduling.volcano.sh", "scheduling.x-k8s.io"}),
     ],
 )
 def test_the_operator_may_write_pod_groups_of_just_the_schedulers_that_are_named(

@@ -83,7 +83,7 @@ def test_every_value_reaches_the_operator() -> None:
     assert (found.node_reports, found.node_taint) == (True, "NoSchedule")
     assert not settings({"operator": {"nodeReports": {"enabled": False}}}).node_reports
     assert found.admission_webhooks == f"surefoot.{helm.NAMESPACE}"
-    assert found.gang_schedulers == ("Volcano", "Coscheduling")
+    assert found.gang_schedulers == ("Coscheduling",)
     assert settings({}).gang_schedulers == ()
     assert (found.log_level, found.log_format) == ("DEBUG", "json")
     assert found.agent_command == ("a", "b")

@@ -110,14 +110,14 @@ def test_a_scheduling_policy_changes_only_while_the_job_is_suspended(
     api: Api, made: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> None:
     body = copy.deepcopy(SMALL)
-    body["spec"] |= {"schedulingPolicy": {"gang": "Volcano"}, "managedBy": "example.org/nobody"}
+    body["spec"] |= {"schedulingPolicy": {"gang": "Coscheduling"}, "managedBy": "example.org/nobody"}
     made(body)
-    for policy in (None, {"gang": "Coscheduling"}, {"queue": "other"}):
+    for policy in (None, {"scheduleTimeoutSeconds": 9}):
         words = refusal(lambda: api.merge(f"{JOBS}/small", {"spec": {"schedulingPolicy": policy}}))  # noqa: B023
         assert "schedulingPolicy cannot be changed while the job runs" in words
     api.merge(f"{JOBS}/small", {"spec": {"suspend": True}})
     api.merge(f"{JOBS}/small", {"spec": {"schedulingPolicy": None, "suspend": False}})
-    words = refusal(lambda: api.merge(f"{JOBS}/small", {"spec": {"schedulingPolicy": {"gang": "Volcano"}}}))
+    words = refusal(lambda: api.merge(f"{JOBS}/small", {"spec": {"schedulingPolicy": {"gang": "Coscheduling"}}}))
     assert "schedulingPolicy cannot be changed while the job runs" in words
 
 

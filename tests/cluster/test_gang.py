@@ -1,7 +1,4 @@
-"""A job's PodGroup on a real API server, read by the real coscheduling plugin in a kube-scheduler of its own beside the default one.
-
-What Volcano reads is held by pure tests against its API alone: its scheduler is not run here.
-"""
+"""A job's PodGroup on a real API server, read by the real coscheduling plugin in a kube-scheduler of its own beside the default one."""
 
 from __future__ import annotations
 
@@ -63,7 +60,7 @@ def _gone(api: Api, path: str) -> None:
 @pytest.fixture(scope="module")
 def operator(engine: Engine, api: Api, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
     """Started before the cluster serves any PodGroup."""
-    variables = {"SUREFOOT_GANG_SCHEDULERS": "Volcano,Coscheduling", "SUREFOOT_AGENT_COMMAND": "env"}
+    variables = {"SUREFOOT_GANG_SCHEDULERS": "Coscheduling", "SUREFOOT_AGENT_COMMAND": "env"}
     made = Operator("gang", engine, tmp_path_factory.mktemp("gang"), NAMESPACE, variables=variables).start()
     yield made
     made.kill()
@@ -189,20 +186,12 @@ def test_a_group_that_somebody_deletes_or_edits_is_mended(api: Api, operator: Op
 
 def test_a_policy_is_changed_while_the_job_is_suspended_and_its_group_goes(api: Api, operator: Operator) -> None:
     with pytest.raises(OSError, match="422"):
-        api.merge(JOB, {"spec": {"schedulingPolicy": {"gang": "Volcano"}}})
+        api.merge(JOB, {"spec": {"schedulingPolicy": None}})
     api.merge(JOB, {"spec": {"suspend": True}})
     assert wait(lambda: not workers(api) and not group(api), SECONDS), operator.text()
     api.merge(JOB, {"spec": {"schedulingPolicy": None}})
     api.merge(JOB, {"spec": {"suspend": False}})
     assert wait(lambda: placed(api) == 2, SECONDS), operator.text()
     assert not group(api)
-
-
-def test_a_gang_that_the_cluster_does_not_have_is_named(api: Api, operator: Operator) -> None:
-    api.merge(JOB, {"spec": {"suspend": True}})
-    assert wait(lambda: not workers(api), SECONDS), operator.text()
-    api.merge(JOB, {"spec": {"schedulingPolicy": {"gang": "Volcano", "queue": "research"}, "suspend": False}})
-    assert wait(lambda: condition(api)["reason"] == "PodGroupRefused", SECONDS), operator.text()
-    assert "scheduling.volcano.sh/v1beta1" in condition(api)["message"]
     api.call("DELETE", JOB)
     assert wait(lambda: not api.answers(JOB), SECONDS), operator.text()

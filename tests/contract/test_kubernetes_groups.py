@@ -16,8 +16,8 @@ from surefoot_operator.platforms.kubernetes.platform import KubernetesFabric
 from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache
 from surefoot_operator.policy.core.actions import KeepGroup, RemoveGroup
 
-PATH = "/apis/scheduling.volcano.sh/v1beta1/namespaces/default/podgroups/gpt"
-WANTED = KeepGroup(PodGroup("Volcano", 2, "research"))
+PATH = "/apis/scheduling.x-k8s.io/v1alpha1/namespaces/default/podgroups/gpt"
+WANTED = KeepGroup(PodGroup("Coscheduling", 2, 60))
 
 
 @pytest.fixture
@@ -36,7 +36,10 @@ def server() -> FakeApi:
 
 @pytest.fixture
 def fabric(server: FakeApi) -> KubernetesFabric:
-    cache = ClusterCache(server.api, gangs=("Volcano",))
+    return fabric_of(ClusterCache(server.api, gangs=("Coscheduling",)))
+
+
+def fabric_of(cache: ClusterCache) -> KubernetesFabric:
     cache.jobs.learn(copy.deepcopy(JOB))
     cache.check_fresh = lambda: None  # type: ignore[method-assign]
     return KubernetesFabric(cache, "default", "gpt", "u")
@@ -52,15 +55,15 @@ async def test_a_group_is_made_once_seen_at_once_and_changed(server: FakeApi, fa
     assert await groups(fabric) == []
     await fabric.keep_group(WANTED)
     assert await groups(fabric) == [WANTED.group]
-    await fabric.keep_group(KeepGroup(PodGroup("Volcano", 3)))
-    assert server.objects[PATH]["spec"] == {"minMember": 3, "queue": "research"}
-    assert await groups(fabric) == [PodGroup("Volcano", 3, "research")]
+    await fabric.keep_group(KeepGroup(PodGroup("Coscheduling", 3)))
+    assert server.objects[PATH]["spec"] == {"minMember": 3, "scheduleTimeoutSeconds": 60}
+    assert await groups(fabric) == [PodGroup("Coscheduling", 3, 60)]
 
 
 async def test_one_that_was_made_although_its_answer_was_lost_is_success(
     server: FakeApi, fabric: KubernetesFabric
 ) -> None:
-    server.keep(PATH, pod_groups.body(api_objects.JobIdentity("default", "gpt", "u"), PodGroup("Volcano", 1)))
+    server.keep(PATH, pod_groups.body(api_objects.JobIdentity("default", "gpt", "u"), PodGroup("Coscheduling", 1)))
     await fabric.keep_group(WANTED)
     assert server.objects[PATH]["spec"]["minMember"] == 2
 
@@ -84,7 +87,7 @@ async def test_somebody_elses_group_is_left_and_named(server: FakeApi, fabric: K
 
 
 async def test_the_group_of_an_older_job_of_this_name_makes_room(server: FakeApi, fabric: KubernetesFabric) -> None:
-    server.keep(PATH, pod_groups.body(api_objects.JobIdentity("default", "gpt", "older"), PodGroup("Volcano", 9)))
+    server.keep(PATH, pod_groups.body(api_objects.JobIdentity("default", "gpt", "older"), PodGroup("Coscheduling", 9)))
     await fabric.keep_group(WANTED)
     assert api_objects.is_of(server.objects[PATH], api_objects.JobIdentity("default", "gpt", "u"))
     assert await groups(fabric) == [WANTED.group]
@@ -95,11 +98,11 @@ async def test_exactly_this_group_is_deleted_and_one_that_is_gone_is_success(
 ) -> None:
     await fabric.keep_group(WANTED)
     uid = server.objects[PATH]["metadata"]["uid"]
-    await fabric.remove_group(RemoveGroup("Volcano", "another", ""))
+    await fabric.remove_group(RemoveGroup("Coscheduling", "another", ""))
     assert PATH in server.objects
-    await fabric.remove_group(RemoveGroup("Volcano", uid, ""))
+    await fabric.remove_group(RemoveGroup("Coscheduling", uid, ""))
     assert await groups(fabric) == []
-    await fabric.remove_group(RemoveGroup("Volcano", uid, ""))
+    await fabric.remove_group(RemoveGroup("Coscheduling", uid, ""))
 
 
 async def test_no_answer_is_an_error_and_a_scheduler_that_is_not_used_is_named(
@@ -108,8 +111,9 @@ async def test_no_answer_is_an_error_and_a_scheduler_that_is_not_used_is_named(
     server.before = silent
     with pytest.raises(FabricError, match="did not answer"):
         await fabric.keep_group(WANTED)
-    seen = (await fabric.observe()).pod_groups
+    unused = fabric_of(ClusterCache(server.api))
+    seen = (await unused.observe()).pod_groups
     assert seen is not None
     assert list(seen.unseen) == ["Coscheduling"]
     with pytest.raises(FabricError, match=r"add it to the chart's value operator\.gangSchedulers"):
-        await fabric.keep_group(KeepGroup(PodGroup("Coscheduling", 1)))
+        await unused.keep_group(WANTED)

@@ -40,10 +40,9 @@ def _jobs() -> Iterator[tuple[str, Object]]:
         for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
             if document["kind"] == "TrainingJob":
                 yield path.name, document
-    for gang in ("Volcano", "Coscheduling"):
-        document = copy.deepcopy(stored_document())
-        document["spec"]["schedulingPolicy"] = {"gang": gang}
-        yield gang, document
+    document = copy.deepcopy(stored_document())
+    document["spec"]["schedulingPolicy"] = {"gang": "Coscheduling"}
+    yield "Coscheduling", document
     path = Path(__file__).with_name("every_part_of_a_pod.yaml")
     yield path.stem, yaml.safe_load(path.read_text(encoding="utf-8"))
 
@@ -64,9 +63,8 @@ def _objects() -> Iterator[tuple[str, Object]]:
         yield f"{title}: service", sources.pods.service(job)
         yield f"{title}: deletion of stored data", sources.purge_pod(job, 1, environment, settings)
     identity = sources.JobIdentity("team", "gpt", "uid-1")
-    for gang in ("Volcano", "Coscheduling"):
-        group = sources.PodGroup(gang, 3, "research", "high", 60)
-        yield f"{gang}: group", sources.pod_groups.body(identity, group)
+    group = sources.PodGroup("Coscheduling", 3, 60)
+    yield "Coscheduling: group", sources.pod_groups.body(identity, group)
     yield "event", _posted_event(identity)
 
 

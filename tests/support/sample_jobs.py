@@ -41,7 +41,7 @@ spec:
   suspend: true
   managedBy: example.org/nobody
   elasticPolicy: {minReplicas: 2, maxReplicas: 6, replicaDiscreteValues: [2, 4, 6], faultyScaleDownTimeoutSeconds: 1.5, scaleUpSnoozeSeconds: 3}
-  schedulingPolicy: {gang: Volcano, queue: research, priorityClass: high}
+  schedulingPolicy: {gang: Coscheduling, scheduleTimeoutSeconds: 60}
   runPolicy: {backoffLimit: 2, activeDeadlineSeconds: 1000, startupDeadlineSeconds: 60.5, schedulingDeadlineSeconds: 90, ttlSecondsAfterFinished: 30, cleanPodPolicy: All}
   failurePolicy:
     maxRestarts: 5
@@ -167,8 +167,7 @@ REFUSED: list[tuple[str, object, str, str]] = [
     ),
     ("spec.failurePolicy.rules", [_RULE, _RULE], "spec.failurePolicy.rules", "each name may occur once"),
     ("spec.schedulingPolicy", {}, "spec.schedulingPolicy.gang", "required"),
-    ("spec.schedulingPolicy", {"gang": "Kueue"}, "spec.schedulingPolicy.gang", "allowed are Volcano, Coscheduling"),
-    ("spec.schedulingPolicy", {"gang": "Volcano", "queue": "A q"}, "spec.schedulingPolicy.queue", "of a Volcano queue"),
+    ("spec.schedulingPolicy", {"gang": "Kueue"}, "spec.schedulingPolicy.gang", "Coscheduling"),
     (
         "spec.schedulingPolicy",
         {"gang": "Coscheduling", "scheduleTimeoutSeconds": 0},
@@ -232,24 +231,6 @@ REFUSED: list[tuple[str, object, str, str]] = [
         {"restoreFrom": {"uid": "old"}},
         "spec.checkpoint.restoreFrom.uid",
         "restoreFrom.uid needs checkpoint.persistent too",
-    ),
-    (
-        "spec.schedulingPolicy",
-        {"gang": "Coscheduling", "queue": "q"},
-        "spec.schedulingPolicy.queue",
-        "queue is Volcano's: leave it out with gang Coscheduling",
-    ),
-    (
-        "spec.schedulingPolicy",
-        {"gang": "Coscheduling", "priorityClass": "high"},
-        "spec.schedulingPolicy.priorityClass",
-        "set template.spec.priorityClassName",
-    ),
-    (
-        "spec.schedulingPolicy",
-        {"gang": "Volcano", "scheduleTimeoutSeconds": 5},
-        "spec.schedulingPolicy.scheduleTimeoutSeconds",
-        "leave it out with gang Volcano",
     ),
     ("spec.template.spec.restartPolicy", "OnFailure", "spec.template.spec.restartPolicy", "must be Never"),
     (f"{TRAINER}.name", "main", "spec.template.spec.containers", "exactly one of the containers must be named trainer"),

@@ -138,7 +138,7 @@ class RunPolicy:
     }
 
 
-Gang = Literal["Volcano", "Coscheduling"]
+Gang = Literal["Coscheduling"]
 """A scheduler that places a minimum of a group's pods together, or none of them."""
 
 
@@ -147,20 +147,9 @@ class SchedulingPolicy:
     """Whose pod group the workers are in."""
 
     gang: Gang
-    """Whose PodGroup the workers are in: `Volcano` (`scheduling.volcano.sh/v1beta1`) or `Coscheduling` (the plugin of
-    scheduler-plugins, `scheduling.x-k8s.io/v1alpha1`). Its minimum is the smallest world. A template without
-    `schedulerName` gets `volcano` or `scheduler-plugins-scheduler`; one that the template names stays."""
-    queue: Annotated[
-        str | None,
-        Field(characters=253, pattern=_OBJECT_NAME, allowed="the name of a Volcano queue (a-z, 0-9, - and .)"),
-    ] = None
-    """Queue of Volcano. Without it the one that the namespace names, or Volcano's `default`."""
-    priority_class: Annotated[
-        str | None,
-        Field(characters=253, pattern=_OBJECT_NAME, allowed="the name of a PriorityClass (a-z, 0-9, - and .)"),
-    ] = None
-    """PriorityClass of Volcano's group, by which it stands among the groups of its queue. That of the pods is
-    `template.spec.priorityClassName`."""
+    """Whose PodGroup the workers are in: `Coscheduling` (the plugin of scheduler-plugins,
+    `scheduling.x-k8s.io/v1alpha1`). Its minimum is the smallest world. A template without `schedulerName` gets
+    `scheduler-plugins-scheduler`; one that the template names stays."""
     schedule_timeout_seconds: Annotated[int | None, Field(unit="seconds", least=1, most=2**31 - 1)] = None
     """How long coscheduling holds nodes for the first workers of a group that is not complete; without it as the plugin is
     configured. Whole seconds."""
@@ -168,28 +157,9 @@ class SchedulingPolicy:
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {
         "minAvailable": "the group's minimum is the smallest world: elasticPolicy.minReplicas, or replicas",
         "minResources": "the scheduler adds up what the pods request",
+        "queue": "a gang has no queue; Kueue's is named by a label of the template",
+        "priorityClass": "set template.spec.priorityClassName: a gang has no priority of its own",
     }
-    # a scheduler would be waited for in vain because of a field that it does not read
-    RULES: ClassVar[tuple[Rule[SchedulingPolicy], ...]] = (
-        Rule(
-            ("queue",),
-            "queue is Volcano's: leave it out with gang Coscheduling",
-            lambda policy: policy.gang == "Volcano" or policy.queue is None,
-            "self.gang == 'Volcano' || !has(self.queue)",
-        ),
-        Rule(
-            ("priorityClass",),
-            "priorityClass is Volcano's: leave it out with gang Coscheduling, and set template.spec.priorityClassName",
-            lambda policy: policy.gang == "Volcano" or policy.priority_class is None,
-            "self.gang == 'Volcano' || !has(self.priorityClass)",
-        ),
-        Rule(
-            ("scheduleTimeoutSeconds",),
-            "scheduleTimeoutSeconds is Coscheduling's: leave it out with gang Volcano",
-            lambda policy: policy.gang == "Coscheduling" or policy.schedule_timeout_seconds is None,
-            "self.gang == 'Coscheduling' || !has(self.scheduleTimeoutSeconds)",
-        ),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -642,8 +612,8 @@ class TrainingJobSpec:
         Rule(
             ("template.metadata",),
             "the template must not name a pod group: with schedulingPolicy the workers are in the job's own group",
-            lambda spec: spec.scheduling_policy is None or not marks_of(spec.template.raw),
-            detail=lambda spec: ", ".join(f"{place} {key}" for place, key in marks_of(spec.template.raw)),
+            lambda spec: spec.scheduling_policy is None or not group_labels_of(spec.template.raw),
+            detail=lambda spec: ", ".join(f"metadata.labels {label}" for label in group_labels_of(spec.template.raw)),
             secret=True,
         ),
         # not in CEL: this arithmetic of three policies is more than a rule that can be read
@@ -735,9 +705,7 @@ class TrainingJob:
 
 
 # ---- gang schedulers -------------------------------------------------------------------------------------------------
-# Describes the gang schedulers that place a job's workers. Pure; read by `fields` and the Kubernetes fabric. Each reads
-# a PodGroup of its own API, and finds a pod's group by a mark of its own: a pod with the other one's mark is a pod
-# without a group.
+# Describes the gang schedulers that place a job's workers. Pure; read by `fields` and the Kubernetes fabric.
 
 
 @dataclass(frozen=True, slots=True)
@@ -748,24 +716,18 @@ class GangScheduler:
     """Of its PodGroup."""
     scheduler_name: str
     """Under which it is installed by its own chart."""
-    marked_in: Literal["labels", "annotations"]
-    mark: str
-    """Key of a pod's label or annotation; the value is the group's name."""
+    group_label: str
+    """Key of a pod's label; its value is the group's name."""
 
 
 GANG_SCHEDULERS: Mapping[Gang, GangScheduler] = {
-    "Volcano": GangScheduler("scheduling.volcano.sh/v1beta1", "volcano", "annotations", "scheduling.k8s.io/group-name"),
     "Coscheduling": GangScheduler(
-        "scheduling.x-k8s.io/v1alpha1", "scheduler-plugins-scheduler", "labels", "scheduling.x-k8s.io/pod-group"
+        "scheduling.x-k8s.io/v1alpha1", "scheduler-plugins-scheduler", "scheduling.x-k8s.io/pod-group"
     ),
 }
 
 
-def marks_of(template: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Lists (path, key) of marks that a pod template bears itself."""
-    metadata = template.get("metadata") or {}
-    return [
-        (f"metadata.{one.marked_in}", one.mark)
-        for one in GANG_SCHEDULERS.values()
-        if one.mark in (metadata.get(one.marked_in) or {})
-    ]
+def group_labels_of(template: Mapping[str, Any]) -> list[str]:
+    """Lists the labels by which a pod template names a pod group itself."""
+    labels = (template.get("metadata") or {}).get("labels") or {}
+    return [one.group_label for one in GANG_SCHEDULERS.values() if one.group_label in labels]

@@ -87,8 +87,6 @@ def _read_pytorch_replicas(draft: Draft, ranks: object) -> None:
         trainer.template["spec"].setdefault("priorityClassName", priority)
     draft.accept(trainer)
     job_draft.gang_of_run_policy(draft, trainer.template["spec"].get("schedulerName"))
-    if priority is not None and draft.spec.get("schedulingPolicy", {}).get("gang") == "Volcano":
-        draft.put(priority, "schedulingPolicy", "priorityClass")
     draft.size(trainer, replicas, ranks)
 
 

@@ -680,28 +680,25 @@ def gang_of_run_policy(draft: Draft, scheduler_name: object) -> None:
     """Converts a Kubeflow job's `runPolicy.schedulingPolicy`, its priority class excepted.
 
     Args:
-        scheduler_name: what the pods' template says; with the queue, which Volcano alone has, it tells whose gang it is.
+        scheduler_name: what the pods' template says; it tells whose gang it is.
     """
     manifest = draft.manifest
     if manifest.peek(*_POLICY) is None:
         return
     named = [gang for gang, one in GANG_SCHEDULERS.items() if one.scheduler_name == scheduler_name]
     gang = next(iter(named), None)
-    if draft.is_queued_by_kueue and gang != "Volcano":
+    if draft.is_queued_by_kueue:
         why = "the label kueue.x-k8s.io/queue-name names the queue that admits the pods"
         manifest.leave(*_POLICY, "queue", why=why)
-    elif manifest.peek(*_POLICY, "queue") is not None:
-        gang = "Volcano"
     timeout = (*_POLICY, "scheduleTimeoutSeconds")
     if gang is not None:
         draft.put(gang, "schedulingPolicy", "gang")
-        if gang == "Volcano":
-            draft.put(manifest.take(*_POLICY, "queue", to="spec.schedulingPolicy.queue"), "schedulingPolicy", "queue")
-    elif any(manifest.peek(*_POLICY, name) is not None for name in ("minAvailable", "minResources")):
-        draft.to_do.append("spec.schedulingPolicy: name the gang scheduler, Volcano or Coscheduling; nothing here does")
-    if gang == "Coscheduling":
         draft.move(timeout, "schedulingPolicy", "scheduleTimeoutSeconds")
-    else:
+    elif any(manifest.peek(*_POLICY, name) is not None for name in ("minAvailable", "minResources")):
+        draft.to_do.append(
+            "spec.schedulingPolicy: name the gang scheduler, Coscheduling, if the cluster has it; nothing here says so"
+        )
+    if gang is None:
         draft.move(timeout, "runPolicy", "schedulingDeadlineSeconds")
     for name, why in _LEFT.items():
         manifest.leave(*_POLICY, name, why=why)
@@ -711,11 +708,8 @@ def gang_of_runtime(draft: Draft, runtime: Manifest) -> None:
     """Converts a training runtime's `podGroupPolicy`, which names its scheduler."""
     path = ("spec", "podGroupPolicy")
     named: dict[str, Any] = runtime.peek(*path) if isinstance(runtime.peek(*path), dict) else {}
-    if "volcano" in named:
-        draft.put("Volcano", "schedulingPolicy", "gang")
-        runtime.leave(*path, "volcano", "networkTopology", why="the group of a TrainingJob says nothing of topology")
-        runtime.take(*path, "volcano", to="spec.schedulingPolicy.gang")
-    elif "coscheduling" in named:
+    runtime.leave(*path, "volcano", why="of gang schedulers Coscheduling alone is supported")
+    if "coscheduling" in named:
         draft.put("Coscheduling", "schedulingPolicy", "gang")
         seconds = runtime.take(
             *path, "coscheduling", "scheduleTimeoutSeconds", to="spec.schedulingPolicy.scheduleTimeoutSeconds"

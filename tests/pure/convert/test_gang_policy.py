@@ -24,13 +24,8 @@ def kubeflow(policy: dict[str, Any], scheduler_name: str | None = None) -> dict[
 @pytest.mark.parametrize(
     ("policy", "scheduler_name", "wanted", "deadline"),
     [
-        ({"queue": "q"}, None, {"gang": "Volcano", "queue": "q"}, None),
-        (
-            {"minAvailable": 2, "priorityClass": "high", "scheduleTimeoutSeconds": 30},
-            "volcano",
-            {"gang": "Volcano", "priorityClass": "high"},
-            30,
-        ),
+        ({"queue": "q"}, None, None, None),
+        ({"minAvailable": 2, "priorityClass": "high", "scheduleTimeoutSeconds": 30}, "volcano", None, 30),
         (
             {"minAvailable": 2, "scheduleTimeoutSeconds": 30},
             "scheduler-plugins-scheduler",
@@ -41,7 +36,7 @@ def kubeflow(policy: dict[str, Any], scheduler_name: str | None = None) -> dict[
         ({"minAvailable": 4}, None, None, None),
     ],
 )
-def test_a_queue_or_the_pods_scheduler_tells_whose_gang_it_is(
+def test_the_pods_scheduler_tells_whose_gang_it_is(
     policy: dict[str, Any], scheduler_name: str | None, wanted: dict[str, Any] | None, deadline: int | None
 ) -> None:
     found, job = one(kubeflow(policy, scheduler_name))
@@ -51,7 +46,10 @@ def test_a_queue_or_the_pods_scheduler_tells_whose_gang_it_is(
     asked = any(told.startswith("spec.schedulingPolicy: name the gang scheduler") for told in found.to_do)
     assert asked == (wanted is None and "minAvailable" in policy)
     left = {note.path: note.text for note in found.left}
-    assert (f"{PLACE}.minAvailable" in left) == ("minAvailable" in policy)
+    for name in ("minAvailable", "queue"):
+        assert (f"{PLACE}.{name}" in left) == (name in policy)
+    priority = found.job["spec"]["template"]["spec"].get("priorityClassName")
+    assert priority == policy.get("priorityClass")
 
 
 @pytest.mark.parametrize(
@@ -59,7 +57,6 @@ def test_a_queue_or_the_pods_scheduler_tells_whose_gang_it_is(
     [
         ({"coscheduling": {}}, {"gang": "Coscheduling"}),
         ({"coscheduling": {"scheduleTimeoutSeconds": 60}}, {"gang": "Coscheduling", "scheduleTimeoutSeconds": 60}),
-        ({"volcano": {}}, {"gang": "Volcano"}),
     ],
 )
 def test_a_training_runtime_names_its_gang_scheduler(policy: dict[str, Any], wanted: dict[str, Any]) -> None:

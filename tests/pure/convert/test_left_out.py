@@ -51,7 +51,7 @@ def test_what_a_runtime_says_and_nobody_reads_is_named() -> None:
     inner["replicatedJobs"].insert(0, {"name": "dataset-initializer", "template": {}})
     left = {note.path: note.text for note in one(train_job(), other)[0].left}
     for path in (
-        "torch:.spec.podGroupPolicy.volcano.networkTopology",
+        "torch:.spec.podGroupPolicy.volcano",
         "torch:.spec.podGroupPolicy.other.a",
         "torch:.spec.mlPolicy.mpi.mpiImplementation",
         "torch:.spec.template.spec.volumeClaimPolicies",

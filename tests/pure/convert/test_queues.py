@@ -59,7 +59,7 @@ def test_a_queue_that_the_pods_name_already_is_kept() -> None:
 
 
 @pytest.mark.parametrize("on_pods", [False, True], ids=["label of the job", "label of the pods"])
-def test_a_job_of_kueue_is_no_gang_of_volcano(on_pods: bool) -> None:
+def test_a_job_of_kueue_is_no_gang(on_pods: bool) -> None:
     source = pytorch_job()
     source["spec"]["runPolicy"]["schedulingPolicy"] = {"queue": "gpu-queue"}
     if on_pods:

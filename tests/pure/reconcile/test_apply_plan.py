@@ -213,25 +213,34 @@ async def test_a_deletion_counts_until_the_fabric_confirms_it(recorder: Recorder
     assert recorder.calls.deletions() == frozenset(), "it is no more"
 
 
-async def test_a_pod_group_that_hangs_or_is_refused_keeps_nothing_else_from_being_done(recorder: Recorder) -> None:
-    recorder.hangs, recorder.fails = {"keep Volcano"}, {"remove Coscheduling"}
-    keep, remove = KeepGroup(PodGroup("Volcano", 2)), RemoveGroup("Coscheduling", "u", "")
-    errors = await recorder.carry_out(keep, remove, CreateWorker(0, 1), CleanMemory(""))
+async def test_a_pod_group_that_hangs_keeps_nothing_else_from_being_done(recorder: Recorder) -> None:
+    recorder.hangs = {"keep Coscheduling"}
+    keep = KeepGroup(PodGroup("Coscheduling", 2))
+    errors = await recorder.carry_out(keep, CreateWorker(0, 1), CleanMemory(""))
     await asyncio.wait_for(_done(recorder, "create 0"), 10)
     assert errors == ()
-    await recorder.carry_out(keep, remove)
-    under_way, refused = recorder.calls.groups()
-    assert (under_way.gang, under_way.under_way, under_way.refusal) == ("Volcano", True, "")
+    await recorder.carry_out(keep)
+    (under_way,) = recorder.calls.groups()
+    assert (under_way.gang, under_way.under_way, under_way.refusal) == ("Coscheduling", True, "")
+    assert recorder.calls.deletions() == frozenset()
+    recorder.calls.shown(())
+    assert len(recorder.calls.groups()) == 1, "no worker that is seen says anything of a group"
+    recorder.released.set()
+    await recorder.calls.settled()
+    assert recorder.said.count("keep Coscheduling") == 1
+    assert recorder.calls.groups() == ()
+
+
+async def test_a_pod_group_that_is_refused_keeps_nothing_else_from_being_done(recorder: Recorder) -> None:
+    recorder.fails = {"remove Coscheduling"}
+    remove = RemoveGroup("Coscheduling", "u", "")
+    assert await recorder.carry_out(remove, CreateWorker(0, 1)) == ()
+    await asyncio.wait_for(_done(recorder, "create 0"), 10)
+    await recorder.calls.settled()
+    (refused,) = recorder.calls.groups()
     assert (refused.gang, refused.under_way) == ("Coscheduling", False)
     assert refused.refusal == "remove Coscheduling was refused: exceeded quota"
     assert refused.until_seconds > recorder.clock
-    assert recorder.calls.deletions() == frozenset()
-    recorder.calls.shown(())
-    assert len(recorder.calls.groups()) == 2, "no worker that is seen says anything of a group"
-    recorder.released.set()
-    await recorder.calls.settled()
-    assert recorder.said.count("keep Volcano") == 1
-    assert [call.gang for call in recorder.calls.groups()] == ["Coscheduling"]
 
 
 async def _done(recorder: Recorder, what: str) -> None:

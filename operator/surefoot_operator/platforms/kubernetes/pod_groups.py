@@ -1,7 +1,6 @@
 """Builds, reads and changes a job's PodGroup, and marks its pods.
 
-Pure; called by `platform`, `api_writes` and `pods`. Two schedulers read a PodGroup, each of its own API and with fields of its
-own; a field that a group of the other one has would be refused or dropped.
+Pure; called by `platform`, `api_writes` and `pods`.
 """
 
 from __future__ import annotations
@@ -14,14 +13,6 @@ from surefoot_operator.platforms.kubernetes import api_objects
 
 Object = dict[str, Any]
 
-_SAID = 400
-"""Characters of a scheduler's words that people are told."""
-_FIELDS: dict[Gang, dict[str, str]] = {
-    "Volcano": {"queue": "queue", "priority_class": "priorityClassName"},
-    "Coscheduling": {"schedule_timeout_seconds": "scheduleTimeoutSeconds"},
-}
-"""What each reads beside `minMember`: our name -> the API's."""
-
 
 def path(gang: Gang, namespace: str = "", name: str = "") -> str:
     """The path of all pod groups, of a namespace's, or of one."""
@@ -31,7 +22,7 @@ def path(gang: Gang, namespace: str = "", name: str = "") -> str:
 
 def body(job: api_objects.JobIdentity, group: PodGroup) -> Object:
     """Builds the PodGroup of a job, which goes with it."""
-    given = {theirs: getattr(group, ours) for ours, theirs in _FIELDS[group.gang].items()}
+    timeout = group.schedule_timeout_seconds
     return {
         "apiVersion": GANG_SCHEDULERS[group.gang].api_version,
         "kind": "PodGroup",
@@ -43,7 +34,7 @@ def body(job: api_objects.JobIdentity, group: PodGroup) -> Object:
         },
         "spec": {
             "minMember": group.min_members,
-            **{theirs: value for theirs, value in given.items() if value is not None},
+            **({} if timeout is None else {"scheduleTimeoutSeconds": timeout}),
         },
     }
 
@@ -69,12 +60,10 @@ def operations(stored: Object, wanted: Object) -> list[Object]:
 def seen(gang: Gang, stored: Object) -> PodGroupSeen:
     """Translates a stored PodGroup."""
     metadata, spec = stored["metadata"], stored.get("spec") or {}
-    given = {ours: spec.get(theirs) for ours, theirs in _FIELDS[gang].items()}
     return PodGroupSeen(
-        PodGroup(gang, int(spec.get("minMember") or 0), **given),
+        PodGroup(gang, int(spec.get("minMember") or 0), spec.get("scheduleTimeoutSeconds")),
         str(metadata["uid"]),
         metadata.get("deletionTimestamp") is not None,
-        _message(stored),
     )
 
 
@@ -85,7 +74,7 @@ def marks(stored: Object) -> tuple[Any, ...]:
     """
     metadata = stored["metadata"]
     found = (metadata["uid"], metadata.get("deletionTimestamp"), metadata.get("labels"))
-    return (*found, metadata.get("ownerReferences"), stored.get("spec"), _message(stored))
+    return (*found, metadata.get("ownerReferences"), stored.get("spec"))
 
 
 def mark(pod: Object, job: TrainingJob) -> None:
@@ -98,15 +87,6 @@ def mark(pod: Object, job: TrainingJob) -> None:
         return
     scheduler = GANG_SCHEDULERS[policy.gang]
     metadata, spec = pod["metadata"], pod["spec"]
-    metadata[scheduler.marked_in] = {**(metadata.get(scheduler.marked_in) or {}), scheduler.mark: job.name}
+    metadata["labels"] = {**(metadata.get("labels") or {}), scheduler.group_label: job.name}
     if not spec.get("schedulerName"):
         spec["schedulerName"] = scheduler.scheduler_name
-
-
-def _message(stored: Object) -> str:
-    """Volcano's last word, where it is that the group cannot be placed; coscheduling says it on the pods."""
-    told = [c for c in (stored.get("status") or {}).get("conditions") or () if isinstance(c, dict)]
-    last = max(told, key=lambda c: str(c.get("lastTransitionTime") or ""), default=None)
-    if last is None or last.get("type") != "Unschedulable" or last.get("status") != "True":
-        return ""
-    return str(last.get("message") or last.get("reason") or "")[:_SAID]

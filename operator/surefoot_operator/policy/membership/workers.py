@@ -81,13 +81,7 @@ def wanted_group(facts: Facts) -> PodGroup | None:
     policy = facts.spec.scheduling_policy
     if policy is None or not _workers_wanted(facts):
         return None
-    return PodGroup(
-        policy.gang,
-        min(allowed_sizes(facts.spec)),
-        policy.queue,
-        policy.priority_class,
-        policy.schedule_timeout_seconds,
-    )
+    return PodGroup(policy.gang, min(allowed_sizes(facts.spec)), policy.schedule_timeout_seconds)
 
 
 def lacks_group(facts: Facts) -> bool:
@@ -115,12 +109,6 @@ def group_refusal(facts: Facts) -> str:
     )
 
 
-def group_message(facts: Facts) -> str:
-    """Returns the gang scheduler's last words, if it places no workers."""
-    there = _there(facts)
-    return "" if there is None else there.message
-
-
 def _there(facts: Facts) -> PodGroupSeen | None:
     policy, seen = facts.spec.scheduling_policy, facts.seen.pod_groups
     if policy is None or seen is None:
@@ -134,12 +122,9 @@ def _fits(there: PodGroupSeen | None, wanted: PodGroup) -> bool:
         return False
     if there.deleting:
         return True  # it is made anew once it is gone
-    left = (
-        (there.group.queue, wanted.queue),
-        (there.group.priority_class, wanted.priority_class),
-        (there.group.schedule_timeout_seconds, wanted.schedule_timeout_seconds),
-    )
-    return there.group.min_members == wanted.min_members and all(ask is None or say == ask for say, ask in left)
+    timeout = wanted.schedule_timeout_seconds
+    timeout_fits = timeout is None or there.group.schedule_timeout_seconds == timeout
+    return there.group.min_members == wanted.min_members and timeout_fits
 
 
 def _workers_wanted(facts: Facts) -> bool:

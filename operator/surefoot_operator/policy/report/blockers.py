@@ -18,7 +18,6 @@ from surefoot_operator.policy.failure.spare_workers import newest_workers, wante
 from surefoot_operator.policy.membership.workers import (
     could_not_start,
     ended_by_itself,
-    group_message,
     group_refusal,
     never_trained,
 )
@@ -84,9 +83,6 @@ def _among(facts: Facts, indexes: frozenset[int]) -> Hindrance | None:
     for worker in waiting:
         if worker.node is None and worker.message:
             return Hindrance(UNSCHEDULABLE, f"worker {worker.index} has no node: {worker.message}")
-    said = group_message(facts)
-    if said and any(worker.node is None for worker in waiting):
-        return Hindrance(UNSCHEDULABLE, f"its scheduler says of the pod group: {said}")
     for worker in waiting:
         if worker.node is not None and facts.now - worker.created_seconds > SLOW_SECONDS:
             text = f"worker {worker.index} was not started on node {worker.node} within {SLOW_SECONDS:g} s"
