@@ -139,8 +139,8 @@ def _metrics() -> Iterator[str]:
                 for series in family.samples if labels else ():
                     labelled = " ".join(f"{label}={word}" for label, word in series.labels.items() if label != "le")
                     lines.add(f"{family.name} series {labelled}")
-            elif isinstance(value, sources.JobFamily):
-                lines.add(f"{value.name} {value.kind} of jobs ({', '.join(value.labels)}) {value.text}")
+    for family in sources.FAMILIES:
+        lines.add(f"{family.name} {family.kind} of jobs ({', '.join(family.labels)}) {family.text}")
     yield from sorted(lines)
     info: dict[str, str] = defaultdict(lambda: "7")
     seen = [sources.CompanionSeen(True, True, "", info, 3, 4, 5.0), sources.CompanionSeen()]

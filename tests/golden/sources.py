@@ -27,7 +27,6 @@ from surefoot_operator.controller import process_metrics
 from surefoot_operator.controller.credentials.derived_secrets import Secrets
 from surefoot_operator.controller.worker_environment import WorkerEnvironmentFactory
 from surefoot_operator.job_snapshot import PodGroup
-from surefoot_operator.metrics import JobFamily
 from surefoot_operator.platforms.kubernetes import api_writes, pod_groups, pods
 from surefoot_operator.platforms.kubernetes.api_objects import JobIdentity
 from surefoot_operator.platforms.kubernetes.api_writes import record as record_event
@@ -37,3 +36,4 @@ from surefoot_operator.platforms.local.run_folder import Deletion, NodeRecord, R
 from surefoot_operator.platforms.local.run_folder import from_json as record_from_json
 from surefoot_operator.platforms.local.run_folder import to_json as record_to_json
 from surefoot_operator.policy.core.actions import CreateWorker, Event
+from surefoot_operator.reconcile.job_metrics import FAMILIES

@@ -8,15 +8,18 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 
 import aiohttp
 import pytest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from surefoot_operator import metrics
+from support.builders import running
 from surefoot_operator.controller import health_endpoints as probes_module
 from surefoot_operator.controller.health_endpoints import Probes
-from surefoot_operator.reconcile.job_metrics import JobMetrics
+from surefoot_operator.reconcile.job_metrics import JobMetrics, job_collector
 
 SECONDS = 30.0
 JOBS = [("fleet", f"job-{number}") for number in range(60)]
@@ -26,16 +29,19 @@ JOBS = [("fleet", f"job-{number}") for number in range(60)]
 async def address() -> AsyncIterator[str]:
     probes = Probes(0, 0, lambda: (), lambda: ())
     await probes.start()
-    for job in JOBS:
-        JobMetrics()._count(job)
+    snapshot, shown = running(), [JobMetrics() for _ in JOBS]
+    for (namespace, name), figures in zip(JOBS, shown, strict=True):
+        of_job = replace(snapshot, job=replace(snapshot.job, namespace=namespace, name=name))
+        rolled_back = replace(snapshot.status, rollbacks=3 if name == JOBS[7][1] else 0)
+        figures.count_changes(snapshot.status, rolled_back, of_job.job)
+        figures.show(of_job, snapshot.status, None)
     yield f"http://127.0.0.1:{probes.metrics_port}/metrics"
-    for job in JOBS:
-        metrics.forget(*job)
+    for figures in shown:
+        figures.forget()
     await probes.close()
 
 
 async def test_each_jobs_series_stand_beside_the_operators_own(address: str) -> None:
-    metrics.of(metrics.rollbacks, JOBS[7]).inc(3)
     async with aiohttp.ClientSession() as session, session.get(address) as answer:
         found = {family.name: family for family in text_string_to_metric_families(await answer.text())}
     assert {"surefoot_operator_loop_lag_seconds", "process_resident_memory_bytes"} <= set(found)
@@ -48,18 +54,18 @@ async def test_each_jobs_series_stand_beside_the_operators_own(address: str) -> 
 async def test_the_event_loop_goes_on_while_a_text_is_rendered(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rendering, go_on = threading.Event(), threading.Event()
 
-    def text() -> Iterator[bytes]:
+    def collect() -> Iterator[Metric]:
         rendering.set()
         assert go_on.wait(SECONDS), "the loop never came to it"
-        yield b"late 1\n"
+        yield GaugeMetricFamily("late", "Comes late.", 1)
 
-    monkeypatch.setattr(metrics.jobs, "text", text)
+    monkeypatch.setattr(job_collector, "collect", collect)
     async with aiohttp.ClientSession() as session:
         asked = asyncio.create_task(session.get(address))
         assert await asyncio.to_thread(rendering.wait, SECONDS)
         go_on.set()
         answer = await asked
-        assert "late 1" in await answer.text()
+        assert "late 1.0" in await answer.text()
 
 
 async def test_a_loop_that_does_not_run_is_unwell(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 
 from support.fakes.fake_agent import until
 from support.fakes.fake_node import Town, document
-from surefoot_operator import metrics
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.controller.credentials.derived_secrets import secrets_in
 from surefoot_operator.controller.local_operator import LocalOperator
@@ -22,6 +22,7 @@ from surefoot_operator.errors import FabricError, WorldMoved
 from surefoot_operator.platforms.interface import FabricSeen
 from surefoot_operator.platforms.local.platform import ProcessesFabric
 from surefoot_operator.policy.core.actions import Event
+from surefoot_operator.reconcile.job_metrics import job_collector
 from surefoot_operator.settings import CoordinatorSettings, MemorySettings, OperatorSettings
 
 Living = Callable[..., Awaitable[tuple[Town, LocalOperator]]]
@@ -114,7 +115,10 @@ async def test_what_others_saved_without_a_rank_that_cannot_save_is_dropped_and_
 
     await until(few, "only saves that may still become complete are kept")
     assert town.status.last_complete is None
-    assert metrics.of(metrics.incomplete, ("default", "t")).value >= 4
+    (count,) = [
+        line.rpartition(" ")[2] for line in series() if line.startswith("surefoot_incomplete_checkpoints_total")
+    ]
+    assert float(count) >= 4
 
 
 async def test_a_dead_node_leaves_the_world_and_comes_back_into_it(living: Living) -> None:
@@ -245,8 +249,7 @@ async def test_errors_are_counted_and_the_loop_goes_on(living: Living) -> None:
 
 def series() -> list[str]:
     """Of the job of these tests."""
-    text = b"".join(metrics.jobs.text()).decode()
-    return [line for line in text.splitlines() if 'job="t"' in line]
+    return [line for line in generate_latest(job_collector).decode().splitlines() if 'job="t"' in line]
 
 
 class Unheard(ProcessesFabric):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from dataclasses import replace
 from itertools import pairwise
 
@@ -15,10 +17,10 @@ from support.builders import BEGAN, job, running
 from surefoot import metrics as runtime
 from surefoot.ipc import trainer_messages as line
 from surefoot.ipc.metric_deltas import MOST_SERIES, MetricGrowth, MetricSums
-from surefoot_operator import metrics
+from surefoot.protocol.timeouts import BUCKETS_SECONDS
 from surefoot_operator.api.status import DataRead, Incident, Interval, JobStatus, Straggler, TimeSpent
 from surefoot_operator.policy.maintenance.maintenance_plan import maintain
-from surefoot_operator.reconcile.job_metrics import JobMetrics
+from surefoot_operator.reconcile.job_metrics import JobMetrics, job_collector
 
 
 class Process:
@@ -102,7 +104,7 @@ def test_every_family_of_the_runtime_is_exported() -> None:
 
 
 def of_job() -> dict[str, float]:
-    found = samples(list(metrics.jobs.collect()))
+    found = samples(list(job_collector.collect()))
     return {name: value for name, value in found.items() if "'figured'" in name}
 
 
@@ -221,7 +223,7 @@ def test_an_incident_is_counted_once_when_it_is_answered_and_timed_when_it_is_ov
     history = [JobStatus(), *(JobStatus(incidents=(one,)) for one in (begun, answered, answered, over, over))]
     try:
         for old, new in pairwise(history):
-            figures.written(old, new, named)
+            figures.count_changes(old, new, named)
         found = of_job()
     finally:
         figures.forget()
@@ -243,3 +245,63 @@ def test_the_worst_stragglers_slowdown_is_shown_and_one_while_there_is_none() ->
             assert value("surefoot_straggler_slowdown_ratio") == worst
     finally:
         figures.forget()
+
+
+def test_jobs_read_as_series_of_the_library_do_whatever_they_are_called() -> None:
+    figures, namesake, named = JobMetrics(), JobMetrics(), replace(job(), name='a "quoted\\\n', namespace="figured")
+    theirs = CollectorRegistry()
+    labels = ["namespace", "job", "phase"]
+    timed = Histogram(
+        "surefoot_recovery_duration_seconds",
+        "From the first sign of a failure to the end of each phase of its recovery.",
+        labels,
+        registry=theirs,
+        buckets=BUCKETS_SECONDS,
+    )
+    durations = {"claimed": 0.0005, "stopped": 0.001, "sealed": 0.3, "assigned": 3.0, "first-step": 1e6}
+    for recovery_phase, seconds in durations.items():
+        timed.labels(named.namespace, named.name, recovery_phase).observe(seconds)
+    moments = {f"{name.replace('-', '_')}_seconds": seconds for name, seconds in durations.items()}
+    recovered = Incident("node-lost", "its node is gone", 1, "a", 1, 0.0, **moments)  # type: ignore[arg-type]
+    try:
+        namesake.count_changes(JobStatus(), JobStatus(), named)
+        figures.count_changes(JobStatus(), JobStatus(incidents=(recovered,)), named)
+        namesake.forget()
+        ours = [family for family in job_collector.collect() if family.name == "surefoot_recovery_duration_seconds"]
+        (expected,) = theirs.collect()
+        own = [sample for sample in ours[0].samples if sample.labels["namespace"] == "figured"]
+        assert {str(sample) for sample in own} == {str(sample) for sample in expected.samples}
+        assert ours[0].documentation == expected.documentation
+        assert 'job="a \\"quoted' in generate_latest(job_collector).decode()
+    finally:
+        figures.forget()
+
+
+def test_jobs_are_read_while_they_come_change_and_go() -> None:
+    seen, ended, interval = running(), threading.Event(), sys.getswitchinterval()
+    made: list[JobMetrics] = []
+
+    def change() -> None:
+        number = 0
+        while not ended.is_set():
+            number += 1
+            figures = JobMetrics()
+            made.append(figures)
+            shown = replace(seen, job=replace(seen.job, name=f"figured-{number % 30}"))
+            figures.show(shown, shown.status, None)
+            if number % 7 == 0:
+                figures.forget()
+
+    changing = threading.Thread(target=change)
+    sys.setswitchinterval(1e-6)
+    try:
+        changing.start()
+        for _ in range(50):
+            (ranks,) = [family for family in job_collector.collect() if family.name == "surefoot_world_size"]
+            assert all(sample.value == 3 for sample in ranks.samples if sample.labels["job"].startswith("figured-"))
+    finally:
+        ended.set()
+        changing.join()
+        sys.setswitchinterval(interval)
+        for figures in made:
+            figures.forget()

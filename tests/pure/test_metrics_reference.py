@@ -11,7 +11,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from surefoot import metrics as of_workers
 from surefoot_operator import metrics as of_operator
 from surefoot_operator.controller import process_metrics
-from surefoot_operator.metrics import JobFamily
+from surefoot_operator.reconcile.job_metrics import FAMILIES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| (`surefoot_[^|]+`) \| (\w+) \|([^|]*)\| ", re.MULTILINE)
@@ -28,9 +28,7 @@ def exported() -> dict[str, tuple[str, set[str]]]:
         if isinstance(one, Counter | Gauge | Histogram):
             kind = type(one).__name__.lower()
             found[f"{one._name}_total" if kind == "counter" else one._name] = (kind, set(one._labelnames))
-        elif isinstance(one, JobFamily):
-            found[one.name] = (one.kind, set(one.labels))
-    return found
+    return found | {family.name: (family.kind, set(family.labels)) for family in FAMILIES}
 
 
 def told() -> dict[str, tuple[str, set[str]]]:

@@ -137,7 +137,7 @@ class Probes:
 
 
 def _metrics() -> Answer:
-    return Answer(200, CONTENT_TYPE_LATEST, b"".join((generate_latest(), *metrics.jobs.text())))
+    return Answer(200, CONTENT_TYPE_LATEST, generate_latest())
 
 
 def _answer(problems: Sequence[str], remarks: Sequence[str] = ()) -> Answer:

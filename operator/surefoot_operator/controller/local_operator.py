@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from prometheus_client import REGISTRY, start_http_server
+from prometheus_client import start_http_server
 
 from surefoot.linux_process import die_with_parent
 from surefoot.logs import begin_logs
@@ -55,7 +55,6 @@ def served(root: Path) -> Iterator[None]:
 
     The run folder names it as a Prometheus file_sd target.
     """
-    REGISTRY.register(metrics.jobs)
     server, thread = start_http_server(0, addr=HOST)
     told = RunFolder(root).metrics / "operator.json"
     write_json(told, [{"targets": [f"{HOST}:{server.server_port}"]}], durable=False)
@@ -66,7 +65,6 @@ def served(root: Path) -> Iterator[None]:
         server.shutdown()
         server.server_close()
         thread.join()
-        REGISTRY.unregister(metrics.jobs)
 
 
 # ---- local operator --------------------------------------------------------------------------------------------------

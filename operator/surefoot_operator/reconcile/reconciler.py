@@ -298,7 +298,7 @@ class Reconciler:
                     continue
                 await self._sleep(pause)
         finally:
-            # before anything is waited for: a job of the same name may be begun meanwhile, and has the same series
+            # before anything is waited for: a scrape must not read a job that is not looked after here any more
             self._job_metrics.forget()
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
@@ -450,7 +450,7 @@ class Reconciler:
         if status != old or ahead:
             await self._dependencies.fabric.patch_status(with_contents(seen, status), old)
             self._written = time.monotonic()
-            self._job_metrics.written(old, status, seen.job)
+            self._job_metrics.count_changes(old, status, seen.job)
         return 0.0
 
     def _settles_at(self, stored: JobStatus, now: float) -> float:
