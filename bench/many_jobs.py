@@ -1,6 +1,6 @@
 """What many jobs cost the operator: cold start, memory and rest, with an API server in memory.
 
-`python -m bench.many_jobs --jobs 1000 --nodes 1200 [--profile FILE] [--memory]`. The cache, the runners, kopf and the client are the
+`python -m bench.many_jobs --jobs 1000 --nodes 1200 [--profile FILE] [--memory]`. The cache, the runners and the client are the
 operator's own; one job's pods and status are made by it and copied for the others. Agents and holders are away.
 """
 
@@ -23,7 +23,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import kopf
 from kubernetes.aio.client import ApiClient, Configuration
 
 from bench.many_jobs_server import LONG_AGO, Object, serving
@@ -33,7 +32,6 @@ from surefoot_operator.controller.cluster_operator import PROGRESS_SECONDS, SETT
 from surefoot_operator.controller.credentials.derived_secrets import Secrets
 from surefoot_operator.controller.health_endpoints import LoopLag
 from surefoot_operator.controller.job_runner import Shared
-from surefoot_operator.controller.kopf_trigger import KopfTrigger
 from surefoot_operator.controller.process_setup import begin_collector
 from surefoot_operator.controller.shard_leadership import JobRunners
 from surefoot_operator.controller.worker_environment import WORKER_METRICS_PORT, WorkerEnvironmentFactory
@@ -77,24 +75,17 @@ class Operator:
         self.runners = JobRunners(shared)
         self.lag = LoopLag()
 
-        async def login() -> kopf.ConnectionInfo:
-            return kopf.ConnectionInfo(server=address)
-
-        self.kopf = KopfTrigger(login, self.runners.wake_soon)
-
     async def begin(self) -> None:
         """A replica that stands by."""
         self._lagging = asyncio.create_task(self.lag.run())
         await self._server.start()
         await self.cache.start()
-        self.kopf.start()
 
     def reconciled(self) -> int:
         return sum(runner._reconciler.safety is not None for runner in self.runners._runners.values())
 
     async def end(self) -> None:
         await self.runners.close()
-        await self.kopf.close()
         await self.cache.close()
         await self._server.close()
         self._lagging.cancel()
@@ -160,7 +151,6 @@ async def cold_start(address: str, jobs: int, rest_seconds: float, profiler: cPr
     )
     row["rest_calls"] = {what: n - before.get(what, 0) for what, n in asked(address, "/calls").items()}
     row["rss_mib"], row["worst_lag_seconds"] = rss_mib(), operator.lag.worst_seconds
-    row["kopf_cpu"] = thread_cpu(operator.kopf)
     if tracemalloc.is_tracing():
         _tell_memory()
     gc.collect()
@@ -179,14 +169,6 @@ def _tell_memory() -> None:
     for by, count in (("lineno", 40), ("filename", 15)):
         for one in found.statistics(by)[:count]:
             print(f"{one.size / 2**20:8.1f} MiB {one.count:9d} {one.traceback}", file=sys.stderr)
-
-
-def thread_cpu(trigger: KopfTrigger) -> float:
-    """Seconds of CPU of kopf's own thread."""
-    thread = trigger._thread
-    assert thread is not None, "it was started"
-    fields = Path(f"/proc/self/task/{thread.native_id}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def rss_mib() -> float:

@@ -128,8 +128,6 @@ class Server:
             return web.json_response([one for kept in self._objects.kept.values() for one in kept.values()])
         if request.path == "/calls":
             return web.json_response(self._objects.calls)
-        if request.path.startswith("/api") and (found := discovery(request.path)):
-            return web.json_response(found)
         match = _ITEM.fullmatch(request.path)
         if match is None:
             return web.json_response({}, status=404)
@@ -188,24 +186,6 @@ class Server:
             if operation["op"] == "add":
                 where[last] = operation["value"]
         return web.json_response(self._objects.keep(kind, fields_named(changed), "MODIFIED"))
-
-
-def discovery(path: str) -> Object:
-    """What kopf asks before it watches."""
-    verbs = ["get", "list", "watch", "patch"]
-    match path:
-        case "/api":
-            return {"versions": ["v1"]}
-        case "/apis":
-            version = {"version": "v1alpha1"}
-            return {"groups": [{"name": "surefoot.dev", "versions": [version], "preferredVersion": version}]}
-        case "/api/v1":
-            named = {"name": "namespaces", "singularName": "namespace", "kind": "Namespace", "namespaced": False}
-            return {"resources": [{**named, "verbs": verbs}]}
-        case "/apis/surefoot.dev/v1alpha1":
-            named = {"name": "trainingjobs", "singularName": "trainingjob", "kind": "TrainingJob", "namespaced": True}
-            return {"resources": [{**named, "verbs": verbs}]}
-    return {}
 
 
 def _serve(seed: list[Object], nodes: list[str], port: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import re
 import signal
 import socket
@@ -12,11 +14,16 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import yaml
 
 from support.machine_speed import scaled
+from surefoot_operator.controller import __main__ as controller
+from surefoot_operator.controller.__main__ import OperatorProcess
+from surefoot_operator.controller.cluster_settings import cluster_settings
+from surefoot_operator.errors import FabricError
 
 SECONDS = scaled(30.0)
 
@@ -105,3 +112,58 @@ def test_what_cannot_run_says_why(tmp_path: Path, flags: list[str], code: int, s
     assert process.running.wait(SECONDS) == code
     assert sentence in process.text()
     assert "Traceback" not in process.text()
+
+
+class Operated:
+    """Stands in for the operator that kopf's process has."""
+
+    fault: Exception | None = None
+    states: ClassVar[list[str]] = []
+
+    def __init__(self, *_: object) -> None:
+        self.states.clear()
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        self.states.append("runs")
+        if self.fault is not None:
+            raise self.fault
+        await stopping.wait()
+        self.states.append("stopped")
+
+
+@pytest.fixture
+def operated(kmock: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OperatorProcess:
+    monkeypatch.setattr(controller, "ClusterOperator", Operated)
+    monkeypatch.setattr(Operated, "fault", None)
+    config = kubeconfig(tmp_path, kmock.url.port)
+    config.write_text(config.read_text().replace("https:", "http:"))
+    settings = cluster_settings({}, ["--kubeconfig", str(config), "--namespace", "system"], "system", "0")
+    return OperatorProcess(settings)
+
+
+async def test_kopf_starts_and_stops_the_operator_and_asks_only_what_is_served(
+    kmock: Any, operated: OperatorProcess
+) -> None:
+    """It lists, watches and writes nothing: jobs are watched once, by the cache."""
+    for known in ("v1/namespaces", "v1/events", "apiextensions.k8s.io/v1/customresourcedefinitions"):
+        kmock.resources[known] = kmock.ResourceInfo(namespaced=known == "v1/events", verbs={"list", "watch"})
+    running = asyncio.create_task(operated.run())
+    async with asyncio.timeout(SECONDS):
+        while not len(kmock):  # noqa: ASYNC110 -- kopf's doing is waited for
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.5)  # it would go on asking
+        os.kill(os.getpid(), signal.SIGTERM)
+        await running
+    assert Operated.states == ["runs", "stopped"]
+    assert {str(request.method).upper().rsplit(".", 1)[-1] for request in kmock} == {"GET"}
+    discovery = {"/api", "/apis", "/api/v1", "/apis/apiextensions.k8s.io/v1"}
+    assert {request.url.path for request in kmock} <= discovery
+
+
+async def test_what_the_operator_ends_by_ends_the_process_although_kopf_gets_no_answer(
+    kmock: Any, operated: OperatorProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Operated, "fault", FabricError("somebody else leads"))
+    kmock << 503
+    with pytest.raises(FabricError, match="somebody else leads"):
+        await asyncio.wait_for(operated.run(), SECONDS)

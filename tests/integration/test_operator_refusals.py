@@ -28,21 +28,6 @@ OLD_CRD = Refusal(
 QUOTA = Refusal(403, "Forbidden", 'pods "gpt-worker-0-1" is forbidden: exceeded quota: team, requested: pods=1')
 
 
-class NoKopf:
-    """The cache wakes runners too."""
-
-    end = ""
-
-    def __init__(self, *_: Any) -> None:
-        """Watches nothing."""
-
-    def start(self) -> None:
-        """As if it watched."""
-
-    async def close(self) -> None:
-        """Nothing is open."""
-
-
 class Stand:
     """The operator under test, and what people see of it."""
 
@@ -101,7 +86,6 @@ def refusing(refusal: Refusal, *wanted: tuple[str, str, str]) -> Callable[[Targe
 
 @pytest.fixture
 async def server_and_client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[MemoryApi, Any]]:
-    monkeypatch.setattr(cluster_operator, "KopfTrigger", NoKopf)
     monkeypatch.setattr(cluster_operator, "SHOW_SECONDS", 0.05)
     async with served() as (server, client):
         server.put("", "nodes", {"metadata": {"name": "n1"}, "spec": {}, "status": {}})

@@ -171,24 +171,6 @@ async def test_one_job_that_cannot_be_begun_keeps_no_other_from_it(
     assert stand.names() == ["a uid-a", "b uid-b"]
 
 
-async def test_many_wakes_are_one_look(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runners_module, "GATHERING_SECONDS", 0.01)
-    looks: list[int] = []
-    original = JobRunners.wake
-
-    def counted(runners: JobRunners) -> None:
-        looks.append(1)
-        original(runners)
-
-    stand.runners.start()
-    monkeypatch.setattr(JobRunners, "wake", counted)
-    for _ in range(1000):
-        stand.runners.wake_soon()
-    await until(lambda: len(looks) == 1)
-    stand.runners.wake_soon()
-    await until(lambda: len(looks) == 2)
-
-
 async def test_what_no_watch_tells_is_seen_at_the_next_look(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runners_module, "RESYNC_SECONDS", 0.01)
     stand.runners.start()

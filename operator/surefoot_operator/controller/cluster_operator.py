@@ -1,6 +1,6 @@
 """Assembles, starts and stops the operator of a cluster.
 
-Run by `__main__`. A standby replica has everything but the jobs: it watches, listens, and refers agents to the leader.
+Run by kopf, whose handlers `__main__` has. A standby replica has everything but the jobs: it watches, listens, and refers agents to the leader.
 Its memory is soft: status is stored in the API server, everything else is reported again.
 """
 
@@ -12,7 +12,6 @@ import math
 import random
 import time
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import TypeVar
 
 from surefoot.memory_server.connection import TLS_NAME
@@ -34,7 +33,6 @@ from surefoot_operator.controller.health_endpoints import (
     liveness_failures,
 )
 from surefoot_operator.controller.job_runner import Shared
-from surefoot_operator.controller.kopf_trigger import KopfTrigger, connection
 from surefoot_operator.controller.leader.cluster_claim import ClusterClaim
 from surefoot_operator.controller.leader.election_rules import shard_of, shard_url
 from surefoot_operator.controller.leader.leader_election import LeaseAt
@@ -78,7 +76,6 @@ class ClusterOperator:
     def __init__(self, api: Api, settings: ClusterSettings) -> None:
         self._api, self._settings = api, settings
         self._cache = ClusterCache(api, holders_in=settings.namespace, gangs=settings.gang_schedulers)
-        self._wakening = KopfTrigger(partial(connection, settings.kubeconfig), self._woken, settings.only_namespace)
         self._lag = LoopLag()
         self._probes = Probes(settings.probe_port, settings.metrics_port, self._unwell, self._unready, self._remarks)
         self._server: AgentServer | None = None
@@ -121,7 +118,6 @@ class ClusterOperator:
         shared = await self._patiently(self._shared)
         self._begun = "waiting for the first list of the cluster's objects"
         await self._patiently(self._cache.start)
-        self._wakening.start()
         # over connections of its own: a lease that waits behind hundreds of writes is lost
         self._lease_api = await asyncio.to_thread(self._api.apart)
         where = LeaseAt(self._settings.namespace, self._settings.lease_name)
@@ -261,10 +257,6 @@ class ClusterOperator:
         if not self._failed.done():
             self._failed.set_exception(error)
 
-    def _woken(self) -> None:
-        if self._terms is not None:
-            self._terms.wake_soon()
-
     def _stands_by(self, sentence: str) -> None:
         """Says why this installation stands by: to probes, to metrics, and once as an event of its pod."""
         self._begun = sentence
@@ -308,7 +300,6 @@ class ClusterOperator:
             rounds=self._terms.round_seconds() if self._terms is not None else {},
             lag_seconds=self._lag.worst_seconds,
             api_seconds=lease_clock() - max((part.heard_at for part in asking if part is not None), default=-math.inf),
-            watchers_end=self._wakening.end,
         )
         return liveness_failures(vitals, LivenessLimits())
 
@@ -331,7 +322,6 @@ class ClusterOperator:
             await self._webhooks.close()
         if self._server is not None:
             await self._server.close()
-        await self._wakening.close()
         await self._cache.close()
         if self._lease_api is not None:
             await self._lease_api.close()

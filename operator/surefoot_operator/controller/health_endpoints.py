@@ -172,8 +172,6 @@ class LivenessSigns:
     """The worst of the last half minute."""
     api_seconds: float
     """Since the API server last answered anything."""
-    watchers_end: str = ""
-    """Why the thread that wakes us is gone for good; empty: it is not."""
 
 
 def liveness_failures(vitals: LivenessSigns, limits: LivenessLimits) -> tuple[str, ...]:
@@ -192,8 +190,6 @@ def liveness_failures(vitals: LivenessSigns, limits: LivenessLimits) -> tuple[st
     ]
     if vitals.lag_seconds > limits.lag_seconds:
         found.append(f"the event loop was {vitals.lag_seconds:.1f} s late")
-    if vitals.watchers_end:
-        found.append(vitals.watchers_end)
     return tuple(found)
 
 

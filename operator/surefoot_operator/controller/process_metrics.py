@@ -6,8 +6,6 @@ from prometheus_client import Counter, Gauge
 
 jobs = Gauge("surefoot_operator_jobs", "Jobs that this replica looks after.")
 token_reviews = Counter("surefoot_token_reviews_total", "Tokens of agents that the API server was asked about.")
-kopf_ended = Counter("surefoot_kopf_ended_total", "How often the embedded kopf ended by itself and was begun anew.")
-kopf_events = Counter("surefoot_kopf_events_total", "Events of TrainingJobs by which kopf woke this replica.")
 node_unhealthy = Gauge(
     "surefoot_node_unhealthy", "Nodes that agents found sick, as the cluster is told.", ["node", "reason"]
 )

@@ -29,7 +29,7 @@ class _Job(logging.Filter):
 def begin_logs(level: str, form: str = "") -> None:
     """Logs to stderr, in the form that SUREFOOT_LOG_FORMAT names.
 
-    kopf's records count from WARNING on: its handlers are ours, and log nothing.
+    kopf's records count from WARNING on: its handlers are ours, and log what they do.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(_Job())
@@ -40,7 +40,6 @@ def begin_logs(level: str, form: str = "") -> None:
     handler.setFormatter(formatter_of(form, formatter))
     logging.basicConfig(level=level, handlers=[handler])
     logging.getLogger("kopf").setLevel(logging.WARNING)
-    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)  # else: that its thread hears no signals
 
 
 # ---- garbage collector of Python -------------------------------------------------------------------------------------

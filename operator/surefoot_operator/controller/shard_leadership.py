@@ -39,7 +39,6 @@ log = logging.getLogger(__name__)
 
 Object = Mapping[str, Any]
 RESYNC_SECONDS = 30.0
-GATHERING_SECONDS = 0.1
 
 
 def every_job(uid: str) -> bool:
@@ -72,7 +71,6 @@ class JobRunners:
         self._runners: dict[JobKey, JobRunner] = {}
         self._ending = TaskSet(logged(log))
         self._leading = False
-        self._soon: asyncio.TimerHandle | None = None
 
     @property
     def running(self) -> frozenset[JobKey]:
@@ -107,15 +105,6 @@ class JobRunners:
         for key in sorted(wanted - self._runners.keys(), key=str):
             self._begin(key)
 
-    def wake_soon(self) -> None:
-        """Wakes once for many calls: every status write is one."""
-        if self._leading and self._soon is None:
-            self._soon = asyncio.get_running_loop().call_later(GATHERING_SECONDS, self._woken)
-
-    def _woken(self) -> None:
-        self._soon = None
-        self.wake()
-
     async def resync(self) -> None:
         """Wakes every half minute until cancelled, in case events were missed."""
         while True:
@@ -127,8 +116,6 @@ class JobRunners:
         if self._leading:
             self._shared.cache.unlisten("trainingjobs", self._heard)
         self._leading = False
-        if self._soon is not None:
-            self._soon.cancel()
         await asyncio.gather(*(runner.stop(gone=False) for runner in self._runners.values()), return_exceptions=True)
         self._runners.clear()
         await self._ending.join()
@@ -266,11 +253,6 @@ class ShardTerms:
     def round_seconds(self) -> dict[str, float]:
         """Age of each job's reconcile under way; 0 between two."""
         return {key: age for term in self._terms.values() for key, age in term.runners.round_seconds().items()}
-
-    def wake_soon(self) -> None:
-        """Has missing runners started soon."""
-        for term in self._terms.values():
-            term.runners.wake_soon()
 
     def departure(self, node: str) -> str:
         """Says what some job loses with a node; empty: nothing."""

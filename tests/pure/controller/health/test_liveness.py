@@ -25,7 +25,6 @@ from surefoot_operator.policy.membership.lifecycle import is_idle
         (LivenessSigns({"pods": 1000.0}, {}, 0.0, 1000.0), ()),
         (LivenessSigns({}, {"a/b": 181.0}, 0.0, 1.0), ("the reconcile of job a/b has taken 181 s",)),
         (LivenessSigns({}, {}, 5.1, 1.0), ("the event loop was 5.1 s late",)),
-        (LivenessSigns({}, {}, 0.0, 1.0, "kopf has ended"), ("kopf has ended",)),
     ],
 )
 def test_only_what_a_restart_helps_against_is_a_complaint(vitals: LivenessSigns, said: tuple[str, ...]) -> None:
