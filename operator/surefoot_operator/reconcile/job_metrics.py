@@ -89,7 +89,6 @@ samples_per_second = _gauge(
     "surefoot_job_samples_per_second", "Samples a second at the pace of the last steps; NaN where nobody tells."
 )
 agents_connected = _gauge("surefoot_agents_connected", "Agents of the job whose line is open.")
-workers = _gauge("surefoot_workers", "Workers of the job, spares included.")
 holders = _gauge("surefoot_holders", "Memory-tier instances as the job finds them.", "state")
 protected = _gauge("surefoot_checkpoint_protected", "1 while a failure now would find a checkpoint in safety.")
 copies = _gauge(
@@ -249,7 +248,6 @@ class JobMetrics:
             yield data_passes, (), status.data.passes
             yield samples_per_second, (), status.data.samples_per_second or math.nan
         yield agents_connected, (), sum(s.connected for s in seen.sessions)
-        yield workers, (), len(seen.workers)
         for state, states in _HOLDER_STATES.items():
             yield holders, (state,), sum(h.state in states for h in seen.holders)
         yield (
