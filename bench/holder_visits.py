@@ -40,7 +40,7 @@ async def measured(places: list[HolderPlace], given: argparse.Namespace) -> dict
     began = time.perf_counter()
     for job in jobs:
         job.follow(places, JobStatus(world=World(1, "Committed")))
-    await until(lambda: all(len(job.usable(1, {}).endpoints) == len(places) for job in jobs), "every holder is ready")
+    await until(lambda: all(len(job.usable(1).endpoints) == len(places) for job in jobs), "every holder is ready")
     row = {"ready_seconds": round(time.perf_counter() - began, 2)}
     commands = sum(one.commands for one in pool.holders.values())
     cpu, wall = time.process_time(), time.perf_counter()
@@ -51,7 +51,7 @@ async def measured(places: list[HolderPlace], given: argparse.Namespace) -> dict
     row["cpu_us_per_command"] = round(cpu / commands * 1e6, 1)
     began = time.perf_counter()
     jobs[0].follow(places, JobStatus(world=World(2, "Claimed")))
-    for endpoint in jobs[0].usable(1, {}).endpoints:
+    for endpoint in jobs[0].usable(1).endpoints:
         jobs[0].seal(endpoint.holder, 2)
     await until(lambda: sum(h.read_epoch == 2 for h in jobs[0].seen()) == len(places), "all are sealed")
     row["claim_seconds"] = round(time.perf_counter() - began, 3)

@@ -127,7 +127,7 @@ class InstantHolders:
     def seen(self) -> tuple[HolderSeen, ...]:
         return self._seen
 
-    def usable(self, epoch: int, sights: object) -> UsableHolders:
+    def usable(self, epoch: int) -> UsableHolders:
         return UsableHolders(tuple(h.endpoint for h in self._seen if (h.fence or 0) >= epoch))
 
     def seal(self, holder: HolderId, epoch: int) -> bool:

@@ -14,7 +14,7 @@ from typing import Literal
 from surefoot.protocol.checkpoints.completeness import Covers, LeftOut
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.hangs import Collective, RankPlace
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob, RankSave, WorkerId
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint, OlderJob, RankSave, WorkerId
 from surefoot.protocol.messages import Barrier, NodeFinding
 from surefoot.protocol.progress import NOTHING_TOLD, Progress, RankPace
 from surefoot_operator.api.spec import Gang, TrainingJob
@@ -80,9 +80,8 @@ class HolderSeen:
     """One instance of the memory tier, as the operator last reached it."""
 
     endpoint: HolderEndpoint
-    state: Literal["Ready", "Proxied", "Silent", "Gone"]
-    """Ready: provisioned for this job and answering. Proxied: silent to the operator, and sealed and read by an agent for this
-    claim. Silent: unknown. Gone: the fabric knows that it no longer is."""
+    state: Literal["Ready", "Silent", "Gone"]
+    """Ready: provisioned for this job and answering. Silent: unknown. Gone: the fabric knows that it no longer is."""
     since_seconds: float
     fence: int | None = None
     """Epoch that it was last sealed to by us or read to have; None: not known."""
@@ -99,27 +98,6 @@ class HolderSeen:
     """Of a silent one: how the operator's last call to it ended."""
     refusing: bool = False
     """Of a silent one: something answers there, and refuses the operator (password, authority)."""
-
-
-@dataclass(frozen=True, slots=True)
-class SightSeen:
-    """An agent's answer about a holder that the operator cannot reach."""
-
-    epoch: int
-    since_seconds: float
-    """When it was asked first."""
-    asked_seconds: float
-    """When it was asked last."""
-    answered_seconds: float | None = None
-    """None: nobody has answered yet."""
-    there: bool = False
-    """Whether the agent that answered last sees exactly this instance."""
-    trouble: str = ""
-    """Why it does not."""
-    entries: tuple[RankManifest, ...] | None = None
-    """Its index, read by an agent that had sealed it at `epoch`; None: nobody has."""
-    refused: tuple[str, ...] = ()
-    """Records of that reading that broke a bound: a sentence each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,8 +423,6 @@ class Observed:
     """Why a newer spec than `job` is not acted upon; empty: `job` is the newest."""
     free_nodes: int | None = None
     """Nodes that could take another worker now; None where only a scheduler knows."""
-    sights: Mapping[HolderId, SightSeen] = field(default_factory=dict)
-    """What agents see of holders that are silent to the operator."""
     turned_away_seconds: float = 0.0
     """When an agent of this job was last asked to come again; 0: none was in this term."""
     creates: tuple[CreateSeen, ...] = ()

@@ -21,11 +21,9 @@ from support.fakes.fake_coordinator import (
     start_agent,
 )
 from support.servers import redis_server
-from surefoot.format.layouts import layout_digest
 from surefoot.memory_server.client import HolderClient
 from surefoot.memory_server.connection import Credentials
 from surefoot.memory_server.provisioning import HolderAdmin
-from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
 from surefoot.protocol.messages import (
     Assign,
@@ -33,12 +31,10 @@ from surefoot.protocol.messages import (
     Exited,
     Finished,
     Heartbeat,
-    HolderReading,
     Holders,
     HoldersWanted,
     Listing,
     ListPersistent,
-    LookAtHolders,
     Notice,
     Persisted,
     PersistentDropped,
@@ -46,12 +42,10 @@ from surefoot.protocol.messages import (
     Repaired,
     RepairSave,
     Retire,
-    Sighting,
     Stop,
     Stopped,
     StoreReady,
 )
-from surefoot_operator.platforms.local.node_process import free_port
 
 SAVER = str(Path(__file__).parents[1] / "support" / "programs" / "saving_trainer.py")
 JOB = "job-1"
@@ -244,23 +238,6 @@ async def test_an_agent_repairs_promotes_lists_and_drops_as_it_is_told(
         failed = await coordinator.until(0, Repaired, lambda m: m.request == 9)
         assert failed.error is not None
         assert "node-x" in failed.error
-        gone = replace(second, holder=HolderId(second.holder.node, "another instance"))
-        await coordinator.say(0, LookAtHolders(10, (first, gone, replace(second, port=free_port()))))
-        sighting = await coordinator.until(0, Sighting)
-        assert (sighting.request, sighting.seen) == (10, (True, False, False))
-        assert sighting.trouble[0] == ""
-        assert "refused" in sighting.trouble[2]
-        await coordinator.say(0, LookAtHolders(11, (second,), epoch=2))
-        reading = await coordinator.until(0, HolderReading)
-        assert (reading.request, reading.holder) == (11, second.holder)
-        assert [RankManifest.from_json(text).save for text in reading.manifests] == [save]
-        assert [layout_digest(text) for text in reading.layouts.values()] == list(reading.layouts)
-        assert (await coordinator.until(0, Sighting, lambda m: m.request == 11)).seen == (True,)
-        await coordinator.say(0, LookAtHolders(12, (second,), 2, tuple(reading.layouts)))
-        assert not (await coordinator.until(0, HolderReading, lambda m: m.request == 12)).layouts, "they are known"
-        await coordinator.say(0, LookAtHolders(13, (second,), epoch=1))
-        fenced = await coordinator.until(0, Sighting, lambda m: m.request == 13)
-        assert "epoch 2 rules this job now" in fenced.trouble[0], "sealed"
         await coordinator.say(0, Retire("complete", 0))
         assert await agent.ended() == 0
     finally:

@@ -54,7 +54,7 @@ class Fleet:
 
     async def ready(self) -> None:
         await until(
-            lambda: all(len(job.usable(1, {}).endpoints) == len(self.servers) for job in self.jobs),
+            lambda: all(len(job.usable(1).endpoints) == len(self.servers) for job in self.jobs),
             "every job has every holder",
         )
 
@@ -111,7 +111,7 @@ async def test_a_holder_that_is_frozen_keeps_no_other_from_being_sealed(fleet: F
     os.kill(fleet.servers[0].process.pid, signal.SIGSTOP)
     fleet.follow(JobStatus(world=world(2, "Claimed")))
     for job in fleet.jobs:
-        for endpoint in job.usable(1, {}).endpoints:
+        for endpoint in job.usable(1).endpoints:
             job.seal(endpoint.holder, 2)
 
     def sealed() -> bool:
@@ -130,7 +130,7 @@ async def test_an_index_that_did_not_change_is_read_to_the_same_entries(fleet: F
     fleet.follow(JobStatus(world=world(1)))
     await fleet.ready()
     job = fleet.jobs[0]
-    where = job.usable(1, {}).endpoints[0]
+    where = job.usable(1).endpoints[0]
     client = HolderClient(where, "uid-0", Credentials("job-0", "word"))
     kept = saved(client, 1, 10)
 
@@ -206,7 +206,7 @@ async def test_a_job_that_looked_earlier_takes_no_holder_from_another(fleet: Fle
     earlier, later = fleet.places, [replace(fleet.places[0], process="restarted"), *fleet.places[1:]]
     first.follow(earlier, JobStatus(world=world(1)))
     second.follow(later, JobStatus(world=world(1)))
-    await until(lambda: len(second.usable(1, {}).endpoints) == 3, "it has every holder")
+    await until(lambda: len(second.usable(1).endpoints) == 3, "it has every holder")
     first.follow(earlier, JobStatus(world=world(1), step=1))
     second.follow(later, JobStatus(world=world(2, "Claimed")))
     for holder in [seen.endpoint.holder for seen in second.seen()]:
@@ -217,10 +217,10 @@ async def test_a_job_that_looked_earlier_takes_no_holder_from_another(fleet: Fle
 async def test_a_server_that_nobody_attends_to_any_more_is_let_go(fleet: Fleet) -> None:
     one, *_ = fleet.jobs
     one.follow(fleet.places, JobStatus(world=world(1)))
-    await until(lambda: len(one.usable(1, {}).endpoints) == 3, "it has every holder")
+    await until(lambda: len(one.usable(1).endpoints) == 3, "it has every holder")
     later = [replace(fleet.places[0], process="restarted"), *fleet.places[1:]]
     one.follow(later, JobStatus(world=world(1)))
-    await until(lambda: len(one.usable(1, {}).endpoints) == 3, "it has every holder again")
+    await until(lambda: len(one.usable(1).endpoints) == 3, "it has every holder again")
     one.follow(later, JobStatus(world=world(1), step=1))
     await until(lambda: [fleet.connections(server) for server in fleet.servers] == [1, 1, 1], "one connection each")
     assert len(fleet.pool.holders) == 3
@@ -229,7 +229,7 @@ async def test_a_server_that_nobody_attends_to_any_more_is_let_go(fleet: Fleet) 
 async def test_an_error_that_nobody_foresaw_ends_no_visits(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     one, *_ = fleet.jobs
     one.follow(fleet.places, JobStatus(world=world(1)))
-    await until(lambda: len(one.usable(1, {}).endpoints) == 3, "it has every holder")
+    await until(lambda: len(one.usable(1).endpoints) == 3, "it has every holder")
 
     async def raises(self: HolderLine, asked: object) -> object:
         raise ValueError("of no kind that is known here")

@@ -39,8 +39,8 @@ async def test_a_holder_is_provisioned_with_the_fence_before_anybody_hears_of_it
     stand.follow(world=world(3))
     where = await stand.ready()
     assert stand.seen().fence == 3
-    assert stand.tier.usable(3, {}).endpoints == (where,)
-    assert stand.tier.usable(4, {}).endpoints == ()
+    assert stand.tier.usable(3).endpoints == (where,)
+    assert stand.tier.usable(4).endpoints == ()
     client = stand.client(where)
     manifest = saved(client, 3, 10)
     with pytest.raises(Fenced):

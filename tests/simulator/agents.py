@@ -23,7 +23,7 @@ from surefoot.agent.agent_process import PaceWord
 from surefoot.flush import state_machine
 from surefoot.protocol import messages as said
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
-from surefoot.protocol.messages import LookAtHolders, NodeHealth
+from surefoot.protocol.messages import NodeHealth
 
 if TYPE_CHECKING:
     from simulator.fabric import Pod
@@ -139,8 +139,6 @@ class Agent:
                 self._errands.tell_listing(message)
             case said.RepairSave():
                 self._errands.repair(message)
-            case LookAtHolders():
-                self._errands.look_at(message)
             case said.PromoteSave(saves=saves):
                 self._errands.upload(saves)
             case said.DropPersistent(request, checkpoints):

@@ -261,11 +261,6 @@ class Line:
         """Whether its agent is told of holders by their changes, and may be told of some."""
         return self._wire is None or self._wire.lists_holders
 
-    @property
-    def reads_holders(self) -> bool:
-        """Whether its agent seals and reads holders in the operator's place."""
-        return self._wire is None or self._wire.reads_holders
-
     def peer(self, end: Process) -> Process:
         return self.ends[1] if end is self.ends[0] else self.ends[0]
 

@@ -1,8 +1,7 @@
-"""What an agent does for the leader beside its trainers: it lists and tidies the persistent tier, copies, uploads, looks."""
+"""What an agent does for the leader beside its trainers: it lists and tidies the persistent tier, copies, uploads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +9,8 @@ from simulator.engine import Refusal, Unavailable
 from simulator.tiers import CHUNKS, Holder, Persistent, Piece
 from surefoot.protocol import messages as said
 from surefoot.protocol.checkpoints.completeness import LeftOut
-from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
-from surefoot.protocol.messages import HolderReading, HoldersWanted, LookAtHolders, Sighting
+from surefoot.protocol.identities import Checkpoint, RankSave
+from surefoot.protocol.messages import HoldersWanted
 
 if TYPE_CHECKING:
     from simulator.agents import Agent
@@ -96,52 +95,6 @@ class Errands:
         self._agent.network.call(
             self._agent.process, source.process, lambda: (source.index.get(save), source.get(save)), answered
         )
-
-    def look_at(self, request: LookAtHolders) -> None:
-        """Seals and reads each; those are asked at once, and the answer is made when the last has come."""
-        seen: dict[HolderId, str] = {}
-        wanted = [e.holder for e in request.holders]
-
-        def ended(holder: HolderId, trouble: str) -> None:
-            seen[holder] = trouble
-            if len(seen) == len(set(wanted)):
-                trouble_of = tuple(seen[one] for one in wanted)
-                self._agent.say(Sighting(request.request, tuple(not t for t in trouble_of), trouble_of))
-
-        for one in dict.fromkeys(wanted):
-            known = self._agent.holder(one)
-            if known is None:
-                ended(one, "nobody has heard of it")
-            else:
-                self._read(request, known, partial(ended, one))
-
-    def _read(self, request: LookAtHolders, holder: Holder, ended: Callable[[str], None]) -> None:
-        """For the operator, as it seals and reads a holder itself."""
-        agent, epoch = self._agent, request.epoch
-
-        def read(answer: Any) -> None:
-            if isinstance(answer, Unavailable | Refusal):
-                ended(str(answer))
-                return
-            at, entries, layouts = answer
-            if epoch:
-                agent.simulation.oracle.eyes.proxied[request.request, holder.id] = at
-                agent.simulation.oracle.read(holder, epoch)
-                told = dict.fromkeys(sorted(layouts - set(request.layouts)), "")
-                agent.say(HolderReading(request.request, holder.id, tuple(m.to_json() for m in entries), told))
-            ended("")
-
-        def sealed(answer: Any) -> None:
-            if isinstance(answer, Unavailable | Refusal):
-                ended(str(answer))
-                return
-            look = lambda: (agent.engine.now, holder.read(), holder.good_layouts())  # noqa: E731
-            agent.network.call(agent.process, holder.process, look, read)
-
-        if epoch:
-            agent.network.call(agent.process, holder.process, lambda: holder.seal(epoch, by_proxy=True), sealed)
-        else:
-            sealed(None)
 
     def repair(self, order: said.RepairSave) -> None:
         told = {one.holder for one in (*order.endpoints, *self._agent.endpoints)}

@@ -54,8 +54,6 @@ class Eyes:
         self.accepted: dict[tuple[int, int], set[int]] = defaultdict(set)
         self.served: dict[int, float] = {}
         """When the persistent tier was listed, by the number of the request."""
-        self.proxied: dict[tuple[int, HolderId], float] = {}
-        """When an agent read a holder for the operator, by the number of the request."""
         self.room_since = 0.0
         """Since when no holder is full any more: what was saved before may have found no room."""
         self.staged: dict[RankSave, float] = {}
@@ -119,7 +117,7 @@ class Eyes:
                 self.oracle.fail(f"{member} becomes a member of epoch {world.epoch}, and is known to be away")
 
     def _looked_for(self, observed: Observed, new: JobStatus) -> None:
-        ready = {h.endpoint.holder for h in observed.holders if h.state in ("Ready", "Proxied")}
+        ready = {h.endpoint.holder for h in observed.holders if h.state == "Ready"}
         places = {self.simulation.holders[name].endpoint.server_id for name in ready}
         for name in sorted(self.named - ready):
             holder = self.simulation.holders[name]
@@ -132,9 +130,7 @@ class Eyes:
         if observed.persistent.read_epoch != epoch or by.listed_at is None:
             return
         late = {name: at for name, at in by.read_at.items() if at > by.listed_at}
-        ready = {
-            h.endpoint.holder for h in observed.holders if h.state in ("Ready", "Proxied") and h.read_epoch == epoch
-        }
+        ready = {h.endpoint.holder for h in observed.holders if h.state == "Ready" and h.read_epoch == epoch}
         for name in sorted(ready & set(late)):
             self.oracle.fail(
                 f"epoch {epoch} is decided by a listing of {by.listed_at:.3f}, older than the index of {name}"

@@ -128,11 +128,10 @@ class Liveness:
         holders = {f"{name}/holder" for name in well if name}
         sites = sorted({*well, *holders, "operator", "persistent"})
         cut = {(one, other) for one in sites for other in sites if one != other and not network.reaches(one, other)}
-        seen = None if self._is_over() else self.in_sight(read=True)
-        if cut and (seen is not None or self.readable(in_memory=True, reached=True) is not None):
-            # what it reaches is enough for an operator, or what agents reach, however long others are out of its sight
+        if cut and self.readable(in_memory=True, reached=True) is not None:
+            # what it reaches is enough for an operator, however long others are out of its sight
             cut -= {(one, other) for one, other in cut if {one, other} - holders == {"operator"}}
-        if cut or (seen is None and self._hidden()):
+        if cut or self._hidden():
             return False
         if (
             simulation.job.spec.suspend
@@ -144,14 +143,10 @@ class Liveness:
             return False
         return len(well) >= (settings.workers if settings.tied else settings.least_workers)
 
-    def _is_over(self) -> bool:
-        """Whether the last step is saved: then only what the operator itself reads ends the job."""
-        return any(c.step >= self._oracle.simulation.settings.steps and self._counts(c) for c in self._oracle.states)
-
     def _hidden(self) -> bool:
         """Whether the operator does not reach a holder, of whatever node, that may have what the job needs.
 
-        Where nothing else has it, and no agent reads it, waiting for that holder is right.
+        Where nothing else has it, waiting for that holder is right.
         """
         simulation, network = self._oracle.simulation, self._oracle.simulation.network
         if self.readable(reached=True) is not None:
@@ -164,17 +159,14 @@ class Liveness:
         counts = [c for c in self._oracle.states if self._counts(c)] if out else []
         return any(h.holds(save) for c in counts for save in self._oracle.saves_of(c) for h in out)
 
-    def in_sight(self, read: bool = False) -> Checkpoint | None:
-        """Newest checkpoint of the lineage of which some agent that the operator hears reaches every part in memory.
-
-        `read`: and reads it for the operator, as those of a former version do not.
-        """
+    def in_sight(self) -> Checkpoint | None:
+        """Newest checkpoint of the lineage of which some agent that the operator hears reaches every part in memory."""
         simulation, network = self._oracle.simulation, self._oracle.simulation.network
         pods = [p for n in simulation.fabric.nodes.values() for p in n.pods if p.agent is not None]
         agents = [p.agent for p in pods if p.agent is not None and p.agent.process.running and not p.deleting]
         asked = simulation.engine.now - ASKED_SECONDS
         agents = [a for a in agents if a.process.thawed_at < asked]
-        agents = [a for a in agents if a.line is not None and (a.line.reads_holders or not read)]
+        agents = [a for a in agents if a.line is not None]
         heard = [a.node for a in agents if network.together_since(a.node, "operator") < asked]
 
         def seen(holder: Holder) -> bool:

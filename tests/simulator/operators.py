@@ -17,14 +17,12 @@ from simulator.layouts import KnownLayouts
 from simulator.views import FEW_HOLDERS, Connection, Todo, Uploads, copy_request, seen_holders
 from surefoot.protocol import messages as said
 from surefoot.protocol.identities import Checkpoint, HolderId, WorkerId
-from surefoot.protocol.messages import HolderReading
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.coordinator import (
     conversations,
     desired_messages,
     listings,
     pending_requests,
-    probes,
     sessions,
     uploads,
 )
@@ -93,8 +91,6 @@ class Operator:
             self.sessions = sessions.heard(self.sessions, connection.worker, message, now)
             if isinstance(message, said.Listing) and self.sessions.orders.persistent is not before.persistent:
                 self.listed_at = eyes.served.get(message.request)
-            if isinstance(message, HolderReading) and self.sessions.orders.sights is not before.sights:
-                self.read_at[message.holder] = eyes.proxied[message.request, message.holder]
         self._speak()
         self.poke()
 
@@ -141,9 +137,7 @@ class Operator:
 
     def rule(self) -> desired_messages.DesiredState:
         epoch = self._status.world.epoch if self._status.world is not None else 0
-        holders, named, sights = self._holders(), self._status.named_holders, self.sessions.orders.sights
-        usable = memory_server_liveness.usable_holders(holders, named, epoch)
-        usable = memory_server_liveness.with_proxied(usable, holders, named, sights, epoch)
+        usable = memory_server_liveness.usable_holders(self._holders(), self._status.named_holders, epoch)
         if self._ruled is None or self._ruled[0] is not self._status or self._ruled[1] != usable:
             replicas = self.simulation.job.spec.checkpoint.memory.replicas
             scope = scope_after(self._ruled and self._ruled[2].scope, self._status, self._holders, FEW_HOLDERS)
@@ -185,14 +179,13 @@ class Operator:
             nodes=fabric.seen_nodes(),
             sessions=sessions.seen(self.sessions),
             turned_away_seconds=self.sessions.turned_away_seconds,
-            holders=probes.proxied(self._holders(), order.sights, self._status.world),
+            holders=self._holders(),
             persistent=order.persistent,
             barrier=order.barrier,
-            covers=self.known.covers({**order.layouts, **order.sighted_layouts}),
+            covers=self.known.covers(order.layouts),
             promoted=order.promoted,
             unreadable=order.unreadable,
             stumbled=order.stumbled,
-            sights=order.sights,
             free_nodes=fabric.free_nodes(),
             creates=self._calls.seen(),
             deletions=self._calls.deletions(),
@@ -289,8 +282,6 @@ class Operator:
                         order, max(there), epoch, now, known=self.known.digests,
                         listed_as=listings.listing_rights(self._status),
                     )  # fmt: skip
-            case act.LookAround(worker, epoch, holders):
-                order = probes.request_probe(order, worker, epoch, holders, now, self.known.digests)
             case said.Barrier():
                 everyone = [WorkerId(m.index, m.attempt) for m in world.members] if world is not None else []
                 order = pending_requests.with_barrier(order, update_barrier(order.barrier, action, everyone, now))

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 class Rules:
     seal: bool = True
     """A claim raises the fence on every reachable holder before its index is read."""
-    seal_by_proxy: bool = True
-    """An agent that reads a holder for the operator raises its fence before."""
     fence_in_commit: bool = True
     """commit refuses a writer whose epoch is below the fence."""
     fence_in_drop: bool = True

@@ -82,12 +82,12 @@ class Holder:
         self.fence = max(self.fence, epoch)
         return self.fence
 
-    def seal(self, writer: int, by_proxy: bool = False) -> None:
+    def seal(self, writer: int) -> None:
         self._ready()
         if writer < self.fence:
             raise Refusal("fenced")
         self.sealed = writer
-        if self.rules.seal_by_proxy if by_proxy else self.rules.seal:
+        if self.rules.seal:
             self.fence = writer
 
     def read(self) -> tuple[RankManifest, ...]:

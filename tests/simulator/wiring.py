@@ -10,7 +10,7 @@ from typing import Any
 
 from surefoot.errors import ProtocolError
 from surefoot.protocol.memory_server_list import HolderList, HoldersTold, changes, told_steps
-from surefoot.protocol.messages import Assign, HolderChanges, HolderReading, Holders
+from surefoot.protocol.messages import Assign, HolderChanges, Holders
 from surefoot.protocol.wire import OLDEST, VERSION, decode_versioned, encode
 
 VERSIONS = (OLDEST, VERSION)
@@ -33,11 +33,6 @@ class Wire:
     @property
     def lists_holders(self) -> bool:
         return self._version >= HolderChanges.SINCE
-
-    @property
-    def reads_holders(self) -> bool:
-        """Whether its agent seals and reads holders for the operator; a former version's only looks whether they are there."""
-        return self._version >= HolderReading.SINCE
 
     def packed(self, message: Any) -> list[str]:
         """What is sent for it; nothing if that version does not have it. As `AgentConnection.send`."""

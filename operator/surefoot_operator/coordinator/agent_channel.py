@@ -30,7 +30,6 @@ from surefoot.protocol.messages import (
     HolderChanges,
     Holders,
     ListPersistent,
-    LookAtHolders,
     Refused,
     Stopped,
     ToAgent,
@@ -343,9 +342,7 @@ class AgentChannel:
     def awaits_answer(self, line: AgentConnection) -> bool:
         """Whether this line's agent was asked what a tier has, and may send a large answer."""
         outstanding = self.sessions.orders.outstanding.values()
-        return any(
-            o.worker == line.worker and isinstance(o.message, ListPersistent | LookAtHolders) for o in outstanding
-        )
+        return any(o.worker == line.worker and isinstance(o.message, ListPersistent) for o in outstanding)
 
     def leave(self, line: AgentConnection) -> None:
         """Records that a connection ended."""

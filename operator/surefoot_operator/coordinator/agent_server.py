@@ -28,7 +28,6 @@ from surefoot.protocol.messages import (
     FromAgent,
     Heartbeat,
     Hello,
-    HolderReading,
     Listing,
     Refused,
     UnreadableSave,
@@ -178,7 +177,6 @@ class LimitedConnection(asyncio.Protocol):
 USUAL_CHARACTERS = 64 * 1024
 _LARGER = {
     Listing.__name__: bounds.MAX_PAGE_CHARACTERS,
-    HolderReading.__name__: 8 * 1024 * 1024,
     Heartbeat.__name__: 1024 * 1024,
     Exited.__name__: 1024 * 1024,
     UnreadableSave.__name__: 1024 * 1024,
@@ -188,9 +186,6 @@ _TYPE = re.compile(r'\{"v":\d{1,9},"type":"(\w{1,40})"')
 
 _HELLO_CHARACTERS = {"job": 128, "incarnation": 128, "node": 253, "token": 32 * 1024, "store": 512}
 _LARGEST_NUMBER = 2**53
-
-
-_ANSWERS = (Listing.__name__, HolderReading.__name__)
 
 
 def check_size(text: str, is_asked: bool = True) -> None:
@@ -205,7 +200,7 @@ def check_size(text: str, is_asked: bool = True) -> None:
     limit = _LARGER.get(name, USUAL_CHARACTERS)
     if len(text) > limit:
         raise ProtocolError(f"a message ({name}) of {len(text)} characters, more than any valid one has")
-    if name in _ANSWERS and not is_asked:
+    if name == Listing.__name__ and not is_asked:
         raise ProtocolError(f"a message ({name}) of {len(text)} characters without a request")
     # short texts take many times their length in memory; a quote that begins one has no backslash before it
     texts = (text.count('"') - text.count('\\"')) // 2

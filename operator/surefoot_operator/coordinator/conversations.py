@@ -13,17 +13,15 @@ from surefoot.protocol.messages import (
     BarrierReply,
     DropPersistent,
     FromAgent,
-    HolderReading,
     Listing,
     Persisted,
     PersistentDropped,
     Repaired,
     RepairSave,
     Retire,
-    Sighting,
     ToAgent,
 )
-from surefoot_operator.coordinator import barrier, listings, probes, uploads
+from surefoot_operator.coordinator import barrier, listings, uploads
 from surefoot_operator.coordinator.listings import (
     is_listing,
     older_without,
@@ -42,18 +40,14 @@ def apply_reply(orders: PendingRequests, worker: WorkerId, message: FromAgent, n
         return with_barrier(orders, barrier.apply_reply(orders.barrier, worker, message))
     if isinstance(message, Persisted):
         return uploads.apply_reply(orders, worker, message)
-    if not isinstance(message, Listing | Repaired | PersistentDropped | HolderReading | Sighting):
+    if not isinstance(message, Listing | Repaired | PersistentDropped):
         return orders
     order = orders.outstanding.get(message.request)
     if order is None or order.worker != worker:
         return orders
     if isinstance(message, Listing):
         return listings.apply_page(orders, order, message)
-    if isinstance(message, HolderReading):
-        return probes.apply_index(orders, order, message, now)
     orders = replace(orders, outstanding={n: o for n, o in orders.outstanding.items() if n != message.request})
-    if isinstance(message, Sighting):
-        return probes.apply_reply(orders, order, message, now)
     if message.error is not None:
         return with_failure(orders, f"{worker} could not {describe_request(order.message)}: {message.error}")
     if isinstance(order.message, DropPersistent):

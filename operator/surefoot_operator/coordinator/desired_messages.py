@@ -16,7 +16,7 @@ from surefoot.protocol import messages
 from surefoot.protocol.checkpoints.completeness import effective_replicas
 from surefoot.protocol.checkpoints.placement import UNKNOWN_TOPOLOGY, RankTargets, Topology, targets
 from surefoot.protocol.identities import ENDPOINT_ORDER, HolderEndpoint, HolderId, WorkerId
-from surefoot.protocol.messages import Assign, Holders, LookAtHolders, SaveLevel, Stop, ToAgent
+from surefoot.protocol.messages import Assign, Holders, SaveLevel, Stop, ToAgent
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.coordinator.barrier import desired_barrier
 from surefoot_operator.coordinator.conversations import affected_workers, desired_requests
@@ -180,14 +180,12 @@ def desired_state(
     chooses the next restore point must know whom to wait for.
     """
     named = {endpoint.holder for endpoint in status.named_holders}
-    written = tuple(sorted((e for e in usable.endpoints if e.holder in named), key=ENDPOINT_ORDER))
-    read = tuple(e for e in usable.proxied if e.holder in named)
-    holders = tuple(sorted((*written, *read), key=ENDPOINT_ORDER)) if read else written
+    holders = tuple(sorted((e for e in usable.endpoints if e.holder in named), key=ENDPOINT_ORDER))
     # of a claimed world agents hear its Stop alone: placing copies of thousands would only keep it waiting
     members = status.world.members if status.world is not None and status.world.state == "Committed" else ()
-    wanted = effective_replicas(replicas, len({e.domain for e in written}))
+    wanted = effective_replicas(replicas, len({e.domain for e in holders}))
     local = status.world.size // len(members) if status.world is not None and members else 1
-    places = targets({m.index: m.node for m in members}, written, wanted, local, topology)
+    places = targets({m.index: m.node for m in members}, holders, wanted, local, topology)
     numbers = {(m.index, m.attempt, m.incarnation): n for n, m in enumerate(members)}
     newest = status.world.parent.step if status.world is not None and status.world.parent is not None else 0
     # whoever is to drop old saves is told of none that are bad, and would keep such a one in place of a good one
@@ -288,7 +286,7 @@ def _to_member(
 def slot_of(message: ToAgent) -> str:
     """Names a message's slot: a newer message of one slot replaces it."""
     match message:
-        case messages.ListPersistent() | messages.RepairSave() | messages.DropPersistent() | LookAtHolders():
+        case messages.ListPersistent() | messages.RepairSave() | messages.DropPersistent():
             return f"request {message.request}"
         case Stop() | Assign() | Holders():
             return "world"

@@ -314,9 +314,6 @@ def _listed(orders: PendingRequests, order: Request, gathered: PartialListing) -
         orders = with_failure(orders, f"{older or 'the persistent tier'} has a manifest that cannot be read: {why}")
     if older is not None:
         entries = tuple(replace(m, save=replace(m.save, epoch=-m.save.epoch)) for m in entries)
-    if older is None and _is_past(order, orders):
-        # asked for again once, and not for each holder that was read meanwhile
-        return void_listing(orders)
     seen = PersistentSeen(order.epoch, entries, order.asked_seconds, older_job=older, left_out=found.left_out)
     seen = replace(seen, newest_epoch=found.newest_epoch)
     seen = replace(seen, unjudged=seen.unreadable_checkpoints(older is not None))
@@ -331,11 +328,6 @@ def _listed(orders: PendingRequests, order: Request, gathered: PartialListing) -
         return replace(orders, older=seen, older_layouts=layouts)
     still = orders.persistent.deleting & {m.save.checkpoint for m in entries}
     return replace(orders, persistent=seen.without(still), layouts=layouts)
-
-
-def _is_past(order: Request, orders: PendingRequests) -> bool:
-    """Whether a holder was read since this was asked: data moves from memory to the persistent tier."""
-    return order.asked_seconds <= orders.read_seconds
 
 
 def _same_listing(order: Request, other: Request) -> bool:

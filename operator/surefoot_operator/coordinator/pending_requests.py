@@ -1,7 +1,7 @@
 """Holds the unanswered requests to the agents of one job, and what they replied.
 
 Pure, and soft: a new coordinator starts with none and asks again for what still matters. The conversations change it:
-`barrier`, `uploads`, `listings` and `probes` each have their requests, replies and messages in one file. `conversations`
+`barrier`, `uploads` and `listings` each have their requests, replies and messages in one file. `conversations`
 gives each reply to the one that it belongs to.
 """
 
@@ -15,16 +15,15 @@ from surefoot.protocol.identities import Checkpoint, HolderId, RankSave, WorkerI
 from surefoot.protocol.messages import (
     DropPersistent,
     ListPersistent,
-    LookAtHolders,
     PromoteSave,
     RepairSave,
     Retire,
     ToAgent,
 )
-from surefoot.protocol.text import listed, shorten
-from surefoot_operator.job_snapshot import ObservedBarrier, PersistentSeen, SightSeen
+from surefoot.protocol.text import shorten
+from surefoot_operator.job_snapshot import ObservedBarrier, PersistentSeen
 
-RequestMessage = ListPersistent | RepairSave | DropPersistent | LookAtHolders
+RequestMessage = ListPersistent | RepairSave | DropPersistent
 
 MOST_REFUSED = 8
 """Sentences on records that broke a bound."""
@@ -44,7 +43,7 @@ class Request:
 class PendingRequests:
     """What agents have not answered, with what earlier answers told.
 
-    Each conversation has a file that alone changes its fields: `barrier`, `uploads`, `listings`, `probes`.
+    Each conversation has a file that alone changes its fields: `barrier`, `uploads`, `listings`.
     """
 
     next_request: int
@@ -83,14 +82,6 @@ class PendingRequests:
     max_records: int = field(default_factory=lambda: max_records(0))
     """Manifests of one listing, and of one reading, that are kept: by what the job runs."""
 
-    # probes
-    sights: Mapping[HolderId, SightSeen] = field(default_factory=dict)
-    """What agents see of holders that the operator does not reach, as of the newest epoch that asked."""
-    sighted_layouts: Mapping[str, str] = field(default_factory=dict)
-    """Layout records that agents read of holders in the operator's place, by digest."""
-    read_seconds: float = float("-inf")
-    """When an agent last told such a reading: a listing from before it may lack what that holder had."""
-
     _asked: dict[WorkerId, list[ToAgent]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def requests_of(self, worker: WorkerId) -> Sequence[ToAgent]:
@@ -107,8 +98,6 @@ def describe_request(message: RequestMessage) -> str:
         return f"copy {message.save} from {message.source} to {message.target}"
     if isinstance(message, ListPersistent):
         return f"list {message.older_job or 'the persistent tier'}"
-    if isinstance(message, LookAtHolders):
-        return f"look at {listed([e.holder for e in message.holders])}"
     return "delete from the persistent tier"
 
 

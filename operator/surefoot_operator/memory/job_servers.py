@@ -35,10 +35,10 @@ from surefoot.protocol.identities import HOLDER_ORDER, Checkpoint, HolderEndpoin
 from surefoot.task_set import TaskSet, logged
 from surefoot_operator import metrics
 from surefoot_operator.api.status import JobStatus, World
-from surefoot_operator.job_snapshot import HolderSeen, SightSeen
+from surefoot_operator.job_snapshot import HolderSeen
 from surefoot_operator.memory.connection_pool import HolderPlace, HolderPool, SharedHolder
 from surefoot_operator.memory.server_probe import HolderProbe, LayoutShelf, ProbeRequest, ProbeResult
-from surefoot_operator.policy.failure.memory_server_liveness import UsableHolders, usable_holders, with_proxied
+from surefoot_operator.policy.failure.memory_server_liveness import UsableHolders, usable_holders
 from surefoot_operator.policy.maintenance.memory_budget import part_of
 
 log = logging.getLogger(__name__)
@@ -393,13 +393,9 @@ class JobHolders:
                 known[endpoint.holder] = self._unheard(endpoint)
         return tuple(known[holder] for holder in sorted(known, key=HOLDER_ORDER))
 
-    def usable(self, epoch: int, sights: Mapping[HolderId, SightSeen]) -> UsableHolders:
-        """Lists holders that agents of `epoch` may save to, or read.
-
-        `sights`: what agents saw of those that are silent.
-        """
-        seen, named = self.seen(), self._status.named_holders
-        return with_proxied(usable_holders(seen, named, epoch), seen, named, sights, epoch)
+    def usable(self, epoch: int) -> UsableHolders:
+        """Lists holders that agents of `epoch` may save to, or read."""
+        return usable_holders(self.seen(), self._status.named_holders, epoch)
 
     def seal(self, holder: HolderId, epoch: int) -> bool:
         """Starts to seal this holder and read its index.
@@ -431,7 +427,7 @@ class JobHolders:
         Sets that are not known yet are left out. `holders`: as the plan sees them.
         """
         # summarised once for the same indexes and listing: a round in which an agent spoke looks at none of them
-        read = [h for h in holders if h.state in ("Ready", "Proxied")]
+        read = [h for h in holders if h.state == "Ready"]
         key = (persistent, *((h.endpoint.holder, h.entries) for h in read))
         if not _is_same(key, self._wanted[0]):
             self._named = {m.layout for entries in (persistent, *(h.entries for h in holders)) for m in entries}

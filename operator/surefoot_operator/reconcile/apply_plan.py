@@ -14,7 +14,7 @@ from typing import Any
 from surefoot.protocol.identities import HolderId, RankSave, WorkerId
 from surefoot.protocol.messages import Barrier, PromoteSave, RepairSave, Retire
 from surefoot.task_set import TaskSet
-from surefoot_operator.coordinator import conversations, listings, pending_requests, probes, uploads
+from surefoot_operator.coordinator import conversations, listings, pending_requests, uploads
 from surefoot_operator.coordinator.barrier import update_barrier
 from surefoot_operator.coordinator.listings import listing_rights
 from surefoot_operator.coordinator.pending_requests import PendingRequests
@@ -32,7 +32,6 @@ from surefoot_operator.policy.core.actions import (
     DropSaves,
     KeepGroup,
     ListPersistentTier,
-    LookAround,
     MaintenanceAction,
     PromoteSaves,
     PurgePersistent,
@@ -157,7 +156,7 @@ def _seal(dependencies: Dependencies, action: SealHolder) -> None:
 
 def _ask(
     dependencies: Dependencies,
-    action: RetireWorkers | ListPersistentTier | LookAround | Barrier | DropPersisted,
+    action: RetireWorkers | ListPersistentTier | Barrier | DropPersisted,
     seen: Observed,
 ) -> None:
     now = dependencies.clock()
@@ -175,12 +174,6 @@ def _ask(
                     orders, max(there), wish.epoch, now, wish.older_job, known, listing_rights(seen.status)
                 ),
             )
-    elif isinstance(action, LookAround):
-        look, known = action, dependencies.memory.layouts_known
-        _order(
-            dependencies,
-            lambda orders: probes.request_probe(orders, look.worker, look.epoch, look.holders, now, known),
-        )
     elif isinstance(action, Barrier):
         world = seen.status.world
         members = [WorkerId(m.index, m.attempt) for m in world.members] if world is not None else []

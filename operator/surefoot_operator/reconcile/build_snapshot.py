@@ -14,7 +14,6 @@ from surefoot.protocol.identities import WorkerId
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.coordinator.agent_channel import AgentChannel
-from surefoot_operator.coordinator.probes import proxied, refused_of
 from surefoot_operator.coordinator.sessions import seen as sessions_seen
 from surefoot_operator.coordinator.uploads import promotion_seconds
 from surefoot_operator.job_snapshot import CreateSeen, Observed, WorkerSeen
@@ -135,8 +134,8 @@ async def observed(dependencies: Dependencies, shown: FabricSeen, term_seconds: 
     """
     orders = dependencies.channel.sessions.orders
     listed = (*(orders.persistent.entries or ()), *(orders.older.entries or ()))
-    layouts = {**orders.older_layouts, **orders.layouts, **orders.sighted_layouts}
-    holders = proxied(dependencies.memory.seen(), orders.sights, shown.status.world)
+    layouts = {**orders.older_layouts, **orders.layouts}
+    holders = dependencies.memory.seen()
     covers = await dependencies.memory.covers(listed, layouts, holders)
     sessions = dependencies.channel.sessions
     now = dependencies.clock()
@@ -157,13 +156,8 @@ async def observed(dependencies: Dependencies, shown: FabricSeen, term_seconds: 
         promoted=sessions.orders.promoted,
         stumbled=sessions.orders.stumbled,
         unreadable=sessions.orders.unreadable,
-        sights=orders.sights,  # as `holders` has them
         promotion_seconds=promotion_seconds(orders, shown.status.floor),
-        refused_records=(
-            *dependencies.memory.refused,
-            *orders.refused,
-            *refused_of(orders.sights, shown.status.world),
-        ),
+        refused_records=(*dependencies.memory.refused, *orders.refused),
         memory_cleaned=dependencies.memory.cleaned,
         purges=shown.purges,
         purge_call=calls.purge,

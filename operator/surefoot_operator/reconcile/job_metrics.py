@@ -35,7 +35,7 @@ _Durations: TypeAlias = tuple[float, ...]
 """Of a histogram's series: the sum of its seconds, then the count in each bucket."""
 
 _PHASES = get_args(Phase)
-_HOLDER_STATES = {"Ready": {"Ready"}, "Silent": {"Silent", "Proxied"}, "Gone": {"Gone"}}
+_HOLDER_STATES = ("Ready", "Silent", "Gone")
 _KINDS = (
     "node-lost",
     "agent-lost",
@@ -248,8 +248,8 @@ class JobMetrics:
             yield data_passes, (), status.data.passes
             yield samples_per_second, (), status.data.samples_per_second or math.nan
         yield agents_connected, (), sum(s.connected for s in seen.sessions)
-        for state, states in _HOLDER_STATES.items():
-            yield holders, (state,), sum(h.state in states for h in seen.holders)
+        for state in _HOLDER_STATES:
+            yield holders, (state,), sum(h.state == state for h in seen.holders)
         yield (
             protected,
             (),

@@ -471,7 +471,7 @@ class Reconciler:
         dependencies.channel.bound(ranks_of(shown, status))
         epoch = status.world.epoch if status.world is not None else 0
         replicas = shown.job.spec.checkpoint.memory.replicas
-        usable = dependencies.memory.usable(epoch, dependencies.channel.sessions.orders.sights)
+        usable = dependencies.memory.usable(epoch)
         token = dependencies.epoch_token(epoch)
         before = self._desired.scope if self._desired is not None else None
         scope = scope_after(before, status, dependencies.memory.seen)

@@ -42,7 +42,6 @@ from surefoot.launcher.job_program import with_own_interpreter
 from surefoot.launcher.starter import Hosted, Starter
 from surefoot.linux_process import become_subreaper
 from surefoot.protocol import messages
-from surefoot.protocol.messages import LookAtHolders
 from surefoot.protocol.progress import RankPace
 from surefoot.settings import AgentSettings
 from surefoot.task_set import TaskSet
@@ -158,7 +157,6 @@ class AgentProcess:
         self.spawn(self._tick())
         self.spawn(self._collector.run())
         self.spawn(self._requests.run())
-        self.spawn(self._requests.run_looks())
         self.spawn(self._node.run())
         try:
             return await self._ended
@@ -324,7 +322,7 @@ class AgentProcess:
             case messages.Retire(reason=reason, exit_code=code):
                 _log.info("the coordinator retires this worker, stopping its trainers: %s", reason)
                 self.dispatch(on.LeaveAsked(code))
-            case messages.ListPersistent() | messages.RepairSave() | messages.DropPersistent() | LookAtHolders():
+            case messages.ListPersistent() | messages.RepairSave() | messages.DropPersistent():
                 self._requests.ask(message)
             case messages.PromoteSave():
                 self._requests.promote(message)

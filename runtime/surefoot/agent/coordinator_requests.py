@@ -37,17 +37,14 @@ from surefoot.protocol.messages import (
     Assign,
     DropPersistent,
     FromAgent,
-    HolderReading,
     HoldersWanted,
     Listing,
     ListPersistent,
-    LookAtHolders,
     Persisted,
     PersistentDropped,
     PromoteSave,
     Repaired,
     RepairSave,
-    Sighting,
 )
 from surefoot.protocol.progress import Progress
 from surefoot.settings import JobSettings, settings_elsewhere
@@ -75,106 +72,6 @@ class UnexpectedErrors:
             self._told.add((work, type(error)))
             _log.error("%s failed in a way that was not foreseen; the agent goes on", work, exc_info=error)
         return f"{work} failed in an unexpected way: {type(error).__name__}: {error}"[:500]
-
-
-# ---- memory servers read for the operator ----------------------------------------------------------------------------
-# Reads memory servers for an operator that cannot reach them, in threads. A claim waits for the answer: each server is
-# sealed and read as the operator would, and what was read is told before the Sighting that ends the request. Whoever
-# asked asks again if no answer comes: a full queue drops the oldest request.
-
-_PROBE_QUEUE = 256
-_AT_ONCE = 8
-"""Of holders that may all be silent, each for a call's whole time limit."""
-_MOST_LOOKED_AT = 64
-MOST_CHARACTERS = 4 << 20
-"""Of one holder's manifests and layout records: half of what the coordinator takes in one message, as JSON doubles quotes."""
-
-
-@dataclass(frozen=True, slots=True)
-class LookOutcome:
-    """What one look at a holder found.
-
-    `trouble` says why it gave no index.
-    """
-
-    trouble: str = ""
-    reading: HolderReading | None = None
-
-
-class HolderLooks:
-    """`run` until cancelled. Answers go to `answer`, on the loop."""
-
-    def __init__(self, job: JobSettings, answer: Callable[[HolderReading | Sighting], None]) -> None:
-        self._job, self._answer = job, answer
-        self._asked: asyncio.Queue[LookAtHolders] = asyncio.Queue(_PROBE_QUEUE)
-
-    def ask(self, request: LookAtHolders) -> None:
-        """Queues a request; a full queue drops the oldest."""
-        if self._asked.full():
-            self._asked.get_nowait()  # asked again by then
-        self._asked.put_nowait(request)
-
-    async def run(self) -> None:
-        turns = asyncio.Semaphore(_AT_ONCE)
-
-        async def one(request: LookAtHolders, endpoint: HolderEndpoint) -> str:
-            async with turns:
-                look = await asyncio.to_thread(self._looked, request, endpoint)
-            if look.reading is not None:
-                self._answer(look.reading)
-            return look.trouble
-
-        while True:
-            request = await self._asked.get()
-            asked = request.holders[:_MOST_LOOKED_AT]
-            trouble = tuple(await asyncio.gather(*(one(request, endpoint) for endpoint in asked)))
-            left = ("more holders were asked for than one answer is about",) * (len(request.holders) - len(asked))
-            self._answer(Sighting(request.request, tuple(not t for t in (*trouble, *left)), (*trouble, *left)))
-
-    def _looked(self, request: LookAtHolders, endpoint: HolderEndpoint) -> LookOutcome:
-        """Seals and reads this very instance with the worker's own account."""
-        holder = HolderClient(endpoint, self._job.job, account_of(self._job), self._job.holder_call_seconds)
-        try:
-            if not request.epoch:
-                holder.manifests()
-                return LookOutcome()
-            holder.seal(request.epoch)
-            manifests = holder.manifests()
-            return LookOutcome(
-                reading=_told(request, endpoint, manifests, _layouts(holder, manifests, request.layouts))
-            )
-        except Exception as error:  # noqa: BLE001  an answer in any case: who asked decides from it
-            return LookOutcome(str(error) or type(error).__name__)
-        finally:
-            holder.close()
-
-
-def _layouts(holder: HolderClient, manifests: tuple[RankManifest, ...], known: tuple[str, ...]) -> dict[str, str]:
-    """Records that the operator lacks; one that cannot be read here may be read elsewhere."""
-    found = dict[str, str]()
-    for digest in sorted({manifest.layout for manifest in manifests} - set(known)):
-        try:
-            found[digest] = holder.read_layout(digest)
-        except SurefootError as error:
-            _log.warning("layout %s of %s is not told: %s", digest, holder, error)
-    return found
-
-
-def _told(
-    request: LookAtHolders, endpoint: HolderEndpoint, manifests: tuple[RankManifest, ...], layouts: dict[str, str]
-) -> HolderReading | None:
-    """As much as one message takes: a part of an index would be taken for all of it."""
-    texts = tuple(manifest.to_json() for manifest in manifests)
-    room = MOST_CHARACTERS - sum(map(len, texts))
-    if room < 0:
-        _log.warning("%s has %d saves, more than can be told in one message", endpoint.holder, len(texts))
-        metrics.fallbacks.labels("reading_too_large").inc()
-        return None
-    told = dict[str, str]()
-    for digest, text in layouts.items():
-        if len(text) <= room:
-            told[digest], room = text, room - len(text)
-    return HolderReading(request.request, endpoint.holder, texts, told)
 
 
 # ---- coordinator requests --------------------------------------------------------------------------------------------
@@ -212,7 +109,6 @@ class CoordinatorRequests:
         self._places = places
         self._answer = answer
         self._asked: asyncio.Queue[Request] = asyncio.Queue(_QUEUE)
-        self._looks = HolderLooks(job, answer)
         self._promoter: Promoter | None = None
         self._partly_read: dict[RankSave, int] = {}
         """Saves that are looked for on some of the holders only, and the epoch that has more."""
@@ -225,14 +121,8 @@ class CoordinatorRequests:
         self._unexpected = UnexpectedErrors()
         self._loop = asyncio.get_running_loop()
 
-    def ask(self, request: Request | LookAtHolders) -> None:
-        """Queues a request.
-
-        Looks at holders wait for no other, as a recovery waits for them.
-        """
-        if isinstance(request, LookAtHolders):
-            self._looks.ask(request)
-            return
+    def ask(self, request: Request) -> None:
+        """Queues a request; a full queue drops the oldest."""
         if self._asked.full():
             metrics.fallbacks.labels(what="chore_dropped").inc()
             _log.warning("too many requests of the coordinator wait here: %s is dropped", self._asked.get_nowait())
@@ -256,9 +146,6 @@ class CoordinatorRequests:
             for answer in await asyncio.to_thread(self._carry_out, request):
                 self._answer(answer)
                 await asyncio.sleep(0)  # pages are large: the line gets its turn between them
-
-    async def run_looks(self) -> None:
-        await self._looks.run()
 
     async def close(self) -> None:
         """Calls off the promotion that runs; it can be done again elsewhere."""

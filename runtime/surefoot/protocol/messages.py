@@ -11,56 +11,6 @@ from surefoot.protocol.hangs import Collective, RankPlace
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob, RankSave
 from surefoot.protocol.progress import NOTHING_TOLD, Progress
 
-# ---- memory servers read by agents -----------------------------------------------------------------------------------
-# Defines the messages about holders that the operator does not reach. Pure. An operator whose password was changed, or
-# that a network policy cuts off, could choose no restore point; agents that reach the holders seal and read them in its
-# place.
-
-
-@dataclass(frozen=True, slots=True)
-class LookAtHolders:
-    """Requests a Sighting of holders, and a HolderReading of each.
-
-    An agent of a former version changes nothing there, and reads for nobody.
-    """
-
-    SINCE: ClassVar[int] = 2
-    request: int
-    holders: tuple[HolderEndpoint, ...]
-    epoch: int = since(3, 0)
-    """The claimed epoch that they are sealed at before they are read; 0: they are only looked at."""
-    layouts: tuple[str, ...] = since(3, ())
-    """Digests of the layout records that need not be told."""
-
-
-@dataclass(frozen=True, slots=True)
-class HolderReading:
-    """Tells a holder's index, read after it was sealed.
-
-    Precedes the Sighting that answers the same request. Manifests are JSON of `RankManifest`.
-    """
-
-    SINCE: ClassVar[int] = 3
-    request: int
-    holder: HolderId
-    manifests: tuple[str, ...] = ()
-    layouts: dict[str, str] = field(default_factory=dict)
-    """Records by digest, as far as they could be read and were not known."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sighting:
-    """Answers LookAtHolders: which holders gave this agent their index.
-
-    In the order of the request, for exactly the instances that it names; `trouble` says why not.
-    """
-
-    SINCE: ClassVar[int] = 2
-    request: int
-    seen: tuple[bool, ...] = ()
-    trouble: tuple[str, ...] = ()
-
-
 # ---- findings of nodes -----------------------------------------------------------------------------------------------
 # Defines what an agent finds wrong with its node, and its message. Pure values. Whoever reads them acts upon `blame`
 # alone: a node is left for what its hardware did, never for what a program did, nor for what is merely odd.
@@ -338,7 +288,7 @@ class Notice:
 
 FromAgent = (
     Hello | Heartbeat | Exited | Stopped | StoreReady | BarrierReply | BarrierReached
-    | UnreadableSave | Finished | Listing | Repaired | Persisted | PersistentDropped | HolderReading | Sighting | StuckRanks
+    | UnreadableSave | Finished | Listing | Repaired | Persisted | PersistentDropped | StuckRanks
     | NodeHealth | Notice | HoldersWanted
 )  # fmt: skip
 
@@ -532,6 +482,6 @@ class Retire:
 
 ToAgent = (
     Welcome | Refused | Stop | Assign | Holders | HolderChanges | Barrier | ListPersistent | RepairSave | PromoteSave | DropPersistent
-    | LookAtHolders | SaveLevel | Retire
+    | SaveLevel | Retire
 )  # fmt: skip
 Message = FromAgent | ToAgent

@@ -13,22 +13,19 @@ from surefoot.protocol.messages import (
     DropPersistent,
     Listing,
     ListPersistent,
-    LookAtHolders,
     PersistentDropped,
     Repaired,
     RepairSave,
     Retire,
-    Sighting,
     Stop,
 )
-from surefoot_operator.coordinator import conversations, listings, probes, uploads
+from surefoot_operator.coordinator import conversations, listings, uploads
 from surefoot_operator.coordinator.sessions import (
     Sessions,
     begin,
     connected,
     heard,
 )
-from surefoot_operator.job_snapshot import SightSeen
 
 # ---- requests ------------------------------------------------------------------------------------------------------
 
@@ -294,56 +291,3 @@ def test_what_is_asked_again_each_minute_is_answered_by_the_first_after_many() -
     sessions = heard(sessions, A, Listing(first, (manifest().to_json(),), {"layout": "{}"}), 1440.0)
     assert sessions.orders.persistent.read_epoch == 3
     assert sessions.orders.outstanding == {}
-
-
-# ---- looking -------------------------------------------------------------------------------------------------------
-
-
-def looking(sessions: Sessions, *workers: WorkerId, now: float = 1001.0) -> Sessions:
-    for worker in workers:
-        sessions = replace(sessions, orders=probes.request_probe(sessions.orders, worker, 3, tuple(NODES), now))
-    return sessions
-
-
-def sight_of(sessions: Sessions, place: int = 0) -> SightSeen:
-    return sessions.orders.sights[NODES[place].holder]
-
-
-def answer_of(sessions: Sessions, worker: WorkerId, *there: bool) -> Sighting:
-    number = max(n for n, o in sessions.orders.outstanding.items() if o.worker == worker)
-    seen = tuple(there) + (False,) * (len(NODES) - len(there))
-    return Sighting(number, seen, tuple("" if one else "timed out" for one in seen))
-
-
-def test_what_an_agent_sees_of_a_holder_is_kept_with_when_it_said_so() -> None:
-    sessions = looking(talking(status=CLAIMED), A)
-    assert isinstance(words(sessions, A, CLAIMED)[-1], LookAtHolders)
-    assert sight_of(sessions) == SightSeen(3, 1001.0, 1001.0)
-    sessions = heard(sessions, A, answer_of(sessions, A, True), 1002.5)
-    assert sight_of(sessions) == SightSeen(3, 1001.0, 1001.0, 1002.5, True)
-    assert sight_of(sessions, 1) == SightSeen(3, 1001.0, 1001.0, 1002.5, False, "timed out")
-    assert not sessions.orders.outstanding
-
-
-def test_one_agent_that_sees_a_holder_is_believed_before_one_that_does_not() -> None:
-    sessions = looking(talking(status=CLAIMED), A, B)
-    no, yes = answer_of(sessions, B), answer_of(sessions, A, True)
-    sessions = heard(heard(sessions, A, yes, 1002.0), B, no, 1003.0)
-    assert sight_of(sessions).there
-    again = looking(sessions, A, now=1007.0)
-    assert not sight_of(heard(again, A, answer_of(again, A), 1008.0)).there, "asked anew, it is gone"
-
-
-def test_an_answer_that_does_not_fit_and_one_of_an_older_agent_are_no_sight() -> None:
-    sessions = looking(talking(status=CLAIMED), A)
-    short = replace(answer_of(sessions, A), seen=(True,), trouble=("",))
-    said = heard(sessions, A, short, 1002.0)
-    assert sight_of(said).answered_seconds is None
-    assert heard(sessions, B, answer_of(sessions, A, True), 1002.0).orders.sights == sessions.orders.sights
-
-
-def test_a_new_epoch_begins_without_what_was_seen_in_the_last() -> None:
-    sessions = looking(talking(status=CLAIMED), A)
-    sessions = heard(sessions, A, answer_of(sessions, A, True), 1002.0)
-    later = probes.request_probe(sessions.orders, A, 4, tuple(NODES[:1]), 1010.0)
-    assert later.sights == {NODES[0].holder: SightSeen(4, 1010.0, 1010.0)}

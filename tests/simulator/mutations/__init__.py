@@ -14,7 +14,6 @@ from simulator.mutations.models import MODELS
 from simulator.mutations.mutation import Mutation as Mutation
 from simulator.mutations.mutation import broken as broken
 from simulator.mutations.narrowing import NARROWING
-from simulator.mutations.proxying import PROXYING
 from simulator.mutations.records import RECORDS
 from simulator.mutations.restore import RESTORE
 from simulator.mutations.sickening import SICKENING
@@ -38,7 +37,6 @@ MUTATIONS = (
     *HEALING,
     *VERSION_MUTATIONS,
     *NARROWING,
-    *PROXYING,
     *RECORDS,
     *ENDING,
     *SPREADING,

@@ -15,7 +15,6 @@ from surefoot.flush import state_machine
 from surefoot.protocol.checkpoints.completeness import watermark
 from surefoot.protocol.identities import HolderEndpoint, WorkerId
 from surefoot.protocol.messages import PromoteSave
-from surefoot.protocol.wire import OLDEST
 from surefoot_operator.coordinator import listings, uploads
 from surefoot_operator.coordinator.pending_requests import PendingRequests
 from surefoot_operator.job_snapshot import HolderSeen
@@ -40,6 +39,8 @@ UNSEEING_AND_ODD = replace(
 BEREFT = replace(ROUGH, workers=2, least_workers=1, steps=40, replicas=1, interval=2, persistent_interval=2, faults=12, fault_span_seconds=12.0,
                  kinds=("node dies", "node dies", "record is gone"))  # fmt: skip
 BLIND = replace(ROUGH, steps=60, faults=8, kinds=("operator loses holders", "trainer dies"))
+BLIND_AT_THE_END = replace(ROUGH, nodes=3, workers=3, least_workers=3, steps=24, replicas=1, persistent_interval=2, faults=8,
+                           fault_span_seconds=5.0, kinds=("operator loses a holder for long",))  # fmt: skip
 ALONE = replace(ROUGH, steps=120, faults=6, fault_span_seconds=20.0, kinds=("operator dies", "holder restarts"))
 LAST_LOST = replace(ROUGH, steps=12, replicas=1, persistent_interval=2, faults=8, fault_span_seconds=6.0,
                     kinds=("holder restarts", "holder ends in a call"))  # fmt: skip
@@ -96,11 +97,10 @@ LIVENESS = (
     Mutation("a listing that takes long is given up and begun again",
              patches=((choices, "LISTING_SECONDS", 10.0), (listings, "MOST_LISTINGS", 0)), settings=LOST_LISTINGS),
     Mutation("what silent holders may have is waited for without limit",
-             patches=((restore_point, "_worth_waiting", constant(1e9)),), settings=replace(UNSEEN, version=OLDEST)),
-    Mutation("lost sight is lost data",
-             patches=((restore_point, "most_unseen", constant([])), (restore_point, "living", constant("")),
-                      (sight, "living", constant("")), (restore_point, "answers_awaited", constant(0.0))),
-             settings=replace(BLIND, version=OLDEST)),  # later agents read in the operator's place what it lost sight of
+             patches=((restore_point, "_worth_waiting", constant(1e9)),), settings=UNSEEN),
+    Mutation("lost sight is lost data", patches=((restore_point, "why_alive", constant("")),), settings=BLIND),
+    Mutation("a last checkpoint that is out of the operator's sight is trained again",
+             patches=((final_checkpoint, "_hidden", constant("")),), settings=BLIND_AT_THE_END),
     Mutation("holders out of the operator's sight are taken from agents", patches=((sight, "usable_holders", _answering),),
              settings=UNSEEING),
     Mutation("an older epoch's saves keep their slots", patches=((state_machine, "EpochBegun", lambda _: state_machine.Tick(0.0)),),

@@ -25,7 +25,6 @@ from surefoot_operator.job_snapshot import (
     ObservedBarrier,
     PersistentSeen,
     SessionSeen,
-    SightSeen,
     WorkerSeen,
 )
 from surefoot_operator.policy.core.actions import (
@@ -37,7 +36,6 @@ from surefoot_operator.policy.core.actions import (
     DropPersisted,
     DropSaves,
     ListPersistentTier,
-    LookAround,
     MaintenanceAction,
     Plan,
     PromoteSaves,
@@ -68,7 +66,6 @@ class FakeWorld:
     births: int = 0
     written: list[JobStatus] = field(default_factory=list)
     created: set[str] = field(default_factory=set)
-    sights: dict[HolderId, SightSeen] = field(default_factory=dict)
     lagging: list[tuple[HolderId, RankManifest]] = field(default_factory=list)
     """Second copies, which arrive one tick after the first."""
 
@@ -105,7 +102,6 @@ class FakeWorld:
             barrier=self.barrier,
             covers=COVERED,
             promoted=dict(self.promoted),
-            sights=dict(self.sights),
             free_nodes=sum(n.takes_pods and n.name not in busy for n in self.nodes.values()),
         )
 
@@ -148,7 +144,6 @@ class FakeWorld:
 
     def restart_operator(self) -> None:
         self.term, self.barrier, self.pinned, self.listing = self.now, None, None, PersistentSeen()
-        self.sights = {}
         for node in self.nodes.values():
             if node.holder is not None:
                 node.holder = replace(node.holder, read_epoch=None)
@@ -234,9 +229,6 @@ class FakeWorld:
                 self._seal(holder, epoch)
             case ListPersistentTier(epoch):
                 self.listing = PersistentSeen(epoch, tuple(self.tiers.s3.values()), self.now)
-            case LookAround(_, epoch, holders):
-                unseen = SightSeen(epoch, self.now, self.now, self.now, False, "no answer")
-                self.sights |= {endpoint.holder: unseen for endpoint in holders}
             case Barrier(step=step, phase="proposed"):
                 ahead = all(s.progress.step < step for s in self._members())
                 self.barrier = ObservedBarrier(replace(action, phase="bound" if ahead else "cancelled"), self.now)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob, RankSave, WorkerId
+from surefoot.protocol.identities import Checkpoint, HolderId, OlderJob, RankSave, WorkerId
 from surefoot.protocol.messages import Barrier
 from surefoot.protocol.text import listed
 from surefoot_operator.api.spec import Gang
@@ -106,18 +106,6 @@ class ListPersistentTier:
 
 
 @dataclass(frozen=True, slots=True)
-class LookAround:
-    """Ask an agent to seal and read silent holders."""
-
-    worker: WorkerId
-    epoch: int
-    holders: tuple[HolderEndpoint, ...]
-
-    def __str__(self) -> str:
-        return f"have {self.worker} seal and read {listed([e.holder for e in self.holders])}"
-
-
-@dataclass(frozen=True, slots=True)
 class CleanMemory:
     """Delete an ended job's saves and users from the holders."""
 
@@ -168,7 +156,6 @@ Action = (
     | RetireWorkers
     | SealHolder
     | ListPersistentTier
-    | LookAround
     | Barrier
     | CleanMemory
     | SetFinalizer

@@ -122,7 +122,7 @@ def _announced(worker: WorkerSeen) -> str:
 
 @kept_while_same
 def sealed_at(holders: tuple[HolderSeen, ...], epoch: int) -> tuple[HolderSeen, ...]:
-    read = (h for h in holders if h.state in ("Ready", "Proxied") and h.read_epoch == epoch)
+    read = (h for h in holders if h.state == "Ready" and h.read_epoch == epoch)
     return tuple(h for h in read if h.fence is not None and h.fence >= epoch)
 
 

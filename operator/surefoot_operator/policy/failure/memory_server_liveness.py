@@ -1,43 +1,24 @@
-"""Asks agents about holders that are silent to the operator.
+"""Tells holders that are unreachable for the operator from holders that are dead.
 
 Pure; called by `restore_point` before a holder is given up, and by `status_conditions`. An operator whose password was
-changed, or that a network policy cuts off, would otherwise take every checkpoint of a healthy job for lost. Agents that
-reach such a holder seal and read it for the claim, which goes on with what they found.
+changed, or that a network policy cuts off, would otherwise take every checkpoint of a healthy job for lost. The job
+waits for such holders, and says which they are and what to do.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from surefoot.protocol.identities import HolderEndpoint, HolderId, WorkerId
-from surefoot_operator.job_snapshot import HolderSeen, SessionSeen, SightSeen
-from surefoot_operator.policy.core.actions import LookAround
+from surefoot.protocol.identities import HolderEndpoint
+from surefoot.protocol.text import listed
+from surefoot_operator.job_snapshot import HolderSeen
 from surefoot_operator.policy.core.availability import node_lost
-from surefoot_operator.policy.core.facts import Facts, is_responsive, worker_id
-
-WORTH_SECONDS = 1.0
-"""Steps that are run again in less are not worth a question."""
-
-LOOK_SECONDS = 5.0
-"""How long an agent has for its answer, and until it is asked again."""
-
-BELIEVED_SECONDS = 15.0
-"""How long what an agent saw counts."""
-
-UNSEEN_SECONDS = 60.0
-"""How long holders are waited for of whom most are silent at once, beside agents that are heard and say nothing of them."""
+from surefoot_operator.policy.core.facts import Facts, is_responsive
 
 NOTED_SECONDS = 3.0
 """People are told of no shorter silence."""
-
-OTHERS_SECONDS = 1.5
-"""How long the second agent that was asked has for its answer after the first did not see the holder: one look takes a second."""
-
-_WITNESSES = 2
-"""Of each holder: one alone, also the one beside it, might stand on the wrong side of a broken line."""
 
 
 def silent_holders(facts: Facts) -> list[HolderEndpoint]:
@@ -69,8 +50,6 @@ class UsableHolders:
 
     endpoints: tuple[HolderEndpoint, ...] = ()
     seen: bool = True
-    proxied: tuple[HolderEndpoint, ...] = ()
-    """Others that agents may read: one of them sealed and read each for this epoch, while the operator did not reach it."""
 
 
 def usable_holders(holders: Sequence[HolderSeen], named: Sequence[HolderEndpoint], epoch: int) -> UsableHolders:
@@ -85,25 +64,6 @@ def usable_holders(holders: Sequence[HolderSeen], named: Sequence[HolderEndpoint
         return UsableHolders(ready)
     silent = tuple(h.endpoint for h in holders if h.state == "Silent" and h.endpoint.holder in wanted)
     return UsableHolders((*ready, *silent), seen=not silent)
-
-
-def with_proxied(
-    usable: UsableHolders,
-    holders: Sequence[HolderSeen],
-    named: Sequence[HolderEndpoint],
-    sights: Mapping[HolderId, SightSeen],
-    epoch: int,
-) -> UsableHolders:
-    """Adds silent holders that an agent read for `epoch`.
-
-    The restore point may lie there alone, and whoever is not told of a holder takes what it has for absent.
-    """
-    read = {holder for holder, sight in sights.items() if sight.epoch == epoch and sight.entries is not None}
-    if not read:
-        return usable
-    silent = {h.endpoint.holder for h in holders if h.state == "Silent"} & read
-    found = tuple(e for e in named if e.holder in silent and e not in usable.endpoints)
-    return replace(usable, proxied=found)
 
 
 def awaited(facts: Facts, worth_seconds: float) -> list[HolderEndpoint]:
@@ -121,85 +81,48 @@ def _not_restarted(facts: Facts, silent: list[HolderEndpoint]) -> list[HolderEnd
     return [e for e in silent if restarted.get(e.server_id, e.holder) == e.holder]
 
 
-def living(facts: Facts, endpoint: HolderEndpoint) -> str:
-    """Says why a silent holder is known to be alive; empty: unknown."""
+def why_alive(facts: Facts, endpoint: HolderEndpoint, worth_seconds: float) -> str:
+    """Says why an unreachable holder is taken to be alive; empty: it may as well be dead.
+
+    That it is one of most at once speaks for the operator's own network. Before a job ends or begins anew for it, it is
+    enough that its node is well: a holder that dies there is started anew, or gone, and then not waited for.
+    """
     holder = facts.holders.get(endpoint.holder)
+    trouble = holder.trouble if holder is not None and holder.trouble else "nothing was heard of it in this term"
     if holder is not None and holder.refusing:
         return (
-            f"it refuses the operator ({holder.trouble}); give the operator the current"
+            f"it refuses the operator ({trouble}); give the operator the current"
             " password and certificate authority of the memory tier"
         )
-    sight = _sight(facts, endpoint.holder)
-    since = holder.since_seconds if holder is not None else 0.0
-    if sight is None or not sight.there or sight.answered_seconds is None:
+    node = endpoint.holder.node
+    is_decisive = worth_seconds == math.inf and facts.spec.checkpoint.on_total_loss != "Wait"
+    if endpoint not in most_unseen(facts) and not (is_decisive and _is_well(facts, node)):
         return ""
-    if sight.answered_seconds < since or facts.now - sight.answered_seconds > BELIEVED_SECONDS:
-        return ""
-    trouble = holder.trouble if holder is not None and holder.trouble else "nothing was heard of it in this term"
-    return f"an agent reaches it, the operator does not ({trouble}); let the operator connect to the memory tier's port"
+    return f"its node is well, and the operator does not reach it ({trouble}); let the operator connect to the memory tier's port"
+
+
+def _is_well(facts: Facts, name: str) -> bool:
+    node = facts.nodes.get(name)
+    return bool(facts.heard_on.get(name)) or (node is not None and node.ready and not node.doubt)
 
 
 def most_unseen(facts: Facts) -> list[HolderEndpoint]:
-    """Silent holders with a witness, where they are most of all.
+    """Silent holders beside an agent that is heard, or that refuse the operator, where they are most of all.
 
     Empty otherwise. That points to the operator's own network or credentials.
     """
-    proxied = {h.endpoint.holder for h in facts.seen.holders if h.state == "Proxied"}
-    silent = [*silent_holders(facts), *(e for e in facts.status.named_holders if e.holder in proxied)]
-    if 2 * len(silent) <= len(facts.status.named_holders):
+    silent = silent_holders(facts)
+    most = len(facts.status.named_holders) // 2
+    if len(silent) <= most:
         return []
     beside = {s.node for s in facts.sessions.values() if is_responsive(facts, s) and not node_lost(facts, s.node)}
-    spoken_for = [e for e in silent if e.holder.node in beside or living(facts, e)]
-    return spoken_for if 2 * len(spoken_for) > len(facts.status.named_holders) else []
+    spoken_for = [e for e in silent if e.holder.node in beside or _is_refusing(facts, e)]
+    return spoken_for if len(spoken_for) > most else []
 
 
-def answers_awaited(facts: Facts, endpoint: HolderEndpoint) -> float:
-    """Until when an agent may still answer about this holder.
-
-    The present where no agent can. After a first answer a second agent has a moment for its own.
-    """
-    sight = _sight(facts, endpoint.holder)
-    if not any(is_responsive(facts, s) for s in facts.sessions.values()):
-        return facts.now
-    if sight is None:
-        return facts.now + LOOK_SECONDS
-    if sight.answered_seconds is not None:
-        return sight.since_seconds + OTHERS_SECONDS
-    return sight.since_seconds + LOOK_SECONDS + OTHERS_SECONDS  # others are asked when the first have not answered
-
-
-def looks(facts: Facts, worth_seconds: float) -> tuple[LookAround, ...]:
-    """Asks two agents about each silent holder, and others where neither answered."""
-    if worth_seconds < WORTH_SECONDS:
-        return ()
-    agents = sorted((s for s in facts.sessions.values() if is_responsive(facts, s)), key=lambda s: (s.index, s.attempt))
-    first_on: dict[str, SessionSeen] = {}
-    for agent in agents:
-        first_on.setdefault(agent.node, agent)
-    asked: dict[WorkerId, list[HolderEndpoint]] = defaultdict(list)
-    for turn, endpoint in enumerate(awaited(facts, worth_seconds)):
-        sight = _sight(facts, endpoint.holder)
-        if sight is not None and facts.now < sight.asked_seconds + LOOK_SECONDS:
-            continue
-        again = sight is not None and sight.answered_seconds is None
-        beside = None if again else first_on.get(endpoint.holder.node)
-        for session in _witnesses(agents, beside, turn + (_WITNESSES if again else 0)):
-            asked[worker_id(session)].append(endpoint)
-    epoch = facts.world.epoch
-    return tuple(LookAround(worker, epoch, tuple(holders)) for worker, holders in sorted(asked.items()))
-
-
-def _witnesses(agents: Sequence[SessionSeen], beside: SessionSeen | None, first: int) -> list[SessionSeen]:
-    """Selects the agent beside a holder and others, in turns.
-
-    In turns, so that of many holders no agent is asked of all.
-    """
-    found = [] if beside is None else [beside]
-    for ahead in range(min(_WITNESSES + 1, len(agents))):
-        other = agents[(first + ahead) % len(agents)]
-        if len(found) < _WITNESSES and other not in found:
-            found.append(other)
-    return found
+def _is_refusing(facts: Facts, endpoint: HolderEndpoint) -> bool:
+    holder = facts.holders.get(endpoint.holder)
+    return holder is not None and holder.refusing
 
 
 def lost_sight(facts: Facts) -> str:
@@ -210,15 +133,9 @@ def lost_sight(facts: Facts) -> str:
         return ""
     trouble = next((h.trouble for h in silences if h.refusing), "") or next((h.trouble for h in silences), "")
     said = f" ({trouble})" if trouble else ""
-    named = facts.status.named_holders
+    named, names = facts.status.named_holders, listed(sorted(e.holder for e in unseen))
     where = "them" if not any(h.state == "Ready" for h in facts.seen.holders) else "the others"
     return (
-        f"the operator cannot reach {len(unseen)} of {len(named)} holders{said}; agents still save to {where}"
+        f"the operator cannot reach {len(unseen)} of {len(named)} holders, {names}{said}; agents still save to {where}"
         " and nothing is given up: check the operator's network, its password for the memory tier and its certificate authority"
     )
-
-
-def _sight(facts: Facts, holder: HolderId) -> SightSeen | None:
-    sight = facts.seen.sights.get(holder)
-    world = facts.status.world
-    return sight if sight is not None and world is not None and sight.epoch == world.epoch else None

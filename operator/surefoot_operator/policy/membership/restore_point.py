@@ -29,14 +29,10 @@ from surefoot_operator.policy.core.actions import ListPersistentTier, SealHolder
 from surefoot_operator.policy.core.facts import Facts, bad_of, is_responsive, reading_at, seconds_per_step, step_of
 from surefoot_operator.policy.failure.incidents import open_incident
 from surefoot_operator.policy.failure.memory_server_liveness import (
-    UNSEEN_SECONDS,
-    answers_awaited,
     awaited,
-    living,
-    looks,
     may_return,
-    most_unseen,
     silent_holders,
+    why_alive,
 )
 from surefoot_operator.policy.membership.restore_decisions import (
     Choice,
@@ -225,15 +221,12 @@ def choose(facts: Facts) -> Choice:
     if patience and facts.seen.term_seconds > facts.world.changed_seconds:
         patience = max(patience, FIRST_ANSWER_SECONDS)
     limit = _began(facts) + patience
-    step = (
+    return (
         _listing(facts, best, limit)
         or _unchecked(facts, best)
         or _silence(facts, best, patience, worth)
         or _conclusion(facts, best)
     )
-    if isinstance(step, Waiting):
-        return replace(step, actions=(*step.actions, *looks(facts, worth)))
-    return step
 
 
 def floor_of(facts: Facts) -> Checkpoint | None:
@@ -329,7 +322,7 @@ def _listing(facts: Facts, best: Checkpoint | None, limit: float) -> Waiting | N
         return None
     if persistent.read_epoch == epoch:
         # data moves from memory to the persistent tier: what a holder lost since may be there by now
-        unread = (h.since_seconds for h in facts.seen.holders if h.state not in ("Ready", "Proxied"))
+        unread = (h.since_seconds for h in facts.seen.holders if h.state != "Ready")
         lost = max(unread, default=0.0)
         if persistent.asked_seconds is None or lost <= persistent.asked_seconds:
             return None
@@ -384,25 +377,22 @@ def has_nothing_newer(facts: Facts, holder: HolderSeen | None, best: Checkpoint 
 def _silence(facts: Facts, best: Checkpoint | None, patience: float, worth: float) -> Waiting | None:
     """Each that may have what is wanted is waited for since it fell silent, also one that was read before.
 
-    One that lives, as far as anybody can tell, is waited for as long as what it may hold is worth, for lost sight is no
-    lost data; so is nobody else.
+    One that lives, as far as anybody can tell, is waited for as long as what it may hold is worth, for an unreachable
+    copy is no lost copy; so is nobody else.
     """
     if is_loss_accepted(facts):
         return None
-    began, blind = _began(facts), set(most_unseen(facts))
+    began = _began(facts)
     until, alive = dict[HolderId, float](), dict[HolderId, str]()
     for endpoint in awaited(facts, worth):
         holder, known = endpoint.holder, facts.holders.get(endpoint.holder)
         if has_nothing_newer(facts, known, best):
             continue
         start = max(began, known.since_seconds) if known is not None else began
-        why = living(facts, endpoint)
+        why = why_alive(facts, endpoint, worth)
         if why:
             alive[holder] = why
         until[holder] = start + (worth if why else patience)
-        if not why and worth > patience:
-            asked = answers_awaited(facts, endpoint)
-            until[holder] = max(until[holder], asked, start + min(worth, UNSEEN_SECONDS) if endpoint in blind else 0.0)
     waiting = sorted(holder for holder, limit in until.items() if facts.now < limit)
     if not waiting:
         return None

@@ -1,4 +1,4 @@
-"""An operator that does not see the holders loses no checkpoint of a job whose agents see them."""
+"""An operator that does not reach the holders loses no checkpoint of a job: it waits, and says for what."""
 
 from __future__ import annotations
 
@@ -10,16 +10,10 @@ from support.builders import BEGAN, endpoint, manifest, running, told, with_hold
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.api.status import Incident, World
-from surefoot_operator.job_snapshot import HolderSeen, Observed, PersistentSeen, SightSeen
-from surefoot_operator.policy.core.actions import LookAround, Plan
+from surefoot_operator.job_snapshot import HolderSeen, Observed, PersistentSeen
+from surefoot_operator.policy.core.actions import Plan
 from surefoot_operator.policy.core.facts import gather
-from surefoot_operator.policy.failure.memory_server_liveness import (
-    LOOK_SECONDS,
-    OTHERS_SECONDS,
-    answers_awaited,
-    silent_holders,
-    usable_holders,
-)
+from surefoot_operator.policy.failure.memory_server_liveness import silent_holders, usable_holders
 from surefoot_operator.policy.planning.plan import plan
 from surefoot_operator.policy.planning.plan_invariants import check
 
@@ -62,16 +56,6 @@ def blind(ago: float = 11.0, floor: int | None = None, trouble: str = TIMEOUT, *
     )
 
 
-def looked(seen: Observed, there: bool, trouble: str = "", *nodes: str) -> Observed:
-    """Each of these holders (all) was looked at by an agent just now."""
-    asked = {
-        h.endpoint.holder: SightSeen(2, NOW - 6, NOW - 1, NOW - 0.5, there, trouble)
-        for h in seen.holders
-        if not nodes or h.endpoint.holder.node in nodes
-    }
-    return replace(seen, sights=asked)
-
-
 def going(made: Plan) -> bool:
     """Whether the job waits: neither over nor begun from something older."""
     world = made.status.world
@@ -80,13 +64,34 @@ def going(made: Plan) -> bool:
 
 @pytest.mark.parametrize("policy", ["Wait", "Fail", "Restart"])
 @pytest.mark.parametrize("ago", [11.0, 100.0, 86400.0])
-def test_nothing_is_given_up_while_agents_see_what_the_operator_does_not(ago: float, policy: str) -> None:
-    made = decided(looked(blind(ago, on_total_loss=policy), True))
+def test_nothing_is_given_up_while_the_nodes_of_unreachable_holders_are_well(ago: float, policy: str) -> None:
+    made = decided(blind(ago, on_total_loss=policy))
     assert going(made)
     assert made.status.given_up == ()
-    assert "n0" in made.reason
-    assert "an agent reaches it" in made.reason
-    assert TIMEOUT in made.reason
+    for word in ("n0", "n1", "n2", TIMEOUT, "let the operator connect to the memory tier's port", "accept-loss"):
+        assert word in made.reason, word
+
+
+def test_the_job_goes_on_by_itself_once_the_holders_can_be_read() -> None:
+    waiting = decided(blind(3600.0))
+    read = tuple(replace(h, fence=2, read_epoch=2) for h in running().holders)
+    world = decided(replace(blind(3600.0), status=waiting.status, holders=read)).status.world
+    assert world is not None
+    assert (world.state, world.parent) == ("Committed", Checkpoint(1, 40))
+
+
+@pytest.mark.parametrize("well", [True, False])
+def test_one_unreachable_holder_that_may_have_the_only_copy_is_waited_for_while_its_node_is_well(well: bool) -> None:
+    seen = blind(100.0, on_total_loss="Fail")
+    seen = with_holder(with_holder(seen, "n0", state="Gone"), "n1", state="Gone")
+    if not well:
+        nodes = tuple(replace(n, ready=n.ready and n.name != "n2") for n in seen.nodes)
+        seen = with_session(
+            replace(seen, nodes=nodes), 2, connected=False, since_seconds=NOW - 90, heard_seconds=NOW - 90
+        )
+    made = decided(seen)
+    assert going(made) == well
+    assert ("let the operator connect" in made.reason) == well
 
 
 def test_a_silent_server_is_gone_only_once_another_instance_runs_in_its_own_place() -> None:
@@ -108,92 +113,25 @@ def test_a_holder_that_refuses_the_operator_lives(policy: str) -> None:
     assert "password" in made.reason
 
 
-def test_two_agents_are_asked_at_once_of_whom_one_is_beside_the_holder() -> None:
-    """An agent that the operator hears and that does not hear it would else be the only witness."""
-    asked = [a for a in decided(blind(0.1)).actions if isinstance(a, LookAround)]
-    assert {(a.worker.index, e.holder.node) for a in asked for e in a.holders} == {
-        (0, "n0"), (1, "n0"), (1, "n1"), (2, "n1"), (2, "n2"), (0, "n2"),
-    }  # fmt: skip
-    away = with_session(blind(0.1), 0, connected=False, since_seconds=NOW - 20)
-    asked = [a for a in decided(away).actions if isinstance(a, LookAround)]
-    assert {(a.worker.index, e.holder.node) for a in asked for e in a.holders} == {
-        (1, "n0"), (2, "n0"), (1, "n1"), (2, "n1"), (2, "n2"), (1, "n2"),
-    }  # fmt: skip
-
-
-def test_they_are_not_asked_again_before_they_could_answer_and_are_then() -> None:
-    fresh = {h.endpoint.holder: SightSeen(2, NOW - 1, NOW - 1) for h in blind().holders}
-    seen = replace(blind(1.0), sights=fresh)
-    assert not any(isinstance(a, LookAround) for a in decided(seen).actions)
-    older = {holder: replace(sight, since_seconds=NOW - 6, asked_seconds=NOW - 6) for holder, sight in fresh.items()}
-    assert any(isinstance(a, LookAround) for a in decided(replace(seen, sights=older)).actions)
-
-
-def test_the_first_that_does_not_see_a_holder_does_not_speak_for_the_second() -> None:
-    seen = blind(11.0)
-    one = seen.holders[0].endpoint
-    first = SightSeen(2, NOW - 1.0, NOW - 1.0, NOW - 0.9, False, "refused")
-    assert answers_awaited(gather(replace(seen, sights={one.holder: first})), one) == NOW - 1.0 + OTHERS_SECONDS
-    silent = SightSeen(2, NOW - 1.0, NOW - 1.0)
-    due = answers_awaited(gather(replace(seen, sights={one.holder: silent})), one)
-    assert due == NOW - 1.0 + LOOK_SECONDS + OTHERS_SECONDS
-
-
-def test_where_no_agent_answers_others_are_asked() -> None:
-    """Those that were asked may hear nothing of the operator that hears them."""
-    seen = blind(6.0)
-    silent = {h.endpoint.holder: SightSeen(2, NOW - 5.5, NOW - 5.5) for h in seen.holders}
-    asked = [a for a in decided(replace(seen, sights=silent)).actions if isinstance(a, LookAround)]
-    before = {(0, "n0"), (1, "n0"), (1, "n1"), (2, "n1"), (2, "n2"), (0, "n2")}
-    now = {(a.worker.index, e.holder.node) for a in asked for e in a.holders}
-    assert {holder for _, holder in now - before} == {"n0", "n1", "n2"}
-
-
-def test_holders_that_nobody_sees_are_given_up_after_their_time() -> None:
-    seen = looked(blind(11.0, floor=20), False, "connection refused")
-    world = decided(seen).status.world
-    assert world is not None
-    assert world.parent == Checkpoint(1, 20)
-    assert len(decided(seen).status.given_up) == 3
+def test_holders_of_nodes_that_nobody_speaks_for_are_given_up_after_their_time() -> None:
+    seen = blind(11.0, floor=20)
+    made = decided(replace(seen, sessions=tuple(replace(s, node=f"m{s.index}") for s in seen.sessions)))
+    assert made.status.world is not None
+    assert made.status.world.parent == Checkpoint(1, 20)
+    assert len(made.status.given_up) == 3
 
 
 def test_with_something_older_to_go_on_from_a_holder_that_lives_is_waited_for_as_long_as_the_steps_take() -> None:
     """42 steps of which 22 are lost, 2 s each: after 44 s running them again costs no more than waiting on."""
     seen = blind(30.0, floor=20)
     seen = replace(seen, sessions=tuple(told(s, step_seconds=2.0) for s in seen.sessions))
-    assert going(decided(looked(seen, True)))
+    assert going(decided(seen))
     seen = replace(blind(45.0, floor=20), sessions=seen.sessions)
-    made = decided(looked(seen, True))
+    made = decided(seen)
     assert made.status.world is not None
     assert made.status.world.parent == Checkpoint(1, 20)
-
-
-def test_agents_that_never_answer_are_awaited_for_a_minute_where_most_holders_are_silent() -> None:
-    """Agents of an older version: that they are beside silent holders and are heard speaks for the holders."""
-    never = {h.endpoint.holder: SightSeen(2, NOW - 40, NOW - 5) for h in blind().holders}
-    slow = tuple(told(s, step_seconds=60.0) for s in blind().sessions)
-    seen = replace(blind(40.0, floor=20), sights=never, sessions=slow)
-    assert going(decided(seen))
-    later = replace(blind(61.0, floor=20), sights=never, sessions=slow)
-    assert not going(decided(later))
-    one = with_holder(with_holder(seen, "n0", state="Gone"), "n1", state="Gone")
-    assert not going(decided(one)), "one of three is likelier dead than unseen"
-
-
-def test_what_an_agent_saw_before_the_holder_fell_silent_or_long_ago_is_no_witness() -> None:
-    seen = looked(blind(61.0, floor=20), True)
-    seen = replace(seen, sessions=tuple(told(s, step_seconds=60.0) for s in seen.sessions))
-    assert going(decided(seen))
-    stale = {holder: replace(sight, answered_seconds=NOW - 60) for holder, sight in seen.sights.items()}
-    assert not going(decided(replace(seen, sights=stale)))
-    other = {holder: replace(sight, epoch=1) for holder, sight in seen.sights.items()}
-    assert going(decided(replace(seen, sights=other))), "nobody was asked in this epoch"
-
-
-def test_steps_that_are_soon_run_again_are_not_worth_a_question() -> None:
-    seen = blind(0.1, floor=41)
-    made = decided(seen)
-    assert not any(isinstance(a, LookAround) for a in made.actions)
+    one = with_holder(with_holder(blind(30.0, floor=20), "n0", state="Gone"), "n1", state="Gone")
+    assert not going(decided(replace(one, sessions=seen.sessions))), "one of three is likelier dead than unreachable"
 
 
 def unseen(ago: float = 5.0, trouble: str = TIMEOUT, **changes: object) -> Observed:
@@ -255,10 +193,10 @@ def test_a_dead_minority_and_a_tier_that_died_with_its_nodes_are_no_lost_sight()
     assert protection(decided(gone))[1] != "HoldersUnseen", "nobody speaks for these holders"
 
 
-def test_a_holder_that_another_one_replaced_is_no_witness_s_business() -> None:
+def test_a_holder_that_another_one_replaced_is_not_waited_for() -> None:
     seen = blind(11.0, floor=20)
     fresh = tuple(replace(h, endpoint=endpoint(h.endpoint.holder.node, "i1"), state="Ready", fence=2, read_epoch=2)
                   for h in seen.holders)  # fmt: skip
-    made = decided(looked(replace(seen, holders=fresh), True))
+    made = decided(replace(seen, holders=fresh))
     assert made.status.world is not None
     assert made.status.world.parent == Checkpoint(1, 20)
