@@ -8,8 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+import random
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
+
+
+async def repeat(work: Callable[[], Awaitable[float]], first_pause_seconds: float = 0.0) -> None:
+    """Does the work until cancelled; it returns how long to pause before the next time.
+
+    A quarter of each pause is drawn at random: processes that began together would else ask one server in one instant.
+    What the work raises ends the loop.
+    """
+    pause = first_pause_seconds
+    while True:
+        if pause:
+            await asyncio.sleep(pause * random.uniform(0.75, 1.0))
+        pause = await work()
 
 
 def logged(log: logging.Logger) -> Callable[[str, BaseException], None]:

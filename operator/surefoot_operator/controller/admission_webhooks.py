@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
-import random
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Any
 
 from aiohttp import web
 
+from surefoot.task_set import repeat
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import MANAGER, TrainingJob
 from surefoot_operator.controller import process_metrics
@@ -72,14 +72,15 @@ class WebhookTrust:
 
     async def keep(self) -> None:
         """Looks each minute, until cancelled. A failure is logged and retried."""
-        while True:
-            pause = LOOK_SECONDS
-            try:
-                await self.once()
-            except FabricError as error:
-                log.warning("the admission webhooks do not trust this operator yet: %s", error)
-                pause = AGAIN_SECONDS
-            await asyncio.sleep(pause * random.uniform(0.75, 1.0))
+        await repeat(self._try_once)
+
+    async def _try_once(self) -> float:
+        try:
+            await self.once()
+        except FabricError as error:
+            log.warning("the admission webhooks do not trust this operator yet: %s", error)
+            return AGAIN_SECONDS
+        return LOOK_SECONDS
 
     async def once(self) -> None:
         """Patches the configuration where it needs that. Raises FabricError."""

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from surefoot.memory_server.connection import TLS_NAME
 from surefoot.protocol.timeouts import Backoff
-from surefoot.task_set import TaskSet
+from surefoot.task_set import TaskSet, repeat
 from surefoot_operator import metrics, reasons
 from surefoot_operator.controller import process_metrics
 from surefoot_operator.controller.admission_webhooks import Webhooks
@@ -223,14 +223,17 @@ class ClusterOperator:
 
     async def _follow_access(self, access: TierAccess, tls: CoordinatorTls | None) -> None:
         """Rereads the credentials for holders until cancelled. A failure is logged and retried."""
-        while True:
-            await asyncio.sleep(ACCESS_SECONDS * random.uniform(0.75, 1.0))
+
+        async def reread() -> float:
             try:
                 access.password = await admin_password(self._api, self._at(self._settings.memory_admin_secret))
             except FabricError as error:
                 log.warning("cannot read the memory tier's password: %s", error)
             if tls is not None:
                 access.authority = tls.authority
+            return ACCESS_SECONDS
+
+        await repeat(reread, ACCESS_SECONDS)
 
     def _at(self, name: str) -> SecretAt:
         return SecretAt(self._settings.namespace, name)

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from surefoot.task_set import TaskSet, logged
+from surefoot.task_set import TaskSet, logged, repeat
 from surefoot_operator import metrics
 from surefoot_operator.api.spec import MANAGER
 from surefoot_operator.controller import process_metrics
@@ -107,9 +106,12 @@ class JobRunners:
 
     async def resync(self) -> None:
         """Wakes every half minute until cancelled, in case events were missed."""
-        while True:
-            await asyncio.sleep(RESYNC_SECONDS * random.uniform(0.75, 1.0))
+
+        async def wake() -> float:
             self.wake()
+            return RESYNC_SECONDS
+
+        await repeat(wake, RESYNC_SECONDS)
 
     async def close(self) -> None:
         """Stops every runner and leaves the jobs as they are."""
@@ -165,17 +167,17 @@ class NodeReporter:
         self._said: set[str] = set()
 
     async def run(self) -> None:
-        while True:
-            try:
-                await self.once()
-                pause = ROUND_SECONDS
-            except ApiRefused as error:
-                pause = REFUSED_SECONDS if error.code == 403 else ROUND_SECONDS
-                self._say(f"nodes are not told of what agents found: {error}; jobs avoid them all the same")
-            except FabricError as error:
-                pause = ROUND_SECONDS
-                self._say(f"nodes are not told of what agents found: {error}")
-            await asyncio.sleep(pause * random.uniform(0.75, 1.0))
+        await repeat(self._try_once)
+
+    async def _try_once(self) -> float:
+        try:
+            await self.once()
+        except ApiRefused as error:
+            self._say(f"nodes are not told of what agents found: {error}; jobs avoid them all the same")
+            return REFUSED_SECONDS if error.code == 403 else ROUND_SECONDS
+        except FabricError as error:
+            self._say(f"nodes are not told of what agents found: {error}")
+        return ROUND_SECONDS
 
     async def once(self) -> None:
         """Writes what differs. Raises FabricError."""

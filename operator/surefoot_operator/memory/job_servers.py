@@ -14,8 +14,6 @@ from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
-import xxhash
-
 from surefoot.errors import (
     AccessRefused,
     BeingFilled,
@@ -591,10 +589,7 @@ class JobHolders:
             if digest in self._refused_listed:
                 continue
             try:
-                if xxhash.xxh3_64_hexdigest(text.encode()) == digest:
-                    await asyncio.to_thread(self._layouts.add, digest, text)
-                    continue
-                raise ProtocolError("its bytes do not match its digest")
+                await asyncio.to_thread(self._layouts.add_verified, digest, text)
             except ProtocolError as error:
                 if isinstance(error, OutOfBounds):
                     self._refused_listed[digest] = str(error)

@@ -122,6 +122,12 @@ class LayoutShelf:
     def __getitem__(self, digest: str) -> Layout:
         return self._layouts[digest][0]
 
+    def add_verified(self, digest: str, text: str) -> None:
+        """Adds a record as it was received. Raises ProtocolError, too, if its bytes do not match its digest."""
+        if xxhash.xxh3_64_hexdigest(text.encode()) != digest:
+            raise ProtocolError("its bytes do not match its digest")
+        self.add(digest, text)
+
     def add(self, digest: str, text: str) -> None:
         """Reads a record whose digest was compared.
 
@@ -367,9 +373,7 @@ class HolderProbe:
         for digest in sorted({m.layout for m in manifests} - self._layouts.digests):
             try:
                 text = await self._shared.converse(calls.read_layout(digest))
-                if xxhash.xxh3_64_hexdigest(text.encode()) != digest:
-                    raise ProtocolError("its bytes do not match its digest")
-                await asyncio.to_thread(self._layouts.add, digest, text)
+                await asyncio.to_thread(self._layouts.add_verified, digest, text)
             except TierUnavailable:
                 raise
             except (ChunkMissing, ProtocolError, TierError) as error:

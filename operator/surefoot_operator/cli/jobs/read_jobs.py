@@ -31,7 +31,7 @@ from surefoot_operator.cli.cluster_access import (
 from surefoot_operator.cli.command_base import UsageError
 from surefoot_operator.cli.local.progress import Happened, RunProgress
 from surefoot_operator.errors import FabricError, InvariantBroken, SpecError
-from surefoot_operator.job_snapshot import NodeSeen, WorkerSeen
+from surefoot_operator.job_snapshot import FEWEST_STEPS, NodeSeen, WorkerSeen
 from surefoot_operator.platforms.kubernetes import api_objects
 from surefoot_operator.platforms.kubernetes.views import observations
 from surefoot_operator.platforms.kubernetes.views.observations import Heard
@@ -119,8 +119,6 @@ def _count(value: object) -> int | None:
 
 # ---- read jobs -------------------------------------------------------------------------------------------------------
 
-_FEWEST_STEPS = 3
-"""Of fewer the first, slow one would be most."""
 _STATUS_SECONDS = 8.0
 """So old may a status' step be while trainers go on: the operator writes it no oftener. An older one says that they do not."""
 
@@ -194,7 +192,7 @@ def _steps_per_second(status: JobStatus) -> float | None:
     measured = status.memory_interval.step_seconds if status.memory_interval is not None else None
     if measured:
         return 1 / measured
-    return made / seconds if made >= _FEWEST_STEPS and seconds > 0 else None
+    return made / seconds if made >= FEWEST_STEPS and seconds > 0 else None
 
 
 # ---- one job, from a cluster or a run folder -------------------------------------------------------------------------

@@ -5,11 +5,9 @@ Deciding and issuing do no I/O: the time is an argument, only keys are random. `
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import logging
 import os
-import random
 import ssl
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from surefoot.task_set import repeat
 from surefoot_operator.controller.credentials.secrets import SecretAt, kept_secret, replaced_secret
 from surefoot_operator.controller.leader.election_rules import shard_url
 from surefoot_operator.errors import FabricError
@@ -221,15 +220,17 @@ class CoordinatorTls:
 
         A failure is logged and retried; the former certificate is served meanwhile.
         """
-        while True:
-            await asyncio.sleep(LOOK_SECONDS * random.uniform(0.75, 1.0))
-            try:
-                content = await self._current()
-                if content != self._content:
-                    self._use(content)
-                    log.info("the coordinator's certificate was renewed; new connections use it")
-            except FabricError as error:
-                log.warning("cannot read the coordinator's certificate: %s", error)
+        await repeat(self._reload, LOOK_SECONDS)
+
+    async def _reload(self) -> float:
+        try:
+            content = await self._current()
+            if content != self._content:
+                self._use(content)
+                log.info("the coordinator's certificate was renewed; new connections use it")
+        except FabricError as error:
+            log.warning("cannot read the coordinator's certificate: %s", error)
+        return LOOK_SECONDS
 
     async def _current(self) -> Content:
         """Reads the Secret, and creates or renews it if we hold its authority."""

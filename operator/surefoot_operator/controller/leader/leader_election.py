@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from surefoot.task_set import repeat
 from surefoot_operator.api.spec import GROUP
 from surefoot_operator.controller.leader import election_rules
 from surefoot_operator.controller.leader.election_rules import Candidate, LeaseSeen, LeaseTimings, Step, leader_label
@@ -304,14 +305,15 @@ class LeaderLabel:
 
     async def hold(self) -> None:
         """Keeps the label on this pod until cancelled."""
-        while True:
-            try:
-                await self.once()
-                pause = LOOK_SECONDS
-            except FabricError as error:
-                log.warning("cannot move the leader label: %s", error)
-                pause = AGAIN_SECONDS
-            await asyncio.sleep(pause * random.uniform(0.75, 1.0))
+        await repeat(self._try_once)
+
+    async def _try_once(self) -> float:
+        try:
+            await self.once()
+        except FabricError as error:
+            log.warning("cannot move the leader label: %s", error)
+            return AGAIN_SECONDS
+        return LOOK_SECONDS
 
     async def once(self) -> None:
         """Labels this pod, then removes the label from others.

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Protocol
 
-from surefoot.task_set import until_one_ends
+from surefoot.task_set import repeat, until_one_ends
 from surefoot_operator.controller.leader.election_rules import (
     LeaseTimings,
     ShardLayout,
@@ -213,16 +212,17 @@ class ShardElection:
 
     async def _ask(self) -> None:
         """Asks whoever leads two shards more than this replica for one of them."""
-        while True:
-            await asyncio.sleep(ASK_SECONDS * random.uniform(0.75, 1.0))
-            shard = shard_to_ask_for(self._identity, self._seen(), self._layout())
-            if shard is None:
-                continue
+        await repeat(self._ask_once, ASK_SECONDS)
+
+    async def _ask_once(self) -> float:
+        shard = shard_to_ask_for(self._identity, self._seen(), self._layout())
+        if shard is not None:
             log.info("asking %s for shard %d", self._electors[shard].holder, shard)
             try:
                 await self._electors[shard].annotate({ASKED_BY: self._identity})
             except (FabricError, TimeoutError) as error:
                 log.info("could not ask for shard %d, asking again: %s", shard, error)
+        return ASK_SECONDS
 
     def _gives_up(self, shard: int) -> bool:
         why = why_give_up(self._identity, shard, self._seen(), self._layout())
