@@ -15,7 +15,7 @@ from surefoot.protocol.identities import HolderEndpoint
 from surefoot.protocol.text import listed
 from surefoot_operator.job_snapshot import HolderSeen
 from surefoot_operator.policy.core.availability import node_lost
-from surefoot_operator.policy.core.facts import Facts, is_responsive
+from surefoot_operator.policy.core.facts import Facts, derived_once, is_responsive
 
 NOTED_SECONDS = 3.0
 """People are told of no shorter silence."""
@@ -106,18 +106,20 @@ def _is_well(facts: Facts, name: str) -> bool:
     return bool(facts.heard_on.get(name)) or (node is not None and node.ready and not node.doubt)
 
 
-def most_unseen(facts: Facts) -> list[HolderEndpoint]:
+@derived_once
+def most_unseen(facts: Facts) -> frozenset[HolderEndpoint]:
     """Silent holders beside an agent that is heard, or that refuse the operator, where they are most of all.
 
-    Empty otherwise. That points to the operator's own network or credentials.
+    Empty otherwise. That points to the operator's own network or credentials. Derived once: it reads every holder, and is
+    asked for of each.
     """
     silent = silent_holders(facts)
     most = len(facts.status.named_holders) // 2
     if len(silent) <= most:
-        return []
+        return frozenset()
     beside = {s.node for s in facts.sessions.values() if is_responsive(facts, s) and not node_lost(facts, s.node)}
-    spoken_for = [e for e in silent if e.holder.node in beside or _is_refusing(facts, e)]
-    return spoken_for if len(spoken_for) > most else []
+    spoken_for = frozenset(e for e in silent if e.holder.node in beside or _is_refusing(facts, e))
+    return spoken_for if len(spoken_for) > most else frozenset()
 
 
 def _is_refusing(facts: Facts, endpoint: HolderEndpoint) -> bool:
