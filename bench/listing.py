@@ -3,7 +3,7 @@
 `python -m bench.listing [--ranks 2048] [--checkpoints 8] [--turns 5] [--latency-ms 50] [--out FILE]`. A real S3 server,
 with a delay in front of it; a real agent's chores, its line, and the coordinator's server and order book, in one process.
 Each turn is a new agent's first listing. Beside it: its second one, one of checkpoints without the record that tells all
-manifests (as older versions left them), and what leaving that record costs whoever commits the last rank. CPU seconds are
+manifests (as a tier without that record has them), and what leaving that record costs whoever commits the last rank. CPU seconds are
 of agent and operator together, a listing.
 """
 

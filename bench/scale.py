@@ -23,7 +23,6 @@ from bench.scale_summary import NO_CLUSTER, ON_A_CLUSTER, WORKERS, summary
 from support.builders import running
 from surefoot.protocol.identities import HolderEndpoint, HolderId, WorkerId
 from surefoot.protocol.messages import Hello
-from surefoot.protocol.wire import VERSION
 from surefoot_operator.api.status import JobStatus, Member, World
 from surefoot_operator.api.status_json import status_to_json
 from surefoot_operator.coordinator.agent_channel import AgentChannel, AgentConnection, SharedTexts
@@ -51,7 +50,6 @@ class Line(AgentConnection):
 
     def __init__(self, shared: SharedTexts) -> None:
         super().__init__(cast(Any, None), cast(Any, Unplugged()), 1, shared)
-        self.version = VERSION
         self.characters = self.messages = 0
 
     def _put(self, text: str) -> None:

@@ -28,7 +28,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.messages import Assign, Heartbeat, Hello, Refused, Stop, Stopped, StoreReady, Welcome
 from surefoot.protocol.progress import Progress
-from surefoot.protocol.wire import SUBPROTOCOLS, decode, encode, version_of
+from surefoot.protocol.wire import decode, encode
 
 STEP_SECONDS = 0.4
 JOINING = 32
@@ -102,7 +102,7 @@ class Beats:
         self._step = -1
         self._texts: dict[tuple[int, int, int], str] = {}
 
-    def text(self, epoch: int, stopped: int, saved_step: int, version: int | None) -> str:
+    def text(self, epoch: int, stopped: int, saved_step: int) -> str:
         step = step_now()
         if step != self._step:
             self._step = step
@@ -115,7 +115,7 @@ class Beats:
             beat = replace(
                 BEAT, epoch=epoch, stopped=stopped, progress=progress, saved=saved, copies=2 if saved_step else 0
             )
-            found = self._texts[at] = encode(beat, version)
+            found = self._texts[at] = encode(beat)
         return found
 
 
@@ -141,9 +141,8 @@ class ScriptedAgent:
     async def _converse(self, session: aiohttp.ClientSession, joining: asyncio.Semaphore) -> None:
         mine = self.worker
         async with joining:
-            line = await session.ws_connect(self._url, protocols=SUBPROTOCOLS, max_msg_size=0)
+            line = await session.ws_connect(self._url, max_msg_size=0)
         async with line:
-            version = version_of(line.protocol)
             name, node = f"inc-{mine.index}-{mine.attempt}", mine.node or f"n{mine.index}"
             hello = Hello(
                 mine.job,
@@ -157,7 +156,7 @@ class ScriptedAgent:
                 True,
                 self._store,
             )
-            await line.send_str(encode(hello, version))
+            await line.send_str(encode(hello))
             beating: asyncio.Task[None] | None = None
             try:
                 async for frame in line:
@@ -167,15 +166,15 @@ class ScriptedAgent:
                         self._seconds = message.heartbeat_seconds
                         self._told.joined[mine.job] += 1
                         self._told.joined_at[mine.job] = time.monotonic()
-                        beating = asyncio.create_task(self._beat(line, version))
+                        beating = asyncio.create_task(self._beat(line))
                     elif isinstance(message, Refused):
                         self._told.refusals += 1
                         self._after, self._url = message.after_seconds, message.address or mine.url
                         return
                     elif isinstance(message, Stop):
-                        await self._stop(line, message.epoch, version)
+                        await self._stop(line, message.epoch)
                     elif isinstance(message, Assign):
-                        await self._start(line, message, version)
+                        await self._start(line, message)
             finally:
                 if beating is not None:
                     self._told.joined[mine.job] -= 1
@@ -183,25 +182,25 @@ class ScriptedAgent:
                     beating.cancel()
                     await asyncio.gather(beating, return_exceptions=True)
 
-    async def _stop(self, line: aiohttp.ClientWebSocketResponse, epoch: int, version: int | None) -> None:
+    async def _stop(self, line: aiohttp.ClientWebSocketResponse, epoch: int) -> None:
         if epoch > self._stopped:
             if self._epoch:  # a newcomer has nothing to stop
                 self._told.stops[self.worker.job, epoch].append(time.monotonic())
             self._stopped = epoch
-            await line.send_str(encode(Stopped(epoch), version))
+            await line.send_str(encode(Stopped(epoch)))
 
-    async def _start(self, line: aiohttp.ClientWebSocketResponse, said: Assign, version: int | None) -> None:
+    async def _start(self, line: aiohttp.ClientWebSocketResponse, said: Assign) -> None:
         if said.epoch <= self._epoch:
             return
         self._epoch, self._store = said.epoch, STORE if said.hosts_store else None
         self._told.assigns[self.worker.job, said.epoch].append(time.monotonic())
         if self._store is not None:
-            await line.send_str(encode(StoreReady(said.epoch, self._store), version))
+            await line.send_str(encode(StoreReady(said.epoch, self._store)))
 
-    async def _beat(self, line: aiohttp.ClientWebSocketResponse, version: int | None) -> None:
+    async def _beat(self, line: aiohttp.ClientWebSocketResponse) -> None:
         await asyncio.sleep(random.uniform(0.0, self._seconds))
         while True:
-            await line.send_str(self._beats.text(self._epoch, self._stopped, self.worker.saved_step, version))
+            await line.send_str(self._beats.text(self._epoch, self._stopped, self.worker.saved_step))
             await asyncio.sleep(self._seconds)
 
 

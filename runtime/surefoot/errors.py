@@ -79,7 +79,7 @@ class BeingFilled(TierUnavailable):
 class CopyRefused(TierError):
     """A tier does not copy within itself, and takes what is sent.
 
-    A server provisioned by a former operator, or one that speaks less than Redis or S3 do.
+    A server that speaks less than Redis or S3 do, or an account that may not read what is copied.
     """
 
 

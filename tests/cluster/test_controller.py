@@ -27,7 +27,7 @@ from cluster.processes import wait
 from support.fakes.fake_agent import hello
 from support.servers.kubernetes_cluster import a_cluster, install_crd
 from surefoot.protocol.messages import Refused
-from surefoot.protocol.wire import SUBPROTOCOLS, decode, encode
+from surefoot.protocol.wire import decode, encode
 from surefoot_operator.controller.credentials import certificates
 from surefoot_operator.controller.leader.election_rules import leader_label, shard_of
 
@@ -285,7 +285,7 @@ async def answer(operator: Operator, authority: str, job: str, attempt: int, tok
     url = f"wss://{operator.host}:{operator.port}/v1/agents"
     async with aiohttp.ClientSession() as session:
         try:
-            async with session.ws_connect(url, ssl=context, protocols=SUBPROTOCOLS) as line:
+            async with session.ws_connect(url, ssl=context) as line:
                 await line.send_str(encode(said))
                 return decode(await line.receive_str(timeout=10.0))
         finally:

@@ -198,14 +198,3 @@ def test_the_password_is_not_on_the_command_line(running: HolderServer) -> None:
     line = Path(f"/proc/{running.process.pid}/cmdline").read_bytes()
     assert redis_server.ADMIN_PASSWORD.encode() not in line
     assert redis_server.ADMIN_PASSWORD not in repr(running.settings)
-
-
-def test_a_run_that_a_former_operator_named_whole_keeps_its_name(running: HolderServer, admin: HolderAdmin) -> None:
-    wire = redis_server.wire_of(running, redis_server.account("", running.settings.password))
-    whole = wire.info("server")["run_id"]
-    assert admin.instance_of(MINE) == admin.instance() == whole[: len(running.instance)] != whole
-    wire.call("SET", scripts.instance_key(MINE), whole)
-    assert admin.instance_of(MINE) == admin.provision(MINE, ME, 1) == whole
-    wire.call("SET", scripts.instance_key(MINE), whole[::-1])
-    assert admin.instance_of(MINE) == admin.provision(MINE, ME, 1) == running.instance, "another run's name is no name"
-    wire.close()

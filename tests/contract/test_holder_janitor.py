@@ -1,23 +1,21 @@
-"""The janitor's hand, and what agents of a former version call, on real servers."""
+"""The janitor's hand, on real servers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from support.servers import redis_server
 from surefoot.errors import Fenced, TierUnavailable
-from surefoot.memory_server import HolderClient, scripts
+from surefoot.memory_server import HolderClient
 from surefoot.memory_server.client import FencedCalls
 from surefoot.memory_server.provisioning import HolderAdmin
 from surefoot.memory_server.server_process import HolderServer
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import HolderId, RankSave
-from surefoot.protocol.wire import OLDEST, VERSION
 
 JOB = "5f0c1f4e-job"
 ACCOUNT = redis_server.account("the-job", "the job's password")
@@ -72,50 +70,3 @@ def test_an_older_epochs_janitor_and_one_of_another_instance_remove_nothing(
     with pytest.raises(TierUnavailable):
         client._wire.converse(FencedCalls(other, JOB).sweep(save, 6, names))
     assert admin.unindexed(JOB) == {save: names}
-
-
-_DIGESTS = {
-    1: {
-        "e8261c5b205ece1b0185d51c0019d052e406bc66",
-        "ec5630efd0289dabd7ab67cac57e9cb2c55d5017",
-        "bc37f86787a62f71a246fd232524a6e47c29d913",
-        "2e13b1ad420d5757bd291194a9a95483e399d7f6",
-    },
-    2: {
-        "faae36d97d81ee0c1848d92863c4fc8023c979bb",
-        "0c93f746f9c5189479ecf014880bd662e1032f48",
-        "ec1691367cf86f8b6f24f5e70ef47b616dcdda87",
-        "2e13b1ad420d5757bd291194a9a95483e399d7f6",
-    },
-}
-_DIGESTS[3] = _DIGESTS[2]
-"""What agents of each version of the protocol call: commit, drop, mark, read."""
-
-
-def test_a_holder_that_restarts_behind_an_upgrade_serves_agents_of_before(
-    client: HolderClient, server: HolderServer, admin: HolderAdmin
-) -> None:
-    wire = redis_server.wire_of(server, redis_server.account("", redis_server.ADMIN_PASSWORD))
-    wire.call("SCRIPT FLUSH")
-    admin.provision(JOB, ACCOUNT, 0)
-    for version in range(OLDEST, VERSION + 1):
-        for digest in _DIGESTS[version]:
-            assert wire.call("SCRIPT EXISTS", digest) == [1], f"version {version} of the protocol needs {digest}"
-    wire.close()
-    save = RankSave(1, 10, 0)
-    client.put_layout(LAYOUT, "{}")
-    for number, data in enumerate((b"abc", b"de")):
-        client.put_chunk(save, number, data)
-    client.put_digests(save, bytes(8))
-    client.put_values(save, bytes(5))
-    former = {script.name: script for script in scripts.FORMER}
-    data = scripts.data_of(JOB, save, 2)
-    arguments = [scripts.index_field(save), manifest(save).to_json(), "", 8, 5, 3, 2]
-
-    def run(*call: Any) -> Any:
-        return client._wire.converse(client.calls._run(*call))
-
-    assert run(former["commit"], 1, [scripts.layout_key(JOB, LAYOUT), *data], arguments)[0] == "ok"
-    assert [m.save for m in client.index().manifests] == [save]
-    assert run(former["drop"], 1, data, [scripts.index_field(save)])[0] == "ok"
-    assert client.index().manifests == ()

@@ -17,7 +17,6 @@ from surefoot.memory_server import Credentials, HolderClient
 from surefoot.memory_server.server_process import HolderServer
 from surefoot.memory_server.sidecar.server_monitor import Watch
 from surefoot.memory_server.sidecar.sidecar_settings import CompanionSettings
-from surefoot.protocol.codec import Codec
 from surefoot.protocol.identities import HolderEndpoint, HolderId
 
 JOB = "job-1"
@@ -99,11 +98,3 @@ def test_the_companion_watches_over_tls_and_hands_a_renewed_certificate_in(
 def shown(server: HolderServer) -> str:
     """The certificate that a new connection is shown."""
     return ssl.get_server_certificate((server.settings.host, server.settings.port)).strip() + "\n"
-
-
-def test_an_older_peer_is_told_neither_of_servers_nor_of_tls() -> None:
-    codec = Codec((HolderEndpoint,), version=3, oldest=1)
-    endpoint = HolderEndpoint(HolderId("n", "i"), "h", 1, "d", tls=True, server=2)
-    assert codec.decode(codec.encode(endpoint)) == endpoint
-    assert codec.decode(codec.encode(endpoint, version=2)) == replace(endpoint, server=0)
-    assert codec.decode(codec.encode(endpoint, version=1)) == replace(endpoint, tls=False, server=0)

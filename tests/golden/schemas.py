@@ -35,8 +35,7 @@ def _has_fields(hint: Any) -> bool:
 
 
 def _class_lines(cls: type[Any]) -> Iterator[str]:
-    version = getattr(cls, "SINCE", None)
-    yield f"class {cls.__name__}" + ("" if version is None else f" since {version}")
+    yield f"class {cls.__name__}"
     hints = typing.get_type_hints(cls)
     if not dataclasses.is_dataclass(cls):
         yield from (f"  {cls.__name__}.{name}: {type_text(hint)}" for name, hint in hints.items())

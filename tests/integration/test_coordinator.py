@@ -89,8 +89,8 @@ async def standing() -> AsyncIterator[Standing]:
 
 
 @asynccontextmanager
-async def refused(stand: Stand, greeting: Hello | None, **more: object) -> AsyncIterator[Refused]:
-    async with FakeAgent(stand.server.url, greeting, **more) as agent:  # type: ignore[arg-type]  # protocols
+async def refused(stand: Stand, greeting: Hello | None) -> AsyncIterator[Refused]:
+    async with FakeAgent(stand.server.url, greeting) as agent:
         word = await agent.heard(Refused)
         await agent.ended()
         yield word
@@ -237,15 +237,9 @@ async def test_a_first_message_that_is_no_hello_or_of_a_foreign_version_is_refus
     async with FakeAgent(stand.server.url, None) as agent:
         await agent.say(Stopped(1))
         assert "Stopped, not Hello" in (await agent.heard(Refused)).reason
-    async with FakeAgent(stand.server.url, None, protocols=()) as agent:
+    async with FakeAgent(stand.server.url, None) as agent:
         await agent.say_text(json.dumps({"v": 99, "type": "Hello"}))
         assert "speaks version 99" in (await agent.heard(Refused)).reason
-
-
-async def test_an_agent_without_subprotocols_speaks_the_version_of_its_hello(standing: Standing) -> None:
-    stand = await standing()
-    async with FakeAgent(stand.server.url, hello(0), protocols=()) as agent:
-        await agent.heard(Welcome)
 
 
 async def test_an_agent_that_does_not_take_its_messages_is_cut_and_others_are_not_delayed(standing: Standing) -> None:

@@ -13,7 +13,6 @@ import pytest
 
 from support.fakes.fake_api import FakeApi, silent
 from surefoot.protocol.messages import Hello, Refused
-from surefoot.protocol.wire import SUBPROTOCOLS
 from surefoot_operator.controller.credentials import certificates
 from surefoot_operator.controller.credentials.certificates import CA, CERTIFICATE, KEY, CoordinatorTls
 from surefoot_operator.controller.credentials.secrets import (
@@ -117,7 +116,7 @@ async def seen_by_an_agent(url: str, authority: str) -> Any:
     context = ssl.create_default_context(cadata=authority)
     async with (
         aiohttp.ClientSession() as session,
-        session.ws_connect(url, ssl=context, protocols=SUBPROTOCOLS) as socket,
+        session.ws_connect(url, ssl=context) as socket,
     ):
         shown = socket.get_extra_info("ssl_object")
         return shown.getpeercert(binary_form=True)

@@ -15,7 +15,7 @@ from simulator.errands import Errands
 from simulator.join_trials import JoinTrial
 from simulator.tiers import Holder
 from simulator.trainers import Trainer
-from simulator.wiring import wire
+from simulator.wiring import Wire
 from surefoot.agent import agent_state as on
 from surefoot.agent import staging_memory as saves
 from surefoot.agent import state_machine as agent_life
@@ -66,7 +66,8 @@ class Agent:
         if operator is None or not self.network.reaches(self.node, operator.process.site):
             self.engine.after(self.engine.rng.uniform(0.1, 0.4), self.process, self.dial)
             return
-        self.line = Line(self.network, self.process, operator.process, wire(self.pod.version, operator.version))
+        wire = Wire() if self.simulation.settings.encoded else None
+        self.line = Line(self.network, self.process, operator.process, wire)
         self.line.hear[self.process] = self._hear
         line = self.line
         self.line.broken[self.process] = lambda: self._broken(line)

@@ -256,11 +256,6 @@ class Line:
         one.lines.append(self)
         other.lines.append(self)
 
-    @property
-    def lists_holders(self) -> bool:
-        """Whether its agent is told of holders by their changes, and may be told of some."""
-        return self._wire is None or self._wire.lists_holders
-
     def peer(self, end: Process) -> Process:
         return self.ends[1] if end is self.ends[0] else self.ends[0]
 

@@ -133,7 +133,7 @@ class Errands:
         def uploaded(answer: Any) -> None:
             error = str(answer) if isinstance(answer, Unavailable | Refusal) else None
             self._promoting.discard(save)
-            self._agent.say(said.Persisted(save, error, 1000, 0.1, unreadable=False))
+            self._agent.say(said.Persisted(save, error, 1000, 0.1))
 
         lacking = self._agent.partly_told
 

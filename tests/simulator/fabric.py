@@ -49,8 +49,6 @@ class Pod:
     unstarted: str = ""
     """Why its kubelet cannot start it, as it says."""
     agent: Agent | None = None
-    version: int | None = None
-    """Of its image: what its agents speak."""
 
     @property
     def name(self) -> str:
@@ -174,8 +172,7 @@ class Fabric:
         if key in self.pods:
             return
         self.simulation.oracle.training.created(order)
-        uid, version = f"uid{self.simulation.next_number()}", self.simulation.pod_version
-        self.pods[key] = Pod(order.index, order.attempt, uid, self.engine.now, version=version)
+        self.pods[key] = Pod(order.index, order.attempt, f"uid{self.simulation.next_number()}", self.engine.now)
         self.engine.after(self.engine.rng.uniform(0.02, 0.2), self.engine.environment, self._schedule, key, order)
 
     def _schedule(self, key: tuple[int, int], order: CreateWorker) -> None:

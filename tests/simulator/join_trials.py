@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from simulator.readiness import fails, ready_at
 from surefoot.protocol.messages import NodeFinding
-from surefoot.protocol.wire import OLDEST
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.job_snapshot import Observed
 from surefoot_operator.policy.core.actions import Plan
@@ -34,7 +33,7 @@ OUTCOMES = ("well", "well", "fails", "fails once", "hangs", "crashes", "is slow"
 
 
 class JoinTrial:
-    """What one agent's start makes of its node. A former version knows no trial."""
+    """What one agent's start makes of its node."""
 
     def __init__(self, agent: Agent) -> None:
         simulation, self._agent = agent.simulation, agent
@@ -42,7 +41,7 @@ class JoinTrial:
         self._node = simulation.fabric.nodes[agent.node]
         self.findings: tuple[NodeFinding, ...] = ()
         self._takes: float | None = None
-        if self._policy != "Off" and agent.pod.version != OLDEST:
+        if self._policy != "Off":
             self._takes = simulation.join_watch.duration(self._node)
             agent.engine.after(self._takes, agent.process, self._over)
 

@@ -42,7 +42,6 @@ class Operator:
     def __init__(self, simulation: Simulation, number: int) -> None:
         self.simulation, self.engine, self.network = simulation, simulation.engine, simulation.network
         self.process = Process(f"operator {number}", "operator")
-        self.version = simulation.operator_version
         self.clock = LeaderClock(self.engine, simulation.skew_seconds, simulation.drift)
         self.sessions = sessions.begin("job", self.now)
         self.connections: list[Connection] = []

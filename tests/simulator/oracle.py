@@ -365,7 +365,6 @@ class Oracle(Watcher):
         whole = [c for c in found if all(save in self.once for save in self.saves_of(c))]
         if whole and not any(all(tier.holds(save) or tier.struck(save) for save in self.saves_of(c)) for c in found):
             self.fail(f"the job is complete, and its last checkpoint {max(whole)} is not in the persistent tier")
-        floor, settings = self.simulation.store.status.floor, self.simulation.settings
-        tells = settings.version is None  # agents of before do not say what was offered
-        if tells and floor is not None and floor.epoch == self.base and floor.step < settings.steps:
+        floor = self.simulation.store.status.floor
+        if floor is not None and floor.epoch == self.base and floor.step < self.simulation.settings.steps:
             self.fail(f"the job is complete with {floor}, and every rank had its last step saved, or tried to")

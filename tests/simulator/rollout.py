@@ -1,7 +1,6 @@
-"""Another version of operator or workers comes under a job that trains: the leader goes in order, pods one by one.
+"""Operator or workers are rolled out under a job that trains: the leader goes in order, pods one by one.
 
-Agents of the former version go on beside a leader of the newer one, and, where somebody thinks better of it, the other
-way round. Nothing of it may cost a step.
+Agents of before go on beside the new leader. Nothing of it may cost a step.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from simulator.fabric import Pod
-from simulator.wiring import VERSIONS
 
 if TYPE_CHECKING:
     from simulator.world import Simulation
@@ -26,23 +24,19 @@ def _then(simulation: Simulation, seconds: float, action: Callable[..., None], *
 
 
 def _roll_operator(simulation: Simulation, duration: float) -> None:
-    """The leader's pod is replaced: it hands its lease over, and one of another version leads."""
+    """The leader's pod is replaced: it hands its lease over, and a new one leads."""
     leader = simulation.operators[-1]
     if not leader.process.running:
         return
-    if simulation.operator_version is not None:
-        simulation.operator_version = simulation.engine.rng.choice(VERSIONS)
-    simulation.engine.say("{} goes; one of version {} comes", leader.process.name, simulation.operator_version)
+    simulation.engine.say("{} goes; a new one comes", leader.process.name)
     leader.hang_up()
     _then(simulation, simulation.engine.rng.uniform(0.05, 1.0), simulation.start_operator)
 
 
 def _roll_pods(simulation: Simulation, duration: float) -> None:
-    """Workers get another version: each pod in turn, once the world is whole again."""
-    if simulation.pod_version is not None:
-        simulation.pod_version = simulation.engine.rng.choice(VERSIONS)
+    """Workers get another image: each pod in turn, once the world is whole again."""
     former = [pod for _, pod in sorted(simulation.fabric.pods.items()) if not (pod.over or pod.deleting)]
-    simulation.engine.say("{} pods are replaced one by one, by version {}", len(former), simulation.pod_version)
+    simulation.engine.say("{} pods are replaced one by one", len(former))
     _next_pod(simulation, former)
 
 

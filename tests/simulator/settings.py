@@ -6,7 +6,6 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from surefoot.protocol.wire import OLDEST
 from surefoot_operator.api.spec import (
     CheckpointPolicy,
     ElasticPolicy,
@@ -67,7 +66,10 @@ class Settings:
     racks: int = field(default=0, repr=False)
     """That the nodes stand in, as their labels say; 0: nobody says."""
     version: int | None = None
-    """Of the protocol, with which operator and workers begin; None: nothing is modelled to go over a wire."""
+    encoded: bool = field(default=False, repr=False)
+    """Messages of agents and operator go through the project's own codec."""
+    agents_read: bool = field(default=True, repr=False)
+    """Agents read for the operator holders that it does not reach."""
 
     @property
     def allowed_workers(self) -> range:
@@ -94,12 +96,11 @@ def draw(rng: random.Random) -> Settings:
         holder_return_seconds=rng.choice((2.0, 5.0, 10.0)),
         faults=rng.choice((0, 1, 2, 3, 4, 6, 8)),
     )
-    drawn = replace(drawn, version=OLDEST if rng.random() < 0.25 else None)
+    drawn = replace(drawn, encoded=rng.random() < 0.25)
     # drawn apart: what a seed did before there were spares it does still, unless it has some
     spares = random.Random(str(drawn)).choice((0, 0, 0, 1, 2))
     drawn = replace(drawn, spares=spares, nodes=drawn.nodes + spares)
-    if drawn.version is None:  # a former version tells of no odd steps
-        drawn = replace(drawn, good_after=random.Random(f"numerics {drawn}").choice((0, 0, 2, 4)))
+    drawn = replace(drawn, good_after=random.Random(f"numerics {drawn}").choice((0, 0, 2, 4)))
     rng = random.Random(f"record {drawn}")
     record = (rng.choice((0.5, 2.0, 8.0)), rng.choice((0.5, 3.0, 12.0))) if rng.random() < 0.3 else None
     check = random.Random(f"join {drawn}").choice(("Off", "Off", "Off", "Off", "Off", "Warn", "Enforce", "Enforce"))

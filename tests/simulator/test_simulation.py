@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from dataclasses import replace
-from typing import Literal
 
 import pytest
 
@@ -12,7 +11,6 @@ from simulator.mutations.spreading import RACKS
 from simulator.restless import RESTLESS
 from simulator.settings import Settings
 from simulator.world import simulate
-from surefoot.protocol.wire import OLDEST
 
 BLOCKS = 20
 SEEDS_PER_BLOCK = 10
@@ -121,17 +119,6 @@ def test_who_fails_the_trial_of_its_node_is_kept_out_and_no_job_starves(block: i
     assert kept_out >= 1
 
 
-@pytest.mark.parametrize("check", ["Warn", "Enforce"])
-def test_agents_of_a_version_without_a_trial_join_beside_those_that_have_one(check: Literal["Warn", "Enforce"]) -> None:
-    for seed in range(8):
-        workers, least, nodes = SHAPES[seed % len(SHAPES)]
-        kinds = (*rollout.KINDS, "agent dies")
-        wish = Settings(nodes, workers, least, steps=50, faults=3, kinds=kinds, version=OLDEST, pre_join_check=check)
-        outcome = simulate(seed, wish)
-        assert outcome.violation is None, f"seed {seed}: {outcome.violation}"
-        assert check == "Enforce" or not outcome.kept_out
-
-
 @pytest.mark.parametrize("least", [3, 1], ids=["fixed", "elastic"])
 @pytest.mark.parametrize("block", range(2))
 def test_workers_that_cannot_be_started_for_minutes_end_no_job(block: int, least: int) -> None:
@@ -179,10 +166,10 @@ ROLLOUTS = (tuple(rollout.KINDS), (*rollout.KINDS, "trainer dies", "node dies", 
 
 @pytest.mark.parametrize("kinds", ROLLOUTS, ids=["alone", "with faults"])
 @pytest.mark.parametrize("block", range(2))
-def test_another_version_comes_under_a_job_that_trains(kinds: tuple[str, ...], block: int) -> None:
+def test_operator_and_pods_are_rolled_out_under_a_job_that_trains(kinds: tuple[str, ...], block: int) -> None:
     for seed in range(block * 4, (block + 1) * 4):
         workers, least, nodes = SHAPES[seed % len(SHAPES)]
-        wish = Settings(nodes, workers, least, steps=50, faults=2 + seed % 3, kinds=kinds, version=OLDEST)
+        wish = Settings(nodes, workers, least, steps=50, faults=2 + seed % 3, kinds=kinds, encoded=True)
         outcome = simulate(seed, wish)
         assert outcome.violation is None, f"seed {seed}: {outcome.violation}"
 

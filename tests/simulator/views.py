@@ -69,7 +69,7 @@ class Connection:
     @property
     def hears_all(self) -> bool:
         """As `AgentConnection.hears_all`."""
-        return not self.line.lists_holders or desired_messages.hears_all(self.told)
+        return desired_messages.hears_all(self.told)
 
 
 def copy_request(copy: act.CopySave, watches: Mapping[HolderId, Watch]) -> said.RepairSave:

@@ -130,8 +130,6 @@ class Simulation:
         self.odd_saved: dict[RankSave, Mapping[str, Any]] = {}
         """What each save says of the odd steps before it."""
         self.cleaned = False
-        self.operator_version = self.pod_version = self.settings.version
-        """Of the next operator and of the next pod."""
         self.suspended_until = -1.0
         self.faults_until = 0.0
         self.struck: Counter[str] = Counter()

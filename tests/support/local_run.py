@@ -120,7 +120,7 @@ class Holder:
         """Fence and entries as of one moment."""
         admin = HolderAdmin(self.host, self.port, self.password)
         try:
-            here = HolderEndpoint(HolderId(self.node, admin.instance_of(job)), self.host, self.port, self.node)
+            here = HolderEndpoint(HolderId(self.node, admin.instance()), self.host, self.port, self.node)
         finally:
             admin.close()
         client = HolderClient(here, job, Credentials("", self.password))

@@ -18,7 +18,6 @@ from operator import attrgetter
 
 from aiohttp import web
 
-from surefoot.errors import ProtocolError
 from surefoot.protocol.bounds import max_records
 from surefoot.protocol.identities import WorkerId
 from surefoot.protocol.memory_server_list import HoldersTold, changes, told_steps
@@ -27,7 +26,6 @@ from surefoot.protocol.messages import (
     FromAgent,
     Heartbeat,
     Hello,
-    HolderChanges,
     Holders,
     ListPersistent,
     Refused,
@@ -64,10 +62,10 @@ LARGE_AT_A_TIME = 32
 """Large texts that are being written at a time: each stands in its connection's buffer once more."""
 
 
-def between(told: HoldersTold, wanted: HoldersTold, version: int | None) -> str | None:
+def between(told: HoldersTold, wanted: HoldersTold) -> str | None:
     """Encodes the difference of two holder lists; None: they are equal."""
     message = None if told is wanted else changes(told, wanted)
-    return None if message is None else encode(message, version)
+    return None if message is None else encode(message)
 
 
 class SharedTexts:
@@ -77,18 +75,16 @@ class SharedTexts:
     """
 
     def __init__(self) -> None:
-        self._texts: OrderedDict[tuple[int, int, int | None], tuple[HoldersTold, HoldersTold, str | None]] = (
-            OrderedDict()
-        )
+        self._texts: OrderedDict[tuple[int, int], tuple[HoldersTold, HoldersTold, str | None]] = OrderedDict()
         self.large = asyncio.Semaphore(LARGE_AT_A_TIME)
 
-    def between(self, told: HoldersTold, wanted: HoldersTold, version: int | None) -> str | None:
+    def between(self, told: HoldersTold, wanted: HoldersTold) -> str | None:
         """Encodes the difference once for all lines; None: they are equal."""
         if told is wanted:
             return None
-        key = (id(told), id(wanted), version)
+        key = (id(told), id(wanted))
         if key not in self._texts:
-            text = between(told, wanted, version)
+            text = between(told, wanted)
             self._texts[key] = (told, wanted, text)  # which keeps both, so that no other list gets their identity
             if len(self._texts) > MOST_TEXTS:
                 self._texts.popitem(last=False)
@@ -119,7 +115,6 @@ class AgentConnection:
         self.transport = request.transport
         self._queue: asyncio.Queue[str] = asyncio.Queue(queue_limit)
         self._told: Delivered = {}
-        self.version: int | None = None
         self.worker: WorkerId | None = None
         self.host: str | None = None
         """By which name it called this server."""
@@ -131,14 +126,9 @@ class AgentConnection:
                 raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     @property
-    def lists_holders(self) -> bool:
-        """Whether its version is told of holders by their changes."""
-        return self.version is None or self.version >= HolderChanges.SINCE
-
-    @property
     def hears_all(self) -> bool:
         """Whether it is told of every holder, needed or not."""
-        return not self.lists_holders or hears_all(self._told)
+        return hears_all(self._told)
 
     def tell(self, wanted: Iterable[ToAgent]) -> None:
         """Queues those of these messages that the agent lacks."""
@@ -148,19 +138,16 @@ class AgentConnection:
 
     def send(self, message: ToAgent) -> None:
         """Queues one message; a full queue cuts the connection."""
-        if isinstance(message, Assign | Holders) and self.lists_holders:
+        if isinstance(message, Assign | Holders):
             self._list_holders(message)
-            message = replace(message, holders=(), listed=True)
-        try:
-            self._put(encode(message, self.version))
-        except ProtocolError as error:
-            log.warning("cannot send to %s: %s", self.worker, error)
+            message = replace(message, holders=())
+        self._put(encode(message))
 
     def _list_holders(self, message: Assign | Holders) -> None:
         """Tells of the message's holders ahead of it, by what changes."""
         for before, after in told_steps(self._holders, self._all_listed, message):
             shared = not message.partial and after is message.holders
-            text = (self._shared.between if shared else between)(before, after, self.version)
+            text = (self._shared.between if shared else between)(before, after)
             if text is not None:
                 self._put(text)
         self._holders, self._all_listed = message.holders, not message.partial
@@ -204,7 +191,7 @@ class AgentConnection:
         """Sends a last message and closes; cuts after `wait_seconds`."""
         try:
             async with asyncio.timeout(wait_seconds):
-                await self._websocket.send_str(encode(message, self.version))
+                await self._websocket.send_str(encode(message))
                 await self._websocket.close()
         except (TimeoutError, ConnectionError, RuntimeError):
             self.cut()

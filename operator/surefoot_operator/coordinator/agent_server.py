@@ -33,7 +33,7 @@ from surefoot.protocol.messages import (
     UnreadableSave,
 )
 from surefoot.protocol.text import shown
-from surefoot.protocol.wire import OLDEST, SUBPROTOCOLS, decode, decode_versioned, version_of
+from surefoot.protocol.wire import decode
 from surefoot_operator import metrics
 from surefoot_operator.coordinator.agent_channel import AgentChannel, AgentConnection, SharedTexts
 from surefoot_operator.settings import CoordinatorSettings
@@ -391,13 +391,12 @@ class AgentServer:
     async def _agent(self, request: web.Request) -> web.StreamResponse:
         websocket = web.WebSocketResponse(
             timeout=self._settings.close_seconds,
-            protocols=SUBPROTOCOLS,
             max_msg_size=self._settings.message_bytes,
             compress=False,
         )
         await websocket.prepare(request)
         line = AgentConnection(websocket, request, self._settings.send_queue, self._shared)
-        line.version, line.host = version_of(websocket.ws_protocol), request.url.host
+        line.host = request.url.host
         self._open.add(line)
         try:
             await self._converse(websocket, line)
@@ -431,7 +430,7 @@ class AgentServer:
         """Reads and judges the hello. What is refused is counted by kind and logged with its sentence."""
         try:
             async with asyncio.timeout(self._settings.hello_seconds):
-                hello = await self._hello(websocket, line)
+                hello = await self._hello(websocket)
                 line.shard = shard = self._referrals.shard_of(hello.job)
                 elsewhere = "" if self._led[shard].is_set() else self._referrals.elsewhere(shard, line.host)
                 if elsewhere:
@@ -452,8 +451,6 @@ class AgentServer:
             text = f"no hello, or no answer about its token, within {self._settings.hello_seconds:g} s"
             return _refused("timeout", Refused(text, retry=True))
         except ProtocolError as error:
-            if line.version is None:
-                line.version = OLDEST  # whoever speaks none of ours is likeliest to read the oldest
             return _refused("protocol", Refused(str(error), retry=False))
         if self._jobs.get(hello.job) is not channel:
             # while its token was looked at: nobody would ever answer it there
@@ -480,17 +477,13 @@ class AgentServer:
                 await self._led[shard].wait()
         return self._led[shard].is_set()
 
-    async def _hello(self, websocket: web.WebSocketResponse, line: AgentConnection) -> Hello:
+    async def _hello(self, websocket: web.WebSocketResponse) -> Hello:
         frame = await websocket.receive()
         if frame.type is not WSMsgType.TEXT:
             raise ProtocolError(f"the first frame is {frame.type.name}, not a hello")
         if len(frame.data) > self._settings.hello_bytes:
             raise ProtocolError(f"the first message has {len(frame.data)} characters: a hello is never that long")
-        message, version = decode_versioned(frame.data)
-        if line.version is None:
-            line.version = version
-        if version != line.version:
-            raise ProtocolError(f"the hello speaks version {version}, the line was opened for {line.version}")
+        message = decode(frame.data)
         if not isinstance(message, Hello):
             raise ProtocolError(f"the first message is {type(message).__name__}, not Hello")
         check_hello(message)

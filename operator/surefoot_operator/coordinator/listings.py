@@ -90,8 +90,7 @@ class PartialListing:
 def taken(gathered: PartialListing, page: Listing, asked: ListPersistent, max_entries: int) -> PartialListing | None:
     """Adds a page; None where pages before it are missing.
 
-    A page that came before starts the answer anew. Only what was asked for is kept: older agents send manifests with
-    every answer.
+    A page that came before starts the answer anew. Only what was asked for is kept.
 
     Raises:
         OutOfBounds: the listing would have more than `max_entries` manifests, or has no end.

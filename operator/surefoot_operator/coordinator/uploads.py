@@ -25,8 +25,6 @@ from surefoot_operator.coordinator.pending_requests import (
 
 MOST_PROMOTED = 8
 """Checkpoints whose uploads are remembered; only the pinned one matters, the rest is history."""
-MOST_UNTOLD_FAILURES = 5
-"""Failed uploads of one save, each after several tries of its agent, before its silence on the cause is taken for damage."""
 
 
 def promote(orders: PendingRequests, shares: Mapping[WorkerId, PromoteSave]) -> PendingRequests:
@@ -55,9 +53,8 @@ def apply_reply(orders: PendingRequests, worker: WorkerId, message: Persisted) -
     """Records that a save was uploaded, or why it was not."""
     if message.error is not None:
         orders = _stumbled(_again(orders, worker, message.save), message.save)
-        bad = _seems_unreadable(orders, message.save) if message.unreadable is None else message.unreadable
         return with_failure(
-            _known_unreadable(orders, message.save) if bad else orders,
+            _known_unreadable(orders, message.save) if message.unreadable else orders,
             f"{worker} could not upload {message.save}: {message.error}",
         )
     checkpoint = message.save.checkpoint
@@ -77,16 +74,6 @@ def promotion_seconds(orders: PendingRequests, checkpoint: Checkpoint | None) ->
     """The slowest worker's seconds for a checkpoint's upload; None: not seen here."""
     spent = orders.promotion_times.get(checkpoint) if checkpoint is not None else None
     return max(spent.values()) if spent else None
-
-
-def _seems_unreadable(orders: PendingRequests, save: RankSave) -> bool:
-    """Whether only this save's own copies explain that its uploads fail.
-
-    For agents of a former version, which do not say why: the tier took other saves of the same checkpoint. Without this
-    a finished job would ask them for an hour, and fail.
-    """
-    others = orders.promoted.get(save.checkpoint, frozenset()) - {save}
-    return bool(others) and orders.stumbled.get(save, 0) >= MOST_UNTOLD_FAILURES
 
 
 def _known_unreadable(orders: PendingRequests, save: RankSave) -> PendingRequests:

@@ -352,7 +352,7 @@ class HolderProbe:
         drains: sealing it here, before its time, would refuse saves that may still arrive."""
         self.forget()
         place, run = self._place, self._shared.run
-        instance = await self._shared.converse(self._admin.instance_of(self._job))
+        instance = await self._shared.converse(self._admin.instance())
         tls = place.tls_ca is not None
         holder = HolderId(place.node, instance)
         endpoint = HolderEndpoint(holder, place.host, place.port, place.domain, tls, place.server)

@@ -25,7 +25,7 @@ from surefoot.errors import ConfigurationError, ProtocolError, SurefootError
 from surefoot.protocol.memory_server_list import HolderList
 from surefoot.protocol.messages import FromAgent, Heartbeat, Hello, Notice, Refused, ToAgent, Welcome
 from surefoot.protocol.timeouts import Backoff
-from surefoot.protocol.wire import SUBPROTOCOLS, decode, encode, version_of
+from surefoot.protocol.wire import decode, encode
 from surefoot.settings import AgentSettings
 from surefoot.task_set import until_one_ends
 
@@ -200,7 +200,6 @@ class CoordinatorClient:
         async with asyncio.timeout(_OPEN_SECONDS):
             websocket = await session.ws_connect(
                 self._addresses.now,
-                protocols=SUBPROTOCOLS,
                 heartbeat=_PING_SECONDS,
                 max_msg_size=_MESSAGE_BYTES,
                 ssl=self._trust,
@@ -210,9 +209,8 @@ class CoordinatorClient:
             if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
                 raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNHEARD_MILLISECONDS)
-            version = version_of(websocket.protocol)
             async with asyncio.timeout(_OPEN_SECONDS):
-                await websocket.send_str(encode(self._hello(), version))
+                await websocket.send_str(encode(self._hello()))
                 first = await self._next(websocket)
             if first is None:
                 return False
@@ -227,16 +225,14 @@ class CoordinatorClient:
             while self._notices:
                 outbox.put_nowait(self._notices.popleft())
             self._hear(first)
-            await self._talk(websocket, outbox, version)
+            await self._talk(websocket, outbox)
             return True
 
-    async def _talk(
-        self, websocket: aiohttp.ClientWebSocketResponse, outbox: asyncio.Queue[FromAgent], version: int | None
-    ) -> None:
+    async def _talk(self, websocket: aiohttp.ClientWebSocketResponse, outbox: asyncio.Queue[FromAgent]) -> None:
         tasks = [
             asyncio.create_task(self._listen(websocket)),
-            asyncio.create_task(self._pump(websocket, outbox, version)),
-            asyncio.create_task(self._beats(websocket, version)),
+            asyncio.create_task(self._pump(websocket, outbox)),
+            asyncio.create_task(self._beats(websocket)),
         ]
         await until_one_ends(tasks)
 
@@ -250,19 +246,14 @@ class CoordinatorClient:
             if message is not None:
                 self._hear(message)
 
-    async def _pump(
-        self, websocket: aiohttp.ClientWebSocketResponse, outbox: asyncio.Queue[FromAgent], version: int | None
-    ) -> None:
+    async def _pump(self, websocket: aiohttp.ClientWebSocketResponse, outbox: asyncio.Queue[FromAgent]) -> None:
         while self._outbox is outbox:
-            message = await outbox.get()
-            if version is None or getattr(message, "SINCE", 1) <= version:
-                # a coordinator of a former version does without what it does not know
-                await websocket.send_str(encode(message, version))
+            await websocket.send_str(encode(await outbox.get()))
 
-    async def _beats(self, websocket: aiohttp.ClientWebSocketResponse, version: int | None) -> None:
+    async def _beats(self, websocket: aiohttp.ClientWebSocketResponse) -> None:
         while True:
             self._changed.clear()
-            await websocket.send_str(encode(self._heartbeat(), version))
+            await websocket.send_str(encode(self._heartbeat()))
             try:
                 await asyncio.wait_for(self._changed.wait(), self._heartbeat_seconds)
             except TimeoutError:

@@ -132,7 +132,7 @@ class CoordinatorRequests:
         """Uploads in the background; an answer a save."""
         if self._job.persistent is None:
             for save in message.saves:
-                self._answer(Persisted(save, error=_NO_TIER, unreadable=False))
+                self._answer(Persisted(save, error=_NO_TIER))
             return
         self._may_begin = message.begin
         if self._promoter is None:

@@ -166,19 +166,13 @@ def left_of_plain(plain: Mapping[str, Any], lengths: Lengths) -> dict[int, list[
     found = {}
     for turn, told in plain.items():
         extents = list[Extent]()
-        if isinstance(told, str):
-            body = zlib.decompress(b64decode(told))
-            bits, numbers = body[: -(-len(lengths) // 8)], unpacked(body[-(-len(lengths) // 8) :])
-            shard = 0
-            for at in range(0, len(numbers), _WIDTH):
-                step, start, size, emitted, used = numbers[at : at + _WIDTH]
-                shard += step
-                extents.append(Extent(shard, start, None if size < 0 else start + size, emitted, used))
-        else:  # as former versions saved it
-            bits, others = b64decode(told[0]), told[1]
-            for at in range(0, len(others), _WIDTH):
-                shard, start, stop, emitted, used = others[at : at + _WIDTH]
-                extents.append(Extent(shard, start, None if stop < 0 else stop, emitted, used))
+        body = zlib.decompress(b64decode(told))
+        bits, numbers = body[: -(-len(lengths) // 8)], unpacked(body[-(-len(lengths) // 8) :])
+        shard = 0
+        for at in range(0, len(numbers), _WIDTH):
+            step, start, size, emitted, used = numbers[at : at + _WIDTH]
+            shard += step
+            extents.append(Extent(shard, start, None if size < 0 else start + size, emitted, used))
         whole = [s for s in range(len(lengths)) if bits[s // 8] >> s % 8 & 1]
         found[int(turn)] = extents + [Extent(shard, 0, lengths[shard]) for shard in whole]
     return found

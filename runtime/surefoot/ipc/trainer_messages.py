@@ -253,7 +253,7 @@ ToTrainer = (
     Attached | AllHolders | ArenaGiven | ArenaRefused | StagedSaves | SlotFreed | Barrier | SaveLevel | TellCollectives
 )
 
-_CODEC = Codec((*get_args(FromTrainer), *get_args(ToTrainer)), version=VERSION, oldest=VERSION)
+_CODEC = Codec((*get_args(FromTrainer), *get_args(ToTrainer)), VERSION)
 
 
 def encode(message: FromTrainer | ToTrainer) -> bytes:

@@ -391,7 +391,7 @@ class HolderClient:
             with explained(str(self), f"copying chunk {index} of {source} for {save}"):
                 return bool(self._wire.call("COPY", *named, "REPLACE"))
         except TierError as error:
-            # an account of before may not, a server that only speaks like Redis may not know it: it takes what is sent
+            # an account may not, a server that only speaks like Redis may not know it: it takes what is sent
             if isinstance(error, AccessRefused) or type(error) is TierError:
                 raise CopyRefused(str(error)) from error
             raise

@@ -19,7 +19,7 @@ from surefoot.errors import Fenced, HolderDamaged, OutOfBounds, ProtocolError, T
 from surefoot.memory_server import scripts
 from surefoot.memory_server.client import limits_of
 from surefoot.memory_server.connection import Credentials, Dialogue, Wire, explained, section_of, understood
-from surefoot.protocol.bounds import MAX_INDEX_BYTES, MAX_INDEX_ENTRIES, MAX_KEY_BYTES, MAX_LEFTOVER_KEYS
+from surefoot.protocol.bounds import MAX_INDEX_BYTES, MAX_INDEX_ENTRIES, MAX_LEFTOVER_KEYS
 from surefoot.protocol.checkpoints.records import CHUNK_BYTES, RankManifest
 from surefoot.protocol.identities import RankSave
 
@@ -188,18 +188,6 @@ class AdminCalls:
         with understood(self.where, "naming its run"):
             return (yield from self._info("server"))["run_id"][:INSTANCE_DIGITS]
 
-    def instance_of(self, job: str) -> Dialogue[str]:
-        """The instance that this run has for `job`.
-
-        A former operator gave it the whole run id, and it keeps that: renamed it would be another holder, agents would
-        be refused in the middle of a save, and its copies be lost.
-        """
-        doing = f"naming its run to job {job}"
-        with understood(self.where, doing), explained(self.where, doing):
-            run = (yield from self._info("server"))["run_id"]
-            named = (yield ("GETRANGE", scripts.instance_key(job), 0, MAX_KEY_BYTES)).decode()
-        return named if len(named) > INSTANCE_DIGITS and run == named else run[:INSTANCE_DIGITS]
-
     def process(self) -> Dialogue[tuple[str, int]]:
         """Instance and process id of the server that answers here."""
         with understood(self.where, "naming its process"):
@@ -212,13 +200,12 @@ class AdminCalls:
         The fence is `epoch` at least. Raises Fenced where a newer epoch rules: whoever asks is no longer the leader. An
         account without a user name is left out; that is for servers on loopback without accounts.
         """
-        instance = yield from self.instance_of(job)
+        instance = yield from self.instance()
         named = [scripts.fence_key(job), scripts.instance_key(job), scripts.absent_key(job)]
         doing = f"provisioning job {job}"
         with understood(self.where, doing), explained(self.where, doing):
-            wanted = (*scripts.ALL, *scripts.FORMER)
-            loaded = yield [("SCRIPT LOAD", script.source) for script in wanted]
-            for script, digest in zip(wanted, loaded, strict=True):
+            loaded = yield [("SCRIPT LOAD", script.source) for script in scripts.ALL]
+            for script, digest in zip(scripts.ALL, loaded, strict=True):
                 if isinstance(digest, Exception):
                     raise digest
                 if digest.decode() != script.sha:
@@ -335,9 +322,6 @@ class HolderAdmin:
 
     def instance(self) -> str:
         return self._wire.converse(self._calls.instance())
-
-    def instance_of(self, job: str) -> str:
-        return self._wire.converse(self._calls.instance_of(job))
 
     def process(self) -> tuple[str, int]:
         """Instance and process id of the server that answers here.

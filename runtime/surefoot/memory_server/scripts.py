@@ -25,14 +25,6 @@ if tonumber(ARGV[1]) < fence then return {'fenced', tostring(fence)} end
 """
 
 
-_GUARD_1 = """
-local fence = tonumber(redis.call('GET', KEYS[1]) or '-1')
-if redis.call('GET', KEYS[2]) ~= ARGV[2] then return {'replaced'} end
-if tonumber(ARGV[1]) < fence then return {'fenced', tostring(fence)} end
-"""
-"""As it was first written: see FORMER."""
-
-
 @dataclass(frozen=True, slots=True)
 class Script:
     """Defines a script: name for messages, source, and digest for EVALSHA."""
@@ -151,11 +143,6 @@ return {'ok'}
 """As DROP, of data that has no entry: one that was committed since it was looked at stays whole."""
 
 ALL = (PROVISION, SEAL, COMMIT, DROP, MARK, READ, LOOK, FIELDS, SWEEP)
-
-FORMER = tuple(Script(script.name, script.source.replace(_GUARD, _GUARD_1)) for script in (COMMIT, DROP, MARK))
-"""What agents of older versions call, as long as `wire.OLDEST` lets them in: they know a script by its digest, and a
-holder that restarts behind an upgrade of the operator is given its scripts by that operator. A text that changes comes
-here; a contract test holds which digests each version of the protocol needs."""
 
 
 # ---- keys ------------------------------------------------------------------------------------------------------------

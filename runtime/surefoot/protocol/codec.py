@@ -1,12 +1,8 @@
 """Encodes and decodes messages of frozen dataclasses as strictly typed JSON.
 
 Pure; for both lines (agent–coordinator, trainer–agent). A message carries its version and its type; whatever is
-unknown, missing, foreign or of another type is refused by name: a guessed field would let an old epoch's message be
-believed.
-
-How a version grows: a field that version N adds has `field(default=…, metadata={"since": N})` (`since(N, default)`), a
-whole message type has `SINCE: ClassVar[int] = N`. Towards an older peer such fields are left out and such messages are
-refused; from an older peer the fields take their defaults.
+unknown, missing, foreign, of another version or of another type is refused by name: a guessed field would let an old
+epoch's message be believed.
 
 msgspec reads what our own peers write, in microseconds. What it cannot take (a loss of NaN, as Python writes it), or
 what is foreign, is read again by Python's parser, which says what is wrong with it.
@@ -32,9 +28,8 @@ from surefoot.protocol.text import is_plain_json, plain, shown
 
 # ---- strict types ----------------------------------------------------------------------------------------------------
 # Reads frozen dataclasses from JSON, strictly typed by msgspec. What does not fit is named by path and value. A
-# dataclass cannot refuse foreign fields, be renamed or be of an older version: its *mirror* can, a msgspec struct made
-# from its type hints once. Without one engine for messages, statuses and records each would have its own idea of what a
-# number is.
+# dataclass cannot refuse foreign fields or be renamed: its *mirror* can, a msgspec struct made from its type hints
+# once. Without one engine for messages, statuses and records each would have its own idea of what a number is.
 
 T = TypeVar("T")
 
@@ -48,9 +43,8 @@ _KINDS = {bool: "bool", int: "int", float: "float", str: "str", list: "array", d
 
 @dataclass(frozen=True, slots=True)
 class JsonShape:
-    """How a dataclass is written; `version`: without later fields, None: all."""
+    """How a dataclass is written."""
 
-    version: int | None = None
     foreign: bool = False
     """Whether fields that it does not have are passed over; else they are refused."""
     rename: Callable[[str], str] | None = None
@@ -68,11 +62,6 @@ class Misfit(Exception):
         self.path = path
         self.why = why
         self.foreign = foreign
-
-
-def since_of(field: dataclasses.Field[Any]) -> int:
-    """The version that added a field."""
-    return int(field.metadata.get("since", 1))
 
 
 def hints_of(cls: type[Any]) -> Mapping[str, Any]:
@@ -97,7 +86,7 @@ def _hints(cls: Hashable) -> Mapping[str, Any]:
 def _mirror(known: Hashable, shape: JsonShape, tag: str | None) -> type[msgspec.Struct]:
     cls = typing.cast(type[Any], known)
     flat = [field.name for field in dataclasses.fields(cls) if FLAT in field.metadata]
-    fields = [*([] if tag is None else [("v", int, shape.version)]), *_fields(cls, shape)]
+    fields = [*([] if tag is None else [("v", int)]), *_fields(cls, shape)]
     fields.sort(key=lambda one: len(one) > 2)  # those with a default may not stand before others
     return msgspec.defstruct(
         cls.__name__,
@@ -134,7 +123,7 @@ def _fields(cls: type[Any], shape: JsonShape) -> Iterator[Any]:
         hint = hints_of(cls)[field.name]
         if FLAT in field.metadata:
             yield from _fields(hint, shape)
-        elif shape.version is None or since_of(field) <= shape.version:
+        else:
             mirrored = _mirrored(hint, shape)
             yield field.name, mirrored, *_default(field, mirrored)
 
@@ -231,64 +220,44 @@ def _told(sentence: str, value: object, hint: Any) -> str:
 # ---- codec -----------------------------------------------------------------------------------------------------------
 
 
-def since(version: int, default: Any) -> Any:
-    """A dataclass field that `version` added; older peers do without it."""
-    return dataclasses.field(default=default, metadata={"since": version})
-
-
 def flat(default: Any) -> Any:
     """A dataclass field whose own fields are written into the message."""
     return dataclasses.field(default=default, metadata={FLAT: True})
 
 
 class Codec:
-    """Encodes and decodes a closed set of messages in several versions."""
+    """Encodes and decodes a closed set of messages in one version."""
 
-    def __init__(
-        self, message_types: Sequence[type[Any]], version: int, oldest: int, plain_texts: bool = False
-    ) -> None:
+    def __init__(self, message_types: Sequence[type[Any]], version: int, plain_texts: bool = False) -> None:
         """`plain_texts`: control characters of every text that is read are written out."""
         self._types = {cls.__name__: cls for cls in message_types}
         self._version = version
-        self._oldest = oldest
         self._plain_texts = plain_texts
-        self._decoders = {f'{{"v":{n},': (n, _decoder(message_types, n)) for n in range(oldest, version + 1)}
+        self._beginning = f'{{"v":{version},'
+        mirrors = tuple(mirror(cls, tag=cls.__name__) for cls in message_types)
+        self._decoder = msgspec.json.Decoder(Union[mirrors])  # noqa: UP007  made of a list
 
-    def encode(self, message: Any, version: int | None = None) -> str:
-        """Encodes a message as JSON of `version` (None: the newest).
-
-        Raises ProtocolError for a message that this version does not have: the caller asks first, or does without.
-        """
-        version = self._version if version is None else version
+    def encode(self, message: Any) -> str:
+        """Encodes a message as JSON."""
         cls = type(message)
-        self._check_version(version, cls.__name__)
-        if _since(cls) > version:
-            raise ProtocolError(f"{cls.__name__} came with version {_since(cls)}, this peer speaks {version}")
         body = msgspec.to_builtins(message)
-        if version < self._version:
-            _leave_out(cls, body, version)
         for field in dataclasses.fields(cls):
             if FLAT in field.metadata:
                 body |= body.pop(field.name)
-        return json.dumps({"v": version, "type": cls.__name__, **body}, separators=(",", ":"))
+        return json.dumps({"v": self._version, "type": cls.__name__, **body}, separators=(",", ":"))
 
     def decode(self, text: str | bytes) -> Any:
         """Decodes a message; raises ProtocolError that names what is foreign."""
-        return self.decode_versioned(text)[0]
-
-    def decode_versioned(self, text: str | bytes) -> tuple[Any, int]:
-        """Decodes a message and its version; raises ProtocolError as `decode` does."""
         try:
             text = text if isinstance(text, str) else text.decode()
-            version, decoder = self._decoders[text[: text.find(",") + 1]]
-            if not self._plain_texts or is_plain_json(text):
-                made = decoder.decode(text)
-                return restored(self._types[type(made).__name__], made), version
-        except (KeyError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
+            if text.startswith(self._beginning) and (not self._plain_texts or is_plain_json(text)):
+                made = self._decoder.decode(text)
+                return restored(self._types[type(made).__name__], made)
+        except (ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
             pass  # not as our peers write it: right all the same, or refused by name
         return self._read(text)
 
-    def _read(self, text: str | bytes) -> tuple[Any, int]:
+    def _read(self, text: str | bytes) -> Any:
         try:
             bounds.check_json("a message", text, bounds.MAX_PAGE_CHARACTERS, bounds.MAX_MESSAGE_VALUES)
             body = json.loads(text)
@@ -299,11 +268,14 @@ class Codec:
         version, name = body.get("v"), body.get("type")
         if type(version) is not int:
             raise ProtocolError(f"message {shown(name)} has version {shown(version)}, which is not a whole number")
-        self._check_version(version, name)
+        if version != self._version:
+            raise ProtocolError(
+                f"message {shown(name)} speaks version {shown(version)}, this side {self._version}: upgrade the older one"
+            )
         cls = self._types.get(name) if isinstance(name, str) else None
-        if cls is None or _since(cls) > version:
+        if cls is None:
             raise ProtocolError(f"no message of version {version} is called {shown(name)}")
-        wanted = mirror(cls, JsonShape(version), cls.__name__)
+        wanted = mirror(cls, tag=cls.__name__)
         try:
             made = check(wanted, body)
             if self._plain_texts:  # behind the check, which knows how deep a message can be
@@ -311,46 +283,7 @@ class Codec:
         except Misfit as misfit:
             of_version = f" in version {version}" if misfit.foreign is not None else ""
             raise ProtocolError(f"{cls.__name__}{misfit.path} {misfit.why}{of_version}") from misfit
-        return restored(cls, made), version
-
-    def _check_version(self, version: int, name: object) -> None:
-        if not self._oldest <= version <= self._version:
-            spoken = f"{self._oldest} to {self._version}"
-            raise ProtocolError(
-                f"message {shown(name)} speaks version {shown(version)}, this side {spoken}: upgrade the older one"
-            )
-
-
-def _decoder(message_types: Sequence[type[Any]], version: int) -> msgspec.json.Decoder[Any]:
-    spoken = tuple(mirror(cls, JsonShape(version), cls.__name__) for cls in message_types if _since(cls) <= version)
-    return msgspec.json.Decoder(Union[spoken])  # noqa: UP007  made of a list
-
-
-def _since(cls: type[Any]) -> int:
-    return int(getattr(cls, "SINCE", 1))
-
-
-def _leave_out(cls: type[Any], body: dict[str, Any], version: int) -> None:
-    """Takes out of `body` what came after `version`."""
-    for field in dataclasses.fields(cls):
-        if since_of(field) > version:
-            del body[field.name]
-        else:
-            for inner in _dataclasses_in(hints_of(cls)[field.name]):
-                for one in _mappings_in(body[field.name]):
-                    _leave_out(inner, one, version)
-
-
-def _dataclasses_in(hint: Any) -> list[type[Any]]:
-    if dataclasses.is_dataclass(hint):
-        return [typing.cast(type[Any], hint)]
-    return [cls for argument in typing.get_args(hint) for cls in _dataclasses_in(argument)]
-
-
-def _mappings_in(body: Any) -> list[dict[str, Any]]:
-    if isinstance(body, dict):
-        return [body]
-    return [one for item in body for one in _mappings_in(item)] if isinstance(body, (list, tuple)) else []
+        return restored(cls, made)
 
 
 def _written_out(value: Any) -> Any:

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
-from surefoot.protocol.codec import since
-
 
 @dataclass(frozen=True, slots=True, order=True)
 class Checkpoint:
@@ -109,9 +107,9 @@ class HolderEndpoint:
     host: str
     port: int
     domain: str
-    tls: bool = since(2, default=False)
+    tls: bool = False
     """Whether it speaks TLS, and nothing else."""
-    server: int = since(3, default=0)
+    server: int = 0
     """Which of its node's servers it is, from 0."""
 
     @property

@@ -2,7 +2,7 @@
 
 Both ends, pure. At two thousand nodes the list is hundreds of kilobytes: an agent is told of what it needs of it, and
 where it needs more of all, as a message that is the same for others; each once on a connection, and by its changes from
-then on. Assignments leave it out (`listed`).
+then on. Assignments leave it out.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class HolderList:
         if isinstance(message, HolderChanges):
             self._change(message)
             return None
-        if isinstance(message, Assign | Holders) and message.listed:
-            return replace(message, holders=self._sorted, listed=False)
+        if isinstance(message, Assign | Holders):
+            return replace(message, holders=self._sorted)
         return message
 
     def _change(self, told: HolderChanges) -> None:

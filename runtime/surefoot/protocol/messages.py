@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Literal
 
 from surefoot.protocol.checkpoints.completeness import LeftOut
-from surefoot.protocol.codec import flat, since
+from surefoot.protocol.codec import flat
 from surefoot.protocol.hangs import Collective, RankPlace
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob, RankSave
 from surefoot.protocol.progress import NOTHING_TOLD, Progress
@@ -45,7 +45,6 @@ class NodeHealth:
     Said on every connection, at each change, and every few minutes.
     """
 
-    SINCE: ClassVar[int] = 3
     findings: tuple[NodeFinding, ...] = ()
     clock_seconds: float = 0.0
     """Unix time by the node's own clock."""
@@ -60,7 +59,6 @@ class NodeHealth:
 class HoldersWanted:
     """Asks for all holders of `epoch`; those told of do not suffice."""
 
-    SINCE: ClassVar[int] = 3
     epoch: int
 
 
@@ -75,13 +73,12 @@ class StuckRanks:
     Stack and I/O were the same in two looks, unless something `moves`, or may: no proof of a hang, and yet who is elsewhere.
     """
 
-    SINCE: ClassVar[int] = 3
     epoch: int
     step: int
     """Last step that every local rank had finished."""
     places: tuple[RankPlace, ...] = ()
     moves: bool = False
-    collectives: tuple[Collective, ...] = since(3, ())
+    collectives: tuple[Collective, ...] = ()
     """Of all these ranks, where two looks found the same; none where a rank's flight recorder is silent."""
 
 
@@ -165,7 +162,7 @@ class Heartbeat:
     """Newest checkpoint all of whose local rank saves are committed."""
     copies: int = 0
     """On how many holders `saved` is."""
-    leaving: bool = since(2, False)
+    leaving: bool = False
     """This worker was told to end: by the deletion of its pod, or by its node alone, which nobody else may have seen."""
 
 
@@ -183,11 +180,11 @@ class Exited:
     secondary: bool
     """The error is the echo of another rank's death (its connection broke)."""
     step: int
-    kind: Literal["failed", "hang"] = since(2, "failed")
+    kind: Literal["failed", "hang"] = "failed"
     """hang: the agent ended its trainers, none of which made a step for too long."""
-    detail: str = since(2, "")
+    detail: str = ""
     """More lines for people, as where each rank stood. Whoever keeps them shortens them."""
-    oom: Literal["", "limit", "node"] = since(3, "")
+    oom: Literal["", "limit", "node"] = ""
     """The kernel's OOM killer ended it: by the container's own limit, or because the node's memory was used up."""
 
 
@@ -242,10 +239,10 @@ class Listing:
     manifests: tuple[str, ...] = ()
     layouts: dict[str, str] = field(default_factory=dict)
     error: str | None = None
-    left_out: tuple[LeftOut, ...] = since(2, ())
-    page: int = since(2, 0)
-    more: bool = since(2, False)
-    newest_epoch: int = since(3, 0)
+    left_out: tuple[LeftOut, ...] = ()
+    page: int = 0
+    more: bool = False
+    newest_epoch: int = 0
     """The newest epoch that the tier has a save or a claim of, apart from the claim that was asked for; 0: none."""
 
 
@@ -265,9 +262,8 @@ class Persisted:
     error: str | None = None
     bytes: int = 0
     seconds: float = 0.0
-    unreadable: bool | None = since(3, None)
-    """Every copy in memory answered, and each is damaged or lacks a part: asking again finds the same. None: an agent
-    of a former version cannot say."""
+    unreadable: bool = False
+    """Every copy in memory answered, and each is damaged or lacks a part: asking again finds the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,9 +308,9 @@ class Refused:
 
     reason: str
     retry: bool
-    after_seconds: float = since(2, 0.0)
+    after_seconds: float = 0.0
     """Not sooner than this, where many come at once; 0: as the agent likes."""
-    address: str = since(3, "")
+    address: str = ""
     """Where the agent's job is led, if elsewhere; empty: ask here again."""
 
 
@@ -348,21 +344,20 @@ class Assign:
     store: str | None
     """host:port once known; the trainers wait for it."""
     holders: tuple[HolderEndpoint, ...]
-    """Provisioned holders: every one, or with `partial` those that this worker needs as far as is known."""
+    """Provisioned holders: every one, or with `partial` those that this worker needs as far as is known. A connection
+    leaves them out: they are those that `HolderChanges` told of on it."""
     targets: tuple[HolderId, ...]
     """Where this worker's saves go, the local one first."""
     replicas: int
     older_job: OlderJob | None = None
     """Where the parent lies, if it is an older job's."""
-    listed: bool = since(3, False)
-    """`holders` are left out: they are those that `HolderChanges` told of on this line."""
-    skip_steps: int = since(3, 0)
+    skip_steps: int = 0
     """Loaders leave out the batches of so many steps behind the parent: what was read there spoiled a world before."""
-    unseen: bool = since(3, False)
+    unseen: bool = False
     """The coordinator reaches none of `holders`: this agent drops old saves from them, as where no coordinator is."""
-    partial: bool = since(3, False)
+    partial: bool = False
     """There are more than `holders`, which may have what these lack: `HoldersWanted` asks for all."""
-    rank_targets: tuple[tuple[HolderId, ...], ...] = since(3, ())
+    rank_targets: tuple[tuple[HolderId, ...], ...] = ()
     """By local rank, where nodes run several servers: those where its saves go in place of `targets`."""
 
     @property
@@ -385,15 +380,14 @@ class Holders:
 
     epoch: int
     holders: tuple[HolderEndpoint, ...]
+    """As in `Assign`."""
     targets: tuple[HolderId, ...]
     replicas: int
-    listed: bool = since(3, False)
+    unseen: bool = False
     """As in `Assign`."""
-    unseen: bool = since(3, False)
+    partial: bool = False
     """As in `Assign`."""
-    partial: bool = since(3, False)
-    """As in `Assign`."""
-    rank_targets: tuple[tuple[HolderId, ...], ...] = since(3, ())
+    rank_targets: tuple[tuple[HolderId, ...], ...] = ()
     """As in `Assign`."""
 
     def targets_of(self, local: int) -> tuple[HolderId, ...]:
@@ -405,7 +399,6 @@ class Holders:
 class HolderChanges:
     """Changes the list of holders sent on this connection; see `memory_server_list`."""
 
-    SINCE: ClassVar[int] = 3
     added: tuple[tuple[str, str, str, int, str, bool, int], ...]
     """Node, instance, host, port, domain (empty: the node's name), whether it speaks TLS, and server; also of one that moved."""
     gone: tuple[HolderId, ...] = ()
@@ -417,15 +410,15 @@ class ListPersistent:
 
     request: int
     older_job: OlderJob | None = None
-    manifests: bool = since(2, True)
+    manifests: bool = True
     """Whether manifests are wanted; else the layout records alone."""
-    layouts: tuple[str, ...] | None = since(2, None)
+    layouts: tuple[str, ...] | None = None
     """Digests of the layout records that are wanted; None: of every one that a manifest names."""
-    begin: bool = since(3, True)
+    begin: bool = True
     """A folder that is not there may be made: the job has no checkpoint in it that it could hide."""
-    claim_epoch: int = since(3, 0)
+    claim_epoch: int = 0
     """Claim this epoch in the tier before listing it; 0: none."""
-    claim_ticket: str = since(3, "")
+    claim_ticket: str = ""
     """What the claim says: whose it is, where it is there already."""
 
 
@@ -438,7 +431,7 @@ class RepairSave:
     save: RankSave
     source: HolderId
     target: HolderId
-    endpoints: tuple[HolderEndpoint, ...] = since(3, ())
+    endpoints: tuple[HolderEndpoint, ...] = ()
     """Where both answer: an agent need not have been told of them."""
 
 
@@ -452,7 +445,7 @@ class PromoteSave:
     epoch: int
     saves: tuple[RankSave, ...]
     round: int = 0
-    begin: bool = since(3, True)
+    begin: bool = True
     """As in `ListPersistent`."""
 
 

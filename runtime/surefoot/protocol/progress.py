@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from surefoot.protocol.checkpoints.save_state import NOTHING_SETTLED, Settled
-from surefoot.protocol.codec import since
 
 # ---- loss anomalies --------------------------------------------------------------------------------------------------
 # Judges a step's loss, or gradient norm, by the steps before it. Pure; trainers judge each of their steps by it. A
@@ -84,10 +83,7 @@ class OddSteps:
 
     @classmethod
     def of_saved(cls, values: Mapping[str, Any]) -> OddSteps:
-        """Reads what a checkpoint says of steps before it.
-
-        One of an older version says nothing.
-        """
+        """Reads what a checkpoint says of steps before it; nothing if none was odd."""
         found = {name: values[name] for name in ("last", "since", "kind", "text") if name in values}
         return cls(**found)
 
@@ -191,35 +187,35 @@ class Progress:
     """How long the last save held the training up."""
     restored_from: str | None = None
     """A word of `protocol.checkpoints.save_state`; None before."""
-    save_bytes: int = since(2, 0)
+    save_bytes: int = 0
     """What one save takes; 0: not known yet."""
-    unstaged: str = since(2, "")
+    unstaged: str = ""
     """Why a rank has no memory to stage saves in; empty: each has."""
-    settled: Settled = since(2, NOTHING_SETTLED)  # noqa: RUF009  it makes a field, and its default is frozen
+    settled: Settled = NOTHING_SETTLED
     """Which saves are not there, and never will be."""
-    ended: tuple[int, ...] = since(2, ())
+    ended: tuple[int, ...] = ()
     """Ranks that ended with code 0, said before anybody can be hurt by it."""
-    loss_is_finite: bool | None = since(3, None)
+    loss_is_finite: bool | None = None
     """Whether the losses of the last step that told any are numbers, on every rank."""
-    passes: float | None = since(3, None)
+    passes: float | None = None
     """Passes over the data that are consumed, the share of the present one included; of a worker, the mean of its ranks."""
-    step_samples: int | None = since(3, None)
+    step_samples: int | None = None
     """Samples that the last step consumed; of a worker, of all its ranks."""
-    paused: str = since(3, "")
+    paused: str = ""
     """Why no step is to be expected now, in the script's own word ("evaluation"); empty: one is."""
-    pause_seconds: float | None = since(3, None)
+    pause_seconds: float | None = None
     """How long that may take, where the script said so."""
-    odd_step: int = since(3, 0)
+    odd_step: int = 0
     """The newest step whose loss or gradient norm was no number, or out of its band; 0: none."""
-    odd_since: int = since(3, 0)
+    odd_since: int = 0
     """The first step of the unbroken run of such steps that `odd_step` belongs to."""
-    odd_kind: Oddity = since(3, "")  # noqa: RUF009  it makes a field
+    odd_kind: Oddity = ""
     """What was wrong at `odd_step`; of a worker, the worst of its ranks."""
-    odd_text: str = since(3, "")
+    odd_text: str = ""
     """The same for people, with the numbers."""
-    offered: int = since(3, 0)
+    offered: int = 0
     """The step whose state the program had saved, or tried to, when it ended; of a worker, of all its ranks; 0: none."""
-    paces: tuple[RankPace, ...] = since(3, ())
+    paces: tuple[RankPace, ...] = ()
     """How often its ranks were found at work in this epoch; empty: nothing new."""
 
     def after(self, before: Progress) -> Progress:
@@ -227,16 +223,13 @@ class Progress:
 
         Steps and restores are never taken back, and a loss stays until the next.
         """
-        finite = self.loss_is_finite
-        if finite is None and self.loss is not None:
-            finite = math.isfinite(self.loss)  # versions before 3 told the loss alone
         kept: dict[str, Any] = {
             "step": max(self.step, before.step),
             "restored": self.restored or before.restored,
             "restored_from": self.restored_from or before.restored_from,
             "step_seconds": before.step_seconds if self.step_seconds is None else self.step_seconds,
             "loss": before.loss if self.loss is None else self.loss,
-            "loss_is_finite": before.loss_is_finite if finite is None else finite,
+            "loss_is_finite": before.loss_is_finite if self.loss_is_finite is None else self.loss_is_finite,
             "passes": before.passes if self.passes is None else self.passes,
             "step_samples": before.step_samples if self.step_samples is None else self.step_samples,
         }

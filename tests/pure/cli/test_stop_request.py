@@ -59,7 +59,7 @@ def test_a_stop_at_any_moment_arrives() -> None:
                     RaisesInItsDestructor()
                     admin = HolderAdmin("127.0.0.1", 1, "x", 1.0)
                     try:
-                        admin.instance_of("job")
+                        admin.instance()
                     except (SurefootError, ValueError):
                         pass
                     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -29,7 +28,6 @@ from surefoot.protocol.messages import (
     UnreadableSave,
 )
 from surefoot.protocol.progress import Progress
-from surefoot.protocol.wire import decode, encode
 from surefoot_operator.coordinator.barrier import update_barrier
 from surefoot_operator.coordinator.desired_messages import Delivered, desired_messages, desired_state, outbox_diff
 from surefoot_operator.coordinator.sessions import (
@@ -143,18 +141,6 @@ def test_progress_is_not_taken_back_within_an_epoch_and_forgotten_with_it() -> N
     assert later.progress == replace(full, save_bytes=9)
     (begun,) = seen(heard(sessions, A, Heartbeat(3, 3, True), 1003.0))
     assert begun.progress == Progress()
-
-
-@pytest.mark.parametrize(("loss", "finite"), [(2.5, True), (math.nan, False), (math.inf, False), (None, None)])
-def test_an_agent_of_version_2_tells_by_its_loss_whether_that_is_a_number(
-    loss: float | None, finite: bool | None
-) -> None:
-    text = encode(Heartbeat(2, 2, True, Progress(45, loss, loss_is_finite=finite)), 2)
-    assert "loss_is_finite" not in text
-    told = decode(text)
-    assert isinstance(told, Heartbeat)
-    (found,) = seen(heard(talking(0), A, told, 1001.0))
-    assert found.progress.loss_is_finite is finite
 
 
 def test_facts_of_an_epoch_stay_after_its_trainers_stopped_and_end_with_the_next() -> None:

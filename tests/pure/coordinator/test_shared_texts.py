@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any, cast
 
@@ -10,7 +9,6 @@ import pytest
 
 from support.builders import endpoint, member
 from support.fakes.fake_agent import hello
-from surefoot.protocol import wire
 from surefoot.protocol.identities import HolderEndpoint, WorkerId
 from surefoot.protocol.memory_server_list import HolderList, changes, told_steps
 from surefoot.protocol.messages import Assign, Holders, HoldersWanted
@@ -36,12 +34,12 @@ def ruled(
 class Texts(AgentConnection):
     """A connection that keeps the texts that it would send."""
 
-    def __init__(self, shared: SharedTexts, version: int) -> None:
+    def __init__(self, shared: SharedTexts) -> None:
         class Request:
             transport = None
 
         super().__init__(cast(Any, None), cast(Any, Request()), 1, shared)
-        self.version, self.sent = version, list[str]()
+        self.sent = list[str]()
         self.holders = HolderList()
 
     def _put(self, text: str) -> None:
@@ -56,11 +54,11 @@ ALL = HolderScope(few=len(HOLDERS))
 """Every agent is told of all holders."""
 
 
-def joined(version: int, scope: HolderScope = ALL) -> tuple[AgentChannel, list[Texts]]:
+def joined(scope: HolderScope = ALL) -> tuple[AgentChannel, list[Texts]]:
     channel, shared = AgentChannel("job-1", 0.5, lambda: 1000.0, lambda urgent: None), SharedTexts()
     channel.know(WorkerId(i, 1) for i in range(COUNT))
     channel.rule(ruled(scope=scope))
-    lines = [Texts(shared, version) for _ in range(COUNT)]
+    lines = [Texts(shared) for _ in range(COUNT)]
     for i, line in enumerate(lines):
         channel.join(hello(i, incarnation=MEMBERS[i].incarnation, epoch=1, stopped=1), line)
     return channel, lines
@@ -70,19 +68,19 @@ def test_the_list_of_holders_is_encoded_once_and_shared(monkeypatch: pytest.Monk
     encoded = []
     encode = agent_channel.encode
     monkeypatch.setattr(agent_channel, "encode", lambda *given: encoded.append(given) or encode(*given))
-    channel, lines = joined(wire.VERSION)
-    assert len([message for message, *_ in encoded if type(message).__name__ == "HolderChanges"]) == 1
+    channel, lines = joined()
+    assert len([message for (message,) in encoded if type(message).__name__ == "HolderChanges"]) == 1
     lists = [next(text for text in line.sent if '"HolderChanges"' in text) for line in lines]
     assert all(text is lists[0] for text in lists)
     for line in lines:
         (mine,) = (m for m in line.heard() if isinstance(m, Assign))
         assert mine.holders == HOLDERS
     channel.rule(ruled(HOLDERS[:-1]))
-    assert len([message for message, *_ in encoded if type(message).__name__ == "HolderChanges"]) == 2
+    assert len([message for (message,) in encoded if type(message).__name__ == "HolderChanges"]) == 2
 
 
 def test_a_change_that_does_not_concern_a_worker_costs_it_less_than_a_kilobyte() -> None:
-    channel, lines = joined(wire.VERSION)
+    channel, lines = joined()
     for line in lines:
         line.heard()
     channel.rule(ruled(HOLDERS[:-1]))
@@ -100,15 +98,6 @@ def test_a_change_that_does_not_concern_a_worker_costs_it_less_than_a_kilobyte()
         assert told.holders == HOLDERS[:-1]
 
 
-def test_an_agent_of_the_version_before_hears_its_holders_with_its_assignment() -> None:
-    _, lines = joined(wire.OLDEST)
-    assert not any('"HolderChanges"' in text for line in lines for text in line.sent)
-    told = [json.loads(text) for text in lines[0].sent]
-    (mine,) = (body for body in told if body["type"] == "Assign")
-    assert len(mine["holders"]) == len(HOLDERS)
-    assert "listed" not in mine
-
-
 # ---- some of the holders ----------------------------------------------------------------------------------------------
 
 NARROW = HolderScope()
@@ -119,7 +108,7 @@ def words_of(line: Texts) -> tuple[Assign | Holders, ...]:
 
 
 def test_an_agent_hears_of_what_its_worker_needs_and_whoever_keeps_house_of_all() -> None:
-    channel, lines = joined(wire.VERSION, NARROW)
+    channel, lines = joined(NARROW)
     assert all(sum(map(len, line.sent)) < 1500 for line in lines[1:])
     (first,), *others = map(words_of, lines)
     assert (first.holders, first.partial) == (HOLDERS, False)
@@ -132,7 +121,7 @@ def test_an_agent_hears_of_what_its_worker_needs_and_whoever_keeps_house_of_all(
 
 
 def test_who_asks_is_told_of_all_holders_in_a_text_that_is_the_same_for_others() -> None:
-    channel, lines = joined(wire.VERSION, NARROW)
+    channel, lines = joined(NARROW)
     for line in lines:
         line.heard()
     for line in lines[2:4]:
@@ -152,7 +141,7 @@ def test_who_asks_is_told_of_all_holders_in_a_text_that_is_the_same_for_others()
 
 
 def test_a_holder_that_went_is_not_among_all_that_are_told_later() -> None:
-    _, lines = joined(wire.VERSION, NARROW)
+    _, lines = joined(NARROW)
     (before,) = words_of(lines[2])
     left = tuple(one for one in HOLDERS if one != before.holders[0])
     # begun from what it knew, the agent ends with those that are left
@@ -164,22 +153,15 @@ def test_a_holder_that_went_is_not_among_all_that_are_told_later() -> None:
         changed = changes(*steps)
         if changed is not None:
             assert known.heard(changed) is None
-    told = known.heard(Holders(1, (), (), 2, listed=True))
+    told = known.heard(Holders(1, (), (), 2))
     assert isinstance(told, Holders)
     assert told.holders == left
 
 
 def test_an_agent_that_came_anew_is_asked_again_what_it_wants() -> None:
-    channel, lines = joined(wire.VERSION, NARROW)
+    channel, lines = joined(NARROW)
     channel.hear(lines[2], HoldersWanted(1))
-    again = Texts(SharedTexts(), wire.VERSION)
+    again = Texts(SharedTexts())
     channel.join(hello(2, incarnation=MEMBERS[2].incarnation, epoch=1, stopped=1), again)
     (told,) = words_of(again)
     assert told.partial
-
-
-def test_an_agent_of_the_version_before_is_told_of_all_holders() -> None:
-    _, lines = joined(wire.OLDEST, NARROW)
-    for line in lines:
-        (mine,) = words_of(line)
-        assert mine.holders == HOLDERS

@@ -325,10 +325,8 @@ def test_packed_integers_come_back(numbers: list[int]) -> None:
     assert unpacked(packed(numbers)) == numbers
 
 
-def test_what_was_left_is_read_as_former_versions_saved_it() -> None:
+def test_what_was_left_comes_back_as_it_was_saved() -> None:
     lengths, extents = (5, None, 7), [Extent(2, 3, 6, 1, 4), Extent(1, 2, None), Extent(0, 0, 5)]
-    had = {"4": ["AQ==", [2, 3, 6, 1, 4, 1, 2, -1, 0, 0]]}
-    assert left_of_plain(had, lengths) == {4: extents}
     assert left_of_plain(left_as_plain({4: extents}, lengths), lengths) == {4: extents}
 
 

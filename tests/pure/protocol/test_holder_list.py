@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.builders import endpoint
 from surefoot.errors import ProtocolError
 from surefoot.protocol.identities import HolderEndpoint, HolderId
 from surefoot.protocol.memory_server_list import HolderList, HoldersTold, changes
@@ -25,8 +24,8 @@ _LISTS = st.lists(_ENDPOINTS, max_size=6, unique_by=lambda e: e.holder).map(
 )
 
 
-def assigned(holders: HoldersTold, listed: bool) -> Assign:
-    return Assign(2, 8, 0, 8, 0, 1, 0, None, (), "t", True, None, holders, (), 2, listed=listed)
+def assigned(holders: HoldersTold) -> Assign:
+    return Assign(2, 8, 0, 8, 0, 1, 0, None, (), "t", True, None, holders, (), 2)
 
 
 @given(st.lists(_LISTS, max_size=5))
@@ -38,16 +37,10 @@ def test_a_line_knows_what_was_meant_after_each_change(lists: list[HoldersTold])
             read = decode(encode(change))
             assert isinstance(read, HolderChanges)
             assert line.heard(read) is None
-        assert line.heard(assigned((), listed=True)) == assigned(wanted, listed=False)
-        assert line.heard(Holders(2, (), (), 2, listed=True)) == Holders(2, wanted, (), 2)
+        assert line.heard(assigned(())) == assigned(wanted)
+        assert line.heard(Holders(2, (), (), 2)) == Holders(2, wanted, (), 2)
         assert changes(wanted, wanted) is None
         told = wanted
-
-
-def test_an_assignment_that_brings_its_holders_is_taken_as_it_is() -> None:
-    """As coordinators of the version before send it."""
-    line, whole = HolderList(), assigned((endpoint("n0"), endpoint("n1")), listed=False)
-    assert line.heard(whole) is whole
 
 
 def test_a_holder_that_goes_and_was_never_told_of_ends_the_line() -> None:

@@ -21,7 +21,6 @@ from simulator.mutations.slowing import SLOWING
 from simulator.mutations.sparing import SPARING
 from simulator.mutations.spreading import SPREADING
 from simulator.mutations.talk import TALK
-from simulator.mutations.versions import VERSION_MUTATIONS
 
 MUTATIONS = (
     *MODELS,
@@ -35,7 +34,6 @@ MUTATIONS = (
     *JOINING,
     *SLOWING,
     *HEALING,
-    *VERSION_MUTATIONS,
     *NARROWING,
     *RECORDS,
     *ENDING,

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simulator import trainers
-from simulator.engine import Line
+from simulator import rollout, trainers, wiring
 from simulator.mutations.mutation import ROUGH, Mutation, constant
-from simulator.mutations.versions import ROLLED
 from surefoot.agent import state_machine
+from surefoot.protocol.memory_server_list import HoldersTold, changes
+from surefoot.protocol.messages import HolderChanges
 from surefoot_operator.coordinator import desired_messages
 
 NARROWED = replace(ROUGH, nodes=4, replicas=1, faults=6, kinds=("trainer dies", "agent dies"))
+ROLLED = replace(ROUGH, nodes=4, steps=60, faults=4, fault_span_seconds=12.0, encoded=True,
+                 kinds=(*rollout.KINDS, "trainer dies"))  # fmt: skip
+
+
+def _changes_alone(told: HoldersTold, wanted: HoldersTold) -> HolderChanges | None:
+    """A new line is told what changed since it began, and never what there was."""
+    return changes(told, wanted) if told else None
 
 
 NARROWING = (
@@ -20,5 +27,5 @@ NARROWING = (
     Mutation("who seeks holders asks nobody", patches=((state_machine, "request_all_servers", constant(())),), settings=NARROWED),
     Mutation("who asks for all holders is told of some", patches=((desired_messages, "wants_all_servers", constant(False)),),
              settings=NARROWED),
-    Mutation("an agent of a former version is told of some holders", patches=((Line, "lists_holders", True),), settings=ROLLED),
+    Mutation("a new line is not told which holders there are", patches=((wiring, "changes", _changes_alone),), settings=ROLLED),
 )  # fmt: skip

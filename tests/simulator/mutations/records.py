@@ -9,8 +9,6 @@ from simulator import damage
 from simulator.mutations.mutation import ROUGH, Mutation, constant
 from simulator.tiers import Holder
 from simulator.trainers import Trainer
-from surefoot.protocol.wire import OLDEST
-from surefoot_operator.coordinator import uploads
 from surefoot_operator.job_snapshot import PersistentSeen
 from surefoot_operator.policy.planning import plan
 
@@ -36,7 +34,6 @@ def _unread(holder: Holder) -> Any:
 RECORDS = (
     Mutation("what a listing could not read counts as absent", patches=((PersistentSeen, "unreadable_checkpoints", constant(frozenset())),), settings=WORN),
     Mutation("what an upload finds to be damaged is uploaded for ever", patches=((plan, "found_by_uploads", constant(())),), settings=ENDING),
-    Mutation("agents that cannot say why an upload fails are asked for ever", patches=((uploads, "_seems_unreadable", constant(False)),), settings=replace(ENDING, version=OLDEST)),
     Mutation("one damaged entry hides all that a holder has", patches=((Holder, "read", _unread),), settings=DAMAGED),
     Mutation("where one copy is damaged no other is tried", patches=((Trainer, "_try", _first_copy_alone),),
              settings=replace(DAMAGED, persistent_interval=None, kinds=("chunk is damaged", "chunk is damaged", "trainer dies"))),

@@ -17,7 +17,7 @@ import aiohttp
 from support.machine_speed import scaled
 from surefoot.protocol.memory_server_list import HolderList
 from surefoot.protocol.messages import FromAgent, Hello, Message, ToAgent
-from surefoot.protocol.wire import SUBPROTOCOLS, decode, encode, version_of
+from surefoot.protocol.wire import decode, encode
 
 log = logging.getLogger(__name__)
 
@@ -28,11 +28,9 @@ DEADLINE_SECONDS = scaled(120.0)
 class FakeAgent:
     """One connection. `said` is everything heard so far, in order; waits have a deadline."""
 
-    def __init__(
-        self, url: str, hello: Hello | None, protocols: tuple[str, ...] = SUBPROTOCOLS, address: str | None = None
-    ) -> None:
+    def __init__(self, url: str, hello: Hello | None, address: str | None = None) -> None:
         """`address`: which of this machine's it comes from."""
-        self.url, self.hello, self.protocols, self.address = url, hello, protocols, address
+        self.url, self.hello, self.address = url, hello, address
         self.said: list[ToAgent] = []
         self.closed = asyncio.Event()
         self._news = asyncio.Condition()
@@ -45,7 +43,7 @@ class FakeAgent:
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(local_addr=local))
         try:
             self.socket = await self._session.ws_connect(
-                self.url, protocols=self.protocols, max_msg_size=0, timeout=aiohttp.ClientWSTimeout(ws_close=0.5)
+                self.url, max_msg_size=0, timeout=aiohttp.ClientWSTimeout(ws_close=0.5)
             )
             self._reader = asyncio.create_task(self._read())
             if self.hello is not None:
@@ -62,7 +60,7 @@ class FakeAgent:
 
     async def say(self, message: FromAgent) -> None:
         assert self.socket is not None
-        await self.socket.send_str(encode(message, version_of(self.socket.protocol)))
+        await self.socket.send_str(encode(message))
 
     async def say_text(self, text: str) -> None:
         assert self.socket is not None

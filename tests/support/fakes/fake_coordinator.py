@@ -17,7 +17,7 @@ from aiohttp import WSMsgType, web
 
 from surefoot.linux_process import identity_of
 from surefoot.protocol.messages import Assign, FromAgent, Heartbeat, Hello, Refused, StoreReady, ToAgent, Welcome
-from surefoot.protocol.wire import SUBPROTOCOLS, decode, encode
+from surefoot.protocol.wire import decode, encode
 
 T = TypeVar("T")
 DEADLINE = 120.0
@@ -122,7 +122,7 @@ class FakeCoordinator:
         return beat.warm if beat is not None else heard.hellos[-1].warm
 
     async def _agent(self, request: web.Request) -> web.StreamResponse:
-        line = web.WebSocketResponse(protocols=SUBPROTOCOLS)
+        line = web.WebSocketResponse()
         await line.prepare(request)
         hello = decode((await line.receive()).data)
         assert isinstance(hello, Hello)

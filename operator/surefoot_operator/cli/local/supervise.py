@@ -52,7 +52,7 @@ def _index_of(job: str, node: NodeRecord, holder: HolderRecord) -> tuple[RankMan
     host, port, password = holder.host, holder.port, holder.admin_password
     admin = HolderAdmin(host, port, password, _CALL_SECONDS)
     try:
-        place = HolderEndpoint(HolderId(node.name, admin.instance_of(job)), host, port, node.domain)
+        place = HolderEndpoint(HolderId(node.name, admin.instance()), host, port, node.domain)
         client = HolderClient(place, job, Credentials("", password), _CALL_SECONDS)
         try:
             return client.index().manifests

@@ -148,20 +148,17 @@ def _text(known: EpochRecord) -> str:
 
 
 def _read(text: str) -> EpochRecord | None:
-    """Parses a record; None if it is damaged. One without a checksum was written by an earlier version."""
+    """Parses a record; None if it is damaged."""
     try:
         bounds.check_json("an epoch's record", text, bounds.MAX_SMALL_BYTES, bounds.MAX_SMALL_VALUES)
         body = json.loads(text)
-        checksum = body.pop("crc32", None)
-        if checksum is not None and checksum != _checksum(body):
+        if body.pop("crc32") != _checksum(body):
             return None
         parent = Checkpoint(*map(int, body["parent"])) if body["parent"] else None
-        writer: dict[str, Any] = body.get("writer", {})
-        told = EpochWriter(
-            str(writer.get("program", "")), str(writer.get("host", "")), float(writer.get("began_at", 0.0))
-        )
+        writer: dict[str, Any] = body["writer"]
+        told = EpochWriter(str(writer["program"]), str(writer["host"]), float(writer["began_at"]))
         entry = LineageEntry(int(body["epoch"]), parent, int(body["size"]))
-        passed_over = tuple(Checkpoint(*map(int, pair)) for pair in body.get("passed_over", [])[:MAX_PASSED_OVER])
+        passed_over = tuple(Checkpoint(*map(int, pair)) for pair in body["passed_over"][:MAX_PASSED_OVER])
         bounds.check("an epoch's record", "size", entry.size, bounds.MAX_RANKS)
         named = [
             number for c in (*passed_over, *([parent] if parent is not None else [])) for number in (c.epoch, c.step)

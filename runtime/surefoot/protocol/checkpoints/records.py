@@ -181,7 +181,7 @@ class RankManifest:
     """Unix seconds; for people, and for `keepSeconds`, which only adds to what is kept."""
     objects: tuple[tuple[str, str], ...] = ()
     """Objects beside modules and optimizers, by name: the digest of their values on this rank, or that each rank's are
-    its own (`protocol.checkpoints.save_state`). Older writers said nothing."""
+    its own (`protocol.checkpoints.save_state`)."""
     suspect: bool = False
     """The loss of that step was no number, so these weights may be none: retention keeps the last that are not."""
 
@@ -269,7 +269,7 @@ def chunks_of(stream_bytes: int) -> tuple[int, int]:
     """The fewest and the most chunks of a stream of that length.
 
     None is longer than CHUNK_BYTES, and two neighbours are together: else the second's first block were in the first. A
-    few more are let through: former writers cut short streams finer.
+    few more are let through: this bounds memory, and need not know each writer's cut.
     """
     least = -(-stream_bytes // CHUNK_BYTES)
     return least, 2 * least + _FINER_CHUNKS

@@ -92,7 +92,7 @@ def test_a_world_goes_on_without_it_only_where_it_costs_more_than_it_does() -> N
     assert members(claimed(late(LARGE))) == [(0, 1), (1, 1)]
     assert not moves(late(SMALL))
     assert members(claimed(late(SMALL))) == [(0, 1), (1, 1), (2, 1)]
-    assert not moves(late(0.0)), "of a straggler that a former version left nobody knows what it costs"
+    assert not moves(late(0.0)), "of a straggler whose wait was not measured nobody knows what it costs"
 
 
 def test_a_node_that_is_unfit_as_well_is_left_whatever_it_costs() -> None:
