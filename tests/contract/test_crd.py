@@ -20,14 +20,9 @@ VERSION = CRD["spec"]["versions"][0]
 ROOT: dict[str, Any] = VERSION["schema"]["openAPIV3Schema"]
 SHOWN = frozenset({"replicas", "readyReplicas", "ready", "selector", "checkpointTime", "schemaVersion"})
 """Of the status: derived by the Kubernetes fabric for people and for the scale subresource, and which form it has."""
-ROWS: dict[type[Any], set[str]] = {
-    Member: {"indices", "attempts", "incarnations", "nodes"},
-    HolderEndpoint: {"nodes", "others", "instances", "hosts", "ports", "domains", "secured", "servers"},
-}
-"""Columns in one item, where the former version had an item each: an API server drops what it does not know when it reads,
-so both stay."""
-IN_ROWS_ALONE: dict[type[Any], set[str]] = {HolderEndpoint: {"server"}}
-"""Fields that no item of the former version ever had."""
+AS_TEXTS: tuple[type[Any], ...] = (Member, HolderEndpoint)
+"""Written as one text each (`api.status_json`)."""
+MOMENT_NAMES = {f"{name}Seconds": f"{name}Time" for name in MOMENTS}
 
 
 def bare(hint: Any) -> Any:
@@ -46,21 +41,20 @@ def test_the_status_has_the_fields_of_its_class() -> None:
 
 
 def check_status(cls: Any, schema: dict[str, Any], path: str, besides: frozenset[str] = frozenset()) -> None:
-    hints, fields = typing.get_type_hints(cls), {camel_case(f.name): f for f in dataclasses.fields(cls)}
-    fields = {name: field for name, field in fields.items() if name not in IN_ROWS_ALONE.get(cls, set())}
-    times = {f"{name}Time": f"{name}Seconds" for name in MOMENTS if f"{name}Seconds" in fields}
-    assert set(schema["properties"]) == set(fields) | besides | set(times) | ROWS.get(cls, set()), path
-    for name, former in times.items():
-        assert (schema["properties"][name]["type"], schema["properties"][name]["format"]) == ("string", "date-time")
-        assert former not in schema.get("required", []), "one of the two stands there"
+    hints = typing.get_type_hints(cls)
+    fields = {MOMENT_NAMES.get(camel_case(f.name), camel_case(f.name)): f for f in dataclasses.fields(cls)}
+    assert set(schema["properties"]) == set(fields) | besides, path
     for name, field in fields.items():
         found, hint, where = schema["properties"][name], hints[field.name], f"{path}.{name}"
-        required = default_of(field) is dataclasses.MISSING and cls not in ROWS and name not in times.values()
+        required = default_of(field) is dataclasses.MISSING and name not in MOMENT_NAMES.values()
         assert found["description"], where
         assert required == (name in schema.get("required", [])), where
         # a field at its default is not written; a required one that may be None is written as null
         assert found.get("nullable", False) == (required and type(None) in get_args(hint)), where
-        check_status_value(bare(hint), found, where)
+        if name in MOMENT_NAMES.values():
+            assert (found["type"], found["format"]) == ("string", "date-time"), where
+        else:
+            check_status_value(bare(hint), found, where)
 
 
 def check_status_value(hint: Any, found: dict[str, Any], where: str) -> None:
@@ -68,6 +62,8 @@ def check_status_value(hint: Any, found: dict[str, Any], where: str) -> None:
         assert found["type"] == "array", where
         assert "maxItems" in found, where
         check_status_value(get_args(hint)[0], found["items"], where)
+    elif hint in AS_TEXTS:
+        assert found == {"type": "string"}, where
     elif dataclasses.is_dataclass(hint):
         check_status(hint, found, where)
     elif get_origin(hint) is Literal:

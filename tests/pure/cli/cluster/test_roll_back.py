@@ -15,7 +15,7 @@ WORLD = {"epoch": 7, "state": "Committed", "size": 3}
 
 
 def stored(phase: str = "Running", world: dict[str, Any] | None = None, **metadata: Any) -> StoredJob:
-    status = {"phase": phase, "step": 100, "schemaVersion": 2, "world": WORLD if world is None else world}
+    status = {"phase": phase, "step": 100, "schemaVersion": 1, "world": WORLD if world is None else world}
     return stored_job(stored_document(status, **metadata))
 
 

@@ -23,7 +23,7 @@ PATH = "/apis/surefoot.dev/v1alpha1/namespaces/team/trainingjobs/gpt"
 
 
 def job(phase: str = "Running", **spec: Any) -> StoredJob:
-    document = stored_document({"phase": phase, "schemaVersion": 2, "message": "epoch 1 runs"})
+    document = stored_document({"phase": phase, "schemaVersion": 1, "message": "epoch 1 runs"})
     return stored_job({**document, "spec": {**document["spec"], **spec}})
 
 

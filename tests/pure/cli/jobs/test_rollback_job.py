@@ -18,7 +18,7 @@ TIER = {"persistent": {"uri": "s3://bucket/jobs"}, "memory": {"keep": 3}}
 
 
 def stored(checkpoint: dict[str, Any] | None = None, step: int = 100, **metadata: Any) -> StoredJob:
-    document = stored_document({"phase": "Running", "step": step, "schemaVersion": 2}, **metadata)
+    document = stored_document({"phase": "Running", "step": step, "schemaVersion": 1}, **metadata)
     document["spec"] = {**document["spec"], "suspend": True, "checkpoint": TIER if checkpoint is None else checkpoint}
     return stored_job(document)
 

@@ -1,4 +1,4 @@
-"""A job is read as far as it can be: of a former, this and a newer version, and damaged."""
+"""A job is read as far as it can be: of this and of a newer version, and damaged."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from support.builders import running
 from support.stored import stored_document, written
 from surefoot_operator.cli.jobs.read_jobs import stored_job
 
-FORMER: dict[str, Any] = {  # without schemaVersion: mappings of members, Unix seconds
+STATUS: dict[str, Any] = {
+    "schemaVersion": 1,
     "phase": "Running",
     "ready": "2/3",
     "step": 42,
@@ -21,8 +22,8 @@ FORMER: dict[str, Any] = {  # without schemaVersion: mappings of members, Unix s
         "epoch": 1,
         "state": "Committed",
         "size": 2,
-        "members": [{"index": 0, "attempt": 1, "incarnation": "a", "node": "n0"}],
-        "changedSeconds": 1000.0,
+        "members": ["0.1 n0 a"],
+        "changedTime": "1970-01-01T00:16:40Z",
     },
 }
 
@@ -36,22 +37,15 @@ def test_a_status_of_this_version_is_read_whole() -> None:
     assert (found.problems, found.created_seconds) == ((), 1000.0)
 
 
-def test_a_status_of_the_former_version_is_read() -> None:
-    found = stored_job(stored_document(FORMER))
-    assert found.status is not None
-    assert found.status.world is not None
-    assert (found.status.world.members[0].node, found.checkpoint_seconds, found.problems) == ("n0", 1000.0, ())
-
-
 def test_a_status_of_a_newer_version_leaves_its_columns() -> None:
-    found = stored_job(stored_document({**FORMER, "schemaVersion": 9}))
+    found = stored_job(stored_document({**STATUS, "schemaVersion": 9}))
     assert found.status is None
     assert (found.phase, found.ready, found.step, found.restarts) == ("Running", "2/3", 42, 1)
     assert "cannot be read by this version" in found.problems[0]
 
 
 def test_a_spec_that_is_refused_leaves_the_status() -> None:
-    document = stored_document(FORMER)
+    document = stored_document(STATUS)
     document["spec"] = {**document["spec"], "nodeSelector": {}}
     found = stored_job(document)
     assert (found.job, found.step) == (None, 42)
