@@ -68,8 +68,6 @@ class Settings:
     version: int | None = None
     encoded: bool = field(default=False, repr=False)
     """Messages of agents and operator go through the project's own codec."""
-    agents_read: bool = field(default=True, repr=False)
-    """Agents read for the operator holders that it does not reach."""
 
     @property
     def allowed_workers(self) -> range:
