@@ -12,7 +12,10 @@ from surefoot.protocol.identities import WorkerId
 from surefoot_operator.api.status import Member, slow_nodes
 from surefoot_operator.job_snapshot import SessionSeen, WorkerSeen
 from surefoot_operator.policy.core.facts import (
-    Facts,
+    JobFacts,
+    NodeFacts,
+    WorldFacts,
+    WorldNodeFacts,
     derived_once,
     ending_workers,
     is_responsive,
@@ -25,7 +28,7 @@ UNHEARD_SECONDS = 30.0
 """Workers not heard in this term are judged only after so long, and only with a witness."""
 
 
-def node_lost(facts: Facts, name: str | None) -> bool:
+def node_lost(facts: WorldNodeFacts, name: str | None) -> bool:
     """Whether the fabric reports this node gone: evidence, unlike silence alone.
 
     Not while an agent there is heard: then the node's observer is cut off, and what runs there must not be deleted.
@@ -43,16 +46,16 @@ def node_lost(facts: Facts, name: str | None) -> bool:
     # moment ago, or that none came over yet to this leader, is no witness: agents connect again, and a cluster that doubts
     # nodes may have been away itself
     silence = facts.spec.health_policy.heartbeat_timeout_seconds
-    came = max(facts.seen.term_seconds, facts.seen.turned_away_seconds)
+    came = max(facts.term_seconds, facts.turned_away_seconds)
     if facts.now - facts.told_on.get(name, came) <= silence or _steps_without_word(facts, name):
         return False
     if not node.ready:
         return True
-    unheard = name in facts.heard_on or facts.now >= facts.seen.term_seconds + UNHEARD_SECONDS
+    unheard = name in facts.heard_on or facts.now >= facts.term_seconds + UNHEARD_SECONDS
     return unheard and _observers_agree(facts)
 
 
-def _steps_without_word(facts: Facts, name: str) -> bool:
+def _steps_without_word(facts: WorldNodeFacts, name: str) -> bool:
     """Whether a member there lives though its line is broken: the world made a step since, and steps take all of its ranks."""
     world, told = facts.status.world, facts.told_on.get(name)
     if world is None or world.state != "Committed" or told is None or name not in _member_nodes(facts):
@@ -61,17 +64,17 @@ def _steps_without_word(facts: Facts, name: str) -> bool:
 
 
 @derived_once
-def _member_nodes(facts: Facts) -> frozenset[str]:
+def _member_nodes(facts: WorldFacts) -> frozenset[str]:
     return frozenset(member.node for member in facts.members.values())
 
 
 @derived_once
-def _observers_agree(facts: Facts) -> bool:
+def _observers_agree(facts: NodeFacts) -> bool:
     """Whether some node is known to live: then another one that is doubted is not the observer's own trouble."""
-    return any(facts.heard_on.values()) or any(n.ready and not n.doubt for n in facts.seen.nodes)
+    return any(facts.heard_on.values()) or any(n.ready and not n.doubt for n in facts.node_list)
 
 
-def vacate_reason(facts: Facts, name: str | None) -> str:
+def vacate_reason(facts: NodeFacts, name: str | None) -> str:
     """Why workers should leave this live node; empty: they stay.
 
     Others announced its end, its own agent found it sick, or it failed this job too often.
@@ -80,13 +83,13 @@ def vacate_reason(facts: Facts, name: str | None) -> str:
 
 
 @derived_once
-def vacated_nodes(facts: Facts) -> Mapping[str, str]:
+def vacated_nodes(facts: NodeFacts) -> Mapping[str, str]:
     """Why nodes should be left, by name: few are."""
-    return {**_excluded(facts), **signalled_nodes(facts.seen.nodes)}
+    return {**_excluded(facts), **signalled_nodes(facts.node_list)}
 
 
 @derived_once
-def _excluded(facts: Facts) -> Mapping[str, str]:
+def _excluded(facts: JobFacts) -> Mapping[str, str]:
     """Why nodes are excluded from this job now, by name."""
     told = (*facts.status.sick_nodes, *facts.status.excluded_nodes, *slow_nodes(facts.status, facts.now))
     lasting = [e for e in told if e.until_seconds > facts.now]
@@ -94,13 +97,13 @@ def _excluded(facts: Facts) -> Mapping[str, str]:
 
 
 @derived_once
-def left_at_a_cost(facts: Facts) -> Mapping[str, float]:
+def left_at_a_cost(facts: NodeFacts) -> Mapping[str, float]:
     """Lists nodes left for a cost alone, with their part of time."""
     excluded = facts.status.excluded_nodes
     if not slow_nodes(facts.status, facts.now) and all(one.cost_share is None for one in excluded):
         return {}
     told = (*facts.status.sick_nodes, *(one for one in excluded if one.cost_share is None))
-    unfit = {e.name for e in told if e.until_seconds > facts.now} | set(signalled_nodes(facts.seen.nodes))
+    unfit = {e.name for e in told if e.until_seconds > facts.now} | set(signalled_nodes(facts.node_list))
     costs = (
         *((one.node, one.until_seconds, one.wait_share) for one in facts.status.replaced_stragglers),
         *((one.name, one.until_seconds, one.cost_share or 0.0) for one in excluded),
@@ -110,19 +113,19 @@ def left_at_a_cost(facts: Facts) -> Mapping[str, float]:
 
 
 @derived_once
-def anybody_leaves(facts: Facts) -> bool:
+def anybody_leaves(facts: WorldNodeFacts) -> bool:
     """Whether some node should be left, or somebody's end was announced."""
     return bool(vacated_nodes(facts) or _departures(facts))
 
 
-def departure_reason(facts: Facts, one: Member | WorkerSeen | SessionSeen) -> str:
+def departure_reason(facts: WorldFacts, one: Member | WorkerSeen | SessionSeen) -> str:
     """Why this healthy worker is about to be ended; empty: not."""
     announced = announced_departure(facts, one)
     worker = facts.workers.get(worker_id(one)) if announced else None
     return "" if worker is not None and worker.phase in ("Succeeded", "Failed") else announced
 
 
-def announced_departure(facts: Facts, one: Member | WorkerSeen | SessionSeen) -> str:
+def announced_departure(facts: WorldFacts, one: Member | WorkerSeen | SessionSeen) -> str:
     """Why somebody wanted this worker to end; empty: nobody did.
 
     Said whether it has ended or not.
@@ -132,24 +135,24 @@ def announced_departure(facts: Facts, one: Member | WorkerSeen | SessionSeen) ->
 
 
 @derived_once
-def _departures(facts: Facts) -> Mapping[WorkerId, str]:
+def _departures(facts: WorldFacts) -> Mapping[WorkerId, str]:
     """Announced departures: few have one, and every worker is asked about."""
     told = {worker: "was told to end" for worker, session in facts.sessions.items() if session.leaving}
-    return {**told, **_asked_to_go(facts), **ending_workers(facts.seen.workers)}
+    return {**told, **_asked_to_go(facts), **ending_workers(facts.worker_list)}
 
 
-def _asked_to_go(facts: Facts) -> Mapping[WorkerId, str]:
+def _asked_to_go(facts: WorldFacts) -> Mapping[WorkerId, str]:
     """Workers whose deletion was asked for without an answer that it was done.
 
     It may still be carried out: one that a suspended job did not need would else be chosen when the job resumes, and end then.
     """
-    if not facts.seen.deletions:
+    if not facts.deletions:
         return {}
-    live = (w for w in facts.seen.workers if w.uid in facts.seen.deletions and w.phase in ("Pending", "Running"))
+    live = (w for w in facts.worker_list if w.uid in facts.deletions and w.phase in ("Pending", "Running"))
     return {worker_id(worker): "was asked to be deleted" for worker in live}
 
 
-def usable(facts: Facts, session: SessionSeen) -> bool:
+def usable(facts: WorldNodeFacts, session: SessionSeen) -> bool:
     """Whether this agent's worker could be a member of a new world."""
     worker = facts.workers.get(worker_id(session))
     if worker is None or worker.phase in ("Succeeded", "Failed") or departure_reason(facts, session):

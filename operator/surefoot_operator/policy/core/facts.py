@@ -7,18 +7,44 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
-from surefoot.protocol.checkpoints.completeness import TierReading
+from surefoot.protocol.checkpoints.completeness import (
+    Covers,
+    TierReading,
+)
 from surefoot.protocol.checkpoints.placement import Topology
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, WorkerId
+from surefoot.protocol.identities import (
+    Checkpoint,
+    HolderEndpoint,
+    HolderId,
+    RankSave,
+    WorkerId,
+)
 from surefoot.protocol.messages import Barrier
 from surefoot.protocol.progress import mean_passes
-from surefoot_operator.api.spec import TrainingJobSpec
+from surefoot_operator.api.spec import (
+    TrainingJob,
+    TrainingJobSpec,
+)
 from surefoot_operator.api.status import DataRead, JobStatus, Member, World
-from surefoot_operator.job_snapshot import HolderSeen, NodeSeen, Observed, SessionSeen, WorkerSeen
+from surefoot_operator.job_snapshot import (
+    CreateSeen,
+    GroupCallSeen,
+    HolderSeen,
+    NodeSeen,
+    Observed,
+    ObservedBarrier,
+    PersistentSeen,
+    PodGroupsSeen,
+    PurgeCallSeen,
+    PurgeSeen,
+    SessionSeen,
+    WorkerSeen,
+)
+from surefoot_operator.rejected_calls import RefusedCall
 
 # ---- derived facts that are kept -------------------------------------------------------------------------------------
 # Keeps derived values while what they came from is unchanged. Nodes, holders and members of two thousand workers change
@@ -159,45 +185,36 @@ RECONNECT_GRACE_SECONDS = 0.25
 """How long a first cause may trail its echoes on other ranks, and a step the death of one of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """A snapshot with its indexes, built once per plan.
+# A decision names in its signature what it may read: the job alone, its world (workers, agents' sessions, members), its
+# nodes, its tiers (memory servers and the persistent tier), two of these, or all. `Facts` has all of them; a function that
+# has it passes it on as it is. mypy refuses a decision that reads more than it declares.
 
-    Without them each decision about a worker would search every list.
-    """
 
-    seen: Observed
-    workers: Mapping[WorkerId, WorkerSeen]
-    sessions: Mapping[WorkerId, SessionSeen]
-    nodes: Mapping[str, NodeSeen]
-    holders: Mapping[HolderId, HolderSeen]
-    heard_on: Mapping[str, bool]
-    """Of each node that an agent said hello from in this term: whether one there is heard now."""
-    told_on: Mapping[str, float]
-    """When an agent on each of these nodes was heard last, its line broken since or not."""
-    silent_agents: int
-    """How many are not heard now."""
-    members: Mapping[WorkerId, Member]
-    """Those of the present world, claimed or committed; none before the first."""
+@dataclass(frozen=True)
+class JobFacts:
+    """The job's spec and status, and the time: what every decision may read."""
+
+    _seen: Observed
+    """The snapshot that all facts come from."""
     _derived: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     """What was derived from this snapshot before; see `derived_once`."""
 
     @property
     def now(self) -> float:
-        return self.seen.now
+        return self._seen.now
 
     @property
     def spec(self) -> TrainingJobSpec:
-        return self.seen.job.spec
+        return self._seen.job.spec
 
     @property
     def status(self) -> JobStatus:
-        return self.seen.status
+        return self._seen.status
 
     @property
     def world(self) -> World:
         """The present world; only where one was claimed already."""
-        world = self.seen.status.world
+        world = self._seen.status.world
         if world is None:
             raise LookupError("this job has no world yet")
         return world
@@ -205,10 +222,173 @@ class Facts:
     @property
     def running_epoch(self) -> int:
         """The newest epoch that was committed, 0 before the first."""
-        return self.seen.status.lineage[-1].epoch if self.seen.status.lineage else 0
+        return self._seen.status.lineage[-1].epoch if self._seen.status.lineage else 0
+
+    @property
+    def job(self) -> TrainingJob:
+        return self._seen.job
+
+    @property
+    def term_seconds(self) -> float:
+        return self._seen.term_seconds
+
+    @property
+    def refusal(self) -> str:
+        return self._seen.refusal
+
+    @property
+    def refused_calls(self) -> tuple[RefusedCall, ...]:
+        return self._seen.refused_calls
 
 
-def derived_once(function: Callable[Concatenate[Facts, P], T]) -> Callable[Concatenate[Facts, P], T]:
+@dataclass(frozen=True)
+class WorldFacts(JobFacts):
+    """The job's workers, what their agents report, and the members of its world."""
+
+    workers: Mapping[WorkerId, WorkerSeen]
+    sessions: Mapping[WorkerId, SessionSeen]
+    silent_agents: int
+    """Number of agents that are not heard now."""
+    members: Mapping[WorkerId, Member]
+    """Members of the present world, claimed or committed; none before the first."""
+
+    @property
+    def worker_list(self) -> tuple[WorkerSeen, ...]:
+        return self._seen.workers
+
+    @property
+    def creates(self) -> tuple[CreateSeen, ...]:
+        return self._seen.creates
+
+    @property
+    def pod_groups(self) -> PodGroupsSeen | None:
+        return self._seen.pod_groups
+
+    @property
+    def group_calls(self) -> tuple[GroupCallSeen, ...]:
+        return self._seen.group_calls
+
+    @property
+    def deletions(self) -> frozenset[str]:
+        return self._seen.deletions
+
+    @property
+    def turned_away_seconds(self) -> float:
+        return self._seen.turned_away_seconds
+
+    @property
+    def barrier(self) -> ObservedBarrier | None:
+        return self._seen.barrier
+
+
+@dataclass(frozen=True)
+class NodeFacts(JobFacts):
+    """The nodes that the job may use, and when an agent on each was last heard."""
+
+    nodes: Mapping[str, NodeSeen]
+    heard_on: Mapping[str, bool]
+    """By node that an agent said hello from in this term: whether an agent there is heard now."""
+    told_on: Mapping[str, float]
+    """By node: when an agent on it was last heard, whether or not its connection broke since."""
+
+    @property
+    def node_list(self) -> tuple[NodeSeen, ...]:
+        return self._seen.nodes
+
+    @property
+    def free_nodes(self) -> int | None:
+        return self._seen.free_nodes
+
+
+@dataclass(frozen=True)
+class TierFacts(JobFacts):
+    """What was read of the memory servers and of the persistent tier, and what is known of their copies."""
+
+    holders: Mapping[HolderId, HolderSeen]
+
+    @property
+    def holder_list(self) -> tuple[HolderSeen, ...]:
+        return self._seen.holders
+
+    @property
+    def persistent(self) -> PersistentSeen:
+        return self._seen.persistent
+
+    @property
+    def older(self) -> PersistentSeen:
+        return self._seen.older
+
+    @property
+    def covers(self) -> Covers:
+        return self._seen.covers
+
+    @property
+    def promoted(self) -> Mapping[Checkpoint, frozenset[RankSave]]:
+        return self._seen.promoted
+
+    @property
+    def stumbled(self) -> Mapping[RankSave, int]:
+        return self._seen.stumbled
+
+    @property
+    def unreadable(self) -> frozenset[RankSave]:
+        return self._seen.unreadable
+
+    @property
+    def promotion_seconds(self) -> float | None:
+        return self._seen.promotion_seconds
+
+    @property
+    def refused_records(self) -> tuple[str, ...]:
+        return self._seen.refused_records
+
+    @property
+    def memory_cleaned(self) -> bool:
+        return self._seen.memory_cleaned
+
+    @property
+    def purges(self) -> tuple[PurgeSeen, ...]:
+        return self._seen.purges
+
+    @property
+    def purge_call(self) -> PurgeCallSeen:
+        return self._seen.purge_call
+
+    @property
+    def uploads(self) -> bool:
+        return self._seen.uploads
+
+
+@dataclass(frozen=True)
+class WorldNodeFacts(WorldFacts, NodeFacts):
+    """The world and the nodes."""
+
+
+@dataclass(frozen=True)
+class WorldTierFacts(WorldFacts, TierFacts):
+    """The world and the tiers."""
+
+
+@dataclass(frozen=True)
+class Facts(WorldNodeFacts, WorldTierFacts):
+    """A snapshot with its indexes, built once per plan.
+
+    Without the indexes each decision about a worker would search every list.
+    """
+
+    @property
+    def seen(self) -> Observed:
+        return self._seen
+
+    def with_status(self, status: JobStatus) -> Facts:
+        """Returns these facts under another status of the same world; `gather` them anew if its members differ."""
+        return replace(self, _seen=replace(self._seen, status=status))
+
+
+F = TypeVar("F", bound=JobFacts)
+
+
+def derived_once(function: Callable[Concatenate[F, P], T]) -> Callable[Concatenate[F, P], T]:
     """Caches a fact per snapshot; callers must not change the value.
 
     A fact that reads every worker, computed for each of them, would cost the square of their number.
@@ -216,7 +396,7 @@ def derived_once(function: Callable[Concatenate[Facts, P], T]) -> Callable[Conca
     name = f"{function.__module__}.{function.__qualname__}"
 
     @wraps(function)
-    def once(facts: Facts, /, *arguments: P.args, **named: P.kwargs) -> T:
+    def once(facts: F, /, *arguments: P.args, **named: P.kwargs) -> T:
         assert not named, "arguments are given by position, so that they can be looked up"
         key = (name, *arguments) if arguments else name
         try:
@@ -243,24 +423,24 @@ def gather(seen: Observed) -> Facts:
     world = seen.status.world
     return Facts(
         seen,
-        workers_by_id(seen.workers),
-        sessions,
-        nodes_by_name(seen.nodes),
-        holders_by_id(seen.holders),
-        heard_on,
-        told_on,
-        silent,
-        {} if world is None else members_by_id(world.members),
+        workers=workers_by_id(seen.workers),
+        sessions=sessions,
+        silent_agents=silent,
+        members={} if world is None else members_by_id(world.members),
+        nodes=nodes_by_name(seen.nodes),
+        heard_on=heard_on,
+        told_on=told_on,
+        holders=holders_by_id(seen.holders),
     )
 
 
-def is_responsive(facts: Facts, session: SessionSeen) -> bool:
+def is_responsive(facts: JobFacts, session: SessionSeen) -> bool:
     """Whether an agent is connected and within its heartbeat timeout."""
     return session.connected and facts.now - session.heard_seconds <= facts.spec.health_policy.heartbeat_timeout_seconds
 
 
 @derived_once
-def member_sessions(facts: Facts) -> tuple[tuple[Member, SessionSeen | None], ...]:
+def member_sessions(facts: WorldFacts) -> tuple[tuple[Member, SessionSeen | None], ...]:
     """Pairs each member with its agent's session.
 
     None if no agent speaks, or one of another incarnation.
@@ -274,9 +454,9 @@ def member_sessions(facts: Facts) -> tuple[tuple[Member, SessionSeen | None], ..
 
 
 @derived_once
-def barrier_checkpoint(facts: Facts) -> Checkpoint | None:
+def barrier_checkpoint(facts: WorldFacts) -> Checkpoint | None:
     """The step at which every rank waits at a bound barrier, if any."""
-    world, observed = facts.status.world, facts.seen.barrier
+    world, observed = facts.status.world, facts.barrier
     if world is None or world.state != "Committed" or not world.members or observed is None:
         return None
     barrier = observed.sent
@@ -292,7 +472,7 @@ def waits_at(session: SessionSeen, barrier: Barrier) -> bool:
 
 
 @derived_once
-def final_checkpoint(facts: Facts) -> Checkpoint | None:
+def final_checkpoint(facts: WorldFacts) -> Checkpoint | None:
     """The last step's checkpoint once every member finished, saved or not.
 
     An epoch that made no step of its own ended where it began.
@@ -305,38 +485,38 @@ def final_checkpoint(facts: Facts) -> Checkpoint | None:
 
 
 @derived_once
-def is_broken(facts: Facts) -> bool:
+def is_broken(facts: WorldFacts) -> bool:
     """Whether a trainer of the committed world has failed."""
     epoch = facts.world.epoch
     return any(s is not None and s.exit is not None and s.exit.epoch == epoch for _, s in member_sessions(facts))
 
 
 @derived_once
-def in_epoch(facts: Facts, epoch: int) -> tuple[SessionSeen, ...]:
+def in_epoch(facts: WorldFacts, epoch: int) -> tuple[SessionSeen, ...]:
     """Sessions whose facts (step, exit, barrier …) are about this epoch."""
     return tuple(s for s in facts.sessions.values() if s.epoch == epoch)
 
 
 @derived_once
-def step_of(facts: Facts, epoch: int) -> int:
+def step_of(facts: WorldFacts, epoch: int) -> int:
     """The highest step that any rank of `epoch` finished; 0: none."""
     return max((s.progress.step for s in in_epoch(facts, epoch)), default=0)
 
 
-def last_step(facts: Facts) -> int:
+def last_step(facts: WorldFacts) -> int:
     """The last step that the world finished or restored."""
     return max(step_of(facts, facts.world.epoch), facts.world.begun_step)
 
 
 @derived_once
-def has_stepped(facts: Facts, epoch: int) -> bool:
+def has_stepped(facts: WorldFacts, epoch: int) -> bool:
     """Whether `epoch` made a step after the one it restored."""
     begun = facts.world.begun_step
     return any(s.step_at_seconds is not None or s.progress.step > begun for s in in_epoch(facts, epoch))
 
 
 @derived_once
-def last_step_seconds(facts: Facts, epoch: int) -> float | None:
+def last_step_seconds(facts: WorldFacts, epoch: int) -> float | None:
     """When a step of `epoch` was last reported.
 
     A new operator counts from its first report.
@@ -352,14 +532,14 @@ def last_step_seconds(facts: Facts, epoch: int) -> float | None:
 
 
 @derived_once
-def seconds_per_step(facts: Facts) -> float | None:
+def seconds_per_step(facts: WorldFacts) -> float | None:
     """The slowest rank's step time; None while unknown."""
     return max(
         (s.progress.step_seconds for s in facts.sessions.values() if s.progress.step_seconds is not None), default=None
     )
 
 
-def moving_until(facts: Facts, since_seconds: float) -> float | None:
+def moving_until(facts: WorldFacts, since_seconds: float) -> float | None:
     """Until when the epoch advances after `since_seconds`; None: it stands.
 
     One step may still be reported just after a rank died, so a step is proof of life for two step times only, and until
@@ -376,7 +556,7 @@ def moving_until(facts: Facts, since_seconds: float) -> float | None:
     return until if facts.now < until else None
 
 
-def data_read(facts: Facts, epoch: int) -> DataRead | None:
+def data_read(facts: WorldFacts, epoch: int) -> DataRead | None:
     """Progress of `epoch` through its data; None without an elastic loader."""
     told = [s.progress for s in in_epoch(facts, epoch)]
     passes, pace = mean_passes(told), seconds_per_step(facts)
@@ -386,55 +566,55 @@ def data_read(facts: Facts, epoch: int) -> DataRead | None:
     return DataRead(round(passes, 4), float(f"{samples / pace:.3g}") if samples and pace else None)
 
 
-def loss_told(facts: Facts, epoch: int) -> float | None:
+def loss_told(facts: WorldFacts, epoch: int) -> float | None:
     """The mean loss of an epoch's workers; None where none told any."""
     told = [s.progress.loss for s in in_epoch(facts, epoch) if s.progress.loss is not None]
     return sum(told) / len(told) if told else None
 
 
-def saving_steps(facts: Facts) -> int:
+def saving_steps(facts: JobFacts) -> int:
     """Steps between saves to memory: as chosen, else the tier's base."""
     chosen = facts.status.memory_interval
     return facts.spec.checkpoint.memory.base_steps if chosen is None else chosen.steps
 
 
-def sealed_holders(facts: Facts, epoch: int) -> tuple[HolderSeen, ...]:
+def sealed_holders(facts: TierFacts, epoch: int) -> tuple[HolderSeen, ...]:
     """Holders that are sealed at `epoch`, and were read since.
 
     By the operator, or by an agent in its place.
     """
-    return sealed_at(facts.seen.holders, epoch)
+    return sealed_at(facts.holder_list, epoch)
 
 
 @derived_once
-def reading_at(facts: Facts, epoch: int) -> TierReading:
+def reading_at(facts: TierFacts, epoch: int) -> TierReading:
     """What was read of all tiers for `epoch`.
 
     Holders that were not read are left out, not taken as empty.
     """
-    persistent = facts.seen.persistent
+    persistent = facts.persistent
     listed = persistent.entries if persistent.read_epoch == epoch else None
     memory = memory_reading(facts, epoch)
     return memory if listed is None else TierReading(memory.holders, listed)
 
 
-def memory_reading(facts: Facts, epoch: int) -> TierReading:
+def memory_reading(facts: TierFacts, epoch: int) -> TierReading:
     """What was read for `epoch` of the holders alone."""
-    return holders_reading(facts.seen.holders, epoch)
+    return holders_reading(facts.holder_list, epoch)
 
 
-def topology_of_job(facts: Facts) -> Topology:
+def topology_of_job(facts: NodeFacts) -> Topology:
     """Where its nodes stand: the placement of its copies goes by it."""
-    return topology_of(facts.seen.nodes, facts.seen.job.uid)
+    return topology_of(facts.node_list, facts.job.uid)
 
 
-def domains_of(facts: Facts) -> dict[HolderId, str]:
+def domains_of(facts: TierFacts) -> dict[HolderId, str]:
     """The failure domain of each holder."""
-    return holder_domains(facts.seen.holders)
+    return holder_domains(facts.holder_list)
 
 
 @derived_once
-def bad_of(facts: Facts) -> frozenset[Checkpoint]:
+def bad_of(facts: JobFacts) -> frozenset[Checkpoint]:
     return frozenset(facts.status.bad)
 
 

@@ -20,7 +20,9 @@ from surefoot_operator.job_snapshot import ExitSeen, SessionSeen, StandingSeen, 
 from surefoot_operator.policy.core.availability import UNHEARD_SECONDS, announced_departure, node_lost
 from surefoot_operator.policy.core.facts import (
     RECONNECT_GRACE_SECONDS,
-    Facts,
+    JobFacts,
+    WorldFacts,
+    WorldNodeFacts,
     derived_once,
     has_stepped,
     in_epoch,
@@ -85,24 +87,24 @@ _ABSENT_RECHECK_SECONDS = 0.25
 
 
 @derived_once
-def arrivals_over(facts: Facts) -> float:
+def arrivals_over(facts: WorldFacts) -> float:
     """When nobody is on the way here any more.
 
     As far as those tell who came.
     """
     came = max((s.since_seconds for s in facts.sessions.values() if s.connected), default=-math.inf)
-    return max(facts.seen.term_seconds, facts.seen.turned_away_seconds, came) + QUIET_SECONDS
+    return max(facts.term_seconds, facts.turned_away_seconds, came) + QUIET_SECONDS
 
 
 @derived_once
-def most_have_come(facts: Facts) -> bool:
+def most_have_come(facts: WorldFacts) -> bool:
     """Whether this leader hears at least half of the world's members."""
     heard = sum(s is not None and is_responsive(facts, s) for _, s in member_sessions(facts))
     return heard > 0 and 2 * heard >= len(facts.members)
 
 
 @derived_once
-def unheard_until(facts: Facts) -> float | None:
+def unheard_until(facts: WorldFacts) -> float | None:
     """Until when members never heard are waited for.
 
     None: the others do not tell.
@@ -121,7 +123,7 @@ def unheard_until(facts: Facts) -> float | None:
     return max(arrivals_over(facts), overdue if told else max(overdue, facts.now + _ABSENT_RECHECK_SECONDS))
 
 
-def _trains(facts: Facts, session: SessionSeen) -> bool:
+def _trains(facts: JobFacts, session: SessionSeen) -> bool:
     return session.finished is None and is_responsive(facts, session)
 
 
@@ -131,7 +133,7 @@ def _trains(facts: Facts, session: SessionSeen) -> bool:
 # inspect the node.
 
 
-def weighed(facts: Facts, loss: Loss, told: ExitSeen) -> Loss:
+def weighed(facts: WorldNodeFacts, loss: Loss, told: ExitSeen) -> Loss:
     """Blames the node, not the program, where that is evident.
 
     What comes again without a new step counts all the same: a program without a memory limit may fill a node.
@@ -160,7 +162,7 @@ def container_killed(loss: Loss, worker: WorkerSeen | None) -> Loss:
     return replace(loss, reason=reason, unexplained=True)
 
 
-def _has_pod_limit(facts: Facts) -> bool:
+def _has_pod_limit(facts: JobFacts) -> bool:
     limits = facts.spec.template.raw.get("spec", {}).get("resources", {}).get("limits", {})
     return "memory" in limits
 
@@ -213,14 +215,14 @@ def odd_one(told: Sequence[StandingSeen]) -> OddOne | None:
 _MOST_NAMED = 8
 
 
-def standstill(facts: Facts) -> Loss | Recheck | None:
+def standstill(facts: WorldFacts) -> Loss | Recheck | None:
     """Reports a missing first or further step, or when to recheck."""
     epoch = facts.world.epoch
     if not _running(facts):
         return None
     if not has_stepped(facts, epoch):
         limit = facts.spec.run_policy.startup_deadline_seconds
-        due = max(facts.world.changed_seconds, facts.seen.term_seconds) + limit
+        due = max(facts.world.changed_seconds, facts.term_seconds) + limit
         reason = f"epoch {epoch} made no first step within startupDeadlineSeconds ({limit:g} s)"
         return Recheck(due) if facts.now < due else Loss("startup", reason, due, application=True)
     last = last_step_seconds(facts, epoch)
@@ -233,13 +235,13 @@ def standstill(facts: Facts) -> Loss | Recheck | None:
     return Recheck(due) if facts.now < due else _hang(facts, due)
 
 
-def _limit_seconds(facts: Facts) -> float:
+def _limit_seconds(facts: WorldFacts) -> float:
     """After how long a world without a step hangs, whatever its ranks seem to do."""
     paused = [s.progress.pause_seconds or 0.0 for s in _running(facts) if s.progress.paused]
     return max(facts.spec.health_policy.step_timeout_seconds, *paused, 0.0)
 
 
-def _proven(facts: Facts, last_seconds: float) -> Loss | Recheck | None:
+def _proven(facts: WorldFacts, last_seconds: float) -> Loss | Recheck | None:
     """A hang that every rank's stack shows, sooner than a time alone could tell.
 
     Not while any rank has announced a pause, nor at the step where the last hang was found: if a program really stands
@@ -265,7 +267,7 @@ def _proven(facts: Facts, last_seconds: float) -> Loss | Recheck | None:
     return _hang(facts, due, evidence)
 
 
-def reported_hang(facts: Facts) -> Loss | None:
+def reported_hang(facts: WorldFacts) -> Loss | None:
     """The hang that agents report whose own timers ran out first."""
     epoch = facts.world.epoch
     told = [
@@ -276,7 +278,7 @@ def reported_hang(facts: Facts) -> Loss | None:
     return _hang(facts, min(e.at_seconds for e in told)) if told else None
 
 
-def _hang(facts: Facts, at_seconds: float, evidence: str | None = None) -> Loss:
+def _hang(facts: WorldFacts, at_seconds: float, evidence: str | None = None) -> Loss:
     """Blames the one rank that stands elsewhere, or at an earlier step, than all others, if there is one."""
     members = [s for _, s in member_sessions(facts) if s is not None]
     if evidence is None:
@@ -303,12 +305,12 @@ def _hang(facts: Facts, at_seconds: float, evidence: str | None = None) -> Loss:
     return loss if slow is None else replace(loss, worker=slow.index, node=slow.node, rank=_rank(facts, slow))
 
 
-def _odd(facts: Facts) -> OddOne | None:
+def _odd(facts: WorldFacts) -> OddOne | None:
     told = _without_step(facts)
     return None if told is None else odd_one(told)
 
 
-def _without_step(facts: Facts) -> tuple[StandingSeen, ...] | None:
+def _without_step(facts: WorldFacts) -> tuple[StandingSeen, ...] | None:
     """Where all ranks are without a step since the present one; None while any agent has not said so, or is not heard."""
     told = tuple(
         s.standing
@@ -318,12 +320,12 @@ def _without_step(facts: Facts) -> tuple[StandingSeen, ...] | None:
     return told if len(told) == len(facts.world.members) else None
 
 
-def _running(facts: Facts) -> list[SessionSeen]:
+def _running(facts: WorldFacts) -> list[SessionSeen]:
     epoch = facts.world.epoch
     return [s for _, s in member_sessions(facts) if s is not None and (s.finished is None or s.epoch != epoch)]
 
 
-def _behind(facts: Facts) -> SessionSeen | None:
+def _behind(facts: WorldFacts) -> SessionSeen | None:
     """The worker that proves to be behind; None if that is not one, or somebody's place is not known."""
     running = _running(facts)
     if len(running) < len(facts.world.members) or not all(is_responsive(facts, s) for s in running):
@@ -335,7 +337,7 @@ def _behind(facts: Facts) -> SessionSeen | None:
     return slow[0] if len(slow) == 1 else None
 
 
-def _where(facts: Facts, slow: SessionSeen | None) -> str:
+def _where(facts: WorldFacts, slow: SessionSeen | None) -> str:
     running = _running(facts)
     least = min((s.progress.step for s in running), default=0)
     late = [s for s in running if s.progress.step == least]
@@ -354,7 +356,7 @@ def _workers(indexes: list[int]) -> str:
     return f"worker{'s' if len(indexes) > 1 else ''} {listed(indexes, _MOST_NAMED)}"
 
 
-def _rank(facts: Facts, session: SessionSeen) -> int | None:
+def _rank(facts: JobFacts, session: SessionSeen) -> int | None:
     """Which rank of this worker it is, as far as that is known."""
     if facts.spec.nproc_per_node > 1:
         return _named_rank(session)
@@ -386,7 +388,7 @@ class Detection:
     recheck_seconds: tuple[float, ...] = ()
 
 
-def detect_losses(facts: Facts) -> Detection:
+def detect_losses(facts: WorldNodeFacts) -> Detection:
     """Finds everything that ended the committed epoch, as known now."""
     epoch = facts.world.epoch
     exits = [s for s in in_epoch(facts, epoch) if s.exit is not None and s.exit.epoch == epoch]
@@ -427,7 +429,7 @@ def detect_losses(facts: Facts) -> Detection:
     return Detection(tuple(losses), frozen, tuple(recheck))
 
 
-def _is_well(facts: Facts, worker: WorkerSeen | None, session: SessionSeen) -> bool:
+def _is_well(facts: JobFacts, worker: WorkerSeen | None, session: SessionSeen) -> bool:
     """Whether nothing speaks against a member: of nearly all in every round, which are looked at once each."""
     quiet = session.exit is None and session.unreadable is None and session.finished is None
     runs = worker is not None and worker.phase not in ("Succeeded", "Failed")
@@ -435,7 +437,7 @@ def _is_well(facts: Facts, worker: WorkerSeen | None, session: SessionSeen) -> b
 
 
 def _member(
-    facts: Facts, member: Member, known: tuple[WorkerSeen | None, SessionSeen | None], epoch_dead: bool
+    facts: WorldNodeFacts, member: Member, known: tuple[WorkerSeen | None, SessionSeen | None], epoch_dead: bool
 ) -> Loss | Recheck | None:
     """Judges one member: lost, to be looked at again, or well (None)."""
     epoch, (worker, session) = facts.world.epoch, known
@@ -459,7 +461,9 @@ def _member(
     return _silent(facts, session, member)
 
 
-def _by_fabric(facts: Facts, member: Member, worker: WorkerSeen | None, session: SessionSeen | None) -> Loss | None:
+def _by_fabric(
+    facts: WorldNodeFacts, member: Member, worker: WorkerSeen | None, session: SessionSeen | None
+) -> Loss | None:
     sign = session.since_seconds if session is not None and not session.connected else facts.now
     gone = node_lost(facts, member.node)
     if worker is not None and worker.phase == "Succeeded" and not worker.exit_code:
@@ -479,11 +483,11 @@ def _by_fabric(facts: Facts, member: Member, worker: WorkerSeen | None, session:
     return container_killed(Loss("agent-lost", reason, sign, *_at(member)), worker)
 
 
-def _unheard(facts: Facts, member: Member) -> Loss | Recheck | None:
+def _unheard(facts: WorldNodeFacts, member: Member) -> Loss | Recheck | None:
     worker = facts.workers.get(worker_id(member))
     if worker is not None and worker.phase == "Succeeded":
         return None
-    told, due = unheard_until(facts), facts.seen.term_seconds + UNHEARD_SECONDS
+    told, due = unheard_until(facts), facts.term_seconds + UNHEARD_SECONDS
     if told is not None and facts.now >= told:
         reason = f"worker {member.index} has not come to this leader, and the others, which have, make no step"
         return Loss("worker-silent", reason, told, *_at(member), witnessed=False)
@@ -495,7 +499,7 @@ def _unheard(facts: Facts, member: Member) -> Loss | Recheck | None:
     return Loss("worker-silent", reason, due, *_at(member))
 
 
-def _exited(facts: Facts, session: SessionSeen, member: Member) -> Loss | None:
+def _exited(facts: WorldNodeFacts, session: SessionSeen, member: Member) -> Loss | None:
     exit_seen = session.exit
     if exit_seen is None:
         return None
@@ -507,7 +511,7 @@ def _exited(facts: Facts, session: SessionSeen, member: Member) -> Loss | None:
     return weighed(facts, loss, exit_seen)
 
 
-def _unreadable(facts: Facts, session: SessionSeen, member: Member) -> Loss | None:
+def _unreadable(facts: JobFacts, session: SessionSeen, member: Member) -> Loss | None:
     if session.unreadable is None:
         return None
     checkpoint, absent, detail = session.unreadable
@@ -519,7 +523,7 @@ def _unreadable(facts: Facts, session: SessionSeen, member: Member) -> Loss | No
     return Loss("unreadable", reason, facts.now, *_at(member), bad=checkpoint)
 
 
-def _broken(facts: Facts, session: SessionSeen, member: Member, epoch_dead: bool) -> Loss | Recheck | None:
+def _broken(facts: WorldFacts, session: SessionSeen, member: Member, epoch_dead: bool) -> Loss | Recheck | None:
     """A line that broke is no witness: a reset link and a dead process look alike.
 
     A process that died is told by the fabric, or by peers whose collectives broke. Failing that, others say that a step
@@ -539,7 +543,7 @@ def _broken(facts: Facts, session: SessionSeen, member: Member, epoch_dead: bool
     return Loss("agent-lost", reason, session.since_seconds, *_at(member), witnessed=False)
 
 
-def _overdue_seconds(facts: Facts, since_seconds: float) -> float:
+def _overdue_seconds(facts: WorldFacts, since_seconds: float) -> float:
     """From when on a step that has not come says something about a line that broke at `since_seconds`."""
     last, usual = last_step_seconds(facts, facts.world.epoch), seconds_per_step(facts)
     if last is None or usual is None:
@@ -549,12 +553,12 @@ def _overdue_seconds(facts: Facts, since_seconds: float) -> float:
     return max(since_seconds + RECONNECT_SECONDS, told)
 
 
-def _stands(facts: Facts, overdue_seconds: float) -> bool:
+def _stands(facts: WorldFacts, overdue_seconds: float) -> bool:
     """Whether another rank said so late that it has no further step: nobody reports steps at the moment they are made."""
     return any(s.connected and s.heard_seconds >= overdue_seconds for s in in_epoch(facts, facts.world.epoch))
 
 
-def _silent(facts: Facts, session: SessionSeen, member: Member) -> Loss | Recheck | None:
+def _silent(facts: WorldFacts, session: SessionSeen, member: Member) -> Loss | Recheck | None:
     due = session.heard_seconds + facts.spec.health_policy.heartbeat_timeout_seconds
     if facts.now <= due:
         return Recheck(due)
@@ -567,7 +571,7 @@ def _silent(facts: Facts, session: SessionSeen, member: Member) -> Loss | Rechec
     return Loss("worker-silent", reason, due, *_at(member), witnessed=False)
 
 
-def _echo(facts: Facts, exits: list[SessionSeen], losses: list[Loss]) -> Loss | Recheck | None:
+def _echo(facts: WorldFacts, exits: list[SessionSeen], losses: list[Loss]) -> Loss | Recheck | None:
     """Trainers that ended because a peer's connection broke, with no first cause in sight."""
     if losses or not exits:
         return None
@@ -599,7 +603,7 @@ def _echo(facts: Facts, exits: list[SessionSeen], losses: list[Loss]) -> Loss | 
     return Loss("trainer-failed", reason, first.at_seconds, *_at(member), True, 0, rank=rank)
 
 
-def observed_death(facts: Facts) -> Loss | None:
+def observed_death(facts: WorldNodeFacts) -> Loss | None:
     """Finds the first member that ended or is no longer heard."""
     for identity, (member, session) in zip(facts.members, member_sessions(facts), strict=True):
         certain = _by_fabric(facts, member, facts.workers.get(identity), session)

@@ -11,7 +11,14 @@ from surefoot.protocol.checkpoints.save_state import joined
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import Incident
 from surefoot_operator.policy.core.availability import node_lost, usable
-from surefoot_operator.policy.core.facts import Facts, has_stepped, in_epoch, member_sessions, step_of
+from surefoot_operator.policy.core.facts import (
+    WorldFacts,
+    WorldNodeFacts,
+    has_stepped,
+    in_epoch,
+    member_sessions,
+    step_of,
+)
 from surefoot_operator.policy.failure.failure_detection import Loss
 from surefoot_operator.policy.failure.spare_workers import newest_attempts
 
@@ -28,7 +35,7 @@ LONGEST_OLD_DETAIL = 500
 Incidents = tuple[Incident, ...]
 
 
-def opened(facts: Facts, loss: Loss, last_step: int) -> Incidents:
+def opened(facts: WorldFacts, loss: Loss, last_step: int) -> Incidents:
     """Adds the failure that ends the present epoch."""
     incident = Incident(
         kind=loss.kind,
@@ -48,7 +55,7 @@ def opened(facts: Facts, loss: Loss, last_step: int) -> Incidents:
     return (*before, incident)[-MOST_KEPT:]
 
 
-def ending(facts: Facts, loss: Loss, last_step: int) -> Incidents:
+def ending(facts: WorldFacts, loss: Loss, last_step: int) -> Incidents:
     """Adds the failure that ends the job; no claim follows it."""
     before, last = (found := opened(facts, loss, last_step))[:-1], found[-1]
     return (*before, replace(last, claimed_seconds=None))
@@ -59,7 +66,7 @@ def open_incident(incidents: Incidents) -> Incident | None:
     return incidents[-1] if incidents and incidents[-1].first_step_seconds is None else None
 
 
-def phased(facts: Facts, known: Incidents, stopped: bool, sealed: bool) -> Incidents:
+def phased(facts: WorldNodeFacts, known: Incidents, stopped: bool, sealed: bool) -> Incidents:
     """Records when trainers had stopped and when everything was read.
 
     A lost line becomes a lost node once the fabric reports it.
@@ -79,7 +86,7 @@ def phased(facts: Facts, known: Incidents, stopped: bool, sealed: bool) -> Incid
     return (*known[:-1], incident)
 
 
-def replaced(facts: Facts, known: Incidents) -> Incidents:
+def replaced(facts: WorldNodeFacts, known: Incidents) -> Incidents:
     """Records when as many workers as before a loss were warm again.
 
     How long capacity takes to come decides whether the next loss waits for it; a world that grows late, or not at all, would
@@ -100,13 +107,13 @@ def replaced(facts: Facts, known: Incidents) -> Incidents:
     )
 
 
-def _detail(facts: Facts, epoch: int) -> str:
+def _detail(facts: WorldFacts, epoch: int) -> str:
     """What the workers of this epoch said beside their causes, in their order."""
     told = [s.exit for _, s in member_sessions(facts) if s is not None and s.exit is not None and s.exit.epoch == epoch]
     return "\n".join(e.detail for e in told if e.detail)[:LONGEST_DETAIL]
 
 
-def assigned(facts: Facts, incidents: Incidents, parent: Checkpoint | None, size: int) -> Incidents:
+def assigned(facts: WorldFacts, incidents: Incidents, parent: Checkpoint | None, size: int) -> Incidents:
     """Records the commit that ends the incident's claim."""
     incident = open_incident(incidents)
     if incident is None:
@@ -124,7 +131,7 @@ def assigned(facts: Facts, incidents: Incidents, parent: Checkpoint | None, size
     return (*incidents[:-1], incident)
 
 
-def closed(facts: Facts) -> Incidents:
+def closed(facts: WorldFacts) -> Incidents:
     """Closes the incident at the epoch's first new step.
 
     Records where its state was restored from.

@@ -13,7 +13,11 @@ from surefoot.protocol.checkpoints.retention import SoundSteps
 from surefoot.protocol.text import listed
 from surefoot_operator.api.spec import NumericsAction
 from surefoot_operator.job_snapshot import SessionSeen
-from surefoot_operator.policy.core.facts import Facts, derived_once, member_sessions
+from surefoot_operator.policy.core.facts import (
+    WorldFacts,
+    derived_once,
+    member_sessions,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,7 @@ class UnsoundLoss:
 
 
 @derived_once
-def unsound_loss(facts: Facts) -> UnsoundLoss | None:
+def unsound_loss(facts: WorldFacts) -> UnsoundLoss | None:
     """What is odd about the newest steps; None: nothing."""
     policy = facts.spec.health_policy.numerics
     if policy is None:
@@ -51,7 +55,7 @@ def unsound_loss(facts: Facts) -> UnsoundLoss | None:
 
 
 @derived_once
-def sound_steps(facts: Facts) -> SoundSteps | None:
+def sound_steps(facts: WorldFacts) -> SoundSteps | None:
     """Summarises the epoch's steps for `proven`; None: nobody asks."""
     policy = facts.spec.health_policy.numerics
     if policy is None:
@@ -61,7 +65,7 @@ def sound_steps(facts: Facts) -> SoundSteps | None:
     return SoundSteps(step, max((s.progress.odd_step for s in told), default=0), policy.good_after_steps)
 
 
-def _told(facts: Facts) -> list[SessionSeen]:
+def _told(facts: WorldFacts) -> list[SessionSeen]:
     epoch = facts.world.epoch
     return [s for _, s in member_sessions(facts) if s is not None and s.epoch == epoch]
 

@@ -15,13 +15,19 @@ from surefoot.protocol.identities import HolderEndpoint
 from surefoot.protocol.text import listed
 from surefoot_operator.job_snapshot import HolderSeen
 from surefoot_operator.policy.core.availability import node_lost
-from surefoot_operator.policy.core.facts import Facts, derived_once, is_responsive
+from surefoot_operator.policy.core.facts import (
+    Facts,
+    NodeFacts,
+    TierFacts,
+    derived_once,
+    is_responsive,
+)
 
 NOTED_SECONDS = 3.0
 """People are told of no shorter silence."""
 
 
-def silent_holders(facts: Facts) -> list[HolderEndpoint]:
+def silent_holders(facts: TierFacts) -> list[HolderEndpoint]:
     """Named holders that do not answer and may still have saves.
 
     One in whose place another instance runs is gone.
@@ -34,13 +40,13 @@ def silent_holders(facts: Facts) -> list[HolderEndpoint]:
     return _not_restarted(facts, silent)
 
 
-def may_return(facts: Facts) -> list[HolderEndpoint]:
+def may_return(facts: TierFacts) -> list[HolderEndpoint]:
     """Silent holders that may still have saves, those given up before included.
 
     A holder is given up for what it may have beyond the restore point. Where that itself is lost, its copy is looked for again.
     """
     given_up = frozenset(facts.status.given_up)
-    back = [h.endpoint for h in facts.seen.holders if h.state == "Silent" and h.endpoint.holder.instance in given_up]
+    back = [h.endpoint for h in facts.holder_list if h.state == "Silent" and h.endpoint.holder.instance in given_up]
     return [*silent_holders(facts), *_not_restarted(facts, back)]
 
 
@@ -66,7 +72,7 @@ def usable_holders(holders: Sequence[HolderSeen], named: Sequence[HolderEndpoint
     return UsableHolders((*ready, *silent), seen=not silent)
 
 
-def awaited(facts: Facts, worth_seconds: float) -> list[HolderEndpoint]:
+def awaited(facts: TierFacts, worth_seconds: float) -> list[HolderEndpoint]:
     """Silent holders that are waited for.
 
     `worth_seconds`: of what they may have; endless where nothing is left without them.
@@ -74,10 +80,10 @@ def awaited(facts: Facts, worth_seconds: float) -> list[HolderEndpoint]:
     return may_return(facts) if worth_seconds == math.inf else silent_holders(facts)
 
 
-def _not_restarted(facts: Facts, silent: list[HolderEndpoint]) -> list[HolderEndpoint]:
+def _not_restarted(facts: TierFacts, silent: list[HolderEndpoint]) -> list[HolderEndpoint]:
     if not silent:
         return []
-    restarted = {h.endpoint.server_id: h.endpoint.holder for h in facts.seen.holders if h.state == "Ready"}
+    restarted = {h.endpoint.server_id: h.endpoint.holder for h in facts.holder_list if h.state == "Ready"}
     return [e for e in silent if restarted.get(e.server_id, e.holder) == e.holder]
 
 
@@ -101,7 +107,7 @@ def why_alive(facts: Facts, endpoint: HolderEndpoint, worth_seconds: float) -> s
     return f"its node is well, and the operator does not reach it ({trouble}); let the operator connect to the memory tier's port"
 
 
-def _is_well(facts: Facts, name: str) -> bool:
+def _is_well(facts: NodeFacts, name: str) -> bool:
     node = facts.nodes.get(name)
     return bool(facts.heard_on.get(name)) or (node is not None and node.ready and not node.doubt)
 
@@ -122,7 +128,7 @@ def most_unseen(facts: Facts) -> frozenset[HolderEndpoint]:
     return spoken_for if len(spoken_for) > most else frozenset()
 
 
-def _is_refusing(facts: Facts, endpoint: HolderEndpoint) -> bool:
+def _is_refusing(facts: TierFacts, endpoint: HolderEndpoint) -> bool:
     holder = facts.holders.get(endpoint.holder)
     return holder is not None and holder.refusing
 
@@ -136,7 +142,7 @@ def lost_sight(facts: Facts) -> str:
     trouble = next((h.trouble for h in silences if h.refusing), "") or next((h.trouble for h in silences), "")
     said = f" ({trouble})" if trouble else ""
     named, names = facts.status.named_holders, listed(sorted(e.holder for e in unseen))
-    where = "them" if not any(h.state == "Ready" for h in facts.seen.holders) else "the others"
+    where = "them" if not any(h.state == "Ready" for h in facts.holder_list) else "the others"
     return (
         f"the operator cannot reach {len(unseen)} of {len(named)} holders, {names}{said}; agents still save to {where}"
         " and nothing is given up: check the operator's network, its password for the memory tier and its certificate authority"

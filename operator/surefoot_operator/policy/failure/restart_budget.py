@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 from surefoot.protocol.timeouts import Backoff
 from surefoot_operator.api.spec import FailureRule
 from surefoot_operator.api.status import JobStatus, Restart
-from surefoot_operator.policy.core.facts import Facts
+from surefoot_operator.policy.core.facts import (
+    JobFacts,
+)
 from surefoot_operator.policy.failure.failure_detection import Loss
 from surefoot_operator.policy.failure.incidents import open_incident
 
@@ -43,7 +45,7 @@ class Allowance:
     witness_seconds: float | None = None
 
 
-def allowance(facts: Facts, loss: Loss, last_step: int) -> Allowance:
+def allowance(facts: JobFacts, loss: Loss, last_step: int) -> Allowance:
     """Weighs a failure: the first rule that matches, then every budget."""
     rule = _matching(facts.spec.failure_policy.rules, loss)
     ignored = rule is not None and rule.action == "RestartAndIgnoreMaxRestarts"
@@ -68,13 +70,13 @@ def allowance(facts: Facts, loss: Loss, last_step: int) -> Allowance:
     return replace(found, refusal=refusal, witness_seconds=loss.at_seconds + patience if loss.unexplained else None)
 
 
-def may_spend(facts: Facts) -> bool:
+def may_spend(facts: JobFacts) -> bool:
     """Whether `maxRestarts` bears one more change, and a failure after it."""
     most = facts.spec.failure_policy.max_restarts
     return most is None or _recent(facts) + 1 < most
 
 
-def spent(facts: Facts) -> tuple[Restart, ...]:
+def spent(facts: JobFacts) -> tuple[Restart, ...]:
     """Recent restarts with one that nobody's failure asked for."""
     return remember(facts.status.recent_restarts, Restart(facts.now, False, False, True))
 
@@ -92,7 +94,7 @@ def recorded(status: JobStatus, allowed: Allowance, last_step: int) -> JobStatus
     )
 
 
-def pause_until(facts: Facts) -> float | None:
+def pause_until(facts: JobFacts) -> float | None:
     """Returns when a claimed epoch may begin; None: at once."""
     incident, row = open_incident(facts.status.incidents), facts.status.no_progress_restarts
     if incident is None or incident.kind not in PAUSED_KINDS or row == 0:
@@ -122,13 +124,13 @@ def _matching(rules: tuple[FailureRule, ...], loss: Loss) -> FailureRule | None:
     return None
 
 
-def _progressed(facts: Facts, last_step: int) -> bool:
+def _progressed(facts: JobFacts, last_step: int) -> bool:
     """Whether the epoch that ended got beyond its own beginning and beyond every earlier failure."""
     reached = max((i.last_step for i in facts.status.incidents), default=0)
     return last_step > max(reached, facts.status.reached_step, facts.world.begun_step)
 
 
-def _used_up(facts: Facts, counted: bool) -> str | None:
+def _used_up(facts: JobFacts, counted: bool) -> str | None:
     policy, limit = facts.spec.failure_policy, facts.spec.run_policy.backoff_limit
     if counted and facts.status.restarts_counted >= limit:
         return f"{facts.status.restarts_counted} restarts used up backoffLimit ({limit})"
@@ -139,6 +141,6 @@ def _used_up(facts: Facts, counted: bool) -> str | None:
     return None
 
 
-def _recent(facts: Facts) -> int:
+def _recent(facts: JobFacts) -> int:
     since = facts.now - facts.spec.failure_policy.eval_period_seconds
     return sum(r.count for r in facts.status.recent_restarts if r.at_seconds >= since)

@@ -13,7 +13,13 @@ from itertools import islice
 from surefoot_operator.api.spec import TrainingJobSpec, allowed_sizes
 from surefoot_operator.job_snapshot import SessionSeen, WorkerSeen
 from surefoot_operator.policy.core.availability import usable, vacate_reason
-from surefoot_operator.policy.core.facts import Facts, derived_once, is_responsive, worker_id
+from surefoot_operator.policy.core.facts import (
+    WorldFacts,
+    WorldNodeFacts,
+    derived_once,
+    is_responsive,
+    worker_id,
+)
 from surefoot_operator.policy.failure.unhealthy_nodes import found_sick
 
 # ---- size of the world -----------------------------------------------------------------------------------------------
@@ -51,7 +57,7 @@ _OVER = ("Succeeded", "Failed")
 
 
 @derived_once
-def wanted_indexes(facts: Facts) -> frozenset[int]:
+def wanted_indexes(facts: WorldFacts) -> frozenset[int]:
     """Lists indexes that need a worker: the world's, then the lowest.
 
     By number alone a member that began as a spare would be ended when fewer spares are asked for.
@@ -63,7 +69,7 @@ def wanted_indexes(facts: Facts) -> frozenset[int]:
 
 
 @derived_once
-def world_indexes(facts: Facts) -> frozenset[int]:
+def world_indexes(facts: WorldNodeFacts) -> frozenset[int]:
     """Lists the wanted workers that make up the world.
 
     What hinders the others, which are spares, hinders no training.
@@ -77,16 +83,16 @@ def world_indexes(facts: Facts) -> frozenset[int]:
 
 
 @derived_once
-def newest_workers(facts: Facts) -> Mapping[int, WorkerSeen]:
+def newest_workers(facts: WorldFacts) -> Mapping[int, WorkerSeen]:
     """The newest attempt of each index, by index.
 
     What became of older ones was answered.
     """
-    return {w.index: w for w in sorted(facts.seen.workers, key=lambda w: (w.index, w.attempt))}
+    return {w.index: w for w in sorted(facts.worker_list, key=lambda w: (w.index, w.attempt))}
 
 
 @derived_once
-def newest_attempts(facts: Facts) -> list[SessionSeen]:
+def newest_attempts(facts: WorldNodeFacts) -> list[SessionSeen]:
     """One agent per wanted index: the newest attempt that is heard.
 
     One that is made beside another, to take its place, counts once it is warm; no longer once its pod is gone, or nothing is
@@ -103,7 +109,7 @@ def newest_attempts(facts: Facts) -> list[SessionSeen]:
     return list(newest_of.values())
 
 
-def spare_agents(facts: Facts) -> list[SessionSeen]:
+def spare_agents(facts: WorldNodeFacts) -> list[SessionSeen]:
     """Warm agents without a rank, on nodes that nobody wants left.
 
     Nor found sick: a world that grows there would halt for each try.
@@ -112,7 +118,7 @@ def spare_agents(facts: Facts) -> list[SessionSeen]:
     return [s for s in found if not vacate_reason(facts, s.node) and s.node not in found_sick(facts)]
 
 
-def _distance(facts: Facts, worker: WorkerSeen | None) -> int:
+def _distance(facts: WorldNodeFacts, worker: WorkerSeen | None) -> int:
     """How far a worker is from training."""
     if worker is None or worker.phase in _OVER or worker.unstarted:
         return 5

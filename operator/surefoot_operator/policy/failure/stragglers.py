@@ -14,7 +14,10 @@ from math import pi, sqrt
 from surefoot.protocol.progress import RankPace, line_totals, together
 from surefoot_operator.api.status import Straggler, World
 from surefoot_operator.job_snapshot import MOST_WINDOWS, SessionSeen
-from surefoot_operator.policy.core.facts import Facts, member_sessions
+from surefoot_operator.policy.core.facts import (
+    WorldFacts,
+    member_sessions,
+)
 
 # ---- slow ranks ------------------------------------------------------------------------------------------------------
 # Compares how much of their time ranks wait for nobody. In synchronous training whoever needs longest waits least. A
@@ -174,7 +177,7 @@ _CHANGED = 0.2
 """A slowdown that changes by this part is told anew: less would be written again and again."""
 
 
-def judged(facts: Facts) -> tuple[Straggler, ...]:
+def judged(facts: WorldFacts) -> tuple[Straggler, ...]:
     """The stragglers to tell of now.
 
     As they were told before, until there are enough looks at every rank of the present world. One that was named stays so

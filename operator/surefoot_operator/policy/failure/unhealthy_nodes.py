@@ -15,7 +15,15 @@ from surefoot.protocol.text import listed
 from surefoot_operator import reasons
 from surefoot_operator.api.status import ExcludedNode
 from surefoot_operator.policy.core.actions import Event
-from surefoot_operator.policy.core.facts import Facts, derived_once, soonest, worker_id
+from surefoot_operator.policy.core.facts import (
+    JobFacts,
+    NodeFacts,
+    WorldFacts,
+    WorldNodeFacts,
+    derived_once,
+    soonest,
+    worker_id,
+)
 
 SICK_SECONDS = 3600.0
 """How long a node that was found sick is avoided: its agent leaves with its worker, and nobody looks there any more."""
@@ -27,7 +35,7 @@ MOST_KEPT = 64
 
 
 @derived_once
-def found_sick(facts: Facts) -> Mapping[str, str]:
+def found_sick(facts: WorldNodeFacts) -> Mapping[str, str]:
     """Why nodes are sick by what their own agents found, by name."""
     sick: dict[str, str] = {}
     for reason, nodes in sorted(_told(facts).items()):
@@ -37,7 +45,7 @@ def found_sick(facts: Facts) -> Mapping[str, str]:
     return sick
 
 
-def shared_findings(facts: Facts) -> str:
+def shared_findings(facts: WorldNodeFacts) -> str:
     """Says what most nodes find of themselves at once; empty: nothing."""
     shared = []
     for reason, nodes in sorted(_told(facts).items()):
@@ -52,7 +60,7 @@ def shared_findings(facts: Facts) -> str:
     )
 
 
-def _told(facts: Facts) -> Mapping[str, Mapping[str, str]]:
+def _told(facts: WorldFacts) -> Mapping[str, Mapping[str, str]]:
     """What agents find of their own nodes' hardware: sentences by node, by reason.
 
     An agent that went with its worker says nothing any more once a later one on its node has looked: the node may have
@@ -75,7 +83,7 @@ def _told(facts: Facts) -> Mapping[str, Mapping[str, str]]:
     return told
 
 
-def _alike(facts: Facts, reason: str, nodes: Iterable[str]) -> tuple[set[str], set[str]]:
+def _alike(facts: NodeFacts, reason: str, nodes: Iterable[str]) -> tuple[set[str], set[str]]:
     """(nodes that tell the same, nodes that were heard). What a trial found on nodes that were left for it counts still.
 
     A trial that fails wherever it is made would else have a small job leave one node after the other.
@@ -88,7 +96,7 @@ def _alike(facts: Facts, reason: str, nodes: Iterable[str]) -> tuple[set[str], s
     return {*nodes, *before}, {*facts.told_on, *before}
 
 
-def sick_since(facts: Facts, name: str) -> float | None:
+def sick_since(facts: JobFacts, name: str) -> float | None:
     """When this node was found sick; None: it was not."""
     known = next((one for one in facts.status.sick_nodes if one.name == name and one.until_seconds > facts.now), None)
     return None if known is None else known.until_seconds - SICK_SECONDS
@@ -98,7 +106,7 @@ def _is_shared(alike: Collection[str], heard: Collection[str]) -> bool:
     return len(alike) > 1 and 2 * len(alike) > len(heard)
 
 
-def with_sick_found(facts: Facts) -> tuple[tuple[ExcludedNode, ...], tuple[Event, ...], float | None]:
+def with_sick_found(facts: WorldNodeFacts) -> tuple[tuple[ExcludedNode, ...], tuple[Event, ...], float | None]:
     """Returns sick nodes for the status, events, and when to look again."""
     kept = {one.name: one for one in facts.status.sick_nodes if one.until_seconds > facts.now}
     sessions = facts.sessions.values()

@@ -12,12 +12,20 @@ from surefoot.protocol.checkpoints.completeness import complete_persistent
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.checkpoints.retention import last_good, proven, suspects
 from surefoot.protocol.identities import Checkpoint
-from surefoot_operator.policy.core.facts import Facts, bad_of, is_responsive, worker_id
+from surefoot_operator.policy.core.facts import (
+    WorldFacts,
+    WorldTierFacts,
+    bad_of,
+    is_responsive,
+    worker_id,
+)
 from surefoot_operator.policy.failure.loss_anomalies import sound_steps
 from surefoot_operator.policy.membership.restore_decisions import DROP_SECONDS, may_be_under_way
 
 
-def newest_good(facts: Facts, complete: Sequence[Checkpoint], manifests: Iterable[RankManifest]) -> Checkpoint | None:
+def newest_good(
+    facts: WorldTierFacts, complete: Sequence[Checkpoint], manifests: Iterable[RankManifest]
+) -> Checkpoint | None:
     """The newest good checkpoint of both tiers.
 
     Args:
@@ -27,14 +35,16 @@ def newest_good(facts: Facts, complete: Sequence[Checkpoint], manifests: Iterabl
     sound = sound_steps(facts)
     if sound is None:
         return None
-    persistent, epoch = facts.seen.persistent, facts.world.epoch
+    persistent, epoch = facts.persistent, facts.world.epoch
     listed = (persistent.entries or ()) if persistent.read_epoch == epoch and not may_be_under_way(facts) else ()
-    kept = complete_persistent(listed, facts.status.lineage, epoch, bad_of(facts), facts.seen.covers)
+    kept = complete_persistent(listed, facts.status.lineage, epoch, bad_of(facts), facts.covers)
     suspect = suspects(manifests) | suspects(listed)
     return proven((*complete, *kept), suspect, sound, facts.status.last_good)[0]
 
 
-def spared(facts: Facts, complete: Sequence[Checkpoint], manifests: Sequence[RankManifest]) -> frozenset[Checkpoint]:
+def spared(
+    facts: WorldFacts, complete: Sequence[Checkpoint], manifests: Sequence[RankManifest]
+) -> frozenset[Checkpoint]:
     """What one tier keeps although newer ones are complete.
 
     Args:
@@ -49,7 +59,7 @@ def spared(facts: Facts, complete: Sequence[Checkpoint], manifests: Sequence[Ran
 
 
 def spared_in_memory(
-    facts: Facts, complete: Sequence[Checkpoint], manifests: Sequence[RankManifest]
+    facts: WorldFacts, complete: Sequence[Checkpoint], manifests: Sequence[RankManifest]
 ) -> frozenset[Checkpoint]:
     """What the memory tier keeps although newer ones are complete.
 
@@ -61,7 +71,7 @@ def spared_in_memory(
     return kept | frozenset(complete).difference(suspects(manifests))
 
 
-def _keeps_house_alone(facts: Facts) -> bool:
+def _keeps_house_alone(facts: WorldFacts) -> bool:
     """Whether the first member's agent drops nothing, as its line stands: without one it keeps house itself.
 
     It knows of later steps than are told here, and by them drops what counts as the last good one here, which drops what

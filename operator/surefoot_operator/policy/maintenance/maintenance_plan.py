@@ -21,6 +21,10 @@ from surefoot_operator.job_snapshot import HolderSeen, Observed, SessionSeen
 from surefoot_operator.policy.core.actions import CopySave, DropSaves, Event, MaintenanceAction, SealHolder
 from surefoot_operator.policy.core.facts import (
     Facts,
+    JobFacts,
+    TierFacts,
+    WorldFacts,
+    WorldTierFacts,
     bad_of,
     domains_of,
     gather,
@@ -63,7 +67,7 @@ class Unrecoverable:
 
 
 def unrecoverable_checkpoints(
-    facts: Facts, reading: TierReading, complete: Collection[Checkpoint]
+    facts: WorldFacts, reading: TierReading, complete: Collection[Checkpoint]
 ) -> tuple[Unrecoverable, ...]:
     """Lists the committed epoch's checkpoints that lack a rank for good.
 
@@ -81,7 +85,7 @@ def unrecoverable_checkpoints(
     return tuple(found)
 
 
-def reporting_sessions(facts: Facts) -> list[SessionSeen]:
+def reporting_sessions(facts: WorldFacts) -> list[SessionSeen]:
     """Returns the members' sessions that report on the committed epoch.
 
     A report about saves stays true however old it is.
@@ -209,13 +213,13 @@ def _upload_alone(facts: Facts, pinned: Checkpoint | None) -> Maintenance:
     return Maintenance(promoting.actions, status, reason, named, pinned=promoting.pinned, events=promoting.events)
 
 
-def _read(facts: Facts, going: Going) -> _Memory:
+def _read(facts: WorldTierFacts, going: Going) -> _Memory:
     epoch = facts.world.epoch
     reading = memory_reading(facts, epoch)
     domains = domains_of(facts)
     live = {domains[holder] for holder in reading.holders}
     replicas = effective_replicas(facts.spec.checkpoint.memory.replicas, len(live))
-    found = complete(reading, facts.status.lineage, epoch, bad_of(facts), facts.seen.covers)
+    found = complete(reading, facts.status.lineage, epoch, bad_of(facts), facts.covers)
     full = newest(c for c in found if copies_of(c, reading, domains) >= replicas)
     hopeless = unrecoverable_checkpoints(facts, reading, found)
     return _Memory(reading, domains, replicas, found, full, hopeless, staying(found, going, facts.now))
@@ -226,14 +230,14 @@ def _copies(memory: _Memory) -> int:
     return 0 if latest is None else copies_of(latest, memory.reading, memory.domains)
 
 
-def _remembered(facts: Facts, memory: _Memory) -> JobStatus:
+def _remembered(facts: WorldTierFacts, memory: _Memory) -> JobStatus:
     """What has to outlive this operator: which holders agents know, and that there is something to lose.
 
     A holder is named once it is sealed and read. One that is known to be gone, or in whose place another instance
     runs, is forgotten; a silent one is not: agents may write to it still.
     """
     status = facts.status
-    sealed = sealed_endpoints(facts.seen.holders, facts.world.epoch)
+    sealed = sealed_endpoints(facts.holder_list, facts.world.epoch)
     servers = {endpoint.server_id for endpoint in sealed.values()}
     kept = [e for e in status.named_holders if not _forgotten(e, facts.holders, sealed, servers)]
     missing = sorted(sealed.keys() - {e.holder for e in kept})
@@ -261,26 +265,28 @@ def _forgotten(
     return (seen is not None and seen.state == "Gone") or endpoint.server_id in servers
 
 
-def _named(facts: Facts, status: JobStatus) -> tuple[HolderEndpoint, ...]:
+def _named(facts: TierFacts, status: JobStatus) -> tuple[HolderEndpoint, ...]:
     """Named ones that answer."""
     if status.world is None:
         return ()
-    ready = sealed_endpoints(facts.seen.holders, status.world.epoch)
+    ready = sealed_endpoints(facts.holder_list, status.world.epoch)
     return tuple(e for e in status.named_holders if e.holder in ready)
 
 
-def _seals(facts: Facts) -> tuple[SealHolder, ...]:
+def _seals(facts: TierFacts) -> tuple[SealHolder, ...]:
     """New and returned holders: sealed at this epoch before anybody hears of them."""
     epoch = facts.world.epoch
     unsealed = [
         h.endpoint.holder
-        for h in facts.seen.holders
+        for h in facts.holder_list
         if h.state == "Ready" and (h.fence is None or h.fence < epoch or h.read_epoch != epoch)
     ]
     return tuple(SealHolder(holder, epoch) for holder in sorted(unsealed))
 
 
-def _drops(facts: Facts, memory: _Memory, status: JobStatus, pinned: Checkpoint | None) -> tuple[DropSaves, ...]:
+def _drops(
+    facts: WorldTierFacts, memory: _Memory, status: JobStatus, pinned: Checkpoint | None
+) -> tuple[DropSaves, ...]:
     if may_be_under_way(facts):
         return ()
     if _seals(facts):
@@ -299,7 +305,7 @@ def _drops(facts: Facts, memory: _Memory, status: JobStatus, pinned: Checkpoint 
 
 
 def standing_of(
-    facts: Facts, full: Checkpoint | None, floor: Checkpoint | None, pinned: Checkpoint | None
+    facts: JobFacts, full: Checkpoint | None, floor: Checkpoint | None, pinned: Checkpoint | None
 ) -> retention.Standing:
     return retention.Standing(
         lineage=facts.status.lineage,
@@ -329,13 +335,13 @@ def _repairs(facts: Facts, memory: _Memory) -> tuple[CopySave, ...]:
     return _copied(facts, retention.repairs(holders, memory.domains, wanted, memory.replicas, topology=topology))
 
 
-def _is_stored(facts: Facts, wanted: Checkpoint) -> bool:
+def _is_stored(facts: JobFacts, wanted: Checkpoint) -> bool:
     """Whether the persistent tier has this checkpoint, or a newer one."""
     floor = facts.status.floor
     return floor is not None and floor not in facts.status.bad and floor.step >= wanted.step
 
 
-def _copied(facts: Facts, planned: list[retention.Repair]) -> tuple[CopySave, ...]:
+def _copied(facts: WorldFacts, planned: list[retention.Repair]) -> tuple[CopySave, ...]:
     # members only: nobody else was told where the holders are
     agents = [s for _, s in member_sessions(facts) if s is not None and is_responsive(facts, s)]
     beside: dict[str, SessionSeen] = {}
@@ -348,7 +354,7 @@ def _copied(facts: Facts, planned: list[retention.Repair]) -> tuple[CopySave, ..
     )
 
 
-def _newer_is_coming(facts: Facts, memory: _Memory, wanted: Checkpoint) -> bool:
+def _newer_is_coming(facts: WorldFacts, memory: _Memory, wanted: Checkpoint) -> bool:
     interval = saving_steps(facts)
     step = step_of(facts, facts.world.epoch)
     safe = max(memory.full.step if memory.full else 0, facts.world.begun_step)
@@ -373,7 +379,7 @@ def _nearest(
     return worker_id(near if near is not None else agents[place % len(agents)])
 
 
-def _wake(facts: Facts) -> float | None:
+def _wake(facts: TierFacts) -> float | None:
     """Nothing here waits for a moment alone, except a listing that has to be asked for again."""
     due = upload_plan.listing_due(facts)
     return due - facts.now if due is not None and due > facts.now else None

@@ -21,7 +21,12 @@ from surefoot_operator.api.spec import CheckpointPolicy, allowed_sizes, checkpoi
 from surefoot_operator.api.status import Condition, JobStatus, condition_of
 from surefoot_operator.job_snapshot import HolderSeen
 from surefoot_operator.policy.core.actions import Event
-from surefoot_operator.policy.core.facts import Facts, member_sessions, sealed_holders, topology_of_job
+from surefoot_operator.policy.core.facts import (
+    Facts,
+    member_sessions,
+    sealed_holders,
+    topology_of_job,
+)
 
 FITS, TIER_TOO_SMALL, STAGING_TOO_SMALL = "Fits", "TierTooSmall", "StagingTooSmall"
 OVER_ITS_PART = "OverItsPart"
@@ -87,7 +92,7 @@ def judged(facts: Facts) -> MemoryBudget | None:
     """Decides whether checkpoints fit; None while a rank's need is unknown."""
     sessions = [session for _, session in member_sessions(facts) if session is not None]
     sessions = [s for s in sessions if s.epoch == facts.world.epoch]
-    closed = next((h for h in facts.seen.holders if h.state == "Ready" and h.closed), None)
+    closed = next((h for h in facts.holder_list if h.state == "Ready" and h.closed), None)
     refused = next((s for s in sessions if s.progress.unstaged), None)
     saves = {s.index: s.progress.save_bytes for s in sessions if s.progress.save_bytes}
     known = bool(saves) and len(saves) == len(facts.world.members)

@@ -13,7 +13,11 @@ from dataclasses import dataclass
 
 from surefoot_operator.api.status import JobStatus, World, condition_of
 from surefoot_operator.job_snapshot import Observed
-from surefoot_operator.policy.core.facts import Facts, gather, sealed_holders
+from surefoot_operator.policy.core.facts import (
+    TierFacts,
+    gather,
+    sealed_holders,
+)
 from surefoot_operator.policy.failure.incidents import open_incident
 from surefoot_operator.policy.failure.memory_server_liveness import may_return
 from surefoot_operator.policy.maintenance.maintenance_plan import Maintenance
@@ -99,7 +103,7 @@ def safety(seen: Observed, status: JobStatus, kept: Maintenance | None) -> JobSa
     return says(True, f"{kept.watermark} has {kept.replicas} copies", _read(gather(seen), world))
 
 
-def _read(facts: Facts, world: World) -> Mapping[str, int]:
+def _read(facts: TierFacts, world: World) -> Mapping[str, int]:
     """How many holders of each node the job has sealed and read in that world's epoch."""
     return Counter(h.endpoint.holder.node for h in sealed_holders(facts, world.epoch))
 

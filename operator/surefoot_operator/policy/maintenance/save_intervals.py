@@ -14,7 +14,12 @@ from dataclasses import dataclass, replace
 from surefoot_operator.api.spec import MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.api.status import Interval, JobStatus
 from surefoot_operator.policy.core.actions import Event
-from surefoot_operator.policy.core.facts import Facts, member_sessions, step_of
+from surefoot_operator.policy.core.facts import (
+    WorldFacts,
+    WorldTierFacts,
+    member_sessions,
+    step_of,
+)
 from surefoot_operator.policy.failure.failure_rate import Risk, risk_of
 from surefoot_operator.reasons import INTERVAL_CHOSEN
 
@@ -145,7 +150,7 @@ REFRESH_FACTOR = 1.25
 """Inputs that moved by so much are written down anew, no oftener than that; the choice they stand beside is the same."""
 
 
-def with_intervals(facts: Facts, status: JobStatus, replicas: int) -> JobStatus:
+def with_intervals(facts: WorldTierFacts, status: JobStatus, replicas: int) -> JobStatus:
     """Sets both tiers' choices in a status; `replicas`: effective copies."""
     spec = facts.spec.checkpoint
     risk = risk_of(facts.status, len(facts.world.members), replicas, facts.now)
@@ -173,7 +178,7 @@ def changes(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
     return tuple(told)
 
 
-def _memory(facts: Facts, tier: MemoryTierSpec, risk: Risk) -> Interval | None:
+def _memory(facts: WorldFacts, tier: MemoryTierSpec, risk: Risk) -> Interval | None:
     step, stall, drain = (_slowest(facts, name) for name in ("step_seconds", "stall_seconds", "drain_seconds"))
     cost = None if stall is None else stall + BESIDE_SHARE * (drain or 0.0)
     inputs = Inputs(step, cost, drain, risk.from_memory_seconds)
@@ -182,8 +187,10 @@ def _memory(facts: Facts, tier: MemoryTierSpec, risk: Risk) -> Interval | None:
     )
 
 
-def _persistent(facts: Facts, tier: PersistentTierSpec, memory: Interval | None, risk: Risk) -> Interval | None:
-    upload = facts.seen.promotion_seconds
+def _persistent(
+    facts: WorldTierFacts, tier: PersistentTierSpec, memory: Interval | None, risk: Risk
+) -> Interval | None:
+    upload = facts.promotion_seconds
     cost = None if upload is None else BESIDE_SHARE * upload
     inputs = Inputs(_slowest(facts, "step_seconds"), cost, upload, risk.from_persistent_seconds)
     wish = IntervalRequest(
@@ -192,14 +199,14 @@ def _persistent(facts: Facts, tier: PersistentTierSpec, memory: Interval | None,
     return _chosen(facts, wish, inputs, facts.status.persistent_interval, risk)
 
 
-def _slowest(facts: Facts, field: str) -> float | None:
+def _slowest(facts: WorldFacts, field: str) -> float | None:
     """The highest of the members' own figures; None while none has said it."""
     found: Iterable[float | None] = (getattr(s.timings, field) for _, s in member_sessions(facts) if s is not None)
     return max((value for value in found if value is not None), default=None)
 
 
 def _chosen(
-    facts: Facts, wish: IntervalRequest, inputs: Inputs, present: Interval | None, risk: Risk
+    facts: WorldFacts, wish: IntervalRequest, inputs: Inputs, present: Interval | None, risk: Risk
 ) -> Interval | None:
     if present is not None and present.steps != wish.base_steps << present.level:
         present = None  # of a spec that is not asked for any more
@@ -220,7 +227,7 @@ def _chosen(
     return replace(fresh, since_seconds=present.since_seconds, since_step=present.since_step)
 
 
-def _written(facts: Facts, wish: IntervalRequest, inputs: Inputs, found: Cadence, risk: Risk) -> Interval:
+def _written(facts: WorldFacts, wish: IntervalRequest, inputs: Inputs, found: Cadence, risk: Risk) -> Interval:
     return Interval(
         steps=wish.base_steps << found.level,
         level=found.level,

@@ -24,6 +24,10 @@ from surefoot_operator.policy.core.actions import (
 )
 from surefoot_operator.policy.core.facts import (
     Facts,
+    JobFacts,
+    TierFacts,
+    WorldFacts,
+    WorldTierFacts,
     bad_of,
     final_checkpoint,
     is_broken,
@@ -72,7 +76,7 @@ def promote(facts: Facts, in_memory: list[Checkpoint], pinned: Checkpoint | None
     over = final_checkpoint(facts) is not None or is_broken(facts)
     over = (
         over
-        or facts.seen.uploads
+        or facts.uploads
         or planned_change.departure_needs_upload(facts)
         or lifecycle.suspension_needs_upload(facts)
     )
@@ -83,7 +87,7 @@ def promote(facts: Facts, in_memory: list[Checkpoint], pinned: Checkpoint | None
         if (c.step % interval_of(facts) == 0 or (over and c == there[-1]))
         and (floor is None or c.step > floor.step)
         and not c.imported
-        and c not in facts.seen.persistent.deleting
+        and c not in facts.persistent.deleting
     ]
     if not due:
         return Promotion(floor, events=events)
@@ -100,12 +104,12 @@ def _chosen(due: list[Checkpoint], pinned: Checkpoint | None, unpromotable: set[
     return pinned if pinned is not None and pinned in hopeful else hopeful[-1]
 
 
-def _unpromotable(facts: Facts) -> set[Checkpoint]:
+def _unpromotable(facts: TierFacts) -> set[Checkpoint]:
     """One save of them failed too often: all its copies may be damaged, and newer ones must not wait for that."""
-    return {save.checkpoint for save, count in facts.seen.stumbled.items() if count >= MOST_STUMBLES}
+    return {save.checkpoint for save, count in facts.stumbled.items() if count >= MOST_STUMBLES}
 
 
-def interval_of(facts: Facts) -> int:
+def interval_of(facts: JobFacts) -> int:
     """Returns the steps between promotions, a multiple of the memory tier's.
 
     Where the operator has not chosen yet, every save is due: one upload shows how long uploads take.
@@ -119,7 +123,7 @@ def interval_of(facts: Facts) -> int:
 
 
 def persistent_drops(
-    facts: Facts, floor: Checkpoint | None, pinned: Checkpoint | None
+    facts: WorldTierFacts, floor: Checkpoint | None, pinned: Checkpoint | None
 ) -> tuple[MaintenanceAction, ...]:
     """Deletes checkpoints that retention does not keep.
 
@@ -136,8 +140,8 @@ def persistent_drops(
         return (ListPersistentTier(facts.world.epoch, worker.index),) if facts.now >= due else ()
     if may_be_under_way(facts):
         return ()
-    entries = facts.seen.persistent.entries or ()
-    kept = complete_persistent(entries, facts.status.lineage, facts.world.epoch, bad_of(facts), facts.seen.covers)
+    entries = facts.persistent.entries or ()
+    kept = complete_persistent(entries, facts.status.lineage, facts.world.epoch, bad_of(facts), facts.covers)
     standing = retention.Standing(
         lineage=facts.status.lineage,
         epoch=facts.world.epoch,
@@ -149,26 +153,26 @@ def persistent_drops(
         bad=bad_of(facts),
         good=last_good.spared(facts, kept, entries),
     )
-    there = {m.save.checkpoint for m in entries} | facts.seen.persistent.deleting  # again, until one has answered
+    there = {m.save.checkpoint for m in entries} | facts.persistent.deleting  # again, until one has answered
     also = _kept_longer(facts, spec, {*kept, floor})
-    unjudged = facts.seen.persistent.unjudged
+    unjudged = facts.persistent.unjudged
     gone = retention.persistent_drops({*kept, floor} - unjudged, there, standing, spec.keep, also, unjudged)
     return (DropPersisted(worker, facts.world.epoch, tuple(gone)),) if gone else ()
 
 
-def _kept_longer(facts: Facts, spec: PersistentTierSpec, complete: set[Checkpoint]) -> frozenset[Checkpoint]:
+def _kept_longer(facts: TierFacts, spec: PersistentTierSpec, complete: set[Checkpoint]) -> frozenset[Checkpoint]:
     """What stays beside the newest few: milestones, and what is young enough."""
     also = retention.milestones(complete, spec.keep_every_steps) if spec.keep_every_steps else frozenset()
     if spec.keep_seconds is None:
         return also
     since = facts.now - spec.keep_seconds
-    entries = facts.seen.persistent.entries or ()
+    entries = facts.persistent.entries or ()
     return also | frozenset(m.save.checkpoint for m in entries if m.saved_at >= since)
 
 
-def listing_due(facts: Facts) -> float | None:
+def listing_due(facts: TierFacts) -> float | None:
     """When to list again, as the floor is missing; None: not."""
-    persistent, floor = facts.seen.persistent, facts.status.floor
+    persistent, floor = facts.persistent, facts.status.floor
     if facts.spec.checkpoint.persistent is None or floor is None:
         return None
     listed = persistent.read_epoch == facts.world.epoch and persistent.entries is not None
@@ -180,14 +184,14 @@ def listing_due(facts: Facts) -> float | None:
     return persistent.asked_seconds + (LIST_AGAIN_SECONDS if answered else UNANSWERED_SECONDS)
 
 
-def _floor(facts: Facts) -> Checkpoint | None:
+def _floor(facts: TierFacts) -> Checkpoint | None:
     """The newest lineage checkpoint known to be complete there: by status, by listing, or by what agents uploaded."""
     lineage, epoch, bad = facts.status.lineage, facts.running_epoch, bad_of(facts)
     # an operator that came in between finds some ranks in the listing, and hears of the others
-    listed = frozenset(m.save for m in facts.seen.persistent.entries or ())
-    found = {c for c, saves in facts.seen.promoted.items() if not _missing(facts, c, saves | listed)}
-    if facts.seen.persistent.read_epoch == facts.world.epoch and facts.seen.persistent.entries is not None:
-        found |= set(complete_persistent(facts.seen.persistent.entries, lineage, epoch, bad, facts.seen.covers))
+    listed = frozenset(m.save for m in facts.persistent.entries or ())
+    found = {c for c, saves in facts.promoted.items() if not _missing(facts, c, saves | listed)}
+    if facts.persistent.read_epoch == facts.world.epoch and facts.persistent.entries is not None:
+        found |= set(complete_persistent(facts.persistent.entries, lineage, epoch, bad, facts.covers))
     old = facts.status.floor
     newer = {
         c
@@ -197,7 +201,7 @@ def _floor(facts: Facts) -> Checkpoint | None:
     return newest(newer) or old
 
 
-def _missing(facts: Facts, checkpoint: Checkpoint, there: frozenset[RankSave]) -> list[RankSave]:
+def _missing(facts: JobFacts, checkpoint: Checkpoint, there: frozenset[RankSave]) -> list[RankSave]:
     entry = entry_of(facts.status.lineage, checkpoint.epoch)
     if entry is None:
         return [RankSave(checkpoint.epoch, checkpoint.step, 0)]
@@ -205,10 +209,10 @@ def _missing(facts: Facts, checkpoint: Checkpoint, there: frozenset[RankSave]) -
     return [save for save in saves if save not in there]
 
 
-def _promotions(facts: Facts, chosen: Checkpoint) -> tuple[MaintenanceAction, ...]:
+def _promotions(facts: WorldTierFacts, chosen: Checkpoint) -> tuple[MaintenanceAction, ...]:
     """Each rank save through an agent that has it at hand: the rank's own, else one beside a holder that keeps it."""
-    there = set(facts.seen.promoted.get(chosen, frozenset()))
-    there |= {m.save for m in facts.seen.persistent.entries or () if m.save.checkpoint == chosen}
+    there = set(facts.promoted.get(chosen, frozenset()))
+    there |= {m.save for m in facts.persistent.entries or () if m.save.checkpoint == chosen}
     # members only: nobody else was told where the holders are
     agents = [s for _, s in member_sessions(facts) if s is not None and is_responsive(facts, s)]
     if not agents:
@@ -222,7 +226,7 @@ def _promotions(facts: Facts, chosen: Checkpoint) -> tuple[MaintenanceAction, ..
         own = _owner(facts, save)
         if own not in reached:
             beside = [s for node in sorted(nodes.get(save, ())) for s in on.get(node, ())]
-            turn = facts.seen.stumbled.get(save, 0)
+            turn = facts.stumbled.get(save, 0)
             choice = (
                 agents if turn or not beside else beside
             )  # whoever failed may not know of a holder that another knows
@@ -231,7 +235,7 @@ def _promotions(facts: Facts, chosen: Checkpoint) -> tuple[MaintenanceAction, ..
     return tuple(PromoteSaves(worker, facts.world.epoch, tuple(saves)) for worker, saves in sorted(shares.items()))
 
 
-def _nodes_having(facts: Facts, chosen: Checkpoint) -> Mapping[RankSave, set[str]]:
+def _nodes_having(facts: TierFacts, chosen: Checkpoint) -> Mapping[RankSave, set[str]]:
     nodes: dict[RankSave, set[str]] = defaultdict(set)
     for holder in sealed_holders(facts, facts.world.epoch):
         for manifest in holder.entries:
@@ -240,13 +244,13 @@ def _nodes_having(facts: Facts, chosen: Checkpoint) -> Mapping[RankSave, set[str
     return nodes
 
 
-def _owner(facts: Facts, save: RankSave) -> WorkerId | None:
+def _owner(facts: JobFacts, save: RankSave) -> WorkerId | None:
     """The worker whose own rank made this save; None: of another epoch."""
     world = facts.world
     group = save.rank // facts.spec.nproc_per_node
     return worker_id(world.members[group]) if save.epoch == facts.running_epoch and group < len(world.members) else None
 
 
-def _any_agent(facts: Facts) -> WorkerId | None:
+def _any_agent(facts: WorldFacts) -> WorkerId | None:
     heard = [worker_id(s) for s in facts.sessions.values() if is_responsive(facts, s)]
     return min(heard, default=None)

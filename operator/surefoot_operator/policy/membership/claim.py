@@ -43,7 +43,11 @@ from surefoot_operator.policy.core.availability import (
 )
 from surefoot_operator.policy.core.facts import (
     RECONNECT_GRACE_SECONDS,
-    Facts,
+    JobFacts,
+    NodeFacts,
+    TierFacts,
+    WorldNodeFacts,
+    WorldTierFacts,
     bad_of,
     derived_once,
     domains_of,
@@ -95,7 +99,7 @@ class Released:
     events: tuple[Event, ...] = ()
 
 
-def held(facts: Facts, tied: int | None = None) -> Released:
+def held(facts: WorldNodeFacts, tied: int | None = None) -> Released:
     """Decides whether workers keep their nodes while the world waits."""
     known, deadline = facts.status.scheduling, facts.spec.run_policy.scheduling_deadline_seconds
     if is_released(facts, facts.status):
@@ -107,7 +111,7 @@ def held(facts: Facts, tied: int | None = None) -> Released:
     if facts.now < since + deadline:
         return Released(Scheduling(since, known.releases))
     releases = known.releases + 1
-    pause = pause_seconds(facts.seen.job.uid, releases, deadline)
+    pause = pause_seconds(facts.job.uid, releases, deadline)
     new = Scheduling(None, releases, facts.now + pause)
     text = (
         f"{placed} of {target_size(facts.spec)} workers held nodes for schedulingDeadlineSeconds ({deadline:g} s), too few"
@@ -116,14 +120,14 @@ def held(facts: Facts, tied: int | None = None) -> Released:
     return Released(new, release_message(new), (Event(reasons.WORKERS_RELEASED, text, warning=True),))
 
 
-def due_seconds(facts: Facts, scheduling: Scheduling) -> float | None:
+def due_seconds(facts: JobFacts, scheduling: Scheduling) -> float | None:
     """When nodes are released, or asked for again; None: neither."""
     if scheduling.since_seconds is None:
         return scheduling.until_seconds
     return scheduling.since_seconds + facts.spec.run_policy.scheduling_deadline_seconds
 
 
-def is_released(facts: Facts, status: JobStatus) -> bool:
+def is_released(facts: JobFacts, status: JobStatus) -> bool:
     """Whether the job asks for no workers now."""
     until = status.scheduling.until_seconds
     # a pause beyond the longest is none of ours: a clock went back
@@ -146,10 +150,10 @@ def pause_seconds(uid: str, releases: int, deadline: float) -> float:
     return Backoff(deadline * _FIRST_PAUSE, deadline).seconds(releases, drawn)
 
 
-def _placed(facts: Facts) -> int:
+def _placed(facts: WorldNodeFacts) -> int:
     """Workers that keep a node from others."""
     over, wanted = ("Succeeded", "Failed"), wanted_indexes(facts)
-    live = (w for w in facts.seen.workers if w.phase not in over and not w.deleting and not node_lost(facts, w.node))
+    live = (w for w in facts.worker_list if w.phase not in over and not w.deleting and not node_lost(facts, w.node))
     return len({w.index for w in live if w.node is not None and w.index in wanted})
 
 
@@ -172,16 +176,16 @@ class Tie:
         return 0 if rest else workers
 
 
-def tie_of(facts: Facts, parent: Checkpoint | None) -> Tie | None:
+def tie_of(facts: TierFacts, parent: Checkpoint | None) -> Tie | None:
     """Returns what ties the world about to be committed; None: nothing."""
     if parent is None:
         return None
-    older = facts.seen.older.entries or ()
+    older = facts.older.entries or ()
     return _tie(m for m in chain(_entries(facts), older) if m.save.checkpoint == parent)
 
 
 @derived_once
-def present_tie(facts: Facts) -> Tie | None:
+def present_tie(facts: TierFacts) -> Tie | None:
     """Returns what ties the committed world; None: nothing."""
     world = facts.world
     read = reading_at(facts, world.epoch).manifests()
@@ -194,7 +198,7 @@ def present_tie(facts: Facts) -> Tie | None:
     return Tie(known.message, world.size) if known is not None and world.size else None
 
 
-def tie_to_tell(facts: Facts, status: JobStatus) -> str | None:
+def tie_to_tell(facts: TierFacts, status: JobStatus) -> str | None:
     """Returns the condition's message; None: no other size was asked for."""
     world, known = status.world, condition_of(facts.status, reasons.WORLD_SIZE_TIED)
     if world is None or status.phase in ("Complete", "Failed"):
@@ -221,7 +225,7 @@ def _tie(manifests: Iterable[RankManifest]) -> Tie | None:
     return Tie(text, ranks)
 
 
-def _entries(facts: Facts) -> Iterator[RankManifest]:
+def _entries(facts: TierFacts) -> Iterator[RankManifest]:
     reading = reading_at(facts, facts.world.epoch)
     return chain(*reading.holders.values(), reading.persistent or ())
 
@@ -257,36 +261,36 @@ class Selection:
     """Why members that may still come were not waited for, where that was weighed."""
 
 
-def newest_epoch_seen(facts: Facts) -> int:
+def newest_epoch_seen(facts: WorldTierFacts) -> int:
     """Returns the newest epoch known to status, holders or agents.
 
     Status may have been restored from an old backup: fences, agents and the persistent tier remember what it forgot.
     """
     status = facts.status
     epochs = [status.world.epoch if status.world else 0]
-    epochs += [h.fence for h in facts.seen.holders if h.fence is not None]
+    epochs += [h.fence for h in facts.holder_list if h.fence is not None]
     epochs += [max(s.epoch, s.stopped - 1) for s in facts.sessions.values()]
     return max(*epochs, newest_epoch_stored(facts))
 
 
-def newest_epoch_stored(facts: Facts) -> int:
+def newest_epoch_stored(facts: TierFacts) -> int:
     """Returns the newest epoch that the persistent tier names, this claim aside; 0: none, or not listed."""
-    listed = facts.seen.persistent
+    listed = facts.persistent
     named = (listed.newest_epoch, *(m.save.epoch for m in listed.entries or ()))
     return max((epoch for epoch in named if epoch <= HIGHEST_EPOCH), default=0)
 
 
-def is_taken(facts: Facts) -> bool:
+def is_taken(facts: TierFacts) -> bool:
     """Whether the epoch that is claimed was used before, as the listing for this claim shows.
 
     Before it is committed nothing of it is in the persistent tier.
     """
-    world, listed = facts.world, facts.seen.persistent
+    world, listed = facts.world, facts.persistent
     is_listed = world.state == "Claimed" and listed.read_epoch == world.epoch
     return is_listed and newest_epoch_stored(facts) >= world.epoch
 
 
-def claimed(facts: Facts, reason: str) -> JobStatus:
+def claimed(facts: WorldTierFacts, reason: str) -> JobStatus:
     """Claims the next epoch: no member may run until it is committed.
 
     Members and parent stay those that the claim is based on.
@@ -299,7 +303,7 @@ def claimed(facts: Facts, reason: str) -> JobStatus:
     return replace(status, world=world, start_seconds=start)
 
 
-def committed(facts: Facts, chosen: Chosen, members: tuple[Member, ...]) -> JobStatus:
+def committed(facts: WorldTierFacts, chosen: Chosen, members: tuple[Member, ...]) -> JobStatus:
     """Commits the claimed epoch with its parent and members."""
     status, claim = facts.status, facts.world
     size = len(members) * facts.spec.nproc_per_node
@@ -335,7 +339,7 @@ def committed(facts: Facts, chosen: Chosen, members: tuple[Member, ...]) -> JobS
     )
 
 
-def select_members(facts: Facts, tie: Tie | None = None) -> Selection:
+def select_members(facts: WorldNodeFacts, tie: Tie | None = None) -> Selection:
     """Selects the members once no worker worth waiting for is missing.
 
     With a `tie`, exactly as many as it needs, or nobody.
@@ -370,21 +374,21 @@ def select_members(facts: Facts, tie: Tie | None = None) -> Selection:
     return Selection((), f"{len(ready)} workers are ready, too few for any allowed world of {spec.replicas}")
 
 
-def _fails(facts: Facts, session: SessionSeen) -> bool:
+def _fails(facts: WorldNodeFacts, session: SessionSeen) -> bool:
     """Whether a worker that has no rank yet is on a node that it found sick: no time to settle is worth one there."""
     return worker_id(session) not in facts.members and session.node in found_sick(facts)
 
 
-def _may_be_replaced(facts: Facts, failing: list[SessionSeen]) -> bool:
+def _may_be_replaced(facts: WorldNodeFacts, failing: list[SessionSeen]) -> bool:
     """Whether others may come for these in time: there may be a node for them, or they are on their way."""
     if facts.now >= facts.world.changed_seconds + TRIED_SECONDS:
         return False
-    live = {(w.index, w.attempt) for w in facts.seen.workers if w.phase in ("Pending", "Running")}
+    live = {(w.index, w.attempt) for w in facts.worker_list if w.phase in ("Pending", "Running")}
     coming = [s for s in failing if any(index == s.index and attempt > s.attempt for index, attempt in live)]
-    return facts.seen.free_nodes != 0 or len(coming) == len(failing)
+    return facts.free_nodes != 0 or len(coming) == len(failing)
 
 
-def _on_wanted_nodes(facts: Facts, there: list[SessionSeen], tied: int | None) -> list[SessionSeen]:
+def _on_wanted_nodes(facts: NodeFacts, there: list[SessionSeen], tied: int | None) -> list[SessionSeen]:
     """Leaves out agents on nodes that are to be left, but for a straggler that costs less than a smaller world."""
     wanted = [s for s in there if not vacate_reason(facts, s.node)]
     slow = left_at_a_cost(facts)
@@ -395,12 +399,12 @@ def _on_wanted_nodes(facts: Facts, there: list[SessionSeen], tied: int | None) -
     return beside_slow if dear else wanted
 
 
-def _possible(facts: Facts, agents: list[SessionSeen], tied: int | None) -> int:
+def _possible(facts: JobFacts, agents: list[SessionSeen], tied: int | None) -> int:
     """The largest world of these agents that could begin now."""
     return largest_size(facts.spec, sum(s.warm and s.stopped >= facts.world.epoch for s in agents), tied)
 
 
-def _selected(facts: Facts, there: list[SessionSeen], ready: list[SessionSeen], size: int) -> Selection:
+def _selected(facts: WorldNodeFacts, there: list[SessionSeen], ready: list[SessionSeen], size: int) -> Selection:
     """Former members first: a spare is no better than one that is about to be ready again, unless that failed there twice."""
     suspect = suspect_nodes(facts)
     kept = sorted(ready, key=lambda s: (s.node in suspect, worker_id(s) not in facts.members, s.index))
@@ -413,7 +417,7 @@ def _selected(facts: Facts, there: list[SessionSeen], ready: list[SessionSeen], 
     return Selection(tuple(Member(s.index, s.attempt, s.incarnation, s.node) for s in _ranked(facts, ready)), sums=left)
 
 
-def _former_ready(facts: Facts, there: list[SessionSeen], ready: set[WorkerId]) -> float:
+def _former_ready(facts: WorldNodeFacts, there: list[SessionSeen], ready: set[WorkerId]) -> float:
     """Until when members of the old world that are not chosen are expected to be ready."""
     found = {worker_id(s): s for s in there}
     moments = [0.0]
@@ -428,7 +432,7 @@ def _former_ready(facts: Facts, there: list[SessionSeen], ready: set[WorkerId]) 
     return max(moments)
 
 
-def _ranked(facts: Facts, chosen: list[SessionSeen]) -> list[SessionSeen]:
+def _ranked(facts: JobFacts, chosen: list[SessionSeen]) -> list[SessionSeen]:
     """Members in the order of their ranks.
 
     Where the world keeps its size, who stays keeps its rank, and finds on its own node what it saved.
@@ -457,7 +461,7 @@ def _short(spec: TrainingJobSpec, ready: int, tie: Tie) -> str:
     )
 
 
-def _worth_waiting(facts: Facts, there: list[SessionSeen], ready: list[SessionSeen]) -> float | None:
+def _worth_waiting(facts: WorldNodeFacts, there: list[SessionSeen], ready: list[SessionSeen]) -> float | None:
     """Until when the missing are worth waiting for; None: they are not."""
     world, now_ready = facts.world, {worker_id(s) for s in ready}
     former = {identity: m.incarnation for identity, m in facts.members.items()}
@@ -476,7 +480,7 @@ def _worth_waiting(facts: Facts, there: list[SessionSeen], ready: list[SessionSe
     return max(moments, default=None)
 
 
-def _weighed(facts: Facts, ready: int, tied: int | None) -> Weighed:
+def _weighed(facts: WorldNodeFacts, ready: int, tied: int | None) -> Weighed:
     """What waiting for more than these workers would cost, unless the job says itself how long to wait."""
     policy = facts.spec.elastic_policy
     if policy is None or policy.faulty_scale_down_timeout_seconds is not None or not facts.world.members:
@@ -484,13 +488,13 @@ def _weighed(facts: Facts, ready: int, tied: int | None) -> Weighed:
     return wait_or_shrink(facts, ready, tied)
 
 
-def _returning(facts: Facts, identity: WorkerId, incarnation: str) -> float:
+def _returning(facts: WorldNodeFacts, identity: WorkerId, incarnation: str) -> float:
     """A member of the old world whose line is away for a moment, or which a new operator has not heard yet."""
     worker, session = facts.workers.get(identity), facts.sessions.get(identity)
     if worker is None or worker.phase != "Running" or departure_reason(facts, worker) or node_lost(facts, worker.node):
         return 0.0
     if session is None:
-        patience = facts.seen.term_seconds + RECONNECTING_SECONDS
+        patience = facts.term_seconds + RECONNECTING_SECONDS
         # this leader claimed the epoch itself, and had waited for whoever did not come
         return min(patience, arrivals_over(facts)) if _claimed_here(facts) and most_have_come(facts) else patience
     if session.incarnation == incarnation and not session.connected:
@@ -498,16 +502,16 @@ def _returning(facts: Facts, identity: WorkerId, incarnation: str) -> float:
     return 0.0
 
 
-def _claimed_here(facts: Facts) -> bool:
-    return facts.world.changed_seconds > facts.seen.term_seconds
+def _claimed_here(facts: JobFacts) -> bool:
+    return facts.world.changed_seconds > facts.term_seconds
 
 
-def _arriving(facts: Facts, ready: set[WorkerId]) -> float:
+def _arriving(facts: WorldNodeFacts, ready: set[WorkerId]) -> float:
     """Workers that were asked for and have not joined yet: those with a node, and those that may still get one."""
     arriving = 0.0
     places = {identity.index for identity in ready}
     live: dict[int, list[WorkerSeen]] = defaultdict(list)
-    for worker in facts.seen.workers:
+    for worker in facts.worker_list:
         if worker.phase not in ("Succeeded", "Failed"):
             live[worker.index].append(worker)
     for index in wanted_indexes(facts):
@@ -516,16 +520,16 @@ def _arriving(facts: Facts, ready: set[WorkerId]) -> float:
         workers = live.get(index, ())
         if any(w.node is not None for w in workers):
             arriving = max(arriving, facts.world.changed_seconds + STARTING_SECONDS)
-        elif facts.seen.free_nodes is None or facts.seen.free_nodes > 0 or not workers:
+        elif facts.free_nodes is None or facts.free_nodes > 0 or not workers:
             created = max((w.created_seconds for w in workers), default=facts.world.changed_seconds)
             arriving = max(arriving, created + UNBOUND_SECONDS)
     return arriving
 
 
-def _safe(facts: Facts, lineage: Lineage, parent: Checkpoint | None) -> tuple[bool, Checkpoint | None]:
+def _safe(facts: TierFacts, lineage: Lineage, parent: Checkpoint | None) -> tuple[bool, Checkpoint | None]:
     """(recorded, floor) as the readings of this claim have it. A floor off the new lineage binds no longer."""
     status, epoch = facts.status, facts.world.epoch
-    reading, bad, covers = reading_at(facts, epoch), bad_of(facts), facts.seen.covers
+    reading, bad, covers = reading_at(facts, epoch), bad_of(facts), facts.covers
     domains = domains_of(facts)
     live = {domains[holder] for holder in reading.holders}
     replicas = effective(facts.spec.checkpoint.memory.replicas, len(live))
@@ -540,16 +544,16 @@ def _safe(facts: Facts, lineage: Lineage, parent: Checkpoint | None) -> tuple[bo
     return recorded or full is not None or floor is not None, floor
 
 
-def _bounded(facts: Facts, lineage: Lineage) -> Lineage:
+def _bounded(facts: TierFacts, lineage: Lineage) -> Lineage:
     """The whole history while it is short; else what the oldest checkpoint that anybody keeps still needs."""
     if len(lineage) <= LONGEST_LINEAGE:
         return lineage
     epoch = lineage[-1].epoch
     reading = reading_at(facts, facts.world.epoch)
-    kept = complete(reading, lineage, epoch, frozenset(), facts.seen.covers)
+    kept = complete(reading, lineage, epoch, frozenset(), facts.covers)
     # what lies in the persistent tier counts as this job's only while its epoch is known
-    listed = facts.seen.persistent.entries or ()
-    kept += complete_persistent(listed, lineage, epoch, frozenset(), facts.seen.covers)
+    listed = facts.persistent.entries or ()
+    kept += complete_persistent(listed, lineage, epoch, frozenset(), facts.covers)
     needed = [c for c in (*kept, facts.status.floor, lineage[-1].parent) if c is not None]
     oldest = min(needed, key=lambda c: (c.epoch, c.step), default=lineage[-1].parent)
     return pruned(lineage, oldest, epoch)

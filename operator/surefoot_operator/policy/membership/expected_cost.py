@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from surefoot_operator.api.status import Incident
 from surefoot_operator.job_snapshot import WorkerSeen
 from surefoot_operator.policy.core.availability import left_at_a_cost
-from surefoot_operator.policy.core.facts import Facts, derived_once, worker_id
+from surefoot_operator.policy.core.facts import (
+    JobFacts,
+    NodeFacts,
+    WorldFacts,
+    WorldNodeFacts,
+    derived_once,
+    worker_id,
+)
 from surefoot_operator.policy.failure.incidents import LOST_KINDS
 from surefoot_operator.policy.failure.spare_workers import largest_size, newest_workers, wanted_indexes
 
@@ -58,7 +65,7 @@ NOT_MEASURED = Weighed(None)
 
 
 @derived_once
-def record_of(facts: Facts) -> Record:
+def record_of(facts: JobFacts) -> Record:
     """Reads the job's own figures from its incidents."""
     known = facts.status.incidents
     planned = [seconds for i in known if i.kind == "planned" and (seconds := standing_seconds(i)) is not None]
@@ -103,7 +110,7 @@ def wait_costs(record: Record, small: int, full: int) -> WaitCosts | None:
     return WaitCosts(limit, waiting, shrinking)
 
 
-def wait_or_shrink(facts: Facts, ready: int, tied: int | None = None) -> Weighed:
+def wait_or_shrink(facts: WorldNodeFacts, ready: int, tied: int | None = None) -> Weighed:
     """Decides how long replacements are waited for before fewer workers go on.
 
     Args:
@@ -126,7 +133,7 @@ def wait_or_shrink(facts: Facts, ready: int, tied: int | None = None) -> Weighed
     return Weighed(facts.world.changed_seconds + costs.limit_seconds, sums)
 
 
-def grow_or_stay(facts: Facts, members: int, possible: int) -> Weighed:
+def grow_or_stay(facts: WorldFacts, members: int, possible: int) -> Weighed:
     """Decides until when a world that could grow stays as it is.
 
     It stays while growing would not pay for itself before the next incident, which takes in whoever is there, or before the
@@ -145,7 +152,7 @@ def grow_or_stay(facts: Facts, members: int, possible: int) -> Weighed:
     return _grow_once(facts, record, possible, gain)
 
 
-def costs_more_than_staying(facts: Facts, fewer: int, more: int) -> bool:
+def costs_more_than_staying(facts: NodeFacts, fewer: int, more: int) -> bool:
     """Whether a world without costly nodes would lose more than they cost.
 
     Who is slow there, or fails now and then, still works: going on with `fewer` workers pays only where the node costs all
@@ -155,7 +162,7 @@ def costs_more_than_staying(facts: Facts, fewer: int, more: int) -> bool:
     return fewer < more * (1.0 - worst)
 
 
-def _grow_once(facts: Facts, record: Record, possible: int, gain: float) -> Weighed:
+def _grow_once(facts: WorldFacts, record: Record, possible: int, gain: float) -> Weighed:
     """Waits for workers that are on their way, where two changes cost more."""
     arrival, change = record.arrival_seconds, record.change_seconds or 0.0
     coming = _on_their_way(facts)
@@ -181,7 +188,7 @@ def standing_seconds(incident: Incident) -> float | None:
     return max(0.0, incident.first_step_seconds - incident.claimed_seconds - (incident.assigned_seconds - sealed))
 
 
-def _pays_from(facts: Facts, needed_seconds: float) -> float | None:
+def _pays_from(facts: JobFacts, needed_seconds: float) -> float | None:
     """From when growing wins more than it costs; None: it does now.
 
     Growing wins until the next incident, after which a world begins anyway, with whoever is there.
@@ -199,12 +206,12 @@ def _pays_from(facts: Facts, needed_seconds: float) -> float | None:
     return pays if facts.now < pays else None
 
 
-def _coming(facts: Facts, ready: int) -> int:
+def _coming(facts: WorldNodeFacts, ready: int) -> int:
     """How many more workers may come: asked for, and nothing known to be in their way."""
     wanted = len(wanted_indexes(facts))
-    if facts.seen.free_nodes == 0:
+    if facts.free_nodes == 0:
         return min(wanted - ready, len(_on_their_way(facts)))
-    hindered = {create.index for create in facts.seen.creates if create.refusal}
+    hindered = {create.index for create in facts.creates if create.refusal}
     hindered |= {
         w.index
         for w in newest_workers(facts).values()
@@ -213,7 +220,7 @@ def _coming(facts: Facts, ready: int) -> int:
     return max(0, wanted - ready - len(hindered & wanted_indexes(facts)))
 
 
-def _on_their_way(facts: Facts) -> list[WorkerSeen]:
+def _on_their_way(facts: WorldFacts) -> list[WorkerSeen]:
     """Workers that have a node and no warm agent yet, and that nothing is known to keep from it."""
     heard = {worker for worker, session in facts.sessions.items() if session.warm}
     wanted = wanted_indexes(facts)

@@ -15,7 +15,10 @@ from surefoot.protocol.text import listed
 from surefoot_operator.job_snapshot import SessionSeen
 from surefoot_operator.policy.core.actions import Action
 from surefoot_operator.policy.core.facts import (
-    Facts,
+    JobFacts,
+    TierFacts,
+    WorldFacts,
+    WorldTierFacts,
     bad_of,
     final_checkpoint,
     is_responsive,
@@ -58,7 +61,7 @@ class Unsaved:
     fails: bool
 
 
-def outstanding(facts: Facts) -> Pending | Loss | Unsaved | None:
+def outstanding(facts: WorldTierFacts) -> Pending | Loss | Unsaved | None:
     """What a finished world's last checkpoint still lacks; None: nothing.
 
     A Loss: it was in memory and lost with its workers or holders, or no copy of it is good, so it must be trained again.
@@ -101,7 +104,7 @@ def outstanding(facts: Facts) -> Pending | Loss | Unsaved | None:
     return Unsaved(f"{step}, and {wanted} did not reach the persistent tier in {PROMOTION_SECONDS:g} s", fails=True)
 
 
-def rescue(facts: Facts, since_seconds: float, up_to_step: int | None = None) -> Pending | None:
+def rescue(facts: WorldTierFacts, since_seconds: float, up_to_step: int | None = None) -> Pending | None:
     """Promotes the newest checkpoint of a job that is about to end.
 
     None once there is nothing to promote, or no agent left to do it. `up_to_step`: the last step that is of use.
@@ -126,19 +129,19 @@ def rescue(facts: Facts, since_seconds: float, up_to_step: int | None = None) ->
     return Pending(f"{there} goes to the persistent tier first", until)
 
 
-def uploading_agents(facts: Facts) -> list[SessionSeen]:
+def uploading_agents(facts: WorldFacts) -> list[SessionSeen]:
     """Agents that can upload what the job has in memory: members alone were told where the holders are."""
     if facts.spec.checkpoint.persistent is None or facts.status.world is None:
         return []
     return [s for _, s in member_sessions(facts) if s is not None and is_responsive(facts, s)]
 
 
-def in_memory(facts: Facts) -> list[Checkpoint]:
+def in_memory(facts: TierFacts) -> list[Checkpoint]:
     """Lineage checkpoints that are complete on the holders as last read."""
     return _complete(facts, memory_reading(facts, facts.world.epoch))
 
 
-def at_hand(facts: Facts) -> list[Checkpoint]:
+def at_hand(facts: TierFacts) -> list[Checkpoint]:
     """Lineage checkpoints that can be uploaded, oldest first.
 
     What memory lacks of one the persistent tier may have: a worker's node can die behind its upload, and what others had
@@ -152,11 +155,11 @@ def at_hand(facts: Facts) -> list[Checkpoint]:
     return sorted((c for c in found if most is None or c.step <= most), key=lambda checkpoint: checkpoint.step)
 
 
-def _complete(facts: Facts, reading: TierReading) -> list[Checkpoint]:
-    return complete(reading, facts.status.lineage, facts.running_epoch, bad_of(facts), facts.seen.covers)
+def _complete(facts: TierFacts, reading: TierReading) -> list[Checkpoint]:
+    return complete(reading, facts.status.lineage, facts.running_epoch, bad_of(facts), facts.covers)
 
 
-def _all_known(facts: Facts, members: list[SessionSeen]) -> bool:
+def _all_known(facts: TierFacts, members: list[SessionSeen]) -> bool:
     """Whether every member has said what it saved, and every named holder that is left was read.
 
     That a member finished is heard before what it saved last, by any leader; and by one that has just begun before what
@@ -164,51 +167,51 @@ def _all_known(facts: Facts, members: list[SessionSeen]) -> bool:
     """
     epoch = facts.world.epoch
     named = {endpoint.holder for endpoint in facts.status.named_holders}
-    left = [h for h in facts.seen.holders if h.endpoint.holder in named and h.state != "Gone"]
+    left = [h for h in facts.holder_list if h.endpoint.holder in named and h.state != "Gone"]
     read = all(h.state == "Ready" and h.read_epoch == epoch for h in left)
     return read and all(s.saves_told and _saved(s) is not None for s in members)
 
 
-def _listed(facts: Facts, step: str, found: Checkpoint | None) -> Pending | None:
+def _listed(facts: WorldTierFacts, step: str, found: Checkpoint | None) -> Pending | None:
     """Lists the persistent tier where nothing else is known of.
 
     What a leader that is gone had uploaded is told by no agent, and the job would fail beside a whole checkpoint.
     """
-    persistent, until = facts.seen.persistent, since(facts) + RESCUE_SECONDS
+    persistent, until = facts.persistent, since(facts) + RESCUE_SECONDS
     if found is not None or facts.status.floor is not None or facts.now >= until:
         return None
     if _is_listed(facts):
-        unknown = layouts_to_check(reading_at(facts, facts.world.epoch)) - set(facts.seen.covers)
+        unknown = layouts_to_check(reading_at(facts, facts.world.epoch)) - set(facts.covers)
         if all(layouts & persistent.lost_layouts for layouts in unknown):
             return _unseen(facts, step, until)
         return Pending(f"{step}; checking that the layouts of what is saved cover every tensor", until)
     return _listing(facts, step, until)
 
 
-def _is_listed(facts: Facts) -> bool:
+def _is_listed(facts: WorldTierFacts) -> bool:
     """Whether the persistent tier was listed since the world stopped to make steps."""
-    persistent = facts.seen.persistent
+    persistent = facts.persistent
     return persistent.read_epoch == facts.world.epoch and (persistent.asked_seconds or 0.0) >= since(facts)
 
 
-def _listing(facts: Facts, step: str, until: float) -> Pending:
+def _listing(facts: WorldTierFacts, step: str, until: float) -> Pending:
     """Asks for a listing; an earlier one of this epoch does not count."""
-    persistent = facts.seen.persistent
+    persistent = facts.persistent
     if persistent.read_epoch == facts.world.epoch:
         persistent = replace(persistent, asked_seconds=None)
     asked = listing(facts, persistent)
     return Pending(f"{step}; {asked.reason}", min(until, asked.until_seconds or until), asked.actions)
 
 
-def _uploaded_in_part(facts: Facts, step: str, wanted: Checkpoint) -> Pending | None:
+def _uploaded_in_part(facts: WorldTierFacts, step: str, wanted: Checkpoint) -> Pending | None:
     """Lists the persistent tier where some of the checkpoint was uploaded in this world: it may have what memory lacks."""
     until = since(facts) + RESCUE_SECONDS
-    if not facts.seen.promoted.get(wanted) or _is_listed(facts) or facts.now >= until:
+    if not facts.promoted.get(wanted) or _is_listed(facts) or facts.now >= until:
         return None
     return _listing(facts, step, until)
 
 
-def _unseen(facts: Facts, step: str, until_seconds: float) -> Pending | None:
+def _unseen(facts: TierFacts, step: str, until_seconds: float) -> Pending | None:
     """Holders that are out of the operator's sight may have what the job is to show for itself."""
     silent = _silent(facts)
     return (
@@ -216,7 +219,7 @@ def _unseen(facts: Facts, step: str, until_seconds: float) -> Pending | None:
     )
 
 
-def _read_again(facts: Facts, wanted: Checkpoint, since_seconds: float, all_say_so: bool) -> Pending:
+def _read_again(facts: TierFacts, wanted: Checkpoint, since_seconds: float, all_say_so: bool) -> Pending:
     """Reads the holders for what is said to be saved there."""
     hidden = _hidden(facts, wanted) if all_say_so else ""
     if hidden:
@@ -224,7 +227,7 @@ def _read_again(facts: Facts, wanted: Checkpoint, since_seconds: float, all_say_
     return Pending("reading the holders again for the last checkpoint", since_seconds + SAVING_SECONDS)
 
 
-def _hidden(facts: Facts, wanted: Checkpoint) -> str:
+def _hidden(facts: TierFacts, wanted: Checkpoint) -> str:
     """Names the holders that the operator does not reach; empty: none.
 
     Lost sight is no lost data. A finished world would be begun anew each half minute, until its budget is used up, for
@@ -238,11 +241,11 @@ def _hidden(facts: Facts, wanted: Checkpoint) -> str:
     )
 
 
-def _silent(facts: Facts) -> str:
+def _silent(facts: TierFacts) -> str:
     return listed(sorted(e.holder for e in silent_holders(facts)))
 
 
-def _lost(facts: Facts, final: Checkpoint, found: Checkpoint | None) -> Loss | None:
+def _lost(facts: WorldTierFacts, final: Checkpoint, found: Checkpoint | None) -> Loss | None:
     """A last step that every program had saved, and that is nowhere, is trained again.
 
     Not where this epoch saved nothing at all: the next would not either. What an agent has saved may be all that is known
@@ -263,13 +266,13 @@ def _lost(facts: Facts, final: Checkpoint, found: Checkpoint | None) -> Loss | N
     return Loss("checkpoint-lost", reason, facts.now, unexplained=True)
 
 
-def _best(facts: Facts, found: Checkpoint | None) -> Checkpoint | None:
+def _best(facts: TierFacts, found: Checkpoint | None) -> Checkpoint | None:
     """The newest checkpoint that is anywhere."""
     there = _complete(facts, reading_at(facts, facts.world.epoch))
     return newest(c for c in (found, facts.status.floor, *there) if c is not None)
 
 
-def _unsaved(facts: Facts, final: Checkpoint, found: Checkpoint | None) -> Unsaved:
+def _unsaved(facts: TierFacts, final: Checkpoint, found: Checkpoint | None) -> Unsaved:
     best = _best(facts, found)
     step = f"every trainer finished after step {final.step}"
     if best is None:
@@ -281,7 +284,7 @@ def _unsaved(facts: Facts, final: Checkpoint, found: Checkpoint | None) -> Unsav
     )
 
 
-def _is_kept(facts: Facts, checkpoint: Checkpoint) -> bool:
+def _is_kept(facts: JobFacts, checkpoint: Checkpoint) -> bool:
     floor = facts.status.floor
     return floor is not None and floor.step >= checkpoint.step
 
@@ -291,7 +294,7 @@ def _saved(session: SessionSeen) -> Checkpoint | None:
     return newest(c for c in (*session.pending, session.saved) if c is not None)
 
 
-def since(facts: Facts) -> float:
+def since(facts: WorldFacts) -> float:
     """When the world stopped to make steps, at the latest; an operator that came later waits anew."""
     last = last_step_seconds(facts, facts.world.epoch)
-    return max(facts.world.changed_seconds, facts.seen.term_seconds, last if last is not None else 0.0)
+    return max(facts.world.changed_seconds, facts.term_seconds, last if last is not None else 0.0)

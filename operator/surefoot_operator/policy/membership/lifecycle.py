@@ -29,6 +29,11 @@ from surefoot_operator.policy.core.actions import (
 from surefoot_operator.policy.core.availability import node_lost
 from surefoot_operator.policy.core.facts import (
     Facts,
+    JobFacts,
+    TierFacts,
+    WorldFacts,
+    WorldNodeFacts,
+    WorldTierFacts,
     bad_of,
     barrier_checkpoint,
     is_responsive,
@@ -55,7 +60,7 @@ class Completion:
     reason: str
 
 
-def completion_of(facts: Facts) -> Completion | None:
+def completion_of(facts: WorldFacts) -> Completion | None:
     """Decides whether every member of the committed world has finished."""
     world = facts.world
     steps: list[int] = []
@@ -75,7 +80,7 @@ def completion_of(facts: Facts) -> Completion | None:
     return Completion("Complete", f"every trainer finished{done}")
 
 
-def last_saved_checkpoint(facts: Facts) -> tuple[Checkpoint | None, float | None]:
+def last_saved_checkpoint(facts: WorldTierFacts) -> tuple[Checkpoint | None, float | None]:
     """Finds a finished job's newest complete checkpoint.
 
     Returns it, and until when to read the holders again; None: it is final. The last saves end after the last step, and
@@ -94,13 +99,13 @@ def last_saved_checkpoint(facts: Facts) -> tuple[Checkpoint | None, float | None
     return known, until if facts.now < until else None
 
 
-def job_deadline(facts: Facts) -> float | None:
+def job_deadline(facts: JobFacts) -> float | None:
     """When activeDeadlineSeconds ends the job; None: never."""
     limit, start = facts.spec.run_policy.active_deadline_seconds, facts.status.start_seconds
     return None if limit is None or start is None else start + limit
 
 
-def overdue_reason(facts: Facts) -> str:
+def overdue_reason(facts: JobFacts) -> str:
     """Why the job ends for its age; empty: it does not."""
     due, limit = job_deadline(facts), facts.spec.run_policy.active_deadline_seconds
     if due is None or limit is None or facts.now < due:
@@ -139,24 +144,24 @@ class PurgeStep:
     until_seconds: float | None = None
 
 
-def finalizer_actions(facts: Facts) -> tuple[Action, ...]:
+def finalizer_actions(facts: JobFacts) -> tuple[Action, ...]:
     """Sets the finalizer as the spec asks, until the job is deleted."""
-    job = facts.seen.job
+    job = facts.job
     if job.deleted or job.held == _wanted(facts):
         return ()
     return (SetFinalizer(not job.held),)
 
 
-def next_purge_step(facts: Facts) -> PurgeStep | None:
+def next_purge_step(facts: WorldTierFacts) -> PurgeStep | None:
     """Plans the next purge step of a deleted job; None: done."""
-    if not facts.seen.job.held:
+    if not facts.job.held:
         return None
     if not _wanted(facts):
         return PurgeStep("the job was deleted; its persistent data is kept", (SetFinalizer(False),))
-    if facts.seen.workers:
+    if facts.worker_list:
         return PurgeStep("the job was deleted; its workers may still write, so its persistent data waits for their end")
-    place = f"{_uri(facts)}/{facts.seen.job.uid}"
-    last, call = _last(facts), facts.seen.purge_call
+    place = f"{_uri(facts)}/{facts.job.uid}"
+    last, call = _last(facts), facts.purge_call
     if last is not None and last.phase == "Succeeded":
         reason = f"{place} was deleted"
         return PurgeStep(reason, (SetFinalizer(False),), (Event(PERSISTENT_DELETED, reason),))
@@ -177,18 +182,18 @@ def next_purge_step(facts: Facts) -> PurgeStep | None:
     return PurgeStep(f"{place} could not be deleted; trying again", (PurgePersistent(last.attempt + 1),))
 
 
-def _last(facts: Facts) -> PurgeSeen | None:
+def _last(facts: TierFacts) -> PurgeSeen | None:
     """The newest attempt: the one whose pod is shown, or one whose pod somebody removed since this leader made it."""
-    call = facts.seen.purge_call
-    shown = max(facts.seen.purges, key=lambda p: p.attempt, default=None)
+    call = facts.purge_call
+    shown = max(facts.purges, key=lambda p: p.attempt, default=None)
     if call.attempt and (shown is None or shown.attempt < call.attempt):
         return PurgeSeen(call.attempt, "Failed", "its pod was removed", call.made_seconds)
     return shown
 
 
-def _refused(facts: Facts, place: str, last: PurgeSeen | None) -> PurgeStep:
+def _refused(facts: TierFacts, place: str, last: PurgeSeen | None) -> PurgeStep:
     """The fabric refused the pod of the next attempt: asked again, within the same bound."""
-    call, begun = facts.seen.purge_call, last.attempt if last is not None else 0
+    call, begun = facts.purge_call, last.attempt if last is not None else 0
     attempts = begun + call.refusals
     if call.closing:
         return _given_up(f"{call.refusal}; {place} was not deleted")
@@ -210,12 +215,12 @@ def _given_up(why: str) -> PurgeStep:
     return PurgeStep(reason, (SetFinalizer(False),), (Event(PERSISTENT_LEFT, reason, warning=True),))
 
 
-def _wanted(facts: Facts) -> bool:
+def _wanted(facts: JobFacts) -> bool:
     persistent = facts.spec.checkpoint.persistent
     return persistent is not None and persistent.on_job_deletion == "Delete"
 
 
-def _uri(facts: Facts) -> str:
+def _uri(facts: JobFacts) -> str:
     persistent = facts.spec.checkpoint.persistent
     return persistent.uri.rstrip("/") if persistent is not None else ""
 
@@ -252,14 +257,14 @@ def cleanup_after_end(facts: Facts) -> Cleanup:
 
     After the end agents leave, then their memory is deleted. A deleted job keeps nothing.
     """
-    return _deleted(facts) if facts.seen.job.deleted else _over(facts)
+    return _deleted(facts) if facts.job.deleted else _over(facts)
 
 
 def _deleted(facts: Facts) -> Cleanup:
     reason = "the job was deleted"
     # a worker whose deletion is all it hears of trains on for some seconds, so that its world could be left in order
-    told = _retires([w for w in facts.seen.workers if _hears(facts, w)], 0, reason)
-    actions = (*told, *_deletes(facts, facts.seen.workers, reason), *_clean(facts, reason))
+    told = _retires([w for w in facts.worker_list if _hears(facts, w)], 0, reason)
+    actions = (*told, *_deletes(facts, facts.worker_list, reason), *_clean(facts, reason))
     left = next_purge_step(facts)
     if left is None:
         return Cleanup(actions, reason)
@@ -269,7 +274,7 @@ def _deleted(facts: Facts) -> Cleanup:
 def _over(facts: Facts) -> Cleanup:
     phase, now, since = facts.status.phase, facts.now, _ended_at(facts)
     late = now >= since + LEAVING_SECONDS
-    alive = [w for w in facts.seen.workers if w.phase not in ("Succeeded", "Failed")]
+    alive = [w for w in facts.worker_list if w.phase not in ("Succeeded", "Failed")]
     hearing = [w for w in alive if not w.deleting and _hears(facts, w)]
     rest = _rest(facts, late or not alive)
     actions: list[Action] = []
@@ -280,7 +285,7 @@ def _over(facts: Facts) -> Cleanup:
     kept_until = since + _kept_seconds(facts)
     if not any(not w.deleting for w in alive) and now >= kept_until:
         actions += _clean(facts, f"the job is {phase}")
-    lingering = any(w.lingering for w in facts.seen.workers)
+    lingering = any(w.lingering for w in facts.worker_list)
     done = not alive and not rest and not lingering and _is_clean(facts)
     expiry = _expiry(facts)
     if expiry is not None and now >= expiry and (done or facts.status.tidied):
@@ -290,16 +295,16 @@ def _over(facts: Facts) -> Cleanup:
     return Cleanup(tuple(actions), facts.status.message, due, done=done)
 
 
-def _ended_at(facts: Facts) -> float:
+def _ended_at(facts: JobFacts) -> float:
     return facts.status.completion_seconds if facts.status.completion_seconds is not None else facts.now
 
 
-def _hears(facts: Facts, worker: WorkerSeen) -> bool:
+def _hears(facts: WorldFacts, worker: WorkerSeen) -> bool:
     session = facts.sessions.get(worker_id(worker))
     return session is not None and is_responsive(facts, session)
 
 
-def _ends(facts: Facts, worker: WorkerSeen) -> bool:
+def _ends(facts: WorldNodeFacts, worker: WorkerSeen) -> bool:
     """Whether its agent may still end by itself, so that its pod stays for its logs: it hears us, or has just left."""
     return _hears(facts, worker) or (worker.phase == "Running" and not node_lost(facts, worker.node))
 
@@ -309,21 +314,21 @@ def _retires(workers: Iterable[WorkerSeen], exit_code: int, reason: str) -> tupl
     return (RetireWorkers(indexes, exit_code, reason),) if indexes else ()
 
 
-def _rest(facts: Facts, late: bool) -> list[WorkerSeen]:
+def _rest(facts: WorldFacts, late: bool) -> list[WorkerSeen]:
     """Of the workers that have ended: those whose sidecars never do, which hold a node; or all, if that is asked for.
 
     Others stay: they hold nothing, and their logs are people's.
     """
     if not late:
         return []
-    ended = [w for w in facts.seen.workers if w.phase in ("Succeeded", "Failed")]
+    ended = [w for w in facts.worker_list if w.phase in ("Succeeded", "Failed")]
     if facts.spec.run_policy.clean_pod_policy == "All":
         return ended
     past = facts.now >= _ended_at(facts) + LEAVING_SECONDS
     return [w for w in ended if w.lingering and past]
 
 
-def _deletes(facts: Facts, workers: Iterable[WorkerSeen], reason: str) -> tuple[DeleteWorker, ...]:
+def _deletes(facts: WorldNodeFacts, workers: Iterable[WorkerSeen], reason: str) -> tuple[DeleteWorker, ...]:
     """Once is enough, unless the node is gone since: then nobody else would ever say that the worker has ended."""
     return tuple(
         DeleteWorker(w.name, w.uid, node_lost(facts, w.node), reason)
@@ -332,31 +337,31 @@ def _deletes(facts: Facts, workers: Iterable[WorkerSeen], reason: str) -> tuple[
     )
 
 
-def _expiry(facts: Facts) -> float | None:
+def _expiry(facts: JobFacts) -> float | None:
     ttl = facts.spec.run_policy.ttl_seconds_after_finished
     return None if ttl is None else _ended_at(facts) + ttl
 
 
-def _kept_seconds(facts: Facts) -> float:
+def _kept_seconds(facts: JobFacts) -> float:
     if facts.status.phase == "Complete":
         return 0.0
     ttl = facts.spec.run_policy.ttl_seconds_after_finished
     return KEPT_AFTER_FAILURE_SECONDS if ttl is None else min(ttl, KEPT_AFTER_FAILURE_SECONDS)
 
 
-def _is_clean(facts: Facts) -> bool:
+def _is_clean(facts: TierFacts) -> bool:
     """Cleaned by this operator; or no holder was heard of for so long that there is nobody to clean."""
-    if facts.seen.memory_cleaned:
+    if facts.memory_cleaned:
         return True
-    unheard = not any(h.state == "Ready" for h in facts.seen.holders)
-    return unheard and facts.now >= max(_ended_at(facts), facts.seen.term_seconds) + UNHEARD_SECONDS
+    unheard = not any(h.state == "Ready" for h in facts.holder_list)
+    return unheard and facts.now >= max(_ended_at(facts), facts.term_seconds) + UNHEARD_SECONDS
 
 
-def _clean(facts: Facts, reason: str) -> tuple[Action, ...]:
+def _clean(facts: TierFacts, reason: str) -> tuple[Action, ...]:
     """While any holder still knows this job: a cleaned one has no fence of it any more."""
-    if facts.status.tidied or facts.seen.memory_cleaned:
+    if facts.status.tidied or facts.memory_cleaned:
         return ()
-    known = any(h.state == "Ready" and h.fence is not None for h in facts.seen.holders)
+    known = any(h.state == "Ready" and h.fence is not None for h in facts.holder_list)
     return (CleanMemory(reason),) if known else ()
 
 
@@ -368,12 +373,12 @@ PROMOTION_SECONDS = 600.0
 """How long workers of a job that is suspended are kept for its upload."""
 
 
-def suspension_needs_upload(facts: Facts) -> bool:
+def suspension_needs_upload(facts: WorldFacts) -> bool:
     """Whether a suspending world waits at the barrier whose step is to be promoted."""
     return facts.spec.suspend and barrier_checkpoint(facts) is not None
 
 
-def upload_due(facts: Facts, barrier: ObservedBarrier) -> float | None:
+def upload_due(facts: WorldFacts, barrier: ObservedBarrier) -> float | None:
     """Until when the promotion of the barrier's step is waited for; None: not."""
     floor = facts.status.floor
     if not facts.spec.suspend or facts.spec.checkpoint.persistent is None:
@@ -388,7 +393,7 @@ def upload_due(facts: Facts, barrier: ObservedBarrier) -> float | None:
     return due if facts.now < due else None
 
 
-def suspended_message(facts: Facts, parent: Checkpoint | None) -> str:
+def suspended_message(facts: TierFacts, parent: Checkpoint | None) -> str:
     """Says where a suspended job will resume, and what would lose that."""
     if parent is None:
         return "the job is suspended; it will begin at step 0"
@@ -489,7 +494,7 @@ class PhaseDecision:
     """As `Plan.uploads`."""
 
 
-def with_workers(facts: Facts, base: PhaseDecision, wanted: frozenset[int]) -> PhaseDecision:
+def with_workers(facts: WorldNodeFacts, base: PhaseDecision, wanted: frozenset[int]) -> PhaseDecision:
     """Adds what workers of these indexes need; others are deleted."""
     tending: WorkerChanges = reconcile_workers(facts, wanted)
     return replace(
@@ -507,7 +512,7 @@ def with_workers(facts: Facts, base: PhaseDecision, wanted: frozenset[int]) -> P
 
 
 def end_job(
-    facts: Facts, end: Completion, since_seconds: float | None = None, up_to_step: int | None = None
+    facts: WorldTierFacts, end: Completion, since_seconds: float | None = None, up_to_step: int | None = None
 ) -> PhaseDecision:
     """Ends the job, once its newest complete checkpoint is in the persistent tier.
 
@@ -527,6 +532,6 @@ def end_job(
     return PhaseDecision(reason, replace(status, ending=Ending(end.reason, facts.now)), wakes=(facts.now,))
 
 
-def fail_job(facts: Facts, reason: str, since_seconds: float | None = None) -> PhaseDecision:
+def fail_job(facts: WorldTierFacts, reason: str, since_seconds: float | None = None) -> PhaseDecision:
     """Ends the job as Failed, as `end_job` does."""
     return end_job(facts, Completion("Failed", reason), since_seconds)

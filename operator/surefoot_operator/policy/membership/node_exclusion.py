@@ -14,7 +14,14 @@ from math import comb
 
 from surefoot_operator.api.status import ExcludedNode, Incident, JobStatus, ReplacedStraggler, Straggler
 from surefoot_operator.policy.core.availability import vacated_nodes
-from surefoot_operator.policy.core.facts import Facts, derived_once, seconds_per_step
+from surefoot_operator.policy.core.facts import (
+    JobFacts,
+    NodeFacts,
+    WorldFacts,
+    WorldNodeFacts,
+    derived_once,
+    seconds_per_step,
+)
 from surefoot_operator.policy.failure import restart_budget
 from surefoot_operator.policy.failure.failure_detection import Loss
 from surefoot_operator.policy.failure.incidents import open_incident
@@ -35,7 +42,7 @@ _FEWEST = 3
 
 
 @derived_once
-def suspect_nodes(facts: Facts) -> Mapping[str, str]:
+def suspect_nodes(facts: JobFacts) -> Mapping[str, str]:
     """Nodes on which most of this job's programs failed, and the sums.
 
     Who failed twice at one place may fail there again, and that costs an incident. Where a spare is warm the restart costs the
@@ -54,7 +61,7 @@ def suspect_nodes(facts: Facts) -> Mapping[str, str]:
     }
 
 
-def excluded(facts: Facts, loss: Loss) -> tuple[ExcludedNode, ...]:
+def excluded(facts: WorldNodeFacts, loss: Loss) -> tuple[ExcludedNode, ...]:
     """Lists the nodes to be left after this loss, newest last.
 
     As many as the job's number allows; without a number one at a time, where leaving it costs less than staying.
@@ -87,7 +94,7 @@ class Leaving:
     share: float
 
 
-def leaving(facts: Facts, loss: Loss) -> Leaving | None:
+def leaving(facts: WorldNodeFacts, loss: Loss) -> Leaving | None:
     """Decides whether leaving this loss's node costs less than staying there.
 
     Of what may go on failing as many failures are expected as there were (ski rental, as in `expected_cost`). None: it costs
@@ -100,7 +107,7 @@ def leaving(facts: Facts, loss: Loss) -> Leaving | None:
     chance = odds_by_chance(times, of_all, nodes)
     if loss.node is None or times < _FEWEST or chance > MOST_CHANCE or _follows_rank(facts, loss, past):
         return None
-    if facts.seen.free_nodes == 0 and not spare_agents(facts):
+    if facts.free_nodes == 0 and not spare_agents(facts):
         return None
     costs = [seconds for i in here if (seconds := _cost_seconds(facts, i)) is not None]
     if not costs:
@@ -130,12 +137,12 @@ def odds_by_chance(times: int, of_all: int, nodes: int) -> float:
     return min(1.0, float(nodes * ways / nodes**of_all))
 
 
-def _past(facts: Facts) -> list[Incident]:
+def _past(facts: JobFacts) -> list[Incident]:
     since = facts.now - facts.spec.failure_policy.eval_period_seconds
     return [i for i in facts.status.incidents if i.kind != "planned" and i.detected_seconds >= since]
 
 
-def _follows_rank(facts: Facts, loss: Loss, past: Iterable[Incident]) -> bool:
+def _follows_rank(facts: JobFacts, loss: Loss, past: Iterable[Incident]) -> bool:
     """Whether the same rank failed on another node too: then it is the program or its data."""
     size = facts.world.size
     return loss.rank is not None and any(
@@ -143,7 +150,7 @@ def _follows_rank(facts: Facts, loss: Loss, past: Iterable[Incident]) -> bool:
     )
 
 
-def _cost_seconds(facts: Facts, incident: Incident) -> float | None:
+def _cost_seconds(facts: WorldFacts, incident: Incident) -> float | None:
     """What an incident cost: the world stood, and made steps again."""
     standing = standing_seconds(incident)
     return None if standing is None else standing + (incident.steps_lost or 0) * (seconds_per_step(facts) or 0.0)
@@ -162,7 +169,7 @@ YOUNG_SECONDS = 180.0
 LEAVES = "its worker leaves that node"
 
 
-def answered(facts: Facts, status: JobStatus) -> JobStatus:
+def answered(facts: WorldNodeFacts, status: JobStatus) -> JobStatus:
     """Says of each straggler what is done about it, and begins that.
 
     One node at a time, for as long as it is avoided.
@@ -179,7 +186,7 @@ def answered(facts: Facts, status: JobStatus) -> JobStatus:
     return replace(status, stragglers=tuple(named))
 
 
-def _why_not(facts: Facts, status: JobStatus, one: Straggler) -> str:
+def _why_not(facts: WorldNodeFacts, status: JobStatus, one: Straggler) -> str:
     """Why the worker stays where it is; empty: it leaves."""
     if one.own_line is not None:
         return "on another node it would do the same, and it stays"
@@ -193,7 +200,7 @@ def _why_not(facts: Facts, status: JobStatus, one: Straggler) -> str:
     if not restart_budget.may_spend(facts):
         most = facts.spec.failure_policy.max_restarts
         return f"it stays for now: the last of maxRestarts ({most}) is kept for a failure"
-    if facts.seen.free_nodes == 0 and all(s.node in suspect_nodes(facts) for s in spare_agents(facts)):
+    if facts.free_nodes == 0 and all(s.node in suspect_nodes(facts) for s in spare_agents(facts)):
         return "it stays for now: no other node is free"
     if facts.world.state != "Committed" or facts.spec.suspend or open_incident(status.incidents) is not None:
         return "it stays until the world runs"
@@ -202,12 +209,12 @@ def _why_not(facts: Facts, status: JobStatus, one: Straggler) -> str:
     return ""
 
 
-def _is_left(facts: Facts, status: JobStatus, node: str) -> bool:
+def _is_left(facts: NodeFacts, status: JobStatus, node: str) -> bool:
     own = any(one.node == node and one.until_seconds > facts.now for one in status.replaced_stragglers)
     return own or node in vacated_nodes(facts)
 
 
-def _begun(facts: Facts, status: JobStatus, one: Straggler) -> JobStatus:
+def _begun(facts: WorldFacts, status: JobStatus, one: Straggler) -> JobStatus:
     until = facts.now + facts.spec.failure_policy.eval_period_seconds
     step_seconds = seconds_per_step(facts)
     share = min(1.0, one.wait_seconds / step_seconds) if step_seconds else 0.0

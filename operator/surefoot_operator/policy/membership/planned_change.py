@@ -21,6 +21,9 @@ from surefoot_operator.policy.core.actions import Action
 from surefoot_operator.policy.core.availability import departure_reason, left_at_a_cost, vacate_reason
 from surefoot_operator.policy.core.facts import (
     Facts,
+    JobFacts,
+    WorldFacts,
+    WorldNodeFacts,
     bad_of,
     barrier_checkpoint,
     domains_of,
@@ -54,7 +57,7 @@ from surefoot_operator.policy.membership.expected_cost import (
 # a placement group are drained at once, both copies are.
 
 
-def barrier_step(facts: Facts) -> Checkpoint | None:
+def barrier_step(facts: WorldFacts) -> Checkpoint | None:
     """The step at which every rank waits because a worker leaves.
 
     None: no world does.
@@ -93,7 +96,7 @@ def missing_to_survive(facts: Facts, goal: Checkpoint, goes_on: bool) -> str:
     if told - _most_lost(facts) >= wanted:
         return ""
     domains, reading = domains_of(facts), reading_of_staying(facts)
-    there = goal in complete(reading, facts.status.lineage, goal.epoch, bad_of(facts), facts.seen.covers)
+    there = goal in complete(reading, facts.status.lineage, goal.epoch, bad_of(facts), facts.covers)
     found = copies_of(goal, reading, domains) if there else 0
     return "" if found >= wanted else f"{goal} has {found} of {wanted} copies on nodes that stay"
 
@@ -121,7 +124,7 @@ def repairs_before_departure(facts: Facts, goal: Checkpoint, goes_on: bool) -> l
 
 def domains_being_evacuated(facts: Facts) -> set[str]:
     """Returns the failure domains with a node that is being left."""
-    domains = {h.endpoint.holder.node: h.endpoint.domain for h in facts.seen.holders}
+    domains = {h.endpoint.holder.node: h.endpoint.domain for h in facts.holder_list}
     nodes = {name for name, n in facts.nodes.items() if n.signal or not n.schedulable or not n.ready}
     nodes |= {one.name for one in facts.status.sick_nodes if one.until_seconds > facts.now}
     for session in facts.sessions.values():
@@ -212,7 +215,7 @@ def _told(ending: Mapping[Member, str]) -> str:
     return "; ".join((*named, f"{more} more")) if more else "; ".join(named)
 
 
-def _move(facts: Facts, staying: list[Member], warm: set[int], tied: int | None) -> DesiredChange | None:
+def _move(facts: WorldNodeFacts, staying: list[Member], warm: set[int], tied: int | None) -> DesiredChange | None:
     """Away from nodes that others want left: at once where the world keeps its size, after a while with fewer.
 
     Such a node still trains, so nothing is done that leaves no world at all.
@@ -227,7 +230,7 @@ def _move(facts: Facts, staying: list[Member], warm: set[int], tied: int | None)
             moving, size = others, beside_slow
     if not moving or size == 0:
         return None
-    beside = [w for w in facts.seen.workers if w.index in moving and w.attempt > moving[w.index].attempt]
+    beside = [w for w in facts.worker_list if w.index in moving and w.attempt > moving[w.index].attempt]
     if size < largest_size(facts.spec, len(staying)):
         asked = max((w.created_seconds for w in beside), default=facts.now)
         if facts.now < asked + MOVE_SECONDS:
@@ -238,7 +241,7 @@ def _move(facts: Facts, staying: list[Member], warm: set[int], tied: int | None)
 
 def advance(facts: Facts) -> ChangeStep | None:
     """Plans the next step of a desired change; None: nothing to do."""
-    barrier = facts.seen.barrier
+    barrier = facts.barrier
     if barrier is not None and barrier.sent.generation != facts.world.epoch:
         barrier = None
     wanted = desired_change(facts)
@@ -262,7 +265,7 @@ def advance(facts: Facts) -> ChangeStep | None:
     return _propose(facts, barrier, wanted)
 
 
-def _stepless(facts: Facts, barrier: ObservedBarrier | None) -> bool:
+def _stepless(facts: WorldFacts, barrier: ObservedBarrier | None) -> bool:
     """Whether a world makes no step before it has ended: it refused a halt, and has long had the time for one.
 
     A younger one may be in its first step, which a claim that does not halt it would lose.
@@ -272,7 +275,7 @@ def _stepless(facts: Facts, barrier: ObservedBarrier | None) -> bool:
     return facts.now >= facts.world.changed_seconds + FIRST_STEP_SECONDS
 
 
-def _propose(facts: Facts, barrier: ObservedBarrier | None, wanted: DesiredChange) -> ChangeStep:
+def _propose(facts: WorldFacts, barrier: ObservedBarrier | None, wanted: DesiredChange) -> ChangeStep:
     if barrier is not None and barrier.sent.phase == "proposed":
         due, step = barrier.proposed_seconds + ANSWER_SECONDS, barrier.sent.step
         if facts.now < due:
@@ -302,7 +305,7 @@ def _propose(facts: Facts, barrier: ObservedBarrier | None, wanted: DesiredChang
     )
 
 
-def _ahead(facts: Facts) -> int:
+def _ahead(facts: WorldFacts) -> int:
     """How many steps further the halt lies: none can have finished it before it has heard.
 
     The end of the step under way will do where that is far off: a worker that leaves may not have the time for two.
@@ -315,7 +318,7 @@ def _ahead(facts: Facts) -> int:
     return max(2, ceil(AHEAD_SECONDS / pace) + 1)
 
 
-def _standing_until(facts: Facts, barrier: ObservedBarrier | None) -> float | None:
+def _standing_until(facts: WorldFacts, barrier: ObservedBarrier | None) -> float | None:
     """Of a world that made no step since it was asked: when to ask again, after twice as long as it stood then."""
     if barrier is None:
         return None
@@ -359,7 +362,7 @@ def _goes_on(facts: Facts) -> bool:
     return largest_size(facts.spec, len(there), None if tie is None else tie.workers(facts.spec)) > 0
 
 
-def _all_wait(facts: Facts) -> bool:
+def _all_wait(facts: WorldFacts) -> bool:
     """Bound by an operator that died since: nobody would ever tell them to go on."""
     sessions = [session for _, session in member_sessions(facts)]
     return bool(sessions) and all(
@@ -371,7 +374,7 @@ def _all_wait(facts: Facts) -> bool:
     )
 
 
-def _stays(facts: Facts, wanted: DesiredChange) -> Weighed:
+def _stays(facts: WorldFacts, wanted: DesiredChange) -> Weighed:
     """Until when the world stays as it is, though another is wanted."""
     policy = facts.spec.elastic_policy
     if policy is None:
@@ -420,7 +423,7 @@ def departure(seen: Observed, status: JobStatus, node: str, now: float) -> str:
     reading = reading_at(facts, world.epoch)
     if not reading.holders:
         return f"no holder says at present where the copies of {last} are"
-    known, covers = (facts.status.lineage, world.epoch, bad_of(facts)), facts.seen.covers
+    known, covers = (facts.status.lineage, world.epoch, bad_of(facts)), facts.covers
     there = newest(complete(reading, *known, covers))
     stays = newest(complete(reading_of_staying(facts), *known, covers))
     kept = max((one.step for one in (stays, status.floor) if one is not None), default=None)
@@ -429,7 +432,7 @@ def departure(seen: Observed, status: JobStatus, node: str, now: float) -> str:
     return f"{there} has no copy on a node that stays{_way_out(facts)}"
 
 
-def _copied_meanwhile(facts: Facts) -> int:
+def _copied_meanwhile(facts: JobFacts) -> int:
     """Steps by which copies may be behind a world that trains: it halts before its worker leaves, and what it saves then is
     copied before that worker ends. One that does not train makes no newer copies."""
     trains = facts.world.state == "Committed" and facts.world.members

@@ -15,7 +15,15 @@ from surefoot.protocol.identities import Checkpoint, HolderEndpoint, OlderJob
 from surefoot_operator.api.status import JobStatus, SkippedData
 from surefoot_operator.job_snapshot import PersistentSeen
 from surefoot_operator.policy.core.actions import Action, DropSaves, ListPersistentTier
-from surefoot_operator.policy.core.facts import Facts, bad_of, is_responsive, reading_at, worker_id
+from surefoot_operator.policy.core.facts import (
+    JobFacts,
+    TierFacts,
+    WorldFacts,
+    bad_of,
+    is_responsive,
+    reading_at,
+    worker_id,
+)
 
 LISTING_SECONDS = 60.0
 """How long one agent may be at a listing before another one is asked too; the first may still answer."""
@@ -83,7 +91,7 @@ class FloorGone:
 Choice = Waiting | Chosen | FurtherOn | FloorGone | TotalLoss | NothingToTakeUp
 
 
-def listing(facts: Facts, seen: PersistentSeen, older: OlderJob | None = None) -> Waiting:
+def listing(facts: WorldFacts, seen: PersistentSeen, older: OlderJob | None = None) -> Waiting:
     """Asks an agent for a listing, and another where none comes.
 
     A machine that lost its power never breaks its line: who is not heard any more is not waited for.
@@ -108,13 +116,13 @@ def listing(facts: Facts, seen: PersistentSeen, older: OlderJob | None = None) -
 # next epoch is committed it bounds what may be restored, and from then on it says whose loaders leave out what.
 
 
-def ceiling(facts: Facts) -> int | None:
+def ceiling(facts: JobFacts) -> int | None:
     """The last step that the claimed epoch may restore; None: any."""
     back = facts.status.rollback
     return back.to_step if back is not None and back.epoch == facts.running_epoch else None
 
 
-def further_on(facts: Facts) -> FurtherOn | None:
+def further_on(facts: TierFacts) -> FurtherOn | None:
     """Finds the nearest checkpoint behind what a rollback goes back to.
 
     Called where nothing up to there can be read. One whose own loss was odd is no better than what the rollback leaves; of others the
@@ -125,7 +133,7 @@ def further_on(facts: Facts) -> FurtherOn | None:
         return None
     reading = reading_at(facts, facts.world.epoch)
     manifests = chain(chain.from_iterable(reading.holders.values()), reading.persistent or ())
-    found = complete(reading, facts.status.lineage, epoch, bad_of(facts), facts.seen.covers)
+    found = complete(reading, facts.status.lineage, epoch, bad_of(facts), facts.covers)
     step = min((c.step for c in set(found) - suspects(manifests) if c.step > most), default=None)
     if step is None:
         return None
@@ -188,17 +196,17 @@ MOST_REMEMBERED = 64
 """Of this job's own. The oldest go first: chosen again, such a one is read again and found to be bad again."""
 
 
-def found_by_uploads(facts: Facts) -> tuple[Checkpoint, ...]:
+def found_by_uploads(facts: TierFacts) -> tuple[Checkpoint, ...]:
     """Checkpoints of which an upload found no good copy, oldest first.
 
     A restore would find the same, and whoever waits for the upload would wait for ever.
     """
-    status, persistent = facts.status, facts.seen.persistent
+    status, persistent = facts.status, facts.persistent
     world = status.world
-    if not facts.seen.unreadable or world is None or world.state != "Committed":
+    if not facts.unreadable or world is None or world.state != "Committed":
         return ()
-    there = {m.save for m in persistent.entries or ()}.union(*facts.seen.promoted.values())
-    found = {s.checkpoint for s in facts.seen.unreadable - there} - bad_of(facts)
+    there = {m.save for m in persistent.entries or ()}.union(*facts.promoted.values())
+    found = {s.checkpoint for s in facts.unreadable - there} - bad_of(facts)
     found = {c for c in found if on_lineage(status.lineage, c, world.epoch) and not _passed(c, status)}
     return tuple(sorted(found - {status.floor}, key=lambda c: (c.step, c.epoch)))
 
@@ -251,9 +259,9 @@ def staying(complete: Iterable[Checkpoint], going: Going, now_seconds: float) ->
     return [one for one in complete if going.get(one, 0.0) <= now_seconds]
 
 
-def may_be_under_way(facts: Facts) -> bool:
+def may_be_under_way(facts: JobFacts) -> bool:
     """Whether a former leader's drops may still be carried out.
 
     Only jobs that go back to good checkpoints wait for them: others need the newest, which no leader drops.
     """
-    return facts.spec.health_policy.numerics is not None and facts.now < facts.seen.term_seconds + DROP_SECONDS
+    return facts.spec.health_policy.numerics is not None and facts.now < facts.term_seconds + DROP_SECONDS

@@ -26,7 +26,18 @@ from surefoot_operator.api.spec import ACCEPT_LOSS, CheckpointPolicy
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.job_snapshot import HIGHEST_EPOCH, HolderSeen, PersistentSeen
 from surefoot_operator.policy.core.actions import ListPersistentTier, SealHolder
-from surefoot_operator.policy.core.facts import Facts, bad_of, is_responsive, reading_at, seconds_per_step, step_of
+from surefoot_operator.policy.core.facts import (
+    Facts,
+    JobFacts,
+    TierFacts,
+    WorldFacts,
+    WorldTierFacts,
+    bad_of,
+    is_responsive,
+    reading_at,
+    seconds_per_step,
+    step_of,
+)
 from surefoot_operator.policy.failure.incidents import open_incident
 from surefoot_operator.policy.failure.memory_server_liveness import (
     awaited,
@@ -70,7 +81,9 @@ def origin_of(status: JobStatus) -> Checkpoint | None:
     return None if status.origin in status.bad else status.origin
 
 
-def initial_restore_point(facts: Facts, silent: tuple[HolderEndpoint, ...]) -> Waiting | Chosen | NothingToTakeUp:
+def initial_restore_point(
+    facts: WorldTierFacts, silent: tuple[HolderEndpoint, ...]
+) -> Waiting | Chosen | NothingToTakeUp:
     """Chooses the parent of an epoch without a checkpoint of its own."""
     status = facts.status
     origin = origin_of(status)
@@ -80,7 +93,7 @@ def initial_restore_point(facts: Facts, silent: tuple[HolderEndpoint, ...]) -> W
     older = status.older_job or (None if facts.running_epoch else older_job(facts.spec.checkpoint))
     if older is None:
         return Chosen(None, silent)
-    seen = facts.seen.older
+    seen = facts.older
     if seen.older_job != older or seen.read_epoch != facts.world.epoch:
         return listing(facts, seen, older)
     given = facts.spec.checkpoint.restore_from
@@ -93,18 +106,18 @@ def initial_restore_point(facts: Facts, silent: tuple[HolderEndpoint, ...]) -> W
     return Chosen(chosen, silent, older_job=older)
 
 
-def older_job_checkpoints(facts: Facts) -> list[Checkpoint]:
+def older_job_checkpoints(facts: TierFacts) -> list[Checkpoint]:
     """The older job's checkpoints that its listing shows to be complete.
 
     Unreadable ones are left out. Its lineage is neither known nor needed: of two epochs that completed one step, the
     job went on from the newer.
     """
-    reading = TierReading({}, facts.seen.older.entries)
+    reading = TierReading({}, facts.older.entries)
     found = reading.manifests().items()
-    return [c for c, ranks in found if c not in facts.status.bad and is_complete(ranks, facts.seen.covers)]
+    return [c for c, ranks in found if c not in facts.status.bad and is_complete(ranks, facts.covers)]
 
 
-def _missing(facts: Facts, older: OlderJob, step: int | str, found: Iterable[Checkpoint]) -> str:
+def _missing(facts: JobFacts, older: OlderJob, step: int | str, found: Iterable[Checkpoint]) -> str:
     steps = sorted({c.step for c in found}, reverse=True)
     named = ", ".join(map(str, steps[:_MOST_NAMED])) + (", …" if len(steps) > _MOST_NAMED else "")
     there = f"complete are those of steps {named}" if steps else "none is complete there"
@@ -134,21 +147,21 @@ shows a folder that changes as it was for half a minute."""
 _LONGEST_SHOWN = 40
 
 
-def is_loss_accepted(facts: Facts) -> bool:
+def is_loss_accepted(facts: JobFacts) -> bool:
     """Whether a person accepted the loss of this very epoch.
 
     An annotation for an older loss accepts no later one.
     """
-    said = facts.seen.job.accepted_loss
+    said = facts.job.accepted_loss
     return said == str(facts.world.epoch)
 
 
-def how_to_accept_loss(facts: Facts) -> str:
+def how_to_accept_loss(facts: JobFacts) -> str:
     """The annotation by which a person accepts the loss."""
     return f'annotate the job with {ACCEPT_LOSS}: "{facts.world.epoch}"'
 
 
-def describe_loss(facts: Facts, left_out: tuple[LeftOut, ...]) -> str:
+def describe_loss(facts: TierFacts, left_out: tuple[LeftOut, ...]) -> str:
     """Says what is lost, and where it was."""
     if left_out:
         return f"no checkpoint can be restored: {left_out[0]} ({len(left_out)} such records; put the files back from a copy)"
@@ -162,7 +175,7 @@ def describe_loss(facts: Facts, left_out: tuple[LeftOut, ...]) -> str:
     return f"every copy of every checkpoint is lost (the last known was {last}){_where(facts)}"
 
 
-def waiting_message(facts: Facts, left_out: tuple[LeftOut, ...]) -> str:
+def waiting_message(facts: TierFacts, left_out: tuple[LeftOut, ...]) -> str:
     """The condition's message: what is lost, since when, the ways out."""
     since = datetime.fromtimestamp(facts.world.changed_seconds, UTC).isoformat(timespec="seconds")
     begin = origin_of(facts.status) or "step 0"
@@ -172,14 +185,14 @@ def waiting_message(facts: Facts, left_out: tuple[LeftOut, ...]) -> str:
         f"To begin again at {begin} instead, {how_to_accept_loss(facts)}",
         "To end the job, set spec.checkpoint.onTotalLoss to Fail, or delete it",
     ]
-    said = facts.seen.job.accepted_loss
+    said = facts.job.accepted_loss
     if said and not is_loss_accepted(facts):
         shown = said if len(said) <= _LONGEST_SHOWN else said[:_LONGEST_SHOWN] + "…"
         sentences.append(f"Its annotation {ACCEPT_LOSS} says {shown!r}, which is not this epoch, {facts.world.epoch}")
     return ". ".join(sentences)
 
 
-def _where(facts: Facts) -> str:
+def _where(facts: TierFacts) -> str:
     named = {e.holder.node for e in facts.status.named_holders}
     members = {m.node for m in facts.world.members}
     if not named:  # the fabric knows of each that it is gone
@@ -210,7 +223,7 @@ def choose(facts: Facts) -> Choice:
     draining = _draining(facts)
     if draining is not None:
         return draining
-    unread = [h for h in facts.seen.holders if h.state == "Ready" and h.read_epoch != facts.world.epoch]
+    unread = [h for h in facts.holder_list if h.state == "Ready" and h.read_epoch != facts.world.epoch]
     if unread:
         holders = sorted(h.endpoint.holder for h in unread)
         actions = tuple(SealHolder(holder, facts.world.epoch) for holder in holders)
@@ -218,7 +231,7 @@ def choose(facts: Facts) -> Choice:
     best = _best(facts)
     worth = _worth_waiting(facts, best)
     patience = min(worth, facts.spec.checkpoint.holder_return_seconds)
-    if patience and facts.seen.term_seconds > facts.world.changed_seconds:
+    if patience and facts.term_seconds > facts.world.changed_seconds:
         patience = max(patience, FIRST_ANSWER_SECONDS)
     limit = _began(facts) + patience
     return (
@@ -229,19 +242,19 @@ def choose(facts: Facts) -> Choice:
     )
 
 
-def floor_of(facts: Facts) -> Checkpoint | None:
+def floor_of(facts: TierFacts) -> Checkpoint | None:
     """The floor below which nothing is restored; None: a damaged one.
 
     A floor whose record was withheld may be good, so it still counts. One beyond what a rollback goes back to does not.
     """
-    floor, persistent = facts.status.floor, facts.seen.persistent
+    floor, persistent = facts.status.floor, facts.persistent
     if floor in facts.status.bad or (floor is not None and _beyond(facts, floor)):
         return None
     unjudged = persistent.read_epoch == facts.world.epoch and floor in persistent.unjudged
     return None if unjudged and not _withheld(persistent, floor) else floor
 
 
-def _beyond(facts: Facts, checkpoint: Checkpoint) -> bool:
+def _beyond(facts: JobFacts, checkpoint: Checkpoint) -> bool:
     """Whether a rollback leaves this checkpoint behind."""
     most = ceiling(facts)
     return most is not None and checkpoint.step > most
@@ -254,7 +267,7 @@ def _withheld(persistent: PersistentSeen, floor: Checkpoint | None) -> bool:
     return bool(its) and all(one.silent for one in its)
 
 
-def _draining(facts: Facts) -> Waiting | None:
+def _draining(facts: WorldFacts) -> Waiting | None:
     """Until no newer step of the old epoch can complete any more, or the grace ends."""
     epoch, world = facts.running_epoch, facts.world
     if not epoch:
@@ -271,28 +284,28 @@ def _draining(facts: Facts) -> Waiting | None:
     return Waiting("saves of the old epoch are still on their way to the holders", until_seconds=until)
 
 
-def _began(facts: Facts) -> float:
+def _began(facts: JobFacts) -> float:
     """When silence began to count: an operator that came during a claim has not asked anybody before."""
-    return max(facts.world.changed_seconds, facts.seen.term_seconds)
+    return max(facts.world.changed_seconds, facts.term_seconds)
 
 
-def _best(facts: Facts) -> Checkpoint | None:
+def _best(facts: TierFacts) -> Checkpoint | None:
     """The newest checkpoint that was read to be complete, on the lineage, and not below the floor."""
     floor = floor_of(facts)
     return newest(c for c in _readable(facts) if floor is None or c.step >= floor.step)
 
 
-def _readable(facts: Facts) -> list[Checkpoint]:
+def _readable(facts: TierFacts) -> list[Checkpoint]:
     """Lists what was read to be complete on the lineage, and is not beyond what a rollback goes back to."""
     epoch = facts.running_epoch
     if not epoch:
         return []
     reading = reading_at(facts, facts.world.epoch)
-    found = complete(reading, facts.status.lineage, epoch, bad_of(facts), facts.seen.covers)
+    found = complete(reading, facts.status.lineage, epoch, bad_of(facts), facts.covers)
     return [checkpoint for checkpoint in found if not _beyond(facts, checkpoint)]
 
 
-def _worth_waiting(facts: Facts, best: Checkpoint | None) -> float:
+def _worth_waiting(facts: WorldFacts, best: Checkpoint | None) -> float:
     """Seconds that an unknown tier is worth: what running the lost steps again would cost; endless if nothing is left."""
     incident = open_incident(facts.status.incidents)
     reached = max(
@@ -312,9 +325,9 @@ def _worth_waiting(facts: Facts, best: Checkpoint | None) -> float:
     return max(facts.spec.checkpoint.holder_return_seconds, lost * 1.0) if pace is None else lost * pace
 
 
-def _listing(facts: Facts, best: Checkpoint | None, limit: float) -> Waiting | None:
+def _listing(facts: WorldTierFacts, best: Checkpoint | None, limit: float) -> Waiting | None:
     """The persistent tier, listed after the last index was read."""
-    persistent, epoch = facts.seen.persistent, facts.world.epoch
+    persistent, epoch = facts.persistent, facts.world.epoch
     if facts.spec.checkpoint.persistent is None or not facts.running_epoch or ceiling(facts) == 0:
         return None
     latest = max(limit, _began(facts) + LONGEST_LISTING_SECONDS)
@@ -322,7 +335,7 @@ def _listing(facts: Facts, best: Checkpoint | None, limit: float) -> Waiting | N
         return None
     if persistent.read_epoch == epoch:
         # data moves from memory to the persistent tier: what a holder lost since may be there by now
-        unread = (h.since_seconds for h in facts.seen.holders if h.state != "Ready")
+        unread = (h.since_seconds for h in facts.holder_list if h.state != "Ready")
         lost = max(unread, default=0.0)
         if persistent.asked_seconds is None or lost <= persistent.asked_seconds:
             return None
@@ -337,14 +350,14 @@ def _listing(facts: Facts, best: Checkpoint | None, limit: float) -> Waiting | N
     return replace(waiting, until_seconds=min(until, waiting.until_seconds or until))
 
 
-def _unchecked(facts: Facts, best: Checkpoint | None) -> Waiting | None:
+def _unchecked(facts: TierFacts, best: Checkpoint | None) -> Waiting | None:
     """A newer checkpoint has all its ranks, and whether they cover every tensor is not known yet."""
     reading = reading_at(facts, facts.world.epoch)
-    lost = facts.seen.persistent.lost_layouts  # nobody will bring these
-    unknown = {s for s in layouts_to_check(reading) - set(facts.seen.covers) if not s & lost}
+    lost = facts.persistent.lost_layouts  # nobody will bring these
+    unknown = {s for s in layouts_to_check(reading) - set(facts.covers) if not s & lost}
     if not unknown or not facts.running_epoch:
         return None
-    assumed = {**facts.seen.covers, **dict.fromkeys(unknown, True)}
+    assumed = {**facts.covers, **dict.fromkeys(unknown, True)}
     newer = [
         c for c, ranks in reading.manifests().items() if _is_wanted(facts, c, best) and is_complete(ranks, assumed)
     ]
@@ -354,7 +367,7 @@ def _unchecked(facts: Facts, best: Checkpoint | None) -> Waiting | None:
     return Waiting(f"checking that the layouts of {max(newer)} cover every tensor", until_seconds=until)
 
 
-def _is_wanted(facts: Facts, checkpoint: Checkpoint, best: Checkpoint | None) -> bool:
+def _is_wanted(facts: JobFacts, checkpoint: Checkpoint, best: Checkpoint | None) -> bool:
     """Whether it would be restored rather than `best`, were it whole."""
     return (
         checkpoint not in bad_of(facts)
@@ -364,7 +377,7 @@ def _is_wanted(facts: Facts, checkpoint: Checkpoint, best: Checkpoint | None) ->
     )
 
 
-def has_nothing_newer(facts: Facts, holder: HolderSeen | None, best: Checkpoint | None) -> bool:
+def has_nothing_newer(facts: JobFacts, holder: HolderSeen | None, best: Checkpoint | None) -> bool:
     """Whether a holder's sealed index has no part of what is wanted.
 
     None comes behind the seal, however long the holder is silent afterwards.
@@ -409,21 +422,21 @@ def _silence(facts: Facts, best: Checkpoint | None, patience: float, worth: floa
     )
 
 
-def _conclusion(facts: Facts, best: Checkpoint | None) -> Choice:
+def _conclusion(facts: WorldTierFacts, best: Checkpoint | None) -> Choice:
     status, world = facts.status, facts.world
     unknown = _beyond_status(facts)
     if unknown is not None and (best is None or unknown.step > best.step) and not is_loss_accepted(facts):
         return _offered(facts, unknown, best)
     silent = tuple(silent_holders(facts))
     persistent = facts.spec.checkpoint.persistent is not None and bool(facts.running_epoch)
-    unlisted = persistent and facts.seen.persistent.read_epoch != world.epoch
+    unlisted = persistent and facts.persistent.read_epoch != world.epoch
     if best is not None:
         return Chosen(best, silent, unlisted)
     if ceiling(facts) == 0:
         return initial_restore_point(facts, silent)
     if unlisted:
         return Waiting("no checkpoint is left in memory and the persistent tier does not answer: waiting for it")
-    left_out = facts.seen.persistent.left_out if persistent else ()
+    left_out = facts.persistent.left_out if persistent else ()
     if any(one.silent for one in left_out):
         return _once_more(facts, left_out)
     further = further_on(facts)
@@ -453,18 +466,18 @@ def _conclusion(facts: Facts, best: Checkpoint | None) -> Choice:
     )
 
 
-def _beyond_status(facts: Facts) -> Checkpoint | None:
+def _beyond_status(facts: TierFacts) -> Checkpoint | None:
     """The newest complete checkpoint of an epoch after all that status knows: status was restored from a backup."""
-    persistent = facts.seen.persistent
+    persistent = facts.persistent
     if persistent.read_epoch != facts.world.epoch or ceiling(facts) == 0:
         return None
     found = TierReading({}, persistent.entries).manifests().items()
     later = [c for c, ranks in found if facts.running_epoch < c.epoch <= HIGHEST_EPOCH and c not in bad_of(facts)
-             and is_complete(ranks, facts.seen.covers)]  # fmt: skip
+             and is_complete(ranks, facts.covers)]  # fmt: skip
     return max(later, key=lambda c: (c.epoch, c.step), default=None)
 
 
-def _offered(facts: Facts, unknown: Checkpoint, best: Checkpoint | None) -> Waiting:
+def _offered(facts: JobFacts, unknown: Checkpoint, best: Checkpoint | None) -> Waiting:
     """Steps that are stored are not trained again without a word: a person chooses."""
     text = (
         f"the persistent tier has {unknown}, of an epoch that this job's status does not know (the newest it knows is"
@@ -475,7 +488,7 @@ def _offered(facts: Facts, unknown: Checkpoint, best: Checkpoint | None) -> Wait
     return Waiting(text, lost=text)
 
 
-def _lost(facts: Facts, left_out: tuple[LeftOut, ...]) -> Waiting:
+def _lost(facts: WorldTierFacts, left_out: tuple[LeftOut, ...]) -> Waiting:
     """Holders that come back are read as ever; of the persistent tier nobody tells, so it is listed now and then."""
     text = waiting_message(facts, left_out)
     if facts.spec.checkpoint.persistent is None:
@@ -484,7 +497,7 @@ def _lost(facts: Facts, left_out: tuple[LeftOut, ...]) -> Waiting:
     return Waiting(text, actions, again, lost=text)
 
 
-def _older_than_floor(facts: Facts) -> Checkpoint | None:
+def _older_than_floor(facts: TierFacts) -> Checkpoint | None:
     """The newest that can be read below a floor that cannot, in a listing that withheld nothing.
 
     Somebody deleted what was stored last, a bucket's lifecycle rule for example. To wait for it, or to begin anew, would lose what is
@@ -494,15 +507,15 @@ def _older_than_floor(facts: Facts) -> Checkpoint | None:
     return newest(c for c in _readable(facts) if c.step < floor.step) if floor is not None else None
 
 
-def _late_uploads(facts: Facts) -> Waiting | None:
+def _late_uploads(facts: WorldTierFacts) -> Waiting | None:
     """What ends a job, or begins it again, is decided by a listing that no upload of the old epoch can come after."""
     reason = "no checkpoint is left, unless an upload that had begun still arrives in the persistent tier"
     return _listed_after(facts, LATE_UPLOAD_SECONDS, f"{reason}: it is listed once more before the job is given up")
 
 
-def _listed_after(facts: Facts, seconds: float, reason: str) -> Waiting | None:
+def _listed_after(facts: WorldTierFacts, seconds: float, reason: str) -> Waiting | None:
     """None: the tier was listed so long after the failure."""
-    persistent, settled = facts.seen.persistent, facts.world.changed_seconds + seconds
+    persistent, settled = facts.persistent, facts.world.changed_seconds + seconds
     if persistent.asked_seconds is not None and persistent.asked_seconds >= settled:
         return None
     if facts.now >= settled:
@@ -510,7 +523,7 @@ def _listed_after(facts: Facts, seconds: float, reason: str) -> Waiting | None:
     return Waiting(reason, until_seconds=settled)
 
 
-def _once_more(facts: Facts, left_out: tuple[LeftOut, ...]) -> Waiting:
+def _once_more(facts: WorldTierFacts, left_out: tuple[LeftOut, ...]) -> Waiting:
     """Some record was not given: what it says decides, so the tier is listed again until it is."""
     named = next(one for one in left_out if one.silent)
     actions, again = _list_again(facts, UNANSWERED_AGAIN_SECONDS)
@@ -518,9 +531,9 @@ def _once_more(facts: Facts, left_out: tuple[LeftOut, ...]) -> Waiting:
     return Waiting(f"{reason}. It is listed again; make the tier answer, or remove that record", actions, again)
 
 
-def _list_again(facts: Facts, pause_seconds: float) -> tuple[tuple[ListPersistentTier, ...], float]:
+def _list_again(facts: WorldTierFacts, pause_seconds: float) -> tuple[tuple[ListPersistentTier, ...], float]:
     """Another listing once the pause behind the last is over, and when that is."""
-    again = (facts.seen.persistent.asked_seconds or facts.now) + pause_seconds
+    again = (facts.persistent.asked_seconds or facts.now) + pause_seconds
     there = min((s.index for s in facts.sessions.values() if is_responsive(facts, s)), default=None)
     actions = (ListPersistentTier(facts.world.epoch, there),) if there is not None and facts.now >= again else ()
     return actions, again

@@ -18,7 +18,16 @@ from surefoot_operator import reasons
 from surefoot_operator.api.spec import ROLLBACK
 from surefoot_operator.api.status import Rollback
 from surefoot_operator.policy.core.actions import Event
-from surefoot_operator.policy.core.facts import Facts, bad_of, last_step, memory_reading, saving_steps, step_of
+from surefoot_operator.policy.core.facts import (
+    JobFacts,
+    TierFacts,
+    WorldTierFacts,
+    bad_of,
+    last_step,
+    memory_reading,
+    saving_steps,
+    step_of,
+)
 from surefoot_operator.policy.failure import incidents
 from surefoot_operator.policy.failure.failure_detection import Loss
 from surefoot_operator.policy.failure.loss_anomalies import UnsoundLoss, unsound_loss
@@ -29,7 +38,7 @@ from surefoot_operator.policy.membership.lifecycle import Completion, PhaseDecis
 _WORD = re.compile(r"(\d{1,18})/(\d{1,18})(/keep-data)?")
 
 
-def heal(facts: Facts) -> PhaseDecision | None:
+def heal(facts: WorldTierFacts) -> PhaseDecision | None:
     """Ends the epoch where a person or the policy says so."""
     asked = _asked(facts)
     if asked is not None:
@@ -49,7 +58,7 @@ def heal(facts: Facts) -> PhaseDecision | None:
     return _back(facts, wanted)
 
 
-def _wanted(facts: Facts, found: UnsoundLoss) -> Rollback:
+def _wanted(facts: WorldTierFacts, found: UnsoundLoss) -> Rollback:
     status, good = facts.status, facts.status.last_good
     before = status.rollback
     reached = max(last_step(facts), found.since_step)
@@ -65,23 +74,23 @@ def _wanted(facts: Facts, found: UnsoundLoss) -> Rollback:
     )
 
 
-def _unproven(facts: Facts, reached_step: int) -> int:
+def _unproven(facts: TierFacts, reached_step: int) -> int:
     """Where to go back to while no checkpoint is proven: to the begin of a run that has just begun, else as far as one can.
 
     A policy that was set in the middle of a long run has proven nothing yet, and nobody begins such a run again.
     """
     policy = facts.spec.health_policy.numerics
     later = policy.good_after_steps if policy is not None else 0
-    listed = facts.seen.persistent.entries or ()
-    suspect = suspects(chain(listed, *(h.entries for h in facts.seen.holders)))
+    listed = facts.persistent.entries or ()
+    suspect = suspects(chain(listed, *(h.entries for h in facts.holder_list)))
     oldest = min((c.step for c in _complete(facts) if c not in suspect), default=0)
     young = reached_step - first_step(facts.status.lineage) < 2 * (later + saving_steps(facts))
     return 0 if young else oldest
 
 
-def _asked(facts: Facts) -> Rollback | None:
+def _asked(facts: WorldTierFacts) -> Rollback | None:
     """What a person's annotation asks for, where it names the present epoch and a checkpoint that is complete."""
-    word = _WORD.fullmatch(facts.seen.job.rollback)
+    word = _WORD.fullmatch(facts.job.rollback)
     if word is None or int(word[1]) != facts.world.epoch:
         return None
     step = int(word[2])
@@ -92,9 +101,9 @@ def _asked(facts: Facts) -> Rollback | None:
     return Rollback(facts.world.epoch, step, reached, 0, reason, row=0, keeps_data=word[3] is not None)
 
 
-def refusal(facts: Facts) -> str:
+def refusal(facts: TierFacts) -> str:
     """Why a person's wish is not done; empty: it is, or none."""
-    given, world = facts.seen.job.rollback, facts.status.world
+    given, world = facts.job.rollback, facts.status.world
     if not given or world is None or world.state != "Committed":
         return ""
     word = _WORD.fullmatch(given)
@@ -109,18 +118,18 @@ def refusal(facts: Facts) -> str:
     return f"step {word[2]} cannot be gone back to, as no checkpoint of it is complete: {there}"
 
 
-def _complete(facts: Facts) -> list[Checkpoint]:
+def _complete(facts: TierFacts) -> list[Checkpoint]:
     """What could be restored now, in either tier, as last read."""
     epoch, lineage, bad = facts.world.epoch, facts.status.lineage, bad_of(facts)
-    found = complete(memory_reading(facts, epoch), lineage, epoch, bad, facts.seen.covers)
-    persistent = facts.seen.persistent
+    found = complete(memory_reading(facts, epoch), lineage, epoch, bad, facts.covers)
+    persistent = facts.persistent
     if persistent.read_epoch == epoch:
-        found += complete_persistent(persistent.entries or (), lineage, epoch, bad, facts.seen.covers)
+        found += complete_persistent(persistent.entries or (), lineage, epoch, bad, facts.covers)
     floor = facts.status.floor
     return [*found, floor] if floor is not None and floor not in bad else found
 
 
-def _back(facts: Facts, wanted: Rollback) -> PhaseDecision:
+def _back(facts: WorldTierFacts, wanted: Rollback) -> PhaseDecision:
     """Claims the next epoch, unless too many restarts of any cause say that enough is enough."""
     reached = wanted.reached_step
     where = f"step {wanted.to_step}" if wanted.to_step else "the beginning"
@@ -138,7 +147,7 @@ def _back(facts: Facts, wanted: Rollback) -> PhaseDecision:
     return PhaseDecision(reason, status, events=(Event(reasons.ROLLED_BACK, reason, True),))
 
 
-def _stopped(facts: Facts, text: str, wanted: Rollback) -> PhaseDecision:
+def _stopped(facts: WorldTierFacts, text: str, wanted: Rollback) -> PhaseDecision:
     """Ends the job; what it uploads first is the newest checkpoint from before the loss was odd."""
     before = max(0, wanted.odd_step - 1)
     over = end_job(facts, Completion("Failed", text), up_to_step=before)
@@ -147,7 +156,7 @@ def _stopped(facts: Facts, text: str, wanted: Rollback) -> PhaseDecision:
     return replace(over, events=(Event(reasons.LOSS_UNSOUND, text, True), *over.events))
 
 
-def _way_out(facts: Facts) -> str:
+def _way_out(facts: JobFacts) -> str:
     good = facts.status.last_good
     known = (
         "no checkpoint is known to be good" if good is None else f"the last good checkpoint is that of step {good.step}"

@@ -22,7 +22,15 @@ from surefoot_operator.policy.core.availability import (
     vacate_reason,
     vacated_nodes,
 )
-from surefoot_operator.policy.core.facts import Facts, doubtful_nodes, is_responsive, soonest, worker_id
+from surefoot_operator.policy.core.facts import (
+    JobFacts,
+    WorldFacts,
+    WorldNodeFacts,
+    doubtful_nodes,
+    is_responsive,
+    soonest,
+    worker_id,
+)
 from surefoot_operator.policy.failure.spare_workers import world_indexes
 from surefoot_operator.policy.failure.unhealthy_nodes import sick_since
 from surefoot_operator.reasons import WORKER_CREATED, WORKER_LOST
@@ -43,12 +51,12 @@ class GroupStep:
     until_seconds: float | None = None
 
 
-def group_step(facts: Facts) -> GroupStep:
+def group_step(facts: WorldFacts) -> GroupStep:
     """Plans one pod group while workers are wanted, else none.
 
     It is as the spec asks. Of a deleted job nothing is done: its group goes with it.
     """
-    seen, job = facts.seen.pod_groups, facts.seen.job
+    seen, job = facts.pod_groups, facts.job
     if seen is None or job.deleted:
         return GroupStep()
     policy = facts.spec.scheduling_policy
@@ -62,7 +70,7 @@ def group_step(facts: Facts) -> GroupStep:
     wanted, there = wanted_group(facts), _there(facts)
     if wanted is not None and wanted.gang not in seen.unseen and not _fits(there, wanted):
         wishes[wanted.gang] = KeepGroup(wanted)
-    asked = {call.gang: call for call in facts.seen.group_calls}
+    asked = {call.gang: call for call in facts.group_calls}
     waits = {
         gang for gang in wishes if gang in asked and (asked[gang].under_way or facts.now < asked[gang].until_seconds)
     }
@@ -72,7 +80,7 @@ def group_step(facts: Facts) -> GroupStep:
     )
 
 
-def wanted_group(facts: Facts) -> PodGroup | None:
+def wanted_group(facts: JobFacts) -> PodGroup | None:
     """Returns the pod group that shall exist; None: there shall be none.
 
     Its minimum is the smallest world: the job begins with it, and is shrunk to it rather than ended where another
@@ -84,33 +92,33 @@ def wanted_group(facts: Facts) -> PodGroup | None:
     return PodGroup(policy.gang, min(allowed_sizes(facts.spec)), policy.schedule_timeout_seconds)
 
 
-def lacks_group(facts: Facts) -> bool:
+def lacks_group(facts: WorldFacts) -> bool:
     """Whether workers must not be created because their group is not there."""
-    if facts.seen.pod_groups is None or facts.spec.scheduling_policy is None:
+    if facts.pod_groups is None or facts.spec.scheduling_policy is None:
         return False
     there = _there(facts)
     return there is None or there.deleting
 
 
-def group_refusal(facts: Facts) -> str:
+def group_refusal(facts: WorldFacts) -> str:
     """Says why the group that workers wait for is missing.
 
     Empty: it is there, or nothing is known to be in its way.
     """
-    policy, seen = facts.spec.scheduling_policy, facts.seen.pod_groups
+    policy, seen = facts.spec.scheduling_policy, facts.pod_groups
     if policy is None or seen is None or not lacks_group(facts):
         return ""
     unseen = seen.unseen.get(policy.gang)
     if unseen:
         return f"no worker is created without its pod group for {policy.gang}: {unseen}"
-    refused = next((call.refusal for call in facts.seen.group_calls if call.gang == policy.gang), "")
+    refused = next((call.refusal for call in facts.group_calls if call.gang == policy.gang), "")
     return (
         f"no worker is created without its pod group for {policy.gang}, which was refused: {refused}" if refused else ""
     )
 
 
-def _there(facts: Facts) -> PodGroupSeen | None:
-    policy, seen = facts.spec.scheduling_policy, facts.seen.pod_groups
+def _there(facts: WorldFacts) -> PodGroupSeen | None:
+    policy, seen = facts.spec.scheduling_policy, facts.pod_groups
     if policy is None or seen is None:
         return None
     return next((one for one in seen.groups if one.group.gang == policy.gang), None)
@@ -127,16 +135,16 @@ def _fits(there: PodGroupSeen | None, wanted: PodGroup) -> bool:
     return there.group.min_members == wanted.min_members and timeout_fits
 
 
-def _workers_wanted(facts: Facts) -> bool:
+def _workers_wanted(facts: JobFacts) -> bool:
     return not facts.spec.suspend and facts.status.phase not in ("Complete", "Failed")
 
 
-def _workers_left(facts: Facts) -> bool:
+def _workers_left(facts: WorldFacts) -> bool:
     """Workers that still end: their scheduler may count them until then."""
-    return any(worker.phase not in _OVER for worker in facts.seen.workers)
+    return any(worker.phase not in _OVER for worker in facts.worker_list)
 
 
-def _why_removed(facts: Facts) -> str:
+def _why_removed(facts: JobFacts) -> str:
     if facts.spec.scheduling_policy is None:
         return "schedulingPolicy does not ask for it any more"
     return "the job is suspended" if facts.spec.suspend else "the job wants no workers of it any more"
@@ -189,11 +197,11 @@ class _Place:
 _WELL = _Place(())
 
 
-def reconcile_workers(facts: Facts, wanted: frozenset[int]) -> WorkerChanges:
+def reconcile_workers(facts: WorldNodeFacts, wanted: frozenset[int]) -> WorkerChanges:
     """Plans one live worker for each wanted index, and no other."""
     members = _training(facts)
     by_index: dict[int, list[WorkerSeen]] = {index: [] for index in wanted}
-    for worker in sorted(facts.seen.workers, key=lambda w: (w.index, w.attempt)):
+    for worker in sorted(facts.worker_list, key=lambda w: (w.index, w.attempt)):
         by_index.setdefault(worker.index, []).append(worker)
     blind = _observer_is_blind(facts)
     places = {i: _place(facts, workers, members, blind, i in wanted) for i, workers in sorted(by_index.items())}
@@ -228,22 +236,22 @@ def reconcile_workers(facts: Facts, wanted: frozenset[int]) -> WorkerChanges:
     )
 
 
-def start_failure(facts: Facts) -> str | None:
+def start_failure(facts: WorldNodeFacts) -> str | None:
     """Says why a claimed epoch is given up; None: it is not.
 
     Its workers end by themselves before they can be members, again and again, or the first ones can never be created.
     What the fabric refuses or cannot start for now (a quota, a registry, a secret) is tried again without limit.
     """
-    if not has_trained(facts) and not any(w.phase in ("Pending", "Running") for w in facts.seen.workers):
-        never = next((c for c in facts.seen.creates if c.lasting), None)
+    if not has_trained(facts) and not any(w.phase in ("Pending", "Running") for w in facts.worker_list):
+        never = next((c for c in facts.creates if c.lasting), None)
         if never is not None:
             return f"worker {never.index} can never be made as the job asks for it: {never.refusal}"
     rounds, limit = facts.status.failed_starts_counted, facts.spec.run_policy.backoff_limit
     if rounds < limit:
         return None
-    known = [(w.index, w.attempt) for w in facts.seen.workers] + [(c.index, c.attempt) for c in facts.seen.creates]
+    known = [(w.index, w.attempt) for w in facts.worker_list] + [(c.index, c.attempt) for c in facts.creates]
     newest = dict(sorted(known))
-    failed = [w for w in facts.seen.workers if w.attempt == newest[w.index] and w.index in world_indexes(facts)]
+    failed = [w for w in facts.worker_list if w.attempt == newest[w.index] and w.index in world_indexes(facts)]
     failed = [w for w in failed if ended_by_itself(facts, w) and _counts(facts, w)]
     if not failed:
         return None  # or the last replacement has not had its chance
@@ -252,12 +260,12 @@ def start_failure(facts: Facts) -> str | None:
     )
 
 
-def has_trained(facts: Facts) -> bool:
+def has_trained(facts: JobFacts) -> bool:
     """Whether some world of the job had members: its template works, and there is something to lose."""
     return any(entry.size for entry in facts.status.lineage)
 
 
-def _counts(facts: Facts, worker: WorkerSeen) -> bool:
+def _counts(facts: JobFacts, worker: WorkerSeen) -> bool:
     """Whether a failed start counts towards `backoffLimit`, as it does for a Job of Kubernetes: the container has ended.
 
     What cannot be started does not count: a registry, a secret or a node may come back. Nor does a failed init container
@@ -266,7 +274,7 @@ def _counts(facts: Facts, worker: WorkerSeen) -> bool:
     return worker.phase == "Failed" and (not worker.unstarted or not has_trained(facts))
 
 
-def ended_by_itself(facts: Facts, worker: WorkerSeen) -> bool:
+def ended_by_itself(facts: WorldNodeFacts, worker: WorkerSeen) -> bool:
     """Decides whether a worker failed by itself before it was a member.
 
     Neither its node nor a deletion ended it, so its replacement may fail as well.
@@ -278,7 +286,7 @@ def ended_by_itself(facts: Facts, worker: WorkerSeen) -> bool:
     return not known and not node_lost(facts, worker.node)
 
 
-def _stuck(facts: Facts, worker: WorkerSeen) -> bool:
+def _stuck(facts: JobFacts, worker: WorkerSeen) -> bool:
     due = _stuck_at(worker)
     return due is not None and facts.now >= due
 
@@ -303,30 +311,30 @@ def never_trained(worker: WorkerSeen) -> str:
     return f"worker {worker.index} {worker.ended} before it could train{detail}"
 
 
-def _failing_until(facts: Facts, workers: Iterable[WorkerSeen]) -> float:
+def _failing_until(facts: JobFacts, workers: Iterable[WorkerSeen]) -> float:
     """Until when a place whose workers failed stays empty."""
     wait = REPLACEMENTS.seconds(facts.status.failed_starts + 1)
     over = [(_stuck_at(w) or w.created_seconds) + wait for w in workers if w.phase == "Failed" or _stuck(facts, w)]
     return max(over, default=0.0)
 
 
-def _training(facts: Facts) -> Collection[WorkerId]:
+def _training(facts: WorldFacts) -> Collection[WorkerId]:
     """Members of a committed world."""
     world = facts.status.world
     return facts.members if world is not None and world.state == "Committed" else ()
 
 
-def _next_attempt(facts: Facts) -> int:
+def _next_attempt(facts: WorldFacts) -> int:
     """Beyond whatever status counted and whatever is seen to exist."""
-    seen = [w.attempt for w in facts.seen.workers] + [s.attempt for s in facts.sessions.values()]
-    seen += [c.attempt for c in facts.seen.creates]
+    seen = [w.attempt for w in facts.worker_list] + [s.attempt for s in facts.sessions.values()]
+    seen += [c.attempt for c in facts.creates]
     return max(facts.status.next_attempt, max(seen, default=0) + 1)
 
 
-def _asked(facts: Facts) -> dict[int, CreateSeen]:
+def _asked(facts: WorldFacts) -> dict[int, CreateSeen]:
     """By index, the newest create that nothing has come of yet."""
-    there = {w.index: w.attempt for w in sorted(facts.seen.workers, key=lambda w: w.attempt)}
-    waiting = sorted(facts.seen.creates, key=lambda c: c.attempt)
+    there = {w.index: w.attempt for w in sorted(facts.worker_list, key=lambda w: w.attempt)}
+    waiting = sorted(facts.creates, key=lambda c: c.attempt)
     return {c.index: c for c in waiting if c.attempt > there.get(c.index, 0)}
 
 
@@ -337,7 +345,9 @@ def _member_of(workers: list[WorkerSeen], members: Collection[WorkerId]) -> Work
     return None
 
 
-def _place(facts: Facts, workers: list[WorkerSeen], members: Collection[WorkerId], blind: bool, wanted: bool) -> _Place:
+def _place(
+    facts: WorldNodeFacts, workers: list[WorkerSeen], members: Collection[WorkerId], blind: bool, wanted: bool
+) -> _Place:
     member = _member_of(workers, members)
     if member is not None and wanted and anybody_leaves(facts) and _leaves(facts, member):
         return _beside(facts, workers, member)
@@ -367,9 +377,9 @@ def _place(facts: Facts, workers: list[WorkerSeen], members: Collection[WorkerId
     return _Place(tuple(workers), vacant=True)
 
 
-def _misplaced(facts: Facts, workers: list[WorkerSeen]) -> WorkerSeen | None:
+def _misplaced(facts: WorldNodeFacts, workers: list[WorkerSeen]) -> WorkerSeen | None:
     """The newest live worker without a rank whose node was found sick since it came; one that came later had no other."""
-    if not facts.status.sick_nodes or (facts.seen.free_nodes == 0 and len(workers) == 1):
+    if not facts.status.sick_nodes or (facts.free_nodes == 0 and len(workers) == 1):
         return None  # or another one has taken the last free node
     for worker in reversed(workers):
         since = sick_since(facts, worker.node) if worker.node is not None else None
@@ -379,11 +389,11 @@ def _misplaced(facts: Facts, workers: list[WorkerSeen]) -> WorkerSeen | None:
     return None
 
 
-def _leaves(facts: Facts, member: WorkerSeen) -> bool:
+def _leaves(facts: WorldNodeFacts, member: WorkerSeen) -> bool:
     return bool(vacate_reason(facts, member.node) or departure_reason(facts, member))
 
 
-def _beside(facts: Facts, workers: list[WorkerSeen], member: WorkerSeen) -> _Place:
+def _beside(facts: WorldNodeFacts, workers: list[WorkerSeen], member: WorkerSeen) -> _Place:
     """It is to end, or others want its node left: it trains on while another one is made to take its place."""
     over = ("Succeeded", "Failed")
     newer = [w for w in workers if w.attempt > member.attempt and not departure_reason(facts, w)]
@@ -398,7 +408,7 @@ def _beside(facts: Facts, workers: list[WorkerSeen], member: WorkerSeen) -> _Pla
     return _Place(goes, vacant=True, beside=True)
 
 
-def _takes_room(facts: Facts, member: WorkerSeen, newer: WorkerSeen) -> bool:
+def _takes_room(facts: WorldFacts, member: WorkerSeen, newer: WorkerSeen) -> bool:
     """Whether a worker that leaves keeps its node from another one of a claimed world, while `newer` stands ready.
 
     Nobody trains in such a world, and it cannot begin: both would wait for each other. What it saved last is written first.
@@ -408,48 +418,48 @@ def _takes_room(facts: Facts, member: WorkerSeen, newer: WorkerSeen) -> bool:
         return False
     epoch = facts.world.epoch
     writes = left is not None and is_responsive(facts, left) and (left.stopped < epoch or bool(left.pending))
-    waits = any(w.phase == "Pending" and w.node is None for w in facts.seen.workers)
+    waits = any(w.phase == "Pending" and w.node is None for w in facts.worker_list)
     return waits and not writes and session.warm and session.stopped >= epoch
 
 
-def _placed_until(facts: Facts, worker: WorkerSeen) -> float | None:
+def _placed_until(facts: WorldNodeFacts, worker: WorkerSeen) -> float | None:
     """Until when it is believed that a node is well, which seems gone, because this worker was just placed there.
 
     Otherwise workers would be made and deleted on it by the second, for as long as two observers disagree.
     """
-    if facts.seen.free_nodes is not None or worker_id(worker) in facts.sessions:
+    if facts.free_nodes is not None or worker_id(worker) in facts.sessions:
         return None
     age = facts.now - worker.created_seconds
     return worker.created_seconds + PLACED_SECONDS if 0.0 <= age < PLACED_SECONDS else None
 
 
-def _patience_ends(facts: Facts, worker: WorkerSeen) -> float | None:
+def _patience_ends(facts: WorldNodeFacts, worker: WorkerSeen) -> float | None:
     """When a worker that the fabric calls well counts as dead because nobody hears its agent; None: it is heard."""
     session = facts.sessions.get(worker_id(worker))
     if worker.phase == "Pending":
         return None
     if session is None:
-        known_since = max(worker.created_seconds, facts.seen.term_seconds)
+        known_since = max(worker.created_seconds, facts.term_seconds)
         return known_since + facts.spec.run_policy.startup_deadline_seconds
     if is_responsive(facts, session):
         return None
-    room = facts.seen.free_nodes is None or facts.seen.free_nodes > 0
+    room = facts.free_nodes is None or facts.free_nodes > 0
     if not room:
         return session.heard_seconds + SILENT_WITHOUT_ROOM_SECONDS
     return session.heard_seconds + facts.spec.health_policy.heartbeat_timeout_seconds + SILENT_SECONDS
 
 
-def _observer_is_blind(facts: Facts) -> bool:
+def _observer_is_blind(facts: WorldNodeFacts) -> bool:
     """Most workers silent at once, all running as far as the fabric knows: nothing is replaced for silence."""
     if not facts.silent_agents:
         return False
-    running = [w for w in facts.seen.workers if w.phase == "Running" and not node_lost(facts, w.node)]
+    running = [w for w in facts.worker_list if w.phase == "Running" and not node_lost(facts, w.node)]
     heard = [facts.sessions.get(worker_id(w)) for w in running]
     silent = sum(session is not None and not is_responsive(facts, session) for session in heard)
     return len(running) > 1 and 2 * silent > len(running)
 
 
-def _delete(facts: Facts, worker: WorkerSeen) -> list[DeleteWorker]:
+def _delete(facts: WorldNodeFacts, worker: WorkerSeen) -> list[DeleteWorker]:
     """Gently, or by force where its node cannot be reached; once is enough unless force becomes possible."""
     force = node_lost(facts, worker.node)
     if worker.deleting and not force:
@@ -470,6 +480,6 @@ def _avoiding(avoided: tuple[str, ...], place: _Place) -> tuple[str, ...]:
     return tuple(sorted({*avoided, *(w.node for w in place.goes[-1:] if w.unstarted and w.node is not None)}))
 
 
-def _avoided(facts: Facts) -> tuple[str, ...]:
-    lost = [name for name in doubtful_nodes(facts.seen.nodes) if node_lost(facts, name)]
+def _avoided(facts: WorldNodeFacts) -> tuple[str, ...]:
+    lost = [name for name in doubtful_nodes(facts.node_list) if node_lost(facts, name)]
     return tuple(sorted({*vacated_nodes(facts), *lost}))

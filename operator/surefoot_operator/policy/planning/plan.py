@@ -13,7 +13,19 @@ from surefoot_operator import reasons
 from surefoot_operator.api.status import Ending, JobStatus
 from surefoot_operator.job_snapshot import Observed
 from surefoot_operator.policy.core.actions import Event, Plan
-from surefoot_operator.policy.core.facts import Facts, gather, has_stepped, is_responsive, last_step, soonest
+from surefoot_operator.policy.core.facts import (
+    Facts,
+    JobFacts,
+    TierFacts,
+    WorldFacts,
+    WorldNodeFacts,
+    WorldTierFacts,
+    gather,
+    has_stepped,
+    is_responsive,
+    last_step,
+    soonest,
+)
 from surefoot_operator.policy.failure import incidents, stragglers, unhealthy_nodes
 from surefoot_operator.policy.failure.failure_detection import Loss, detect_losses, observed_death
 from surefoot_operator.policy.failure.restart_budget import allowance, pause_until, recorded
@@ -84,7 +96,7 @@ def plan_claimed(facts: Facts) -> PhaseDecision:
     cause = overdue_reason(facts) or (start_failure(facts) if isinstance(choice, Waiting) else None)
     if status.ending is None and cause:
         status = replace(status, ending=Ending(cause, facts.now))
-    phased_facts = replace(facts, seen=replace(facts.seen, status=status))
+    phased_facts = facts.with_status(status)
     if status.ending is not None:
         return _end_claimed(phased_facts, status.ending, choice)
     if isinstance(choice, Chosen):
@@ -98,7 +110,7 @@ def plan_claimed(facts: Facts) -> PhaseDecision:
     return _waiting(facts, base, None)
 
 
-def _end_claimed(facts: Facts, ending: Ending, choice: Chosen | Waiting) -> PhaseDecision:
+def _end_claimed(facts: WorldTierFacts, ending: Ending, choice: Chosen | Waiting) -> PhaseDecision:
     """The job ends with what it has: read first, as for a world that begins, then uploaded; each within the same time."""
     until = ending.since_seconds + RESCUE_SECONDS
     if isinstance(choice, Waiting) and uploading_agents(facts) and facts.now < until:
@@ -107,7 +119,7 @@ def _end_claimed(facts: Facts, ending: Ending, choice: Chosen | Waiting) -> Phas
     return fail_job(facts, ending.reason, ending.since_seconds)
 
 
-def _further_on(facts: Facts, choice: FurtherOn) -> PhaseDecision:
+def _further_on(facts: JobFacts, choice: FurtherOn) -> PhaseDecision:
     """Durable before it is acted upon, as the rollback itself was: the next plan commits it."""
     back = facts.status.rollback
     assert back is not None
@@ -116,14 +128,14 @@ def _further_on(facts: Facts, choice: FurtherOn) -> PhaseDecision:
     return PhaseDecision(choice.reason, status, events=(event,), wakes=(facts.now,))
 
 
-def _without_floor(facts: Facts, choice: FloorGone) -> PhaseDecision:
+def _without_floor(facts: JobFacts, choice: FloorGone) -> PhaseDecision:
     """Durable before it is acted upon: what is bad binds nobody, and the next plan restores an older one."""
     status = replace(facts.status, bad=with_bad(facts.status, choice.floor))
     event = Event(reasons.CHECKPOINT_BAD, choice.reason, True)
     return PhaseDecision(choice.reason, status, events=(event,), wakes=(facts.now,))
 
 
-def _explained(facts: Facts) -> JobStatus:
+def _explained(facts: WorldNodeFacts) -> JobStatus:
     """A node that lost its power is silent at first, and all that is heard is how others lost their connections to it:
     once it is seen, that is the cause, and no restart that the program could be blamed for."""
     incident = incidents.open_incident(facts.status.incidents)
@@ -176,7 +188,7 @@ def _commit(facts: Facts, choice: Chosen) -> PhaseDecision:
     return PhaseDecision(reason, status, events=events)
 
 
-def _waiting(facts: Facts, base: PhaseDecision, tied: int | None) -> PhaseDecision:
+def _waiting(facts: WorldNodeFacts, base: PhaseDecision, tied: int | None) -> PhaseDecision:
     """Workers are asked for, unless too few of them have held nodes for too long."""
     kept = held(facts, tied)
     base = replace(
@@ -189,13 +201,13 @@ def _waiting(facts: Facts, base: PhaseDecision, tied: int | None) -> PhaseDecisi
     return with_workers(facts, base, NO_WORKERS if kept.reason else wanted_indexes(facts))
 
 
-def _hindered(facts: Facts, reason: str) -> str:
+def _hindered(facts: WorldNodeFacts, reason: str) -> str:
     """What is waited for, and what keeps workers from running meanwhile."""
     why = hindrance(facts)
     return reason if why is None else f"{reason}; {why.text}"
 
 
-def _unknown(facts: Facts, choice: Chosen) -> tuple[Event, ...]:
+def _unknown(facts: TierFacts, choice: Chosen) -> tuple[Event, ...]:
     """What may have been lost by not waiting longer."""
     since = _or_begin(choice.parent)
     own = None if choice.parent is None or choice.parent.imported else choice.parent
@@ -283,7 +295,7 @@ def _with_stragglers(facts: Facts) -> Facts:
 
 def _decide(facts: Facts) -> PhaseDecision:
     status = facts.status
-    if facts.seen.job.deleted or status.phase in ("Complete", "Failed"):
+    if facts.job.deleted or status.phase in ("Complete", "Failed"):
         left = cleanup_after_end(facts)
         status = replace(status, tidied=status.tidied or left.done)
         return PhaseDecision(left.reason, status, left.actions, left.events, (left.until_seconds,))
@@ -379,7 +391,7 @@ def _lose(facts: Facts, loss: Loss) -> PhaseDecision:
     return PhaseDecision(loss.reason, status, events=events)
 
 
-def _change(facts: Facts, reason: str) -> PhaseDecision:
+def _change(facts: WorldTierFacts, reason: str) -> PhaseDecision:
     """A planned change: everybody holds and is saved, or nobody runs."""
     status = claimed(facts, reason)
     if facts.world.members and not facts.spec.suspend:
@@ -388,7 +400,7 @@ def _change(facts: Facts, reason: str) -> PhaseDecision:
     return PhaseDecision(reason, status)
 
 
-def _steady(facts: Facts) -> str:
+def _steady(facts: WorldTierFacts) -> str:
     world = facts.world
     if not world.members:
         return lifecycle.suspended_message(facts, world.parent) if facts.spec.suspend else "the world is empty"
@@ -399,7 +411,7 @@ def _steady(facts: Facts) -> str:
     return f"epoch {world.epoch} runs with {world.size} ranks on {len(world.members)} workers"
 
 
-def _restored(facts: Facts) -> tuple[Event, ...]:
+def _restored(facts: WorldFacts) -> tuple[Event, ...]:
     incident = incidents.closed(facts)[-1:] if facts.status.incidents else ()
     if not incident or incident[0] == facts.status.incidents[-1]:
         return ()
@@ -411,12 +423,12 @@ def _restored(facts: Facts) -> tuple[Event, ...]:
     return (Event(reasons.RESTORED, text),)
 
 
-def _unheard_due(facts: Facts) -> float | None:
+def _unheard_due(facts: WorldFacts) -> float | None:
     """Once: what was reported at its time stands until somebody is heard."""
     due = unheard_due(facts)
     return due if due is not None and facts.now < due else None
 
 
-def _deadline_left(facts: Facts, status: JobStatus) -> float | None:
+def _deadline_left(facts: JobFacts, status: JobStatus) -> float | None:
     ends = status.phase in ("Complete", "Failed") or status.ending is not None
     return None if ends else lifecycle.job_deadline(facts)

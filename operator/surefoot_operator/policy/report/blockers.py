@@ -13,7 +13,12 @@ from typing import Literal
 from surefoot_operator import reasons
 from surefoot_operator.api.status import Condition, JobStatus, condition_of
 from surefoot_operator.policy.core.actions import Event
-from surefoot_operator.policy.core.facts import Facts, derived_once
+from surefoot_operator.policy.core.facts import (
+    JobFacts,
+    WorldFacts,
+    WorldNodeFacts,
+    derived_once,
+)
 from surefoot_operator.policy.failure.spare_workers import newest_workers, wanted_indexes, world_indexes
 from surefoot_operator.policy.membership.workers import (
     could_not_start,
@@ -52,23 +57,23 @@ class Hindrance:
         return self.reason not in (REFUSED, NO_GROUP, UNSCHEDULABLE)
 
 
-def hindrance(facts: Facts) -> Hindrance | None:
+def hindrance(facts: WorldNodeFacts) -> Hindrance | None:
     """Finds the first cause that keeps the world's workers from running."""
     return _among(facts, world_indexes(facts))
 
 
-def spare_hindrance(facts: Facts) -> Hindrance | None:
+def spare_hindrance(facts: WorldNodeFacts) -> Hindrance | None:
     """Finds the first cause that keeps spares from running."""
     return _among(facts, wanted_indexes(facts) - world_indexes(facts))
 
 
-def _among(facts: Facts, indexes: frozenset[int]) -> Hindrance | None:
+def _among(facts: WorldNodeFacts, indexes: frozenset[int]) -> Hindrance | None:
     newest = newest_workers(facts)
     there = {i for i, w in newest.items() if w.phase not in ("Succeeded", "Failed") and not w.deleting}
     without = group_refusal(facts) if indexes - there else ""
     if without:
         return Hindrance(NO_GROUP, without)
-    refused = next((c for c in facts.seen.creates if c.refusal and c.index in indexes), None)
+    refused = next((c for c in facts.creates if c.refusal and c.index in indexes), None)
     if refused is not None:
         return Hindrance(REFUSED, f"worker {refused.index} was refused: {refused.refusal}")
     workers = [w for index, w in newest.items() if index in indexes]
@@ -116,10 +121,10 @@ _MAX_NAMED_MEMBERS = 8
 
 
 @derived_once
-def unheard_members(facts: Facts) -> tuple[int, ...]:
+def unheard_members(facts: WorldFacts) -> tuple[int, ...]:
     """Returns members whose pod runs and whose agent was not heard of in this term, by index."""
     world = facts.status.world
-    over = facts.seen.job.deleted or facts.status.phase in ("Complete", "Failed")
+    over = facts.job.deleted or facts.status.phase in ("Complete", "Failed")
     if over or world is None or world.state != "Committed":
         return ()
     missing = (worker for worker in facts.members if worker not in facts.sessions)
@@ -127,12 +132,12 @@ def unheard_members(facts: Facts) -> tuple[int, ...]:
     return tuple(sorted(w.index for w, pod in there if pod is not None and pod.phase == "Running" and not pod.deleting))
 
 
-def unheard_message(facts: Facts) -> str:
+def unheard_message(facts: WorldFacts) -> str:
     """Says who was not heard of, instead of what is not known."""
     return f"{_who(facts)}; the last known step is {facts.status.step}"
 
 
-def _who(facts: Facts) -> str:
+def _who(facts: WorldFacts) -> str:
     missing = unheard_members(facts)
     more = f" and {len(missing) - _MAX_NAMED_MEMBERS} more" if len(missing) > _MAX_NAMED_MEMBERS else ""
     numbers = f"{', '.join(map(str, missing[:_MAX_NAMED_MEMBERS]))}{more}"
@@ -140,12 +145,14 @@ def _who(facts: Facts) -> str:
     return f"{subject} not connected to this operator since it began to lead"
 
 
-def unheard_due(facts: Facts) -> float | None:
+def unheard_due(facts: WorldFacts) -> float | None:
     """When it is time to report them; None: nobody is missing."""
     return _since(facts) + UNHEARD_SECONDS if unheard_members(facts) else None
 
 
-def agents_heard(facts: Facts, known: Condition | None) -> tuple[Literal["True", "False", "Unknown"], str, str] | None:
+def agents_heard(
+    facts: WorldFacts, known: Condition | None
+) -> tuple[Literal["True", "False", "Unknown"], str, str] | None:
     """Returns (truth, reason, message) of the condition; None: all were always heard."""
     due = unheard_due(facts)
     if due is not None and facts.now >= due:
@@ -162,8 +169,8 @@ def agents_heard(facts: Facts, known: Condition | None) -> tuple[Literal["True",
     return "True", "Heard", "every worker of the world has connected"
 
 
-def _since(facts: Facts) -> float:
-    return max(facts.seen.term_seconds, facts.world.changed_seconds)
+def _since(facts: JobFacts) -> float:
+    return max(facts.term_seconds, facts.world.changed_seconds)
 
 
 # ---- refused calls ---------------------------------------------------------------------------------------------------

@@ -29,6 +29,10 @@ from surefoot_operator.job_snapshot import Observed
 from surefoot_operator.policy.core.actions import Event
 from surefoot_operator.policy.core.facts import (
     Facts,
+    JobFacts,
+    NodeFacts,
+    WorldFacts,
+    WorldNodeFacts,
     bad_of,
     data_read,
     domains_of,
@@ -120,13 +124,13 @@ def summarised(facts: Facts, status: JobStatus, message: str, lost: str = "") ->
     Equal input gives equal output, so plans reach a fixed point. `lost`: the message where every checkpoint is lost.
     """
     status = _with_progress(facts, status)
-    status = replace(status, observed_generation=facts.seen.job.generation)
+    status = replace(status, observed_generation=facts.job.generation)
     if status.phase not in ("Complete", "Failed"):
         status = replace(status, phase="Recovering" if lost else _phase(facts, status), message=message)
     return replace(status, conditions=_conditions(facts, status, lost), time_spent=accounted(facts, status))
 
 
-def known_loss(facts: Facts) -> str:
+def known_loss(facts: JobFacts) -> str:
     """Returns the message of a total loss already reported in this claim.
 
     It holds until something is found, also while tiers are asked again.
@@ -135,13 +139,13 @@ def known_loss(facts: Facts) -> str:
     return known.message if known is not None else ""
 
 
-def scheduled(facts: Facts, status: JobStatus) -> tuple[Truth, str, str]:
+def scheduled(facts: WorldNodeFacts, status: JobStatus) -> tuple[Truth, str, str]:
     """Returns (truth, reason, message): whether every wanted worker has a node."""
     if facts.spec.suspend or facts.status.phase in ("Complete", "Failed"):
         return "False", "NotWanted", "no workers are wanted"
     if is_released(facts, status):
         return "False", RELEASED, released(status.scheduling)
-    live = [w for w in facts.seen.workers if w.phase not in ("Succeeded", "Failed") and not w.deleting]
+    live = [w for w in facts.worker_list if w.phase not in ("Succeeded", "Failed") and not w.deleting]
     placed, wanted = len({w.index for w in live if w.node is not None}), target_size(facts.spec)
     there, why = f"{min(placed, wanted)} of {wanted} workers have a node", hindrance(facts)
     if placed >= wanted:
@@ -166,7 +170,7 @@ def protection(facts: Facts) -> tuple[Truth, str, str]:
     replicas = effective_replicas(
         facts.spec.checkpoint.memory.replicas, len({domains[holder] for holder in reading.holders})
     )
-    found = complete(reading, facts.status.lineage, world.epoch, bad_of(facts), facts.seen.covers)
+    found = complete(reading, facts.status.lineage, world.epoch, bad_of(facts), facts.covers)
     full = newest(c for c in found if copies_of(c, reading, domains) >= replicas)
     safe = newest(c for c in (full, facts.status.floor) if c is not None)
     behind = step_of(facts, world.epoch) - max(_chosen_at(facts), *(c.step for c in found), world.begun_step)
@@ -179,20 +183,20 @@ def protection(facts: Facts) -> tuple[Truth, str, str]:
     return "False", "NothingSaved", "no checkpoint is complete yet"
 
 
-def _where_safe(facts: Facts, safe: Checkpoint, reading: TierReading, copies: int) -> str:
+def _where_safe(facts: NodeFacts, safe: Checkpoint, reading: TierReading, copies: int) -> str:
     if safe == facts.status.floor:
         return "a complete checkpoint is in the persistent tier"
     key = facts.spec.checkpoint.memory.topology_key
     return f"a complete checkpoint has {copy_spread(reading, safe, copies, topology_of_job(facts), key)}"
 
 
-def _unread(facts: Facts, world: World) -> tuple[Truth, str, str]:
+def _unread(facts: WorldFacts, world: World) -> tuple[Truth, str, str]:
     """No holder says what it has: as it was, until training has gone so far that a failure would cost more than it may."""
     known = facts.status.last_complete
     behind = step_of(facts, world.epoch) - max(
         world.begun_step, _chosen_at(facts), known.step if known is not None else 0
     )
-    if _is_late(facts, behind) and facts.now > max(facts.seen.term_seconds, world.changed_seconds) + UNREAD_SECONDS:
+    if _is_late(facts, behind) and facts.now > max(facts.term_seconds, world.changed_seconds) + UNREAD_SECONDS:
         return (
             "False",
             "Stalled",
@@ -201,7 +205,7 @@ def _unread(facts: Facts, world: World) -> tuple[Truth, str, str]:
     return _last(facts)
 
 
-def _is_late(facts: Facts, behind: int) -> bool:
+def _is_late(facts: WorldFacts, behind: int) -> bool:
     """Whether `behind` steps without a new checkpoint are too many, and took too long for one that is just arriving."""
     if behind <= (STALLED_INTERVALS + 1) * saving_steps(facts):
         return False
@@ -209,20 +213,20 @@ def _is_late(facts: Facts, behind: int) -> bool:
     return pace is None or last is None or behind * pace + facts.now - last > STALLED_SECONDS
 
 
-def _chosen_at(facts: Facts) -> int:
+def _chosen_at(facts: WorldFacts) -> int:
     """The step at which saving began to be as often as it is: nothing is late by an interval that did not count yet."""
     chosen = facts.status.memory_interval
     return 0 if chosen is None else min(chosen.since_step, step_of(facts, facts.world.epoch))
 
 
-def _last(facts: Facts) -> tuple[Truth, str, str]:
+def _last(facts: JobFacts) -> tuple[Truth, str, str]:
     known = condition_of(facts.status, reasons.CHECKPOINT_PROTECTED)
     if known is None:
         return "False", "NothingSaved", "no checkpoint is complete yet"
     return _as_told(known)
 
 
-def _with_progress(facts: Facts, status: JobStatus) -> JobStatus:
+def _with_progress(facts: WorldFacts, status: JobStatus) -> JobStatus:
     epoch = facts.running_epoch
     step, at = step_of(facts, epoch), last_step_seconds(facts, epoch) if status.world is not None else None
     if at is None or step == status.step:
@@ -234,7 +238,7 @@ def _with_progress(facts: Facts, status: JobStatus) -> JobStatus:
     return status
 
 
-def _loss(facts: Facts, epoch: int, known: float | None) -> float | None:
+def _loss(facts: WorldFacts, epoch: int, known: float | None) -> float | None:
     """Returns the loss to tell; one that is no number is none.
 
     JSON has no such number, and `LossFinite` says it.
@@ -245,7 +249,7 @@ def _loss(facts: Facts, epoch: int, known: float | None) -> float | None:
     return float(f"{told:.6g}") if math.isfinite(told) else None
 
 
-def _phase(facts: Facts, status: JobStatus) -> Phase:
+def _phase(facts: WorldNodeFacts, status: JobStatus) -> Phase:
     world = status.world
     if world is None:
         return "Suspended" if facts.spec.suspend else "Pending"
@@ -264,7 +268,7 @@ def _phase(facts: Facts, status: JobStatus) -> Phase:
     return "Running" if stepped else "Starting"
 
 
-def _waits_for_start(facts: Facts, world: World) -> bool:
+def _waits_for_start(facts: WorldNodeFacts, world: World) -> bool:
     """Whether a job that has trained stands because a worker cannot be made or started: no planned change is that."""
     why = hindrance(facts) if world.state == "Claimed" and has_trained(facts) else None
     return why is not None and why.reason != UNSCHEDULABLE
@@ -294,12 +298,12 @@ def _conditions(facts: Facts, status: JobStatus, lost: str) -> tuple[Condition, 
         wanted.append((reasons.CHECKPOINT_LOST, "True", "NothingLeft", lost))
     heard = agents_heard(facts, known.get(reasons.AGENTS_HEARD))
     wanted += [(reasons.AGENTS_HEARD, *heard)] if heard is not None else []
-    accepted = acceptance(facts.seen.refused_calls, known.get(reasons.API_ACCEPTED))
+    accepted = acceptance(facts.refused_calls, known.get(reasons.API_ACCEPTED))
     wanted += [(reasons.API_ACCEPTED, *accepted)] if accepted is not None else []
-    if facts.seen.refused_records:
-        wanted.append((reasons.RECORDS_REFUSED, "True", REASON, refused_message(facts.seen.refused_records)))
-    if facts.seen.refusal:
-        wanted.append((reasons.SPEC_REFUSED, "True", INVALID, facts.seen.refusal))
+    if facts.refused_records:
+        wanted.append((reasons.RECORDS_REFUSED, "True", REASON, refused_message(facts.refused_records)))
+    if facts.refusal:
+        wanted.append((reasons.SPEC_REFUSED, "True", INVALID, facts.refusal))
     if phase in ("Complete", "Failed"):
         wanted.append((phase, "True", phase, message))
     elif room is not None:
@@ -309,7 +313,7 @@ def _conditions(facts: Facts, status: JobStatus, lost: str) -> tuple[Condition, 
     )
 
 
-def spares_ready(facts: Facts, status: JobStatus) -> tuple[Truth, str, str] | None:
+def spares_ready(facts: WorldNodeFacts, status: JobStatus) -> tuple[Truth, str, str] | None:
     """Returns (truth, reason, message) about the spares; None: not asked for."""
     wanted, world = facts.spec.spares, facts.status.world
     if not wanted:
@@ -331,7 +335,7 @@ def _as_told(known: Condition) -> tuple[Truth, str, str]:
     return known.status, known.reason, known.message
 
 
-def _finite(facts: Facts, known: Condition | None) -> list[tuple[str, Truth, str, str]]:
+def _finite(facts: WorldFacts, known: Condition | None) -> list[tuple[str, Truth, str, str]]:
     """Whether losses are numbers: told once one was not, and as it was where no step tells anything newer."""
     world = facts.status.world
     epoch = world.epoch if world is not None and world.state == "Committed" else 0
@@ -351,7 +355,7 @@ def _finite(facts: Facts, known: Condition | None) -> list[tuple[str, Truth, str
     return [(reasons.LOSS_FINITE, "True", "Finite", "losses are finite again")]
 
 
-def _in_band(facts: Facts, known: Condition | None) -> list[tuple[str, Truth, str, str]]:
+def _in_band(facts: WorldFacts, known: Condition | None) -> list[tuple[str, Truth, str, str]]:
     """Whether losses and gradient norms are near those before: told once they were not."""
     world = facts.status.world
     found = unsound_loss(facts) if world is not None and world.state == "Committed" else None

@@ -11,7 +11,12 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 
 from surefoot_operator.api.status import Incident, JobStatus, TimeSpent
-from surefoot_operator.policy.core.facts import Facts, has_stepped, last_step_seconds, seconds_per_step
+from surefoot_operator.policy.core.facts import (
+    WorldFacts,
+    has_stepped,
+    last_step_seconds,
+    seconds_per_step,
+)
 from surefoot_operator.policy.failure.incidents import open_incident
 from surefoot_operator.policy.membership.lifecycle import completion_of
 
@@ -22,7 +27,7 @@ CATEGORIES = tuple(
 DIGITS = 6
 
 
-def accounted(facts: Facts, status: JobStatus) -> TimeSpent:
+def accounted(facts: WorldFacts, status: JobStatus) -> TimeSpent:
     """Closes the category that this status ends, and opens the next."""
     old, before = _begun(facts, status), facts.status.incidents
     if not old.category:
@@ -55,7 +60,7 @@ def goodput(seconds: Mapping[str, float]) -> float | None:
     return seconds["training"] / wished if wished > 0 else None
 
 
-def _begun(facts: Facts, status: JobStatus) -> TimeSpent:
+def _begun(facts: WorldFacts, status: JobStatus) -> TimeSpent:
     """The account as it was, opened where a job starts or an operator first counts."""
     known, start = facts.status.time_spent, status.start_seconds
     if known != TimeSpent() or start is None or facts.status.phase in ("Complete", "Failed"):
@@ -68,7 +73,7 @@ def _begun(facts: Facts, status: JobStatus) -> TimeSpent:
     )
 
 
-def _category(facts: Facts, status: JobStatus, now: str) -> str:
+def _category(facts: WorldFacts, status: JobStatus, now: str) -> str:
     """What the seconds from now on are spent on; empty: the job is over."""
     world, incident = status.world, open_incident(status.incidents)
     if world is None or status.phase in ("Complete", "Failed"):
@@ -89,7 +94,7 @@ def _category(facts: Facts, status: JobStatus, now: str) -> str:
     return "training" if now == "training" or has_stepped(facts, world.epoch) else "starting"
 
 
-def _idle_seconds(facts: Facts) -> float:
+def _idle_seconds(facts: WorldFacts) -> float:
     """How long nothing was trained before the loss was known, beside the step that was under way."""
     last = last_step_seconds(facts, facts.world.epoch)
     return 0.0 if last is None else max(0.0, facts.now - last - (seconds_per_step(facts) or 0.0))
