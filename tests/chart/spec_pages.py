@@ -1,6 +1,6 @@
 """Makes from `api.spec` what repeats its declarations: the schema of `spec` in the CRD, and the tables of docs/api.md.
 
-`outputs` is what both files should say; `make manifests` writes it, and tests/pure/api/test_spec_pages.py holds the files
+`outputs` is what both files should say; `make manifests` writes it, and tests/pure/api/test_spec.py holds the files
 equal. In the CRD, names, columns and the schema of `status` are kept by hand.
 """
 

@@ -56,11 +56,11 @@ ROWS: tuple[NightlyRows, ...] = (
         text="the operator's image, its install lines run",
     ),
     NightlyRows(
-        "pure/policy/test_plan_properties.py",
+        "pure/policy/planning/test_plan.py",
         r"test_(after_any_faults|an_operator_that_dies|epochs_restarts)\w+",
         (
             "simulator/test_simulation.py::test_jobs_survive_whatever_a_seed_brings",
-            "pure/policy/test_plan_properties.py::test_a_lost_node_shrinks_the_world_at_once_and_its_return_grows_it_again",
+            "pure/policy/planning/test_plan.py::test_a_lost_node_shrinks_the_world_at_once_and_its_return_grows_it_again",
         ),
         text="random faults against decisions and a world without delays",
     ),
@@ -174,7 +174,7 @@ ROWS: tuple[NightlyRows, ...] = (
         r"test_.*",
         (
             "cluster/test_scenario_tiers.py::test_when_every_copy_in_memory_is_lost_s3_has_one",
-            "pure/cli/test_stop_request.py::test_a_stop_at_any_moment_arrives",
+            "pure/cli/test_command_base.py::test_a_stop_at_any_moment_arrives",
         ),
         text="local twin of a scenario: every copy lost",
     ),
@@ -254,7 +254,7 @@ ROWS: tuple[NightlyRows, ...] = (
     NightlyRows(
         "integration/test_loaders.py",
         r"test_(an_elastic_job|each_sample|a_killed_program).*",
-        ("pure/data/test_batch_sequence.py::test_each_list_is_one_step_s_through_kills_and_resizes",),
+        ("pure/data/test_sampler.py::test_each_list_is_one_step_s_through_kills_and_resizes",),
         text="loaders of whole programs",
         kept_count=1,
         kept=r".*\[stream-2\]",

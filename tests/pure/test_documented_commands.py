@@ -27,7 +27,7 @@ LINE = "tests/cluster/test_scenario_command_line.py"
 DELIVERY = "tests/kind/test_chart_delivery.py"
 CHART = "tests/cluster/test_chart_cluster.py"
 TOOL = "tests/cluster/test_tool.py"
-CONVERT = "tests/pure/cli/test_convert_command.py"
+CONVERT = "tests/pure/convert/test_conversion.py"
 EXPORT = "tests/integration/test_export.py"
 
 RUN: dict[str, tuple[str, str]] = {
@@ -65,7 +65,7 @@ RUN: dict[str, tuple[str, str]] = {
     "surefoot suspend": (LINE, '"suspend"'),
     "surefoot rollback": (LINE, '"rollback"'),
     "surefoot doctor": (LINE, '"doctor"'),
-    "surefoot report": ("tests/pure/cli/report/test_report_job.py", "--run-folder"),
+    "surefoot report": ("tests/pure/cli/local/test_run_report.py", "--run-folder"),
     "surefoot checkpoints export": (EXPORT, '"checkpoints", "export"'),
     "surefoot checkpoints import": (EXPORT, '"checkpoints", "import"'),
     "surefoot-operator --kubeconfig": ("tests/cluster/operator_process.py", '"--coordinator-url"'),

@@ -65,7 +65,6 @@ class Settings:
     """When the job ends though it is not complete; None: never."""
     racks: int = field(default=0, repr=False)
     """That the nodes stand in, as their labels say; 0: nobody says."""
-    version: int | None = None
     encoded: bool = field(default=False, repr=False)
     """Messages of agents and operator go through the project's own codec."""
 

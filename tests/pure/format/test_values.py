@@ -1,5 +1,7 @@
 """Plain values come back exactly as they went, or are refused by name."""
 
+from __future__ import annotations
+
 import math
 import random
 from argparse import Namespace
@@ -111,7 +113,7 @@ class Rights(Flag):
 @dataclass(frozen=True, slots=True)
 class Place:
     row: int
-    column: "Place | None" = None
+    column: Place | None = None
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Events are told beside a job's rounds, and no more than people can read."""
+"""Tests of `reconcile.event_recorder`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,18 @@ import pytest
 from surefoot_operator import reasons
 from surefoot_operator.errors import FabricError
 from surefoot_operator.policy.core.actions import Event
-from surefoot_operator.reconcile.event_recorder import MOST_OF_AGENTS, MOST_OF_PLANS, EventBudget, EventRecorder
+from surefoot_operator.reconcile.event_recorder import (
+    MOST_OF_AGENTS,
+    MOST_OF_PLANS,
+    MOST_TOLD,
+    QUIET_SECONDS,
+    EventBudget,
+    EventRecorder,
+    TierFailureEvents,
+)
+
+# ---- event recorder --------------------------------------------------------------------------------------------------
+# Events are told beside a job's rounds, and no more than people can read.
 
 
 def events(count: int) -> list[Event]:
@@ -77,3 +88,23 @@ async def test_what_cannot_be_recorded_is_in_the_log_and_ends_nothing(caplog: py
     assert tries == [1, 1, 1]
     assert "in this log only" in caplog.text
     await voice.close()
+
+
+# ---- tier failure events ---------------------------------------------------------------------------------------------
+# What agents could not do: told once, told again while it lasts, and never in a flood.
+
+
+def test_the_same_failure_is_told_once_until_it_has_lasted_for_a_while() -> None:
+    complaints = TierFailureEvents()
+    (event,) = complaints.events(["worker 0 could not upload: no space"], 100.0)
+    assert (event.reason, event.warning) == ("TierFailed", True)
+    assert complaints.events(["worker 0 could not upload: no space"], 104.0) == ()
+    assert len(complaints.events(["worker 0 could not upload: no space"], 100.0 + QUIET_SECONDS)) == 1
+
+
+def test_a_tier_that_fails_for_every_rank_makes_few_events() -> None:
+    complaints = TierFailureEvents()
+    told = complaints.events([f"rank {rank} could not be uploaded" for rank in range(1000)], 0.0)
+    assert len(told) == MOST_TOLD
+    assert complaints.events(["rank 7000 could not be uploaded"], 1.0) == ()
+    assert len(complaints.events(["rank 7000 could not be uploaded"], QUIET_SECONDS + 1.0)) == 1

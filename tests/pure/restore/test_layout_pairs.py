@@ -1,7 +1,6 @@
 """Every pair of layouts over one to eight ranks, on descriptors: what one world saved gives the other, element by element.
 
-The oracle is brute force: whole arrays, cut with numpy. Real ranks are tests/integration/test_layouts.py's.
-"""
+The oracle is brute force: whole arrays, cut with numpy. Real ranks are tests/integration/test_layouts.py's."""
 
 from __future__ import annotations
 

@@ -1,18 +1,192 @@
-"""Which of several errors came first, and which are only echoes."""
+"""Tests of `agent.trainers.exit_cause`."""
+
+from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
+from surefoot.agent.staging_memory import MemoryHeadroom
 from surefoot.agent.trainers.exit_cause import (
     Cause,
     ErrorReport,
+    OomCounts,
+    OomKill,
     RankExit,
     describe,
     first_cause,
+    injected_kill,
     is_secondary,
+    limit_of,
+    oom_between,
+    oom_counts,
     read_report,
 )
+
+# ---- out of memory ---------------------------------------------------------------------------------------------------
+# The OOM killer is named where its counters say so, with whose limit it was, and nowhere else.
+
+FULL = MemoryHeadroom(0, 2 << 30, (2 << 30) - 4096)
+NO_LIMIT = MemoryHeadroom(0, None, 0)
+LINE = (
+    "oom-kill:constraint={constraint},nodemask=(null),cpuset=c1,mems_allowed=0,{whose},"
+    "task_memcg=/kubepods/burstable/podA/c1,task=python,pid=4711,uid=0"
+)
+GLOBAL = LINE.format(constraint="CONSTRAINT_NONE", whose="global_oom")
+OF_NODES_SHARE = LINE.format(constraint="CONSTRAINT_MEMCG", whose="oom_memcg=/kubepods")
+OF_SYSTEMDS_SHARE = LINE.format(
+    constraint="CONSTRAINT_MEMCG", whose="oom_memcg=/kubepods.slice/kubepods-burstable.slice"
+)
+OF_POD = LINE.format(constraint="CONSTRAINT_MEMCG", whose="oom_memcg=/kubepods/burstable/podA")
+OF_CONTAINER = LINE.format(constraint="CONSTRAINT_MEMCG", whose="oom_memcg=/kubepods/burstable/podA/c1")
+
+
+def kill(before: int, after: int, hits: tuple[int | None, int | None] = (0, 1), **other: object) -> OomKill | None:
+    return oom_between(OomCounts(before, hits[0]), OomCounts(after, hits[1]), **{"left": FULL, **other})
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (
+            {"fs/cgroup/memory.events": "low 0\nhigh 0\nmax 12\noom 1\noom_kill 3\noom_group_kill 0\n"},
+            OomCounts(3, 1),
+        ),
+        (
+            {
+                "fs/cgroup/memory/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n",
+                "fs/cgroup/memory/memory.failcnt": "17\n",
+            },
+            OomCounts(3, 17),
+        ),
+    ],
+    ids=["v2", "v1"],
+)
+def test_a_container_s_own_counters_are_read_before_the_machine_s(
+    files: dict[str, str], expected: OomCounts, tmp_path: Path
+) -> None:
+    (tmp_path / "vmstat").write_text("nr_free_pages 1\noom_kill 77\n")
+    assert oom_counts(tmp_path, tmp_path) == OomCounts(77, None)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert oom_counts(tmp_path, tmp_path) == expected
+
+
+def test_what_cannot_be_read_blames_nobody(tmp_path: Path) -> None:
+    (tmp_path / "vmstat").write_text("oom_kill many\n")
+    assert oom_counts(tmp_path, tmp_path) == oom_counts(tmp_path / "none", tmp_path / "none") == OomCounts(0, None)
+
+
+@pytest.mark.parametrize(
+    ("hits", "left", "kernel", "limit"),
+    [
+        ((0, 1), FULL, (), "limit"),
+        ((5, 5), FULL, (), "node"),
+        ((None, None), FULL, (), "limit"),
+        ((None, None), NO_LIMIT, (), "node"),
+        ((0, 9), NO_LIMIT, (), "node"),
+        ((0, 1), FULL, (GLOBAL,), "node"),
+        ((0, 1), FULL, (OF_NODES_SHARE,), "node"),
+        ((0, 1), FULL, (OF_SYSTEMDS_SHARE,), "node"),
+        ((0, 0), FULL, (OF_POD,), "limit"),
+        ((0, 0), FULL, (OF_CONTAINER,), "limit"),
+        ((0, 1), FULL, (GLOBAL, OF_CONTAINER), "limit"),
+        ((0, 0), FULL, ("EXT4-fs error", GLOBAL, OF_CONTAINER), "node"),
+        ((0, 1), FULL, ("Out of memory: Killed process 1", "python invoked oom-killer"), "limit"),
+    ],
+)
+def test_whose_memory_it_was(
+    hits: tuple[int | None, int | None], left: MemoryHeadroom, kernel: tuple[str, ...], limit: str
+) -> None:
+    """The kernel's own word where it names one limit; else the container's limit only if it was reached."""
+    found = kill(0, 1, hits, left=left, kernel=kernel)
+    assert found is not None
+    assert found.limit == limit
+
+
+def test_a_trainer_killed_by_the_oom_killer_is_told_so_with_limit_and_use() -> None:
+    oom = kill(3, 4)
+    assert oom is not None
+    endings = [RankExit(0, None, None, oom.text), RankExit(1, -9, None, oom.text)]
+    cause = first_cause(endings)
+    assert (cause.local, cause.secondary) == (1, False)
+    assert cause.text.startswith("killed by the kernel's OOM killer: the container's memory limit is 2.15 GB")
+    assert "resources.limits.memory" in cause.text
+    assert limit_of(endings[1], oom) == "limit"
+
+
+def test_the_node_s_memory_is_told_as_the_node_s() -> None:
+    oom = kill(3, 4, (7, 7))
+    assert oom is not None
+    text = first_cause([RankExit(1, -9, None, oom.text)]).text
+    assert text.startswith("killed by the kernel's OOM killer: the node's memory was used up")
+    assert "limit of 2.15 GB was not reached" in text
+    bare = kill(0, 1, left=NO_LIMIT)
+    assert bare is not None
+    assert "no memory limit of its own" in bare.text
+
+
+CHILD = ErrorReport("RuntimeError", "DataLoader worker (pid 7) is killed by signal: Killed.", 1.0)
+
+
+def test_one_whose_worker_process_it_ended_says_both() -> None:
+    oom = kill(0, 1)
+    assert oom is not None
+    text = first_cause([RankExit(0, 1, CHILD, oom.text)]).text
+    assert text.startswith(
+        "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.; the kernel's OOM killer"
+    )
+
+
+@pytest.mark.parametrize(
+    ("ending", "limit"),
+    [
+        (RankExit(0, -9, None), "node"),
+        (RankExit(0, 1, CHILD), "node"),
+        (RankExit(0, -11, None), ""),
+        (RankExit(0, 1, ErrorReport("ValueError", "bad data", 1.0)), ""),
+        (RankExit(0, None, None), ""),
+    ],
+)
+def test_a_rank_that_ended_otherwise_is_not_taken_for_what_was_killed(ending: RankExit, limit: str) -> None:
+    assert limit_of(ending, OomKill("node", "")) == limit
+    assert limit_of(ending, None) == ""
+
+
+def test_any_other_kill_is_only_a_kill() -> None:
+    assert kill(3, 3) is None
+    assert first_cause([RankExit(0, -9, None)]).text == "killed by SIGKILL"
+
+
+@pytest.mark.parametrize("counters", ["memory.events", "memory.oom_control"])
+def test_a_kill_that_was_made_is_told_once_and_only_where_the_group_counted_it(counters: str, tmp_path: Path) -> None:
+    word, group = tmp_path / "oom-n1", tmp_path / "group"
+    group.mkdir()
+    (group / counters).write_text("oom_kill 0\n")
+    assert injected_kill(None) is None
+    assert injected_kill(word) is None
+    word.write_text(json.dumps({"group": str(group), "stands_in": ""}))
+    assert injected_kill(word) is None, "it ended by something else, and the kernel's kill may still come"
+    (group / counters).write_text("oom_kill 1\n")
+    made = injected_kill(word)
+    assert made is not None
+    assert (made.limit, "memory group that it was put into" in made.text) == ("limit", True)
+    assert injected_kill(word) is None
+
+
+def test_a_kill_that_the_kernel_did_not_make_says_what_stood_in(tmp_path: Path) -> None:
+    word = tmp_path / "oom-n1"
+    word.write_text(json.dumps({"group": "", "stands_in": "no memory group can be made: Permission denied"}))
+    made = injected_kill(word)
+    assert made is not None
+    assert made.limit == limit_of(RankExit(0, -9, None), made) == "limit"
+    assert "SIGKILL stands in here (no memory group can be made: Permission denied)" in made.text
+
+
+# ---- exit cause ------------------------------------------------------------------------------------------------------
+# Which of several errors came first, and which are only echoes.
 
 ECHO = ErrorReport("RuntimeError", "[gloo/transport/tcp/pair.cc:544] Connection closed by peer [127.0.0.1]:4711", 2.0)
 OWN = ErrorReport("ValueError", "the data is bad", 3.0)

@@ -1,5 +1,7 @@
 """What of the trainers' output reaches stdout, and what is said of the rest."""
 
+from __future__ import annotations
+
 import io
 import time
 from pathlib import Path

@@ -1,0 +1,57 @@
+"""Tests of `agent.coordinator_client`."""
+
+from __future__ import annotations
+
+from functools import reduce
+
+import pytest
+
+from surefoot.agent.coordinator_client import (
+    ANSWERED,
+    PATIENCE,
+    UNANSWERED,
+    Addresses,
+    begun,
+    referred,
+    with_failure,
+    with_welcome,
+)
+
+# ---- addresses -------------------------------------------------------------------------------------------------------
+# Where an agent looks for the coordinator: where it was sent, and where it began if nobody is there.
+
+OWN, BASE, ELSEWHERE = "wss://c-2.ns.svc:8443/v1/agents", "wss://c.ns.svc:8443/v1/agents", "wss://c-1.ns.svc:8443/v1/a"
+
+
+def failing(known: Addresses, times: int) -> Addresses:
+    return reduce(lambda one, _: with_failure(one), range(times), known)
+
+
+def test_an_agent_goes_where_it_is_sent_and_stays_where_it_was_let_in() -> None:
+    known = referred(begun(BASE), ELSEWHERE)
+    assert known.now == ELSEWHERE
+    assert with_welcome(failing(known, PATIENCE - 1)) == known
+
+
+def test_after_many_failures_its_own_addresses_are_tried_in_turn() -> None:
+    known = begun(OWN, BASE)
+    assert failing(known, PATIENCE - 1).now == OWN
+    assert failing(known, PATIENCE).now == BASE
+    assert failing(known, 2 * PATIENCE).now == OWN
+    assert failing(referred(known, ELSEWHERE), PATIENCE).now == OWN
+    assert failing(begun(BASE), 5 * PATIENCE).now == BASE
+
+
+@pytest.mark.parametrize("address", ["ws://c-1.ns.svc:8443/v1/agents", "https://c-1", "wss:///v1/agents", "c-1"])
+def test_a_token_is_carried_nowhere_without_tls(address: str) -> None:
+    assert referred(begun(BASE), address).now == BASE
+
+
+# ---- client waits ----------------------------------------------------------------------------------------------------
+# How long an agent waits before it looks for its coordinator again.
+
+
+def test_where_nobody_answers_a_leader_is_found_soon_and_who_refuses_is_not_run_down() -> None:
+    assert UNANSWERED.longest_seconds <= 0.5
+    assert ANSWERED.seconds(20) >= 5.0
+    assert ANSWERED.seconds(20, drawn=1.0) >= 2.5
