@@ -53,6 +53,7 @@ SLOW = frozenset({
     "nothing is ever dropped",
     "readings of an older epoch and unsealed holders count",
     "steps that others tell of are no sign of life",
+    "the fence is not checked by commit",
     "the fence is not checked by drop",
     "the floor does not bind the parent",
     "what is refused ends its plan",
