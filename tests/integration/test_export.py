@@ -232,7 +232,7 @@ spec:
     kept_by_checkpointer({"model": nn.Linear(3, 2)}, kept)
     out = tmp_path / "out"
     assert main(["checkpoints", "export", "-f", str(job), "--job", "one", "--to", str(out)]) == 0
-    assert "step 1 of job one: 2 tensors, 0.0 MB" in capsys.readouterr().out
+    assert "step 1 of job one: 2 tensors, 32 bytes" in capsys.readouterr().out
     assert main(["checkpoints", "import", "-f", str(job), "--job", "two", "--step", "4", "--from", str(out)]) == 0
     told = capsys.readouterr().out
     assert "as step 4 of job two" in told

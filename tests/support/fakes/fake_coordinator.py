@@ -9,14 +9,25 @@ import ssl
 import sys
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from aiohttp import WSMsgType, web
 
 from surefoot.linux_process import identity_of
-from surefoot.protocol.messages import Assign, FromAgent, Heartbeat, Hello, Refused, StoreReady, ToAgent, Welcome
+from surefoot.protocol.memory_server_list import HoldersTold, changes
+from surefoot.protocol.messages import (
+    Assign,
+    FromAgent,
+    Heartbeat,
+    Hello,
+    Holders,
+    Refused,
+    StoreReady,
+    ToAgent,
+    Welcome,
+)
 from surefoot.protocol.wire import decode, encode
 
 T = TypeVar("T")
@@ -31,6 +42,8 @@ class Heard:
     hellos: list[Hello] = field(default_factory=list)
     messages: list[FromAgent] = field(default_factory=list)
     line: web.WebSocketResponse | None = None
+    sent_holders: HoldersTold = ()
+    """The list of holders that its present line has."""
 
 
 class FakeCoordinator:
@@ -70,8 +83,14 @@ class FakeCoordinator:
         self.term = uuid.uuid4().hex
 
     async def say(self, index: int, message: ToAgent) -> None:
-        line = self.agents[index].line
+        agent = self.agents[index]
+        line = agent.line
         assert line is not None, f"agent {index} has no line"
+        if isinstance(message, Assign | Holders):  # as a coordinator does: the list by its changes, then the message
+            changed = changes(agent.sent_holders, message.holders)
+            if changed is not None:
+                await line.send_str(encode(changed))
+            agent.sent_holders, message = message.holders, replace(message, holders=())
         await line.send_str(encode(message))
 
     async def until(self, index: int, kind: type[T], fits: Callable[[T], bool] = lambda _: True) -> T:
@@ -132,7 +151,7 @@ class FakeCoordinator:
             return line
         heard = self.agents.setdefault(hello.index, Heard())
         heard.hellos.append(hello)
-        heard.line = line
+        heard.line, heard.sent_holders = line, ()
         await line.send_str(encode(Welcome(self.term, 0.1)))
         await self._tell()
         async for frame in line:
