@@ -19,12 +19,12 @@ from typing import Any
 
 from bench.cores import spent_seconds
 from bench.holders import ACCOUNT, JOB
-from surefoot.flush.engine import Drain, DrainArena, DrainOptions, DrainWatcher
-from surefoot.flush.state_machine import SealedSave
+from surefoot.flush.engine import FlushArena, Flusher, FlushListener, FlushOptions
+from surefoot.flush.state_machine import StagedSave
 from surefoot.format.layouts import Stream, TensorParts, build_layout
 from surefoot.geometry import Box
-from surefoot.memory_server.client import HolderClient
-from surefoot.protocol.identities import HolderEndpoint, HolderId, RankSave
+from surefoot.memory_server.client import MemoryServerClient
+from surefoot.protocol.identities import MemoryServerEndpoint, MemoryServerInstance, RankSave
 
 TASK: dict[str, Any] = {"rank_bytes": 64 << 20, "ranks": [1, 2, 4, 8], "saves": 7}
 """As `run` measures it: bytes of each rank, and saves of each number of ranks."""
@@ -37,7 +37,7 @@ class Rank:
     """One rank's staging memory and its drain; `saved` is set once every target has acknowledged."""
 
     def __init__(
-        self, number: int, world: int, size_bytes: int, targets: Sequence[HolderEndpoint], options: DrainOptions
+        self, number: int, world: int, size_bytes: int, targets: Sequence[MemoryServerEndpoint], options: FlushOptions
     ) -> None:
         rows = size_bytes // (4 * COLUMNS)
         shape = (rows * world, COLUMNS)
@@ -53,11 +53,13 @@ class Rank:
         self.save = RankSave(1, 0, number)
         self._world, self.chunks = world, len(self._stream.layout.chunk_starts)
         self.saved, self._ok = threading.Event(), False
-        by_holder = {e.holder: e for e in targets}
-        watcher = DrainWatcher(self._freed, lambda save, copies: None, lambda reason, text: None)
-        arena = DrainArena(self._memory, 2, self._slot_bytes)
-        self._drain = Drain(arena, "bench", lambda h: HolderClient(by_holder[h], JOB, ACCOUNT, 10.0), watcher, options)
-        self._drain.retarget(tuple(by_holder), frozenset(by_holder), len(by_holder))
+        by_holder = {e.instance: e for e in targets}
+        watcher = FlushListener(self._freed, lambda save, copies: None, lambda reason, text: None)
+        arena = FlushArena(self._memory, 2, self._slot_bytes)
+        self._drain = Flusher(
+            arena, "bench", lambda h: MemoryServerClient(by_holder[h], JOB, ACCOUNT, 10.0), watcher, options
+        )
+        self._drain.set_targets(tuple(by_holder), frozenset(by_holder), len(by_holder))
 
     def change(self, step: int) -> None:
         """Gives every chunk of the next slot other bytes."""
@@ -68,8 +70,8 @@ class Rank:
 
     def stage(self) -> None:
         self.saved.clear()
-        sealed = SealedSave(self.save, self._world, "bench", self._stream.digest, self._bytes, len(VALUES))
-        self._drain.stage(self.save.step % 2, sealed, self._stream.text)
+        sealed = StagedSave(self.save, self._world, "bench", self._stream.digest, self._bytes, len(VALUES))
+        self._drain.add_staged(self.save.step % 2, sealed, self._stream.text)
 
     def wait(self) -> None:
         if not self.saved.wait(WAIT_SECONDS) or not self._ok:
@@ -87,14 +89,15 @@ def measured(task: dict[str, Any]) -> dict[str, Any]:
     """Per number of ranks: CPU seconds of this process and of the holders, and seconds, of each save."""
     named = json.loads(os.environ["BENCH_ENDPOINTS"])
     endpoints = tuple(
-        HolderEndpoint(HolderId(node, instance), host, port, node) for node, instance, host, port in named
+        MemoryServerEndpoint(MemoryServerInstance(node, instance), host, port, node)
+        for node, instance, host, port in named
     )
     holders = [int(pid) for pid in os.environ["BENCH_COMPANIONS"].split()]
     found: dict[str, Any] = {"rank_bytes": task["rank_bytes"]}
     step = 0
     for _ in range(task["saves"]):
         for world in task["ranks"]:
-            options = DrainOptions()  # one for all drains of an agent
+            options = FlushOptions()  # one for all drains of an agent
             ranks = [Rank(number, world, task["rank_bytes"], endpoints, options) for number in range(world)]
             here: dict[str, list[float]] = found.setdefault(
                 str(world), {"agent_cpu_seconds": [], "holders_cpu_seconds": [], "seconds": []}
@@ -127,10 +130,10 @@ def saved(ranks: Sequence[Rank], holders: list[int], step: int) -> dict[str, flo
     }
 
 
-def drop(endpoints: Sequence[HolderEndpoint], ranks: Sequence[Rank]) -> None:
+def drop(endpoints: Sequence[MemoryServerEndpoint], ranks: Sequence[Rank]) -> None:
     """Removes the ranks' saves from every holder."""
     for endpoint in endpoints:
-        client = HolderClient(endpoint, JOB, ACCOUNT, 10.0)
+        client = MemoryServerClient(endpoint, JOB, ACCOUNT, 10.0)
         for rank in ranks:
             client.drop(rank.save, 1, rank.chunks)
         client.close()

@@ -21,15 +21,15 @@ from pathlib import Path
 import numpy as np
 
 from bench.holders import free_port
-from surefoot.flush.engine import Drain, DrainArena, DrainWatcher
-from surefoot.flush.state_machine import SealedSave
+from surefoot.flush.engine import FlushArena, Flusher, FlushListener
+from surefoot.flush.state_machine import StagedSave
 from surefoot.format.layouts import Stream, TensorParts, build_layout
 from surefoot.geometry import Box
 from surefoot.linux_process import cpu_seconds
-from surefoot.memory_server import Credentials, HolderClient, server_process
-from surefoot.memory_server.provisioning import HolderAdmin
-from surefoot.memory_server.server_process import HolderServer, ServerSettings, TlsFiles
-from surefoot.protocol.identities import HolderEndpoint, HolderId, RankSave
+from surefoot.memory_server import Credentials, MemoryServerClient, server_process
+from surefoot.memory_server.provisioning import MemoryServerAdmin
+from surefoot.memory_server.server_process import RunningServer, ServerSettings, TlsFiles
+from surefoot.protocol.identities import MemoryServerEndpoint, MemoryServerInstance, RankSave
 from surefoot.tiers import Tier
 from surefoot_operator.controller.credentials.certificates import CA, CERTIFICATE, KEY, issue_certificate
 
@@ -46,7 +46,7 @@ class Figures:
 
 
 @contextmanager
-def holders(folder: Path, count: int, size: int, tls: TlsFiles | None) -> Iterator[list[HolderServer]]:
+def holders(folder: Path, count: int, size: int, tls: TlsFiles | None) -> Iterator[list[RunningServer]]:
     with ExitStack() as stack:
         started = []
         for number in range(count):
@@ -68,9 +68,9 @@ def measured(folder: Path, replicas: int, size: int, saves: int, tls: TlsFiles |
         endpoints = {}
         for one in started:
             where = one.settings
-            HolderAdmin(where.host, where.port, PASSWORD, tls_ca=authority).provision(JOB, account, 1)
-            holder = HolderId(f"node-{where.port}", one.instance)
-            endpoints[holder] = HolderEndpoint(holder, where.host, where.port, holder.node, tls is not None)
+            MemoryServerAdmin(where.host, where.port, PASSWORD, tls_ca=authority).provision(JOB, account, 1)
+            holder = MemoryServerInstance(f"node-{where.port}", one.instance)
+            endpoints[holder] = MemoryServerEndpoint(holder, where.host, where.port, holder.node, tls is not None)
         saver = _Saver(endpoints, account, size)
         pids = [one.process.pid for one in started]
         seconds, own, theirs = [], [], []
@@ -94,7 +94,9 @@ def measured(folder: Path, replicas: int, size: int, saves: int, tls: TlsFiles |
 class _Saver:
     """One rank with one tensor."""
 
-    def __init__(self, endpoints: dict[HolderId, HolderEndpoint], account: Credentials, size: int) -> None:
+    def __init__(
+        self, endpoints: dict[MemoryServerInstance, MemoryServerEndpoint], account: Credentials, size: int
+    ) -> None:
         self._endpoints, self._account = endpoints, account
         rows = size // 4096
         tensor = TensorParts("w", "float32", (rows, 1024), (Box((0, 0), (rows, 1024)),))
@@ -103,20 +105,20 @@ class _Saver:
         slot = self._bytes + 4096
         memory = np.random.default_rng(1).integers(0, 255, 2 * slot, dtype=np.uint8)
         self._freed = threading.Event()
-        watcher = DrainWatcher(lambda *_: self._freed.set(), lambda *_: None, print)
-        self._drain = Drain(DrainArena(memory.data, 2, slot), "me", self._open, watcher)
-        self._drain.retarget(tuple(endpoints), frozenset(endpoints), len(endpoints))
+        watcher = FlushListener(lambda *_: self._freed.set(), lambda *_: None, print)
+        self._drain = Flusher(FlushArena(memory.data, 2, slot), "me", self._open, watcher)
+        self._drain.set_targets(tuple(endpoints), frozenset(endpoints), len(endpoints))
 
     def save(self, step: int) -> None:
         self._freed.clear()
-        sealed = SealedSave(RankSave(1, step, 0), 1, "me", self._stream.digest, self._bytes, 2)
-        self._drain.stage(0, sealed, self._stream.text)
+        sealed = StagedSave(RankSave(1, step, 0), 1, "me", self._stream.digest, self._bytes, 2)
+        self._drain.add_staged(0, sealed, self._stream.text)
         if not self._drain.flush(120.0):
             raise RuntimeError("a save was not drained in 120 s")
 
     def drop(self, step: int) -> None:
         for endpoint in self._endpoints.values():
-            client = HolderClient(endpoint, JOB, self._account, CALL_SECONDS)
+            client = MemoryServerClient(endpoint, JOB, self._account, CALL_SECONDS)
             client.drop(RankSave(1, step, 0), 1, len(self._stream.layout.chunk_lengths()))
             client.close()
 
@@ -132,8 +134,8 @@ class _Saver:
     def close(self) -> None:
         self._drain.close()
 
-    def _open(self, holder: HolderId) -> Tier:
-        return HolderClient(self._endpoints[holder], JOB, self._account, CALL_SECONDS)
+    def _open(self, holder: MemoryServerInstance) -> Tier:
+        return MemoryServerClient(self._endpoints[holder], JOB, self._account, CALL_SECONDS)
 
 
 def certificate(folder: Path) -> TlsFiles:

@@ -24,7 +24,7 @@ from bench import holders
 from bench.jobs import run_module
 from bench.systems.surefoot import Asked
 from surefoot import Checkpointer
-from surefoot.memory_server.connection import Credentials, Wire
+from surefoot.memory_server.connection import Credentials, RespConnection
 
 TASK: dict[str, Any] = {"layers": 24, "width": 1536, "rank": 14}
 """As `run` measures it: 240 MB, of which 5 % are adapters and their moments."""
@@ -64,7 +64,7 @@ class Turn:
             self._asked.due_now = False
             mine._saver.join()
             mine._saver.wait()
-            if not mine._link.flush(FLUSH_SECONDS) or mine._saver.staged_step != mine._step:
+            if not mine._backend.flush(FLUSH_SECONDS) or mine._saver.staged_step != mine._step:
                 raise RuntimeError("a save did not reach its holders")
             seconds.append(time.monotonic() - began)
             sent.append(received_bytes() - before)
@@ -112,7 +112,7 @@ def received_bytes() -> int:
     """What both servers have received since they began."""
     total = 0
     for _, _, host, port in json.loads(os.environ["BENCH_ENDPOINTS"]):
-        wire = Wire(host, port, Credentials("", holders.PASSWORD), 5.0)
+        wire = RespConnection(host, port, Credentials("", holders.PASSWORD), 5.0)
         total += int(wire.info("stats")["total_net_input_bytes"])
         wire.close()
     return total

@@ -17,16 +17,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from surefoot.protocol.checkpoints.save_state import Settled
+from surefoot.protocol.checkpoints.save_state import ClosedSteps
 from surefoot.protocol.identities import Checkpoint, WorkerId
 from surefoot.protocol.messages import FromAgent, Heartbeat, Hello
 from surefoot.protocol.progress import Progress
 from surefoot.protocol.wire import decode, encode
-from surefoot_operator.api.status import JobStatus, Member, World
+from surefoot_operator.api.status import JobStatus, Member, Membership
 from surefoot_operator.coordinator.agent_channel import AgentChannel, AgentConnection
 from surefoot_operator.coordinator.agent_server import check_size
 from surefoot_operator.coordinator.desired_messages import desired_state
-from surefoot_operator.policy.failure.memory_server_liveness import UsableHolders
+from surefoot_operator.policy.failure.memory_server_liveness import UsableMemoryServers
 
 JOB = "beating"
 EPOCH = 1
@@ -37,23 +37,23 @@ PROGRESS = Progress(
     stall_seconds=0.01,
     restored_from="memory",
     save_bytes=123_456,
-    settled=Settled(20, (10, 20), 0),
+    closed_steps=ClosedSteps(20, (10, 20), 0),
     loss_is_finite=True,
 )
-BEAT = Heartbeat(epoch=EPOCH, stopped=EPOCH, warm=True, saved=Checkpoint(EPOCH, 10), copies=2)
+BEAT = Heartbeat(generation=EPOCH, stopped=EPOCH, is_warm=True, saved=Checkpoint(EPOCH, 10), copies=2)
 
 
 class Mute:
     """A line that nobody reads: what is said on it is not what is measured."""
 
     worker: WorkerId | None = None
-    hears_all = False
+    is_sent_all_servers = False
 
     def send(self, message: object) -> None: ...
 
-    def tell(self, wanted: object) -> None: ...
+    def send_missing(self, wanted: object) -> None: ...
 
-    def cut(self) -> None: ...
+    def disconnect_now(self) -> None: ...
 
 
 def measured(agents: int, rounds: int) -> dict[str, Any]:
@@ -64,12 +64,12 @@ def measured(agents: int, rounds: int) -> dict[str, Any]:
         woken[0] += urgent
 
     conversation = AgentChannel(JOB, 0.5, time.time, changed)
-    conversation.know(WorkerId(i, 1) for i in range(agents))
+    conversation.set_expected_workers(WorkerId(i, 1) for i in range(agents))
     members = tuple(Member(i, 1, f"{i:016x}", f"node-{i}") for i in range(agents))
     lines = [cast(AgentConnection, Mute()) for _ in members]
     # what each hears on a change is another matter, so that the rule comes before anybody is there
-    status = JobStatus(world=World(EPOCH, "Committed", size=agents, members=members))
-    conversation.rule(desired_state(status, UsableHolders(), 2))
+    status = JobStatus(membership=Membership(EPOCH, "Committed", world_size=agents, members=members))
+    conversation.apply_state(desired_state(status, UsableMemoryServers(), 2))
     for member, line in zip(members, lines, strict=True):
         hello = Hello(JOB, member.index, 1, member.incarnation, member.node, "token", EPOCH, EPOCH, True)
         conversation.join(hello, line)
@@ -78,7 +78,7 @@ def measured(agents: int, rounds: int) -> dict[str, Any]:
     def whole(text: str) -> None:
         for line in lines:
             check_size(text)
-            conversation.hear(line, cast(FromAgent, decode(text)))
+            conversation.handle_message(line, cast(FromAgent, decode(text)))
 
     def alone(text: str) -> None:
         for _ in lines:
@@ -95,7 +95,7 @@ def measured(agents: int, rounds: int) -> dict[str, Any]:
         "load": [load, os.getloadavg()[0]],
         "plans_asked_for_at_once": woken[0],
     }
-    assert all(s.seen.progress.step == rounds for s in conversation.sessions.by_worker.values()), (
+    assert all(s.observed.progress.step == rounds for s in conversation.sessions.by_worker.values()), (
         "every heartbeat is heard"
     )
     return found

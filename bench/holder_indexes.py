@@ -29,29 +29,29 @@ from support.servers.redis_server import (
     wire_of,
 )
 from surefoot.memory_server import scripts
-from surefoot.memory_server.server_process import HolderServer
+from surefoot.memory_server.server_process import RunningServer
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, RankSave
-from surefoot.restore.catalogue import SaveSource, holder_sources, read_catalogue
+from surefoot.restore.catalogue import SaveSource, read_catalogue, server_sources
 
 STEPS = (10, 20, 30)
 WANTED = Checkpoint(1, STEPS[-1])
 CALL_SECONDS = 5.0
 
 
-def holder(server: HolderServer, number: int, of: int, ranks: int) -> list[SaveSource]:
+def holder(server: RunningServer, number: int, of: int, ranks: int) -> list[SaveSource]:
     """Fills one holder, and names it as a source."""
     job, user = f"job-{number}", account(f"user-{number}", "word")
     admin_of(server).provision(job, user, 1)
     there = [node * ranks + rank for node in (number, (number - 1) % of) for rank in range(ranks)]
     manifest = replace(sample(RankManifest), world=of * ranks, objects=())
-    saves = [replace(manifest, save=RankSave(WANTED.epoch, step, rank)) for step in STEPS for rank in there]
+    saves = [replace(manifest, save=RankSave(WANTED.generation, step, rank)) for step in STEPS for rank in there]
     wire = wire_of(server, account("", ADMIN_PASSWORD))
     wire.call(
         "HSET", scripts.index_key(job), *(text for m in saves for text in (scripts.index_field(m.save), m.to_json()))
     )
     wire.close()
-    return holder_sources([endpoint(server, f"n{number}")], job, user, None, CALL_SECONDS)
+    return server_sources([endpoint(server, f"n{number}")], job, user, None, CALL_SECONDS)
 
 
 def turn(sources: list[SaveSource], ranks: int) -> tuple[float, float]:

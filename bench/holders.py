@@ -20,7 +20,7 @@ from pathlib import Path
 
 from surefoot.memory_server import server_process
 from surefoot.memory_server.connection import Credentials
-from surefoot.memory_server.provisioning import HolderAdmin
+from surefoot.memory_server.provisioning import MemoryServerAdmin
 from surefoot.memory_server.server_process import ServerSettings
 
 JOB = "bench"
@@ -80,7 +80,7 @@ def running(state_bytes: int) -> Iterator[Tier]:
                 )
                 one = server_process.start(settings, program)
                 started.append(one)
-                HolderAdmin("127.0.0.1", port, PASSWORD).provision(JOB, ACCOUNT, 1)
+                MemoryServerAdmin("127.0.0.1", port, PASSWORD).provision(JOB, ACCOUNT, 1)
                 endpoints.append((node, one.instance, "127.0.0.1", port))
             tier = Tier(folder, (), tuple(one.process.pid for one in started), tuple(endpoints))
             keeper = subprocess.Popen(

@@ -20,10 +20,10 @@ from surefoot.agent.staging_memory import StagingMemory, StagingWatcher
 from surefoot.ipc import trainer_messages as line
 from surefoot.ipc.memfd import SLOTS
 from surefoot.ipc.trainer_server import TrainerConnection, TrainerServer
-from surefoot.memory_server.client import HolderClient
+from surefoot.memory_server.client import MemoryServerClient
 from surefoot.memory_server.connection import account_of
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
-from surefoot.protocol.messages import Holders
+from surefoot.protocol.identities import Checkpoint, MemoryServerEndpoint, MemoryServerInstance, RankSave
+from surefoot.protocol.messages import MemoryServers
 from surefoot.settings import JobSettings, job_settings
 
 KEPT = 2
@@ -32,7 +32,7 @@ IN_PLACE = 3
 
 
 class Keeper:
-    def __init__(self, endpoints: tuple[HolderEndpoint, ...], job: JobSettings, diary: TextIO) -> None:
+    def __init__(self, endpoints: tuple[MemoryServerEndpoint, ...], job: JobSettings, diary: TextIO) -> None:
         self._endpoints, self._job, self._diary = endpoints, job, diary
         self._staging = StagingMemory(INCARNATION, job, StagingWatcher(self._freed, lambda: None, self._note))
         self._whole: list[RankSave] = []
@@ -42,56 +42,56 @@ class Keeper:
         self._dropping = threading.Lock()
 
     def start(self) -> None:
-        targets = tuple(e.holder for e in self._endpoints)
-        self._staging.retarget(Holders(1, self._endpoints, targets, len(targets)))
+        targets = tuple(e.instance for e in self._endpoints)
+        self._staging.retarget(MemoryServers(1, self._endpoints, targets, len(targets)))
         self._line.start()
 
     def _admit(self, attach: line.Attach) -> line.Attached:
-        parent = self._whole[-1].checkpoint if attach.epoch > 1 and self._whole else None
+        parent = self._whole[-1].checkpoint if attach.generation > 1 and self._whole else None
         lineage: tuple[tuple[int, Checkpoint | None, int], ...] = ((1, None, 1),)
-        if attach.epoch > 1:
-            lineage = (*lineage, (attach.epoch, parent, 1))
+        if attach.generation > 1:
+            lineage = (*lineage, (attach.generation, parent, 1))
         return line.Attached(
             job=self._job.job,
-            epoch=attach.epoch,
-            world=1,
+            generation=attach.generation,
+            world_size=1,
             rank=0,
             incarnation=INCARNATION,
             parent=parent,
             lineage=lineage,
-            holders=self._endpoints,
+            servers=self._endpoints,
             replicas=len(self._endpoints),
             interval_steps=1,
             persistent_interval_steps=None,
-            level=0,
+            interval_exponent=0,
         )
 
     def _hear(self, trainer: TrainerConnection, message: line.FromTrainer) -> None:
         self._trainer = trainer
         match message:
             case line.Staged():
-                self._staging.stage(0, RankSave(trainer.epoch, message.step, 0), 1, message)
+                self._staging.stage(0, RankSave(trainer.generation, message.step, 0), 1, message)
             case line.FindStagedSaves(checkpoint=checkpoint):
-                in_place = trainer.epoch == IN_PLACE
+                in_place = trainer.generation == IN_PLACE
                 for here, fd in (
                     self._staging.reusable_saves(0, checkpoint) if in_place else [(line.StagedSaves(0), None)]
                 ):
-                    trainer.tell(here, fd)
-            case line.NeedArena(slot_bytes=slot_bytes):
+                    trainer.send(here, fd)
+            case line.RequestArena(slot_bytes=slot_bytes):
                 self._task = asyncio.create_task(self._give(trainer, slot_bytes))
-            case line.SayNotice(reason=reason, text=text):
+            case line.TrainerNotice(reason=reason, text=text):
                 self._note(reason, text)
 
     async def _give(self, trainer: TrainerConnection, slot_bytes: int) -> None:
-        given = await self._staging.give(0, slot_bytes)
+        given = await self._staging.grant_arena(0, slot_bytes)
         self._write({"arena_seconds": given.seconds})
-        trainer.tell(line.ArenaGiven(SLOTS, given.file.slot_bytes, given.seconds, given.busy), given.file.fd)
+        trainer.send(line.ArenaGranted(SLOTS, given.file.slot_bytes, given.seconds, given.busy), given.file.fd)
 
     def _freed(self, local: int, slot: int, step: int, ok: bool) -> None:
         copies = max((n for s, n in self._staging.tracker.committed.items() if s.step == step), default=0)
         self._write({"step": step, "copies": copies, "at": time.monotonic()})
         if self._trainer is not None:
-            self._trainer.tell(line.SlotFreed(slot, step, ok))
+            self._trainer.send(line.SlotFreed(slot, step, ok))
         if copies == len(self._endpoints):
             self._whole.append(next(s for s in self._staging.tracker.committed if s.step == step))
             old, self._whole = self._whole[:-KEPT], self._whole[-KEPT:]
@@ -101,10 +101,10 @@ class Keeper:
     def _drop(self, saves: list[RankSave]) -> None:
         with self._dropping:
             for endpoint in self._endpoints:
-                client = HolderClient(endpoint, self._job.job, account_of(self._job), 10.0)
+                client = MemoryServerClient(endpoint, self._job.job, account_of(self._job), 10.0)
                 for manifest in client.index().manifests:
                     if manifest.save in saves:
-                        client.drop(manifest.save, manifest.save.epoch, manifest.chunks)
+                        client.drop(manifest.save, manifest.save.generation, manifest.chunks)
                 client.close()
 
     def _note(self, reason: str, text: str) -> None:
@@ -117,7 +117,7 @@ class Keeper:
 
 async def main(diary: TextIO) -> None:
     endpoints = tuple(
-        HolderEndpoint(HolderId(node, instance), host, port, node)
+        MemoryServerEndpoint(MemoryServerInstance(node, instance), host, port, node)
         for node, instance, host, port in json.loads(sys.argv[1])
     )
     Keeper(endpoints, job_settings(), diary).start()

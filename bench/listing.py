@@ -25,21 +25,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from surefoot.agent.coordinator_client import CoordinatorClient, begun
+from surefoot.agent.coordinator_client import CoordinatorClient, first_address
 from surefoot.agent.coordinator_requests import CoordinatorRequests, SaveLocations
 from surefoot.format.layouts import Stream, build_layout
-from surefoot.format.manifests import describe
+from surefoot.format.manifests import build_manifest
 from surefoot.protocol.identities import Checkpoint, RankSave, WorkerId
 from surefoot.protocol.messages import Heartbeat, Hello, ListPersistent, ToAgent
 from surefoot.settings import JobSettings, job_settings
 from surefoot.tiers import object_store, open_persistent, persistent_records
 from surefoot.tiers.persistent import ObjectStoreTier
-from surefoot_operator.api.status import JobStatus, Member, World
+from surefoot_operator.api.status import JobStatus, Member, Membership
 from surefoot_operator.coordinator import listings
 from surefoot_operator.coordinator.agent_channel import AgentChannel
 from surefoot_operator.coordinator.agent_server import AgentServer
 from surefoot_operator.coordinator.desired_messages import desired_state
-from surefoot_operator.policy.failure.memory_server_liveness import UsableHolders
+from surefoot_operator.policy.failure.memory_server_liveness import UsableMemoryServers
 from surefoot_operator.settings import CoordinatorSettings
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
@@ -90,7 +90,9 @@ def fill(folder: Path, job: JobSettings, checkpoints: int, ranks: int) -> list[f
     seconds = []
     for number in range(1, checkpoints + 1):
         saves = [RankSave(1, 10 * number, rank) for rank in range(ranks)]
-        made = [describe(save, ranks, "0123456789abcdef", stream, (b"", b"values"), time.time()) for save in saves]
+        made = [
+            build_manifest(save, ranks, "0123456789abcdef", stream, (b"", b"values"), time.time()) for save in saves
+        ]
         place = f"{JOB}/{10 * number}-1"
         for manifest in made[:-1]:
             store.put(f"{place}/rank-{manifest.save.rank}.json", manifest.to_json().encode())
@@ -116,12 +118,12 @@ async def time_listings(job: JobSettings, expected: int, times: int) -> list[flo
     worker, done = WorkerId(0, 1), asyncio.Event()
     server = AgentServer(CoordinatorSettings(), welcome)
     await server.start()
-    server.lead(True)
+    server.set_leading(True)
     conversation = AgentChannel(JOB, 0.5, time.time, lambda urgent: done.set() if urgent else None)
-    conversation.know([worker])
+    conversation.set_expected_workers([worker])
     server.serve(JOB, conversation)
-    world = World(2, "Claimed", None, 1, (Member(0, 1, "agent", "node"),), "reason", time.time())
-    conversation.rule(desired_state(JobStatus(world=world), UsableHolders(), 2))
+    world = Membership(2, "Claimed", None, 1, (Member(0, 1, "agent", "node"),), "reason", time.time())
+    conversation.apply_state(desired_state(JobStatus(membership=world), UsableMemoryServers(), 2))
     chores: CoordinatorRequests | None = None
 
     def hear(message: ToAgent) -> None:
@@ -129,7 +131,7 @@ async def time_listings(job: JobSettings, expected: int, times: int) -> list[flo
             chores.ask(message)
 
     line = CoordinatorClient(
-        begun(server.url),
+        first_address(server.url),
         lambda: Hello(JOB, 0, 1, "agent", "node", "token", 0, 2, True),
         lambda: Heartbeat(0, 2, True),
         hear,
@@ -139,20 +141,20 @@ async def time_listings(job: JobSettings, expected: int, times: int) -> list[flo
     seconds = []
     try:
         async with asyncio.timeout(MOST_SECONDS):
-            while not conversation.lines:
+            while not conversation.connections:
                 await _change(done)
             for _ in range(times):
-                conversation.change(lambda s: replace(s, orders=listings.void_listing(s.orders)))
+                conversation.apply_transition(lambda s: replace(s, orders=listings.void_listing(s.orders)))
                 began = time.monotonic()
-                conversation.change(
+                conversation.apply_transition(
                     lambda s: replace(s, orders=listings.list_persistent(s.orders, worker, 2, time.time()))
                 )
-                while (seen := conversation.sessions.orders.persistent).read_epoch is None:
+                while (seen := conversation.sessions.orders.persistent).read_generation is None:
                     if seen.error is not None:
                         raise RuntimeError(seen.error)
                     await _change(done)
                 seconds.append(time.monotonic() - began)
-                if len(seen.entries or ()) != expected or seen.left_out:
+                if len(seen.entries or ()) != expected or seen.unread_records:
                     raise RuntimeError(f"the listing tells {len(seen.entries or ())} of {expected} manifests")
     finally:
         for task in tasks:
@@ -188,11 +190,11 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 first.append(one)
                 second.append(two)
             tier = ObjectStoreTier(object_store.DirectoryStore(objects), JOB)
-            for checkpoint in tier.seen():
+            for checkpoint in tier.list_all_checkpoints():
                 (
-                    objects / f"{JOB}/{checkpoint.step}-{checkpoint.epoch}/{persistent_records.MANIFEST_LIST_NAME}"
+                    objects / f"{JOB}/{checkpoint.step}-{checkpoint.generation}/{persistent_records.MANIFEST_LIST_NAME}"
                 ).unlink()
-            assert tier.seen()[0] == Checkpoint(1, 10)
+            assert tier.list_all_checkpoints()[0] == Checkpoint(1, 10)
             (without,) = asyncio.run(time_listings(job, expected, 1))
     return {
         "manifests": expected,

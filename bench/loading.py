@@ -102,11 +102,11 @@ def tensors(samples: int, workers: int) -> dict[str, Batches]:
             yield from loader
 
     def elastic_sampler() -> Any:
-        return surefoot.ElasticSampler(samples, BATCH, rank=0, world=1)
+        return surefoot.ElasticSampler(samples, BATCH, rank=0, num_replicas=1)
 
     return {
         "torch": passes,
-        "surefoot": lambda: surefoot.ElasticLoader(data, BATCH, workers=workers, rank=0, world=1),
+        "surefoot": lambda: surefoot.ElasticLoader(data, BATCH, num_workers=workers, rank=0, num_replicas=1),
         "sampler": lambda: DataLoader(data, batch_sampler=elastic_sampler(), num_workers=workers),
         "torch again": passes,
     }
@@ -118,13 +118,15 @@ def lines(samples: int, workers: int, folder: Path) -> dict[str, Batches]:
     for path in paths:
         path.write_text("".join(LINE.format(number) for number in range(LINES * samples // FILES)))
     source = TextLines([str(path) for path in paths])
-    options: dict[str, Any] = {"shuffle": False, "stripes": 2, "rank": 0, "world": 1, "collate": list}
+    options: dict[str, Any] = {"shuffle": False, "lane_groups": 2, "rank": 0, "num_replicas": 1, "collate_fn": list}
     return {
         "torch": lambda: DataLoader(Lines(paths), batch_size=BATCH, num_workers=workers, collate_fn=list),
         IN_TURN: lambda: DataLoader(LinesInTurn(paths, BATCH), batch_size=BATCH, num_workers=workers, collate_fn=list),
-        "surefoot": lambda: surefoot.ElasticStream(source, BATCH, workers=workers, lanes=1, **options),
-        "default lanes": lambda: surefoot.ElasticStream(source, BATCH, workers=workers, **options),
-        "default lanes, window": lambda: surefoot.ElasticStream(source, BATCH, workers=workers, window=256, **options),
+        "surefoot": lambda: surefoot.ElasticStream(source, BATCH, num_workers=workers, lanes=1, **options),
+        "default lanes": lambda: surefoot.ElasticStream(source, BATCH, num_workers=workers, **options),
+        "default lanes, window": lambda: surefoot.ElasticStream(
+            source, BATCH, num_workers=workers, shuffle_window=256, **options
+        ),
     }
 
 

@@ -26,17 +26,17 @@ from typing import Any
 from kubernetes.aio.client import ApiClient, Configuration
 
 from bench.many_jobs_server import LONG_AGO, Object, serving
-from surefoot.protocol.messages import Refused
+from surefoot.protocol.messages import HelloRejected
 from surefoot_operator import metrics
-from surefoot_operator.controller.cluster_operator import PROGRESS_SECONDS, SETTLE_SECONDS
+from surefoot_operator.controller.cluster_operator import PROGRESS_SECONDS, TAKEOVER_DELAY_SECONDS
 from surefoot_operator.controller.credentials.derived_secrets import Secrets
 from surefoot_operator.controller.health_endpoints import LoopLag
-from surefoot_operator.controller.job_runner import Shared
-from surefoot_operator.controller.process_setup import begin_collector
+from surefoot_operator.controller.job_runner import SharedResources
+from surefoot_operator.controller.process_setup import configure_gc
 from surefoot_operator.controller.shard_leadership import JobRunners
 from surefoot_operator.controller.worker_environment import WORKER_METRICS_PORT, WorkerEnvironmentFactory
 from surefoot_operator.coordinator.agent_server import AgentServer
-from surefoot_operator.memory import HolderPool, TierAccess
+from surefoot_operator.memory import MemoryServerPool, MemoryTierCredentials
 from surefoot_operator.platforms.kubernetes.api_client import Api
 from surefoot_operator.platforms.kubernetes.pods import PodSettings
 from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache
@@ -62,15 +62,21 @@ class Operator:
         settings = OperatorSettings(
             coordinator=CoordinatorSettings(foreign_retry=True),
             progress_seconds=PROGRESS_SECONDS,
-            settle_seconds=SETTLE_SECONDS,
+            progress_write_delay_seconds=TAKEOVER_DELAY_SECONDS,
         )
         telling = WorkerEnvironmentFactory(
             "wss://surefoot-coordinator.surefoot-system.svc:8443/v1/agents", 1.0, Secrets(b"root"), own_token=False,
             coordinator_ca=lambda: _AUTHORITY, metrics_port=WORKER_METRICS_PORT,
         )  # fmt: skip
         self._server = AgentServer(settings.coordinator, _nobody)
-        shared = Shared(
-            self.cache, self._server, telling, PodSettings(), TierAccess(), settings, HolderPool(settings.memory)
+        shared = SharedResources(
+            self.cache,
+            self._server,
+            telling,
+            PodSettings(),
+            MemoryTierCredentials(),
+            settings,
+            MemoryServerPool(settings.memory),
         )
         self.runners = JobRunners(shared)
         self.lag = LoopLag()
@@ -94,7 +100,7 @@ class Operator:
         await self.api.close()
 
 
-async def _nobody(_: Any) -> Refused | None:
+async def _nobody(_: Any) -> HelloRejected | None:
     return None
 
 
@@ -122,7 +128,7 @@ async def one_job(address: str) -> list[Object]:
 
 
 async def cold_start(address: str, jobs: int, rest_seconds: float, profiler: cProfile.Profile | None) -> Object:
-    begin_collector()
+    configure_gc()
     operator = Operator(address)
     began, cpu = time.monotonic(), time.process_time()
     await operator.begin()

@@ -19,12 +19,12 @@ from typing import Any
 
 from bench.agent_ranks import Rank, drop, saved
 from bench.holders import ACCOUNT, JOB, NODES, PASSWORD, free_port
-from surefoot.flush.engine import DrainOptions
+from surefoot.flush.engine import FlushOptions
 from surefoot.memory_server import server_process
-from surefoot.memory_server.provisioning import HolderAdmin
-from surefoot.memory_server.server_process import HolderServer, ServerSettings
-from surefoot.protocol.checkpoints.placement import targets
-from surefoot.protocol.identities import HolderEndpoint, HolderId
+from surefoot.memory_server.provisioning import MemoryServerAdmin
+from surefoot.memory_server.server_process import RunningServer, ServerSettings
+from surefoot.protocol.checkpoints.placement import assign_targets
+from surefoot.protocol.identities import MemoryServerEndpoint, MemoryServerInstance
 
 RANKS, RANK_BYTES, TURNS = 8, 64 << 20, 9
 SERVERS = (1, 2, 4)
@@ -32,9 +32,9 @@ ROOM = 3.3
 
 
 @contextmanager
-def nodes() -> Iterator[tuple[list[HolderServer], list[HolderEndpoint]]]:
+def nodes() -> Iterator[tuple[list[RunningServer], list[MemoryServerEndpoint]]]:
     """Two nodes' servers, their pages filled; everything ends with the block."""
-    program, started, found = server_process.find_program(), list[HolderServer](), list[HolderEndpoint]()
+    program, started, found = server_process.find_program(), list[RunningServer](), list[MemoryServerEndpoint]()
     room = int(ROOM * RANKS * RANK_BYTES)
     with tempfile.TemporaryDirectory(prefix="surefoot-bench-") as name:
         try:
@@ -44,9 +44,9 @@ def nodes() -> Iterator[tuple[list[HolderServer], list[HolderEndpoint]]]:
                 # each as large as the node: with one server it takes everything
                 settings = ServerSettings(port, room, folder, password=PASSWORD, fill_bytes=room * 9 // 10)
                 started.append(server_process.start(settings, program))
-                HolderAdmin("127.0.0.1", port, PASSWORD).provision(JOB, ACCOUNT, 1)
-                holder = HolderId(node, started[-1].instance)
-                found.append(HolderEndpoint(holder, "127.0.0.1", port, node, server=server))
+                MemoryServerAdmin("127.0.0.1", port, PASSWORD).provision(JOB, ACCOUNT, 1)
+                holder = MemoryServerInstance(node, started[-1].instance)
+                found.append(MemoryServerEndpoint(holder, "127.0.0.1", port, node, server_index=server))
             yield started, found
         finally:
             for one in started:
@@ -62,9 +62,9 @@ def measured(turns: int = TURNS) -> dict[str, Any]:
         pids, step = [one.process.pid for one in started], 0
         for _ in range(turns):
             for servers in SERVERS:
-                there = [e for e in endpoints if e.server < servers]
-                dealt = targets({0: NODES[0]}, there, len(NODES), RANKS)[0]
-                options = DrainOptions()
+                there = [e for e in endpoints if e.server_index < servers]
+                dealt = assign_targets({0: NODES[0]}, there, len(NODES), RANKS)[0]
+                options = FlushOptions()
                 ranks = [Rank(n, RANKS, RANK_BYTES, dealt[n % len(dealt)], options) for n in range(RANKS)]
                 for warm in (True, False):
                     step += 1

@@ -26,13 +26,13 @@ from typing import Any
 
 from support.saves import Saver, arrays
 from surefoot.flush.bandwidth import TokenBucket
-from surefoot.flush.engine import DrainOptions
+from surefoot.flush.engine import FlushOptions
 from surefoot.memory_server import server_process
-from surefoot.memory_server.client import HolderClient
+from surefoot.memory_server.client import MemoryServerClient
 from surefoot.memory_server.connection import Credentials
-from surefoot.memory_server.provisioning import HolderAdmin
+from surefoot.memory_server.provisioning import MemoryServerAdmin
 from surefoot.memory_server.server_process import ServerSettings
-from surefoot.protocol.identities import HolderEndpoint, HolderId, RankSave
+from surefoot.protocol.identities import MemoryServerEndpoint, MemoryServerInstance, RankSave
 
 HERE, THERE = "sf-bench-here", "sf-bench-there"
 ADDRESSES = {HERE: "10.231.7.1", THERE: "10.231.7.2"}
@@ -121,9 +121,9 @@ def steps(line: socket.socket, until: threading.Event) -> list[float]:
 
 def trainer(instance: str, tries: int) -> list[dict[str, Any]]:
     """All rows, in alternation."""
-    holder = HolderId(THERE, instance)
-    endpoint = HolderEndpoint(holder, ADDRESSES[THERE], HOLDER_PORT, THERE)
-    HolderAdmin(endpoint.host, endpoint.port, PASSWORD).provision("bench", ACCOUNT, 1)
+    holder = MemoryServerInstance(THERE, instance)
+    endpoint = MemoryServerEndpoint(holder, ADDRESSES[THERE], HOLDER_PORT, THERE)
+    MemoryServerAdmin(endpoint.host, endpoint.port, PASSWORD).provision("bench", ACCOUNT, 1)
     tensors, rows, number = arrays(1, {"weight": (ELEMENTS,)}), [], 0
     with socket.create_connection((ADDRESSES[THERE], PEER_PORT)) as line:
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -131,8 +131,8 @@ def trainer(instance: str, tries: int) -> list[dict[str, Any]]:
             rows.append(_row("without a save", 3.0, steps(line, _after(3.0))))
             for name, rate in LIMITS.items():
                 number += 10
-                options = DrainOptions(pace=TokenBucket(rate), node=HERE)
-                opened = lambda _: HolderClient(endpoint, "bench", ACCOUNT, 20.0)  # noqa: E731
+                options = FlushOptions(pace=TokenBucket(rate), node=HERE)
+                opened = lambda _: MemoryServerClient(endpoint, "bench", ACCOUNT, 20.0)  # noqa: E731
                 saver = Saver(opened, (holder,), 1, options, slot_bytes=100_000_000)
                 saver.stage(0, RankSave(1, number, 0), tensors)
                 over, began = threading.Event(), time.monotonic()
@@ -142,7 +142,7 @@ def trainer(instance: str, tries: int) -> list[dict[str, Any]]:
                 rows.append(_row(name, time.monotonic() - began, taken))
                 waiter.join()
                 saver.close()
-                HolderClient(endpoint, "bench", ACCOUNT, 20.0).drop(RankSave(1, number, 0), 1, 4096)
+                MemoryServerClient(endpoint, "bench", ACCOUNT, 20.0).drop(RankSave(1, number, 0), 1, 4096)
     return rows
 
 

@@ -34,8 +34,8 @@ from bench.holders import JOB
 from bench.program import Program
 from bench.systems.dcp import join_world_of_one
 from bench.systems.surefoot import Surefoot
-from surefoot.flush.uploader import Promoted, Promoter
-from surefoot.memory_server.client import HolderClient
+from surefoot.flush.uploader import Uploader, UploadOutcome
+from surefoot.memory_server.client import MemoryServerClient
 from surefoot.memory_server.connection import account_of
 from surefoot.protocol.identities import RankSave
 from surefoot.settings import PersistentSettings, job_settings
@@ -112,16 +112,16 @@ class Ours:
         self._settings = settings
         self._program = program
         self._done = threading.Semaphore(0)
-        self._answers: list[Promoted] = []
-        endpoints = self._surefoot._mine._link.attached.holders
-        self._promoter = Promoter(
-            lambda _: [HolderClient(endpoint, JOB, account_of(job_settings()), 10.0) for endpoint in endpoints],
+        self._answers: list[UploadOutcome] = []
+        endpoints = self._surefoot._mine._backend.attached.servers
+        self._promoter = Uploader(
+            lambda _: [MemoryServerClient(endpoint, JOB, account_of(job_settings()), 10.0) for endpoint in endpoints],
             lambda: open_persistent(settings, JOB),
             self._answered,
         )
         self.safe: list[float] = []
 
-    def _answered(self, promoted: Promoted) -> None:
+    def _answered(self, promoted: UploadOutcome) -> None:
         self._answers.append(promoted)
         self._done.release()
 
@@ -130,7 +130,7 @@ class Ours:
         self._surefoot.begin(step)
         self._surefoot.finish()
         self.safe.append(time.monotonic() - began)
-        self._promoter.promote(1, [RankSave(1, max(self._surefoot._due), 0)])
+        self._promoter.queue_upload(1, [RankSave(1, max(self._surefoot._due), 0)])
         self._done.acquire()
         if self._answers[-1].error is not None:
             raise RuntimeError(self._answers[-1].error)

@@ -31,11 +31,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from surefoot.checkpointer.saving import Saver
 from surefoot.format.layouts import DIGEST_BYTES, Stream, TensorParts, build_layout
-from surefoot.format.manifests import describe
+from surefoot.format.manifests import build_manifest
 from surefoot.geometry import Box
 from surefoot.geometry.sharding import shard_box
 from surefoot.protocol.identities import RankSave
-from surefoot.restore.read_plan import Wanted, plan
+from surefoot.restore.read_plan import WantedBox, plan
 from surefoot.state import Program
 
 RANKS = 256
@@ -70,7 +70,7 @@ def surefoot_plan(tensors: int, ranks: int = RANKS, rows: int = ROWS) -> dict[st
     made = saver._plan_for(program.entries())
     stream = Stream(made.layout)
     table = bytes(DIGEST_BYTES * stream.blocks)
-    manifest = describe(RankSave(1, 1, 0), ranks, "bench", stream, (table, program.values(1)), 0.0)
+    manifest = build_manifest(RankSave(1, 1, 0), ranks, "bench", stream, (table, program.values(1)), 0.0)
     found |= {"layout_bytes": len(made.layout_json), "manifest_bytes": len(manifest.to_json())}
     saver.close()
     dist.destroy_process_group()
@@ -136,7 +136,9 @@ def amplification(dimension: int) -> dict[str, dict[str, float]]:
         streams = {rank: Stream(build_layout(_parts(before, rank))) for rank in range(before)}
         for rank in range(after):
             boxes = [_box(shape, min(dimension, len(shape) - 1), after, rank) for shape in RESHARDED]
-            wanted = [Wanted(_name(n), "float32", s, boxes[n], 4) for n, s in enumerate(RESHARDED) if boxes[n].volume]
+            wanted = [
+                WantedBox(_name(n), "float32", s, boxes[n], 4) for n, s in enumerate(RESHARDED) if boxes[n].volume
+            ]
             planned = plan(wanted, streams)
             ours += planned.read_bytes
             needed += planned.wanted_bytes
@@ -145,7 +147,7 @@ def amplification(dimension: int) -> dict[str, dict[str, float]]:
     return found
 
 
-def _dcp_bytes(wanted: Wanted, before: int) -> int:
+def _dcp_bytes(wanted: WantedBox, before: int) -> int:
     boxes = [_box(wanted.shape, 0, before, rank) for rank in range(before)]
     chunks = [ChunkStorageMetadata(torch.Size(b.offsets), torch.Size(b.lengths)) for b in boxes]
     stored = TensorStorageMetadata(TensorProperties(), torch.Size(wanted.shape), chunks)

@@ -40,9 +40,9 @@ from surefoot.checkpointer.backends import connect_agent
 from surefoot.checkpointer.library_mode.in_process_backend import InProcessBackend, InProcessTargets
 from surefoot.geometry.sharding import shard_box
 from surefoot.ipc.trainer_messages import Attached
-from surefoot.memory_server.client import HolderClient
-from surefoot.memory_server.connection import Credentials, Wire, account_of
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId
+from surefoot.memory_server.client import MemoryServerClient
+from surefoot.memory_server.connection import Credentials, RespConnection, account_of
+from surefoot.protocol.identities import Checkpoint, MemoryServerEndpoint, MemoryServerInstance
 from surefoot.settings import job_settings
 from surefoot.state import Program
 
@@ -114,7 +114,7 @@ def _expected(tensor: DTensor, number: int) -> torch.Tensor:
 class World:
     """One rank of a saved or a restoring world."""
 
-    def __init__(self, task: dict[str, Any], endpoints: tuple[HolderEndpoint, ...]) -> None:
+    def __init__(self, task: dict[str, Any], endpoints: tuple[MemoryServerEndpoint, ...]) -> None:
         self.task, self.endpoints = task, endpoints
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.trained = Trained(task["width"], task["blocks"])
@@ -171,25 +171,27 @@ class World:
             return 0
         total = 0
         for endpoint in self.endpoints:
-            wire = Wire(endpoint.host, endpoint.port, Credentials("", PASSWORD), CALL_SECONDS)
+            wire = RespConnection(endpoint.host, endpoint.port, Credentials("", PASSWORD), CALL_SECONDS)
             total += int(wire.info("stats")["total_net_output_bytes"])
             wire.close()
         return total
 
     def _link(self, epoch: int, parent: Checkpoint | None) -> InProcessBackend:
-        holders = tuple(e.holder for e in self.endpoints)
-        by_holder = {e.holder: e for e in self.endpoints}
+        holders = tuple(e.instance for e in self.endpoints)
+        by_holder = {e.instance: e for e in self.endpoints}
         lineage = (
-            ((parent.epoch, None, self.ranks), (epoch, parent, self.ranks)) if parent else ((epoch, None, self.ranks),)
+            ((parent.generation, None, self.ranks), (epoch, parent, self.ranks))
+            if parent
+            else ((epoch, None, self.ranks),)
         )
         about = Attached(
-            job=JOB, epoch=epoch, world=self.ranks, rank=self.rank, incarnation="bench", parent=parent, lineage=lineage,
-            holders=self.endpoints, replicas=len(holders), interval_steps=1,
-            persistent_interval_steps=None, level=0,
+            job=JOB, generation=epoch, world_size=self.ranks, rank=self.rank, incarnation="bench", parent=parent, lineage=lineage,
+            servers=self.endpoints, replicas=len(holders), interval_steps=1,
+            persistent_interval_steps=None, interval_exponent=0,
         )  # fmt: skip
 
-        def opened(holder: HolderId) -> Any:
-            return HolderClient(by_holder[holder], JOB, account_of(job_settings()), CALL_SECONDS)
+        def opened(holder: MemoryServerInstance) -> Any:
+            return MemoryServerClient(by_holder[holder], JOB, account_of(job_settings()), CALL_SECONDS)
 
         return InProcessBackend(about, InProcessTargets(holders, opened))
 
@@ -256,17 +258,19 @@ def _import_all() -> None:
     dist.destroy_process_group()
 
 
-def _saved(task: dict[str, Any], endpoints: tuple[HolderEndpoint, ...], folder: Path) -> dict[str, Any]:
+def _saved(task: dict[str, Any], endpoints: tuple[MemoryServerEndpoint, ...], folder: Path) -> dict[str, Any]:
     return World(task, endpoints).save(folder)
 
 
-def _restored(task: dict[str, Any], endpoints: tuple[HolderEndpoint, ...], folder: Path, before: int) -> dict[str, Any]:
+def _restored(
+    task: dict[str, Any], endpoints: tuple[MemoryServerEndpoint, ...], folder: Path, before: int
+) -> dict[str, Any]:
     return World(task, endpoints).restored(before, folder)
 
 
 def measured(task: dict[str, Any], folder: Path) -> dict[str, Any]:
     endpoints = tuple(
-        HolderEndpoint(HolderId(node, instance), host, port, node)
+        MemoryServerEndpoint(MemoryServerInstance(node, instance), host, port, node)
         for node, instance, host, port in json.loads(os.environ["BENCH_ENDPOINTS"])
     )
     _import_all()

@@ -21,17 +21,17 @@ from typing import Any, cast
 from bench import heartbeats, scale_lines
 from bench.scale_summary import NO_CLUSTER, ON_A_CLUSTER, WORKERS, summary
 from support.builders import running
-from surefoot.protocol.identities import HolderEndpoint, HolderId, WorkerId
+from surefoot.protocol.identities import MemoryServerEndpoint, MemoryServerInstance, WorkerId
 from surefoot.protocol.messages import Hello
-from surefoot_operator.api.status import JobStatus, Member, World
+from surefoot_operator.api.status import JobStatus, Member, Membership
 from surefoot_operator.api.status_json import status_to_json
-from surefoot_operator.coordinator.agent_channel import AgentChannel, AgentConnection, SharedTexts
+from surefoot_operator.coordinator.agent_channel import AgentChannel, AgentConnection, EncodedListCache
 from surefoot_operator.coordinator.desired_messages import desired_state
-from surefoot_operator.job_snapshot import Observed
-from surefoot_operator.policy.failure.memory_server_liveness import UsableHolders
-from surefoot_operator.policy.maintenance.maintenance_plan import maintain
+from surefoot_operator.job_snapshot import JobSnapshot
+from surefoot_operator.policy.failure.memory_server_liveness import UsableMemoryServers
+from surefoot_operator.policy.maintenance.maintenance_plan import plan_maintenance
 from surefoot_operator.policy.planning.plan import plan
-from surefoot_operator.policy.planning.plan_invariants import check
+from surefoot_operator.policy.planning.plan_invariants import check_plan
 
 RANKS_OF_A_WORKER = 8
 TRIES = 5
@@ -48,7 +48,7 @@ class Unplugged:
 class Line(AgentConnection):
     """What would be sent is counted, and queued for nobody."""
 
-    def __init__(self, shared: SharedTexts) -> None:
+    def __init__(self, shared: EncodedListCache) -> None:
         super().__init__(cast(Any, None), cast(Any, Unplugged()), 1, shared)
         self.characters = self.messages = 0
 
@@ -73,30 +73,30 @@ def decided(workers: int) -> dict[str, float]:
     given = plan(seen)
     row = {
         "plan_ms": best(lambda: plan(spoken(seen))),
-        "check_ms": best(lambda: check(given, seen)),
-        "maintain_ms": best(lambda: maintain(replace(spoken(seen), status=given.status))),
+        "check_ms": best(lambda: check_plan(given, seen)),
+        "maintain_ms": best(lambda: plan_maintenance(replace(spoken(seen), status=given.status))),
         "round_with_an_index_ms": best(lambda: a_round(reread(spoken(seen)))),
     }
     round_ms = row["plan_ms"] + row["check_ms"] + row["maintain_ms"]
     return {**row, "round_us_a_worker": round_ms * 1e3 / workers}
 
 
-def spoken(seen: Observed) -> Observed:
+def spoken(seen: JobSnapshot) -> JobSnapshot:
     """The snapshot after another heartbeat: sessions are a new tuple, with one entry that changed."""
     first, *others = seen.sessions
-    return replace(seen, sessions=(replace(first, heard_seconds=first.heard_seconds), *others))
+    return replace(seen, sessions=(replace(first, last_message_seconds=first.last_message_seconds), *others))
 
 
-def reread(seen: Observed) -> Observed:
+def reread(seen: JobSnapshot) -> JobSnapshot:
     """The snapshot after another holder's index was read."""
-    first, *others = seen.holders
-    return replace(seen, holders=(replace(first, entries=tuple(first.entries)), *others))
+    first, *others = seen.servers
+    return replace(seen, servers=(replace(first, entries=tuple(first.entries)), *others))
 
 
-def a_round(seen: Observed) -> None:
+def a_round(seen: JobSnapshot) -> None:
     given = plan(seen)
-    check(given, seen)
-    maintain(replace(seen, status=given.status))
+    check_plan(given, seen)
+    plan_maintenance(replace(seen, status=given.status))
 
 
 def node(number: int) -> str:
@@ -106,14 +106,17 @@ def node(number: int) -> str:
 def status_of(workers: int, epoch: int = 1) -> JobStatus:
     chance = random.Random(1)  # identities that nothing can make shorter, as real ones
     holders = tuple(
-        HolderEndpoint(
-            HolderId(node(i), f"{chance.getrandbits(48):012x}"), f"10.244.{i // 256}.{i % 256}", 6379, node(i)
+        MemoryServerEndpoint(
+            MemoryServerInstance(node(i), f"{chance.getrandbits(48):012x}"),
+            f"10.244.{i // 256}.{i % 256}",
+            6379,
+            node(i),
         )
         for i in sorted(range(workers), key=node)
     )
     members = tuple(Member(i, 1, f"{chance.getrandbits(48):012x}", node(i)) for i in range(workers))
-    world = World(epoch, "Committed", None, workers * RANKS_OF_A_WORKER, members, "the job starts", 1.0)
-    return replace(running(workers=3).status, world=world, named_holders=holders)
+    world = Membership(epoch, "Committed", None, workers * RANKS_OF_A_WORKER, members, "the job starts", 1.0)
+    return replace(running(workers=3).status, membership=world, assigned_servers=holders)
 
 
 class Told:
@@ -122,17 +125,17 @@ class Told:
     def __init__(self, workers: int) -> None:
         self.status = status_of(workers)
         self.channel = AgentChannel("job", 0.5, time.time, lambda urgent: None)
-        self.channel.know(WorkerId(i, 1) for i in range(workers))
-        shared = SharedTexts()
+        self.channel.set_expected_workers(WorkerId(i, 1) for i in range(workers))
+        shared = EncodedListCache()
         self.lines = [Line(shared) for _ in range(workers)]
 
     async def measured(self) -> dict[str, Any]:
-        world = self.status.world
+        world = self.status.membership
         assert world is not None
         row = {"first": await self._cost(self._join)}
-        fewer = self.status.named_holders[:-1]
-        claimed = replace(self.status, world=replace(world, epoch=2, state="Claimed"))
-        left = replace(self.status, world=replace(world, epoch=2, members=world.members[:-1]))
+        fewer = self.status.assigned_servers[:-1]
+        claimed = replace(self.status, membership=replace(world, generation=2, state="Claimed"))
+        left = replace(self.status, membership=replace(world, generation=2, members=world.members[:-1]))
         row["same_again"] = await self._cost(lambda: self._rule(self.status))
         row["a_holder_goes"] = await self._cost(lambda: self._rule(self.status, fewer))
         row["claimed"] = await self._cost(lambda: self._rule(claimed, fewer))
@@ -141,13 +144,13 @@ class Told:
 
     def _join(self) -> None:
         self._rule(self.status)
-        assert self.status.world is not None
-        for line, one in zip(self.lines, self.status.world.members, strict=True):
+        assert self.status.membership is not None
+        for line, one in zip(self.lines, self.status.membership.members, strict=True):
             self.channel.join(Hello("job", one.index, 1, one.incarnation, one.node, "", 1, 1, True), line)
 
-    def _rule(self, status: JobStatus, holders: tuple[HolderEndpoint, ...] | None = None) -> None:
-        usable = UsableHolders(status.named_holders if holders is None else holders)
-        self.channel.rule(desired_state(status, usable, 2, "t" * 32))
+    def _rule(self, status: JobStatus, holders: tuple[MemoryServerEndpoint, ...] | None = None) -> None:
+        usable = UsableMemoryServers(status.assigned_servers if holders is None else holders)
+        self.channel.apply_state(desired_state(status, usable, 2, "t" * 32))
 
     async def _cost(self, change: Callable[[], None]) -> dict[str, float]:
         for line in self.lines:

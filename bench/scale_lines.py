@@ -27,18 +27,18 @@ from bench.scripted_agents import ScriptedWorker
 from support.builders import COVERED, running
 from support.servers.certificates import authority
 from surefoot.protocol.checkpoints.completeness import Covers
-from surefoot.protocol.identities import HolderId
-from surefoot.protocol.messages import Hello, Refused
+from surefoot.protocol.identities import MemoryServerInstance
+from surefoot.protocol.messages import Hello, HelloRejected
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.controller.health_endpoints import LoopLag
-from surefoot_operator.controller.process_setup import begin_collector
+from surefoot_operator.controller.process_setup import configure_gc
 from surefoot_operator.coordinator.agent_channel import AgentChannel
 from surefoot_operator.coordinator.agent_server import AgentServer
-from surefoot_operator.errors import WorldMoved
-from surefoot_operator.job_snapshot import HolderSeen, Observed, WorkerSeen
-from surefoot_operator.platforms.interface import FabricSeen, WorkerEnvironment
-from surefoot_operator.policy.core.actions import CreateWorker, DeleteWorker, KeepGroup, RemoveGroup
-from surefoot_operator.policy.failure.memory_server_liveness import UsableHolders
+from surefoot_operator.errors import StatusConflict
+from surefoot_operator.job_snapshot import JobSnapshot, ObservedMemoryServer, ObservedWorker
+from surefoot_operator.platforms.interface import PlatformSnapshot, WorkerEnvironment
+from surefoot_operator.policy.core.actions import ApplyPodGroup, CreateWorker, DeletePodGroup, DeleteWorker
+from surefoot_operator.policy.failure.memory_server_liveness import UsableMemoryServers
 from surefoot_operator.reconcile import Reconciler
 from surefoot_operator.reconcile.build_snapshot import Dependencies
 from surefoot_operator.rejected_calls import RefusedCall
@@ -50,20 +50,22 @@ AGENTS_OF_A_PROCESS = 1000
 BEATING_SECONDS = 10.0
 LIMIT_SECONDS = 240.0
 SETTINGS = OperatorSettings(
-    coordinator=CoordinatorSettings(lines=4096, strangers=4096, strangers_of_a_peer=4096, hello_seconds=60.0)
+    coordinator=CoordinatorSettings(
+        lines=4096, max_unauthenticated=4096, max_unauthenticated_per_address=4096, hello_timeout_seconds=60.0
+    )
 )
 
 
 class InstantFabric:
     """A job's objects in memory."""
 
-    def __init__(self, seen: Observed) -> None:
+    def __init__(self, seen: JobSnapshot) -> None:
         self.status, self._job, self._nodes = seen.status, seen.job, seen.nodes
         self.workers = {worker.name: worker for worker in seen.workers}
         self._news = asyncio.Event()
 
-    async def observe(self) -> FabricSeen:
-        return FabricSeen(self._job, self.status, tuple(self.workers.values()), self._nodes, free_nodes=0)
+    async def observe(self) -> PlatformSnapshot:
+        return PlatformSnapshot(self._job, self.status, tuple(self.workers.values()), self._nodes, free_nodes=0)
 
     def end(self, indexes: Sequence[int]) -> None:
         for name, worker in list(self.workers.items()):
@@ -73,37 +75,37 @@ class InstantFabric:
 
     async def create_worker(self, worker: CreateWorker, environment: WorkerEnvironment) -> None:
         name = f"t-worker-{worker.index}-{worker.attempt}"
-        self.workers[name] = WorkerSeen(worker.index, worker.attempt, name, f"uid-{name}", None, "Pending")
+        self.workers[name] = ObservedWorker(worker.index, worker.attempt, name, f"uid-{name}", None, "Pending")
 
     async def delete_worker(self, worker: DeleteWorker) -> None:
         self.workers.pop(worker.name, None)
 
     async def patch_status(self, new: JobStatus, old: JobStatus) -> JobStatus:
         if self.status.serial != old.serial:
-            raise WorldMoved("the status has another serial")
+            raise StatusConflict("the status has another serial")
         self.status = replace(new, serial=old.serial + 1)
         return self.status
 
     def refused_calls(self) -> tuple[RefusedCall, ...]:
         return ()
 
-    async def hold_job(self, held: bool) -> None: ...
+    async def set_finalizer(self, held: bool) -> None: ...
 
     async def record(self, events: Sequence[object]) -> None: ...
 
-    async def keep_group(self, wanted: KeepGroup) -> None:
+    async def apply_pod_group(self, wanted: ApplyPodGroup) -> None:
         raise AssertionError("this job is of no gang")
 
-    async def remove_group(self, removed: RemoveGroup) -> None:
+    async def remove_group(self, removed: DeletePodGroup) -> None:
         raise AssertionError("this job is of no gang")
 
-    async def purge(self, attempt: int, environment: WorkerEnvironment) -> None:
+    async def start_purge(self, attempt: int, environment: WorkerEnvironment) -> None:
         raise AssertionError("nobody deletes this job")
 
     async def delete_job(self) -> None:
         raise AssertionError("nobody deletes this job")
 
-    async def changes(self) -> AsyncIterator[None]:
+    async def watch_changes(self) -> AsyncIterator[None]:
         while True:
             await self._news.wait()
             self._news.clear()
@@ -119,19 +121,19 @@ class InstantHolders:
     layouts_known: frozenset[str] = frozenset()
     refused: tuple[str, ...] = ()
 
-    def __init__(self, seen: Observed, changed: Callable[[bool], None]) -> None:
+    def __init__(self, seen: JobSnapshot, changed: Callable[[bool], None]) -> None:
         self._changed = changed
-        self._holders: dict[HolderId, HolderSeen] = {h.endpoint.holder: h for h in seen.holders}
+        self._holders: dict[MemoryServerInstance, ObservedMemoryServer] = {h.endpoint.instance: h for h in seen.servers}
         self._seen = tuple(self._holders.values())
 
-    def seen(self) -> tuple[HolderSeen, ...]:
+    def seen(self) -> tuple[ObservedMemoryServer, ...]:
         return self._seen
 
-    def usable(self, epoch: int) -> UsableHolders:
-        return UsableHolders(tuple(h.endpoint for h in self._seen if (h.fence or 0) >= epoch))
+    def usable(self, epoch: int) -> UsableMemoryServers:
+        return UsableMemoryServers(tuple(h.endpoint for h in self._seen if (h.fence or 0) >= epoch))
 
-    def seal(self, holder: HolderId, epoch: int) -> bool:
-        self._holders[holder] = replace(self._holders[holder], fence=epoch, read_epoch=epoch)
+    def seal(self, holder: MemoryServerInstance, epoch: int) -> bool:
+        self._holders[holder] = replace(self._holders[holder], fence=epoch, read_generation=epoch)
         self._seen = tuple(self._holders.values())
         self._changed(True)
         return False
@@ -200,7 +202,7 @@ class Agents:
 class Stand:
     """One job's reconciler and its agents' server."""
 
-    def __init__(self, seen: Observed, heartbeat_seconds: float) -> None:
+    def __init__(self, seen: JobSnapshot, heartbeat_seconds: float) -> None:
         self.fabric, self.holders, self.lag = InstantFabric(seen), InstantHolders(seen, self._wake), LoopLag()
         self.channel = AgentChannel(JOB, heartbeat_seconds, time.time, self._wake)
         parts = Dependencies(
@@ -225,7 +227,7 @@ class Stand:
             trusted.write_text(signer.pem)
             server = AgentServer(SETTINGS.coordinator, _everybody, signer.sign("127.0.0.1").server(Path(folder)))
             server.serve(JOB, self.channel)
-            server.lead(True)
+            server.set_leading(True)
             await server.start()
             tasks = [asyncio.create_task(self._reconciler.run()), asyncio.create_task(self.lag.run())]
             agents = Agents()
@@ -240,7 +242,7 @@ class Stand:
                 await server.close()
 
 
-async def _everybody(hello: Hello) -> Refused | None:
+async def _everybody(hello: Hello) -> HelloRejected | None:
     return None
 
 
@@ -289,7 +291,7 @@ async def _beaten(workers: int, heartbeat_seconds: float) -> dict[str, float]:
 
 def ladder(sizes: Sequence[int], tries: int, lost: int = 1, heartbeat_seconds: float = 2.0) -> list[dict[str, Any]]:
     """A row for each size, `tries` times in turns, so that the machine's hour is the same for all."""
-    begin_collector()  # as the operator's own process does
+    configure_gc()  # as the operator's own process does
     rows = []
     for _ in range(tries):
         for workers in sizes:

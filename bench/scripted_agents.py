@@ -26,7 +26,16 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from surefoot.protocol.identities import Checkpoint
-from surefoot.protocol.messages import Assign, Heartbeat, Hello, Refused, Stop, Stopped, StoreReady, Welcome
+from surefoot.protocol.messages import (
+    Assign,
+    Heartbeat,
+    Hello,
+    HelloRejected,
+    StopTrainers,
+    StoreReady,
+    TrainersStopped,
+    Welcome,
+)
 from surefoot.protocol.progress import Progress
 from surefoot.protocol.wire import decode, encode
 
@@ -35,7 +44,7 @@ JOINING = 32
 """Handshakes at a time, of one process."""
 STORE = "127.0.0.1:29500"
 """Where the first member's store is said to answer."""
-BEAT = Heartbeat(1, 1, warm=True)
+BEAT = Heartbeat(1, 1, is_warm=True)
 PROGRESS = Progress(step_seconds=STEP_SECONDS, restored=True, restored_from="memory", loss=2.5, loss_is_finite=True)
 
 
@@ -113,7 +122,7 @@ class Beats:
             progress = replace(PROGRESS, step=step) if epoch and epoch >= stopped else PROGRESS
             saved = Checkpoint(1, saved_step) if saved_step else None
             beat = replace(
-                BEAT, epoch=epoch, stopped=stopped, progress=progress, saved=saved, copies=2 if saved_step else 0
+                BEAT, generation=epoch, stopped=stopped, progress=progress, saved=saved, copies=2 if saved_step else 0
             )
             found = self._texts[at] = encode(beat)
         return found
@@ -167,12 +176,12 @@ class ScriptedAgent:
                         self._told.joined[mine.job] += 1
                         self._told.joined_at[mine.job] = time.monotonic()
                         beating = asyncio.create_task(self._beat(line))
-                    elif isinstance(message, Refused):
+                    elif isinstance(message, HelloRejected):
                         self._told.refusals += 1
                         self._after, self._url = message.after_seconds, message.address or mine.url
                         return
-                    elif isinstance(message, Stop):
-                        await self._stop(line, message.epoch)
+                    elif isinstance(message, StopTrainers):
+                        await self._stop(line, message.generation)
                     elif isinstance(message, Assign):
                         await self._start(line, message)
             finally:
@@ -187,15 +196,15 @@ class ScriptedAgent:
             if self._epoch:  # a newcomer has nothing to stop
                 self._told.stops[self.worker.job, epoch].append(time.monotonic())
             self._stopped = epoch
-            await line.send_str(encode(Stopped(epoch)))
+            await line.send_str(encode(TrainersStopped(epoch)))
 
     async def _start(self, line: aiohttp.ClientWebSocketResponse, said: Assign) -> None:
-        if said.epoch <= self._epoch:
+        if said.generation <= self._epoch:
             return
-        self._epoch, self._store = said.epoch, STORE if said.hosts_store else None
-        self._told.assigns[self.worker.job, said.epoch].append(time.monotonic())
+        self._epoch, self._store = said.generation, STORE if said.hosts_store else None
+        self._told.assigns[self.worker.job, said.generation].append(time.monotonic())
         if self._store is not None:
-            await line.send_str(encode(StoreReady(said.epoch, self._store)))
+            await line.send_str(encode(StoreReady(said.generation, self._store)))
 
     async def _beat(self, line: aiohttp.ClientWebSocketResponse) -> None:
         await asyncio.sleep(random.uniform(0.0, self._seconds))

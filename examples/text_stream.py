@@ -48,12 +48,12 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     stream = surefoot.ElasticStream(
         TextLines(options.text),
-        global_batch=options.global_batch,
+        global_batch_size=options.global_batch,
         transform=tokenised,
-        pack=options.context + 1,
-        window=64,
-        stripes=2,
-        workers=options.workers,
+        sequence_length=options.context + 1,
+        shuffle_window=64,
+        lane_groups=2,
+        num_workers=options.workers,
         seed=7,
     )
     checkpointer = surefoot.Checkpointer(

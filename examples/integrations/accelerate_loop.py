@@ -54,7 +54,7 @@ def main() -> None:
         if accelerator.sync_gradients:
             mean = accelerator.reduce(total, "mean")
             total = torch.zeros_like(total)
-            step = checkpointer.standing.step + 1
+            step = checkpointer.status.step + 1
             accelerator.print(f"step {step}  world {accelerator.num_processes}  loss {float(mean):.12f}", flush=True)
             checkpointer.step(mean)
             if step == options.steps:

@@ -13,7 +13,7 @@ import argparse
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
-from surefoot.integrations.hugging_face_trainer import surefoot_trainer
+from surefoot.integrations.hugging_face_trainer import protect_trainer
 
 
 class PrintSteps(TrainerCallback):
@@ -50,7 +50,7 @@ def main() -> None:
         disable_tqdm=True,
     )
     trainer = Trainer(model=model, args=args, train_dataset=data, eval_dataset=data[:12], callbacks=[PrintSteps()])
-    surefoot_trainer(trainer, global_batch=12, folder=options.checkpoints, interval_steps=5)
+    protect_trainer(trainer, global_batch_size=12, folder=options.checkpoints, interval_steps=5)
     trainer.train()
 
 

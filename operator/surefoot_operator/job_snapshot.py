@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from surefoot.protocol.checkpoints.completeness import Covers, LeftOut
+from surefoot.protocol.checkpoints.completeness import Covers, UnreadRecord
 from surefoot.protocol.checkpoints.records import RankManifest
-from surefoot.protocol.hangs import Collective, RankPlace
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint, OlderJob, RankSave, WorkerId
+from surefoot.protocol.hangs import Collective, RankStack
+from surefoot.protocol.identities import Checkpoint, MemoryServerEndpoint, RankSave, SourceJob, WorkerId
 from surefoot.protocol.messages import Barrier, NodeFinding
-from surefoot.protocol.progress import NOTHING_TOLD, Progress, RankPace
+from surefoot.protocol.progress import NO_PROGRESS, Progress, RankActivity
 from surefoot_operator.api.spec import Gang, TrainingJob
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.rejected_calls import RefusedCall
@@ -38,7 +38,7 @@ class PodGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class PodGroupSeen:
+class ObservedPodGroup:
     """A job's pod group as its fabric reports it."""
 
     group: PodGroup
@@ -47,21 +47,21 @@ class PodGroupSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class PodGroupsSeen:
+class ObservedPodGroups:
     """A job's pod groups: at most one a gang scheduler."""
 
-    groups: tuple[PodGroupSeen, ...] = ()
-    unseen: Mapping[Gang, str] = field(default_factory=dict)
+    groups: tuple[ObservedPodGroup, ...] = ()
+    unavailable: Mapping[Gang, str] = field(default_factory=dict)
     """Gang schedulers whose groups can neither be looked at nor made, and why."""
 
 
 @dataclass(frozen=True, slots=True)
-class GroupCallSeen:
+class PendingGroupCall:
     """A call for a pod group, under way or refused."""
 
     gang: Gang
     under_way: bool
-    refusal: str = ""
+    rejection: str = ""
     """What the fabric said the last time; empty: nothing yet."""
     until_seconds: float = 0.0
     """Not asked for again before."""
@@ -76,48 +76,48 @@ HIGHEST_EPOCH = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class HolderSeen:
+class ObservedMemoryServer:
     """One instance of the memory tier, as the operator last reached it."""
 
-    endpoint: HolderEndpoint
+    endpoint: MemoryServerEndpoint
     state: Literal["Ready", "Silent", "Gone"]
     """Ready: provisioned for this job and answering. Silent: unknown. Gone: the fabric knows that it no longer is."""
     since_seconds: float
     fence: int | None = None
     """Epoch that it was last sealed to by us or read to have; None: not known."""
-    read_epoch: int | None = None
+    read_generation: int | None = None
     """Claimed epoch for which `entries` were read *after* sealing; None: `entries` are not fit to decide."""
     entries: tuple[RankManifest, ...] = ()
     used_bytes: int | None = None
     """What the server holds for all jobs when `entries` were read, rounded up by a hundredth of its limit at most."""
     limit_bytes: int | None = None
     """What it may hold. Both None: not known, or without a limit."""
-    closed: str = ""
+    quota_violation: str = ""
     """Why the job may not write there: it holds more than its part. Empty: it may."""
-    trouble: str = ""
+    last_error: str = ""
     """Of a silent one: how the operator's last call to it ended."""
-    refusing: bool = False
+    rejects_operator: bool = False
     """Of a silent one: something answers there, and refuses the operator (password, authority)."""
 
 
 @dataclass(frozen=True, slots=True)
-class PersistentSeen:
+class PersistentListing:
     """The persistent tier as one agent listed it.
 
     `read_epoch`: as for holders, and no holder was read later.
     """
 
-    read_epoch: int | None = None
+    read_generation: int | None = None
     entries: tuple[RankManifest, ...] | None = None
-    asked_seconds: float | None = None
+    requested_seconds: float | None = None
     error: str | None = None
-    older_job: OlderJob | None = None
+    source_job: SourceJob | None = None
     """Whose folder was listed, if not this job's: the saves among `entries` have their epochs negated."""
-    left_out: tuple[LeftOut, ...] = ()
+    unread_records: tuple[UnreadRecord, ...] = ()
     """Records that the listing could not read."""
-    unjudged: frozenset[Checkpoint] = frozenset()
+    undecidable: frozenset[Checkpoint] = frozenset()
     """Checkpoints that may be complete for all that could be read: never deleted, never taken for absent."""
-    asked_of: frozenset[WorkerId] = frozenset()
+    requested_from: frozenset[WorkerId] = frozenset()
     """Workers whose agents were asked and have not answered yet."""
     newest_epoch: int = 0
     """The newest epoch that the tier has a save or a claim of, the claim that was asked for aside."""
@@ -126,31 +126,31 @@ class PersistentSeen:
 
     def unreadable_checkpoints(self, negated: bool) -> frozenset[Checkpoint]:
         """Lists checkpoints of which a manifest or layout could not be read."""
-        told = {one.checkpoint for one in self.left_out if one.checkpoint is not None}
+        told = {one.checkpoint for one in self.unread_records if one.checkpoint is not None}
         told = {c.negated() for c in told} if negated else told
         return frozenset(told | {m.save.checkpoint for m in self.entries or () if m.layout in self.lost_layouts})
 
-    def without(self, going: frozenset[Checkpoint]) -> PersistentSeen:
+    def without_checkpoints(self, going: frozenset[Checkpoint]) -> PersistentListing:
         """Takes out checkpoints that are being deleted."""
         entries = None if self.entries is None else tuple(m for m in self.entries if m.save.checkpoint not in going)
         return replace(self, entries=entries, deleting=self.deleting | going)
 
     @property
     def lost_layouts(self) -> frozenset[str]:
-        return frozenset(one.digest for one in self.left_out if one.digest is not None)
+        return frozenset(one.digest for one in self.unread_records if one.digest is not None)
 
 
 # ---- job snapshot ----------------------------------------------------------------------------------------------------
 
-FEWEST_STEPS = 3
+MIN_STEPS = 3
 """Of fewer the first, slow one would be half."""
 
-MOST_WINDOWS = 4
+MAX_WINDOWS = 4
 """Newest windows of looks at ranks, in each of which a slow one must stand out."""
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerSeen:
+class ObservedWorker:
     """A pod or process as its fabric reports it."""
 
     index: int
@@ -163,38 +163,38 @@ class WorkerSeen:
     message: str = ""
     created_seconds: float = 0.0
     deleting: bool = False
-    disrupted: bool = False
+    disruption_announced: bool = False
     """Its cluster has said that it will end it (`message`: why), and may not have begun to."""
-    lingering: bool = False
+    sidecar_running: bool = False
     """Its trainer ended, and something beside it still runs: a sidecar."""
-    out_of_memory: bool = False
+    oom_killed: bool = False
     """The OOM killer ended its trainer's container, agent and all: by which limit its fabric does not know."""
-    unstarted: str = ""
+    start_blocker: str = ""
     """Why its agent cannot be started, in its fabric's own words; empty: nothing is known to be in the way."""
 
     @property
-    def ended(self) -> str:
+    def exit_description(self) -> str:
         """How it ended, with its exit code where that is known."""
         return "ended" if self.exit_code is None else f"ended with exit code {self.exit_code}"
 
 
 @dataclass(frozen=True, slots=True)
-class CreateSeen:
+class PendingCreate:
     """A worker whose creation is under way or was refused."""
 
     index: int
     attempt: int
-    under_way: bool
-    refusal: str = ""
+    in_progress: bool
+    rejection: str = ""
     """What the fabric said the last time; empty: nothing yet."""
-    lasting: bool = False
+    permanent: bool = False
     """Asked for again unchanged it is refused again."""
     until_seconds: float = 0.0
     """Not asked for again before."""
 
 
 @dataclass(frozen=True, slots=True)
-class PurgeSeen:
+class ObservedPurge:
     """One attempt to delete a deleted job's persistent data."""
 
     attempt: int
@@ -227,7 +227,7 @@ class PurgeCallSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeSeen:
+class ObservedNode:
     """A node as its fabric reports it."""
 
     name: str
@@ -236,24 +236,24 @@ class NodeSeen:
     """Alive as far as the fabric can tell; a frozen node may be ready for a while."""
     schedulable: bool = True
     reason: str = ""
-    signal: str = ""
+    evacuation_reason: str = ""
     """Why others want it left, though it lives; empty: nobody does."""
-    remark: str = ""
+    informational: str = ""
     """What others say of it that is too little to leave it."""
-    doubt: str = ""
+    unconfirmed_failure: str = ""
     """What says that it is gone, where its observer may only not have heard it. Of one that is ready: it is said of most nodes at once."""
     path: tuple[str, ...] = ()
     """Where it stands, the highest level first; see `topology_levels`. Empty: nobody says."""
 
 
 @dataclass(frozen=True, slots=True)
-class ExitSeen:
+class ObservedExit:
     """A worker's first failed trainer in `epoch`, or a hang of all.
 
     `rank` −1: all hang and none is behind the others.
     """
 
-    epoch: int
+    generation: int
     rank: int
     code: int
     cause: str
@@ -267,37 +267,37 @@ class ExitSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class StandingSeen:
+class HangEvidence:
     """One agent's word where its ranks are without a step.
 
     True as long as their step is still `step`. Where something `moves` in them, a hang is not proven by it.
     """
 
     step: int
-    places: tuple[RankPlace, ...]
-    moves: bool = False
+    stacks: tuple[RankStack, ...]
+    is_progressing: bool = False
     collectives: tuple[Collective, ...] = ()
     """What its ranks are in or made last; empty where that is not known of every one."""
 
 
 @dataclass(frozen=True, slots=True)
-class PaceWindow:
+class ActivityWindow:
     """How often one worker's ranks were found at work over some steps."""
 
     since_step: int
-    paces: tuple[RankPace, ...]
+    paces: tuple[RankActivity, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class PaceSeen:
+class ActivityHistory:
     """The newest windows of one agent's ranks, oldest first.
 
     `marked`: totals at step `marked_step`, with which the next window begins.
     """
 
-    marked: tuple[RankPace, ...] = ()
-    marked_step: int = 0
-    windows: tuple[PaceWindow, ...] = ()
+    window_start_totals: tuple[RankActivity, ...] = ()
+    window_start_step: int = 0
+    windows: tuple[ActivityWindow, ...] = ()
     warmed_up: bool = False
     """Whether the first of the epoch is over."""
 
@@ -313,27 +313,27 @@ class Timings:
     steps: tuple[float, ...] = ()
     stalls: tuple[float, ...] = ()
     """How long saves held the training up."""
-    drains: tuple[float, ...] = ()
+    flushes: tuple[float, ...] = ()
     """From a save's staging to all its copies."""
     pending: Mapping[Checkpoint, float] = field(default_factory=dict)
     """Since when saves that still drain are known to."""
-    pace: PaceSeen = PaceSeen()
+    pace: ActivityHistory = ActivityHistory()
 
     @property
     def step_seconds(self) -> float | None:
-        return statistics.median(self.steps) if len(self.steps) >= FEWEST_STEPS else None
+        return statistics.median(self.steps) if len(self.steps) >= MIN_STEPS else None
 
     @property
     def stall_seconds(self) -> float | None:
         return statistics.median(self.stalls) if self.stalls else None
 
     @property
-    def drain_seconds(self) -> float | None:
-        return statistics.median(self.drains) if self.drains else None
+    def flush_seconds(self) -> float | None:
+        return statistics.median(self.flushes) if self.flushes else None
 
 
 @dataclass(frozen=True, slots=True)
-class SessionSeen:
+class ObservedSession:
     """One agent as the coordinator last heard it; built in `coordinator.sessions`."""
 
     index: int
@@ -343,12 +343,12 @@ class SessionSeen:
     connected: bool
     since_seconds: float
     """When it connected, or when its line broke."""
-    heard_seconds: float
+    last_message_seconds: float
     """Last message of any kind."""
-    epoch: int = 0
+    generation: int = 0
     stopped: int = 0
     warm: bool = False
-    progress: Progress = NOTHING_TOLD
+    progress: Progress = NO_PROGRESS
     """What its ranks told in `epoch`, the newest of each."""
     step_at_seconds: float | None = None
     """When the step last grew within this epoch; None: no step yet in it."""
@@ -356,17 +356,17 @@ class SessionSeen:
     pending: tuple[Checkpoint, ...] = ()
     saved: Checkpoint | None = None
     copies: int = 0
-    exit: ExitSeen | None = None
-    leaving: bool = False
+    exit: ObservedExit | None = None
+    terminating: bool = False
     """It was told to end, as by a node that shuts down."""
     finished: int | None = None
     """Exit code of Finished for `epoch`."""
     finished_steps: int = 0
-    saves_told: bool = False
+    final_saves_reported: bool = False
     """Whether `pending` and `saved` were told behind `finished`: before it they may lack the last step's."""
     barrier_step: int | None = None
     """Step of the barrier at which all its ranks wait in `epoch`."""
-    unreadable: tuple[Checkpoint, bool, str] | None = None
+    unreadable_report: tuple[Checkpoint, bool, str] | None = None
     """(checkpoint, absent, detail) reported in `epoch`."""
     findings: tuple[NodeFinding, ...] = ()
     """What it finds wrong with its node, the gravest first."""
@@ -374,7 +374,7 @@ class SessionSeen:
     """Since when it finds just these."""
     clock_skew_seconds: float | None = None
     """How far its node's clock is ahead of this operator's; None: it never said."""
-    standing: StandingSeen | None = None
+    hang_evidence: HangEvidence | None = None
     """Where its ranks stand in `epoch` without anything moving; None: they step, or it does not know."""
 
 
@@ -389,47 +389,47 @@ class ObservedBarrier:
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class JobSnapshot:
     """Input of `planning.plan`: one job, its surroundings, and the time."""
 
-    now: float
+    now_seconds: float
     term_seconds: float
     """When this operator's term began: silence is judged only of agents heard in it."""
     job: TrainingJob
     status: JobStatus
-    workers: tuple[WorkerSeen, ...] = ()
-    nodes: tuple[NodeSeen, ...] = ()
-    sessions: tuple[SessionSeen, ...] = ()
-    holders: tuple[HolderSeen, ...] = ()
-    persistent: PersistentSeen = field(default_factory=PersistentSeen)
-    older: PersistentSeen = field(default_factory=PersistentSeen)
+    workers: tuple[ObservedWorker, ...] = ()
+    nodes: tuple[ObservedNode, ...] = ()
+    sessions: tuple[ObservedSession, ...] = ()
+    servers: tuple[ObservedMemoryServer, ...] = ()
+    persistent: PersistentListing = field(default_factory=PersistentListing)
+    source_listing: PersistentListing = field(default_factory=PersistentListing)
     """An older job's folder, where this one takes up its checkpoints. Its `covers` stand among the others."""
     barrier: ObservedBarrier | None = None
     covers: Covers = field(default_factory=dict)
-    promoted: Mapping[Checkpoint, frozenset[RankSave]] = field(default_factory=dict)
-    stumbled: Mapping[RankSave, int] = field(default_factory=dict)
+    uploaded: Mapping[Checkpoint, frozenset[RankSave]] = field(default_factory=dict)
+    failed_uploads: Mapping[RankSave, int] = field(default_factory=dict)
     """How often uploading a save failed."""
     unreadable: frozenset[RankSave] = frozenset()
     """Saves of which an agent found every copy in memory damaged."""
-    promotion_seconds: float | None = None
+    upload_seconds: float | None = None
     """How long the upload of `status.floor` took, the longest of its workers; None where this operator did not see it."""
     refused_records: tuple[str, ...] = ()
     """Records of the job that broke a bound and were not read, a sentence each."""
-    memory_cleaned: bool = False
+    memory_cleared: bool = False
     """This operator has removed the job from every holder that answers."""
-    purges: tuple[PurgeSeen, ...] = ()
+    purges: tuple[ObservedPurge, ...] = ()
     purge_call: PurgeCallSeen = PurgeCallSeen()
-    refusal: str = ""
+    spec_rejection: str = ""
     """Why a newer spec than `job` is not acted upon; empty: `job` is the newest."""
     free_nodes: int | None = None
     """Nodes that could take another worker now; None where only a scheduler knows."""
-    turned_away_seconds: float = 0.0
+    retry_later_seconds: float = 0.0
     """When an agent of this job was last asked to come again; 0: none was in this term."""
-    creates: tuple[CreateSeen, ...] = ()
+    creates: tuple[PendingCreate, ...] = ()
     """Workers that were asked for and are not there: under way, or refused."""
-    pod_groups: PodGroupsSeen | None = None
+    pod_groups: ObservedPodGroups | None = None
     """None: the fabric has no scheduler that knows groups."""
-    group_calls: tuple[GroupCallSeen, ...] = ()
+    group_calls: tuple[PendingGroupCall, ...] = ()
     """For pod groups: under way, or refused."""
     uploads: bool = False
     """What this round's plan asks of maintenance: the newest complete checkpoint goes to the persistent tier now."""

@@ -29,23 +29,33 @@ api_refused_calls = Gauge(
     "Calls that the API server keeps refusing and that the operator still retries.",
     ["verb", "resource", "cause"],
 )
-holder_failures = Counter("surefoot_holder_call_failures_total", "Operator calls to a holder that failed.", ["call"])
-holder_damaged = Counter("surefoot_holder_damaged_entries_total", "Index entries or layouts that could not be read.")
-shared_objects_refused = Counter(
+memory_call_failures = Counter(
+    "surefoot_holder_call_failures_total", "Operator calls to a holder that failed.", ["call"]
+)
+memory_corrupt_entries = Counter(
+    "surefoot_holder_damaged_entries_total", "Index entries or layouts that could not be read."
+)
+shared_object_failures = Counter(
     "surefoot_shared_objects_refused_total",
     "Secrets and Services of running jobs that could not be made anew.",
     ["kind"],
 )
-holder_accounts_closed = Counter(
+memory_quota_exceeded = Counter(
     "surefoot_memory_accounts_closed_total",
     "Times that a job was kept from writing to a holder: it had more than its part.",
 )
 orphans = Gauge("surefoot_memory_orphaned_jobs", "Jobs that holders still know and the API server does not.")
-outdated_holders = Gauge("surefoot_memory_outdated_holders", "Holders whose pod is not of the newest revision.")
-agents_refused = Counter("surefoot_agents_refused_total", "Connections of agents that were refused.", ["reason"])
-agents_slow = Counter("surefoot_agents_slow_total", "Connections closed because the agent did not take its messages.")
-agents_garbled = Counter("surefoot_agents_garbled_total", "Connections closed because a message could not be read.")
-events_left_out = Counter("surefoot_events_left_out_total", "Events that are in the log only: too many in a minute.")
+outdated_servers = Gauge("surefoot_memory_outdated_holders", "Holders whose pod is not of the newest revision.")
+agent_connections_rejected = Counter(
+    "surefoot_agents_refused_total", "Connections of agents that were refused.", ["reason"]
+)
+agents_disconnected_slow = Counter(
+    "surefoot_agents_slow_total", "Connections closed because the agent did not take its messages."
+)
+agents_disconnected_invalid = Counter(
+    "surefoot_agents_garbled_total", "Connections closed because a message could not be read."
+)
+events_suppressed = Counter("surefoot_events_left_out_total", "Events that are in the log only: too many in a minute.")
 
 # a rate sees the first of anything only if the series was there before it
 for _reason in (
@@ -60,9 +70,9 @@ for _reason in (
     "size",
     "full",
 ):
-    agents_refused.labels(_reason)
+    agent_connections_rejected.labels(_reason)
 for _call in ("away", "fenced", "refused", "drop", "mark", "sweep", "clean"):
-    holder_failures.labels(_call)
+    memory_call_failures.labels(_call)
 for _error in ("FabricError", "InvariantBroken"):
     reconcile_failures.labels(_error)
 for _kind in ("trainingjobs", "pods", "nodes", "leases"):

@@ -18,7 +18,7 @@ _PARTS = {
 
 
 @contextmanager
-def needing(command: str, extra: str) -> Iterator[None]:
+def require_extra(command: str, extra: str) -> Iterator[None]:
     """Ends the process where a module of `extra` cannot be imported.
 
     With a sentence that says what to install.
@@ -32,7 +32,7 @@ def needing(command: str, extra: str) -> Iterator[None]:
         raise SystemExit(f"{command}: {hint(name, extra)}") from None
 
 
-def lacking(extra: str) -> str | None:
+def missing_module(extra: str) -> str | None:
     """Names the first module of `extra` that is not installed.
 
     A sentence; None where all are there. Imports none of them.

@@ -20,7 +20,7 @@ class CoordinatorSettings:
     host: str = "127.0.0.1"
     port: int = 0
     """0: any free one."""
-    hello_seconds: float = 5.0
+    hello_timeout_seconds: float = 5.0
     """A connection that has not said hello, or could not be authenticated, by then is closed."""
     lead_seconds: float = 3.5
     """Agents that come to one that does not lead are kept for so long: it may lead in a moment, and nobody else does."""
@@ -30,9 +30,9 @@ class CoordinatorSettings:
     """Messages waiting for one agent; one that takes fewer is closed, and hears everything anew when it returns."""
     hello_bytes: int = 64 * 1024
     """What a connection may send before its hello is accepted."""
-    strangers: int = 512
+    max_unauthenticated: int = 512
     """Connections in all whose hello was not accepted yet; they take nothing of `lines`."""
-    strangers_of_a_peer: int = 32
+    max_unauthenticated_per_address: int = 32
     """The same of one address: behind one address stand the workers of a node, or of a whole machine."""
     message_bytes: int = 64 * 1024 * 1024
     """Largest message of an agent: a listing of the persistent tier. Others have limits of their own (`surefoot_operator.coordinator.agent_server`)."""
@@ -53,8 +53,8 @@ class MemorySettings:
     """While Committed, indexes are read this often: how old a watermark may be."""
     rest_seconds: float = 30.0
     """A job at rest asks its holders this often: whether its checkpoint is still there is all that it wants to know."""
-    janitor_seconds: float = 30.0
-    settle_seconds: float = 10.0
+    gc_interval_seconds: float = 30.0
+    prefault_wait_seconds: float = 10.0
     """A server that has just begun is left to its companion for so long at most, before a job makes it its own."""
     closures: Backoff = _CLOSURES
     """A job that takes more than its part of a holder may not write there for so long at least."""
@@ -70,11 +70,11 @@ class OperatorSettings:
     """Where each worker serves its metrics; 0: any free port of its machine; None: nowhere."""
     progress_seconds: float = 0.5
     """Writes that only report progress are at least so far apart. Seconds on a cluster: each is a call to its server."""
-    settle_seconds: float = 0.0
+    progress_write_delay_seconds: float = 0.0
     """Of a job that a former leader reported on, progress alone is not written for so long: agents and holders come back first."""
     notice_seconds: float = 0.5
     """News that change no decision (steps, saves) are answered together after so long."""
-    longest_sleep_seconds: float = 2.0
+    max_sleep_seconds: float = 2.0
     """Planned again after so long even if nothing was heard: a missed change costs no more."""
     rest_seconds: float = 60.0
     """The same for a job at rest, suspended or over: hundreds of them must cost nearly nothing."""

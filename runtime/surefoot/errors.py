@@ -58,14 +58,14 @@ class ObjectRefused(TierUnavailable):
     """
 
 
-class AccessRefused(TierUnavailable):
+class AccessDenied(TierUnavailable):
     """The tier answers and refuses this password or authority.
 
     It lives; what it has is unknown.
     """
 
 
-class BeingFilled(TierUnavailable):
+class ServerPrefaulting(TierUnavailable):
     """A holder has just started, and its memory is being touched.
 
     It holds nothing yet. Ask again in a moment.
@@ -76,7 +76,7 @@ class BeingFilled(TierUnavailable):
         self.instance = instance
 
 
-class CopyRefused(TierError):
+class CopyUnsupported(TierError):
     """A tier does not copy within itself, and takes what is sent.
 
     A server that speaks less than Redis or S3 do, or an account that may not read what is copied.
@@ -94,14 +94,14 @@ class TierFull(TierError):
     """The tier has no room left. Saving resumes when it has."""
 
 
-class StagingRefused(SurefootError):
+class StagingMemoryUnavailable(SurefootError):
     """There is no memory to stage saves in.
 
     The training goes on unprotected; each due save asks again.
     """
 
 
-class HolderDamaged(TierError):
+class InvalidServerReply(TierError):
     """A holder answered what no holder answers.
 
     One of its keys was overwritten or damaged. Restarting it empties it.

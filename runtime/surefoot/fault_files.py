@@ -11,19 +11,19 @@ from collections.abc import Mapping
 from pathlib import Path
 
 
-def fault_word(kind: str, environment: Mapping[str, str] = os.environ) -> Path | None:
+def fault_file(kind: str, environment: Mapping[str, str] = os.environ) -> Path | None:
     """Where this node's processes look for it; None outside of `surefoot local`."""
     folder, node = environment.get("SUREFOOT_FAULTS_FOLDER"), environment.get("SUREFOOT_NODE")
     return Path(folder, f"{kind}-{node}") if folder and node else None
 
 
-def is_told(kind: str, environment: Mapping[str, str] = os.environ) -> bool:
+def is_fault_requested(kind: str, environment: Mapping[str, str] = os.environ) -> bool:
     """Whether this node's processes shall do it now."""
-    word = fault_word(kind, environment)
+    word = fault_file(kind, environment)
     return word is not None and word.exists()
 
 
-def take(word: Path | None) -> str | None:
+def consume_fault(word: Path | None) -> str | None:
     """Takes the word away and returns what it says.
 
     None: there is none, or another process of this node was faster.

@@ -50,7 +50,7 @@ def identity_of(pid: int) -> ProcessIdentity | None:
     return ProcessIdentity(pid, int(fields[19]))
 
 
-def own_identity() -> ProcessIdentity:
+def this_process() -> ProcessIdentity:
     life = identity_of(os.getpid())
     assert life is not None
     return life

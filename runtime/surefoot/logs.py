@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from surefoot.errors import ConfigurationError
-from surefoot.protocol.text import plain
+from surefoot.protocol.text import escape_control_characters
 
 VARIABLE = "SUREFOOT_LOG_FORMAT"
 FORMATS = ("text", "json")
@@ -24,7 +24,7 @@ class PlainFormatter(logging.Formatter):
     """A log line, tracebacks and all, with each control character written out."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return plain(super().format(record))
+        return escape_control_characters(super().format(record))
 
 
 class JsonFormatter(logging.Formatter):
@@ -38,11 +38,11 @@ class JsonFormatter(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
-            "message": plain(record.getMessage()),
+            "message": escape_control_characters(record.getMessage()),
         }
         body |= {key: found for key in KEYS if (found := getattr(record, key, None)) not in (None, "")}
         if record.exc_info:
-            body["exception"] = plain(self.formatException(record.exc_info))
+            body["exception"] = escape_control_characters(self.formatException(record.exc_info))
         return json.dumps(body, ensure_ascii=False, default=str)
 
 
@@ -78,7 +78,7 @@ def formatter_of(form: str, text: logging.Formatter) -> logging.Formatter:
     return JsonFormatter() if form == "json" else text
 
 
-def begin_logs(
+def configure_logging(
     environment: Mapping[str, str], text: str, dates: str | None = None, keys: Mapping[str, object] | None = None
 ) -> None:
     """Sends this process' log to stderr.

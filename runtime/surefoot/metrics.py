@@ -9,7 +9,15 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from surefoot.errors import ChunkMissing, Corrupt, Fenced, StagingRefused, SurefootError, TierFull, TierUnavailable
+from surefoot.errors import (
+    ChunkMissing,
+    Corrupt,
+    Fenced,
+    StagingMemoryUnavailable,
+    SurefootError,
+    TierFull,
+    TierUnavailable,
+)
 from surefoot.protocol.timeouts import BUCKETS_SECONDS
 
 checkpoint_seconds = Histogram(
@@ -52,17 +60,19 @@ step_seconds = Histogram(
 )
 step = Gauge("surefoot_step", "Last step that every local rank has finished.")
 loss = Gauge("surefoot_loss", "Loss of that step; NaN also where the program does not tell it.")
-passes = Gauge(
+data_epochs = Gauge(
     "surefoot_data_passes", "Passes over the data that this worker's ranks consumed; NaN where nobody tells."
 )
 samples = Counter("surefoot_samples_total", "Samples that finished steps of this worker's ranks consumed.")
-losses_not_finite = Counter("surefoot_losses_not_finite_total", "Steps whose loss was NaN or infinite.")
-losses_out_of_band = Counter(
+nonfinite_losses = Counter("surefoot_losses_not_finite_total", "Steps whose loss was NaN or infinite.")
+loss_spikes = Counter(
     "surefoot_losses_out_of_band_total", "Steps whose loss or gradient norm was far above that of the steps before."
 )
-epoch = Gauge("surefoot_epoch", "Epoch whose trainers run here; 0 if none does.")
+generation = Gauge("surefoot_epoch", "Epoch whose trainers run here; 0 if none does.")
 pending = Gauge("surefoot_checkpoint_pending", "Checkpoints staged here and not yet on all their holders.")
-level = Gauge("surefoot_checkpoint_backoff_level", "Every 2^level-th due step is saved, as chosen or backed off to.")
+interval_exponent = Gauge(
+    "surefoot_checkpoint_backoff_level", "Every 2^level-th due step is saved, as chosen or backed off to."
+)
 
 FAMILIES = (
     checkpoint_seconds,
@@ -80,13 +90,13 @@ FAMILIES = (
     step_seconds,
     step,
     loss,
-    passes,
+    data_epochs,
     samples,
-    losses_not_finite,
-    losses_out_of_band,
-    epoch,
+    nonfinite_losses,
+    loss_spikes,
+    generation,
     pending,
-    level,
+    interval_exponent,
 )
 """Everything above: what an agent exports."""
 
@@ -107,7 +117,7 @@ def reason_of(error: Exception) -> str:
             return "unavailable"
         case Corrupt():
             return "corrupt"
-        case StagingRefused():
+        case StagingMemoryUnavailable():
             return "memory"
         case SurefootError():
             return "refused"

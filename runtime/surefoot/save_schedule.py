@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-HIGHEST_LEVEL = 20
+MAX_EXPONENT = 20
 """A coordinator may ask for every 1,048,576th interval."""
 
-HIGHEST_BACKOFF = 10
+MAX_BACKOFF = 10
 """A rank by itself backs off to every 1,024th interval at most."""
 
 LOWER_AFTER = 8
@@ -22,28 +22,28 @@ LOWER_AFTER = 8
 
 
 @dataclass(frozen=True, slots=True)
-class OwnLevel:
+class RankBackoff:
     """Holds a rank's own level, and its streak of staged saves.
 
     The streak counts due saves in a row that found a slot since the level last changed.
     """
 
-    level: int = 0
+    exponent: int = 0
     streak: int = 0
 
-    def skipped(self, level: int) -> OwnLevel:
+    def back_off(self, level: int) -> RankBackoff:
         """Halves the saves from here on: none found a slot.
 
         `level` is the one that the save was due at, the rank's own or the coordinator's.
         """
-        return OwnLevel(level + 1 if level < HIGHEST_BACKOFF else level, 0)
+        return RankBackoff(level + 1 if level < MAX_BACKOFF else level, 0)
 
-    def staged(self) -> OwnLevel:
+    def count_staged(self) -> RankBackoff:
         """Counts a staged save; a streak lowers the level again."""
-        if self.level == 0:
+        if self.exponent == 0:
             return self
         if self.streak + 1 >= LOWER_AFTER:
-            return OwnLevel(self.level - 1, 0)
+            return RankBackoff(self.exponent - 1, 0)
         return replace(self, streak=self.streak + 1)
 
 
@@ -70,7 +70,7 @@ class Schedule:
         """
         if step < 1:
             return False
-        return step % (self.interval_steps << min(level, HIGHEST_LEVEL)) == 0 or self.persistent_due(step)
+        return step % (self.interval_steps << min(level, MAX_EXPONENT)) == 0 or self.persistent_due(step)
 
     def persistent_due(self, step: int) -> bool:
         """Decides whether the save of a step is promoted.

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from surefoot.errors import ConfigurationError
-from surefoot.protocol.identities import LocalHolder
+from surefoot.protocol.identities import LocalMemoryServers
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +43,12 @@ class JobSettings:
     interval_steps: int
     replicas: int
     keep: int
-    holder_user: str
-    holder_password: str = field(repr=False)
-    holder_call_seconds: float = 1.0
-    holder_tls_ca: str = field(default="", repr=False)
+    memory_user: str
+    memory_password: str = field(repr=False)
+    memory_call_timeout_seconds: float = 1.0
+    memory_tls_ca: str = field(default="", repr=False)
     """SUREFOOT_HOLDER_TLS_CA: PEM of the authority of holders that speak TLS."""
-    local_holder: LocalHolder | None = None
+    local_server: LocalMemoryServers | None = None
     """SUREFOOT_NODE and SUREFOOT_HOLDER_SOCKET: set by whoever starts processes on that node, for all of them."""
     persistent: PersistentSettings | None = None
     memory_bytes_per_second: float = 0.0
@@ -115,11 +115,11 @@ def job_settings(environment: Mapping[str, str] = os.environ) -> JobSettings:
         interval_steps=_whole(environment, "SUREFOOT_MEMORY_INTERVAL_STEPS", 10),
         replicas=_whole(environment, "SUREFOOT_MEMORY_REPLICAS", 2),
         keep=_whole(environment, "SUREFOOT_MEMORY_KEEP", 2),
-        holder_user=environment.get("SUREFOOT_HOLDER_USER", ""),
-        holder_password=environment.get("SUREFOOT_HOLDER_PASSWORD", ""),
-        holder_call_seconds=_number(environment, "SUREFOOT_HOLDER_CALL_SECONDS", 1.0),
-        holder_tls_ca=environment.get("SUREFOOT_HOLDER_TLS_CA", ""),
-        local_holder=_local_holder(environment),
+        memory_user=environment.get("SUREFOOT_HOLDER_USER", ""),
+        memory_password=environment.get("SUREFOOT_HOLDER_PASSWORD", ""),
+        memory_call_timeout_seconds=_number(environment, "SUREFOOT_HOLDER_CALL_SECONDS", 1.0),
+        memory_tls_ca=environment.get("SUREFOOT_HOLDER_TLS_CA", ""),
+        local_server=_local_server(environment),
         persistent=persistent,
         memory_bytes_per_second=_number(environment, "SUREFOOT_MEMORY_BANDWIDTH", 0.0),
         good_after_steps=_whole(environment, "SUREFOOT_GOOD_AFTER_STEPS", 0),
@@ -170,10 +170,10 @@ def job_environment(settings: JobSettings) -> dict[str, str]:
         "SUREFOOT_MEMORY_INTERVAL_STEPS": str(settings.interval_steps),
         "SUREFOOT_MEMORY_REPLICAS": str(settings.replicas),
         "SUREFOOT_MEMORY_KEEP": str(settings.keep),
-        "SUREFOOT_HOLDER_USER": settings.holder_user,
-        "SUREFOOT_HOLDER_PASSWORD": settings.holder_password,
-        "SUREFOOT_HOLDER_CALL_SECONDS": str(settings.holder_call_seconds),
-        "SUREFOOT_HOLDER_TLS_CA": settings.holder_tls_ca or None,
+        "SUREFOOT_HOLDER_USER": settings.memory_user,
+        "SUREFOOT_HOLDER_PASSWORD": settings.memory_password,
+        "SUREFOOT_HOLDER_CALL_SECONDS": str(settings.memory_call_timeout_seconds),
+        "SUREFOOT_HOLDER_TLS_CA": settings.memory_tls_ca or None,
         "SUREFOOT_MEMORY_BANDWIDTH": str(settings.memory_bytes_per_second)
         if settings.memory_bytes_per_second
         else None,
@@ -196,9 +196,9 @@ def job_environment(settings: JobSettings) -> dict[str, str]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _local_holder(environment: Mapping[str, str]) -> LocalHolder | None:
+def _local_server(environment: Mapping[str, str]) -> LocalMemoryServers | None:
     node, path = environment.get("SUREFOOT_NODE"), environment.get("SUREFOOT_HOLDER_SOCKET")
-    return LocalHolder(node, path) if node and path else None
+    return LocalMemoryServers(node, path) if node and path else None
 
 
 def _text(environment: Mapping[str, str], name: str) -> str:

@@ -78,7 +78,7 @@ class TaskSet:
             self._failed(task.get_name(), error)
 
 
-async def until_one_ends(tasks: Sequence[asyncio.Task[None]]) -> None:
+async def wait_for_first(tasks: Sequence[asyncio.Task[None]]) -> None:
     """Waits for the first task that ends, then cancels the others.
 
     All have ended when it returns, also where it is cancelled itself. Raises what the first one raised.

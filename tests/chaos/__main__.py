@@ -124,7 +124,7 @@ def _disturb(run: LocalRun, striker: Striker, strikes: list[Strike]) -> None:
     waiting, seen, at = list(strikes), 0, time.monotonic()
     while run.process.poll() is None:
         striker.thaw()
-        run.events += run.progress.look()
+        run.events += run.progress.poll()
         step = run.progress.finished_step
         if step > seen or striker.holding:
             seen, at = step, time.monotonic()

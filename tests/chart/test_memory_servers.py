@@ -11,8 +11,8 @@ from chart import helm
 from chart.objects import Object, ports
 from chart.test_seams import environment
 from support.servers.memory_cgroup import container_bytes
-from surefoot.memory_server.sidecar.sidecar_settings import MOST_SERVERS, companion_settings
-from surefoot_operator.platforms.kubernetes.pods import HOLDER_SOCKET
+from surefoot.memory_server.sidecar.sidecar_settings import MAX_SERVERS, sidecar_settings
+from surefoot_operator.platforms.kubernetes.pods import SERVER_SOCKET
 
 BESIDE: Object = {
     "tls": {"enabled": True},
@@ -84,7 +84,7 @@ def test_each_server_sees_its_own_configuration_and_folder_at_the_same_paths(val
         wanted = {f"tls-port {6379 + server}" if tls else f"port {6379 + server}", f"maxmemory {(4 << 30) // 3}"}
         assert wanted | ({"port 0"} if tls else set()) <= set(lines)
         sockets = [line for line in lines if line.startswith("unixsocket ")]
-        assert sockets == ([f"unixsocket {HOLDER_SOCKET.format(server=server)}"] if by_socket else [])
+        assert sockets == ([f"unixsocket {SERVER_SOCKET.format(server=server)}"] if by_socket else [])
 
 
 def test_one_server_is_called_as_before_there_were_several() -> None:
@@ -122,10 +122,10 @@ def test_parts_of_a_node_are_equal_and_never_more_than_it_may_take() -> None:
         assert limits == [container_bytes(part, 256 << 20) for part in parts]
 
 
-@pytest.mark.parametrize("servers", [1, 2, MOST_SERVERS])
+@pytest.mark.parametrize("servers", [1, 2, MAX_SERVERS])
 def test_the_companion_finds_every_server_beside_it(servers: int) -> None:
     found = rendered(servers)
-    told = companion_settings(environment(found, "DaemonSet", "surefoot-memory", "companion"))
+    told = sidecar_settings(environment(found, "DaemonSet", "surefoot-memory", "companion"))
     named = ports(template(found))
     assert named.pop("metrics") == told.port
     assert named == {f"redis-{n}" if n else "redis": told.redis_port + n for n in range(told.servers)}
@@ -133,10 +133,10 @@ def test_the_companion_finds_every_server_beside_it(servers: int) -> None:
 
 def test_every_server_that_may_be_is_let_in_whatever_their_number_is_now() -> None:
     """Pods of the revision before are read and sealed until they are replaced, though the number went down."""
-    most = {"redis", *(f"redis-{server}" for server in range(1, MOST_SERVERS))}
+    most = {"redis", *(f"redis-{server}" for server in range(1, MAX_SERVERS))}
     for servers in (1, 3):
         policy = helm.one(rendered(servers), "NetworkPolicy", "surefoot-memory")["spec"]
         let_in = [{port["port"] for port in rule["ports"]} for rule in policy["ingress"]]
         assert let_in == [most, {"metrics"}]
     schema = json.loads((helm.CHART / "values.schema.json").read_text())
-    assert schema["properties"]["memoryTier"]["properties"]["servers"]["maximum"] == MOST_SERVERS
+    assert schema["properties"]["memoryTier"]["properties"]["servers"]["maximum"] == MAX_SERVERS

@@ -11,7 +11,7 @@ import yaml
 
 from chart import helm
 from chart.objects import Object, containers, ports, rules, selects, templates
-from surefoot.memory_server.sidecar.sidecar_settings import MOST_SERVERS
+from surefoot.memory_server.sidecar.sidecar_settings import MAX_SERVERS
 
 EVERYTHING: Object = {
     "commonLabels": {"team": "training"},
@@ -145,7 +145,7 @@ def test_named_ports_are_there(rendered: list[Object]) -> None:
             wanted = found["spec"]["podSelector"]["matchLabels"]
             [template] = [t for t in pods.values() if selects(wanted, t["metadata"]["labels"])]
             used = {port["port"] for rule in found["spec"]["ingress"] for port in rule["ports"]}
-            fewer = {f"redis-{server}" for server in range(1, MOST_SERVERS)} if "redis" in used else set()
+            fewer = {f"redis-{server}" for server in range(1, MAX_SERVERS)} if "redis" in used else set()
             assert used - fewer == ports(template).keys() - fewer, "every port has its rule, and none is for nothing"
             assert ports(template).keys() <= used
     for template in pods.values():

@@ -11,14 +11,14 @@ from chart import helm
 from chart.objects import Object, ports
 from chart.test_rendering import EVERYTHING
 from surefoot.memory_server.client import MAX_VALUE_BYTES
-from surefoot.memory_server.server_process import MALLOC_ENVIRONMENT, ServerSettings, configuration
-from surefoot.memory_server.sidecar.sidecar_settings import CompanionSettings, companion_settings
+from surefoot.memory_server.server_process import MALLOC_ENVIRONMENT, ServerSettings, redis_configuration
+from surefoot.memory_server.sidecar.sidecar_settings import SidecarSettings, sidecar_settings
 from surefoot_operator.controller.admission_webhooks import EVICTIONS_PATH, JOBS_PATH
 from surefoot_operator.controller.cluster_settings import ClusterSettings, cluster_settings
 from surefoot_operator.controller.credentials.certificates import server_names
 from surefoot_operator.controller.leader.cluster_claim import CLAIMS
 from surefoot_operator.platforms.kubernetes import api_objects
-from surefoot_operator.platforms.kubernetes.pods import HOLDER_SOCKET
+from surefoot_operator.platforms.kubernetes.pods import SERVER_SOCKET
 
 
 def environment(rendered: list[Object], kind: str, name: str, container: str) -> dict[str, str]:
@@ -105,16 +105,16 @@ def test_the_companion_logs_in_the_format_of_the_operator() -> None:
 
 def test_the_companion_finds_the_redis_beside_it() -> None:
     rendered = helm.objects({})
-    found = companion_settings(environment(rendered, "DaemonSet", "surefoot-memory", "companion"))
+    found = sidecar_settings(environment(rendered, "DaemonSet", "surefoot-memory", "companion"))
     template = helm.one(rendered, "DaemonSet", "surefoot-memory")["spec"]["template"]
     assert ports(template) == {"redis": found.redis_port, "metrics": found.port}
-    assert found == dataclasses.replace(CompanionSettings(), password_file="/var/run/secrets/surefoot-memory/password")
+    assert found == dataclasses.replace(SidecarSettings(), password_file="/var/run/secrets/surefoot-memory/password")
 
 
 def test_tls_is_told_to_everybody_who_speaks_to_redis() -> None:
     rendered = helm.objects({"memoryTier": {"tls": {"enabled": True}}})
     assert cluster_settings(environment(rendered, "Deployment", "surefoot-operator", "operator"), []).memory_tls
-    assert companion_settings(environment(rendered, "DaemonSet", "surefoot-memory", "companion")).tls_folder
+    assert sidecar_settings(environment(rendered, "DaemonSet", "surefoot-memory", "companion")).tls_folder
     template = helm.one(rendered, "DaemonSet", "surefoot-memory")["spec"]["template"]
     assert api_objects.HOLDER_TLS in template["metadata"]["annotations"]
     lines = helm.one(rendered, "ConfigMap", "surefoot-memory")["data"]["redis.conf"].splitlines()
@@ -125,12 +125,12 @@ def test_a_socket_is_where_workers_look_for_it() -> None:
     rendered = helm.objects({"memoryTier": {"localSocket": {"enabled": True, "hostPath": "/run/of-nodes"}}})
     told = cluster_settings(environment(rendered, "Deployment", "surefoot-operator", "operator"), [])
     lines = helm.one(rendered, "ConfigMap", "surefoot-memory")["data"]["redis.conf"].splitlines()
-    assert {"port 6379", f"unixsocket {HOLDER_SOCKET.format(server=0)}", "unixsocketperm 777"} <= set(lines)
+    assert {"port 6379", f"unixsocket {SERVER_SOCKET.format(server=0)}", "unixsocketperm 777"} <= set(lines)
     spec = helm.one(rendered, "DaemonSet", "surefoot-memory")["spec"]["template"]["spec"]
     [volume] = [one for one in spec["volumes"] if "hostPath" in one]
     assert volume["hostPath"] == {"path": told.memory_socket_folder, "type": "DirectoryOrCreate"}
     [first] = spec["initContainers"]
-    mount = {"name": volume["name"], "mountPath": str(PurePosixPath(HOLDER_SOCKET).parent)}
+    mount = {"name": volume["name"], "mountPath": str(PurePosixPath(SERVER_SOCKET).parent)}
     assert first["command"] == ["chown", str(spec["securityContext"]["runAsUser"]), mount["mountPath"]]
     assert first["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN"]}
     redis = next(one for one in spec["containers"] if one["name"] == "redis")
@@ -180,7 +180,7 @@ def test_a_server_on_a_cluster_has_the_configuration_of_one_on_a_machine() -> No
     own = {"bind", "protected-mode", "dir", "requirepass"}
     text = helm.one(helm.objects(), "ConfigMap", "surefoot-memory")["data"]["redis.conf"]
     on_cluster = _directives(text)
-    on_machine = _directives(configuration(ServerSettings(6379, 4 << 30, Path("/data"), password="a password")))
+    on_machine = _directives(redis_configuration(ServerSettings(6379, 4 << 30, Path("/data"), password="a password")))
     assert {n: v for n, v in on_cluster.items() if n not in own} == {
         n: v for n, v in on_machine.items() if n not in own
     }

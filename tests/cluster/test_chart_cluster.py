@@ -123,7 +123,7 @@ def test_a_worker_is_restricted_where_its_template_is(api: Api, restricted: str)
     example = yaml.safe_load((helm.PROJECT / "examples" / "cluster" / "elastic.yaml").read_text(encoding="utf-8"))
     example["metadata"] |= {"namespace": restricted, "uid": "0a1b"}
     environment = WorkerEnvironment({"SUREFOOT_JOB_UID": "0a1b"}, {"SUREFOOT_HOLDER_PASSWORD": "secret"})
-    pod = worker_pods.pod(parse_job(example), CreateWorker(0, 1), environment, worker_pods.PodSettings())
+    pod = worker_pods.build_pod(parse_job(example), CreateWorker(0, 1), environment, worker_pods.PodSettings())
     pod["spec"]["serviceAccountName"] = "default"
     api.call("POST", f"/api/v1/namespaces/{restricted}/pods?dryRun=All&fieldValidation=Strict", pod)
 

@@ -26,7 +26,7 @@ from cluster.operator_process import SECONDS, Operator
 from cluster.processes import wait
 from support.fakes.fake_agent import hello
 from support.servers.kubernetes_cluster import a_cluster, install_crd
-from surefoot.protocol.messages import Refused
+from surefoot.protocol.messages import HelloRejected
 from surefoot.protocol.wire import decode, encode
 from surefoot_operator.controller.credentials import certificates
 from surefoot_operator.controller.leader.election_rules import leader_label, shard_of
@@ -305,9 +305,9 @@ def test_only_the_pod_of_that_worker_is_let_in(api: Api, engine: Engine, operato
     name, attempt = worker["metadata"]["name"], int(worker["metadata"]["labels"]["surefoot.dev/attempt"])
     stand_in(api, engine, "stranger")
 
-    def said(token: str, job: str = uid) -> Refused:
+    def said(token: str, job: str = uid) -> HelloRejected:
         found = asyncio.run(answer(leader, authority, job, attempt, token))
-        assert isinstance(found, Refused)
+        assert isinstance(found, HelloRejected)
         return found
 
     audience = said(token_of(api, name, "vault"))

@@ -22,7 +22,7 @@ from support.sample_jobs import REFUSED, WHOLE, changed
 from support.servers.kubernetes_cluster import a_cluster, install_crd
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.parse import POD_RULES, parse_job
-from surefoot_operator.api.status import Condition, Incident, Interval, JobStatus, World
+from surefoot_operator.api.status import Condition, Incident, JobStatus, Membership, SaveInterval
 from surefoot_operator.api.status_json import status_from_json, status_to_json
 from surefoot_operator.errors import SpecError
 
@@ -160,7 +160,7 @@ def test_what_workers_are_told_once_changes_only_while_the_job_is_suspended(
 
 def test_a_job_with_every_field_comes_back_as_it_was(made: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     kept, meant = parse_job(made(WHOLE), "uid"), parse_job(WHOLE, "uid")
-    assert dataclasses.replace(kept, namespace="", generation=1) == dataclasses.replace(meant, namespace="")
+    assert dataclasses.replace(kept, namespace="", metadata_generation=1) == dataclasses.replace(meant, namespace="")
     assert kept.spec.template.raw == meant.spec.template.raw
 
 
@@ -174,10 +174,10 @@ def test_a_status_comes_back_whole_and_scale_and_its_columns_are_served(
     api: Api, made: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> None:
     found = made(SMALL)
-    incident = Incident("node-lost", "it died", None, None, 1, 12.5, world_before=3)
+    incident = Incident("node-lost", "it died", None, None, 1, 12.5, world_size_before=3)
     conditions = (Condition("Running", "True", "Running", "", 3.25),)
-    status = JobStatus("Running", 1, World(2, "Committed", Checkpoint(1, 5), 3), step=7, incidents=(incident,))
-    often = Interval(64, 6, "it costs least", 3.5, 40, 4.5, wanted_seconds=60.5, memory_loss_odds=0.05)
+    status = JobStatus("Running", 1, Membership(2, "Committed", Checkpoint(1, 5), 3), step=7, incidents=(incident,))
+    often = SaveInterval(64, 6, "it costs least", 3.5, 40, 4.5, target_seconds=60.5, memory_loss_probability=0.05)
     status = dataclasses.replace(status, conditions=conditions, memory_interval=often)
     found["status"] = {**status_to_json(status), "replicas": 3, "selector": "a=b"}
     found = api.call("PUT", f"{JOBS}/small/status", found)

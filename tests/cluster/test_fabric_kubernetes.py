@@ -20,11 +20,11 @@ from cluster import layout, pods
 from cluster.api import Api as PlainApi
 from cluster.engine import Engine
 from cluster.processes import wait
-from surefoot_operator.api.status import JobStatus, World
-from surefoot_operator.errors import FabricError
-from surefoot_operator.platforms.interface import Fabric
+from surefoot_operator.api.status import JobStatus, Membership
+from surefoot_operator.errors import PlatformError
+from surefoot_operator.platforms.interface import Platform
 from surefoot_operator.platforms.kubernetes.api_client import Api, connect
-from surefoot_operator.platforms.kubernetes.platform import KubernetesFabric
+from surefoot_operator.platforms.kubernetes.platform import KubernetesPlatform
 from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache
 from surefoot_operator.platforms.kubernetes.views.observations import LEASE_SECONDS
 from surefoot_operator.policy.core.actions import CreateWorker, Event
@@ -112,7 +112,7 @@ class KubernetesLab:
         first, second = engine.facts().node_names[:2]
         self.nodes = (first, second)
         self.cache = ClusterCache(api, holders_in="default")
-        self.fabric: Fabric
+        self.fabric: Platform
         self.uid = ""
         self._hurt: set[str] = set()
 
@@ -120,7 +120,7 @@ class KubernetesLab:
         made = self.plain.call("POST", JOBS, document(self.engine))
         self.uid = made["metadata"]["uid"]
         await self.cache.start()
-        self.fabric = KubernetesFabric(self.cache, "default", "contract", self.uid)
+        self.fabric = KubernetesPlatform(self.cache, "default", "contract", self.uid)
 
     def free(self, count: int) -> None:
         return None
@@ -142,7 +142,7 @@ class KubernetesLab:
 
     def kill_holder(self, name: str) -> None:
         self._hurt.add(name)
-        found = [p for p in self.cache.holders.items.values() if p["spec"].get("nodeName") == name]
+        found = [p for p in self.cache.servers.items.values() if p["spec"].get("nodeName") == name]
         self.engine.kill_container("default", found[0]["metadata"]["name"])
 
     def return_holder(self, name: str) -> None:
@@ -190,7 +190,7 @@ async def lab(engine: Engine, plain: PlainApi) -> AsyncIterator[KubernetesLab]:
         await until(
             made.fabric,
             lambda seen: (
-                [h.running for h in seen.holders] == [n.ready for n in seen.nodes if n.schedulable] == [True, True]
+                [h.running for h in seen.servers] == [n.ready for n in seen.nodes if n.schedulable] == [True, True]
             ),
         )
         yield made
@@ -220,7 +220,7 @@ async def test_a_pod_of_that_name_that_is_somebody_elses_is_left_alone(lab: Kube
     body = pods.host_pod("contract-worker-0-1", ["sleep", "600"], host_prefix=lab.engine.facts().host_prefix)
     lab.plain.create(PODS, body)
     try:
-        with pytest.raises(FabricError, match="does not belong to job"):
+        with pytest.raises(PlatformError, match="does not belong to job"):
             await lab.fabric.create_worker(CreateWorker(0, 1), ENVIRONMENT)
     finally:
         lab.plain.call("DELETE", f"{PODS}/contract-worker-0-1?gracePeriodSeconds=0")
@@ -243,7 +243,7 @@ async def test_a_quota_that_the_jobs_own_secret_used_up_keeps_no_worker_of_the_n
         with pytest.raises(HTTPError) as refused:  # and not that the name is taken
             lab.plain.call("POST", SECRETS, {**again, "metadata": {"name": ours["metadata"]["name"]}})
         assert refused.value.code == 403
-        leader = KubernetesFabric(lab.cache, "default", "contract", lab.uid)
+        leader = KubernetesPlatform(lab.cache, "default", "contract", lab.uid)
         await leader.create_worker(CreateWorker(1, 1), ENVIRONMENT)
         await leader.close()
         assert lab.plain.answers(f"{PODS}/contract-worker-1-1")
@@ -262,7 +262,7 @@ async def test_an_event_told_twice_stands_once(lab: KubernetesLab) -> None:
 
 async def test_people_and_autoscalers_see_workers_and_the_age_of_the_checkpoint(lab: KubernetesLab) -> None:
     await running(lab)
-    await lab.fabric.patch_status(JobStatus("Running", world=World(1, "Committed"), step=3), JobStatus())
+    await lab.fabric.patch_status(JobStatus("Running", membership=Membership(1, "Committed"), step=3), JobStatus())
     scale = lab.plain.call("GET", f"{JOBS}/contract/scale")["status"]
     assert scale == {"replicas": 1, "selector": f"surefoot.dev/job-uid={lab.uid}"}
     assert lab.plain.call("GET", f"{JOBS}/contract")["status"]["ready"] == "1/2"
@@ -272,7 +272,7 @@ async def test_an_api_server_that_is_killed_costs_nothing_but_time(lab: Kubernet
     found = await running(lab)
     lab.engine.kill_daemon("kube-apiserver")
     try:
-        with pytest.raises(FabricError, match="API server did not answer"):
+        with pytest.raises(PlatformError, match="API server did not answer"):
             await lab.fabric.create_worker(CreateWorker(1, 1), ENVIRONMENT)
         assert [w.uid for w in (await lab.fabric.observe()).workers] == [found.uid]
     finally:
@@ -288,6 +288,6 @@ async def test_three_hundred_pods_are_asked_for_side_by_side(lab: KubernetesLab)
     job["spec"]["suspend"] = False
     job["spec"]["template"]["spec"]["nodeSelector"] = {"surefoot.test/no-such": "node"}
     lab.plain.call("PUT", f"{JOBS}/contract", job)
-    await until(lab.fabric, lambda seen: seen.job.generation == 3)
+    await until(lab.fabric, lambda seen: seen.job.metadata_generation == 3)
     await asyncio.gather(*(lab.fabric.create_worker(CreateWorker(n, 1), ENVIRONMENT) for n in range(300)))
     assert len((await lab.fabric.observe()).workers) == 300

@@ -20,7 +20,7 @@ from support.servers.kubernetes_cluster import a_cluster
 from surefoot_operator.api.spec import FINALIZER
 from surefoot_operator.platforms.interface import WorkerEnvironment
 from surefoot_operator.platforms.kubernetes.api_client import connect
-from surefoot_operator.platforms.kubernetes.platform import KubernetesFabric
+from surefoot_operator.platforms.kubernetes.platform import KubernetesPlatform
 from surefoot_operator.platforms.kubernetes.pods import PodSettings
 from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache
 from surefoot_operator.policy.core.actions import CreateWorker
@@ -85,9 +85,9 @@ class Lab:
     def __init__(self, engine: Engine, plain: PlainApi) -> None:
         self.engine, self.plain = engine, plain
         self.uid = ""
-        self.fabric: KubernetesFabric
+        self.fabric: KubernetesPlatform
 
-    async def open(self, command: list[str], uri: str = "file:///kept") -> KubernetesFabric:
+    async def open(self, command: list[str], uri: str = "file:///kept") -> KubernetesPlatform:
         made = self.plain.call("POST", JOBS, document(self.engine, command, uri))
         self.uid = made["metadata"]["uid"]
         self._api = await connect(self.engine.facts().kubeconfig)
@@ -95,7 +95,7 @@ class Lab:
         await self._cache.start()
         # nothing stands in front of the command: what is tried here is no agent's
         settings = PodSettings(agent=("env",))
-        self.fabric = KubernetesFabric(self._cache, NAMESPACE, "lived", self.uid, settings=settings)
+        self.fabric = KubernetesPlatform(self._cache, NAMESPACE, "lived", self.uid, settings=settings)
         return self.fabric
 
     def job(self) -> dict[str, Any]:
@@ -143,21 +143,21 @@ async def test_a_worker_is_found_by_the_name_of_its_place(lab: Lab) -> None:
 
 async def test_a_job_that_is_held_goes_once_its_data_is_deleted(lab: Lab) -> None:
     fabric = await lab.open(["sleep", "600"])
-    await fabric.hold_job(True)
+    await fabric.set_finalizer(True)
     assert lab.job()["metadata"]["finalizers"] == [FINALIZER]
     lab.plain.call("DELETE", f"{JOBS}/lived")
-    await until(fabric, lambda seen: seen.job.deleted and seen.job.held)
-    await fabric.purge(1, environment(lab.uid))
+    await until(fabric, lambda seen: seen.job.deleted and seen.job.has_finalizer)
+    await fabric.start_purge(1, environment(lab.uid))
     seen = await until(fabric, lambda seen: seen.purges and seen.purges[0].phase == "Succeeded", READY_SECONDS)
     assert seen.workers == ()
     assert not lab.is_gone()
-    await fabric.hold_job(False)
+    await fabric.set_finalizer(False)
     assert wait(lab.is_gone, READY_SECONDS)
 
 
 async def test_a_deletion_that_fails_says_why(lab: Lab) -> None:
     fabric = await lab.open(["sleep", "600"], "file:///usr/nowhere")
-    await fabric.purge(1, environment(lab.uid, "file:///usr/nowhere"))
+    await fabric.start_purge(1, environment(lab.uid, "file:///usr/nowhere"))
     seen = await until(fabric, lambda seen: seen.purges and seen.purges[0].phase == "Failed", READY_SECONDS)
     assert "folder /usr/nowhere, opening it: Read-only file system" in seen.purges[0].message
 

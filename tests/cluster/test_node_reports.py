@@ -18,7 +18,7 @@ from surefoot_operator.platforms.kubernetes.api_client import connect
 from surefoot_operator.platforms.kubernetes.api_writes import timestamp
 from surefoot_operator.platforms.kubernetes.node_conditions import CONDITION, MARK
 from surefoot_operator.platforms.kubernetes.views import observations
-from surefoot_operator.platforms.kubernetes.views.observations import Heard
+from surefoot_operator.platforms.kubernetes.views.observations import KubeletLiveness
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -49,7 +49,7 @@ def test_a_sick_node_is_told_of_beside_its_kubelet_s_conditions_and_taken_back(e
         seen = SimpleNamespace(items={name: plain.call("GET", path)})
         cache = SimpleNamespace(nodes=seen, jobs=SimpleNamespace(items={"gpt": job}))
         try:
-            await NodeReporter(api, cache, "PreferNoSchedule", lambda: now).once()  # type: ignore[arg-type]
+            await NodeReporter(api, cache, "PreferNoSchedule", lambda: now).reconcile_once()  # type: ignore[arg-type]
         finally:
             await api.close()
         return plain.call("GET", path)
@@ -59,7 +59,9 @@ def test_a_sick_node_is_told_of_beside_its_kubelet_s_conditions_and_taken_back(e
         assert conditions(told) == {**conditions(before), CONDITION: "True"}
         assert told["metadata"]["annotations"][MARK].startswith(REASON)
         assert {one["key"] for one in told["spec"]["taints"]} == {"example.com/other", MARK}
-        signal = observations.observe_node(told, Heard(), "kubernetes.io/hostname", KNOWN_SIGNALS).signal
+        signal = observations.observe_node(
+            told, KubeletLiveness(), "kubernetes.io/hostname", KNOWN_SIGNALS
+        ).evacuation_reason
         assert signal.startswith("it has the condition SurefootUnhealthy=True (GpuLost: GPU 0 is lost; found by")
     finally:
         well = asyncio.run(report(NOW + 200))
@@ -67,4 +69,7 @@ def test_a_sick_node_is_told_of_beside_its_kubelet_s_conditions_and_taken_back(e
     assert conditions(well) == {**conditions(before), CONDITION: "False"}
     assert MARK not in well["metadata"].get("annotations", {})
     assert well["spec"].get("taints") == before["spec"].get("taints")
-    assert observations.observe_node(well, Heard(), "kubernetes.io/hostname", KNOWN_SIGNALS).signal == ""
+    assert (
+        observations.observe_node(well, KubeletLiveness(), "kubernetes.io/hostname", KNOWN_SIGNALS).evacuation_reason
+        == ""
+    )

@@ -115,7 +115,7 @@ def test_an_eviction_waits_for_the_last_copy_and_costs_no_step(asking: Stage) ->
         assert wait(lambda: answered(evicted), SECONDS), f"{answers[-1]} {job.said()}"
         assert {code for code, _ in answers} <= {201, 429}, answers
         row = Row("node drained, one copy", worlds=[2, 2], whole_again_seconds=asking.whole_again(job, struck))
-        assert [(i.kind, i.steps_lost) for i in job.incidents() if i.epoch >= struck.epoch] == [("planned", 0)]
+        assert [(i.kind, i.steps_lost) for i in job.incidents() if i.generation >= struck.epoch] == [("planned", 0)]
     row.steps_lost = 0
     asking.check(job, row)
     asking.finish(job)  # with one copy it cannot outlive the nodes that other scenarios end

@@ -16,9 +16,9 @@ def test_installed_applied_and_complete(stage: Stage) -> None:
     job.wait("the first step", lambda: job.step > 0, 120.0)
     job.wait("the job is complete", lambda: job.status.phase == "Complete", 240.0)
     stage.adopt(job)
-    first = job.ledger.first_step_at(1, job.lineage()[0].size)
+    first = job.ledger.first_step_at(1, job.lineage()[0].world_size)
     assert first is not None
     row = Row("installed, applied, complete", first_step_seconds=first - job.began)
-    row.worlds = [entry.size for entry in job.lineage()]
+    row.worlds = [entry.world_size for entry in job.lineage()]
     row.notes["steps"] = job.status.step
     stage.write(job, row)

@@ -137,14 +137,14 @@ def test_who_may_edit_goes_back_within_the_job_and_makes_the_same_steps_again(
     stage: Stage, owner: Person, job: Job, tmp_path: Path
 ) -> None:
     editor = person_with(stage.installed.api, owner.kubeconfig, tmp_path, owner.namespace, "edit")
-    job.wait("a checkpoint is in the persistent tier", lambda: job.status.floor is not None)
-    floor, struck = job.status.floor, strike(job)
+    job.wait("a checkpoint is in the persistent tier", lambda: job.status.last_uploaded is not None)
+    floor, struck = job.status.last_uploaded, strike(job)
     assert floor is not None
     told = editor.gets("rollback", job.asked.name, "--to", str(floor.step), "--keep-data")
     assert f"go back to step {floor.step}" in told
     row = struck.wait().row("rolled back by command, the same data again")
     assert (row.kind, row.worlds[:2]) == ("numerics", [3, 3])
-    entry = next(entry for entry in job.lineage() if entry.epoch > struck.epoch)
+    entry = next(entry for entry in job.lineage() if entry.generation > struck.epoch)
     assert entry.parent == floor
     assert "RolledBack" in owner.gets("timeline", job.asked.name)
     stage.check(job, row)
@@ -161,9 +161,9 @@ def test_followed_suspended_rolled_back_and_followed_to_its_end(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3_server.ACCESS_KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3_server.SECRET_KEY)
     old = stage.training("followed", FIXED)
-    old.wait("a checkpoint is in the persistent tier", lambda: old.status.floor is not None)
+    old.wait("a checkpoint is in the persistent tier", lambda: old.status.last_uploaded is not None)
     owner.gets("suspend", old.asked.name, "--wait", "60")
-    floor = old.status.floor
+    floor = old.status.last_uploaded
     assert floor is not None
     tier = (f"s3://{s3_server.BUCKET}/{BUCKET_PREFIX}", "--endpoint", stage.installed.facts.s3_endpoint)
     stored = ("--job", old.uid, "--region", "us-east-1")

@@ -61,7 +61,7 @@ def began_at(job: Job, stood: int, struck: Struck) -> None:
     parent = job.lineage()[-1].parent
     assert parent is not None
     assert parent.step == stood, job.said()
-    noted = [i for i in job.incidents() if i.epoch >= struck.epoch]
+    noted = [i for i in job.incidents() if i.generation >= struck.epoch]
     assert {(i.kind, i.steps_lost) for i in noted} == {("planned", 0)}, noted
 
 
@@ -112,7 +112,7 @@ def test_every_node_is_drained_in_turn_and_no_step_is_lost(stage: Stage) -> None
             struck = drain(stage, job, node)
             job.wait("the others train on", lambda struck=struck: job.epoch > struck.epoch and job.trains(2))
         stage.whole_again(job, struck)
-    noted = [i for i in job.incidents() if i.epoch >= first.epoch]
+    noted = [i for i in job.incidents() if i.generation >= first.epoch]
     assert {(i.kind, i.steps_lost) for i in noted} == {("planned", 0)}, noted
     assert len(noted) >= len(stage.installed.facts.node_names)
     row = Row("every node drained in turn", worlds=[3, 2, 3, 2, 3, 2, 3], whole_again_seconds=time.time() - first.at)

@@ -47,7 +47,7 @@ def test_a_job_is_scaled_down_and_up_without_losing_a_step(stage: Stage) -> None
     smaller = job.epoch
     stage.kubectl("scale", f"tj/{job.asked.name}", "--replicas=3")
     row = Row("scaled down and up", worlds=[3, 2, 3], whole_again_seconds=stage.whole_again(job, struck))
-    planned = [i for i in job.incidents() if i.epoch >= struck.epoch]
+    planned = [i for i in job.incidents() if i.generation >= struck.epoch]
     assert [i.kind for i in planned] == ["planned", "planned"], planned
     row.steps_lost = sum(i.steps_lost or 0 for i in planned)
     assert row.steps_lost == 0, planned
@@ -57,7 +57,7 @@ def test_a_job_is_scaled_down_and_up_without_losing_a_step(stage: Stage) -> None
 
 def test_a_deleted_job_leaves_nothing_in_memory_and_its_checkpoints_in_s3(stage: Stage) -> None:
     job = stage.training("asked", ELASTIC)
-    job.wait("a checkpoint is in S3", lambda: job.status.floor is not None)
+    job.wait("a checkpoint is in S3", lambda: job.status.last_uploaded is not None)
     found = stage.compared(job, job.step)
     job.delete()
     job.space.wait("the job is gone", lambda: job.asked.name not in job.space.jobs.items, 60.0)
@@ -73,7 +73,7 @@ def test_a_deleted_job_leaves_nothing_in_memory_and_its_checkpoints_in_s3(stage:
 @pytest.mark.nightly
 def test_a_deleted_job_takes_its_checkpoints_along_where_it_says_so(stage: Stage) -> None:
     job = stage.training("asked", ELASTIC)
-    job.wait("a checkpoint is in S3", lambda: job.status.floor is not None)
+    job.wait("a checkpoint is in S3", lambda: job.status.last_uploaded is not None)
     job.change({"checkpoint": {"persistent": {"onJobDeletion": "Delete"}}})
     jobs = job.space.jobs.items
     job.wait("it is held", lambda: FINALIZER in jobs[job.asked.name]["metadata"].get("finalizers", ()))

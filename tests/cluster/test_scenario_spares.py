@@ -17,7 +17,7 @@ def test_a_spare_takes_the_rank_of_a_crashed_node_and_the_node_brings_the_next_o
 ) -> None:
     job = stage.training("spared", FIXED, spec={"spares": 1})
     job.wait("the spare is warm", lambda: job.condition("SparesReady") == "True", 120.0)
-    world = job.status.world
+    world = job.status.membership
     assert world is not None
     node = faults.victim(job, stage.installed)
     kept = {member.node: member for member in world.members if member.node != node}
@@ -25,7 +25,7 @@ def test_a_spare_takes_the_rank_of_a_crashed_node_and_the_node_brings_the_next_o
     job.wait_training(FIXED.workers, 20)
     row = struck.row("node crashed, a spare takes its rank")
     row.whole_again_seconds = stage.whole_again(job, struck)
-    after = job.status.world
+    after = job.status.membership
     assert after is not None
     assert row.worlds[:2] == [FIXED.workers, FIXED.workers], "it waited for nobody"
     assert {member.node: member for member in after.members if member.node in kept} == kept, "the others stay"

@@ -30,7 +30,7 @@ def test_a_killed_redis_disturbs_no_training_and_its_copies_come_back(stage: Sta
 
 def test_when_every_copy_in_memory_is_lost_s3_has_one(stage: Stage) -> None:
     job = stage.training("kept", ELASTIC)
-    job.wait("a checkpoint is in S3", lambda: job.status.floor is not None)
+    job.wait("a checkpoint is in S3", lambda: job.status.last_uploaded is not None)
     stage.installed.wait_ready()  # a Redis that was killed before runs again: one that does not cannot be killed
     struck = faults.kill_all_copies(job, stage.installed).wait()
     row = struck.row("every copy in memory lost")
@@ -52,8 +52,8 @@ def test_memory_and_s3_away_together_hold_no_training_up(stage: Stage, engine_of
         stage.installed.bring_memory_back()
     engine_of.start_daemon("s3")
     job.wait("every checkpoint is protected again", lambda: stage.protected_since(job, struck.at)[-1:] == ["True"])
-    floor = job.status.floor
-    job.wait("checkpoints reach S3 again", lambda: job.status.floor != floor)
+    floor = job.status.last_uploaded
+    job.wait("checkpoints reach S3 again", lambda: job.status.last_uploaded != floor)
     row = stage.quiet_row("Redis and S3 both away", struck)
     row.notes["CheckpointProtected"] = stage.protected_since(job, struck.at)
     stage.check(job, row)

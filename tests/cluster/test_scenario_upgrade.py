@@ -25,7 +25,7 @@ def test_an_upgraded_chart_disturbs_no_training(stage: Stage) -> None:
     stage.installed.up({"operator": mark, "memoryTier": tier})
     stage.wait_release(job, {wanted})
     nodes = len(stage.installed.pods("memory-tier"))
-    job.wait("every server of each node is a holder", lambda: len(job.status.named_holders) == 2 * nodes)
+    job.wait("every server of each node is a holder", lambda: len(job.status.assigned_servers) == 2 * nodes)
     stage.check_quiet(job, "chart upgraded, memory tier included", struck)
     assert job.condition("CheckpointsFit") == "True", job.said()
 
@@ -39,7 +39,7 @@ def test_an_upgraded_chart_disturbs_no_training(stage: Stage) -> None:
     node = faults.victim(job, stage.installed)
     struck = strike(job)
     stage.installed.kill_holder(node, "redis-1")
-    job.wait("it is seen that a server is gone", lambda: len(job.status.named_holders) < 2 * nodes)
-    job.wait("another is in its place", lambda: len(job.status.named_holders) == 2 * nodes)
+    job.wait("it is seen that a server is gone", lambda: len(job.status.assigned_servers) < 2 * nodes)
+    job.wait("another is in its place", lambda: len(job.status.assigned_servers) == 2 * nodes)
     job.wait("every checkpoint is protected", job.is_protected)
     stage.check(job, stage.quiet_row("one of a node's two Redis killed", struck))

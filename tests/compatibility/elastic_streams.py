@@ -43,7 +43,13 @@ def _elastic_stream(kind: str, **told: Any) -> Callable[[Context], Training]:
         folder = context.scratch / f"data-{context.rank}"
         folder.mkdir(exist_ok=True)
         source, number = streamed(kind, folder, SIZE)
-        options: dict[str, Any] = {"global_batch": GLOBAL_BATCH, "window": 4, "seed": 3, "collate": list, **told}
+        options: dict[str, Any] = {
+            "global_batch_size": GLOBAL_BATCH,
+            "shuffle_window": 4,
+            "seed": 3,
+            "collate_fn": list,
+            **told,
+        }
         stream = surefoot.ElasticStream(source, **options)
 
         def batches() -> Iterator[list[int]]:
@@ -59,7 +65,7 @@ def _grouped_stream(context: Context) -> Training:
     folder = context.scratch / f"data-{context.rank}"
     folder.mkdir(exist_ok=True)
     source, number = streamed("text", folder, SIZE)
-    stream = surefoot.ElasticStream(source, 3, max_tokens=20, window=10, seed=3, collate=list)
+    stream = surefoot.ElasticStream(source, 3, max_tokens=20, shuffle_window=10, seed=3, collate_fn=list)
 
     def batches() -> Iterator[list[int]]:
         groups = (batch.data if batch.weight else [] for batch in stream)
@@ -70,7 +76,7 @@ def _grouped_stream(context: Context) -> Training:
 
 STREAMED = (
     *cases_of("ElasticStream over text lines", _elastic_stream("text"), quick=True),
-    *cases_of("ElasticStream over JSONL, two worker processes", _elastic_stream("json lines", workers=2)),
+    *cases_of("ElasticStream over JSONL, two worker processes", _elastic_stream("json lines", num_workers=2)),
     *cases_of("ElasticStream over nanoGPT's tokens", _elastic_stream("tokens")),
     *cases_of("ElasticStream over Megatron's documents", _elastic_stream("megatron")),
     *cases_of("ElasticStream over Parquet", _elastic_stream("parquet")),

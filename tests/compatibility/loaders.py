@@ -16,7 +16,7 @@ from compatibility.loader_cases import GLOBAL_BATCH, SIZE, Draw, cases_of, per_r
 
 def _elastic(workers: int = 0, per_step: int = 1, ahead: bool = False, **told: int) -> Callable[[Context], Training]:
     def build(context: Context) -> Training:
-        loader = surefoot.ElasticLoader(list(range(SIZE)), GLOBAL_BATCH, seed=3, workers=workers, **told)
+        loader = surefoot.ElasticLoader(list(range(SIZE)), GLOBAL_BATCH, seed=3, num_workers=workers, **told)
 
         def batches() -> Iterator[list[int]]:
             found = (batch.data.tolist() if batch.weight else [] for batch in loader)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from support.servers import redis_server, s3_server
-from surefoot.memory_server.provisioning import HolderAdmin
-from surefoot.memory_server.server_process import HolderServer
+from surefoot.memory_server.provisioning import MemoryServerAdmin
+from surefoot.memory_server.server_process import RunningServer
 from surefoot.settings import PersistentSettings
 from surefoot.tiers import ObjectStoreTier, open_persistent
 
@@ -42,7 +42,7 @@ def tier(settings: PersistentSettings) -> Iterator[ObjectStoreTier]:
 
 
 @pytest.fixture
-def admin(server: HolderServer) -> Iterator[HolderAdmin]:
+def admin(server: RunningServer) -> Iterator[MemoryServerAdmin]:
     """Of the module's own `server`."""
     opened = redis_server.admin_of(server)
     yield opened

@@ -20,17 +20,17 @@ from contract.test_holder_companion import ACCOUNT, DEADLINE, answer, until
 from support.servers import redis_server
 from surefoot.errors import TierError
 from surefoot.memory_server import server_process
-from surefoot.memory_server.provisioning import INSTANCE_DIGITS, HolderAdmin
-from surefoot.memory_server.server_process import HolderServer, TlsFiles
-from surefoot.memory_server.sidecar.server_monitor import Seen, ServersWatch, exposition
-from surefoot.memory_server.sidecar.sidecar_settings import CompanionSettings
+from surefoot.memory_server.provisioning import INSTANCE_DIGITS, MemoryServerAdmin
+from surefoot.memory_server.server_process import RunningServer, TlsFiles
+from surefoot.memory_server.sidecar.server_monitor import Seen, ServersWatch, render_metrics
+from surefoot.memory_server.sidecar.sidecar_settings import SidecarSettings
 
 SIZE = 40 << 20
 FILLED = SIZE // 2
 
 
 @contextmanager
-def node_of(count: int, folder: Path, tls: TlsFiles | None = None) -> Iterator[list[HolderServer]]:
+def node_of(count: int, folder: Path, tls: TlsFiles | None = None) -> Iterator[list[RunningServer]]:
     """Servers at ports that follow each other, as in the memory tier's pod."""
     program = redis_server.program(redis_server.OVER_TLS) if tls is not None else server_process.find_program()
     for attempt in range(20):
@@ -50,16 +50,16 @@ def node_of(count: int, folder: Path, tls: TlsFiles | None = None) -> Iterator[l
             return
 
 
-def settings_of(servers: list[HolderServer], folder: Path) -> CompanionSettings:
+def settings_of(servers: list[RunningServer], folder: Path) -> SidecarSettings:
     password = folder / "password"
     password.write_text(redis_server.ADMIN_PASSWORD)
-    return CompanionSettings(
+    return SidecarSettings(
         port=0,
         redis_port=servers[0].settings.port,
         servers=len(servers),
         password_file=str(password),
-        fill_share=0.75,
-        look_seconds=0.02,
+        prefault_ratio=0.75,
+        poll_seconds=0.02,
     )
 
 
@@ -68,7 +68,7 @@ def instance(seen: Seen) -> str:
     return seen.info["run_id"][:INSTANCE_DIGITS]
 
 
-def sent(server: HolderServer, number: signal.Signals) -> None:
+def sent(server: RunningServer, number: signal.Signals) -> None:
     os.kill(server.process.pid, number)
 
 
@@ -78,11 +78,11 @@ def test_each_server_is_filled_and_has_figures_of_its_own(tmp_path: Path) -> Non
         assert node.reason.splitlines() == [f"server {n}: nobody was asked yet" for n in range(3)]
         with node.watching():
             until(lambda: not node.reason)
-            assert all(one.filled_bytes > FILLED for one in node.seen)
-            assert [instance(one) for one in node.seen] == [one.instance for one in servers]
+            assert all(one.filled_bytes > FILLED for one in node.states)
+            assert [instance(one) for one in node.states] == [one.instance for one in servers]
             servers[1].kill()
-            until(lambda: not node.seen[1].up)
-            found = figures(node.seen)
+            until(lambda: not node.states[1].up)
+            found = figures(node.states)
     assert found["surefoot_holder_up"] == found["surefoot_holder_ready"] == {"0": 1.0, "1": 0.0, "2": 1.0}
     others = {
         name: labelled for name, labelled in found.items() if name[len("surefoot_holder_") :] not in ("up", "ready")
@@ -94,7 +94,7 @@ def test_each_server_is_filled_and_has_figures_of_its_own(tmp_path: Path) -> Non
 
 def figures(seen: tuple[Seen, ...]) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
-    for family in text_string_to_metric_families(exposition(seen).decode()):
+    for family in text_string_to_metric_families(render_metrics(seen).decode()):
         for sample in family.samples:
             found.setdefault(sample.name, {})[sample.labels["server"]] = sample.value
     return found
@@ -102,23 +102,23 @@ def figures(seen: tuple[Seen, ...]) -> dict[str, dict[str, float]]:
 
 def test_a_server_that_hangs_keeps_no_other_one_waiting(tmp_path: Path) -> None:
     with node_of(3, tmp_path) as servers:
-        node = ServersWatch(replace(settings_of(servers, tmp_path), call_seconds=2.0))
+        node = ServersWatch(replace(settings_of(servers, tmp_path), call_timeout_seconds=2.0))
         with node.watching():
             until(lambda: not node.reason)
             sent(servers[0], signal.SIGSTOP)
-            until(lambda: not node.seen[0].up)
+            until(lambda: not node.states[0].up)
             until(lambda: re.fullmatch(r"server 0: .+", node.reason))  # one line: the others are as ready as before
             servers[1].kill()
-            until(lambda: not node.seen[1].up)
+            until(lambda: not node.states[1].up)
             again = server_process.start(servers[1].settings, server_process.find_program())
             try:
-                until(lambda: node.seen[1].ready)
-                assert instance(node.seen[1]) == again.instance
-                assert node.seen[1].filled_bytes > FILLED
+                until(lambda: node.states[1].ready)
+                assert instance(node.states[1]) == again.instance
+                assert node.states[1].filled_bytes > FILLED
                 until(lambda: re.fullmatch(r"server 0: .+", node.reason))
                 sent(servers[0], signal.SIGCONT)
                 until(lambda: not node.reason)
-                assert node.seen[0].filled_bytes == 0, "it is the server that it was: what it has is a job's"
+                assert node.states[0].filled_bytes == 0, "it is the server that it was: what it has is a job's"
             finally:
                 again.kill()
 
@@ -126,20 +126,20 @@ def test_a_server_that_hangs_keeps_no_other_one_waiting(tmp_path: Path) -> None:
 def test_only_the_server_that_a_job_uses_is_left_alone(tmp_path: Path) -> None:
     with node_of(2, tmp_path) as servers:
         used = servers[1].settings
-        admin = HolderAdmin(used.host, used.port, redis_server.ADMIN_PASSWORD)
+        admin = MemoryServerAdmin(used.host, used.port, redis_server.ADMIN_PASSWORD)
         admin.provision("uid-1", ACCOUNT, 1)
         node = ServersWatch(settings_of(servers, tmp_path))
         with node.watching():
             until(lambda: not node.reason)
-            assert node.seen[0].filled_bytes > FILLED
-            assert node.seen[1].filled_bytes == 0
+            assert node.states[0].filled_bytes > FILLED
+            assert node.states[1].filled_bytes == 0
             servers[0].kill()
-            until(lambda: not node.seen[0].up)
+            until(lambda: not node.states[0].up)
             again = server_process.start(servers[0].settings, server_process.find_program())
             try:
                 until(lambda: not node.reason)
-                assert node.seen[0].filled_bytes > FILLED
-                assert node.seen[1].filled_bytes == 0
+                assert node.states[0].filled_bytes > FILLED
+                assert node.states[1].filled_bytes == 0
             finally:
                 again.kill()
         admin.close()
@@ -175,11 +175,11 @@ def test_what_nobody_foresaw_of_one_server_ends_no_watch(tmp_path: Path) -> None
         stack.callback(beside.shutdown)
         node = ServersWatch(settings)
         with node.watching():
-            until(lambda: "could not be looked at" in node.seen[1].reason)
-            until(lambda: node.seen[0].ready)
+            until(lambda: "could not be looked at" in node.states[1].reason)
+            until(lambda: node.states[0].ready)
             assert node.reason.startswith("server 1: ")
             stack.close()
-            until(lambda: "does not answer" in node.seen[1].reason)
+            until(lambda: "does not answer" in node.states[1].reason)
 
 
 def test_a_renewed_certificate_is_handed_to_every_server(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_a_renewed_certificate_is_handed_to_every_server(tmp_path: Path) -> None
             until(lambda: set(shown(servers).values()) == {renewed})
 
 
-def shown(servers: list[HolderServer]) -> dict[int, str]:
+def shown(servers: list[RunningServer]) -> dict[int, str]:
     """By port the certificate that a new connection is shown."""
     places = [(one.settings.host, one.settings.port) for one in servers]
     return {port: ssl.get_server_certificate((host, port)).strip() + "\n" for host, port in places}

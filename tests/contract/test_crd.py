@@ -10,7 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import yaml
 
-from surefoot.protocol.identities import HolderEndpoint
+from surefoot.protocol.identities import MemoryServerEndpoint
 from surefoot_operator.api.fields import camel_case
 from surefoot_operator.api.status import JobStatus, Member
 from surefoot_operator.api.status_json import MOMENTS
@@ -20,7 +20,7 @@ VERSION = CRD["spec"]["versions"][0]
 ROOT: dict[str, Any] = VERSION["schema"]["openAPIV3Schema"]
 SHOWN = frozenset({"replicas", "readyReplicas", "ready", "selector", "checkpointTime", "schemaVersion"})
 """Of the status: derived by the Kubernetes fabric for people and for the scale subresource, and which form it has."""
-AS_TEXTS: tuple[type[Any], ...] = (Member, HolderEndpoint)
+AS_TEXTS: tuple[type[Any], ...] = (Member, MemoryServerEndpoint)
 """Written as one text each (`api.status_json`)."""
 MOMENT_NAMES = {f"{name}Seconds": f"{name}Time" for name in MOMENTS}
 

@@ -80,7 +80,14 @@ def test_faults_of_every_kind_at_random_change_nothing_of_what_is_read(bucket: B
     for _ in range(40):
         bucket.line.fail(chance.choices(quick, k=chance.randint(1, file_access.TRIES - 1)))
         bucket.line.fail(["none"] * chance.randint(1, 3))
-    options: dict[str, Any] = {"global_batch": 4, "lanes": 2, "window": 5, "rank": 0, "world": 1, "collate": list}
+    options: dict[str, Any] = {
+        "global_batch_size": 4,
+        "lanes": 2,
+        "shuffle_window": 5,
+        "rank": 0,
+        "num_replicas": 1,
+        "collate_fn": list,
+    }
     seen: list[str] = []
     for batch in ElasticStream(source, **options):
         seen += batch.data
@@ -125,6 +132,6 @@ def test_an_object_that_is_replaced_or_deleted_between_two_reads_is_named(bucket
             list(fresh.open(0, 0))
         bucket.line.before_answer = lambda path: None
     bucket.put("a", BODY.replace(b"line 7\n", b"LINE 7\n"))
-    state = ElasticStream(source, 2, rank=0, world=1).state_dict()
+    state = ElasticStream(source, 2, rank=0, num_replicas=1).state_dict()
     with pytest.raises(StateMismatch, match=r"shard s3://.*/a\.txt\[0:\d+\] of it is another"):
-        ElasticStream(TextLines(bucket.url, shard_bytes=1 << 20), 2, rank=0, world=1).load_state_dict(state)
+        ElasticStream(TextLines(bucket.url, shard_bytes=1 << 20), 2, rank=0, num_replicas=1).load_state_dict(state)

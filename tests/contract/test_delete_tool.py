@@ -24,7 +24,7 @@ def steps(settings: JobSettings) -> list[int]:
     assert settings.persistent is not None
     tier = open_persistent(settings.persistent, settings.job)
     try:
-        return [c.step for c in tier.seen()]
+        return [c.step for c in tier.list_all_checkpoints()]
     finally:
         tier.close()
 
@@ -36,7 +36,7 @@ def fill(settings: JobSettings) -> None:
         for rank in (0, 1):
             tier.put_part(RankSave(1, step, rank), 0, [memoryview(b"bytes")])
     tier.put_layout("0" * 16, "{}")
-    tier.claim_epoch()
+    tier.claim_generation()
     tier.close()
 
 
@@ -61,7 +61,7 @@ def test_a_job_goes_whole_and_its_neighbour_stays(called: Callable[..., Answer],
     assert (steps(mine), steps(other)) == ([], [10, 20])
     assert called(mine) == (0, {**said, "checkpoints": []})  # again is success
     tier = open_persistent(place, "mine")
-    assert tier.claim_epoch() == 1  # its claims are gone too
+    assert tier.claim_generation() == 1  # its claims are gone too
     tier.close()
 
 
@@ -104,7 +104,7 @@ def test_a_checkpoint_is_invisible_before_its_data_goes() -> None:
     asked: list[object] = []
 
     class Tier:
-        def seen(self) -> tuple[Checkpoint, ...]:
+        def list_all_checkpoints(self) -> tuple[Checkpoint, ...]:
             return (Checkpoint(1, 10), Checkpoint(1, 20))
 
         def drop_checkpoint(self, checkpoint: Checkpoint) -> None:

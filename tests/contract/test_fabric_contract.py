@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from surefoot.linux_process import members
-from surefoot_operator.errors import FabricError
-from surefoot_operator.platforms.interface import Fabric
-from surefoot_operator.platforms.local.local_nodes import Machine
-from surefoot_operator.platforms.local.platform import ProcessesFabric, Store
+from surefoot_operator.errors import PlatformError
+from surefoot_operator.platforms.interface import Platform
+from surefoot_operator.platforms.local.local_nodes import LocalNodes
+from surefoot_operator.platforms.local.platform import ProcessesPlatform, Store
 from surefoot_operator.platforms.local.run_folder import RunFolder
 
 pytest.register_assert_rewrite("support.fabric_suite")
@@ -33,10 +33,10 @@ class ProcessesLab:
     tells_death = True
 
     def __init__(self, root: Path) -> None:
-        self.machine = Machine(RunFolder(root), memory_bytes=64 * 1024**2)
+        self.machine = LocalNodes(RunFolder(root), memory_bytes=64 * 1024**2)
         self.machine.open()
         Store(self.machine.folder).write_job(DOCUMENT, self.uid)
-        self.fabric: Fabric = ProcessesFabric(root)
+        self.fabric: Platform = ProcessesPlatform(root)
         for name in self.nodes:
             self.machine.start_node(name)
 
@@ -56,10 +56,10 @@ class ProcessesLab:
         assert self.machine.kill_agent(name)
 
     def kill_holder(self, name: str) -> None:
-        assert self.machine.kill_holder(name)
+        assert self.machine.kill_server(name)
 
     def return_holder(self, name: str) -> None:
-        self.machine.return_holder(name)
+        self.machine.restart_server(name)
 
     async def close(self) -> None:
         await self.fabric.close()
@@ -111,18 +111,18 @@ async def test_a_leader_that_dies_alone_takes_its_node_with_it(tmp_path: Path) -
 
 
 async def test_a_damaged_run_folder_is_an_error_and_never_an_empty_answer(tmp_path: Path) -> None:
-    fabric = ProcessesFabric(tmp_path)
+    fabric = ProcessesPlatform(tmp_path)
     folder = RunFolder(tmp_path)
     folder.make()
-    with pytest.raises(FabricError, match="no job"):
+    with pytest.raises(PlatformError, match="no job"):
         await fabric.observe()
     Store(folder).write_job(DOCUMENT, "uid-1")
     folder.status.write_text("{")
-    with pytest.raises(FabricError, match="status"):
+    with pytest.raises(PlatformError, match="status"):
         await fabric.observe()
     folder.status.unlink()
     folder.node("node-0").write_text('{"name": 1}')
-    with pytest.raises(FabricError, match="run folder"):
+    with pytest.raises(PlatformError, match="run folder"):
         await fabric.observe()
 
 

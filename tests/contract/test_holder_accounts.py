@@ -11,10 +11,10 @@ import redis.exceptions
 
 from support.servers import redis_server
 from surefoot.errors import ConfigurationError, Fenced, TierError, TierUnavailable
-from surefoot.memory_server import HolderClient, scripts, server_process
+from surefoot.memory_server import MemoryServerClient, scripts, server_process
 from surefoot.memory_server.connection import Credentials
-from surefoot.memory_server.provisioning import HolderAdmin
-from surefoot.memory_server.server_process import HolderServer, ServerSettings
+from surefoot.memory_server.provisioning import MemoryServerAdmin
+from surefoot.memory_server.server_process import RunningServer, ServerSettings
 from surefoot.protocol.identities import RankSave
 
 MINE, THEIRS = "job-1", "job-12"
@@ -22,13 +22,13 @@ ME, THEM = redis_server.account("user-1", "my password"), redis_server.account("
 
 
 @pytest.fixture(params=redis_server.KINDS)
-def running(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[HolderServer]:
+def running(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RunningServer]:
     with redis_server.of_kind(request.param, tmp_path) as started:
         yield started
 
 
 @pytest.fixture
-def admin(running: HolderServer) -> Iterator[HolderAdmin]:
+def admin(running: RunningServer) -> Iterator[MemoryServerAdmin]:
     opened = redis_server.admin_of(running)
     opened.provision(MINE, ME, 1)
     opened.provision(THEIRS, THEM, 1)
@@ -67,14 +67,14 @@ FORBIDDEN: list[tuple[Any, ...]] = [
 
 
 @pytest.mark.parametrize("command", FORBIDDEN, ids=lambda command: " ".join(map(str, command))[:40])
-def test_a_job_may_not(running: HolderServer, admin: HolderAdmin, command: tuple[Any, ...]) -> None:
+def test_a_job_may_not(running: RunningServer, admin: MemoryServerAdmin, command: tuple[Any, ...]) -> None:
     wire = redis_server.wire_of(running, ME)
     with pytest.raises(redis.exceptions.NoPermissionError):
         wire.call(*command)
     wire.close()
 
 
-def test_scripts_do_not_reach_another_job_either(running: HolderServer, admin: HolderAdmin) -> None:
+def test_scripts_do_not_reach_another_job_either(running: RunningServer, admin: MemoryServerAdmin) -> None:
     wire = redis_server.wire_of(running, ME)
     named = [
         scripts.fence_key(THEIRS),
@@ -85,29 +85,29 @@ def test_scripts_do_not_reach_another_job_either(running: HolderServer, admin: H
     with pytest.raises(redis.exceptions.ResponseError):
         wire.call("EVALSHA", scripts.SEAL.sha, len(named), *named, 99, running.instance)
     wire.close()
-    mine = HolderClient(redis_server.endpoint(running), THEIRS, ME)
-    for attempt in (mine.index, lambda: mine.seal(99), lambda: mine.read_values(RankSave(1, 1, 0))):
+    mine = MemoryServerClient(redis_server.endpoint(running), THEIRS, ME)
+    for attempt in (mine.index, lambda: mine.fence(99), lambda: mine.read_values(RankSave(1, 1, 0))):
         with pytest.raises((TierUnavailable, TierError)):
             attempt()
     mine.close()
-    theirs = HolderClient(redis_server.endpoint(running), THEIRS, THEM)
+    theirs = MemoryServerClient(redis_server.endpoint(running), THEIRS, THEM)
     assert theirs.index().fence == 1
     theirs.close()
 
 
-def test_without_the_right_password_nobody_gets_in(running: HolderServer, admin: HolderAdmin) -> None:
+def test_without_the_right_password_nobody_gets_in(running: RunningServer, admin: MemoryServerAdmin) -> None:
     for user, password in (("", ""), ("user-1", "guess"), ("", "guess")):
-        client = HolderClient(redis_server.endpoint(running), MINE, redis_server.account(user, password))
+        client = MemoryServerClient(redis_server.endpoint(running), MINE, redis_server.account(user, password))
         with pytest.raises(TierUnavailable) as caught:
             client.index()
         assert "guess" not in str(caught.value)
         client.close()
 
 
-def test_provisioning_again_keeps_the_data_and_a_newer_fence(running: HolderServer, admin: HolderAdmin) -> None:
-    client = HolderClient(redis_server.endpoint(running), MINE, ME)
+def test_provisioning_again_keeps_the_data_and_a_newer_fence(running: RunningServer, admin: MemoryServerAdmin) -> None:
+    client = MemoryServerClient(redis_server.endpoint(running), MINE, ME)
     client.put_values(RankSave(1, 1, 0), b"there")
-    client.seal(5)
+    client.fence(5)
     with pytest.raises(Fenced, match="epoch 5"):
         admin.provision(MINE, ME, 4)
     assert admin.provision(MINE, ME, 5) == running.instance
@@ -116,10 +116,10 @@ def test_provisioning_again_keeps_the_data_and_a_newer_fence(running: HolderServ
     client.close()
 
 
-def test_a_changed_password_replaces_the_old_one(running: HolderServer, admin: HolderAdmin) -> None:
+def test_a_changed_password_replaces_the_old_one(running: RunningServer, admin: MemoryServerAdmin) -> None:
     admin.provision(MINE, redis_server.account("user-1", "new"), 1)
     old, new = (
-        HolderClient(redis_server.endpoint(running), MINE, redis_server.account("user-1", word))
+        MemoryServerClient(redis_server.endpoint(running), MINE, redis_server.account("user-1", word))
         for word in (ME.password, "new")
     )
     with pytest.raises(TierUnavailable):
@@ -129,9 +129,10 @@ def test_a_changed_password_replaces_the_old_one(running: HolderServer, admin: H
     new.close()
 
 
-def test_removing_a_job_leaves_the_others_alone(running: HolderServer, admin: HolderAdmin) -> None:
+def test_removing_a_job_leaves_the_others_alone(running: RunningServer, admin: MemoryServerAdmin) -> None:
     mine, theirs = (
-        HolderClient(redis_server.endpoint(running), job, account) for job, account in ((MINE, ME), (THEIRS, THEM))
+        MemoryServerClient(redis_server.endpoint(running), job, account)
+        for job, account in ((MINE, ME), (THEIRS, THEM))
     )
     for client in (mine, theirs):
         for rank in range(1200):
@@ -145,10 +146,10 @@ def test_removing_a_job_leaves_the_others_alone(running: HolderServer, admin: Ho
         mine.read_values(RankSave(1, 1, 0))
     assert theirs.read_values(RankSave(1, 1, 1199)) == b"x"
     leftovers = admin.unindexed(THEIRS)
-    sweeper = HolderClient(
+    sweeper = MemoryServerClient(
         redis_server.endpoint(running), THEIRS, redis_server.account("", redis_server.ADMIN_PASSWORD)
     )
-    assert all(sweeper.sweep(save, 1, names) for save, names in leftovers.items())
+    assert all(sweeper.delete_uncommitted(save, 1, names) for save, names in leftovers.items())
     sweeper.close()
     assert admin.unindexed(THEIRS) == {}
     assert theirs.index().fence == 1
@@ -158,7 +159,7 @@ def test_removing_a_job_leaves_the_others_alone(running: HolderServer, admin: Ho
 
 def test_memory_is_reported_and_filled_pages_are_free_again(tmp_path: Path) -> None:
     with redis_server.running(tmp_path, memory_bytes=64 << 20, password="p") as started:
-        admin = HolderAdmin("127.0.0.1", started.settings.port, "p")
+        admin = MemoryServerAdmin("127.0.0.1", started.settings.port, "p")
         before = admin.memory()
         assert before.limit_bytes == 64 << 20
         filled = ServerSettings(started.settings.port, 64 << 20, tmp_path, password="p", fill_bytes=48 << 20)
@@ -169,12 +170,12 @@ def test_memory_is_reported_and_filled_pages_are_free_again(tmp_path: Path) -> N
 
 def test_without_a_password_a_server_serves_loopback_only(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"holder on 0\.0\.0\.0 has no password"):
-        server_process.configuration(ServerSettings(1, 1, tmp_path, host="0.0.0.0"))
+        server_process.redis_configuration(ServerSettings(1, 1, tmp_path, host="0.0.0.0"))
     with redis_server.running(tmp_path, password="") as started:
-        admin = HolderAdmin("127.0.0.1", started.settings.port, "")
+        admin = MemoryServerAdmin("127.0.0.1", started.settings.port, "")
         admin.provision(MINE, Credentials(), 1)
-        client = HolderClient(redis_server.endpoint(started), MINE, Credentials())
-        client.seal(2)
+        client = MemoryServerClient(redis_server.endpoint(started), MINE, Credentials())
+        client.fence(2)
         assert client.index().fence == 2
         client.close()
         admin.close()
@@ -194,7 +195,7 @@ def test_no_server_anywhere_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) 
         server_process.find_program(search_path="/nonexistent")
 
 
-def test_the_password_is_not_on_the_command_line(running: HolderServer) -> None:
+def test_the_password_is_not_on_the_command_line(running: RunningServer) -> None:
     line = Path(f"/proc/{running.process.pid}/cmdline").read_bytes()
     assert redis_server.ADMIN_PASSWORD.encode() not in line
     assert redis_server.ADMIN_PASSWORD not in repr(running.settings)

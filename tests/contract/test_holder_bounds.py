@@ -15,12 +15,12 @@ import redis
 
 from support.servers import redis_server
 from surefoot.errors import OutOfBounds
-from surefoot.memory_server import Credentials, HolderClient, scripts
-from surefoot.memory_server.async_connection import HolderLine
+from surefoot.memory_server import Credentials, MemoryServerClient, scripts
+from surefoot.memory_server.async_connection import AsyncServerConnection
 from surefoot.memory_server.client import FencedCalls
-from surefoot.memory_server.connection import Wire
-from surefoot.memory_server.provisioning import HolderAdmin
-from surefoot.memory_server.server_process import HolderServer
+from surefoot.memory_server.connection import RespConnection
+from surefoot.memory_server.provisioning import MemoryServerAdmin
+from surefoot.memory_server.server_process import RunningServer
 from surefoot.protocol import bounds
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import RankSave
@@ -32,13 +32,13 @@ MANIFEST = RankManifest(RankSave(1, 5, 0), 1, "i" * 12, LAYOUT, 64, 1, "d" * 16,
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[HolderServer]:
+def server(tmp_path: Path) -> Iterator[RunningServer]:
     with redis_server.of_kind(redis_server.PROGRAMS[0], tmp_path, memory_bytes=256 << 20) as started:
         yield started
 
 
 @pytest.fixture
-def tenant(server: HolderServer) -> Iterator[Wire]:
+def tenant(server: RunningServer) -> Iterator[RespConnection]:
     admin = redis_server.admin_of(server)
     admin.provision(JOB, ACCOUNT, 0)
     admin.close()
@@ -48,20 +48,20 @@ def tenant(server: HolderServer) -> Iterator[Wire]:
 
 
 @pytest.fixture
-def admin(server: HolderServer) -> Iterator[HolderAdmin]:
+def admin(server: RunningServer) -> Iterator[MemoryServerAdmin]:
     opened = redis_server.admin_of(server)
     yield opened
     opened.close()
 
 
 @pytest.fixture
-def operator(server: HolderServer, admin: HolderAdmin) -> Iterator[Wire]:
+def operator(server: RunningServer, admin: MemoryServerAdmin) -> Iterator[RespConnection]:
     wire = redis_server.wire_of(server, Credentials("", server.settings.password), 20.0)
     yield wire
     wire.close()
 
 
-def write_entries(wire: Wire, count: int, begin: int = 0) -> None:
+def write_entries(wire: RespConnection, count: int, begin: int = 0) -> None:
     for first in range(begin, begin + count, 1000):
         entries = [
             word
@@ -71,70 +71,79 @@ def write_entries(wire: Wire, count: int, begin: int = 0) -> None:
         wire.call("HSET", scripts.index_key(JOB), *entries)
 
 
-def test_an_index_of_too_many_entries_is_refused_unread(server: HolderServer, tenant: Wire, operator: Wire) -> None:
+def test_an_index_of_too_many_entries_is_refused_unread(
+    server: RunningServer, tenant: RespConnection, operator: RespConnection
+) -> None:
     calls = FencedCalls(redis_server.endpoint(server), JOB)
     write_entries(tenant, bounds.MAX_INDEX_ENTRIES)
     most = bounds.MAX_INDEX_ENTRIES
-    assert len(operator.converse(calls.index(most_entries=most)).manifests) == most
+    assert len(operator.run_exchange(calls.index(most_entries=most)).manifests) == most
     with pytest.raises(OutOfBounds, match=rf"of job {JOB} is out of bounds: the number of index entries is {most}"):
-        operator.converse(calls.index(most_entries=most - 1))
+        operator.run_exchange(calls.index(most_entries=most - 1))
     write_entries(tenant, 1, begin=most)
     with pytest.raises(OutOfBounds, match="index entries"):
-        operator.converse(calls.index(most_entries=10 * most))
+        operator.run_exchange(calls.index(most_entries=10 * most))
 
 
 @pytest.mark.parametrize("key", [scripts.fence_key(JOB), scripts.watermark_key(JOB)])
 def test_keys_and_entries_that_are_too_long_are_refused_unread(
-    server: HolderServer, tenant: Wire, operator: Wire, key: str
+    server: RunningServer, tenant: RespConnection, operator: RespConnection, key: str
 ) -> None:
     calls = FencedCalls(redis_server.endpoint(server), JOB)
     before = operator.call("GET", key) or b"1:1"
     tenant.call("SET", key, "7" * 1000)
     with pytest.raises(OutOfBounds, match="length of"):
-        operator.converse(calls.index(most_entries=9))
+        operator.run_exchange(calls.index(most_entries=9))
     tenant.call("SET", key, before)
     tenant.call("HSET", scripts.index_key(JOB), "1:1:1", b"x" * (2 * bounds.MAX_INDEX_BYTES))
     with pytest.raises(OutOfBounds, match="bytes of the index"):
-        operator.converse(calls.index(most_entries=9))
+        operator.run_exchange(calls.index(most_entries=9))
 
 
-def test_an_entry_that_breaks_a_bound_is_damaged_and_named(server: HolderServer, tenant: Wire, operator: Wire) -> None:
+def test_an_entry_that_breaks_a_bound_is_damaged_and_named(
+    server: RunningServer, tenant: RespConnection, operator: RespConnection
+) -> None:
     calls = FencedCalls(redis_server.endpoint(server), JOB)
     tenant.call(
-        "HSET", scripts.index_key(JOB), "1:113:0", replace(MANIFEST, save=RankSave(1, 113, 0), world=10**9).to_json()
+        "HSET",
+        scripts.index_key(JOB),
+        "1:113:0",
+        replace(MANIFEST, save=RankSave(1, 113, 0), world_size=10**9).to_json(),
     )
     write_entries(tenant, 1, begin=5)
-    index = operator.converse(calls.index(most_entries=99))
+    index = operator.run_exchange(calls.index(most_entries=99))
     assert [m.save.step for m in index.manifests] == [5]
     assert len(index.damaged) == 1
     assert "1:113:0" in index.refused[0]
     assert "world is 1000000000" in index.refused[0]
-    assert operator.converse(calls.index(most_entries=99)).refused == index.refused
+    assert operator.run_exchange(calls.index(most_entries=99)).refused == index.refused
 
 
-def test_a_layout_that_is_longer_than_any_is_not_read(server: HolderServer, tenant: Wire, operator: Wire) -> None:
+def test_a_layout_that_is_longer_than_any_is_not_read(
+    server: RunningServer, tenant: RespConnection, operator: RespConnection
+) -> None:
     calls = FencedCalls(redis_server.endpoint(server), JOB)
     tenant.call("SET", scripts.layout_key(JOB, LAYOUT), b"[" * (bounds.MAX_LAYOUT_BYTES + (1 << 20)))
     with pytest.raises(OutOfBounds, match=f"layout {LAYOUT} is out of bounds: its length"):
-        operator.converse(calls.read_layout(LAYOUT))
+        operator.run_exchange(calls.read_layout(LAYOUT))
 
 
 def test_leftovers_of_one_save_are_listed_in_a_time_that_grows_with_their_number(
-    tenant: Wire, admin: HolderAdmin
+    tenant: RespConnection, admin: MemoryServerAdmin
 ) -> None:
     save, count = RankSave(1, 5, 0), 40_000
     for first in range(0, count, 1000):
         for number in range(first, first + 1000):
-            tenant.ask("SET", scripts.chunk_key(JOB, save, number), "")
+            tenant.send("SET", scripts.chunk_key(JOB, save, number), "")
         for _ in range(1000):
-            tenant.answer()
+            tenant.receive()
     begun = time.process_time()
     assert {one: len(names) for one, names in admin.unindexed(JOB).items()} == {save: count}
     assert time.process_time() - begun < 3.0, "it took 6.5 s where each name copied those before it"
 
 
-def test_a_save_of_many_chunks_is_dropped_in_calls_of_few_keys(server: HolderServer, tenant: Wire) -> None:
-    client = HolderClient(redis_server.endpoint(server), JOB, ACCOUNT)
+def test_a_save_of_many_chunks_is_dropped_in_calls_of_few_keys(server: RunningServer, tenant: RespConnection) -> None:
+    client = MemoryServerClient(redis_server.endpoint(server), JOB, ACCOUNT)
     save = RankSave(1, 5, 0)
     tenant.call("HSET", scripts.index_key(JOB), scripts.index_field(save), replace(MANIFEST, save=save).to_json())
     for number in (0, 1, 600, 1999):
@@ -145,9 +154,13 @@ def test_a_save_of_many_chunks_is_dropped_in_calls_of_few_keys(server: HolderSer
     client.close()
 
 
-async def test_other_tasks_have_their_turn_while_a_large_index_is_read(server: HolderServer, tenant: Wire) -> None:
+async def test_other_tasks_have_their_turn_while_a_large_index_is_read(
+    server: RunningServer, tenant: RespConnection
+) -> None:
     await asyncio.to_thread(write_entries, tenant, bounds.MAX_INDEX_ENTRIES)
-    line = HolderLine(server.settings.host, server.settings.port, Credentials("", server.settings.password), 20.0)
+    line = AsyncServerConnection(
+        server.settings.host, server.settings.port, Credentials("", server.settings.password), 20.0
+    )
     await line.open()
     turns, late, ended = 0, 0.0, False
 
@@ -163,7 +176,7 @@ async def test_other_tasks_have_their_turn_while_a_large_index_is_read(server: H
     gc.freeze()
     try:
         working = asyncio.create_task(work())
-        index = await line.converse(FencedCalls(redis_server.endpoint(server), JOB).index(most_entries=1 << 20))
+        index = await line.run_exchange(FencedCalls(redis_server.endpoint(server), JOB).index(most_entries=1 << 20))
         ended = True
         await working
     finally:
@@ -209,7 +222,7 @@ async def test_an_endless_reply_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("surefoot.memory_server.async_connection.MAX_REPLY_BYTES", 1 << 20)
     async with rogue_server(talk) as port:
-        line = HolderLine("127.0.0.1", port, Credentials(), 5.0)
+        line = AsyncServerConnection("127.0.0.1", port, Credentials(), 5.0)
         await line.open()
         with pytest.raises(redis.exceptions.InvalidResponse, match="in one reply"):
             await line.exchange(("INFO", "server"))
@@ -226,7 +239,7 @@ async def test_a_reply_that_trickles_for_ever_is_cut(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("surefoot.memory_server.async_connection.MAX_REPLY_SECONDS", 0.5)
     async with rogue_server(talk) as port:
-        line = HolderLine("127.0.0.1", port, Credentials(), 0.3)
+        line = AsyncServerConnection("127.0.0.1", port, Credentials(), 0.3)
         await line.open()
         with pytest.raises(redis.exceptions.TimeoutError, match="one reply took more"):
             await asyncio.wait_for(line.exchange(("INFO", "server")), 30.0)

@@ -15,12 +15,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from support.servers import redis_server
 from surefoot.errors import ConfigurationError, TierUnavailable
-from surefoot.memory_server import Credentials, HolderClient, scripts, server_process
-from surefoot.memory_server.connection import Wire
-from surefoot.memory_server.provisioning import VALUE_BYTES, HolderAdmin
-from surefoot.memory_server.server_process import HolderServer
-from surefoot.memory_server.sidecar.server_monitor import Watch, exposition
-from surefoot.memory_server.sidecar.sidecar_settings import CompanionSettings, companion_settings
+from surefoot.memory_server import Credentials, MemoryServerClient, scripts, server_process
+from surefoot.memory_server.connection import RespConnection
+from surefoot.memory_server.provisioning import VALUE_BYTES, MemoryServerAdmin
+from surefoot.memory_server.server_process import RunningServer
+from surefoot.memory_server.sidecar.server_monitor import Watch, render_metrics
+from surefoot.memory_server.sidecar.sidecar_settings import SidecarSettings, sidecar_settings
 from surefoot.protocol.identities import RankSave
 
 SIZE = 96 << 20
@@ -29,32 +29,32 @@ ACCOUNT = Credentials("job-1", "secret")
 
 
 @pytest.fixture(params=redis_server.PROGRAMS)
-def running(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[HolderServer]:
+def running(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RunningServer]:
     with redis_server.running(tmp_path / "redis", redis_server.program(request.param), SIZE) as started:
         yield started
 
 
 @pytest.fixture
-def admin(running: HolderServer) -> Iterator[HolderAdmin]:
-    opened = HolderAdmin("127.0.0.1", running.settings.port, redis_server.ADMIN_PASSWORD)
+def admin(running: RunningServer) -> Iterator[MemoryServerAdmin]:
+    opened = MemoryServerAdmin("127.0.0.1", running.settings.port, redis_server.ADMIN_PASSWORD)
     yield opened
     opened.close()
 
 
-def beside(running: HolderServer, folder: Path, share: float = 0.75) -> CompanionSettings:
+def beside(running: RunningServer, folder: Path, share: float = 0.75) -> SidecarSettings:
     password = folder / "password"
     password.write_text(f"{redis_server.ADMIN_PASSWORD}\n")
-    return CompanionSettings(
+    return SidecarSettings(
         port=0,
         redis_port=running.settings.port,
         password_file=str(password),
-        fill_share=share,
-        look_seconds=0.02,
+        prefault_ratio=share,
+        poll_seconds=0.02,
     )
 
 
 @contextmanager
-def watching(settings: CompanionSettings) -> Iterator[Watch]:
+def watching(settings: SidecarSettings) -> Iterator[Watch]:
     watch = Watch(settings)
     thread = threading.Thread(target=watch.run)
     thread.start()
@@ -72,12 +72,12 @@ def until(holds: Callable[[], object]) -> None:
         time.sleep(0.01)  # what a thread sees is announced by nobody
 
 
-def resident(admin: HolderAdmin) -> int:
-    return int(admin._wire.info("memory")["used_memory_rss"])
+def resident(admin: MemoryServerAdmin) -> int:
+    return int(admin._connection.info("memory")["used_memory_rss"])
 
 
 def test_a_new_server_s_memory_is_touched_and_free_again(
-    running: HolderServer, admin: HolderAdmin, tmp_path: Path
+    running: RunningServer, admin: MemoryServerAdmin, tmp_path: Path
 ) -> None:
     before, untouched = admin.memory().used_bytes, resident(admin)
     with watching(beside(running, tmp_path)) as watch:
@@ -89,8 +89,10 @@ def test_a_new_server_s_memory_is_touched_and_free_again(
     assert not admin.is_being_filled()
 
 
-def test_what_a_killed_companion_left_is_removed(running: HolderServer, admin: HolderAdmin, tmp_path: Path) -> None:
-    wire = Wire("127.0.0.1", running.settings.port, Credentials("", redis_server.ADMIN_PASSWORD), 5.0)
+def test_what_a_killed_companion_left_is_removed(
+    running: RunningServer, admin: MemoryServerAdmin, tmp_path: Path
+) -> None:
+    wire = RespConnection("127.0.0.1", running.settings.port, Credentials("", redis_server.ADMIN_PASSWORD), 5.0)
     for number in range(40):
         wire.call("SET", f"{scripts.FILL_PREFIX}{number}", b"left")
     with watching(beside(running, tmp_path)) as watch:
@@ -100,7 +102,7 @@ def test_what_a_killed_companion_left_is_removed(running: HolderServer, admin: H
     wire.close()
 
 
-def test_a_server_with_a_job_is_left_alone(running: HolderServer, admin: HolderAdmin, tmp_path: Path) -> None:
+def test_a_server_with_a_job_is_left_alone(running: RunningServer, admin: MemoryServerAdmin, tmp_path: Path) -> None:
     admin.provision("uid-1", ACCOUNT, 1)
     with watching(beside(running, tmp_path)) as watch:
         until(lambda: watch.seen.ready)
@@ -108,11 +110,11 @@ def test_a_server_with_a_job_is_left_alone(running: HolderServer, admin: HolderA
     assert not admin.is_being_filled()
 
 
-def test_a_job_that_comes_ends_the_filling(running: HolderServer, admin: HolderAdmin, tmp_path: Path) -> None:
+def test_a_job_that_comes_ends_the_filling(running: RunningServer, admin: MemoryServerAdmin, tmp_path: Path) -> None:
     watch = Watch(beside(running, tmp_path, share=1.0))
     came: list[int] = []
 
-    def alone(wire: Wire, written: int) -> bool:
+    def alone(wire: RespConnection, written: int) -> bool:
         if written and not came:
             came.append(written)
             admin.provision("uid-1", ACCOUNT, 1)
@@ -122,18 +124,18 @@ def test_a_job_that_comes_ends_the_filling(running: HolderServer, admin: HolderA
     watch.look()
     assert watch.seen.filled_bytes == came[0] * VALUE_BYTES
     assert watch.seen.ready
-    client = HolderClient(redis_server.endpoint(running), "uid-1", ACCOUNT)
+    client = MemoryServerClient(redis_server.endpoint(running), "uid-1", ACCOUNT)
     client.put_values(RankSave(1, 1, 0), b"x")
     client.close()
 
 
 def test_the_operator_s_visit_waits_for_a_server_that_is_being_filled(
-    running: HolderServer, admin: HolderAdmin, tmp_path: Path
+    running: RunningServer, admin: MemoryServerAdmin, tmp_path: Path
 ) -> None:
     signs: list[bool] = []
     watch = Watch(beside(running, tmp_path))
 
-    def alone(wire: Wire, written: int) -> bool:
+    def alone(wire: RespConnection, written: int) -> bool:
         signs.append(admin.is_being_filled())
         return Watch._alone(watch, wire, written)
 
@@ -163,7 +165,7 @@ def test_another_instance_is_filled_before_it_is_ready(tmp_path: Path) -> None:
                 again.kill()
 
 
-def test_figures_are_the_server_s_own(running: HolderServer, admin: HolderAdmin, tmp_path: Path) -> None:
+def test_figures_are_the_server_s_own(running: RunningServer, admin: MemoryServerAdmin, tmp_path: Path) -> None:
     watch = Watch(beside(running, tmp_path, share=0.0))
     assert dict(figures(watch)) == {"surefoot_holder_up": 0.0, "surefoot_holder_ready": 0.0}
     admin.provision("uid-1", ACCOUNT, 1)
@@ -176,15 +178,15 @@ def test_figures_are_the_server_s_own(running: HolderServer, admin: HolderAdmin,
     assert found["surefoot_holder_keys"] == 2.0
     assert found["surefoot_holder_network_receive_bytes_total"] > 0
     with pytest.raises(TierUnavailable):
-        Watch(CompanionSettings(redis_port=1)).look()
+        Watch(SidecarSettings(redis_port=1)).look()
 
 
 def figures(watch: Watch) -> dict[str, float]:
-    families = text_string_to_metric_families(exposition([watch.seen]).decode())
+    families = text_string_to_metric_families(render_metrics([watch.seen]).decode())
     return {sample.name: sample.value for family in families for sample in family.samples}
 
 
-def test_the_program_answers_probes_and_ends_when_asked(running: HolderServer, tmp_path: Path) -> None:
+def test_the_program_answers_probes_and_ends_when_asked(running: RunningServer, tmp_path: Path) -> None:
     settings = beside(running, tmp_path)
     environment = {
         "SUREFOOT_COMPANION_PORT": "0",
@@ -234,15 +236,15 @@ def answer(port: int, path: str) -> tuple[int, bytes]:
 )
 def test_a_wrong_setting_is_named(name: str, value: str) -> None:
     with pytest.raises(ConfigurationError, match=name):
-        companion_settings({name: value})
+        sidecar_settings({name: value})
 
 
 def test_servers_beyond_the_last_port_are_refused() -> None:
     beside_it = {"SUREFOOT_COMPANION_REDIS_PORT": "65534", "SUREFOOT_COMPANION_SERVERS": "3"}
     with pytest.raises(ConfigurationError, match="SUREFOOT_COMPANION_SERVERS is 3: from port 65534 on"):
-        companion_settings(beside_it)
-    assert companion_settings({**beside_it, "SUREFOOT_COMPANION_SERVERS": "2"}).servers == 2
+        sidecar_settings(beside_it)
+    assert sidecar_settings({**beside_it, "SUREFOOT_COMPANION_SERVERS": "2"}).servers == 2
 
 
 def test_settings_have_their_defaults() -> None:
-    assert companion_settings({}) == CompanionSettings()
+    assert sidecar_settings({}) == SidecarSettings()

@@ -10,12 +10,12 @@ import pytest
 
 from support.servers import redis_server
 from surefoot.errors import Fenced, TierUnavailable
-from surefoot.memory_server import HolderClient
+from surefoot.memory_server import MemoryServerClient
 from surefoot.memory_server.client import FencedCalls
-from surefoot.memory_server.provisioning import HolderAdmin
-from surefoot.memory_server.server_process import HolderServer
+from surefoot.memory_server.provisioning import MemoryServerAdmin
+from surefoot.memory_server.server_process import RunningServer
 from surefoot.protocol.checkpoints.records import RankManifest
-from surefoot.protocol.identities import HolderId, RankSave
+from surefoot.protocol.identities import MemoryServerInstance, RankSave
 
 JOB = "5f0c1f4e-job"
 ACCOUNT = redis_server.account("the-job", "the job's password")
@@ -23,15 +23,15 @@ LAYOUT = "00000000deadbeef"
 
 
 @pytest.fixture(params=redis_server.PROGRAMS)
-def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[HolderServer]:
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RunningServer]:
     with redis_server.of_kind(request.param, tmp_path, memory_bytes=24 << 20) as started:
         yield started
 
 
 @pytest.fixture
-def client(server: HolderServer, admin: HolderAdmin) -> Iterator[HolderClient]:
+def client(server: RunningServer, admin: MemoryServerAdmin) -> Iterator[MemoryServerClient]:
     admin.provision(JOB, ACCOUNT, 0)
-    opened = HolderClient(redis_server.endpoint(server), JOB, ACCOUNT)
+    opened = MemoryServerClient(redis_server.endpoint(server), JOB, ACCOUNT)
     yield opened
     opened.close()
 
@@ -41,7 +41,7 @@ def manifest(save: RankSave) -> RankManifest:
 
 
 def test_what_was_committed_between_the_janitors_look_and_its_hand_stays_whole(
-    client: HolderClient, admin: HolderAdmin
+    client: MemoryServerClient, admin: MemoryServerAdmin
 ) -> None:
     save, left = RankSave(4, 40, 0), RankSave(4, 40, 1)
     client.put_layout(LAYOUT, "{}")
@@ -52,21 +52,21 @@ def test_what_was_committed_between_the_janitors_look_and_its_hand_stays_whole(
         client.put_values(one, bytes(5))
     found = admin.unindexed(JOB)
     client.commit(manifest(save), 5, (3, 2))
-    assert [client.sweep(one, 5, names) for one, names in sorted(found.items())] == [False, True]
+    assert [client.delete_uncommitted(one, 5, names) for one, names in sorted(found.items())] == [False, True]
     assert bytes(client.read_chunk(save, 0, 0, 3)) == b"abc"
     assert admin.unindexed(JOB) == {}
 
 
 def test_an_older_epochs_janitor_and_one_of_another_instance_remove_nothing(
-    client: HolderClient, admin: HolderAdmin
+    client: MemoryServerClient, admin: MemoryServerAdmin
 ) -> None:
     save = RankSave(4, 40, 0)
     client.put_chunk(save, 0, b"abc")
-    client.seal(6)
+    client.fence(6)
     names = admin.unindexed(JOB)[save]
     with pytest.raises(Fenced):
-        client.sweep(save, 5, names)
-    other = replace(client.endpoint, holder=HolderId(client.endpoint.holder.node, "another"))
+        client.delete_uncommitted(save, 5, names)
+    other = replace(client.endpoint, instance=MemoryServerInstance(client.endpoint.instance.node, "another"))
     with pytest.raises(TierUnavailable):
-        client._wire.converse(FencedCalls(other, JOB).sweep(save, 6, names))
+        client._connection.run_exchange(FencedCalls(other, JOB).delete_uncommitted(save, 6, names))
     assert admin.unindexed(JOB) == {save: names}

@@ -19,10 +19,10 @@ from support.saves import arrays, put_save, split, stream_of
 from support.servers import redis_server
 from support.servers.memory_cgroup import MemoryCgroup, container_bytes, limited_to
 from surefoot.errors import TierError
-from surefoot.memory_server import Credentials, HolderClient, scripts
+from surefoot.memory_server import Credentials, MemoryServerClient, scripts
 from surefoot.memory_server.client import MAX_VALUE_BYTES
-from surefoot.memory_server.provisioning import HolderAdmin
-from surefoot.memory_server.server_process import CLIENT_BYTES, HolderServer
+from surefoot.memory_server.provisioning import MemoryServerAdmin
+from surefoot.memory_server.server_process import CLIENT_BYTES, RunningServer
 from surefoot.protocol.checkpoints.records import CHUNK_BYTES
 from surefoot.protocol.identities import RankSave
 
@@ -37,11 +37,11 @@ VALUES = b"what must stay readable"
 class Node:
     """A server in its cgroup with the accounts of two jobs, each with a rank save."""
 
-    server: HolderServer
+    server: RunningServer
     group: MemoryCgroup
 
-    def client(self, job: str) -> HolderClient:
-        return HolderClient(redis_server.endpoint(self.server), job, _account(job), 10.0)
+    def client(self, job: str) -> MemoryServerClient:
+        return MemoryServerClient(redis_server.endpoint(self.server), job, _account(job), 10.0)
 
     def attack(self, *commands: bytes) -> socket.socket:
         """A connection of the attacker that sends these and reads nothing."""
@@ -54,7 +54,7 @@ class Node:
 
     def used_bytes(self) -> int:
         where = self.server.settings
-        admin = HolderAdmin(where.host, where.port, where.password, call_seconds=10.0)
+        admin = MemoryServerAdmin(where.host, where.port, where.password, call_seconds=10.0)
         try:
             return admin.memory().used_bytes
         finally:

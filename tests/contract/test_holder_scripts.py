@@ -14,13 +14,13 @@ import redis.exceptions
 
 from support.holder_model import HolderModel
 from support.servers import redis_server
-from surefoot.errors import AccessRefused, ChunkMissing, Fenced, HolderDamaged, TierError, TierFull, TierUnavailable
-from surefoot.memory_server import HolderClient, scripts
-from surefoot.memory_server.connection import Wire
-from surefoot.memory_server.provisioning import HolderAdmin
-from surefoot.memory_server.server_process import HolderServer
+from surefoot.errors import AccessDenied, ChunkMissing, Fenced, InvalidServerReply, TierError, TierFull, TierUnavailable
+from surefoot.memory_server import MemoryServerClient, scripts
+from surefoot.memory_server.connection import RespConnection
+from surefoot.memory_server.provisioning import MemoryServerAdmin
+from surefoot.memory_server.server_process import RunningServer
 from surefoot.protocol.checkpoints.records import RankManifest
-from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
+from surefoot.protocol.identities import Checkpoint, MemoryServerInstance, RankSave
 
 JOB = "5f0c1f4e-job"
 ACCOUNT = redis_server.account("the-job", "the job's password")
@@ -28,13 +28,13 @@ LAYOUT = "00000000deadbeef"
 
 
 @pytest.fixture(params=redis_server.KINDS)
-def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[HolderServer]:
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RunningServer]:
     with redis_server.of_kind(request.param, tmp_path, memory_bytes=24 << 20) as started:
         yield started
 
 
 @pytest.fixture
-def wire(server: HolderServer) -> Iterator[Wire]:
+def wire(server: RunningServer) -> Iterator[RespConnection]:
     """The administrator's own hand on the server."""
     opened = redis_server.wire_of(server, redis_server.account("", redis_server.ADMIN_PASSWORD))
     yield opened
@@ -42,9 +42,9 @@ def wire(server: HolderServer) -> Iterator[Wire]:
 
 
 @pytest.fixture
-def client(server: HolderServer, admin: HolderAdmin) -> Iterator[HolderClient]:
+def client(server: RunningServer, admin: MemoryServerAdmin) -> Iterator[MemoryServerClient]:
     admin.provision(JOB, ACCOUNT, 0)
-    opened = HolderClient(redis_server.endpoint(server), JOB, redis_server.with_socket(ACCOUNT, server))
+    opened = MemoryServerClient(redis_server.endpoint(server), JOB, redis_server.with_socket(ACCOUNT, server))
     yield opened
     opened.close()
 
@@ -53,7 +53,7 @@ def manifest(save: RankSave, digest: str = "0" * 16, lengths: tuple[int, ...] = 
     return RankManifest(save, 2, "abc", LAYOUT, sum(lengths), len(lengths), digest, 8, "1" * 16, 5, 1.5)
 
 
-def fill_up(wire: Wire) -> None:
+def fill_up(wire: RespConnection) -> None:
     """Writes until the server refuses the smallest value."""
     for size in (1 << 20, 1 << 12, 1):
         for i in range(100_000):
@@ -66,7 +66,7 @@ def fill_up(wire: Wire) -> None:
 class Pair:
     """The same call on a model and on a server, which must answer the same."""
 
-    def __init__(self, wire: Wire, instance: str) -> None:
+    def __init__(self, wire: RespConnection, instance: str) -> None:
         self.wire, self.model = wire, HolderModel(JOB, instance)
         run_provision(wire, instance, 0)
         self.model.fence = 0
@@ -101,7 +101,7 @@ class Pair:
         assert names == set(self.model.data)
 
 
-def run_provision(wire: Wire, instance: str, epoch: int) -> None:
+def run_provision(wire: RespConnection, instance: str, epoch: int) -> None:
     named = [scripts.fence_key(JOB), scripts.instance_key(JOB), scripts.absent_key(JOB)]
     for script in scripts.ALL:
         wire.call("SCRIPT LOAD", script.source)
@@ -109,7 +109,7 @@ def run_provision(wire: Wire, instance: str, epoch: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_random_calls_get_the_same_answers_from_server_and_model(wire: Wire, seed: int) -> None:
+def test_random_calls_get_the_same_answers_from_server_and_model(wire: RespConnection, seed: int) -> None:
     draw = random.Random(seed)
     pair = Pair(wire, "instance-1")
     saves = [RankSave(e, s, r) for e in (1, 2) for s in (10, 20) for r in (0, 1)]
@@ -148,15 +148,15 @@ def test_random_calls_get_the_same_answers_from_server_and_model(wire: Wire, see
                 assert answer == pair.model.sweep(save, epoch, instance, found)
             case "mark":
                 answer = pair.run(
-                    scripts.MARK, epoch, instance, [scripts.watermark_key(JOB)], [f"{save.epoch}:{save.step}"]
+                    scripts.MARK, epoch, instance, [scripts.watermark_key(JOB)], [f"{save.generation}:{save.step}"]
                 )
-                assert answer == pair.model.mark(f"{save.epoch}:{save.step}", epoch, instance)
+                assert answer == pair.model.mark(f"{save.generation}:{save.step}", epoch, instance)
         if turn % 20 == 0:
             pair.check_state()
     pair.check_state()
 
 
-def save_all(client: HolderClient, record: RankManifest, lengths: tuple[int, ...] = (3, 2)) -> None:
+def save_all(client: MemoryServerClient, record: RankManifest, lengths: tuple[int, ...] = (3, 2)) -> None:
     client.put_layout(LAYOUT, "layout")
     client.put_digests(record.save, bytes(8))
     client.put_values(record.save, bytes(5))
@@ -164,16 +164,16 @@ def save_all(client: HolderClient, record: RankManifest, lengths: tuple[int, ...
         client.put_chunk(record.save, i, bytes(length))
 
 
-def test_an_older_writer_is_refused_and_leaves_everything_as_it_was(client: HolderClient) -> None:
+def test_an_older_writer_is_refused_and_leaves_everything_as_it_was(client: MemoryServerClient) -> None:
     old, new = manifest(RankSave(1, 10, 0)), manifest(RankSave(2, 20, 0))
     save_all(client, old)
     client.commit(old, 1, (3, 2))
-    client.seal(2)
+    client.fence(2)
     save_all(client, new)
     client.commit(new, 2, (3, 2))
     before = client.index()
     for attempt in (
-        lambda: client.seal(1),
+        lambda: client.fence(1),
         lambda: client.commit(manifest(RankSave(1, 30, 0)), 1, (3, 2)),
         lambda: client.commit(old, 1, (3, 2)),
         lambda: client.drop(new.save, 1, 2),
@@ -188,16 +188,16 @@ def test_an_older_writer_is_refused_and_leaves_everything_as_it_was(client: Hold
     assert (index.fence, index.watermark, index.manifests) == (2, Checkpoint(2, 20), (new,))
 
 
-def test_a_commit_of_a_newer_epoch_raises_the_fence(client: HolderClient) -> None:
+def test_a_commit_of_a_newer_epoch_raises_the_fence(client: MemoryServerClient) -> None:
     record = manifest(RankSave(3, 10, 0))
     save_all(client, record)
     client.commit(record, 3, (3, 2))
     with pytest.raises(Fenced):
-        client.seal(2)
+        client.fence(2)
 
 
 def test_when_memory_is_full_writes_are_refused_as_full_and_decisions_still_work(
-    client: HolderClient, wire: Wire, admin: HolderAdmin
+    client: MemoryServerClient, wire: RespConnection, admin: MemoryServerAdmin
 ) -> None:
     first, second = manifest(RankSave(1, 10, 0)), manifest(RankSave(1, 20, 0))
     for record in (first, second):
@@ -207,17 +207,19 @@ def test_when_memory_is_full_writes_are_refused_as_full_and_decisions_still_work
     with pytest.raises(TierFull, match="is full while writing chunk 0"):
         client.put_chunk(RankSave(1, 30, 0), 0, bytes(4000))
     client.commit(second, 1, (3, 2))
-    client.seal(2)
+    client.fence(2)
     client.set_watermark(Checkpoint(1, 20), 2)
     client.drop(first.save, 2, 2)
     assert client.index().manifests == (second,)
-    assert admin.provision(JOB, ACCOUNT, 3) == client.endpoint.holder.instance
+    assert admin.provision(JOB, ACCOUNT, 3) == client.endpoint.instance.run_id
     assert client.index().fence == 3
     admin.remove_job(JOB, ACCOUNT.user)
     assert admin.jobs() == frozenset()
 
 
-def test_a_damaged_index_entry_is_named_and_healed_by_committing_again(client: HolderClient, wire: Wire) -> None:
+def test_a_damaged_index_entry_is_named_and_healed_by_committing_again(
+    client: MemoryServerClient, wire: RespConnection
+) -> None:
     record, other = manifest(RankSave(1, 10, 0)), manifest(RankSave(1, 10, 1))
     for each in (record, other):
         save_all(client, each)
@@ -236,14 +238,14 @@ def test_a_damaged_index_entry_is_named_and_healed_by_committing_again(client: H
 
 
 def test_a_holder_that_restarted_is_silent_for_those_who_mean_the_one_before(
-    client: HolderClient, admin: HolderAdmin, server: HolderServer
+    client: MemoryServerClient, admin: MemoryServerAdmin, server: RunningServer
 ) -> None:
     record = manifest(RankSave(1, 10, 0))
     save_all(client, record)
-    before = replace(redis_server.endpoint(server), holder=HolderId("node-1", "an older run id"))
-    stale = HolderClient(before, JOB, redis_server.with_socket(ACCOUNT, server))
+    before = replace(redis_server.endpoint(server), instance=MemoryServerInstance("node-1", "an older run id"))
+    stale = MemoryServerClient(before, JOB, redis_server.with_socket(ACCOUNT, server))
     for attempt in (
-        lambda: stale.seal(9),
+        lambda: stale.fence(9),
         lambda: stale.commit(record, 9, (3, 2)),
         lambda: stale.drop(record.save, 9, 2),
         stale.index,
@@ -255,31 +257,31 @@ def test_a_holder_that_restarted_is_silent_for_those_who_mean_the_one_before(
 
 
 def test_a_server_that_is_gone_or_not_provisioned_is_unavailable(
-    client: HolderClient, admin: HolderAdmin, server: HolderServer, wire: Wire
+    client: MemoryServerClient, admin: MemoryServerAdmin, server: RunningServer, wire: RespConnection
 ) -> None:
-    stranger = HolderClient(client.endpoint, "another", redis_server.account("nobody", "knows"))
-    with pytest.raises(AccessRefused, match="refuses this account"):
+    stranger = MemoryServerClient(client.endpoint, "another", redis_server.account("nobody", "knows"))
+    with pytest.raises(AccessDenied, match="refuses this account"):
         stranger.index()
     stranger.close()
     wire.call("SCRIPT FLUSH")
     with pytest.raises(TierUnavailable, match="lost its scripts"):
-        client.seal(1)
+        client.fence(1)
     admin.provision(JOB, ACCOUNT, 1)
-    client.seal(1)
+    client.fence(1)
     server.kill()
     for attempt in (client.index, lambda: client.put_chunk(RankSave(1, 1, 0), 0, b"x"), admin.memory):
         with pytest.raises(TierUnavailable, match="does not answer"):
             attempt()
 
 
-def test_a_frozen_server_is_given_up_and_waited_for_no_longer(server: HolderServer, admin: HolderAdmin) -> None:
+def test_a_frozen_server_is_given_up_and_waited_for_no_longer(server: RunningServer, admin: MemoryServerAdmin) -> None:
     admin.provision(JOB, ACCOUNT, 1)
     account = redis_server.with_socket(ACCOUNT, server)
-    quick = HolderClient(redis_server.endpoint(server), JOB, account, call_seconds=0.2)
-    quick.seal(1)
+    quick = MemoryServerClient(redis_server.endpoint(server), JOB, account, call_seconds=0.2)
+    quick.fence(1)
     server.process.send_signal(signal.SIGSTOP)
     try:
-        for attempt in (lambda: quick.seal(1), lambda: quick.put_chunk(RankSave(1, 1, 0), 0, bytes(4 << 20))):
+        for attempt in (lambda: quick.fence(1), lambda: quick.put_chunk(RankSave(1, 1, 0), 0, bytes(4 << 20))):
             with pytest.raises(TierUnavailable):
                 attempt()
     finally:
@@ -287,7 +289,7 @@ def test_a_frozen_server_is_given_up_and_waited_for_no_longer(server: HolderServ
     quick.close()
 
 
-def test_a_chunk_missing_at_commit_is_named(client: HolderClient) -> None:
+def test_a_chunk_missing_at_commit_is_named(client: MemoryServerClient) -> None:
     record = manifest(RankSave(1, 10, 0))
     save_all(client, record, lengths=(3,))
     with pytest.raises(ChunkMissing, match="1:10:0:c1 has 0 bytes"):
@@ -300,7 +302,7 @@ def test_a_chunk_missing_at_commit_is_named(client: HolderClient) -> None:
 
 @pytest.mark.parametrize("junk", [("SET", "abc"), ("SET", b"\xff\xfe"), ("RPUSH", "1"), ("HSET", "1", "2")])
 def test_a_fence_that_is_none_is_a_named_fault_of_that_holder(
-    client: HolderClient, admin: HolderAdmin, wire: Wire, junk: tuple[str | bytes, ...]
+    client: MemoryServerClient, admin: MemoryServerAdmin, wire: RespConnection, junk: tuple[str | bytes, ...]
 ) -> None:
     command, *values = junk
     wire.call("DEL", scripts.fence_key(JOB))
@@ -308,17 +310,19 @@ def test_a_fence_that_is_none_is_a_named_fault_of_that_holder(
     save = RankSave(1, 10, 0)
     for call in (
         client.index,
-        lambda: client.seal(3),
+        lambda: client.fence(3),
         lambda: client.drop(save, 1, 2),
         lambda: client.commit(manifest(save), 1, (3, 2)),
     ):
-        with pytest.raises(HolderDamaged, match="overwritten"):
+        with pytest.raises(InvalidServerReply, match="overwritten"):
             call()
-    with pytest.raises(HolderDamaged, match="overwritten"):
+    with pytest.raises(InvalidServerReply, match="overwritten"):
         admin.provision(JOB, ACCOUNT, 5)
 
 
-def test_a_watermark_that_is_none_is_named_and_hides_nothing_else(client: HolderClient, wire: Wire) -> None:
+def test_a_watermark_that_is_none_is_named_and_hides_nothing_else(
+    client: MemoryServerClient, wire: RespConnection
+) -> None:
     wire.call("SET", scripts.watermark_key(JOB), b"\xffjunk:x")
     index = client.index()
     assert (index.watermark, len(index.damaged)) == (None, 1)
@@ -327,12 +331,14 @@ def test_a_watermark_that_is_none_is_named_and_hides_nothing_else(client: Holder
     assert client.index().watermark == Checkpoint(1, 10)
 
 
-def test_an_index_and_keys_of_another_type_are_named(client: HolderClient, admin: HolderAdmin, wire: Wire) -> None:
+def test_an_index_and_keys_of_another_type_are_named(
+    client: MemoryServerClient, admin: MemoryServerAdmin, wire: RespConnection
+) -> None:
     wire.call("SET", scripts.index_key(JOB), "junk")
-    with pytest.raises(HolderDamaged, match="another type"):
+    with pytest.raises(InvalidServerReply, match="another type"):
         client.index()
     wire.call("RPUSH", scripts.layout_key(JOB, LAYOUT), "junk")
-    with pytest.raises(HolderDamaged, match="another type"):
+    with pytest.raises(InvalidServerReply, match="another type"):
         client.read_layout(LAYOUT)
     wire.call("DEL", scripts.index_key(JOB))
     wire.call("SET", scripts.of_job(JOB).encode() + b"\xff\xfe:c0", "junk")
@@ -340,12 +346,12 @@ def test_an_index_and_keys_of_another_type_are_named(client: HolderClient, admin
 
 
 def test_of_one_checkpoint_only_its_own_entries_are_parsed(
-    client: HolderClient, wire: Wire, monkeypatch: pytest.MonkeyPatch
+    client: MemoryServerClient, wire: RespConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saves = [RankSave(epoch, step, rank) for epoch, step in ((1, 4), (1, 40), (11, 4)) for rank in range(3)]
     for save in saves:
         save_all(client, manifest(save))
-        client.commit(manifest(save), save.epoch, (3, 2))
+        client.commit(manifest(save), save.generation, (3, 2))
     parsed: list[bytes] = []
     parse = RankManifest.from_json
     monkeypatch.setattr(RankManifest, "from_json", lambda text: parsed.append(text) or parse(text))

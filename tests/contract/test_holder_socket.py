@@ -9,9 +9,9 @@ import pytest
 from support.servers import redis_server
 from surefoot import metrics
 from surefoot.errors import ChunkMissing, ConfigurationError, TierUnavailable
-from surefoot.memory_server import Credentials, HolderClient, server_process
-from surefoot.memory_server.server_process import HolderServer, ServerSettings
-from surefoot.protocol.identities import LocalHolder, RankSave
+from surefoot.memory_server import Credentials, MemoryServerClient, server_process
+from surefoot.memory_server.server_process import RunningServer, ServerSettings
+from surefoot.protocol.identities import LocalMemoryServers, RankSave
 from surefoot.settings import job_settings
 
 JOB = "job-1"
@@ -20,7 +20,7 @@ SAVE = RankSave(1, 10, 0)
 
 
 @pytest.fixture(params=["plain", "TLS on its port"])
-def holder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[HolderServer]:
+def holder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RunningServer]:
     program = redis_server.program(redis_server.BY_SOCKET)
     tls = redis_server.tls_files(tmp_path / "tls") if request.param != "plain" else None
     with redis_server.running(tmp_path, program, tls=tls, by_socket=tmp_path / "redis.sock") as started:
@@ -28,13 +28,13 @@ def holder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[HolderSer
         yield started
 
 
-def provision(holder: HolderServer) -> None:
+def provision(holder: RunningServer) -> None:
     admin = redis_server.admin_of(holder)
     admin.provision(JOB, ACCOUNT, 1)
     admin.close()
 
 
-def by_socket(holder: HolderServer) -> int:
+def by_socket(holder: RunningServer) -> int:
     """How many of its clients came by its socket, as the server itself says."""
     wire = redis_server.wire_of(holder, redis_server.account("", redis_server.ADMIN_PASSWORD))
     wire.call("PING")
@@ -50,11 +50,11 @@ def fallbacks() -> float:
     return metrics.fallbacks.labels("holder_socket")._value.get()
 
 
-def client_of(holder: HolderServer, account: Credentials, node: str = redis_server.NODE) -> HolderClient:
-    return HolderClient(redis_server.endpoint(holder, node), JOB, account)
+def client_of(holder: RunningServer, account: Credentials, node: str = redis_server.NODE) -> MemoryServerClient:
+    return MemoryServerClient(redis_server.endpoint(holder, node), JOB, account)
 
 
-def test_only_the_holder_of_the_own_node_is_reached_by_its_socket(holder: HolderServer) -> None:
+def test_only_the_holder_of_the_own_node_is_reached_by_its_socket(holder: RunningServer) -> None:
     before, account = fallbacks(), redis_server.with_socket(ACCOUNT, holder)
     mine, other = client_of(holder, account), client_of(holder, account, "node-2")
     other.index()
@@ -69,13 +69,13 @@ def test_only_the_holder_of_the_own_node_is_reached_by_its_socket(holder: Holder
 
 @pytest.mark.parametrize("left", ["nothing", "a name that nobody listens at"])
 def test_without_its_socket_it_is_reached_by_tcp_and_that_is_counted(
-    holder: HolderServer, tmp_path: Path, left: str, caplog: pytest.LogCaptureFixture
+    holder: RunningServer, tmp_path: Path, left: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "left.sock"
     if left != "nothing":
         path.touch()
     before = fallbacks()
-    account = replace(ACCOUNT, local=LocalHolder(redis_server.NODE, str(path)))
+    account = replace(ACCOUNT, local=LocalMemoryServers(redis_server.NODE, str(path)))
     for _ in range(2):
         client = client_of(holder, account)
         client.index()
@@ -84,7 +84,7 @@ def test_without_its_socket_it_is_reached_by_tcp_and_that_is_counted(
     assert [str(path) in record.getMessage() for record in caplog.records] == [True], "said once"
 
 
-def test_a_server_that_is_gone_is_gone_and_no_fallback(holder: HolderServer) -> None:
+def test_a_server_that_is_gone_is_gone_and_no_fallback(holder: RunningServer) -> None:
     before = fallbacks()
     client = client_of(holder, redis_server.with_socket(ACCOUNT, holder))
     client.index()
@@ -95,7 +95,7 @@ def test_a_server_that_is_gone_is_gone_and_no_fallback(holder: HolderServer) -> 
     assert fallbacks() == before
 
 
-def test_a_server_that_restarted_behind_the_same_socket_is_another_holder(holder: HolderServer) -> None:
+def test_a_server_that_restarted_behind_the_same_socket_is_another_holder(holder: RunningServer) -> None:
     account = redis_server.with_socket(ACCOUNT, holder)
     client = client_of(holder, account)
     client.put_chunk(SAVE, 0, b"abc")
@@ -122,10 +122,10 @@ def test_a_server_that_restarted_behind_the_same_socket_is_another_holder(holder
         restarted.kill()
 
 
-def test_accounts_hold_there_as_everywhere(holder: HolderServer) -> None:
+def test_accounts_hold_there_as_everywhere(holder: RunningServer) -> None:
     for word, job, said in (("wrong", JOB, "account"), ("its password", "another", "account")):
         account = redis_server.with_socket(redis_server.account("the-job", word), holder)
-        client = HolderClient(redis_server.endpoint(holder), job, account)
+        client = MemoryServerClient(redis_server.endpoint(holder), job, account)
         with pytest.raises(TierUnavailable, match=said):
             client.index()
         client.close()
@@ -165,12 +165,12 @@ def test_a_folder_of_any_name_will_do(tmp_path: Path, name: str) -> None:
 
 def test_a_socket_that_cannot_be_named_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="shorter folder"):
-        server_process.configuration(ServerSettings(1, 1, tmp_path, socket=tmp_path / ("x" * 120)))
+        server_process.redis_configuration(ServerSettings(1, 1, tmp_path, socket=tmp_path / ("x" * 120)))
 
 
 def test_a_process_is_told_both_its_node_and_the_socket_or_neither_counts() -> None:
     told = {"SUREFOOT_JOB_UID": "uid"}
-    assert job_settings(told).local_holder is None
-    assert job_settings({**told, "SUREFOOT_HOLDER_SOCKET": "/a"}).local_holder is None
-    found = job_settings({**told, "SUREFOOT_HOLDER_SOCKET": "/a", "SUREFOOT_NODE": "n"}).local_holder
-    assert found == LocalHolder("n", "/a")
+    assert job_settings(told).local_server is None
+    assert job_settings({**told, "SUREFOOT_HOLDER_SOCKET": "/a"}).local_server is None
+    found = job_settings({**told, "SUREFOOT_HOLDER_SOCKET": "/a", "SUREFOOT_NODE": "n"}).local_server
+    assert found == LocalMemoryServers("n", "/a")

@@ -12,38 +12,38 @@ import pytest
 
 from support.servers import redis_server
 from support.servers.certificates import authority
-from surefoot.errors import AccessRefused, ConfigurationError, TierUnavailable
-from surefoot.memory_server import Credentials, HolderClient
-from surefoot.memory_server.server_process import HolderServer
+from surefoot.errors import AccessDenied, ConfigurationError, TierUnavailable
+from surefoot.memory_server import Credentials, MemoryServerClient
+from surefoot.memory_server.server_process import RunningServer
 from surefoot.memory_server.sidecar.server_monitor import Watch
-from surefoot.memory_server.sidecar.sidecar_settings import CompanionSettings
-from surefoot.protocol.identities import HolderEndpoint, HolderId
+from surefoot.memory_server.sidecar.sidecar_settings import SidecarSettings
+from surefoot.protocol.identities import MemoryServerEndpoint, MemoryServerInstance
 
 JOB = "job-1"
 ACCOUNT = redis_server.account("the-job", "its password")
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[HolderServer]:
+def server(tmp_path: Path) -> Iterator[RunningServer]:
     with redis_server.of_kind(redis_server.OVER_TLS, tmp_path) as started:
         yield started
 
 
-def index_with(endpoint: HolderEndpoint, account: Credentials) -> None:
-    client = HolderClient(endpoint, JOB, account)
+def index_with(endpoint: MemoryServerEndpoint, account: Credentials) -> None:
+    client = MemoryServerClient(endpoint, JOB, account)
     try:
         client.index()
     finally:
         client.close()
 
 
-def test_only_the_right_authority_is_believed(server: HolderServer) -> None:
+def test_only_the_right_authority_is_believed(server: RunningServer) -> None:
     admin = redis_server.admin_of(server)
     admin.provision(JOB, ACCOUNT, 1)
     admin.close()
     where = redis_server.endpoint(server)
     index_with(where, ACCOUNT)
-    with pytest.raises(AccessRefused, match="certificate verify failed"):
+    with pytest.raises(AccessDenied, match="certificate verify failed"):
         index_with(where, replace(ACCOUNT, tls_ca=authority("somebody else").pem))
     with pytest.raises(TierUnavailable, match="SUREFOOT_HOLDER_TLS_CA"):
         index_with(where, replace(ACCOUNT, tls_ca=""))
@@ -51,7 +51,7 @@ def test_only_the_right_authority_is_believed(server: HolderServer) -> None:
         index_with(where, replace(ACCOUNT, tls_ca="nonsense"))
 
 
-def test_nobody_speaks_to_it_in_clear(server: HolderServer) -> None:
+def test_nobody_speaks_to_it_in_clear(server: RunningServer) -> None:
     with pytest.raises(TierUnavailable):
         index_with(replace(redis_server.endpoint(server), tls=False), ACCOUNT)
 
@@ -68,20 +68,22 @@ def test_a_certificate_of_something_else_is_no_holder_s(tmp_path: Path) -> None:
 
         answering = threading.Thread(target=answer)
         answering.start()
-        where = HolderEndpoint(HolderId("n", "i"), "127.0.0.1", listener.getsockname()[1], "n", tls=True)
+        where = MemoryServerEndpoint(
+            MemoryServerInstance("n", "i"), "127.0.0.1", listener.getsockname()[1], "n", tls=True
+        )
         with pytest.raises(TierUnavailable, match="not valid for 'surefoot-memory'"):
             index_with(where, replace(ACCOUNT, tls_ca=known.pem))
         answering.join()
 
 
 def test_the_companion_watches_over_tls_and_hands_a_renewed_certificate_in(
-    server: HolderServer, tmp_path: Path
+    server: RunningServer, tmp_path: Path
 ) -> None:
     files = server.settings.tls
     assert files is not None
     password = tmp_path / "password"
     password.write_text(redis_server.ADMIN_PASSWORD)
-    settings = CompanionSettings(
+    settings = SidecarSettings(
         redis_port=server.settings.port, password_file=str(password), tls_folder=str(files.authority.parent)
     )
     watch = Watch(settings)
@@ -95,6 +97,6 @@ def test_the_companion_watches_over_tls_and_hands_a_renewed_certificate_in(
     assert shown(server) == files.certificate.read_text()
 
 
-def shown(server: HolderServer) -> str:
+def shown(server: RunningServer) -> str:
     """The certificate that a new connection is shown."""
     return ssl.get_server_certificate((server.settings.host, server.settings.port)).strip() + "\n"

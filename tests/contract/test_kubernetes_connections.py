@@ -23,7 +23,7 @@ async def test_calls_apart_wait_for_no_connection_of_others() -> None:
 
     async with answered_by("/lease", answer) as api, asyncio.timeout(SECONDS):
         assert api._client.configuration.connection_pool_maxsize == POOL
-        apart = api.apart()
+        apart = api.with_own_connections()
         slow = [asyncio.create_task(api.get("/lease", {"slow": "1"})) for _ in range(POOL)]
         for _ in range(POOL):
             await taken.acquire()

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from support.servers.job_server import JobServer, fabric_of
-from surefoot_operator.errors import FabricError, JobRefused
+from surefoot_operator.errors import JobRejected, PlatformError
 from surefoot_operator.platforms.interface import WorkerEnvironment
 from surefoot_operator.policy.core.actions import Event
 
@@ -18,25 +18,25 @@ OURS, THEIRS = "surefoot.dev/persistent-data", "example.org/backup"
 async def test_a_job_is_held_and_let_go_beside_others_finalizers() -> None:
     server = JobServer()
     fabric = fabric_of(server)
-    await fabric.hold_job(True)
+    await fabric.set_finalizer(True)
     assert server.stored["metadata"]["finalizers"] == [OURS]
-    assert (await fabric.observe()).job.held
+    assert (await fabric.observe()).job.has_finalizer
     calls = len(server.calls)
-    await fabric.hold_job(True)
+    await fabric.set_finalizer(True)
     assert len(server.calls) == calls  # it is so already
     server.finalize([THEIRS, OURS])
-    with pytest.raises(FabricError):
-        await fabric.hold_job(False)  # the cache did not know of the other one; now it does
-    await fabric.hold_job(False)
+    with pytest.raises(PlatformError):
+        await fabric.set_finalizer(False)  # the cache did not know of the other one; now it does
+    await fabric.set_finalizer(False)
     assert server.stored["metadata"]["finalizers"] == [THEIRS]
-    assert not (await fabric.observe()).job.held
+    assert not (await fabric.observe()).job.has_finalizer
 
 
 async def test_a_try_to_delete_its_data_is_seen_and_is_no_worker() -> None:
     server = JobServer()
     fabric = fabric_of(server)
-    await fabric.purge(1, WorkerEnvironment({}, {}))
-    await fabric.purge(1, WorkerEnvironment({}, {}))
+    await fabric.start_purge(1, WorkerEnvironment({}, {}))
+    await fabric.start_purge(1, WorkerEnvironment({}, {}))
     seen = await fabric.observe()
     assert [p.attempt for p in seen.purges] == [1]
     assert seen.workers == ()
@@ -53,15 +53,15 @@ async def test_a_deleted_job_that_cannot_be_read_says_that_it_waits_for_us() -> 
     server = JobServer()
     server.stored["metadata"] |= {"finalizers": [OURS], "deletionTimestamp": "2026-01-01T00:00:00Z"}
     server.stored["spec"] |= {"replicas": "three"}
-    with pytest.raises(JobRefused) as caught:
+    with pytest.raises(JobRejected) as caught:
         await fabric_of(server).observe()
-    assert caught.value.leaving
+    assert caught.value.being_deleted
 
 
 async def test_the_last_words_on_a_job_are_kept_when_it_is_gone_already() -> None:
     server = JobServer()
     fabric = fabric_of(server)
-    fabric._cache.jobs.forget("default", "gpt", "u")
+    fabric._cache.jobs.remove("default", "gpt", "u")
     await fabric.record([Event("PersistentDataDeleted", "s3://bucket/prefix/u was deleted")])
     assert [e["reason"] for e in server.made("events")] == ["PersistentDataDeleted"]
 
@@ -70,6 +70,6 @@ async def test_a_finished_word_of_a_job_survives_its_end() -> None:
     server = JobServer()
     fabric = fabric_of(server)
     seen = await fabric.observe()
-    written = await fabric.patch_status(replace(seen.status, tidied=True), seen.status)
+    written = await fabric.patch_status(replace(seen.status, memory_cleared=True), seen.status)
     assert copy.deepcopy(server.stored["status"])["tidied"] is True
     assert (await fabric.observe()).status == written

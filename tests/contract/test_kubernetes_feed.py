@@ -11,9 +11,9 @@ import pytest
 from aiohttp import web
 from kubernetes.aio.client import ApiClient, Configuration
 
-from surefoot_operator.errors import FabricError
+from surefoot_operator.errors import PlatformError
 from surefoot_operator.platforms.kubernetes.api_client import Api
-from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused, ApiSilent
+from surefoot_operator.platforms.kubernetes.api_objects import ApiError, ApiUnreachable
 from surefoot_operator.platforms.kubernetes.views import watched_objects
 from surefoot_operator.platforms.kubernetes.views.watched_objects import WatchedObjects
 
@@ -116,7 +116,7 @@ async def test_a_feed_lists_then_follows_and_selects_on_the_server(server: Serve
     assert server.lists() == 1
     assert [asked.get("resourceVersion") for asked in server.asked] == [None, "10", "20"]
     assert all(asked["labelSelector"] == "app=x" for asked in server.asked)
-    assert feed.fresh
+    assert feed.is_synced
 
 
 async def test_a_watch_that_fell_behind_is_listed_anew(server: Server, feed: WatchedObjects) -> None:
@@ -135,12 +135,12 @@ async def test_a_feed_knows_since_when_it_hears_without_a_break(server: Server, 
     server.watches.put_nowait([{"type": "MODIFIED", "object": pod("a", 11)}])
     server.watches.put_nowait([{"type": "MODIFIED", "object": pod("a", 12)}])
     await until(lambda: feed.items.get(("n", "a"), {}).get("metadata", {}).get("resourceVersion") == "12")
-    whole = feed.heard_since
-    assert whole < feed.heard_at, "a watch that the server ended in order is no break"
+    whole = feed.contact_since_seconds
+    assert whole < feed.last_contact_seconds, "a watch that the server ended in order is no break"
     server.watches.put_nowait([{"type": "ERROR", "object": {"code": 500, "message": "etcd is away"}}])
     server.watches.put_nowait([None])
-    await until(lambda: feed.heard_since > whole)
-    assert whole < feed.heard_since <= feed.heard_at
+    await until(lambda: feed.contact_since_seconds > whole)
+    assert whole < feed.contact_since_seconds <= feed.last_contact_seconds
 
 
 async def test_what_we_wrote_is_known_at_once_and_old_news_does_not_undo_it(
@@ -148,12 +148,12 @@ async def test_what_we_wrote_is_known_at_once_and_old_news_does_not_undo_it(
 ) -> None:
     server.pods = [pod("a", 3)]
     await feed.synced.wait()
-    feed.learn(pod("a", 40))
-    feed.learn(pod("new", 41))
-    feed.learn(pod("ended-meanwhile", 5))
-    feed.forget("n", "a", "another uid")
+    feed.apply_write_result(pod("a", 40))
+    feed.apply_write_result(pod("new", 41))
+    feed.apply_write_result(pod("ended-meanwhile", 5))
+    feed.remove("n", "a", "another uid")
     assert sorted(name for _, name in feed.items) == ["a", "new"]
-    feed.forget("n", "new", "new")
+    feed.remove("n", "new", "new")
     server.watches.put_nowait(
         [{"type": "MODIFIED", "object": pod("a", 39)}, {"type": "MODIFIED", "object": pod("new", 42)}]
     )
@@ -164,11 +164,11 @@ async def test_what_we_wrote_is_known_at_once_and_old_news_does_not_undo_it(
 
 async def test_a_silent_watch_and_a_refusal_are_sentences(server: Server, api: Api) -> None:
     server.watches.put_nowait([None])
-    with pytest.raises(ApiSilent, match="did not answer when asked to watch /api/v1/pods"):
+    with pytest.raises(ApiUnreachable, match="did not answer when asked to watch /api/v1/pods"):
         assert [event async for event in api.watch("/api/v1/pods", {}, 0.2)] == []
-    with pytest.raises(ApiRefused, match=r"404 .*refused to GET /nowhere"):
+    with pytest.raises(ApiError, match=r"404 .*refused to GET /nowhere"):
         await api.get("/nowhere")
-    assert issubclass(ApiSilent, FabricError)
+    assert issubclass(ApiUnreachable, PlatformError)
 
 
 async def test_a_listing_keeps_what_was_learned_while_its_pages_came(server: Server, api: Api) -> None:
@@ -185,9 +185,9 @@ async def test_a_listing_keeps_what_was_learned_while_its_pages_came(server: Ser
     server.pods, server.version, server.page = [pod("a", 1), pod("again", 2, "first")], 20, 1
 
     def between() -> None:
-        feed.learn(pod("new", 21))
-        feed.forget("n", "again", "first")
-        feed.learn(pod("again", 22, "second"))
+        feed.apply_write_result(pod("new", 21))
+        feed.remove("n", "again", "first")
+        feed.apply_write_result(pod("again", 22, "second"))
 
     server.between = between
     feed._version = ""
@@ -211,18 +211,18 @@ async def test_a_kind_that_is_not_served_says_so_and_is_followed_once_it_is(
 ) -> None:
     monkeypatch.setattr(watched_objects, "NOT_SERVED_SECONDS", 0.01)
     feed = WatchedObjects(api, "/api/v1/pods", "", lambda _old, _new: None, optional=True)
-    feed.learn(pod("a", 3))  # of an answer to a write of ours
+    feed.apply_write_result(pod("a", 3))  # of an answer to a write of ours
     server.refuses = code
     task = asyncio.create_task(feed.run())
     try:
-        await until(lambda: bool(feed.refusal))
-        assert asks in feed.refusal
+        await until(lambda: bool(feed.rejection))
+        assert asks in feed.rejection
         assert len(feed.items) == (0 if code == 404 else 1)
         server.pods = [pod("b", 4)]
         server.watches.put_nowait([None])
         server.refuses = 0
         await until(feed.synced.is_set)
-        assert feed.refusal == ""
+        assert feed.rejection == ""
         assert [name for _, name in feed.items] == ["b"]
     finally:
         task.cancel()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from support.fakes.fake_api import FakeApi
-from surefoot_operator.errors import FabricError
+from surefoot_operator.errors import PlatformError
 from surefoot_operator.platforms.kubernetes import api_objects, api_writes
 
 JOB = api_objects.JobIdentity("default", "gpt", "uid-new")
@@ -44,6 +44,6 @@ async def test_what_an_older_job_of_that_name_left_behind_is_replaced() -> None:
 async def test_what_somebody_else_made_is_left_and_said(name: str) -> None:
     api = FakeApi()
     api.keep(PATH, service("uid-old", "s1", **{name: "somebody"}))
-    with pytest.raises(FabricError, match="does not belong to job gpt"):
+    with pytest.raises(PlatformError, match="does not belong to job gpt"):
         await api_writes.create(api.api, "services", service("uid-new", "s2"), JOB)
     assert stored_uid(api) == "s1"

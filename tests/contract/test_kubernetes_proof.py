@@ -8,22 +8,22 @@ from support.servers.job_server import JobServer, fabric_of
 from surefoot.protocol.checkpoints.completeness import LineageEntry
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.api.status_json import status_to_json
-from surefoot_operator.errors import FabricError
+from surefoot_operator.errors import PlatformError
 from surefoot_operator.platforms.interface import WorkerEnvironment
-from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused, ApiSilent
+from surefoot_operator.platforms.kubernetes.api_objects import ApiError, ApiUnreachable
 from surefoot_operator.policy.core.actions import CreateWorker
 
 STRICT = {"dryRun": "All", "fieldValidation": "Strict"}
-TYPO = ApiRefused(
+TYPO = ApiError(
     "POST pods",
     400,
     "BadRequest",
     'Pod in version "v1" cannot be handled as a Pod: strict decoding error: unknown field "spec.tolerationz"',
 )
-WEBHOOK = ApiRefused("POST pods", 400, "BadRequest", 'admission webhook "x.y" does not support dry run')
-QUOTA = ApiRefused("POST pods", 403, "Forbidden", "exceeded quota")
-BUSY = ApiRefused("POST pods", 429, "TooManyRequests", "later")
-SILENT = ApiSilent("POST pods", TimeoutError())
+WEBHOOK = ApiError("POST pods", 400, "BadRequest", 'admission webhook "x.y" does not support dry run')
+QUOTA = ApiError("POST pods", 403, "Forbidden", "exceeded quota")
+BUSY = ApiError("POST pods", 429, "TooManyRequests", "later")
+SILENT = ApiUnreachable("POST pods", TimeoutError())
 EMPTY = WorkerEnvironment({}, {})
 
 
@@ -44,9 +44,9 @@ async def test_a_misspelt_field_is_a_lasting_refusal_that_leaves_nothing_and_is_
     server.verdicts = [TYPO]
     fabric = fabric_of(server)
     for _ in range(3):
-        with pytest.raises(ApiRefused, match=r'unknown field "spec.tolerationz"') as refused:
+        with pytest.raises(ApiError, match=r'unknown field "spec.tolerationz"') as refused:
             await make(fabric, 0)
-        assert refused.value.lasting
+        assert refused.value.permanent
     assert (server.tried, server.calls) == ([STRICT], [])
 
 
@@ -54,17 +54,17 @@ async def test_another_spec_is_judged_anew() -> None:
     server = JobServer()
     server.verdicts = [TYPO]
     fabric = fabric_of(server)
-    with pytest.raises(ApiRefused):
+    with pytest.raises(ApiError):
         await make(fabric, 0)
     server.verdicts = []
     server.edit({"replicas": 2})
-    fabric._cache.jobs.learn(server.changed(server.stored, {}))
+    fabric._cache.jobs.apply_write_result(server.changed(server.stored, {}))
     await make(fabric, 0)
     assert len(server.tried) == 2
 
 
 @pytest.mark.parametrize(("verdict", "asked"), [(WEBHOOK, 1), (QUOTA, 1), (BUSY, 2), (SILENT, 2)])
-async def test_what_says_nothing_of_the_pod_keeps_none_from_being_asked_for(verdict: FabricError, asked: int) -> None:
+async def test_what_says_nothing_of_the_pod_keeps_none_from_being_asked_for(verdict: PlatformError, asked: int) -> None:
     server = JobServer()
     server.verdicts = [verdict]
     await make(fabric_of(server), 0, 1)

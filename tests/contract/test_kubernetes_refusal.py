@@ -16,10 +16,10 @@ from surefoot.memory_server import Credentials
 from surefoot_operator.api.spec import FINALIZER
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.coordinator.agent_channel import AgentChannel
-from surefoot_operator.memory import HolderPool, JobHolders
+from surefoot_operator.memory import JobMemoryServers, MemoryServerPool
 from surefoot_operator.platforms.interface import WorkerEnvironment
-from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
-from surefoot_operator.platforms.kubernetes.platform import KubernetesFabric
+from surefoot_operator.platforms.kubernetes.api_objects import ApiError
+from surefoot_operator.platforms.kubernetes.platform import KubernetesPlatform
 from surefoot_operator.policy.membership import lifecycle
 from surefoot_operator.reconcile import Reconciler
 from surefoot_operator.reconcile.build_snapshot import Dependencies
@@ -31,10 +31,10 @@ class Operator:
 
     def __init__(self, server: JobServer, settle_seconds: float = 0.0) -> None:
         self.server = server
-        self.fabric: KubernetesFabric = fabric_of(server)
-        settings = OperatorSettings(progress_seconds=0.0, settle_seconds=settle_seconds)
-        self.memory = JobHolders(
-            "u", Credentials("u", "p"), HolderPool(settings.memory), time.time, lambda urgent: None
+        self.fabric: KubernetesPlatform = fabric_of(server)
+        settings = OperatorSettings(progress_seconds=0.0, progress_write_delay_seconds=settle_seconds)
+        self.memory = JobMemoryServers(
+            "u", Credentials("u", "p"), MemoryServerPool(settings.memory), time.time, lambda urgent: None
         )
         channel = AgentChannel("u", 0.5, time.time, lambda urgent: None)
         empty = WorkerEnvironment({}, {})
@@ -42,8 +42,8 @@ class Operator:
         self.reconciler = Reconciler(parts)
 
     async def once(self) -> None:
-        await self.reconciler.once()
-        await self.reconciler.calls.settled()
+        await self.reconciler.reconcile()
+        await self.reconciler.calls.all_calls_done()
         await self.reconciler.recorder.flush()
 
     @property
@@ -57,7 +57,7 @@ class Operator:
     def edit(self, **spec: Any) -> None:
         """As a person would; the cache hears of it."""
         self.server.edit(spec)
-        self.fabric._cache.jobs.learn(copy.deepcopy(self.server.stored))
+        self.fabric._cache.jobs.apply_write_result(copy.deepcopy(self.server.stored))
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ async def test_the_last_words_on_a_job_are_said_before_it_is_let_go(operators: l
     (pod,) = server.made("pods")
     assert pod["spec"]["containers"][0]["command"] == ["python", "-m", "surefoot.tools.delete"]
     assert server.stored["metadata"]["finalizers"] == [FINALIZER]
-    operator.fabric._cache.workers.learn(server.changed(pod, {"status": {"phase": "Succeeded"}}))
+    operator.fabric._cache.workers.apply_write_result(server.changed(pod, {"status": {"phase": "Succeeded"}}))
     server.calls.clear()
     await operator.once()
     assert operator.told("PersistentDataDeleted") == ["s3://bucket/prefix/u was deleted"]
@@ -185,12 +185,12 @@ async def test_the_last_words_on_a_job_are_said_before_it_is_let_go(operators: l
 async def test_a_job_goes_though_the_pod_that_deletes_its_data_is_always_refused(
     operators: list[Operator], monkeypatch: pytest.MonkeyPatch, refusal: str, rounds: int
 ) -> None:
-    monkeypatch.setattr(lifecycle, "AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(lifecycle, "RETRY_SECONDS", 0.0)
     server = JobServer()
     persistent = {"uri": "s3://bucket/prefix", "onJobDeletion": "Delete"}
     server.stored["spec"] |= {"checkpoint": {"persistent": persistent}, "suspend": True}
     server.stored["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": [FINALIZER]}
-    server.refuses = {"pods": ApiRefused("POST pods", 403, "Forbidden", refusal)}
+    server.refuses = {"pods": ApiError("POST pods", 403, "Forbidden", refusal)}
     operator = Operator(server)
     operators.append(operator)
     for number in range(rounds):
@@ -209,7 +209,7 @@ async def test_a_misspelt_field_of_the_template_fails_the_job_with_the_servers_s
     """It was dropped from the pod without a word, and the job ran without its limits."""
     server = JobServer()
     typo = 'strict decoding error: unknown field "spec.containers[0].resorces"'
-    server.verdicts = [ApiRefused("POST pods", 400, "BadRequest", typo)]
+    server.verdicts = [ApiError("POST pods", 400, "BadRequest", typo)]
     operator = Operator(server)
     operators.append(operator)
     for _ in range(4):
@@ -234,7 +234,7 @@ async def test_a_new_leader_does_not_change_the_words_of_the_former_one_before_i
         operator = Operator(server, settle_seconds)
         operators.append(operator)
         for pod in server.made("pods"):
-            operator.fabric._cache.workers.learn(pod)
+            operator.fabric._cache.workers.apply_write_result(pod)
         for _ in range(3):
             await operator.once()
         told[settle_seconds] = operator.status["message"]
@@ -277,7 +277,7 @@ async def test_a_job_whose_records_cannot_be_handled_is_tried_again_even_where_s
     async def patch_status(new: JobStatus, old: JobStatus) -> JobStatus:
         raise MemoryError
 
-    monkeypatch.setattr(operator.reconciler, "once", once)
+    monkeypatch.setattr(operator.reconciler, "reconcile", once)
     monkeypatch.setattr(operator.fabric, "patch_status", patch_status)
     running = asyncio.create_task(operator.reconciler.run())
     tried = asyncio.create_task(enough.wait())

@@ -13,24 +13,24 @@ from surefoot_operator import metrics
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.api.status_json import status_to_json
 from surefoot_operator.platforms.interface import WorkerEnvironment
-from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
-from surefoot_operator.platforms.kubernetes.platform import KubernetesFabric
+from surefoot_operator.platforms.kubernetes.api_objects import ApiError
+from surefoot_operator.platforms.kubernetes.platform import KubernetesPlatform
 from surefoot_operator.policy.core.actions import CreateWorker
 
-QUOTA = ApiRefused("POST secrets", 403, "Forbidden", "exceeded quota: count/secrets=1, used: 1, limited: 1")
+QUOTA = ApiError("POST secrets", 403, "Forbidden", "exceeded quota: count/secrets=1, used: 1, limited: 1")
 TOLD = WorkerEnvironment({}, {"SUREFOOT_HOLDER_PASSWORD": "p"})
 ROTATED = WorkerEnvironment({}, {"SUREFOOT_HOLDER_PASSWORD": "q"})
 
 
-async def make(fabric: KubernetesFabric, index: int, attempt: int = 1, told: WorkerEnvironment = TOLD) -> None:
+async def make(fabric: KubernetesPlatform, index: int, attempt: int = 1, told: WorkerEnvironment = TOLD) -> None:
     await fabric.create_worker(CreateWorker(index, attempt), told)
 
 
-def next_leader(server: JobServer) -> KubernetesFabric:
+def next_leader(server: JobServer) -> KubernetesPlatform:
     """It sees the pods that there are, and remembers nothing else."""
     fabric = fabric_of(server)
     for pod in server.made("pods"):
-        fabric._cache.workers.learn(pod)
+        fabric._cache.workers.apply_write_result(pod)
     return fabric
 
 
@@ -42,7 +42,7 @@ def begun() -> JobServer:
 
 
 def refused(kind: str) -> float:
-    return float(metrics.shared_objects_refused.labels(kind)._value.get())
+    return float(metrics.shared_object_failures.labels(kind)._value.get())
 
 
 async def test_no_first_worker_is_made_without_what_it_refers_to() -> None:
@@ -50,7 +50,7 @@ async def test_no_first_worker_is_made_without_what_it_refers_to() -> None:
     server.refuses = {"secrets": QUOTA}
     fabric = fabric_of(server)
     for _ in range(2):
-        with pytest.raises(ApiRefused, match="exceeded quota"):
+        with pytest.raises(ApiError, match="exceeded quota"):
             await make(fabric, 0)
     assert server.made("pods") == []
     server.refuses = {}
@@ -112,7 +112,7 @@ async def test_a_secret_that_no_pod_refers_to_is_made_before_its_first_pod() -> 
     server = begun()
     await make(fabric_of(server), 0)
     server.refuses = {"secrets": QUOTA}
-    with pytest.raises(ApiRefused, match="exceeded quota"):
+    with pytest.raises(ApiError, match="exceeded quota"):
         await make(next_leader(server), 0, 2, ROTATED)
     assert len(server.made("pods")) == 1
 
@@ -120,6 +120,6 @@ async def test_a_secret_that_no_pod_refers_to_is_made_before_its_first_pod() -> 
 async def test_a_pod_that_is_refused_is_told_though_all_is_shared() -> None:
     server = begun()
     await make(fabric_of(server), 0)
-    server.refuses = {"pods": ApiRefused("POST pods", 403, "Forbidden", "exceeded quota: pods=1")}
-    with pytest.raises(ApiRefused, match="pods=1"):
+    server.refuses = {"pods": ApiError("POST pods", 403, "Forbidden", "exceeded quota: pods=1")}
+    with pytest.raises(ApiError, match="pods=1"):
         await make(next_leader(server), 0, 2)

@@ -10,10 +10,10 @@ import pytest
 from support.servers.job_server import JobServer, fabric_of
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.spec import ACCEPT_LOSS, ROLLBACK
-from surefoot_operator.api.status import JobStatus, World
-from surefoot_operator.errors import FabricError, WorldMoved
+from surefoot_operator.api.status import JobStatus, Membership
+from surefoot_operator.errors import PlatformError, StatusConflict
 
-RUNNING = JobStatus(phase="Running", world=World(1, "Committed"))
+RUNNING = JobStatus(phase="Running", membership=Membership(1, "Committed"))
 
 
 async def test_our_own_writes_follow_each_other_without_a_look_at_the_server() -> None:
@@ -30,8 +30,12 @@ async def test_a_leader_whose_cache_is_behind_writes_over_nothing() -> None:
     server = JobServer()
     mine, other = fabric_of(server), fabric_of(server)
     first = await mine.patch_status(RUNNING, JobStatus())
-    counted = await mine.patch_status(replace(first, next_attempt=4, bad=(Checkpoint(1, 10),)), first)
-    with pytest.raises(WorldMoved, match="serial 2 with epoch 1 Committed, this write expects serial 0 with no world"):
+    counted = await mine.patch_status(
+        replace(first, next_attempt=4, unreadable_checkpoints=(Checkpoint(1, 10),)), first
+    )
+    with pytest.raises(
+        StatusConflict, match="serial 2 with epoch 1 Committed, this write expects serial 0 with no world"
+    ):
         await other.patch_status(replace(RUNNING, step=3), JobStatus())
     seen = (await other.observe()).status
     assert seen == counted  # learned from the answer: no watch was needed
@@ -44,13 +48,13 @@ async def test_a_write_without_an_answer_is_found_out_by_the_next_one(got_throug
     server = JobServer()
     fabric = fabric_of(server)
     server.loses_answer, server.loses_request = got_through, not got_through
-    with pytest.raises(FabricError, match="did not answer"):
+    with pytest.raises(PlatformError, match="did not answer"):
         await fabric.patch_status(RUNNING, JobStatus())
     server.loses_answer = server.loses_request = False
     seen = (await fabric.observe()).status
     assert seen == JobStatus()  # the watch has not told it yet
     if got_through:
-        with pytest.raises(WorldMoved):
+        with pytest.raises(StatusConflict):
             await fabric.patch_status(RUNNING, seen)
         seen = (await fabric.observe()).status
         assert seen == replace(RUNNING, serial=1)
@@ -62,7 +66,7 @@ async def test_a_job_that_is_another_one_now_is_never_written_to() -> None:
     server = JobServer()
     fabric = fabric_of(server)
     server.stored["metadata"]["uid"] = "another"
-    with pytest.raises(FabricError, match="was deleted and created again"):
+    with pytest.raises(PlatformError, match="was deleted and created again"):
         await fabric.patch_status(RUNNING, JobStatus())
     assert "status" not in server.stored
 
@@ -88,8 +92,8 @@ async def test_what_a_person_asks_beside_the_spec_is_seen_at_once(is_valid: bool
     if not is_valid:
         changed["metadata"]["generation"] = 2
         changed["spec"] = {**changed["spec"], "replicas": 0}
-    fabric._cache.jobs.learn(changed)
+    fabric._cache.jobs.apply_write_result(changed)
     seen = await fabric.observe()
     assert (seen.job.rollback, seen.job.accepted_loss) == ("3/40", "3")
     assert seen.job.spec == before.spec
-    assert bool(seen.refusal) != is_valid
+    assert bool(seen.rejection) != is_valid

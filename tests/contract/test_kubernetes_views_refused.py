@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from support.servers.memory_api import Refusal, Target, served
-from surefoot_operator.errors import FabricError, ViewRefused
+from surefoot_operator.errors import PlatformError, ViewRefused
 from surefoot_operator.platforms.kubernetes.api_client import Api
 from surefoot_operator.platforms.kubernetes.views import cluster_cache as cache_module
 from surefoot_operator.platforms.kubernetes.views import watched_objects
@@ -39,7 +39,7 @@ async def test_a_start_that_cannot_go_on_begins_with_the_servers_sentence(
     async with served() as (server, client):
         server.refuse = refusing(plural, refusal)
         cache = ClusterCache(Api(client))
-        with pytest.raises(FabricError) as caught:
+        with pytest.raises(PlatformError) as caught:
             await cache.start()
         assert str(caught.value).startswith(refusal.message)
         assert plural in str(caught.value)
@@ -70,9 +70,9 @@ async def test_a_right_that_is_taken_later_ends_planning_and_counts_as_an_answer
         try:
             cache.check_fresh()
             server.refuse = refusing("nodes", FORBIDDEN)
-            await until(lambda: cache.nodes.refusal)
+            await until(lambda: cache.nodes.rejection)
             cache.check_fresh()  # what was seen a moment ago still holds
-            cache.nodes.heard_at -= watched_objects.STALE_SECONDS
+            cache.nodes.last_contact_seconds -= watched_objects.STALE_SECONDS
             with pytest.raises(ViewRefused, match=f"^{FORBIDDEN.message}"):
                 cache.check_fresh()
             assert cache.silences()["nodes"] < watched_objects.STALE_SECONDS  # a restart would hear the same

@@ -21,7 +21,7 @@ from support.servers.certificates import authority
 from surefoot_operator.cli import reach_program
 from surefoot_operator.cli.doctor_network import BEGIN
 from surefoot_operator.platforms.kubernetes.api_client import Api
-from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused, ApiSilent
+from surefoot_operator.platforms.kubernetes.api_objects import ApiError, ApiUnreachable
 
 PATH = "/api/v1/namespaces/team/pods/gpt-worker-0-1/exec"
 SECONDS = 60.0
@@ -140,11 +140,11 @@ async def test_a_program_that_fails_leaves_its_words(served: tuple[ExecServer, A
 async def test_a_refusal_and_a_cut_line_are_told_apart(served: tuple[ExecServer, Api]) -> None:
     server, api = served
     server.status = 403
-    with pytest.raises(ApiRefused) as refused:
+    with pytest.raises(ApiError) as refused:
         await api.run_in(PATH, "trainer", ("true",), "", SECONDS)
     assert refused.value.code == 403
     server.status, server.cut = 101, True
-    with pytest.raises(ApiSilent, match="ended before the program did"):
+    with pytest.raises(ApiUnreachable, match="ended before the program did"):
         await api.run_in(PATH, "trainer", ("true",), "", SECONDS)
 
 

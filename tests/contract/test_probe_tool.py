@@ -20,7 +20,7 @@ from surefoot_operator.cli.doctor import probed
 def test_a_probe_writes_reads_deletes_and_leaves_nothing(place: PersistentSettings) -> None:
     store = open_store(place, begin=True)
     store.put("job/kept", b"x")
-    found = check_tier.probe(store, "1")
+    found = check_tier.check_tier(store, "1")
     assert {"place", "write_seconds", "read_seconds", "delete_seconds"} == set(found)
     assert (store.read("job/kept"), store.sizes(".probe-1")) == (b"x", {})
     store.close()
@@ -56,7 +56,7 @@ def test_what_was_refused_is_named_and_nothing_else_is_left(
 ) -> None:
     store = Refusing(tmp_path / "kept", begin=True)
     store.refused = refused
-    found = check_tier.probe(store, "1")
+    found = check_tier.check_tier(store, "1")
     assert found["step"] == step
     assert ("AccessDenied" in found["problem"]) == (refused != "bytes")
     assert sorted(one.name for one in (tmp_path / "kept").glob(".probe*")) == left
@@ -73,7 +73,7 @@ def test_the_tool_says_in_json_what_it_cannot_open(
 def test_the_doctor_runs_it_as_a_process(tmp_path: Path) -> None:
     found = probed(PersistentTierSpec((tmp_path / "kept").as_uri()))
     assert (found.state, found.check) == ("ok", "persistent tier")
-    assert "write" in found.said
+    assert "write" in found.text
     assert not list((tmp_path / "kept").glob(".probe*"))
 
 

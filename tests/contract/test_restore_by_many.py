@@ -16,9 +16,9 @@ from support.servers.memory_cgroup import container_bytes, limited_to
 from surefoot.errors import SurefootError
 from surefoot.format.layouts import Stream, TensorParts, build_layout
 from surefoot.geometry import Box
-from surefoot.memory_server import HolderClient
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint, RankSave
-from surefoot.restore.catalogue import holder_sources, read_catalogue
+from surefoot.memory_server import MemoryServerClient
+from surefoot.protocol.identities import Checkpoint, MemoryServerEndpoint, RankSave
+from surefoot.restore.catalogue import read_catalogue, server_sources
 from surefoot.restore.fetch import Destination
 from surefoot.restore.reader import CheckpointReader, ReadOptions
 
@@ -32,7 +32,7 @@ CLIENT_BYTES = 128 << 20
 class Restore:
     """One checkpoint of one tensor, of which each rank reads its own rows."""
 
-    def __init__(self, where: HolderEndpoint, rank_count: int) -> None:
+    def __init__(self, where: MemoryServerEndpoint, rank_count: int) -> None:
         self.where, self.rank_count = where, rank_count
         self.rows = SAVE_BYTES // (rank_count * 4096)
         self.shape = (self.rows * rank_count, 1024)
@@ -43,7 +43,7 @@ class Restore:
     def save(self) -> None:
         stream = Stream(build_layout([TensorParts("w", "float32", self.shape, (Box.whole(self.shape),))]))
         row = bytes(range(256)) * 16
-        client = HolderClient(self.where, JOB, ACCOUNT, 30.0)
+        client = MemoryServerClient(self.where, JOB, ACCOUNT, 30.0)
         put_save(client, RankSave(1, 10, 0), 1, stream, row * (stream.layout.stream_bytes // len(row)))
         client.close()
 
@@ -51,10 +51,10 @@ class Restore:
         box = Box((rank * self.rows, 0), (self.rows, 1024))
         wanted = Destination("w", "float32", self.shape, box, memoryview(self.parts[rank]))
         try:
-            sources = holder_sources([self.where], "many", ACCOUNT, None, 10.0)
+            sources = server_sources([self.where], "many", ACCOUNT, None, 10.0)
             options = ReadOptions(reader=rank, patience_seconds=20.0)
             with CheckpointReader(CHECKPOINT, read_catalogue(sources, CHECKPOINT), options) as reader:
-                reader.layouts.tensors(reader.world)
+                reader.layouts.tensors(reader.world_size)
                 self.together.wait(60.0)
                 reader.read([wanted])
         except (SurefootError, threading.BrokenBarrierError) as error:

@@ -14,15 +14,15 @@ from support.servers import redis_server, s3_server
 from support.servers.s3_server import S3Server
 from surefoot.errors import ChunkMissing, TierError
 from surefoot.format.layouts import Stream, TensorParts, block_digests, build_layout
-from surefoot.format.manifests import describe
+from surefoot.format.manifests import build_manifest
 from surefoot.geometry.box import Box
-from surefoot.memory_server.client import HolderClient
+from surefoot.memory_server.client import MemoryServerClient
 from surefoot.memory_server.connection import Credentials
-from surefoot.memory_server.server_process import HolderServer
+from surefoot.memory_server.server_process import RunningServer
 from surefoot.protocol.checkpoints.records import CHUNK_BYTES, RankManifest
 from surefoot.protocol.identities import RankSave
 from surefoot.settings import PersistentSettings
-from surefoot.tiers import CopiesChunks, CopiesParts, Tier, open_persistent
+from surefoot.tiers import SupportsChunkCopy, SupportsPartCopy, Tier, open_persistent
 
 OpenTier = Callable[[], Tier]
 USUAL = RankSave(2, 40, 0)
@@ -30,19 +30,19 @@ VALUES = b'{"format":1,"values":{"step":40}}'
 
 
 @pytest.fixture(scope="module")
-def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HolderServer]:
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     with redis_server.running(tmp_path_factory.mktemp("redis")) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def redis_tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HolderServer]:
+def redis_tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     with redis_server.of_kind(redis_server.OVER_TLS, tmp_path_factory.mktemp("redis-tls")) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def redis_by_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HolderServer]:
+def redis_by_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     with redis_server.of_kind(redis_server.BY_SOCKET, tmp_path_factory.mktemp("redis-by-socket")) as server:
         yield server
 
@@ -66,7 +66,7 @@ def open_tier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenTi
     def make() -> Tier:
         if holder is not None:
             known = redis_server.with_socket(account, holder)
-            opened.append(HolderClient(redis_server.endpoint(holder), job, known))
+            opened.append(MemoryServerClient(redis_server.endpoint(holder), job, known))
         elif request.param == "directory":
             opened.append(open_persistent(PersistentSettings(uri=(tmp_path / "a folder").as_uri()), job, begin=True))
         else:
@@ -83,7 +83,7 @@ def tier(open_tier: OpenTier) -> Tier:
     return open_tier()
 
 
-def provision(server: HolderServer, job: str, account: Credentials) -> None:
+def provision(server: RunningServer, job: str, account: Credentials) -> None:
     admin = redis_server.admin_of(server)
     admin.provision(job, account, 1)
     admin.close()
@@ -109,7 +109,7 @@ def make_save(save: RankSave = USUAL, seed: int = 1, elements: int = 1_100_000) 
     pattern = bytes((seed + i) % 251 for i in range(251))
     data = memoryview((pattern * (layout.stream_bytes // 251 + 1))[: layout.stream_bytes])
     table = block_digests(data, stream.edges, range(stream.blocks))
-    return Saved(stream, data, table, describe(save, 2, "abc", stream, (table, VALUES), 5.5))
+    return Saved(stream, data, table, build_manifest(save, 2, "abc", stream, (table, VALUES), 5.5))
 
 
 def write(tier: Tier, saved: Saved, without: str = "") -> None:
@@ -126,7 +126,7 @@ def write(tier: Tier, saved: Saved, without: str = "") -> None:
 
 
 def commit(tier: Tier, saved: Saved) -> None:
-    tier.commit(saved.manifest, saved.manifest.save.epoch, saved.lengths)
+    tier.commit(saved.manifest, saved.manifest.save.generation, saved.lengths)
 
 
 def test_what_was_saved_is_what_another_reads(open_tier: OpenTier) -> None:
@@ -248,7 +248,7 @@ def test_ranks_without_tensors_and_chunks_of_full_size_are_kept(tier: Tier) -> N
     tier.put_layout(empty.digest, empty.text)
     tier.put_values(save, VALUES)
     tier.put_digests(save, b"")
-    manifest = describe(save, 4, "abc", empty, (b"", VALUES), 1.0)
+    manifest = build_manifest(save, 4, "abc", empty, (b"", VALUES), 1.0)
     tier.commit(manifest, 2, ())
     assert tier.manifests() == (manifest,)
     assert tier.read_digests(save, 0, 0) == b""
@@ -268,7 +268,7 @@ def test_jobs_do_not_see_each_other(open_tier: OpenTier, request: pytest.Fixture
     if kind == "redis":
         server = request.getfixturevalue("redis")
         provision(server, other, Credentials("other", "p"))
-        theirs: Tier = HolderClient(redis_server.endpoint(server), other, Credentials("other", "p"))
+        theirs: Tier = MemoryServerClient(redis_server.endpoint(server), other, Credentials("other", "p"))
     elif kind == "directory":
         theirs = open_persistent(PersistentSettings(uri=(tmp_path / "a folder").as_uri()), other)
     else:
@@ -281,9 +281,9 @@ def test_jobs_do_not_see_each_other(open_tier: OpenTier, request: pytest.Fixture
 
 def copied(tier: Tier, source: RankSave, save: RankSave) -> bool:
     """All of a small save's data, by whichever way the tier has: a chunk, or a part of several."""
-    if isinstance(tier, CopiesChunks):
+    if isinstance(tier, SupportsChunkCopy):
         return all(tier.copy_chunk(source, save, index) for index in range(2))
-    assert isinstance(tier, CopiesParts)
+    assert isinstance(tier, SupportsPartCopy)
     return tier.copy_part(source, save, 0)
 
 

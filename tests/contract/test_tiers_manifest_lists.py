@@ -8,14 +8,14 @@ import pytest
 
 from surefoot import metrics
 from surefoot.errors import TierUnavailable
-from surefoot.flush.garbage_collection import survey
+from surefoot.flush.garbage_collection import survey_tier
 from surefoot.format.layouts import Stream, build_layout
-from surefoot.format.manifests import describe
+from surefoot.format.manifests import build_manifest
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.tiers import ObjectStoreTier
 from surefoot.tools.rank_streams import ByteProgress
-from surefoot.tools.verify import describe as describe_checkpoint
+from surefoot.tools.verify import describe_checkpoint as describe_checkpoint
 
 WORLD = 12
 WHOLE = Checkpoint(1, 10)
@@ -43,7 +43,7 @@ def save_ranks(tier: ObjectStoreTier, ranks: range, step: int = 10) -> tuple[Ran
         tier.put_layout(stream.digest, stream.text)
         tier.put_values(save, b"values")
         tier.put_digests(save, b"")
-        manifest = describe(save, WORLD, "abc", stream, (b"", b"values"), 1.0)
+        manifest = build_manifest(save, WORLD, "abc", stream, (b"", b"values"), 1.0)
         tier.commit(manifest, 1, ())
         saved.append(manifest)
     return tuple(saved)
@@ -53,31 +53,31 @@ def test_all_ranks_of_a_whole_checkpoint_are_one_read(tier: ObjectStoreTier, rea
     saved = save_ranks(tier, range(WORLD))
     rest = save_ranks(tier, range(3), step=20)
     reads.clear()
-    assert survey(tier).manifests == saved + rest
+    assert survey_tier(tier).manifests == saved + rest
     assert reads.count(LIST) == 1
     assert len(reads) == 4, "the list, and the three of a checkpoint that has none yet"
     reads.clear()
     assert tier.manifests_of(WHOLE) == saved
     assert reads == [LIST]
     reads.clear()
-    assert survey(tier, {m.save: m for m in saved + rest}).manifests == saved + rest
+    assert survey_tier(tier, {m.save: m for m in saved + rest}).manifests == saved + rest
     assert reads == [], "what was read before is still there"
 
 
 def test_a_list_tells_no_manifest_that_is_gone_or_is_another_one(tier: ObjectStoreTier, reads: list[str]) -> None:
     saved = save_ranks(tier, range(WORLD))
     tier._store.remove("job-1/10-1/rank-3.json")
-    assert [m.save.rank for m in survey(tier).manifests] == [0, 1, 2, *range(4, WORLD)]
+    assert [m.save.rank for m in survey_tier(tier).manifests] == [0, 1, 2, *range(4, WORLD)]
     remembered = {m.save: m for m in saved}
-    assert len(survey(tier, remembered).manifests) == WORLD - 1, "what is remembered is not there either"
+    assert len(survey_tier(tier, remembered).manifests) == WORLD - 1, "what is remembered is not there either"
     other = replace(saved[5], saved_at=1234.5)
     tier._store.put("job-1/10-1/rank-5.json", other.to_json().encode())
     tier._store.put("job-1/10-1/rank-7.json", b"cut off")
     reads.clear()
-    found = survey(tier, remembered)
+    found = survey_tier(tier, remembered)
     assert other in found.manifests
-    assert [one.checkpoint for one in found.left_out] == [WHOLE]
-    assert "rank-7.json" in found.left_out[0].why
+    assert [one.checkpoint for one in found.unread_records] == [WHOLE]
+    assert "rank-7.json" in found.unread_records[0].reason
     assert set(reads) >= {"job-1/10-1/rank-5.json", "job-1/10-1/rank-7.json"}
 
 
@@ -106,8 +106,8 @@ def test_a_list_that_cannot_be_read_costs_reads_and_nothing_else(
         monkeypatch.setattr(tier._store, "read", read)
     before = metrics.fallbacks.labels("manifest_list_unread")._value.get()
     reads.clear()
-    found = survey(tier)
-    assert (found.manifests, found.left_out) == (saved, ())
+    found = survey_tier(tier)
+    assert (found.manifests, found.unread_records) == (saved, ())
     assert sum(path.endswith(".json") for path in reads) == WORLD
     assert metrics.fallbacks.labels("manifest_list_unread")._value.get() == before + (trouble != "gone")
 
@@ -122,13 +122,13 @@ def test_the_list_goes_first_and_comes_last(tier: ObjectStoreTier, monkeypatch: 
     monkeypatch.setattr(tier._store, "remove", lambda path: (removed.append(path), plain(path)))
     tier.drop_checkpoint(WHOLE)
     assert removed[0] == LIST
-    assert tier.seen() == ()
+    assert tier.list_all_checkpoints() == ()
     save_ranks(tier, range(WORLD), step=20)
     removed.clear()
     for rank in range(WORLD):
         tier.drop(RankSave(1, 20, rank), 1, 0)
     assert removed[0] == "job-1/20-1/manifests.jsonl"
-    assert tier.seen() == ()
+    assert tier.list_all_checkpoints() == ()
 
 
 def test_verifying_reads_each_manifest_itself(tier: ObjectStoreTier) -> None:

@@ -21,7 +21,7 @@ from support.servers.s3_server import S3Server
 from surefoot import metrics
 from surefoot.errors import ChunkMissing, ConfigurationError, TierError, TierFull, TierUnavailable
 from surefoot.format.layouts import Stream, build_layout
-from surefoot.format.manifests import describe
+from surefoot.format.manifests import build_manifest
 from surefoot.geometry import Box
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, RankSave
@@ -36,8 +36,8 @@ def save_one(tier: ObjectStoreTier, save: RankSave) -> RankManifest:
     tier.put_layout(stream.digest, stream.text)
     tier.put_values(save, b"values")
     tier.put_digests(save, b"")
-    manifest = describe(save, 2, "abc", stream, (b"", b"values"), 1.0)
-    tier.commit(manifest, save.epoch, ())
+    manifest = build_manifest(save, 2, "abc", stream, (b"", b"values"), 1.0)
+    tier.commit(manifest, save.generation, ())
     return manifest
 
 
@@ -58,13 +58,13 @@ def _requests() -> float:
 
 
 def test_every_claim_of_an_epoch_is_a_new_one(tier: ObjectStoreTier, settings: PersistentSettings) -> None:
-    assert tier.claim_epoch() == 1
+    assert tier.claim_generation() == 1
     others = [open_persistent(settings, "job-1") for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
         claimed = list(pool.map(lambda other: other.claim_epoch(), others))
     assert sorted(claimed) == [2, 3, 4, 5]
     save_one(tier, RankSave(40, 10, 0))
-    assert tier.claim_epoch() == 41, "an epoch that has saved is taken, claimed or not"
+    assert tier.claim_generation() == 41, "an epoch that has saved is taken, claimed or not"
     for other in others:
         other.close()
 
@@ -74,11 +74,11 @@ def test_checkpoints_are_seen_and_dropped_whole_complete_or_not(tier: ObjectStor
     for rank in range(2):
         save_one(tier, RankSave(1, 10, rank))
     tier.put_values(RankSave(2, 15, 0), b"its writer died here")
-    assert tier.seen() == (Checkpoint(1, 10), Checkpoint(1, 20), Checkpoint(2, 15))
+    assert tier.list_all_checkpoints() == (Checkpoint(1, 10), Checkpoint(1, 20), Checkpoint(2, 15))
     for _ in range(2):
         tier.drop_checkpoint(Checkpoint(1, 10))
         tier.drop_checkpoint(Checkpoint(2, 15))
-    assert tier.seen() == (Checkpoint(1, 20),)
+    assert tier.list_all_checkpoints() == (Checkpoint(1, 20),)
     assert tier.manifests() == (kept,)
 
 
@@ -86,7 +86,7 @@ def test_dropping_the_last_rank_removes_the_checkpoint(tier: ObjectStoreTier) ->
     save = RankSave(1, 20, 0)
     save_one(tier, save)
     tier.drop(save, 1, 0)
-    assert tier.seen() == ()
+    assert tier.list_all_checkpoints() == ()
 
 
 def test_a_damaged_manifest_is_named_and_healed_by_committing_again(tier: ObjectStoreTier) -> None:
@@ -171,11 +171,11 @@ def test_a_part_is_known_again_by_its_bytes_not_by_its_length(
     if settings.endpoint and s3_server.versitygw() is None:
         pytest.skip("moto keeps no checksums")
     save, chunks = RankSave(1, 20, 0), [memoryview(b"a" * 100_000), memoryview(b"b" * 50_000)]
-    assert tier.kept(save) == {}
+    assert tier.list_parts(save) == {}
     assert not tier.has_part(save, 0, chunks)
     tier.put_part(save, 0, chunks)
     tier.put_values(save, b"values")
-    assert tier.kept(save) == {0: 150_000}
+    assert tier.list_parts(save) == {0: 150_000}
     assert tier.has_part(save, 0, chunks)
     assert not tier.has_part(save, 0, [chunks[0], memoryview(b"c" * 50_000)])
     assert tier._store.read("job-1/20-1/rank-0/p0000") == b"a" * 100_000 + b"b" * 50_000
@@ -214,7 +214,7 @@ def test_an_s3_server_that_is_gone_is_unavailable_not_empty(s3: S3Server) -> Non
     tier = open_persistent(s3.settings(), "job-1")
     save_one(tier, RankSave(1, 20, 0))
     s3.stop()
-    for attempt in (tier.manifests, tier.claim_epoch, lambda: tier.put_values(RankSave(1, 30, 0), b"x")):
+    for attempt in (tier.manifests, tier.claim_generation, lambda: tier.put_values(RankSave(1, 30, 0), b"x")):
         with pytest.raises(TierUnavailable, match="s3://checkpoints"):
             attempt()
     tier.close()
@@ -243,7 +243,7 @@ def test_bytes_that_are_not_those_of_their_checksum_are_not_kept(s3: S3Server, m
         patched.setattr(Body, "checksum", lambda _: "AAAAAA==")
         with pytest.raises(TierUnavailable):
             tier.put_part(save, 0, [memoryview(b"a" * 100_000)])
-    assert tier.kept(save) == {}
+    assert tier.list_parts(save) == {}
     tier.close()
 
 
@@ -259,9 +259,9 @@ def test_over_tls_a_body_is_guarded_by_the_line_and_its_checksum(tmp_path: Path)
         manifest = save_one(tier, RankSave(1, 30, 0))
         assert tier.manifests() == (manifest,)
         tier.drop_checkpoint(Checkpoint(1, 20))
-        assert tier.seen() == (Checkpoint(1, 30),)
+        assert tier.list_all_checkpoints() == (Checkpoint(1, 30),)
         with pytest.raises(TierUnavailable, match="SSL"):
-            open_persistent(replace(server.settings(), ca_bundle=None), "job-1").seen()
+            open_persistent(replace(server.settings(), ca_bundle=None), "job-1").list_all_checkpoints()
         tier.close()
 
 
@@ -308,9 +308,9 @@ def test_a_folder_that_went_away_is_unavailable_not_empty(tmp_path: Path) -> Non
     tier = open_persistent(PersistentSettings(uri=root.as_uri()), "job-1", begin=True)
     save_one(tier, RankSave(1, 20, 0))
     root.rename(tmp_path / "elsewhere")
-    looks = (tier.manifests, tier.seen, lambda: tier.read_values(RankSave(1, 20, 0)))
+    looks = (tier.manifests, tier.list_all_checkpoints, lambda: tier.read_values(RankSave(1, 20, 0)))
     later = open_persistent(PersistentSettings(uri=root.as_uri()), "job-1")  # as a thread does that opens its own
-    writes = (tier.claim_epoch, *(lambda to=to: save_one(to, RankSave(1, 30, 0)) for to in (tier, later)))
+    writes = (tier.claim_generation, *(lambda to=to: save_one(to, RankSave(1, 30, 0)) for to in (tier, later)))
     for attempt in (*looks, *writes):
         with pytest.raises(TierUnavailable, match="check the disk or mount"):
             attempt()

@@ -127,7 +127,7 @@ def test_a_byte_that_changes_on_the_way_is_found_by_the_server_of_an_unsigned_pa
     with pytest.raises(TierUnavailable):
         tier.put_part(SAVE, 0, chunks())
     assert set(spied.signatures) == {UNSIGNED}
-    assert tier.kept(SAVE) == {}
+    assert tier.list_parts(SAVE) == {}
 
 
 def test_a_server_that_names_no_checksum_gets_every_part_signed(

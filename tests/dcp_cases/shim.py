@@ -15,10 +15,10 @@ from torch.distributed.checkpoint import _storage_utils, filesystem
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.testing._internal import common_distributed
 
-from surefoot.integrations.dcp import Reader, Writer, options_of
+from surefoot.integrations.dcp import SurefootReader, SurefootWriter, options_of
 
 
-class PathWriter(Writer):
+class PathWriter(SurefootWriter):
     """A FileSystemWriter by its arguments: the path is the folder, and an id is another path."""
 
     def __init__(self, path: str | os.PathLike[str], *args: Any, overwrite: bool = True, **ignored: Any) -> None:
@@ -30,7 +30,7 @@ class PathWriter(Writer):
             self._options = options_of(os.fspath(checkpoint_id), None)
 
 
-class PathReader(Reader):
+class PathReader(SurefootReader):
     """A FileSystemReader by its arguments."""
 
     def __init__(self, path: str | os.PathLike[str], *args: Any, **ignored: Any) -> None:

@@ -14,7 +14,7 @@ from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import TrainingJob, allowed_sizes
 from surefoot_operator.errors import SpecError
 from surefoot_operator.platforms.interface import WorkerEnvironment
-from surefoot_operator.platforms.kubernetes.pods import PodSettings, pod, purge_pod, secret, service
+from surefoot_operator.platforms.kubernetes.pods import PodSettings, build_pod, build_secret, build_service, purge_pod
 from surefoot_operator.platforms.local.platform import grace_seconds, ignored_parts
 from surefoot_operator.policy.core.actions import CreateWorker
 
@@ -47,7 +47,7 @@ def judge(document: Any) -> TrainingJob | None:
 def _rely_on(job: TrainingJob) -> None:
     """What the fabrics make of a job that was accepted."""
     created = CreateWorker(0, 1, avoid_nodes=("a",))
-    json.dumps([pod(job, created, _ENVIRONMENT, _SETTINGS), secret(job, _ENVIRONMENT), service(job)])
+    json.dumps([build_pod(job, created, _ENVIRONMENT, _SETTINGS), build_secret(job, _ENVIRONMENT), build_service(job)])
     json.dumps(purge_pod(job, 1, _ENVIRONMENT, _SETTINGS))
     grace_seconds(job.spec.template.raw)
     allowed_sizes(job.spec)

@@ -25,14 +25,14 @@ from surefoot.protocol import wire
 from surefoot.protocol.checkpoints.completeness import (
     LineageEntry,
     TierReading,
-    complete,
+    complete_checkpoints,
     copies_of,
     layouts_to_check,
     uncovered,
 )
 from surefoot.protocol.checkpoints.records import Layout, Piece, RankManifest, TensorLayout
-from surefoot.protocol.identities import HolderId, RankSave
-from surefoot.protocol.messages import Exited, Heartbeat, Listing
+from surefoot.protocol.identities import MemoryServerInstance, RankSave
+from surefoot.protocol.messages import Heartbeat, PersistentPage, TrainerFailure
 from surefoot.tiers import persistent_records
 
 LIMIT_BYTES = 1 << 30
@@ -70,10 +70,10 @@ def manifest(draw: random.Random) -> str:
 
 def use_manifest(draw: random.Random) -> None:
     read = RankManifest.from_json(manifest(draw))
-    holder = HolderId("n", "i")
+    holder = MemoryServerInstance("n", "i")
     reading = TierReading({holder: (read,)}, (read,))
     layouts_to_check(reading)
-    complete(reading, (LineageEntry(read.save.epoch, None, 1),), read.save.epoch, frozenset(), {})
+    complete_checkpoints(reading, (LineageEntry(read.save.generation, None, 1),), read.save.generation, frozenset(), {})
     copies_of(read.save.checkpoint, reading, {})
     scripts.data_of("job", read.save, read.chunks)
     persistent_records.newest_manifests([read])
@@ -110,7 +110,11 @@ def use_epoch_record(draw: random.Random) -> None:
 
 def use_message(draw: random.Random) -> None:
     message = draw.choice(
-        [Listing(1, (MANIFEST.to_json(),), {"a": "{}"}), Heartbeat(1, 1, True), Exited(1, 0, 1, "c", False, 5)]
+        [
+            PersistentPage(1, (MANIFEST.to_json(),), {"a": "{}"}),
+            Heartbeat(1, 1, True),
+            TrainerFailure(1, 0, 1, "c", False, 5),
+        ]
     )
     body = json.loads(wire.encode(message))
     head = {"v": body.pop("v"), "type": body.pop("type")}

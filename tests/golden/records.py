@@ -86,7 +86,9 @@ def _statuses() -> dict[str, Any]:
         read = sources.status_from_json(json.loads(json.dumps(bodies[name])))
         _require_equal(sources.status_to_json(read), bodies[name])
     snapshot = running()
-    shown = sources.api_writes.add_printer_columns(snapshot.status, snapshot.workers, stored_document(), snapshot.now)
+    shown = sources.api_writes.add_printer_columns(
+        snapshot.status, snapshot.workers, stored_document(), snapshot.now_seconds
+    )
     bodies["running, with columns"] = shown
     stamp = sources.stamp(snapshot.status)
     bodies["patch"] = sources.api_writes.status_patch(stored_document(shown), {}, stamp)
@@ -99,10 +101,10 @@ def _stored_objects() -> Iterator[str]:
     _require_equal(sources.encode_values(sources.decode_values(values)), values)
     with tempfile.TemporaryDirectory() as folder:
         tier = sources.open_persistent(sources.PersistentSettings(uri=f"file://{folder}/store"), JOB, begin=True)
-        tier.epochs.claim(2)
-        tier.epochs.claim_as(7, "ticket")
-        tier.epochs.record(3, '{"parent":null}')
-        tier.epochs.beat(3, "a beat")
+        tier.generations.claim(2)
+        tier.generations.claim_as(7, "ticket")
+        tier.generations.record(3, '{"parent":null}')
+        tier.generations.beat(3, "a beat")
         for rank in range(RANKS):
             stream, data = _sample_stream(rank)
             put_save(tier, RankSave(3, 40, rank), RANKS, stream, data, values if rank == 0 else b"{}")
@@ -150,7 +152,7 @@ def _stored_keys() -> Iterator[str]:
 
 
 def _run_folder() -> Iterator[str]:
-    for cls in (sources.Deletion, sources.NodeRecord, sources.WorkerRecord, sources.WorkerState):
+    for cls in (sources.DeletionRequest, sources.NodeRecord, sources.WorkerRecord, sources.WorkerState):
         body = sources.record_to_json(sample(cls))
         _require_equal(sources.record_from_json(cls, body), sample(cls))
         yield f"{cls.__name__}: {json.dumps(body, ensure_ascii=False)}"

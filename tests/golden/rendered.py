@@ -51,20 +51,20 @@ def _objects() -> Iterator[tuple[str, Object]]:
     """What the operator makes for each job: a pod with its environment, what pods share, and what deletes stored data."""
     settings = sources.pods.PodSettings(socket_folder="/run/surefoot-memory", purge_image="purge:1")
     environments = sources.WorkerEnvironmentFactory(
-        "wss://operator/v1/agents", 1.0, sources.Secrets(b"r" * 32), coordinator_ca=lambda: "CA", holder_tls_ca=lambda: "TLS",
+        "wss://operator/v1/agents", 1.0, sources.Secrets(b"r" * 32), coordinator_ca=lambda: "CA", memory_tls_ca=lambda: "TLS",
         fallback_url="wss://other/v1/agents", metrics_port=9464, log_format="json",
     )  # fmt: skip
     for title, document in _jobs():
         job = sources.parse_job(document, uid="uid-1")
         worker = sources.CreateWorker(2, 3, avoid_nodes=("n1", "n2"))
         environment = environments(job, worker)
-        yield f"{title}: worker", sources.pods.pod(job, worker, environment, settings)
-        yield f"{title}: secret", sources.pods.secret(job, environment)
-        yield f"{title}: service", sources.pods.service(job)
+        yield f"{title}: worker", sources.pods.build_pod(job, worker, environment, settings)
+        yield f"{title}: secret", sources.pods.build_secret(job, environment)
+        yield f"{title}: service", sources.pods.build_service(job)
         yield f"{title}: deletion of stored data", sources.purge_pod(job, 1, environment, settings)
     identity = sources.JobIdentity("team", "gpt", "uid-1")
     group = sources.PodGroup("Coscheduling", 3, 60)
-    yield "Coscheduling: group", sources.pod_groups.body(identity, group)
+    yield "Coscheduling: group", sources.pod_groups.build_pod_group(identity, group)
     yield "event", _posted_event(identity)
 
 

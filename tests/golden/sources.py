@@ -10,7 +10,7 @@ from surefoot.ipc import trainer_messages
 from surefoot.memory_server import scripts
 from surefoot.memory_server.scripts import Script
 from surefoot.memory_server.sidecar.server_monitor import Seen as CompanionSeen
-from surefoot.memory_server.sidecar.server_monitor import exposition as companion_exposition
+from surefoot.memory_server.sidecar.server_monitor import render_metrics as companion_exposition
 from surefoot.protocol import wire
 from surefoot.protocol.checkpoints.records import Layout, RankManifest
 from surefoot.protocol.identities import RankSave
@@ -32,7 +32,13 @@ from surefoot_operator.platforms.kubernetes.api_objects import JobIdentity
 from surefoot_operator.platforms.kubernetes.api_writes import record as record_event
 from surefoot_operator.platforms.kubernetes.pods import purge_pod
 from surefoot_operator.platforms.local.platform import Store
-from surefoot_operator.platforms.local.run_folder import Deletion, NodeRecord, RunFolder, WorkerRecord, WorkerState
+from surefoot_operator.platforms.local.run_folder import (
+    DeletionRequest,
+    NodeRecord,
+    RunFolder,
+    WorkerRecord,
+    WorkerState,
+)
 from surefoot_operator.platforms.local.run_folder import from_json as record_from_json
 from surefoot_operator.platforms.local.run_folder import to_json as record_to_json
 from surefoot_operator.policy.core.actions import CreateWorker, Event

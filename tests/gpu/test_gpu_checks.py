@@ -39,14 +39,14 @@ def test_a_card_that_is_well_passes_and_one_wrong_operand_is_found() -> None:
 def test_nvml_answers_every_question_and_finds_nothing_on_a_card_that_is_well() -> None:
     pytest.importorskip("pynvml")
     check = GpuCheck()
-    assert [*check.find(), *check.find()] == []
+    assert [*check.find_faults(), *check.find_faults()] == []
     assert len(check._devices) >= torch.cuda.device_count()
     assert check._events is not None
 
 
 def latest(call: str) -> Collective:
     told = describe_collectives(0, 1)
-    assert told.why == ""
+    assert told.reason == ""
     return next(one for one in told.collectives if one.call == call)
 
 

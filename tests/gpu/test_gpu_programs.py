@@ -51,7 +51,7 @@ def test_a_slot_is_pinned_while_the_arena_is_open(device: torch.device) -> None:
     cuda = device.type == "cuda"
     source = torch.arange(1 << 16, dtype=torch.uint8, device=device)
     with arena(1 << 16, device) as memory:
-        slot = torch.from_numpy(memory.slot(1))
+        slot = torch.from_numpy(memory.slot_view(1))
         assert not cuda or slot.is_pinned()
         slot.copy_(source, non_blocking=True)
         if cuda:

@@ -29,11 +29,11 @@ def test_a_kernel_that_still_writes_the_tensor_is_waited_for(stager: Stager, dev
         keep_busy(device)
         tensor.fill_(7)  # on a device it begins when the products are done
         sources = [whole("weight", tensor)]
-        stager.start(memory.slot(0), [] if lazy else sources, sources if lazy else [], outcomes.append)
+        stager.start(memory.slot_view(0), [] if lazy else sources, sources if lazy else [], outcomes.append)
         stager.join()
         tensor.fill_(9)  # the optimizer's step
         stager.wait()
-        snapshot = torch.from_numpy(memory.slot(0)).clone()
+        snapshot = torch.from_numpy(memory.slot_view(0)).clone()
     assert set(snapshot.unique().tolist()) == {7}
     assert outcomes == [CopyOutcome()]
     assert set(tensor.unique().tolist()) == {9}
@@ -55,12 +55,12 @@ def test_a_step_that_the_host_queues_while_the_device_still_copies_is_no_change(
         sources = [whole(f"t{n}", tensor, n * (size // 4)) for n, tensor in enumerate(tensors)]
         for turn in range(3):
             ended.clear()
-            stager.start(memory.slot(turn % 2), [], sources, done)
+            stager.start(memory.slot_view(turn % 2), [], sources, done)
             stager.join()
             for tensor in tensors:
                 tensor.add_(1)
             assert ended.wait(60)
-            parts = torch.from_numpy(memory.slot(turn % 2)).reshape(4, -1)
+            parts = torch.from_numpy(memory.slot_view(turn % 2)).reshape(4, -1)
             assert [set(part.unique().tolist()) for part in parts] == [{n + turn} for n in range(4)]
     assert outcomes == [CopyOutcome()] * 3
 
@@ -76,7 +76,7 @@ def test_what_is_written_behind_the_step_is_never_sealed(
     with arena(size, device) as memory:
         sources = [whole(f"t{n}", tensor, n * (size // 4)) for n, tensor in enumerate(tensors)]
         for turn in range(6):
-            stager.start(memory.slot(turn % 2), [], sources, outcomes.append)
+            stager.start(memory.slot_view(turn % 2), [], sources, outcomes.append)
             with side_stream(device) if elsewhere else contextlib.nullcontext():
                 for tensor in tensors:
                     tensor.data.add_(100)
@@ -88,8 +88,8 @@ def test_what_is_written_behind_the_step_is_never_sealed(
             if stays:
                 for tensor in tensors:
                     tensor.data.sub_(100)
-            if outcomes[-1].sealed:
-                parts = torch.from_numpy(memory.slot(turn % 2)).reshape(4, -1)
+            if outcomes[-1].is_complete:
+                parts = torch.from_numpy(memory.slot_view(turn % 2)).reshape(4, -1)
                 assert [set(part.unique().tolist()) for part in parts] == [{0}, {1}, {2}, {3}]
     assert all(outcome.error is None for outcome in outcomes)
 

@@ -28,13 +28,13 @@ from surefoot.protocol.messages import (
     Barrier,
     BarrierReached,
     BarrierReply,
-    Exited,
     Finished,
     Heartbeat,
-    Refused,
-    Retire,
-    Stop,
-    Stopped,
+    HelloRejected,
+    Shutdown,
+    StopTrainers,
+    TrainerFailure,
+    TrainersStopped,
 )
 
 TRAINER = str(Path(__file__).parents[1] / "support" / "programs" / "gloo_trainer.py")
@@ -89,8 +89,8 @@ class Crew:
         await self.coordinator.stepping(self.epoch, *indexes)
         return self.epoch
 
-    async def exited(self, index: int) -> Exited:
-        return await self.coordinator.until(index, Exited, lambda m: m.epoch == self.epoch)
+    async def exited(self, index: int) -> TrainerFailure:
+        return await self.coordinator.until(index, TrainerFailure, lambda m: m.generation == self.epoch)
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -123,7 +123,7 @@ async def test_trainers_start_step_and_finish(crew: Crew) -> None:
     epoch = await crew.begin(0, 1, steps=20)
     print(f"from the commit to the first step at world 2: {time.monotonic() - began:.2f} s")
     for index in (0, 1):
-        finished = await crew.coordinator.until(index, Finished, lambda m: m.epoch == epoch)
+        finished = await crew.coordinator.until(index, Finished, lambda m: m.generation == epoch)
         assert (finished.exit_code, finished.steps) == (0, 20)
     log = crew.agents[0].log(epoch, 0)
     assert f"rank 0 of 2 epoch {epoch} argv ['100000', '0.01']" in log
@@ -137,10 +137,10 @@ async def test_a_killed_trainer_ends_the_worker_s_world_and_names_the_cause(crew
     victim, survivor = pids(crew.agents[0], epoch, 1)[0], pids(crew.agents[0], epoch, 0)[0]
     os.kill(victim, signal.SIGKILL)
     exited = await crew.exited(0)
-    assert (exited.rank, exited.code, exited.cause, exited.secondary) == (1, -9, "killed by SIGKILL", False)
+    assert (exited.rank, exited.code, exited.cause, exited.is_secondary) == (1, -9, "killed by SIGKILL", False)
     assert await all_gone({victim, survivor})
     echo = await crew.exited(1)
-    assert echo.secondary, echo
+    assert echo.is_secondary, echo
 
 
 async def test_stop_reaps_and_the_next_epoch_starts_at_once(crew: Crew) -> None:
@@ -148,9 +148,9 @@ async def test_stop_reaps_and_the_next_epoch_starts_at_once(crew: Crew) -> None:
     old = {pids(agent, epoch, rank)[0] for rank, agent in enumerate(crew.agents)}
     began = time.monotonic()
     for index in (0, 1):
-        await crew.coordinator.say(index, Stop(epoch + 1, "a test"))
+        await crew.coordinator.say(index, StopTrainers(epoch + 1, "a test"))
     for index in (0, 1):
-        await crew.coordinator.until(index, Stopped, lambda m: m.epoch == epoch + 1)
+        await crew.coordinator.until(index, TrainersStopped, lambda m: m.generation == epoch + 1)
     stopped = time.monotonic()
     assert not any(lives(pid) for pid in old)
     epoch = await crew.begin(1, 0)
@@ -167,7 +167,7 @@ async def test_trainers_never_notice_that_the_coordinator_was_away(crew: Crew) -
     await crew.coordinator.stepping(epoch, 0, 1, beyond=step + 50)
     for index, agent in enumerate(crew.agents):
         (hello,) = crew.coordinator.agents[index].hellos[hellos[index] :]
-        assert (hello.epoch, hello.stopped, hello.warm) == (epoch, epoch, True)
+        assert (hello.generation, hello.stopped, hello.is_warm) == (epoch, epoch, True)
         # the returned coordinator says everything again: nothing may start a second time
         await crew.coordinator.say(index, assignment(epoch, index, 2))
         assert len(pids(agent, epoch, index)) == 1
@@ -179,7 +179,7 @@ async def test_trainers_never_notice_that_the_coordinator_was_away(crew: Crew) -
 async def test_an_exception_is_named_and_echoes_are_not(crew: Crew) -> None:
     await crew.begin(0, local_ranks=3, fault="raise", rank=1)
     exited = await crew.exited(0)
-    assert (exited.rank, exited.secondary, exited.cause) == (1, False, "ValueError: the data is bad")
+    assert (exited.rank, exited.is_secondary, exited.cause) == (1, False, "ValueError: the data is bad")
     assert exited.step in (3, 4)
 
 
@@ -206,7 +206,7 @@ async def test_a_rank_that_hangs_is_found_by_its_missing_steps(crew: Crew) -> No
 async def test_where_the_ranks_of_the_other_workers_stand_is_said_too(crew: Crew) -> None:
     epoch = await crew.begin(0, 1, fault="hang", rank=1)
     assert (await crew.exited(0)).detail.startswith("rank 0: in ")
-    await crew.coordinator.say(1, Stop(epoch + 1, "worker 0 says that nobody makes a step"))
+    await crew.coordinator.say(1, StopTrainers(epoch + 1, "worker 0 says that nobody makes a step"))
     assert (await crew.exited(1)).detail.startswith("rank 1: in main (programs/gloo_trainer.py:")
 
 
@@ -224,7 +224,7 @@ async def test_a_planned_change_holds_every_rank_at_one_step(crew: Crew) -> None
     assert (await coordinator.until(0, BarrierReply, lambda m: (m.generation, m.step) == (epoch, ahead))).accepted
     await coordinator.say(0, Barrier(epoch, ahead, "bound"))
     assert (await coordinator.until(0, BarrierReached, lambda m: m.generation == epoch)).step == ahead
-    await coordinator.until(0, Heartbeat, lambda b: (b.epoch, b.progress.step) == (epoch, ahead))
+    await coordinator.until(0, Heartbeat, lambda b: (b.generation, b.progress.step) == (epoch, ahead))
     await coordinator.say(0, Barrier(epoch, 0, "cancelled"))
     await coordinator.stepping(epoch, 0, beyond=ahead)
 
@@ -262,9 +262,9 @@ async def test_an_import_error_is_the_cause(coordinator: FakeCoordinator, start:
     await start(0, "python", str(script))
     await coordinator.warm(0)
     await coordinator.launch(1, 0)
-    exited = await coordinator.until(0, Exited)
+    exited = await coordinator.until(0, TrainerFailure)
     assert exited.cause == "ModuleNotFoundError: No module named 'no_such_module_anywhere'"
-    assert (exited.code, exited.secondary, exited.step) == (1, False, 0)
+    assert (exited.code, exited.is_secondary, exited.step) == (1, False, 0)
 
 
 async def test_a_module_runs_like_python_m(coordinator: FakeCoordinator, start: Starting, tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ async def test_a_module_runs_like_python_m(coordinator: FakeCoordinator, start: 
     await coordinator.launch(1, 0)
     finished = await coordinator.until(0, Finished)
     assert finished.steps == 0
-    await coordinator.say(0, Retire("complete", 0))
+    await coordinator.say(0, Shutdown("complete", 0))
     assert await agent.ended() == 0
     assert agent.log(1, 0) == "ran __main__ somejob ['--x', '1'] 0\n"
 
@@ -296,7 +296,7 @@ async def test_a_command_that_does_not_exist_is_named(coordinator: FakeCoordinat
     await start(0, "no-such-program-here")
     await coordinator.warm(0)
     await coordinator.launch(1, 0)
-    exited = await coordinator.until(0, Exited)
+    exited = await coordinator.until(0, TrainerFailure)
     assert "'no-such-program-here' cannot be started: No such file or directory" in exited.cause
 
 
@@ -329,13 +329,13 @@ async def test_sigterm_lets_trainers_come_to_a_halt_that_is_named_now(
         await coordinator.say(0, Barrier(1, ahead, "cancelled"))
     await coordinator.say(0, Barrier(1, ahead, "bound"))
     assert (await coordinator.until(0, BarrierReached)).step == ahead
-    await coordinator.say(0, Stop(2, "worker 0 is being deleted"))
-    await coordinator.until(0, Stopped, lambda m: m.epoch == 2)
+    await coordinator.say(0, StopTrainers(2, "worker 0 is being deleted"))
+    await coordinator.until(0, TrainersStopped, lambda m: m.generation == 2)
     assert await agent.ended() == 128 + signal.SIGTERM
 
 
 async def test_a_refusal_for_good_ends_the_agent_with_its_reason(coordinator: FakeCoordinator, start: Starting) -> None:
-    coordinator.refuse = Refused("worker 0 was replaced by attempt 1", retry=False)
+    coordinator.refuse = HelloRejected("worker 0 was replaced by attempt 1", retry=False)
     agent = await start(0, "python", TRAINER, "1", "0")
     assert await agent.ended() == 1
     assert "worker 0 was replaced by attempt 1" in (agent.folder / "agent-0.log").read_text()
@@ -350,10 +350,10 @@ async def test_a_dead_zygote_is_started_again(coordinator: FakeCoordinator, star
         pid for pid in descendants(agent.pid) if b"launcher.fork_server" in _words(pid) and parent_of(pid) == agent.pid
     ]
     os.kill(zygote, signal.SIGKILL)
-    assert (await coordinator.until(0, Exited)).code == -9
-    await coordinator.until(0, Heartbeat, lambda b: not b.warm and b.epoch == 1)
+    assert (await coordinator.until(0, TrainerFailure)).code == -9
+    await coordinator.until(0, Heartbeat, lambda b: not b.is_warm and b.generation == 1)
     await coordinator.warm(0)
-    await coordinator.say(0, Stop(2, "a test"))
+    await coordinator.say(0, StopTrainers(2, "a test"))
     await coordinator.launch(2, 0)
     await coordinator.stepping(2, 0)
 

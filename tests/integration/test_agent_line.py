@@ -8,7 +8,7 @@ import pytest
 
 from support.fakes.fake_coordinator import DEADLINE, AgentProcess, FakeCoordinator, all_gone, descendants, start_agent
 from support.servers.certificates import Authority, authority
-from surefoot.protocol.messages import Refused, Retire
+from surefoot.protocol.messages import HelloRejected, Shutdown
 
 COMMAND = ("sh", "-c", "true")
 
@@ -47,13 +47,13 @@ async def test_an_agent_shows_the_token_of_the_moment_and_comes_back(
         await coordinator.when(lambda: coordinator.agents.get(0))
         token.write_text("second\n")
         await coordinator.stop()
-        coordinator.refuse = Refused("this operator does not lead: ask again", retry=True)
+        coordinator.refuse = HelloRejected("this operator does not lead: ask again", retry=True)
         await coordinator.start()
         coordinator.refuse = None
         await coordinator.when(lambda: len(coordinator.agents[0].hellos) > 1 or None)
         assert [hello.token for hello in coordinator.agents[0].hellos] == ["first", "second"]
         await coordinator.when(lambda: coordinator.agents[0].line)
-        await coordinator.say(0, Retire("complete", 7))
+        await coordinator.say(0, Shutdown("complete", 7))
         assert await agent.ended() == 7
     finally:
         await end(agent)

@@ -18,22 +18,22 @@ from support.machine_speed import scaled
 from surefoot import metrics
 from surefoot.agent import coordinator_requests as chores
 from surefoot.ipc import trainer_messages as line
-from surefoot.ipc.trainer_messages import framed
+from surefoot.ipc.trainer_messages import add_frame
 from surefoot.ipc.trainer_server import TrainerServer
-from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
+from surefoot.protocol.identities import Checkpoint, MemoryServerInstance, RankSave
 from surefoot.protocol.messages import (
-    DropPersistent,
+    DeletePersistent,
+    DeleteReply,
     FromAgent,
-    Listing,
     ListPersistent,
-    PersistentDropped,
-    Repaired,
+    PersistentPage,
+    RepairReply,
     RepairSave,
 )
 from surefoot.settings import JobSettings, PersistentSettings
 
 SECONDS = scaled(30.0)
-A, B = HolderId("a", "1"), HolderId("b", "2")
+A, B = MemoryServerInstance("a", "1"), MemoryServerInstance("b", "2")
 
 
 def counted(what: str) -> float:
@@ -59,13 +59,13 @@ async def test_a_chore_that_fails_in_any_way_is_answered_and_the_next_is_done(
         for number in (1, 2):
             work.ask(ListPersistent(number))
             work.ask(RepairSave(number, 1, RankSave(1, 10, 0), A, B))
-            work.ask(DropPersistent(number, (Checkpoint(1, 10),)))
+            work.ask(DeletePersistent(number, (Checkpoint(1, 10),)))
         told = [await asyncio.wait_for(answers.get(), SECONDS) for _ in range(6)]
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await work.close()
-    assert [type(one) for one in told] == [Listing, Repaired, PersistentDropped] * 2
+    assert [type(one) for one in told] == [PersistentPage, RepairReply, DeleteReply] * 2
     assert all(type(error).__name__ in str(getattr(one, "error", "")) for one in told)
     assert counted("chore_failed") == before + 6
     with_traceback = [r for r in caplog.records if r.levelno == logging.ERROR and r.exc_info]
@@ -102,6 +102,6 @@ async def test_a_trainer_is_accepted_once_there_are_descriptors_again(tmp_path: 
         with no_descriptors_left():
             await loop.sock_connect(trainer, str(tmp_path / "line.sock"))
             await until(lambda: counted("accept_failed") >= before + 2, "it was tried again")
-        await loop.sock_sendall(trainer, framed(line.encode(line.Attach(0, 1, 1))))
+        await loop.sock_sendall(trainer, add_frame(line.encode(line.Attach(0, 1, 1))))
         await asyncio.wait_for(attached.wait(), SECONDS)
     await listening.close()

@@ -21,30 +21,30 @@ from support.fakes.fake_coordinator import (
     start_agent,
 )
 from support.servers import redis_server
-from surefoot.memory_server.client import HolderClient
+from surefoot.memory_server.client import MemoryServerClient
 from surefoot.memory_server.connection import Credentials
-from surefoot.memory_server.provisioning import HolderAdmin
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
+from surefoot.memory_server.provisioning import MemoryServerAdmin
+from surefoot.protocol.identities import Checkpoint, MemoryServerEndpoint, MemoryServerInstance, RankSave
 from surefoot.protocol.messages import (
     Assign,
-    DropPersistent,
-    Exited,
+    DeletePersistent,
+    DeleteReply,
     Finished,
     Heartbeat,
-    Holders,
-    HoldersWanted,
-    Listing,
+    ListAllServers,
     ListPersistent,
+    MemoryServers,
     Notice,
-    Persisted,
-    PersistentDropped,
-    PromoteSave,
-    Repaired,
+    PersistentPage,
+    RepairReply,
     RepairSave,
-    Retire,
-    Stop,
-    Stopped,
+    Shutdown,
+    StopTrainers,
     StoreReady,
+    TrainerFailure,
+    TrainersStopped,
+    UploadReply,
+    UploadSave,
 )
 
 SAVER = str(Path(__file__).parents[1] / "support" / "programs" / "saving_trainer.py")
@@ -62,7 +62,7 @@ async def coordinator() -> AsyncIterator[FakeCoordinator]:
 
 
 @pytest.fixture
-def holders(tmp_path: Path) -> Iterator[tuple[HolderEndpoint, ...]]:
+def holders(tmp_path: Path) -> Iterator[tuple[MemoryServerEndpoint, ...]]:
     """Two real holders, provisioned for the job at epoch 1."""
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
@@ -73,19 +73,19 @@ def holders(tmp_path: Path) -> Iterator[tuple[HolderEndpoint, ...]]:
         yield endpoints
 
 
-def seal(endpoint: HolderEndpoint, epoch: int) -> None:
-    HolderAdmin(endpoint.host, endpoint.port, redis_server.ADMIN_PASSWORD).provision(JOB, ACCOUNT, epoch)
+def seal(endpoint: MemoryServerEndpoint, epoch: int) -> None:
+    MemoryServerAdmin(endpoint.host, endpoint.port, redis_server.ADMIN_PASSWORD).provision(JOB, ACCOUNT, epoch)
 
 
-def saves_on(endpoint: HolderEndpoint) -> set[RankSave]:
-    client = HolderClient(endpoint, JOB, ACCOUNT)
+def saves_on(endpoint: MemoryServerEndpoint) -> set[RankSave]:
+    client = MemoryServerClient(endpoint, JOB, ACCOUNT)
     try:
         return {m.save for m in client.index().manifests}
     finally:
         client.close()
 
 
-async def drained(coordinator: FakeCoordinator, endpoint: HolderEndpoint) -> set[RankSave]:
+async def drained(coordinator: FakeCoordinator, endpoint: MemoryServerEndpoint) -> set[RankSave]:
     """What is on the holder once something is, and the agent has nothing on its way."""
     async with asyncio.timeout(DEADLINE):
         while True:
@@ -95,17 +95,21 @@ async def drained(coordinator: FakeCoordinator, endpoint: HolderEndpoint) -> set
             await asyncio.sleep(0.02)  # a holder does not announce what it has
 
 
-def saving(assign: Assign, holders: tuple[HolderEndpoint, ...], replicas: int = 2) -> Assign:
-    targets = tuple(h.holder for h in holders[:replicas])
-    return replace(assign, holders=holders, targets=targets, replicas=replicas)
+def saving(assign: Assign, holders: tuple[MemoryServerEndpoint, ...], replicas: int = 2) -> Assign:
+    targets = tuple(h.instance for h in holders[:replicas])
+    return replace(assign, servers=holders, targets=targets, replicas=replicas)
 
 
 async def launch(
-    coordinator: FakeCoordinator, epoch: int, holders: tuple[HolderEndpoint, ...], ranks: int = 2, replicas: int = 2
+    coordinator: FakeCoordinator,
+    epoch: int,
+    holders: tuple[MemoryServerEndpoint, ...],
+    ranks: int = 2,
+    replicas: int = 2,
 ) -> None:
     assign = saving(assignment(epoch, 0, 1, local_ranks=ranks), holders, replicas)
     await coordinator.say(0, assign)
-    ready = await coordinator.until(0, StoreReady, lambda m: m.epoch == epoch)
+    ready = await coordinator.until(0, StoreReady, lambda m: m.generation == epoch)
     await coordinator.say(0, replace(assign, store=ready.address))
 
 
@@ -116,18 +120,18 @@ async def end(agent: AgentProcess) -> None:
 
 
 async def test_saves_of_dead_trainers_are_drained_and_their_memory_is_used_again(
-    coordinator: FakeCoordinator, tmp_path: Path, holders: tuple[HolderEndpoint, ...]
+    coordinator: FakeCoordinator, tmp_path: Path, holders: tuple[MemoryServerEndpoint, ...]
 ) -> None:
     agent = await start_agent(coordinator, tmp_path, 0, ("python", SAVER, "10", "die"), **ENVIRONMENT)
     try:
         await coordinator.warm(0)
         await launch(coordinator, 1, holders)
-        assert (await coordinator.until(0, Exited)).cause == "killed by SIGKILL"
+        assert (await coordinator.until(0, TrainerFailure)).cause == "killed by SIGKILL"
         first = {RankSave(1, 11, rank) for rank in (0, 1)}
         # one rank may be killed before it staged, so that the worker never says "saved"; the other has died by itself
         assert await drained(coordinator, holders[0]) <= first
-        await coordinator.say(0, Stop(2, "a test"))
-        await coordinator.until(0, Stopped, lambda m: m.epoch == 2)
+        await coordinator.say(0, StopTrainers(2, "a test"))
+        await coordinator.until(0, TrainersStopped, lambda m: m.generation == 2)
         for endpoint in holders:
             seal(endpoint, 2)
         await launch(coordinator, 2, holders, ranks=1)
@@ -147,7 +151,7 @@ async def test_saves_of_dead_trainers_are_drained_and_their_memory_is_used_again
 
 
 async def test_a_world_that_was_overtaken_is_refused_and_its_slots_are_freed(
-    coordinator: FakeCoordinator, tmp_path: Path, holders: tuple[HolderEndpoint, ...]
+    coordinator: FakeCoordinator, tmp_path: Path, holders: tuple[MemoryServerEndpoint, ...]
 ) -> None:
     for endpoint in holders:
         seal(endpoint, 9)
@@ -165,9 +169,9 @@ async def test_a_world_that_was_overtaken_is_refused_and_its_slots_are_freed(
 
 
 async def test_a_holder_that_is_away_costs_a_copy_and_no_trainer(
-    coordinator: FakeCoordinator, tmp_path: Path, holders: tuple[HolderEndpoint, ...]
+    coordinator: FakeCoordinator, tmp_path: Path, holders: tuple[MemoryServerEndpoint, ...]
 ) -> None:
-    away = HolderEndpoint(HolderId("node-c", "gone"), "127.0.0.1", 1, "node-c")
+    away = MemoryServerEndpoint(MemoryServerInstance("node-c", "gone"), "127.0.0.1", 1, "node-c")
     agent = await start_agent(coordinator, tmp_path, 0, ("python", SAVER, "10", "stay"), **ENVIRONMENT)
     try:
         await coordinator.warm(0)
@@ -181,7 +185,7 @@ async def test_a_holder_that_is_away_costs_a_copy_and_no_trainer(
 
 
 async def test_sigterm_writes_what_is_staged_before_the_agent_goes(
-    coordinator: FakeCoordinator, tmp_path: Path, holders: tuple[HolderEndpoint, ...]
+    coordinator: FakeCoordinator, tmp_path: Path, holders: tuple[MemoryServerEndpoint, ...]
 ) -> None:
     agent = await start_agent(coordinator, tmp_path, 0, ("python", SAVER, "10", "die"), **ENVIRONMENT)
     try:
@@ -196,7 +200,7 @@ async def test_sigterm_writes_what_is_staged_before_the_agent_goes(
 
 
 async def test_an_agent_repairs_promotes_lists_and_drops_as_it_is_told(
-    coordinator: FakeCoordinator, tmp_path: Path, holders: tuple[HolderEndpoint, ...]
+    coordinator: FakeCoordinator, tmp_path: Path, holders: tuple[MemoryServerEndpoint, ...]
 ) -> None:
     first, second = holders
     save = RankSave(1, 11, 0)
@@ -210,35 +214,35 @@ async def test_an_agent_repairs_promotes_lists_and_drops_as_it_is_told(
         await coordinator.until(0, Finished)
         assert (saves_on(first), saves_on(second)) == ({save}, set())
         # of the second it was not told but by the request
-        await coordinator.say(0, Holders(1, (first,), (first.holder,), 1, partial=True))
-        await coordinator.say(0, RepairSave(5, 1, save, first.holder, second.holder, (first, second)))
-        assert (await coordinator.until(0, Repaired)) == Repaired(5, None)
+        await coordinator.say(0, MemoryServers(1, (first,), (first.instance,), 1, is_partial=True))
+        await coordinator.say(0, RepairSave(5, 1, save, first.instance, second.instance, (first, second)))
+        assert (await coordinator.until(0, RepairReply)) == RepairReply(5, None)
         assert saves_on(second) == {save}
-        nothing = (replace(second, holder=HolderId("node-e", "e" * 40)),)
-        await coordinator.say(0, Holders(1, nothing, (), 1, partial=True))
-        await coordinator.say(0, PromoteSave(1, (save,), round=1))
-        assert await coordinator.until(0, HoldersWanted) == HoldersWanted(1)
-        failed = await coordinator.until(0, Persisted)
+        nothing = (replace(second, instance=MemoryServerInstance("node-e", "e" * 40)),)
+        await coordinator.say(0, MemoryServers(1, nothing, (), 1, is_partial=True))
+        await coordinator.say(0, UploadSave(1, (save,), round=1))
+        assert await coordinator.until(0, ListAllServers) == ListAllServers(1)
+        failed = await coordinator.until(0, UploadReply)
         assert failed.error is not None
         assert failed.unreadable is False
-        await coordinator.say(0, Holders(1, holders, (first.holder,), 1))
-        await coordinator.say(0, PromoteSave(1, (save,)))
-        persisted = await coordinator.until(0, Persisted, lambda m: m.error is None)
+        await coordinator.say(0, MemoryServers(1, holders, (first.instance,), 1))
+        await coordinator.say(0, UploadSave(1, (save,)))
+        persisted = await coordinator.until(0, UploadReply, lambda m: m.error is None)
         assert (persisted.save, persisted.error) == (save, None)
         assert persisted.bytes > 0
         await coordinator.say(0, ListPersistent(6))
-        listing = await coordinator.until(0, Listing)
+        listing = await coordinator.until(0, PersistentPage)
         assert (listing.request, listing.error, len(listing.manifests), len(listing.layouts)) == (6, None, 1, 1)
-        await coordinator.say(0, DropPersistent(7, (save.checkpoint,)))
-        assert (await coordinator.until(0, PersistentDropped)) == PersistentDropped(7, None)
+        await coordinator.say(0, DeletePersistent(7, (save.checkpoint,)))
+        assert (await coordinator.until(0, DeleteReply)) == DeleteReply(7, None)
         await coordinator.say(0, ListPersistent(8))
-        assert (await coordinator.until(0, Listing, lambda m: m.request == 8)).manifests == ()
-        unknown = HolderId("node-x", "nobody")
-        await coordinator.say(0, RepairSave(9, 1, save, first.holder, unknown))
-        failed = await coordinator.until(0, Repaired, lambda m: m.request == 9)
+        assert (await coordinator.until(0, PersistentPage, lambda m: m.request == 8)).manifests == ()
+        unknown = MemoryServerInstance("node-x", "nobody")
+        await coordinator.say(0, RepairSave(9, 1, save, first.instance, unknown))
+        failed = await coordinator.until(0, RepairReply, lambda m: m.request == 9)
         assert failed.error is not None
         assert "node-x" in failed.error
-        await coordinator.say(0, Retire("complete", 0))
+        await coordinator.say(0, Shutdown("complete", 0))
         assert await agent.ended() == 0
     finally:
         await end(agent)

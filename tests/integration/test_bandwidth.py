@@ -12,18 +12,18 @@ import pytest
 from support.saves import Saver, arrays
 from support.servers import redis_server
 from surefoot.flush.bandwidth import TokenBucket
-from surefoot.flush.engine import DrainOptions
-from surefoot.memory_server.client import HolderClient
+from surefoot.flush.engine import FlushOptions
+from surefoot.memory_server.client import MemoryServerClient
 from surefoot.memory_server.connection import Credentials
-from surefoot.memory_server.provisioning import HolderAdmin
-from surefoot.protocol.identities import HolderId, RankSave
+from surefoot.memory_server.provisioning import MemoryServerAdmin
+from surefoot.protocol.identities import MemoryServerInstance, RankSave
 
 STATE = {"weight": (220_000,)}
 """880 kB."""
 SAVE = RankSave(1, 10, 0)
 
 
-Holders = tuple[Callable[[HolderId], HolderClient], tuple[HolderId, ...]]
+Holders = tuple[Callable[[MemoryServerInstance], MemoryServerClient], tuple[MemoryServerInstance, ...]]
 
 
 @pytest.fixture(scope="module")
@@ -34,14 +34,14 @@ def holders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Holders]:
         redis_server.running(tmp_path_factory.mktemp("own")) as own,
         redis_server.running(tmp_path_factory.mktemp("other")) as other,
     ):
-        endpoints = {e.holder: e for e in (redis_server.endpoint(own, "own"), redis_server.endpoint(other, "other"))}
+        endpoints = {e.instance: e for e in (redis_server.endpoint(own, "own"), redis_server.endpoint(other, "other"))}
         for endpoint in endpoints.values():
-            HolderAdmin(endpoint.host, endpoint.port, redis_server.ADMIN_PASSWORD).provision(job, account, 1)
-        yield lambda holder: HolderClient(endpoints[holder], job, account), tuple(endpoints)
+            MemoryServerAdmin(endpoint.host, endpoint.port, redis_server.ADMIN_PASSWORD).provision(job, account, 1)
+        yield lambda holder: MemoryServerClient(endpoints[holder], job, account), tuple(endpoints)
 
 
 def paced(holders: Holders, pace: TokenBucket) -> Saver:
-    return Saver(*holders, options=DrainOptions(pace=pace, node="own"), chunk_blocks=1)
+    return Saver(*holders, options=FlushOptions(pace=pace, node="own"), chunk_blocks=1)
 
 
 def test_bytes_go_no_faster_than_their_rate_and_whoever_waits_can_be_ended() -> None:

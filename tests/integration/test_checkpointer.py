@@ -60,7 +60,7 @@ def test_due_steps_are_staged_with_the_state_of_that_step() -> None:
         assert len(stream) == layout.stream_bytes >= bias.stream_offset
     assert [message.layout_json is not None for message, _, _ in link.saves] == [True, False, False]
     assert link.late == []
-    assert [s.progress.settled.upto for s in link.steps if s.progress.step % 2] == [0, 2, 4], (
+    assert [s.progress.closed_steps.closed_up_to for s in link.steps if s.progress.step % 2] == [0, 2, 4], (
         "each save had ended before the next step did"
     )
 
@@ -84,7 +84,7 @@ def test_full_slots_skip_the_save_and_save_less_often() -> None:
     assert [s.progress.step for s in link.steps if s.skipped] == [6]
     train(checkpointer, model, optimizer, 4)
     assert [s.progress.step for s in link.steps if s.skipped] == [6, 8]
-    assert link.steps[-1].progress.level == 2
+    assert link.steps[-1].progress.interval_exponent == 2
     link.busy.clear()
     link.draining = False
     train(checkpointer, model, optimizer, 6)
@@ -108,7 +108,9 @@ def test_no_staging_memory_does_not_stop_the_training() -> None:
         checkpointer.restore()
         train(checkpointer, model, optimizer, 4)
         assert not checkpointer.save_now()
-    assert [s.progress.settled.upto for s in link.steps] == [0, 1, 2, 3], "no save can come of steps that are past"
+    assert [s.progress.closed_steps.closed_up_to for s in link.steps] == [0, 1, 2, 3], (
+        "no save can come of steps that are past"
+    )
     assert {reason for reason, _ in link.said} == {"SaveFailed"}
 
 
@@ -136,7 +138,7 @@ def test_an_object_that_fails_to_give_its_state_does_not_stop_the_training() -> 
 
 def test_the_loaders_position_travels_and_its_share_is_reported() -> None:
     model, optimizer = parts(4)
-    loader = ElasticLoader(torch.randn(40, 4), 8, rank=0, world=1)
+    loader = ElasticLoader(torch.randn(40, 4), 8, rank=0, num_replicas=1)
     link = FakeLink()
     with Checkpointer(model=model, optimizer=optimizer, loader=loader, link=link) as checkpointer:
         checkpointer.restore()
@@ -166,7 +168,7 @@ def test_an_exception_in_the_script_saves_nothing_more() -> None:
 
 def test_a_batch_taken_since_the_last_step_keeps_it_from_being_saved() -> None:
     model, optimizer = parts(4)
-    loader = ElasticLoader(torch.randn(40, 4), 8, rank=0, world=1)
+    loader = ElasticLoader(torch.randn(40, 4), 8, rank=0, num_replicas=1)
     link = FakeLink(attached(100))
     checkpointer = Checkpointer(model=model, optimizer=optimizer, loader=loader, link=link)
     checkpointer.restore()
@@ -199,7 +201,7 @@ def test_an_optimizer_that_has_begun_since_the_last_step_keeps_it_from_being_sav
 @pytest.mark.parametrize(("told", "saved"), [(True, [1]), (False, [])])
 def test_closing_while_an_exception_is_handled_saves_what_is_known_to_stand(told: bool, saved: list[int]) -> None:
     model, optimizer = parts()
-    loader = ElasticLoader(torch.randn(40, 4), 8, rank=0, world=1) if told else None
+    loader = ElasticLoader(torch.randn(40, 4), 8, rank=0, num_replicas=1) if told else None
     link = FakeLink(attached(100))
     checkpointer = Checkpointer(model=model, optimizer=optimizer, loader=loader, link=link)
     checkpointer.restore()
@@ -228,9 +230,9 @@ def test_the_stall_of_a_save_is_reported_with_the_step_behind_it() -> None:
 class SlowMemory(FakeLink):
     """Staging memory that comes late, as gigabytes on a busy node do."""
 
-    def arena(self, slot_bytes: int) -> tuple[memoryview, int, int]:
+    def request_arena(self, slot_bytes: int) -> tuple[memoryview, int, int]:
         threading.Event().wait(SLOW_SECONDS)
-        return super().arena(slot_bytes)
+        return super().request_arena(slot_bytes)
 
 
 def test_a_first_save_that_waits_for_its_preparation_says_so_as_its_stall() -> None:

@@ -85,7 +85,7 @@ def test_only_memory_that_is_not_there_is_called_so(
     def refuse(_: int) -> Any:
         raise error
 
-    monkeypatch.setattr(link, "arena", refuse)
+    monkeypatch.setattr(link, "request_arena", refuse)
     with caplog.at_level(logging.WARNING), Checkpointer(**objects, link=link) as checkpointer:
         checkpointer.restore()
         train(checkpointer, objects, 1)
@@ -162,7 +162,7 @@ def test_weights_alone_are_trained_on_with_an_optimizer(tmp_path: Path, monkeypa
     given = ["--job", "one", "--step", "4", "--from", str(tmp_path / "model.safetensors"), "--as", "safetensors"]
     assert importing.main(given) == 0
     objects = program(2)
-    with Checkpointer(**objects, folder=str(tmp_path / "kept"), job="one", interval_steps=1) as checkpointer:
+    with Checkpointer(**objects, folder=str(tmp_path / "kept"), job_uid="one", interval_steps=1) as checkpointer:
         assert checkpointer.restore() == 4
         assert all(torch.equal(weights[n], p) for n, p in objects["model"].state_dict().items())
         train(checkpointer, objects, 1)

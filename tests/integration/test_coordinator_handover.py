@@ -10,7 +10,7 @@ import pytest
 
 from support.fakes.fake_agent import FakeAgent, hello
 from surefoot.protocol.identities import WorkerId
-from surefoot.protocol.messages import Hello, Refused, Welcome
+from surefoot.protocol.messages import Hello, HelloRejected, Welcome
 from surefoot_operator.coordinator.agent_channel import AgentChannel
 from surefoot_operator.coordinator.agent_server import AgentServer
 from surefoot_operator.settings import CoordinatorSettings
@@ -26,11 +26,11 @@ class Stand:
     def channel(self) -> AgentChannel:
         """Another one, which serves the job from now on."""
         made = AgentChannel("job-1", 0.5, time.time, lambda _: None)
-        made.know([WorkerId(0, 1)])
+        made.set_expected_workers([WorkerId(0, 1)])
         self.server.serve("job-1", made)
         return made
 
-    async def _look(self, _: Hello) -> Refused | None:
+    async def _look(self, _: Hello) -> HelloRejected | None:
         self.asked.set()
         await self.answer.wait()
         return None
@@ -39,7 +39,7 @@ class Stand:
 @pytest.fixture
 async def stand() -> AsyncIterator[Stand]:
     made = Stand()
-    made.server.lead(True)
+    made.server.set_leading(True)
     await made.server.start()
     yield made
     await made.server.close()
@@ -51,9 +51,9 @@ async def test_a_job_handed_over_while_a_token_is_looked_at_is_asked_for_again(s
         await stand.asked.wait()
         second = stand.channel()
         stand.answer.set()
-        assert (await agent.heard(Refused)).retry
+        assert (await agent.heard(HelloRejected)).retry
         await agent.ended()
-    assert first.lines == second.lines == ()
+    assert first.connections == second.connections == ()
 
 
 async def test_who_served_a_job_before_turns_away_its_own_agents_alone(stand: Stand) -> None:
@@ -62,11 +62,11 @@ async def test_who_served_a_job_before_turns_away_its_own_agents_alone(stand: St
     async with FakeAgent(stand.server.url, hello(0)) as older:
         await older.heard(Welcome)
         second = stand.channel()
-        stand.server.forget("job-1", first)
+        stand.server.remove_channel("job-1", first)
         await older.ended()
     async with FakeAgent(stand.server.url, hello(0)) as agent:
         await agent.heard(Welcome)
-        stand.server.forget("job-1", second)
+        stand.server.remove_channel("job-1", second)
         await agent.ended()
     async with FakeAgent(stand.server.url, hello(0)) as agent:
-        assert "not served here" in (await agent.heard(Refused)).reason
+        assert "not served here" in (await agent.heard(HelloRejected)).reason

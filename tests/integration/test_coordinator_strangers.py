@@ -13,7 +13,7 @@ import pytest
 
 from support.fakes.fake_agent import FakeAgent, hello, until
 from surefoot.protocol.identities import WorkerId
-from surefoot.protocol.messages import FromAgent, Heartbeat, Hello, Listing, Notice, Refused, Welcome
+from surefoot.protocol.messages import FromAgent, Heartbeat, Hello, HelloRejected, Notice, PersistentPage, Welcome
 from surefoot.protocol.progress import Progress
 from surefoot_operator.coordinator.agent_channel import AgentChannel
 from surefoot_operator.coordinator.agent_server import AgentServer
@@ -22,7 +22,7 @@ from surefoot_operator.settings import CoordinatorSettings
 Starting = Callable[[CoordinatorSettings], Awaitable[AgentServer]]
 
 
-async def _anybody(_: Hello) -> Refused | None:
+async def _anybody(_: Hello) -> HelloRejected | None:
     return None
 
 
@@ -33,9 +33,9 @@ async def starting() -> AsyncIterator[Starting]:
     async def start(settings: CoordinatorSettings) -> AgentServer:
         server = AgentServer(settings, _anybody)
         channel = AgentChannel("job-1", 0.5, time.time, lambda _: None)
-        channel.know([WorkerId(n, 1) for n in range(4)])
+        channel.set_expected_workers([WorkerId(n, 1) for n in range(4)])
         server.serve("job-1", channel)
-        server.lead(True)
+        server.set_leading(True)
         await server.start()
         started.append(server)
         return server
@@ -67,15 +67,15 @@ async def test_what_a_refused_hello_said_is_repeated_shortly_only(
     server = await starting(CoordinatorSettings())
     for greeting in (hello(0, job="j" * 50_000), hello(0, incarnation="i" * 50_000), hello(10**400)):
         async with FakeAgent(server.url, greeting) as agent:
-            assert len((await agent.heard(Refused)).reason) < 300
+            assert len((await agent.heard(HelloRejected)).reason) < 300
     async with FakeAgent(server.url, None) as agent:
         await agent.say_text('{"v":2,"type":"Hello","job":["' + "x" * 50_000 + '"]}')
-        assert len((await agent.heard(Refused)).reason) < 300
+        assert len((await agent.heard(HelloRejected)).reason) < 300
     assert max(len(record.getMessage()) for record in caplog.records) < 300
 
 
 async def test_strangers_that_say_nothing_shut_no_agent_out(starting: Starting) -> None:
-    server = await starting(CoordinatorSettings(lines=2, strangers=6, strangers_of_a_peer=8))
+    server = await starting(CoordinatorSettings(lines=2, max_unauthenticated=6, max_unauthenticated_per_address=8))
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(aiohttp.ClientSession())
         mute = [await session.ws_connect(server.url) for _ in range(6)]
@@ -88,7 +88,7 @@ async def test_strangers_that_say_nothing_shut_no_agent_out(starting: Starting) 
 
 
 async def test_one_address_has_few_connections_without_a_hello(starting: Starting) -> None:
-    server = await starting(CoordinatorSettings(strangers=100, strangers_of_a_peer=3))
+    server = await starting(CoordinatorSettings(max_unauthenticated=100, max_unauthenticated_per_address=3))
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(aiohttp.ClientSession())
         mute = [await session.ws_connect(server.url) for _ in range(3)]
@@ -100,7 +100,7 @@ async def test_one_address_has_few_connections_without_a_hello(starting: Startin
 
 
 async def test_a_connection_that_opens_no_websocket_is_ended(starting: Starting) -> None:
-    server = await starting(CoordinatorSettings(hello_seconds=0.05))
+    server = await starting(CoordinatorSettings(hello_timeout_seconds=0.05))
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(b"GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n")
     async with asyncio.timeout(30):
@@ -116,9 +116,9 @@ async def test_a_connection_that_opens_no_websocket_is_ended(starting: Starting)
 @pytest.mark.parametrize(
     ("message", "taken"),
     [
-        (Listing(1, layouts={"a": "x" * 3_000_000}), True),
-        (Heartbeat(1, 1, True, Progress(1, unstaged="x" * 100_000)), True),
-        (Heartbeat(1, 1, True, Progress(1, unstaged="x" * 1_100_000)), False),
+        (PersistentPage(1, layouts={"a": "x" * 3_000_000}), True),
+        (Heartbeat(1, 1, True, Progress(1, no_staging_reason="x" * 100_000)), True),
+        (Heartbeat(1, 1, True, Progress(1, no_staging_reason="x" * 1_100_000)), False),
         (Notice("Said", "x" * 70_000), False),
     ],
     ids=["listing", "heartbeat", "a long heartbeat", "a long notice"],

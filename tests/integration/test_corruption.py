@@ -19,19 +19,19 @@ from surefoot.flush.uploader import copy_save
 from surefoot.format.layouts import Stream
 from surefoot.geometry import Box
 from surefoot.memory_server import scripts
-from surefoot.memory_server.client import HolderClient
-from surefoot.memory_server.connection import Credentials, Wire
-from surefoot.memory_server.provisioning import HolderAdmin
-from surefoot.memory_server.server_process import HolderServer
-from surefoot.protocol.identities import HolderEndpoint, HolderId, RankSave
+from surefoot.memory_server.client import MemoryServerClient
+from surefoot.memory_server.connection import Credentials, RespConnection
+from surefoot.memory_server.provisioning import MemoryServerAdmin
+from surefoot.memory_server.server_process import RunningServer
+from surefoot.protocol.identities import MemoryServerEndpoint, MemoryServerInstance, RankSave
 from surefoot.restore import (
     CheckpointReader,
     Destination,
     ReadOptions,
     SaveSource,
-    holder_sources,
     persistent_source,
     read_catalogue,
+    server_sources,
 )
 from surefoot.settings import PersistentSettings
 from surefoot.tiers import open_persistent
@@ -43,7 +43,7 @@ VALUES = b'{"plain": 1}'
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[HolderServer]]:
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RunningServer]]:
     with (
         redis_server.running(tmp_path_factory.mktemp("one")) as one,
         redis_server.running(tmp_path_factory.mktemp("two")) as two,
@@ -54,34 +54,38 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[HolderSer
 class Stored:
     """One rank save on two holders and in a folder, and a way to damage any part of any copy."""
 
-    def __init__(self, servers: list[HolderServer], folder: Path) -> None:
+    def __init__(self, servers: list[RunningServer], folder: Path) -> None:
         self.job = str(uuid4())
         self.account = Credentials(f"user-{self.job}", "a password")
         self.settings = PersistentSettings(uri=folder.as_uri())
         self.folder = folder
-        self.endpoints: dict[HolderId, HolderEndpoint] = {}
+        self.endpoints: dict[MemoryServerInstance, MemoryServerEndpoint] = {}
         for number, server in enumerate(servers):
             endpoint = redis_server.endpoint(server, f"node-{number}")
-            HolderAdmin(endpoint.host, endpoint.port, redis_server.ADMIN_PASSWORD).provision(self.job, self.account, 1)
-            self.endpoints[endpoint.holder] = endpoint
+            MemoryServerAdmin(endpoint.host, endpoint.port, redis_server.ADMIN_PASSWORD).provision(
+                self.job, self.account, 1
+            )
+            self.endpoints[endpoint.instance] = endpoint
         self.tensors = arrays(10, SHAPES)
         saver = Saver(
-            lambda h: HolderClient(self.endpoints[h], self.job, self.account), tuple(self.endpoints), slot_bytes=8 << 20
+            lambda h: MemoryServerClient(self.endpoints[h], self.job, self.account),
+            tuple(self.endpoints),
+            slot_bytes=8 << 20,
         )
         self.stream: Stream = saver.save(SAVE, self.tensors, values=VALUES)
         saver.close()
         assert len(self.stream.layout.chunk_starts) == 2
-        source = HolderClient(next(iter(self.endpoints.values())), self.job, self.account)
+        source = MemoryServerClient(next(iter(self.endpoints.values())), self.job, self.account)
         copy_save(SAVE, [source], open_persistent(self.settings, self.job, begin=True), 1, TokenBucket())
         source.close()
 
     def remove(self) -> None:
         for endpoint in self.endpoints.values():
-            admin = HolderAdmin(endpoint.host, endpoint.port, redis_server.ADMIN_PASSWORD)
+            admin = MemoryServerAdmin(endpoint.host, endpoint.port, redis_server.ADMIN_PASSWORD)
             admin.remove_job(self.job, self.account.user)
 
     def sources(self) -> list[SaveSource]:
-        memory = holder_sources(self.endpoints.values(), self.job, self.account, "node-0")
+        memory = server_sources(self.endpoints.values(), self.job, self.account, "node-0")
         return [*memory, persistent_source(self.settings, self.job)]
 
     def flip(self, place: str, part: str) -> None:
@@ -94,7 +98,7 @@ class Stored:
                 path.write_bytes(data)
             return
         endpoint = next(e for h, e in self.endpoints.items() if h.node == place)
-        wire = Wire(endpoint.host, endpoint.port, Credentials("", redis_server.ADMIN_PASSWORD), 1.0)
+        wire = RespConnection(endpoint.host, endpoint.port, Credentials("", redis_server.ADMIN_PASSWORD), 1.0)
         if part == "index entry":
             name = scripts.index_field(SAVE)
             text = bytearray(wire.call("HGET", scripts.index_key(self.job), name))
@@ -113,7 +117,7 @@ class Stored:
                 path.unlink(missing_ok=True)
             return
         endpoint = next(e for h, e in self.endpoints.items() if h.node == place)
-        wire = Wire(endpoint.host, endpoint.port, Credentials("", redis_server.ADMIN_PASSWORD), 1.0)
+        wire = RespConnection(endpoint.host, endpoint.port, Credentials("", redis_server.ADMIN_PASSWORD), 1.0)
         assert wire.call("DEL", self._key(part)) == 1
         wire.close()
 
@@ -151,7 +155,7 @@ class Stored:
 
 
 @pytest.fixture
-def stored(servers: list[HolderServer], tmp_path: Path) -> Iterator[Stored]:
+def stored(servers: list[RunningServer], tmp_path: Path) -> Iterator[Stored]:
     made = Stored(servers, tmp_path / "persistent")
     yield made
     made.remove()
@@ -254,8 +258,8 @@ def test_a_save_that_no_tier_has_is_absent_and_a_silent_tier_is_waited_for(store
     ):
         reader.values(0)
     assert refusal.value.absent
-    gone = HolderEndpoint(HolderId("node-9", "x"), "127.0.0.1", 1, "node-9")
-    silent = holder_sources([gone], stored.job, stored.account, None, call_seconds=0.2)
+    gone = MemoryServerEndpoint(MemoryServerInstance("node-9", "x"), "127.0.0.1", 1, "node-9")
+    silent = server_sources([gone], stored.job, stored.account, None, call_seconds=0.2)
     with (
         CheckpointReader(
             other.checkpoint, read_catalogue([*stored.sources(), *silent]), ReadOptions(patience_seconds=0.3)

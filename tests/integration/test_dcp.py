@@ -21,23 +21,23 @@ from torch.distributed.checkpoint.storage import WriteResult
 from support.gloo_world import ended, started
 from surefoot import Checkpointer
 from surefoot.errors import TierError
-from surefoot.integrations.dcp import Reader, Writer, step_of
+from surefoot.integrations.dcp import SurefootReader, SurefootWriter, step_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is (unavailable|disabled).*")
 
 
 @pytest.fixture
-def writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Writer]:
+def writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SurefootWriter]:
     for name in [n for n in os.environ if n.startswith("SUREFOOT_")]:
         monkeypatch.delenv(name)
-    opened = Writer(str(tmp_path / "kept"))
+    opened = SurefootWriter(str(tmp_path / "kept"))
     yield opened
     opened.close()
 
 
 @pytest.fixture
-def reader(tmp_path: Path, writer: Writer) -> Iterator[Reader]:
-    opened = Reader(str(tmp_path / "kept"))
+def reader(tmp_path: Path, writer: SurefootWriter) -> Iterator[SurefootReader]:
+    opened = SurefootReader(str(tmp_path / "kept"))
     yield opened
     opened.close()
 
@@ -72,7 +72,7 @@ def assert_equal(a: Any, b: Any) -> None:
         assert a == b
 
 
-def test_a_state_dict_returns_with_tensors_and_plain_values(writer: Writer, reader: Reader) -> None:
+def test_a_state_dict_returns_with_tensors_and_plain_values(writer: SurefootWriter, reader: SurefootReader) -> None:
     dcp.save(state(1.5), storage_writer=writer, checkpoint_id="step-10")
     dcp.save(state(2.5), storage_writer=writer, checkpoint_id="step-20")
     for step, fill in ((20, 2.5), (10, 1.5)):
@@ -80,18 +80,20 @@ def test_a_state_dict_returns_with_tensors_and_plain_values(writer: Writer, read
         dcp.load(found, storage_reader=reader, checkpoint_id=f"step-{step}")
         assert_equal(found, state(fill))
     newest = state(0.0)
-    dcp.load(newest, storage_reader=Reader(reader._options.folder))
+    dcp.load(newest, storage_reader=SurefootReader(reader._options.folder))
     assert_equal(newest, state(2.5))
 
 
-def test_part_of_a_checkpoint_can_be_loaded(writer: Writer, reader: Reader) -> None:
+def test_part_of_a_checkpoint_can_be_loaded(writer: SurefootWriter, reader: SurefootReader) -> None:
     dcp.save(state(1.0), storage_writer=writer, checkpoint_id="step-1")
     found = {"model": {"w": torch.zeros(70, 33)}}
     dcp.load(found, storage_reader=reader, checkpoint_id="step-1")
     assert torch.equal(found["model"]["w"], torch.ones(70, 33))
 
 
-def test_what_the_checkpoint_lacks_is_named_unless_partial_loads_are_allowed(writer: Writer, reader: Reader) -> None:
+def test_what_the_checkpoint_lacks_is_named_unless_partial_loads_are_allowed(
+    writer: SurefootWriter, reader: SurefootReader
+) -> None:
     dcp.save(state(1.0), storage_writer=writer, checkpoint_id="step-1")
     found = {"model": {"w": torch.zeros(70, 33), "other": torch.zeros(2)}}
     with pytest.raises(CheckpointException, match=r"Missing key in checkpoint state_dict: model\.other"):
@@ -102,7 +104,7 @@ def test_what_the_checkpoint_lacks_is_named_unless_partial_loads_are_allowed(wri
     assert found["model"]["other"].tolist() == [0.0, 0.0]
 
 
-def test_another_shape_is_refused_and_another_type_is_converted(writer: Writer, reader: Reader) -> None:
+def test_another_shape_is_refused_and_another_type_is_converted(writer: SurefootWriter, reader: SurefootReader) -> None:
     dcp.save({"w": torch.arange(6.0)}, storage_writer=writer, checkpoint_id="step-1")
     with pytest.raises(CheckpointException, match=r"[Ss]ize mismatch"):
         dcp.load({"w": torch.zeros(7)}, storage_reader=reader, checkpoint_id="step-1")
@@ -113,9 +115,9 @@ def test_another_shape_is_refused_and_another_type_is_converted(writer: Writer, 
 
 @pytest.mark.parametrize("name", ["step-1", "latest", None])
 def test_who_does_not_allow_overwriting_is_refused_before_a_byte_is_written(
-    writer: Writer, reader: Reader, name: str | None
+    writer: SurefootWriter, reader: SurefootReader, name: str | None
 ) -> None:
-    careful = Writer(writer._options.folder, overwrite=False)
+    careful = SurefootWriter(writer._options.folder, overwrite=False)
     dcp.save(state(1.0), storage_writer=careful, checkpoint_id=name)
     # without hidden files: the mark of a live writer is written anew in the background, by a file beside it
     folder = Path(str(writer._options.folder))
@@ -129,20 +131,20 @@ def test_who_does_not_allow_overwriting_is_refused_before_a_byte_is_written(
     assert_equal(found, state(1.0 if name else 3.0))
 
 
-def test_saving_in_the_background(writer: Writer, reader: Reader) -> None:
+def test_saving_in_the_background(writer: SurefootWriter, reader: SurefootReader) -> None:
     dcp.async_save(state(3.0), storage_writer=writer, checkpoint_id="step-3", no_dist=True).result()
     found = state(0.0)
     dcp.load(found, storage_reader=reader, checkpoint_id="step-3")
     assert_equal(found, state(3.0))
 
 
-def test_a_checkpoint_that_is_not_there_is_an_error(writer: Writer, reader: Reader) -> None:
+def test_a_checkpoint_that_is_not_there_is_an_error(writer: SurefootWriter, reader: SurefootReader) -> None:
     dcp.save(state(1.0), storage_writer=writer, checkpoint_id="step-1")
     with pytest.raises(CheckpointException, match="no complete checkpoint 'step-2'"):
         dcp.load(state(0.0), storage_reader=reader, checkpoint_id="step-2")
 
 
-def test_a_step_is_saved_once_and_other_bytes_are_refused(writer: Writer, reader: Reader) -> None:
+def test_a_step_is_saved_once_and_other_bytes_are_refused(writer: SurefootWriter, reader: SurefootReader) -> None:
     dcp.save(state(1.0), storage_writer=writer, checkpoint_id="step-1")
     with pytest.raises(CheckpointException, match="was saved before by this program"):
         dcp.save(state(2.0), storage_writer=writer, checkpoint_id="step-1")
@@ -154,14 +156,14 @@ def test_a_step_is_saved_once_and_other_bytes_are_refused(writer: Writer, reader
 def test_an_id_names_its_step() -> None:
     assert step_of("s3://bucket/run/step-120/") == 120
     assert step_of(Path("out/7")) == 7
-    assert Writer.validate_checkpoint_id("step-1")
+    assert SurefootWriter.validate_checkpoint_id("step-1")
     assert step_of("latest") is None
-    assert Writer.validate_checkpoint_id("latest")
-    assert not Writer.validate_checkpoint_id("")
+    assert SurefootWriter.validate_checkpoint_id("latest")
+    assert not SurefootWriter.validate_checkpoint_id("")
 
 
 def test_an_id_without_a_number_is_the_step_after_all_others_and_its_newest_is_read(
-    writer: Writer, reader: Reader
+    writer: SurefootWriter, reader: SurefootReader
 ) -> None:
     dcp.save(state(1.0), storage_writer=writer, checkpoint_id="step-41")
     dcp.save(state(2.0), storage_writer=writer, checkpoint_id="latest")
@@ -177,19 +179,21 @@ def test_an_id_without_a_number_is_the_step_after_all_others_and_its_newest_is_r
         dcp.load(state(0.0), storage_reader=reader, checkpoint_id="worst")
 
 
-def test_a_script_without_ids_saves_again_and_again_also_after_it_began_anew(tmp_path: Path, writer: Writer) -> None:
+def test_a_script_without_ids_saves_again_and_again_also_after_it_began_anew(
+    tmp_path: Path, writer: SurefootWriter
+) -> None:
     for fill in (1.0, 2.0):
         dcp.save(state(fill), storage_writer=writer)
     writer.close()
-    again = Writer(str(tmp_path / "kept"))
+    again = SurefootWriter(str(tmp_path / "kept"))
     dcp.save(state(3.0), storage_writer=again)
     again.close()
     found = state(0.0)
-    dcp.load(found, storage_reader=Reader(str(tmp_path / "kept")))
+    dcp.load(found, storage_reader=SurefootReader(str(tmp_path / "kept")))
     assert_equal(found, state(3.0))
 
 
-def test_a_free_step_is_not_guessed_while_a_tier_gives_no_answer(tmp_path: Path, writer: Writer) -> None:
+def test_a_free_step_is_not_guessed_while_a_tier_gives_no_answer(tmp_path: Path, writer: SurefootWriter) -> None:
     dcp.save(state(1.0), storage_writer=writer, checkpoint_id="step-1")
     (tmp_path / "kept").rename(tmp_path / "elsewhere")
     (tmp_path / "kept").touch()
@@ -199,7 +203,7 @@ def test_a_free_step_is_not_guessed_while_a_tier_gives_no_answer(tmp_path: Path,
     (tmp_path / "elsewhere").rename(tmp_path / "kept")
 
 
-def test_ranks_that_saved_one_checkpoint_as_different_steps_are_told(writer: Writer) -> None:
+def test_ranks_that_saved_one_checkpoint_as_different_steps_are_told(writer: SurefootWriter) -> None:
     writer.reset("latest")
     results = [[WriteResult(MetadataIndex("w"), 4, step)] for step in (7, 8)]
     with pytest.raises(TierError, match=r"different steps, \[7, 8\]"):
@@ -220,7 +224,9 @@ def trained(seed: int) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
     return model, optimizer, scheduler
 
 
-def test_what_a_checkpointer_saved_is_read_by_dcp(tmp_path: Path, writer: Writer, reader: Reader) -> None:
+def test_what_a_checkpointer_saved_is_read_by_dcp(
+    tmp_path: Path, writer: SurefootWriter, reader: SurefootReader
+) -> None:
     model, optimizer, scheduler = trained(1)
     with Checkpointer(
         model=model, optimizer=optimizer, scheduler=scheduler, folder=str(tmp_path / "kept"), interval_steps=1
@@ -248,9 +254,11 @@ def test_fsdp2_shards_are_resharded(tmp_path: Path) -> None:
     assert_equal(seen[1], seen[0])
 
 
-def test_writers_of_one_folder_share_one_staging_memory(tmp_path: Path, writer: Writer, reader: Reader) -> None:
+def test_writers_of_one_folder_share_one_staging_memory(
+    tmp_path: Path, writer: SurefootWriter, reader: SurefootReader
+) -> None:
     """Else the one that was made first goes on staging where nobody reads once the other has asked for more room."""
-    other = Writer(str(tmp_path / "kept"))
+    other = SurefootWriter(str(tmp_path / "kept"))
     dcp.save(state(1.0), storage_writer=writer, checkpoint_id="step-1")
     dcp.save({"large": torch.arange(3e6)}, storage_writer=other, checkpoint_id="step-2")
     dcp.save(state(3.0), storage_writer=writer, checkpoint_id="step-3")
@@ -261,11 +269,11 @@ def test_writers_of_one_folder_share_one_staging_memory(tmp_path: Path, writer: 
         dcp.save(state(4.0), storage_writer=other, checkpoint_id="step-3")
 
 
-def test_writers_that_nobody_closes_leave_one_thread_each_folder(tmp_path: Path, writer: Writer) -> None:
+def test_writers_that_nobody_closes_leave_one_thread_each_folder(tmp_path: Path, writer: SurefootWriter) -> None:
     dcp.save(state(1.0), storage_writer=writer, checkpoint_id="step-1")
     before = copying_threads()
     for step in range(2, 7):
-        dcp.save(state(1.0), storage_writer=Writer(str(tmp_path / "kept")), checkpoint_id=f"step-{step}")
+        dcp.save(state(1.0), storage_writer=SurefootWriter(str(tmp_path / "kept")), checkpoint_id=f"step-{step}")
     assert copying_threads() == before
 
 
@@ -273,7 +281,7 @@ def copying_threads() -> int:
     return sum(thread.name == "surefoot-staging" for thread in threading.enumerate())
 
 
-def test_everything_that_a_script_saved_is_kept(writer: Writer, reader: Reader) -> None:
+def test_everything_that_a_script_saved_is_kept(writer: SurefootWriter, reader: SurefootReader) -> None:
     """As with every other storage of DCP: whoever names checkpoints also removes them."""
     for step in range(1, 7):
         dcp.save({"w": torch.full((3,), float(step))}, storage_writer=writer, checkpoint_id=f"step-{step}")
@@ -282,7 +290,7 @@ def test_everything_that_a_script_saved_is_kept(writer: Writer, reader: Reader) 
     assert found["w"].tolist() == [1.0, 1.0, 1.0]
 
 
-def test_the_metadata_tells_whose_they_are(writer: Writer, reader: Reader) -> None:
+def test_the_metadata_tells_whose_they_are(writer: SurefootWriter, reader: SurefootReader) -> None:
     dcp.save(state(1.0), storage_writer=writer, checkpoint_id="run/step-1")
     reader.reset("run/step-1")
     about = reader.read_metadata().storage_meta
@@ -299,7 +307,9 @@ def test_a_rank_whose_first_look_fails_takes_the_others_along(tmp_path: Path) ->
     assert all("CheckpointException" in said and "the disk was away" in said for said in told), told
 
 
-def test_a_tier_without_an_answer_is_not_taken_for_an_empty_one(tmp_path: Path, writer: Writer, reader: Reader) -> None:
+def test_a_tier_without_an_answer_is_not_taken_for_an_empty_one(
+    tmp_path: Path, writer: SurefootWriter, reader: SurefootReader
+) -> None:
     dcp.save(state(1.0), storage_writer=writer, checkpoint_id="step-1")
     (tmp_path / "kept").rename(tmp_path / "elsewhere")
     (tmp_path / "kept").touch()

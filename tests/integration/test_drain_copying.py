@@ -15,33 +15,33 @@ from support.servers.holder_pair import HolderPair
 from surefoot.checkpointer.library_mode.in_process_backend import PERSISTENT, InProcessBackend, InProcessTargets
 from surefoot.errors import TierFull, TierUnavailable
 from surefoot.flush.bandwidth import TokenBucket
-from surefoot.flush.engine import DrainOptions
+from surefoot.flush.engine import FlushOptions
 from surefoot.flush.garbage_collection import GcScope, RetentionThread, collect_garbage
 from surefoot.flush.state_machine import RetryLimits
-from surefoot.flush.uploader import Promoted, Promoter, PromotionOptions, copy_save, drop_persistent, repair
+from surefoot.flush.uploader import Uploader, UploadOptions, UploadOutcome, copy_save, drop_persistent, repair
 from surefoot.ipc.trainer_messages import Attached, Staged
-from surefoot.memory_server.client import HolderClient
+from surefoot.memory_server.client import MemoryServerClient
 from surefoot.memory_server.connection import Credentials
-from surefoot.memory_server.provisioning import HolderAdmin
+from surefoot.memory_server.provisioning import MemoryServerAdmin
 from surefoot.protocol.checkpoints.completeness import LineageEntry
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
+from surefoot.protocol.identities import Checkpoint, MemoryServerEndpoint, MemoryServerInstance, RankSave
 from surefoot.settings import PersistentSettings
 from surefoot.tiers import open_persistent
 from surefoot.tiers.persistent import ObjectStoreTier
 
 SHAPES: dict[str, tuple[int, ...]] = {"weight": (300, 70), "bias": (70,), "count": ()}
-FAST = DrainOptions(RetryLimits(attempts=3, retry_seconds=0.01, homeless_seconds=0.3))
-QUICK = PromotionOptions(attempts=3, retry_seconds=0.01)
+FAST = FlushOptions(RetryLimits(attempts=3, retry_seconds=0.01, no_target_timeout_seconds=0.3))
+QUICK = UploadOptions(attempts=3, retry_seconds=0.01)
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[HolderEndpoint]]:
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[MemoryServerEndpoint]]:
     with holder_pair.endpoints(tmp_path_factory.mktemp("holders")) as found:
         yield found
 
 
 @pytest.fixture
-def memory(servers: list[HolderEndpoint]) -> HolderPair:
+def memory(servers: list[MemoryServerEndpoint]) -> HolderPair:
     return holder_pair.provisioned(servers)
 
 
@@ -60,15 +60,15 @@ class Done:
     """Collects what a promoter says."""
 
     def __init__(self) -> None:
-        self.results: list[Promoted] = []
+        self.results: list[UploadOutcome] = []
         self._changed = threading.Condition()
 
-    def __call__(self, promoted: Promoted) -> None:
+    def __call__(self, promoted: UploadOutcome) -> None:
         with self._changed:
             self.results.append(promoted)
             self._changed.notify_all()
 
-    def wait(self, count: int) -> list[Promoted]:
+    def wait(self, count: int) -> list[UploadOutcome]:
         with self._changed:
             assert self._changed.wait_for(lambda: len(self.results) >= count, 20)
             return self.results
@@ -80,10 +80,10 @@ def test_a_promoted_save_is_the_same_save_and_promoting_it_again_is_success(
     save = RankSave(1, 10, 0)
     saver.save(save, arrays(10, SHAPES))
     done = Done()
-    promoter = Promoter(lambda _: [memory.open(h) for h in memory.holders], lambda: folder_tier(tmp_path), done, QUICK)
-    promoter.promote(1, [save])
+    promoter = Uploader(lambda _: [memory.open(h) for h in memory.holders], lambda: folder_tier(tmp_path), done, QUICK)
+    promoter.queue_upload(1, [save])
     assert done.wait(1)[0].error is None
-    promoter.promote(1, [save])
+    promoter.queue_upload(1, [save])
     assert done.wait(2)[1].error is None
     there, here = folder_tier(tmp_path).manifests(), memory.open(memory.holders[0]).manifests()
     assert there == here
@@ -94,7 +94,7 @@ def test_a_promoted_save_is_the_same_save_and_promoting_it_again_is_success(
 
 def test_promotion_takes_each_chunk_from_a_good_copy() -> None:
     places = [MemoryPlace("memory:a"), MemoryPlace("memory:b")]
-    ids = {HolderId(p.name, "1"): p for p in places}
+    ids = {MemoryServerInstance(p.name, "1"): p for p in places}
     saver = Saver(lambda h: ids[h].tier(), tuple(ids), options=FAST)
     save = RankSave(1, 10, 0)
     saver.save(save, arrays(10, SHAPES))
@@ -103,12 +103,12 @@ def test_promotion_takes_each_chunk_from_a_good_copy() -> None:
     places[0].flip(save, 0, 100)
     places[1].flip(save, "digests", 3)
     target, done = MemoryPlace("persistent"), Done()
-    promoter = Promoter(lambda _: [p.tier() for p in places], target.tier, done, QUICK)
-    promoter.promote(1, [save])
+    promoter = Uploader(lambda _: [p.tier() for p in places], target.tier, done, QUICK)
+    promoter.queue_upload(1, [save])
     assert done.wait(1)[0].error is None
     assert target.parts[save, 0] == good[save, 0]
     places[1].flip(save, 0, 200)
-    promoter.promote(1, [RankSave(1, 10, 0)])
+    promoter.queue_upload(1, [RankSave(1, 10, 0)])
     failed = done.wait(2)[1]
     assert "no copy is good" in str(failed.error)
     assert failed.unreadable
@@ -125,7 +125,7 @@ def test_an_upload_calls_a_save_unreadable_only_where_no_source_may_have_a_good_
     other: str, unreadable: bool
 ) -> None:
     places = [MemoryPlace("memory:a"), MemoryPlace("memory:b")]
-    ids = {HolderId(p.name, "1"): p for p in (places if other == "damaged" else places[:1])}
+    ids = {MemoryServerInstance(p.name, "1"): p for p in (places if other == "damaged" else places[:1])}
     saver = Saver(lambda h: ids[h].tier(), tuple(ids), options=FAST)
     save = RankSave(1, 10, 0)
     saver.save(save, arrays(10, SHAPES))
@@ -135,8 +135,8 @@ def test_an_upload_calls_a_save_unreadable_only_where_no_source_may_have_a_good_
         places[1].flip(save, 0, 100)
     places[1].hook = silent if other == "silent" else no_hook
     done = Done()
-    promoter = Promoter(lambda _: [p.tier() for p in places], MemoryPlace("persistent").tier, done, QUICK)
-    promoter.promote(1, [save])
+    promoter = Uploader(lambda _: [p.tier() for p in places], MemoryPlace("persistent").tier, done, QUICK)
+    promoter.queue_upload(1, [save])
     found = done.wait(1)[0]
     assert found.error is not None
     assert found.unreadable == unreadable, found.error
@@ -146,7 +146,7 @@ def test_an_upload_calls_a_save_unreadable_only_where_no_source_may_have_a_good_
 @pytest.mark.parametrize("error", [TierFull("disk full"), TierUnavailable("bucket gone")])
 def test_a_persistent_tier_that_is_full_or_gone_is_told_and_used_again_later(error: Exception) -> None:
     source = MemoryPlace("memory:a")
-    saver = Saver(lambda _: source.tier(), (HolderId("a", "1"),), options=FAST)
+    saver = Saver(lambda _: source.tier(), (MemoryServerInstance("a", "1"),), options=FAST)
     save = RankSave(1, 10, 0)
     saver.save(save, arrays(10, SHAPES))
     saver.close()
@@ -157,12 +157,12 @@ def test_a_persistent_tier_that_is_full_or_gone_is_told_and_used_again_later(err
             raise error
 
     target.hook = hook
-    promoter = Promoter(lambda _: [source.tier()], target.tier, done, QUICK)
-    promoter.promote(1, [save])
+    promoter = Uploader(lambda _: [source.tier()], target.tier, done, QUICK)
+    promoter.queue_upload(1, [save])
     assert done.wait(1)[0].error == str(error)
     assert not target.index
     target.hook = no_hook
-    promoter.promote(1, [save])
+    promoter.queue_upload(1, [save])
     assert done.wait(2)[1].error is None
     assert promoter.close()
 
@@ -174,7 +174,7 @@ def test_repair_makes_a_second_copy_and_an_old_epoch_cannot(memory: HolderPair) 
     saver.save(save, arrays(10, SHAPES))
     saver.close()
     assert memory.saves(two) == []
-    memory.client(two).seal(3)
+    memory.client(two).fence(3)
     assert "epoch 3 rules" in str(repair(save, memory.open(one), memory.open(two), 2, TokenBucket()))
     assert memory.saves(two) == []
     assert repair(save, memory.open(one), memory.open(two), 3, TokenBucket()) is None
@@ -185,8 +185,8 @@ def test_a_full_redis_costs_saves_and_nothing_else_until_something_is_dropped(tm
     account = Credentials("user-job", "a password")
     with redis_server.running(tmp_path, memory_bytes=16 << 20) as server:
         endpoint = redis_server.endpoint(server)
-        HolderAdmin(endpoint.host, endpoint.port, redis_server.ADMIN_PASSWORD).provision("job", account, 1)
-        saver = Saver(lambda _: HolderClient(endpoint, "job", account), (endpoint.holder,), 1, FAST, 8 << 20)
+        MemoryServerAdmin(endpoint.host, endpoint.port, redis_server.ADMIN_PASSWORD).provision("job", account, 1)
+        saver = Saver(lambda _: MemoryServerClient(endpoint, "job", account), (endpoint.instance,), 1, FAST, 8 << 20)
         shape = {"weight": (1200, 1000)}
         step = 0
         while not saver.watched.freed or saver.watched.freed[-1][2]:
@@ -195,7 +195,7 @@ def test_a_full_redis_costs_saves_and_nothing_else_until_something_is_dropped(tm
             stream = saver.save(RankSave(1, step, 0), arrays(step, shape))
         assert saver.watched.freed[-1] == (0, step, False)
         assert "full" in saver.watched.notices[-1][1]
-        client = HolderClient(endpoint, "job", account)
+        client = MemoryServerClient(endpoint, "job", account)
         chunks = len(stream.layout.chunk_starts)
         for gone in (RankSave(1, 10, 0), RankSave(1, step, 0)):
             client.drop(gone, 1, chunks)
@@ -208,7 +208,7 @@ def test_without_a_leader_old_checkpoints_go_only_behind_a_full_newer_one(memory
     one, two = memory.holders
     for step in (10, 20, 30):
         saver.save(RankSave(1, step, 0), arrays(step, SHAPES))
-    saver.drain.retarget((one,), frozenset({one}), 1)
+    saver.drain.set_targets((one,), frozenset({one}), 1)
     saver.save(RankSave(1, 40, 0), arrays(40, SHAPES))
     clients = {h: memory.client(h) for h in memory.holders}
     domains = {h: h.node for h in memory.holders}
@@ -218,13 +218,13 @@ def test_without_a_leader_old_checkpoints_go_only_behind_a_full_newer_one(memory
     assert memory.saves(one) == [RankSave(1, 30, 0), RankSave(1, 40, 0)]
     assert memory.saves(two) == [RankSave(1, 30, 0)]
     assert collect_garbage(clients, charge).dropped == 0
-    clients[two].seal(2)
+    clients[two].fence(2)
     assert collect_garbage(clients, charge).fenced
 
 
 def test_without_a_leader_and_with_one_holder_left_saves_do_not_pile_up(memory: HolderPair, saver: Saver) -> None:
     one, _ = memory.holders
-    saver.drain.retarget((one,), frozenset({one}), 1)
+    saver.drain.set_targets((one,), frozenset({one}), 1)
     for step in (10, 20, 30, 40):
         saver.save(RankSave(1, step, 0), arrays(step, SHAPES))
     charge = GcScope((LineageEntry(1, None, 1),), 1, replicas=2, keep=2, domains={h: h.node for h in memory.holders})
@@ -235,8 +235,8 @@ def test_without_a_leader_and_with_one_holder_left_saves_do_not_pile_up(memory: 
 
 def attached(epoch: int = 1) -> Attached:
     return Attached(
-        job="job", epoch=epoch, world=1, rank=0, incarnation="me", parent=None, lineage=((epoch, None, 1),),
-        holders=(), replicas=1, interval_steps=10, persistent_interval_steps=None, level=0,
+        job="job", generation=epoch, world_size=1, rank=0, incarnation="me", parent=None, lineage=((epoch, None, 1),),
+        servers=(), replicas=1, interval_steps=10, persistent_interval_steps=None, interval_exponent=0,
     )  # fmt: skip
 
 
@@ -244,7 +244,7 @@ def test_library_mode_saves_to_the_folder_and_keeps_the_newest(tmp_path: Path) -
     keeper = RetentionThread(lambda: folder_tier(tmp_path), (LineageEntry(1, None, 1),), 1, keep=2)
     link = InProcessBackend(attached(), InProcessTargets((PERSISTENT,), lambda _: folder_tier(tmp_path), keeper))
     source = Saver(lambda _: folder_tier(tmp_path), (), options=FAST)
-    memory, slots, slot_bytes = link.arena(200_000)
+    memory, slots, slot_bytes = link.request_arena(200_000)
     assert (slots, memory.nbytes) == (2, 2 * slot_bytes)
     for step in (10, 20, 30, 40):
         slot = link.free_slot(10)
@@ -254,13 +254,13 @@ def test_library_mode_saves_to_the_folder_and_keeps_the_newest(tmp_path: Path) -
         values = b'{"plain": 1}'
         begin = slot * slot_bytes
         memory[begin : begin + size + len(values)] = source.memory[: size + len(values)]
-        link.staged(Staged(slot, step, size, len(values), stream.digest, stream.text))
+        link.hand_over_slot(Staged(slot, step, size, len(values), stream.digest, stream.text))
         assert link.flush(10)
         source.drain.flush(10)
     del memory
     link.close(40)
     source.close()
-    keeper.keep_now()
+    keeper.collect_now()
     assert [m.save.step for m in folder_tier(tmp_path).manifests()] == [30, 40]
 
 
@@ -282,7 +282,7 @@ class Bucket(MemoryTier):
         numbers = range(part * self.together, (part + 1) * self.together)
         return [self._place.parts[save, index] for index in numbers if (save, index) in self._place.parts]
 
-    def kept(self, save: RankSave) -> dict[int, int]:
+    def list_parts(self, save: RankSave) -> dict[int, int]:
         chunks = [part for s, part in self._place.parts if s == save and isinstance(part, int)]
         return {p: sum(map(len, self._part(save, p))) for p in {chunk // self.together for chunk in chunks}}
 
@@ -307,7 +307,7 @@ class Bucket(MemoryTier):
 
 def test_parts_go_up_several_at_once_and_a_copy_goes_on_where_an_earlier_one_ended() -> None:
     source, target = MemoryPlace("memory:a"), MemoryPlace("persistent")
-    saver = Saver(lambda _: source.tier(), (HolderId("a", "1"),), options=FAST, chunk_blocks=1)
+    saver = Saver(lambda _: source.tier(), (MemoryServerInstance("a", "1"),), options=FAST, chunk_blocks=1)
     save = RankSave(1, 10, 0)
     stream = saver.save(save, arrays(10, {f"w{i}": (300, 70) for i in range(8)}))
     saver.close()

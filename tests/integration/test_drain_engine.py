@@ -10,22 +10,22 @@ import pytest
 from support.fakes.fake_tiers import MemoryPlace, no_hook
 from support.saves import Saver, arrays
 from surefoot.errors import TierFull, TierUnavailable
-from surefoot.flush.engine import DrainOptions
-from surefoot.flush.state_machine import RetryLimits, SealedSave
-from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
+from surefoot.flush.engine import FlushOptions
+from surefoot.flush.state_machine import RetryLimits, StagedSave
+from surefoot.protocol.identities import Checkpoint, MemoryServerInstance, RankSave
 
-A, B, C = (HolderId(f"node-{name}", "1") for name in "abc")
+A, B, C = (MemoryServerInstance(f"node-{name}", "1") for name in "abc")
 SHAPES: dict[str, tuple[int, ...]] = {"weight": (300, 70), "bias": (70,), "count": ()}
-FAST = DrainOptions(RetryLimits(attempts=3, retry_seconds=0.01, homeless_seconds=0.3))
+FAST = FlushOptions(RetryLimits(attempts=3, retry_seconds=0.01, no_target_timeout_seconds=0.3))
 
 
 @pytest.fixture
-def places() -> dict[HolderId, MemoryPlace]:
+def places() -> dict[MemoryServerInstance, MemoryPlace]:
     return {holder: MemoryPlace(f"memory:{holder.node}") for holder in (A, B, C)}
 
 
 @pytest.fixture
-def saver(places: dict[HolderId, MemoryPlace]) -> Iterator[Saver]:
+def saver(places: dict[MemoryServerInstance, MemoryPlace]) -> Iterator[Saver]:
     made = Saver(lambda holder: places[holder].tier(), (A, B), options=FAST)
     yield made
     made.close()
@@ -53,7 +53,7 @@ def save(step: int, epoch: int = 1) -> RankSave:
 
 
 def test_a_save_lies_on_both_holders_with_equal_manifests_and_every_byte(
-    saver: Saver, places: dict[HolderId, MemoryPlace]
+    saver: Saver, places: dict[MemoryServerInstance, MemoryPlace]
 ) -> None:
     stream = saver.save(save(10), arrays(10, SHAPES))
     assert saver.watched.freed == [(0, 10, True)]
@@ -66,7 +66,7 @@ def test_a_save_lies_on_both_holders_with_equal_manifests_and_every_byte(
         assert place.layouts == {stream.digest: stream.text}
 
 
-def test_both_slots_drain_at_once(saver: Saver, places: dict[HolderId, MemoryPlace]) -> None:
+def test_both_slots_drain_at_once(saver: Saver, places: dict[MemoryServerInstance, MemoryPlace]) -> None:
     gate = threading.Event()
     places[A].hook = places[B].hook = waiting(gate)
     saver.stage(0, save(10), arrays(10, SHAPES))
@@ -79,7 +79,7 @@ def test_both_slots_drain_at_once(saver: Saver, places: dict[HolderId, MemoryPla
 
 
 def test_a_holder_that_stands_still_within_a_chunk_keeps_no_digest_from_the_other(
-    saver: Saver, places: dict[HolderId, MemoryPlace]
+    saver: Saver, places: dict[MemoryServerInstance, MemoryPlace]
 ) -> None:
     within, gate = threading.Event(), threading.Event()
 
@@ -97,14 +97,16 @@ def test_a_holder_that_stands_still_within_a_chunk_keeps_no_digest_from_the_othe
     assert places[A].index == places[B].index
 
 
-def test_a_rank_that_saves_no_tensor_has_a_save_too(saver: Saver, places: dict[HolderId, MemoryPlace]) -> None:
+def test_a_rank_that_saves_no_tensor_has_a_save_too(
+    saver: Saver, places: dict[MemoryServerInstance, MemoryPlace]
+) -> None:
     saver.save(save(10), {})
     assert saver.watched.freed == [(0, 10, True)]
     assert places[A].index == places[B].index != {}
 
 
 def test_a_full_holder_costs_a_copy_and_takes_the_next_save_when_it_has_room(
-    saver: Saver, places: dict[HolderId, MemoryPlace]
+    saver: Saver, places: dict[MemoryServerInstance, MemoryPlace]
 ) -> None:
     places[B].hook = failing({"put_chunk"}, TierFull("no room"))
     saver.save(save(10), arrays(10, SHAPES))
@@ -117,7 +119,7 @@ def test_a_full_holder_costs_a_copy_and_takes_the_next_save_when_it_has_room(
 
 
 def test_all_holders_away_frees_the_slot_with_nothing_saved_and_saving_resumes(
-    saver: Saver, places: dict[HolderId, MemoryPlace]
+    saver: Saver, places: dict[MemoryServerInstance, MemoryPlace]
 ) -> None:
     for place in places.values():
         place.hook = failing({"put_chunk", "commit"}, TierUnavailable("no answer"))
@@ -130,7 +132,7 @@ def test_all_holders_away_frees_the_slot_with_nothing_saved_and_saving_resumes(
     assert saver.watched.freed[-1] == (0, 20, True)
 
 
-def test_a_short_absence_is_bridged_by_retries(saver: Saver, places: dict[HolderId, MemoryPlace]) -> None:
+def test_a_short_absence_is_bridged_by_retries(saver: Saver, places: dict[MemoryServerInstance, MemoryPlace]) -> None:
     failures = iter([True, True])
 
     def hook(call: str, _: RankSave | None) -> None:
@@ -143,7 +145,7 @@ def test_a_short_absence_is_bridged_by_retries(saver: Saver, places: dict[Holder
 
 
 def test_a_holder_that_lost_everything_before_the_commit_is_written_anew(
-    saver: Saver, places: dict[HolderId, MemoryPlace]
+    saver: Saver, places: dict[MemoryServerInstance, MemoryPlace]
 ) -> None:
     def hook(call: str, _: RankSave | None) -> None:
         if call == "commit" and not places[B].index:
@@ -157,7 +159,7 @@ def test_a_holder_that_lost_everything_before_the_commit_is_written_anew(
 
 
 def test_a_fenced_drain_frees_its_slot_and_leaves_no_index_entry(
-    saver: Saver, places: dict[HolderId, MemoryPlace]
+    saver: Saver, places: dict[MemoryServerInstance, MemoryPlace]
 ) -> None:
     for place in places.values():
         place.fence = 5
@@ -168,7 +170,7 @@ def test_a_fenced_drain_frees_its_slot_and_leaves_no_index_entry(
 
 
 def test_an_error_nobody_thought_of_costs_the_save_and_not_the_drain(
-    saver: Saver, places: dict[HolderId, MemoryPlace]
+    saver: Saver, places: dict[MemoryServerInstance, MemoryPlace]
 ) -> None:
     for place in (places[A], places[B]):
         place.hook = failing({"put_digests"}, RuntimeError("a bug"))
@@ -181,7 +183,7 @@ def test_an_error_nobody_thought_of_costs_the_save_and_not_the_drain(
 
 
 def test_a_holder_that_is_replaced_mid_drain_gets_its_copy_on_the_new_one(
-    saver: Saver, places: dict[HolderId, MemoryPlace]
+    saver: Saver, places: dict[MemoryServerInstance, MemoryPlace]
 ) -> None:
     reached, gate = threading.Event(), threading.Event()
 
@@ -193,7 +195,7 @@ def test_a_holder_that_is_replaced_mid_drain_gets_its_copy_on_the_new_one(
     places[B].hook = hook
     saver.stage(0, save(10), arrays(10, SHAPES))
     assert reached.wait(10)
-    saver.drain.retarget((A, C), frozenset({A, C}), 2)
+    saver.drain.set_targets((A, C), frozenset({A, C}), 2)
     gate.set()
     assert saver.drain.flush(10)
     assert saver.watched.saved[-1] == (save(10), 2)
@@ -201,18 +203,18 @@ def test_a_holder_that_is_replaced_mid_drain_gets_its_copy_on_the_new_one(
 
 
 def test_without_any_target_the_slot_comes_back_after_the_limit(saver: Saver) -> None:
-    saver.drain.retarget((), frozenset(), 2)
+    saver.drain.set_targets((), frozenset(), 2)
     saver.save(save(10), arrays(10, SHAPES))
     assert saver.watched.freed == [(0, 10, False)]
 
 
 def test_what_cannot_be_described_is_refused_with_a_notice_and_the_slot_comes_back(saver: Saver) -> None:
-    saver.drain.stage(0, SealedSave(save(10), 1, "me", "0123456789abcdef", 100, 2), None)
+    saver.drain.add_staged(0, StagedSave(save(10), 1, "me", "0123456789abcdef", 100, 2), None)
     saver.watched.wait(lambda: saver.watched.freed == [(0, 10, False)])
     assert saver.watched.notices[0][0] == "SaveRefused"
 
 
-def test_closing_gives_up_what_hangs_and_ends_every_thread(places: dict[HolderId, MemoryPlace]) -> None:
+def test_closing_gives_up_what_hangs_and_ends_every_thread(places: dict[MemoryServerInstance, MemoryPlace]) -> None:
     gate, reached = threading.Event(), threading.Event()
     before = set(threading.enumerate())
     saver = Saver(lambda holder: places[holder].tier(), (A, B), options=FAST)

@@ -13,35 +13,35 @@ import pytest
 from support.saves import Arrays, Saver, arrays, split, stream_of
 from support.servers import holder_pair, redis_server
 from support.servers.holder_pair import HolderPair
-from surefoot.flush.engine import DrainOptions
+from surefoot.flush.engine import FlushOptions
 from surefoot.flush.state_machine import RetryLimits
-from surefoot.flush.uploader import Promoted, Promoter, PromotionOptions
-from surefoot.memory_server.client import HolderClient
-from surefoot.memory_server.connection import Credentials, Wire
-from surefoot.protocol.identities import HolderEndpoint, RankSave
+from surefoot.flush.uploader import Uploader, UploadOptions, UploadOutcome
+from surefoot.memory_server.client import MemoryServerClient
+from surefoot.memory_server.connection import Credentials, RespConnection
+from surefoot.protocol.identities import MemoryServerEndpoint, RankSave
 from surefoot.settings import PersistentSettings
 from surefoot.tiers import Tier, open_persistent
 from surefoot.tiers import tier as verified
 
-FAST = DrainOptions(RetryLimits(attempts=3, retry_seconds=0.01, homeless_seconds=0.3))
+FAST = FlushOptions(RetryLimits(attempts=3, retry_seconds=0.01, no_target_timeout_seconds=0.3))
 FROZEN = {f"w{i}": (300, 70) for i in range(9)}
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[HolderEndpoint]]:
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[MemoryServerEndpoint]]:
     with holder_pair.endpoints(tmp_path_factory.mktemp("holders")) as found:
         yield found
 
 
 @pytest.fixture
-def memory(servers: list[HolderEndpoint]) -> HolderPair:
+def memory(servers: list[MemoryServerEndpoint]) -> HolderPair:
     return holder_pair.provisioned(servers)
 
 
 class Counting:
     """A holder client that counts what it sends and what it has copied."""
 
-    def __init__(self, tier: HolderClient, sent: list[int], copied: list[int]) -> None:
+    def __init__(self, tier: MemoryServerClient, sent: list[int], copied: list[int]) -> None:
         self._tier, self._sent, self._copied = tier, sent, copied
 
     def __getattr__(self, name: str) -> object:
@@ -104,7 +104,7 @@ def test_an_account_that_may_not_copy_costs_no_save(memory: HolderPair) -> None:
     """As a holder that an operator of before provisioned."""
     saver = Saver(memory.open, memory.holders, options=FAST, chunk_blocks=1)
     for endpoint in memory.endpoints.values():
-        wire = Wire(endpoint.host, endpoint.port, Credentials("", redis_server.ADMIN_PASSWORD), 1.0)
+        wire = RespConnection(endpoint.host, endpoint.port, Credentials("", redis_server.ADMIN_PASSWORD), 1.0)
         wire.call("ACL SETUSER", memory.account.user, "-copy")
         wire.close()
     for step, state in enumerate(steps_of(8, range(1, 4)), 1):
@@ -132,20 +132,20 @@ def test_an_upload_has_the_bucket_copy_the_parts_that_did_not_change(memory: Hol
     for step, state in enumerate(states, 1):
         saver.save(RankSave(1, step, 0), state)
     saver.close()
-    settings, results, came = PersistentSettings(uri=tmp_path.as_uri()), list[Promoted](), threading.Semaphore(0)
+    settings, results, came = PersistentSettings(uri=tmp_path.as_uri()), list[UploadOutcome](), threading.Semaphore(0)
 
-    def on_done(promoted: Promoted) -> None:
+    def on_done(promoted: UploadOutcome) -> None:
         results.append(promoted)
         came.release()
 
-    promoter = Promoter(
+    promoter = Uploader(
         lambda _: [memory.open(h) for h in memory.holders],
         lambda: open_persistent(settings, "job"),
         on_done,
-        PromotionOptions(attempts=1),
+        UploadOptions(attempts=1),
     )
     for step in range(1, 4):
-        promoter.promote(1, [RankSave(1, step, 0)])
+        promoter.queue_upload(1, [RankSave(1, step, 0)])
         assert came.acquire(timeout=20)
     assert promoter.close()
     assert [result.error for result in results] == [None] * 3

@@ -65,7 +65,7 @@ def trained(seed: int, steps: int = 3) -> dict[str, Any]:
 
 
 def kept_by_checkpointer(objects: dict[str, Any], folder: Path, job: str = "one") -> None:
-    with Checkpointer(**objects, folder=str(folder), interval_steps=1, job=job) as checkpointer:
+    with Checkpointer(**objects, folder=str(folder), interval_steps=1, job_uid=job) as checkpointer:
         checkpointer.restore()
         checkpointer.step()
 
@@ -102,7 +102,7 @@ def test_dcp_reads_what_is_exported_and_what_it_wrote_comes_back(
     told = ran(importing, capsys, "--job", "two", "--step", 12, "--from", tmp_path / "theirs")
     assert told["step"] == 12
     fresh = trained(3, steps=0)
-    with Checkpointer(**fresh, folder=str(kept), job="two") as checkpointer:
+    with Checkpointer(**fresh, folder=str(kept), job_uid="two") as checkpointer:
         assert checkpointer.restore() == 12
         assert_same(objects, fresh)
 
@@ -118,7 +118,7 @@ def test_flattened_optimizer_state_is_understood(
     dcp.save(whole, checkpoint_id=tmp_path / "theirs", no_dist=True)
     ran(importing, capsys, "--job", "two", "--step", 3, "--from", tmp_path / "theirs")
     fresh = trained(3, steps=0)
-    with Checkpointer(**fresh, folder=str(kept), job="two") as checkpointer:
+    with Checkpointer(**fresh, folder=str(kept), job_uid="two") as checkpointer:
         assert checkpointer.restore() == 3
         assert_same(objects, fresh)
 
@@ -176,7 +176,7 @@ def test_weights_of_safetensors_can_be_taken_by_a_program(
         save_file(half, tmp_path / "theirs" / f"model-{number}.safetensors")
     ran(importing, capsys, "--job", "two", "--step", 1, "--from", tmp_path / "theirs", "--as", "safetensors")
     fresh = Net()
-    with Checkpointer(model=fresh, folder=str(kept), job="two") as checkpointer:
+    with Checkpointer(model=fresh, folder=str(kept), job_uid="two") as checkpointer:
         assert checkpointer.load_weights(fresh) == 1
     for name, tensor in model.state_dict().items():
         assert torch.equal(fresh.state_dict()[name], tensor), name

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from surefoot.ipc.agent_client import AgentBackend
-from surefoot.ipc.trainer_messages import Unframer
+from surefoot.ipc.trainer_messages import FrameDecoder
 from surefoot.launcher.job_program import LaunchProgram, run_program
 
 TRAINER = Path(__file__).parents[1] / "support" / "programs" / "forking_trainer.py"
@@ -44,10 +44,10 @@ def test_a_childs_end_of_the_line_is_closed_and_its_parents_is_not() -> None:
     link = AgentBackend(ours)
     link._reader.start()
     try:
-        assert in_a_child(link.disown) == 0
-        link.say("Told", "still here")
+        assert in_a_child(link.disable_after_fork) == 0
+        link.notify("Told", "still here")
         theirs.settimeout(60)
-        (text,) = Unframer().feed(theirs.recv(1 << 16))
+        (text,) = FrameDecoder().feed(theirs.recv(1 << 16))
         assert "still here" in text.decode() if isinstance(text, bytes) else "still here" in text
     finally:
         theirs.close()

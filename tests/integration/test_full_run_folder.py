@@ -11,13 +11,13 @@ import pytest
 
 from support.small_disk import fill, small_disk
 from surefoot.linux_process import ProcessIdentity, members
-from surefoot_operator.platforms.local.local_nodes import Machine
+from surefoot_operator.platforms.local.local_nodes import LocalNodes
 from surefoot_operator.platforms.local.run_folder import RunFolder, WorkerRecord, read_json, to_json, write_json
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="root alone may mount a small disk")
 
 
-def wait(what: str, condition: Callable[[], object], machine: Machine) -> None:
+def wait(what: str, condition: Callable[[], object], machine: LocalNodes) -> None:
     deadline = time.monotonic() + 60
     while not condition():
         machine.poll()
@@ -31,11 +31,11 @@ def test_a_node_that_cannot_write_for_a_while_lives_on_and_says_it_later(tmp_pat
     place.mkdir()
     with small_disk(place):
         folder = RunFolder(place)
-        machine = Machine(folder, memory_bytes=64 << 20)
+        machine = LocalNodes(folder, memory_bytes=64 << 20)
         machine.open()
         try:
             machine.start_node("node-0")
-            wait("its node is up", lambda: (r := machine.node_record("node-0")) and r.holders, machine)
+            wait("its node is up", lambda: (r := machine.node_record("node-0")) and r.servers, machine)
             node = machine.node_record("node-0")
             assert node is not None
             program = ("python", "train.py")  # never reached: the agent is given no settings, and ends

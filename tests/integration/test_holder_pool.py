@@ -19,12 +19,12 @@ from support.fakes.fake_agent import until
 from support.servers import redis_server
 from support.servers.memory_stand import place, saved, world
 from support.servers.redis_server import ADMIN_PASSWORD, program, running
-from surefoot.memory_server import Credentials, HolderClient
-from surefoot.memory_server.async_connection import HolderLine
-from surefoot.memory_server.connection import Wire
-from surefoot.memory_server.server_process import HolderServer
+from surefoot.memory_server import Credentials, MemoryServerClient
+from surefoot.memory_server.async_connection import AsyncServerConnection
+from surefoot.memory_server.connection import RespConnection
+from surefoot.memory_server.server_process import RunningServer
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.memory import HolderPlace, HolderPool, JobHolders
+from surefoot_operator.memory import JobMemoryServers, MemoryServerAddress, MemoryServerPool
 from surefoot_operator.settings import MemorySettings
 
 JOBS = 12
@@ -32,29 +32,29 @@ SELDOM = MemorySettings(probe_seconds=0.05, read_seconds=3600.0)
 """Indexes are read when a holder is met, and not again within a test."""
 
 
-def line_to(where: HolderPlace, call_seconds: float) -> HolderLine:
-    return HolderLine(where.host, where.port, Credentials("", where.admin_password), call_seconds)
+def line_to(where: MemoryServerAddress, call_seconds: float) -> AsyncServerConnection:
+    return AsyncServerConnection(where.host, where.port, Credentials("", where.admin_password), call_seconds)
 
 
 class Fleet:
     """Many jobs, each with all of some holders."""
 
-    def __init__(self, servers: list[HolderServer], settings: MemorySettings) -> None:
+    def __init__(self, servers: list[RunningServer], settings: MemorySettings) -> None:
         self.servers = servers
-        self.pool = HolderPool(settings)
+        self.pool = MemoryServerPool(settings)
         self.places = [place(server, f"node-{i}") for i, server in enumerate(servers)]
         self.jobs = [
-            JobHolders(f"uid-{i}", Credentials(f"job-{i}", "word"), self.pool, time.time, lambda urgent: None)
+            JobMemoryServers(f"uid-{i}", Credentials(f"job-{i}", "word"), self.pool, time.time, lambda urgent: None)
             for i in range(JOBS)
         ]
 
     def follow(self, status: JobStatus) -> None:
         for job in self.jobs:
-            job.follow(self.places, status)
+            job.update(self.places, status)
 
     async def ready(self) -> None:
         await until(
-            lambda: all(len(job.usable(1).endpoints) == len(self.servers) for job in self.jobs),
+            lambda: all(len(job.usable_servers(1).endpoints) == len(self.servers) for job in self.jobs),
             "every job has every holder",
         )
 
@@ -63,7 +63,7 @@ class Fleet:
             await job.close()
         await self.pool.close()
 
-    def connections(self, server: HolderServer) -> int:
+    def connections(self, server: RunningServer) -> int:
         """Of the operator's: others than the one that asks."""
         wire = redis_server.wire_of(server, redis_server.account("", ADMIN_PASSWORD))
         try:
@@ -87,17 +87,17 @@ async def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 async def test_all_jobs_share_one_connection_to_a_holder_and_need_no_thread(fleet: Fleet) -> None:
     before = threading.active_count()
-    fleet.follow(JobStatus(world=world(1)))
+    fleet.follow(JobStatus(membership=world(1)))
     await fleet.ready()
     assert [fleet.connections(server) for server in fleet.servers] == [1, 1, 1]
     assert threading.active_count() == before
 
 
 async def test_a_visit_of_many_jobs_that_want_nothing_is_one_command(fleet: Fleet) -> None:
-    fleet.follow(JobStatus(world=world(1)))
+    fleet.follow(JobStatus(membership=world(1)))
     await fleet.ready()
     await asyncio.sleep(0)  # the last visits' tasks end
-    shared = list(fleet.pool.holders.values())
+    shared = list(fleet.pool.servers.values())
     began = [(one.visits, one.commands) for one in shared]
     await until(lambda: all(one.visits >= b[0] + 5 for one, b in zip(shared, began, strict=True)), "five visits more")
     for one, (visits, commands) in zip(shared, began, strict=True):
@@ -106,40 +106,41 @@ async def test_a_visit_of_many_jobs_that_want_nothing_is_one_command(fleet: Flee
 
 @pytest.mark.parametrize("fleet", [MemorySettings(probe_seconds=0.05, call_seconds=30.0)], indirect=True)
 async def test_a_holder_that_is_frozen_keeps_no_other_from_being_sealed(fleet: Fleet) -> None:
-    fleet.follow(JobStatus(world=world(1)))
+    fleet.follow(JobStatus(membership=world(1)))
     await fleet.ready()
     os.kill(fleet.servers[0].process.pid, signal.SIGSTOP)
-    fleet.follow(JobStatus(world=world(2, "Claimed")))
+    fleet.follow(JobStatus(membership=world(2, "Claimed")))
     for job in fleet.jobs:
-        for endpoint in job.usable(1).endpoints:
-            job.seal(endpoint.holder, 2)
+        for endpoint in job.usable_servers(1).endpoints:
+            job.fence(endpoint.instance, 2)
 
     def sealed() -> bool:
-        return all(sum(h.read_epoch == 2 for h in job.seen()) == 2 for job in fleet.jobs)
+        return all(sum(h.read_generation == 2 for h in job.observed_servers()) == 2 for job in fleet.jobs)
 
     await until(sealed, "the others are sealed")
-    frozen = [h for job in fleet.jobs for h in job.seen() if h.read_epoch != 2]
+    frozen = [h for job in fleet.jobs for h in job.observed_servers() if h.read_generation != 2]
     await until(
-        lambda: {h.state for job in fleet.jobs for h in job.seen() if h.read_epoch != 2} == {"Silent"}, "silent"
+        lambda: {h.state for job in fleet.jobs for h in job.observed_servers() if h.read_generation != 2} == {"Silent"},
+        "silent",
     )
     assert len(frozen) == JOBS
 
 
 @pytest.mark.parametrize("fleet", [MemorySettings(probe_seconds=0.02, read_seconds=0.02)], indirect=True)
 async def test_an_index_that_did_not_change_is_read_to_the_same_entries(fleet: Fleet) -> None:
-    fleet.follow(JobStatus(world=world(1)))
+    fleet.follow(JobStatus(membership=world(1)))
     await fleet.ready()
     job = fleet.jobs[0]
-    where = job.usable(1).endpoints[0]
-    client = HolderClient(where, "uid-0", Credentials("job-0", "word"))
+    where = job.usable_servers(1).endpoints[0]
+    client = MemoryServerClient(where, "uid-0", Credentials("job-0", "word"))
     kept = saved(client, 1, 10)
 
     def entries() -> tuple[object, ...]:
-        return next(h.entries for h in job.seen() if h.endpoint == where)
+        return next(h.entries for h in job.observed_servers() if h.endpoint == where)
 
     await until(lambda: entries() == (kept,), "the save is read")
     first = entries()
-    shared = next(one for one in fleet.pool.holders.values() if one.place.server_id == where.server_id)
+    shared = next(one for one in fleet.pool.servers.values() if one.address.server_id == where.server_id)
     visits = shared.visits
     await until(lambda: shared.visits > visits + 5, "it is read again")
     assert entries() is first
@@ -177,14 +178,14 @@ async def test_a_reply_behind_a_loop_that_was_busy_is_no_silence(fleet: Fleet) -
     line.close()
 
 
-def acl_calls(wire: Wire) -> dict[str, str]:
+def acl_calls(wire: RespConnection) -> dict[str, str]:
     """How often each ACL command was called: `cmdstat_acl|setuser` and its like."""
     statistics = wire.info("commandstats")
     return {name: text.split(",")[0] for name, text in statistics.items() if "acl|set" in name}
 
 
 async def test_a_line_that_broke_provisions_nobody_again(fleet: Fleet) -> None:
-    fleet.follow(JobStatus(world=world(1)))
+    fleet.follow(JobStatus(membership=world(1)))
     await fleet.ready()
     server = fleet.servers[0]
     wire = redis_server.wire_of(server, redis_server.account("", ADMIN_PASSWORD))
@@ -192,7 +193,7 @@ async def test_a_line_that_broke_provisions_nobody_again(fleet: Fleet) -> None:
     came = wire.info("stats")["total_connections_received"]
     wire.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
     await until(lambda: wire.info("stats")["total_connections_received"] != came, "the operator comes again")
-    shared = fleet.pool.holders[fleet.places[0].server_process]
+    shared = fleet.pool.servers[fleet.places[0].server_process]
     visits = shared.visits
     await until(lambda: shared.visits > visits + 2, "it visits as before")
     await fleet.ready()
@@ -204,37 +205,37 @@ async def test_a_job_that_looked_earlier_takes_no_holder_from_another(fleet: Fle
     """A round looks at pods, waits for its status to be stored, and follows what it had seen: others are further by then."""
     first, second, *_ = fleet.jobs
     earlier, later = fleet.places, [replace(fleet.places[0], process="restarted"), *fleet.places[1:]]
-    first.follow(earlier, JobStatus(world=world(1)))
-    second.follow(later, JobStatus(world=world(1)))
-    await until(lambda: len(second.usable(1).endpoints) == 3, "it has every holder")
-    first.follow(earlier, JobStatus(world=world(1), step=1))
-    second.follow(later, JobStatus(world=world(2, "Claimed")))
-    for holder in [seen.endpoint.holder for seen in second.seen()]:
-        second.seal(holder, 2)
-    await until(lambda: all(h.read_epoch == 2 for h in second.seen()), "all are sealed and read")
+    first.update(earlier, JobStatus(membership=world(1)))
+    second.update(later, JobStatus(membership=world(1)))
+    await until(lambda: len(second.usable_servers(1).endpoints) == 3, "it has every holder")
+    first.update(earlier, JobStatus(membership=world(1), step=1))
+    second.update(later, JobStatus(membership=world(2, "Claimed")))
+    for holder in [seen.endpoint.instance for seen in second.observed_servers()]:
+        second.fence(holder, 2)
+    await until(lambda: all(h.read_generation == 2 for h in second.observed_servers()), "all are sealed and read")
 
 
 async def test_a_server_that_nobody_attends_to_any_more_is_let_go(fleet: Fleet) -> None:
     one, *_ = fleet.jobs
-    one.follow(fleet.places, JobStatus(world=world(1)))
-    await until(lambda: len(one.usable(1).endpoints) == 3, "it has every holder")
+    one.update(fleet.places, JobStatus(membership=world(1)))
+    await until(lambda: len(one.usable_servers(1).endpoints) == 3, "it has every holder")
     later = [replace(fleet.places[0], process="restarted"), *fleet.places[1:]]
-    one.follow(later, JobStatus(world=world(1)))
-    await until(lambda: len(one.usable(1).endpoints) == 3, "it has every holder again")
-    one.follow(later, JobStatus(world=world(1), step=1))
+    one.update(later, JobStatus(membership=world(1)))
+    await until(lambda: len(one.usable_servers(1).endpoints) == 3, "it has every holder again")
+    one.update(later, JobStatus(membership=world(1), step=1))
     await until(lambda: [fleet.connections(server) for server in fleet.servers] == [1, 1, 1], "one connection each")
-    assert len(fleet.pool.holders) == 3
+    assert len(fleet.pool.servers) == 3
 
 
 async def test_an_error_that_nobody_foresaw_ends_no_visits(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     one, *_ = fleet.jobs
-    one.follow(fleet.places, JobStatus(world=world(1)))
-    await until(lambda: len(one.usable(1).endpoints) == 3, "it has every holder")
+    one.update(fleet.places, JobStatus(membership=world(1)))
+    await until(lambda: len(one.usable_servers(1).endpoints) == 3, "it has every holder")
 
-    async def raises(self: HolderLine, asked: object) -> object:
+    async def raises(self: AsyncServerConnection, asked: object) -> object:
         raise ValueError("of no kind that is known here")
 
     with monkeypatch.context() as patch:
-        patch.setattr(HolderLine, "exchange", raises)
-        await until(lambda: {h.state for h in one.seen()} == {"Silent"}, "none of them is taken for well")
-    await until(lambda: {h.state for h in one.seen()} == {"Ready"}, "they are visited as before")
+        patch.setattr(AsyncServerConnection, "exchange", raises)
+        await until(lambda: {h.state for h in one.observed_servers()} == {"Silent"}, "none of them is taken for well")
+    await until(lambda: {h.state for h in one.observed_servers()} == {"Ready"}, "they are visited as before")

@@ -12,12 +12,12 @@ from pathlib import Path
 from support.programs.dying_saver import AT_LEAST_SECOND, FIRST, SECOND, STAGES
 from support.saves import Saver, arrays
 from support.servers import redis_server
-from surefoot.flush.engine import DrainOptions
+from surefoot.flush.engine import FlushOptions
 from surefoot.flush.state_machine import RetryLimits
-from surefoot.memory_server.client import HolderClient
+from surefoot.memory_server.client import MemoryServerClient
 from surefoot.memory_server.connection import Credentials
-from surefoot.memory_server.provisioning import HolderAdmin
-from surefoot.protocol.identities import HolderId, RankSave
+from surefoot.memory_server.provisioning import MemoryServerAdmin
+from surefoot.protocol.identities import MemoryServerInstance, RankSave
 
 ROUNDS = 20
 """Times each stage is tried: 20 × 11 stages."""
@@ -31,7 +31,7 @@ def test_whenever_the_agent_is_killed_a_complete_checkpoint_is_found_with_the_sa
         endpoints = [redis_server.endpoint(one, "node-1"), redis_server.endpoint(two, "node-2")]
         arguments = tmp_path / "arguments.json"
         holders = [
-            {"node": e.holder.node, "instance": e.holder.instance, "host": e.host, "port": e.port} for e in endpoints
+            {"node": e.instance.node, "instance": e.instance.run_id, "host": e.host, "port": e.port} for e in endpoints
         ]
         given = {
             "holders": holders,
@@ -65,17 +65,21 @@ def test_a_holder_killed_during_a_drain_costs_a_copy_and_its_successor_takes_the
     for folder in folders:
         folder.mkdir()
     with redis_server.running(folders[0]) as one, redis_server.running(folders[1]) as two:
-        endpoints = {e.holder: e for e in (redis_server.endpoint(one, "node-1"), redis_server.endpoint(two, "node-2"))}
+        endpoints = {
+            e.instance: e for e in (redis_server.endpoint(one, "node-1"), redis_server.endpoint(two, "node-2"))
+        }
         for e in endpoints.values():
-            HolderAdmin(e.host, e.port, redis_server.ADMIN_PASSWORD).provision("job", account, 1)
+            MemoryServerAdmin(e.host, e.port, redis_server.ADMIN_PASSWORD).provision("job", account, 1)
         first, second = endpoints
 
         def probe(stage: str) -> None:
             if stage == "chunk" and two.process.poll() is None:
                 two.kill()
 
-        options = DrainOptions(RetryLimits(attempts=3, retry_seconds=0.01), probe)
-        saver = Saver(lambda h: HolderClient(endpoints[h], "job", account), (first, second), 2, options, chunk_blocks=1)
+        options = FlushOptions(RetryLimits(attempts=3, retry_seconds=0.01), probe)
+        saver = Saver(
+            lambda h: MemoryServerClient(endpoints[h], "job", account), (first, second), 2, options, chunk_blocks=1
+        )
         tensors = arrays(10, {"weight": (300, 70)})
         saver.save(RankSave(1, 10, 0), tensors)
         assert saver.watched.freed == [(0, 10, True)]
@@ -83,10 +87,10 @@ def test_a_holder_killed_during_a_drain_costs_a_copy_and_its_successor_takes_the
         assert saver.watched.notices[0][0] == "SaveIncomplete"
         with redis_server.running(folders[2]) as three:
             new = redis_server.endpoint(three, "node-2")
-            HolderAdmin(new.host, new.port, redis_server.ADMIN_PASSWORD).provision("job", account, 1)
-            endpoints[new.holder] = new
-            assert isinstance(new.holder, HolderId)
-            saver.drain.retarget((first, new.holder), frozenset({first, new.holder}), 2)
+            MemoryServerAdmin(new.host, new.port, redis_server.ADMIN_PASSWORD).provision("job", account, 1)
+            endpoints[new.instance] = new
+            assert isinstance(new.instance, MemoryServerInstance)
+            saver.drain.set_targets((first, new.instance), frozenset({first, new.instance}), 2)
             saver.save(RankSave(1, 20, 0), tensors)
             assert saver.watched.saved[-1] == (RankSave(1, 20, 0), 2)
             saver.close()

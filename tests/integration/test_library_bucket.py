@@ -117,7 +117,7 @@ def test_checkpoints_that_are_gone_are_named(proxy: Proxy, hasty: None) -> None:
     persistent = job_settings({**os.environ, "SUREFOOT_JOB_UID": "default"}).persistent
     assert persistent is not None
     tier: ObjectStoreTier = open_persistent(persistent, "default")
-    for checkpoint in tier.seen():
+    for checkpoint in tier.list_all_checkpoints():
         tier.drop_checkpoint(checkpoint)
     tier.close()
     with pytest.raises(Unreadable, match=r"newest\.json names step 30 of epoch 1, but no file of it exists"):

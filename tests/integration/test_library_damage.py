@@ -21,7 +21,7 @@ from support.fakes.asked_chores import answers
 from surefoot.errors import TierUnavailable, Unreadable
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint
-from surefoot.protocol.messages import Listing, ListPersistent
+from surefoot.protocol.messages import ListPersistent, PersistentPage
 from surefoot.settings import PersistentSettings, job_settings
 from surefoot.tiers.object_store import DirectoryStore
 
@@ -48,7 +48,7 @@ class Training:
             self.checkpointer.step()
             if step in save_at:
                 assert self.checkpointer.save_now()
-                assert self.checkpointer._link.flush(30)
+                assert self.checkpointer._backend.flush(30)
 
     def weights(self) -> torch.Tensor:
         return self.model.weight.detach().clone()
@@ -259,11 +259,11 @@ def test_another_program_in_the_folder_is_told_whose_it_is(
     assert "job= or a folder=" in told
 
 
-def listings(folder: Path, *requests: ListPersistent) -> list[Listing]:
+def listings(folder: Path, *requests: ListPersistent) -> list[PersistentPage]:
     """What an agent of the job answers."""
     persistent = PersistentSettings(uri=folder.as_uri())
     job = replace(job_settings({"SUREFOOT_JOB_UID": "default"}), persistent=persistent)
-    return [answer for answer in answers(job, *requests) if isinstance(answer, Listing)]
+    return [answer for answer in answers(job, *requests) if isinstance(answer, PersistentPage)]
 
 
 def test_an_agents_listing_leaves_out_one_damaged_manifest_and_names_it(folder: Path) -> None:
@@ -272,18 +272,18 @@ def test_an_agents_listing_leaves_out_one_damaged_manifest_and_names_it(folder: 
     assert (listing.request, listing.error, listing.more) == (7, None, False)
     assert [RankManifest.from_json(text).save.step for text in listing.manifests] == [10, 20]
     assert len(listing.layouts) == 1
-    (left_out,) = listing.left_out
+    (left_out,) = listing.unread_records
     assert (left_out.checkpoint, left_out.silent) == (Checkpoint(1, 35), False)
-    assert "35-1/rank-0.json" in left_out.why
+    assert "35-1/rank-0.json" in left_out.reason
     assert (again.manifests, again.layouts) == (listing.manifests, {})
-    assert again.left_out == listing.left_out, "what was remembered is no less damaged"
+    assert again.unread_records == listing.unread_records, "what was remembered is no less damaged"
 
 
 def test_an_agents_listing_names_a_layout_that_is_lost_and_keeps_all_else(folder: Path) -> None:
     removed("layouts/*.json", "*-1/rank-0/layout")(folder / "default")
     (listing,) = listings(folder, ListPersistent(7))
     assert (listing.error, len(listing.manifests), listing.layouts) == (None, 3, {})
-    assert [one.digest for one in listing.left_out] == [RankManifest.from_json(listing.manifests[0]).layout]
+    assert [one.digest for one in listing.unread_records] == [RankManifest.from_json(listing.manifests[0]).layout]
 
 
 @pytest.mark.parametrize("part", ["p0000", "digests", "values"])

@@ -72,10 +72,10 @@ def test_plain_python_goes_on_where_it_was_and_keeps_what_it_may(tmp_path: Path)
     assert again["start"] == 5
     assert_bit_exact(again["final"], undisturbed["final"])
     tier = ObjectStoreTier(DirectoryStore(tmp_path / "cut", begin=True), "default")
-    steps = [checkpoint.step for checkpoint in tier.seen()]
+    steps = [checkpoint.step for checkpoint in tier.list_all_checkpoints()]
     assert max(steps) == 14
     assert {6, 8, 10, 12, 14} >= set(steps) - {2, 4, 5}
-    assert sorted(tier.epochs.recorded()) == [1, 2]
+    assert sorted(tier.generations.recorded()) == [1, 2]
 
 
 WITHOUT_CLOSE = """
@@ -94,7 +94,7 @@ def test_a_script_that_ends_without_close_saves_its_last_step_and_keeps_no_more_
         done = subprocess.run(script, capture_output=True, text=True, timeout=120, check=True)
         assert "Traceback" not in done.stderr
         with closing(ObjectStoreTier(DirectoryStore(tmp_path), "default")) as tier:
-            assert [checkpoint.step for checkpoint in tier.seen()] == [last]
+            assert [checkpoint.step for checkpoint in tier.list_all_checkpoints()] == [last]
 
 
 class Growing:
@@ -119,7 +119,7 @@ def test_saves_go_on_in_larger_staging_memory(tmp_path: Path) -> None:
             growing.text = "x" * length
             checkpointer.step()
             assert checkpointer.save_now()
-        assert checkpointer._link.flush(30)
+        assert checkpointer._backend.flush(30)
         assert [c.step for c in checkpointer.list()] == [1, 2, 3]
 
 
@@ -143,7 +143,7 @@ def test_what_one_rank_cannot_read_no_rank_restores(tmp_path: Path) -> None:
 def test_steps_whose_loss_is_no_number_push_out_no_checkpoint_of_before(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    options: Any = {"folder": str(tmp_path), "interval_steps": 1, "keep": 1, "job": "nan"}
+    options: Any = {"folder": str(tmp_path), "interval_steps": 1, "keep": 1, "job_uid": "nan"}
     with Checkpointer(model=model, optimizer=optimizer, **options) as checkpointer:
         for step in range(1, 7):
             loss = model(torch.full((1, 2), float("nan") if step > 3 else 1.0)).sum()

@@ -44,7 +44,7 @@ class Training:
             self.checkpointer.step()
             if step in save_at:
                 assert self.checkpointer.save_now()
-                assert self.checkpointer._link.flush(30)
+                assert self.checkpointer._backend.flush(30)
         return self
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 def blind_start(folder: Path, parent: Checkpoint | None) -> None:
     """A start that saw too little, recorded it, and was killed before its first save."""
     with closing(ObjectStoreTier(DirectoryStore(folder), "default")) as tier:
-        write_record(tier, LineageEntry(tier.claim_epoch(), parent, 1))
+        write_record(tier, LineageEntry(tier.claim_generation(), parent, 1))
 
 
 def names(folder: Path) -> set[str]:

@@ -87,7 +87,7 @@ def test_each_sample_of_a_batch_samplers_lists_is_counted_through_a_kill_and_a_r
         done = under_way.finish()
         read = under_way.status.data
     assert read is not None
-    assert 1 < read.passes < 2, "of a data set of 960 samples, some 1,600"
+    assert 1 < read.epochs < 2, "of a data set of 960 samples, some 1,600"
     assert (read.samples_per_second or 0) > 0
     assert_whole(done.report, 130)
     assert_equal(done.report)

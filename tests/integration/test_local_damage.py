@@ -16,7 +16,9 @@ def newest_everywhere(run: LocalRun) -> list[Checkpoint]:
     if len(held) < 2:
         return []
     both = set.intersection(*held)
-    whole = {save.checkpoint for save in both if {RankSave(save.epoch, save.step, rank) for rank in (0, 1)} <= both}
+    whole = {
+        save.checkpoint for save in both if {RankSave(save.generation, save.step, rank) for rank in (0, 1)} <= both
+    }
     return sorted(whole, key=lambda c: c.step)
 
 
@@ -41,7 +43,7 @@ def test_damage_in_one_copy_is_healed_and_damage_in_all_copies_takes_the_older_c
     with running(tmp_path, job, "--compare") as run:
         older, newest = settled(run, 32)
         # what rank 0 needs of rank 1's save is not in its own staging memory: it asks the holder beside it
-        victim = RankSave(newest.epoch, newest.step, 1)
+        victim = RankSave(newest.generation, newest.step, 1)
         one = next(holder for holder in run.holders() if holder.node == run.node_of_rank(0))
         one.flip_a_byte(run.uid, victim)
         run.kill_a_trainer()
@@ -52,7 +54,7 @@ def test_damage_in_one_copy_is_healed_and_damage_in_all_copies_takes_the_older_c
         assert not run.told("CheckpointBad")
 
         older, newest = settled(run, 62)
-        victim = RankSave(newest.epoch, newest.step, 1)
+        victim = RankSave(newest.generation, newest.step, 1)
         for holder in run.holders():
             holder.flip_a_byte(run.uid, victim)
         run.kill_a_trainer()

@@ -21,7 +21,7 @@ def stored(folder: Path) -> dict[str, Any]:
 
 def stored_step(run: LocalRun) -> int | None:
     """Of the newest checkpoint that is complete in the persistent tier."""
-    floor = run.status.floor
+    floor = run.status.last_uploaded
     return None if floor is None else floor.step
 
 
@@ -47,8 +47,8 @@ def test_a_world_that_waits_for_a_worker_uploads_what_it_will_restore(tmp_path: 
         assert stored_step(run) is None
         run.kill_node(run.members()[1])
         run.wait("an upload while the world is claimed", lambda: stored_step(run) == 20)
-        assert run.status.world is not None
-        assert run.status.world.state == "Claimed"
+        assert run.status.membership is not None
+        assert run.status.membership.state == "Claimed"
         assert run.status.phase == "Recovering"
 
 
@@ -62,7 +62,7 @@ def test_a_job_that_its_deadline_ends_stores_its_newest_checkpoint_first(tmp_pat
         overdue = replace(job, spec={"runPolicy": {"activeDeadlineSeconds": 1}})
         store.write_job(overdue.document(tmp_path), store.job().uid)
         assert run.process.wait(SECONDS / 2) != 0
-        run.events += run.progress.look()
+        run.events += run.progress.poll()
     assert run.status.phase == "Failed"
     assert "activeDeadlineSeconds" in run.status.message
     assert stored_step(run) == 20

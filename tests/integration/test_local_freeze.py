@@ -28,14 +28,14 @@ class Watch:
         lineage = self.run.progress.lineage
         if not lineage:
             return
-        newest = lineage[-1].epoch
+        newest = lineage[-1].generation
         for holder in self.run.holders():
             index = self.run.index_of(holder)
             if index is None or index.fence < newest:
                 continue
             place = f"{holder.node}:{holder.port} under fence {index.fence}"
             self.fences.setdefault(holder.node, set()).add(index.fence)
-            held = {m.save for m in index.manifests if m.save.epoch < newest}
+            held = {m.save for m in index.manifests if m.save.generation < newest}
             stale = {save for save in held if not on_lineage(lineage, save.checkpoint, newest)}
             known = self.stale.setdefault(place, stale)
             assert stale <= known, f"{place} took {sorted(stale - known)} although their epoch had ended"
@@ -52,8 +52,8 @@ def test_a_node_that_wakes_up_with_an_old_epoch_writes_nothing_that_is_ever_read
 
         def shrunk() -> int:
             """The epoch without the frozen node; 0 before. On a slow machine the first world is one of two, too."""
-            of_three = [entry.epoch for entry in run.progress.lineage if entry.size == 3]
-            return next((e.epoch for e in run.progress.lineage if of_three and e.epoch > of_three[0]), 0)
+            of_three = [entry.generation for entry in run.progress.lineage if entry.world_size == 3]
+            return next((e.generation for e in run.progress.lineage if of_three and e.generation > of_three[0]), 0)
 
         def is_awake() -> bool:
             watch.look()
@@ -61,7 +61,7 @@ def test_a_node_that_wakes_up_with_an_old_epoch_writes_nothing_that_is_ever_read
 
         def has_grown_again() -> bool:
             watch.look()
-            return [entry.size for entry in run.progress.lineage][-3:] == [3, 2, 3]
+            return [entry.world_size for entry in run.progress.lineage][-3:] == [3, 2, 3]
 
         run.wait("the thawed node's holder under the new epoch's fence", is_awake)
         epoch = shrunk()
@@ -74,7 +74,7 @@ def test_a_node_that_wakes_up_with_an_old_epoch_writes_nothing_that_is_ever_read
         done = run.finish()
     assert_whole(done.report, 150)
     assert_equal(done.report)
-    assert {entry.parent.step for entry in run.progress.lineage if entry.epoch == epoch and entry.parent} <= {
+    assert {entry.parent.step for entry in run.progress.lineage if entry.generation == epoch and entry.parent} <= {
         25,
         26,
         30,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from support.local_run import SECONDS, Job, LocalRun, running
-from surefoot_operator.api.status import Interval
-from surefoot_operator.reasons import INTERVAL_CHOSEN
+from surefoot_operator.api.status import SaveInterval
+from surefoot_operator.reasons import SAVE_INTERVAL_CHANGED
 
 ENDLESS = 100_000
 """Steps of a run that ends with its test."""
@@ -20,19 +20,19 @@ LOOKED_AT = 4
 
 def memory_steps(run: LocalRun) -> list[int]:
     """Steps of the present epoch that some holder has every rank's save of, ascending."""
-    world = run.status.world
+    world = run.status.membership
     if world is None:
         return []
     found: dict[int, set[int]] = {}
     for holder in run.holders():
         index = run.index_of(holder)
         for manifest in index.manifests if index is not None else ():
-            if manifest.save.epoch == world.epoch:
+            if manifest.save.generation == world.generation:
                 found.setdefault(manifest.save.step, set()).add(manifest.save.rank)
-    return sorted(step for step, ranks in found.items() if len(ranks) == world.size)
+    return sorted(step for step, ranks in found.items() if len(ranks) == world.world_size)
 
 
-def chosen(run: LocalRun, steps_above: int = 0) -> Interval:
+def chosen(run: LocalRun, steps_above: int = 0) -> SaveInterval:
     """The operator's choice for memory, awaited."""
     run.wait("a choice", lambda: (i := run.status.memory_interval) is not None and i.steps > steps_above)
     assert run.status.memory_interval is not None
@@ -56,18 +56,23 @@ def test_seconds_become_steps_that_trainers_keep_also_after_a_restart(tmp_path: 
     job = Job(ENDLESS, interval_steps=None, memory=memory, persistent=tier, trainer=("--pace", "0.05"))
     with running(tmp_path, job) as run:
         interval = chosen(run)
-        assert interval.steps == 1 << interval.level
+        assert interval.steps == 1 << interval.exponent
         assert interval.step_seconds is not None
         assert interval.steps == 1 or interval.steps * interval.step_seconds <= 0.6
         assert "at most every 0.6 s was requested" in interval.reason
-        run.wait("a word on it", lambda: any("the memory tier is saved" in text for text in run.told(INTERVAL_CHOSEN)))
+        run.wait(
+            "a word on it", lambda: any("the memory tier is saved" in text for text in run.told(SAVE_INTERVAL_CHANGED))
+        )
         run.wait("checkpoints as far apart as was chosen", lambda: spaced(run))
 
         below, above = run.status.memory_interval, run.status.persistent_interval
         assert below is not None
         assert above is not None
         assert above.steps % below.steps == 0
-        run.wait("a promoted checkpoint", lambda: run.status.floor is not None and run.status.floor.step > above.steps)
+        run.wait(
+            "a promoted checkpoint",
+            lambda: run.status.last_uploaded is not None and run.status.last_uploaded.step > above.steps,
+        )
 
         run.kill_a_trainer()
         run.wait_for_epoch(2)
@@ -83,14 +88,14 @@ def test_auto_says_what_it_chose_and_from_what_and_trainers_save_no_oftener(tmp_
     with running(tmp_path, job) as run:
         run.wait("a first checkpoint, before anything is known", lambda: bool(memory_steps(run)))
         interval = chosen(run, steps_above=16)
-        for known in (interval.step_seconds, interval.cost_seconds, interval.incident_seconds, interval.wanted_seconds):
+        for known in (interval.step_seconds, interval.cost_seconds, interval.mtbf_seconds, interval.target_seconds):
             assert known is not None
             assert known > 0
         assert "costs least, where a save costs" in interval.reason
         run.wait("a choice for the persistent tier", lambda: run.status.persistent_interval is not None)
         above = run.status.persistent_interval
         assert above is not None
-        assert above.drain_seconds is not None
+        assert above.flush_seconds is not None
         assert above.steps >= interval.steps
         heard = run.progress.finished_step + 2
         run.wait_for_step(heard + 2 * interval.steps if interval.steps < 64 else heard + 64)

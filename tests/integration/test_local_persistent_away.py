@@ -44,12 +44,12 @@ def full_disk(tmp_path: Path) -> Iterator[Disk]:
 
 def goes_on_and_resumes(run: LocalRun, gate: int, words: str, make_room: Callable[[], None]) -> None:
     """Training reaches the gate with nothing more promoted; once there is room, what is in memory is promoted."""
-    before = run.status.floor
+    before = run.status.last_uploaded
     run.wait_for_step(gate)
     run.wait("a word on what is not promoted", lambda: any(words in text for text in run.told(FAILED)))
-    assert run.status.floor == before
+    assert run.status.last_uploaded == before
     make_room()
-    run.wait("a promoted checkpoint, without another step", lambda: run.status.floor != before)
+    run.wait("a promoted checkpoint, without another step", lambda: run.status.last_uploaded != before)
 
 
 @pytest.mark.nightly
@@ -62,8 +62,8 @@ def test_a_full_disk_stops_no_training_and_promotion_resumes_with_room(tmp_path:
         done = run.finish()
     assert_whole(done.report, 60)
     assert done.report["incidents"] == []
-    assert run.status.floor is not None
-    assert run.status.floor.step == 60
+    assert run.status.last_uploaded is not None
+    assert run.status.last_uploaded.step == 60
 
 
 @pytest.mark.slow
@@ -74,15 +74,15 @@ def test_an_s3_server_that_is_away_stops_no_training_and_promotion_resumes_with_
         bucket = {"uri": f"s3://{s3_server.BUCKET}/jobs", "endpoint": server.endpoint, "region": "us-east-1"}
         job = Job(steps=60, gates=(12, 42), persistent={**bucket, "intervalSteps": 10}, environment=keys)
         with running(tmp_path, job) as run:
-            run.wait("a promoted checkpoint", lambda: run.status.floor is not None)
+            run.wait("a promoted checkpoint", lambda: run.status.last_uploaded is not None)
             server.stop()
             run.open_gate(12)
             goes_on_and_resumes(run, 42, "Could not connect", server.start)
             done = run.finish()
     assert_whole(done.report, 60)
     assert done.report["incidents"] == []
-    assert run.status.floor is not None
-    assert run.status.floor.step == 60
+    assert run.status.last_uploaded is not None
+    assert run.status.last_uploaded.step == 60
     assert s3_server.SECRET_KEY not in done.said
 
 
@@ -94,7 +94,10 @@ def test_a_folder_that_went_away_is_named_and_not_made_anew_by_the_next_worker(t
     job = Job(steps=60, gates=(22, 42), persistent={"uri": f"file://{folder}", "intervalSteps": 10})
     with running(tmp_path, job) as run:
         run.wait_for_step(22)
-        run.wait("a promoted checkpoint", lambda: run.status.floor is not None and run.status.floor.step == 20)
+        run.wait(
+            "a promoted checkpoint",
+            lambda: run.status.last_uploaded is not None and run.status.last_uploaded.step == 20,
+        )
         folder.rename(away)
         run.kill_agent(run.members()[0])
         run.open_gate(22)
@@ -106,8 +109,10 @@ def test_a_folder_that_went_away_is_named_and_not_made_anew_by_the_next_worker(t
         )
         assert not folder.exists(), "a new folder would hide what the old one has"
         away.rename(folder)
-        run.wait("a promoted checkpoint", lambda: run.status.floor is not None and run.status.floor.step > 20)
+        run.wait(
+            "a promoted checkpoint", lambda: run.status.last_uploaded is not None and run.status.last_uploaded.step > 20
+        )
         done = run.finish()
     assert_whole(done.report, 60)
-    assert run.status.floor is not None
-    assert run.status.floor.step == 60
+    assert run.status.last_uploaded is not None
+    assert run.status.last_uploaded.step == 60

@@ -15,9 +15,9 @@ def test_workers_of_two_ranks_survive_a_trainer_and_a_node(tmp_path: Path) -> No
     job = Job(steps=160, ranks=2, elastic=(1, 2), trainer=("--pace", "0.05"))
     with running(tmp_path, job, *faults("trainer:0@step=40", "node:1@step=90,for=2"), "--compare") as run:
         run.wait_for_step(20)
-        world = run.status.world
+        world = run.status.membership
         assert world is not None
-        assert (world.size, len(world.members)) == (4, 2)
+        assert (world.world_size, len(world.members)) == (4, 2)
         done = run.finish()
     report = done.report
     assert_whole(report, 160)

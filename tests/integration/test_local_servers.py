@@ -21,9 +21,9 @@ def test_a_server_that_dies_costs_its_own_copies_and_no_step(tmp_path: Path) -> 
         run.wait_for_step(SAVED)
         run.wait("each rank's save is on both nodes", lambda: spread(run, SAVED) == [{0, 2}, {0, 2}, {1, 3}, {1, 3}])
         record = from_json(NodeRecord, read_json(run.run_folder.node("node-0")) or {})
-        assert len({holder.port for holder in record.holders}) == 2
-        assert send(ProcessIdentity.parse(record.holders[1].life), signal.SIGKILL)
-        run.wait("the operator has noticed", lambda: len(run.status.named_holders) == 3)
+        assert len({holder.port for holder in record.servers}) == 2
+        assert send(ProcessIdentity.parse(record.servers[1].life), signal.SIGKILL)
+        run.wait("the operator has noticed", lambda: len(run.status.assigned_servers) == 3)
         run.open_gate(SAVED)
         run.wait_for_step(LATER)
         both = [{0, 1, 2, 3}, {0, 2}, {1, 3}]

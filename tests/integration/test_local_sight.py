@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.local_run import SECONDS, Holder, Job, LocalRun, assert_equal, assert_whole, running
-from surefoot.memory_server.connection import Credentials, Wire
+from surefoot.memory_server.connection import Credentials, RespConnection
 
 ANOTHER = "another password"
 
@@ -23,7 +23,7 @@ class Locks:
 
     def __init__(self, holders: list[Holder]) -> None:
         self._holders = holders
-        self._wires = [Wire(h.host, h.port, Credentials("", h.password), 2.0) for h in holders]
+        self._wires = [RespConnection(h.host, h.port, Credentials("", h.password), 2.0) for h in holders]
 
     def change(self) -> None:
         for wire in self._wires:
@@ -56,7 +56,7 @@ def test_a_job_whose_holders_refuse_the_operator_waits_and_recovers_once_they_do
         run.kill_a_trainer()
         run.wait("the job to wait for its holders", lambda: "refuses the operator" in run.status.message)
         assert "accept-loss" in run.status.message
-        assert run.status.given_up == ()
+        assert run.status.lost_servers == ()
         locks.restore()
         run.wait_for_epoch(2)
         done = run.finish()

@@ -11,7 +11,7 @@ import pytest
 
 from support.saves import split, stream_of
 from surefoot.format.layouts import block_digests
-from surefoot.format.manifests import describe
+from surefoot.format.manifests import build_manifest
 from surefoot.protocol.identities import RankSave
 from surefoot.tiers.object_store import DirectoryStore
 from surefoot.tiers.persistent import ObjectStoreTier
@@ -33,7 +33,7 @@ def save(root: Path, job: str, step: int, world: int, arrays: dict[str, Any]) ->
         boxes = {name: split(array.shape, world, rank) for name, array in arrays.items()}
         stream, data = stream_of(arrays, boxes, chunk_blocks=1)
         table = block_digests(memoryview(data), stream.edges, range(stream.blocks))
-        manifest = describe(RankSave(1, step, rank), world, "incarnation", stream, (table, b"{}"), 0.0)
+        manifest = build_manifest(RankSave(1, step, rank), world, "incarnation", stream, (table, b"{}"), 0.0)
         tier.put_layout(stream.digest, stream.text)
         for number, start in enumerate(stream.layout.chunk_starts):
             length = stream.layout.chunk_lengths()[number]

@@ -23,8 +23,8 @@ def test_a_run_that_lost_every_checkpoint_waits_until_a_person_says_what_is_to_b
         assert "node-0" in run.told("CheckpointLost")[0]
         run.wait("what to do at the keyboard", lambda: "stop the run with Ctrl-C" in run.said)
         assert run.status.phase == "Recovering"
-        assert run.status.world is not None
-        epoch = run.status.world.epoch
+        assert run.status.membership is not None
+        epoch = run.status.membership.generation
         document = json.loads(run.run_folder.job.read_text())
         document["metadata"]["annotations"] = {"surefoot.dev/accept-loss": str(epoch)}
         run.run_folder.job.write_text(json.dumps(document))

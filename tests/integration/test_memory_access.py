@@ -14,37 +14,39 @@ from support.servers import redis_server
 from support.servers.certificates import authority
 from support.servers.redis_server import ADMIN_PASSWORD
 from surefoot.memory_server import Credentials
-from surefoot.memory_server.server_process import HolderServer
-from surefoot_operator.api.status import JobStatus, World
-from surefoot_operator.job_snapshot import HolderSeen
-from surefoot_operator.memory import HolderPlace, HolderPool, JobHolders
+from surefoot.memory_server.server_process import RunningServer
+from surefoot_operator.api.status import JobStatus, Membership
+from surefoot_operator.job_snapshot import ObservedMemoryServer
+from surefoot_operator.memory import JobMemoryServers, MemoryServerAddress, MemoryServerPool
 from surefoot_operator.settings import MemorySettings
 
-STATUS = JobStatus(world=World(1, "Committed"))
+STATUS = JobStatus(membership=Membership(1, "Committed"))
 
 
 class Stand:
     """One server, and a job's view of it."""
 
-    def __init__(self, server: HolderServer) -> None:
+    def __init__(self, server: RunningServer) -> None:
         where, pid = server.settings, str(server.process.pid)
         tls = where.tls.text() if where.tls is not None else None
         self.server = server
-        self.place = HolderPlace("n", "n", where.host, where.port, pid, True, "default", ADMIN_PASSWORD, tls)
+        self.place = MemoryServerAddress("n", "n", where.host, where.port, pid, True, "default", ADMIN_PASSWORD, tls)
         settings = MemorySettings(probe_seconds=0.05, read_seconds=0.1)
-        self.pool = HolderPool(settings)
-        self.tier = JobHolders("uid-1", Credentials("job-1", "its password"), self.pool, time.time, lambda urgent: None)
+        self.pool = MemoryServerPool(settings)
+        self.tier = JobMemoryServers(
+            "uid-1", Credentials("job-1", "its password"), self.pool, time.time, lambda urgent: None
+        )
 
     def follow(self, **changes: object) -> None:
         self.place = replace(self.place, **changes)  # type: ignore[arg-type]  # tests name real fields
-        self.tier.follow([self.place], STATUS)
+        self.tier.update([self.place], STATUS)
 
-    async def comes(self, state: str, refusing: bool = False) -> HolderSeen:
+    async def comes(self, state: str, refusing: bool = False) -> ObservedMemoryServer:
         def holds() -> bool:
-            return [(h.state, h.refusing) for h in self.tier.seen()] == [(state, refusing)]
+            return [(h.state, h.rejects_operator) for h in self.tier.observed_servers()] == [(state, refusing)]
 
         await until(holds, f"the holder is {state}{', refusing' if refusing else ''}")
-        return self.tier.seen()[0]
+        return self.tier.observed_servers()[0]
 
     def change(self, *command: str) -> None:
         """By the administrator's account; all connections of others end."""
@@ -73,11 +75,11 @@ async def test_a_changed_password(stand: Stand) -> None:
     before = await stand.comes("Ready")
     stand.change("ACL", "SETUSER", "default", "resetpass", ">another one")
     refused = await stand.comes("Silent", refusing=True)
-    assert "refuses this account" in refused.trouble
+    assert "refuses this account" in refused.last_error
     stand.follow(admin_password="another one")
     after = await stand.comes("Ready")
     assert after.endpoint == before.endpoint, "the same instance, with all that it has"
-    assert after.trouble == ""
+    assert after.last_error == ""
 
 
 @pytest.mark.parametrize("stand", [redis_server.OVER_TLS], indirect=True)
@@ -89,6 +91,6 @@ async def test_a_changed_authority(stand: Stand, tmp_path: Path) -> None:
     certificate, key = other.sign(redis_server.TLS_NAME).files(folder)
     stand.change("CONFIG", "SET", "tls-cert-file", str(certificate), "tls-key-file", str(key))
     refused = await stand.comes("Silent", refusing=True)
-    assert "another authority" in refused.trouble
+    assert "another authority" in refused.last_error
     stand.follow(tls_ca=other.pem)
     await stand.comes("Ready")

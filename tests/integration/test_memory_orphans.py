@@ -4,24 +4,26 @@ from pathlib import Path
 
 from support.servers.redis_server import ADMIN_PASSWORD, running
 from surefoot.memory_server import Credentials
-from surefoot.memory_server.provisioning import HolderAdmin
-from surefoot.memory_server.server_process import HolderServer
-from surefoot_operator.memory import HolderPlace
+from surefoot.memory_server.provisioning import MemoryServerAdmin
+from surefoot.memory_server.server_process import RunningServer
+from surefoot_operator.memory import MemoryServerAddress
 from surefoot_operator.memory.orphaned_jobs import PATIENCE_SECONDS, OrphanSweep
 
 
-def place(server: HolderServer, node: str) -> HolderPlace:
+def place(server: RunningServer, node: str) -> MemoryServerAddress:
     where = server.settings
-    return HolderPlace(node, node, where.host, where.port, str(server.process.pid), True, "default", ADMIN_PASSWORD)
+    return MemoryServerAddress(
+        node, node, where.host, where.port, str(server.process.pid), True, "default", ADMIN_PASSWORD
+    )
 
 
 async def test_what_a_gone_job_left_is_removed_whole_and_nothing_else(tmp_path: Path) -> None:
     with running(tmp_path / "a") as first, running(tmp_path / "b") as second:
-        admins = [HolderAdmin("127.0.0.1", s.settings.port, ADMIN_PASSWORD) for s in (first, second)]
+        admins = [MemoryServerAdmin("127.0.0.1", s.settings.port, ADMIN_PASSWORD) for s in (first, second)]
         for admin in admins:
             for job in ("gone", "live"):
                 admin.provision(job, Credentials(f"job-{job}", "secret"), 1)
-        away = HolderPlace("c", "c", "127.0.0.1", 1, "x", True, "default", ADMIN_PASSWORD)
+        away = MemoryServerAddress("c", "c", "127.0.0.1", 1, "x", True, "default", ADMIN_PASSWORD)
         places = [place(first, "a"), place(second, "b"), away]
         sweep = OrphanSweep(lambda job: f"job-{job}", call_seconds=1.0)
         try:
@@ -33,7 +35,7 @@ async def test_what_a_gone_job_left_is_removed_whole_and_nothing_else(tmp_path: 
             await sweep.observe({"live"}, places, now)
             assert all(admin.jobs() == {"live"} for admin in admins)
             for admin in admins:
-                users = admin._wire.call("ACL USERS")
+                users = admin._connection.call("ACL USERS")
                 assert sorted(users) == [b"default", b"job-live"]
         finally:
             await sweep.close()

@@ -15,15 +15,15 @@ from support.fakes.fake_agent import until
 from support.servers.memory_stand import DIGEST, LAYOUT, place, world
 from support.servers.redis_server import PROGRAMS, program, running, wire_of
 from surefoot.errors import TierFull
-from surefoot.memory_server import Credentials, HolderClient, scripts
-from surefoot.memory_server.connection import Wire
-from surefoot.memory_server.server_process import HolderServer
+from surefoot.memory_server import Credentials, MemoryServerClient, scripts
+from surefoot.memory_server.connection import RespConnection
+from surefoot.memory_server.server_process import RunningServer
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import RankSave
 from surefoot.protocol.timeouts import Backoff
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.job_snapshot import HolderSeen
-from surefoot_operator.memory import HolderPool, JobHolders
+from surefoot_operator.job_snapshot import ObservedMemoryServer
+from surefoot_operator.memory import JobMemoryServers, MemoryServerPool
 from surefoot_operator.settings import MemorySettings
 
 GREEDY, MODEST = "uid-greedy", "uid-modest"
@@ -38,31 +38,33 @@ CLOSED_SECONDS = 2.0
 class Stand:
     """One holder of a real server, and the memory tier of two jobs on it."""
 
-    def __init__(self, server: HolderServer, settings: MemorySettings) -> None:
+    def __init__(self, server: RunningServer, settings: MemorySettings) -> None:
         self.server = server
-        self.pool = HolderPool(settings)
+        self.pool = MemoryServerPool(settings)
         self.tiers = {
-            uid: JobHolders(uid, ACCOUNTS[uid], self.pool, time.time, lambda urgent: None) for uid in ACCOUNTS
+            uid: JobMemoryServers(uid, ACCOUNTS[uid], self.pool, time.time, lambda urgent: None) for uid in ACCOUNTS
         }
 
     def follow(self, uid: str, size_limit_bytes: int | None = None) -> None:
-        status = JobStatus(world=world(1))
-        self.tiers[uid].follow([place(self.server)], status, size_limit_bytes=size_limit_bytes)
+        status = JobStatus(membership=world(1))
+        self.tiers[uid].update([place(self.server)], status, size_limit_bytes=size_limit_bytes)
 
-    def seen(self, uid: str) -> HolderSeen | None:
-        return next(iter(self.tiers[uid].seen()), None)
+    def seen(self, uid: str) -> ObservedMemoryServer | None:
+        return next(iter(self.tiers[uid].observed_servers()), None)
 
-    async def ready(self, uid: str) -> HolderClient:
+    async def ready(self, uid: str) -> MemoryServerClient:
         await until(lambda: (h := self.seen(uid)) is not None and h.state == "Ready", f"the holder of {uid} is Ready")
         found = self.seen(uid)
         assert found is not None
-        return HolderClient(found.endpoint, uid, ACCOUNTS[uid])
+        return MemoryServerClient(found.endpoint, uid, ACCOUNTS[uid])
 
     async def closed(self, uid: str, closed: bool = True) -> str:
-        await until(lambda: (h := self.seen(uid)) is not None and bool(h.closed) == closed, f"{uid} closed: {closed}")
+        await until(
+            lambda: (h := self.seen(uid)) is not None and bool(h.quota_violation) == closed, f"{uid} closed: {closed}"
+        )
         found = self.seen(uid)
         assert found is not None
-        return found.closed
+        return found.quota_violation
 
 
 @pytest.fixture
@@ -84,7 +86,7 @@ async def stand(request: pytest.FixtureRequest, settings: MemorySettings, tmp_pa
                 await tier.close()
 
 
-def save(client: HolderClient, step: int, chunks: int) -> RankManifest:
+def save(client: MemoryServerClient, step: int, chunks: int) -> RankManifest:
     """One whole rank save of so many chunks."""
     name = RankSave(1, step, 0)
     manifest = RankManifest(name, 1, "i", DIGEST, chunks * PIECE, chunks, "dd", 8, "vv", 2, 0.0)
@@ -97,7 +99,7 @@ def save(client: HolderClient, step: int, chunks: int) -> RankManifest:
     return manifest
 
 
-def fill(wire: Wire) -> None:
+def fill(wire: RespConnection) -> None:
     """Writes whatever it may under the job's name, until it is refused."""
     for number in itertools.count():
         wire.call("SET", f"{scripts.of_job(GREEDY)}whatever-{number}", bytes(PIECE))
@@ -174,7 +176,7 @@ async def test_a_larger_server_counts_at_once(stand: Stand) -> None:
 
 async def test_a_job_alone_may_have_all(stand: Stand) -> None:
     client = await stand.ready(MODEST)
-    await stand.tiers[GREEDY].clean()
+    await stand.tiers[GREEDY].delete_job()
     for step in range(4):
         save(client, step, 12)
     await until(lambda: (h := stand.seen(MODEST)) is not None and len(h.entries) == 4, "all are read")
@@ -182,5 +184,5 @@ async def test_a_job_alone_may_have_all(stand: Stand) -> None:
     assert seen is not None
     assert seen.used_bytes is not None
     assert seen.used_bytes >= 0.75 * SERVER_BYTES, "so full that it is measured"
-    assert not seen.closed
+    assert not seen.quota_violation
     client.close()

@@ -20,15 +20,15 @@ from surefoot_operator.controller import admission_webhooks
 from surefoot_operator.controller.admission_webhooks import (
     ALLOWED,
     CONFIGURATIONS,
-    MOST_BYTES,
+    MAX_BYTES,
+    AdmissionRequest,
+    AdmissionResponse,
     AdmissionServer,
-    EvictionReviews,
-    JobReviews,
-    Review,
-    Verdict,
-    WebhookTrust,
+    CaBundleUpdater,
+    EvictionReviewer,
+    JobReviewer,
 )
-from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
+from surefoot_operator.platforms.kubernetes.api_objects import ApiError
 from surefoot_operator.platforms.kubernetes.pods import PodSettings
 
 OWNER = {"apiVersion": "surefoot.dev/v1alpha1", "kind": "TrainingJob", "name": "gpt", "uid": "u", "controller": True}
@@ -36,7 +36,7 @@ POD: dict[str, Any] = {
     "metadata": {"name": "gpt-0-1", "namespace": "team", "uid": "p", "ownerReferences": [OWNER]},
     "spec": {"nodeName": "n0"},
 }
-EVICTION = Review("r", "CREATE", "team", "gpt-0-1", {"kind": "Eviction"})
+EVICTION = AdmissionRequest("r", "CREATE", "team", "gpt-0-1", {"kind": "Eviction"})
 
 
 # ---- evictions ----------------------------------------------------------------------------------------------------
@@ -51,10 +51,10 @@ class Cluster:
         self.pods: dict[tuple[str, str], Any] = {("team", "gpt-0-1"): copy.deepcopy(POD)}
         self.nodes: dict[tuple[str, str], Any] = {("", "n0"): {"metadata": {}, "spec": {}}}
         self.lost = {"n0": "job team/gpt: step 40 of epoch 1 has no copy on a node that stays"}
-        self.reviews = EvictionReviews(self.server.api, self.pods, self.nodes, lambda node: self.lost.get(node, ""))
+        self.reviews = EvictionReviewer(self.server.api, self.pods, self.nodes, lambda node: self.lost.get(node, ""))
 
-    async def verdict(self, review: Review = EVICTION) -> Verdict:
-        return await self.reviews.verdict(review)
+    async def verdict(self, review: AdmissionRequest = EVICTION) -> AdmissionResponse:
+        return await self.reviews.review(review)
 
 
 async def test_an_eviction_waits_while_something_would_be_lost_and_no_longer() -> None:
@@ -84,7 +84,7 @@ async def test_an_autoscaler_that_takes_a_node_away_waits_too(taint: str) -> Non
 
 async def test_other_peoples_pods_are_no_concern_of_ours_and_cost_no_call() -> None:
     cluster = Cluster()
-    assert await cluster.verdict(Review("r", "CREATE", "team", "postgres-0", {})) == ALLOWED
+    assert await cluster.verdict(AdmissionRequest("r", "CREATE", "team", "postgres-0", {})) == ALLOWED
     cluster.pods["team", "gpt-0-1"]["metadata"]["ownerReferences"] = []
     assert await cluster.verdict() == ALLOWED, "labels prove nothing"
     cluster.pods["team", "gpt-0-1"] = POD | {"metadata": POD["metadata"] | {"deletionTimestamp": "now"}}
@@ -109,18 +109,18 @@ async def test_an_api_server_that_does_not_answer_is_not_waited_for(monkeypatch:
 PODS = "/api/v1/namespaces/team/pods"
 
 
-def created(**spec: Any) -> Review:
+def created(**spec: Any) -> AdmissionRequest:
     containers = [{"name": "trainer", "image": "i", "command": ["python", "train.py"]}]
     body = {"replicas": 2, "template": {"spec": {"containers": containers}}} | spec
     metadata = {"name": "gpt", "namespace": "team", "uid": "u"}
     job = {"apiVersion": "surefoot.dev/v1alpha1", "kind": "TrainingJob", "metadata": metadata, "spec": body}
-    return Review("r", "CREATE", "team", "gpt", job)
+    return AdmissionRequest("r", "CREATE", "team", "gpt", job)
 
 
 async def test_a_job_whose_pods_the_server_takes_is_let_in() -> None:
     server, tried = FakeApi(), []
     server.answers[PODS] = lambda body: tried.append(body) or body
-    assert await JobReviews(server.api, PodSettings()).verdict(created()) == ALLOWED
+    assert await JobReviewer(server.api, PodSettings()).review(created()) == ALLOWED
     assert tried[0]["spec"]["containers"][0]["command"][-2:] == ["python", "train.py"]
 
 
@@ -128,10 +128,10 @@ async def test_a_job_whose_pods_the_server_refuses_for_ever_is_refused_with_its_
     server = FakeApi()
 
     def refuse(body: dict[str, Any]) -> dict[str, Any]:
-        raise ApiRefused(f"POST {PODS}", 400, "BadRequest", 'unknown field "spec.tolleration"')
+        raise ApiError(f"POST {PODS}", 400, "BadRequest", 'unknown field "spec.tolleration"')
 
     server.answers[PODS] = refuse
-    refused = await JobReviews(server.api, PodSettings()).verdict(created())
+    refused = await JobReviewer(server.api, PodSettings()).review(created())
     assert (refused.allowed, refused.code) == (False, 422)
     assert "its pods would be refused: " in refused.message
     assert 'unknown field "spec.tolleration"' in refused.message
@@ -142,40 +142,40 @@ async def test_what_the_server_may_take_another_time_refuses_no_job(code: int) -
     server = FakeApi()
 
     def refuse(body: dict[str, Any]) -> dict[str, Any]:
-        raise ApiRefused(f"POST {PODS}", code, "No", "quota")
+        raise ApiError(f"POST {PODS}", code, "No", "quota")
 
     server.answers[PODS] = refuse
-    assert (await JobReviews(server.api, PodSettings()).verdict(created())).allowed
+    assert (await JobReviewer(server.api, PodSettings()).review(created())).allowed
 
 
 async def test_a_server_that_does_not_answer_refuses_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission_webhooks, "POD_SECONDS", 0.05)
     server = FakeApi()
     server.reachable.clear()
-    assert (await JobReviews(server.api, PodSettings()).verdict(created())).allowed
+    assert (await JobReviewer(server.api, PodSettings()).review(created())).allowed
     server.reachable.set()
     server.before = silent
-    assert (await JobReviews(server.api, PodSettings()).verdict(created())).allowed
+    assert (await JobReviewer(server.api, PodSettings()).review(created())).allowed
 
 
 async def test_no_copy_beside_the_only_one_is_a_warning() -> None:
     server = FakeApi()
     server.answers[PODS] = lambda body: body
-    reviews = JobReviews(server.api, PodSettings())
-    verdict = await reviews.verdict(created(checkpoint={"memory": {"replicas": 1}}))
+    reviews = JobReviewer(server.api, PodSettings())
+    verdict = await reviews.review(created(checkpoint={"memory": {"replicas": 1}}))
     assert verdict.allowed
     assert "the loss of a node loses every checkpoint" in verdict.warnings[0]
     kept = {"memory": {"replicas": 1}, "persistent": {"uri": "s3://b/p"}}
-    assert (await reviews.verdict(created(checkpoint=kept))).warnings == ()
+    assert (await reviews.review(created(checkpoint=kept))).warnings == ()
 
 
 # ---- the server ---------------------------------------------------------------------------------------------------
 
 
-async def _decide(review: Review) -> Verdict:
+async def _decide(review: AdmissionRequest) -> AdmissionResponse:
     if review.name == "broken":
         raise RuntimeError("a defect")
-    return Verdict(review.name == "good", "no", 422, "Invalid")
+    return AdmissionResponse(review.name == "good", "no", 422, "Invalid")
 
 
 @pytest.fixture
@@ -220,7 +220,7 @@ async def test_a_defect_of_ours_is_an_error_and_the_next_review_is_answered(
 
 
 async def test_a_body_without_end_is_cut_off(served: tuple[str, ssl.SSLContext]) -> None:
-    assert (await ask(served, b" " * (MOST_BYTES + 1)))[0] == 413
+    assert (await ask(served, b" " * (MAX_BYTES + 1)))[0] == 413
 
 
 # ---- the authority ------------------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ async def test_a_body_without_end_is_cut_off(served: tuple[str, ssl.SSLContext])
 
 async def test_the_configuration_trusts_us_after_a_release_has_written_it_anew() -> None:
     server, path = FakeApi(), f"{CONFIGURATIONS}/surefoot.team"
-    trust = WebhookTrust(server.api, "surefoot.team", lambda: "PEM")
+    trust = CaBundleUpdater(server.api, "surefoot.team", lambda: "PEM")
 
     def release() -> None:
         webhooks = [{"name": "jobs", "clientConfig": {"service": {"name": "s"}}}]
@@ -236,19 +236,19 @@ async def test_the_configuration_trusts_us_after_a_release_has_written_it_anew()
 
     release()
     for _ in range(2):
-        await trust.once()
+        await trust.update_once()
         assert server.objects[path]["webhooks"][0]["clientConfig"]["caBundle"] == "UEVN"
         asked = len(server.asked)
-        await trust.once()
+        await trust.update_once()
         assert [verb for verb, _ in server.asked[asked:]] == ["GET"], "nothing is written that is there"
         release()
 
 
 async def test_a_configuration_that_is_not_there_is_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("surefoot_operator.controller.admission_webhooks.AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("surefoot_operator.controller.admission_webhooks.RETRY_SECONDS", 0.01)
     server, thrice = FakeApi(), asyncio.Event()
     server.before = lambda verb, path: thrice.set() if len(server.asked) == 3 else None
-    keeping = asyncio.create_task(WebhookTrust(server.api, "surefoot.team", lambda: "PEM").keep())
+    keeping = asyncio.create_task(CaBundleUpdater(server.api, "surefoot.team", lambda: "PEM").run())
     async with asyncio.timeout(10):
         await thrice.wait()
     keeping.cancel()
@@ -257,5 +257,5 @@ async def test_a_configuration_that_is_not_there_is_looked_for_again(monkeypatch
 
 async def test_a_certificate_of_others_without_an_authority_is_left_to_them() -> None:
     server = FakeApi()
-    await WebhookTrust(server.api, "surefoot.team", lambda: "").once()
+    await CaBundleUpdater(server.api, "surefoot.team", lambda: "").update_once()
     assert server.asked == []

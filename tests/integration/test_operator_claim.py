@@ -14,8 +14,8 @@ from surefoot_operator.controller.cluster_settings import cluster_settings
 from surefoot_operator.controller.leader import cluster_claim
 from surefoot_operator.controller.leader.cluster_claim import CLAIMS, ClusterClaim
 from surefoot_operator.controller.leader.leader_election import LeaseLost
-from surefoot_operator.errors import NotLeading
-from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
+from surefoot_operator.errors import NotLeader
+from surefoot_operator.platforms.kubernetes.api_objects import ApiError
 
 SECONDS = 60.0
 
@@ -47,7 +47,7 @@ class Installation:
     def operates(self) -> bool:
         try:
             self.claim.may_operate()
-        except NotLeading:
+        except NotLeader:
             return False
         return True
 
@@ -150,7 +150,7 @@ def test_what_cannot_be_read_ends_nobody_and_lets_nobody_begin(refusal: str) -> 
         stored = server.objects[CLAIMS.path]
 
         def forbidden(verb: str, path: str) -> None:
-            raise ApiRefused(f"{verb} {path}", 403, "Forbidden", "leases is forbidden")
+            raise ApiError(f"{verb} {path}", 403, "Forbidden", "leases is forbidden")
 
         if refusal == "rubbish":
             rubbish = {
@@ -221,10 +221,10 @@ def test_an_operator_that_stands_by_tells_probes_metrics_and_its_pod() -> None:
         ((_, event),) = [(path, body) for path, body in server.objects.items() if path.startswith(events)]
         assert (event["reason"], event["message"], event["type"]) == ("OperatorStandingBy", sentence, "Warning")
         assert (event["involvedObject"]["kind"], event["involvedObject"]["name"]) == ("Pod", "op-7")
-        assert operator._unready() == [sentence]
+        assert operator._readiness_failures() == [sentence]
         assert REGISTRY.get_sample_value("surefoot_operator_standing_by") == 1
         operator._stands_by("")
-        assert operator._unready() == []
+        assert operator._readiness_failures() == []
         assert REGISTRY.get_sample_value("surefoot_operator_standing_by") == 0
 
     asyncio.run(case())

@@ -10,7 +10,7 @@ import pytest
 from support.fakes.fake_api import FakeApi, silent
 from surefoot_operator.controller.leader import leader_election
 from surefoot_operator.controller.leader.leader_election import LEADER, LeaderLabel
-from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
+from surefoot_operator.platforms.kubernetes.api_objects import ApiError
 
 PODS = "/api/v1/namespaces/system/pods"
 
@@ -47,7 +47,7 @@ async def test_a_new_leader_takes_the_label_off_the_old_one_after_it_has_its_own
 async def test_a_pod_that_ends_meanwhile_is_no_obstacle(server: FakeApi) -> None:
     def gone(verb: str, path: str) -> None:
         if (verb, path) == ("PATCH", f"{PODS}/a"):
-            raise ApiRefused(f"{verb} {path}", 404, "NotFound", "gone")
+            raise ApiError(f"{verb} {path}", 404, "NotFound", "gone")
 
     server.before = gone
     await LeaderLabel(server.api, "system", "b").once()
@@ -55,7 +55,7 @@ async def test_a_pod_that_ends_meanwhile_is_no_obstacle(server: FakeApi) -> None
 
 
 async def test_what_fails_is_tried_again(server: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leader_election, "AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(leader_election, "RETRY_SECONDS", 0.01)
     left = iter([True, True])
 
     def twice(verb: str, path: str) -> None:
@@ -63,7 +63,7 @@ async def test_what_fails_is_tried_again(server: FakeApi, monkeypatch: pytest.Mo
             silent(verb, path)
 
     server.before = twice
-    holding = asyncio.create_task(LeaderLabel(server.api, "system", "b").hold())
+    holding = asyncio.create_task(LeaderLabel(server.api, "system", "b").run())
     async with asyncio.timeout(60):
         while leaders(server) != {"b"}:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -73,10 +73,10 @@ async def test_what_fails_is_tried_again(server: FakeApi, monkeypatch: pytest.Mo
 
 async def test_who_leaves_in_peace_takes_its_own_off(server: FakeApi) -> None:
     label = LeaderLabel(server.api, "system", "a")
-    await label.drop()
-    await label.drop()
+    await label.remove()
+    await label.remove()
     assert leaders(server) == set()
-    await LeaderLabel(server.api, "system", "on-a-desk").drop()
+    await LeaderLabel(server.api, "system", "on-a-desk").remove()
 
 
 async def test_on_a_desk_there_is_no_pod_to_mark(server: FakeApi) -> None:

@@ -13,11 +13,11 @@ import pytest
 from support.fakes.fake_api import FakeApi, silent
 from support.machine_speed import scaled
 from surefoot_operator.controller.leader.election_rules import LeaseTimings
-from surefoot_operator.controller.leader.leader_election import Elector, LeaseAt, LeaseLost
-from surefoot_operator.errors import NotLeading
+from surefoot_operator.controller.leader.leader_election import Elector, LeaseLost, LeaseRef
+from surefoot_operator.errors import NotLeader
 from surefoot_operator.platforms.kubernetes.api_client import Api
 
-WHERE = LeaseAt("surefoot-system", "surefoot-operator")
+WHERE = LeaseRef("surefoot-system", "surefoot-operator")
 SHORT = LeaseTimings(lease_seconds=1.0, renew_seconds=0.6, retry_seconds=0.05, stand_down_seconds=1.5, call_seconds=0.4)
 SECONDS = scaled(60.0)
 
@@ -56,7 +56,7 @@ def elector(server: FakeApi, name: str, now: Callable[[], float] = time.monotoni
 async def term(one: Elector) -> None:
     """From the lease's taking to the end of the term."""
     await one.acquire()
-    await one.hold()
+    await one.renew_until_lost()
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -78,8 +78,8 @@ async def leading(one: Elector) -> asyncio.Task[None]:
 
 def may_act(one: Elector) -> bool:
     try:
-        one.may_act()
-    except NotLeading:
+        one.require_leadership()
+    except NotLeader:
         return False
     return True
 
@@ -95,13 +95,13 @@ async def test_one_of_two_leads_and_the_other_follows_when_it_gives_the_lease_ba
     waiting = asyncio.create_task(term(second))
     spec = server.objects[WHERE.path]["spec"]
     assert (spec["holderIdentity"], spec["leaseDurationSeconds"], spec["leaseTransitions"]) == ("a", 1, 0)
-    first.may_act()
-    with pytest.raises(NotLeading):
-        second.may_act()
+    first.require_leadership()
+    with pytest.raises(NotLeader):
+        second.require_leadership()
     await ended(running)
     await first.release()
-    with pytest.raises(NotLeading):
-        first.may_act()
+    with pytest.raises(NotLeader):
+        first.require_leadership()
     await leads(second)
     assert server.objects[WHERE.path]["spec"]["leaseTransitions"] == 1
     await ended(waiting)
@@ -126,7 +126,7 @@ async def test_a_leader_whose_server_is_away_may_not_act_and_stands_down_in_plac
     assert not first.leading
     server.before = lambda verb, path: None
     await asyncio.wait_for(first.acquire(), SECONDS)
-    first.may_act()
+    first.require_leadership()
     assert server.objects[WHERE.path]["spec"]["leaseTransitions"] == 1  # another term
 
 
@@ -166,7 +166,7 @@ async def test_a_leader_that_was_away_gives_way_to_who_took_the_lease(server: Fa
     away.cut = False
     with pytest.raises(LeaseLost, match="the lease is held by b"):
         await asyncio.wait_for(running, SECONDS)
-    second.may_act()
+    second.require_leadership()
     await ended(following)
 
 
@@ -182,7 +182,7 @@ async def test_a_short_outage_costs_nothing(server: FakeApi) -> None:
 
     server.before = twice
     await until(lambda: len(tried) >= 6)  # more renewals
-    first.may_act()
+    first.require_leadership()
     assert not running.done()
     await ended(running)
 
@@ -194,7 +194,7 @@ async def test_an_answer_that_was_lost_is_found_again(server: FakeApi) -> None:
     server.keep(WHERE.path, server.objects[WHERE.path])
     before = server.objects[WHERE.path]["metadata"]["resourceVersion"]
     await until(lambda: int(server.objects[WHERE.path]["metadata"]["resourceVersion"]) >= int(before) + 3)
-    first.may_act()
+    first.require_leadership()
     await ended(running)
 
 
@@ -202,10 +202,10 @@ async def test_who_was_frozen_may_not_act_even_before_it_knows(server: FakeApi) 
     clock = Clock()
     first = elector(server, "a", clock)
     running = await leading(first)
-    first.may_act()
+    first.require_leadership()
     clock.ahead = 60.0  # as after SIGCONT: no code of ours has run yet
-    with pytest.raises(NotLeading):
-        first.may_act()
+    with pytest.raises(NotLeader):
+        first.require_leadership()
     await asyncio.wait_for(running, SECONDS)
     assert not first.leading
 

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from support.builders import running
 from surefoot_operator.controller import health_endpoints as probes_module
-from surefoot_operator.controller.health_endpoints import Probes
+from surefoot_operator.controller.health_endpoints import HealthEndpoints
 from surefoot_operator.reconcile.job_metrics import JobMetrics, job_collector
 
 SECONDS = 30.0
@@ -27,14 +27,14 @@ JOBS = [("fleet", f"job-{number}") for number in range(60)]
 
 @pytest.fixture
 async def address() -> AsyncIterator[str]:
-    probes = Probes(0, 0, lambda: (), lambda: ())
+    probes = HealthEndpoints(0, 0, lambda: (), lambda: ())
     await probes.start()
     snapshot, shown = running(), [JobMetrics() for _ in JOBS]
     for (namespace, name), figures in zip(JOBS, shown, strict=True):
         of_job = replace(snapshot, job=replace(snapshot.job, namespace=namespace, name=name))
-        rolled_back = replace(snapshot.status, rollbacks=3 if name == JOBS[7][1] else 0)
+        rolled_back = replace(snapshot.status, rollback_count=3 if name == JOBS[7][1] else 0)
         figures.count_changes(snapshot.status, rolled_back, of_job.job)
-        figures.show(of_job, snapshot.status, None)
+        figures.update_gauges(of_job, snapshot.status, None)
     yield f"http://127.0.0.1:{probes.metrics_port}/metrics"
     for figures in shown:
         figures.forget()
@@ -70,7 +70,7 @@ async def test_the_event_loop_goes_on_while_a_text_is_rendered(address: str, mon
 
 async def test_a_loop_that_does_not_run_is_unwell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes_module, "STALLED_SECONDS", 0.5)
-    probes = Probes(0, 0, lambda: (), lambda: ())
+    probes = HealthEndpoints(0, 0, lambda: (), lambda: ())
     await probes.start()
     deadline, status, said = time.monotonic() + SECONDS, 200, ""
     while status == 200 and time.monotonic() < deadline:
@@ -83,7 +83,7 @@ async def test_a_loop_that_does_not_run_is_unwell(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_probes_have_a_port_of_their_own() -> None:
-    probes = Probes(0, 0, lambda: (), lambda: ("not yet",))
+    probes = HealthEndpoints(0, 0, lambda: (), lambda: ("not yet",))
     await probes.start()
     try:
         assert await asyncio.to_thread(_status, probes.port, "/readyz") == 503

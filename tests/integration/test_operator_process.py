@@ -23,7 +23,7 @@ from support.machine_speed import scaled
 from surefoot_operator.controller import __main__ as controller
 from surefoot_operator.controller.__main__ import OperatorProcess
 from surefoot_operator.controller.cluster_settings import cluster_settings
-from surefoot_operator.errors import FabricError
+from surefoot_operator.errors import PlatformError
 
 SECONDS = scaled(30.0)
 
@@ -163,7 +163,7 @@ async def test_kopf_starts_and_stops_the_operator_and_asks_only_what_is_served(
 async def test_what_the_operator_ends_by_ends_the_process_although_kopf_gets_no_answer(
     kmock: Any, operated: OperatorProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Operated, "fault", FabricError("somebody else leads"))
+    monkeypatch.setattr(Operated, "fault", PlatformError("somebody else leads"))
     kmock << 503
-    with pytest.raises(FabricError, match="somebody else leads"):
+    with pytest.raises(PlatformError, match="somebody else leads"):
         await asyncio.wait_for(operated.run(), SECONDS)

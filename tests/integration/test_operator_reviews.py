@@ -13,8 +13,8 @@ import pytest
 from support.fakes.fake_agent import hello
 from support.fakes.fake_api import FakeApi, silent
 from surefoot.protocol.messages import Hello
-from surefoot_operator.controller.credentials.token_review import REVIEWS, ReviewSettings, TokenReviews
-from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
+from surefoot_operator.controller.credentials.token_review import REVIEWS, ReviewSettings, TokenReviewer
+from surefoot_operator.platforms.kubernetes.api_objects import ApiError
 
 NOW = 1000.0
 OWNER = {
@@ -64,7 +64,7 @@ class Stand:
         self.server.answers[REVIEWS] = self._answer
         self.bodies: list[dict[str, Any]] = []
         self.jobs: dict[tuple[str, str], Any] = {("team", "job"): {"metadata": {"uid": "job-1"}}}
-        self.reviews = TokenReviews(self.server.api, self.pods, self.jobs, lambda: self.now, settings)
+        self.reviews = TokenReviewer(self.server.api, self.pods, self.jobs, lambda: self.now, settings)
 
     def _answer(self, body: dict[str, Any]) -> dict[str, Any]:
         self.bodies.append(body)
@@ -171,7 +171,7 @@ async def test_what_cannot_be_found_out_is_asked_again_later(code: int) -> None:
     stand = Stand()
 
     def refuse(verb: str, path: str) -> None:
-        raise ApiRefused(f"{verb} {path}", code, "Reason", "not now")
+        raise ApiError(f"{verb} {path}", code, "Reason", "not now")
 
     stand.server.before = refuse
     found = await stand.refused(GOOD)

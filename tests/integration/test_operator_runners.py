@@ -9,22 +9,22 @@ from typing import Any
 import pytest
 
 from support.fakes.fake_api import FakeApi, silent
-from surefoot.protocol.messages import Refused
+from surefoot.protocol.messages import HelloRejected
 from surefoot_operator.controller import shard_leadership as runners_module
 from surefoot_operator.controller.credentials.derived_secrets import Secrets
-from surefoot_operator.controller.job_runner import JobKey, JobRunner, Shared
+from surefoot_operator.controller.job_runner import JobKey, JobRunner, SharedResources
 from surefoot_operator.controller.shard_leadership import JobRunners
 from surefoot_operator.controller.worker_environment import WorkerEnvironmentFactory
 from surefoot_operator.coordinator.agent_server import AgentServer
-from surefoot_operator.memory import HolderPool, JobHolders
-from surefoot_operator.memory.connection_pool import TierAccess
+from surefoot_operator.memory import JobMemoryServers, MemoryServerPool
+from surefoot_operator.memory.connection_pool import MemoryTierCredentials
 from surefoot_operator.platforms.kubernetes.api_objects import jobs_path
 from surefoot_operator.platforms.kubernetes.pods import PodSettings
 from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache
 from surefoot_operator.settings import CoordinatorSettings, OperatorSettings
 
 
-async def _nobody(_: Any) -> Refused | None:
+async def _nobody(_: Any) -> HelloRejected | None:
     return None
 
 
@@ -37,17 +37,23 @@ class Stand:
         self.agents = AgentServer(CoordinatorSettings(), _nobody)
         telling = WorkerEnvironmentFactory("ws://nowhere/v1/agents", 1.0, Secrets(b"root"))
         settings = OperatorSettings()
-        self.shared = Shared(
-            self.cache, self.agents, telling, PodSettings(), TierAccess(), settings, HolderPool(settings.memory)
+        self.shared = SharedResources(
+            self.cache,
+            self.agents,
+            telling,
+            PodSettings(),
+            MemoryTierCredentials(),
+            settings,
+            MemoryServerPool(settings.memory),
         )
         self.runners = JobRunners(self.shared)
         self.cleaned: list[str] = []
         stand = self
 
-        async def clean(tier: JobHolders) -> None:
+        async def clean(tier: JobMemoryServers) -> None:
             stand.cleaned.append(tier._job)
 
-        monkeypatch.setattr(JobHolders, "clean", clean)
+        monkeypatch.setattr(JobMemoryServers, "delete_job", clean)
 
     def put(self, name: str, uid: str = "", **spec: Any) -> None:
         """The server has it, and the cache knows."""
@@ -56,14 +62,14 @@ class Stand:
         self.server.keep(jobs_path("team", name), body)
         old = self.cache.jobs.items.get(("team", name))
         self.cache.jobs.items["team", name] = body
-        self.cache.jobs._heard(old, body)
+        self.cache.jobs._on_event(old, body)
 
     def lose(self, name: str, really: bool = True) -> None:
         """The cache has it no more."""
         old = self.cache.jobs.items.pop(("team", name))
         if really:
             del self.server.objects[jobs_path("team", name)]
-        self.cache.jobs._heard(old, None)
+        self.cache.jobs._on_event(old, None)
 
     def names(self) -> list[str]:
         return sorted(f"{key.name} {key.uid}" for key in self.runners.running)
@@ -156,7 +162,7 @@ async def test_one_job_that_cannot_be_begun_keeps_no_other_from_it(
 ) -> None:
     bad = [True]
 
-    def begin(key: JobKey, shared: Shared) -> JobRunner:
+    def begin(key: JobKey, shared: SharedResources) -> JobRunner:
         if key.name == "a" and bad:
             raise RuntimeError("a bug of ours")
         return JobRunner(key, shared)

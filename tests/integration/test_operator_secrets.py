@@ -12,23 +12,23 @@ import aiohttp
 import pytest
 
 from support.fakes.fake_api import FakeApi, silent
-from surefoot.protocol.messages import Hello, Refused
+from surefoot.protocol.messages import Hello, HelloRejected
 from surefoot_operator.controller.credentials import certificates
 from surefoot_operator.controller.credentials.certificates import CA, CERTIFICATE, KEY, CoordinatorTls
 from surefoot_operator.controller.credentials.secrets import (
-    SecretAt,
+    SecretRef,
     admin_password,
-    kept_secret,
+    load_or_create_secret,
     replaced_secret,
     root_key,
 )
 from surefoot_operator.coordinator.agent_server import AgentServer
-from surefoot_operator.errors import FabricError
-from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
+from surefoot_operator.errors import PlatformError
+from surefoot_operator.platforms.kubernetes.api_objects import ApiError
 from surefoot_operator.settings import CoordinatorSettings
 
-WHERE = SecretAt("system", "kept")
-TLS = SecretAt("system", "surefoot-coordinator-tls")
+WHERE = SecretRef("system", "kept")
+TLS = SecretRef("system", "surefoot-coordinator-tls")
 NAMES = ("localhost", "127.0.0.1")
 
 
@@ -37,14 +37,14 @@ def server() -> FakeApi:
     return FakeApi()
 
 
-def stored(server: FakeApi, where: SecretAt, content: dict[str, bytes]) -> None:
+def stored(server: FakeApi, where: SecretRef, content: dict[str, bytes]) -> None:
     data = {key: base64.b64encode(value).decode() for key, value in content.items()}
     server.keep(where.path, {"metadata": {"name": where.name, "namespace": where.namespace}, "data": data})
 
 
 async def test_replicas_that_begin_together_end_with_one_secret(server: FakeApi) -> None:
     made = iter(range(10))
-    calls = [kept_secret(server.api, WHERE, lambda: {"a": str(next(made)).encode()}) for _ in range(5)]
+    calls = [load_or_create_secret(server.api, WHERE, lambda: {"a": str(next(made)).encode()}) for _ in range(5)]
     found = await asyncio.gather(*calls)
     assert len({content["a"] for content in found}) == 1
     assert [verb for verb, _ in server.asked].count("POST") == 5
@@ -52,7 +52,7 @@ async def test_replicas_that_begin_together_end_with_one_secret(server: FakeApi)
 
 async def test_what_is_there_is_used_as_it_is(server: FakeApi) -> None:
     stored(server, WHERE, {"a": b"theirs"})
-    assert await kept_secret(server.api, WHERE, lambda: {"a": b"ours"}) == {"a": b"theirs"}
+    assert await load_or_create_secret(server.api, WHERE, lambda: {"a": b"ours"}) == {"a": b"theirs"}
     assert [verb for verb, _ in server.asked] == ["GET"]
 
 
@@ -72,34 +72,34 @@ async def test_a_change_in_between_is_not_lost(server: FakeApi) -> None:
 
 async def test_problems_are_sentences(server: FakeApi) -> None:
     server.keep(WHERE.path, {"metadata": {"name": "kept"}, "data": {"a": "%"}})
-    with pytest.raises(FabricError, match="secret system/kept is damaged: delete it"):
-        await kept_secret(server.api, WHERE, dict)
+    with pytest.raises(PlatformError, match="secret system/kept is damaged: delete it"):
+        await load_or_create_secret(server.api, WHERE, dict)
     server.objects.clear()
 
     def nowhere(verb: str, path: str) -> None:
         if verb == "POST":
-            raise ApiRefused("POST", 404, "NotFound", 'namespaces "system" not found')
+            raise ApiError("POST", 404, "NotFound", 'namespaces "system" not found')
 
     server.before = nowhere
-    with pytest.raises(FabricError, match="there is no namespace system: kubectl create namespace system"):
-        await kept_secret(server.api, WHERE, lambda: {"a": b"1"})
+    with pytest.raises(PlatformError, match="there is no namespace system: kubectl create namespace system"):
+        await load_or_create_secret(server.api, WHERE, lambda: {"a": b"1"})
     server.before = lambda verb, path: None
     stored(server, WHERE, {"root": b"short"})
-    with pytest.raises(FabricError, match="needs 32 bytes"):
+    with pytest.raises(PlatformError, match="needs 32 bytes"):
         await root_key(server.api, WHERE)
-    with pytest.raises(FabricError, match="has no `password`"):
+    with pytest.raises(PlatformError, match="has no `password`"):
         await admin_password(server.api, WHERE)
     stored(server, WHERE, {"password": b"\xff"})
-    with pytest.raises(FabricError, match="not ASCII"):
+    with pytest.raises(PlatformError, match="not ASCII"):
         await admin_password(server.api, WHERE)
 
 
 async def test_root_and_password_are_made_once_and_are_not_guessable(server: FakeApi) -> None:
-    root = await root_key(server.api, SecretAt("system", "keys"))
-    assert root == await root_key(server.api, SecretAt("system", "keys"))
+    root = await root_key(server.api, SecretRef("system", "keys"))
+    assert root == await root_key(server.api, SecretRef("system", "keys"))
     assert len(root) == 32
-    password = await admin_password(server.api, SecretAt("system", "admin"))
-    assert password == await admin_password(server.api, SecretAt("system", "admin"))
+    password = await admin_password(server.api, SecretRef("system", "admin"))
+    assert password == await admin_password(server.api, SecretRef("system", "admin"))
     assert len(password) == 64
     assert password.isalnum()
 
@@ -107,8 +107,8 @@ async def test_root_and_password_are_made_once_and_are_not_guessable(server: Fak
 # ---- the certificate ------------------------------------------------------------------------------------------------
 
 
-async def _refuse(hello: Hello) -> Refused | None:
-    return Refused("no", retry=False)
+async def _refuse(hello: Hello) -> HelloRejected | None:
+    return HelloRejected("no", retry=False)
 
 
 async def seen_by_an_agent(url: str, authority: str) -> Any:
@@ -124,7 +124,7 @@ async def seen_by_an_agent(url: str, authority: str) -> Any:
 
 async def test_agents_believe_the_certificate_and_the_one_that_follows_it(server: FakeApi) -> None:
     tls = CoordinatorTls(server.api, TLS, NAMES)
-    await tls.begin()
+    await tls.start()
     stored_type = server.objects[TLS.path]["type"]
     assert stored_type == "kubernetes.io/tls"
     agents = AgentServer(CoordinatorSettings(), _refuse, tls.context)
@@ -136,12 +136,12 @@ async def test_agents_believe_the_certificate_and_the_one_that_follows_it(server
             await seen_by_an_agent(agents.url, certificates.issue_certificate({}, NAMES, time.time())[CA].decode())
         # a second replica reads what the first made
         other = CoordinatorTls(server.api, TLS, NAMES)
-        await other.begin()
+        await other.start()
         assert other.authority == tls.authority
         # in the last third of its life
         old = certificates.issue_certificate({}, NAMES, time.time() - 300 * 86400)
         stored(server, TLS, old)
-        await tls.begin()
+        await tls.start()
         assert tls.authority.encode() == old[CA]
         second = await seen_by_an_agent(agents.url, old[CA].decode())
         assert second != first
@@ -159,7 +159,7 @@ async def test_a_certificate_of_somebody_else_is_used_and_never_replaced(server:
     del theirs[certificates.CA_KEY]
     stored(server, TLS, theirs)
     tls = CoordinatorTls(server.api, TLS, NAMES)
-    await tls.begin()
+    await tls.start()
     assert _content(server) == theirs
     assert {verb for verb, _ in server.asked} == {"GET"}
 
@@ -169,18 +169,18 @@ async def test_a_secret_without_a_usable_key_says_so(server: FakeApi) -> None:
     mine = certificates.issue_certificate({}, NAMES, time.time())
     del mine[certificates.CA_KEY]
     stored(server, TLS, {**mine, KEY: other[KEY]})
-    with pytest.raises(FabricError, match=r"has no usable tls\.crt and tls\.key"):
-        await CoordinatorTls(server.api, TLS, NAMES).begin()
+    with pytest.raises(PlatformError, match=r"has no usable tls\.crt and tls\.key"):
+        await CoordinatorTls(server.api, TLS, NAMES).start()
     stored(server, TLS, {CERTIFICATE: mine[CERTIFICATE]})
-    with pytest.raises(FabricError, match="has no usable"):
-        await CoordinatorTls(server.api, TLS, NAMES).begin()
+    with pytest.raises(PlatformError, match="has no usable"):
+        await CoordinatorTls(server.api, TLS, NAMES).start()
 
 
 async def test_a_look_that_fails_leaves_what_is_shown(server: FakeApi) -> None:
     tls = CoordinatorTls(server.api, TLS, NAMES)
-    await tls.begin()
+    await tls.start()
     known = tls.authority
     server.before = silent
-    with pytest.raises(FabricError):
-        await tls.begin()
+    with pytest.raises(PlatformError):
+        await tls.start()
     assert tls.authority == known

@@ -11,11 +11,11 @@ from support.fakes.fake_api import FakeApi, silent
 from support.machine_speed import scaled
 from surefoot_operator.controller.leader import shard_election
 from surefoot_operator.controller.leader.election_rules import LeaseTimings, lease_name
-from surefoot_operator.controller.leader.leader_election import LeaseAt
+from surefoot_operator.controller.leader.leader_election import LeaseRef
 from surefoot_operator.controller.leader.shard_election import SHARDS, ShardElection
-from surefoot_operator.errors import NotLeading
+from surefoot_operator.errors import NotLeader
 
-WHERE = LeaseAt("surefoot-system", "surefoot-operator")
+WHERE = LeaseRef("surefoot-system", "surefoot-operator")
 SHORT = LeaseTimings(lease_seconds=1.0, renew_seconds=0.6, retry_seconds=0.05, stand_down_seconds=1.5, call_seconds=0.4)
 SECONDS = scaled(60.0)
 
@@ -34,7 +34,7 @@ class Led:
         for (_, shards), (_, may_act) in self.terms.items():
             try:
                 may_act()
-            except NotLeading:
+            except NotLeader:
                 continue
             found.add(shards)
         return found
@@ -47,14 +47,14 @@ class Terms:
         self.name, self.led = name, led
         self.mine: dict[int, tuple[int, int]] = {}
 
-    def begin(self, shard: int, shards: int, may_act: Callable[[], None]) -> None:
+    def started_leading(self, shard: int, shards: int, may_act: Callable[[], None]) -> None:
         key = (shard, shards)
         before = self.led.terms.get(key)
         if before is not None and before[0] != self.name:
             try:
                 before[1]()
                 self.led.doubled.append(key)
-            except NotLeading:
+            except NotLeader:
                 pass
         self.led.terms[key] = (self.name, may_act)
         self.led.begun.append((self.name, *key))
@@ -62,13 +62,13 @@ class Terms:
         if len(self.led.may_act()) > 1:
             self.led.doubled.append(key)
 
-    async def end(self, shard: int, in_peace: bool) -> None:
+    async def stopped_leading(self, shard: int, in_peace: bool) -> None:
         await asyncio.sleep(0)
         key = self.mine.pop(shard, None)
         if key is not None and self.led.terms.get(key, ("",))[0] == self.name:
             del self.led.terms[key]
 
-    def notes(self, shard: int) -> Mapping[str, str]:
+    def annotations(self, shard: int) -> Mapping[str, str]:
         return {}
 
 
@@ -81,7 +81,7 @@ class Replica:
 
     @property
     def count(self) -> int:
-        return len(self.election.led)
+        return len(self.election.led_shards)
 
     async def kill(self) -> None:
         self.task.cancel()
@@ -101,7 +101,7 @@ async def until(condition: Callable[[], bool]) -> None:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> FakeApi:
     monkeypatch.setattr(shard_election, "ASK_SECONDS", 0.3)
-    monkeypatch.setattr(shard_election, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(shard_election, "POLL_SECONDS", 0.02)
     return FakeApi()
 
 
@@ -111,7 +111,7 @@ def led() -> Led:
 
 
 def holders(server: FakeApi, shards: int) -> list[str]:
-    paths = [LeaseAt(WHERE.namespace, lease_name(WHERE.name, shard)).path for shard in range(shards)]
+    paths = [LeaseRef(WHERE.namespace, lease_name(WHERE.name, shard)).path for shard in range(shards)]
     return [server.objects[path]["spec"]["holderIdentity"] if path in server.objects else "" for path in paths]
 
 

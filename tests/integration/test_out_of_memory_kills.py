@@ -17,7 +17,7 @@ import pytest
 from surefoot.agent.staging_memory import read_headroom
 from surefoot.agent.trainers.exit_cause import RankExit, injected_kill, limit_of, oom_between, oom_counts
 from surefoot.linux_process import identity_of
-from surefoot_operator.platforms.local.local_nodes import MemoryKills
+from surefoot_operator.platforms.local.local_nodes import OomInjector
 
 GROUPS = Path("/sys/fs/cgroup/memory")
 """Of version 1, where this machine has it: version 2's files are read in the pure tests."""
@@ -84,8 +84,8 @@ def test_a_process_is_ended_by_the_kernel_in_a_group_of_its_own(groups: tuple[Pa
     child.stdout.readline()  # what it prints once Python has begun
     life = identity_of(child.pid)
     assert life is not None
-    kills = MemoryKills()
-    kills.strike(life, word)
+    kills = OomInjector()
+    kills.start_kill(life, word)
     group = Path(json.loads(word.read_text())["group"])
     assert child.wait(20) == -signal.SIGKILL
     kill = injected_kill(word)
@@ -93,6 +93,6 @@ def test_a_process_is_ended_by_the_kernel_in_a_group_of_its_own(groups: tuple[Pa
     assert "SIGKILL stands in" not in kill.text
     deadline = time.monotonic() + 10
     while group.exists() and time.monotonic() < deadline:
-        kills.look()
+        kills.poll()
     assert not group.exists(), "a group is left behind"
     child.communicate()

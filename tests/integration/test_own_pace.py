@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from surefoot.checkpointer import activity_monitor
-from surefoot.checkpointer.activity_monitor import OwnPace
+from surefoot.checkpointer.activity_monitor import ActivityMonitor
 
 PROGRAM = Path(__file__).parents[1] / "support" / "programs" / "looked_at.py"
 ENDS = {
@@ -26,27 +26,27 @@ LOOKS = 10
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(activity_monitor, "LOOK_SECONDS", 0.002)
+    monkeypatch.setattr(activity_monitor, "POLL_SECONDS", 0.002)
 
 
 @pytest.fixture
-def pace() -> Iterator[OwnPace]:
-    made = OwnPace([torch.nn.Linear(2, 3)], 1, 3)
+def pace() -> Iterator[ActivityMonitor]:
+    made = ActivityMonitor([torch.nn.Linear(2, 3)], 1, 3)
     yield made
     made.close()
 
 
-def looked(pace: OwnPace) -> tuple[int, int]:
-    (told,) = pace.step_ends(4)
+def looked(pace: ActivityMonitor) -> tuple[int, int]:
+    (told,) = pace.end_step(4)
     assert (told.rank, told.work) == (1, 9)
-    return told.looks, told.own
+    return told.observations, told.busy_observations
 
 
-def until_looked(pace: OwnPace) -> None:
+def until_looked(pace: ActivityMonitor) -> None:
     """Stands where its caller made it stand until there were some looks."""
-    before = pace.step_ends(0)[0].looks
+    before = pace.end_step(0)[0].observations
     deadline = time.monotonic() + 30
-    while pace.step_ends(0)[0].looks < before + LOOKS:
+    while pace.end_step(0)[0].observations < before + LOOKS:
         assert time.monotonic() < deadline, "nobody looks"
         time.sleep(0.001)
 
@@ -66,8 +66,8 @@ def within(file: str, function: str) -> Callable[[Callable[[], object]], Any]:
         ("/x/torch/utils/data/dataloader.py", "_next_data", 1),
     ],
 )
-def test_what_is_no_wait_for_other_ranks_is_work(pace: OwnPace, file: str, function: str, share: int) -> None:
-    assert pace.step_ends(4) == (), "nobody has looked before the first step"
+def test_what_is_no_wait_for_other_ranks_is_work(pace: ActivityMonitor, file: str, function: str, share: int) -> None:
+    assert pace.end_step(4) == (), "nobody has looked before the first step"
     within(file, function)(lambda: until_looked(pace))
     looks, own = looked(pace)
     # between two calls the test itself is seen
@@ -75,9 +75,9 @@ def test_what_is_no_wait_for_other_ranks_is_work(pace: OwnPace, file: str, funct
     assert abs(own - share * looks) <= 2
 
 
-def test_of_a_program_on_a_device_loading_alone_is_work(pace: OwnPace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_program_on_a_device_loading_alone_is_work(pace: ActivityMonitor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    pace.step_ends(4)
+    pace.end_step(4)
     until_looked(pace)
     assert looked(pace)[1] == 0
     within("/x/torch/utils/data/dataloader.py", "_next_data")(
@@ -86,9 +86,9 @@ def test_of_a_program_on_a_device_loading_alone_is_work(pace: OwnPace, monkeypat
     assert looked(pace)[1] >= LOOKS - 2
 
 
-def test_a_backward_pass_that_sleeps_waits(pace: OwnPace) -> None:
+def test_a_backward_pass_that_sleeps_waits(pace: ActivityMonitor) -> None:
     """It sleeps in one piece: a thread that wakes up every millisecond queues for a core of a loaded machine, and so runs."""
-    pace.step_ends(4)
+    pace.end_step(4)
     enough = threading.Event()
 
     def end_when_looked() -> None:
@@ -105,19 +105,19 @@ def test_a_backward_pass_that_sleeps_waits(pace: OwnPace) -> None:
     assert own <= 2
 
 
-def test_nobody_looks_aside_nor_in_a_world_of_two(pace: OwnPace) -> None:
-    pace.step_ends(4)
+def test_nobody_looks_aside_nor_in_a_world_of_two(pace: ActivityMonitor) -> None:
+    pace.end_step(4)
     until_looked(pace)
-    with pace.aside():
-        with pace.aside():
+    with pace.not_counted():
+        with pace.not_counted():
             pass
         time.sleep(0.01)  # a look that had begun before may end
         before = looked(pace)
         time.sleep(0.05)
         assert looked(pace) == before
     until_looked(pace)
-    two = OwnPace([torch.nn.Linear(2, 2)], 0, 2)
-    assert [two.step_ends(4) for _ in range(3)] == [(), (), ()]
+    two = ActivityMonitor([torch.nn.Linear(2, 2)], 0, 2)
+    assert [two.end_step(4) for _ in range(3)] == [(), (), ()]
 
 
 @pytest.mark.parametrize("way", ENDS)

@@ -32,9 +32,9 @@ def test_a_start_that_fails_is_that_workers_alone(tmp_path: Path, given: dict[st
     body = read_json(folder.worker_state("j-0-1"))
     assert body is not None
     state = WorkerState(**body)
-    assert (state.phase, state.exit_code, state.unstarted) == ("Failed", None, True)
+    assert (state.phase, state.exit_code, state.start_blocker) == ("Failed", None, True)
     assert state.message.startswith("the agent could not be started: ")
     assert why in state.message
     found = observe_worker(WorkerFiles(record, state), {})
     assert found is not None
-    assert found.unstarted == state.message
+    assert found.start_blocker == state.message

@@ -21,11 +21,11 @@ import pytest
 from support.saves import Saver, arrays
 from support.servers import redis_server, s3_server
 from support.servers.s3_server import S3Server
-from surefoot.flush.engine import DrainOptions
-from surefoot.memory_server.client import HolderClient
+from surefoot.flush.engine import FlushOptions
+from surefoot.memory_server.client import MemoryServerClient
 from surefoot.memory_server.connection import Credentials
-from surefoot.memory_server.provisioning import HolderAdmin
-from surefoot.memory_server.server_process import HolderServer
+from surefoot.memory_server.provisioning import MemoryServerAdmin
+from surefoot.memory_server.server_process import RunningServer
 from surefoot.protocol.identities import RankSave
 from surefoot.tiers import ObjectStoreTier, open_persistent
 from surefoot.tiers.tier import chunk_from, stream_from, table_from
@@ -45,7 +45,7 @@ def s3(tmp_path: Path) -> Iterator[S3Server]:
 
 
 @pytest.fixture
-def redis(tmp_path: Path) -> Iterator[HolderServer]:
+def redis(tmp_path: Path) -> Iterator[RunningServer]:
     (tmp_path / "redis").mkdir()
     with redis_server.running(tmp_path / "redis") as server:
         yield server
@@ -54,14 +54,14 @@ def redis(tmp_path: Path) -> Iterator[HolderServer]:
 class Job:
     """One rank save of some tens of small chunks on one holder; promotions of it in processes of their own."""
 
-    def __init__(self, redis: HolderServer, s3: S3Server, folder: Path) -> None:
+    def __init__(self, redis: RunningServer, s3: S3Server, folder: Path) -> None:
         self.uid, self.s3, self.folder = str(uuid4()), s3, folder
         endpoint = redis_server.endpoint(redis, "node-1")
         account = Credentials(f"user-{self.uid}", PASSWORD)
-        HolderAdmin(endpoint.host, endpoint.port, redis_server.ADMIN_PASSWORD).provision(self.uid, account, 1)
-        options = DrainOptions()
+        MemoryServerAdmin(endpoint.host, endpoint.port, redis_server.ADMIN_PASSWORD).provision(self.uid, account, 1)
+        options = FlushOptions()
         saver = Saver(
-            lambda _: HolderClient(endpoint, self.uid, account), (endpoint.holder,), 1, options, chunk_blocks=1
+            lambda _: MemoryServerClient(endpoint, self.uid, account), (endpoint.instance,), 1, options, chunk_blocks=1
         )
         self.stream = saver.save(SAVE, arrays(10, {f"w{i}": (300, 70) for i in range(8)}))
         saver.close()
@@ -70,8 +70,8 @@ class Job:
             "job": self.uid,
             "user": account.user,
             "password": PASSWORD,
-            "node": endpoint.holder.node,
-            "instance": endpoint.holder.instance,
+            "node": endpoint.instance.node,
+            "instance": endpoint.instance.run_id,
             "host": endpoint.host,
             "port": endpoint.port,
             "ranks": 1,
@@ -102,7 +102,7 @@ class Job:
 
 
 @pytest.fixture
-def job(redis: HolderServer, s3: S3Server, tmp_path: Path) -> Job:
+def job(redis: RunningServer, s3: S3Server, tmp_path: Path) -> Job:
     return Job(redis, s3, tmp_path)
 
 
@@ -118,7 +118,7 @@ def test_a_promotion_outlives_its_agent_and_sends_no_part_twice(job: Job) -> Non
     assert parts > DIES_AT + ObjectStoreTier.at_once
     assert job.promote(DIES_AT).returncode == -signal.SIGKILL
     tier = job.tier()
-    kept = tier.kept(SAVE)
+    kept = tier.list_parts(SAVE)
     assert DIES_AT - ObjectStoreTier.at_once <= len(kept) < parts
     assert tier.manifests() == ()
     assert tier.newest() == ()
@@ -138,7 +138,7 @@ def test_a_promotion_outlives_its_agent_and_sends_no_part_twice(job: Job) -> Non
 def test_what_an_interrupted_promotion_left_damaged_is_sent_again(job: Job) -> None:
     assert job.promote(DIES_AT).returncode == -signal.SIGKILL
     tier = job.tier()
-    kept = tier.kept(SAVE)
+    kept = tier.list_parts(SAVE)
     path, size = tier._names.part(SAVE, min(kept)), kept[min(kept)]
     tier._store.put(path, bytes(size))
     parts = -(-len(job.stream.layout.chunk_starts) // ObjectStoreTier.together)

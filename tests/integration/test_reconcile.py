@@ -17,10 +17,10 @@ from support.fakes.fake_node import Town, document
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.controller.credentials.derived_secrets import secrets_in
 from surefoot_operator.controller.local_operator import LocalOperator
-from surefoot_operator.coordinator.sessions import seen
-from surefoot_operator.errors import FabricError, WorldMoved
-from surefoot_operator.platforms.interface import FabricSeen
-from surefoot_operator.platforms.local.platform import ProcessesFabric
+from surefoot_operator.coordinator.sessions import observed_sessions
+from surefoot_operator.errors import PlatformError, StatusConflict
+from surefoot_operator.platforms.interface import PlatformSnapshot
+from surefoot_operator.platforms.local.platform import ProcessesPlatform
 from surefoot_operator.policy.core.actions import Event
 from surefoot_operator.reconcile.job_metrics import job_collector
 from surefoot_operator.settings import CoordinatorSettings, MemorySettings, OperatorSettings
@@ -33,7 +33,7 @@ def operator_of(town: Town, fabric: Any = None, port: int = 0) -> LocalOperator:
     settings = OperatorSettings(
         coordinator=CoordinatorSettings(port=port), memory=MemorySettings(probe_seconds=0.1, read_seconds=0.2)
     )
-    return LocalOperator(fabric or ProcessesFabric(root), secrets_in(root), settings)
+    return LocalOperator(fabric or ProcessesPlatform(root), secrets_in(root), settings)
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ async def living(tmp_path: Path) -> AsyncIterator[Living]:
     async def begin(
         nodes: int = 3,
         last_step: int | None = None,
-        fabric: type[ProcessesFabric] = ProcessesFabric,
+        fabric: type[ProcessesPlatform] = ProcessesPlatform,
         **job: Any,
     ) -> tuple[Town, LocalOperator]:
         town = Town(tmp_path / "run", document(**job), last_step)
@@ -65,8 +65,8 @@ async def living(tmp_path: Path) -> AsyncIterator[Living]:
 
 
 def committed(town: Town, size: int) -> bool:
-    world = town.status.world
-    return world is not None and world.state == "Committed" and world.size == size
+    world = town.status.membership
+    return world is not None and world.state == "Committed" and world.world_size == size
 
 
 def stepping(town: Town, beyond: int) -> bool:
@@ -77,10 +77,10 @@ def stepping(town: Town, beyond: int) -> bool:
 async def test_a_job_runs_from_nothing_to_complete_and_leaves_nothing_in_memory(living: Living) -> None:
     town, _ = await living(last_step=60)
     await until(lambda: committed(town, 3), "three workers are the world")
-    await until(lambda: town.status.recorded, "a checkpoint is on two holders")
-    assert town.status.world is not None
-    assert town.status.world.epoch == 1
-    assert len(town.status.named_holders) == 3
+    await until(lambda: town.status.had_checkpoint, "a checkpoint is on two holders")
+    assert town.status.membership is not None
+    assert town.status.membership.generation == 1
+    assert len(town.status.assigned_servers) == 3
     await until(lambda: town.status.checkpoints.memory is not None, "the status says what memory has")
     await until(lambda: town.status.phase == "Complete", "every trainer finished")
     await until(lambda: all(t.retired.is_set() for t in town.trainees), "the workers were retired")
@@ -93,12 +93,12 @@ async def test_old_checkpoints_are_dropped_and_the_newest_stay(living: Living) -
     assert memory is not None
 
     def few() -> bool:
-        steps = {m.save.step for h in memory.seen() for m in h.entries}
+        steps = {m.save.step for h in memory.observed_servers() for m in h.entries}
         return bool(steps) and min(steps) > 20 and len(steps) <= 8
 
     await until(few, "only the newest checkpoints are kept")
-    assert town.status.world is not None
-    assert town.status.world.epoch == 1
+    assert town.status.membership is not None
+    assert town.status.membership.generation == 1
 
 
 async def test_what_others_saved_without_a_rank_that_cannot_save_is_dropped_and_counted(living: Living) -> None:
@@ -110,7 +110,7 @@ async def test_what_others_saved_without_a_rank_that_cannot_save_is_dropped_and_
     assert memory is not None
 
     def few() -> bool:
-        steps = {m.save.step for h in memory.seen() for m in h.entries}
+        steps = {m.save.step for h in memory.observed_servers() for m in h.entries}
         return bool(steps) and min(steps) > 20 and len(steps) <= 4
 
     await until(few, "only saves that may still become complete are kept")
@@ -124,21 +124,21 @@ async def test_what_others_saved_without_a_rank_that_cannot_save_is_dropped_and_
 async def test_a_dead_node_leaves_the_world_and_comes_back_into_it(living: Living) -> None:
     town, _ = await living()
     await until(lambda: stepping(town, 20), "twenty steps at world 3")
-    await until(lambda: town.status.recorded, "a checkpoint is on two holders")
+    await until(lambda: town.status.had_checkpoint, "a checkpoint is on two holders")
     reached = max(t.step for t in town.trainees)
     await town.kill("node-1")
     await until(lambda: committed(town, 2), "two workers are the world")
-    world = town.status.world
+    world = town.status.membership
     assert world is not None
     assert world.parent is not None
     assert reached - world.parent.step <= 15
     await until(lambda: stepping(town, reached + 5), "new steps at world 2")
     incident = town.status.incidents[-1]
     assert incident.restored_from == "memory"
-    assert incident.detected_seconds <= (incident.claimed_seconds or 0) <= (incident.assigned_seconds or 0)
+    assert incident.detected_seconds <= (incident.claimed_seconds or 0) <= (incident.committed_seconds or 0)
     town.start("node-1")
     await until(lambda: committed(town, 3), "three workers are the world again")
-    grown = town.status.world
+    grown = town.status.membership
     assert grown is not None
     assert town.status.incidents[-1].kind == "planned"
     await until(lambda: town.status.incidents[-1].first_step_seconds is not None, "the grown world steps")
@@ -159,47 +159,49 @@ async def test_an_operator_that_dies_and_returns_disturbs_nobody(living: Living)
         await until(lambda: len(again_seen(again)) == 3, "every agent is heard again")
         await until(lambda: min(again_seen(again)) > reached, "steps are reported to the new operator")
         assert [(t.incarnation, tuple(t.epochs)) for t in town.trainees] == before
-        assert town.status.world is not None
-        assert (town.status.world.epoch, town.status.restarts) == (1, 0)
+        assert town.status.membership is not None
+        assert (town.status.membership.generation, town.status.restarts) == (1, 0)
     finally:
         await again.stop()
 
 
 async def test_a_frozen_node_is_given_up_and_what_it_does_after_its_thaw_counts_nowhere(living: Living) -> None:
     town, operator = await living()
-    await until(lambda: stepping(town, 20) and town.status.recorded, "twenty steps at world 3")
+    await until(lambda: stepping(town, 20) and town.status.had_checkpoint, "twenty steps at world 3")
     began = time.monotonic()
     town.freeze("node-1")
     await until(lambda: committed(town, 2), "two workers are the world")
     assert time.monotonic() - began > 2.0, "no sooner than silence proves anything"
-    world = town.status.world
+    world = town.status.membership
     assert world is not None
     assert town.status.incidents[-1].restored_from in (None, "memory")
     town.thaw("node-1")
     await until(lambda: committed(town, 3), "the thawed worker is taken in again")
     memory = operator._memory
     assert memory is not None
-    fences = {h.endpoint.holder.node: h.fence for h in memory.seen() if h.state == "Ready"}
+    fences = {h.endpoint.instance.node: h.fence for h in memory.observed_servers() if h.state == "Ready"}
     assert min(fence or 0 for fence in fences.values()) > 1
     assert len(fences) == 3
-    grown = town.status.world
+    grown = town.status.membership
     assert grown is not None
     assert grown.parent is not None
-    assert grown.parent.epoch != 1
+    assert grown.parent.generation != 1
 
 
 def again_seen(operator: LocalOperator) -> list[int]:
     """The steps that this operator knows of."""
     assert operator.reconciler is not None
-    return [s.progress.step for s in seen(operator.reconciler._dependencies.channel.sessions) if s.connected]
+    return [
+        s.progress.step for s in observed_sessions(operator.reconciler._dependencies.channel.sessions) if s.connected
+    ]
 
 
-class Stale(ProcessesFabric):
+class Stale(ProcessesPlatform):
     """A fabric that still shows a leader what stood there when it was cut off."""
 
-    shown: FabricSeen | None = None
+    shown: PlatformSnapshot | None = None
 
-    async def observe(self) -> FabricSeen:
+    async def observe(self) -> PlatformSnapshot:
         if self.shown is None:
             self.shown = await super().observe()
         return self.shown
@@ -210,38 +212,38 @@ async def test_a_leader_that_was_overtaken_changes_nothing(living: Living) -> No
     fabric = Stale(town.folder.root)
     stale = operator_of(town, fabric)
     await until(lambda: committed(town, 2), "two workers are the world")
-    world = town.status.world
+    world = town.status.membership
     assert world is not None
-    now = await ProcessesFabric(town.folder.root).observe()
+    now = await ProcessesPlatform(town.folder.root).observe()
     fabric.shown = replace(now, status=JobStatus(), workers=())
     await stale.start()
     try:
         assert stale.reconciler is not None
-        with pytest.raises(WorldMoved):
-            await stale.reconciler.once()
+        with pytest.raises(StatusConflict):
+            await stale.reconciler.reconcile()
         await until(lambda: stepping(town, 10), "training goes on")
-        assert town.status.world == world
+        assert town.status.membership == world
         assert len(list(town.folder.workers.glob("*.json"))) == 2
     finally:
         await stale.stop()
         await asyncio.sleep(0)
 
 
-class Failing(ProcessesFabric):
+class Failing(ProcessesPlatform):
     """A fabric that cannot be looked at for a while."""
 
     failures = 5
 
-    async def observe(self) -> FabricSeen:
+    async def observe(self) -> PlatformSnapshot:
         if self.failures:
             self.failures -= 1
-            raise FabricError("the disk is away")
+            raise PlatformError("the disk is away")
         return await super().observe()
 
 
 async def test_errors_are_counted_and_the_loop_goes_on(living: Living) -> None:
     town, operator = await living(nodes=1, replicas=1, least=None, fabric=Failing)
-    fabric = operator._fabric
+    fabric = operator._platform
     assert isinstance(fabric, Failing)
     fabric.failures = 5
     await until(lambda: committed(town, 1), "the world begins in spite of errors")
@@ -252,7 +254,7 @@ def series() -> list[str]:
     return [line for line in generate_latest(job_collector).decode().splitlines() if 'job="t"' in line]
 
 
-class Unheard(ProcessesFabric):
+class Unheard(ProcessesPlatform):
     """A fabric that takes events only once a test lets it."""
 
     def __init__(self, root: Path) -> None:
@@ -271,7 +273,7 @@ class Unheard(ProcessesFabric):
 async def test_the_series_of_a_job_end_before_its_last_events_are_waited_for(living: Living) -> None:
     """Else they would end in the midst of a job that was made anew under its name."""
     town, operator = await living(nodes=1, replicas=1, least=None, fabric=Unheard)
-    fabric = operator._fabric
+    fabric = operator._platform
     assert isinstance(fabric, Unheard)
     await fabric.asked.wait()
     await until(lambda: committed(town, 1), "a world")
@@ -296,6 +298,6 @@ async def test_a_step_of_the_wall_clock_changes_nothing_for_a_job_that_runs(
         told = town.status.step
         await until(lambda reached=reached: stepping(town, reached + 30), "thirty more steps")
         await until(lambda told=told: town.status.step > told, "status to tell newer steps")
-    assert town.status.world is not None
-    assert town.status.world.epoch == 1
+    assert town.status.membership is not None
+    assert town.status.membership.generation == 1
     assert town.status.incidents == ()

@@ -62,8 +62,8 @@ async def test_an_operator_that_is_killed_and_started_again_disturbs_nobody(tmp_
             reached = least_step(town)
             await until(lambda: least_step(town) > reached + 20, "they train on with it")
             assert [(t.incarnation, tuple(t.epochs)) for t in town.trainees] == before
-            assert town.status.world is not None
-            assert (town.status.world.epoch, town.status.restarts) == (1, 0)
+            assert town.status.membership is not None
+            assert (town.status.membership.generation, town.status.restarts) == (1, 0)
             second.send_signal(signal.SIGTERM)
             assert await ends(second) == 0
 
@@ -74,12 +74,15 @@ async def test_a_node_that_died_while_no_operator_was_there_is_noticed_by_the_ne
         town.start("node-0")
         town.start("node-1")
         with operator(town, port):
-            await until(lambda: least_step(town) > 15 and town.status.recorded, "both train")
+            await until(lambda: least_step(town) > 15 and town.status.had_checkpoint, "both train")
         await town.kill("node-1")
         with operator(town, port):
-            await until(lambda: town.status.world is not None and town.status.world.size == 1, "one goes on alone")
-            assert town.status.world is not None
-            assert town.status.world.parent is not None
+            await until(
+                lambda: town.status.membership is not None and town.status.membership.world_size == 1,
+                "one goes on alone",
+            )
+            assert town.status.membership is not None
+            assert town.status.membership.parent is not None
 
 
 async def test_no_secret_stands_on_a_command_line_or_in_the_log(tmp_path: Path) -> None:

@@ -12,14 +12,14 @@ from support.fakes.fake_agent import until
 from support.fakes.fake_node import Town, document
 from surefoot_operator.controller.credentials.derived_secrets import secrets_in
 from surefoot_operator.controller.local_operator import LocalOperator
-from surefoot_operator.errors import FabricError
+from surefoot_operator.errors import PlatformError
 from surefoot_operator.platforms.interface import WorkerEnvironment
-from surefoot_operator.platforms.local.platform import ProcessesFabric
+from surefoot_operator.platforms.local.platform import ProcessesPlatform
 from surefoot_operator.policy.core.actions import CreateWorker
 from surefoot_operator.settings import MemorySettings, OperatorSettings
 
 
-class UnkindFabric(ProcessesFabric):
+class UnkindFabric(ProcessesPlatform):
     """Makes workers until it is told how not to."""
 
     unkind = ""
@@ -28,15 +28,15 @@ class UnkindFabric(ProcessesFabric):
     async def create_worker(self, worker: CreateWorker, environment: WorkerEnvironment) -> None:
         self.asked += bool(self.unkind)
         if self.unkind == "refuses":
-            raise FabricError("the API server refused to POST pods: 403 Forbidden: exceeded quota")
+            raise PlatformError("the API server refused to POST pods: 403 Forbidden: exceeded quota")
         if self.unkind == "hangs":
             await asyncio.Event().wait()
         await super().create_worker(worker, environment)
 
 
 def committed(town: Town, size: int) -> bool:
-    world = town.status.world
-    return world is not None and world.state == "Committed" and world.size == size
+    world = town.status.membership
+    return world is not None and world.state == "Committed" and world.world_size == size
 
 
 Living = Callable[[], Awaitable[tuple[Town, UnkindFabric, LocalOperator]]]
@@ -69,7 +69,7 @@ async def test_survivors_train_on_and_old_saves_are_dropped_though_no_replacemen
     living: Living, unkind: str
 ) -> None:
     town, fabric, operator = await living()
-    await until(lambda: committed(town, 3) and town.status.recorded, "three workers are the world, and saved")
+    await until(lambda: committed(town, 3) and town.status.had_checkpoint, "three workers are the world, and saved")
     fabric.unkind = unkind
     await town.kill("node-2")
     await until(lambda: committed(town, 2), "two workers are the world")
@@ -80,7 +80,7 @@ async def test_survivors_train_on_and_old_saves_are_dropped_though_no_replacemen
     assert memory is not None
 
     def few() -> bool:
-        steps = {m.save.step for h in memory.seen() for m in h.entries if h.state == "Ready"}
+        steps = {m.save.step for h in memory.observed_servers() for m in h.entries if h.state == "Ready"}
         return bool(steps) and min(steps) > begun and len(steps) <= 8
 
     await until(few, "only the newest checkpoints are kept")

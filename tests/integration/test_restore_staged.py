@@ -18,9 +18,9 @@ from surefoot.agent.staging_memory import StagingMemory, StagingWatcher
 from surefoot.ipc import trainer_messages as line
 from surefoot.ipc.memfd import SLOTS
 from surefoot.ipc.trainer_server import TrainerConnection, TrainerServer
-from surefoot.memory_server.server_process import HolderServer
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint, RankSave
-from surefoot.protocol.messages import Holders
+from surefoot.memory_server.server_process import RunningServer
+from surefoot.protocol.identities import Checkpoint, MemoryServerEndpoint, RankSave
+from surefoot.protocol.messages import MemoryServers
 from surefoot.restore.fetch import Fetch
 from surefoot.settings import JobSettings
 
@@ -32,7 +32,7 @@ ACCOUNT = redis_server.account("staged-user", "a password")
 class Agent:
     """The agent's staging memory and line on a loop of its own; `restored` is what trainers reported."""
 
-    def __init__(self, socket: Path, endpoints: tuple[HolderEndpoint, ...]) -> None:
+    def __init__(self, socket: Path, endpoints: tuple[MemoryServerEndpoint, ...]) -> None:
         self._endpoints = endpoints
         self.restored: list[line.RestoreDone] = []
         self.local = 0
@@ -46,7 +46,7 @@ class Agent:
     async def _start(self, socket: Path) -> None:
         watcher = StagingWatcher(self._freed, lambda: None, lambda *_: None)
         self.staging = StagingMemory("me", self.job, watcher)
-        self.staging.retarget(Holders(1, self._endpoints, tuple(e.holder for e in self._endpoints), 2))
+        self.staging.retarget(MemoryServers(1, self._endpoints, tuple(e.instance for e in self._endpoints), 2))
         self._line = TrainerServer(socket, self._admit, self._hear)
         self._line.start()
 
@@ -60,43 +60,43 @@ class Agent:
     def spoil(self) -> None:
         """Somebody began to write into the slot of local rank 0 and died."""
         seat = self.staging._arenas[0]
-        slot = next(iter(seat.sealed))
+        slot = next(iter(seat.fenced))
         seat.file.memory[slot * seat.file.slot_bytes + 70_000] ^= 1
 
     def _do(self, work: object) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(20)  # type: ignore[arg-type]  # coroutines of ours
 
     def _admit(self, attach: line.Attach) -> line.Attached:
-        parent = Checkpoint(1, STEP) if attach.epoch > 1 else None
+        parent = Checkpoint(1, STEP) if attach.generation > 1 else None
         lineage: tuple[tuple[int, Checkpoint | None, int], ...] = ((1, None, 1),)
         if parent is not None:
-            lineage = (*lineage, (attach.epoch, parent, 1))
-        return line.Attached(JOB, attach.epoch, 1, 0, "me", parent, lineage, self._endpoints, 2, STEP, None, 0)
+            lineage = (*lineage, (attach.generation, parent, 1))
+        return line.Attached(JOB, attach.generation, 1, 0, "me", parent, lineage, self._endpoints, 2, STEP, None, 0)
 
     def _hear(self, trainer: TrainerConnection, message: line.FromTrainer) -> None:
         self._trainer = trainer
         match message:
             case line.Staged():
-                self.staging.stage(self.local, RankSave(trainer.epoch, message.step, 0), 1, message)
-            case line.NeedArena(slot_bytes=slot_bytes):
+                self.staging.stage(self.local, RankSave(trainer.generation, message.step, 0), 1, message)
+            case line.RequestArena(slot_bytes=slot_bytes):
                 self._task = asyncio.ensure_future(self._give(trainer, slot_bytes))
             case line.FindStagedSaves(checkpoint=checkpoint):
                 for here, fd in self.staging.reusable_saves(self.local, checkpoint):
-                    trainer.tell(here, fd)
+                    trainer.send(here, fd)
             case line.RestoreDone():
                 self.restored.append(message)
 
     async def _give(self, trainer: TrainerConnection, slot_bytes: int) -> None:
-        given = await self.staging.give(self.local, slot_bytes)
-        message = line.ArenaGiven(SLOTS, given.file.slot_bytes, given.seconds, given.busy)
-        trainer.tell(message, given.file.fd)
+        given = await self.staging.grant_arena(self.local, slot_bytes)
+        message = line.ArenaGranted(SLOTS, given.file.slot_bytes, given.seconds, given.busy)
+        trainer.send(message, given.file.fd)
 
     def _freed(self, local: int, slot: int, step: int, ok: bool) -> None:
-        self._trainer.tell(line.SlotFreed(slot, step, ok))
+        self._trainer.send(line.SlotFreed(slot, step, ok))
 
 
 @pytest.fixture
-def holders(tmp_path: Path) -> Iterator[list[HolderServer]]:
+def holders(tmp_path: Path) -> Iterator[list[RunningServer]]:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     with redis_server.running(tmp_path / "a") as first, redis_server.running(tmp_path / "b") as second:
@@ -108,7 +108,7 @@ def holders(tmp_path: Path) -> Iterator[list[HolderServer]]:
 
 
 @pytest.fixture
-def agent(tmp_path: Path, holders: list[HolderServer], monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
+def agent(tmp_path: Path, holders: list[RunningServer], monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
     socket = tmp_path / "agent.sock"
     monkeypatch.setenv("SUREFOOT_AGENT_SOCKET", str(socket))
     monkeypatch.setenv("SUREFOOT_JOB_UID", JOB)
@@ -163,7 +163,7 @@ def test_an_agent_that_lost_the_memory_sends_its_trainer_to_the_holders(
 ) -> None:
     with trainer(1, monkeypatch) as (_, model):
         saved = weights(model)
-    agent.staging._arenas[0].sealed.clear()
+    agent.staging._arenas[0].fenced.clear()
     with trainer(2, monkeypatch) as (_, model):
         assert all(torch.equal(a, b) for a, b in zip(saved, weights(model), strict=True))
     assert agent.restored[1].source == "memory"

@@ -17,7 +17,7 @@ import pytest
 
 from surefoot.checkpointer.library_mode import end_signal
 from surefoot.checkpointer.library_mode.end_signal import EndSignal
-from surefoot.checkpointer.process_group import ProcessWorld
+from surefoot.checkpointer.process_group import ProcessGroupInfo
 
 PROGRAM = """
 import os, signal, sys, time
@@ -241,7 +241,7 @@ def reach_end(ending: EndSignal) -> None:
 def test_a_handler_that_calls_the_one_before_runs_once(
     signals: int, heard: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ending = EndSignal(ProcessWorld(0, 1), 1, 20.0, lambda: 0)
+    ending = EndSignal(ProcessGroupInfo(0, 1), 1, 20.0, lambda: 0)
     set_handler_that_calls_the_one_before(heard)
     assert not ending.is_due(1), "which finds that handler"
     os.kill(os.getpid(), signal.SIGTERM)
@@ -258,7 +258,7 @@ def test_a_handler_that_calls_the_one_before_runs_once(
 
 @pytest.mark.parametrize("chained", [False, True], ids=["closed by another thread", "called by a later handler"])
 def test_sigterm_after_the_end_does_what_it_did_before(chained: bool, heard: list[str]) -> None:
-    ending = EndSignal(ProcessWorld(0, 1), 1, 20.0, lambda: 0)
+    ending = EndSignal(ProcessGroupInfo(0, 1), 1, 20.0, lambda: 0)
     if chained:
         set_handler_that_calls_the_one_before(heard)
         ending.close()

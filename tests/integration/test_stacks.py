@@ -15,7 +15,7 @@ import pytest
 from support import busy_threads
 from surefoot.agent.trainers.hang_diagnosis import main_thread, summarize_stacks
 from surefoot.ipc import stacks
-from surefoot.ipc.stacks import Taken
+from surefoot.ipc.stacks import CapturedStack
 from surefoot.linux_process import state_of
 
 PRELUDE = """
@@ -50,8 +50,8 @@ def program(body: str, path: Path, prelude: str = PRELUDE) -> Iterator[int]:
             process.kill()
 
 
-def taken(pid: int, path: Path) -> Taken:
-    return asyncio.run(stacks.take(3, pid, path))
+def taken(pid: int, path: Path) -> CapturedStack:
+    return asyncio.run(stacks.capture_stack(3, pid, path))
 
 
 BUSY_THREADS = busy_threads.SOURCE + "ready()\nwhile True: deep(50)\n"
@@ -72,7 +72,7 @@ def test_a_rank_says_where_it_stands(body: str, tmp_path: Path) -> None:
     for one in (first, second):
         assert one.why == ""
         assert main_thread(one.text)[-1].function == "<module>"
-        assert len(one.text) <= stacks.LONGEST_BYTES
+        assert len(one.text) <= stacks.MAX_STACK_BYTES
 
 
 def test_asking_a_rank_whose_threads_run_does_not_end_it(tmp_path: Path) -> None:

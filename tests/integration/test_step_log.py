@@ -11,8 +11,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import surefoot
 from support.wandb_file import history
-from surefoot.checkpointer.checkpointer import RankStanding
-from surefoot.integrations.step_log import StepLog, events, tensorboard, wandb_run
+from surefoot.checkpointer.checkpointer import RankStatus
+from surefoot.integrations.step_log import StepLog, step_events, tensorboard, wandb_run
 
 
 class Killed(Exception):
@@ -91,8 +91,8 @@ def test_wandb_itself_keeps_each_step_with_its_texts(tmp_path: Path, monkeypatch
 
 
 def test_events_are_told_once() -> None:
-    at = RankStanding(epoch=3, rank=0, world=2, restored_step=8, step=8, saved_step=0, stall_seconds=None)
-    assert events(None, at) == {"surefoot/world": "epoch 3: a world of 2 goes on from step 8"}
-    saved = RankStanding(epoch=3, rank=0, world=2, restored_step=8, step=12, saved_step=12, stall_seconds=0.1)
-    assert events(at, saved) == {"surefoot/checkpoint": "step 12 is copied, and goes to its tiers"}
-    assert events(saved, saved) == {}
+    at = RankStatus(generation=3, rank=0, world_size=2, restored_step=8, step=8, saved_step=0, stall_seconds=None)
+    assert step_events(None, at) == {"surefoot/world": "epoch 3: a world of 2 goes on from step 8"}
+    saved = RankStatus(generation=3, rank=0, world_size=2, restored_step=8, step=12, saved_step=12, stall_seconds=0.1)
+    assert step_events(at, saved) == {"surefoot/checkpoint": "step 12 is copied, and goes to its tiers"}
+    assert step_events(saved, saved) == {}

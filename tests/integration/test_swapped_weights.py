@@ -252,7 +252,7 @@ def test_a_program_that_settles_first_loses_nothing(gate: CopyGate, form: Form) 
     def settled(model: torch.nn.Module, averaged: AveragedModel) -> Iterator[None]:
         gate.arm(10**9)
         training.gate.go_on(training.stager)
-        training.checkpointer.settle()
+        training.checkpointer.wait_for_staging()
         assert not training.stager.busy
         with form(model, averaged):
             yield
@@ -277,12 +277,12 @@ def test_a_step_whose_tensors_changed_is_not_saved_later_under_its_number(gate: 
 
 def test_settling_where_no_save_is_under_way_is_nothing(gate: CopyGate) -> None:
     training = Training(gate)
-    training.checkpointer.settle()
+    training.checkpointer.wait_for_staging()
     training.step()
-    training.checkpointer.settle()
-    training.checkpointer.settle()
+    training.checkpointer.wait_for_staging()
+    training.checkpointer.wait_for_staging()
     training.close()
-    training.checkpointer.settle()
+    training.checkpointer.wait_for_staging()
     assert training.sealed() == [1]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.fakes.fake_coordinator import FakeCoordinator, all_gone, descendants, lives, start_agent
-from surefoot.protocol.messages import Exited, Stop, Stopped
+from surefoot.protocol.messages import StopTrainers, TrainerFailure, TrainersStopped
 
 PLAIN = str(Path(__file__).parents[1] / "support" / "programs" / "plain_trainer.py")
 WORDS = (sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=surefoot", "--max-restarts=3")
@@ -42,8 +42,8 @@ async def test_under_an_agent_torchrun_gets_the_agent_s_epoch(coordinator: FakeC
             while len(re.findall(r"rank \d of 2", agent.log(1, 0))) < 2:  # noqa: ASYNC110  # a file does not announce its growth
                 await asyncio.sleep(0.05)
         workers = {int(pid) for pid in re.findall(r"pid (\d+) rank", agent.log(1, 0))}
-        await coordinator.say(0, Stop(2, "a test"))
-        await coordinator.until(0, Stopped, lambda m: m.epoch == 2)
+        await coordinator.say(0, StopTrainers(2, "a test"))
+        await coordinator.until(0, TrainersStopped, lambda m: m.generation == 2)
         assert not any(lives(pid) for pid in workers), "stopped means that torchrun's workers are dead too"
     finally:
         below = descendants(agent.pid)
@@ -58,8 +58,8 @@ async def test_under_an_agent_a_second_round_is_refused_by_name(coordinator: Fak
     try:
         await coordinator.warm(0)
         await coordinator.launch(1, 0)
-        exited = await coordinator.until(0, Exited)
-        assert (exited.code, exited.secondary) == (1, False)
+        exited = await coordinator.until(0, TrainerFailure)
+        assert (exited.code, exited.is_secondary) == (1, False)
         assert "epoch 1 had its round" in agent.log(1, 0)
     finally:
         await agent.end()

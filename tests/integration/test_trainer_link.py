@@ -19,9 +19,9 @@ from surefoot.ipc import agent_client as trainer_link
 from surefoot.ipc import trainer_messages as line
 from surefoot.ipc.agent_client import AgentBackend
 from surefoot.ipc.memfd import MemoryFile
-from surefoot.ipc.trainer_messages import framed
+from surefoot.ipc.trainer_messages import add_frame
 from surefoot.protocol.identities import Checkpoint
-from surefoot.protocol.messages import SaveLevel
+from surefoot.protocol.messages import IntervalExponent
 
 
 def open_files(name: str) -> int:
@@ -42,11 +42,11 @@ def test_an_answer_that_comes_too_late_leaves_no_descriptor_open(monkeypatch: py
     memory = os.memfd_create("surefoot-late")
     try:
         assert link.reusable_saves(Checkpoint(1, 5)) == {}
-        answer = framed(line.encode(line.StagedSaves(4096, ((0, 0, 16, "layout"),))))
+        answer = add_frame(line.encode(line.StagedSaves(4096, ((0, 0, 16, "layout"),))))
         socket.send_fds(theirs, [answer[:1]], [memory])
-        theirs.sendall(answer[1:] + framed(line.encode(SaveLevel(1, 3))))
+        theirs.sendall(answer[1:] + add_frame(line.encode(IntervalExponent(1, 3))))
         deadline = time.monotonic() + 60
-        while link.level() != 3:  # the reader has taken both
+        while link.min_interval_exponent() != 3:  # the reader has taken both
             assert time.monotonic() < deadline
             time.sleep(0.01)
         assert open_files("surefoot-late") == 1, "the test's own"
@@ -62,7 +62,7 @@ def answering(end: socket.socket, message: line.ToTrainer, descriptor: int) -> I
 
     def answer() -> None:
         end.recv(1 << 16)
-        socket.send_fds(end, [framed(line.encode(message))], [descriptor])
+        socket.send_fds(end, [add_frame(line.encode(message))], [descriptor])
 
     asked = threading.Thread(target=answer)
     asked.start()
@@ -80,14 +80,14 @@ def test_a_save_is_not_written_over_the_one_before_it() -> None:
     try:
         with answering(theirs, line.StagedSaves(4096, ((0, 0, 16, "layout"),)), memory):
             assert [left.own for left in link.reusable_saves(Checkpoint(1, 5)).values()] == [True]
-        with answering(theirs, line.ArenaGiven(2, 4096, 0.0), memory):
-            link.arena(4096)
+        with answering(theirs, line.ArenaGranted(2, 4096, 0.0), memory):
+            link.request_arena(4096)
         used = []
         for step in (10, 15, 20):
             slot = link.free_slot(60)
             assert slot is not None
-            link.staged(line.Staged(slot, step, 16, 0, "layout", None))
-            theirs.sendall(framed(line.encode(line.SlotFreed(slot, step, True))))
+            link.hand_over_slot(line.Staged(slot, step, 16, 0, "layout", None))
+            theirs.sendall(add_frame(line.encode(line.SlotFreed(slot, step, True))))
             assert link.flush(60)
             used.append(slot)
         assert used == [1, 0, 1], "slot 0 held what was restored"
@@ -120,8 +120,8 @@ def test_a_restore_in_place_maps_in_the_slot_that_it_reads_and_the_first_save_th
         mapping = link._mapping
         assert mapping is not None
         assert 0 < resident_bytes(mapping.memory) <= slot_bytes + (64 << 10), "the other slot is not waited for"
-        with answering(theirs, line.ArenaGiven(2, slot_bytes, 0.0), file.fd):
-            memory, _, _ = link.arena(slot_bytes)
+        with answering(theirs, line.ArenaGranted(2, slot_bytes, 0.0), file.fd):
+            memory, _, _ = link.request_arena(slot_bytes)
         assert link._mapping is mapping, "it is not mapped anew"
         assert resident_bytes(memory) == 2 * slot_bytes
     finally:
@@ -131,21 +131,21 @@ def test_a_restore_in_place_maps_in_the_slot_that_it_reads_and_the_first_save_th
 
 
 def test_all_holders_are_asked_for_where_some_were_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer_link, "_HOLDERS_SECONDS", 0.05)
+    monkeypatch.setattr(trainer_link, "_SERVERS_SECONDS", 0.05)
     ours, theirs = socket.socketpair()
     link = AgentBackend(ours)
     link._reader.start()
     some, every = (endpoint("n0"),), (endpoint("n0"), endpoint("n1"))
-    told = line.Attached("job", 1, 2, 0, "i", Checkpoint(1, 5), (), some, 1, 10, None, 0, partial=True)
+    told = line.Attached("job", 1, 2, 0, "i", Checkpoint(1, 5), (), some, 1, 10, None, 0, is_partial=True)
     try:
         link._attached = told
-        assert link.all_holders() is None, "nobody says: asked again later"
-        assert line.decode(theirs.recv(1 << 16)[4:]) == line.FindHolders()
-        monkeypatch.setattr(trainer_link, "_HOLDERS_SECONDS", 60.0)
-        theirs.sendall(framed(line.encode(line.AllHolders(every))))
-        assert link.all_holders() == every
-        link._attached = replace(told, partial=False)
-        assert link.all_holders() == some
+        assert link.fetch_all_servers() is None, "nobody says: asked again later"
+        assert line.decode(theirs.recv(1 << 16)[4:]) == line.RequestAllServers()
+        monkeypatch.setattr(trainer_link, "_SERVERS_SECONDS", 60.0)
+        theirs.sendall(add_frame(line.encode(line.AllServers(every))))
+        assert link.fetch_all_servers() == every
+        link._attached = replace(told, is_partial=False)
+        assert link.fetch_all_servers() == some
     finally:
         theirs.close()
         link.close(0)

@@ -17,7 +17,7 @@ from support import busy_threads
 from support.fakes.fake_coordinator import all_gone, descendants, lives
 from surefoot.launcher import child_process as child_module
 from surefoot.launcher.job_program import LaunchProgram
-from surefoot.launcher.starter import CannotFork, ForkRequest, Starter, ZygoteClient
+from surefoot.launcher.starter import CannotFork, ForkRequest, ForkServerClient, Starter
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -28,7 +28,7 @@ ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTEC
 class Warm:
     """One zygote for the whole module: every test forks its own programs from it."""
 
-    client: ZygoteClient
+    client: ForkServerClient
     changed: asyncio.Event
     folder: Path
     runs: int = field(default=0)
@@ -47,9 +47,9 @@ class Warm:
         return code, log.read_text(), error_file
 
 
-async def become_warm(program: LaunchProgram | None, folder: Path) -> tuple[ZygoteClient, asyncio.Event]:
+async def become_warm(program: LaunchProgram | None, folder: Path) -> tuple[ForkServerClient, asyncio.Event]:
     changed = asyncio.Event()
-    client = ZygoteClient(changed.set)
+    client = ForkServerClient(changed.set)
     with (folder / "zygote.log").open("ab") as output:
         client.start(program, ENVIRONMENT, output.fileno())
     await asyncio.wait_for(changed.wait(), 60)
@@ -199,7 +199,7 @@ async def test_an_import_that_starts_a_thread_leads_to_a_cold_start(tmp_path: Pa
     try:
         assert await asyncio.wait_for(warmth.get(), 60)
         with (tmp_path / "log").open("ab") as output:
-            child = await starter.trainer({**ENVIRONMENT, "RANK": "3"}, str(tmp_path), output.fileno())
+            child = await starter.start_trainer({**ENVIRONMENT, "RANK": "3"}, str(tmp_path), output.fileno())
         assert await asyncio.wait_for(child.exited, 60) == 0
         assert (tmp_path / "log").read_text() == "ran 3\n"
     finally:

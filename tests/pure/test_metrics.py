@@ -16,10 +16,10 @@ from prometheus_client.registry import Collector
 from support.builders import BEGAN, job, running
 from surefoot import metrics as runtime
 from surefoot.ipc import trainer_messages as line
-from surefoot.ipc.metric_deltas import MOST_SERIES, MetricGrowth, MetricSums
+from surefoot.ipc.metric_deltas import MAX_SERIES, MetricDeltas, MetricSums
 from surefoot.protocol.timeouts import BUCKETS_SECONDS
-from surefoot_operator.api.status import DataRead, Incident, Interval, JobStatus, Straggler, TimeSpent
-from surefoot_operator.policy.maintenance.maintenance_plan import maintain
+from surefoot_operator.api.status import DataProgress, Incident, JobStatus, SaveInterval, Straggler, TimeSpent
+from surefoot_operator.policy.maintenance.maintenance_plan import plan_maintenance
 from surefoot_operator.reconcile.job_metrics import JobMetrics, job_collector
 
 
@@ -41,12 +41,12 @@ def samples(families: list[Metric]) -> dict[str, float]:
 def test_what_grew_is_said_once_and_gauges_are_not_added() -> None:
     trainer = Process()
     trainer.saves.labels("memory").inc(5)
-    growth = MetricGrowth(trainer.families)
-    assert growth.taken() == ()
+    growth = MetricDeltas(trainer.families)
+    assert growth.take() == ()
     trainer.saves.labels("memory").inc(2)
     trainer.step.set(9)
-    assert growth.taken() == (("saves_total", {"tier": "memory"}, 2.0),)
-    assert growth.taken() == ()
+    assert growth.take() == (("saves_total", {"tier": "memory"}, 2.0),)
+    assert growth.take() == ()
 
 
 def test_growth_crosses_the_line_and_adds_up_over_trainers_that_come_and_go() -> None:
@@ -55,13 +55,13 @@ def test_growth_crosses_the_line_and_adds_up_over_trainers_that_come_and_go() ->
     agent.step.set(3)
     for seconds in (0.05, 0.5, 50.0):
         trainer = Process()
-        growth = MetricGrowth(trainer.families)
+        growth = MetricDeltas(trainer.families)
         trainer.times.labels("stage").observe(seconds)
         trainer.saves.labels("staging").inc()
-        said = line.decode(line.encode(line.MetricsGrown(growth.taken())))
-        assert isinstance(said, line.MetricsGrown)
-        sums.add(said.grown)
-    found = samples(list(sums.with_own(agent.families)))
+        said = line.decode(line.encode(line.MetricsReport(growth.take())))
+        assert isinstance(said, line.MetricsReport)
+        sums.add(said.deltas)
+    found = samples(list(sums.with_agent_metrics(agent.families)))
     assert found["saves_total[('tier', 'memory')]"] == 1
     assert found["saves_total[('tier', 'staging')]"] == 3
     buckets = [found[f"times_bucket[('le', '{le}'), ('phase', 'stage')]"] for le in ("0.1", "1.0", "+Inf")]
@@ -73,13 +73,13 @@ def test_growth_crosses_the_line_and_adds_up_over_trainers_that_come_and_go() ->
 
 def test_the_exposition_is_what_a_scraper_reads_with_buckets_in_order() -> None:
     agent, sums, trainer = Process(), MetricSums(), Process()
-    growth = MetricGrowth(trainer.families)
+    growth = MetricDeltas(trainer.families)
     trainer.times.labels("stage").observe(0.5)
-    sums.add(growth.taken())
+    sums.add(growth.take())
 
     class Shown(Collector):
         def collect(self) -> list[Metric]:
-            return list(sums.with_own(agent.families))
+            return list(sums.with_agent_metrics(agent.families))
 
     text = generate_latest(Shown()).decode()  # type: ignore[arg-type]  # asks for nothing but collect()
     (times,) = [f for f in text_string_to_metric_families(text) if f.name == "times"]
@@ -89,10 +89,10 @@ def test_the_exposition_is_what_a_scraper_reads_with_buckets_in_order() -> None:
 
 def test_a_trainer_that_names_ever_new_series_does_not_fill_the_agent() -> None:
     sums = MetricSums()
-    for number in range(2 * MOST_SERIES):
+    for number in range(2 * MAX_SERIES):
         sums.add((("saves_total", {"tier": str(number)}, 1.0),))
-    (saves, *_) = sums.with_own(Process().families)
-    assert len(saves.samples) == MOST_SERIES
+    (saves, *_) = sums.with_agent_metrics(Process().families)
+    assert len(saves.samples) == MAX_SERIES
 
 
 def test_every_family_of_the_runtime_is_exported() -> None:
@@ -116,14 +116,14 @@ def value(name: str, labels: str = "") -> float:
 def test_a_jobs_series_come_with_it_and_go_with_it() -> None:
     figures, seen = JobMetrics(), running()
     seen = replace(seen, job=replace(seen.job, name="figured"))
-    figures.show(seen, replace(seen.status, data=DataRead(1.25, 48.0)), maintain(seen))
+    figures.update_gauges(seen, replace(seen.status, data=DataProgress(1.25, 48.0)), plan_maintenance(seen))
     assert (value("surefoot_job_data_passes"), value("surefoot_job_samples_per_second")) == (1.25, 48)
     assert value("surefoot_world_size") == 3
     assert value("surefoot_checkpoint_copies") == 2
-    assert value("surefoot_checkpoint_complete_timestamp_seconds") == seen.now
+    assert value("surefoot_checkpoint_complete_timestamp_seconds") == seen.now_seconds
     assert value("surefoot_job_phase", "('phase', 'Running')") == 1
     over = replace(seen, status=replace(seen.status, phase="Complete"))
-    figures.show(over, over.status, None)
+    figures.update_gauges(over, over.status, None)
     assert not any(name.startswith(("surefoot_checkpoint", "surefoot_job_data")) for name in of_job())
     assert value("surefoot_job_phase", "('phase', 'Complete')") == 1
     assert value("surefoot_job_step") == 42
@@ -136,10 +136,10 @@ def test_a_jobs_step_is_the_last_known_one_until_its_new_world_has_made_one() ->
     unheard = tuple(replace(s, progress=replace(s.progress, step=0)) for s in seen.sessions)
     begun = replace(seen, job=replace(seen.job, name="figured"), sessions=unheard)
     try:
-        figures.show(begun, begun.status, None)
+        figures.update_gauges(begun, begun.status, None)
         assert value("surefoot_job_step") == 42
         stepped = replace(unheard[0], progress=replace(unheard[0].progress, step=41))
-        figures.show(replace(begun, sessions=(stepped, *unheard[1:])), begun.status, None)
+        figures.update_gauges(replace(begun, sessions=(stepped, *unheard[1:])), begun.status, None)
         assert value("surefoot_job_step") == 41
     finally:
         figures.forget()
@@ -148,15 +148,20 @@ def test_a_jobs_step_is_the_last_known_one_until_its_new_world_has_made_one() ->
 def test_where_a_jobs_seconds_went_is_exported_and_adds_up() -> None:
     figures, seen = JobMetrics(), running()
     spent = TimeSpent(
-        "training", seen.now - 60, training_seconds=20, recovering_seconds=15, suspended_seconds=100, redone_seconds=5
+        "training",
+        seen.now_seconds - 60,
+        training_seconds=20,
+        recovering_seconds=15,
+        suspended_seconds=100,
+        recomputed_seconds=5,
     )
     seen = replace(seen, job=replace(seen.job, name="figured"), status=replace(seen.status, time_spent=spent))
-    figures.show(seen, seen.status, None)
+    figures.update_gauges(seen, seen.status, None)
     assert value("surefoot_job_time_seconds", "'training'") == 80
     assert sum(v for name, v in of_job().items() if name.startswith("surefoot_job_time_seconds[")) == 200
     assert value("surefoot_job_goodput_ratio") == 0.8
     over = replace(seen.status, phase="Complete", time_spent=replace(spent, category=""))
-    figures.show(seen, over, None)
+    figures.update_gauges(seen, over, None)
     assert value("surefoot_job_goodput_ratio") == 0.5
     assert not any(name.startswith("surefoot_job_time") for name in of_job())
     figures.forget()
@@ -165,11 +170,11 @@ def test_where_a_jobs_seconds_went_is_exported_and_adds_up() -> None:
 def test_a_job_that_rests_has_few_series_and_one_that_begins_has_all_that_it_counts() -> None:
     figures, seen = JobMetrics(), running()
     seen = replace(seen, job=replace(seen.job, name="figured"))
-    resting = replace(seen, status=JobStatus(phase="Suspended"), sessions=(), holders=())
+    resting = replace(seen, status=JobStatus(phase="Suspended"), sessions=(), servers=())
     try:
-        figures.show(resting, resting.status, maintain(resting))
+        figures.update_gauges(resting, resting.status, plan_maintenance(resting))
         assert len(of_job()) <= 15
-        figures.show(seen, seen.status, maintain(seen))
+        figures.update_gauges(seen, seen.status, plan_maintenance(seen))
         counted = [name for name in of_job() if name.startswith(("surefoot_restarts", "surefoot_recovery_duration"))]
         assert counted, "a rate sees the first restart only if the series was there before it"
     finally:
@@ -182,14 +187,14 @@ def test_a_node_that_holds_nothing_any_more_has_no_figures_of_what_it_needs() ->
     budgeted = replace(
         seen,
         sessions=tuple(replace(s, progress=replace(s.progress, save_bytes=25_600)) for s in seen.sessions),
-        holders=tuple(replace(h, limit_bytes=10**6, used_bytes=0) for h in seen.holders),
+        servers=tuple(replace(h, limit_bytes=10**6, used_bytes=0) for h in seen.servers),
     )
     try:
-        figures.show(budgeted, seen.status, maintain(budgeted))
+        figures.update_gauges(budgeted, seen.status, plan_maintenance(budgeted))
         assert value("surefoot_memory_needed_bytes", "('node', 'n1')") == 3 * 2 * 25_700
         assert value("surefoot_memory_available_bytes", "('node', 'n1')") == 10**6
-        fewer = replace(budgeted, holders=budgeted.holders[:1])
-        figures.show(fewer, seen.status, maintain(fewer))
+        fewer = replace(budgeted, servers=budgeted.servers[:1])
+        figures.update_gauges(fewer, seen.status, plan_maintenance(fewer))
         assert [name for name in of_job() if name.startswith("surefoot_memory_") and "n0" not in name] == []
         assert value("surefoot_memory_needed_bytes", "('node', 'n0')") > 0
     finally:
@@ -199,14 +204,14 @@ def test_a_node_that_holds_nothing_any_more_has_no_figures_of_what_it_needs() ->
 def test_an_interval_is_shown_as_asked_for_or_with_what_it_was_chosen_from() -> None:
     figures, seen = JobMetrics(), running()
     seen = replace(seen, job=replace(seen.job, name="figured"))
-    chosen = Interval(
-        64, 6, "it costs least", 0.0, 0, 0.0, wanted_seconds=60.5, cost_seconds=0.25, memory_loss_odds=0.05
+    chosen = SaveInterval(
+        64, 6, "it costs least", 0.0, 0, 0.0, target_seconds=60.5, cost_seconds=0.25, memory_loss_probability=0.05
     )
     try:
-        figures.show(seen, seen.status, maintain(seen))
+        figures.update_gauges(seen, seen.status, plan_maintenance(seen))
         assert value("surefoot_checkpoint_interval_steps", "('tier', 'memory')") == 10
         assert not any("interval_input" in name for name in of_job())
-        figures.show(seen, replace(seen.status, memory_interval=chosen), None)
+        figures.update_gauges(seen, replace(seen.status, memory_interval=chosen), None)
         assert value("surefoot_checkpoint_interval_steps", "('tier', 'memory')") == 64
         assert value("surefoot_checkpoint_interval_input_seconds", "('input', 'wanted')") == 60.5
         assert value("surefoot_checkpoint_interval_input_seconds", "('input', 'cost')") == 0.25
@@ -218,7 +223,7 @@ def test_an_interval_is_shown_as_asked_for_or_with_what_it_was_chosen_from() -> 
 def test_an_incident_is_counted_once_when_it_is_answered_and_timed_when_it_is_over() -> None:
     figures, named = JobMetrics(), replace(job(), name="figured")
     begun = Incident("agent-lost", "its line broke", 1, "a", 1, BEGAN, claimed_seconds=BEGAN + 0.1)
-    answered = replace(begun, kind="node-lost", assigned_seconds=BEGAN + 0.5, steps_lost=4)
+    answered = replace(begun, kind="node-lost", committed_seconds=BEGAN + 0.5, steps_lost=4)
     over = replace(answered, first_step_seconds=BEGAN + 0.9)
     history = [JobStatus(), *(JobStatus(incidents=(one,)) for one in (begun, answered, answered, over, over))]
     try:
@@ -241,7 +246,7 @@ def test_the_worst_stragglers_slowdown_is_shown_and_one_while_there_is_none() ->
     none: tuple[Straggler, ...] = ()
     try:
         for stragglers, worst in ((none, 1.0), (slow, 3.0), (none, 1.0)):
-            figures.show(seen, replace(seen.status, stragglers=stragglers), None)
+            figures.update_gauges(seen, replace(seen.status, stragglers=stragglers), None)
             assert value("surefoot_straggler_slowdown_ratio") == worst
     finally:
         figures.forget()
@@ -288,7 +293,7 @@ def test_jobs_are_read_while_they_come_change_and_go() -> None:
             figures = JobMetrics()
             made.append(figures)
             shown = replace(seen, job=replace(seen.job, name=f"figured-{number % 30}"))
-            figures.show(shown, shown.status, None)
+            figures.update_gauges(shown, shown.status, None)
             if number % 7 == 0:
                 figures.forget()
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surefoot.logs import PlainFormatter
-from surefoot.protocol.messages import Exited
-from surefoot.protocol.text import plain
+from surefoot.protocol.messages import TrainerFailure
+from surefoot.protocol.text import escape_control_characters
 from surefoot.protocol.wire import decode, encode
 
 
@@ -28,20 +28,20 @@ from surefoot.protocol.wire import decode, encode
     ],
 )
 def test_what_a_terminal_obeys_is_written_out(text: str, shown: str) -> None:
-    assert plain(text) == shown
+    assert escape_control_characters(text) == shown
 
 
 @given(st.text())
 def test_it_can_be_printed_and_is_the_same_when_done_twice(text: str) -> None:
-    once = plain(text)
+    once = escape_control_characters(text)
     once.encode()
-    assert plain(once) == once
+    assert escape_control_characters(once) == once
     assert all(c in "\t\n" or c >= " " for c in once)
 
 
 def test_an_exceptions_words_reach_events_and_status_plain() -> None:
-    heard = decode(encode(Exited(1, 0, 1, "RuntimeError: \x1b[2J\u202eboom", False, 3)))
-    assert isinstance(heard, Exited)
+    heard = decode(encode(TrainerFailure(1, 0, 1, "RuntimeError: \x1b[2J\u202eboom", False, 3)))
+    assert isinstance(heard, TrainerFailure)
     assert heard.cause == "RuntimeError: \\x1b[2J\\u202eboom"
 
 

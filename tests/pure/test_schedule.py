@@ -6,23 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.save_schedule import HIGHEST_BACKOFF, HIGHEST_LEVEL, LOWER_AFTER, OwnLevel, Schedule
+from surefoot.save_schedule import LOWER_AFTER, MAX_BACKOFF, MAX_EXPONENT, RankBackoff, Schedule
 
 schedules = st.builds(Schedule, st.integers(1, 50), st.none() | st.integers(1, 500))
 
 
-@given(schedules, st.integers(0, 100_000), st.integers(0, HIGHEST_LEVEL - 1))
+@given(schedules, st.integers(0, 100_000), st.integers(0, MAX_EXPONENT - 1))
 def test_what_a_higher_level_saves_a_lower_one_saves_too(schedule: Schedule, step: int, level: int) -> None:
     if schedule.due(step, level + 1):
         assert schedule.due(step, level)
 
 
-@given(st.integers(1, 50), st.integers(1, 10_000), st.integers(0, HIGHEST_LEVEL))
+@given(st.integers(1, 50), st.integers(1, 10_000), st.integers(0, MAX_EXPONENT))
 def test_a_step_is_due_iff_it_is_a_multiple_of_the_interval_doubled_level_times(k: int, step: int, level: int) -> None:
     assert Schedule(k).due(step, level) == (step % (k * 2**level) == 0)
 
 
-@given(st.integers(1, 50), st.integers(1, 500), st.integers(1, 10_000), st.integers(0, HIGHEST_LEVEL))
+@given(st.integers(1, 50), st.integers(1, 500), st.integers(1, 10_000), st.integers(0, MAX_EXPONENT))
 def test_steps_for_the_persistent_tier_depend_on_the_step_alone(k: int, wanted: int, step: int, level: int) -> None:
     schedule = Schedule(k, wanted)
     if schedule.persistent_due(step):
@@ -42,30 +42,30 @@ def test_step_nought_is_never_due() -> None:
 
 
 def test_a_skip_raises_the_level_and_a_streak_lowers_it_by_one() -> None:
-    backoff = OwnLevel().skipped(0).skipped(1)
-    assert backoff == OwnLevel(2, 0)
+    backoff = RankBackoff().back_off(0).back_off(1)
+    assert backoff == RankBackoff(2, 0)
     for _ in range(LOWER_AFTER - 1):
-        backoff = backoff.staged()
-    assert backoff.level == 2
-    assert backoff.staged() == OwnLevel(1, 0)
+        backoff = backoff.count_staged()
+    assert backoff.exponent == 2
+    assert backoff.count_staged() == RankBackoff(1, 0)
 
 
 def test_a_skip_ends_the_streak() -> None:
-    backoff = OwnLevel(1, LOWER_AFTER - 1).skipped(1)
-    assert backoff == OwnLevel(2, 0)
+    backoff = RankBackoff(1, LOWER_AFTER - 1).back_off(1)
+    assert backoff == RankBackoff(2, 0)
 
 
 def test_a_skip_counts_from_the_level_that_the_coordinator_asked_for() -> None:
-    assert OwnLevel().skipped(6) == OwnLevel(7, 0)
-    assert OwnLevel().skipped(HIGHEST_BACKOFF + 3).level == HIGHEST_BACKOFF + 3
+    assert RankBackoff().back_off(6) == RankBackoff(7, 0)
+    assert RankBackoff().back_off(MAX_BACKOFF + 3).exponent == MAX_BACKOFF + 3
 
 
 def test_the_level_stays_between_nought_and_the_highest() -> None:
-    backoff = OwnLevel()
-    for _ in range(HIGHEST_BACKOFF + 5):
-        backoff = backoff.skipped(backoff.level)
-    assert backoff.level == HIGHEST_BACKOFF
-    assert OwnLevel().staged() == OwnLevel()
+    backoff = RankBackoff()
+    for _ in range(MAX_BACKOFF + 5):
+        backoff = backoff.back_off(backoff.exponent)
+    assert backoff.exponent == MAX_BACKOFF
+    assert RankBackoff().count_staged() == RankBackoff()
 
 
 @pytest.mark.parametrize("none", [None, 0])

@@ -19,10 +19,10 @@ from simulator.wiring import Wire
 from surefoot.agent import agent_state as on
 from surefoot.agent import staging_memory as saves
 from surefoot.agent import state_machine as agent_life
-from surefoot.agent.agent_process import PaceWord
+from surefoot.agent.agent_process import ActivityReporter
 from surefoot.flush import state_machine
 from surefoot.protocol import messages as said
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
+from surefoot.protocol.identities import Checkpoint, MemoryServerEndpoint, MemoryServerInstance, RankSave
 from surefoot.protocol.messages import NodeHealth
 
 if TYPE_CHECKING:
@@ -40,10 +40,10 @@ class Agent:
         self.process = Process(f"agent {pod.name} {self.incarnation}", node)
         self.life = agent_life.AgentState(step_timeout_seconds=simulation.settings.step_timeout_seconds)
         self.trainers: list[Trainer] = []
-        self._paces = PaceWord()
+        self._paces = ActivityReporter()
         self.drains: dict[int, DrainRunner] = {}
         self.line: Line | None = None
-        self.endpoints: tuple[HolderEndpoint, ...] = ()
+        self.endpoints: tuple[MemoryServerEndpoint, ...] = ()
         self._targets: on.Retarget | None = None
         self._done: dict[Checkpoint, dict[int, int]] = {}
         self.saved: tuple[Checkpoint, int] | None = None
@@ -109,19 +109,19 @@ class Agent:
     @property
     def leaving(self) -> bool:
         """Whether it says that it was told to end."""
-        return self.life.leaving is not None
+        return self.life.terminating is not None
 
     def beat(self) -> None:
         life = self.life
         pending = sorted({c for d in self.drains.values() for c in d.state.pending()})
-        settled = self.book.settled(life.started, len(life.ranks), life.progress.settled.upto)
-        paces = self._paces.due(life.progress.paces, self.engine.now)
+        settled = self.book.closed_steps(life.started, len(life.ranks), life.progress.closed_steps.closed_up_to)
+        paces = self._paces.due(life.progress.activities, self.engine.now)
         self.say(
             said.Heartbeat(
-                epoch=life.running, stopped=life.stopped, warm=life.warm,
+                generation=life.running, stopped=life.stopped, is_warm=life.warm,
                 pending=tuple(pending), saved=self.saved[0] if self.saved else None,
-                copies=self.saved[1] if self.saved else 0, progress=replace(life.progress, settled=settled, paces=paces),
-                leaving=self.leaving,
+                copies=self.saved[1] if self.saved else 0, progress=replace(life.progress, closed_steps=settled, activities=paces),
+                terminating=self.leaving,
             )
         )  # fmt: skip
 
@@ -130,23 +130,23 @@ class Agent:
             case said.Welcome():
                 self.tell(message)
                 self.say_findings()
-            case said.Stop() | said.Assign() | said.Holders() | said.Barrier() | said.SaveLevel():
+            case said.StopTrainers() | said.Assign() | said.MemoryServers() | said.Barrier() | said.IntervalExponent():
                 self.tell(message)
-            case said.Retire(_, exit_code):
-                self.tell(on.LeaveAsked(exit_code))
+            case said.Shutdown(_, exit_code):
+                self.tell(on.ShutdownRequested(exit_code))
             case said.ListPersistent(request, manifests=False, layouts=wanted):
                 self._errands.tell_layouts(request, wanted or ())
             case said.ListPersistent():
                 self._errands.tell_listing(message)
             case said.RepairSave():
                 self._errands.repair(message)
-            case said.PromoteSave(saves=saves):
+            case said.UploadSave(saves=saves):
                 self._errands.upload(saves)
-            case said.DropPersistent(request, checkpoints):
+            case said.DeletePersistent(request, checkpoints):
                 self._errands.drop_persistent(request, checkpoints)
-            case said.Refused(_, retry):
+            case said.HelloRejected(_, retry):
                 if not retry:
-                    self.tell(on.LeaveAsked(1))
+                    self.tell(on.ShutdownRequested(1))
 
     # ---- life -------------------------------------------------------------------------------------------------------
 
@@ -159,7 +159,7 @@ class Agent:
         self.engine.after(0.0004, self.process, self.tell, event)
 
     def tell(self, event: on.Event) -> None:
-        self.life, commands = agent_life.transition(self.life, event)
+        self.life, commands = agent_life.next_state(self.life, event)
         for command in commands:
             self._carry_out(command)
 
@@ -168,15 +168,15 @@ class Agent:
         match command:
             case on.Send(message):
                 self.say(message)
-            case on.Beat():
+            case on.SendHeartbeat():
                 self.beat()
             case on.StartStore(epoch):
                 self.engine.after(
-                    rng.uniform(0.01, 0.05), self.process, self.tell, on.StoreUp(epoch, f"{self.node}:{epoch}")
+                    rng.uniform(0.01, 0.05), self.process, self.tell, on.StoreStarted(epoch, f"{self.node}:{epoch}")
                 )
             case on.StartTrainers(assign, store):
                 self._start(assign, store)
-            case on.TakeStacks(epoch):
+            case on.CollectStacks(epoch):
                 self.engine.after(rng.uniform(0.01, 1.5), self.process, self._look, epoch)
             case on.KillTrainers():
                 if self.simulation.rules.reap:
@@ -188,7 +188,7 @@ class Agent:
             case on.SendToTrainers(message, rank):
                 for trainer in self.trainers:
                     if rank in (None, trainer.rank):
-                        delay = rng.uniform(0.0004, 0.4) if isinstance(message, said.SaveLevel) else 0.0004
+                        delay = rng.uniform(0.0004, 0.4) if isinstance(message, said.IntervalExponent) else 0.0004
                         self.engine.after(delay, trainer.process, trainer.receive, message)
             case on.Retarget(holders):
                 self._retarget(holders)
@@ -201,12 +201,12 @@ class Agent:
 
     def _look(self, epoch: int) -> None:
         look = self.simulation.hang_watch.look(self, epoch)
-        self.tell(on.StacksTaken(epoch, "in a test", look))
+        self.tell(on.StacksCollected(epoch, "in a test", look))
 
     def _start(self, assign: said.Assign, store: str) -> None:
         self.simulation.oracle.training.starting(self, assign)
         for runner in self.drains.values():
-            runner.tell(state_machine.EpochBegun(assign.epoch))
+            runner.tell(state_machine.GenerationStarted(assign.generation))
         self.trainers = [Trainer(self, assign, store, local) for local in range(assign.local_ranks)]
         for trainer in self.trainers:
             self.engine.after(self.engine.rng.uniform(0.05, 0.3), trainer.process, trainer.begin)
@@ -216,7 +216,7 @@ class Agent:
             0.001,
             self.process,
             self.tell,
-            on.TrainerExited(trainer.assign.epoch, trainer.local, code, cause, secondary),
+            on.TrainerExited(trainer.assign.generation, trainer.local, code, cause, secondary),
         )
 
     def _flush(self, epoch: int, deadline: float) -> None:
@@ -233,15 +233,15 @@ class Agent:
 
     # ---- saves ------------------------------------------------------------------------------------------------------
 
-    def holder(self, target: HolderId) -> Holder | None:
+    def holder(self, target: MemoryServerInstance) -> Holder | None:
         """Where an endpoint leads: that instance while it lives, else nobody who knows us."""
         return self.simulation.holders.get(target)
 
     @property
     def partly_told(self) -> int:
         """The epoch of which there are more holders than it was told of; 0: those are all."""
-        holders = self._targets.holders if self._targets is not None else None
-        return holders.epoch if holders is not None and holders.partial else 0
+        holders = self._targets.servers if self._targets is not None else None
+        return holders.generation if holders is not None and holders.is_partial else 0
 
     def stage(self, trainer: Trainer, save: RankSave, content: int) -> bool:
         runner = self.drains.get(trainer.local)
@@ -250,23 +250,23 @@ class Agent:
             self._aim(runner, trainer.local)
         self.book = saves.track_staged(self.book, save)
         self.engine.after(0.0004, self.process, self.beat)  # what is pending must be known before anybody says Stopped
-        staged = runner.stage(save, trainer.assign.world, content)
+        staged = runner.stage(save, trainer.assign.world_size, content)
         if not staged:
             self.book = saves.track_lost(self.book, save)
             self.simulation.oracle.liveness.not_staged(self, save, runner.state)
         return staged
 
-    def _retarget(self, holders: said.Holders) -> None:
+    def _retarget(self, holders: said.MemoryServers) -> None:
         self._targets = on.Retarget(holders)
-        self.endpoints = holders.holders
+        self.endpoints = holders.servers
         for local, runner in self.drains.items():
             self._aim(runner, local)
 
     def _aim(self, runner: DrainRunner, local: int) -> None:
         if self._targets is None:
             return
-        holders = self._targets.holders
-        everyone = frozenset(e.holder for e in holders.holders)
+        holders = self._targets.servers
+        everyone = frozenset(e.instance for e in holders.servers)
         runner.tell(state_machine.Retargeted(holders.targets_of(local), everyone, holders.replicas, self.engine.now))
 
     def _freed(self, freed: state_machine.FreeSlot) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from simulator.engine import Process
-from surefoot_operator.job_snapshot import CreateSeen
+from surefoot_operator.job_snapshot import PendingCreate
 from surefoot_operator.policy.core.actions import CreateWorker, DeleteWorker
 
 if TYPE_CHECKING:
@@ -26,12 +26,12 @@ class Calls:
 
     def __init__(self, fabric: Fabric, process: Process, poke: Callable[[], None]) -> None:
         self._fabric, self._process, self._poke = fabric, process, poke
-        self._creates: dict[tuple[int, int], CreateSeen] = {}
+        self._creates: dict[tuple[int, int], PendingCreate] = {}
         self._deletes: dict[tuple[str, bool], float] = {}
         self._undecided: set[str] = set()
         """Uids of pods whose deletion is under way, or was never answered."""
 
-    def seen(self) -> tuple[CreateSeen, ...]:
+    def seen(self) -> tuple[PendingCreate, ...]:
         return tuple(call for _, call in sorted(self._creates.items()))
 
     def deletions(self) -> frozenset[str]:
@@ -41,14 +41,14 @@ class Calls:
         """Asks for it, unless that is under way or was refused lately."""
         key, now = (order.index, order.attempt), self._fabric.engine.now
         known = self._creates.get(key)
-        if known is not None and (known.under_way or now < known.until_seconds):
+        if known is not None and (known.in_progress or now < known.until_seconds):
             return
-        self._creates[key] = CreateSeen(*key, under_way=True)
+        self._creates[key] = PendingCreate(*key, in_progress=True)
 
         def done(refusal: str) -> None:
             until = self._fabric.engine.now + REFUSED_SECONDS
             if refusal:
-                self._creates[key] = CreateSeen(*key, False, refusal, until_seconds=until)
+                self._creates[key] = PendingCreate(*key, False, refusal, until_seconds=until)
             else:
                 del self._creates[key]
             self._poke()

@@ -12,11 +12,17 @@ from simulator.engine import Refusal, Unavailable
 from simulator.layouts import KnownLayouts
 from simulator.tiers import Holder
 from surefoot.agent.coordinator_requests import knows_all, sound_steps
-from surefoot.flush.garbage_collection import spared_good
-from surefoot.protocol.checkpoints.completeness import LineageEntry, TierReading, complete, entry_of, watermark
+from surefoot.flush.garbage_collection import kept_for_rollback
+from surefoot.protocol.checkpoints.completeness import (
+    LineageEntry,
+    TierReading,
+    complete_checkpoints,
+    entry_of,
+    watermark,
+)
 from surefoot.protocol.checkpoints.records import RankManifest
-from surefoot.protocol.checkpoints.retention import Standing, memory_drops
-from surefoot.protocol.identities import HolderId, RankSave
+from surefoot.protocol.checkpoints.retention import RetentionInputs, memory_drops
+from surefoot.protocol.identities import MemoryServerInstance, RankSave
 
 if TYPE_CHECKING:
     from simulator.agents import Agent
@@ -39,18 +45,20 @@ class Keeper:
         agent, life = self._agent, self._agent.life
         now = agent.engine.now
         assign = life.assign
-        led = agent.line is not None and not (assign is not None and assign.unseen)
+        led = agent.line is not None and not (assign is not None and assign.servers_unreachable)
         self._alone_since = None if led else self._alone_since or now
         if assign is None or assign.group_rank != 0 or not knows_all(assign) or self._alone_since is None or self._busy:
             return
-        runs = life.alive and not life.killing and life.started == life.claimed == assign.epoch
+        runs = life.alive and not life.killing and life.started == life.claimed == assign.generation
         if runs and now - self._alone_since > AWAY_SECONDS:
             self._busy = True
             agent.simulation.kept_alone += 1
-            known = [h for e in agent.endpoints if (h := agent.holder(e.holder)) is not None]
-            self._read(assign.epoch, known, {})
+            known = [h for e in agent.endpoints if (h := agent.holder(e.instance)) is not None]
+            self._read(assign.generation, known, {})
 
-    def _read(self, epoch: int, rest: list[Holder], found: dict[HolderId, tuple[RankManifest, ...]]) -> None:
+    def _read(
+        self, epoch: int, rest: list[Holder], found: dict[MemoryServerInstance, tuple[RankManifest, ...]]
+    ) -> None:
         if not rest:
             self._keep(epoch, found)
             return
@@ -70,9 +78,9 @@ class Keeper:
             self._agent.process, holder.process, lambda: (holder.fence, holder.read(), holder.good_layouts()), answered
         )
 
-    def _keep(self, epoch: int, found: dict[HolderId, tuple[RankManifest, ...]]) -> None:
+    def _keep(self, epoch: int, found: dict[MemoryServerInstance, tuple[RankManifest, ...]]) -> None:
         assign, simulation = self._agent.life.assign, self._agent.simulation
-        if assign is None or assign.epoch != epoch:
+        if assign is None or assign.generation != epoch:
             self._busy = False
             return
         lineage = tuple(LineageEntry(*entry) for entry in assign.lineage)
@@ -86,10 +94,10 @@ class Keeper:
             return
         simulation.oracle.watermarks.vouched(water, epoch, replicas)
         entry = entry_of(lineage, epoch)
-        whole = complete(TierReading(found, None), lineage, epoch, frozenset(), self._known.covers({}))
+        whole = complete_checkpoints(TierReading(found, None), lineage, epoch, frozenset(), self._known.covers({}))
         sound = sound_steps(self._agent.life.progress, simulation.settings.good_after)
-        good = spared_good(whole, [m for entries in found.values() for m in entries], sound)
-        standing = Standing(
+        good = kept_for_rollback(whole, [m for entries in found.values() for m in entries], sound)
+        standing = RetentionInputs(
             lineage,
             epoch,
             False,
@@ -98,7 +106,7 @@ class Keeper:
             None,
             None,
             frozenset(),
-            good=good,
+            known_good=good,
         )
         drops = [
             (simulation.holders[name], save)

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from surefoot.protocol.checkpoints.completeness import Covers, Lineage, TierReading, complete, newest
+from surefoot.protocol.checkpoints.completeness import (
+    Covers,
+    Lineage,
+    TierReading,
+    complete_checkpoints,
+    newest_checkpoint,
+)
 from surefoot.protocol.identities import Checkpoint
 
 
@@ -10,4 +16,4 @@ def restore_point(
     reading: TierReading, lineage: Lineage, floor: Checkpoint | None, covers: Covers
 ) -> Checkpoint | None:
     """The newest complete checkpoint on the newest epoch's lineage."""
-    return newest(complete(reading, lineage, lineage[-1].epoch, frozenset(), covers))
+    return newest_checkpoint(complete_checkpoints(reading, lineage, lineage[-1].generation, frozenset(), covers))

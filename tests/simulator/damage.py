@@ -118,7 +118,7 @@ def _upload_anew(simulation: Simulation, duration: float) -> None:
         return
     entry = tier.manifests[victim]
     content = simulation.engine.rng.getrandbits(62)
-    other = manifest(victim, entry.world, entry.incarnation, content, entry.saved_at, entry.objects)
+    other = manifest(victim, entry.world_size, entry.incarnation, content, entry.saved_at, entry.objects)
     simulation.engine.say("FAULT another save is uploaded as {}", victim)
     with suppress(Refusal):
         tier.put(other, tuple(Piece(content, part) for part in range(CHUNKS)))
@@ -127,10 +127,10 @@ def _upload_anew(simulation: Simulation, duration: float) -> None:
 
 def _live_on(simulation: Simulation, duration: float) -> None:
     """A run that this status was a backup of had gone on: its next epochs are in the tier, and memory is empty."""
-    tier, world = simulation.persistent, simulation.store.status.world
+    tier, world = simulation.persistent, simulation.store.status.membership
     if tier is None or world is None:
         return
-    taken = range(world.epoch + 1, world.epoch + 2 + simulation.engine.rng.randrange(3))
+    taken = range(world.generation + 1, world.generation + 2 + simulation.engine.rng.randrange(3))
     simulation.engine.say("FAULT epochs {} to {} were claimed before status was restored", taken.start, taken.stop - 1)
     tier.claims |= dict.fromkeys(taken, "of another history")
     simulation.oracle.taken_before |= dict.fromkeys(taken, simulation.engine.now)

@@ -10,7 +10,7 @@ from simulator.engine import Refusal, Unavailable
 from simulator.tiers import CHUNKS, Holder, Piece, manifest
 from surefoot.flush import state_machine
 from surefoot.protocol.checkpoints.save_state import OWN
-from surefoot.protocol.identities import HolderId, RankSave
+from surefoot.protocol.identities import MemoryServerInstance, RankSave
 
 if TYPE_CHECKING:
     from simulator.agents import Agent
@@ -23,7 +23,9 @@ class DrainRunner:
 
     def __init__(self, agent: Agent, freed: Callable[[state_machine.FreeSlot], None]) -> None:
         self.agent = agent
-        self.state = state_machine.DrainState((state_machine.Free(), state_machine.Free()), agent.incarnation)
+        self.state = state_machine.FlushState(
+            (state_machine.FreeSlotState(), state_machine.FreeSlotState()), agent.incarnation
+        )
         self._freed = freed
         self._contents: dict[int, int] = {}
         self._committed: dict[RankSave, int] = {}
@@ -31,11 +33,11 @@ class DrainRunner:
 
     def stage(self, save: RankSave, world: int, content: int) -> bool:
         """Seals a free slot with this save; False if there is none."""
-        slot = next((i for i, s in enumerate(self.state.slots) if isinstance(s, state_machine.Free)), None)
+        slot = next((i for i, s in enumerate(self.state.slots) if isinstance(s, state_machine.FreeSlotState)), None)
         if slot is None:
             return False
         self._contents[slot] = content
-        sealed = state_machine.SealedSave(save, world, self.agent.incarnation, f"{world:016x}", 1000, 10)
+        sealed = state_machine.StagedSave(save, world, self.agent.incarnation, f"{world:016x}", 1000, 10)
         self.tell(state_machine.SlotStaged(slot, sealed, self.agent.engine.now))
         return True
 
@@ -59,18 +61,20 @@ class DrainRunner:
                 self._write(slot, target, 0)
             case state_machine.CommitOn(slot, target):
                 self._commit(slot, target)
-            case state_machine.StopLeg(slot, target):
-                self.agent.engine.after(0.001, self.agent.process, self.tell, state_machine.LegEnded(slot, target))
+            case state_machine.StopTransfer(slot, target):
+                self.agent.engine.after(
+                    0.001, self.agent.process, self.tell, state_machine.TransferStopped(slot, target)
+                )
             case state_machine.FreeSlot():
                 self._freed(command)
             case _:
                 pass
 
-    def _sealed(self, slot: int) -> state_machine.SealedSave | None:
+    def _sealed(self, slot: int) -> state_machine.StagedSave | None:
         held = self.state.slots[slot]
-        return None if isinstance(held, state_machine.Free) else held.sealed
+        return None if isinstance(held, state_machine.FreeSlotState) else held.staged
 
-    def _write(self, slot: int, target: HolderId, part: int) -> None:
+    def _write(self, slot: int, target: MemoryServerInstance, part: int) -> None:
         """Chunk after chunk; the next only once the one before is acknowledged."""
         sealed, holder = self._sealed(slot), self.agent.holder(target)
         if sealed is None:
@@ -91,15 +95,15 @@ class DrainRunner:
 
         self.agent.network.call(self.agent.process, holder.process, lambda: holder.put(save, piece), done)
 
-    def _still_writing(self, slot: int, target: HolderId, save: RankSave) -> bool:
+    def _still_writing(self, slot: int, target: MemoryServerInstance, save: RankSave) -> bool:
         held = self.state.slots[slot]
         return (
-            isinstance(held, state_machine.Draining)
-            and held.sealed.save == save
-            and any(leg.target == target and leg.phase == "writing" for leg in held.legs)
+            isinstance(held, state_machine.Flushing)
+            and held.staged.save == save
+            and any(leg.target == target and leg.phase == "writing" for leg in held.transfers)
         )
 
-    def _commit(self, slot: int, target: HolderId) -> None:
+    def _commit(self, slot: int, target: MemoryServerInstance) -> None:
         sealed, holder = self._sealed(slot), self.agent.holder(target)
         if sealed is None:
             return
@@ -108,14 +112,14 @@ class DrainRunner:
             return
         own = (("loader", OWN),) if self.agent.simulation.settings.tied else ()
         content, now = self._contents[slot], self.agent.engine.now
-        entry = manifest(sealed.save, sealed.world, sealed.incarnation, content, now, own)
+        entry = manifest(sealed.save, sealed.world_size, sealed.incarnation, content, now, own)
         entry = replace(entry, suspect=self.agent.simulation.oracle.numerics.is_suspect(sealed.save))
 
         def done(answer: Any) -> None:
             if self._sealed(slot) is not sealed:
                 return
             if isinstance(answer, Refusal) and str(answer) == "fenced":
-                self.tell(state_machine.LegRefused(slot, target))
+                self.tell(state_machine.TransferFenced(slot, target))
             elif isinstance(answer, Unavailable | Refusal):
                 self._failed(slot, target, "missing" if str(answer) == "missing" else "unavailable")
             else:
@@ -124,11 +128,11 @@ class DrainRunner:
         writer = self.writer(sealed)
         self.agent.network.call(self.agent.process, holder.process, lambda: _commit(holder, entry, writer), done)
 
-    def writer(self, sealed: state_machine.SealedSave) -> int:
+    def writer(self, sealed: state_machine.StagedSave) -> int:
         """Whose word its commits carry: the slot's own epoch, whatever was heard of since."""
-        return sealed.save.epoch
+        return sealed.save.generation
 
-    def _failed(self, slot: int, target: HolderId, cause: Cause) -> None:
+    def _failed(self, slot: int, target: MemoryServerInstance, cause: Cause) -> None:
         now, drawn = self.agent.engine.now, self.agent.engine.rng.random()
         self.tell(state_machine.TargetFailed(slot, target, cause, now, drawn))
 

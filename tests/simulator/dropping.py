@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from simulator.calls import CALL_LIMIT_SECONDS
 from simulator.engine import Refusal, Unavailable
-from surefoot.protocol.identities import HolderId, RankSave
+from surefoot.protocol.identities import MemoryServerInstance, RankSave
 
 if TYPE_CHECKING:
     from simulator.operators import Operator
@@ -22,7 +22,7 @@ class Dropping:
         """Whether a drop may still be sent: its epoch is the committed one, and its time is not over."""
         return self._operator.committed_epoch() == epoch and self._operator.now < expires
 
-    def drop(self, target: HolderId, epoch: int, saves: list[RankSave], expires: float) -> None:
+    def drop(self, target: MemoryServerInstance, epoch: int, saves: list[RankSave], expires: float) -> None:
         """One save after another; each is sent only while it is due, and arrives whenever it arrives."""
         watch = self._operator.watches.get(target)
         if not saves or not self._due(epoch, expires) or watch is None or watch.state != "Ready" or watch.dropping:

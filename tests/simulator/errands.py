@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from simulator.engine import Refusal, Unavailable
 from simulator.tiers import CHUNKS, Holder, Persistent, Piece
 from surefoot.protocol import messages as said
-from surefoot.protocol.checkpoints.completeness import LeftOut
+from surefoot.protocol.checkpoints.completeness import UnreadRecord
 from surefoot.protocol.identities import Checkpoint, RankSave
-from surefoot.protocol.messages import HoldersWanted
+from surefoot.protocol.messages import ListAllServers
 
 if TYPE_CHECKING:
     from simulator.agents import Agent
@@ -36,11 +36,11 @@ class Errands:
 
         def done(answer: Any) -> None:
             if isinstance(answer, Unavailable | Refusal):
-                self._agent.say(said.Listing(request, error=str(answer)))
+                self._agent.say(said.PersistentPage(request, error=str(answer)))
                 return
             left = tuple(one for one in answer if one is not None)
             found = {digest for digest, one in zip(wanted, answer, strict=True) if one is None}
-            self._agent.say(said.Listing(request, layouts=dict.fromkeys(sorted(found), ""), left_out=left))
+            self._agent.say(said.PersistentPage(request, layouts=dict.fromkeys(sorted(found), ""), unread_records=left))
 
         if tier is not None:
             read = partial(_layouts, tier, wanted)
@@ -51,11 +51,11 @@ class Errands:
 
         def done(answer: Any) -> None:
             if isinstance(answer, Unavailable | Refusal):
-                self._agent.say(said.Listing(request, error=str(answer)))
+                self._agent.say(said.PersistentPage(request, error=str(answer)))
             else:
                 (found, left), newest = answer
                 texts = tuple(m.to_json() for m in found)
-                self._agent.say(said.Listing(request, texts, left_out=left, newest_epoch=newest))
+                self._agent.say(said.PersistentPage(request, texts, unread_records=left, newest_epoch=newest))
 
         def listed() -> Any:
             assert tier is not None
@@ -64,7 +64,7 @@ class Errands:
             return tier.listing(), newest
 
         if tier is None:
-            self._agent.say(said.Listing(request, error="there is no persistent tier"))
+            self._agent.say(said.PersistentPage(request, error="there is no persistent tier"))
         else:
             self._agent.engine.after(
                 tier.slow(),
@@ -97,16 +97,16 @@ class Errands:
         )
 
     def repair(self, order: said.RepairSave) -> None:
-        told = {one.holder for one in (*order.endpoints, *self._agent.endpoints)}
+        told = {one.instance for one in (*order.endpoints, *self._agent.endpoints)}
         source, target = (self._agent.holder(h) if h in told else None for h in (order.source, order.target))
 
         def reply(error: str | None) -> None:
-            self._agent.say(said.Repaired(order.request, error))
+            self._agent.say(said.RepairReply(order.request, error))
 
         def write(part: int, entry: Any, pieces: tuple[Piece, ...]) -> None:
             assert target is not None
             if part == len(pieces):
-                operation: Any = lambda: target.commit(entry, order.epoch)  # noqa: E731
+                operation: Any = lambda: target.commit(entry, order.generation)  # noqa: E731
             else:
                 operation = lambda: target.put(order.save, pieces[part])  # noqa: E731
 
@@ -133,7 +133,7 @@ class Errands:
         def uploaded(answer: Any) -> None:
             error = str(answer) if isinstance(answer, Unavailable | Refusal) else None
             self._promoting.discard(save)
-            self._agent.say(said.Persisted(save, error, 1000, 0.1))
+            self._agent.say(said.UploadReply(save, error, 1000, 0.1))
 
         lacking = self._agent.partly_told
 
@@ -141,8 +141,8 @@ class Errands:
             if isinstance(got, bool):
                 self._promoting.discard(save)
                 if lacking:
-                    self._agent.say(HoldersWanted(lacking))
-                self._agent.say(said.Persisted(save, "no copy can be read", unreadable=got and not lacking))
+                    self._agent.say(ListAllServers(lacking))
+                self._agent.say(said.UploadReply(save, "no copy can be read", unreadable=got and not lacking))
                 return
             entry, pieces = got
 
@@ -160,18 +160,18 @@ class Errands:
                 lambda: tier.put(entry, pieces), chunks_done, 2.0,
             )  # fmt: skip
 
-        sources = [h for e in self._agent.endpoints if (h := self._agent.holder(e.holder)) is not None]
+        sources = [h for e in self._agent.endpoints if (h := self._agent.holder(e.instance)) is not None]
         self._fetch(save, sources, fetched)
 
     def drop_persistent(self, request: int, checkpoints: tuple[Checkpoint, ...]) -> None:
         tier = self._agent.simulation.persistent
         if tier is None or not checkpoints:
-            self._agent.say(said.PersistentDropped(request))
+            self._agent.say(said.DeleteReply(request))
             return
 
         def done(answer: Any) -> None:
             if isinstance(answer, Unavailable | Refusal):
-                self._agent.say(said.PersistentDropped(request, str(answer)))
+                self._agent.say(said.DeleteReply(request, str(answer)))
             else:
                 self.drop_persistent(request, checkpoints[1:])
 
@@ -184,5 +184,5 @@ class Errands:
             self._agent.engine.after(tier.slow_put(), self._agent.process, delete)
 
 
-def _layouts(tier: Persistent, wanted: tuple[str, ...]) -> list[LeftOut | None]:
+def _layouts(tier: Persistent, wanted: tuple[str, ...]) -> list[UnreadRecord | None]:
     return [tier.layout(digest) for digest in wanted]

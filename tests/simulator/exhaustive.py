@@ -149,18 +149,18 @@ class Search:
                 pending ^= bit
                 save = self.saves[bit.bit_length() - 1]
                 left = side._replace(pending=side.pending ^ bit)
-                if save.epoch < side.fence and "fence in commit" not in self.scope.off:
-                    refused = save.epoch  # its agent stops writing this epoch here
+                if save.generation < side.fence and "fence in commit" not in self.scope.off:
+                    refused = save.generation  # its agent stops writing this epoch here
                     rest = 0
                     for i, other in enumerate(self.saves):
-                        if side.pending >> i & 1 and other.epoch != refused:
+                        if side.pending >> i & 1 and other.generation != refused:
                             rest |= 1 << i
                     yield (
                         f"holder {index} refuses epoch {refused}",
                         self._put(state, index, side._replace(pending=rest)),
                     )
                     continue
-                taken = left._replace(index=left.index | bit, fence=max(left.fence, save.epoch))
+                taken = left._replace(index=left.index | bit, fence=max(left.fence, save.generation))
                 yield f"holder {index} commits {save}", self._recorded(self._put(state, index, taken))
 
     def _recorded(self, state: State) -> State:
@@ -276,7 +276,7 @@ class Search:
             return
         safe = state.safe
         if water is not None and (safe is None or water.step > safe[1]):
-            safe = (water.epoch, water.step)
+            safe = (water.generation, water.step)
             wanted = effective_replicas(self.scope.replicas, len(fit))
             if not self._enough(state, self.mask(safe), wanted):
                 yield "the leader sends drops", f"{water} has fewer than {wanted} copies and counts as the watermark"
@@ -301,12 +301,12 @@ class Search:
     def _unsafe(self, state: State, holder: int, gone: int) -> str | None:
         save = self.names(gone)[0]
         base = state.lineage[-1][0]
-        if not self.on(state.lineage, (save.epoch, save.step), base):
+        if not self.on(state.lineage, (save.generation, save.step), base):
             return None
         everything = max(state.persistent, 0)
         for side in state.sides:
             everything |= side.index | side.lost
-        if self.mask((save.epoch, save.step)) & ~everything:
+        if self.mask((save.generation, save.step)) & ~everything:
             return None  # it never was complete
         elsewhere = max(state.persistent, 0)
         for index, side in enumerate(state.sides):
@@ -338,14 +338,14 @@ class Search:
             bit = missing & -missing
             missing ^= bit
             save = self.saves[bit.bit_length() - 1]
-            whole = self.mask((save.epoch, save.step))
+            whole = self.mask((save.generation, save.step))
             if whole & ~(there | state.persistent):
                 continue
             yield f"{save} is uploaded", state._replace(persistent=state.persistent | bit)
         if not state.claimed:
             newest = self.book.durable(state.persistent, state.lineage, state.lineage[-1][0])
             if newest is not None and (state.floor is None or newest.step > state.floor[1]):
-                yield "the floor rises", state._replace(floor=(newest.epoch, newest.step), recorded=True)
+                yield "the floor rises", state._replace(floor=(newest.generation, newest.step), recorded=True)
 
     # ---- faults -----------------------------------------------------------------------------------------------------
 

@@ -15,12 +15,12 @@ from simulator.calls import NO_ANSWER
 from simulator.engine import Process
 from simulator.tiers import Holder
 from surefoot.agent import agent_state as on
-from surefoot.agent.agent_state import Departure
+from surefoot.agent.agent_state import TerminationGrace
 from surefoot.protocol.checkpoints.placement import Topology
-from surefoot.protocol.identities import HolderEndpoint, HolderId
+from surefoot.protocol.identities import MemoryServerEndpoint, MemoryServerInstance
 from surefoot.protocol.messages import NodeFinding
 from surefoot_operator.api.topology_levels import topology_path
-from surefoot_operator.job_snapshot import NodeSeen, WorkerSeen
+from surefoot_operator.job_snapshot import ObservedNode, ObservedWorker
 from surefoot_operator.platforms.kubernetes.views.observations import without_mass_doubt
 from surefoot_operator.policy.core.actions import CreateWorker, DeleteWorker
 
@@ -102,7 +102,7 @@ class Fabric:
         """How it answers whoever wants a worker made or deleted; `never`: it does so all the same."""
         self.unstartable = ""
         """Why no kubelet can start anything now; empty: they can. See `starting`."""
-        self._past: tuple[tuple[WorkerSeen, ...], tuple[NodeSeen, ...]] | None = None
+        self._past: tuple[tuple[ObservedWorker, ...], tuple[ObservedNode, ...]] | None = None
         for node in self.nodes.values():
             self._start_holders(node)
 
@@ -112,26 +112,34 @@ class Fabric:
         """Whoever looks sees what is past, until it goes on."""
         self._past = (self.workers(), self.seen_nodes()) if still else None
 
-    def workers(self) -> tuple[WorkerSeen, ...]:
+    def workers(self) -> tuple[ObservedWorker, ...]:
         if self._past is not None:
             return self._past[0]
         return tuple(
-            WorkerSeen(
+            ObservedWorker(
                 p.index, p.attempt, p.name, p.uid, p.node, p.phase, p.exit_code, "", p.created, p.deleting, p.disrupted,  # type: ignore[arg-type]
-                unstarted=p.unstarted,
+                start_blocker=p.unstarted,
             )
             for p in self.pods.values()
         )  # fmt: skip
 
-    def seen_nodes(self) -> tuple[NodeSeen, ...]:
+    def seen_nodes(self) -> tuple[ObservedNode, ...]:
         if self._past is not None:
             return self._past[1]
         return without_mass_doubt(self._seen(node) for node in self.nodes.values())
 
-    def _seen(self, node: Node) -> NodeSeen:
+    def _seen(self, node: Node) -> ObservedNode:
         doubt = "its kubelet was not heard" if node.ready and self.engine.now < node.doubted_until else ""
         schedulable, path = not node.cordoned, topology_path({"topology.kubernetes.io/rack": node.rack})
-        return NodeSeen(node.name, node.name, node.ready, schedulable, signal=node.signal, doubt=doubt, path=path)
+        return ObservedNode(
+            node.name,
+            node.name,
+            node.ready,
+            schedulable,
+            evacuation_reason=node.signal,
+            unconfirmed_failure=doubt,
+            path=path,
+        )
 
     def topology(self) -> Topology:
         """Where nodes stand, as an operator knows it."""
@@ -247,7 +255,7 @@ class Fabric:
         """SIGTERM of a pod's agent, by whoever sends it."""
         if pod.agent is not None:
             now = self.engine.now
-            event = on.DepartureAsked(143, Departure(now + 5.0, now + 10.0))
+            event = on.TerminationRequested(143, TerminationGrace(now + 5.0, now + 10.0))
             self.engine.after(self.engine.rng.uniform(0.0, 0.2), pod.agent.process, pod.agent.tell, event)
 
     def _garbage(self, pod: Pod) -> None:
@@ -361,10 +369,12 @@ class Fabric:
 
     def _new_holder(self, node: Node, server: int) -> Holder:
         number = self.simulation.next_number()
-        endpoint = HolderEndpoint(HolderId(node.name, f"h{number}"), node.name, number, node.name, server=server)
+        endpoint = MemoryServerEndpoint(
+            MemoryServerInstance(node.name, f"h{number}"), node.name, number, node.name, server_index=server
+        )
         process = Process(f"holder {node.name}/h{number}", f"{node.name}/holder")
         holder = Holder(endpoint, process, self.simulation.rules, self.simulation.oracle)
-        self.simulation.holders[endpoint.holder] = holder
+        self.simulation.holders[endpoint.instance] = holder
         return holder
 
     def kill_holder(self, holder: Holder, silent: bool = False) -> None:
@@ -377,5 +387,5 @@ class Fabric:
         """Another instance begins in its place, unless one has."""
         node = self.nodes[holder.id.node]
         if node.alive and holder in node.holders and not holder.process.alive:
-            node.holders[holder.endpoint.server] = self._new_holder(node, holder.endpoint.server)
+            node.holders[holder.endpoint.server_index] = self._new_holder(node, holder.endpoint.server_index)
             self.simulation.changed()

@@ -67,12 +67,12 @@ class FailingWatch:
 
     def _places(self, new: JobStatus) -> set[str]:
         """Where the rank that fails everywhere has failed in worlds of the present size, in which it is the same."""
-        size = new.incidents[-1].world_before
+        size = new.incidents[-1].world_size_before
         of_rank = (one for one in new.incidents if self.rank is not None and one.rank == self.rank)
-        return {one.node for one in of_rank if one.node is not None and one.world_before == size}
+        return {one.node for one in of_rank if one.node is not None and one.world_size_before == size}
 
     def _judge_kept(self, new: JobStatus) -> None:
-        world = new.world
+        world = new.membership
         failed = [one for one in new.incidents if one.kind != "planned" and one.node is not None]
         times = sum(one.node == self.node for one in failed)
         if world is None or not world.members or times <= self._times:
@@ -130,16 +130,16 @@ def _repeat(simulation: Simulation, struck: Callable[[Trainer], bool]) -> None:
 
 
 def _failing_node(simulation: Simulation, duration: float) -> None:
-    watch, world = simulation.failing_watch, simulation.store.status.world
+    watch, world = simulation.failing_watch, simulation.store.status.membership
     if watch.node is None and watch.rank is None and world is not None and world.members:
         watch.node = watch.rng.choice([member.node for member in world.members])
         _repeat(simulation, lambda one: one.agent.node == watch.node)
 
 
 def _failing_rank(simulation: Simulation, duration: float) -> None:
-    watch, world = simulation.failing_watch, simulation.store.status.world
-    if watch.node is None and watch.rank is None and world is not None and world.size:
-        watch.rank = watch.rng.randrange(world.size)
+    watch, world = simulation.failing_watch, simulation.store.status.membership
+    if watch.node is None and watch.rank is None and world is not None and world.world_size:
+        watch.rank = watch.rng.randrange(world.world_size)
         _repeat(simulation, lambda one: one.rank == watch.rank)
 
 

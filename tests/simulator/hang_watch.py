@@ -12,8 +12,8 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, get_args
 
-from surefoot.agent.agent_state import Activity, Look
-from surefoot.protocol.hangs import Collective, RankPlace
+from surefoot.agent.agent_state import HangObservation, ProcessActivity
+from surefoot.protocol.hangs import Collective, RankStack
 from surefoot_operator.api.status import Incident, JobStatus
 
 if TYPE_CHECKING:
@@ -55,13 +55,13 @@ class HangWatch:
         """Whether some living rank hangs that a time limit may not have found yet."""
         now, epoch = self._simulation.engine.now, self._simulation.oracle.base
         return any(
-            t.process.alive and t.assign.epoch == epoch and now - since < FOUND_SECONDS
+            t.process.alive and t.assign.generation == epoch and now - since < FOUND_SECONDS
             for t, _, since in self._hung.values()
         )
 
-    def look(self, agent: Agent, epoch: int) -> Look | None:
+    def look(self, agent: Agent, epoch: int) -> HangObservation | None:
         """What an agent sees of its ranks; None where one is too young to be asked, or gone."""
-        ranks = [t for t in agent.trainers if t.assign.epoch == epoch]
+        ranks = [t for t in agent.trainers if t.assign.generation == epoch]
         if not ranks or not all(t.process.running and t.restored for t in ranks):
             return None
         now = self._simulation.engine.now
@@ -69,11 +69,13 @@ class HangWatch:
         places = tuple(self._place(trainer, way) for trainer, way, _ in ways)
         read = sum(int(_READ_BYTES * (now - since)) for _, way, since in ways if way == "reads")
         computed = sum(_CORE * (now - since) for _, way, since in ways if way == "loops")
-        return Look(now, places, Activity(read, computed), self._recorded(ranks, [way for _, way, _ in ways]))
+        return HangObservation(
+            now, places, ProcessActivity(read, computed), self._recorded(ranks, [way for _, way, _ in ways])
+        )
 
     def _recorded(self, ranks: list[Trainer], ways: list[str]) -> tuple[Collective, ...]:
         """What the ranks' flight recorders say, if all of them say something."""
-        epoch, told = ranks[0].assign.epoch, list[Collective]()
+        epoch, told = ranks[0].assign.generation, list[Collective]()
         for trainer, way in zip(ranks, ways, strict=True):
             kind = random.Random(f"recorder {self._simulation.settings} {trainer.process.name}").random()
             late = self._chance.random() < _LATE
@@ -87,29 +89,31 @@ class HangWatch:
             told.append(Collective((trainer.rank,), "pair", 1, "all_reduce", "", "finished"))
         return tuple(told)
 
-    def _place(self, trainer: Trainer, way: str) -> RankPlace:
+    def _place(self, trainer: Trainer, way: str) -> RankStack:
         rank = (trainer.rank,)
         if way == "waits elsewhere":
-            return RankPlace(rank, "broadcast", "in broadcast", waiting=True)
+            return RankStack(rank, "broadcast", "in broadcast", waiting=True)
         if way in OF_THE_PROGRAM:
-            return RankPlace(rank, "all_reduce", "in all_reduce", waiting=True)
+            return RankStack(rank, "all_reduce", "in all_reduce", waiting=True)
         if way:
-            return RankPlace(rank, way, f"where it {way}", waiting=False)
+            return RankStack(rank, way, f"where it {way}", waiting=False)
         if trainer.arrived > trainer.step:
-            return RankPlace(rank, "all_reduce", "in all_reduce", waiting=True)
+            return RankStack(rank, "all_reduce", "in all_reduce", waiting=True)
         moment = f"forward {self._simulation.engine.now:.3f}"  # it computes: no two looks at it are alike
-        return RankPlace(rank, moment, "in forward", waiting=False)
+        return RankStack(rank, moment, "in forward", waiting=False)
 
     def written(self, old: JobStatus, new: JobStatus) -> None:
         """A status is stored: is somebody named who does not hang?"""
         before, after = old.incidents[-1:], new.incidents[-1:]
-        if not after or after[0].kind != "hang" or (before and before[0].epoch == after[0].epoch):
+        if not after or after[0].kind != "hang" or (before and before[0].generation == after[0].generation):
             return
         self._judge(after[0])
 
     def _judge(self, incident: Incident) -> None:
         hung = {
-            t.rank: way for t, way, _ in self._hung.values() if t.assign.epoch == incident.epoch and t.process.alive
+            t.rank: way
+            for t, way, _ in self._hung.values()
+            if t.assign.generation == incident.generation and t.process.alive
         }
         named = incident.rank
         if len(hung) != 1:
@@ -118,7 +122,9 @@ class HangWatch:
             self.found[f"{'several' if hung else 'none'} hung, {'right' if right else 'wrong'}"] += 1
             return
         ((rank, way),) = hung.items()
-        hidden = named is None and way in OF_THE_PROGRAM and any(epoch == incident.epoch for epoch, _ in self._unseen)
+        hidden = (
+            named is None and way in OF_THE_PROGRAM and any(epoch == incident.generation for epoch, _ in self._unseen)
+        )
         self.found[f"{way}, {'unseen' if hidden else 'nobody' if named is None else 'named'}"] += 1
         if way in OF_THE_PROGRAM and incident.node is not None:
             self._simulation.oracle.fail(f"node {incident.node} is blamed for what its program did: {incident.reason}")

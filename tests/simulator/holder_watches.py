@@ -13,7 +13,7 @@ from simulator.engine import Refusal, Unavailable
 from simulator.tiers import Holder
 from simulator.views import Watch
 from surefoot.protocol.checkpoints.records import RankManifest
-from surefoot.protocol.identities import HolderId
+from surefoot.protocol.identities import MemoryServerInstance
 from surefoot_operator.coordinator import listings
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class HolderWatches:
 
     def __init__(self, operator: Operator) -> None:
         self._operator = operator
-        self.by_holder: dict[HolderId, Watch] = {}
+        self.by_holder: dict[MemoryServerInstance, Watch] = {}
 
     def look(self) -> None:
         """Finds instances, notices the dead ones, provisions and pings the living, one call at a time each."""
@@ -41,7 +41,7 @@ class HolderWatches:
                 self._turn(watch, "Gone")
             elif not watch.busy and self._operator.now - watch.polled >= 0.5 and world is not None:
                 watch.polled = self._operator.now
-                self._provision(watch, actual, world.epoch)
+                self._provision(watch, actual, world.generation)
 
     def _is_known_dead(self, holder: Holder) -> bool:
         silent = holder.process.silent and self._operator.simulation.fabric.nodes[holder.id.node].ready
@@ -52,7 +52,7 @@ class HolderWatches:
             watch.state, watch.since = state, self._operator.now
             if state == "Gone":
                 watch.read_epoch, watch.entries = None, ()
-            self._operator.engine.say("{}: {} is {}", self._operator.process.name, watch.endpoint.holder, state)
+            self._operator.engine.say("{}: {} is {}", self._operator.process.name, watch.endpoint.instance, state)
             self._operator.changed()
 
     def _provision(self, watch: Watch, holder: Holder, epoch: int) -> None:
@@ -66,7 +66,7 @@ class HolderWatches:
             watch.fence, entries, layouts = answer
             self._operator.known.learn(layouts)
             now = self._operator.told_world
-            if entries is not None and now is not None and (now.epoch, now.state) == (epoch, "Committed"):
+            if entries is not None and now is not None and (now.generation, now.state) == (epoch, "Committed"):
                 changed = (watch.read_epoch, watch.entries) != (epoch, entries)
                 watch.read_epoch, watch.entries = epoch, entries
                 if changed:
@@ -82,7 +82,7 @@ class HolderWatches:
 
         self._operator.network.call(self._operator.process, holder.process, visit, done, CALL_LIMIT_SECONDS)
 
-    def seal(self, identity: HolderId, epoch: int) -> None:
+    def seal(self, identity: MemoryServerInstance, epoch: int) -> None:
         watch, holder = self.by_holder.get(identity), self._operator.simulation.holders[identity]
         if watch is None or watch.sealing:
             return

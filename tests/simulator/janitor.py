@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from simulator.calls import CALL_LIMIT_SECONDS
 from simulator.engine import Refusal, Unavailable
 from simulator.tiers import Holder
-from surefoot.protocol.identities import HolderId, RankSave
+from surefoot.protocol.identities import MemoryServerInstance, RankSave
 
 if TYPE_CHECKING:
     from simulator.operators import Operator
@@ -23,7 +23,7 @@ class Janitor:
 
     def __init__(self, operator: Operator) -> None:
         self._operator = operator
-        self._leftovers: dict[HolderId, set[RankSave]] = {}
+        self._leftovers: dict[MemoryServerInstance, set[RankSave]] = {}
 
     def begin(self) -> None:
         self._operator.engine.after(SWEEP_SECONDS, self._operator.process, self._sweep)
@@ -37,7 +37,7 @@ class Janitor:
             if watch.state == "Ready" and not watch.busy:
                 self._sweep_one(identity, self._operator.simulation.holders[identity], epoch)
 
-    def _sweep_one(self, identity: HolderId, holder: Holder, epoch: int) -> None:
+    def _sweep_one(self, identity: MemoryServerInstance, holder: Holder, epoch: int) -> None:
         process, network = self._operator.process, self._operator.network
 
         def found(answer: Any) -> None:

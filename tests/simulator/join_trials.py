@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from simulator.readiness import fails, ready_at
 from surefoot.protocol.messages import NodeFinding
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.job_snapshot import Observed
+from surefoot_operator.job_snapshot import JobSnapshot
 from surefoot_operator.policy.core.actions import Plan
 
 if TYPE_CHECKING:
@@ -99,19 +99,19 @@ class JoinWatch:
 
     def left(self, status: JobStatus) -> None:
         """A status is stored: where the trial is at fault most nodes stay."""
-        healthy = {one.name for one in status.sick_nodes} - self._simulation.sick_watch.sick
+        healthy = {one.name for one in status.unhealthy_nodes} - self._simulation.sick_watch.sick
         if 2 * len(healthy) > len(self._simulation.fabric.nodes) and len(healthy) > 1:
             self._simulation.oracle.fail(f"{sorted(healthy)} are left for a trial that fails everywhere")
 
-    def deciding(self, seen: Observed, made: Plan) -> None:
+    def deciding(self, seen: JobSnapshot, made: Plan) -> None:
         """A leader plans: does it commit a world with somebody on a node that failed?"""
-        old, new = seen.status.world, made.status.world
+        old, new = seen.status.membership, made.status.membership
         if old is None or new is None or new == old or new.state != "Committed" or not new.members:
             return
         before = {(m.index, m.attempt) for m in old.members}
         failed = {s.incarnation: s for s in seen.sessions if fails(seen, s) and (s.index, s.attempt) not in before}
-        left = {one.name for one in (*made.status.sick_nodes, *made.status.excluded_nodes)}
-        ready = [s for s in seen.sessions if ready_at(seen, s, new.epoch)]
+        left = {one.name for one in (*made.status.unhealthy_nodes, *made.status.excluded_nodes)}
+        ready = [s for s in seen.sessions if ready_at(seen, s, new.generation)]
         well = [s for s in ready if s.incarnation not in failed and s.node not in left]
         taken = [m for m in new.members if m.incarnation in failed]
         self.kept_out += any(s.incarnation in failed for s in ready) and not taken
@@ -124,7 +124,7 @@ class JoinWatch:
             self._simulation.oracle.fail(
                 f"workers on {names} failed and get ranks, though {len(well)} others are ready"
             )
-        if seen.free_nodes != 0 and seen.now < old.changed_seconds + PATIENCE_SECONDS:
+        if seen.free_nodes != 0 and seen.now_seconds < old.changed_seconds + PATIENCE_SECONDS:
             self._simulation.oracle.fail(f"no other worker is waited for than that on {taken[0].node}, which failed")
         self._judge_replaced(taken[0].node)
 

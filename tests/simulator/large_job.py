@@ -41,16 +41,16 @@ def node_is_lost(world: FakeWorld) -> None:
 def work_of(workers: int, strike: Callable[[FakeWorld], None]) -> IncidentWork:
     """Lets a job of so many workers, each on a node with a holder, train, strikes it, and counts until it trains again."""
     world = _training(workers)
-    before = world.status.world
+    before = world.status.membership
     assert before is not None
     strike(world)
     live = sum(w.seen.phase == "Running" for w in world.workers.values())
     for rounds in range(1, MOST_ROUNDS):
         world.now += TICK_SECONDS
         world.reconcile()
-        now = world.status.world
-        if now is not None and now.epoch > before.epoch and now.state == "Committed":
-            assert now.parent == Checkpoint(before.epoch, SAVED_STEP), "it goes on from what was saved"
+        now = world.status.membership
+        if now is not None and now.generation > before.generation and now.state == "Committed":
+            assert now.parent == Checkpoint(before.generation, SAVED_STEP), "it goes on from what was saved"
             return IncidentWork(rounds, 2 * live + len(now.members))
     raise AssertionError(f"no world after {MOST_ROUNDS} rounds: {world.status.message}")
 
@@ -58,20 +58,20 @@ def work_of(workers: int, strike: Callable[[FakeWorld], None]) -> IncidentWork:
 def _training(workers: int) -> FakeWorld:
     """A world that made steps, with two copies of the last save: put on the holders as `FakeWorld` would, in less time."""
     world = FakeWorld(job(replicas=workers, least=1), node_count=workers + 1)
-    while world.status.world is None or world.status.world.state != "Committed":
+    while world.status.membership is None or world.status.membership.state != "Committed":
         world.now += 0.5
         world.settle()
-    present = world.status.world
+    present = world.status.membership
     nodes = [member.node for member in present.members]
     for rank, node in enumerate(nodes):
-        mine = manifest(present.epoch, SAVED_STEP, rank, present.size)
+        mine = manifest(present.generation, SAVED_STEP, rank, present.world_size)
         for place in (node, nodes[(rank + 1) % len(nodes)]):
             holder = world.nodes[place].holder
             assert holder is not None, "each node has one"
             world.nodes[place].holder = replace(holder, entries=(*holder.entries, mine))
     for worker in world.workers.values():
-        if worker.agent is not None and worker.agent.seen.epoch == present.epoch:
+        if worker.agent is not None and worker.agent.seen.generation == present.generation:
             progress = replace(worker.agent.seen.progress, step=SAVED_STEP)
-            saved = Checkpoint(present.epoch, SAVED_STEP)
+            saved = Checkpoint(present.generation, SAVED_STEP)
             worker.agent.seen = replace(worker.agent.seen, progress=progress, saved=saved, step_at_seconds=world.now)
     return world

@@ -79,17 +79,17 @@ def _end_warm_process(simulation: Simulation, duration: float) -> None:
 
 def _end_warm_process_at_commit(simulation: Simulation, duration: float, tries: int = 1000) -> None:
     """The same just when a world is committed: it cannot start there, another rank fails, and the world is claimed anew."""
-    world = simulation.store.status.world
+    world = simulation.store.status.membership
     if world is None or world.state != "Claimed":
         if tries:
             later(simulation, 0.01, _end_warm_process_at_commit, simulation, duration, tries - 1)
         return
-    _strike_at_commit(simulation, world.epoch, 3000)
+    _strike_at_commit(simulation, world.generation, 3000)
 
 
 def _strike_at_commit(simulation: Simulation, epoch: int, tries: int) -> None:
-    world, rng = simulation.store.status.world, simulation.engine.rng
-    if world is None or world.epoch != epoch or not tries:
+    world, rng = simulation.store.status.membership, simulation.engine.rng
+    if world is None or world.generation != epoch or not tries:
         return
     if world.state != "Committed":
         later(simulation, 0.001, _strike_at_commit, simulation, epoch, tries - 1)

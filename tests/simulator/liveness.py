@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from simulator.engine import Process
 from simulator.tiers import Holder
-from surefoot.flush.state_machine import Draining, DrainState, SealedSlot
+from surefoot.flush.state_machine import Flushing, FlushState, StagedSlot
 from surefoot.protocol.identities import Checkpoint, RankSave
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Liveness:
             since = engine.now - max(self._able_since, self._oracle.training.stepped_at)
             self._oracle.fail(
                 f"no step for {since:.0f} s though {self._oracle.simulation.settings.least_workers} workers could train:"
-                f" epoch {status.world and status.world.epoch} {status.world and status.world.state}; {status.message}"
+                f" epoch {status.membership and status.membership.generation} {status.membership and status.membership.state}; {status.message}"
             )
         self._watch_saves()
         engine.after(1.0, engine.environment, self.watch_liveness)
@@ -64,9 +64,9 @@ class Liveness:
         """No save waits while its agent and all named holders are well, whatever the operator sees of them."""
         simulation, engine = self._oracle.simulation, self._oracle.simulation.engine
         status, since = simulation.store.status, engine.now - SAVING_SECONDS
-        named = [simulation.holders.get(e.holder) for e in status.named_holders]
+        named = [simulation.holders.get(e.instance) for e in status.assigned_servers]
         well = [h for h in named if h is not None and h.process.running and h.provisioned and not h.full]
-        world, operator = status.world, simulation.operators[-1].process
+        world, operator = status.membership, simulation.operators[-1].process
         parts = [*(h.process for h in well), operator]
         stands = bool(well) and len(well) == len(named) and world is not None and world.state == "Committed"
         if not stands or not operator.running or parts != self._beside:
@@ -79,18 +79,20 @@ class Liveness:
             if any(simulation.network.together_since(agent.node, p.site) > since for p in parts):
                 continue
             for slot in (slot for drain in agent.drains.values() for slot in drain.state.slots):
-                waits_long = isinstance(slot, SealedSlot | Draining) and slot.since < since
-                if waits_long and slot.sealed.save.epoch == world.epoch:  # an older one is of no use to anybody
-                    waits = engine.now - slot.since
+                waits_long = isinstance(slot, StagedSlot | Flushing) and slot.since_seconds < since
+                if (
+                    waits_long and slot.staged.save.generation == world.generation
+                ):  # an older one is of no use to anybody
+                    waits = engine.now - slot.since_seconds
                     self._oracle.fail(
-                        f"{slot.sealed.save} waits on {agent.pod.name} for {waits:.0f} s beside its holders"
+                        f"{slot.staged.save} waits on {agent.pod.name} for {waits:.0f} s beside its holders"
                     )
 
-    def not_staged(self, agent: Agent, save: RankSave, drain: DrainState) -> None:
+    def not_staged(self, agent: Agent, save: RankSave, drain: FlushState) -> None:
         """What an older epoch left in memory, and nobody writes or reads, keeps no slot from a newer one."""
-        older = [s for s in drain.slots if isinstance(s, SealedSlot) and s.sealed.save.epoch < save.epoch]
+        older = [s for s in drain.slots if isinstance(s, StagedSlot) and s.staged.save.generation < save.generation]
         if older:
-            self._oracle.fail(f"{save} finds no slot on {agent.pod.name}: {older[0].sealed.save} waits in one")
+            self._oracle.fail(f"{save} finds no slot on {agent.pod.name}: {older[0].staged.save} waits in one")
 
     def _due(self, since: float) -> float:
         """When a step must have been made: a claim with its checkpoint in memory has its own time, from the claim on.
@@ -99,7 +101,7 @@ class Liveness:
         """
         simulation = self._oracle.simulation
         status, now = simulation.store.status, simulation.engine.now
-        claimed = status.world is not None and status.world.state == "Claimed"
+        claimed = status.membership is not None and status.membership.state == "Claimed"
         in_memory = self.readable(in_memory=True) if claimed else None
         longer = simulation.join_watch.patience()
         due = since + LIVELY_SECONDS + longer + (65.0 if now < simulation.listings_slow_until else 0.0)
@@ -205,6 +207,8 @@ class Liveness:
     def _counts(self, checkpoint: Checkpoint) -> bool:
         """Whether the next epoch may restore it, if it can be read."""
         oracle = self._oracle
-        if checkpoint in oracle.simulation.store.status.bad or oracle.numerics.is_left_behind(checkpoint):
+        if checkpoint in oracle.simulation.store.status.unreadable_checkpoints or oracle.numerics.is_left_behind(
+            checkpoint
+        ):
             return False
         return oracle.on_path(checkpoint, oracle.base)

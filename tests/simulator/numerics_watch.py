@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from surefoot.protocol.identities import Checkpoint, RankSave
-from surefoot.protocol.progress import Oddity
+from surefoot.protocol.progress import AnomalyKind
 from surefoot_operator.api.status import JobStatus
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class NumericsWatch:
         """Epoch -> the step from which its model is spoiled, whatever it reads. `HIDDEN_STEPS` later its loss shows it."""
         self._place: dict[tuple[int, int], int] = {}
         """(epoch, step) -> which step's data it trained on."""
-        self._odd: dict[tuple[int, int], Oddity] = {}
+        self._odd: dict[tuple[int, int], AnomalyKind] = {}
         self._sick: set[tuple[int, int]] = set()
         """Steps behind which the model is no number."""
         self._suspect: set[Checkpoint] = set()
@@ -48,20 +48,20 @@ class NumericsWatch:
 
     def place_behind(self, parent: Checkpoint | None) -> int:
         """Which step's data a checkpoint stands at."""
-        return 0 if parent is None else self._place[parent.epoch, parent.step]
+        return 0 if parent is None else self._place[parent.generation, parent.step]
 
     def is_sick(self, checkpoint: Checkpoint | None) -> bool:
-        return checkpoint is not None and (checkpoint.epoch, checkpoint.step) in self._sick
+        return checkpoint is not None and (checkpoint.generation, checkpoint.step) in self._sick
 
-    def stepped(self, trainer: Trainer, place: int, sick: bool) -> Oddity:
+    def stepped(self, trainer: Trainer, place: int, sick: bool) -> AnomalyKind:
         """What one rank sees of its step; `sick`: its model was no number before."""
-        epoch, step = trainer.assign.epoch, trainer.step
+        epoch, step = trainer.assign.generation, trainer.step
         known = self._place.setdefault((epoch, step), place)
         if known != place:
             self._oracle.fail(f"ranks of epoch {epoch} train on the data of steps {known} and {place} in step {step}")
         spoiled = self.spoiled.get(epoch, step + 1)
         shown = sick or place in self.poison or step >= spoiled + HIDDEN_STEPS
-        kind: Oddity = "not-finite" if shown else "spike" if place in self.spikes else ""
+        kind: AnomalyKind = "not-finite" if shown else "spike" if place in self.spikes else ""
         if shown or step >= spoiled:
             self._sick.add((epoch, step))
         if kind:
@@ -71,7 +71,7 @@ class NumericsWatch:
             self._proven |= {c for c in self._oracle.states if c.step == step - later and self._is_good(c)}
         return kind
 
-    def saved(self, save: RankSave, kind: Oddity) -> None:
+    def saved(self, save: RankSave, kind: AnomalyKind) -> None:
         if kind:
             self._suspect.add(save.checkpoint)
 
@@ -84,12 +84,17 @@ class NumericsWatch:
     def claimed(self, old: JobStatus, new: JobStatus) -> None:
         """Nobody goes back for nothing."""
         back = new.rollback
-        if back is None or back == old.rollback or back.epoch != self._oracle.base or new.rollbacks > old.rollbacks:
+        if (
+            back is None
+            or back == old.rollback
+            or back.generation != self._oracle.base
+            or new.rollback_count > old.rollback_count
+        ):
             return
-        parent = self._oracle.parents[back.epoch]
-        restored = parent is not None and (parent.epoch, parent.step) in self._odd
-        if not restored and not any(epoch == back.epoch for epoch, _ in self._odd):
-            self._oracle.fail(f"epoch {back.epoch} is rolled back ({back.reason}), and no step of it was odd")
+        parent = self._oracle.parents[back.generation]
+        restored = parent is not None and (parent.generation, parent.step) in self._odd
+        if not restored and not any(epoch == back.generation for epoch, _ in self._odd):
+            self._oracle.fail(f"epoch {back.generation} is rolled back ({back.reason}), and no step of it was odd")
 
     def is_left_behind(self, checkpoint: Checkpoint) -> bool:
         """Whether nobody is to restore it: a spoiled model, or what the rollback that is under way leaves for good."""
@@ -98,19 +103,19 @@ class NumericsWatch:
     def is_beyond(self, checkpoint: Checkpoint) -> bool:
         """Whether the rollback that is under way takes it only where nothing before it is left in either tier."""
         back = self._oracle.simulation.store.status.rollback
-        return back is not None and back.epoch == self._oracle.base and checkpoint.step > back.to_step
+        return back is not None and back.generation == self._oracle.base and checkpoint.step > back.to_step
 
     def goes_back(self, new: JobStatus) -> int | None:
         """Up to which step the epoch that is being committed may restore; None: any."""
         back = new.rollback
-        return back.to_step if back is not None and back.epoch == self._oracle.base else None
+        return back.to_step if back is not None and back.generation == self._oracle.base else None
 
     def committed(self, new: JobStatus, parent: Checkpoint | None) -> None:
         """What a rollback restores is good."""
         if self.goes_back(new) is None:
             return
         self.rolled_back += 1
-        if new.rollback is not None and not new.rollback.proven:
+        if new.rollback is not None and not new.rollback.target_known_good:
             return  # nothing was known to be good
         if self.is_sick(parent):
             self._oracle.fail(f"a rollback restores {parent}, whose model is no number")
@@ -157,7 +162,7 @@ class NumericsWatch:
         epoch, last = oracle.base, checkpoint.step + later
         for step in range(last, checkpoint.step, -1):
             while (parent := oracle.parents[epoch]) is not None and step <= parent.step:
-                epoch = parent.epoch
+                epoch = parent.generation
             ranks = oracle.training.ledger.get((epoch, step), set())
             if len(ranks) < oracle.sizes[epoch] or (epoch, step) in self._odd:
                 return False
@@ -169,7 +174,7 @@ class NumericsWatch:
         while step:
             parent = oracle.parents[epoch]
             if parent is not None and step <= parent.step:
-                epoch = parent.epoch
+                epoch = parent.generation
                 continue
             found.append((epoch, step))
             step -= 1

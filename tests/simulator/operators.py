@@ -16,8 +16,8 @@ from simulator.janitor import Janitor
 from simulator.layouts import KnownLayouts
 from simulator.views import FEW_HOLDERS, Connection, Todo, Uploads, copy_request, seen_holders
 from surefoot.protocol import messages as said
-from surefoot.protocol.identities import Checkpoint, HolderId, WorkerId
-from surefoot_operator.api.status import JobStatus, World
+from surefoot.protocol.identities import Checkpoint, MemoryServerInstance, WorkerId
+from surefoot_operator.api.status import JobStatus, Membership
 from surefoot_operator.coordinator import (
     conversations,
     desired_messages,
@@ -28,7 +28,7 @@ from surefoot_operator.coordinator import (
 )
 from surefoot_operator.coordinator.barrier import update_barrier
 from surefoot_operator.coordinator.desired_messages import scope_after
-from surefoot_operator.job_snapshot import HolderSeen, Observed
+from surefoot_operator.job_snapshot import JobSnapshot, ObservedMemoryServer
 from surefoot_operator.policy.core import actions as act
 from surefoot_operator.policy.failure import memory_server_liveness
 
@@ -43,19 +43,21 @@ class Operator:
         self.simulation, self.engine, self.network = simulation, simulation.engine, simulation.network
         self.process = Process(f"operator {number}", "operator")
         self.clock = LeaderClock(self.engine, simulation.skew_seconds, simulation.drift)
-        self.sessions = sessions.begin("job", self.now)
+        self.sessions = sessions.new_sessions("job", self.now)
         self.connections: list[Connection] = []
         self._holder_watches = HolderWatches(self)
         self.watches = self._holder_watches.by_holder
         self.pinned: Checkpoint | None = None
         self.going: dict[Checkpoint, float] = {}
-        self._ruled: tuple[JobStatus, memory_server_liveness.UsableHolders, desired_messages.DesiredState] | None = None
+        self._ruled: (
+            tuple[JobStatus, memory_server_liveness.UsableMemoryServers, desired_messages.DesiredState] | None
+        ) = None
         self._status: JobStatus = simulation.store.status
         self._planned = False
         self._calls = Calls(simulation.fabric, self.process, self.poke)
         self.listed_at: float | None = None
         """When the persistent tier gave what this operator last took for its listing."""
-        self.read_at: dict[HolderId, float] = {}
+        self.read_at: dict[MemoryServerInstance, float] = {}
         self.known = KnownLayouts()
         self.applying = False
         self.outdated = False
@@ -87,17 +89,17 @@ class Operator:
             self._hello(connection, message)
         elif connection.worker is not None and self._current(connection):
             before, eyes = self.sessions.orders, self.simulation.oracle.eyes
-            self.sessions = sessions.heard(self.sessions, connection.worker, message, now)
-            if isinstance(message, said.Listing) and self.sessions.orders.persistent is not before.persistent:
+            self.sessions = sessions.apply_message(self.sessions, connection.worker, message, now)
+            if isinstance(message, said.PersistentPage) and self.sessions.orders.persistent is not before.persistent:
                 self.listed_at = eyes.served.get(message.request)
         self._speak()
         self.poke()
 
     def _hello(self, connection: Connection, hello: said.Hello) -> None:
         known = frozenset(WorkerId(w.index, w.attempt) for w in self.simulation.fabric.workers())
-        refused = sessions.refusal(self.sessions, hello, known)
+        refused = sessions.rejection(self.sessions, hello, known)
         if refused is not None:
-            self.sessions = sessions.turned_away(self.sessions, self.now) if refused.retry else self.sessions
+            self.sessions = sessions.record_retry_later(self.sessions, self.now) if refused.retry else self.sessions
             connection.line.send(self.process, refused)
             connection.line.close(self.process)
             self.connections.remove(connection)
@@ -106,25 +108,25 @@ class Operator:
         for other in [c for c in self.connections if c.worker == connection.worker and c is not connection]:
             other.line.close(self.process)
             self.connections.remove(other)
-        self.sessions = sessions.connected(self.sessions, hello, self.now)
+        self.sessions = sessions.apply_hello(self.sessions, hello, self.now)
         connection.line.send(self.process, said.Welcome("term", 0.5))
 
     def _current(self, connection: Connection) -> bool:
         session = self.sessions.by_worker.get(connection.worker) if connection.worker else None
-        return session is not None and session.seen.incarnation == connection.incarnation
+        return session is not None and session.observed.incarnation == connection.incarnation
 
     def _broken(self, connection: Connection) -> None:
         if connection not in self.connections:
             return  # its agent has come on another line since
         self.connections.remove(connection)
         if connection.worker is not None and self._current(connection):
-            self.sessions = sessions.broken(self.sessions, connection.worker, self.now)
+            self.sessions = sessions.connection_broken(self.sessions, connection.worker, self.now)
         self.poke()
 
     def _speak(self) -> None:
         """Level-triggered: whatever follows from status and was not told yet is told."""
         rule = self.rule()
-        self.sessions = sessions.ruled(self.sessions, self._status.world)
+        self.sessions = sessions.apply_membership(self.sessions, self._status.membership)
         for connection in list(self.connections):
             if connection.worker is None:
                 continue
@@ -135,8 +137,8 @@ class Operator:
                 connection.line.send(self.process, message)
 
     def rule(self) -> desired_messages.DesiredState:
-        epoch = self._status.world.epoch if self._status.world is not None else 0
-        usable = memory_server_liveness.usable_holders(self._holders(), self._status.named_holders, epoch)
+        epoch = self._status.membership.generation if self._status.membership is not None else 0
+        usable = memory_server_liveness.usable_servers(self._holders(), self._status.assigned_servers, epoch)
         if self._ruled is None or self._ruled[0] is not self._status or self._ruled[1] != usable:
             replicas = self.simulation.job.spec.checkpoint.memory.replicas
             scope = scope_after(self._ruled and self._ruled[2].scope, self._status, self._holders, FEW_HOLDERS)
@@ -166,32 +168,34 @@ class Operator:
             self.poke()
         self.engine.after(0.2, self.process, self._tick)
 
-    def observe(self) -> Observed:
+    def observe(self) -> JobSnapshot:
         fabric, order = self.simulation.fabric, self.sessions.orders
-        self.sessions = sessions.forgotten(self.sessions, [WorkerId(w.index, w.attempt) for w in fabric.workers()])
-        return Observed(
-            now=self.now,
+        self.sessions = sessions.drop_gone_workers(
+            self.sessions, [WorkerId(w.index, w.attempt) for w in fabric.workers()]
+        )
+        return JobSnapshot(
+            now_seconds=self.now,
             term_seconds=self.sessions.term_seconds,
             job=self.simulation.job,
             status=self._status,
             workers=fabric.workers(),
             nodes=fabric.seen_nodes(),
-            sessions=sessions.seen(self.sessions),
-            turned_away_seconds=self.sessions.turned_away_seconds,
-            holders=self._holders(),
+            sessions=sessions.observed_sessions(self.sessions),
+            retry_later_seconds=self.sessions.turned_away_seconds,
+            servers=self._holders(),
             persistent=order.persistent,
             barrier=order.barrier,
             covers=self.known.covers(order.layouts),
-            promoted=order.promoted,
+            uploaded=order.uploaded,
             unreadable=order.unreadable,
-            stumbled=order.stumbled,
+            failed_uploads=order.failed_uploads,
             free_nodes=fabric.free_nodes(),
             creates=self._calls.seen(),
             deletions=self._calls.deletions(),
         )
 
-    def _holders(self) -> tuple[HolderSeen, ...]:
-        return seen_holders(self.watches, self._status.named_holders, self.sessions.term_seconds)
+    def _holders(self) -> tuple[ObservedMemoryServer, ...]:
+        return seen_holders(self.watches, self._status.assigned_servers, self.sessions.term_seconds)
 
     def _reconcile(self) -> None:
         self._planned = False
@@ -204,21 +208,21 @@ class Operator:
         self.engine.spend(self.process, self.simulation.plan_seconds)
         plan = self.simulation.decide(self, observed)
         status, errands, wakes = plan.status, (), [plan.wake_after_seconds]
-        if status.world == observed.status.world:
+        if status.membership == observed.status.membership:
             kept = self.simulation.upkeep(self, replace(observed, status=status, uploads=plan.uploads))
-            status, errands, self.pinned, self.going = kept.status, kept.actions, kept.pinned, kept.going
+            status, errands, self.pinned, self.going = kept.status, kept.actions, kept.pinned, kept.pending_deletions
             wakes.append(kept.wake_after_seconds)
         self._wake_at = self.now + min((w for w in wakes if w is not None), default=30.0)
         if self.engine.tracing and (status != observed.status or plan.actions or errands):
             self.engine.say("{} plans: {}", self.process.name, plan.reason)
         self.applying = True
-        uploads = {e.worker: said.PromoteSave(e.epoch, e.saves) for e in errands if isinstance(e, act.PromoteSaves)}
-        todo: list[Todo] = [*plan.actions, *(e for e in errands if not isinstance(e, act.PromoteSaves))]
-        if uploads or self.sessions.orders.promotions:
+        uploads = {e.worker: said.UploadSave(e.epoch, e.saves) for e in errands if isinstance(e, act.UploadSaves)}
+        todo: list[Todo] = [*plan.actions, *(e for e in errands if not isinstance(e, act.UploadSaves))]
+        if uploads or self.sessions.orders.uploads:
             todo.append(Uploads(uploads))
         self.engine.after(self.engine.rng.uniform(0.001, 0.01), self.process, self._apply, observed, status, todo)
 
-    def _apply(self, observed: Observed, status: JobStatus, todo: list[Todo]) -> None:
+    def _apply(self, observed: JobSnapshot, status: JobStatus, todo: list[Todo]) -> None:
         if status != observed.status:
             if not self.simulation.store.patch(self, status, observed.status):
                 self.engine.say("{}: status moved, planning again", self.process.name)
@@ -258,24 +262,26 @@ class Operator:
                 self._calls.create(action)
             case act.DeleteWorker():
                 self._calls.delete(action)
-            case act.SealHolder(holder, epoch):
+            case act.FenceMemoryServer(holder, epoch):
                 self._holder_watches.seal(holder, epoch)
             case act.DropSaves(holder, epoch, saves, expires):
                 self._dropping.drop(holder, epoch, list(saves), expires)
-            case act.CleanMemory():
+            case act.ClearJobMemory():
                 self.simulation.cleaned = True
             case _:
                 self._ask(action)
 
     def _ask(self, action: Todo) -> None:
         """What agents are to be told: it goes to the order book, and from there to their lines."""
-        order, now, world = self.sessions.orders, self.now, self._status.world
+        order, now, world = self.sessions.orders, self.now, self._status.membership
         match action:
-            case act.RetireWorkers(indexes, exit_code, reason):
+            case act.ShutDownWorkers(indexes, exit_code, reason):
                 leaving = [WorkerId(w.index, w.attempt) for w in self.simulation.fabric.workers() if w.index in indexes]
-                order = conversations.retire(order, leaving, said.Retire(reason, exit_code))
+                order = conversations.retire(order, leaving, said.Shutdown(reason, exit_code))
             case act.ListPersistentTier(epoch, index):
-                there = [w for w, known in self.sessions.by_worker.items() if w.index == index and known.seen.connected]
+                there = [
+                    w for w, known in self.sessions.by_worker.items() if w.index == index and known.observed.connected
+                ]
                 if there:
                     order = listings.list_persistent(
                         order, max(there), epoch, now, known=self.known.digests,
@@ -284,20 +290,20 @@ class Operator:
             case said.Barrier():
                 everyone = [WorkerId(m.index, m.attempt) for m in world.members] if world is not None else []
                 order = pending_requests.with_barrier(order, update_barrier(order.barrier, action, everyone, now))
-            case act.CopySave(worker=worker):
+            case act.RequestRepair(worker=worker):
                 order = uploads.repair(order, [(worker, copy_request(action, self.watches))], now)
             case Uploads(shares):
                 order = uploads.promote(order, shares)
-            case act.DropPersisted(worker, epoch, checkpoints):
+            case act.DeleteUploaded(worker, epoch, checkpoints):
                 order = listings.drop_persistent(order, worker, epoch, checkpoints, now)
         if order is not self.sessions.orders:
             self.sessions = replace(self.sessions, orders=order)
             self.poke()
 
     @property
-    def told_world(self) -> World | None:
+    def told_world(self) -> Membership | None:
         """As this operator last read it."""
-        return self._status.world
+        return self._status.membership
 
     def changed(self) -> None:
         """Something was seen: who waits for it is told, and it is planned with."""
@@ -306,5 +312,5 @@ class Operator:
 
     def committed_epoch(self) -> int | None:
         """The epoch that trains, as this operator knows it."""
-        world = self._status.world
-        return world.epoch if world is not None and world.state == "Committed" else None
+        world = self._status.membership
+        return world.generation if world is not None and world.state == "Committed" else None

@@ -19,9 +19,9 @@ from simulator.tiers import CHUNKS, Holder, Persistent, Piece, Watcher
 from simulator.training_watch import TrainingWatch
 from simulator.watermarks import Watermarks
 from surefoot.protocol.checkpoints.records import RankManifest
-from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
+from surefoot.protocol.identities import Checkpoint, MemoryServerInstance, RankSave
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.job_snapshot import Observed
+from surefoot_operator.job_snapshot import JobSnapshot
 from surefoot_operator.policy.membership.final_checkpoint import RESCUE_SECONDS
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Oracle(Watcher):
         self.numerics = NumericsWatch(self)
         self.training = TrainingWatch(self)
         self.watermarks = Watermarks(self)
-        self._read: dict[int, set[HolderId]] = defaultdict(set)
+        self._read: dict[int, set[MemoryServerInstance]] = defaultdict(set)
         """Holders that were read for an epoch, whoever led."""
         self.commits = self.drops = self.deletes = 0
         self._gone_back: int | None = None
@@ -82,42 +82,42 @@ class Oracle(Watcher):
         while epoch:
             parent = self.parents[epoch]
             begin = parent.step if parent else 0
-            if checkpoint.epoch == epoch:
+            if checkpoint.generation == epoch:
                 return begin < checkpoint.step <= bound
             if parent is None:
                 return False
             bound = min(bound, parent.step)
-            epoch = parent.epoch
+            epoch = parent.generation
         return False
 
     def state_at(self, checkpoint: Checkpoint) -> int:
         return self.states[checkpoint]
 
     def saves_of(self, checkpoint: Checkpoint) -> list[RankSave]:
-        return [RankSave(checkpoint.epoch, checkpoint.step, r) for r in range(self.sizes[checkpoint.epoch])]
+        return [RankSave(checkpoint.generation, checkpoint.step, r) for r in range(self.sizes[checkpoint.generation])]
 
     # ---- status -----------------------------------------------------------------------------------------------------
 
-    def deciding(self, by: Operator, observed: Observed, new: JobStatus) -> None:
+    def deciding(self, by: Operator, observed: JobSnapshot, new: JobStatus) -> None:
         """A leader is about to change the world: did it look everywhere it had to?"""
         self.eyes.deciding(by, observed, new)
-        world = new.world
-        if world is None or world.state != "Committed" or observed.status.world == world:
+        world = new.membership
+        if world is None or world.state != "Committed" or observed.status.membership == world:
             return
-        listed_at = by.listed_at if observed.persistent.read_epoch == world.epoch else None
-        if listed_at is not None and self.taken_before.get(world.epoch, listed_at) < listed_at:
-            self.fail(f"epoch {world.epoch} is committed although the tier named it before: status was restored")
-        named = {e.holder for e in observed.status.named_holders}
-        for holder in observed.holders:
-            name = holder.endpoint.holder
-            if holder.state == "Ready" and holder.read_epoch != world.epoch:
-                self.fail(f"epoch {world.epoch} is committed although {name} was not read for it")
+        listed_at = by.listed_at if observed.persistent.read_generation == world.generation else None
+        if listed_at is not None and self.taken_before.get(world.generation, listed_at) < listed_at:
+            self.fail(f"epoch {world.generation} is committed although the tier named it before: status was restored")
+        named = {e.instance for e in observed.status.assigned_servers}
+        for holder in observed.servers:
+            name = holder.endpoint.instance
+            if holder.state == "Ready" and holder.read_generation != world.generation:
+                self.fail(f"epoch {world.generation} is committed although {name} was not read for it")
             another = any(
-                h.state == "Ready" and h.endpoint.server_id == holder.endpoint.server_id and h.endpoint.holder != name
-                for h in observed.holders
+                h.state == "Ready" and h.endpoint.server_id == holder.endpoint.server_id and h.endpoint.instance != name
+                for h in observed.servers
             )  # another instance runs in its place: it is no more, which is known and not silence
-            if holder.state == "Silent" and name in named and name.instance not in new.given_up and not another:
-                self.fail(f"epoch {world.epoch} is committed although {name} is silent and not given up")
+            if holder.state == "Silent" and name in named and name.run_id not in new.lost_servers and not another:
+                self.fail(f"epoch {world.generation} is committed although {name} is silent and not given up")
 
     def written(self, old: JobStatus, new: JobStatus) -> None:
         """The stored status changes."""
@@ -125,42 +125,48 @@ class Oracle(Watcher):
             counts = f"{old.restarts, old.next_attempt} to {new.restarts, new.next_attempt}"
             self.fail(f"restarts or attempts went back: {counts}")
         self.numerics.claimed(old, new)
-        if old.recorded and not new.recorded and self.numerics.goes_back(new) != 0:
+        if old.had_checkpoint and not new.had_checkpoint and self.numerics.goes_back(new) != 0:
             self.fail("status forgot that something was recorded")
-        binding = old.floor.step if old.floor is not None and old.floor not in old.bad else 0
-        if any(c.imported or c.step >= binding for c in set(old.bad) - set(new.bad)):
-            self.fail(f"a bad checkpoint was forgiven: {old.bad} to {new.bad}")
-        before, after = old.world, new.world
+        binding = (
+            old.last_uploaded.step
+            if old.last_uploaded is not None and old.last_uploaded not in old.unreadable_checkpoints
+            else 0
+        )
+        if any(
+            c.imported or c.step >= binding for c in set(old.unreadable_checkpoints) - set(new.unreadable_checkpoints)
+        ):
+            self.fail(f"a bad checkpoint was forgiven: {old.unreadable_checkpoints} to {new.unreadable_checkpoints}")
+        before, after = old.membership, new.membership
         self._gone_back = None
         if before != after:
             self._world(old, new)
         self._floor(old, new)
-        if before is not None and after is not None and after.epoch > before.epoch:
+        if before is not None and after is not None and after.generation > before.generation:
             self.claimed_at = self.simulation.engine.now
 
     def _world(self, old: JobStatus, new: JobStatus) -> None:
-        before, after = old.world, new.world
+        before, after = old.membership, new.membership
         if after is None:
             self.fail("the world was taken back")
             return
-        epoch = before.epoch if before else 0
-        if after.epoch < epoch:
-            self.fail(f"the epoch went back from {epoch} to {after.epoch}")
-        if before is not None and after.epoch == epoch and before.state == "Committed":  # noqa: SIM102
+        epoch = before.generation if before else 0
+        if after.generation < epoch:
+            self.fail(f"the epoch went back from {epoch} to {after.generation}")
+        if before is not None and after.generation == epoch and before.state == "Committed":  # noqa: SIM102
             if after.state != "Committed" or after.parent != before.parent or after.members != before.members:
                 self.fail(f"the committed world of epoch {epoch} was changed")
-        if after.state == "Committed" and after.epoch not in self.parents:
+        if after.state == "Committed" and after.generation not in self.parents:
             self._gone_back = self.numerics.goes_back(new)
             self._commit(old, new)
-        elif after.state == "Committed" and after.parent != self.parents[after.epoch]:
-            self.fail(f"epoch {after.epoch} has two parents: {self.parents[after.epoch]} and {after.parent}")
+        elif after.state == "Committed" and after.parent != self.parents[after.generation]:
+            self.fail(f"epoch {after.generation} has two parents: {self.parents[after.generation]} and {after.parent}")
 
     def _commit(self, old: JobStatus, new: JobStatus) -> None:
-        world = new.world
+        world = new.membership
         assert world is not None
         settings = self.simulation.settings
-        if world.size != len(world.members) * settings.local_ranks:
-            self.fail(f"world of {world.size} ranks from {len(world.members)} members")
+        if world.world_size != len(world.members) * settings.local_ranks:
+            self.fail(f"world of {world.world_size} ranks from {len(world.members)} members")
         nobody = not world.members and self.simulation.suspended_until >= self.claimed_at
         if len(world.members) not in settings.allowed_workers and not nobody:
             self.fail(f"a world of {len(world.members)} workers is not allowed: {settings.allowed_workers}")
@@ -168,30 +174,43 @@ class Oracle(Watcher):
             self.fail("one index is twice in the world")
         parent = world.parent
         if parent is not None and (parent not in self.states or not self.on_path(parent, self.base)):
-            self.fail(f"epoch {world.epoch} branches from {parent}, which is not on the lineage of epoch {self.base}")
-        if parent is not None and parent in old.bad:
-            self.fail(f"epoch {world.epoch} branches from {parent}, which is known to be bad")
+            self.fail(
+                f"epoch {world.generation} branches from {parent}, which is not on the lineage of epoch {self.base}"
+            )
+        if parent is not None and parent in old.unreadable_checkpoints:
+            self.fail(f"epoch {world.generation} branches from {parent}, which is known to be bad")
         most = self.numerics.goes_back(new)
-        binds = old.floor is not None and not self._damaged(old.floor) and (most is None or old.floor.step <= most)
-        if binds and old.floor is not None and (parent is None or parent.step < old.floor.step):
-            self.fail(f"epoch {world.epoch} branches from {parent}, below the floor {old.floor}")
-        if settings.tied and parent is not None and world.size and world.size != self.sizes[parent.epoch]:
-            self.fail(f"{world.size} ranks are to restore {parent}, whose state is that of {self.sizes[parent.epoch]}")
+        binds = (
+            old.last_uploaded is not None
+            and not self._damaged(old.last_uploaded)
+            and (most is None or old.last_uploaded.step <= most)
+        )
+        if binds and old.last_uploaded is not None and (parent is None or parent.step < old.last_uploaded.step):
+            self.fail(f"epoch {world.generation} branches from {parent}, below the floor {old.last_uploaded}")
+        if (
+            settings.tied
+            and parent is not None
+            and world.world_size
+            and world.world_size != self.sizes[parent.generation]
+        ):
+            self.fail(
+                f"{world.world_size} ranks are to restore {parent}, whose state is that of {self.sizes[parent.generation]}"
+            )
         beyond = {c for c in self.states if most is not None and c.step > most}
-        self._newest(parent, set(new.bad) | beyond)
-        self.eyes.in_time(parent, set(new.bad) | beyond)
+        self._newest(parent, set(new.unreadable_checkpoints) | beyond)
+        self.eyes.in_time(parent, set(new.unreadable_checkpoints) | beyond)
         self.numerics.committed(new, parent)
         if most is not None:
             self.lossless.struck(0.0)
         self.lossless.committed(parent)
-        self.eyes.committed(self._read.pop(world.epoch, set()), new.given_up)
-        entries = [(e.epoch, e.parent, e.size) for e in new.lineage]
-        if (world.epoch, parent, world.size) not in entries:
-            self.fail(f"the lineage does not name epoch {world.epoch}")
-        if parent is None and old.recorded and most != 0:
-            self.fail(f"epoch {world.epoch} begins at step 0 though something was recorded, and nobody was asked")
-        self.parents[world.epoch], self.sizes[world.epoch] = parent, world.size
-        self.base = world.epoch
+        self.eyes.committed(self._read.pop(world.generation, set()), new.lost_servers)
+        entries = [(e.generation, e.parent, e.world_size) for e in new.lineage]
+        if (world.generation, parent, world.world_size) not in entries:
+            self.fail(f"the lineage does not name epoch {world.generation}")
+        if parent is None and old.had_checkpoint and most != 0:
+            self.fail(f"epoch {world.generation} begins at step 0 though something was recorded, and nobody was asked")
+        self.parents[world.generation], self.sizes[world.generation] = parent, world.world_size
+        self.base = world.generation
         self.committed_at = self.simulation.engine.now
         self.commits += 1
 
@@ -223,19 +242,27 @@ class Oracle(Watcher):
         return self.eyes.kept_since.get(save, self.claimed_at) < self.claimed_at
 
     def _floor(self, old: JobStatus, new: JobStatus) -> None:
-        if old.floor == new.floor:
+        if old.last_uploaded == new.last_uploaded:
             return
         most = self._gone_back
-        binds = old.floor is not None and not self._damaged(old.floor) and (most is None or old.floor.step <= most)
-        if binds and old.floor is not None and (new.floor is None or new.floor.step < old.floor.step):
-            self.fail(f"the floor went back from {old.floor} to {new.floor}")
-        if new.floor is None:
+        binds = (
+            old.last_uploaded is not None
+            and not self._damaged(old.last_uploaded)
+            and (most is None or old.last_uploaded.step <= most)
+        )
+        if (
+            binds
+            and old.last_uploaded is not None
+            and (new.last_uploaded is None or new.last_uploaded.step < old.last_uploaded.step)
+        ):
+            self.fail(f"the floor went back from {old.last_uploaded} to {new.last_uploaded}")
+        if new.last_uploaded is None:
             return
         tier = self.simulation.persistent
-        if not self.on_path(new.floor, self.base):
-            self.fail(f"the floor {new.floor} is not on the lineage of epoch {self.base}")
-        if tier is None or not all(tier.holds(s) or tier.struck(s) for s in self.saves_of(new.floor)):
-            self.fail(f"the floor {new.floor} is not complete in the persistent tier")
+        if not self.on_path(new.last_uploaded, self.base):
+            self.fail(f"the floor {new.last_uploaded} is not on the lineage of epoch {self.base}")
+        if tier is None or not all(tier.holds(s) or tier.struck(s) for s in self.saves_of(new.last_uploaded)):
+            self.fail(f"the floor {new.last_uploaded} is not complete in the persistent tier")
 
     # ---- tiers ------------------------------------------------------------------------------------------------------
 
@@ -289,20 +316,20 @@ class Oracle(Watcher):
 
     def deleting(self, checkpoint: Checkpoint) -> None:
         self.deletes += 1
-        floor = self.simulation.store.status.floor
+        floor = self.simulation.store.status.last_uploaded
         if checkpoint == floor:
             self.fail(f"the floor {floor} is deleted from the persistent tier")
         elsewhere = all(self.ever[save] for save in self.saves_of(checkpoint))
         self._may_go(checkpoint, f"{checkpoint} is deleted from the persistent tier", elsewhere)
 
     def _may_go(self, checkpoint: Checkpoint, what: str, elsewhere: bool) -> None:
-        if checkpoint.epoch not in self.sizes or not self.on_path(checkpoint, self.base):
+        if checkpoint.generation not in self.sizes or not self.on_path(checkpoint, self.base):
             return
         if not all(self.exists(save) for save in self.saves_of(checkpoint)):
             return  # never was complete, or faults took it
         self.numerics.may_go(checkpoint, what, elsewhere)
         on_path = [c for c in self.states if c.step > checkpoint.step and self.on_path(c, self.base)]
-        newer = [c for c in on_path if c not in self.simulation.store.status.bad]
+        newer = [c for c in on_path if c not in self.simulation.store.status.unreadable_checkpoints]
         if any(map(self._safe, newer)):
             return
         # a fault took what was rightly counted on, unseen; what its holders have since is as safe as that was
@@ -331,7 +358,7 @@ class Oracle(Watcher):
             if any((save, part) not in holder.chunks and (save, part) not in holder.holes for part in range(CHUNKS)):
                 self.fail(f"{holder.id} has an index entry of {save} without all its chunks")
         for save in holder.written_after_fence & set(holder.index):
-            if save.epoch in self.sizes and self.on_path(save.checkpoint, self.base):
+            if save.generation in self.sizes and self.on_path(save.checkpoint, self.base):
                 self.fail(f"{save}, written to {holder.id} after its fence, was read to decide epoch {epoch}")
 
     def saved(self, save: RankSave, incarnation: str, content: int, state: int) -> None:
@@ -350,12 +377,14 @@ class Oracle(Watcher):
         """A job ended that was not complete: what it had in memory is stored, if an agent was there that could store it."""
         if self.simulation.engine.now > (self.simulation.settings.active_deadline_seconds or 0.0) + RESCUE_SECONDS:
             return  # nobody could, for as long as it is waited for
-        members = {member.incarnation for member in status.world.members} if status.world is not None else set()
+        members = (
+            {member.incarnation for member in status.membership.members} if status.membership is not None else set()
+        )
         pods = [pod for node in self.simulation.fabric.nodes.values() for pod in node.pods if pod.agent is not None]
         there = [
             p for p in pods if p.agent and p.agent.incarnation in members and p.agent.line and p.agent.process.running
         ]
-        newest, floor = self.liveness.readable(in_memory=True), status.floor
+        newest, floor = self.liveness.readable(in_memory=True), status.last_uploaded
         if there and newest is not None and (floor is None or floor.step < newest.step):
             self.fail(f"the job ended ({status.message}) with {floor} stored and {newest} in memory")
 
@@ -365,6 +394,6 @@ class Oracle(Watcher):
         whole = [c for c in found if all(save in self.once for save in self.saves_of(c))]
         if whole and not any(all(tier.holds(save) or tier.struck(save) for save in self.saves_of(c)) for c in found):
             self.fail(f"the job is complete, and its last checkpoint {max(whole)} is not in the persistent tier")
-        floor = self.simulation.store.status.floor
-        if floor is not None and floor.epoch == self.base and floor.step < self.simulation.settings.steps:
+        floor = self.simulation.store.status.last_uploaded
+        if floor is not None and floor.generation == self.base and floor.step < self.simulation.settings.steps:
             self.fail(f"the job is complete with {floor}, and every rank had its last step saved, or tried to")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from simulator.fabric import Node
 from simulator.striking import some_node
-from surefoot.protocol.progress import RankPace, together
+from surefoot.protocol.progress import RankActivity, add
 from surefoot_operator.api.status import JobStatus, Straggler
 
 if TYPE_CHECKING:
@@ -61,16 +61,16 @@ class PaceWatch:
         ranks = max(self.slow_ranks.get(trainer.rank, (1.0, 0.0))[0], self.busy_ranks.get(trainer.rank, (1.0, 0.0))[0])
         return nature * max(self.slow_nodes.get(node, (1.0, 0.0))[0], ranks)
 
-    def looked(self, before: RankPace, worked: float, passed: float) -> RankPace:
+    def looked(self, before: RankActivity, worked: float, passed: float) -> RankActivity:
         """The totals of a rank that worked for so long in a step of so many seconds."""
         looks = int(passed * LOOKS_A_SECOND + self._rng.random())
         own = sum(self._rng.random() * passed < worked for _ in range(looks))
         alone = 1.0 - 1.0 / self.busy_ranks.get(before.rank, (1.0, 0.0))[0]
         lines = Counter(self._line(alone) for _ in range(own))
-        window = RankPace(
+        window = RankActivity(
             before.rank, before.work, looks, own, 0, tuple((line, 0, count) for line, count in lines.items())
         )
-        return together(before, window)
+        return add(before, window)
 
     def _line(self, alone: float) -> int:
         """Where a look finds a rank at work: two lines that all have, and one of its own for such a part of the time."""
@@ -86,8 +86,10 @@ class PaceWatch:
         for one in new.stragglers:
             if (one.rank, one.node) not in known:
                 self._judge(one)
-        world = new.world
-        if world is not None and world == old.world and world.state == "Committed":  # the first plan on it has been
+        world = new.membership
+        if (
+            world is not None and world == old.membership and world.state == "Committed"
+        ):  # the first plan on it has been
             there = {(member.index, member.node) for member in world.members}
             for one in new.stragglers:
                 if (one.worker, one.node) not in there:
@@ -100,8 +102,10 @@ class PaceWatch:
                 self._simulation.oracle.fail(
                     f"rank {moved.rank} is moved from node {moved.node} for what no other one does"
                 )
-            if sum(one.place == moved.place for one in new.replaced_stragglers) > 1:
-                self._simulation.oracle.fail(f"place {moved.place} is moved from node {moved.node} for a second time")
+            if sum(one.group_rank == moved.group_rank for one in new.replaced_stragglers) > 1:
+                self._simulation.oracle.fail(
+                    f"place {moved.group_rank} is moved from node {moved.node} for a second time"
+                )
 
     def _judge(self, one: Straggler) -> None:
         now, rank, node = self._simulation.engine.now, one.rank, one.node
@@ -110,8 +114,10 @@ class PaceWatch:
         if who is None:
             self._simulation.oracle.fail(f"rank {rank} on node {node} is named for a straggler, and is none")
             return
-        if (one.own_line is not None) != (rank in self.busy_ranks and node not in self.slow_nodes):
-            self._simulation.oracle.fail(f"rank {rank} on node {node} is named for line {one.own_line} of its loop")
+        if (one.divergent_line is not None) != (rank in self.busy_ranks and node not in self.slow_nodes):
+            self._simulation.oracle.fail(
+                f"rank {rank} on node {node} is named for line {one.divergent_line} of its loop"
+            )
         if who not in self._named:
             self._named.add(who)
             self.seconds.append(now - next(there for key, there in known if key in there)[who][1])  # type: ignore[index]
@@ -132,7 +138,7 @@ class PaceWatch:
 
     def _trained(self, who: str | int) -> bool:
         """Whether that is in the world that was last."""
-        world = self._simulation.store.status.world
+        world = self._simulation.store.status.membership
         if world is None or not isinstance(who, str):
             return world is not None
         return any(member.node == who for member in world.members)
@@ -181,10 +187,10 @@ def _busy_rank(simulation: Simulation, duration: float) -> None:
 
 def _burden(simulation: Simulation, ranks: dict[int, tuple[float, float]], what: str) -> None:
     """One rank of the world is held up from now on, unless somebody is already."""
-    world = simulation.store.status.world
-    if world is None or not world.size or _anybody_slow(simulation):
+    world = simulation.store.status.membership
+    if world is None or not world.world_size or _anybody_slow(simulation):
         return
-    rank = simulation.engine.rng.randrange(world.size)
+    rank = simulation.engine.rng.randrange(world.world_size)
     ranks[rank] = (simulation.engine.rng.choice(FACTORS), simulation.engine.now)
     simulation.engine.say(f"FAULT rank {{}} {what}", rank)
 

@@ -37,7 +37,7 @@ def _kill_rack(simulation: Simulation, duration: float) -> None:
 def _standing(simulation: Simulation) -> list[Checkpoint]:
     """What the newest world saved with as many copies as the job asks for."""
     oracle, replicas = simulation.oracle, simulation.settings.replicas
-    saved = [c for c in oracle.states if c.epoch == oracle.base and oracle.on_path(c, oracle.base)]
+    saved = [c for c in oracle.states if c.generation == oracle.base and oracle.on_path(c, oracle.base)]
     return [c for c in saved if min(map(len, _copies(simulation, c)), default=0) >= replicas]
 
 

@@ -9,22 +9,22 @@ from dataclasses import replace
 
 from simulator.world import Decisions
 from surefoot.protocol.identities import Checkpoint
-from surefoot_operator.api.status import Interval
-from surefoot_operator.job_snapshot import Observed
-from surefoot_operator.policy.maintenance.maintenance_plan import Maintenance, maintain
+from surefoot_operator.api.status import SaveInterval
+from surefoot_operator.job_snapshot import JobSnapshot
+from surefoot_operator.policy.maintenance.maintenance_plan import MaintenancePlan, plan_maintenance
 from surefoot_operator.policy.membership.restore_decisions import Going
 
 CHANGE_SECONDS = 0.7
 LEVELS = (0, 2, 1, 3, 0, 1)
 
 
-def restless(seen: Observed, pinned: Checkpoint | None, going: Going) -> Maintenance:
+def restless(seen: JobSnapshot, pinned: Checkpoint | None, going: Going) -> MaintenancePlan:
     """Another level for both tiers every `CHANGE_SECONDS`."""
-    kept = maintain(seen, pinned, going)
-    world = kept.status.world
+    kept = plan_maintenance(seen, pinned, going)
+    world = kept.status.membership
     if world is None or world.state != "Committed" or not world.members:
         return kept
-    turn = int(seen.now / CHANGE_SECONDS)
+    turn = int(seen.now_seconds / CHANGE_SECONDS)
     memory = LEVELS[turn % len(LEVELS)]
     above = memory + (turn % 2 if seen.job.spec.checkpoint.persistent is not None else 0)
     status = replace(kept.status, memory_interval=_interval(memory, turn), persistent_interval=_interval(above, turn))
@@ -33,9 +33,9 @@ def restless(seen: Observed, pinned: Checkpoint | None, going: Going) -> Mainten
     return replace(kept, status=status)
 
 
-def _interval(level: int, turn: int) -> Interval:
+def _interval(level: int, turn: int) -> SaveInterval:
     at = turn * CHANGE_SECONDS
-    return Interval(1 << level, level, f"turn {turn}", at, 0, at)
+    return SaveInterval(1 << level, level, f"turn {turn}", at, 0, at)
 
 
 RESTLESS = Decisions(maintain=restless)

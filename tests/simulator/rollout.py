@@ -51,7 +51,7 @@ def _next_pod(simulation: Simulation, former: list[Pod]) -> None:
 
 
 def _await_whole(simulation: Simulation, rest: list[Pod], gone: Pod, until: float) -> None:
-    world = simulation.store.status.world
+    world = simulation.store.status.membership
     whole = simulation.trains and world is not None and len(world.members) == simulation.settings.workers
     left = simulation.fabric.pods.get((gone.index, gone.attempt)) is not gone
     if (whole and left) or simulation.engine.now >= until:

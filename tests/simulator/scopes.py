@@ -20,8 +20,8 @@ from surefoot.protocol.checkpoints.completeness import (
     watermark,
 )
 from surefoot.protocol.checkpoints.records import RankManifest
-from surefoot.protocol.checkpoints.retention import Standing, memory_drops
-from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
+from surefoot.protocol.checkpoints.retention import RetentionInputs, memory_drops
+from surefoot.protocol.identities import Checkpoint, MemoryServerInstance, RankSave
 
 UP, AWAY = 0, 1
 UNREAD = -1
@@ -110,7 +110,7 @@ class Rulebook:
         self.records = [manifest(save, scope.ranks, "i", hash((save.step, save.rank)), 0.0) for save in self.saves]
         self.masks = [self.mask((e, s)) for e in range(1, scope.epochs + 1) for s in range(1, scope.steps + 1)]
         self.covers = {frozenset({self.records[0].layout}): True}
-        self.ids = tuple(HolderId(f"n{i}", "h") for i in range(scope.holders))
+        self.ids = tuple(MemoryServerInstance(f"n{i}", "h") for i in range(scope.holders))
         self.domains = {h: h.node for h in self.ids}
         self.choose = lru_cache(maxsize=None)(self._choose)
         self.water = lru_cache(maxsize=None)(self._water)
@@ -131,7 +131,7 @@ class Rulebook:
         readings = {h: self.entries(read) for h, read in zip(self.ids, reads, strict=True) if read != UNREAD}
         reading = TierReading(readings, self.entries(listed) if listed != UNREAD else None)
         chosen = restore_point(reading, self.lineage(lineage), Checkpoint(*floor) if floor else None, self.covers)
-        return (chosen.epoch, chosen.step) if chosen else None
+        return (chosen.generation, chosen.step) if chosen else None
 
     def _water(self, masks: tuple[tuple[int, int], ...], lineage: tuple, epoch: int, copies: int) -> Checkpoint | None:  # type: ignore[type-arg]
         reading = TierReading({self.ids[i]: self.entries(mask) for i, mask in masks}, None)
@@ -150,7 +150,7 @@ class Rulebook:
         floor: tuple[int, int] | None,  # type: ignore[type-arg]
     ) -> int:
         key = self.lineage(lineage)
-        standing = Standing(
+        standing = RetentionInputs(
             key, epoch, False, key[-1].parent, water, Checkpoint(*floor) if floor else None, None, frozenset()
         )
         return sum(self.bit[s] for s in memory_drops(self.entries(mask), standing, self.scope.keep))

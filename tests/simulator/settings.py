@@ -115,11 +115,11 @@ def incidents(settings: Settings) -> tuple[Incident, ...]:
     found: list[Incident] = []
     for at in (-2000.0, -1000.0):
         loss = Incident(
-            "node-lost", "long ago", None, None, 0, at, claimed_seconds=at, sealed_seconds=at, assigned_seconds=at
+            "node-lost", "long ago", None, None, 0, at, claimed_seconds=at, fenced_seconds=at, committed_seconds=at
         )
         found.append(replace(loss, first_step_seconds=at + change, replaced_seconds=at + arrival))
         grown = replace(
-            loss, kind="planned", claimed_seconds=at + 100.0, sealed_seconds=at + 100.0, assigned_seconds=at + 100.0
+            loss, kind="planned", claimed_seconds=at + 100.0, fenced_seconds=at + 100.0, committed_seconds=at + 100.0
         )
         found.append(replace(grown, detected_seconds=at + 100.0, first_step_seconds=at + 100.0 + change))
     return tuple(found)
@@ -144,7 +144,7 @@ def job(settings: Settings) -> TrainingJob:
         name="job",
         namespace="default",
         uid="job",
-        generation=1,
+        metadata_generation=1,
         spec=TrainingJobSpec(
             template=Template(command=("python", "train.py")),
             replicas=settings.workers,
@@ -165,8 +165,8 @@ def job(settings: Settings) -> TrainingJob:
             checkpoint=CheckpointPolicy(
                 memory=memory,
                 persistent=tier,
-                drain_grace_seconds=1.0,
-                holder_return_seconds=settings.holder_return_seconds,
+                flush_grace_seconds=1.0,
+                memory_server_timeout_seconds=settings.holder_return_seconds,
                 on_total_loss="Fail",
             ),
         ),

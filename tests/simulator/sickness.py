@@ -40,7 +40,7 @@ class SickWatch:
 
     def written(self, new: JobStatus) -> None:
         """A status is stored."""
-        for one in new.sick_nodes:
+        for one in new.unhealthy_nodes:
             self.left.add(one.name)
             if one.name not in self.sick and not self._simulation.join_watch.shared:
                 self._simulation.oracle.fail(f"healthy node {one.name} is left: {one.reason}")

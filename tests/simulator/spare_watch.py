@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from simulator.readiness import fails, ready_at
-from surefoot_operator.api.status import World
-from surefoot_operator.job_snapshot import Observed
+from surefoot_operator.api.status import Membership
+from surefoot_operator.job_snapshot import JobSnapshot
 from surefoot_operator.policy.core.actions import Plan
 
 if TYPE_CHECKING:
@@ -28,24 +28,24 @@ class SpareWatch:
         self.taken = 0
         """Commits by which a spare got a rank."""
 
-    def deciding(self, seen: Observed, made: Plan) -> None:
+    def deciding(self, seen: JobSnapshot, made: Plan) -> None:
         """A leader plans: does it commit a world?"""
-        old, new = seen.status.world, made.status.world
+        old, new = seen.status.membership, made.status.membership
         if old is None or new is None or new == old or new.state != "Committed" or not new.members:
             return
-        ready = [s for s in seen.sessions if ready_at(seen, s, new.epoch)]
+        ready = [s for s in seen.sessions if ready_at(seen, s, new.generation)]
         inside = {m.incarnation for m in new.members}
         settings = self._simulation.settings
         lacking = 1.0 - len(new.members) / settings.workers
-        left = {one.name for one in made.status.sick_nodes}
+        left = {one.name for one in made.status.unhealthy_nodes}
         # a smaller world is right where failures on that node cost more of its time than the worker that it lacks
-        left |= {one.name for one in made.status.excluded_nodes if (one.cost_share or 0.0) >= lacking}
+        left |= {one.name for one in made.status.excluded_nodes if (one.lost_time_ratio or 0.0) >= lacking}
         waiting = [s.index for s in ready if s.incarnation not in inside and not fails(seen, s) and s.node not in left]
         if waiting and len(new.members) < settings.workers and not settings.tied:
             self._simulation.oracle.fail(f"workers {waiting} are ready beside a world of {len(new.members)}")
         self._judge_ranks(old, new)
 
-    def written(self, old: World | None, new: World | None) -> None:
+    def written(self, old: Membership | None, new: Membership | None) -> None:
         """A commit is stored: what it took of the spares is made again."""
         if old is None or new is None or new.state != "Committed" or old.state == "Committed" or not old.members:
             return
@@ -54,10 +54,15 @@ class SpareWatch:
             self.taken += 1
             engine = self._simulation.engine
             engine.after(
-                REPLACED_SECONDS, engine.environment, self._judge_pods, new.epoch, len(self._simulation.operators), {}
+                REPLACED_SECONDS,
+                engine.environment,
+                self._judge_pods,
+                new.generation,
+                len(self._simulation.operators),
+                {},
             )
 
-    def _judge_ranks(self, old: World, new: World) -> None:
+    def _judge_ranks(self, old: Membership, new: Membership) -> None:
         if len(old.members) != len(new.members):
             return
         before = {m.incarnation: place for place, m in enumerate(old.members)}
@@ -68,12 +73,12 @@ class SpareWatch:
     def _judge_pods(self, epoch: int, operators: int, before: dict[int, int]) -> None:
         """`before`: attempts of the workers that were missing at the last look; one may have died a moment ago."""
         simulation = self._simulation
-        engine, world, fabric = simulation.engine, simulation.store.status.world, simulation.fabric
+        engine, world, fabric = simulation.engine, simulation.store.status.membership, simulation.fabric
         if engine.now < fabric.unkind_until + REPLACED_SECONDS:  # what was refused is asked for again after a pause
             left = fabric.unkind_until + REPLACED_SECONDS - engine.now
             engine.after(left, engine.environment, self._judge_pods, epoch, operators, {})
             return
-        moved = world is None or world.epoch != epoch or operators != len(simulation.operators)
+        moved = world is None or world.generation != epoch or operators != len(simulation.operators)
         quiet = fabric.answers == "at once" and not simulation.store.unkind and simulation.operators[-1].process.running
         if moved or simulation.over or simulation.job.spec.suspend or not quiet:
             return

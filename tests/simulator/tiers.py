@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from simulator.engine import Process, Refusal
 from simulator.rules import Rules
-from surefoot.protocol.checkpoints.completeness import LeftOut
+from surefoot.protocol.checkpoints.completeness import UnreadRecord
 from surefoot.protocol.checkpoints.records import RankManifest
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
+from surefoot.protocol.identities import Checkpoint, MemoryServerEndpoint, MemoryServerInstance, RankSave
 
 CHUNKS = 2
 """Chunks of every modelled rank save."""
@@ -33,7 +33,7 @@ def manifest(
 ) -> RankManifest:
     digest = f"{content & (2**64 - 1):016x}"
     return RankManifest(
-        save=save, world=world, incarnation=incarnation, layout=f"{world:016x}", stream_bytes=1000, chunks=CHUNKS,
+        save=save, world_size=world, incarnation=incarnation, layout=f"{world:016x}", stream_bytes=1000, chunks=CHUNKS,
         digests_digest=digest, digests_bytes=8, values_digest=digest, values_bytes=8, saved_at=at, objects=objects,
     )  # fmt: skip
 
@@ -52,7 +52,7 @@ class Watcher:
 class Holder:
     """One Redis of a node: fence, chunks, index."""
 
-    endpoint: HolderEndpoint
+    endpoint: MemoryServerEndpoint
     process: Process
     rules: Rules
     watcher: Watcher
@@ -72,8 +72,8 @@ class Holder:
     """Layout records by digest, and whether each can be read."""
 
     @property
-    def id(self) -> HolderId:
-        return self.endpoint.holder
+    def id(self) -> MemoryServerInstance:
+        return self.endpoint.instance
 
     def provision(self, epoch: int) -> int:
         """Idempotent: users, scripts, and a fence that is at least `epoch`. Answers the fence."""
@@ -215,7 +215,7 @@ class Persistent:
         self._answers()
         is_own = bool(claim_epoch) and self.claims.setdefault(claim_epoch, ticket) == ticket
         claimed = self.claims.keys() - ({claim_epoch} if is_own else set())
-        return max((*claimed, *(save.epoch for save, _ in self.chunks)), default=0)
+        return max((*claimed, *(save.generation for save, _ in self.chunks)), default=0)
 
     def commit(self, entry: RankManifest) -> None:
         self._answers()
@@ -228,15 +228,15 @@ class Persistent:
         self.layouts[entry.layout] = True
         self.watcher.persisted(entry)
 
-    def listing(self) -> tuple[tuple[RankManifest, ...], tuple[LeftOut, ...]]:
+    def listing(self) -> tuple[tuple[RankManifest, ...], tuple[UnreadRecord, ...]]:
         """What can be read, and what could not."""
         self._answers()
         found, left = [], []
         for save in sorted(self.manifests):
             if save in self.damaged:
-                left.append(LeftOut(f"the manifest of {save} is damaged", False, save.checkpoint))
+                left.append(UnreadRecord(f"the manifest of {save} is damaged", False, save.checkpoint))
             elif self.failing():
-                left.append(LeftOut(f"the manifest of {save} was not given", True, save.checkpoint))
+                left.append(UnreadRecord(f"the manifest of {save} was not given", True, save.checkpoint))
             else:
                 found.append(self.manifests[save])
         return tuple(found), tuple(left)
@@ -271,12 +271,12 @@ class Persistent:
         entry = self.manifests.get(save)
         return save in self.damaged or save in self.gone or (entry is not None and not self._readable(entry.layout))
 
-    def layout(self, digest: str) -> LeftOut | None:
+    def layout(self, digest: str) -> UnreadRecord | None:
         """None: it was read, be it beside a save that has it, by which the shared one is mended."""
         if self.failing():
-            return LeftOut(f"layout {digest} was not given", True, digest=digest)
+            return UnreadRecord(f"layout {digest} was not given", True, digest=digest)
         if not self._readable(digest):
-            return LeftOut(f"layout {digest} is damaged", False, digest=digest)
+            return UnreadRecord(f"layout {digest} is damaged", False, digest=digest)
         self.layouts[digest] = True
         return None
 

@@ -15,19 +15,19 @@ from simulator.tiers import CHUNKS
 from surefoot.agent import agent_state as on
 from surefoot.agent.coordinator_requests import knows_all
 from surefoot.ipc.trainer_messages import (
-    AllHolders,
+    AllServers,
     Attach,
-    Closing,
-    FindHolders,
+    Detach,
     FromTrainer,
+    RequestAllServers,
     RestoreDone,
     RestoreFailed,
-    Stepped,
+    StepReport,
 )
-from surefoot.protocol.checkpoints.save_state import Settled
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint, RankSave
-from surefoot.protocol.messages import Assign, Barrier, BarrierReached, BarrierReply, SaveLevel
-from surefoot.protocol.progress import OddSteps, Progress, RankPace
+from surefoot.protocol.checkpoints.save_state import ClosedSteps
+from surefoot.protocol.identities import Checkpoint, MemoryServerEndpoint, RankSave
+from surefoot.protocol.messages import Assign, Barrier, BarrierReached, BarrierReply, IntervalExponent
+from surefoot.protocol.progress import AnomalyRun, Progress, RankActivity
 
 if TYPE_CHECKING:
     from simulator.agents import Agent
@@ -53,7 +53,7 @@ class Gathering:
 
     def __init__(self, simulation: Simulation, assign: Assign) -> None:
         self.simulation = simulation
-        self.epoch, self.world = assign.epoch, assign.world
+        self.epoch, self.world = assign.generation, assign.world_size
         self.ranks: dict[int, Trainer] = {}
         self._arrived: dict[int, set[int]] = {}
 
@@ -98,15 +98,15 @@ class Trainer:
     def __init__(self, agent: Agent, assign: Assign, store: str, local: int) -> None:
         self.agent, self.simulation = agent, agent.simulation
         self.engine, self.network = agent.engine, agent.network
-        self.known, self.partial = assign.holders, not knows_all(assign)
+        self.known, self.partial = assign.servers, not knows_all(assign)
         """Holders that it may read, and whether there are more."""
         self._unfound: Callable[[], None] | None = None
         """What goes on once it was told of them all."""
         self.assign, self.local, self.rank = assign, local, assign.first_rank + local
-        self.process = Process(f"trainer e{assign.epoch} r{self.rank}", agent.process.site)
+        self.process = Process(f"trainer e{assign.generation} r{self.rank}", agent.process.site)
         self.step, self.state, self.level = 0, 0, 0
         self._staged_step = 0
-        self.asked = agent.life.level
+        self.asked = agent.life.interval_exponent
         """The operator's level, as of when this rank was told."""
         self.restored, self.done = False, False
         self.arrived = 0
@@ -115,9 +115,9 @@ class Trainer:
         """Whether its model is no number."""
         self.ahead = 0
         """Steps whose data was left out so far, along its history."""
-        self.odd = OddSteps()
+        self.odd = AnomalyRun()
         self.hold: int | None = None
-        self._pace, self._worked, self._left_at = RankPace(self.rank, 1, 0, 0, 0), 0.0, -1.0
+        self._pace, self._worked, self._left_at = RankActivity(self.rank, 1, 0, 0, 0), 0.0, -1.0
         """Looks at it, what it needs for the step under way, and when it left the last one."""
         self._settings = self.simulation.settings
         self._base = self.simulation.job.spec.checkpoint.memory.base_steps
@@ -127,12 +127,12 @@ class Trainer:
     # ---- restore ----------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        self._send(Attach(self.rank, self.assign.epoch, 0))
+        self._send(Attach(self.rank, self.assign.generation, 0))
         parent = self.assign.parent
         if parent is None:
             self._restored(0, "none")
             return
-        entry = next((e for e in self.assign.lineage if e[0] == parent.epoch), None)
+        entry = next((e for e in self.assign.lineage if e[0] == parent.generation), None)
         size = entry[2] if entry else 0
         self._fetch(parent, size, 0, {}, 0.05)
 
@@ -142,8 +142,8 @@ class Trainer:
             self.simulation.oracle.training.restoring(self, parent, found)
             self._restored(parent.step, "memory")
             return
-        save = RankSave(parent.epoch, parent.step, rank)
-        sources = [h for e in self.known if (h := self.agent.holder(e.holder)) is not None]
+        save = RankSave(parent.generation, parent.step, rank)
+        sources = [h for e in self.known if (h := self.agent.holder(e.instance)) is not None]
         good = [h for h in sources if h.process.alive and h.holds(save)]
 
         def tried(content: Any) -> None:
@@ -166,17 +166,17 @@ class Trainer:
         elif content == "silent":
             self.engine.after(backoff, self.process, self._fetch, parent, size, save.rank, found, min(2.0, backoff * 2))
         else:
-            self.engine.say("rank {} of epoch {} cannot read {}: {}", self.rank, self.assign.epoch, save, content)
+            self.engine.say("rank {} of epoch {} cannot read {}: {}", self.rank, self.assign.generation, save, content)
             absent = content == "absent"
             self._send(RestoreFailed(parent, absent, str(content)))
 
     def _seek(self) -> None:
         """What is not found on the holders that it knows may be on others: asks, until it was told of all."""
         if self.partial:
-            self._send(FindHolders())
+            self._send(RequestAllServers())
             self.engine.after(5.0, self.process, self._seek)
 
-    def told_holders(self, holders: tuple[HolderEndpoint, ...]) -> None:
+    def told_holders(self, holders: tuple[MemoryServerEndpoint, ...]) -> None:
         again, self._unfound = self._unfound, None
         self.known, self.partial = holders, False
         if again is not None:
@@ -226,8 +226,8 @@ class Trainer:
         numerics = self.simulation.oracle.numerics
         self.sick = numerics.is_sick(parent)
         if parent is not None:
-            of_rank = RankSave(parent.epoch, parent.step, self._restored_rank(parent))
-            self.odd = OddSteps.of_saved(self.simulation.odd_saved[of_rank])
+            of_rank = RankSave(parent.generation, parent.step, self._restored_rank(parent))
+            self.odd = AnomalyRun.of_saved(self.simulation.odd_saved[of_rank])
         self.ahead = numerics.place_behind(parent) - step + self.assign.skip_steps
         self.restored = True
         self._send(RestoreDone(step, source, 0, 0.0, self.odd))
@@ -235,7 +235,7 @@ class Trainer:
 
     def _restored_rank(self, parent: Checkpoint) -> int:
         """Whose plain values a rank restores: its own in a world of the same size, else the first one's."""
-        return self.rank if self.simulation.oracle.sizes[parent.epoch] == self.assign.world else 0
+        return self.rank if self.simulation.oracle.sizes[parent.generation] == self.assign.world_size else 0
 
     # ---- stepping ---------------------------------------------------------------------------------------------------
 
@@ -256,7 +256,7 @@ class Trainer:
 
     def finish(self, step: int) -> None:
         self.step = step
-        self.state = advance(self.state, self.assign.epoch, step)
+        self.state = advance(self.state, self.assign.generation, step)
         self.simulation.oracle.training.stepped(self)
         kind = self.simulation.oracle.numerics.stepped(self, step + self.ahead, self.sick)
         self.sick = kind == "not-finite"
@@ -264,13 +264,13 @@ class Trainer:
         progress = Progress(
             step,
             step_seconds=self._settings.step_seconds,
-            level=max(self.level, self.asked),
-            settled=Settled(step - 1),
+            interval_exponent=max(self.level, self.asked),
+            closed_steps=ClosedSteps(step - 1),
             loss_is_finite=not self.sick,
-            paces=self._looked(),
-            **self.odd.told,
+            activities=self._looked(),
+            **self.odd.progress_fields,
         )
-        self._send(Stepped(progress, None, False))
+        self._send(StepReport(progress, None, False))
         holding = self.hold == step
         if holding:
             self._stage_or_wait(step)
@@ -279,7 +279,7 @@ class Trainer:
         if not holding:
             self._next()
 
-    def _looked(self) -> tuple[RankPace, ...]:
+    def _looked(self) -> tuple[RankActivity, ...]:
         """What looks during the step that ends now have found."""
         if not self._settings.paced:
             return ()
@@ -304,8 +304,8 @@ class Trainer:
 
     def _seal(self, step: int) -> bool:
         """Seals a slot with what this rank holds; False where none is free."""
-        save = RankSave(self.assign.epoch, step, self.rank)
-        content = content_of(self.state, self.assign.world, self.rank)
+        save = RankSave(self.assign.generation, step, self.rank)
+        content = content_of(self.state, self.assign.world_size, self.rank)
         staged = self.agent.stage(self, save, content)
         if staged:
             self.simulation.odd_saved[save] = self.odd.saved
@@ -321,7 +321,7 @@ class Trainer:
         if not self._stage(step):
             self.engine.after(0.05, self.process, self._stage_or_wait, step)
             return
-        self._send(BarrierReached(self.assign.epoch, step))
+        self._send(BarrierReached(self.assign.generation, step))
 
     def _finish_program(self) -> None:
         self._close(self.engine.now + HOLD_SLOT_SECONDS)
@@ -333,7 +333,7 @@ class Trainer:
             self.engine.after(0.05, self.process, self._close, until_seconds)
             return
         self.done = True
-        self._send(Closing(self.step, offered=True))
+        self._send(Detach(self.step, save_requested=True))
         self.engine.after(0.01, self.process, self.exit, 0, "", False)
 
     # ---- what the agent asks ----------------------------------------------------------------------------------------
@@ -350,7 +350,7 @@ class Trainer:
             self._next()
         return True
 
-    def receive(self, message: Barrier | SaveLevel | AllHolders) -> None:
+    def receive(self, message: Barrier | IntervalExponent | AllServers) -> None:
         """A message of the real agent; a proposed barrier is answered, atomically with stepping."""
         match message:
             case Barrier(generation, step, "proposed"):
@@ -362,18 +362,18 @@ class Trainer:
                     waiting, self.hold = self.step == self.hold, None
                     if waiting:
                         self._next()
-            case SaveLevel(level=level):
+            case IntervalExponent(exponent=level):
                 self.follow(level)
-            case AllHolders(holders):
+            case AllServers(holders):
                 self.told_holders(holders)
 
     def _send(self, message: FromTrainer) -> None:
-        self.agent.tell_trainer(on.TrainerMessage(self.assign.epoch, self.local, message, self.engine.now))  # type: ignore[arg-type]
+        self.agent.tell_trainer(on.TrainerMessage(self.assign.generation, self.local, message, self.engine.now))  # type: ignore[arg-type]
 
     def follow(self, level: int) -> None:
         """Ranks hear of a level at different moments, also of an older one later."""
         self.asked = level
-        self.engine.say("rank {} of epoch {} saves at level {}", self.rank, self.assign.epoch, level)
+        self.engine.say("rank {} of epoch {} saves at level {}", self.rank, self.assign.generation, level)
 
     def exit(self, code: int, cause: str, secondary: bool) -> None:
         if not self.process.alive:

@@ -33,14 +33,14 @@ class TrainingWatch:
 
     def starting(self, agent: Agent, assign: Assign) -> None:
         oracle = self._oracle
-        if assign.epoch not in oracle.parents or oracle.parents[assign.epoch] != assign.parent:
-            oracle.fail(f"trainers start for epoch {assign.epoch} from {assign.parent}, which was never committed")
-        if assign.epoch < agent.life.stopped:
+        if assign.generation not in oracle.parents or oracle.parents[assign.generation] != assign.parent:
+            oracle.fail(f"trainers start for epoch {assign.generation} from {assign.parent}, which was never committed")
+        if assign.generation < agent.life.stopped:
             oracle.fail(
-                f"epoch {assign.epoch} starts on {agent.pod.name}, which told that it stopped for {agent.life.stopped}"
+                f"epoch {assign.generation} starts on {agent.pod.name}, which told that it stopped for {agent.life.stopped}"
             )
         for local in range(assign.local_ranks):
-            rank = (assign.epoch, assign.first_rank + local)
+            rank = (assign.generation, assign.first_rank + local)
             if rank in self._starts:
                 oracle.fail(
                     f"rank {rank[1]} of epoch {rank[0]} starts twice: {self._starts[rank]}, {agent.incarnation}"
@@ -48,16 +48,18 @@ class TrainingWatch:
             self._starts[rank] = agent.incarnation
         for other in oracle.simulation.trainers_of(agent):
             if other.process.alive:
-                oracle.fail(f"epoch {assign.epoch} starts on {agent.pod.name} while epoch {other.assign.epoch} lives")
+                oracle.fail(
+                    f"epoch {assign.generation} starts on {agent.pod.name} while epoch {other.assign.generation} lives"
+                )
 
     def restoring(self, trainer: Trainer, parent: Checkpoint, found: dict[int, int]) -> None:
         oracle = self._oracle
-        epoch = trainer.assign.epoch
+        epoch = trainer.assign.generation
         if oracle.parents[epoch] != parent:
             oracle.fail(
                 f"rank {trainer.rank} of epoch {epoch} restores {parent}, its parent is {oracle.parents[epoch]}"
             )
-        size = oracle.sizes[parent.epoch]
+        size = oracle.sizes[parent.generation]
         wanted = {r: content_of(oracle.states[parent], size, r) for r in range(size)}
         if found != wanted:
             oracle.fail(f"rank {trainer.rank} of epoch {epoch} restored other content than was saved as {parent}")
@@ -66,20 +68,20 @@ class TrainingWatch:
         """A rank says that every holder answered and none has a good copy; `good`: had one all the while."""
         if good:
             self._oracle.fail(
-                f"rank {trainer.rank} of epoch {trainer.assign.epoch} cannot read {save}, of which {good[0].id} has a good copy"
+                f"rank {trainer.rank} of epoch {trainer.assign.generation} cannot read {save}, of which {good[0].id} has a good copy"
             )
 
     def stepped(self, trainer: Trainer) -> None:
         oracle = self._oracle
-        key = (trainer.assign.epoch, trainer.step)
+        key = (trainer.assign.generation, trainer.step)
         if trainer.rank in self.ledger[key]:
-            oracle.fail(f"rank {trainer.rank} did step {trainer.step} of epoch {trainer.assign.epoch} twice")
+            oracle.fail(f"rank {trainer.rank} did step {trainer.step} of epoch {trainer.assign.generation} twice")
         self.ledger[key].add(trainer.rank)
         self.stepped_at = oracle.simulation.engine.now
         oracle.lossless.stepped(*key)
-        parent = oracle.parents[trainer.assign.epoch]
+        parent = oracle.parents[trainer.assign.generation]
         if trainer.step <= (parent.step if parent else 0):
-            oracle.fail(f"step {trainer.step} of epoch {trainer.assign.epoch} lies before its parent")
+            oracle.fail(f"step {trainer.step} of epoch {trainer.assign.generation} lies before its parent")
 
     def finished(self) -> None:
         """Each step counts once along the final lineage, by every rank of its world."""
@@ -88,7 +90,7 @@ class TrainingWatch:
         while step:
             parent = oracle.parents[epoch]
             if parent is not None and step <= parent.step:
-                epoch = parent.epoch
+                epoch = parent.generation
                 continue
             if self.ledger[epoch, step] != set(range(oracle.sizes[epoch])):
                 oracle.fail(f"step {step} of epoch {epoch} was done by ranks {sorted(self.ledger[epoch, step])} alone")

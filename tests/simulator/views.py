@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from simulator.engine import Line
 from surefoot.protocol import messages as said
 from surefoot.protocol.checkpoints.records import RankManifest
-from surefoot.protocol.identities import HolderEndpoint, HolderId, WorkerId
+from surefoot.protocol.identities import MemoryServerEndpoint, MemoryServerInstance, WorkerId
 from surefoot_operator.coordinator import desired_messages
-from surefoot_operator.job_snapshot import HolderSeen
+from surefoot_operator.job_snapshot import ObservedMemoryServer
 from surefoot_operator.policy.core import actions as act
 
 FEW_HOLDERS = 0
@@ -21,7 +21,7 @@ FEW_HOLDERS = 0
 class Uploads:
     """All uploads of one upkeep: together they are the whole wish."""
 
-    shares: dict[WorkerId, said.PromoteSave]
+    shares: dict[WorkerId, said.UploadSave]
 
     def __str__(self) -> str:
         return f"uploads: {', '.join(f'{w} {p.saves}' for w, p in self.shares.items())}"
@@ -34,7 +34,7 @@ Todo = act.Action | act.MaintenanceAction | Uploads
 class Watch:
     """What this operator's own calls to one holder showed."""
 
-    endpoint: HolderEndpoint
+    endpoint: MemoryServerEndpoint
     state: str = "Silent"
     since: float = 0.0
     fence: int | None = None
@@ -48,15 +48,15 @@ class Watch:
 
 
 def seen_holders(
-    watches: Mapping[HolderId, Watch], named: tuple[HolderEndpoint, ...], term_seconds: float
-) -> tuple[HolderSeen, ...]:
+    watches: Mapping[MemoryServerInstance, Watch], named: tuple[MemoryServerEndpoint, ...], term_seconds: float
+) -> tuple[ObservedMemoryServer, ...]:
     """What an operator saw of holders; one that status names and this term never met is silent."""
     seen = [
-        HolderSeen(w.endpoint, w.state, w.since, w.fence, w.read_epoch, w.entries)  # type: ignore[arg-type]
+        ObservedMemoryServer(w.endpoint, w.state, w.since, w.fence, w.read_epoch, w.entries)  # type: ignore[arg-type]
         for w in watches.values()
     ]
-    unmet = [e for e in named if e.holder not in watches]
-    return (*seen, *(HolderSeen(e, "Silent", term_seconds) for e in unmet))
+    unmet = [e for e in named if e.instance not in watches]
+    return (*seen, *(ObservedMemoryServer(e, "Silent", term_seconds) for e in unmet))
 
 
 @dataclass
@@ -69,10 +69,10 @@ class Connection:
     @property
     def hears_all(self) -> bool:
         """As `AgentConnection.hears_all`."""
-        return desired_messages.hears_all(self.told)
+        return desired_messages.was_sent_all_servers(self.told)
 
 
-def copy_request(copy: act.CopySave, watches: Mapping[HolderId, Watch]) -> said.RepairSave:
+def copy_request(copy: act.RequestRepair, watches: Mapping[MemoryServerInstance, Watch]) -> said.RepairSave:
     """Says where both holders answer, as far as the operator met them."""
     where = tuple(watches[one].endpoint for one in (copy.source, copy.target) if one in watches)
-    return said.RepairSave(0, copy.epoch, copy.save, copy.source, copy.target, where)
+    return said.RepairSave(0, copy.generation, copy.save, copy.source, copy.target, where)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from surefoot.protocol.identities import Checkpoint
-from surefoot_operator.job_snapshot import Observed
+from surefoot_operator.job_snapshot import JobSnapshot
 
 if TYPE_CHECKING:
     from simulator.oracle import Oracle
@@ -17,18 +17,18 @@ class Watermarks:
     def __init__(self, oracle: Oracle) -> None:
         self._oracle = oracle
 
-    def certify(self, observed: Observed, water: Checkpoint | None) -> None:
+    def certify(self, observed: JobSnapshot, water: Checkpoint | None) -> None:
         """A leader takes `water` for the newest Full checkpoint: of the holders it may count, are there enough copies?"""
         oracle = self._oracle
-        world = observed.status.world
-        if water is None or world is None or world.epoch < oracle.base:
+        world = observed.status.membership
+        if water is None or world is None or world.generation < oracle.base:
             return  # what a leader that is past believes leads to nothing: its drops are refused
         if any(c.step >= water.step and oracle.on_path(c, oracle.base) for c in oracle.certified):
             return  # older news: copies of it may have gone rightly
-        fit = [h for h in observed.holders if h.state == "Ready" and h.read_epoch == world.epoch]
-        live = {h.endpoint.domain for h in fit if (h.fence or 0) >= world.epoch}
+        fit = [h for h in observed.servers if h.state == "Ready" and h.read_generation == world.generation]
+        live = {h.endpoint.domain for h in fit if (h.fence or 0) >= world.generation}
         wanted = max(1, min(observed.job.spec.checkpoint.memory.replicas, len(live)))
-        least = self._copies(water, world.epoch)
+        least = self._copies(water, world.generation)
         if least < wanted:
             oracle.fail(
                 f"the watermark is {water}, of which there are {least} sealed copies, with {len(live)} live domains"
@@ -37,7 +37,7 @@ class Watermarks:
         # should the newest turn out to be damaged, what lies behind it has as many copies, and is what is gone back to
         for other in oracle.states:
             older = other.step < water.step and oracle.on_path(other, oracle.base)
-            if older and self._copies(other, world.epoch) >= wanted:
+            if older and self._copies(other, world.generation) >= wanted:
                 oracle.certified.add(other)
 
     def vouched(self, water: Checkpoint, epoch: int, replicas: int) -> None:

@@ -12,7 +12,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from surefoot_operator.policy.maintenance.save_intervals import BESIDE_SHARE, Inputs, IntervalRequest, cadence
+from surefoot_operator.policy.maintenance.save_intervals import (
+    BACKGROUND_COST_RATIO,
+    IntervalInputs,
+    IntervalRequest,
+    choose_exponent,
+)
 
 HOUR = 3600.0
 WEEK = 7 * 24 * HOUR
@@ -83,10 +88,12 @@ class Way:
         if self.every_seconds is not None:
             return max(1, round(self.every_seconds / fleet.step_seconds))
         lost = 1.0 / sum(fleet.rate(count) for count, _ in LLAMA_3.values())
-        cost = self.costs.stall + BESIDE_SHARE * self.costs.arrival
-        found = cadence(IntervalRequest(1), Inputs(fleet.step_seconds, cost, self.costs.arrival, lost), None)
+        cost = self.costs.stall + BACKGROUND_COST_RATIO * self.costs.arrival
+        found = choose_exponent(
+            IntervalRequest(1), IntervalInputs(fleet.step_seconds, cost, self.costs.arrival, lost), None
+        )
         assert found is not None, "everything is known"
-        return 1 << found.level
+        return 1 << found.exponent
 
 
 @dataclass
@@ -119,7 +126,7 @@ def faults_of(fleet: Fleet, seed: int) -> Iterator[tuple[float, Effect]]:
 def spent(fleet: Fleet, way: Way, seed: int) -> Spent:
     """Lives through a week; a fault amid a recovery begins it anew."""
     found, steps = Spent(), way.steps(fleet)
-    period = steps * fleet.step_seconds + way.costs.stall + BESIDE_SHARE * way.costs.arrival
+    period = steps * fleet.step_seconds + way.costs.stall + BACKGROUND_COST_RATIO * way.costs.arrival
     away: list[float] = []
     """When each node that is in repair comes back."""
     trains, counted = 0.0, 0.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from surefoot.protocol.memory_server_list import HolderList, HoldersTold, changes, told_steps
-from surefoot.protocol.messages import Assign, Holders
+from surefoot.protocol.memory_server_list import MemoryServerList, SentServers, known_transitions, list_changes
+from surefoot.protocol.messages import Assign, MemoryServers
 from surefoot.protocol.wire import decode, encode
 
 
@@ -14,25 +14,25 @@ class Wire:
     """Both ends of one line."""
 
     def __init__(self) -> None:
-        self._told: HoldersTold = self.told_before()
+        self._told: SentServers = self.told_before()
         self._all_listed = False
-        self._heard = HolderList()
+        self._heard = MemoryServerList()
 
     @staticmethod
-    def told_before() -> HoldersTold:
+    def told_before() -> SentServers:
         """Holders that the agent knows of as the line begins: none."""
         return ()
 
     def packed(self, message: Any) -> list[str]:
         """What is sent for it."""
         texts = []
-        if isinstance(message, Assign | Holders):
-            for before, after in told_steps(self._told, self._all_listed, message):
-                changed = changes(before, after)
+        if isinstance(message, Assign | MemoryServers):
+            for before, after in known_transitions(self._told, self._all_listed, message):
+                changed = list_changes(before, after)
                 if changed is not None:
                     texts.append(encode(changed))
-            self._told, self._all_listed = message.holders, not message.partial
-            message = replace(message, holders=())
+            self._told, self._all_listed = message.servers, not message.is_partial
+            message = replace(message, servers=())
         return [*texts, encode(message)]
 
     def unpacked(self, text: str) -> Any:
@@ -41,4 +41,4 @@ class Wire:
         Raises:
             ProtocolError: the end that reads it does not know that list.
         """
-        return self._heard.heard(decode(text))  # type: ignore[arg-type]
+        return self._heard.apply_message(decode(text))  # type: ignore[arg-type]

@@ -28,12 +28,12 @@ from simulator.sickness import SickWatch
 from simulator.spare_watch import SpareWatch
 from simulator.tiers import Holder, Persistent
 from simulator.trainers import Gathering, Trainer
-from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
+from surefoot.protocol.identities import Checkpoint, MemoryServerInstance, RankSave
 from surefoot.protocol.messages import Assign
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.job_snapshot import Observed
+from surefoot_operator.job_snapshot import JobSnapshot
 from surefoot_operator.policy.core.actions import Plan
-from surefoot_operator.policy.maintenance.maintenance_plan import Maintenance, maintain
+from surefoot_operator.policy.maintenance.maintenance_plan import MaintenancePlan, plan_maintenance
 from surefoot_operator.policy.membership.restore_decisions import Going
 from surefoot_operator.policy.planning.plan import plan
 
@@ -42,8 +42,8 @@ from surefoot_operator.policy.planning.plan import plan
 class Decisions:
     """The project's decisions, or broken ones."""
 
-    plan: Callable[[Observed], Plan] = plan
-    maintain: Callable[[Observed, Checkpoint | None, Going], Maintenance] = maintain
+    plan: Callable[[JobSnapshot], Plan] = plan
+    maintain: Callable[[JobSnapshot, Checkpoint | None, Going], MaintenancePlan] = plan_maintenance
 
 
 REAL = Decisions()
@@ -78,8 +78,8 @@ class Store:
     def patch(self, writer: Operator, new: JobStatus, read: JobStatus) -> bool:
         if self.away or writer.outdated:
             return False
-        stored, tested = self.status.world, read.world
-        same = (stored and (stored.epoch, stored.state)) == (tested and (tested.epoch, tested.state))
+        stored, tested = self.status.membership, read.membership
+        same = (stored and (stored.generation, stored.state)) == (tested and (tested.generation, tested.state))
         if (not same and self.simulation.rules.compare_world) or (
             self.status != read and self.simulation.rules.compare_status
         ):
@@ -87,15 +87,15 @@ class Store:
         old, self.status = self.status, new
         self._written.append((self.simulation.engine.now, new))
         self.simulation.oracle.written(old, new)
-        self.simulation.spare_watch.written(old.world, new.world)
+        self.simulation.spare_watch.written(old.membership, new.membership)
         self.simulation.sick_watch.written(new)
         self.simulation.hang_watch.written(old, new)
         self.simulation.pace_watch.written(old, new)
         self.simulation.failing_watch.written(new)
-        if old.world != new.world and new.world is not None:
-            world = new.world
+        if old.membership != new.membership and new.membership is not None:
+            world = new.membership
             self.simulation.engine.say(
-                "STATUS epoch {} {} parent {} members {}", world.epoch, world.state, world.parent,
+                "STATUS epoch {} {} parent {} members {}", world.generation, world.state, world.parent,
                 [f"{m.index}:{m.incarnation}@{m.node}" for m in world.members],
             )  # fmt: skip
         return not self.losing
@@ -120,7 +120,7 @@ class Simulation:
         self.join_watch = JoinWatch(self, seed)
         self.pace_watch = PaceWatch(self)
         self.failing_watch = FailingWatch(self, seed)
-        self.holders: dict[HolderId, Holder] = {}
+        self.holders: dict[MemoryServerInstance, Holder] = {}
         self.persistent: Persistent | None = None
         if self.settings.persistent_interval is not None:
             self.persistent = Persistent(Process("persistent tier", "persistent"), rules, self.oracle)
@@ -177,7 +177,7 @@ class Simulation:
                 self.engine.after(0.005, operator.process, operator.poke)
 
     def gathering(self, assign: Assign, store: str) -> Gathering:
-        key = (assign.epoch, store)
+        key = (assign.generation, store)
         if key not in self._gatherings:
             self._gatherings[key] = Gathering(self, assign)
         return self._gatherings[key]
@@ -191,7 +191,7 @@ class Simulation:
 
     # ---- decisions --------------------------------------------------------------------------------------------------
 
-    def decide(self, by: Operator, observed: Observed) -> Plan:
+    def decide(self, by: Operator, observed: JobSnapshot) -> Plan:
         made = self.decisions.plan(observed)
         self.oracle.deciding(by, observed, made.status)
         self.oracle.eyes.ending(observed, made)
@@ -199,7 +199,7 @@ class Simulation:
         self.join_watch.deciding(observed, made)
         return made
 
-    def upkeep(self, by: Operator, observed: Observed) -> Maintenance:
+    def upkeep(self, by: Operator, observed: JobSnapshot) -> MaintenancePlan:
         kept = self.decisions.maintain(observed, by.pinned, by.going)
         self.oracle.eyes.judged(by, kept)
         self.oracle.watermarks.certify(observed, kept.watermark)
@@ -210,7 +210,7 @@ class Simulation:
     @property
     def trains(self) -> bool:
         """Whether there is a world, by what is written."""
-        world = self.store.status.world
+        world = self.store.status.membership
         return world is not None and world.state == "Committed" and bool(world.members)
 
     @property
@@ -229,13 +229,15 @@ class Simulation:
         elif status.phase == "Failed":
             newest = self.oracle.liveness.readable() or self.oracle.liveness.in_sight()
             # a manifest that a fault has damaged is something to lose, whether its leader could still note it down or not
-            known = status.recorded or self._trained_unsaved() or bool(self.persistent and self.persistent.damaged)
+            known = (
+                status.had_checkpoint or self._trained_unsaved() or bool(self.persistent and self.persistent.damaged)
+            )
             if newest is not None or not known:
                 self.oracle.fail(f"the job failed ({status.message}) although {newest} can be read")
         else:
-            world = status.world
+            world = status.membership
             self.oracle.fail(
-                f"the job does not end: phase {status.phase}, epoch {world and world.epoch} {world and world.state}, "
+                f"the job does not end: phase {status.phase}, epoch {world and world.generation} {world and world.state}, "
                 f"faults ended at {self.faults_until:.1f}; {status.message}"
             )
 

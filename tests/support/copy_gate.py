@@ -42,5 +42,5 @@ class CopyGate:
     def go_on(self, stager: Stager) -> None:
         """The thread copies what is left, and this returns when it has."""
         self._on.set()
-        while stager._current is not None and stager._current.work.left:
+        while stager._current is not None and stager._current.work.has_work:
             self._on.wait(0.001)

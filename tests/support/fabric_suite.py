@@ -15,10 +15,10 @@ import pytest
 
 from support.machine_speed import scaled
 from surefoot.protocol.identities import Checkpoint
-from surefoot_operator.api.status import JobStatus, World
-from surefoot_operator.errors import WorldMoved
-from surefoot_operator.job_snapshot import WorkerSeen
-from surefoot_operator.platforms.interface import Fabric, FabricSeen, WorkerEnvironment
+from surefoot_operator.api.status import JobStatus, Membership
+from surefoot_operator.errors import StatusConflict
+from surefoot_operator.job_snapshot import ObservedWorker
+from surefoot_operator.platforms.interface import Platform, PlatformSnapshot, WorkerEnvironment
 from surefoot_operator.policy.core.actions import CreateWorker, DeleteWorker, Event
 
 SECONDS = scaled(20.0)
@@ -42,7 +42,7 @@ DOCUMENT: dict[str, Any] = {
 class Lab(Protocol):
     """A fabric with exactly two nodes, each with a holder, one job, and what may befall them."""
 
-    fabric: Fabric
+    fabric: Platform
     uid: str
     nodes: tuple[str, str]
     moment_seconds: float
@@ -71,12 +71,14 @@ class Lab(Protocol):
     async def close(self) -> None: ...
 
 
-async def until(fabric: Fabric, condition: Callable[[FabricSeen], object], seconds: float = SECONDS) -> FabricSeen:
+async def until(
+    fabric: Platform, condition: Callable[[PlatformSnapshot], object], seconds: float = SECONDS
+) -> PlatformSnapshot:
     """Observes at each change until the condition holds; the fabric's own `changes` is what wakes it."""
     seen = await fabric.observe()
     if condition(seen):
         return seen
-    changes = fabric.changes()
+    changes = fabric.watch_changes()
     try:
         async with asyncio.timeout(seconds):
             while True:
@@ -85,7 +87,7 @@ async def until(fabric: Fabric, condition: Callable[[FabricSeen], object], secon
                     return seen
                 await anext(changes)
     except TimeoutError:
-        told = (seen.workers, seen.nodes, seen.holders)  # without the job, which is pages long
+        told = (seen.workers, seen.nodes, seen.servers)  # without the job, which is pages long
         raise AssertionError(f"not within {seconds} s; last seen: {told}") from None
     finally:
         await changes.aclose()  # type: ignore[attr-defined]  # an async generator wherever it is implemented
@@ -100,7 +102,7 @@ ENVIRONMENT = WorkerEnvironment(
 )
 
 
-async def running(lab: Lab, index: int = 0, attempt: int = 1, avoid: tuple[str, ...] = ()) -> WorkerSeen:
+async def running(lab: Lab, index: int = 0, attempt: int = 1, avoid: tuple[str, ...] = ()) -> ObservedWorker:
     own = {"SUREFOOT_WORKER_INDEX": str(index), "SUREFOOT_WORKER_ATTEMPT": str(attempt)}
     environment = replace(ENVIRONMENT, plain={**ENVIRONMENT.plain, **own})
     await lab.fabric.create_worker(CreateWorker(index, attempt, avoid), environment)
@@ -108,21 +110,21 @@ async def running(lab: Lab, index: int = 0, attempt: int = 1, avoid: tuple[str, 
     return worker(seen, index, attempt)
 
 
-def worker(seen: FabricSeen, index: int, attempt: int = 1) -> WorkerSeen:
+def worker(seen: PlatformSnapshot, index: int, attempt: int = 1) -> ObservedWorker:
     return next(w for w in seen.workers if (w.index, w.attempt) == (index, attempt))
 
 
-async def timed(awaited: Awaitable[FabricSeen]) -> tuple[FabricSeen, float]:
+async def timed(awaited: Awaitable[PlatformSnapshot]) -> tuple[PlatformSnapshot, float]:
     begin = time.monotonic()
     return await awaited, time.monotonic() - begin
 
 
 async def test_a_new_job_shows_ready_nodes_with_a_holder_each(lab: Lab) -> None:
     seen = await lab.fabric.observe()
-    assert (seen.job.uid, seen.job.generation, seen.status) == (lab.uid, 1, JobStatus())
+    assert (seen.job.uid, seen.job.metadata_generation, seen.status) == (lab.uid, 1, JobStatus())
     assert [(n.name, n.ready) for n in seen.nodes if n.schedulable] == [(name, True) for name in lab.nodes]
-    assert [(h.node, h.running) for h in seen.holders] == [(name, True) for name in lab.nodes]
-    assert len({(h.host, h.port) for h in seen.holders}) == 2
+    assert [(h.node, h.running) for h in seen.servers] == [(name, True) for name in lab.nodes]
+    assert len({(h.host, h.port) for h in seen.servers}) == 2
     assert seen.workers == ()
 
 
@@ -183,25 +185,25 @@ async def test_a_killed_node_is_seen_in_time_and_where_it_can_be_told_all_that_w
     found = await running(lab)
     lab.kill_node(found.node or "")
 
-    def not_ready(seen: FabricSeen) -> bool:
+    def not_ready(seen: PlatformSnapshot) -> bool:
         return [n.ready for n in seen.nodes if n.name == found.node] == [False]
 
     seen, seconds = await timed(until(lab.fabric, not_ready, SECONDS + lab.node_seconds))
     assert seconds < lab.node_seconds
     if lab.tells_death:
         assert worker(seen, 0).phase == "Failed"
-        assert [h.running for h in seen.holders if h.node == found.node] == [False]
+        assert [h.running for h in seen.servers if h.node == found.node] == [False]
 
 
 async def test_a_node_that_returns_is_another_life_with_another_holder(lab: Lab) -> None:
     found = await running(lab)
     name = found.node or ""
-    before = {h.node: h.process for h in (await lab.fabric.observe()).holders}
+    before = {h.node: h.process for h in (await lab.fabric.observe()).servers}
     lab.kill_node(name)
     lab.return_node(name)
 
-    def returned(seen: FabricSeen) -> bool:
-        another = any(h.running and h.process != before[name] for h in seen.holders if h.node == name)
+    def returned(seen: PlatformSnapshot) -> bool:
+        another = any(h.running and h.process != before[name] for h in seen.servers if h.node == name)
         # the worker's process went with the node's former life
         return all(n.ready for n in seen.nodes) and another and worker(seen, 0).phase == "Failed"
 
@@ -215,7 +217,7 @@ async def test_a_frozen_node_looks_alive(lab: Lab) -> None:
     seen = await lab.fabric.observe()
     assert worker(seen, 0).phase == "Running"
     assert all(n.ready for n in seen.nodes)
-    assert all(h.running for h in seen.holders)
+    assert all(h.running for h in seen.servers)
 
 
 async def test_a_killed_agent_is_seen_within_a_moment_and_its_node_is_free_again(lab: Lab) -> None:
@@ -228,45 +230,45 @@ async def test_a_killed_agent_is_seen_within_a_moment_and_its_node_is_free_again
 
 
 async def test_a_killed_holder_is_gone_and_one_that_returns_is_another(lab: Lab) -> None:
-    before = {h.node: h for h in (await lab.fabric.observe()).holders}
+    before = {h.node: h for h in (await lab.fabric.observe()).servers}
     hurt, well = lab.nodes
     lab.kill_holder(hurt)
 
-    def gone(seen: FabricSeen) -> bool:
+    def gone(seen: PlatformSnapshot) -> bool:
         # where a kubelet restarts it, the next life may be all that is ever seen
-        return [h for h in seen.holders if h.node == hurt] != [before[hurt]]
+        return [h for h in seen.servers if h.node == hurt] != [before[hurt]]
 
     seen, seconds = await timed(until(lab.fabric, gone))
     assert seconds < lab.moment_seconds
     assert all(n.ready for n in seen.nodes)
     lab.return_holder(hurt)
-    seen = await until(lab.fabric, lambda s: all(h.running for h in s.holders))
-    after = {h.node: h for h in seen.holders}
+    seen = await until(lab.fabric, lambda s: all(h.running for h in s.servers))
+    after = {h.node: h for h in seen.servers}
     assert after[hurt].process != before[hurt].process
     assert after[well] == before[well]
 
 
 async def test_a_status_is_written_only_over_the_one_that_it_was_decided_from(lab: Lab) -> None:
-    claimed, committed = World(1, "Claimed"), World(1, "Committed")
+    claimed, committed = Membership(1, "Claimed"), Membership(1, "Committed")
     new, failed = JobStatus(), JobStatus(phase="Failed")
-    with pytest.raises(WorldMoved):
-        await lab.fabric.patch_status(failed, JobStatus(world=claimed))
-    with pytest.raises(WorldMoved):
+    with pytest.raises(StatusConflict):
+        await lab.fabric.patch_status(failed, JobStatus(membership=claimed))
+    with pytest.raises(StatusConflict):
         await lab.fabric.patch_status(failed, JobStatus(serial=1))
-    first = await lab.fabric.patch_status(JobStatus(phase="Starting", world=claimed), new)
-    assert first == JobStatus(serial=1, phase="Starting", world=claimed)
-    for old in (new, replace(first, world=None), replace(first, world=committed), replace(first, serial=2)):
-        with pytest.raises(WorldMoved):
+    first = await lab.fabric.patch_status(JobStatus(phase="Starting", membership=claimed), new)
+    assert first == JobStatus(serial=1, phase="Starting", membership=claimed)
+    for old in (new, replace(first, membership=None), replace(first, membership=committed), replace(first, serial=2)):
+        with pytest.raises(StatusConflict):
             await lab.fabric.patch_status(failed, old)
     assert (await lab.fabric.observe()).status == first
-    second = await lab.fabric.patch_status(JobStatus(phase="Running", world=committed, step=7), first)
+    second = await lab.fabric.patch_status(JobStatus(phase="Running", membership=committed, step=7), first)
     assert second.serial == 2
     assert (await lab.fabric.observe()).status == second
 
 
 async def test_of_two_leaders_that_change_one_world_one_wins(lab: Lab) -> None:
-    old = await lab.fabric.patch_status(JobStatus(world=World(1, "Committed")), JobStatus())
-    mine = [JobStatus(world=World(2, "Claimed", reason=str(n))) for n in range(8)]
+    old = await lab.fabric.patch_status(JobStatus(membership=Membership(1, "Committed")), JobStatus())
+    mine = [JobStatus(membership=Membership(2, "Claimed", reason=str(n))) for n in range(8)]
     tries = [lab.fabric.patch_status(status, old) for status in mine]
     results = await asyncio.gather(*tries, return_exceptions=True)
     assert sorted(type(r).__name__ for r in results) == ["JobStatus", *["WorldMoved"] * 7]
@@ -275,10 +277,12 @@ async def test_of_two_leaders_that_change_one_world_one_wins(lab: Lab) -> None:
 
 
 async def test_of_two_leaders_of_one_world_neither_undoes_what_the_other_wrote(lab: Lab) -> None:
-    await lab.fabric.patch_status(JobStatus(world=World(1, "Committed")), JobStatus())
+    await lab.fabric.patch_status(JobStatus(membership=Membership(1, "Committed")), JobStatus())
     one, other = (await lab.fabric.observe()).status, (await lab.fabric.observe()).status
-    counted = await lab.fabric.patch_status(replace(one, next_attempt=5, bad=(Checkpoint(1, 10),)), one)
-    with pytest.raises(WorldMoved):
+    counted = await lab.fabric.patch_status(
+        replace(one, next_attempt=5, unreadable_checkpoints=(Checkpoint(1, 10),)), one
+    )
+    with pytest.raises(StatusConflict):
         await lab.fabric.patch_status(replace(other, step=20), other)
     again = (await lab.fabric.observe()).status
     assert again == counted
@@ -287,7 +291,7 @@ async def test_of_two_leaders_of_one_world_neither_undoes_what_the_other_wrote(l
 
 
 async def test_a_change_is_heard_and_close_ends_the_listening(lab: Lab) -> None:
-    changes = lab.fabric.changes()
+    changes = lab.fabric.watch_changes()
     async with asyncio.timeout(SECONDS):
         await anext(changes)
         await lab.fabric.create_worker(CreateWorker(0, 1), ENVIRONMENT)

@@ -8,8 +8,8 @@ from typing import Any
 from support.fakes.fake_coordinator import assignment
 from surefoot.agent import agent_state as on
 from surefoot.agent.agent_state import AgentState, Command, Event
-from surefoot.agent.state_machine import transition
-from surefoot.ipc.trainer_messages import Attach, Stepped
+from surefoot.agent.state_machine import next_state
+from surefoot.ipc.trainer_messages import Attach, StepReport
 from surefoot.protocol.messages import Assign, Welcome
 from surefoot.protocol.progress import Progress
 
@@ -30,7 +30,7 @@ def live(*events: Event, life: AgentState | None = None) -> tuple[AgentState, li
     life = life or AgentState()
     said: list[Command] = []
     for event in events:
-        life, commands = transition(life, event)
+        life, commands = next_state(life, event)
         said += commands
     return life, said
 
@@ -40,11 +40,11 @@ def sent(commands: list[Command]) -> list[object]:
 
 
 def running(epoch: int = 1, ranks: int = 2) -> AgentState:
-    life, _ = live(on.WarmChanged(True), assign(epoch, ranks=ranks), on.StoreUp(epoch, "h:1"))
+    life, _ = live(on.WarmChanged(True), assign(epoch, ranks=ranks), on.StoreStarted(epoch, "h:1"))
     life, _ = live(*(from_rank(epoch, i, Attach(i, epoch, 0)) for i in range(ranks)), life=life)
     assert life.alive
     return life
 
 
 def step(epoch: int, local: int, number: int, at: float = 0.0) -> on.TrainerMessage:
-    return from_rank(epoch, local, Stepped(Progress(number, 0.5, 0.1), None, False), at)
+    return from_rank(epoch, local, StepReport(Progress(number, 0.5, 0.1), None, False), at)

@@ -32,12 +32,12 @@ from surefoot.linux_process import (
     with_environment,
 )
 from surefoot.memory_server import scripts
-from surefoot.memory_server.client import HolderClient, HolderIndex
-from surefoot.memory_server.connection import Credentials, Wire
-from surefoot.memory_server.provisioning import HolderAdmin
-from surefoot.protocol.identities import HolderEndpoint, HolderId, RankSave
+from surefoot.memory_server.client import MemoryServerClient, MemoryServerIndex
+from surefoot.memory_server.connection import Credentials, RespConnection
+from surefoot.memory_server.provisioning import MemoryServerAdmin
+from surefoot.protocol.identities import MemoryServerEndpoint, MemoryServerInstance, RankSave
 from surefoot_operator.api.status import JobStatus, Member
-from surefoot_operator.cli.local.progress import Happened, RunProgress
+from surefoot_operator.cli.local.progress import RunEvent, RunProgress
 from surefoot_operator.platforms.local.local_nodes import is_trainer
 from surefoot_operator.platforms.local.platform import Store
 from surefoot_operator.platforms.local.run_folder import NodeRecord, RunFolder, from_json, read_json
@@ -101,7 +101,7 @@ class Result:
 
     report: dict[str, Any]
     said: str
-    events: tuple[Happened, ...]
+    events: tuple[RunEvent, ...]
 
     def told(self, reason: str) -> list[str]:
         return [event.message for event in self.events if event.reason == reason]
@@ -116,14 +116,16 @@ class Holder:
     port: int
     password: str = field(repr=False)
 
-    def index(self, job: str) -> HolderIndex:
+    def index(self, job: str) -> MemoryServerIndex:
         """Fence and entries as of one moment."""
-        admin = HolderAdmin(self.host, self.port, self.password)
+        admin = MemoryServerAdmin(self.host, self.port, self.password)
         try:
-            here = HolderEndpoint(HolderId(self.node, admin.instance()), self.host, self.port, self.node)
+            here = MemoryServerEndpoint(
+                MemoryServerInstance(self.node, admin.instance()), self.host, self.port, self.node
+            )
         finally:
             admin.close()
-        client = HolderClient(here, job, Credentials("", self.password))
+        client = MemoryServerClient(here, job, Credentials("", self.password))
         try:
             return client.index()
         finally:
@@ -137,7 +139,7 @@ class Holder:
         self.call("SETRANGE", name, middle, bytes([byte[0] ^ 1]))
 
     def call(self, *command: Any) -> Any:
-        wire = Wire(self.host, self.port, Credentials("", self.password), 2.0)
+        wire = RespConnection(self.host, self.port, Credentials("", self.password), 2.0)
         try:
             return wire.call(*command)
         finally:
@@ -152,7 +154,7 @@ class LocalRun:
         self.job = job
         self.run_folder = RunFolder((folder / "run").resolve())
         self.progress = RunProgress(self.run_folder)
-        self.events: list[Happened] = []
+        self.events: list[RunEvent] = []
         self._report = folder / "report.json"
         self._output = folder / "said.txt"
         path = folder / "job.json"
@@ -197,7 +199,7 @@ class LocalRun:
     def look(self) -> None:
         """Reads what is new; the test fails where the run has ended before its time."""
         ended = self.process.poll() is not None
-        self.events += self.progress.look()
+        self.events += self.progress.poll()
         assert not ended, f"the run ended with {self.process.returncode}:\n{self.said}"
 
     def wait(self, what: str, condition: Callable[[], bool], seconds: float = WAIT_SECONDS) -> None:
@@ -222,8 +224,8 @@ class LocalRun:
 
     def epoch(self) -> int:
         """Of the committed world; 0 before and between."""
-        world = self.status.world
-        return world.epoch if world is not None and world.state == "Committed" else 0
+        world = self.status.membership
+        return world.generation if world is not None and world.state == "Committed" else 0
 
     # ---- its holders ------------------------------------------------------------------------------------------------
 
@@ -233,12 +235,12 @@ class LocalRun:
         for path in sorted(self.run_folder.nodes.glob("node-*.json")):
             body = read_json(path)
             record = None if body is None else from_json(NodeRecord, body)
-            for holder in () if record is None else record.holders:
+            for holder in () if record is None else record.servers:
                 if record is not None and _answers(ProcessIdentity.parse(holder.life)):
                     found.append(Holder(record.name, holder.host, holder.port, holder.admin_password))
         return found
 
-    def index_of(self, holder: Holder) -> HolderIndex | None:
+    def index_of(self, holder: Holder) -> MemoryServerIndex | None:
         """None from one that does not answer, or is not the job's yet."""
         try:
             return holder.index(self.uid)
@@ -273,12 +275,12 @@ class LocalRun:
 
     def node_of_rank(self, rank: int) -> str:
         """Of the world that is committed, with one rank on each worker."""
-        assert self.status.world is not None
-        return self.status.world.members[rank].node
+        assert self.status.membership is not None
+        return self.status.membership.members[rank].node
 
     def members(self) -> tuple[Member, ...]:
         """Of the world that is committed or was last."""
-        world = self.status.world
+        world = self.status.membership
         return world.members if world is not None else ()
 
     def operator(self) -> ProcessIdentity:
@@ -320,7 +322,7 @@ class LocalRun:
             self.process.wait(SECONDS)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the run did not end within {SECONDS} s:\n{self.said}") from None
-        self.events += self.progress.look()
+        self.events += self.progress.poll()
         assert self.process.returncode == code, self.said
         assert self.processes() == []
         assert [path for path in self.run_folder.root.rglob("*") if path.is_socket()] == []

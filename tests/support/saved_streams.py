@@ -12,7 +12,7 @@ from surefoot.geometry import Box, Tiling
 from surefoot.protocol.checkpoints.completeness import uncovered
 from surefoot.protocol.checkpoints.records import Layout
 from surefoot.staging import copies_of
-from surefoot.state import Entry, Program, Saved, dtype_named, read_values, save_plan
+from surefoot.state import Entry, Program, SavedTensor, dtype_from_name, read_values, save_plan
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def merged(streams: list[Stream]) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     for stream in streams:
         for tensor in stream.layout.tensors:
-            dtype = dtype_named(tensor.dtype)
+            dtype = dtype_from_name(tensor.dtype)
             whole = found.setdefault(tensor.name, torch.empty(tensor.shape, dtype=dtype))
             for piece in tensor.pieces:
                 _place(
@@ -66,7 +66,7 @@ def _place(whole: torch.Tensor, corner: tuple[int, ...], tiling: Tiling, at: int
 def restored(program: Program, streams: list[Stream], rank: int, world: int, step: int) -> None:
     """Brings streams of any world back into a program of another."""
     tensors = merged(streams)
-    index = {name: Saved(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items()}
+    index = {name: SavedTensor(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items()}
     shared = read_values(streams[0].values)
     own = read_values(streams[rank].values) if len(streams) == world else None
     program.prepare(shared, own, index)
@@ -77,7 +77,7 @@ def restored(program: Program, streams: list[Stream], rank: int, world: int, ste
 def fill(entries: list[Entry], tensors: Mapping[str, torch.Tensor]) -> None:
     for entry in entries:
         with torch.no_grad():
-            entry.local_part().copy_(tensors[entry.name][_slices(entry.place.box)])
+            entry.local_part().copy_(tensors[entry.name][_slices(entry.location.box)])
 
 
 def _slices(box: Box) -> tuple[slice, ...]:

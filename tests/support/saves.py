@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from surefoot.flush.engine import Drain, DrainArena, DrainOptions, DrainWatcher
-from surefoot.flush.state_machine import SealedSave
+from surefoot.flush.engine import FlushArena, Flusher, FlushListener, FlushOptions
+from surefoot.flush.state_machine import StagedSave
 from surefoot.format.layouts import Stream, TensorParts, block_digests, build_layout
-from surefoot.format.manifests import describe
+from surefoot.format.manifests import build_manifest
 from surefoot.geometry import Box
-from surefoot.protocol.identities import HolderId, RankSave
+from surefoot.protocol.identities import MemoryServerInstance, RankSave
 from surefoot.tiers import Tier
 
 Arrays = Mapping[str, npt.NDArray[np.generic]]
@@ -64,14 +64,14 @@ def put_save(tier: Tier, save: RankSave, world: int, stream: Stream, data: bytes
     """Writes a rank save as a drain would."""
     view = memoryview(data)
     table = block_digests(view, stream.edges, range(stream.blocks))
-    manifest = describe(save, world, "me", stream, (table, values), 0.0)
+    manifest = build_manifest(save, world, "me", stream, (table, values), 0.0)
     lengths = stream.layout.chunk_lengths()
     for index, (start, length) in enumerate(zip(stream.layout.chunk_starts, lengths, strict=True)):
         tier.put_chunk(save, index, view[start : start + length])
     tier.put_digests(save, table)
     tier.put_values(save, values)
     tier.put_layout(manifest.layout, stream.text)
-    tier.commit(manifest, save.epoch, lengths)
+    tier.commit(manifest, save.generation, lengths)
 
 
 @dataclass
@@ -83,8 +83,8 @@ class Watched:
     notices: list[tuple[str, str]] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
 
-    def watcher(self) -> DrainWatcher:
-        return DrainWatcher(
+    def watcher(self) -> FlushListener:
+        return FlushListener(
             lambda slot, step, ok: self._add(self.freed, (slot, step, ok)),
             lambda save, copies: self._add(self.saved, (save, copies)),
             lambda reason, text: self._add(self.notices, (reason, text)),
@@ -105,10 +105,10 @@ class Saver:
 
     def __init__(
         self,
-        open_tier: Callable[[HolderId], Tier],
-        targets: tuple[HolderId, ...],
+        open_tier: Callable[[MemoryServerInstance], Tier],
+        targets: tuple[MemoryServerInstance, ...],
         replicas: int = 2,
-        options: DrainOptions | None = None,
+        options: FlushOptions | None = None,
         slot_bytes: int = 1 << 20,
         chunk_blocks: int | None = None,
     ) -> None:
@@ -116,9 +116,9 @@ class Saver:
         self.memory = bytearray(2 * slot_bytes)
         self.slot_bytes = slot_bytes
         self.watched = Watched()
-        arena = DrainArena(memoryview(self.memory), 2, slot_bytes)
-        self.drain = Drain(arena, "me", open_tier, self.watched.watcher(), options)
-        self.drain.retarget(targets, frozenset(targets), replicas)
+        arena = FlushArena(memoryview(self.memory), 2, slot_bytes)
+        self.drain = Flusher(arena, "me", open_tier, self.watched.watcher(), options)
+        self.drain.set_targets(targets, frozenset(targets), replicas)
 
     def stage(
         self, slot: int, save: RankSave, tensors: Arrays, world: int = 1, values: bytes = b'{"plain": 1}'
@@ -127,8 +127,8 @@ class Saver:
         stream, data = stream_of(tensors, boxes, self.chunk_blocks)
         begin = slot * self.slot_bytes
         self.memory[begin : begin + len(data) + len(values)] = data + values
-        sealed = SealedSave(save, world, "me", stream.digest, len(data), len(values))
-        self.drain.stage(slot, sealed, stream.text)
+        sealed = StagedSave(save, world, "me", stream.digest, len(data), len(values))
+        self.drain.add_staged(slot, sealed, stream.text)
         return stream
 
     def save(self, save: RankSave, tensors: Arrays, world: int = 1, values: bytes = b'{"plain": 1}') -> Stream:

@@ -76,7 +76,7 @@ def _process(script: str, folder: Path, told: Path) -> Iterator[None]:
 def _companion(run: local_run.LocalRun, folder: Path, told: Path) -> Iterator[None]:
     """The memory tier's own, beside the first node's Redis; on a cluster its scrape is labelled with the node."""
     body = read_json(run.run_folder.node("node-0"))
-    (holder,) = from_json(NodeRecord, body or {}).holders
+    (holder,) = from_json(NodeRecord, body or {}).servers
     password = folder / "password"
     password.write_text(holder.admin_password)
     environment = {

@@ -35,7 +35,9 @@ class World:
         for rank, stream in enumerate(self.streams):
             stream.count_by_step()
             if len(states) == size:
-                once = {key: states[0][key] for key in ElasticStream.told_once}  # as a Checkpointer gives it back
+                once = {
+                    key: states[0][key] for key in ElasticStream.shared_state_keys
+                }  # as a Checkpointer gives it back
                 stream.load_state_dict({**states[rank], **once})
             elif states:
                 stream.load_state_dicts(states, rank, size)
@@ -47,7 +49,7 @@ class World:
         for stream, iterator in zip(self.streams, self._iterators, strict=True):
             batch = next(iterator)
             drawn.append(list(batch.data) if batch.weight else [])
-            spans.append(stream.step_ends())
+            spans.append(stream.end_step())
         return drawn, spans
 
     def states(self) -> list[Any]:

@@ -18,7 +18,7 @@ from surefoot.geometry import Box
 from surefoot.geometry.box import flat_boxes
 from surefoot.geometry.sharding import Cut, Grid, ShardingRule
 from surefoot.state import Entry, save_plan
-from surefoot.state.entries import Place, Sharing, Window
+from surefoot.state.entries import LocalBox, Sharing, TensorLocation
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -52,7 +52,7 @@ def _cut(ndim: int, dimension: int, factor: int = 1) -> Cut | None:
 
 
 def replicated(shapes: Shapes, world: int, rank: int) -> list[Held]:
-    return by_rule(lambda name, n: ShardingRule.replicated(Grid.world(world)), shapes, world, rank)
+    return by_rule(lambda name, n: ShardingRule.replicated(Grid.world_size(world)), shapes, world, rank)
 
 
 def sharded(dimension: int) -> Callable[[Shapes, int, int], list[Held]]:
@@ -88,7 +88,7 @@ def experts(shapes: Shapes, world: int, rank: int) -> list[Held]:
     grid = _two(world)
     rules = {
         True: lambda n: ShardingRule(grid, (None, _cut(n, 0))),
-        False: lambda n: ShardingRule.replicated(Grid.world(world)),
+        False: lambda n: ShardingRule.replicated(Grid.world_size(world)),
     }
     return by_rule(lambda name, n: rules[name.endswith("b")](n), shapes, world, rank)
 
@@ -147,7 +147,14 @@ def entries(held: list[Held], dtype: str = "float32") -> list[Entry]:
     """As a program would give them; there is no memory behind them."""
     nothing = torch.empty(0)
     return [
-        Entry(h.name, nothing, dtype, Place(h.shape, h.box, h.same, h.rule), h.sharing, window=Window(h.box.offsets))
+        Entry(
+            h.name,
+            nothing,
+            dtype,
+            TensorLocation(h.shape, h.box, h.same, h.rule),
+            h.sharing,
+            window=LocalBox(h.box.offsets),
+        )
         for h in held
     ]
 

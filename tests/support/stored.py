@@ -6,8 +6,8 @@ from typing import Any
 
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.cli.jobs.read_jobs import JobView, stored_job
-from surefoot_operator.cli.local.progress import Happened
-from surefoot_operator.job_snapshot import Observed
+from surefoot_operator.cli.local.progress import RunEvent
+from surefoot_operator.job_snapshot import JobSnapshot
 from surefoot_operator.platforms.kubernetes.api_writes import add_printer_columns
 
 Object = dict[str, Any]
@@ -25,20 +25,20 @@ def stored_document(status: Object | None = None, name: str = "gpt", **metadata:
     return body if status is None else {**body, "status": status}
 
 
-def written(status: JobStatus, seen: Observed, **metadata: Any) -> Object:
+def written(status: JobStatus, seen: JobSnapshot, **metadata: Any) -> Object:
     """The job as the operator leaves it: with the columns that a cluster's fabric adds."""
     document = stored_document({}, **metadata)
-    return {**document, "status": add_printer_columns(status, seen.workers, document, seen.now)}
+    return {**document, "status": add_printer_columns(status, seen.workers, document, seen.now_seconds)}
 
 
-def view_of_snapshot(seen: Observed, *events: Happened, **metadata: Any) -> JobView:
+def view_of_snapshot(seen: JobSnapshot, *events: RunEvent, **metadata: Any) -> JobView:
     """What a person sees of the snapshot that an operator plans from."""
     return JobView(
-        now=seen.now,
+        now=seen.now_seconds,
         stored=stored_job(written(seen.status, seen, **metadata)),
         workers=seen.workers,
         nodes=seen.nodes,
-        holders={one.endpoint.holder.node: one.state == "Ready" for one in seen.holders},
+        servers={one.endpoint.instance.node: one.state == "Ready" for one in seen.servers},
         events=events,
     )
 

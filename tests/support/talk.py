@@ -7,49 +7,52 @@ from dataclasses import replace
 from support.builders import told
 from support.fakes.fake_agent import hello
 from surefoot.protocol.checkpoints.completeness import LineageEntry
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, WorkerId
+from surefoot.protocol.identities import Checkpoint, MemoryServerEndpoint, MemoryServerInstance, WorkerId
 from surefoot.protocol.messages import (
     Heartbeat,
     ToAgent,
 )
-from surefoot_operator.api.status import JobStatus, Member, World
+from surefoot_operator.api.status import JobStatus, Member, Membership
 from surefoot_operator.coordinator.desired_messages import desired_messages, desired_state
 from surefoot_operator.coordinator.sessions import (
     Sessions,
-    begin,
-    connected,
-    ruled,
+    apply_hello,
+    apply_membership,
+    new_sessions,
 )
-from surefoot_operator.policy.failure.memory_server_liveness import UsableHolders
+from surefoot_operator.policy.failure.memory_server_liveness import UsableMemoryServers
 
 A, B, C = WorkerId(0, 1), WorkerId(1, 1), WorkerId(2, 1)
-NODES = [HolderEndpoint(HolderId(f"node-{n}", f"run{n}"), "127.0.0.1", 7000 + n, f"node-{n}") for n in range(3)]
-COMMITTED = World(
-    epoch=2,
+NODES = [
+    MemoryServerEndpoint(MemoryServerInstance(f"node-{n}", f"run{n}"), "127.0.0.1", 7000 + n, f"node-{n}")
+    for n in range(3)
+]
+COMMITTED = Membership(
+    generation=2,
     state="Committed",
     parent=Checkpoint(1, 40),
-    size=4,
+    world_size=4,
     members=(Member(0, 1, "i0-1", "node-0"), Member(1, 1, "i1-1", "node-1")),
 )
 STATUS = JobStatus(
-    world=COMMITTED,
+    membership=COMMITTED,
     lineage=(LineageEntry(1, None, 6), LineageEntry(2, Checkpoint(1, 40), 4)),
-    named_holders=tuple(NODES),
+    assigned_servers=tuple(NODES),
     restarts=1,
 )
-CLAIMED = replace(STATUS, world=replace(COMMITTED, epoch=3, state="Claimed", reason="worker 1 lost"))
+CLAIMED = replace(STATUS, membership=replace(COMMITTED, generation=3, state="Claimed", reason="worker 1 lost"))
 
 
 def talking(*indexes: int, status: JobStatus = STATUS) -> Sessions:
-    sessions = ruled(begin("job-1", 1000.0), status.world)
+    sessions = apply_membership(new_sessions("job-1", 1000.0), status.membership)
     for index in indexes or (0, 1, 2):
-        sessions = connected(sessions, hello(index), 1000.0)
+        sessions = apply_hello(sessions, hello(index), 1000.0)
     return sessions
 
 
 def words(sessions: Sessions, worker: WorkerId, status: JobStatus = STATUS) -> tuple[ToAgent, ...]:
-    return desired_messages(desired_state(status, UsableHolders(NODES), 2, "t2"), sessions, worker)
+    return desired_messages(desired_state(status, UsableMemoryServers(NODES), 2, "t2"), sessions, worker)
 
 
 def beat(epoch: int, step: int, **other: object) -> Heartbeat:
-    return told(Heartbeat(epoch=epoch, stopped=epoch, warm=True), step=step, **other)
+    return told(Heartbeat(generation=epoch, stopped=epoch, is_warm=True), step=step, **other)

@@ -16,7 +16,7 @@ from typing import IO
 
 from surefoot.launcher.child_process import Child
 from surefoot.launcher.job_program import LaunchProgram
-from surefoot.launcher.starter import ForkRequest, ZygoteClient
+from surefoot.launcher.starter import ForkRequest, ForkServerClient
 
 LIMIT_SECONDS = 240.0
 HASH_SEEDS = ("1", "2")
@@ -51,12 +51,12 @@ class WarmPair:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
-        self._clients: list[ZygoteClient] = []
+        self._clients: list[ForkServerClient] = []
         self._runner.run(self._warm())
 
     async def _warm(self) -> None:
         changed = asyncio.Event()
-        self._clients = [ZygoteClient(changed.set) for _ in HASH_SEEDS]
+        self._clients = [ForkServerClient(changed.set) for _ in HASH_SEEDS]
         for client, seed in zip(self._clients, HASH_SEEDS, strict=True):
             environment = {**self._environment, "PYTHONHASHSEED": seed, "PYTHONWARNINGS": "ignore"}
             client.start(None, environment, sys.__stderr__.fileno() if sys.__stderr__ else 2)

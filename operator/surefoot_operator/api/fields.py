@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, Literal, TypeVar, Union, get_args, get_origin
 
-from surefoot_operator.errors import Hidden, SpecError
+from surefoot_operator.errors import Redacted, SpecError
 
 T = TypeVar("T")
 
@@ -143,10 +143,10 @@ def _declared_field(field: dataclasses.Field[Any], hint: Any) -> DeclaredField:
 # ---- mappings --------------------------------------------------------------------------------------------------------
 
 
-def mapping(body: object, path: str) -> dict[str, Any]:
+def require_mapping(body: object, path: str) -> dict[str, Any]:
     """Returns `body` if it is a mapping with text keys. Raises SpecError."""
     if not isinstance(body, dict):
-        raise SpecError(path, Hidden() if isinstance(body, str) else body, "a mapping of fields is allowed")
+        raise SpecError(path, Redacted() if isinstance(body, str) else body, "a mapping of fields is allowed")
     for key in body:
         if not isinstance(key, str):
             raise SpecError(path, key, "only text is allowed as the name of a field")
@@ -155,7 +155,7 @@ def mapping(body: object, path: str) -> dict[str, Any]:
 
 def optional_mapping(body: object, path: str) -> dict[str, Any]:
     """Returns an empty mapping for None, else `mapping`."""
-    return {} if body is None else mapping(body, path)
+    return {} if body is None else require_mapping(body, path)
 
 
 def check_names(
@@ -184,7 +184,7 @@ def read(cls: type[T], body: object, path: str, given: Mapping[str, Any] | None 
     """
     values = dict(given or {})
     declared = declared_fields(typing.cast(typing.Hashable, cls))
-    fields = mapping(body, path)
+    fields = require_mapping(body, path)
     check_names(fields, declared, path, getattr(cls, "UNSUPPORTED", None))
     for name, field in declared.items():
         if field.attribute in values:
@@ -207,14 +207,14 @@ def check_rules(rules: tuple[Rule[T], ...], made: T, body: Mapping[str, Any], pa
         values = {name: _value_at(body, name) for name in rule.fields}
         given = {name: value for name, value in values.items() if value is not None}
         shown: object = (
-            Hidden(" and ".join(f"{name} {value!r:.100}" for name, value in given.items())) if given else None
+            Redacted(" and ".join(f"{name} {value!r:.100}" for name, value in given.items())) if given else None
         )
         if len(rule.fields) == 1:
             path = f"{path}.{rule.fields[0]}"
-            shown = next(iter(given.values()), Hidden("its default"))
+            shown = next(iter(given.values()), Redacted("its default"))
         hidden = rule.secret or any("@" in str(value) for value in given.values())  # a password in an address
         detail = "" if rule.detail is None else f": {rule.detail(made)}"
-        raise SpecError(path, Hidden() if hidden else shown, rule.message + detail)
+        raise SpecError(path, Redacted() if hidden else shown, rule.message + detail)
 
 
 def _value_at(body: Any, path: str) -> Any:
@@ -241,7 +241,9 @@ def _read_value(declared: DeclaredField, value: Any, path: str) -> Any:
         raise SpecError(path, value, field.instead)
     if not declared.is_list:
         return _read_item(declared, value, path)
-    values = tuple(_read_item(declared, item, f"{path}[{i}]") for i, item in enumerate(items(value, path, field)))
+    values = tuple(
+        _read_item(declared, item, f"{path}[{i}]") for i, item in enumerate(require_list(value, path, field))
+    )
     keys = [item.name if field.unique == "name" else item for item in values]
     for place, key in enumerate(keys):
         if field.unique and key in keys[:place]:
@@ -264,22 +266,22 @@ def _read_item(declared: DeclaredField, value: Any, path: str) -> Any:
             raise SpecError(path, value, f"allowed are {', '.join(words)}" + quoted * isinstance(value, bool))
         return value
     if field.quantity:
-        return quantity(value, path, field)
+        return parse_quantity(value, path, field)
     if wanted is str:
         return text(value, path, field)
     if wanted is bool:
         if not isinstance(value, bool):
             raise SpecError(path, value, "true or false is allowed")
         return value
-    return number(value, path, field, whole=wanted is int)
+    return require_number(value, path, field, whole=wanted is int)
 
 
-def items(value: object, path: str, field: Field) -> list[Any]:
+def require_list(value: object, path: str, field: Field) -> list[Any]:
     """Returns `value` if it is a list of an allowed length. Raises SpecError."""
     if not isinstance(value, list):
         raise SpecError(path, value, "a list is allowed")
     if not field.least_items <= len(value) <= field.items:
-        raise SpecError(path, Hidden(f"a list of {len(value)}"), f"{field.least_items} to {field.items} are allowed")
+        raise SpecError(path, Redacted(f"a list of {len(value)}"), f"{field.least_items} to {field.items} are allowed")
     return value
 
 
@@ -288,7 +290,7 @@ def text(value: object, path: str, field: Field = ANYTHING) -> str:
     if not isinstance(value, str) or not value:
         raise SpecError(path, value, "text that is not empty is allowed (numbers and true/false in quotes)")
     # an address may hold a password, in the wrong place
-    shown = Hidden() if "@" in value else value
+    shown = Redacted() if "@" in value else value
     if _UNSEEN.search(value):
         raise SpecError(path, shown, "text of one line is allowed, without control characters")
     if len(value) > field.characters:
@@ -298,7 +300,7 @@ def text(value: object, path: str, field: Field = ANYTHING) -> str:
     return value
 
 
-def number(value: object, path: str, field: Field, whole: bool) -> int | float:
+def require_number(value: object, path: str, field: Field, whole: bool) -> int | float:
     """Returns `value` if it is a number in the range of `field`. Raises SpecError."""
     fits = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
     if not fits or not field.holds(typing.cast(float, value)):
@@ -306,7 +308,7 @@ def number(value: object, path: str, field: Field, whole: bool) -> int | float:
     return typing.cast(int, value) if whole else float(typing.cast(float, value))
 
 
-def quantity(value: object, path: str, field: Field = ANYTHING) -> int:
+def parse_quantity(value: object, path: str, field: Field = ANYTHING) -> int:
     """Reads bytes in Kubernetes' notation. Raises SpecError."""
     size = _bytes_of(value)
     if not size:

@@ -12,33 +12,35 @@ from typing import Literal
 
 from surefoot_operator.api.spec import NodeSignals
 
-Meaning = Literal["ends", "sick", "shown"]
+SignalMeaning = Literal["ends", "sick", "shown"]
 """ends: somebody will take the node away; sick: it is not fit for work; shown: too little to move anybody."""
 
 
 @dataclass(frozen=True, slots=True)
-class NodeWord:
+class KnownNodeSignal:
     """One taint key, `key=value` label or `Type=Status` condition."""
 
     kind: Literal["taint", "label", "condition"]
     name: str
-    meaning: Meaning
+    meaning: SignalMeaning
 
 
 @dataclass(frozen=True, slots=True)
-class NodeWriter:
+class NodeSignalSource:
     """A program that writes words on nodes, and where it says so."""
 
     name: str
     source: str
-    words: tuple[NodeWord, ...]
+    signals: tuple[KnownNodeSignal, ...]
 
 
-def _all(kind: Literal["taint", "label", "condition"], meaning: Meaning, *names: str) -> tuple[NodeWord, ...]:
-    return tuple(NodeWord(kind, name, meaning) for name in names)
+def _all(
+    kind: Literal["taint", "label", "condition"], meaning: SignalMeaning, *names: str
+) -> tuple[KnownNodeSignal, ...]:
+    return tuple(KnownNodeSignal(kind, name, meaning) for name in names)
 
 
-def _labels(meaning: Meaning, key: str, *values: str) -> tuple[NodeWord, ...]:
+def _labels(meaning: SignalMeaning, key: str, *values: str) -> tuple[KnownNodeSignal, ...]:
     return _all("label", meaning, *(f"{key}={value}" for value in values))
 
 
@@ -48,18 +50,18 @@ _UPGRADE_LEAVES = (
 """States in which a driver's upgrade waits for pods to go. All nodes are `upgrade-required` at once, and few at a time go on."""
 
 WRITERS = (
-    NodeWriter("Surefoot", "#what-others-hear", _all("condition", "sick", "SurefootUnhealthy=True")),
-    NodeWriter(
+    NodeSignalSource("Surefoot", "#what-others-hear", _all("condition", "sick", "SurefootUnhealthy=True")),
+    NodeSignalSource(
         "Cluster autoscaler",
         "https://github.com/kubernetes/autoscaler/blob/master/cluster-autoscaler/FAQ.md",
         _all("taint", "ends", "ToBeDeletedByClusterAutoscaler"),
     ),
-    NodeWriter(
+    NodeSignalSource(
         "Karpenter",
         "https://karpenter.sh/docs/concepts/disruption/",
         _all("taint", "ends", "karpenter.sh/disrupted"),
     ),
-    NodeWriter(
+    NodeSignalSource(
         "Node Problem Detector",
         "https://github.com/kubernetes/node-problem-detector/tree/master/config",
         (
@@ -73,7 +75,7 @@ WRITERS = (
             *_all("condition", "shown", "FrequentUnregisterNetDevice=True"),
         ),
     ),
-    NodeWriter(
+    NodeSignalSource(
         "NVSentinel",
         "https://docs.nvidia.com/nvsentinel/getting-started/integrations",
         (
@@ -99,7 +101,7 @@ WRITERS = (
             *_all("condition", "shown", "GpuDcgmConnectivityFailure=True", "SyslogError=True"),
         ),
     ),
-    NodeWriter(
+    NodeSignalSource(
         "NVIDIA GPU Operator and Network Operator",
         "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-driver-upgrades.html",
         (
@@ -109,7 +111,7 @@ WRITERS = (
             *_labels("shown", "nvidia.com/ofed-driver-upgrade-state", "upgrade-required", "upgrade-failed"),
         ),
     ),
-    NodeWriter(
+    NodeSignalSource(
         "EKS node monitoring agent",
         "https://docs.aws.amazon.com/eks/latest/userguide/node-health-nma.html",
         (
@@ -117,7 +119,7 @@ WRITERS = (
             *_all("condition", "shown", "KernelReady=False", "StorageReady=False", "ContainerRuntimeReady=False"),
         ),
     ),
-    NodeWriter(
+    NodeSignalSource(
         "AWS node termination handler",
         "https://github.com/aws/aws-node-termination-handler",
         (
@@ -127,7 +129,7 @@ WRITERS = (
             *_all("taint", "shown", "aws-node-termination-handler/rebalance-recommendation"),
         ),
     ),
-    NodeWriter(
+    NodeSignalSource(
         "SageMaker HyperPod",
         "https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-eks-node-labels.html",
         _labels(
@@ -136,7 +138,7 @@ WRITERS = (
             *("Unschedulable", "UnschedulablePendingReplacement", "UnschedulablePendingReboot"),
         ),
     ),
-    NodeWriter(
+    NodeSignalSource(
         "GKE",
         "https://docs.cloud.google.com/kubernetes-engine/docs/concepts/handle-disruption-gpu-tpu",
         (
@@ -144,7 +146,7 @@ WRITERS = (
             *_labels("ends", "cloud.google.com/active-node-maintenance", "ONGOING"),
         ),
     ),
-    NodeWriter(
+    NodeSignalSource(
         "AKS",
         "https://learn.microsoft.com/en-us/azure/aks/node-problem-detector",
         (
@@ -158,7 +160,7 @@ WRITERS = (
             *_all("condition", "shown", "ContainerRuntimeProblem=True"),
         ),
     ),
-    NodeWriter(
+    NodeSignalSource(
         "Nebius",
         "https://docs.nebius.com/kubernetes/maintenance/health-checks",
         _all("condition", "sick", "NebiusGPUError=True", "NebiusBootDiskIOError=True"),
@@ -172,14 +174,14 @@ NOT_OF_THE_NODE = {
 """Reasons of a condition that say something of its monitor, or of pods yet to come, and nothing of the hardware."""
 
 
-def signals(*meanings: Meaning) -> NodeSignals:
+def signals_by_meaning(*meanings: SignalMeaning) -> NodeSignals:
     """Selects the words with one of these meanings."""
-    words = [word for writer in WRITERS for word in writer.words if word.meaning in meanings]
+    words = [word for writer in WRITERS for word in writer.signals if word.meaning in meanings]
     return NodeSignals(*(tuple(w.name for w in words if w.kind == kind) for kind in ("taint", "condition", "label")))
 
 
-KNOWN_SIGNALS = signals("ends", "sick")
+KNOWN_SIGNALS = signals_by_meaning("ends", "sick")
 """Acted upon where a job names none of its own."""
 
-SHOWN_SIGNALS = signals("shown")
+INFORMATIONAL_SIGNALS = signals_by_meaning("shown")
 """Shown beside the node in any case."""

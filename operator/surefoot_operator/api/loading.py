@@ -10,19 +10,19 @@ from typing import Any
 import yaml
 
 from surefoot.protocol.text import shorten
-from surefoot_operator.api.fields import mapping
+from surefoot_operator.api.fields import require_mapping
 from surefoot_operator.api.parse import DEEPEST, MOST_CHARACTERS, check_nodes
-from surefoot_operator.errors import Hidden, SpecError
+from surefoot_operator.errors import Redacted, SpecError
 
 # what a constructor of PyYAML raises for a scalar that does not say what its tag promises: `!!int ""`, `!!bool "x"`
 _UNREADABLE = (yaml.YAMLError, ValueError, ArithmeticError, LookupError, AttributeError, TypeError)
 
 
-class NotYaml(SpecError):
+class InvalidYaml(SpecError):
     """The file is not valid YAML; never quotes it, for secrets."""
 
     def __init__(self, where: str, problem: str) -> None:
-        super().__init__(where, Hidden(), "YAML is")
+        super().__init__(where, Redacted(), "YAML is")
         self.args = (f"{where}: this is not YAML: {shorten(problem)}",)
 
 
@@ -56,19 +56,21 @@ def load_yaml(content: str) -> dict[str, Any]:
 def load_documents(content: str) -> list[dict[str, Any]]:
     """Loads every document in `content`, each a mapping. Raises SpecError."""
     if len(content) > MOST_CHARACTERS:
-        raise SpecError("the document", Hidden(f"{len(content)} characters"), f"at most {MOST_CHARACTERS} are allowed")
+        raise SpecError(
+            "the document", Redacted(f"{len(content)} characters"), f"at most {MOST_CHARACTERS} are allowed"
+        )
     try:
         documents = _documents(content)
     except yaml.MarkedYAMLError as error:
         # the parser's own text repeats the line, which may hold a secret
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "the document"
-        raise NotYaml(where, error.problem or "it cannot be read") from None
+        raise InvalidYaml(where, error.problem or "it cannot be read") from None
     except RecursionError:
-        raise NotYaml("the document", f"it is nested too deep; no more than {DEEPEST} levels are allowed") from None
+        raise InvalidYaml("the document", f"it is nested too deep; no more than {DEEPEST} levels are allowed") from None
     except _UNREADABLE as error:
-        raise NotYaml("the document", type(error).__name__) from None
-    return [mapping(document, "the document") for document in documents]
+        raise InvalidYaml("the document", type(error).__name__) from None
+    return [require_mapping(document, "the document") for document in documents]
 
 
 def _documents(content: str) -> list[Any]:

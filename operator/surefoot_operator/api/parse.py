@@ -15,17 +15,17 @@ from typing import Any
 
 import yaml
 
-from surefoot.protocol.text import shown
+from surefoot.protocol.text import short_repr
 from surefoot_operator.api.fields import (
     Field,
     Rule,
     check_names,
     check_rules,
     declared_fields,
-    mapping,
-    number,
     optional_mapping,
     read,
+    require_mapping,
+    require_number,
     text,
 )
 from surefoot_operator.api.spec import (
@@ -38,7 +38,7 @@ from surefoot_operator.api.spec import (
     TrainingJob,
     TrainingJobSpec,
 )
-from surefoot_operator.errors import Hidden, SpecError
+from surefoot_operator.errors import Redacted, SpecError
 
 # ---- pod template ----------------------------------------------------------------------------------------------------
 # Reads from a pod template the parts that every fabric needs. The template is kept whole; fields that surefoot neither
@@ -87,20 +87,20 @@ POD_RULES: tuple[Rule[dict[str, Any]], ...] = (
 
 def read_template(body: object) -> Template:
     """Checks a pod template and reads its container `trainer`. Raises SpecError."""
-    raw = mapping(body, _PATH)
+    raw = require_mapping(body, _PATH)
     for name in raw:
         if name not in ("metadata", "spec"):
             raise SpecError(_PATH, name, "there is no field of that name; allowed are metadata, spec")
     raw = json.loads(json.dumps(raw))  # a copy of its own: aliases are one object each
     _check_metadata(raw.get("metadata"))
-    pod = mapping(raw.get("spec"), f"{_PATH}.spec")
+    pod = require_mapping(raw.get("spec"), f"{_PATH}.spec")
     _pod(pod)
     containers = pod.get("containers")
     path = f"{_PATH}.spec.containers"
     if not isinstance(containers, list):
         raise SpecError(path, containers, "a list with a container named trainer is allowed")
     if len(containers) > MAX_CONTAINERS:
-        raise SpecError(path, Hidden(f"{len(containers)} containers"), f"at most {MAX_CONTAINERS} are allowed")
+        raise SpecError(path, Redacted(f"{len(containers)} containers"), f"at most {MAX_CONTAINERS} are allowed")
     names = [_container(container, f"{path}[{place}]") for place, container in enumerate(containers)]
     check_rules(POD_RULES, pod, pod, f"{_PATH}.spec")
     place = names.index(TRAINER)
@@ -110,21 +110,21 @@ def read_template(body: object) -> Template:
 def _check_metadata(body: object) -> None:
     for name, kept in optional_mapping(body, f"{_PATH}.metadata").items():
         if name in ("labels", "annotations"):
-            texts(kept, f"{_PATH}.metadata.{name}")
+            require_texts(kept, f"{_PATH}.metadata.{name}")
 
 
-def texts(body: object, path: str) -> None:
+def require_texts(body: object, path: str) -> None:
     """Refuses labels or annotations whose values are not text. Raises SpecError."""
     for key, value in optional_mapping(body, path).items():
         if not isinstance(value, str):
-            raise SpecError(path, Hidden(f"{key!r:.60} with no text"), "text is allowed as each value, in quotes")
+            raise SpecError(path, Redacted(f"{key!r:.60} with no text"), "text is allowed as each value, in quotes")
 
 
 def _pod(pod: dict[str, Any]) -> None:
     path = f"{_PATH}.spec"
     grace = pod.get("terminationGracePeriodSeconds")
     if grace is not None:
-        number(grace, f"{path}.terminationGracePeriodSeconds", GRACE_PERIOD, whole=True)
+        require_number(grace, f"{path}.terminationGracePeriodSeconds", GRACE_PERIOD, whole=True)
     for name in _POD_LISTS:
         _mappings(pod.get(name), f"{path}.{name}")
     for name in _POD_MAPPINGS:
@@ -138,7 +138,7 @@ def _pod(pod: dict[str, Any]) -> None:
 
 def _container(body: object, path: str) -> str:
     """Its name."""
-    container = mapping(body, path)
+    container = require_mapping(body, path)
     name = text(container.get("name"), f"{path}.name", CONTAINER_NAME)
     for field in _CONTAINER_LISTS:
         _mappings(container.get(field), f"{path}.{field}")
@@ -154,9 +154,9 @@ def _mappings(body: object, path: str) -> None:
     if body is None:
         return
     if not isinstance(body, list):
-        raise SpecError(path, Hidden(f"a {type(body).__name__}"), "a list is allowed")
+        raise SpecError(path, Redacted(f"a {type(body).__name__}"), "a list is allowed")
     for place, item in enumerate(body):
-        mapping(item, f"{path}[{place}]")
+        require_mapping(item, f"{path}[{place}]")
 
 
 def _trainer(container: dict[str, Any], path: str, raw: dict[str, Any]) -> Template:
@@ -181,7 +181,7 @@ def _strings(body: object, path: str) -> tuple[str, ...]:
     if not isinstance(body, list):
         raise SpecError(path, body, "a list of texts is allowed")
     if len(body) > MAX_COMMAND_WORDS:
-        raise SpecError(path, Hidden(f"{len(body)} texts"), f"at most {MAX_COMMAND_WORDS} are allowed")
+        raise SpecError(path, Redacted(f"{len(body)} texts"), f"at most {MAX_COMMAND_WORDS} are allowed")
     for place, item in enumerate(body):
         if not isinstance(item, str):
             raise SpecError(f"{path}[{place}]", item, "text is allowed (numbers and true/false in quotes)")
@@ -193,12 +193,12 @@ def _environment(body: object, path: str, trainer: bool) -> tuple[tuple[str, str
     if body is None:
         return ()
     if not isinstance(body, list):
-        raise SpecError(path, Hidden(), "a list of name and value is allowed")
+        raise SpecError(path, Redacted(), "a list of name and value is allowed")
     if len(body) > MAX_VARIABLES:
-        raise SpecError(path, Hidden(f"{len(body)} variables"), f"at most {MAX_VARIABLES} are allowed")
+        raise SpecError(path, Redacted(f"{len(body)} variables"), f"at most {MAX_VARIABLES} are allowed")
     pairs = []
     for place, item in enumerate(body):
-        entry = mapping(item, f"{path}[{place}]")
+        entry = require_mapping(item, f"{path}[{place}]")
         name = text(entry.get("name"), f"{path}[{place}].name", VARIABLE_NAME)
         if trainer and name.startswith(RESERVED_VARIABLES):
             raise SpecError(f"{path}[{place}].name", name, VARIABLES_RESERVED)
@@ -206,7 +206,7 @@ def _environment(body: object, path: str, trainer: bool) -> tuple[tuple[str, str
             continue
         value = entry.get("value", "")
         if not isinstance(value, str):
-            raise SpecError(f"{path}[{place}].value", Hidden(), f"the value of {name:.60} must be text, in quotes")
+            raise SpecError(f"{path}[{place}].value", Redacted(), f"the value of {name:.60} must be text, in quotes")
         pairs.append((name, value))
     return tuple(pairs)
 
@@ -243,10 +243,10 @@ def check_nodes(root: yaml.Node) -> None:
             found = [counts[id(child)] for child in children]
             counts[id(node)] = (1 + sum(c for c, _ in found), 1 + max((d for _, d in found), default=0))
             if counts[id(node)][0] > MOST_VALUES or counts[id(node)][1] > DEEPEST:
-                raise SpecError("the document", Hidden("its size"), _SIZE)
+                raise SpecError("the document", Redacted("its size"), _SIZE)
         elif id(node) not in counts:
             if id(node) in open_nodes:
-                raise SpecError("the document", Hidden("an alias that contains itself"), "JSON cannot hold it")
+                raise SpecError("the document", Redacted("an alias that contains itself"), "JSON cannot hold it")
             open_nodes.add(id(node))
             stack.append((node, True))
             stack += [(child, False) for child in children if id(child) not in counts]
@@ -266,7 +266,7 @@ def check_content(body: object, path: str) -> None:
         value, where, depth = left.pop()
         seen += 1
         if seen > MOST_VALUES or depth > DEEPEST:
-            raise SpecError(path, Hidden("its size"), _SIZE)
+            raise SpecError(path, Redacted("its size"), _SIZE)
         if isinstance(value, dict):
             for key, below in reversed(value.items()):
                 if not isinstance(key, str):
@@ -291,18 +291,18 @@ def _check_scalar(value: Any, path: str) -> None:
             raise SpecError(path, value, "a finite number is allowed")
     elif value is not None:
         kind = type(value).__name__
-        raise SpecError(path, Hidden(f"a {kind}"), "only JSON's types are allowed; put text into quotes")
+        raise SpecError(path, Redacted(f"a {kind}"), "only JSON's types are allowed; put text into quotes")
 
 
 def _check_text(value: str, path: str) -> None:
     if "\0" in value:
-        raise SpecError(path, Hidden("text with a NUL"), "programs cannot take it as an argument; remove the NUL")
+        raise SpecError(path, Redacted("text with a NUL"), "programs cannot take it as an argument; remove the NUL")
     if not value.isascii() and _HALF.search(value):
-        raise SpecError(path, Hidden("text with half a character"), "text that UTF-8 can encode is allowed")
+        raise SpecError(path, Redacted("text with half a character"), "text that UTF-8 can encode is allowed")
 
 
 def _short(key: str) -> str:
-    return key if len(key) <= 40 and key.isprintable() else shown(key, 40)
+    return key if len(key) <= 40 and key.isprintable() else short_repr(key, 40)
 
 
 # ---- parse -----------------------------------------------------------------------------------------------------------
@@ -338,7 +338,7 @@ def parse_job(document: Mapping[str, Any], uid: str | None = None) -> TrainingJo
     Raises:
         SpecError: with the path, the value and what is allowed.
     """
-    body = mapping(dict(document), "the document")
+    body = require_mapping(dict(document), "the document")
     check_names(body, ("apiVersion", "kind", "metadata", "spec", "status"), "")
     for name, wanted in (("apiVersion", API_VERSION), ("kind", KIND)):
         if body.get(name) != wanted:
@@ -349,7 +349,9 @@ def parse_job(document: Mapping[str, Any], uid: str | None = None) -> TrainingJo
         name=name,
         namespace=_named(metadata.get("namespace", "default"), "namespace", _NAMESPACE, _NAMESPACES),
         uid=uid or _named(metadata.get("uid", name), "uid", _UID, _UIDS),
-        generation=int(number(metadata.get("generation", 1), "metadata.generation", Field(), whole=True)),
+        metadata_generation=int(
+            require_number(metadata.get("generation", 1), "metadata.generation", Field(), whole=True)
+        ),
         spec=parse_spec(body.get("spec")),
     )
     return with_metadata(made, metadata)
@@ -364,7 +366,7 @@ def with_metadata(job: TrainingJob, metadata: Mapping[str, Any]) -> TrainingJob:
     found = replace(
         job,
         deleted=metadata.get("deletionTimestamp") is not None,
-        held=FINALIZER in (metadata.get("finalizers") or ()),
+        has_finalizer=FINALIZER in (metadata.get("finalizers") or ()),
         accepted_loss=str(annotations.get(ACCEPT_LOSS) or ""),
         rollback=str(annotations.get(ROLLBACK) or ""),
     )
@@ -372,10 +374,10 @@ def with_metadata(job: TrainingJob, metadata: Mapping[str, Any]) -> TrainingJob:
 
 
 def _metadata(body: object) -> dict[str, Any]:
-    metadata = mapping(body, "metadata")
+    metadata = require_mapping(body, "metadata")
     check_names(metadata, (*_METADATA, *_SERVER_METADATA), "metadata")
     for name in ("labels", "annotations"):
-        texts(metadata.get(name), f"metadata.{name}")
+        require_texts(metadata.get(name), f"metadata.{name}")
     finalizers = metadata.get("finalizers")
     if finalizers is not None and not isinstance(finalizers, list):
         raise SpecError("metadata.finalizers", finalizers, "a list is allowed")
@@ -391,7 +393,7 @@ def _named(value: object, field: str, pattern: str, allowed: str) -> str:
 
 def parse_spec(body: object) -> TrainingJobSpec:
     """Parses and validates `spec` alone. Raises SpecError."""
-    fields = mapping(body, "spec")
+    fields = require_mapping(body, "spec")
     check_content(fields, "spec")
     # before the template is read, as a misspelt `template` is the likelier mistake than none
     check_names(fields, declared_fields(TrainingJobSpec), "spec", TrainingJobSpec.UNSUPPORTED)

@@ -200,7 +200,7 @@ class FailurePolicy:
     """Restarts in a row without one new step before the job fails, whatever the program says of its end, except those of a
     node, an agent or a worker that was seen to be lost. After the first, the next epoch is paused for: 1 s, 2 s, 4 s, … up
     to 60 s."""
-    max_num_repeat_offenders_to_avoid: Annotated[int | None, Field(unit="nodes")] = None
+    max_excluded_nodes: Annotated[int | None, Field(unit="nodes")] = None
     """Maximum number of nodes that the job vacates (by a planned change, no steps lost) and avoids for
     `evalPeriodSeconds`, after two or more failures there within that time; 0: none. Without a number it vacates
     [one at a time, where leaving it costs less than its failures](operations.md#waiting-shrinking-and-growing). They stand
@@ -240,7 +240,7 @@ NumericsAction = Literal["Warn", "Stop", "Rollback"]
 class NumericsPolicy:
     """Actions where a loss is no number, or spikes."""
 
-    on_not_finite: NumericsAction = "Rollback"
+    on_non_finite: NumericsAction = "Rollback"
     """A loss is NaN or infinite, on any rank, and still is at its newest step: `Warn` says so, `Stop` fails the job,
     `Rollback` goes back to the last good checkpoint and leaves out the batches since."""
     on_spike: NumericsAction = "Warn"
@@ -270,7 +270,7 @@ class HealthPolicy:
     node_signals: NodeSignals | None = None
     """[Node taints, conditions and labels that make the job move its workers off a node](#spechealthpolicynodesignals).
     Without it those listed there."""
-    node_findings: Literal["Leave", "Show"] = "Leave"
+    on_unhealthy_node: Literal["Leave", "Show"] = "Leave"
     """What is done about a node [whose hardware its agent finds at fault](node-health.md#what-agents-find): `Leave` has its
     workers leave it in order and avoids it for an hour, `Show` tells people."""
     pre_join_check: Literal["Off", "Warn", "Enforce"] = "Off"
@@ -348,14 +348,14 @@ class MemoryTierSpec:
     RULES: ClassVar[tuple[Rule[MemoryTierSpec], ...]] = (_ONE_INTERVAL,)
 
     @property
-    def adaptive(self) -> bool:
+    def is_adaptive(self) -> bool:
         """Whether the operator chooses the interval, and tells trainers a level."""
         return self.interval is not None or self.interval_seconds is not None
 
     @property
     def base_steps(self) -> int:
         """Steps between saves at level 0; each level doubles them."""
-        return 1 if self.adaptive else self.interval_steps or DEFAULT_MEMORY_STEPS
+        return 1 if self.is_adaptive else self.interval_steps or DEFAULT_MEMORY_STEPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,14 +440,14 @@ class PersistentTierSpec:
     )
 
     @property
-    def adaptive(self) -> bool:
+    def is_adaptive(self) -> bool:
         """Whether the operator chooses which saves in memory are promoted."""
         return self.interval is not None or self.interval_seconds is not None
 
     @property
     def fixed_steps(self) -> int | None:
         """Steps between saves at every level; None: the operator chooses."""
-        return None if self.adaptive else self.interval_steps or DEFAULT_PERSISTENT_STEPS
+        return None if self.is_adaptive else self.interval_steps or DEFAULT_PERSISTENT_STEPS
 
 
 _JOB_FOLDER = "^(file:///.*[^/.]|s3://[^/]+/.*[^/.])/*$"
@@ -502,9 +502,9 @@ class CheckpointPolicy:
     """[Copies in the memory of other nodes](#speccheckpointmemory)."""
     persistent: PersistentTierSpec | None = None
     """[Copies that outlive all nodes](#speccheckpointpersistent)."""
-    drain_grace_seconds: Seconds = 1.0
+    flush_grace_seconds: Seconds = 1.0
     """When a world ends, how long saves under way may still complete."""
-    holder_return_seconds: Seconds = 10.0
+    memory_server_timeout_seconds: Seconds = 10.0
     """How long to wait for an unreachable memory server before checkpoints that only it holds are declared lost."""
     on_total_loss: Literal["Wait", "Fail", "Restart"] = "Wait"
     """When every copy of every checkpoint is gone: `Wait` until one comes back or
@@ -693,10 +693,10 @@ class TrainingJob:
     name: str
     namespace: str
     uid: str
-    generation: int
+    metadata_generation: int
     spec: TrainingJobSpec
     deleted: bool = False
-    held: bool = False
+    has_finalizer: bool = False
     """Its deletion waits for this operator, which has something to delete first."""
     accepted_loss: str = ""
     """What its annotation `ACCEPT_LOSS` says; empty: nothing."""

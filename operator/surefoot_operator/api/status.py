@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from surefoot.protocol.checkpoints.completeness import Lineage
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint, OlderJob
+from surefoot.protocol.identities import Checkpoint, MemoryServerEndpoint, SourceJob
 
 Phase = Literal["Pending", "Starting", "Running", "Recovering", "Resizing", "Suspended", "Complete", "Failed"]
 
@@ -30,23 +30,23 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class Membership:
     """The current epoch; the fencing token of checkpoints.
 
     Changed only by a patch that tests the old (epoch, state). `size` counts ranks. While Claimed, members and parent
     are those of the previous committed epoch, which the claim is based on; `reason` says why the world changes.
     """
 
-    epoch: int
+    generation: int
     state: Literal["Claimed", "Committed"]
     parent: Checkpoint | None = None
-    size: int = 0
+    world_size: int = 0
     members: tuple[Member, ...] = ()
     reason: str = ""
     changed_seconds: float = 0.0
 
     @property
-    def begun_step(self) -> int:
+    def start_step(self) -> int:
         """The step of its parent; 0: it began at the beginning."""
         return self.parent.step if self.parent is not None else 0
 
@@ -60,21 +60,21 @@ class Incident:
     reason: str
     worker: int | None
     node: str | None
-    epoch: int
+    generation: int
     """The epoch that it ended."""
     detected_seconds: float
     claimed_seconds: float | None = None
     stopped_seconds: float | None = None
-    sealed_seconds: float | None = None
-    assigned_seconds: float | None = None
+    fenced_seconds: float | None = None
+    committed_seconds: float | None = None
     first_step_seconds: float | None = None
     last_step: int = 0
     """Last step known to be finished when it happened."""
-    parent_step: int | None = None
+    restored_step: int | None = None
     steps_lost: int | None = None
     restored_from: str | None = None
-    world_before: int = 0
-    world_after: int | None = None
+    world_size_before: int = 0
+    world_size_after: int | None = None
     rank: int | None = None
     """Who is to blame, where anybody is."""
     detail: str = ""
@@ -86,28 +86,28 @@ class Incident:
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class SaveInterval:
     """The save interval chosen for a tier, with its inputs."""
 
     steps: int
     """Between saves: the tier's base, doubled `level` times."""
-    level: int
+    exponent: int
     reason: str
     since_seconds: float
     """Since when these steps are the choice. Unix seconds."""
     since_step: int
     measured_seconds: float
     """When what follows was measured. Unix seconds."""
-    wanted_seconds: float | None = None
+    target_seconds: float | None = None
     """What was asked for, or what costs least."""
     step_seconds: float | None = None
     cost_seconds: float | None = None
     """Training time that one save costs."""
-    drain_seconds: float | None = None
+    flush_seconds: float | None = None
     """From staged to all its copies, or one whole upload."""
-    incident_seconds: float | None = None
+    mtbf_seconds: float | None = None
     """Mean time between the incidents that this tier is for."""
-    memory_loss_odds: float | None = None
+    memory_loss_probability: float | None = None
     """That an incident takes every copy in memory."""
 
 
@@ -115,10 +115,10 @@ class Interval:
 class Restart:
     """One restart, or `count` of them merged; restart budgets count these."""
 
-    at_seconds: float
-    application: bool
+    time_seconds: float
+    caused_by_program: bool
     counted: bool
-    progressed: bool
+    made_progress: bool
     count: int = 1
 
 
@@ -140,7 +140,7 @@ class ExcludedNode:
     name: str
     reason: str
     until_seconds: float
-    cost_share: float | None = None
+    lost_time_ratio: float | None = None
     """What part of the job's time its failures there cost; None: it is left whatever that costs."""
 
 
@@ -159,11 +159,11 @@ class Straggler:
     """The step from which on it was seen; it may have been so before."""
     since_seconds: float
     """When it was named."""
-    answer: str = ""
+    action: str = ""
     """What is done about it, or why nothing is; empty: nobody asked for more than its name."""
-    own_line: int | None = None
+    divergent_line: int | None = None
     """Line of the training loop in which it does what its peers do not; 0: in several. None: it takes longer for the same."""
-    own_called_line: int = 0
+    divergent_callee_line: int = 0
     """Line of the function that is called there; 0: none."""
 
 
@@ -172,13 +172,13 @@ class ReplacedStraggler:
     """A straggler whose worker was moved to another node."""
 
     rank: int
-    place: int
+    group_rank: int
     """Its worker's, in the order of ranks: whoever follows it there has the same work."""
     node: str
     """The one that was left, and is avoided until then."""
-    at_seconds: float
+    time_seconds: float
     until_seconds: float
-    wait_share: float = 0.0
+    wait_ratio: float = 0.0
     """The part of each step in which all others waited for it."""
 
 
@@ -195,10 +195,10 @@ class Scheduling:
 
 
 @dataclass(frozen=True, slots=True)
-class DataRead:
+class DataProgress:
     """Progress through the training data, where the loader reports it."""
 
-    passes: float
+    epochs: float
     """Over the data, the share of the present one included: 1.25 is a quarter of the second."""
     samples_per_second: float | None = None
     """At the pace of the last steps."""
@@ -208,20 +208,20 @@ class DataRead:
 class Rollback:
     """The newest return to an earlier checkpoint of the job."""
 
-    epoch: int
+    generation: int
     """The epoch that it ended. While no newer one is committed, nothing beyond `to_step` may be restored."""
     to_step: int
     """The last step that may be restored; 0: training begins again."""
     reached_step: int
     """The last step that the epoch had finished."""
-    odd_step: int
+    anomaly_step: int
     """The first step whose loss was odd; 0: a person asked for it."""
     reason: str
-    row: int = 1
+    consecutive: int = 1
     """How many in a row, without a good checkpoint beyond where the one before had come; 0: a person asked for it."""
-    proven: bool = True
+    target_known_good: bool = True
     """`to_step` is that of a checkpoint that later steps had proven to be good, or what a person asked for."""
-    keeps_data: bool = False
+    keep_data: bool = False
     """The batches of the steps that are taken back are trained on again."""
     parent: Checkpoint | None = None
     """What the next epoch restored; None: step 0, or not decided yet."""
@@ -233,7 +233,7 @@ class Rollback:
 class SkippedData:
     """Steps whose batches an epoch's loaders left out behind its parent."""
 
-    epoch: int
+    generation: int
     steps: int
 
 
@@ -247,7 +247,7 @@ class TimeSpent:
     """Since when. Unix seconds."""
     training_seconds: float = 0.0
     """Steps that count."""
-    redone_seconds: float = 0.0
+    recomputed_seconds: float = 0.0
     """Steps that a failure took back: they were run again."""
     detecting_seconds: float = 0.0
     """From the last step to the decision that something failed."""
@@ -301,29 +301,29 @@ class JobStatus:
 
     phase: Phase = "Pending"
     observed_generation: int = 0
-    world: World | None = None
+    membership: Membership | None = None
     lineage: Lineage = ()
-    origin: Checkpoint | None = None
+    initial_checkpoint: Checkpoint | None = None
     """The older job's checkpoint that this job began from (`checkpoint.restoreFrom`): decided once, with a commit."""
-    older_job: OlderJob | None = None
+    source_job: SourceJob | None = None
     """Whose `origin` is."""
-    floor: Checkpoint | None = None
+    last_uploaded: Checkpoint | None = None
     """Newest lineage checkpoint complete in the persistent tier; only grows along the lineage."""
-    bad: tuple[Checkpoint, ...] = ()
+    unreadable_checkpoints: tuple[Checkpoint, ...] = ()
     next_attempt: int = 1
     failed_starts: int = 0
     """Rounds of workers that could not be started, or ended by themselves, since the last commit: each is waited after for longer."""
     scheduling: Scheduling = Scheduling()
     last_complete: Checkpoint | None = None
     """A hint for people and for 'was anything ever recorded'."""
-    memory_interval: Interval | None = None
+    memory_interval: SaveInterval | None = None
     """None: the spec says it, or nothing was chosen yet."""
-    persistent_interval: Interval | None = None
-    recorded: bool = False
+    persistent_interval: SaveInterval | None = None
+    had_checkpoint: bool = False
     """Some checkpoint was Full or complete in the persistent tier: from now on there is something to lose."""
-    named_holders: tuple[HolderEndpoint, ...] = ()
+    assigned_servers: tuple[MemoryServerEndpoint, ...] = ()
     """Holders named to agents since the last Full checkpoint: while one is silent something may be unknown."""
-    given_up: tuple[str, ...] = ()
+    lost_servers: tuple[str, ...] = ()
     """Instances of holders that were waited for in vain."""
     restarts: int = 0
     restarts_counted: int = 0
@@ -343,15 +343,15 @@ class JobStatus:
     progress_seconds: float | None = None
     serial: int = 0
     """How often a status of this job was written. Each write tests it: who decided from an older one decides anew."""
-    tidied: bool = False
+    memory_cleared: bool = False
     """After the end: workers have left, and nothing of the job is in memory any more."""
     extra: dict[str, str] = field(default_factory=dict, compare=False, hash=False)
-    data: DataRead | None = None
+    data: DataProgress | None = None
     """As of `step`."""
     loss: float | None = None
     """As of `step`, the mean over workers; None: none told one, or it was no number."""
     time_spent: TimeSpent = TimeSpent()
-    sick_nodes: tuple[ExcludedNode, ...] = ()
+    unhealthy_nodes: tuple[ExcludedNode, ...] = ()
     """Nodes that agents found unfit, avoided until then."""
     stragglers: tuple[Straggler, ...] = ()
     """Ranks that all others wait for, the worst first as they were named."""
@@ -360,9 +360,9 @@ class JobStatus:
     last_good: Checkpoint | None = None
     """The newest checkpoint that enough later steps have proven; with `healthPolicy.numerics` alone."""
     rollback: Rollback | None = None
-    rollbacks: int = 0
+    rollback_count: int = 0
     """How many there were in all."""
-    skipped: tuple[SkippedData, ...] = ()
+    skipped_data: tuple[SkippedData, ...] = ()
     """Of the epochs whose loaders left something out, oldest first."""
     checkpoints: StoredCheckpoints = StoredCheckpoints()
     """As they were when this status was written: what moved since is told with the next one."""
@@ -373,25 +373,25 @@ class JobStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Stamp:
+class StatusPrecondition:
     """Precondition of a status write: serial and world must be unchanged.
 
     The world is tested beside the serial, so that a status edited by hand cannot move the fence.
     """
 
     serial: int
-    epoch: int | None
+    generation: int | None
     state: str | None
 
     def __str__(self) -> str:
-        world = "no world" if self.epoch is None else f"epoch {self.epoch} {self.state}"
+        world = "no world" if self.generation is None else f"epoch {self.generation} {self.state}"
         return f"serial {self.serial} with {world}"
 
 
-def stamp(status: JobStatus) -> Stamp:
+def stamp(status: JobStatus) -> StatusPrecondition:
     """The precondition for replacing this status."""
-    world = status.world
-    return Stamp(status.serial, *((world.epoch, world.state) if world is not None else (None, None)))
+    world = status.membership
+    return StatusPrecondition(status.serial, *((world.generation, world.state) if world is not None else (None, None)))
 
 
 def condition_of(status: JobStatus, kind: str) -> Condition | None:
@@ -414,17 +414,17 @@ _RFC3339 = re.compile(
 )
 """`datetime` reads far more: dates alone, weeks, times that name no zone."""
 
-_LONGEST = 64
+_MAX_CHARACTERS = 64
 
 
-def moment(seconds: float) -> str:
+def to_rfc3339(seconds: float) -> str:
     """Unix seconds as RFC 3339 in UTC, with microseconds."""
     return datetime.fromtimestamp(round(seconds, 6), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def moment_seconds(text: object) -> float | None:
     """Unix seconds of an RFC 3339 time; None for anything else."""
-    if not isinstance(text, str) or len(text) > _LONGEST or _RFC3339.fullmatch(text) is None:
+    if not isinstance(text, str) or len(text) > _MAX_CHARACTERS or _RFC3339.fullmatch(text) is None:
         return None
     try:
         return datetime.fromisoformat(text.upper()).timestamp()

@@ -13,11 +13,11 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import quote, unquote
 
-from surefoot.protocol.codec import JsonShape, Misfit, read
-from surefoot.protocol.identities import HolderEndpoint, HolderId
+from surefoot.protocol.codec import JsonShape, TypeMismatch, read
+from surefoot.protocol.identities import MemoryServerEndpoint, MemoryServerInstance
 from surefoot_operator.api.fields import camel_case
-from surefoot_operator.api.status import JobStatus, Member, moment, moment_seconds
-from surefoot_operator.errors import InvariantBroken
+from surefoot_operator.api.status import JobStatus, Member, moment_seconds, to_rfc3339
+from surefoot_operator.errors import InvariantViolation
 
 # ---- times as text ---------------------------------------------------------------------------------------------------
 # Turns a status' moments into times, and back. Plans count in Unix seconds. In a status they would be numbers that
@@ -49,7 +49,7 @@ _READ = {written: plain for plain, written in _WRITTEN.items()}
 
 def with_moments(body: Any) -> Any:
     """The body of a status with its moments as times."""
-    return _renamed(body, _WRITTEN, lambda value, path: moment(value), "")
+    return _renamed(body, _WRITTEN, lambda value, path: to_rfc3339(value), "")
 
 
 def with_seconds(body: Any) -> Any:
@@ -60,7 +60,7 @@ def with_seconds(body: Any) -> Any:
 def _seconds(value: Any, path: str) -> float:
     found = moment_seconds(value)
     if found is None:
-        raise Misfit(path, f"is {value!r}, which is no time as 2026-01-31T12:00:00.000000Z")
+        raise TypeMismatch(path, f"is {value!r}, which is no time as 2026-01-31T12:00:00.000000Z")
     return found
 
 
@@ -92,7 +92,7 @@ _CACHED_WORLDS = 64
 """Worlds that are remembered: a round reads the texts that the last one wrote, and gets the very same members."""
 
 Members = tuple[Member, ...]
-Endpoints = tuple[HolderEndpoint, ...]
+Endpoints = tuple[MemoryServerEndpoint, ...]
 
 
 @functools.lru_cache(_CACHED_WORLDS)
@@ -105,10 +105,10 @@ def member_texts(members: Members) -> tuple[str, ...]:
 def holder_texts(holders: Endpoints) -> tuple[str, ...]:
     """`status.namedHolders`: "NODE INSTANCE HOST:PORT", then " domain=…", " tls" and " server=N" where they say more."""
     return tuple(
-        f"{_word(e.holder.node)} {_word(e.holder.instance)} {_word(e.host)}:{e.port}"
-        + (f" domain={_word(e.domain)}" if e.domain != e.holder.node else "")
+        f"{_word(e.instance.node)} {_word(e.instance.run_id)} {_word(e.host)}:{e.port}"
+        + (f" domain={_word(e.domain)}" if e.domain != e.instance.node else "")
         + (" tls" if e.tls else "")
-        + (f" server={e.server}" if e.server else "")
+        + (f" server={e.server_index}" if e.server_index else "")
         for e in holders
     )
 
@@ -125,22 +125,22 @@ def _members(texts: tuple[str, ...]) -> Members:
 
 
 @functools.lru_cache(_CACHED_WORLDS)
-def _holders(texts: tuple[str, ...]) -> Endpoints:
-    holders: list[HolderEndpoint] = []
+def _servers(texts: tuple[str, ...]) -> Endpoints:
+    holders: list[MemoryServerEndpoint] = []
     for place, text in enumerate(texts):
         node, instance, host, port, domain, tls, server = _parts(
             _HOLDER, text, f".namedHolders[{place}]", "NODE INSTANCE HOST:PORT"
         )
-        holder = HolderId(_text(node), _text(instance))
+        holder = MemoryServerInstance(_text(node), _text(instance))
         within = holder.node if domain is None else _text(domain)
-        holders.append(HolderEndpoint(holder, _text(host), int(port), within, tls is not None, int(server or 0)))
+        holders.append(MemoryServerEndpoint(holder, _text(host), int(port), within, tls is not None, int(server or 0)))
     return tuple(holders)
 
 
 def _parts(form: re.Pattern[str], text: str, where: str, words: str) -> tuple[Any, ...]:
     match = form.fullmatch(text)
     if match is None:
-        raise Misfit(where, f"is {text!r:.80}, not {words}")
+        raise TypeMismatch(where, f"is {text!r:.80}, not {words}")
     return match.groups()
 
 
@@ -156,7 +156,7 @@ def _text(word: str) -> str:
 def _texts(body: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
     texts = body.get(name, [])
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise Misfit(f"{where}.{name}", f"is {texts!r:.40}, not a list of texts")
+        raise TypeMismatch(f"{where}.{name}", f"is {texts!r:.40}, not a list of texts")
     return tuple(texts)
 
 
@@ -170,13 +170,13 @@ _SHAPE = JsonShape(foreign=True, rename=camel_case)
 
 def status_to_json(status: JobStatus) -> dict[str, Any]:
     """Converts a status to JSON, leaving out fields at their default."""
-    members = () if status.world is None else status.world.members
-    world = None if status.world is None else replace(status.world, members=())
-    body: dict[str, Any] = with_moments(_plain(replace(status, world=world, named_holders=())))
+    members = () if status.membership is None else status.membership.members
+    world = None if status.membership is None else replace(status.membership, members=())
+    body: dict[str, Any] = with_moments(_plain(replace(status, membership=world, assigned_servers=())))
     if members:
         body["world"]["members"] = list(member_texts(members))
-    if status.named_holders:
-        body["namedHolders"] = list(holder_texts(status.named_holders))
+    if status.assigned_servers:
+        body["namedHolders"] = list(holder_texts(status.assigned_servers))
     return {"schemaVersion": SCHEMA_VERSION, **body} if body else {}
 
 
@@ -184,27 +184,27 @@ def status_from_json(body: Mapping[str, Any]) -> JobStatus:
     """Parses a status. Raises InvariantBroken with the damaged field and its value."""
     try:
         return _read(dict(body))
-    except Misfit as misfit:
-        raise InvariantBroken(f"status{misfit.path} {misfit.why}: the stored status was damaged") from misfit
+    except TypeMismatch as misfit:
+        raise InvariantViolation(f"status{misfit.path} {misfit.reason}: the stored status was damaged") from misfit
 
 
 def _read(body: dict[str, Any]) -> JobStatus:
     version = body.get("schemaVersion", SCHEMA_VERSION)
     if version != SCHEMA_VERSION:
-        raise Misfit(
+        raise TypeMismatch(
             ".schemaVersion", f"is {version!r:.40}, not {SCHEMA_VERSION}: an operator of another version wrote it"
         )
     members: Members = ()
-    holders = _holders(_texts(body, "namedHolders", ""))
+    holders = _servers(_texts(body, "namedHolders", ""))
     body.pop("namedHolders", None)
     world = body.get("world")
     if isinstance(world, dict):
         members = _members(_texts(world, "members", ".world"))
         body["world"] = {name: value for name, value in world.items() if name != "members"}
     status = read(JobStatus, with_seconds(body), _SHAPE)
-    if status.world is not None:
-        status = replace(status, world=replace(status.world, members=members))
-    return replace(status, named_holders=holders)
+    if status.membership is not None:
+        status = replace(status, membership=replace(status.membership, members=members))
+    return replace(status, assigned_servers=holders)
 
 
 def _plain(value: Any) -> Any:

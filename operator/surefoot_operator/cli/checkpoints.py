@@ -22,12 +22,12 @@ from urllib.parse import unquote, urlsplit
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from surefoot.protocol.text import amount
-from surefoot_operator.api.fields import quantity
+from surefoot.protocol.text import format_bytes
+from surefoot_operator.api.fields import parse_quantity
 from surefoot_operator.api.spec import PersistentTierSpec
 from surefoot_operator.cli.command_base import EXIT_FAILED, EXIT_OK, RunError, UsageError, say
 from surefoot_operator.cli.job_files import read_job
-from surefoot_operator.optional_dependencies import lacking
+from surefoot_operator.optional_dependencies import missing_module
 
 # ---- tools -----------------------------------------------------------------------------------------------------------
 # Runs a `surefoot.tools` module in a child process. The last line of its output is the result in JSON; its stderr
@@ -49,7 +49,7 @@ def run_tool(
 
     `job` reaches it through its environment, `bar` labels the progress bar. {"problem": …} says why there is no result.
     """
-    if (missing := lacking("runtime")) is not None:
+    if (missing := missing_module("runtime")) is not None:
         return {"problem": missing}
     command = [sys.executable, "-m", f"surefoot.tools.{name}", *arguments]
     until = time.monotonic() + seconds
@@ -202,14 +202,14 @@ def _only_job(tier: PersistentTierSpec) -> str:
     return jobs[0]
 
 
-def _look(given: argparse.Namespace, tier: PersistentTierSpec, uid: str) -> int:
+def _list_and_verify(given: argparse.Namespace, tier: PersistentTierSpec, uid: str) -> int:
     verify = given.action == "verify"
     arguments = ["--job", uid, *([] if verify else ["--list"]), *_step(given)]
     found = _ran("verify", tier, arguments, bar="verifying" if verify else None)
     for entry in found["checkpoints"]:
         say(
             f"step {entry['step']} of epoch {entry['epoch']}: {entry['state']}, {entry['ranks']} of {entry['world']} ranks,"
-            f" {amount(entry['bytes'])}"
+            f" {format_bytes(entry['bytes'])}"
         )
         for damage in entry["damaged"]:
             say(f"    {damage}")
@@ -234,9 +234,9 @@ def _export(given: argparse.Namespace, tier: PersistentTierSpec, uid: str) -> in
     if given.dtype:
         arguments += ["--dtype", given.dtype]
     if given.file_size:
-        arguments += ["--file-bytes", str(quantity(given.file_size, "--file-size"))]
+        arguments += ["--file-bytes", str(parse_quantity(given.file_size, "--file-size"))]
     found = _ran("exporting", tier, arguments, bar="exporting")
-    say(f"step {found['step']} of job {uid}: {found['tensors']} tensors, {amount(found['bytes'])}, in {given.to}")
+    say(f"step {found['step']} of job {uid}: {found['tensors']} tensors, {format_bytes(found['bytes'])}, in {given.to}")
     return EXIT_OK
 
 
@@ -247,7 +247,7 @@ def _import(given: argparse.Namespace, tier: PersistentTierSpec, uid: str) -> in
     found = _ran("importing", tier, arguments, bar="importing")
     say(
         f"imported {given.source} as step {found['step']} of job {uid}: {found['tensors']} tensors,"
-        f" {amount(found['bytes'])}. To start a job from it, set checkpoint.restoreFrom: {{uid: {uid}}}"
+        f" {format_bytes(found['bytes'])}. To start a job from it, set checkpoint.restoreFrom: {{uid: {uid}}}"
     )
     return EXIT_OK
 
@@ -297,8 +297,8 @@ def _delete_options(action: argparse.ArgumentParser) -> None:
 
 
 _ACTIONS: dict[str, tuple[str, Callable[..., int], Callable[[argparse.ArgumentParser], None]]] = {
-    "list": ("list the checkpoints of a job", _look, _one_step),
-    "verify": ("read every byte and compare it with its digest", _look, _one_step),
+    "list": ("list the checkpoints of a job", _list_and_verify, _one_step),
+    "verify": ("read every byte and compare it with its digest", _list_and_verify, _one_step),
     "export": ("write a checkpoint in another format", _export, _export_options),
     "import": ("make a checkpoint of a new job from another format", _import, _import_options),
     "delete": ("delete everything that a job has stored", _delete, _delete_options),

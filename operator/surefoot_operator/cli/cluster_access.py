@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 from surefoot.protocol.text import shorten
 from surefoot_operator.api.spec import GROUP
 from surefoot_operator.cli.command_base import RunError, UsageError
-from surefoot_operator.errors import FabricError
-from surefoot_operator.optional_dependencies import needing
+from surefoot_operator.errors import PlatformError
+from surefoot_operator.optional_dependencies import require_extra
 
 if TYPE_CHECKING:
     from surefoot_operator.platforms.kubernetes.api_client import Api
@@ -27,12 +27,12 @@ _POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _IN_A_POD = "KUBERNETES_SERVICE_HOST"
 
 
-class NoCluster(UsageError):
+class ClusterNotConfigured(UsageError):
     """No cluster is configured, or not readably."""
 
 
 @dataclass(frozen=True, slots=True)
-class OpenCluster:
+class ClusterConnection:
     """A cluster's API under a person's rights, and the namespace meant."""
 
     api: Api
@@ -48,9 +48,9 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
 
 
 @asynccontextmanager
-async def opened(args: argparse.Namespace) -> AsyncIterator[OpenCluster]:
+async def open_cluster(args: argparse.Namespace) -> AsyncIterator[ClusterConnection]:
     """Connects to the cluster that was chosen, for the length of a command. Raises NoCluster."""
-    with needing("surefoot", "cli"):
+    with require_extra("surefoot", "cli"):
         from kubernetes.aio.client import ApiClient
 
         from surefoot_operator.platforms.kubernetes.api_client import Api
@@ -59,7 +59,7 @@ async def opened(args: argparse.Namespace) -> AsyncIterator[OpenCluster]:
     try:
         everywhere = bool(getattr(args, "all_namespaces", False))
         named = "" if everywhere else args.namespace or namespace or "default"
-        yield OpenCluster(api, named, str(configuration.host))
+        yield ClusterConnection(api, named, str(configuration.host))
     finally:
         await api.close()
 
@@ -85,7 +85,7 @@ async def _configuration(args: argparse.Namespace) -> tuple[Any, str]:
         contexts, current = load.list_kube_config_contexts(file)
     except (config.ConfigException, OSError, ValueError, TypeError, KeyError) as error:
         message = f"no cluster is configured by {where}: {error}; give --kubeconfig or --context"
-        raise NoCluster(message) from error
+        raise ClusterNotConfigured(message) from error
     chosen = next((one for one in contexts if one.get("name") == args.context), current)
     return configuration, str((chosen.get("context") or {}).get("namespace") or "")
 
@@ -98,11 +98,11 @@ def _namespace_of_the_pod() -> str:
 # Says what a cluster refused, and what to do about it. Pure; called by every command that asks a cluster. "403
 # Forbidden" helps nobody who does not know which verb on which resource a command needs.
 
-_SAID = 300
+_MAX_MESSAGE_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Right:
+class Permission:
     """A verb on a resource that a command needs."""
 
     verb: str
@@ -117,33 +117,37 @@ class Right:
         return f"{self.verb} {resource} {where}"
 
 
-class ClusterRefused(RunError):
+class ClusterRequestFailed(RunError):
     """A cluster refused a call, or did not answer."""
 
 
-def jobs_right(verb: str, namespace: str, subresource: str = "") -> Right:
+def jobs_right(verb: str, namespace: str, subresource: str = "") -> Permission:
     resource = f"trainingjobs/{subresource}" if subresource else "trainingjobs"
-    return Right(verb, resource, namespace, GROUP)
+    return Permission(verb, resource, namespace, GROUP)
 
 
-def refused(error: FabricError, needed: Right, server: str, missing: str = "") -> ClusterRefused:
+def describe_api_error(
+    error: PlatformError, needed: Permission, server: str, missing: str = ""
+) -> ClusterRequestFailed:
     """Words an API error for a person: what the call needed, and what a 404 (`missing`) means here."""
     code = getattr(error, "code", None)
-    said = shorten(str(error).removesuffix("; trying again later"), _SAID)  # a command tries once
+    said = shorten(str(error).removesuffix("; trying again later"), _MAX_MESSAGE_CHARACTERS)  # a command tries once
     if code == 403:
-        return ClusterRefused(f"you may not {needed} (403): {_who_gives(needed)}")
+        return ClusterRequestFailed(f"you may not {needed} (403): {_who_gives(needed)}")
     if code == 401:
-        return ClusterRefused(f"{server} does not accept your credentials (401): log in again, or give --context")
+        return ClusterRequestFailed(f"{server} does not accept your credentials (401): log in again, or give --context")
     if code == 404:
-        return ClusterRefused(missing or f"{server} has no {needed.resource}: {said}")
+        return ClusterRequestFailed(missing or f"{server} has no {needed.resource}: {said}")
     if code == 409:
-        return ClusterRefused(f"somebody else changed the job meanwhile (409): give the command again; {said}")
+        return ClusterRequestFailed(f"somebody else changed the job meanwhile (409): give the command again; {said}")
     if code is None:
-        return ClusterRefused(f"{said}. Is {server} running, and is it the cluster you mean? --context chooses another")
-    return ClusterRefused(f"could not {needed}: {said}")
+        return ClusterRequestFailed(
+            f"{said}. Is {server} running, and is it the cluster you mean? --context chooses another"
+        )
+    return ClusterRequestFailed(f"could not {needed}: {said}")
 
 
-def _who_gives(needed: Right) -> str:
+def _who_gives(needed: Permission) -> str:
     if needed.group == GROUP:
         role = "view" if needed.verb in ("get", "list", "watch") else "edit"
         return f"whoever has Kubernetes' role {role} there may, where the chart was installed with rbac.aggregate"

@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 
-from surefoot.protocol.text import plain
+from surefoot.protocol.text import escape_control_characters
 
 
 def say(line: str) -> None:
     """Prints a line to standard output and flushes it."""
-    print(plain(line), flush=True)
+    print(escape_control_characters(line), flush=True)
 
 
 def clock() -> str:
@@ -26,7 +26,7 @@ def clock() -> str:
 
 def warn(line: str) -> None:
     """Prints a line to standard error."""
-    print(plain(line), file=sys.stderr, flush=True)
+    print(escape_control_characters(line), file=sys.stderr, flush=True)
 
 
 # ---- cli errors ------------------------------------------------------------------------------------------------------

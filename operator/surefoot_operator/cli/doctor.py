@@ -19,14 +19,21 @@ from typing import Any
 from surefoot import __version__
 from surefoot.errors import ConfigurationError
 from surefoot.memory_server.server_process import find_program
-from surefoot.protocol.text import amount, listed
+from surefoot.protocol.text import format_bytes, join_names
 from surefoot_operator.api.fields import declared_fields
 from surefoot_operator.api.spec import GROUP, VERSION, PersistentTierSpec, TrainingJob, TrainingJobSpec
 from surefoot_operator.cli.checkpoints import run_tool, tier_at
-from surefoot_operator.cli.cluster_access import ClusterRefused, OpenCluster, Right, add_cluster, jobs_right, refused
+from surefoot_operator.cli.cluster_access import (
+    ClusterConnection,
+    ClusterRequestFailed,
+    Permission,
+    add_cluster,
+    describe_api_error,
+    jobs_right,
+)
 from surefoot_operator.cli.command_base import EXIT_FAILED, EXIT_OK, UsageError
 from surefoot_operator.cli.doctor_network import (
-    NOT_ASKED,
+    NOT_CHECKED,
     Finding,
     State,
     check_network,
@@ -36,8 +43,8 @@ from surefoot_operator.cli.doctor_network import (
 from surefoot_operator.cli.job_files import read_job
 from surefoot_operator.cli.jobs.read_jobs import listed_objects, on_cluster
 from surefoot_operator.cli.tables import add_output, emit
-from surefoot_operator.errors import FabricError
-from surefoot_operator.optional_dependencies import lacking
+from surefoot_operator.errors import PlatformError
+from surefoot_operator.optional_dependencies import missing_module
 from surefoot_operator.platforms.kubernetes import api_objects
 
 # ---- cluster checks --------------------------------------------------------------------------------------------------
@@ -58,31 +65,35 @@ _INSTALL = "docs/install.md says how to install it"
 
 
 @dataclass(frozen=True, slots=True)
-class RightsAsked:
+class RequiredPermissions:
     """Rights for one purpose; `needed`: nothing works without them."""
 
     purpose: str
-    rights: tuple[Right, ...]
+    rights: tuple[Permission, ...]
     needed: bool
     without: str
     """What does not work without them."""
 
 
-def rights_asked(namespace: str) -> tuple[RightsAsked, ...]:
+def required_permissions(namespace: str) -> tuple[RequiredPermissions, ...]:
     """Lists what a person needs, by what they do."""
     jobs = tuple(jobs_right(verb, namespace) for verb in ("get", "list"))
     changes = tuple(jobs_right(verb, namespace) for verb in ("create", "patch", "delete"))
-    pods = (Right("list", "pods", namespace), Right("get", "pods/log", namespace), Right("list", "events", namespace))
-    around = (Right("list", "nodes"), Right("list", "pods"))
+    pods = (
+        Permission("list", "pods", namespace),
+        Permission("get", "pods/log", namespace),
+        Permission("list", "events", namespace),
+    )
+    around = (Permission("list", "nodes"), Permission("list", "pods"))
     return (
-        RightsAsked("see jobs", jobs, True, "no command can look at a job"),
-        RightsAsked("run jobs", changes, False, "kubectl apply, suspend, resume and delete are refused"),
-        RightsAsked("see workers", pods, False, "describe has no workers and events, and logs nothing"),
-        RightsAsked("see nodes", around, False, "nodes knows neither nodes nor holders"),
+        RequiredPermissions("see jobs", jobs, True, "no command can look at a job"),
+        RequiredPermissions("run jobs", changes, False, "kubectl apply, suspend, resume and delete are refused"),
+        RequiredPermissions("see workers", pods, False, "describe has no workers and events, and logs nothing"),
+        RequiredPermissions("see nodes", around, False, "nodes knows neither nodes nor holders"),
     )
 
 
-async def check_cluster(cluster: OpenCluster) -> list[Finding]:
+async def check_cluster(cluster: ClusterConnection) -> list[Finding]:
     """Asks everything at once. Raises ClusterRefused if the server is silent."""
     server = await _check_server(cluster)
     checks = await asyncio.gather(
@@ -98,7 +109,7 @@ async def check_cluster(cluster: OpenCluster) -> list[Finding]:
 async def _known(check: str, findings: Awaitable[list[Finding]]) -> list[Finding]:
     try:
         return await findings
-    except ClusterRefused as error:
+    except ClusterRequestFailed as error:
         return [Finding(check, "unknown", str(error))]
 
 
@@ -107,12 +118,12 @@ def no_cluster(why: str, remedy: str = "", state: State = "unknown") -> Finding:
     return Finding("cluster", state, f"{why}; rights, CRD, operator and memory tier cannot be known", remedy)
 
 
-async def _check_server(cluster: OpenCluster) -> Finding:
+async def _check_server(cluster: ClusterConnection) -> Finding:
     try:
         version = await cluster.api.get("/version")
-    except FabricError as error:
+    except PlatformError as error:
         if getattr(error, "code", None) is None:
-            raise refused(error, Right("get", "version"), cluster.server) from error
+            raise describe_api_error(error, Permission("get", "version"), cluster.server) from error
         return Finding("cluster", "unknown", f"{cluster.server} does not say its version: {error}")
     numbers = [re.match(r"\d+", str(version.get(part, ""))) for part in ("major", "minor")]
     said = f"{cluster.server}: Kubernetes {version.get('gitVersion', 'of unknown version')}"
@@ -121,16 +132,16 @@ async def _check_server(cluster: OpenCluster) -> Finding:
     return Finding("cluster", "fault", said, f"upgrade it: the chart needs {'.'.join(map(str, _MIN_VERSION))} or newer")
 
 
-async def _check_rights(cluster: OpenCluster) -> list[Finding]:
-    asked = rights_asked(cluster.namespace)
+async def _check_rights(cluster: ClusterConnection) -> list[Finding]:
+    asked = required_permissions(cluster.namespace)
     try:
         answers = iter(await asyncio.gather(*(_may(cluster, right) for one in asked for right in one.rights)))
-    except ClusterRefused as error:
+    except ClusterRequestFailed as error:
         return [Finding("rights", "unknown", f"the server does not say what you may do: {error}")]
     return [_judge_rights(one, [right for right in one.rights if not next(answers)], cluster) for one in asked]
 
 
-def _judge_rights(asked: RightsAsked, denied: Sequence[Right], cluster: OpenCluster) -> Finding:
+def _judge_rights(asked: RequiredPermissions, denied: Sequence[Permission], cluster: ClusterConnection) -> Finding:
     right = asked.rights[0]
     if not denied:
         where = f"in namespace {cluster.namespace}" if cluster.namespace else "in all namespaces"
@@ -141,11 +152,11 @@ def _judge_rights(asked: RightsAsked, denied: Sequence[Right], cluster: OpenClus
         remedy = f"have somebody bind Kubernetes' ClusterRole {role} to you there; the chart's rbac.aggregate adds TrainingJobs to it"
     elif right.namespace:
         remedy = "have somebody bind the ClusterRole view to you there"
-    said = f"you may not {listed(denied)}: {asked.without}"
+    said = f"you may not {join_names(denied)}: {asked.without}"
     return Finding(asked.purpose, "fault" if asked.needed else "warning", said, remedy)
 
 
-async def _may(cluster: OpenCluster, right: Right) -> bool:
+async def _may(cluster: ClusterConnection, right: Permission) -> bool:
     resource, _, subresource = right.resource.partition("/")
     optional = {"subresource": subresource, "namespace": right.namespace}
     body = {
@@ -163,28 +174,28 @@ async def _may(cluster: OpenCluster, right: Right) -> bool:
     }
     try:
         answer = await cluster.api.post(REVIEWS, body)
-    except FabricError as error:
-        needed = Right("create", "selfsubjectaccessreviews", group="authorization.k8s.io")
-        raise refused(error, needed, cluster.server) from error
+    except PlatformError as error:
+        needed = Permission("create", "selfsubjectaccessreviews", group="authorization.k8s.io")
+        raise describe_api_error(error, needed, cluster.server) from error
     return bool(answer.get("status", {}).get("allowed"))
 
 
-async def _check_crd(cluster: OpenCluster) -> list[Finding]:
+async def _check_crd(cluster: ClusterConnection) -> list[Finding]:
     """By the CRD; who may not read it by what the server publishes of it to everybody."""
     schema = None
     for path in (CRD, SCHEMA):
         try:
             schema = _schema_in(await cluster.api.get(path))
             break
-        except FabricError as error:
+        except PlatformError as error:
             if getattr(error, "code", None) == 404:
                 return [Finding("CRD", "fault", f"trainingjobs.{GROUP} is not installed", _INSTALL)]
             refusal = error
     if schema is None:
-        needed = Right("get", "customresourcedefinitions", group="apiextensions.k8s.io")
-        raise refused(refusal, needed, cluster.server) from refusal
+        needed = Permission("get", "customresourcedefinitions", group="apiextensions.k8s.io")
+        raise describe_api_error(refusal, needed, cluster.server) from refusal
     if missing := missing_fields(schema):
-        said = f"trainingjobs.{GROUP} is older than this surefoot: it lacks {listed(missing)}"
+        said = f"trainingjobs.{GROUP} is older than this surefoot: it lacks {join_names(missing)}"
         remedy = "kubectl apply --server-side -f manifests/crd.yaml, or upgrade the chart"
         return [Finding("CRD", "warning", said, remedy)]
     return [Finding("CRD", "ok", f"trainingjobs.{GROUP} has every field that this surefoot knows")]
@@ -212,8 +223,8 @@ def _properties(schema: Object, part: str) -> Object:
     return found.get("properties") or {}
 
 
-async def _check_operator(cluster: OpenCluster) -> list[Finding]:
-    needed = Right("list", "deployments", group="apps")
+async def _check_operator(cluster: ClusterConnection) -> list[Finding]:
+    needed = Permission("list", "deployments", group="apps")
     found = await listed_objects(
         cluster, "/apis/apps/v1/deployments", needed, {"labelSelector": f"{api_objects.PART}=operator"}
     )
@@ -245,9 +256,9 @@ def _chart_version(deployment: Object) -> Any:
     return deployment["metadata"].get("labels", {}).get("app.kubernetes.io/version")
 
 
-async def _check_leader(cluster: OpenCluster) -> list[Finding]:
+async def _check_leader(cluster: ClusterConnection) -> list[Finding]:
     """Agents reach the pod that the coordinator's Service selects: the one that leads."""
-    needed = Right("list", "endpointslices", group="discovery.k8s.io")
+    needed = Permission("list", "endpointslices", group="discovery.k8s.io")
     slices = await listed_objects(cluster, SLICES, needed, {"labelSelector": f"{api_objects.PART}=coordinator"})
     addresses: dict[tuple[str, str], list[str]] = {}
     for one in slices:
@@ -262,17 +273,17 @@ async def _check_leader(cluster: OpenCluster) -> list[Finding]:
     leaders = sorted({leader for led in addresses.values() for leader in led})
     unled = sorted(service for (_, service), led in addresses.items() if not led)
     if leaders and not unled:
-        return [Finding("leader", "ok", f"agents are sent to {listed(leaders)}")]
+        return [Finding("leader", "ok", f"agents are sent to {join_names(leaders)}")]
     if leaders:
-        said = f"no operator leads the jobs whose agents ask Service {listed(unled)}"
+        said = f"no operator leads the jobs whose agents ask Service {join_names(unled)}"
         return [Finding("leader", "fault", said, "the logs of the operator's pods: docs/operator.md#shards")]
     said = "no operator leads, so agents find nobody behind the coordinator's Service"
     remedy = "kubectl get pods -A -l surefoot.dev/part=operator -L surefoot.dev/leader, and the logs of one: docs/operator.md#who-leads"
     return [Finding("leader", "fault", said, remedy)]
 
 
-async def _check_memory_tier(cluster: OpenCluster) -> list[Finding]:
-    needed = Right("list", "daemonsets", group="apps")
+async def _check_memory_tier(cluster: ClusterConnection) -> list[Finding]:
+    needed = Permission("list", "daemonsets", group="apps")
     found = await listed_objects(
         cluster, "/apis/apps/v1/daemonsets", needed, {"labelSelector": api_objects.HOLDER_SELECTOR}
     )
@@ -282,7 +293,7 @@ async def _check_memory_tier(cluster: OpenCluster) -> list[Finding]:
     wanted, ready = (
         sum(_number(one, "status", name) for one in found) for name in ("desiredNumberScheduled", "numberReady")
     )
-    said = f"{listed([_name(one) for one in found])}: {ready} of {wanted} holders ready"
+    said = f"{join_names([_name(one) for one in found])}: {ready} of {wanted} holders ready"
     if wanted == 0:
         remedy = "see memoryTier.nodeSelector and tolerations of the chart"
         return [Finding("memory tier", "fault", f"{said}: no node is chosen", remedy)]
@@ -325,7 +336,7 @@ def check_machine(job: TrainingJob | None) -> list[Finding]:
 
 
 def _check_commands() -> Finding:
-    if (missing := lacking("cli")) is not None:
+    if (missing := missing_module("cli")) is not None:
         return Finding("commands", "warning", f"commands for clusters cannot run here: {missing}")
     return Finding("commands", "ok", "all that the commands for clusters import is installed")
 
@@ -335,7 +346,7 @@ def _check_torch() -> Finding:
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:
         version = ""
-    missing = lacking("runtime") or ("" if version else "no torch")
+    missing = missing_module("runtime") or ("" if version else "no torch")
     if missing:
         return Finding("torch", "warning", f"surefoot local and checkpoints cannot run here: {missing}")
     return Finding("torch", "ok", version)
@@ -352,11 +363,11 @@ def memory_finding(available: int | None, job: TrainingJob | None) -> Finding:
     """Judges the memory for staging and holders of `surefoot local`."""
     if available is None:
         return Finding("memory", "unknown", "this system does not say how much memory is available")
-    said = f"{amount(available)} available here for trainers, staging and holders of surefoot local"
+    said = f"{format_bytes(available)} available here for trainers, staging and holders of surefoot local"
     limit = job.spec.checkpoint.memory.size_limit_bytes if job is not None else None
     if job is not None and limit is not None:
         nodes = job.spec.replicas + job.spec.spares
-        said = f"{said}; the job's {nodes} holders may take {amount(limit)} each"
+        said = f"{said}; the job's {nodes} holders may take {format_bytes(limit)} each"
         if limit * nodes > available:
             remedy = "give surefoot local fewer --nodes, or lower checkpoint.memory.sizeLimit in a copy of the job"
             return Finding("memory", "warning", said, remedy)
@@ -443,17 +454,17 @@ def run_doctor(given: argparse.Namespace) -> int:
 def _of_cluster(given: argparse.Namespace) -> list[Finding]:
     if given.no_cluster:
         return [no_cluster("no cluster was asked (--no-cluster)")]
-    if (missing := lacking("cli")) is not None:
+    if (missing := missing_module("cli")) is not None:
         return [no_cluster(missing)]
     try:
         found = on_cluster(given, check_cluster)
-        return [*found, *(on_cluster(given, check_network) if given.network else [NOT_ASKED])]
+        return [*found, *(on_cluster(given, check_network) if given.network else [NOT_CHECKED])]
     except UsageError as error:  # none is configured: fine for who runs `surefoot local` alone
         if given.context is not None or given.kubeconfig is not None:
             raise
         why = str(error).partition("; give ")[0]
         return [no_cluster(why, "give --kubeconfig or --context; surefoot local needs no cluster")]
-    except ClusterRefused as error:
+    except ClusterRequestFailed as error:
         return [no_cluster(str(error), state="fault")]
 
 

@@ -14,13 +14,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from surefoot.protocol.text import listed
+from surefoot.protocol.text import join_names
 from surefoot_operator.cli import reach_program
-from surefoot_operator.cli.cluster_access import ClusterRefused, OpenCluster, Right, refused
+from surefoot_operator.cli.cluster_access import ClusterConnection, ClusterRequestFailed, Permission, describe_api_error
 from surefoot_operator.cli.jobs.read_jobs import StoredJob, read_jobs, read_worker_pods
-from surefoot_operator.errors import FabricError
+from surefoot_operator.errors import PlatformError
 from surefoot_operator.platforms.kubernetes import api_objects
-from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
+from surefoot_operator.platforms.kubernetes.api_objects import ApiError
 from surefoot_operator.platforms.kubernetes.pods import METRICS_PORT
 from surefoot_operator.platforms.kubernetes.views.observations import node_of
 
@@ -34,7 +34,7 @@ class Finding:
 
     check: str
     state: State
-    said: str
+    text: str
     remedy: str = ""
 
 
@@ -43,7 +43,7 @@ def finding_lines(found: Sequence[Finding]) -> list[str]:
     width = max((len(one.check) for one in found), default=0)
     lines = []
     for one in found:
-        lines.append(f"{one.state:<8} {one.check:<{width}}   {one.said}")
+        lines.append(f"{one.state:<8} {one.check:<{width}}   {one.text}")
         if one.remedy:
             lines.append(f"{'':<8} {'':<{width}}   -> {one.remedy}")
     counts = {state: sum(one.state == state for one in found) for state in STATES}
@@ -61,8 +61,8 @@ def has_fault(found: Sequence[Finding]) -> bool:
 
 Object = dict[str, Any]
 
-MOST_ASKERS = 32
-MOST_TARGETS = 32
+MAX_PROBE_WORKERS = 32
+MAX_TARGETS = 32
 """Holders, and workers, that each worker tries; of more, those that follow its own node."""
 SECONDS = 30.0
 BEGIN = 'import json, sys; text, targets = json.loads(sys.stdin.readline()); made = {}; exec(text, made); made["main"](targets)'
@@ -70,7 +70,7 @@ BEGIN = 'import json, sys; text, targets = json.loads(sys.stdin.readline()); mad
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
+class ProbeWorker:
     """A worker from which the network is tried."""
 
     namespace: str
@@ -80,7 +80,7 @@ class Asker:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class ReachabilityResult:
     """What came of one try; but for `source` as `reach_program` prints it."""
 
     kind: str
@@ -100,35 +100,37 @@ class Way:
         return f"{self.node} ({address})" if self.node else address
 
 
-async def check_network(cluster: OpenCluster) -> list[Finding]:
+async def check_network(cluster: ClusterConnection) -> list[Finding]:
     """Asks one worker on each node."""
-    found: dict[str, Asker] = {}
+    found: dict[str, ProbeWorker] = {}
     try:
         for job in await read_jobs(cluster):
-            if job.status is not None and job.status.world is not None:
-                for asker in askers_of(job, await read_worker_pods(cluster, job)):
+            if job.status is not None and job.status.membership is not None:
+                for asker in choose_probe_workers(job, await read_worker_pods(cluster, job)):
                     found.setdefault(asker.node, asker)
-    except ClusterRefused as error:
+    except ClusterRequestFailed as error:
         return network_findings((), (str(error),))
-    chosen = [found[node] for node in sorted(found)][:MOST_ASKERS]
-    answers = await asyncio.gather(*(_asked(cluster, one) for one in chosen))
+    chosen = [found[node] for node in sorted(found)][:MAX_PROBE_WORKERS]
+    answers = await asyncio.gather(*(run_probe(cluster, one) for one in chosen))
     ways = [way for one in answers if not isinstance(one, str) for way in one]
     return network_findings(ways, [one for one in answers if isinstance(one, str)])
 
 
-async def _asked(cluster: OpenCluster, asker: Asker) -> tuple[Way, ...] | str:
+async def run_probe(cluster: ClusterConnection, asker: ProbeWorker) -> tuple[ReachabilityResult, ...] | str:
     path = api_objects.core_path(asker.namespace, "pods", asker.pod) + "/exec"
     told = json.dumps([inspect.getsource(reach_program), asker.targets])
     try:
         ran = await cluster.api.run_in(path, api_objects.TRAINER, ("python3", "-c", BEGIN), f"{told}\n", SECONDS)
-    except FabricError as error:
-        if isinstance(error, ApiRefused) and error.code == 403:
-            return str(refused(error, Right("create", "pods/exec", asker.namespace), cluster.server))
+    except PlatformError as error:
+        if isinstance(error, ApiError) and error.code == 403:
+            return str(describe_api_error(error, Permission("create", "pods/exec", asker.namespace), cluster.server))
         return f"worker {asker.pod} on {asker.node}: {error}"
     if ran.problem:
         return f"worker {asker.pod} on {asker.node}: {ran.problem} {ran.errors.strip()[-200:]}".strip()
     try:
-        return tuple(replace(way, source=asker.node) for way in msgspec.json.decode(ran.output, type=list[Way]))
+        return tuple(
+            replace(way, source=asker.node) for way in msgspec.json.decode(ran.output, type=list[ReachabilityResult])
+        )
     except msgspec.DecodeError as error:
         return f"worker {asker.pod} on {asker.node} answered what cannot be read: {error!r}"
 
@@ -136,18 +138,18 @@ async def _asked(cluster: OpenCluster, asker: Asker) -> tuple[Way, ...] | str:
 # ---- pure -----------------------------------------------------------------------------------------------------------
 
 
-def askers_of(job: StoredJob, pods: Sequence[Object]) -> list[Asker]:
+def choose_probe_workers(job: StoredJob, pods: Sequence[Object]) -> list[ProbeWorker]:
     """Chooses a job's running worker on each node, and what it tries."""
     running: dict[str, Object] = {}
     for pod in pods:
         node, status = node_of(pod), pod.get("status", {})
         if node is not None and status.get("phase") == "Running" and status.get("podIP"):
             running.setdefault(node, pod)
-    known = job.status.named_holders if job.status is not None else ()
-    holders = [{"kind": "holder", "node": one.holder.node, "host": one.host, "port": one.port} for one in known]
+    known = job.status.assigned_servers if job.status is not None else ()
+    holders = [{"kind": "holder", "node": one.instance.node, "host": one.host, "port": one.port} for one in known]
     workers = [found for node, pod in running.items() if (found := _worker(node, pod)) is not None]
     return [
-        Asker(
+        ProbeWorker(
             job.namespace,
             pod["metadata"]["name"],
             node,
@@ -160,7 +162,7 @@ def askers_of(job: StoredJob, pods: Sequence[Object]) -> list[Asker]:
 def _near(targets: list[Object], node: str) -> list[Object]:
     """Those that follow a node in order of names, its own first: over all nodes each is tried as often."""
     ordered = sorted(targets, key=lambda one: (one["node"] < node, one["node"]))
-    return ordered[:MOST_TARGETS]
+    return ordered[:MAX_TARGETS]
 
 
 def _worker(node: str, pod: Object) -> Object | None:
@@ -175,7 +177,7 @@ def _worker(node: str, pod: Object) -> Object | None:
 # Judges who reaches whom. A worker that does not reach its operator, or other workers, trains nothing; one that misses
 # some holders saves to fewer.
 
-NOT_ASKED = Finding(
+NOT_CHECKED = Finding(
     "network",
     "unknown",
     "who reaches whom was not tried",
@@ -193,19 +195,19 @@ _REMEDIES = {
 }
 
 
-def network_findings(ways: Sequence[Way], unasked: Sequence[str]) -> list[Finding]:
+def network_findings(ways: Sequence[ReachabilityResult], unasked: Sequence[str]) -> list[Finding]:
     """Judges each kind of way; `unasked` says of each worker without an answer why."""
     found = [_of_kind(kind, those) for kind in _NAMES if (those := [way for way in ways if way.kind == kind])]
     if unasked:
         remedy = "the worker's image needs python3 on its PATH, and you the right to create pods/exec there"
-        found.append(Finding("network", "unknown", listed(unasked, _SHOWN), remedy))
+        found.append(Finding("network", "unknown", join_names(unasked, _SHOWN), remedy))
     elif not ways:
         remedy = "kubectl apply -f examples/cluster/minimal.yaml, and ask again while it runs; -n names its namespace"
         found.append(Finding("network", "unknown", "no worker runs here from which it could be tried", remedy))
     return found
 
 
-def _of_kind(kind: str, ways: Sequence[Way]) -> Finding:
+def _of_kind(kind: str, ways: Sequence[ReachabilityResult]) -> Finding:
     name = f"network {_NAMES[kind]}"
     failed = [way for way in ways if way.seconds is None]
     if not failed:
@@ -213,7 +215,7 @@ def _of_kind(kind: str, ways: Sequence[Way]) -> Finding:
         sources = len({way.source for way in ways})
         said = f"{len(ways)} ways from {sources} nodes are open, the slowest in {1000 * slowest:.0f} ms"
         return Finding(name, "ok", said)
-    said = f"{len(failed)} of {len(ways)} ways fail: {listed(_told(failed), _SHOWN)}"
+    said = f"{len(failed)} of {len(ways)} ways fail: {join_names(describe_failures(failed), _SHOWN)}"
     remedy = _REMEDIES.get(f"{kind} {failed[0].step}") or _REMEDIES[f"{kind} connect"]
     # who reaches some holders saves to fewer
     reached = {way.source for way in ways if way.seconds is not None}
@@ -221,12 +223,12 @@ def _of_kind(kind: str, ways: Sequence[Way]) -> Finding:
     return Finding(name, "warning" if partly else "fault", said, remedy)
 
 
-def _told(failed: Sequence[Way]) -> list[str]:
+def describe_failures(failed: Sequence[ReachabilityResult]) -> list[str]:
     """Ways by where they lead and why they fail: one node behind a wall is one sentence."""
     sources: dict[tuple[str, str], list[str]] = {}
     for way in failed:
         sources.setdefault((way.target, way.problem), []).append(way.source)
     return [
-        f"from {listed(sorted(names), _SHOWN)} to {target}: {problem}"
+        f"from {join_names(sorted(names), _SHOWN)} to {target}: {problem}"
         for (target, problem), names in sorted(sources.items())
     ]

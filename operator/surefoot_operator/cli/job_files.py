@@ -82,7 +82,7 @@ def run_convert(given: argparse.Namespace) -> int:
     sys.stdout.flush()
     for one in conversions:
         warn(
-            f"{one.source}: {len(one.taken)} fields taken over, {len(one.left)} left out, {len(one.to_do)} things to do"
+            f"{one.source}: {len(one.used_fields)} fields taken over, {len(one.skipped_fields)} left out, {len(one.to_do)} things to do"
         )
     if others:
         warn(f"not converted: {', '.join(others)}")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from surefoot_operator.api.status import Incident, JobStatus, moment_seconds
-from surefoot_operator.cli.cluster_access import OpenCluster, Right, refused
+from surefoot_operator.cli.cluster_access import ClusterConnection, Permission, describe_api_error
 from surefoot_operator.cli.command_base import EXIT_OK, UsageError, say
 from surefoot_operator.cli.jobs.read_jobs import (
     StoredJob,
@@ -27,9 +27,9 @@ from surefoot_operator.cli.jobs.read_jobs import (
     read_worker_pods,
 )
 from surefoot_operator.cli.tables import print_lines
-from surefoot_operator.errors import FabricError
+from surefoot_operator.errors import PlatformError
 from surefoot_operator.platforms.kubernetes import api_objects
-from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
+from surefoot_operator.platforms.kubernetes.api_objects import ApiError
 from surefoot_operator.platforms.local.run_folder import RunFolder
 
 MAX_LINE_BYTES = 16 << 10
@@ -86,7 +86,7 @@ def log_choices(status: JobStatus | None, args: argparse.Namespace) -> list[LogC
         return [LogChoice(args.rank, args.worker, args.attempt)]
     blamed = None if status is None else blamed_incident(status.incidents)
     choices = [] if blamed is None else [LogChoice(blamed.rank, blamed.worker, args.attempt, blamed)]
-    has_ranks = status is not None and status.world is not None and bool(status.world.members)
+    has_ranks = status is not None and status.membership is not None and bool(status.membership.members)
     # before the first world there are agents alone, and they say what keeps them from one
     return [*choices, LogChoice(0, None, args.attempt) if has_ranks else LogChoice(None, 0, args.attempt)]
 
@@ -118,7 +118,7 @@ def first_log(choices: Sequence[LogChoice], select: Callable[[LogChoice], Log | 
 # ---- pod logs --------------------------------------------------------------------------------------------------------
 
 
-async def _show_pod_log(cluster: OpenCluster, args: argparse.Namespace) -> None:
+async def _show_pod_log(cluster: ClusterConnection, args: argparse.Namespace) -> None:
     stored = await read_job(cluster, args.job)
     pods = await read_worker_pods(cluster, stored)
     found = first_log(log_choices(stored.status, args), lambda choice: select_pod(choice, stored, pods))
@@ -138,7 +138,11 @@ def select_pod(choice: LogChoice, stored: StoredJob, pods: Sequence[Object]) -> 
     """Returns the newest pod that fits a choice. Raises UsageError where no worker has the rank."""
     worker, attempt = choice.worker, choice.attempt
     if worker is None:
-        members = stored.status.world.members if stored.status is not None and stored.status.world is not None else ()
+        members = (
+            stored.status.membership.members
+            if stored.status is not None and stored.status.membership is not None
+            else ()
+        )
         place = (choice.rank or 0) // (stored.job.spec.nproc_per_node if stored.job is not None else 1)
         if not 0 <= place < len(members):
             if choice.blamed is not None:
@@ -165,7 +169,7 @@ def _created_seconds(pod: Object) -> float:
 
 
 async def _pod_lines(
-    cluster: OpenCluster, pod: Object, args: argparse.Namespace, rank: int | None
+    cluster: ClusterConnection, pod: Object, args: argparse.Namespace, rank: int | None
 ) -> AsyncIterator[str]:
     """Yields the newest lines of a trainer container, or of one of its ranks. Raises ClusterRefused."""
     metadata = pod["metadata"]
@@ -182,9 +186,11 @@ async def _pod_lines(
                 yield line
         for line in rank_lines(rank, [rest.decode(errors="replace")] if rest else []):
             yield line
-    except FabricError as error:
-        if not isinstance(error, ApiRefused) or error.code not in (400, 404):
-            raise refused(error, Right("get", "pods/log", metadata["namespace"]), cluster.server) from error
+    except PlatformError as error:
+        if not isinstance(error, ApiError) or error.code not in (400, 404):
+            raise describe_api_error(
+                error, Permission("get", "pods/log", metadata["namespace"]), cluster.server
+            ) from error
         say(f"{metadata['name']} has no log: {error}")
 
 
@@ -248,6 +254,6 @@ def select_file(choice: LogChoice, logs: Path) -> LogFile | None:
 
 def _took_part(choice: LogChoice, file: LogFile) -> bool:
     """Whether the file is of the epoch whose failure blames it."""
-    if choice.blamed is None or file.epoch == choice.blamed.epoch:
+    if choice.blamed is None or file.epoch == choice.blamed.generation:
         return True
-    return choice.rank is None and (file.path.parent / f"epoch-{choice.blamed.epoch}").is_dir()
+    return choice.rank is None and (file.path.parent / f"epoch-{choice.blamed.generation}").is_dir()

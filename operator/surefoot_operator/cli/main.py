@@ -21,7 +21,7 @@ from surefoot_operator.cli.command_base import (
     warn,
 )
 from surefoot_operator.errors import OperatorError
-from surefoot_operator.optional_dependencies import lacking, needing
+from surefoot_operator.optional_dependencies import missing_module, require_extra
 
 _PROGRAMS = {"kubectl-surefoot": "kubectl surefoot"}
 """kubectl finds its plugins by this name."""
@@ -38,17 +38,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return run(given)
     except UsageError as error:
-        return _say(str(error), EXIT_USAGE)
+        return _print(str(error), EXIT_USAGE)
     except (RunError, OperatorError) as error:
-        return _say(str(error), EXIT_FAILED)
+        return _print(str(error), EXIT_FAILED)
     except BrokenPipeError:
         # the reader of the pipe is gone; without this the interpreter prints a second error at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     except OSError as error:
-        return _say(f"{error}{stopped}", EXIT_FAILED)
+        return _print(f"{error}{stopped}", EXIT_FAILED)
     except KeyboardInterrupt:
-        return _say(f"interrupted{stopped}", EXIT_INTERRUPTED)
+        return _print(f"interrupted{stopped}", EXIT_INTERRUPTED)
 
 
 def build_parser(program: str | None = None) -> argparse.ArgumentParser:
@@ -70,7 +70,7 @@ Command = tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Na
 
 def _commands() -> dict[str, Command]:
     """Finds `add_NAME_arguments` and `run_NAME` of each command in its module."""
-    with needing("surefoot", "cli"):
+    with require_extra("surefoot", "cli"):
         from surefoot_operator.cli import checkpoints, doctor, job_files, logs, run_local
         from surefoot_operator.cli.jobs import describe, suspend_and_rollback
         from surefoot_operator.cli.report import command as report
@@ -103,7 +103,7 @@ def _commands() -> dict[str, Command]:
     }
 
 
-def _say(message: str, code: int) -> int:
+def _print(message: str, code: int) -> int:
     warn(f"surefoot: {message}")
     return code
 
@@ -120,7 +120,7 @@ def add_completion_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_completion(given: argparse.Namespace) -> int:
-    with needing("surefoot", "cli"):
+    with require_extra("surefoot", "cli"):
         import shtab
 
     # not by `say`: a script is no line of words, and has characters that words may not have
@@ -149,7 +149,7 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_data(given: argparse.Namespace) -> int:
-    if (missing := lacking("runtime")) is not None:
+    if (missing := missing_module("runtime")) is not None:
         raise RunError(missing)
     options = {name: getattr(given, name) for name in ("kind", "global_batch", "lanes", "stripes", "length", "dtype")}
     told = [part for name, value in options.items() if value for part in (f"--{name.replace('_', '-')}", value)]

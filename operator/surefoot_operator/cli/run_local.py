@@ -19,8 +19,8 @@ from typing import Any
 from surefoot import __version__
 from surefoot.errors import ConfigurationError
 from surefoot.memory_server.server_process import find_program
-from surefoot.memory_server.sidecar.sidecar_settings import MOST_SERVERS
-from surefoot.protocol.text import shown
+from surefoot.memory_server.sidecar.sidecar_settings import MAX_SERVERS
+from surefoot.protocol.text import short_repr
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import TOTAL_STEPS, TrainingJob, allowed_sizes
 from surefoot_operator.cli.checkpoints import try_file, try_folder
@@ -39,12 +39,12 @@ from surefoot_operator.cli.job_files import read_document
 from surefoot_operator.cli.local import run_report
 from surefoot_operator.cli.local.faults import KINDS, Fault, FaultError, check_faults, parse_faults
 from surefoot_operator.cli.local.progress import RunProgress
-from surefoot_operator.cli.local.supervise import Scene, Supervisor
+from surefoot_operator.cli.local.supervise import RunContext, Supervisor
 from surefoot_operator.cli.local.view import RunView
 from surefoot_operator.cli.report.command import UNDISTURBED, report_of_run
 from surefoot_operator.cli.report.page import render_page
-from surefoot_operator.optional_dependencies import lacking
-from surefoot_operator.platforms.local.local_nodes import Machine
+from surefoot_operator.optional_dependencies import missing_module
+from surefoot_operator.platforms.local.local_nodes import LocalNodes
 from surefoot_operator.platforms.local.platform import Store, ignored_parts
 from surefoot_operator.platforms.local.run_folder import RunFolder
 
@@ -79,7 +79,7 @@ def add_local_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help=f"Redis servers of each node, 1 to {MOST_SERVERS} (default: 1)",
+        help=f"Redis servers of each node, 1 to {MAX_SERVERS} (default: 1)",
     )
     parser.add_argument("--plain", action="store_true", help="plain lines instead of the live view")
 
@@ -133,11 +133,11 @@ def check(given: argparse.Namespace) -> LocalRequest:
             f"{count} nodes of {job.spec.nproc_per_node} ranks are too many for one machine: at most {MOST_NODES} nodes"
             f" and {MOST_RANKS} ranks are allowed; give --nodes (the elasticPolicy must allow so few), or use a cluster"
         )
-    if not 1 <= given.servers <= MOST_SERVERS:
-        raise UsageError(f"--servers {given.servers} is not allowed: a node runs 1 to {MOST_SERVERS} Redis servers")
+    if not 1 <= given.servers <= MAX_SERVERS:
+        raise UsageError(f"--servers {given.servers} is not allowed: a node runs 1 to {MAX_SERVERS} Redis servers")
     total = _total_steps(given.file, document)
     nodes = tuple(f"node-{number}" for number in range(count))
-    if (missing := lacking("runtime")) is not None:
+    if (missing := missing_module("runtime")) is not None:
         raise UsageError(f"local runs trainers and agents on this machine: {missing}")
     try:
         faults = parse_faults(given.fault, nodes)
@@ -158,7 +158,7 @@ def _total_steps(path: Path, document: dict[str, Any]) -> int | None:
         return None
     if not (said.isascii() and said.isdigit() and len(said) < 16 and int(said) > 0):
         sentence = "give the number of steps that the program makes, in quotes"
-        raise UsageError(f"{path}: metadata.annotations {TOTAL_STEPS}: {shown(said)} is not allowed; {sentence}")
+        raise UsageError(f"{path}: metadata.annotations {TOTAL_STEPS}: {short_repr(said)} is not allowed; {sentence}")
     return int(said)
 
 
@@ -174,7 +174,7 @@ def _run_in(request: LocalRequest, root: Path, stop: StopRequest) -> int:
     if args.compare and disturbed.outcome == "Complete" and not stop.requested:
         say("reference run without faults:")
         reference = run_job(request, root / UNDISTURBED, (), stop)
-    conclusion = run_report.conclude(disturbed, reference)
+    conclusion = run_report.build_conclusion(disturbed, reference)
     for line in conclusion.lines:
         say(line)
     written = args.report is None or _write_report(args.report, _report_text(args.report, root, disturbed, conclusion))
@@ -184,7 +184,7 @@ def _run_in(request: LocalRequest, root: Path, stop: StopRequest) -> int:
     return EXIT_OK if conclusion.sound else EXIT_DIFFERS
 
 
-def _report_text(path: Path, root: Path, ended: run_report.EndedRun, conclusion: run_report.Conclusion) -> str:
+def _report_text(path: Path, root: Path, ended: run_report.FinishedRun, conclusion: run_report.Conclusion) -> str:
     if path.suffix.lower() not in _PAGE_ENDINGS:
         return json.dumps(conclusion.report, indent=2)
     return render_page(report_of_run(root, ended.progress, ended.struck, conclusion.comparison), __version__)
@@ -201,20 +201,20 @@ def _write_report(path: Path, text: str) -> bool:
     return True
 
 
-def run_job(request: LocalRequest, root: Path, faults: tuple[Fault, ...], stop: StopRequest) -> run_report.EndedRun:
+def run_job(request: LocalRequest, root: Path, faults: tuple[Fault, ...], stop: StopRequest) -> run_report.FinishedRun:
     """Runs the job once under a fresh uid and ends its processes.
 
     A stop request ends it in order too: what was reached is still reported.
     """
     folder = RunFolder(root.resolve())
     args, memory = request.args, request.job.spec.checkpoint.memory
-    machine = Machine(folder, memory.size_limit_bytes, args.metrics, args.servers)
+    machine = LocalNodes(folder, memory.size_limit_bytes, args.metrics, args.servers)
     interrupted = False
     try:
         machine.open()
         job = Store(folder).write_job(request.document, str(uuid.uuid4()))
         progress = RunProgress(folder)
-        scene = Scene(progress, machine, request.nodes, job, request.total_steps)
+        scene = RunContext(progress, machine, request.nodes, job, request.total_steps)
         with RunView(scene, args.plain) as view:
             supervisor = Supervisor(scene, faults, view.show, view.tell, stop)
             try:
@@ -224,6 +224,6 @@ def run_job(request: LocalRequest, root: Path, faults: tuple[Fault, ...], stop: 
     finally:
         with signals_ignored():
             machine.close()
-    progress.look()  # what was written since the last tick
+    progress.poll()  # what was written since the last tick
     injector = supervisor.faults
-    return run_report.EndedRun(job, progress, tuple(injector.struck), tuple(injector.pending), interrupted)
+    return run_report.FinishedRun(job, progress, tuple(injector.struck), tuple(injector.pending), interrupted)

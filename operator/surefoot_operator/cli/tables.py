@@ -18,7 +18,7 @@ import yaml
 from rich.console import Console
 from rich.text import Text
 
-from surefoot.protocol.text import plain
+from surefoot.protocol.text import escape_control_characters
 from surefoot_operator.cli.command_base import say
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ def print_lines(lines: Iterable[str]) -> None:
         if console is None:
             say(line)
             continue
-        shown = Text(plain(line))
+        shown = Text(escape_control_characters(line))
         for style, words in _WORDS.items():
             shown.highlight_regex(words, style)
         console.print(shown, soft_wrap=True)

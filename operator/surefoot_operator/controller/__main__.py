@@ -18,21 +18,21 @@ from pathlib import Path
 from typing import Any, cast
 
 from surefoot_operator.errors import OperatorError
-from surefoot_operator.optional_dependencies import needing
+from surefoot_operator.optional_dependencies import require_extra
 
-with needing("surefoot-operator", "operator"):
+with require_extra("surefoot-operator", "operator"):
     import kopf
 
     from surefoot.errors import ConfigurationError
     from surefoot_operator.controller.cluster_operator import ClusterOperator
     from surefoot_operator.controller.cluster_settings import (
         NAMESPACE_FILE,
-        BadSetting,
         ClusterSettings,
+        InvalidSetting,
         cluster_settings,
     )
-    from surefoot_operator.controller.process_setup import begin_collector, begin_logs
-    from surefoot_operator.platforms.kubernetes.api_client import Api, connect, loaded
+    from surefoot_operator.controller.process_setup import begin_logs, configure_gc
+    from surefoot_operator.platforms.kubernetes.api_client import Api, connect, load_configuration
 
 log = logging.getLogger("surefoot_operator.controller")
 
@@ -98,7 +98,7 @@ def kopf_settings() -> kopf.OperatorSettings:
 
 async def connection_info(kubeconfig: Path | None) -> kopf.ConnectionInfo:
     """Gives kopf our API server and identity. Raises FabricError."""
-    config = await loaded(kubeconfig)
+    config = await load_configuration(kubeconfig)
     token = await config.get_api_key_with_prefix("BearerToken")
     return kopf.ConnectionInfo(
         server=config.host,
@@ -117,10 +117,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given = sys.argv[1:] if arguments is None else arguments
         settings = cluster_settings(os.environ, given, here, secrets.token_hex(3))
         begin_logs(settings.log_level, settings.log_format)
-    except (BadSetting, ConfigurationError) as error:
+    except (InvalidSetting, ConfigurationError) as error:
         sys.stderr.write(f"surefoot-operator: {error}\n")
         return 2
-    begin_collector()
+    configure_gc()
     try:
         asyncio.run(OperatorProcess(settings).run())
     except (OperatorError, OSError, kopf.LoginError) as error:

@@ -23,13 +23,13 @@ from surefoot_operator.controller import process_metrics
 from surefoot_operator.controller.cluster_settings import ClusterSettings
 from surefoot_operator.controller.credentials.certificates import CoordinatorTls
 from surefoot_operator.controller.health_endpoints import HttpListener
-from surefoot_operator.controller.job_runner import Shared
-from surefoot_operator.errors import FabricError, OperatorError, SpecError
+from surefoot_operator.controller.job_runner import SharedResources
+from surefoot_operator.errors import OperatorError, PlatformError, SpecError
 from surefoot_operator.platforms.interface import WorkerEnvironment
 from surefoot_operator.platforms.kubernetes import api_objects, pods
 from surefoot_operator.platforms.kubernetes.api_client import Api
 from surefoot_operator.platforms.kubernetes.platform import TemplateDryRun
-from surefoot_operator.platforms.kubernetes.views.observations import is_left, node_of
+from surefoot_operator.platforms.kubernetes.views.observations import is_cordoned_or_evacuated, node_of
 from surefoot_operator.policy.core.actions import CreateWorker
 
 log = logging.getLogger(__name__)
@@ -41,12 +41,12 @@ log = logging.getLogger(__name__)
 # the API server trusts no answer, and lets everything in.
 
 CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
-LOOK_SECONDS = 60.0
+POLL_SECONDS = 60.0
 """A release that is upgraded may write the configuration anew, without the authority."""
-AGAIN_SECONDS = 2.0
+RETRY_SECONDS = 2.0
 
 
-def trusting(configuration: Mapping[str, Any], authority: str) -> list[dict[str, Any]]:
+def ca_bundle_patch(configuration: Mapping[str, Any], authority: str) -> list[dict[str, Any]]:
     """Makes the JSON patch that has webhooks trust `authority`.
 
     Empty: they do. It tests the version: a release that is upgraded meanwhile may number its webhooks otherwise.
@@ -61,7 +61,7 @@ def trusting(configuration: Mapping[str, Any], authority: str) -> list[dict[str,
     return [{"op": "test", "path": "/metadata/resourceVersion", "value": version}, *bundles] if bundles else []
 
 
-class WebhookTrust:
+class CaBundleUpdater:
     """Keeps one configuration trusting `authority`.
 
     It is PEM; an empty one is left to whoever brought the certificate.
@@ -70,24 +70,24 @@ class WebhookTrust:
     def __init__(self, api: Api, name: str, authority: Callable[[], str]) -> None:
         self._api, self._path, self._authority = api, f"{CONFIGURATIONS}/{name}", authority
 
-    async def keep(self) -> None:
+    async def run(self) -> None:
         """Looks each minute, until cancelled. A failure is logged and retried."""
         await repeat(self._try_once)
 
     async def _try_once(self) -> float:
         try:
-            await self.once()
-        except FabricError as error:
+            await self.update_once()
+        except PlatformError as error:
             log.warning("the admission webhooks do not trust this operator yet: %s", error)
-            return AGAIN_SECONDS
-        return LOOK_SECONDS
+            return RETRY_SECONDS
+        return POLL_SECONDS
 
-    async def once(self) -> None:
+    async def update_once(self) -> None:
         """Patches the configuration where it needs that. Raises FabricError."""
         authority = self._authority()
         if not authority:
             return
-        operations = trusting(await self._api.get(self._path), authority)
+        operations = ca_bundle_patch(await self._api.get(self._path), authority)
         if operations:
             await self._api.patch(self._path, operations)
             log.info("the admission webhooks %s trust this operator's authority", self._path.rsplit("/", 1)[1])
@@ -102,12 +102,12 @@ API_VERSION = "admission.k8s.io/v1"
 Object = Mapping[str, Any]
 
 
-class BadReview(OperatorError):
+class InvalidAdmissionReview(OperatorError):
     """What was posted is no AdmissionReview that this version knows."""
 
 
 @dataclass(frozen=True, slots=True)
-class Review:
+class AdmissionRequest:
     """One question of the API server."""
 
     uid: str
@@ -123,7 +123,7 @@ class Review:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class AdmissionResponse:
     """An answer, with the sentences that people get with it."""
 
     allowed: bool
@@ -136,35 +136,37 @@ class Verdict:
     """Shown by kubectl beside what is let in."""
 
 
-ALLOWED = Verdict(True)
+ALLOWED = AdmissionResponse(True)
 
 
-def invalid(message: str) -> Verdict:
+def reject(message: str) -> AdmissionResponse:
     """Refuses what is never right; nobody should send it again unchanged."""
-    return Verdict(False, message, 422, "Invalid")
+    return AdmissionResponse(False, message, 422, "Invalid")
 
 
-def later(message: str) -> Verdict:
+def reject_for_now(message: str) -> AdmissionResponse:
     """Refuses for now, as a PodDisruptionBudget does: drains and autoscalers ask again."""
-    return Verdict(False, message, 429, "TooManyRequests")
+    return AdmissionResponse(False, message, 429, "TooManyRequests")
 
 
-def read_review(document: object) -> Review:
+def read_review(document: object) -> AdmissionRequest:
     """Reads what the API server posts. Raises BadReview."""
     request = document.get("request") if isinstance(document, Mapping) else None
     if not isinstance(request, Mapping) or document.get("apiVersion") != API_VERSION:  # type: ignore[attr-defined]
-        raise BadReview(f"an AdmissionReview of {API_VERSION} with a request is needed")
+        raise InvalidAdmissionReview(f"an AdmissionReview of {API_VERSION} with a request is needed")
     texts = [request.get(name) or "" for name in ("uid", "operation", "namespace", "name")]
     bodies = [request.get(name) or {} for name in ("object", "oldObject")]
     if not all(isinstance(text, str) for text in texts) or not texts[0]:
-        raise BadReview("uid, operation, namespace and name of the request are no texts, or the uid is empty")
+        raise InvalidAdmissionReview(
+            "uid, operation, namespace and name of the request are no texts, or the uid is empty"
+        )
     if not all(isinstance(body, Mapping) for body in bodies):
-        raise BadReview("object and oldObject of the request are no objects")
+        raise InvalidAdmissionReview("object and oldObject of the request are no objects")
     uid, operation, namespace, name = texts
-    return Review(uid, operation, namespace, name, *bodies)
+    return AdmissionRequest(uid, operation, namespace, name, *bodies)
 
 
-def answered(review: Review, verdict: Verdict) -> dict[str, Any]:
+def build_response(review: AdmissionRequest, verdict: AdmissionResponse) -> dict[str, Any]:
     """Makes the AdmissionReview to answer with."""
     response: dict[str, Any] = {"uid": review.uid, "allowed": verdict.allowed}
     if verdict.warnings:
@@ -184,9 +186,9 @@ def answered(review: Review, verdict: Verdict) -> dict[str, Any]:
 # with an error, and the webhook's failure policy lets the change in: this server being away or wrong keeps nobody from
 # working.
 
-MOST_BYTES = 8 * 1024 * 1024
+MAX_BYTES = 8 * 1024 * 1024
 """Of a review: the old and the new object, of 1.5 MiB at most each in etcd, and more as JSON."""
-Decide = Callable[[Review], Awaitable[Verdict]]
+Decide = Callable[[AdmissionRequest], Awaitable[AdmissionResponse]]
 
 
 class AdmissionServer:
@@ -201,7 +203,7 @@ class AdmissionServer:
 
     async def start(self) -> None:
         """Listens. Raises OSError if the port is taken."""
-        app = web.Application(client_max_size=MOST_BYTES)
+        app = web.Application(client_max_size=MAX_BYTES)
         for path in self._paths:
             app.router.add_post(path, self._answer)
         await self._listener.start(app)
@@ -214,7 +216,7 @@ class AdmissionServer:
         try:
             review = read_review(await request.json())
             verdict = await self._paths[path](review)
-        except (BadReview, ValueError) as error:
+        except (InvalidAdmissionReview, ValueError) as error:
             process_metrics.admission_reviews.labels(path, "unreadable").inc()
             return web.Response(status=400, text=f"{error}\n")
         except web.HTTPException:
@@ -225,7 +227,7 @@ class AdmissionServer:
             log.exception("a review of %s failed", path)
             return web.Response(status=500, text="the review failed; the operator's log says why\n")
         process_metrics.admission_reviews.labels(path, "allowed" if verdict.allowed else "refused").inc()
-        return web.json_response(answered(review, verdict))
+        return web.json_response(build_response(review, verdict))
 
 
 # ---- eviction review -------------------------------------------------------------------------------------------------
@@ -239,7 +241,7 @@ NODE_SECONDS = 1.0
 Key = tuple[str, str]
 
 
-class EvictionReviews:
+class EvictionReviewer:
     """Answers for the jobs that this replica leads.
 
     Of others it knows nothing, and lets them pass. `departure` says what is lost with a node; `pods` and `nodes` by namespace and name, as cached now.
@@ -248,35 +250,35 @@ class EvictionReviews:
     def __init__(
         self, api: Api, pods: Mapping[Key, Any], nodes: Mapping[Key, Any], departure: Callable[[str], str]
     ) -> None:
-        self._api, self._pods, self._nodes, self._departure = api, pods, nodes, departure
+        self._api, self._pods, self._nodes, self._data_lost_with_node = api, pods, nodes, departure
 
-    async def verdict(self, review: Review) -> Verdict:
+    async def review(self, review: AdmissionRequest) -> AdmissionResponse:
         """Decides on one eviction."""
         pod = self._pods.get((review.namespace, review.name))
         if pod is None or api_objects.controller_of(pod) is None or pod["metadata"].get("deletionTimestamp"):
             return ALLOWED
         node = node_of(pod)
-        if node is None or not await self._is_left(node):
+        if node is None or not await self._is_being_evacuated(node):
             return ALLOWED
-        why = self._departure(node)
+        why = self._data_lost_with_node(node)
         if not why:
             return ALLOWED
         process_metrics.evictions_refused.inc()
         log.info("the eviction of %s/%s from node %s waits: %s", review.namespace, review.name, node, why)
-        return later(
+        return reject_for_now(
             f"node {node} may not be left yet: {why}; the eviction succeeds once that is over "
             f"(kubectl delete pod {review.name} does not wait, and may lose it)"
         )
 
-    async def _is_left(self, node: str) -> bool:
+    async def _is_being_evacuated(self, node: str) -> bool:
         """Asks the server itself: a drain evicts in the moment in which it cordons, before any watch has told."""
         try:
             async with asyncio.timeout(NODE_SECONDS):
                 found: dict[str, Any] = await self._api.get(f"/api/v1/nodes/{node}")
-        except (FabricError, TimeoutError) as error:
+        except (PlatformError, TimeoutError) as error:
             log.warning("cannot read node %s for an eviction, going by what is cached: %s", node, error or "time-out")
             found = self._nodes.get(("", node), {"metadata": {}, "spec": {}})
-        return is_left(found)
+        return is_cordoned_or_evacuated(found)
 
 
 # ---- job review ------------------------------------------------------------------------------------------------------
@@ -288,7 +290,7 @@ POD_SECONDS = 1.5
 """How long the API server may take to try a pod: kubectl waits for it, and the job's first plan tries again."""
 
 
-class JobReviews:
+class JobReviewer:
     """Answers for jobs that are created or changed.
 
     `settings` are those of the workers' pods.
@@ -297,25 +299,27 @@ class JobReviews:
     def __init__(self, api: Api, settings: pods.PodSettings) -> None:
         self._api, self._settings = api, settings
 
-    async def verdict(self, review: Review) -> Verdict:
+    async def review(self, review: AdmissionRequest) -> AdmissionResponse:
         """Decides on one job."""
         judged = judged_job(review)
         if not isinstance(judged, TrainingJob):
             return judged
-        refusal = await self._refusal(judged)
+        refusal = await self._rejection(judged)
         return (
-            invalid(f"its pods would be refused: {refusal}") if refusal else Verdict(True, warnings=_warnings(judged))
+            reject(f"its pods would be refused: {refusal}")
+            if refusal
+            else AdmissionResponse(True, warnings=_warnings(judged))
         )
 
-    async def _refusal(self, job: TrainingJob) -> str:
+    async def _rejection(self, job: TrainingJob) -> str:
         """What the API server has against a worker's pod; empty: nothing, or it does not say so in time."""
         worker, environment = CreateWorker(0, 1), WorkerEnvironment({}, {})
         try:
             async with asyncio.timeout(POD_SECONDS):
-                pod = pods.pod(job, worker, environment, self._settings)
-                await TemplateDryRun(self._api).give(job.namespace, pod, job.generation)
-        except FabricError as error:
-            return str(error) if error.lasting else ""
+                pod = pods.build_pod(job, worker, environment, self._settings)
+                await TemplateDryRun(self._api).give(job.namespace, pod, job.metadata_generation)
+        except PlatformError as error:
+            return str(error) if error.permanent else ""
         except TimeoutError:
             log.info(
                 "the pods of job %s/%s were not tried in time; its first plan tries again", job.namespace, job.name
@@ -323,7 +327,7 @@ class JobReviews:
         return ""
 
 
-def judged_job(review: Review) -> Verdict | TrainingJob:
+def judged_job(review: AdmissionRequest) -> AdmissionResponse | TrainingJob:
     """Reads the job, where there is something to judge; else the verdict.
 
     What leaves the spec as it is passes always: a finalizer, a label or a deletion must not fail for a job that another
@@ -337,12 +341,12 @@ def judged_job(review: Review) -> Verdict | TrainingJob:
     if isinstance(spec, dict) and spec.get("managedBy", MANAGER) != MANAGER:
         return ALLOWED
     try:
-        return parse_job(_named(review))
+        return parse_job(_job_with_name(review))
     except SpecError as error:
-        return invalid(f"the job cannot be run as it is written: {error}")
+        return reject(f"the job cannot be run as it is written: {error}")
 
 
-def _named(review: Review) -> dict[str, Any]:
+def _job_with_name(review: AdmissionRequest) -> dict[str, Any]:
     """The job under the name that it will have, or one like it."""
     metadata = {"namespace": review.namespace, **(review.body.get("metadata") or {})}
     if not metadata.get("name"):
@@ -372,17 +376,17 @@ class Webhooks:
     def __init__(
         self,
         api: Api,
-        shared: Shared,
+        shared: SharedResources,
         departure: Callable[[str], str],
         tls: CoordinatorTls | None,
         settings: ClusterSettings,
     ) -> None:
-        jobs = JobReviews(api, shared.pods)
-        evictions = EvictionReviews(api, shared.cache.workers.items, shared.cache.nodes.items, departure)
-        paths = {JOBS_PATH: jobs.verdict, EVICTIONS_PATH: evictions.verdict}
+        jobs = JobReviewer(api, shared.pods)
+        evictions = EvictionReviewer(api, shared.cache.workers.items, shared.cache.nodes.items, departure)
+        paths = {JOBS_PATH: jobs.review, EVICTIONS_PATH: evictions.review}
         self._server = AdmissionServer(settings.admission_port, tls.context if tls is not None else None, paths)
         authority = (lambda: tls.authority) if tls is not None else (lambda: "")
-        self._trust = WebhookTrust(api, settings.admission_webhooks, authority)
+        self._trust = CaBundleUpdater(api, settings.admission_webhooks, authority)
 
     @property
     def port(self) -> int:
@@ -393,9 +397,9 @@ class Webhooks:
         await self._server.start()
         log.info("admission webhooks on port %d", self.port)
 
-    async def keep_trusted(self) -> None:
+    async def keep_ca_bundle_current(self) -> None:
         """Keeps our authority in the webhooks' configuration, until cancelled."""
-        await self._trust.keep()
+        await self._trust.run()
 
     async def close(self) -> None:
         await self._server.close()

@@ -23,29 +23,29 @@ from surefoot_operator.controller.admission_webhooks import Webhooks
 from surefoot_operator.controller.cluster_settings import ClusterSettings
 from surefoot_operator.controller.credentials.certificates import CoordinatorTls, server_names
 from surefoot_operator.controller.credentials.derived_secrets import Secrets
-from surefoot_operator.controller.credentials.secrets import SecretAt, admin_password, root_key
-from surefoot_operator.controller.credentials.token_review import TokenReviews
+from surefoot_operator.controller.credentials.secrets import SecretRef, admin_password, root_key
+from surefoot_operator.controller.credentials.token_review import TokenReviewer
 from surefoot_operator.controller.health_endpoints import (
+    HealthEndpoints,
     LivenessLimits,
     LivenessSigns,
     LoopLag,
-    Probes,
     liveness_failures,
 )
-from surefoot_operator.controller.job_runner import Shared
+from surefoot_operator.controller.job_runner import SharedResources
 from surefoot_operator.controller.leader.cluster_claim import ClusterClaim
 from surefoot_operator.controller.leader.election_rules import shard_of, shard_url
-from surefoot_operator.controller.leader.leader_election import LeaseAt
-from surefoot_operator.controller.leader.leader_election import clock as lease_clock
+from surefoot_operator.controller.leader.leader_election import LeaseRef
+from surefoot_operator.controller.leader.leader_election import boot_clock as lease_clock
 from surefoot_operator.controller.leader.shard_election import ShardElection
-from surefoot_operator.controller.memory_tier_maintenance import objection
-from surefoot_operator.controller.shard_leadership import ShardTerms, within
+from surefoot_operator.controller.memory_tier_maintenance import rollout_blocker
+from surefoot_operator.controller.shard_leadership import ShardTerms, stop_within
 from surefoot_operator.controller.worker_environment import WORKER_METRICS_PORT, WorkerEnvironmentFactory
-from surefoot_operator.coordinator.agent_server import AgentServer, Referrals
-from surefoot_operator.errors import FabricError
-from surefoot_operator.memory import HolderPool, TierAccess
+from surefoot_operator.coordinator.agent_server import AgentServer, ShardDirectory
+from surefoot_operator.errors import PlatformError
+from surefoot_operator.memory import MemoryServerPool, MemoryTierCredentials
 from surefoot_operator.platforms.kubernetes.api_client import Api
-from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
+from surefoot_operator.platforms.kubernetes.api_objects import ApiError
 from surefoot_operator.platforms.kubernetes.api_writes import record_of_pod
 from surefoot_operator.platforms.kubernetes.pods import PodSettings
 from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache
@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 PROGRESS_SECONDS = 3.0
 """Between writes of a job's status that only report progress: hundreds of jobs must not flood the API server."""
-SETTLE_SECONDS = 10.0
+TAKEOVER_DELAY_SECONDS = 10.0
 """A new leader seals and reads again, and hears agents again: it must not tell each of hundreds of jobs so, and then take it back."""
 
 BEGIN_SECONDS = 120.0
@@ -77,7 +77,9 @@ class ClusterOperator:
         self._api, self._settings = api, settings
         self._cache = ClusterCache(api, holders_in=settings.namespace, gangs=settings.gang_schedulers)
         self._lag = LoopLag()
-        self._probes = Probes(settings.probe_port, settings.metrics_port, self._unwell, self._unready, self._remarks)
+        self._probes = HealthEndpoints(
+            settings.probe_port, settings.metrics_port, self._liveness_failures, self._readiness_failures, self._remarks
+        )
         self._server: AgentServer | None = None
         self._tls: CoordinatorTls | None = None
         self._webhooks: Webhooks | None = None
@@ -85,7 +87,7 @@ class ClusterOperator:
         self._claim: ClusterClaim | None = None
         self._election: ShardElection | None = None
         self._lease_api: Api | None = None
-        self._beside = TaskSet(self._beside_failed)
+        self._background_tasks = TaskSet(self._background_task_failed)
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._begun = "the operator is starting"
 
@@ -112,15 +114,15 @@ class ClusterOperator:
     async def _live(self) -> None:
         await self._probes.start()
         log.info("/healthz and /readyz on port %d, /metrics on port %d", self._probes.port, self._probes.metrics_port)
-        self._beside.start(self._lag.run())
-        self._beside.start(self._show_refused())
+        self._background_tasks.start(self._lag.run())
+        self._background_tasks.start(self._show_refused())
         self._begun = "waiting for the operator's secrets"
-        shared = await self._patiently(self._shared)
+        shared = await self._retry_while_unreachable(self._shared)
         self._begun = "waiting for the first list of the cluster's objects"
-        await self._patiently(self._cache.start)
+        await self._retry_while_unreachable(self._cache.start)
         # over connections of its own: a lease that waits behind hundreds of writes is lost
-        self._lease_api = await asyncio.to_thread(self._api.apart)
-        where = LeaseAt(self._settings.namespace, self._settings.lease_name)
+        self._lease_api = await asyncio.to_thread(self._api.with_own_connections)
+        where = LeaseRef(self._settings.namespace, self._settings.lease_name)
         claim = self._claim = ClusterClaim(
             self._lease_api,
             f"{where.namespace}/{where.name}",
@@ -129,9 +131,9 @@ class ClusterOperator:
             self._stands_by,
         )
         await claim.acquire()
-        self._beside.start(claim.hold())
+        self._background_tasks.start(claim.hold())
         terms = self._terms = ShardTerms(
-            self._api, self._settings, shared, self._beside_failed, self._veto, claim.may_operate
+            self._api, self._settings, shared, self._background_task_failed, self._rollout_blocker, claim.may_operate
         )
         self._election = ShardElection(self._lease_api, where, self._settings.identity, self._settings.shards, terms)
         if self._settings.admission_webhooks:
@@ -140,34 +142,37 @@ class ClusterOperator:
         for shard in range(self._settings.shards):
             metrics.leader.labels(str(shard)).set(0)
         self._begun = ""
-        self._beside.start(self._election.run())
+        self._background_tasks.start(self._election.run())
         await asyncio.Event().wait()
 
-    async def _admit(self, shared: Shared, terms: ShardTerms, election: ShardElection) -> None:
+    async def _admit(self, shared: SharedResources, terms: ShardTerms, election: ShardElection) -> None:
         """Answers the API server: about evictions for the jobs of the shards that are led here."""
-        api = self._api.guarded(lambda: election.may_act(0))
-        self._webhooks = Webhooks(api, shared, terms.departure, self._tls, self._settings)
+        api = self._api.with_write_check(lambda: election.require_leadership(0))
+        self._webhooks = Webhooks(api, shared, terms.data_lost_with_node, self._tls, self._settings)
         await self._webhooks.start()
-        terms.run_once_in_a_cluster(self._webhooks.keep_trusted)
+        terms.run_once_in_a_cluster(self._webhooks.keep_ca_bundle_current)
 
-    def _veto(self, ready: str) -> str:
+    def _rollout_blocker(self, ready: str) -> str:
         """Why no holder may be restarted, by what leaders of other shards have noted on their leases."""
         assert self._election is not None, "shard 0 is led"
         election = self._election
-        found = (objection(shard, *election.noted(shard), ready) for shard in range(1, election.shards))
+        found = (
+            rollout_blocker(shard, *election.leader_and_annotations(shard), ready)
+            for shard in range(1, election.shards)
+        )
         return next((why for why in found if why), "")
 
     def _shard_of(self, job: str) -> int:
         return shard_of(job, self._election.shards if self._election is not None else self._settings.shards)
 
-    def _referrals(self) -> Referrals:
+    def _referrals(self) -> ShardDirectory:
         def url_of(shard: int) -> str:
             several = self._election is not None and self._election.shards > 1
             return shard_url(self._settings.coordinator_url, shard) if several else ""
 
-        return Referrals(self._shard_of, url_of)
+        return ShardDirectory(self._shard_of, url_of)
 
-    async def _shared(self) -> Shared:
+    async def _shared(self) -> SharedResources:
         """Reads the secrets and starts the server; it refers agents to the leader already."""
         given = self._settings
         tls: CoordinatorTls | None = None
@@ -177,57 +182,57 @@ class ClusterOperator:
                 self._at(given.tls_secret),
                 server_names(given.coordinator_url, given.namespace, given.shards),
             )
-            await tls.begin()
+            await tls.start()
             self._tls = tls
         secrets = Secrets(await root_key(self._api, self._at(given.keys_secret)))
         access = await self._tier_access()
         settings = OperatorSettings(
             coordinator=CoordinatorSettings(host="", port=given.coordinator_port, foreign_retry=True),
             progress_seconds=PROGRESS_SECONDS,
-            settle_seconds=SETTLE_SECONDS,
+            progress_write_delay_seconds=TAKEOVER_DELAY_SECONDS,
         )
-        reviews = TokenReviews(self._api, self._cache.workers.items, self._cache.jobs.items, time.time)
+        reviews = TokenReviewer(self._api, self._cache.workers.items, self._cache.jobs.items, time.time)
         context = tls.context if tls is not None else None
         server = AgentServer(settings.coordinator, reviews.authenticate, context, self._referrals())
         await server.start()
         self._server = server
         if tls is not None:
-            self._beside.start(tls.follow())
+            self._background_tasks.start(tls.keep_current())
         telling = WorkerEnvironmentFactory(
             given.coordinator_url,
             settings.memory.call_seconds,
             secrets,
             own_token=False,
             coordinator_ca=lambda: tls.authority if tls is not None else "",
-            holder_tls_ca=lambda: access.authority,
+            memory_tls_ca=lambda: access.authority,
             metrics_port=WORKER_METRICS_PORT,
             log_format=given.log_format,
         )
         pods = PodSettings(
             agent=given.agent_command, purge_image=given.runtime_image, socket_folder=given.memory_socket_folder
         )
-        return Shared(self._cache, server, telling, pods, access, settings, HolderPool(settings.memory))
+        return SharedResources(self._cache, server, telling, pods, access, settings, MemoryServerPool(settings.memory))
 
-    async def _tier_access(self) -> TierAccess:
+    async def _tier_access(self) -> MemoryTierCredentials:
         """Reads the credentials for holders; with TLS it keeps their certificate too."""
         given = self._settings
-        access = TierAccess(password=await admin_password(self._api, self._at(given.memory_admin_secret)))
+        access = MemoryTierCredentials(password=await admin_password(self._api, self._at(given.memory_admin_secret)))
         tls: CoordinatorTls | None = None
         if given.memory_tls:
             tls = CoordinatorTls(self._api, self._at(given.memory_tls_secret), (TLS_NAME,))
-            await tls.begin()
+            await tls.start()
             access.authority = tls.authority
-            self._beside.start(tls.follow())
-        self._beside.start(self._follow_access(access, tls))
+            self._background_tasks.start(tls.keep_current())
+        self._background_tasks.start(self._follow_access(access, tls))
         return access
 
-    async def _follow_access(self, access: TierAccess, tls: CoordinatorTls | None) -> None:
+    async def _follow_access(self, access: MemoryTierCredentials, tls: CoordinatorTls | None) -> None:
         """Rereads the credentials for holders until cancelled. A failure is logged and retried."""
 
         async def reread() -> float:
             try:
                 access.password = await admin_password(self._api, self._at(self._settings.memory_admin_secret))
-            except FabricError as error:
+            except PlatformError as error:
                 log.warning("cannot read the memory tier's password: %s", error)
             if tls is not None:
                 access.authority = tls.authority
@@ -235,18 +240,18 @@ class ClusterOperator:
 
         await repeat(reread, ACCESS_SECONDS)
 
-    def _at(self, name: str) -> SecretAt:
-        return SecretAt(self._settings.namespace, name)
+    def _at(self, name: str) -> SecretRef:
+        return SecretRef(self._settings.namespace, name)
 
-    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+    async def _retry_while_unreachable(self, call: Callable[[], Awaitable[T]]) -> T:
         """Retries while the API server is away; a refusal is final."""
         deadline = time.monotonic() + BEGIN_SECONDS
         failures = 0
         while True:
             try:
                 return await call()
-            except FabricError as error:
-                final = isinstance(error, ApiRefused) and error.code < 500 and error.code != 429
+            except PlatformError as error:
+                final = isinstance(error, ApiError) and error.code < 500 and error.code != 429
                 if final or time.monotonic() > deadline:
                     raise
                 log.warning("%s", error)
@@ -255,7 +260,7 @@ class ClusterOperator:
 
     # ---- beside -----------------------------------------------------------------------------------------------------
 
-    def _beside_failed(self, name: str, error: BaseException) -> None:
+    def _background_task_failed(self, name: str, error: BaseException) -> None:
         """Ends the process: none of these tasks may end by itself."""
         if not self._failed.done():
             self._failed.set_exception(error)
@@ -265,16 +270,16 @@ class ClusterOperator:
         self._begun = sentence
         metrics.standing_by.set(1 if sentence else 0)
         if sentence:
-            self._beside.start(self._record(Event(reasons.OPERATOR_STANDING_BY, sentence, warning=True)))
+            self._background_tasks.start(self._record(Event(reasons.OPERATOR_STANDING_BY, sentence, warning=True)))
 
     async def _record(self, event: Event) -> None:
         at = self._settings
         try:
             await record_of_pod(self._api, at.namespace, at.pod_name, event, time.time())
-        except FabricError as error:
+        except PlatformError as error:
             log.info("the event %s could not be recorded: %s", event.reason, error)
 
-    def _unready(self) -> list[str]:
+    def _readiness_failures(self) -> list[str]:
         # nothing can be planned before everything was listed: why it is not is said at its second refusal
         refused = self._api.refused.disabling(time.monotonic(), at_once=not self._cache.complete)
         return [*([self._begun] if self._begun else []), *map(str, refused)]
@@ -296,13 +301,14 @@ class ClusterOperator:
             logged = sentences
             await asyncio.sleep(SHOW_SECONDS)
 
-    def _unwell(self) -> tuple[str, ...]:
+    def _liveness_failures(self) -> tuple[str, ...]:
         asking = (self._claim, self._election)
         vitals = LivenessSigns(
             watches=self._cache.silences() if not self._begun else {},
             rounds=self._terms.round_seconds() if self._terms is not None else {},
             lag_seconds=self._lag.worst_seconds,
-            api_seconds=lease_clock() - max((part.heard_at for part in asking if part is not None), default=-math.inf),
+            api_seconds=lease_clock()
+            - max((part.last_answer_seconds for part in asking if part is not None), default=-math.inf),
         )
         return liveness_failures(vitals, LivenessLimits())
 
@@ -310,13 +316,13 @@ class ClusterOperator:
 
     async def _leave(self) -> None:
         """Stops the jobs, then releases the leases for other replicas, then closes the rest; each within a limit."""
-        await within("jobs", self._let_go())
-        await within("connections", self._close())
+        await stop_within("jobs", self._release_leases())
+        await stop_within("connections", self._close())
         if self._failed.done() and not self._failed.cancelled():
             self._failed.exception()  # looked at: `run` has raised it, or something else
 
-    async def _let_go(self) -> None:
-        await self._beside.close()
+    async def _release_leases(self) -> None:
+        await self._background_tasks.close()
         if self._election is not None:
             await self._election.close()
 

@@ -22,10 +22,10 @@ from surefoot_operator.errors import OperatorError
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 TAINT_EFFECTS = ("", "PreferNoSchedule", "NoSchedule", "NoExecute")
-_HIGHEST_PORT = 65535
+_MAX_PORT = 65535
 
 
-class BadSetting(OperatorError):
+class InvalidSetting(OperatorError):
     """A variable or flag is not allowed: its name, value, what is."""
 
     def __init__(self, name: str, value: str, allowed: str) -> None:
@@ -110,7 +110,7 @@ def cluster_settings(
     port = _port("SUREFOOT_COORDINATOR_PORT", text("coordinator_port", "8443"))
     url = text("coordinator_url", f"wss://surefoot-coordinator.{namespace}.svc:{port}{PATH}")
     if urlsplit(url).scheme not in ("ws", "wss") or not urlsplit(url).hostname:
-        raise BadSetting("SUREFOOT_COORDINATOR_URL", url, "it has the form wss://HOST:PORT/v1/agents")
+        raise InvalidSetting("SUREFOOT_COORDINATOR_URL", url, "it has the form wss://HOST:PORT/v1/agents")
     pod_name = text("pod_name", environment.get("HOSTNAME", "surefoot-operator"))
     return ClusterSettings(
         namespace=namespace,
@@ -164,20 +164,20 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _port(name: str, text: str) -> int:
-    if not text.isascii() or not text.isdecimal() or int(text) > _HIGHEST_PORT:
-        raise BadSetting(name, text, "a port from 0 to 65535 is needed")
+    if not text.isascii() or not text.isdecimal() or int(text) > _MAX_PORT:
+        raise InvalidSetting(name, text, "a port from 0 to 65535 is needed")
     return int(text)
 
 
 def _shards(name: str, text: str) -> int:
     if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= HIGHEST:
-        raise BadSetting(name, text, f"a number from 1 to {HIGHEST} is needed")
+        raise InvalidSetting(name, text, f"a number from 1 to {HIGHEST} is needed")
     return int(text)
 
 
 def _flag(name: str, text: str) -> bool:
     if text not in ("0", "1"):
-        raise BadSetting(name, text, "0 or 1 is needed")
+        raise InvalidSetting(name, text, "0 or 1 is needed")
     return text == "1"
 
 
@@ -185,13 +185,13 @@ def _gangs(name: str, text: str) -> tuple[Gang, ...]:
     words = [word.strip() for word in text.split(",") if word.strip()]
     for word in words:
         if word not in GANG_SCHEDULERS:
-            raise BadSetting(name, text, f"some of {', '.join(GANG_SCHEDULERS)} are allowed, with commas between")
+            raise InvalidSetting(name, text, f"some of {', '.join(GANG_SCHEDULERS)} are allowed, with commas between")
     return tuple(gang for gang in GANG_SCHEDULERS if gang in words)
 
 
 def _folder(name: str, text: str) -> str:
     if text and not text.startswith("/"):
-        raise BadSetting(name, text, "a folder's whole path is needed, from /")
+        raise InvalidSetting(name, text, "a folder's whole path is needed, from /")
     return text
 
 
@@ -199,9 +199,9 @@ def _command(name: str, text: str) -> tuple[str, ...]:
     try:
         words = tuple(shlex.split(text))
     except ValueError as error:
-        raise BadSetting(name, text, f"a command line is needed: {error}") from error
+        raise InvalidSetting(name, text, f"a command line is needed: {error}") from error
     if not words:
-        raise BadSetting(name, text, "a command line is needed")
+        raise InvalidSetting(name, text, "a command line is needed")
     return words
 
 
@@ -211,5 +211,5 @@ def _level(name: str, text: str) -> str:
 
 def _one_of(name: str, text: str, allowed: Sequence[str]) -> str:
     if text not in allowed:
-        raise BadSetting(name, text, f"one of {', '.join(allowed)} is needed")
+        raise InvalidSetting(name, text, f"one of {', '.join(allowed)} is needed")
     return text

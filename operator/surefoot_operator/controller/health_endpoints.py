@@ -24,7 +24,7 @@ STALLED_SECONDS = 5.0
 """So long may the event loop be without its health being asked: as `LivenessLimits.lag_seconds`."""
 FRESH_SECONDS = 0.5
 """How long a probe waits for the event loop: a kubelet waits a second for the probe."""
-KEPT_SECONDS = 30.0
+LAG_RETENTION_SECONDS = 30.0
 """How long a late moment is remembered: longer than the time between two probes."""
 
 MOST_REMARKS = 20
@@ -36,11 +36,11 @@ class LoopLag:
     """Measures how late the event loop runs its timers."""
 
     def __init__(self) -> None:
-        self._late: deque[tuple[float, float]] = deque(maxlen=round(KEPT_SECONDS / TICK_SECONDS))
+        self._late: deque[tuple[float, float]] = deque(maxlen=round(LAG_RETENTION_SECONDS / TICK_SECONDS))
 
     @property
     def worst_seconds(self) -> float:
-        since = time.monotonic() - KEPT_SECONDS
+        since = time.monotonic() - LAG_RETENTION_SECONDS
         return max((late for at, late in self._late if at >= since), default=0.0)
 
     async def run(self) -> None:
@@ -53,7 +53,7 @@ class LoopLag:
             metrics.loop_lag_seconds.observe(late)
 
 
-class Probes:
+class HealthEndpoints:
     """Answers probes and metrics, each on a port and in a thread of its own.
 
     A probe fails (503) with the sentences of `unwell` or `unready`; where `unready` has none, `remarks` follow the `ok` in the

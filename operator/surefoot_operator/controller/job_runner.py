@@ -16,16 +16,16 @@ from surefoot_operator.controller.process_setup import TermClock, logged_job
 from surefoot_operator.controller.worker_environment import WorkerEnvironmentFactory
 from surefoot_operator.coordinator.agent_channel import AgentChannel
 from surefoot_operator.coordinator.agent_server import AgentServer
-from surefoot_operator.errors import FabricError
-from surefoot_operator.memory import HolderPool, JobHolders, TierAccess
+from surefoot_operator.errors import PlatformError
+from surefoot_operator.memory import JobMemoryServers, MemoryServerPool, MemoryTierCredentials
 from surefoot_operator.platforms.kubernetes import api_objects
-from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
-from surefoot_operator.platforms.kubernetes.platform import KubernetesFabric
+from surefoot_operator.platforms.kubernetes.api_objects import ApiError
+from surefoot_operator.platforms.kubernetes.platform import KubernetesPlatform
 from surefoot_operator.platforms.kubernetes.pods import PodSettings
 from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache
 from surefoot_operator.policy.maintenance.memory_tier_rollout import JobSafety
 from surefoot_operator.reconcile import Reconciler
-from surefoot_operator.reconcile.build_snapshot import Dependencies, ProgressPace, Turns
+from surefoot_operator.reconcile.build_snapshot import Dependencies, ReconcileLimiter, StatusWriteLimiter
 from surefoot_operator.settings import OperatorSettings
 
 log = logging.getLogger(__name__)
@@ -49,20 +49,20 @@ class JobKey:
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class SharedResources:
     """What all jobs of one operator share."""
 
     cache: ClusterCache
     server: AgentServer
     telling: WorkerEnvironmentFactory
     pods: PodSettings
-    access: TierAccess
+    access: MemoryTierCredentials
     """What the operator reaches every holder with."""
     settings: OperatorSettings
-    pool: HolderPool
+    pool: MemoryServerPool
     """Of holders: each is connected to and visited once for all jobs."""
-    turns: Turns = field(default_factory=lambda: Turns(ROUNDS_AT_ONCE))
-    pace: ProgressPace = field(default_factory=ProgressPace)
+    turns: ReconcileLimiter = field(default_factory=lambda: ReconcileLimiter(ROUNDS_AT_ONCE))
+    pace: StatusWriteLimiter = field(default_factory=StatusWriteLimiter)
     clock: Callable[[], float] = field(default_factory=TermClock)
     """Of the present term; nothing that is compared follows the wall clock."""
 
@@ -70,16 +70,16 @@ class Shared:
 class JobRunner:
     """Reconciles one job between `start` and `stop`."""
 
-    def __init__(self, key: JobKey, shared: Shared) -> None:
+    def __init__(self, key: JobKey, shared: SharedResources) -> None:
         self.key = key
         self._shared = shared
-        self._fabric = KubernetesFabric(shared.cache, key.namespace, key.name, key.uid, shared.access, shared.pods)
-        account = shared.telling.secrets.holder_account(key.uid)
-        self._memory = JobHolders(key.uid, account, shared.pool, shared.clock, self.wake)
+        self._platform = KubernetesPlatform(shared.cache, key.namespace, key.name, key.uid, shared.access, shared.pods)
+        account = shared.telling.secrets.memory_account(key.uid)
+        self._memory = JobMemoryServers(key.uid, account, shared.pool, shared.clock, self.wake)
         channel = AgentChannel(key.uid, self._heartbeat_seconds(), shared.clock, self.wake)
-        token = partial(shared.telling.secrets.epoch_token, key.uid)
+        token = partial(shared.telling.secrets.generation_token, key.uid)
         parts = Dependencies(
-            self._fabric, channel, self._memory, shared.telling, shared.settings, shared.clock, token,
+            self._platform, channel, self._memory, shared.telling, shared.settings, shared.clock, token,
             shared.turns, shared.pace,
         )  # fmt: skip
         self._channel = channel
@@ -105,9 +105,9 @@ class JobRunner:
             return JobSafety(str(self.key), False, "this operator has not reconciled it yet", self._shared.clock())
         return replace(known, job=str(self.key))
 
-    def departure(self, node: str) -> str:
+    def data_lost_with_node(self, node: str) -> str:
         """Says what the job loses with a node; empty: nothing."""
-        return self._reconciler.departure(node)
+        return self._reconciler.data_lost_with_node(node)
 
     def wake(self, urgent: bool = True) -> None:
         self._reconciler.wake(urgent)
@@ -117,19 +117,19 @@ class JobRunner:
 
         `gone`: the cache shows the job no more. The API server is asked again before anything is deleted.
         """
-        self._shared.server.forget(self.key.uid, self._channel)
+        self._shared.server.remove_channel(self.key.uid, self._channel)
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        gone = gone and await self._is_gone()
+        gone = gone and await self._is_deleted()
         if gone:
             try:
                 async with asyncio.timeout(CLEAN_SECONDS):
-                    await self._memory.clean()
+                    await self._memory.delete_job()
             except TimeoutError:
                 log.warning("the memory of job %s could not be cleaned within %g s", self.key, CLEAN_SECONDS)
         await self._memory.close()
-        await self._fabric.close()
+        await self._platform.close()
         log.info(
             "stopped the runner of job %s (%s): the job is %s",
             self.key,
@@ -137,14 +137,14 @@ class JobRunner:
             "deleted" if gone else "unchanged",
         )
 
-    async def _is_gone(self) -> bool:
+    async def _is_deleted(self) -> bool:
         """Asked once more, of the server itself: checkpoints are not deleted because a watch was mistaken."""
         path = api_objects.jobs_path(self.key.namespace, self.key.name)
         try:
             found = await self._shared.cache.api.get(path)
-        except ApiRefused as error:
+        except ApiError as error:
             return error.code == 404
-        except FabricError as error:
+        except PlatformError as error:
             log.warning(
                 "cannot tell whether job %s was deleted, its keys on holders stay until the orphan sweep: %s",
                 self.key,
@@ -158,6 +158,6 @@ class JobRunner:
         await self._reconciler.run()
 
     def _heartbeat_seconds(self) -> float:
-        job = self._fabric.readable()
+        job = self._platform.readable()
         # without one the reconciler says what is wrong with the spec
         return (HealthPolicy() if job is None else job.spec.health_policy).heartbeat_seconds

@@ -22,7 +22,7 @@ from typing import TypeVar
 from prometheus_client import start_http_server
 
 from surefoot.linux_process import die_with_parent
-from surefoot.logs import begin_logs
+from surefoot.logs import configure_logging
 from surefoot_operator import metrics
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.controller.credentials.derived_secrets import Secrets, secrets_in
@@ -31,10 +31,10 @@ from surefoot_operator.controller.process_setup import TermClock
 from surefoot_operator.controller.worker_environment import WorkerEnvironmentFactory
 from surefoot_operator.coordinator.agent_channel import AgentChannel
 from surefoot_operator.coordinator.agent_server import AgentServer, tokens
-from surefoot_operator.errors import FabricError
-from surefoot_operator.memory import HolderPool, JobHolders
-from surefoot_operator.platforms.interface import Fabric
-from surefoot_operator.platforms.local.platform import ProcessesFabric
+from surefoot_operator.errors import PlatformError
+from surefoot_operator.memory import JobMemoryServers, MemoryServerPool
+from surefoot_operator.platforms.interface import Platform
+from surefoot_operator.platforms.local.platform import ProcessesPlatform
 from surefoot_operator.platforms.local.run_folder import RunFolder, write_json
 from surefoot_operator.reconcile import Reconciler
 from surefoot_operator.reconcile.build_snapshot import Dependencies
@@ -73,18 +73,18 @@ T = TypeVar("T")
 
 BEGIN_SECONDS = 10.0
 """How long the job's file and the port are waited for: a former operator may still be ending."""
-_AGAIN_SECONDS = 0.1
+_RETRY_SECONDS = 0.1
 
 
 class LocalOperator:
     """One job's operator over any fabric, between `start` and `stop`."""
 
-    def __init__(self, fabric: Fabric, secrets: Secrets, settings: OperatorSettings) -> None:
-        self._fabric, self._secrets, self._settings = fabric, secrets, settings
+    def __init__(self, fabric: Platform, secrets: Secrets, settings: OperatorSettings) -> None:
+        self._platform, self._secrets, self._settings = fabric, secrets, settings
         self._server = AgentServer(settings.coordinator, tokens(secrets.worker_token))
         self._clock = TermClock()
-        self._memory: JobHolders | None = None
-        self._pool = HolderPool(self._settings.memory)
+        self._memory: JobMemoryServers | None = None
+        self._pool = MemoryServerPool(self._settings.memory)
         self._running: asyncio.Task[None] | None = None
         self.reconciler: Reconciler | None = None
 
@@ -97,15 +97,15 @@ class LocalOperator:
 
         Raises FabricError without a job, OSError if the port stays taken.
         """
-        job = await _patiently(self._job, FabricError)
+        job = await _patiently(self._job, PlatformError)
         await _patiently(self._server.start, OSError)
 
         def changed(urgent: bool = True) -> None:
             if self.reconciler is not None:
                 self.reconciler.wake(urgent)
 
-        account = self._secrets.holder_account(job.uid)
-        self._memory = JobHolders(job.uid, account, self._pool, self._clock, changed)
+        account = self._secrets.memory_account(job.uid)
+        self._memory = JobMemoryServers(job.uid, account, self._pool, self._clock, changed)
         channel = AgentChannel(job.uid, job.spec.health_policy.heartbeat_seconds, self._clock, changed)
         telling = WorkerEnvironmentFactory(
             self._server.url,
@@ -113,11 +113,11 @@ class LocalOperator:
             self._secrets,
             metrics_port=self._settings.metrics_port,
         )
-        token = partial(self._secrets.epoch_token, job.uid)
-        parts = Dependencies(self._fabric, channel, self._memory, telling, self._settings, self._clock, token)
+        token = partial(self._secrets.generation_token, job.uid)
+        parts = Dependencies(self._platform, channel, self._memory, telling, self._settings, self._clock, token)
         self.reconciler = Reconciler(parts)
         self._server.serve(job.uid, channel)
-        self._server.lead(True)
+        self._server.set_leading(True)
         metrics.leader.labels("0").set(1)  # of its one job, there is no other
         self._running = asyncio.create_task(self.reconciler.run(), name=f"reconcile {job.name}")
         log.info("operator of job %s (%s) at %s", job.name, job.uid, self._server.url)
@@ -131,10 +131,10 @@ class LocalOperator:
         if self._memory is not None:
             await self._memory.close()
         await self._pool.close()
-        await self._fabric.close()
+        await self._platform.close()
 
     async def _job(self) -> TrainingJob:
-        return (await self._fabric.observe()).job
+        return (await self._platform.observe()).job
 
 
 async def _patiently(call: Callable[[], Awaitable[T]], hopeful: type[Exception]) -> T:
@@ -145,7 +145,7 @@ async def _patiently(call: Callable[[], Awaitable[T]], hopeful: type[Exception])
         except hopeful:
             if time.monotonic() > deadline:
                 raise
-            await asyncio.sleep(_AGAIN_SECONDS)  # nothing announces that a port or a file has become usable
+            await asyncio.sleep(_RETRY_SECONDS)  # nothing announces that a port or a file has become usable
 
 
 async def run(folder: Path, port: int, with_metrics: bool) -> None:
@@ -154,7 +154,7 @@ async def run(folder: Path, port: int, with_metrics: bool) -> None:
     `with_metrics`: it and its workers serve metrics, each on a free port.
     """
     settings = OperatorSettings(coordinator=CoordinatorSettings(port=port), metrics_port=0 if with_metrics else None)
-    operator = LocalOperator(ProcessesFabric(folder), secrets_in(folder), settings)
+    operator = LocalOperator(ProcessesPlatform(folder), secrets_in(folder), settings)
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -180,10 +180,10 @@ def main(arguments: list[str] | None = None) -> int:
     if chosen.parent is not None:
         die_with_parent(chosen.parent)
     form = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s"
-    begin_logs(os.environ, form, "%H:%M:%S")
+    configure_logging(os.environ, form, "%H:%M:%S")
     try:
         asyncio.run(run(chosen.run_folder, chosen.port, chosen.metrics))
-    except (FabricError, OSError) as error:
+    except (PlatformError, OSError) as error:
         log.error("the operator cannot run: %s", error)
         return 1
     return 0

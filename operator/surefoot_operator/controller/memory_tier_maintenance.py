@@ -14,18 +14,18 @@ from typing import Any
 
 from surefoot_operator import metrics
 from surefoot_operator.api.spec import GROUP
-from surefoot_operator.controller.job_runner import Shared
-from surefoot_operator.errors import FabricError
+from surefoot_operator.controller.job_runner import SharedResources
+from surefoot_operator.errors import PlatformError
 from surefoot_operator.memory.orphaned_jobs import OrphanSweep
 from surefoot_operator.platforms.kubernetes import api_objects
 from surefoot_operator.platforms.kubernetes.views import memory_tier_pods
 from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache
 from surefoot_operator.policy.maintenance.memory_tier_rollout import (
-    HolderPod,
     JobSafety,
+    MemoryServerPod,
     Rollout,
-    ready_holders,
-    rollout,
+    plan_rollout,
+    ready_servers,
     why_unsafe,
 )
 
@@ -37,23 +37,25 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class TierPods:
+class MemoryTierPods:
     """The memory tier's pods; `wanted` of them should be of `revision`."""
 
-    pods: tuple[HolderPod, ...]
-    wanted: int
+    pods: tuple[MemoryServerPod, ...]
+    desired_count: int
     revision: str
 
 
-async def tier_pods(cache: ClusterCache, namespace: str, daemon_set: str) -> TierPods | None:
+async def tier_pods(cache: ClusterCache, namespace: str, daemon_set: str) -> MemoryTierPods | None:
     """Returns the tier's pods; None: there is no such DaemonSet. Raises FabricError."""
     cache.check_fresh()
     newest = await memory_tier_pods.newest_revision(cache.api, namespace, daemon_set)
     if newest is None:
         return None
     around = cache.nodes.items.values()
-    pods = memory_tier_pods.observe_server_pods(cache.holders.items.values(), newest.uid, around, cache.kubelets())
-    return TierPods(pods, newest.wanted, newest.revision)
+    pods = memory_tier_pods.observe_server_pods(
+        cache.servers.items.values(), newest.uid, around, cache.kubelet_liveness()
+    )
+    return MemoryTierPods(pods, newest.wanted, newest.revision)
 
 
 # ---- memory tier maintenance -----------------------------------------------------------------------------------------
@@ -74,7 +76,7 @@ class MemoryMaintenance:
 
     def __init__(
         self,
-        shared: Shared,
+        shared: SharedResources,
         namespace: str,
         daemon_set: str,
         safeties: Callable[[], tuple[JobSafety, ...]],
@@ -83,10 +85,10 @@ class MemoryMaintenance:
         self._shared, self._cache = shared, shared.cache
         self._namespace, self._daemon_set = namespace, daemon_set
         self._safeties, self._veto = safeties, veto
-        account = shared.telling.secrets.holder_account
+        account = shared.telling.secrets.memory_account
         self._orphans = OrphanSweep(lambda job: account(job).user, shared.settings.memory.call_seconds)
         self._swept = float("-inf")
-        self._said = ""
+        self._logged = ""
 
     async def run(self) -> None:
         try:
@@ -102,22 +104,22 @@ class MemoryMaintenance:
     async def _once(self, what: str, work: Callable[[], Any]) -> None:
         try:
             await work()
-        except FabricError as error:
+        except PlatformError as error:
             metrics.reconcile_failures.labels(what).inc()
-            self._say(f"the memory tier's {what} waits: {error}")
+            self._log_if_new(f"the memory tier's {what} waits: {error}")
 
     async def _roll_out(self) -> None:
         """Restarts what may be restarted now."""
         tier = await tier_pods(self._cache, self._namespace, self._daemon_set)
         if tier is None:
-            metrics.outdated_holders.set(0)
+            metrics.outdated_servers.set(0)
             return
-        decided = rollout(tier.pods, tier.wanted, tier.revision, self._safeties(), self._shared.clock())
-        why_not = self._veto(ready_holders(tier.pods)) if decided.delete else ""
+        decided = plan_rollout(tier.pods, tier.desired_count, tier.revision, self._safeties(), self._shared.clock())
+        why_not = self._veto(ready_servers(tier.pods)) if decided.delete else ""
         if why_not:
             decided = replace(decided, delete=(), reason=why_not)
-        metrics.outdated_holders.set(decided.outdated)
-        self._tell(decided)
+        metrics.outdated_servers.set(decided.outdated)
+        self._log_rollout(decided)
         for pod in decided.delete:
             await memory_tier_pods.restart_pod(self._cache.api, self._namespace, pod)
             log.info("restarting holder %s on %s for revision %s", pod.name, pod.node, tier.revision)
@@ -127,7 +129,7 @@ class MemoryMaintenance:
         live = await self._every_job()
         domains: dict[str, str] = {}
         places = memory_tier_pods.server_addresses(
-            self._cache.holders.items.values(), self._cache.gone_holders.values(), domains, self._shared.access
+            self._cache.servers.items.values(), self._cache.gone_servers.values(), domains, self._shared.access
         )
         await self._orphans.observe(live, places, self._shared.clock())
 
@@ -143,17 +145,17 @@ class MemoryMaintenance:
                 return frozenset(found)
             query = {"limit": _PAGE, "continue": more}
 
-    def _tell(self, decided: Rollout) -> None:
+    def _log_rollout(self, decided: Rollout) -> None:
         if decided.outdated:
-            self._say(f"the memory tier's rollout: {decided.reason}")
-        elif self._said:
-            self._say("")
+            self._log_if_new(f"the memory tier's rollout: {decided.reason}")
+        elif self._logged:
+            self._log_if_new("")
             log.info("the memory tier's rollout is done: %s", decided.reason)
 
-    def _say(self, text: str) -> None:
-        if text and text != self._said:
+    def _log_if_new(self, text: str) -> None:
+        if text and text != self._logged:
             log.info("%s", text)
-        self._said = text
+        self._logged = text
 
 
 # ---- consent of all jobs to a restart --------------------------------------------------------------------------------
@@ -161,41 +163,41 @@ class MemoryMaintenance:
 # rolls out the memory tier leads shard 0 and knows its own jobs alone; without this it would restart the holder that
 # another shard's job cannot lose. Only names of the pods that were judged are noted, so that no assent outlives them.
 
-ASSENTS = f"{GROUP}/holders-assent"
+ROLLOUT_APPROVED = f"{GROUP}/holders-assent"
 """Digest of the holders of which the shard's jobs can spare any."""
-OBJECTS = f"{GROUP}/holders-needed"
+ROLLOUT_BLOCKED = f"{GROUP}/holders-needed"
 """Why they cannot."""
 ASSENT_ROUND_SECONDS = 3.0
-LASTING_SECONDS = 10.0
+APPROVAL_VALID_SECONDS = 10.0
 """What was noted so long ago is noted no more."""
-_LONGEST = 200
+_MAX_REASON_CHARACTERS = 200
 
 
-class HolderAssent:
+class RolloutApproval:
     """Judges the memory tier for the jobs of one shard, until cancelled."""
 
     def __init__(
-        self, shared: Shared, namespace: str, daemon_set: str, safeties: Callable[[], tuple[JobSafety, ...]]
+        self, shared: SharedResources, namespace: str, daemon_set: str, safeties: Callable[[], tuple[JobSafety, ...]]
     ) -> None:
         self._shared, self._namespace, self._daemon_set = shared, namespace, daemon_set
         self._safeties = safeties
         self._noted: tuple[float, dict[str, str]] = (float("-inf"), {})
 
-    def notes(self) -> Mapping[str, str]:
+    def annotations(self) -> Mapping[str, str]:
         """The last judgement, while it counts."""
         at, notes = self._noted
-        return notes if time.monotonic() - at < LASTING_SECONDS else {}
+        return notes if time.monotonic() - at < APPROVAL_VALID_SECONDS else {}
 
     async def run(self) -> None:
         while True:
             try:
-                await self.once()
-            except FabricError as error:
+                await self.judge_once()
+            except PlatformError as error:
                 metrics.reconcile_failures.labels("rollout").inc()
                 log.info("cannot judge whether jobs can spare a holder: %s", error)
             await asyncio.sleep(ASSENT_ROUND_SECONDS)
 
-    async def once(self) -> None:
+    async def judge_once(self) -> None:
         """Judges the holders that are there now. Raises FabricError."""
         jobs = self._safeties()
         tier = await tier_pods(self._shared.cache, self._namespace, self._daemon_set)
@@ -203,19 +205,19 @@ class HolderAssent:
             self._noted = (time.monotonic(), {})
             return
         why = why_unsafe(tier.pods, jobs, self._shared.clock())
-        notes = {OBJECTS: why[:_LONGEST]} if why else {ASSENTS: ready_holders(tier.pods)}
+        notes = {ROLLOUT_BLOCKED: why[:_MAX_REASON_CHARACTERS]} if why else {ROLLOUT_APPROVED: ready_servers(tier.pods)}
         self._noted = (time.monotonic(), notes)
 
 
-def objection(shard: int, holder: str, notes: Mapping[str, str], ready: str) -> str:
+def rollout_blocker(shard: int, holder: str, notes: Mapping[str, str], ready: str) -> str:
     """Says why a shard's leader lets no holder be restarted.
 
     Empty: it lets one be. `ready`: digest of the holders that are there now.
     """
     if not holder:
         return f"nobody leads shard {shard}, whose jobs may need every holder"
-    if OBJECTS in notes:
-        return notes[OBJECTS]
-    if notes.get(ASSENTS) != ready:
+    if ROLLOUT_BLOCKED in notes:
+        return notes[ROLLOUT_BLOCKED]
+    if notes.get(ROLLOUT_APPROVED) != ready:
         return f"{holder} has not said yet whether the jobs of shard {shard} can spare a holder"
     return ""

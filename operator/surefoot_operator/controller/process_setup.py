@@ -51,7 +51,7 @@ YOUNG = 50_000
 """New objects after which the young are looked through: some milliseconds' worth."""
 
 
-def begin_collector() -> None:
+def configure_gc() -> None:
     """Leaves out what imports have made, and looks seldom."""
     gc.collect()
     gc.freeze()

@@ -26,13 +26,13 @@ class WorkerEnvironmentFactory:
     """Builds the environment of each worker of a job."""
 
     coordinator_url: str
-    holder_call_seconds: float
+    memory_call_timeout_seconds: float
     secrets: Secrets = field(repr=False)
     own_token: bool = True
     """Whether each worker is given a token that follows from the root; on a cluster its service account's is used."""
     coordinator_ca: Callable[[], str] = str
     """PEM of whoever signs the coordinator's certificate now; empty: agents are told of none."""
-    holder_tls_ca: Callable[[], str] = str
+    memory_tls_ca: Callable[[], str] = str
     """PEM of whoever signs the holders' certificate now; empty: they speak no TLS."""
     fallback_url: str = ""
     """Where an agent asks that finds nobody at the first address: who answers there tells it where to go."""
@@ -72,17 +72,17 @@ class WorkerEnvironmentFactory:
 
     def _job_settings(self, job: TrainingJob) -> JobSettings:
         checkpoint, persistent = job.spec.checkpoint, job.spec.checkpoint.persistent
-        account = self.secrets.holder_account(job.uid)
+        account = self.secrets.memory_account(job.uid)
         numerics = job.spec.health_policy.numerics
         return JobSettings(
             job=job.uid,
             interval_steps=checkpoint.memory.base_steps,
             replicas=checkpoint.memory.replicas,
             keep=checkpoint.memory.keep,
-            holder_user=account.user,
-            holder_password=account.password,
-            holder_call_seconds=self.holder_call_seconds,
-            holder_tls_ca=self.holder_tls_ca(),
+            memory_user=account.user,
+            memory_password=account.password,
+            memory_call_timeout_seconds=self.memory_call_timeout_seconds,
+            memory_tls_ca=self.memory_tls_ca(),
             memory_bytes_per_second=float(checkpoint.memory.bandwidth_bytes or 0),
             good_after_steps=numerics.good_after_steps if numerics is not None else 0,
             persistent=PersistentSettings(

@@ -39,15 +39,15 @@ def convert_pytorch_job(draft: Draft, _: Mapping[str, Mapping[str, Any]]) -> Non
     manifest = draft.manifest
     draft.describe()
     for name, field in _RUN_POLICY.items():
-        draft.move(("spec", "runPolicy", name), "runPolicy", field)
-    draft.move(("spec", "runPolicy", "suspend"), "suspend")
+        draft.copy_field(("spec", "runPolicy", name), "runPolicy", field)
+    draft.copy_field(("spec", "runPolicy", "suspend"), "suspend")
     clean_pod_policy(draft, ("spec", "runPolicy", "cleanPodPolicy"))
-    manifest.leave("spec", "runPolicy", "managedBy", why="it names a controller of PyTorchJobs")
+    manifest.skip("spec", "runPolicy", "managedBy", why="it names a controller of PyTorchJobs")
     for name, why in _LEFT_OUT_OF_PYTORCH_JOB.items():
-        manifest.leave("spec", "elasticPolicy", name, why=why)
-    draft.move(("spec", "elasticPolicy", "minReplicas"), "elasticPolicy", "minReplicas")
-    draft.move(("spec", "elasticPolicy", "maxReplicas"), "elasticPolicy", "maxReplicas")
-    draft.move(("spec", "elasticPolicy", "maxRestarts"), "failurePolicy", "maxRestarts")
+        manifest.skip("spec", "elasticPolicy", name, why=why)
+    draft.copy_field(("spec", "elasticPolicy", "minReplicas"), "elasticPolicy", "minReplicas")
+    draft.copy_field(("spec", "elasticPolicy", "maxReplicas"), "elasticPolicy", "maxReplicas")
+    draft.copy_field(("spec", "elasticPolicy", "maxRestarts"), "failurePolicy", "maxRestarts")
     ranks = manifest.take("spec", "nprocPerNode", to="spec.nprocPerNode")
     ranks = manifest.take("spec", "elasticPolicy", "nProcPerNode", to="spec.nprocPerNode") or ranks
     _read_pytorch_replicas(draft, ranks)
@@ -60,7 +60,7 @@ def clean_pod_policy(draft: Draft, path: tuple[str, ...]) -> None:
         draft.manifest.take(*path, to="spec.runPolicy.cleanPodPolicy")
         draft.put(policy, "runPolicy", "cleanPodPolicy")
     elif policy is not None:
-        draft.manifest.leave(*path, why="pods that have ended stay for their logs, those that run are ended")
+        draft.manifest.skip(*path, why="pods that have ended stay for their logs, those that run are ended")
 
 
 def _read_pytorch_replicas(draft: Draft, ranks: object) -> None:
@@ -99,7 +99,7 @@ def _restart_policy(draft: Draft, path: tuple[str, ...]) -> None:
         draft.manifest.take(*path, to="spec.failurePolicy.rules")
         draft.put(PERMANENT_EXIT_CODES, "failurePolicy", "rules")
     else:
-        draft.manifest.leave(*path, why=RESTARTS)
+        draft.manifest.skip(*path, why=RESTARTS)
 
 
 # ---- hyperpod job ----------------------------------------------------------------------------------------------------
@@ -125,23 +125,23 @@ def convert_hyperpod_job(draft: Draft, _: Mapping[str, Mapping[str, Any]]) -> No
     manifest = draft.manifest
     draft.describe()
     policy = ("spec", "runPolicy")
-    draft.move((*policy, "jobMaxRetryCount"), "runPolicy", "backoffLimit")
-    draft.move((*policy, "ttlSecondsAfterFinished"), "runPolicy", "ttlSecondsAfterFinished")
-    draft.move((*policy, "suspend"), "suspend")
+    draft.copy_field((*policy, "jobMaxRetryCount"), "runPolicy", "backoffLimit")
+    draft.copy_field((*policy, "ttlSecondsAfterFinished"), "runPolicy", "ttlSecondsAfterFinished")
+    draft.copy_field((*policy, "suspend"), "suspend")
     clean_pod_policy(draft, (*policy, "cleanPodPolicy"))
-    draft.move((*policy, "restartPolicy", "evalPeriodSeconds"), "failurePolicy", "evalPeriodSeconds")
-    draft.move((*policy, "restartPolicy", "maxFullJobRestarts"), "failurePolicy", "maxRestarts")
-    manifest.leave(
+    draft.copy_field((*policy, "restartPolicy", "evalPeriodSeconds"), "failurePolicy", "evalPeriodSeconds")
+    draft.copy_field((*policy, "restartPolicy", "maxFullJobRestarts"), "failurePolicy", "maxRestarts")
+    manifest.skip(
         *policy, "restartPolicy", "numRestartBeforeFullJobRestart", why="trainers restart in place where a worker lives"
     )
-    manifest.leave(*policy, "workerMaxRetryCount", why="restarts count for the job, not for a worker")
+    manifest.skip(*policy, "workerMaxRetryCount", why="restarts count for the job, not for a worker")
     for name, field in _ELASTIC.items():
-        draft.move(("spec", "elasticPolicy", name), "elasticPolicy", field)
-    draft.move(
+        draft.copy_field(("spec", "elasticPolicy", name), "elasticPolicy", field)
+    draft.copy_field(
         ("spec", "elasticPolicy", "replicaDiscreteValues"), "elasticPolicy", "replicaDiscreteValues", whole=False
     )
     for name, why in _ELASTIC_LEFT.items():
-        manifest.leave("spec", "elasticPolicy", name, why=why)
+        manifest.skip("spec", "elasticPolicy", name, why=why)
     _monitoring(draft)
     ranks = manifest.take("spec", "nprocPerNode", to="spec.nprocPerNode")
     _read_hyperpod_replicas(draft, ranks)
@@ -160,7 +160,7 @@ def _monitoring(draft: Draft) -> None:
             )
             seconds["startup"] += [start] if isinstance(start, int) else []
             seconds["step"] += [again] if isinstance(again, int) else []
-            draft.manifest.leave(*root, place, why=_MONITOR_LEFT)
+            draft.manifest.skip(*root, place, why=_MONITOR_LEFT)
     if seconds["startup"]:
         draft.put(max(seconds["startup"]), "runPolicy", "startupDeadlineSeconds")
     if seconds["step"]:
@@ -178,12 +178,12 @@ def _read_hyperpod_replicas(draft: Draft, ranks: object) -> None:
     least = trainer.number(replicas if replicas is not None else 1)
     if trainer.number(most) is not None and "elasticPolicy" not in draft.spec and least is not None:
         draft.put({"minReplicas": least, "maxReplicas": trainer.number(most)}, "elasticPolicy")
-    manifest.leave(*root, "name", why=_ONE_GROUP)
+    manifest.skip(*root, "name", why=_ONE_GROUP)
     for place in range(1, manifest.length("spec", "replicaSpecs")):
-        manifest.leave("spec", "replicaSpecs", place, why=f"{_ONE_GROUP}; apply this one beside it")
+        manifest.skip("spec", "replicaSpecs", place, why=f"{_ONE_GROUP}; apply this one beside it")
     for path in (("spec",), root):
         draft.claims(manifest, *path)
-    draft.move((*root, "spares"), "spares")
+    draft.copy_field((*root, "spares"), "spares")
     draft.accept(trainer)
     draft.size(trainer, 1 if replicas is None else replicas, ranks)
 
@@ -213,13 +213,13 @@ def convert_job_set(draft: Draft, _: Mapping[str, Mapping[str, Any]]) -> None:
     """Fills the draft from its manifest."""
     manifest = draft.manifest
     draft.describe()
-    draft.move(("spec", "suspend"), "suspend")
-    draft.move(("spec", "ttlSecondsAfterFinished"), "runPolicy", "ttlSecondsAfterFinished")
-    draft.move(("spec", "failurePolicy", "maxRestarts"), "failurePolicy", "maxRestarts")
-    manifest.leave("spec", "failurePolicy", "rules", why="failurePolicy.rules match exit codes")
-    manifest.leave("spec", "failurePolicy", "restartStrategy", why="trainers restart in place where a worker lives")
+    draft.copy_field(("spec", "suspend"), "suspend")
+    draft.copy_field(("spec", "ttlSecondsAfterFinished"), "runPolicy", "ttlSecondsAfterFinished")
+    draft.copy_field(("spec", "failurePolicy", "maxRestarts"), "failurePolicy", "maxRestarts")
+    manifest.skip("spec", "failurePolicy", "rules", why="failurePolicy.rules match exit codes")
+    manifest.skip("spec", "failurePolicy", "restartStrategy", why="trainers restart in place where a worker lives")
     for name, why in _LEFT_OUT_OF_JOB_SET.items():
-        manifest.leave("spec", name, why=why)
+        manifest.skip("spec", name, why=why)
     draft.claims(manifest, "spec")
     place = group_that_trains(draft)
     root = ("spec", "replicatedJobs", place)
@@ -230,14 +230,14 @@ def convert_job_set(draft: Draft, _: Mapping[str, Mapping[str, Any]]) -> None:
     groups = manifest.take(*root, "replicas", to="spec.replicas")
     pods = manifest.take(*root, "template", "spec", "parallelism", to="spec.replicas")
     for name in ("completions", "completionMode"):
-        manifest.leave(*root, "template", "spec", name, why="a job is complete when all its ranks are")
-    manifest.leave(*root, "template", "metadata", why="it is of Jobs; the pods' own labels and annotations are kept")
-    draft.move((*root, "template", "spec", "activeDeadlineSeconds"), "runPolicy", "activeDeadlineSeconds")
+        manifest.skip(*root, "template", "spec", name, why="a job is complete when all its ranks are")
+    manifest.skip(*root, "template", "metadata", why="it is of Jobs; the pods' own labels and annotations are kept")
+    draft.copy_field((*root, "template", "spec", "activeDeadlineSeconds"), "runPolicy", "activeDeadlineSeconds")
     for name, why in _JOB_LEFT.items():
-        manifest.leave(*root, "template", "spec", name, why=why)
+        manifest.skip(*root, "template", "spec", name, why=why)
     for name in ("name", "groupName"):
-        manifest.leave(*root, name, why="a TrainingJob is one group of equal workers")
-    manifest.leave(*root, "dependsOn", why="put what has to end first into an init container, or apply it before")
+        manifest.skip(*root, name, why="a TrainingJob is one group of equal workers")
+    manifest.skip(*root, "dependsOn", why="put what has to end first into an init container, or apply it before")
     draft.accept(trainer)
     number = [trainer.number(1 if said is None else said) for said in (groups, pods)]
     known = number[0] is not None and number[1] is not None
@@ -265,7 +265,7 @@ def group_that_trains(draft: Draft) -> int:
     chosen = min(rank)[-1]
     for place in range(count):
         if place != chosen:
-            manifest.leave(*root, place, why="a TrainingJob is one group of equal workers; apply this one beside it")
+            manifest.skip(*root, place, why="a TrainingJob is one group of equal workers; apply this one beside it")
     if count > 1:
         name = manifest.peek(*root, chosen, "name")
         draft.to_do.append(
@@ -296,13 +296,13 @@ def convert_train_job(draft: Draft, runtimes: Mapping[str, Mapping[str, Any]]) -
     """
     manifest = draft.manifest
     draft.describe()
-    draft.move(("spec", "suspend"), "suspend")
-    draft.move(("spec", "activeDeadlineSeconds"), "runPolicy", "activeDeadlineSeconds")
-    draft.move(("spec", "ttlSecondsAfterFinished"), "runPolicy", "ttlSecondsAfterFinished")
-    manifest.leave("spec", "managedBy", why="it names a controller of TrainJobs")
-    manifest.leave("spec", "initializer", why="bring data and model in an init container, or read them where they are")
+    draft.copy_field(("spec", "suspend"), "suspend")
+    draft.copy_field(("spec", "activeDeadlineSeconds"), "runPolicy", "activeDeadlineSeconds")
+    draft.copy_field(("spec", "ttlSecondsAfterFinished"), "runPolicy", "ttlSecondsAfterFinished")
+    manifest.skip("spec", "managedBy", why="it names a controller of TrainJobs")
+    manifest.skip("spec", "initializer", why="bring data and model in an init container, or read them where they are")
     for name in ("runtimePatches", "podTemplateOverrides", "podSpecOverrides"):
-        manifest.leave("spec", name, why="write into template.spec what it patches")
+        manifest.skip("spec", name, why="write into template.spec what it patches")
         if manifest.peek("spec", name) is not None:
             draft.to_do.append(f"spec.{name} patches the pods: write what it says into spec.template")
     name = str(manifest.peek("spec", "runtimeRef", "name") or "")
@@ -323,7 +323,7 @@ def convert_train_job(draft: Draft, runtimes: Mapping[str, Mapping[str, Any]]) -
         draft.put(policy.get("torch", {}).get("elasticPolicy", {}).get(name), "elasticPolicy", field)
     draft.accept(trainer)
     draft.size(trainer, workers or policy.get("numNodes") or 1, ranks or policy.get("torch", {}).get("numProcPerNode"))
-    draft.left += [*runtime.left, *runtime.rest()]
+    draft.skipped_fields += [*runtime.skipped_fields, *runtime.unused_fields()]
 
 
 def _of_runtime(draft: Draft, runtime: Manifest) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -352,7 +352,7 @@ def _of_runtime(draft: Draft, runtime: Manifest) -> tuple[dict[str, Any], dict[s
             runtime.take(*groups, place, "name")
             for other in range(runtime.length(*groups)):
                 if other != place:
-                    runtime.leave(*groups, other, why="put what has to end first into an init container")
+                    runtime.skip(*groups, other, why="put what has to end first into an init container")
             return {**template, "spec": {**template["spec"], "containers": [dict(named[0]), *others]}}, policy
     return {"spec": {"containers": [{"name": "node"}]}}, policy
 
@@ -408,12 +408,12 @@ def converted(documents: Sequence[Mapping[str, Any]]) -> tuple[list[Conversion],
         draft = Draft(Manifest(document))
         for key in ("apiVersion", "kind"):
             draft.manifest.take(key)
-        draft.manifest.leave("status", why="the operator writes a TrainingJob's own")
+        draft.manifest.skip("status", why="the operator writes a TrainingJob's own")
         try:
             convert(draft, runtimes)
         except (AttributeError, TypeError) as error:
             raise NotConvertible(f"{name} has a field of another kind than its API allows ({error})") from error
-        found.append(draft.finished(name))
+        found.append(draft.build(name))
     if not found:
         raise NotConvertible(f"no object here is one of {KNOWN}; there is {', '.join(others) or 'nothing'}")
     return found, others
@@ -443,4 +443,4 @@ def of_command(words: Sequence[str]) -> Conversion:
     draft.accept(trainer)
     draft.size(trainer, None, None)
     draft.to_do.append("the container's image: one with the program, torch and surefoot (not for `surefoot local`)")
-    return draft.finished("a command line")
+    return draft.build("a command line")

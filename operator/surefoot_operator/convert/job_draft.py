@@ -14,10 +14,10 @@ from typing import Any
 
 import yaml
 
-from surefoot.protocol.text import plain
+from surefoot.protocol.text import escape_control_characters
 from surefoot_operator.api.parse import TRAINER, parse_job
 from surefoot_operator.api.spec import API_VERSION, GANG_SCHEDULERS, KIND, SchedulingPolicy
-from surefoot_operator.convert.manifest import Manifest, NotConvertible, Note, dotted
+from surefoot_operator.convert.manifest import FieldNote, Manifest, NotConvertible, dotted
 from surefoot_operator.errors import SpecError
 
 # ---- launcher's command line -----------------------------------------------------------------------------------------
@@ -42,7 +42,7 @@ _VALUED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class LauncherCommand:
     """What a launcher's command line says; empty where it says nothing."""
 
     program: tuple[str, ...]
@@ -56,7 +56,7 @@ class Launch:
     """Options that a TrainingJob has no use for."""
 
 
-def read_launch(words: Sequence[str]) -> Launch | None:
+def read_launch(words: Sequence[str]) -> LauncherCommand | None:
     """Reads a command line; None where it starts no launcher.
 
     Raises:
@@ -89,7 +89,7 @@ def read_launch(words: Sequence[str]) -> Launch | None:
         raise NotConvertible(f"{name} starts no program")
     if "no-python" not in known:
         program = ("python", "-m", *program) if {"m", "module"} & known.keys() else ("python", *program)
-    return Launch(
+    return LauncherCommand(
         program, known.get("nnodes", ""), known.get("nproc-per-node", ""), known.get("max-restarts", ""), tuple(dropped)
     )
 
@@ -145,7 +145,7 @@ class RewrittenScript:
     """A script whose launcher is replaced by each rank's own command."""
 
     text: str
-    launch: Launch | None
+    launch: LauncherCommand | None
     variables: dict[str, str]
     """What it sets to plain values."""
 
@@ -167,7 +167,7 @@ def without_launcher(text: str) -> RewrittenScript:
         NotConvertible: there are two of them, or one whose options are not known.
     """
     variables: dict[str, str] = {}
-    found: list[tuple[_Command, int, Launch]] = []
+    found: list[tuple[_Command, int, LauncherCommand]] = []
     commands = _commands(text)
     for command in commands:
         matches = [_ASSIGNMENT.fullmatch(word) for word in command.words if word != "export"]
@@ -254,16 +254,16 @@ _REFERENCE = re.compile(r"\$(?:\{(\w+)\}|\((\w+)\)|(\w+))")
 
 
 @dataclass(slots=True)
-class Trainer:
+class TrainerTemplate:
     """A TrainingJob's pod template, and what was found with it."""
 
     template: dict[str, Any]
-    launch: Launch | None = None
+    launch: LauncherCommand | None = None
     variables: dict[str, str] = field(default_factory=dict)
     """What the container's environment and its script set to plain values."""
     accelerators: int | None = None
     """Of one worker."""
-    left: list[Note] = field(default_factory=list)
+    skipped_fields: list[FieldNote] = field(default_factory=list)
     to_do: list[str] = field(default_factory=list)
 
     def number(self, written: object) -> int | None:
@@ -275,7 +275,7 @@ class Trainer:
         return int(text) if re.fullmatch(r"\d{1,6}", text) else None
 
 
-def trainer_template(template: Mapping[str, Any], names: Sequence[str], path: str) -> Trainer:
+def trainer_template(template: Mapping[str, Any], names: Sequence[str], path: str) -> TrainerTemplate:
     """Makes a TrainingJob's template of a pod template, which becomes its own.
 
     Args:
@@ -289,13 +289,13 @@ def trainer_template(template: Mapping[str, Any], names: Sequence[str], path: st
     containers = pod.get("containers") if isinstance(pod, Mapping) else None
     if not isinstance(pod, Mapping) or not isinstance(containers, list) or not containers:
         raise NotConvertible(f"{path}.spec.containers: a template with containers is needed")
-    found = Trainer({})
+    found = TrainerTemplate({})
     kept = {key: value for key, value in (template.get("metadata") or {}).items() if key in ("labels", "annotations")}
     found.template = {**({"metadata": kept} if kept else {}), "spec": dict(pod)}
     if found.template["spec"].pop("restartPolicy", "Never") != "Never":
-        found.left.append(Note(f"{path}.spec.restartPolicy", RESTARTS))
-    found.left += [
-        Note(f"{path}.metadata.{key}", "the operator names its pods")
+        found.skipped_fields.append(FieldNote(f"{path}.spec.restartPolicy", RESTARTS))
+    found.skipped_fields += [
+        FieldNote(f"{path}.metadata.{key}", "the operator names its pods")
         for key, value in (template.get("metadata") or {}).items()
         if key not in kept and value is not None
     ]
@@ -303,8 +303,8 @@ def trainer_template(template: Mapping[str, Any], names: Sequence[str], path: st
     place = named[0] if named else 0
     container = {**containers[place], "name": TRAINER}
     if containers[place].get("name") not in (None, TRAINER):
-        found.left.append(
-            Note(f"{path}.spec.containers[{place}].name", f"the container that trains is called {TRAINER}")
+        found.skipped_fields.append(
+            FieldNote(f"{path}.spec.containers[{place}].name", f"the container that trains is called {TRAINER}")
         )
     others = [one for at, one in enumerate(containers) if at != place]
     found.template["spec"]["containers"] = [container, *others]
@@ -315,12 +315,12 @@ def trainer_template(template: Mapping[str, Any], names: Sequence[str], path: st
     return found
 
 
-def _environment(container: dict[str, Any], found: Trainer, where: str) -> None:
+def _environment(container: dict[str, Any], found: TrainerTemplate, where: str) -> None:
     kept = []
     for place, entry in enumerate(container.get("env") or ()):
         name = str(entry.get("name", "")) if isinstance(entry, Mapping) else ""
         if name in SET_BY_AGENTS or name.startswith("PET_"):
-            found.left.append(Note(dotted(("env", place), where), f"agents set {name} of each rank"))
+            found.skipped_fields.append(FieldNote(dotted(("env", place), where), f"agents set {name} of each rank"))
             continue
         kept.append(entry)
         if isinstance(entry, Mapping) and isinstance(entry.get("value"), str):
@@ -330,7 +330,7 @@ def _environment(container: dict[str, Any], found: Trainer, where: str) -> None:
         container["env"] = kept
 
 
-def _accelerators(container: Mapping[str, Any], found: Trainer) -> None:
+def _accelerators(container: Mapping[str, Any], found: TrainerTemplate) -> None:
     resources = container.get("resources") or {}
     for kind in ("limits", "requests"):
         for name, amount in (resources.get(kind) or {}).items():
@@ -338,7 +338,7 @@ def _accelerators(container: Mapping[str, Any], found: Trainer) -> None:
                 found.accelerators = found.number(amount)
 
 
-def _command(container: dict[str, Any], found: Trainer, where: str) -> None:
+def _command(container: dict[str, Any], found: TrainerTemplate, where: str) -> None:
     command, arguments = ([str(w) for w in container.pop(key, None) or ()] for key in ("command", "args"))
     words = [*command, *arguments]
     if not command:
@@ -360,7 +360,7 @@ def _command(container: dict[str, Any], found: Trainer, where: str) -> None:
         container["args"] = arguments
 
 
-def _without_launcher(words: list[str], found: Trainer) -> tuple[list[str], list[str]] | None:
+def _without_launcher(words: list[str], found: TrainerTemplate) -> tuple[list[str], list[str]] | None:
     """Command and arguments of each rank; None where the command starts no launcher."""
     script = shell_of(words)
     if script is not None:
@@ -383,7 +383,7 @@ THE_PROGRAM = (
     " docs/python.md. Without them each restart begins at step 0"
 )
 _PLACEHOLDER = re.compile(r"\$(?:\{[A-Za-z_]\w*\}|[A-Za-z_]\w*)")
-_WRITTEN_ANEW = "the API server writes it anew"
+_REGENERATED = "the API server writes it anew"
 _NOT_OURS = ("kubectl.kubernetes.io/last-applied-configuration",)
 _KUEUE = "kueue.x-k8s.io/"
 _QUEUE_PREFIXES = (
@@ -416,8 +416,8 @@ class Conversion:
 
     source: str
     job: dict[str, Any]
-    taken: tuple[Note, ...]
-    left: tuple[Note, ...]
+    used_fields: tuple[FieldNote, ...]
+    skipped_fields: tuple[FieldNote, ...]
     to_do: tuple[str, ...]
 
 
@@ -428,7 +428,7 @@ class Draft:
     manifest: Manifest
     metadata: dict[str, Any] = field(default_factory=dict)
     spec: dict[str, Any] = field(default_factory=dict)
-    left: list[Note] = field(default_factory=list)
+    skipped_fields: list[FieldNote] = field(default_factory=list)
     to_do: list[str] = field(default_factory=list)
     pod_metadata: dict[str, dict[str, str]] = field(default_factory=dict)
     """Labels and annotations of the job that queueing systems have to find on its pods."""
@@ -448,7 +448,7 @@ class Draft:
             at = at.setdefault(key, {})
         at[path[-1]] = value
 
-    def move(self, source: tuple[str | int, ...], *path: str, whole: bool = True) -> None:
+    def copy_field(self, source: tuple[str | int, ...], *path: str, whole: bool = True) -> None:
         """Takes a field over as it is.
 
         One that shall be a number and is none, as a placeholder is, becomes a thing to do.
@@ -472,21 +472,25 @@ class Draft:
             self.to_do.append("metadata.name: it was generated; a TrainingJob's name is its own")
         for key in ("labels", "annotations"):
             kept = self.manifest.take("metadata", key) or {}
-            self.left += [Note(f"metadata.{key}[{name}]", _WRITTEN_ANEW) for name in kept if name in _NOT_OURS]
+            self.skipped_fields += [
+                FieldNote(f"metadata.{key}[{name}]", _REGENERATED) for name in kept if name in _NOT_OURS
+            ]
             kept = {name: str(value) for name, value in kept.items() if name not in _NOT_OURS}
             for_pods = {name: value for name, value in kept.items() if name.startswith(_QUEUE_PREFIXES)}
             if for_pods:
                 # on a TrainingJob the queue would not see them, and the job would run past its quota
                 self.pod_metadata[key] = for_pods
                 target = f"spec.template.metadata.{key}"
-                self.manifest.taken += [Note(f"metadata.{key}[{name}]", f"{target}[{name}]") for name in for_pods]
+                self.manifest.used_fields += [
+                    FieldNote(f"metadata.{key}[{name}]", f"{target}[{name}]") for name in for_pods
+                ]
             if own := {name: value for name, value in kept.items() if name not in for_pods}:
                 self.metadata[key] = own
         for key in ("creationTimestamp", "resourceVersion", "uid", "generation", "managedFields"):
-            self.manifest.leave("metadata", key, why=_WRITTEN_ANEW)
-        self.manifest.leave("metadata", "generateName", why="the object has a name")
+            self.manifest.skip("metadata", key, why=_REGENERATED)
+        self.manifest.skip("metadata", "generateName", why="the object has a name")
 
-    def size(self, trainer: Trainer, replicas: object, ranks: object) -> None:
+    def size(self, trainer: TrainerTemplate, replicas: object, ranks: object) -> None:
         """Settles the number of workers, and of ranks in each.
 
         Manifest and launcher may both say something; the manifest's workers and the launcher's ranks go first.
@@ -510,11 +514,13 @@ class Draft:
                 self.put(restarts, "failurePolicy", "maxRestarts")
             if launch.dropped:
                 dropped = ", ".join(launch.dropped)
-                self.left.append(
-                    Note("the launcher's options", f"{dropped}: agents start the ranks and give them their rendezvous")
+                self.skipped_fields.append(
+                    FieldNote(
+                        "the launcher's options", f"{dropped}: agents start the ranks and give them their rendezvous"
+                    )
                 )
 
-    def _ranks(self, trainer: Trainer, ranks: object) -> None:
+    def _ranks(self, trainer: TrainerTemplate, ranks: object) -> None:
         if trainer.launch is None:
             if (trainer.accelerators or 1) > 1 or (trainer.number(ranks) or 1) > 1:
                 self.to_do.append(
@@ -530,7 +536,7 @@ class Draft:
         if number not in (None, 1):
             self.put(number, "nprocPerNode")
 
-    def accept(self, trainer: Trainer) -> None:
+    def accept(self, trainer: TrainerTemplate) -> None:
         """Takes the template, and what was found out with it."""
         template = self.spec["template"] = trainer.template
         for key, values in self.pod_metadata.items():
@@ -538,15 +544,17 @@ class Draft:
             # the template's own value is what its pods carried until now
             metadata[key] = {**values, **(metadata.get(key) or {})}
         if self.is_queued_by_kueue and self.spec.pop("suspend", False):
-            self.left.append(Note("suspend", "Kueue suspends jobs of other kinds; here it admits each pod"))
-        self.left += trainer.left
+            self.skipped_fields.append(
+                FieldNote("suspend", "Kueue suspends jobs of other kinds; here it admits each pod")
+            )
+        self.skipped_fields += trainer.skipped_fields
         self.to_do += trainer.to_do
 
     def claims(self, manifest: Manifest, *path: str | int) -> None:
         """Reports claims that another controller made and mounted by name."""
-        manifest.leave(*path, "volumeClaimPolicies", why="make the claims, and name them in spec.template.spec.volumes")
+        manifest.skip(*path, "volumeClaimPolicies", why="make the claims, and name them in spec.template.spec.volumes")
 
-    def finished(self, source: str) -> Conversion:
+    def build(self, source: str) -> Conversion:
         """The job as it would be applied."""
         _within(self.spec)
         spec = {key: self.spec[key] for key in _ORDER if key in self.spec}
@@ -556,7 +564,7 @@ class Draft:
             self.to_do.append(
                 f"placeholders are left: {', '.join(placeholders)}; --set NAME=VALUE, or envsubst, fills them"
             )
-        missing = sorted(_mounted_and_not_there(spec.get("template", {})))
+        missing = sorted(_undeclared_volumes(spec.get("template", {})))
         if missing:
             self.to_do.append(
                 f"spec.template.spec.volumes lacks {', '.join(missing)}, which volumeMounts name: no pod begins without"
@@ -566,8 +574,8 @@ class Draft:
             parse_job(job)
         except SpecError as refused:
             to_do.insert(0, str(refused))
-        left = (*self.left, *self.manifest.left, *self.manifest.rest())
-        return Conversion(source, job, tuple(self.manifest.taken), left, tuple(dict.fromkeys(to_do)))
+        left = (*self.skipped_fields, *self.manifest.skipped_fields, *self.manifest.unused_fields())
+        return Conversion(source, job, tuple(self.manifest.used_fields), left, tuple(dict.fromkeys(to_do)))
 
 
 def _placeholders(tree: Any) -> Iterator[str]:
@@ -593,7 +601,7 @@ def _without_programs(template: Mapping[str, Any]) -> dict[str, Any]:
     return {**template, "spec": {**pod, "containers": containers}}
 
 
-def _mounted_and_not_there(template: Mapping[str, Any]) -> set[str]:
+def _undeclared_volumes(template: Mapping[str, Any]) -> set[str]:
     """Volumes that containers mount and the template has not: their claims were made from elsewhere."""
     pod = template.get("spec", {})
     there = {str(one.get("name")) for one in _mappings(pod.get("volumes"))}
@@ -631,14 +639,18 @@ def rendered(conversion: Conversion) -> str:
     lines = [f"# Converted from {conversion.source}."]
     for title, entries in (
         ("To do before it is applied:", list(conversion.to_do)),
-        ("Left out:", list(_left(conversion.left))),
-        ("Taken over:", [f"{note.path} -> {note.text}" for note in conversion.taken]),
+        ("Left out:", list(_unused_field_lines(conversion.skipped_fields))),
+        ("Taken over:", [f"{note.path} -> {note.text}" for note in conversion.used_fields]),
     ):
         if entries:
             lines += ["#", f"# {title}"]
             for entry in entries:
                 lines += textwrap.wrap(
-                    plain(entry), WIDTH, initial_indent="#   * ", subsequent_indent="#     ", break_on_hyphens=False
+                    escape_control_characters(entry),
+                    WIDTH,
+                    initial_indent="#   * ",
+                    subsequent_indent="#     ",
+                    break_on_hyphens=False,
                 )
     body = yaml.dump(conversion.job, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=WIDTH)
     return "\n".join(lines) + "\n" + body
@@ -659,7 +671,7 @@ def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _text)
 
 
-def _left(notes: Sequence[Note]) -> Iterator[str]:
+def _unused_field_lines(notes: Sequence[FieldNote]) -> Iterator[str]:
     """One line for each reason, its fields in the order in which they stand."""
     by_reason: dict[str, list[str]] = {}
     for note in notes:
@@ -689,26 +701,26 @@ def gang_of_run_policy(draft: Draft, scheduler_name: object) -> None:
     gang = next(iter(named), None)
     if draft.is_queued_by_kueue:
         why = "the label kueue.x-k8s.io/queue-name names the queue that admits the pods"
-        manifest.leave(*_POLICY, "queue", why=why)
+        manifest.skip(*_POLICY, "queue", why=why)
     timeout = (*_POLICY, "scheduleTimeoutSeconds")
     if gang is not None:
         draft.put(gang, "schedulingPolicy", "gang")
-        draft.move(timeout, "schedulingPolicy", "scheduleTimeoutSeconds")
+        draft.copy_field(timeout, "schedulingPolicy", "scheduleTimeoutSeconds")
     elif any(manifest.peek(*_POLICY, name) is not None for name in ("minAvailable", "minResources")):
         draft.to_do.append(
             "spec.schedulingPolicy: name the gang scheduler, Coscheduling, if the cluster has it; nothing here says so"
         )
     if gang is None:
-        draft.move(timeout, "runPolicy", "schedulingDeadlineSeconds")
+        draft.copy_field(timeout, "runPolicy", "schedulingDeadlineSeconds")
     for name, why in _LEFT.items():
-        manifest.leave(*_POLICY, name, why=why)
+        manifest.skip(*_POLICY, name, why=why)
 
 
 def gang_of_runtime(draft: Draft, runtime: Manifest) -> None:
     """Converts a training runtime's `podGroupPolicy`, which names its scheduler."""
     path = ("spec", "podGroupPolicy")
     named: dict[str, Any] = runtime.peek(*path) if isinstance(runtime.peek(*path), dict) else {}
-    runtime.leave(*path, "volcano", why="of gang schedulers Coscheduling alone is supported")
+    runtime.skip(*path, "volcano", why="of gang schedulers Coscheduling alone is supported")
     if "coscheduling" in named:
         draft.put("Coscheduling", "schedulingPolicy", "gang")
         seconds = runtime.take(

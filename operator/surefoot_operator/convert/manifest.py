@@ -17,7 +17,7 @@ NO_COUNTERPART = "a TrainingJob has no counterpart"
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class FieldNote:
     """One field, and what became of it.
 
     Never its value, which may be a secret.
@@ -33,8 +33,8 @@ class Manifest:
     def __init__(self, tree: Mapping[str, Any], root: str = "") -> None:
         self._tree, self._root = tree, root
         self._open = dict.fromkeys(_leaves(tree))
-        self.taken: list[Note] = []
-        self.left: list[Note] = []
+        self.used_fields: list[FieldNote] = []
+        self.skipped_fields: list[FieldNote] = []
 
     def take(self, *path: Key, to: str = "") -> Any:
         """Returns the value of a field, None where it is not there.
@@ -46,14 +46,14 @@ class Manifest:
         if value is not None:
             self._close(path)
             if to:
-                self.taken.append(Note(dotted(path, self._root), to))
+                self.used_fields.append(FieldNote(dotted(path, self._root), to))
         return copy.deepcopy(value)
 
-    def leave(self, *path: Key, why: str) -> None:
+    def skip(self, *path: Key, why: str) -> None:
         """Reports a field, where it is there, as left out."""
         if self._at(path) is not None:
             self._close(path)
-            self.left.append(Note(dotted(path, self._root), why))
+            self.skipped_fields.append(FieldNote(dotted(path, self._root), why))
 
     def peek(self, *path: Key) -> Any:
         """Returns a field's value, and leaves it to be taken."""
@@ -64,9 +64,9 @@ class Manifest:
         found = self._at(path)
         return len(found) if isinstance(found, list) else 0
 
-    def rest(self) -> list[Note]:
+    def unused_fields(self) -> list[FieldNote]:
         """Lists what was neither taken nor left."""
-        return [Note(dotted(path, self._root), NO_COUNTERPART) for path in self._open]
+        return [FieldNote(dotted(path, self._root), NO_COUNTERPART) for path in self._open]
 
     def _at(self, path: tuple[Key, ...]) -> Any:
         found: Any = self._tree

@@ -20,17 +20,17 @@ from aiohttp import web
 
 from surefoot.protocol.bounds import max_records
 from surefoot.protocol.identities import WorkerId
-from surefoot.protocol.memory_server_list import HoldersTold, changes, told_steps
+from surefoot.protocol.memory_server_list import SentServers, known_transitions, list_changes
 from surefoot.protocol.messages import (
     Assign,
     FromAgent,
     Heartbeat,
     Hello,
-    Holders,
+    HelloRejected,
     ListPersistent,
-    Refused,
-    Stopped,
+    MemoryServers,
     ToAgent,
+    TrainersStopped,
     Welcome,
 )
 from surefoot.protocol.wire import encode
@@ -41,11 +41,11 @@ from surefoot_operator.coordinator.desired_messages import (
     DesiredState,
     concerned,
     desired_messages,
-    hears_all,
     outbox_diff,
+    was_sent_all_servers,
 )
 from surefoot_operator.coordinator.sessions import Session, Sessions
-from surefoot_operator.job_snapshot import SessionSeen
+from surefoot_operator.job_snapshot import ObservedSession
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 # Encodes messages that many agents receive alike once. Two thousand copies of a list of two thousand holders would take
 # seconds of the event loop, and more memory than the operator has.
 
-MOST_TEXTS = 64
+MAX_TEXTS = 64
 """Of the newest changes; agents that were told the same long ago are few."""
 
 LARGE_CHARACTERS = 16 * 1024
@@ -62,23 +62,23 @@ LARGE_AT_A_TIME = 32
 """Large texts that are being written at a time: each stands in its connection's buffer once more."""
 
 
-def between(told: HoldersTold, wanted: HoldersTold) -> str | None:
+def between(told: SentServers, wanted: SentServers) -> str | None:
     """Encodes the difference of two holder lists; None: they are equal."""
-    message = None if told is wanted else changes(told, wanted)
+    message = None if told is wanted else list_changes(told, wanted)
     return None if message is None else encode(message)
 
 
-class SharedTexts:
+class EncodedListCache:
     """Caches one server's encoded holder lists by the lists' identity.
 
     Equal lists are made one object where the desired state is taken.
     """
 
     def __init__(self) -> None:
-        self._texts: OrderedDict[tuple[int, int], tuple[HoldersTold, HoldersTold, str | None]] = OrderedDict()
+        self._texts: OrderedDict[tuple[int, int], tuple[SentServers, SentServers, str | None]] = OrderedDict()
         self.large = asyncio.Semaphore(LARGE_AT_A_TIME)
 
-    def between(self, told: HoldersTold, wanted: HoldersTold) -> str | None:
+    def between(self, told: SentServers, wanted: SentServers) -> str | None:
         """Encodes the difference once for all lines; None: they are equal."""
         if told is wanted:
             return None
@@ -86,7 +86,7 @@ class SharedTexts:
         if key not in self._texts:
             text = between(told, wanted)
             self._texts[key] = (told, wanted, text)  # which keeps both, so that no other list gets their identity
-            if len(self._texts) > MOST_TEXTS:
+            if len(self._texts) > MAX_TEXTS:
                 self._texts.popitem(last=False)
         return self._texts[key][2]
 
@@ -104,17 +104,17 @@ class AgentConnection:
     """One agent's connection, accepted or about to be refused."""
 
     def __init__(
-        self, websocket: web.WebSocketResponse, request: web.Request, queue_limit: int, shared: SharedTexts
+        self, websocket: web.WebSocketResponse, request: web.Request, queue_limit: int, shared: EncodedListCache
     ) -> None:
         self._websocket = websocket
         self._shared = shared
-        self._holders: HoldersTold = ()
+        self._servers: SentServers = ()
         """Those that the line was told of, where they are not part of other messages."""
         self._all_listed = False
         """Whether those are all, and the text of what changes is the same for others."""
         self.transport = request.transport
         self._queue: asyncio.Queue[str] = asyncio.Queue(queue_limit)
-        self._told: Delivered = {}
+        self._sent: Delivered = {}
         self.worker: WorkerId | None = None
         self.host: str | None = None
         """By which name it called this server."""
@@ -126,49 +126,49 @@ class AgentConnection:
                 raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     @property
-    def hears_all(self) -> bool:
+    def is_sent_all_servers(self) -> bool:
         """Whether it is told of every holder, needed or not."""
-        return hears_all(self._told)
+        return was_sent_all_servers(self._sent)
 
-    def tell(self, wanted: Iterable[ToAgent]) -> None:
+    def send_missing(self, wanted: Iterable[ToAgent]) -> None:
         """Queues those of these messages that the agent lacks."""
-        messages, self._told = outbox_diff(self._told, wanted)
+        messages, self._sent = outbox_diff(self._sent, wanted)
         for message in messages:
             self.send(message)
 
     def send(self, message: ToAgent) -> None:
         """Queues one message; a full queue cuts the connection."""
-        if isinstance(message, Assign | Holders):
-            self._list_holders(message)
-            message = replace(message, holders=())
+        if isinstance(message, Assign | MemoryServers):
+            self._list_servers(message)
+            message = replace(message, servers=())
         self._put(encode(message))
 
-    def _list_holders(self, message: Assign | Holders) -> None:
+    def _list_servers(self, message: Assign | MemoryServers) -> None:
         """Tells of the message's holders ahead of it, by what changes."""
-        for before, after in told_steps(self._holders, self._all_listed, message):
-            shared = not message.partial and after is message.holders
+        for before, after in known_transitions(self._servers, self._all_listed, message):
+            shared = not message.is_partial and after is message.servers
             text = (self._shared.between if shared else between)(before, after)
             if text is not None:
                 self._put(text)
-        self._holders, self._all_listed = message.holders, not message.partial
+        self._servers, self._all_listed = message.servers, not message.is_partial
 
     def _put(self, text: str) -> None:
         try:
             self._queue.put_nowait(text)
         except asyncio.QueueFull:
-            metrics.agents_slow.inc()
+            metrics.agents_disconnected_slow.inc()
             log.warning(
                 "%s does not read its messages (%d queued): closing its connection", self.worker, self._queue.maxsize
             )
-            self.cut()
+            self.disconnect_now()
 
-    async def pump(self) -> None:
+    async def run_sender(self) -> None:
         """Sends queued messages until cancelled or disconnected."""
         try:
             while True:
                 await self._write(await self._queue.get())
         except (ConnectionError, RuntimeError):
-            self.cut()  # the receiving side sees the end of the line and reports it
+            self.disconnect_now()  # the receiving side sees the end of the line and reports it
 
     async def _write(self, text: str) -> None:
         """Large texts a few at a time; an agent that takes long for one keeps others waiting for a moment only."""
@@ -194,7 +194,7 @@ class AgentConnection:
                 await self._websocket.send_str(encode(message))
                 await self._websocket.close()
         except (TimeoutError, ConnectionError, RuntimeError):
-            self.cut()
+            self.disconnect_now()
 
     async def close(self, wait_seconds: float) -> None:
         """Closes the WebSocket within `wait_seconds`, else cuts it."""
@@ -202,9 +202,9 @@ class AgentConnection:
             async with asyncio.timeout(wait_seconds):
                 await self._websocket.close(code=1001, message=b"the coordinator is shutting down")
         except (TimeoutError, ConnectionError, RuntimeError):
-            self.cut()
+            self.disconnect_now()
 
-    def cut(self) -> None:
+    def disconnect_now(self) -> None:
         """Breaks the connection now, whatever is still queued."""
         if self.transport is not None:
             self.transport.abort()
@@ -212,7 +212,7 @@ class AgentConnection:
 
 # ---- agent channel ---------------------------------------------------------------------------------------------------
 
-TURN = 64
+SEND_BATCH_SECONDS = 64
 """Agents that are told in one turn of the loop: some milliseconds."""
 
 Changed = Callable[[bool], None]
@@ -223,15 +223,15 @@ class AgentChannel:
     """Everything between the operator and the agents of one job."""
 
     def __init__(self, job: str, heartbeat_seconds: float, clock: Callable[[], float], changed: Changed) -> None:
-        self._sessions: Sessions = transitions.begin(job, clock())
+        self._sessions: Sessions = transitions.new_sessions(job, clock())
         self._by_worker: dict[WorkerId, Session] = {}
         self.term = uuid.uuid4().hex
         self._heartbeat_seconds = heartbeat_seconds
         self._clock = clock
         self._changed = changed
-        self._known: frozenset[WorkerId] | None = None
+        self._expected_workers: frozenset[WorkerId] | None = None
         self._rule: DesiredState | None = None
-        self._lines: dict[WorkerId, AgentConnection] = {}
+        self._connections: dict[WorkerId, AgentConnection] = {}
         self._due: dict[WorkerId, None] = {}
         """Who is still to be told, in order."""
 
@@ -250,10 +250,10 @@ class AgentChannel:
 
     # -- from the reconciler
 
-    def know(self, workers: Iterable[WorkerId]) -> None:
+    def set_expected_workers(self, workers: Iterable[WorkerId]) -> None:
         """Sets the workers that may connect, those just created included."""
-        self._known = frozenset(workers)
-        self.sessions = transitions.forgotten(self.sessions, self._known)
+        self._expected_workers = frozenset(workers)
+        self.sessions = transitions.drop_gone_workers(self.sessions, self._expected_workers)
 
     def bound(self, ranks: int) -> None:
         """Bounds what is kept of agents' listings, by how many ranks the job may run."""
@@ -261,22 +261,22 @@ class AgentChannel:
         if orders.max_records != max_records(ranks):
             self.sessions = replace(self.sessions, orders=replace(orders, max_records=max_records(ranks)))
 
-    def rule(self, rule: DesiredState) -> None:
+    def apply_state(self, rule: DesiredState) -> None:
         """Takes the state now stored and sends agents what follows from it."""
         before, old = self.sessions, self._rule
-        if old is not None and rule.holders == old.holders:
-            rule = replace(rule, holders=old.holders)  # the same value for all time: what is made of it is made once
+        if old is not None and rule.servers == old.servers:
+            rule = replace(rule, servers=old.servers)  # the same value for all time: what is made of it is made once
         self._rule = rule
-        self.sessions = transitions.ruled(before, rule.status.world)
-        everybody = old is None or rule.told != old.told
-        self._tell(None if everybody else concerned(before, self.sessions))
+        self.sessions = transitions.apply_membership(before, rule.status.membership)
+        everybody = old is None or rule.sent_parts != old.sent_parts
+        self._send_updates(None if everybody else concerned(before, self.sessions))
 
-    def change(self, transition: Callable[[Sessions], Sessions]) -> None:
+    def apply_transition(self, transition: Callable[[Sessions], Sessions]) -> None:
         """Applies a pure transition and sends agents what follows from it."""
         before, self.sessions = self.sessions, transition(self.sessions)
-        self._tell(concerned(before, self.sessions))
+        self._send_updates(concerned(before, self.sessions))
 
-    def taken(self) -> tuple[Sessions, float]:
+    def take_snapshot(self) -> tuple[Sessions, float]:
         """Copies the sessions and the time; empties notices and failures."""
         whole = self.sessions
         self.sessions = replace(whole, notices=(), orders=replace(whole.orders, failures=()))
@@ -284,105 +284,108 @@ class AgentChannel:
 
     # -- from the server
 
-    def refusal(self, hello: Hello) -> Refused | None:
-        return transitions.refusal(self.sessions, hello, self._known)
+    def rejection(self, hello: Hello) -> HelloRejected | None:
+        return transitions.rejection(self.sessions, hello, self._expected_workers)
 
-    def turn_away(self) -> None:
+    def record_retry_later(self) -> None:
         """Records that an agent of this job was asked to come again."""
-        self.sessions = transitions.turned_away(self.sessions, self._clock())
+        self.sessions = transitions.record_retry_later(self.sessions, self._clock())
 
     def join(self, hello: Hello, line: AgentConnection) -> None:
         """Accepts a hello; its connection replaces the worker's older one."""
         worker = WorkerId(hello.index, hello.attempt)
-        older = self._lines.pop(worker, None)
+        older = self._connections.pop(worker, None)
         if older is not None:
-            older.cut()
+            older.disconnect_now()
         line.worker = worker
-        self._lines[worker] = line
+        self._connections[worker] = line
         before = self.sessions
-        self.sessions = transitions.connected(before, hello, self._clock())
+        self.sessions = transitions.apply_hello(before, hello, self._clock())
         line.send(Welcome(self.term, self._heartbeat_seconds))
-        self._tell(concerned(before, self.sessions), worker)
+        self._send_updates(concerned(before, self.sessions), worker)
         self._changed(not transitions.is_adopted(self.sessions, worker))
 
-    def hear(self, line: AgentConnection, message: FromAgent) -> None:
+    def handle_message(self, line: AgentConnection, message: FromAgent) -> None:
         """Applies one message; those of a replaced connection are ignored."""
         worker = line.worker
-        if worker is None or self._lines.get(worker) is not line:
+        if worker is None or self._connections.get(worker) is not line:
             return
-        before, claimed = self.sessions, self.sessions.world is not None and self.sessions.world.state == "Claimed"
+        before, claimed = (
+            self.sessions,
+            self.sessions.membership is not None and self.sessions.membership.state == "Claimed",
+        )
         old = before.by_worker[worker]
-        if isinstance(message, Heartbeat | Stopped):  # what all agents say, and says nothing to any other
+        if isinstance(message, Heartbeat | TrainersStopped):  # what all agents say, and says nothing to any other
             now = self._clock()
             if isinstance(message, Heartbeat):
-                new = transitions.beaten(before.world, old, message, now)
+                new = transitions.apply_heartbeat(before.membership, old, message, now)
             else:
-                new = transitions.stopped(old, message.epoch, now)
+                new = transitions.apply_stopped(old, message.generation, now)
             self._by_worker[worker] = new
-            self._changed(_matters(old.seen, new.seen, claimed))
+            self._changed(_may_change_plan(old.observed, new.observed, claimed))
             return
-        self.sessions = transitions.heard(before, worker, message, self._clock())
-        self._tell(concerned(before, self.sessions), worker)
+        self.sessions = transitions.apply_message(before, worker, message, self._clock())
+        self._send_updates(concerned(before, self.sessions), worker)
         spoke = self.sessions.orders is not before.orders or self.sessions.notices is not before.notices
-        self._changed(spoke or _matters(old.seen, self.sessions.by_worker[worker].seen, claimed))
+        self._changed(spoke or _may_change_plan(old.observed, self.sessions.by_worker[worker].observed, claimed))
 
     def awaits_answer(self, line: AgentConnection) -> bool:
         """Whether this line's agent was asked what a tier has, and may send a large answer."""
-        outstanding = self.sessions.orders.outstanding.values()
+        outstanding = self.sessions.orders.pending.values()
         return any(o.worker == line.worker and isinstance(o.message, ListPersistent) for o in outstanding)
 
-    def leave(self, line: AgentConnection) -> None:
+    def connection_ended(self, line: AgentConnection) -> None:
         """Records that a connection ended."""
         worker = line.worker
-        if worker is not None and self._lines.get(worker) is line:
-            del self._lines[worker]
-            self.sessions = transitions.broken(self.sessions, worker, self._clock())
+        if worker is not None and self._connections.get(worker) is line:
+            del self._connections[worker]
+            self.sessions = transitions.connection_broken(self.sessions, worker, self._clock())
             self._changed(True)
 
     @property
-    def lines(self) -> tuple[AgentConnection, ...]:
-        return tuple(self._lines.values())
+    def connections(self) -> tuple[AgentConnection, ...]:
+        return tuple(self._connections.values())
 
-    def _tell(self, workers: Iterable[WorkerId] | None, first: WorkerId | None = None) -> None:
+    def _send_updates(self, workers: Iterable[WorkerId] | None, first: WorkerId | None = None) -> None:
         """Says to these (None: to all), and to `first`, what they must know by now; to many in turns.
 
         A word to two thousand agents takes longer than a lease's renewal may wait.
         """
         if first is not None:
-            self._tell_one(first)
-        due = self._lines if workers is None else [w for w in workers if w in self._lines and w != first]
-        if len(due) <= TURN and not self._due:
+            self._send_to(first)
+        due = self._connections if workers is None else [w for w in workers if w in self._connections and w != first]
+        if len(due) <= SEND_BATCH_SECONDS and not self._due:
             for worker in tuple(due):
-                self._tell_one(worker)
+                self._send_to(worker)
             return
         if not self._due:
-            asyncio.get_running_loop().call_soon(self._take_turn)
+            asyncio.get_running_loop().call_soon(self._send_next_batch)
         self._due.update(dict.fromkeys(due))
 
-    def _take_turn(self) -> None:
+    def _send_next_batch(self) -> None:
         """Tells a few of those that wait, as things stand by now, and lets others on the loop."""
         try:
-            for worker in tuple(islice(self._due, TURN)):
+            for worker in tuple(islice(self._due, SEND_BATCH_SECONDS)):
                 del self._due[worker]
-                self._tell_one(worker)
+                self._send_to(worker)
         finally:
             if self._due:
-                asyncio.get_running_loop().call_soon(self._take_turn)
+                asyncio.get_running_loop().call_soon(self._send_next_batch)
 
-    def _tell_one(self, worker: WorkerId) -> None:
-        line = self._lines.get(worker)
+    def _send_to(self, worker: WorkerId) -> None:
+        line = self._connections.get(worker)
         if line is not None and self._rule is not None:
-            line.tell(desired_messages(self._rule, self.sessions, worker, line.hears_all))
+            line.send_missing(desired_messages(self._rule, self.sessions, worker, line.is_sent_all_servers))
 
 
 _CALM = {"heard_seconds", "progress", "timings", "step_at_seconds"}
 _SAVES = {"pending", "saved", "copies"}
-_URGENT = attrgetter(*(f.name for f in fields(SessionSeen) if f.name not in _CALM | _SAVES))
+_URGENT = attrgetter(*(f.name for f in fields(ObservedSession) if f.name not in _CALM | _SAVES))
 _OF_SAVES = attrgetter(*sorted(_SAVES))
 _OF_PROGRESS = attrgetter("restored", "restored_from", "save_bytes", "unstaged", "ended", "loss_is_finite")
 
 
-def _matters(old: SessionSeen, new: SessionSeen, claimed: bool) -> bool:
+def _may_change_plan(old: ObservedSession, new: ObservedSession, claimed: bool) -> bool:
     """Whether a plan could differ: steps and saves alone only move progress, unless a claim waits for the saves.
 
     What of saves never comes grows with every step, and whoever drops by it may wait as long as the step's own report.

@@ -24,18 +24,18 @@ from aiohttp import WSMsgType, web
 from surefoot.errors import ProtocolError
 from surefoot.protocol import bounds
 from surefoot.protocol.messages import (
-    Exited,
     FromAgent,
     Heartbeat,
     Hello,
-    Listing,
-    Refused,
+    HelloRejected,
+    PersistentPage,
+    TrainerFailure,
     UnreadableSave,
 )
-from surefoot.protocol.text import shown
+from surefoot.protocol.text import short_repr
 from surefoot.protocol.wire import decode
 from surefoot_operator import metrics
-from surefoot_operator.coordinator.agent_channel import AgentChannel, AgentConnection, SharedTexts
+from surefoot_operator.coordinator.agent_channel import AgentChannel, AgentConnection, EncodedListCache
 from surefoot_operator.settings import CoordinatorSettings
 
 log = logging.getLogger(__name__)
@@ -56,49 +56,49 @@ class ConnectionLimiter:
     def __init__(self, settings: CoordinatorSettings, behind: Callable[[], asyncio.Protocol]) -> None:
         self.settings = settings
         self._behind = behind
-        self._strangers: dict[asyncio.BaseTransport, LimitedConnection] = {}
+        self._unauthenticated: dict[asyncio.BaseTransport, LimitedConnection] = {}
         """In the order in which they came."""
         self._of_peer: Counter[str] = Counter()
         self._shut = False
 
-    def door(self) -> asyncio.Protocol:
+    def create_protocol(self) -> asyncio.Protocol:
         """Creates the protocol of a new connection."""
         return LimitedConnection(self, self._behind())
 
     def admit(self, transport: asyncio.BaseTransport | None) -> None:
         """Lifts the limits from a connection whose hello was accepted."""
-        door = self._strangers.get(transport) if transport is not None else None
+        door = self._unauthenticated.get(transport) if transport is not None else None
         if door is not None:
             door.admitted = True
-            self.left(door)
+            self.connection_closed(door)
 
-    def came(self, door: LimitedConnection) -> bool:
+    def connection_opened(self, door: LimitedConnection) -> bool:
         """Decides whether a new connection may stay."""
-        if self._of_peer[door.peer] >= self.settings.strangers_of_a_peer:
+        if self._of_peer[door.peer] >= self.settings.max_unauthenticated_per_address:
             return self._turned_away(door.peer)
-        if len(self._strangers) >= self.settings.strangers:
+        if len(self._unauthenticated) >= self.settings.max_unauthenticated:
             # whoever holds most loses its oldest: an agent has one, and is never that one while others flood
             most = self._of_peer.most_common(1)[0][0]
             if self._of_peer[most] <= self._of_peer[door.peer]:
                 return self._turned_away(door.peer)
-            oldest = next(d for d in self._strangers.values() if d.peer == most)
+            oldest = next(d for d in self._unauthenticated.values() if d.peer == most)
             self._turned_away(most)
             oldest.cut()
-            self.left(oldest)
+            self.connection_closed(oldest)
         assert door.transport is not None, "it was just made"
-        self._strangers[door.transport] = door
+        self._unauthenticated[door.transport] = door
         self._of_peer[door.peer] += 1
         return True
 
-    def left(self, door: LimitedConnection) -> None:
+    def connection_closed(self, door: LimitedConnection) -> None:
         """Stops counting a connection that ended or was admitted."""
-        if door.transport is not None and self._strangers.pop(door.transport, None) is not None:
+        if door.transport is not None and self._unauthenticated.pop(door.transport, None) is not None:
             self._of_peer[door.peer] -= 1
             if not self._of_peer[door.peer]:
                 del self._of_peer[door.peer]
 
     def _turned_away(self, peer: str) -> bool:
-        metrics.agents_refused.labels("crowd").inc()
+        metrics.agent_connections_rejected.labels("crowd").inc()
         if not self._shut:
             self._shut = True  # a flood must not become a flood of lines
             log.warning("%s opened too many unauthenticated connections: refusing more", peer)
@@ -126,12 +126,14 @@ class LimitedConnection(asyncio.Protocol):
         self.transport = transport
         name = transport.get_extra_info("peername")
         self.peer = str(name[0]) if isinstance(name, tuple) and name else ""
-        if not self._gate.came(self):
+        if not self._gate.connection_opened(self):
             self.cut()
             return
         self._passed = True
         # the server itself says a word when a hello is late; a connection that does not even open a WebSocket ends here
-        self._late = asyncio.get_running_loop().call_later(2 * self._gate.settings.hello_seconds, self._too_late)
+        self._late = asyncio.get_running_loop().call_later(
+            2 * self._gate.settings.hello_timeout_seconds, self._too_late
+        )
         self._behind.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
@@ -140,7 +142,7 @@ class LimitedConnection(asyncio.Protocol):
         if not self.admitted:
             self._left_bytes -= len(data)
             if self._left_bytes < 0:
-                metrics.agents_refused.labels("size").inc()
+                metrics.agent_connections_rejected.labels("size").inc()
                 self.cut()
                 return
         self._behind.data_received(data)
@@ -157,7 +159,7 @@ class LimitedConnection(asyncio.Protocol):
             self._behind.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._gate.left(self)
+        self._gate.connection_closed(self)
         if self._late is not None:
             self._late.cancel()
         if self._passed:
@@ -165,7 +167,7 @@ class LimitedConnection(asyncio.Protocol):
 
     def _too_late(self) -> None:
         if not self.admitted:
-            metrics.agents_refused.labels("timeout").inc()
+            metrics.agent_connections_rejected.labels("timeout").inc()
             self.cut()
 
 
@@ -176,16 +178,16 @@ class LimitedConnection(asyncio.Protocol):
 
 USUAL_CHARACTERS = 64 * 1024
 _LARGER = {
-    Listing.__name__: bounds.MAX_PAGE_CHARACTERS,
+    PersistentPage.__name__: bounds.MAX_PAGE_CHARACTERS,
     Heartbeat.__name__: 1024 * 1024,
-    Exited.__name__: 1024 * 1024,
+    TrainerFailure.__name__: 1024 * 1024,
     UnreadableSave.__name__: 1024 * 1024,
 }
 _TYPE = re.compile(r'\{"v":\d{1,9},"type":"(\w{1,40})"')
 """How every agent of ours begins. What begins otherwise may be right, and is small."""
 
 _HELLO_CHARACTERS = {"job": 128, "incarnation": 128, "node": 253, "token": 32 * 1024, "store": 512}
-_LARGEST_NUMBER = 2**53
+_MAX_NUMBER = 2**53
 
 
 def check_size(text: str, is_asked: bool = True) -> None:
@@ -200,7 +202,7 @@ def check_size(text: str, is_asked: bool = True) -> None:
     limit = _LARGER.get(name, USUAL_CHARACTERS)
     if len(text) > limit:
         raise ProtocolError(f"a message ({name}) of {len(text)} characters, more than any valid one has")
-    if name == Listing.__name__ and not is_asked:
+    if name == PersistentPage.__name__ and not is_asked:
         raise ProtocolError(f"a message ({name}) of {len(text)} characters without a request")
     # short texts take many times their length in memory; a quote that begins one has no backslash before it
     texts = (text.count('"') - text.count('\\"')) // 2
@@ -219,8 +221,8 @@ def check_hello(hello: Hello) -> None:
             raise ProtocolError(f"Hello.{name} has {len(text)} characters, more than {most}")
     for name in ("index", "attempt", "epoch", "stopped"):
         number = getattr(hello, name)
-        if not 0 <= number <= _LARGEST_NUMBER:
-            raise ProtocolError(f"Hello.{name} is {shown(number)}, which is out of range")
+        if not 0 <= number <= _MAX_NUMBER:
+            raise ProtocolError(f"Hello.{name} is {short_repr(number)}, which is out of range")
 
 
 # ---- TLS -------------------------------------------------------------------------------------------------------------
@@ -251,14 +253,14 @@ def _nowhere(_: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Referrals:
+class ShardDirectory:
     """Knows a job's shard, and where its agents connect."""
 
     shard_of: Callable[[str], int] = _only_shard
     url_of: Callable[[int], str] = _nowhere
     """Empty: wherever they are."""
 
-    def elsewhere(self, shard: int, host: str | None) -> str:
+    def other_address(self, shard: int, host: str | None) -> str:
         """Returns where an agent is to go; empty: it is right here.
 
         `host`: by which name it called this server.
@@ -272,7 +274,7 @@ class Referrals:
 PATH = "/v1/agents"
 _FROM_AGENT = get_args(FromAgent)
 
-Authenticator = Callable[[Hello], Awaitable[Refused | None]]
+Authenticator = Callable[[Hello], Awaitable[HelloRejected | None]]
 """Whether the hello's token is that worker's: None if so, else the refusal (`retry` if it could not be found out)."""
 
 
@@ -282,11 +284,11 @@ def tokens(expected: Callable[[str, int, int], str]) -> Authenticator:
     `expected(job, index, attempt)` gives the token.
     """
 
-    async def authenticate(hello: Hello) -> Refused | None:
+    async def authenticate(hello: Hello) -> HelloRejected | None:
         right = expected(hello.job, hello.index, hello.attempt)
         if hmac.compare_digest(hello.token.encode(), right.encode()):
             return None
-        return Refused(f"the token is not that of worker {hello.index} (attempt {hello.attempt})", retry=False)
+        return HelloRejected(f"the token is not that of worker {hello.index} (attempt {hello.attempt})", retry=False)
 
     return authenticate
 
@@ -299,7 +301,7 @@ class AgentServer:
         settings: CoordinatorSettings,
         authenticate: Authenticator,
         tls: ssl.SSLContext | None = None,
-        referrals: Referrals = Referrals(),
+        referrals: ShardDirectory = ShardDirectory(),
     ) -> None:
         self._settings = settings
         self._referrals = referrals
@@ -311,7 +313,7 @@ class AgentServer:
         self._open: set[AgentConnection] = set()
         self._joined = 0
         """How many of these are agents that were accepted."""
-        self._shared = SharedTexts()
+        self._shared = EncodedListCache()
         self._gate: ConnectionLimiter | None = None
         self._listening: asyncio.Server | None = None
         self._runner: web.AppRunner | None = None
@@ -331,17 +333,17 @@ class AgentServer:
         """Accepts agents of this job from now on."""
         self._jobs[job] = channel
 
-    def forget(self, job: str, channel: AgentChannel) -> None:
+    def remove_channel(self, job: str, channel: AgentChannel) -> None:
         """Disconnects this channel's agents, and refuses the job's from now on.
 
         A job that another channel serves by now goes on: a runner that ends late must not turn away the agents of the next.
         """
         if self._jobs.get(job) is channel:
             del self._jobs[job]
-        for line in channel.lines:
-            line.cut()
+        for line in channel.connections:
+            line.disconnect_now()
 
-    def lead(self, leading: bool, shard: int = 0) -> None:
+    def set_leading(self, leading: bool, shard: int = 0) -> None:
         """Sets whether this operator leads a shard.
 
         One that stops leading disconnects the shard's agents: they must not follow its messages any more.
@@ -352,7 +354,7 @@ class AgentServer:
             self._led[shard].clear()
             for line in tuple(self._open):
                 if line.shard == shard:
-                    line.cut()
+                    line.disconnect_now()
 
     async def start(self) -> None:
         """Listens. Raises OSError if the port is taken."""
@@ -366,12 +368,12 @@ class AgentServer:
         assert behind is not None, "setup() makes it"
         self._gate = ConnectionLimiter(self._settings, behind)
         self._listening = await asyncio.get_running_loop().create_server(
-            self._gate.door,
+            self._gate.create_protocol,
             self._settings.host,
             self._settings.port,
             reuse_address=True,  # an operator that was killed comes back to the port that its agents know
             ssl=self._tls,
-            ssl_handshake_timeout=self._settings.hello_seconds if self._tls else None,
+            ssl_handshake_timeout=self._settings.hello_timeout_seconds if self._tls else None,
         )
         self._port = self._listening.sockets[0].getsockname()[1]
 
@@ -405,66 +407,66 @@ class AgentServer:
         return websocket
 
     async def _converse(self, websocket: web.WebSocketResponse, line: AgentConnection) -> None:
-        admitted = await self._admitted(websocket, line)
-        if isinstance(admitted, Refused):
+        admitted = await self._check_hello(websocket, line)
+        if isinstance(admitted, HelloRejected):
             await line.close_with(admitted, self._settings.close_seconds)
             return
         hello, channel = admitted
         assert self._gate is not None, "it listens"
         self._gate.admit(line.transport)
-        pump = asyncio.create_task(line.pump(), name=f"to worker {hello.index}")
+        pump = asyncio.create_task(line.run_sender(), name=f"to worker {hello.index}")
         self._joined += 1
         try:
             channel.join(hello, line)
             await self._listen(websocket, line, channel)
         finally:
             self._joined -= 1
-            channel.leave(line)
+            channel.connection_ended(line)
             pump.cancel()
             with suppress(asyncio.CancelledError):
                 await pump
 
-    async def _admitted(
+    async def _check_hello(
         self, websocket: web.WebSocketResponse, line: AgentConnection
-    ) -> tuple[Hello, AgentChannel] | Refused:
+    ) -> tuple[Hello, AgentChannel] | HelloRejected:
         """Reads and judges the hello. What is refused is counted by kind and logged with its sentence."""
         try:
-            async with asyncio.timeout(self._settings.hello_seconds):
+            async with asyncio.timeout(self._settings.hello_timeout_seconds):
                 hello = await self._hello(websocket)
                 line.shard = shard = self._referrals.shard_of(hello.job)
-                elsewhere = "" if self._led[shard].is_set() else self._referrals.elsewhere(shard, line.host)
+                elsewhere = "" if self._led[shard].is_set() else self._referrals.other_address(shard, line.host)
                 if elsewhere:
                     text = f"the job is in shard {shard}, whose leader is at {elsewhere}"
-                    return _refused("elsewhere", Refused(text, retry=True, address=elsewhere))
+                    return _rejected("elsewhere", HelloRejected(text, retry=True, address=elsewhere))
                 if not await self._leads_soon(shard):
-                    return _refused("not-leading", Refused("this operator does not lead: ask again", retry=True))
+                    return _rejected("not-leading", HelloRejected("this operator does not lead: ask again", retry=True))
                 channel = self._jobs.get(hello.job)
                 if channel is None:
                     text = f"job {hello.job} is not served here ({len(self._jobs)} others are)"
-                    return _refused("foreign-job", Refused(text, retry=self._settings.foreign_retry))
+                    return _rejected("foreign-job", HelloRejected(text, retry=self._settings.foreign_retry))
                 bad = await self._authenticate(hello)
                 if bad is not None:
                     if bad.retry:
-                        channel.turn_away()
-                    return _refused("token", bad)
+                        channel.record_retry_later()
+                    return _rejected("token", bad)
         except TimeoutError:
-            text = f"no hello, or no answer about its token, within {self._settings.hello_seconds:g} s"
-            return _refused("timeout", Refused(text, retry=True))
+            text = f"no hello, or no answer about its token, within {self._settings.hello_timeout_seconds:g} s"
+            return _rejected("timeout", HelloRejected(text, retry=True))
         except ProtocolError as error:
-            return _refused("protocol", Refused(str(error), retry=False))
+            return _rejected("protocol", HelloRejected(str(error), retry=False))
         if self._jobs.get(hello.job) is not channel:
             # while its token was looked at: nobody would ever answer it there
-            return _refused("foreign-job", Refused(f"job {hello.job} was handed over: ask again", retry=True))
-        bad = channel.refusal(hello)
+            return _rejected("foreign-job", HelloRejected(f"job {hello.job} was handed over: ask again", retry=True))
+        bad = channel.rejection(hello)
         if bad is not None:
             if bad.retry:
-                channel.turn_away()
-            return _refused("worker", bad)
+                channel.record_retry_later()
+            return _rejected("worker", bad)
         if self._joined >= self._settings.lines:
             text = (
                 f"{self._joined} agents are connected, no more are accepted: raise `lines` in the operator's settings"
             )
-            return _refused("full", Refused(text, retry=True))
+            return _rejected("full", HelloRejected(text, retry=True))
         return hello, channel
 
     async def _leads_soon(self, shard: int) -> bool:
@@ -501,14 +503,14 @@ class AgentServer:
                     raise ProtocolError(
                         f"{frame.type.name} frame with {type(message).__name__}: agents send no such message here"
                     )
-                channel.hear(line, message)
+                channel.handle_message(line, message)
         except ProtocolError as error:
-            metrics.agents_garbled.inc()
+            metrics.agents_disconnected_invalid.inc()
             log.warning("closing the connection of %s: %s", line.worker, error)
             await websocket.close(code=1002, message=str(error).encode()[:120])
 
 
-def _refused(kind: str, refusal: Refused) -> Refused:
-    metrics.agents_refused.labels(kind).inc()
+def _rejected(kind: str, refusal: HelloRejected) -> HelloRejected:
+    metrics.agent_connections_rejected.labels(kind).inc()
     log.info("refused an agent: %s", refusal.reason)
     return refusal

@@ -11,15 +11,15 @@ from dataclasses import replace
 from surefoot.protocol.identities import WorkerId
 from surefoot.protocol.messages import (
     BarrierReply,
-    DropPersistent,
+    DeletePersistent,
+    DeleteReply,
     FromAgent,
-    Listing,
-    Persisted,
-    PersistentDropped,
-    Repaired,
+    PersistentPage,
+    RepairReply,
     RepairSave,
-    Retire,
+    Shutdown,
     ToAgent,
+    UploadReply,
 )
 from surefoot_operator.coordinator import barrier, listings, uploads
 from surefoot_operator.coordinator.listings import (
@@ -38,19 +38,19 @@ def apply_reply(orders: PendingRequests, worker: WorkerId, message: FromAgent, n
     """Applies an agent's reply; one that matches no request is ignored."""
     if isinstance(message, BarrierReply):
         return with_barrier(orders, barrier.apply_reply(orders.barrier, worker, message))
-    if isinstance(message, Persisted):
+    if isinstance(message, UploadReply):
         return uploads.apply_reply(orders, worker, message)
-    if not isinstance(message, Listing | Repaired | PersistentDropped):
+    if not isinstance(message, PersistentPage | RepairReply | DeleteReply):
         return orders
-    order = orders.outstanding.get(message.request)
+    order = orders.pending.get(message.request)
     if order is None or order.worker != worker:
         return orders
-    if isinstance(message, Listing):
+    if isinstance(message, PersistentPage):
         return listings.apply_page(orders, order, message)
-    orders = replace(orders, outstanding={n: o for n, o in orders.outstanding.items() if n != message.request})
+    orders = replace(orders, pending={n: o for n, o in orders.pending.items() if n != message.request})
     if message.error is not None:
         return with_failure(orders, f"{worker} could not {describe_request(order.message)}: {message.error}")
-    if isinstance(order.message, DropPersistent):
+    if isinstance(order.message, DeletePersistent):
         return listings.confirm_deletion(orders, order.message)
     if isinstance(order.message, RepairSave):
         return uploads.confirm_repair(orders, order.message, now)
@@ -59,7 +59,7 @@ def apply_reply(orders: PendingRequests, worker: WorkerId, message: FromAgent, n
 
 def desired_requests(orders: PendingRequests, worker: WorkerId) -> list[ToAgent]:
     """Lists the requests that this worker's agent must have received; a barrier comes with its assignment."""
-    upload, shutdown = uploads.desired_upload(orders, worker), orders.retired.get(worker)
+    upload, shutdown = uploads.desired_upload(orders, worker), orders.shutdowns.get(worker)
     return [*orders.requests_of(worker), *(message for message in (upload, shutdown) if message is not None)]
 
 
@@ -68,40 +68,42 @@ def affected_workers(old: PendingRequests, new: PendingRequests) -> set[WorkerId
     if (old.barrier and old.barrier.sent) != (new.barrier and new.barrier.sent):
         return None
     workers: set[WorkerId] = set()
-    if old.outstanding is not new.outstanding:
-        workers |= {one.worker for number, one in new.outstanding.items() if old.outstanding.get(number) is not one}
-    if old.promotions is not new.promotions:
-        workers |= {worker for worker, one in new.promotions.items() if old.promotions.get(worker) != one}
-    if old.retired is not new.retired:
-        workers |= {worker for worker, one in new.retired.items() if old.retired.get(worker) != one}
+    if old.pending is not new.pending:
+        workers |= {one.worker for number, one in new.pending.items() if old.pending.get(number) is not one}
+    if old.uploads is not new.uploads:
+        workers |= {worker for worker, one in new.uploads.items() if old.uploads.get(worker) != one}
+    if old.shutdowns is not new.shutdowns:
+        workers |= {worker for worker, one in new.shutdowns.items() if old.shutdowns.get(worker) != one}
     return workers
 
 
-def retire(orders: PendingRequests, workers: Iterable[WorkerId], message: Retire) -> PendingRequests:
+def retire(orders: PendingRequests, workers: Iterable[WorkerId], message: Shutdown) -> PendingRequests:
     """Tells exactly these attempts of workers to leave."""
-    wanted = {**orders.retired, **dict.fromkeys(workers, message)}
-    return orders if wanted == orders.retired else replace(orders, retired=wanted)
+    wanted = {**orders.shutdowns, **dict.fromkeys(workers, message)}
+    return orders if wanted == orders.shutdowns else replace(orders, shutdowns=wanted)
 
 
 def drop_other_generations(orders: PendingRequests, epoch: int, committed: bool) -> PendingRequests:
     """Voids requests of another epoch than the present world's."""
-    kept = {n: o for n, o in orders.outstanding.items() if o.epoch == epoch}
+    kept = {n: o for n, o in orders.pending.items() if o.generation == epoch}
     is_current = orders.barrier is not None and orders.barrier.sent.generation == epoch and committed
     barrier = orders.barrier if is_current else None
-    promotions = {w: p for w, p in orders.promotions.items() if p.epoch == epoch}
-    if (len(kept), barrier, len(promotions)) == (len(orders.outstanding), orders.barrier, len(orders.promotions)):
+    promotions = {w: p for w, p in orders.uploads.items() if p.generation == epoch}
+    if (len(kept), barrier, len(promotions)) == (len(orders.pending), orders.barrier, len(orders.uploads)):
         return orders
-    return replace(orders, outstanding=kept, barrier=barrier, promotions=promotions, older=older_without(orders, kept))
+    return replace(
+        orders, pending=kept, barrier=barrier, uploads=promotions, source_listing=older_without(orders, kept)
+    )
 
 
 def drop_worker(orders: PendingRequests, worker: WorkerId) -> PendingRequests:
     """Drops the requests of an agent that is gone for good."""
-    kept = {n: o for n, o in orders.outstanding.items() if o.worker != worker}
-    promotions = {w: p for w, p in orders.promotions.items() if w != worker}
-    if (len(kept), len(promotions)) == (len(orders.outstanding), len(orders.promotions)):
+    kept = {n: o for n, o in orders.pending.items() if o.worker != worker}
+    promotions = {w: p for w, p in orders.uploads.items() if w != worker}
+    if (len(kept), len(promotions)) == (len(orders.pending), len(orders.uploads)):
         return orders
-    lost_listing = any(is_listing(o, older=False) for n, o in orders.outstanding.items() if n not in kept)
+    lost_listing = any(is_listing(o, older=False) for n, o in orders.pending.items() if n not in kept)
     lost_listing = lost_listing and not any(is_listing(o, older=False) for o in kept.values())
-    persistent = replace(orders.persistent, asked_seconds=None) if lost_listing else orders.persistent
+    persistent = replace(orders.persistent, requested_seconds=None) if lost_listing else orders.persistent
     older = older_without(orders, kept)
-    return replace(orders, outstanding=kept, promotions=promotions, persistent=persistent, older=older)
+    return replace(orders, pending=kept, uploads=promotions, persistent=persistent, source_listing=older)

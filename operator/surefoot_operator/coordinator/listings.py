@@ -12,23 +12,23 @@ from itertools import islice
 
 from surefoot.errors import OutOfBounds, ProtocolError
 from surefoot.protocol import bounds
-from surefoot.protocol.checkpoints.completeness import LeftOut
+from surefoot.protocol.checkpoints.completeness import UnreadRecord
 from surefoot.protocol.checkpoints.records import RankManifest
-from surefoot.protocol.identities import Checkpoint, OlderJob, WorkerId
+from surefoot.protocol.identities import Checkpoint, SourceJob, WorkerId
 from surefoot.protocol.messages import (
-    DropPersistent,
-    Listing,
+    DeletePersistent,
     ListPersistent,
+    PersistentPage,
 )
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.coordinator.pending_requests import (
+    PendingRequest,
     PendingRequests,
-    Request,
     describe_request,
     with_failure,
     with_refused,
 )
-from surefoot_operator.job_snapshot import PersistentSeen
+from surefoot_operator.job_snapshot import PersistentListing
 
 # ---- listing pages ---------------------------------------------------------------------------------------------------
 # Assembles the pages of a listing. An agent first sends the manifests, which name their layouts by digest; then the
@@ -50,7 +50,7 @@ class ListingPage:
 
     entries: tuple[RankManifest, ...] = ()
     layouts: Mapping[str, str] = field(default_factory=dict)
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[UnreadRecord, ...] = ()
     unreadable: tuple[str, ...] = ()
     """Why manifests in it could not be read, the first few."""
     refused: tuple[str, ...] = ()
@@ -83,11 +83,13 @@ class PartialListing:
         """
         found = self.whole()
         withheld = set(asked) - found.layouts.keys() - {one.digest for one in found.left_out}
-        told = tuple(LeftOut(f"layout {d} was not sent by the agent", True, digest=d) for d in sorted(withheld))
+        told = tuple(UnreadRecord(f"layout {d} was not sent by the agent", True, digest=d) for d in sorted(withheld))
         return replace(self, before=replace(self.before, left_out=(*self.before.left_out, *told)))
 
 
-def taken(gathered: PartialListing, page: Listing, asked: ListPersistent, max_entries: int) -> PartialListing | None:
+def taken(
+    gathered: PartialListing, page: PersistentPage, asked: ListPersistent, max_entries: int
+) -> PartialListing | None:
     """Adds a page; None where pages before it are missing.
 
     A page that came before starts the answer anew. Only what was asked for is kept.
@@ -110,7 +112,7 @@ def taken(gathered: PartialListing, page: Listing, asked: ListPersistent, max_en
         layouts = {digest: text for digest, text in layouts.items() if digest in asked.layouts}
     read = read_manifests(page.manifests) if asked.manifests else ListingPage()
     bounds.check(listing, "the newest epoch", page.newest_epoch, bounds.MAX_COUNT)
-    read = replace(read, layouts=layouts, left_out=page.left_out[:MOST_LEFT_OUT], newest_epoch=page.newest_epoch)
+    read = replace(read, layouts=layouts, left_out=page.unread_records[:MOST_LEFT_OUT], newest_epoch=page.newest_epoch)
     return PartialListing(gathered.before, (*kept[1:], read), gathered.heard + 1)
 
 
@@ -172,14 +174,14 @@ def listing_rights(status: JobStatus) -> ListingRights:
     A folder that is missing is made only while no checkpoint was ever complete in it: later it is one that went away.
     The ticket is the moment of the claim, which no claim after a restored backup has.
     """
-    world = status.world
+    world = status.membership
     is_claim = world is not None and world.state == "Claimed"
-    claim = (world.epoch, f"{world.changed_seconds:.3f}") if world is not None and is_claim else (0, "")
-    return ListingRights(begin=status.floor is None, claim=claim)
+    claim = (world.generation, f"{world.changed_seconds:.3f}") if world is not None and is_claim else (0, "")
+    return ListingRights(begin=status.last_uploaded is None, claim=claim)
 
 
 @dataclass(frozen=True, slots=True)
-class ListingRequest(Request):
+class ListingRequest(PendingRequest):
     """A request for a listing, with what has come of it."""
 
     gathered: PartialListing = field(default_factory=PartialListing)
@@ -188,10 +190,10 @@ class ListingRequest(Request):
     """Digests of layouts that need not be sent."""
 
 
-def is_listing(order: Request, older: bool) -> bool:
+def is_listing(order: PendingRequest, older: bool) -> bool:
     """Whether this asks for a listing, `older`: of an older job."""
     message = order.message
-    return isinstance(message, ListPersistent) and (message.older_job is not None) == older
+    return isinstance(message, ListPersistent) and (message.source_job is not None) == older
 
 
 def list_persistent(
@@ -199,7 +201,7 @@ def list_persistent(
     worker: WorkerId,
     epoch: int,
     now: float,
-    older: OlderJob | None = None,
+    older: SourceJob | None = None,
     known: frozenset[str] = frozenset(),
     listed_as: ListingRights = ANY_RIGHTS,
 ) -> PendingRequests:
@@ -210,29 +212,29 @@ def list_persistent(
     """
     same = {
         n: o
-        for n, o in orders.outstanding.items()
-        if is_listing(o, older is not None) and o.epoch == epoch and o.message.older_job == older  # type: ignore[union-attr]
+        for n, o in orders.pending.items()
+        if is_listing(o, older is not None) and o.generation == epoch and o.message.source_job == older  # type: ignore[union-attr]
     }
     oldest = sorted(same)[: max(0, len(same) - MOST_LISTINGS)]
-    others = {n: o for n, o in orders.outstanding.items() if not is_listing(o, older is not None) or n in same}
+    others = {n: o for n, o in orders.pending.items() if not is_listing(o, older is not None) or n in same}
     kept = {n: o for n, o in others.items() if n not in oldest}
     number = orders.next_request
-    kept_layouts = orders.layouts if older is None else orders.older_layouts
+    kept_layouts = orders.layouts if older is None else orders.source_layouts
     epoch_claimed, ticket = listed_as.claim if older is None else (0, "")
     message = ListPersistent(
         number, older, layouts=(), begin=listed_as.begin, claim_epoch=epoch_claimed, claim_ticket=ticket
     )
     order = ListingRequest(worker, message, epoch, now, known=known | kept_layouts.keys())
-    orders = replace(orders, next_request=number + 1, outstanding={**kept, number: order})
+    orders = replace(orders, next_request=number + 1, pending={**kept, number: order})
     asked_of = frozenset(o.worker for n, o in same.items() if n in kept) | {worker}
-    return with_listing(orders, PersistentSeen(asked_seconds=now, older_job=older, asked_of=asked_of))
+    return with_listing(orders, PersistentListing(requested_seconds=now, source_job=older, requested_from=asked_of))
 
 
 def void_listing(orders: PendingRequests) -> PendingRequests:
     """Discards a listing asked for before a holder was read."""
-    others = {n: o for n, o in orders.outstanding.items() if not is_listing(o, older=False)}
-    seen = replace(orders.persistent, read_epoch=None, asked_seconds=None)
-    return replace(orders, outstanding=others, persistent=seen)
+    others = {n: o for n, o in orders.pending.items() if not is_listing(o, older=False)}
+    seen = replace(orders.persistent, read_generation=None, requested_seconds=None)
+    return replace(orders, pending=others, persistent=seen)
 
 
 def drop_persistent(
@@ -242,23 +244,23 @@ def drop_persistent(
 
     From now on they count as gone: what is proven, restored or taken for the floor meanwhile would be gone a moment later.
     """
-    if any(isinstance(order.message, DropPersistent) for order in orders.outstanding.values()):
+    if any(isinstance(order.message, DeletePersistent) for order in orders.pending.values()):
         return orders
     number = orders.next_request
-    order = Request(worker, DropPersistent(number, checkpoints), epoch, now)
+    order = PendingRequest(worker, DeletePersistent(number, checkpoints), epoch, now)
     return replace(
         orders,
         next_request=number + 1,
-        outstanding={**orders.outstanding, number: order},
-        persistent=orders.persistent.without(frozenset(checkpoints)),
-        promoted={c: saves for c, saves in orders.promoted.items() if c not in checkpoints},
+        pending={**orders.pending, number: order},
+        persistent=orders.persistent.without_checkpoints(frozenset(checkpoints)),
+        uploaded={c: saves for c, saves in orders.uploaded.items() if c not in checkpoints},
     )
 
 
-def older_without(orders: PendingRequests, kept: Mapping[int, Request]) -> PersistentSeen:
+def older_without(orders: PendingRequests, kept: Mapping[int, PendingRequest]) -> PersistentListing:
     """An older job's listing that nobody will answer any more was never asked for."""
-    lost = any(is_listing(o, older=True) for n, o in orders.outstanding.items() if n not in kept)
-    return replace(orders.older, asked_seconds=None) if lost else orders.older
+    lost = any(is_listing(o, older=True) for n, o in orders.pending.items() if n not in kept)
+    return replace(orders.source_listing, requested_seconds=None) if lost else orders.source_listing
 
 
 # ---- replies ---------------------------------------------------------------------------------------------------------
@@ -267,7 +269,7 @@ MOST_TOLD = 5
 """Records that a listing left out and that are told by name."""
 
 
-def apply_page(orders: PendingRequests, order: Request, page: Listing) -> PendingRequests:
+def apply_page(orders: PendingRequests, order: PendingRequest, page: PersistentPage) -> PendingRequests:
     """One page. After the last the layouts that nobody knows are asked for, a few at a time; then the listing counts."""
     asked = order.message
     if not isinstance(asked, ListPersistent) or not isinstance(order, ListingRequest):
@@ -283,68 +285,70 @@ def apply_page(orders: PendingRequests, order: Request, page: Listing) -> Pendin
         error = f"page {missing} of {page.page + 1} of the listing was not received"
     if error is None and page.more:
         waits = order if gathered is None else replace(order, gathered=gathered)
-        return replace(orders, outstanding={**orders.outstanding, page.request: waits})
-    rest = {n: o for n, o in orders.outstanding.items() if n != page.request}
+        return replace(orders, pending={**orders.pending, page.request: waits})
+    rest = {n: o for n, o in orders.pending.items() if n != page.request}
     if error is not None or gathered is None:
         orders = with_failure(
-            replace(orders, outstanding=rest), f"{order.worker} could not {describe_request(order.message)}: {error}"
+            replace(orders, pending=rest), f"{order.worker} could not {describe_request(order.message)}: {error}"
         )
-        seen = PersistentSeen(asked_seconds=order.asked_seconds, error=error, older_job=asked.older_job)
+        seen = PersistentListing(requested_seconds=order.requested_seconds, error=error, source_job=asked.source_job)
         return with_listing(orders, seen)
     gathered = gathered.answered(asked.layouts or ())
     wanted = lacking(gathered.whole(), order.known)
     if wanted:
         number = orders.next_request
-        more = ListPersistent(number, asked.older_job, manifests=False, layouts=wanted, begin=asked.begin)
+        more = ListPersistent(number, asked.source_job, manifests=False, layouts=wanted, begin=asked.begin)
         order = replace(order, message=more, gathered=gathered.asked_anew())
-        return replace(orders, next_request=number + 1, outstanding={**rest, number: order})
+        return replace(orders, next_request=number + 1, pending={**rest, number: order})
     # what others were asked for the same is answered with this
     rest = {n: o for n, o in rest.items() if not _same_listing(o, order)}
-    return _listed(replace(orders, outstanding=rest), order, gathered)
+    return _listed(replace(orders, pending=rest), order, gathered)
 
 
-def _listed(orders: PendingRequests, order: Request, gathered: PartialListing) -> PendingRequests:
-    older = order.message.older_job if isinstance(order.message, ListPersistent) else None
+def _listed(orders: PendingRequests, order: PendingRequest, gathered: PartialListing) -> PendingRequests:
+    older = order.message.source_job if isinstance(order.message, ListPersistent) else None
     found, entries = gathered.whole(), gathered.whole().entries
     # an agent of ours leaves out what breaks a bound, and says so in the words of the error
-    left_out = tuple(one.why for one in found.left_out if OutOfBounds.MARK in one.why)
+    left_out = tuple(one.reason for one in found.left_out if OutOfBounds.MARK in one.reason)
     orders = with_refused(replace(orders, refused=()), (*found.refused, *left_out))
     for why in found.unreadable[:MOST_TOLD]:
         orders = with_failure(orders, f"{older or 'the persistent tier'} has a manifest that cannot be read: {why}")
     if older is not None:
-        entries = tuple(replace(m, save=replace(m.save, epoch=-m.save.epoch)) for m in entries)
-    seen = PersistentSeen(order.epoch, entries, order.asked_seconds, older_job=older, left_out=found.left_out)
+        entries = tuple(replace(m, save=replace(m.save, generation=-m.save.generation)) for m in entries)
+    seen = PersistentListing(
+        order.generation, entries, order.requested_seconds, source_job=older, unread_records=found.left_out
+    )
     seen = replace(seen, newest_epoch=found.newest_epoch)
-    seen = replace(seen, unjudged=seen.unreadable_checkpoints(older is not None))
+    seen = replace(seen, undecidable=seen.unreadable_checkpoints(older is not None))
     named = {m.layout for m in entries}
-    known = orders.layouts if older is None else orders.older_layouts
+    known = orders.layouts if older is None else orders.source_layouts
     layouts = {digest: text for digest, text in {**known, **found.layouts}.items() if digest in named}
     for one in found.left_out[:MOST_TOLD]:
         orders = with_failure(orders, f"left out of the listing of {older or 'the persistent tier'}: {one}")
     if len(found.left_out) > MOST_TOLD:
         orders = with_failure(orders, f"{len(found.left_out) - MOST_TOLD} more records could not be read")
     if older is not None:
-        return replace(orders, older=seen, older_layouts=layouts)
+        return replace(orders, source_listing=seen, source_layouts=layouts)
     still = orders.persistent.deleting & {m.save.checkpoint for m in entries}
-    return replace(orders, persistent=seen.without(still), layouts=layouts)
+    return replace(orders, persistent=seen.without_checkpoints(still), layouts=layouts)
 
 
-def _same_listing(order: Request, other: Request) -> bool:
+def _same_listing(order: PendingRequest, other: PendingRequest) -> bool:
     one, two = order.message, other.message
-    return isinstance(one, ListPersistent) and isinstance(two, ListPersistent) and one.older_job == two.older_job
+    return isinstance(one, ListPersistent) and isinstance(two, ListPersistent) and one.source_job == two.source_job
 
 
-def confirm_deletion(orders: PendingRequests, deleted: DropPersistent) -> PendingRequests:
+def confirm_deletion(orders: PendingRequests, deleted: DeletePersistent) -> PendingRequests:
     """Records that these checkpoints are deleted."""
     deleting = orders.persistent.deleting - frozenset(deleted.checkpoints)
     return replace(orders, persistent=replace(orders.persistent, deleting=deleting))
 
 
-def with_listing(orders: PendingRequests, seen: PersistentSeen) -> PendingRequests:
+def with_listing(orders: PendingRequests, seen: PersistentListing) -> PendingRequests:
     """Stores what is known of one job's listing.
 
     What is being deleted from this job's own stays so: another request for a listing, or one that failed, tells nothing of it.
     """
-    if seen.older_job is not None:
-        return replace(orders, older=seen)
+    if seen.source_job is not None:
+        return replace(orders, source_listing=seen)
     return replace(orders, persistent=replace(seen, deleting=orders.persistent.deleting))

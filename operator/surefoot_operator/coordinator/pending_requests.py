@@ -11,32 +11,32 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from surefoot.protocol.bounds import MAX_CAUSE_CHARACTERS, max_records
-from surefoot.protocol.identities import Checkpoint, HolderId, RankSave, WorkerId
+from surefoot.protocol.identities import Checkpoint, MemoryServerInstance, RankSave, WorkerId
 from surefoot.protocol.messages import (
-    DropPersistent,
+    DeletePersistent,
     ListPersistent,
-    PromoteSave,
     RepairSave,
-    Retire,
+    Shutdown,
     ToAgent,
+    UploadSave,
 )
 from surefoot.protocol.text import shorten
-from surefoot_operator.job_snapshot import ObservedBarrier, PersistentSeen
+from surefoot_operator.job_snapshot import ObservedBarrier, PersistentListing
 
-RequestMessage = ListPersistent | RepairSave | DropPersistent
+RequestMessage = ListPersistent | RepairSave | DeletePersistent
 
 MOST_REFUSED = 8
 """Sentences on records that broke a bound."""
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class PendingRequest:
     """A request that its worker's agent has not answered yet."""
 
     worker: WorkerId
     message: RequestMessage
-    epoch: int
-    asked_seconds: float
+    generation: int
+    requested_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,9 @@ class PendingRequests:
 
     next_request: int
     """Grows; begins where no earlier coordinator has been, so that an answer to one of its requests fits none of ours."""
-    outstanding: Mapping[int, Request] = field(default_factory=dict)
+    pending: Mapping[int, PendingRequest] = field(default_factory=dict)
     """Requests of all conversations that are answered by number."""
-    retired: Mapping[WorkerId, Retire] = field(default_factory=dict)
+    shutdowns: Mapping[WorkerId, Shutdown] = field(default_factory=dict)
     failures: tuple[str, ...] = ()
     """Sentences of what agents could not do; taken by whoever logs them."""
 
@@ -58,25 +58,25 @@ class PendingRequests:
     barrier: ObservedBarrier | None = None
 
     # uploads and repairs
-    promotions: Mapping[WorkerId, PromoteSave] = field(default_factory=dict)
-    promotion_round: int = 0
+    uploads: Mapping[WorkerId, UploadSave] = field(default_factory=dict)
+    upload_round: int = 0
     """The newest round of any of them."""
-    promoted: Mapping[Checkpoint, frozenset[RankSave]] = field(default_factory=dict)
-    stumbled: Mapping[RankSave, int] = field(default_factory=dict)
+    uploaded: Mapping[Checkpoint, frozenset[RankSave]] = field(default_factory=dict)
+    failed_uploads: Mapping[RankSave, int] = field(default_factory=dict)
     """How often the upload of a save failed since it last began; of the newest few checkpoints."""
     unreadable: frozenset[RankSave] = frozenset()
     """Saves of which an upload found every copy in memory damaged; of the newest few checkpoints."""
-    promotion_times: Mapping[Checkpoint, Mapping[WorkerId, float]] = field(default_factory=dict)
+    upload_times: Mapping[Checkpoint, Mapping[WorkerId, float]] = field(default_factory=dict)
     """Seconds that each worker spent on uploading its share; of the newest few checkpoints."""
-    copied: Mapping[tuple[RankSave, HolderId], float] = field(default_factory=dict)
+    copied: Mapping[tuple[RankSave, MemoryServerInstance], float] = field(default_factory=dict)
     """When agents said that they had copied a save to a holder, lately: its index is read again in a moment."""
 
     # listings
-    persistent: PersistentSeen = field(default_factory=PersistentSeen)
+    persistent: PersistentListing = field(default_factory=PersistentListing)
     layouts: Mapping[str, str] = field(default_factory=dict)
     """Layout records that the last listing brought, by digest."""
-    older: PersistentSeen = field(default_factory=PersistentSeen)
-    older_layouts: Mapping[str, str] = field(default_factory=dict)
+    source_listing: PersistentListing = field(default_factory=PersistentListing)
+    source_layouts: Mapping[str, str] = field(default_factory=dict)
     refused: tuple[str, ...] = ()
     """Records of the last listing that broke a bound: a sentence each."""
     max_records: int = field(default_factory=lambda: max_records(0))
@@ -87,7 +87,7 @@ class PendingRequests:
     def requests_of(self, worker: WorkerId) -> Sequence[ToAgent]:
         """Lists this worker's requests, oldest first; sorted by worker once."""
         if not self._asked:
-            for _, request in sorted(self.outstanding.items()):
+            for _, request in sorted(self.pending.items()):
                 self._asked.setdefault(request.worker, []).append(request.message)
         return self._asked.get(worker, ())
 
@@ -97,7 +97,7 @@ def describe_request(message: RequestMessage) -> str:
     if isinstance(message, RepairSave):
         return f"copy {message.save} from {message.source} to {message.target}"
     if isinstance(message, ListPersistent):
-        return f"list {message.older_job or 'the persistent tier'}"
+        return f"list {message.source_job or 'the persistent tier'}"
     return "delete from the persistent tier"
 
 

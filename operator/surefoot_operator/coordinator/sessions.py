@@ -17,31 +17,31 @@ from surefoot.protocol.hangs import MOST_STEPS
 from surefoot.protocol.identities import WorkerId
 from surefoot.protocol.messages import (
     BarrierReached,
-    Exited,
     Finished,
     FromAgent,
+    HangReport,
     Heartbeat,
     Hello,
-    HoldersWanted,
+    HelloRejected,
+    ListAllServers,
     NodeHealth,
     Notice,
-    Refused,
-    Stopped,
     StoreReady,
-    StuckRanks,
+    TrainerFailure,
+    TrainersStopped,
     UnreadableSave,
 )
-from surefoot.protocol.progress import NOTHING_TOLD, Progress, between
-from surefoot_operator.api.status import World
+from surefoot.protocol.progress import NO_PROGRESS, Progress, subtract
+from surefoot_operator.api.status import Membership
 from surefoot_operator.coordinator import conversations
 from surefoot_operator.coordinator.pending_requests import PendingRequests
 from surefoot_operator.job_snapshot import (
-    MOST_WINDOWS,
-    ExitSeen,
-    PaceSeen,
-    PaceWindow,
-    SessionSeen,
-    StandingSeen,
+    MAX_WINDOWS,
+    ActivityHistory,
+    ActivityWindow,
+    HangEvidence,
+    ObservedExit,
+    ObservedSession,
     Timings,
 )
 
@@ -50,22 +50,25 @@ from surefoot_operator.job_snapshot import (
 # evaluation that a program does not announce is one window, however long it takes. Nor does the first of an epoch
 # count: who has just been started, on another node than the others, reads and compiles what they have had for long.
 
-WINDOW_LOOKS = 48
+WINDOW_OBSERVATIONS = 48
 """Of each rank: some ten seconds."""
 
 WINDOW_STEPS = 4
 
 
-def paced(seen: PaceSeen, told: Progress) -> PaceSeen:
+def add_activity(seen: ActivityHistory, told: Progress) -> ActivityHistory:
     """Adds what one heartbeat of the same epoch tells of paces."""
-    windows = tuple(between(*pair) for pair in zip(seen.marked, told.paces, strict=False))
+    windows = tuple(subtract(*pair) for pair in zip(seen.window_start_totals, told.activities, strict=False))
     whole = tuple(one for one in windows if one is not None)
-    if len(whole) != len(told.paces) or len(seen.marked) != len(told.paces):
-        return PaceSeen(told.paces, told.step)  # the first word of this epoch, or not all ranks told before
-    if told.step - seen.marked_step < WINDOW_STEPS or min(one.looks for one in whole) < WINDOW_LOOKS:
+    if len(whole) != len(told.activities) or len(seen.window_start_totals) != len(told.activities):
+        return ActivityHistory(told.activities, told.step)  # the first word of this epoch, or not all ranks told before
+    if (
+        told.step - seen.window_start_step < WINDOW_STEPS
+        or min(one.observations for one in whole) < WINDOW_OBSERVATIONS
+    ):
         return seen
-    window = (PaceWindow(seen.marked_step, whole),) if seen.warmed_up else ()
-    return PaceSeen(told.paces, told.step, (*seen.windows, *window)[-MOST_WINDOWS:], warmed_up=True)
+    window = (ActivityWindow(seen.window_start_step, whole),) if seen.warmed_up else ()
+    return ActivityHistory(told.activities, told.step, (*seen.windows, *window)[-MAX_WINDOWS:], warmed_up=True)
 
 
 # ---- clocks and round trips of agents --------------------------------------------------------------------------------
@@ -73,11 +76,11 @@ def paced(seen: PaceSeen, told: Progress) -> PaceSeen:
 # staged and when it has all its copies; the time between is its drain. Ends with the epoch, since another world has
 # other steps.
 
-MOST_SAVES = 9
+MAX_SAVES = 9
 """Newest ones that count."""
 
 
-def timed(timings: Timings, beat: Heartbeat, grown: bool, now: float) -> Timings:
+def add_timings(timings: Timings, beat: Heartbeat, grown: bool, now: float) -> Timings:
     """Adds one heartbeat of the same epoch.
 
     `grown`: it reports a new step.
@@ -85,21 +88,21 @@ def timed(timings: Timings, beat: Heartbeat, grown: bool, now: float) -> Timings
     told = beat.progress
     if grown and told.step_seconds is not None:
         timings = replace(timings, steps=(*timings.steps, told.step_seconds)[-MOST_STEPS:])
-    if told.paces:
-        timings = replace(timings, pace=paced(timings.pace, told))
+    if told.activities:
+        timings = replace(timings, pace=add_activity(timings.pace, told))
     if told.stall_seconds is not None and timings.stalls[-1:] != (told.stall_seconds,):
-        timings = replace(timings, stalls=(*timings.stalls, told.stall_seconds)[-MOST_SAVES:])
-    own = [c for c in beat.pending if c.epoch == beat.epoch]  # an older epoch's drain may have met its end
+        timings = replace(timings, stalls=(*timings.stalls, told.stall_seconds)[-MAX_SAVES:])
+    own = [c for c in beat.pending if c.generation == beat.generation]  # an older epoch's drain may have met its end
     done = [now - since for c, since in timings.pending.items() if c not in own]
     if done or len(own) != len(timings.pending):
         pending = {c: timings.pending.get(c, now) for c in own}
-        timings = replace(timings, pending=pending, drains=(*timings.drains, *done)[-MOST_SAVES:])
+        timings = replace(timings, pending=pending, flushes=(*timings.flushes, *done)[-MAX_SAVES:])
     return timings
 
 
 # ---- sessions --------------------------------------------------------------------------------------------------------
 
-MOST_NOTICES = 64
+MAX_NOTICES = 64
 
 SKEW_SECONDS = 30.0
 """A node's clock this far from the operator's is told: signatures and certificates bear a few minutes."""
@@ -109,19 +112,19 @@ SKEW_SECONDS = 30.0
 class Session:
     """The session of one worker's newest agent."""
 
-    seen: SessionSeen
-    hello_epoch: int = 0
+    observed: ObservedSession
+    hello_generation: int = 0
     """Epoch that was running when it last connected: not 0 means that it is adopted, not started."""
     store: tuple[int, str] | None = None
     """(epoch, host:port) of the store that this agent hosts."""
-    wants_holders: bool = False
+    wants_servers: bool = False
     """Asked on this line to be told of every holder."""
     replaced: frozenset[str] = frozenset()
     """Incarnations that were this worker before; a thawed one must not come back."""
 
     @property
     def worker(self) -> WorkerId:
-        return WorkerId(self.seen.index, self.seen.attempt)
+        return WorkerId(self.observed.index, self.observed.attempt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +135,7 @@ class Sessions:
     term_seconds: float
     orders: PendingRequests
     by_worker: Mapping[WorkerId, Session] = field(default_factory=dict)
-    world: World | None = None
+    membership: Membership | None = None
     notices: tuple[tuple[WorkerId, Notice], ...] = ()
     speakers: Mapping[str, WorkerId] = field(default_factory=dict)
     """Whose agent each incarnation is that has a session."""
@@ -140,7 +143,7 @@ class Sessions:
     """When an agent was last asked to come again; 0: none was."""
 
 
-def begin(job: str, now: float) -> Sessions:
+def new_sessions(job: str, now: float) -> Sessions:
     """Begins a term without any session.
 
     Requests are numbered from the time on, so that no two terms share a number.
@@ -148,38 +151,38 @@ def begin(job: str, now: float) -> Sessions:
     return Sessions(job, now, PendingRequests(next_request=int(now * 1000)))
 
 
-def seen(sessions: Sessions) -> tuple[SessionSeen, ...]:
+def observed_sessions(sessions: Sessions) -> tuple[ObservedSession, ...]:
     """Lists the sessions for a snapshot, ordered by worker."""
-    return tuple(sessions.by_worker[worker].seen for worker in sorted(sessions.by_worker))
+    return tuple(sessions.by_worker[worker].observed for worker in sorted(sessions.by_worker))
 
 
-def refusal(sessions: Sessions, hello: Hello, known: frozenset[WorkerId] | None) -> Refused | None:
+def rejection(sessions: Sessions, hello: Hello, known: frozenset[WorkerId] | None) -> HelloRejected | None:
     """Says why this hello is refused; None: it is accepted.
 
     `known`: the fabric's workers; None: not known yet.
     """
     worker = WorkerId(hello.index, hello.attempt)
     if hello.job != sessions.job:
-        return Refused(f"this coordinator serves job {sessions.job}, not {hello.job}", retry=False)
+        return HelloRejected(f"this coordinator serves job {sessions.job}, not {hello.job}", retry=False)
     if known is None:
-        return Refused("this coordinator has just started and does not know its workers yet", retry=True)
+        return HelloRejected("this coordinator has just started and does not know its workers yet", retry=True)
     if worker not in known:
         newer = max((w.attempt for w in known if w.index == worker.index), default=0)
         if newer > worker.attempt:
-            return Refused(f"{worker} was replaced by attempt {newer}", retry=False)
-        return Refused(f"{worker} is not among the workers of this job", retry=True)
+            return HelloRejected(f"{worker} was replaced by attempt {newer}", retry=False)
+        return HelloRejected(f"{worker} is not among the workers of this job", retry=True)
     session = sessions.by_worker.get(worker)
     if session is not None and hello.incarnation in session.replaced:
-        return Refused(f"agent {hello.incarnation} was replaced by a newer agent of {worker}", retry=False)
+        return HelloRejected(f"agent {hello.incarnation} was replaced by a newer agent of {worker}", retry=False)
     other = sessions.speakers.get(hello.incarnation)
     if other is not None and other != worker:
-        return Refused(
+        return HelloRejected(
             f"incarnation {hello.incarnation} is already {other}: each agent start needs its own", retry=False
         )
     return None
 
 
-def turned_away(sessions: Sessions, now: float) -> Sessions:
+def record_retry_later(sessions: Sessions, now: float) -> Sessions:
     """Records that an agent was asked to come again.
 
     Not all that live have joined then.
@@ -187,30 +190,32 @@ def turned_away(sessions: Sessions, now: float) -> Sessions:
     return replace(sessions, turned_away_seconds=now)
 
 
-def connected(sessions: Sessions, hello: Hello, now: float) -> Sessions:
+def apply_hello(sessions: Sessions, hello: Hello, now: float) -> Sessions:
     """Applies an accepted hello; a new incarnation starts without facts."""
     worker = WorkerId(hello.index, hello.attempt)
     old = sessions.by_worker.get(worker)
-    if old is not None and old.seen.incarnation == hello.incarnation:
-        session = replace(old, seen=replace(old.seen, connected=True, since_seconds=now, heard_seconds=now))
+    if old is not None and old.observed.incarnation == hello.incarnation:
+        session = replace(
+            old, observed=replace(old.observed, connected=True, since_seconds=now, last_message_seconds=now)
+        )
     else:
-        replaced = frozenset() if old is None else old.replaced | {old.seen.incarnation}
-        fresh = SessionSeen(hello.index, hello.attempt, hello.incarnation, hello.node, True, now, now)
+        replaced = frozenset() if old is None else old.replaced | {old.observed.incarnation}
+        fresh = ObservedSession(hello.index, hello.attempt, hello.incarnation, hello.node, True, now, now)
         session = Session(fresh, replaced=replaced)
         speakers = {**sessions.speakers, hello.incarnation: worker}
         if old is not None:
-            speakers.pop(old.seen.incarnation, None)
+            speakers.pop(old.observed.incarnation, None)
         orders = conversations.drop_worker(sessions.orders, worker)
         sessions = replace(sessions, orders=orders, speakers=speakers)
-    session = _in_epoch(session, hello.epoch)
-    stopped = max(session.seen.stopped, hello.stopped)
-    store = (hello.epoch, hello.store) if hello.store and hello.epoch else session.store
+    session = _in_generation(session, hello.generation)
+    stopped = max(session.observed.stopped, hello.stopped)
+    store = (hello.generation, hello.store) if hello.store and hello.generation else session.store
     session = replace(
         session,
-        seen=replace(session.seen, stopped=stopped, warm=hello.warm),
-        hello_epoch=hello.epoch,
+        observed=replace(session.observed, stopped=stopped, warm=hello.is_warm),
+        hello_generation=hello.generation,
         store=store,
-        wants_holders=False,
+        wants_servers=False,
     )
     return _with(sessions, session)
 
@@ -221,19 +226,19 @@ def is_adopted(sessions: Sessions, worker: WorkerId) -> bool:
     Such a word can wait for others: behind a new leader all agents of a job come so, and a plan for each of them took as
     long as their lines.
     """
-    world, session = sessions.world, sessions.by_worker[worker]
-    return world is not None and world.state == "Committed" and session.hello_epoch == world.epoch
+    world, session = sessions.membership, sessions.by_worker[worker]
+    return world is not None and world.state == "Committed" and session.hello_generation == world.generation
 
 
-def broken(sessions: Sessions, worker: WorkerId, now: float) -> Sessions:
+def connection_broken(sessions: Sessions, worker: WorkerId, now: float) -> Sessions:
     """Records that this worker's connection broke; its facts stay."""
     session = sessions.by_worker.get(worker)
-    if session is None or not session.seen.connected:
+    if session is None or not session.observed.connected:
         return sessions
-    return _with(sessions, replace(session, seen=replace(session.seen, connected=False, since_seconds=now)))
+    return _with(sessions, replace(session, observed=replace(session.observed, connected=False, since_seconds=now)))
 
 
-def forgotten(sessions: Sessions, known: Iterable[WorkerId]) -> Sessions:
+def drop_gone_workers(sessions: Sessions, known: Iterable[WorkerId]) -> Sessions:
     """Drops disconnected sessions of workers that no longer exist.
 
     One that finished the committed epoch stays: its pod may be gone before the others have finished, and a world of
@@ -243,7 +248,7 @@ def forgotten(sessions: Sessions, known: Iterable[WorkerId]) -> Sessions:
     gone = {
         w
         for w, s in sessions.by_worker.items()
-        if w not in keep and not s.seen.connected and not _has_finished(sessions, s.seen)
+        if w not in keep and not s.observed.connected and not _has_finished(sessions, s.observed)
     }
     if not gone:
         return sessions
@@ -255,47 +260,47 @@ def forgotten(sessions: Sessions, known: Iterable[WorkerId]) -> Sessions:
     return replace(sessions, by_worker=kept, orders=orders, speakers=speakers)
 
 
-def _has_finished(sessions: Sessions, seen: SessionSeen) -> bool:
-    world = sessions.world
-    committed = world is not None and world.state == "Committed" and world.epoch == seen.epoch
+def _has_finished(sessions: Sessions, seen: ObservedSession) -> bool:
+    world = sessions.membership
+    committed = world is not None and world.state == "Committed" and world.generation == seen.generation
     return committed and seen.finished == 0
 
 
-def ruled(sessions: Sessions, world: World | None) -> Sessions:
+def apply_membership(sessions: Sessions, world: Membership | None) -> Sessions:
     """Takes over `status.world`; requests of another one are void."""
-    if world == sessions.world:
+    if world == sessions.membership:
         return sessions
-    epoch, committed = (world.epoch, world.state == "Committed") if world is not None else (0, False)
+    epoch, committed = (world.generation, world.state == "Committed") if world is not None else (0, False)
     return replace(
-        sessions, world=world, orders=conversations.drop_other_generations(sessions.orders, epoch, committed)
+        sessions, membership=world, orders=conversations.drop_other_generations(sessions.orders, epoch, committed)
     )
 
 
-def heard(sessions: Sessions, worker: WorkerId, message: FromAgent, now: float) -> Sessions:
+def apply_message(sessions: Sessions, worker: WorkerId, message: FromAgent, now: float) -> Sessions:
     """Applies one message of a connected agent."""
     session = sessions.by_worker.get(worker)
     if session is None:
         return sessions
-    session = replace(session, seen=replace(session.seen, heard_seconds=now))
+    session = replace(session, observed=replace(session.observed, last_message_seconds=now))
     match message:
         case Heartbeat():
-            session = beaten(sessions.world, session, message, now)
-        case Stopped():
-            session = stopped(session, message.epoch, now)
+            session = apply_heartbeat(sessions.membership, session, message, now)
+        case TrainersStopped():
+            session = apply_stopped(session, message.generation, now)
         case StoreReady():
-            session = replace(session, store=(message.epoch, message.address))
-        case Exited() | BarrierReached() | UnreadableSave() | Finished():
-            session = _fact(session, message, now)
-        case HoldersWanted():
-            session = replace(session, wants_holders=True)
-        case StuckRanks():
-            session = _standing(session, message)
+            session = replace(session, store=(message.generation, message.address))
+        case TrainerFailure() | BarrierReached() | UnreadableSave() | Finished():
+            session = _apply_report(session, message, now)
+        case ListAllServers():
+            session = replace(session, wants_servers=True)
+        case HangReport():
+            session = _hang_evidence(session, message)
         case NodeHealth():
-            session, skewed = _examined(session, message, now)
+            session, skewed = _apply_node_health(session, message, now)
             told = ((worker, Notice("ClockSkew", skewed)),) if skewed else ()
-            sessions = replace(sessions, notices=(*sessions.notices, *told)[-MOST_NOTICES:])
+            sessions = replace(sessions, notices=(*sessions.notices, *told)[-MAX_NOTICES:])
         case Notice():
-            sessions = replace(sessions, notices=(*sessions.notices, (worker, message))[-MOST_NOTICES:])
+            sessions = replace(sessions, notices=(*sessions.notices, (worker, message))[-MAX_NOTICES:])
         case _:
             sessions = replace(sessions, orders=conversations.apply_reply(sessions.orders, worker, message, now))
     return _with(sessions, session)
@@ -303,94 +308,94 @@ def heard(sessions: Sessions, worker: WorkerId, message: FromAgent, now: float) 
 
 def store_address(sessions: Sessions) -> str | None:
     """The committed epoch's store address; None until its host reports it."""
-    world = sessions.world
+    world = sessions.membership
     if world is None or world.state != "Committed" or not world.members:
         return None
     host = world.members[0]
     session = sessions.by_worker.get(WorkerId(host.index, host.attempt))
-    if session is None or session.seen.incarnation != host.incarnation or session.store is None:
+    if session is None or session.observed.incarnation != host.incarnation or session.store is None:
         return None
     epoch, address = session.store
-    return address if epoch == world.epoch else None
+    return address if epoch == world.generation else None
 
 
 def _with(sessions: Sessions, session: Session) -> Sessions:
     return replace(sessions, by_worker={**sessions.by_worker, session.worker: session})
 
 
-def _in_epoch(session: Session, epoch: int) -> Session:
+def _in_generation(session: Session, epoch: int) -> Session:
     """Facts of an older epoch end where a newer one begins; 0 (nothing runs) ends nothing."""
-    if epoch <= session.seen.epoch:
+    if epoch <= session.observed.generation:
         return session
     blank = replace(
-        session.seen,
-        epoch=epoch,
-        progress=NOTHING_TOLD,
+        session.observed,
+        generation=epoch,
+        progress=NO_PROGRESS,
         step_at_seconds=None,
         timings=Timings(),
         exit=None,
         finished=None,
         finished_steps=0,
-        saves_told=False,
+        final_saves_reported=False,
         barrier_step=None,
-        unreadable=None,
-        standing=None,
+        unreadable_report=None,
+        hang_evidence=None,
     )
-    return replace(session, seen=blank)
+    return replace(session, observed=blank)
 
 
-def beaten(world: World | None, session: Session, beat: Heartbeat, now: float) -> Session:
+def apply_heartbeat(world: Membership | None, session: Session, beat: Heartbeat, now: float) -> Session:
     """Applies a heartbeat, copying no more than what is seen.
 
     Nearly all messages are heartbeats.
     """
-    session = _in_epoch(session, beat.epoch)
-    old = session.seen
+    session = _in_generation(session, beat.generation)
+    old = session.observed
     progress, grown, turned, timings = old.progress, False, False, old.timings
-    if beat.epoch == old.epoch and beat.epoch:
-        begun = world.parent.step if world is not None and world.epoch == beat.epoch and world.parent else 0
+    if beat.generation == old.generation and beat.generation:
+        begun = world.parent.step if world is not None and world.generation == beat.generation and world.parent else 0
         grown = beat.progress.step > max(progress.step, begun)
-        timings = timed(timings, beat, grown, now)
+        timings = add_timings(timings, beat, grown, now)
         # a pause that is announced, or over, is a sign of life, and the time to the next step counts from it
-        turned = old.step_at_seconds is not None and beat.progress.paused != progress.paused
-        progress = beat.progress.after(progress)
+        turned = old.step_at_seconds is not None and beat.progress.pause_reason != progress.pause_reason
+        progress = beat.progress.merge_over(progress)
     fresh = replace(
         old,
-        heard_seconds=now,
+        last_message_seconds=now,
         stopped=max(old.stopped, beat.stopped),
-        warm=beat.warm,
+        warm=beat.is_warm,
         pending=beat.pending,
         saved=beat.saved,
         copies=beat.copies,
-        saves_told=old.finished is not None,
-        leaving=beat.leaving,
+        final_saves_reported=old.finished is not None,
+        terminating=beat.terminating,
         progress=progress,
         step_at_seconds=now if grown or turned else old.step_at_seconds,
         timings=timings,
     )
-    return replace(session, seen=fresh)
+    return replace(session, observed=fresh)
 
 
-def stopped(session: Session, epoch: int, now: float) -> Session:
+def apply_stopped(session: Session, epoch: int, now: float) -> Session:
     """Applies an agent's word that nothing of it runs any more.
 
     It ends no request and moves no store: each agent of a world says it, within moments.
     """
-    old = session.seen
-    return replace(session, seen=replace(old, heard_seconds=now, stopped=max(old.stopped, epoch)))
+    old = session.observed
+    return replace(session, observed=replace(old, last_message_seconds=now, stopped=max(old.stopped, epoch)))
 
 
-def _standing(session: Session, message: StuckRanks) -> Session:
-    session = _in_epoch(session, message.epoch)
-    if message.epoch != session.seen.epoch:
+def _hang_evidence(session: Session, message: HangReport) -> Session:
+    session = _in_generation(session, message.generation)
+    if message.generation != session.observed.generation:
         return session
-    told = StandingSeen(message.step, message.places, message.moves, message.collectives) if message.places else None
-    return replace(session, seen=replace(session.seen, standing=told))
+    told = HangEvidence(message.step, message.stacks, message.moves, message.collectives) if message.stacks else None
+    return replace(session, observed=replace(session.observed, hang_evidence=told))
 
 
-def _examined(session: Session, message: NodeHealth, now: float) -> tuple[Session, str]:
+def _apply_node_health(session: Session, message: NodeHealth, now: float) -> tuple[Session, str]:
     """What an agent finds on its node now; and, where its clock turns out to be far off, a sentence on that."""
-    old, skew = session.seen, message.clock_seconds - now if message.clock_seconds else None
+    old, skew = session.observed, message.clock_seconds - now if message.clock_seconds else None
     off = skew is not None and abs(skew) > SKEW_SECONDS
     was_off = old.clock_skew_seconds is not None and abs(old.clock_skew_seconds) > SKEW_SECONDS
     skewed = ""
@@ -404,34 +409,36 @@ def _examined(session: Session, message: NodeHealth, now: float) -> tuple[Sessio
         findings_seconds=old.findings_seconds if same else now,
         clock_skew_seconds=skew,
     )
-    return replace(session, seen=fresh), skewed
+    return replace(session, observed=fresh), skewed
 
 
-def _fact(session: Session, message: Exited | BarrierReached | UnreadableSave | Finished, now: float) -> Session:
+def _apply_report(
+    session: Session, message: TrainerFailure | BarrierReached | UnreadableSave | Finished, now: float
+) -> Session:
     """Takes what happened in an epoch; what an older one still has to say does not matter any more."""
-    generation = message.generation if isinstance(message, BarrierReached) else message.epoch
-    session = _in_epoch(session, generation)
-    old = session.seen
-    if generation != old.epoch:
+    generation = message.generation
+    session = _in_generation(session, generation)
+    old = session.observed
+    if generation != old.generation:
         return session
     if isinstance(message, BarrierReached):
-        return replace(session, seen=replace(old, barrier_step=message.step))
+        return replace(session, observed=replace(old, barrier_step=message.step))
     if isinstance(message, UnreadableSave):
         report = (message.checkpoint, message.absent, shorten_text(message.detail, MAX_CAUSE_CHARACTERS))
         # That every copy is bad outranks that one is absent, and the first report of a kind is as good as the next.
-        keep = old.unreadable is not None and (not old.unreadable[1] or message.absent)
-        return session if keep else replace(session, seen=replace(old, unreadable=report))
+        keep = old.unreadable_report is not None and (not old.unreadable_report[1] or message.absent)
+        return session if keep else replace(session, observed=replace(old, unreadable_report=report))
     if isinstance(message, Finished):
-        return replace(session, seen=replace(old, finished=message.exit_code, finished_steps=message.steps))
-    if old.exit is not None and (message.secondary or not old.exit.secondary):
+        return replace(session, observed=replace(old, finished=message.exit_code, finished_steps=message.steps))
+    if old.exit is not None and (message.is_secondary or not old.exit.secondary):
         return session
-    exit_seen = ExitSeen(
-        message.epoch, message.rank, message.code,
-        shorten_text(message.cause, MAX_CAUSE_CHARACTERS), message.secondary, now,
-        message.kind, shorten_text(message.detail, MAX_DETAIL_CHARACTERS), message.oom,
+    exit_seen = ObservedExit(
+        message.generation, message.rank, message.code,
+        shorten_text(message.cause, MAX_CAUSE_CHARACTERS), message.is_secondary, now,
+        message.kind, shorten_text(message.detail, MAX_DETAIL_CHARACTERS), message.oom_scope,
     )  # fmt: skip
     at_seconds = exit_seen.at_seconds if old.exit is None else old.exit.at_seconds
     seen = replace(old, exit=replace(exit_seen, at_seconds=at_seconds))
     if message.step > old.progress.step:
         seen = replace(seen, progress=replace(old.progress, step=message.step))
-    return replace(session, seen=seen)
+    return replace(session, observed=seen)

@@ -11,13 +11,13 @@ from dataclasses import replace
 
 from surefoot.protocol.identities import Checkpoint, RankSave, WorkerId
 from surefoot.protocol.messages import (
-    Persisted,
-    PromoteSave,
     RepairSave,
+    UploadReply,
+    UploadSave,
 )
 from surefoot_operator.coordinator.pending_requests import (
+    PendingRequest,
     PendingRequests,
-    Request,
     with_failure,
 )
 
@@ -27,29 +27,29 @@ MOST_PROMOTED = 8
 """Checkpoints whose uploads are remembered; only the pinned one matters, the rest is history."""
 
 
-def promote(orders: PendingRequests, shares: Mapping[WorkerId, PromoteSave]) -> PendingRequests:
+def promote(orders: PendingRequests, shares: Mapping[WorkerId, UploadSave]) -> PendingRequests:
     """Sets what each worker uploads; a worker not named stops.
 
     A share that comes back after a while is of a new round. It would else be the message that the agent has had, and
     be said never again, though the upload failed meanwhile.
     """
-    fresh = orders.promotion_round + 1
+    fresh = orders.upload_round + 1
     wanted = {
-        worker: replace(share, round=old.round if (old := orders.promotions.get(worker)) is not None else fresh)
+        worker: replace(share, round=old.round if (old := orders.uploads.get(worker)) is not None else fresh)
         for worker, share in shares.items()
     }
-    if orders.promotions == wanted:
+    if orders.uploads == wanted:
         return orders
     newest = max((share.round for share in wanted.values()), default=0)
-    return replace(orders, promotions=wanted, promotion_round=max(newest, orders.promotion_round))
+    return replace(orders, uploads=wanted, upload_round=max(newest, orders.upload_round))
 
 
-def desired_upload(orders: PendingRequests, worker: WorkerId) -> PromoteSave | None:
+def desired_upload(orders: PendingRequests, worker: WorkerId) -> UploadSave | None:
     """Returns the share that this worker's agent must have received; None: it uploads nothing."""
-    return orders.promotions.get(worker)
+    return orders.uploads.get(worker)
 
 
-def apply_reply(orders: PendingRequests, worker: WorkerId, message: Persisted) -> PendingRequests:
+def apply_reply(orders: PendingRequests, worker: WorkerId, message: UploadReply) -> PendingRequests:
     """Records that a save was uploaded, or why it was not."""
     if message.error is not None:
         orders = _stumbled(_again(orders, worker, message.save), message.save)
@@ -58,44 +58,44 @@ def apply_reply(orders: PendingRequests, worker: WorkerId, message: Persisted) -
             f"{worker} could not upload {message.save}: {message.error}",
         )
     checkpoint = message.save.checkpoint
-    saves = orders.promoted.get(checkpoint, frozenset()) | {message.save}
-    promoted = {**orders.promoted, checkpoint: saves}
-    spent = dict(orders.promotion_times.get(checkpoint, {}))
-    if message.save not in orders.promoted.get(checkpoint, frozenset()):
+    saves = orders.uploaded.get(checkpoint, frozenset()) | {message.save}
+    promoted = {**orders.uploaded, checkpoint: saves}
+    spent = dict(orders.upload_times.get(checkpoint, {}))
+    if message.save not in orders.uploaded.get(checkpoint, frozenset()):
         spent[worker] = spent.get(worker, 0.0) + message.seconds
-    times = {**orders.promotion_times, checkpoint: spent}
-    for oldest in sorted(promoted, key=lambda c: (c.step, c.epoch))[:-MOST_PROMOTED]:
+    times = {**orders.upload_times, checkpoint: spent}
+    for oldest in sorted(promoted, key=lambda c: (c.step, c.generation))[:-MOST_PROMOTED]:
         del promoted[oldest]
         times.pop(oldest, None)
-    return replace(orders, promoted=promoted, promotion_times=times)
+    return replace(orders, uploaded=promoted, upload_times=times)
 
 
 def promotion_seconds(orders: PendingRequests, checkpoint: Checkpoint | None) -> float | None:
     """The slowest worker's seconds for a checkpoint's upload; None: not seen here."""
-    spent = orders.promotion_times.get(checkpoint) if checkpoint is not None else None
+    spent = orders.upload_times.get(checkpoint) if checkpoint is not None else None
     return max(spent.values()) if spent else None
 
 
 def _known_unreadable(orders: PendingRequests, save: RankSave) -> PendingRequests:
     found = orders.unreadable | {save}
-    newest = sorted({s.checkpoint for s in found}, key=lambda c: (c.step, c.epoch))[-MOST_PROMOTED:]
+    newest = sorted({s.checkpoint for s in found}, key=lambda c: (c.step, c.generation))[-MOST_PROMOTED:]
     return replace(orders, unreadable=frozenset(s for s in found if s.checkpoint in newest))
 
 
 def _stumbled(orders: PendingRequests, save: RankSave) -> PendingRequests:
-    counts = {**orders.stumbled, save: orders.stumbled.get(save, 0) + 1}
-    newest = sorted({s.checkpoint for s in counts}, key=lambda c: (c.step, c.epoch))[-MOST_PROMOTED:]
-    return replace(orders, stumbled={s: n for s, n in counts.items() if s.checkpoint in newest})
+    counts = {**orders.failed_uploads, save: orders.failed_uploads.get(save, 0) + 1}
+    newest = sorted({s.checkpoint for s in counts}, key=lambda c: (c.step, c.generation))[-MOST_PROMOTED:]
+    return replace(orders, failed_uploads={s: n for s, n in counts.items() if s.checkpoint in newest})
 
 
 def _again(orders: PendingRequests, worker: WorkerId, save: RankSave) -> PendingRequests:
     """The same wish in a new round: said again, since the agent has tried for as long as it does by itself."""
-    share = orders.promotions.get(worker)
+    share = orders.uploads.get(worker)
     if share is None or save not in share.saves:
         return orders
-    number = orders.promotion_round + 1
-    promotions = {**orders.promotions, worker: replace(share, round=number)}
-    return replace(orders, promotions=promotions, promotion_round=number)
+    number = orders.upload_round + 1
+    promotions = {**orders.uploads, worker: replace(share, round=number)}
+    return replace(orders, uploads=promotions, upload_round=number)
 
 
 # ---- repairs ---------------------------------------------------------------------------------------------------------
@@ -111,18 +111,18 @@ def repair(orders: PendingRequests, copies: Iterable[tuple[WorkerId, RepairSave]
     One that was made is not asked for again before its target's index was read: each plan until then would have the same
     bytes sent once more. The requests are numbered here.
     """
-    messages = (order.message for order in orders.outstanding.values())
-    asked = {(m.save, m.target, m.epoch) for m in messages if isinstance(m, RepairSave)}
-    new: dict[int, Request] = {}
+    messages = (order.message for order in orders.pending.values())
+    asked = {(m.save, m.target, m.generation) for m in messages if isinstance(m, RepairSave)}
+    new: dict[int, PendingRequest] = {}
     for worker, copy in copies:
         made = now - orders.copied.get((copy.save, copy.target), -math.inf) < COPIED_SECONDS
-        if not made and (copy.save, copy.target, copy.epoch) not in asked:
-            asked.add((copy.save, copy.target, copy.epoch))
+        if not made and (copy.save, copy.target, copy.generation) not in asked:
+            asked.add((copy.save, copy.target, copy.generation))
             number = orders.next_request + len(new)
-            new[number] = Request(worker, replace(copy, request=number), copy.epoch, now)
+            new[number] = PendingRequest(worker, replace(copy, request=number), copy.generation, now)
     if not new:
         return orders
-    return replace(orders, next_request=orders.next_request + len(new), outstanding={**orders.outstanding, **new})
+    return replace(orders, next_request=orders.next_request + len(new), pending={**orders.pending, **new})
 
 
 def confirm_repair(orders: PendingRequests, copy: RepairSave, now: float) -> PendingRequests:

@@ -3,7 +3,7 @@
 I/O only; `policy` decides.
 """
 
-from surefoot_operator.memory.connection_pool import HolderPlace as HolderPlace
-from surefoot_operator.memory.connection_pool import HolderPool as HolderPool
-from surefoot_operator.memory.connection_pool import TierAccess as TierAccess
-from surefoot_operator.memory.job_servers import JobHolders as JobHolders
+from surefoot_operator.memory.connection_pool import MemoryServerAddress as MemoryServerAddress
+from surefoot_operator.memory.connection_pool import MemoryServerPool as MemoryServerPool
+from surefoot_operator.memory.connection_pool import MemoryTierCredentials as MemoryTierCredentials
+from surefoot_operator.memory.job_servers import JobMemoryServers as JobMemoryServers

@@ -13,20 +13,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from surefoot.errors import SurefootError
-from surefoot.memory_server.provisioning import HolderAdmin
+from surefoot.memory_server.provisioning import MemoryServerAdmin
 from surefoot_operator import metrics
-from surefoot_operator.memory.connection_pool import HolderPlace
+from surefoot_operator.memory.connection_pool import MemoryServerAddress
 
 log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 600.0
 """A job that was missing from every list for so long is gone, and not hidden by an API server that was restored."""
-LONGEST_GAP_SECONDS = 180.0
+MAX_GAP_SECONDS = 180.0
 """Further apart than this, two lists say nothing about the time between them: counting begins anew."""
 
 
 @dataclass(frozen=True, slots=True)
-class Absences:
+class MissingJobs:
     """When each job that holders still know was first missing.
 
     `listed`: the newest list's time.
@@ -36,18 +36,18 @@ class Absences:
     listed: float | None = None
 
 
-def absences(before: Absences, live: Collection[str], found: Collection[str], now: float) -> Absences:
+def absences(before: MissingJobs, live: Collection[str], found: Collection[str], now: float) -> MissingJobs:
     """Updates absences with a new list of jobs.
 
     `live`: every job of a list read through a quorum. `found`: jobs that some holder has keys of.
     """
     known = before.since
-    if before.listed is None or now - before.listed > LONGEST_GAP_SECONDS or now < before.listed:
+    if before.listed is None or now - before.listed > MAX_GAP_SECONDS or now < before.listed:
         known = {}
-    return Absences({job: known.get(job, now) for job in sorted(set(found) - set(live))}, now)
+    return MissingJobs({job: known.get(job, now) for job in sorted(set(found) - set(live))}, now)
 
 
-def orphaned_jobs(absent: Absences) -> tuple[str, ...]:
+def orphaned_jobs(absent: MissingJobs) -> tuple[str, ...]:
     """Lists jobs that were missing long enough to be removed."""
     now = absent.listed
     return tuple(job for job, since in absent.since.items() if now is not None and now - since >= PATIENCE_SECONDS)
@@ -59,9 +59,9 @@ class OrphanSweep:
     def __init__(self, user: Callable[[str], str], call_seconds: float, threads: int = 4) -> None:
         self._user, self._call_seconds = user, call_seconds
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="orphans")
-        self._absent = Absences()
+        self._absent = MissingJobs()
 
-    async def observe(self, live: Collection[str], places: Sequence[HolderPlace], now: float) -> None:
+    async def observe(self, live: Collection[str], places: Sequence[MemoryServerAddress], now: float) -> None:
         """Takes a list of all jobs and removes what is orphaned.
 
         `live`: uids of every job, listed after the last call. A holder that does not answer is asked again the next
@@ -82,15 +82,17 @@ class OrphanSweep:
     async def close(self) -> None:
         await asyncio.to_thread(self._pool.shutdown, True)
 
-    async def _on(self, place: HolderPlace, work: Callable[..., frozenset[str]], *arguments: str) -> frozenset[str]:
+    async def _on(
+        self, place: MemoryServerAddress, work: Callable[..., frozenset[str]], *arguments: str
+    ) -> frozenset[str]:
         """Runs `work` with a connection of its own, in a thread; nothing where the holder does not answer."""
 
         def call() -> frozenset[str]:
-            admin = HolderAdmin(place.host, place.port, place.admin_password, self._call_seconds, place.tls_ca)
+            admin = MemoryServerAdmin(place.host, place.port, place.admin_password, self._call_seconds, place.tls_ca)
             try:
                 return work(admin, *arguments)
             except SurefootError as error:
-                metrics.holder_failures.labels("orphans").inc()
+                metrics.memory_call_failures.labels("orphans").inc()
                 log.info("cannot look for orphaned jobs: %s", error)
                 return frozenset()
             finally:
@@ -99,9 +101,9 @@ class OrphanSweep:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
     @staticmethod
-    def _jobs(admin: HolderAdmin) -> frozenset[str]:
+    def _jobs(admin: MemoryServerAdmin) -> frozenset[str]:
         return admin.jobs()
 
-    def _remove(self, admin: HolderAdmin, job: str) -> frozenset[str]:
+    def _remove(self, admin: MemoryServerAdmin, job: str) -> frozenset[str]:
         admin.remove_job(job, self._user(job))
         return frozenset((job,))

@@ -16,16 +16,24 @@ from dataclasses import dataclass
 
 import xxhash
 
-from surefoot.errors import BeingFilled, ChunkMissing, Fenced, OutOfBounds, ProtocolError, TierError, TierUnavailable
-from surefoot.memory_server import Credentials, HolderIndex
+from surefoot.errors import (
+    ChunkMissing,
+    Fenced,
+    OutOfBounds,
+    ProtocolError,
+    ServerPrefaulting,
+    TierError,
+    TierUnavailable,
+)
+from surefoot.memory_server import Credentials, MemoryServerIndex
 from surefoot.memory_server.client import FencedCalls
-from surefoot.memory_server.provisioning import AdminCalls, Memory
+from surefoot.memory_server.provisioning import AdminCalls, ServerMemory
 from surefoot.protocol import bounds
 from surefoot.protocol.checkpoints.records import Layout, RankManifest
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
-from surefoot.protocol.text import amount
+from surefoot.protocol.identities import Checkpoint, MemoryServerEndpoint, MemoryServerInstance, RankSave
+from surefoot.protocol.text import format_bytes
 from surefoot_operator import metrics
-from surefoot_operator.memory.connection_pool import HolderPlace, SharedHolder
+from surefoot_operator.memory.connection_pool import MemoryServerAddress, SharedMemoryServer
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +54,7 @@ TOLERANCE = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class QuotaInputs:
     """The figures that determine a job's part of one holder."""
 
     jobs: int
@@ -55,7 +63,7 @@ class Terms:
     """`checkpoint.memory.sizeLimit`."""
 
 
-def is_worth_measuring(memory: Memory, size_limit_bytes: int | None) -> bool:
+def may_exceed_quota(memory: ServerMemory, size_limit_bytes: int | None) -> bool:
     """Whether the server's own figures allow that a job exceeds its part.
 
     A measurement costs.
@@ -65,7 +73,7 @@ def is_worth_measuring(memory: Memory, size_limit_bytes: int | None) -> bool:
     return 0 < memory.limit_bytes * ROOMY <= memory.used_bytes
 
 
-def overdraft(held_bytes: int, memory: Memory, terms: Terms, closed: bool) -> str:
+def quota_violation(held_bytes: int, memory: ServerMemory, terms: QuotaInputs, closed: bool) -> str:
     """Says why the job's account is closed here; empty: it is open.
 
     Args:
@@ -77,15 +85,15 @@ def overdraft(held_bytes: int, memory: Memory, terms: Terms, closed: bool) -> st
     limit = terms.size_limit_bytes
     if limit is not None and held_bytes > limit + limit // TOLERANCE:
         return (
-            f"it holds {amount(held_bytes)} there, more than its sizeLimit of {amount(limit)}: raise"
+            f"it holds {format_bytes(held_bytes)} there, more than its sizeLimit of {format_bytes(limit)}: raise"
             " checkpoint.memory.sizeLimit, keep fewer checkpoints or train with more workers"
         )
     part = memory.limit_bytes // max(1, terms.jobs)
     crowded = memory.used_bytes >= memory.limit_bytes * (ROOMY if closed else CROWDED)
     if terms.jobs > 1 and memory.limit_bytes and crowded and held_bytes > part:
         return (
-            f"it holds {amount(held_bytes)} of the {amount(memory.limit_bytes)} that {terms.jobs} jobs share there, more"
-            f" than its part of {amount(part)}, and there is not enough for all: raise the memory tier's maxMemory, keep"
+            f"it holds {format_bytes(held_bytes)} of the {format_bytes(memory.limit_bytes)} that {terms.jobs} jobs share there, more"
+            f" than its part of {format_bytes(part)}, and there is not enough for all: raise the memory tier's maxMemory, keep"
             " fewer checkpoints, use fewer replicas or train with more workers"
         )
     return ""
@@ -171,9 +179,9 @@ MEASURED_SECONDS = 0.5
 class ProbeRequest:
     """The purpose of a visit; `epoch` is that of status.world."""
 
-    epoch: int
+    generation: int
     claimed: bool
-    seal: bool
+    fence: bool
     """Seal at `epoch` before reading: the order of a claim, or what a returning holder needs first."""
     read: bool
 
@@ -182,31 +190,36 @@ class ProbeRequest:
 class ProbeResult:
     """The result of a visit; `index` None: it was not read."""
 
-    endpoint: HolderEndpoint
+    endpoint: MemoryServerEndpoint
     fence: int
-    index: HolderIndex | None
-    memory: Memory | None = None
+    index: MemoryServerIndex | None
+    memory: ServerMemory | None = None
     """As of the index."""
     closed: str = ""
     """Why the job may not write there; empty: it may."""
 
 
-class HolderProbe:
+class MemoryServerProbe:
     """Makes one job's calls to one holder, over the shared connection."""
 
     def __init__(
-        self, place: HolderPlace, shared: SharedHolder, job: str, account: Credentials, layouts: LayoutShelf
+        self,
+        place: MemoryServerAddress,
+        shared: SharedMemoryServer,
+        job: str,
+        account: Credentials,
+        layouts: LayoutShelf,
     ) -> None:
-        self._place, self._shared, self._job, self._account = place, shared, job, account
+        self._address, self._shared, self._job, self._account = place, shared, job, account
         self._closures = shared.settings.closures
         self._admin = AdminCalls(place.host, place.port)
         self._calls: FencedCalls | None = None
-        self._endpoint: HolderEndpoint | None = None
+        self._endpoint: MemoryServerEndpoint | None = None
         self._run = ""
         self._fence = -1
         self._layouts = layouts
         """Every layout record that the job read so far, by digest; shared by all its probes."""
-        self._told: set[str] = set()
+        self._reported_damage: set[str] = set()
         self.most_entries = bounds.MAX_INDEX_ENTRIES
         """Of the index: what the job's other holders leave of its bound."""
         self.refused: tuple[str, ...] = ()
@@ -243,11 +256,11 @@ class HolderProbe:
         assert self._calls is not None, "provisioned just before"
         assert self._endpoint is not None, "as the calls"
         calls, endpoint = self._calls, self._endpoint
-        seal = request.seal or (not request.claimed and self._fence < request.epoch)
-        if seal and self._fence < request.epoch:
+        seal = request.fence or (not request.claimed and self._fence < request.generation)
+        if seal and self._fence < request.generation:
             try:
-                await self._shared.converse(calls.seal(request.epoch))
-                self._fence = request.epoch
+                await self._shared.run_exchange(calls.fence(request.generation))
+                self._fence = request.generation
             except Fenced:
                 # the plan must learn which epoch rules
                 self._fence = (await self._read_index(calls)).fence
@@ -258,18 +271,18 @@ class HolderProbe:
             self._note_damage(index.damaged)
             self.refused = index.refused
             await self._read_layouts(calls, index.manifests)
-            await self._hold_to_its_part(memory)
+            await self._enforce_quota(memory)
         return ProbeResult(endpoint, self._fence, index, memory, self._closed)
 
-    async def _read_index(self, calls: FencedCalls) -> HolderIndex:
+    async def _read_index(self, calls: FencedCalls) -> MemoryServerIndex:
         """Reads the index if it is within its bounds, else raises OutOfBounds and names it in `refused`."""
         try:
-            return await self._shared.converse(calls.index(most_entries=self.most_entries))
+            return await self._shared.run_exchange(calls.index(most_entries=self.most_entries))
         except OutOfBounds as error:
             self.refused = (str(error),)
             raise
 
-    async def _hold_to_its_part(self, memory: Memory) -> None:
+    async def _enforce_quota(self, memory: ServerMemory) -> None:
         """Closes the job's account here while it holds more than its part, and opens it again."""
         now, limits = time.monotonic(), (self.size_limit_bytes, memory.limit_bytes)
         if limits != self._limits:
@@ -277,24 +290,24 @@ class HolderProbe:
             self._limits, self._closings, self._closed_until, self._measured_at = limits, 0, now, 0.0
         if not self._account.user or now < max(self._closed_until, self._measured_at + MEASURED_SECONDS):
             return
-        if not self._closed and not is_worth_measuring(memory, limits[0]):
+        if not self._closed and not may_exceed_quota(memory, limits[0]):
             return
         self._measured_at = now
-        holding = self._admin.holding(self._job)
-        terms = Terms(await self._shared.converse(holding.accounts()), limits[0])
-        held = await self._shared.converse(holding.held_bytes())
-        why = overdraft(held, memory, terms, bool(self._closed))
+        holding = self._admin.job_usage(self._job)
+        terms = QuotaInputs(await self._shared.run_exchange(holding.accounts()), limits[0])
+        held = await self._shared.run_exchange(holding.used_bytes())
+        why = quota_violation(held, memory, terms, bool(self._closed))
         if why and not self._closed:
-            gone = await self._shared.converse(holding.close(self._account))
+            gone = await self._shared.run_exchange(holding.close(self._account))
             self._closings += 1
             self._closed_until = now + self._closures.seconds(self._closings)
-            metrics.holder_accounts_closed.inc()
+            metrics.memory_quota_exceeded.inc()
             log.warning(
-                "%s: closed the account of job %s: %s; removed %d keys", self._place.server_id, self._job, why, gone
+                "%s: closed the account of job %s: %s; removed %d keys", self._address.server_id, self._job, why, gone
             )
         elif self._closed and not why:
-            await self._shared.converse(holding.open(self._account))
-            log.info("%s: opened the account of job %s again", self._place.server_id, self._job)
+            await self._shared.run_exchange(holding.open(self._account))
+            log.info("%s: opened the account of job %s again", self._address.server_id, self._job)
         self._closed = why
 
     def forget(self) -> None:
@@ -302,7 +315,7 @@ class HolderProbe:
         self._calls, self._endpoint, self._fence, self._closed = None, None, -1, ""
 
     async def drop(
-        self, holder: HolderId, saves: Iterable[tuple[RankSave, int]], epoch: int, due: Callable[[], bool]
+        self, holder: MemoryServerInstance, saves: Iterable[tuple[RankSave, int]], epoch: int, due: Callable[[], bool]
     ) -> int:
         """Drops (save, chunks) from exactly this instance; returns how many.
 
@@ -312,67 +325,69 @@ class HolderProbe:
         for save, chunks in saves:
             if not due():
                 break
-            await self._shared.converse(calls.drop(save, epoch, chunks))
+            await self._shared.run_exchange(calls.drop(save, epoch, chunks))
             gone += 1
         return gone
 
-    async def mark(self, holder: HolderId, checkpoint: Checkpoint, epoch: int) -> None:
+    async def set_watermark(self, holder: MemoryServerInstance, checkpoint: Checkpoint, epoch: int) -> None:
         """Writes the watermark to exactly this instance."""
-        await self._shared.converse(self._of(holder).set_watermark(checkpoint, epoch))
+        await self._shared.run_exchange(self._of(holder).set_watermark(checkpoint, epoch))
 
     async def unindexed(self) -> dict[RankSave, tuple[str, ...]]:
-        return await self._shared.converse(self._admin.unindexed(self._job))
+        return await self._shared.run_exchange(self._admin.unindexed(self._job))
 
-    async def sweep(self, holder: HolderId, found: Mapping[RankSave, Sequence[str]], epoch: int) -> int:
+    async def delete_uncommitted(
+        self, holder: MemoryServerInstance, found: Mapping[RankSave, Sequence[str]], epoch: int
+    ) -> int:
         """Removes leftover keys of uncommitted saves; returns how many.
 
         From exactly this instance.
         """
         calls, gone = self._of(holder), 0
         for save, names in found.items():
-            if await self._shared.converse(calls.sweep(save, epoch, names)):
+            if await self._shared.run_exchange(calls.delete_uncommitted(save, epoch, names)):
                 gone += len(names)
         return gone
 
-    async def clean(self) -> None:
+    async def delete_job(self) -> None:
         """Removes the job from this holder: account first, then every key."""
-        await self._shared.converse(self._admin.remove_job(self._job, self._account.user))
+        await self._shared.run_exchange(self._admin.remove_job(self._job, self._account.user))
         self.forget()
 
-    def _of(self, holder: HolderId) -> FencedCalls:
-        where = f"{self._place.host}:{self._place.port}"
+    def _of(self, holder: MemoryServerInstance) -> FencedCalls:
+        where = f"{self._address.host}:{self._address.port}"
         if self._calls is None or self._endpoint is None:
             raise TierUnavailable(f"{holder} does not answer at {where}")
-        if self._endpoint.holder != holder:
-            raise TierUnavailable(f"{holder} is gone: {self._endpoint.holder} answers at {where}")
+        if self._endpoint.instance != holder:
+            raise TierUnavailable(f"{holder} is gone: {self._endpoint.instance} answers at {where}")
         return self._calls
 
     async def _provision(self, request: ProbeRequest) -> None:
         """Makes this instance the job's. One that a former leader provisioned keeps its fence while a claim waits for
         drains: sealing it here, before its time, would refuse saves that may still arrive."""
         self.forget()
-        place, run = self._place, self._shared.run
-        instance = await self._shared.converse(self._admin.instance())
+        place, run = self._address, self._shared.run
+        instance = await self._shared.run_exchange(self._admin.instance())
         tls = place.tls_ca is not None
-        holder = HolderId(place.node, instance)
-        endpoint = HolderEndpoint(holder, place.host, place.port, place.domain, tls, place.server)
+        holder = MemoryServerInstance(place.node, instance)
+        endpoint = MemoryServerEndpoint(holder, place.host, place.port, place.domain, tls, place.server)
         calls = FencedCalls(endpoint, self._job)
         known = -1
         with contextlib.suppress(TierUnavailable):  # not this job's yet; a dead one is found by the next call
             known = (await self._read_index(calls)).fence
-        if known < 0 and (self.settling or await self._shared.converse(self._admin.is_being_filled())):
-            raise BeingFilled(
+        if known < 0 and (self.settling or await self._shared.run_exchange(self._admin.is_being_filled())):
+            raise ServerPrefaulting(
                 f"the memory of the holder on {place.server_id} is still being initialised; trying again", instance
             )
-        fence = known if request.claimed and known >= 0 else max(known, request.epoch)
-        await self._shared.converse(self._admin.provision(self._job, self._account, fence))
+        fence = known if request.claimed and known >= 0 else max(known, request.generation)
+        await self._shared.run_exchange(self._admin.provision(self._job, self._account, fence))
         self._calls, self._endpoint, self._run, self._fence = calls, endpoint, run, fence
 
     async def _read_layouts(self, calls: FencedCalls, manifests: Iterable[RankManifest]) -> None:
         """Fetches each layout once. One that is damaged here may be good elsewhere: named, counted, left out."""
         for digest in sorted({m.layout for m in manifests} - self._layouts.digests):
             try:
-                text = await self._shared.converse(calls.read_layout(digest))
+                text = await self._shared.run_exchange(calls.read_layout(digest))
                 await asyncio.to_thread(self._layouts.add_verified, digest, text)
             except TierUnavailable:
                 raise
@@ -383,7 +398,7 @@ class HolderProbe:
 
     def _note_damage(self, names: Iterable[str]) -> None:
         for name in names:
-            if name not in self._told:
-                self._told.add(name)
-                metrics.holder_damaged.inc()
+            if name not in self._reported_damage:
+                self._reported_damage.add(name)
+                metrics.memory_corrupt_entries.inc()
                 log.warning("damaged: %s; another copy is needed", name)

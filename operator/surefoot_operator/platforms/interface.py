@@ -12,32 +12,32 @@ from typing import Protocol
 
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.job_snapshot import NodeSeen, PodGroupsSeen, PurgeSeen, WorkerSeen
-from surefoot_operator.memory.connection_pool import HolderPlace as HolderPlace
-from surefoot_operator.memory.connection_pool import TierAccess as TierAccess
-from surefoot_operator.policy.core.actions import CreateWorker, DeleteWorker, Event, KeepGroup, RemoveGroup
+from surefoot_operator.job_snapshot import ObservedNode, ObservedPodGroups, ObservedPurge, ObservedWorker
+from surefoot_operator.memory.connection_pool import MemoryServerAddress as MemoryServerAddress
+from surefoot_operator.memory.connection_pool import MemoryTierCredentials as MemoryTierCredentials
+from surefoot_operator.policy.core.actions import ApplyPodGroup, CreateWorker, DeletePodGroup, DeleteWorker, Event
 from surefoot_operator.rejected_calls import RefusedCall
 
 
 @dataclass(frozen=True, slots=True)
-class FabricSeen:
+class PlatformSnapshot:
     """One consistent observation of everything a fabric knows of a job."""
 
     job: TrainingJob
     status: JobStatus
-    workers: tuple[WorkerSeen, ...] = ()
+    workers: tuple[ObservedWorker, ...] = ()
     """Every worker that exists, finished ones included until they are deleted."""
-    nodes: tuple[NodeSeen, ...] = ()
-    holders: tuple[HolderPlace, ...] = ()
-    purges: tuple[PurgeSeen, ...] = ()
+    nodes: tuple[ObservedNode, ...] = ()
+    servers: tuple[MemoryServerAddress, ...] = ()
+    purges: tuple[ObservedPurge, ...] = ()
     """Tries at deleting what a deleted job has in its persistent tier."""
-    refusal: str = ""
+    rejection: str = ""
     """Why a newer spec than `job` cannot be acted upon: then `job` is the last one that could."""
     free_nodes: int | None = None
     """Nodes that could take another worker now; None where only a scheduler knows."""
     refused_calls: tuple[RefusedCall, ...] = ()
     """As `Fabric.refused_calls` answers."""
-    pod_groups: PodGroupsSeen | None = None
+    pod_groups: ObservedPodGroups | None = None
     """None: no scheduler here knows groups."""
 
 
@@ -53,7 +53,7 @@ class WorkerEnvironment:
     secret: Mapping[str, str] = field(repr=False)
 
 
-class Fabric(Protocol):
+class Platform(Protocol):
     """Shows and changes what provides a job's workers.
 
     Every call returns within seconds; all are safe to repeat.
@@ -62,7 +62,7 @@ class Fabric(Protocol):
         FabricError: any method; the call may have happened.
     """
 
-    async def observe(self) -> FabricSeen:
+    async def observe(self) -> PlatformSnapshot:
         """Looks now; an empty answer is never invented.
 
         Raises:
@@ -96,14 +96,14 @@ class Fabric(Protocol):
         """
         ...
 
-    async def keep_group(self, wanted: KeepGroup) -> None:
+    async def apply_pod_group(self, wanted: ApplyPodGroup) -> None:
         """Creates the job's pod group, or changes the one that is there.
 
         Asked for only where `observe` shows pod groups. A group of that name that is somebody else's is an error.
         """
         ...
 
-    async def remove_group(self, removed: RemoveGroup) -> None:
+    async def remove_group(self, removed: DeletePodGroup) -> None:
         """Deletes exactly this pod group; one that is gone is success."""
         ...
 
@@ -127,7 +127,7 @@ class Fabric(Protocol):
         """
         ...
 
-    async def hold_job(self, held: bool) -> None:
+    async def set_finalizer(self, held: bool) -> None:
         """Adds or removes the job's finalizer.
 
         What is so already is success.
@@ -137,7 +137,7 @@ class Fabric(Protocol):
         """
         ...
 
-    async def purge(self, attempt: int, environment: WorkerEnvironment) -> None:
+    async def start_purge(self, attempt: int, environment: WorkerEnvironment) -> None:
         """Begins to delete the job's persistent checkpoints, with its own identity.
 
         Args:
@@ -158,7 +158,7 @@ class Fabric(Protocol):
         """
         ...
 
-    def changes(self) -> AsyncIterator[None]:
+    def watch_changes(self) -> AsyncIterator[None]:
         """Yields whenever something that `observe` shows may have changed.
 
         One consumer. Many changes are one. Yielding for nothing is allowed (it costs one observation), missing a change

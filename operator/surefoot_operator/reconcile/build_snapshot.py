@@ -14,15 +14,15 @@ from surefoot.protocol.identities import WorkerId
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.coordinator.agent_channel import AgentChannel
-from surefoot_operator.coordinator.sessions import seen as sessions_seen
+from surefoot_operator.coordinator.sessions import observed_sessions as sessions_seen
 from surefoot_operator.coordinator.uploads import promotion_seconds
-from surefoot_operator.job_snapshot import CreateSeen, Observed, WorkerSeen
-from surefoot_operator.memory import JobHolders
-from surefoot_operator.platforms.interface import Fabric, FabricSeen, WorkerEnvironment
+from surefoot_operator.job_snapshot import JobSnapshot, ObservedWorker, PendingCreate
+from surefoot_operator.memory import JobMemoryServers
+from surefoot_operator.platforms.interface import Platform, PlatformSnapshot, WorkerEnvironment
 from surefoot_operator.policy.core.actions import CreateWorker
-from surefoot_operator.policy.failure.clock_skew import not_ahead
-from surefoot_operator.policy.membership.lifecycle import accepted
-from surefoot_operator.reconcile.worker_calls import CallsSeen
+from surefoot_operator.policy.failure.clock_skew import clamp_future_times
+from surefoot_operator.policy.membership.lifecycle import status_without_rejection
+from surefoot_operator.reconcile.worker_calls import PendingCalls
 from surefoot_operator.settings import OperatorSettings
 
 # ---- turns of jobs ---------------------------------------------------------------------------------------------------
@@ -34,7 +34,7 @@ SLICE_SECONDS = 0.02
 """Rounds begin for so long in one pass of the event loop; the round that is begun last may take longer."""
 
 
-class Turns:
+class ReconcileLimiter:
     """Limits rounds under way to `at_once`.
 
     In one pass of the event loop only a slice of them begins.
@@ -80,7 +80,7 @@ RETRY_SECONDS = 1.0
 """Whoever may not write now asks again after so long, with what has become of it meanwhile."""
 
 
-class ProgressPace:
+class StatusWriteLimiter:
     """Allows so many writes a second, and a burst after a pause.
 
     Of all jobs together.
@@ -112,56 +112,60 @@ Environment = Callable[[TrainingJob, CreateWorker], WorkerEnvironment]
 
 @dataclass(frozen=True, slots=True)
 class Dependencies:
-    fabric: Fabric
+    platform: Platform
     channel: AgentChannel
-    memory: JobHolders
+    memory: JobMemoryServers
     environment: Environment
     settings: OperatorSettings
     clock: Callable[[], float]
     """Unix seconds, which only grow: no step of the wall clock moves them."""
-    epoch_token: Callable[[int], str]
+    generation_token: Callable[[int], str]
     """The secret of an epoch: the same from every leader, and in no status."""
-    turns: Turns = field(default_factory=Turns)
+    turns: ReconcileLimiter = field(default_factory=ReconcileLimiter)
     """How many jobs reconcile at one moment; all that share an event loop share it."""
-    pace: ProgressPace = field(default_factory=ProgressPace)
+    pace: StatusWriteLimiter = field(default_factory=StatusWriteLimiter)
     """How often progress alone is written, of all jobs that share it."""
 
 
-async def observed(dependencies: Dependencies, shown: FabricSeen, term_seconds: float, calls: CallsSeen) -> Observed:
+async def build_snapshot(
+    dependencies: Dependencies, shown: PlatformSnapshot, term_seconds: float, calls: PendingCalls
+) -> JobSnapshot:
     """Builds the snapshot that the round's plan is made from.
 
     Everything known now, as one value. `shown` was looked up just before; the calls are what it may not show yet.
     """
     orders = dependencies.channel.sessions.orders
-    listed = (*(orders.persistent.entries or ()), *(orders.older.entries or ()))
-    layouts = {**orders.older_layouts, **orders.layouts}
-    holders = dependencies.memory.seen()
+    listed = (*(orders.persistent.entries or ()), *(orders.source_listing.entries or ()))
+    layouts = {**orders.source_layouts, **orders.layouts}
+    holders = dependencies.memory.observed_servers()
     covers = await dependencies.memory.covers(listed, layouts, holders)
     sessions = dependencies.channel.sessions
     now = dependencies.clock()
-    return Observed(
-        now=now,
+    return JobSnapshot(
+        now_seconds=now,
         term_seconds=term_seconds,
         job=shown.job,
-        status=not_ahead(accepted(shown.status), now, shown.job.spec.failure_policy.eval_period_seconds),
+        status=clamp_future_times(
+            status_without_rejection(shown.status), now, shown.job.spec.failure_policy.eval_period_seconds
+        ),
         workers=shown.workers,
         nodes=shown.nodes,
         sessions=sessions_seen(sessions),
-        turned_away_seconds=sessions.turned_away_seconds,
-        holders=holders,
+        retry_later_seconds=sessions.turned_away_seconds,
+        servers=holders,
         persistent=sessions.orders.persistent,
-        older=orders.older,  # as `covers` knows it: what came meanwhile comes with the next snapshot
+        source_listing=orders.source_listing,  # as `covers` knows it: what came meanwhile comes with the next snapshot
         barrier=sessions.orders.barrier,
         covers=covers,
-        promoted=sessions.orders.promoted,
-        stumbled=sessions.orders.stumbled,
+        uploaded=sessions.orders.uploaded,
+        failed_uploads=sessions.orders.failed_uploads,
         unreadable=sessions.orders.unreadable,
-        promotion_seconds=promotion_seconds(orders, shown.status.floor),
+        upload_seconds=promotion_seconds(orders, shown.status.last_uploaded),
         refused_records=(*dependencies.memory.refused, *orders.refused),
-        memory_cleaned=dependencies.memory.cleaned,
+        memory_cleared=dependencies.memory.cleaned,
         purges=shown.purges,
         purge_call=calls.purge,
-        refusal=shown.refusal,
+        spec_rejection=shown.rejection,
         free_nodes=shown.free_nodes,
         creates=calls.creates,
         deletions=calls.deletions,
@@ -171,13 +175,13 @@ async def observed(dependencies: Dependencies, shown: FabricSeen, term_seconds: 
     )
 
 
-def ranks_of(shown: FabricSeen, status: JobStatus) -> int:
+def ranks_of(shown: PlatformSnapshot, status: JobStatus) -> int:
     """Counts the ranks that the job runs or ran: they bound its records, whatever its spec asks for."""
     placed = len({worker.index for worker in shown.workers if worker.node is not None})
-    return max(placed * shown.job.spec.nproc_per_node, *(entry.size for entry in status.lineage), 0)
+    return max(placed * shown.job.spec.nproc_per_node, *(entry.world_size for entry in status.lineage), 0)
 
 
-def worker_ids(workers: Iterable[WorkerSeen], creates: Iterable[CreateSeen]) -> frozenset[WorkerId]:
+def worker_ids(workers: Iterable[ObservedWorker], creates: Iterable[PendingCreate]) -> frozenset[WorkerId]:
     """Identifies workers that are there, or may be by now."""
     there = frozenset(WorkerId(worker.index, worker.attempt) for worker in workers)
-    return there | {WorkerId(create.index, create.attempt) for create in creates if create.under_way}
+    return there | {WorkerId(create.index, create.attempt) for create in creates if create.in_progress}

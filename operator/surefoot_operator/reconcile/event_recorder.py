@@ -13,21 +13,21 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from surefoot_operator import metrics, reasons
-from surefoot_operator.errors import FabricError
+from surefoot_operator.errors import PlatformError
 from surefoot_operator.policy.core.actions import Event
-from surefoot_operator.reasons import TIER_FAILED
+from surefoot_operator.reasons import STORAGE_OPERATION_FAILED
 
 log = logging.getLogger(__name__)
 
 MINUTE_SECONDS = 60.0
-MOST_OF_PLANS = 120
-MOST_OF_AGENTS = 20
+MAX_EVENTS_OF_PLANS = 120
+MAX_EVENTS_OF_AGENTS = 20
 """Within a minute, of what plans and of what agents say."""
 _AT_ONCE = 16
 _FLUSH_SECONDS = 2.0
 
 QUIET_SECONDS = 60.0
-MOST_TOLD = 3
+MAX_REPORTED = 3
 """Events within that time. A tier that is gone fails for every rank of the world, and one of them says why."""
 
 Record = Callable[[Sequence[Event]], Awaitable[None]]
@@ -41,7 +41,7 @@ class EventBudget:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._told: deque[float] = deque()
+        self._recent_times: deque[float] = deque()
         self._left_out = 0
 
     def allowed(self, events: Iterable[Event], now: float) -> tuple[Event, ...]:
@@ -49,21 +49,21 @@ class EventBudget:
 
         `now` is of a clock that never goes back.
         """
-        while self._told and now - self._told[0] >= MINUTE_SECONDS:
-            self._told.popleft()
+        while self._recent_times and now - self._recent_times[0] >= MINUTE_SECONDS:
+            self._recent_times.popleft()
         allowed: list[Event] = []
         for event in events:
-            if len(self._told) >= self._most:
+            if len(self._recent_times) >= self._most:
                 self._left_out += 1
-                metrics.events_left_out.inc()
+                metrics.events_suppressed.inc()
                 continue
             if self._left_out:
                 text = f"{self._left_out} events before this one stand in the operator's log only: too many in a minute"
-                allowed.append(Event(reasons.EVENTS_LEFT_OUT, text, warning=True))
-                self._told.append(now)
+                allowed.append(Event(reasons.EVENTS_SUPPRESSED, text, warning=True))
+                self._recent_times.append(now)
                 self._left_out = 0
             allowed.append(event)
-            self._told.append(now)
+            self._recent_times.append(now)
         return tuple(allowed)
 
 
@@ -75,11 +75,11 @@ class EventRecorder:
 
     def __init__(self, record: Record, clock: Callable[[], float]) -> None:
         self._record, self._clock = record, clock
-        self._plans, self._agents = EventBudget(MOST_OF_PLANS), EventBudget(MOST_OF_AGENTS)
+        self._plans, self._agents = EventBudget(MAX_EVENTS_OF_PLANS), EventBudget(MAX_EVENTS_OF_AGENTS)
         self._waiting: deque[Event] = deque()
         self._task: asyncio.Task[None] | None = None
 
-    def say(self, events: Iterable[Event], of_agents: bool = False) -> None:
+    def record(self, events: Iterable[Event], of_agents: bool = False) -> None:
         """Logs them all, and has those told that are not too many."""
         events = tuple(events)
         for event in events:
@@ -87,7 +87,7 @@ class EventRecorder:
         budget = self._agents if of_agents else self._plans
         self._waiting.extend(budget.allowed(events, self._clock()))
         if self._waiting and self._task is None:
-            self._task = asyncio.create_task(self._tell(), name="events")
+            self._task = asyncio.create_task(self._send_events(), name="events")
             self._task.add_done_callback(self._ended)
 
     async def flush(self) -> None:
@@ -101,12 +101,12 @@ class EventRecorder:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _tell(self) -> None:
+    async def _send_events(self) -> None:
         while self._waiting:
             some = [self._waiting.popleft() for _ in range(min(_AT_ONCE, len(self._waiting)))]
             try:
                 await self._record(some)
-            except FabricError as error:
+            except PlatformError as error:
                 metrics.reconcile_failures.labels("events").inc()
                 log.warning("could not record %d events, they are in this log only: %s", len(some), error)
 
@@ -125,16 +125,16 @@ class TierFailureEvents:
     """
 
     def __init__(self) -> None:
-        self._told: dict[str, float] = {}
+        self._reported: dict[str, float] = {}
 
     def events(self, sentences: Iterable[str], now: float) -> tuple[Event, ...]:
         """Those that are news."""
-        self._told = {sentence: at for sentence, at in self._told.items() if now - at < QUIET_SECONDS}
+        self._reported = {sentence: at for sentence, at in self._reported.items() if now - at < QUIET_SECONDS}
         events = []
         for sentence in sentences:
-            if sentence in self._told or len(self._told) >= MOST_TOLD:
+            if sentence in self._reported or len(self._reported) >= MAX_REPORTED:
                 log.debug("%s", sentence)
                 continue
-            self._told[sentence] = now
-            events.append(Event(TIER_FAILED, sentence, warning=True))
+            self._reported[sentence] = now
+            events.append(Event(STORAGE_OPERATION_FAILED, sentence, warning=True))
         return tuple(events)

@@ -25,9 +25,9 @@ from surefoot.protocol.timeouts import BUCKETS_SECONDS
 from surefoot_operator import reasons
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import Incident, JobStatus, Phase
-from surefoot_operator.job_snapshot import Observed
-from surefoot_operator.policy.maintenance.maintenance_plan import Maintenance
-from surefoot_operator.policy.maintenance.memory_budget import HolderShare
+from surefoot_operator.job_snapshot import JobSnapshot
+from surefoot_operator.policy.maintenance.maintenance_plan import MaintenancePlan
+from surefoot_operator.policy.maintenance.memory_budget import MemoryServerBudget
 from surefoot_operator.policy.report.time_spent import goodput, seconds_spent
 
 Labels = tuple[str, ...]
@@ -35,7 +35,7 @@ _Durations: TypeAlias = tuple[float, ...]
 """Of a histogram's series: the sum of its seconds, then the count in each bucket."""
 
 _PHASES = get_args(Phase)
-_HOLDER_STATES = ("Ready", "Silent", "Gone")
+_SERVER_STATES = ("Ready", "Silent", "Gone")
 _KINDS = (
     "node-lost",
     "agent-lost",
@@ -165,29 +165,29 @@ class JobMetrics:
     """What one job shows: its last reconcile, and what was counted since it is looked after here."""
 
     def __init__(self) -> None:
-        self._last: tuple[Observed, JobStatus] | None = None
+        self._last: tuple[JobSnapshot, JobStatus] | None = None
         self._counts: dict[_Key, float] = {}
         self._durations: dict[str, _Durations] = {}
         self._incident_seconds: dict[str, float] = {}
         self._newest: dict[str, tuple[Checkpoint, float]] = {}
         """Tier -> its newest complete checkpoint, and when it was first seen to be complete."""
         self._copies: int | None = None
-        self._shares: tuple[HolderShare, ...] = ()
+        self._shares: tuple[MemoryServerBudget, ...] = ()
         self._unrecoverable: frozenset[Checkpoint] = frozenset()
 
-    def show(self, seen: Observed, status: JobStatus, kept: Maintenance | None) -> None:
+    def update_gauges(self, seen: JobSnapshot, status: JobStatus, kept: MaintenancePlan | None) -> None:
         """Shows this reconcile from now on."""
         self._begin_counters(status)
         if kept is not None:
             self._copies = kept.copies if _has_committed(status) else self._copies
             self._shares = kept.shares or self._shares
-            self._count(promotions_abandoned, sum(e.reason == reasons.PROMOTION_ABANDONED for e in kept.events))
+            self._count(promotions_abandoned, sum(e.reason == reasons.UPLOAD_ABANDONED for e in kept.events))
             unrecoverable = frozenset(h.checkpoint for h in kept.unrecoverable)
             self._count(incomplete, len(unrecoverable - self._unrecoverable))
             self._unrecoverable = unrecoverable
-        for tier, checkpoint in (("memory", status.last_complete), ("persistent", status.floor)):
+        for tier, checkpoint in (("memory", status.last_complete), ("persistent", status.last_uploaded)):
             if checkpoint is not None and (tier not in self._newest or self._newest[tier][0] != checkpoint):
-                self._newest[tier] = checkpoint, seen.now
+                self._newest[tier] = checkpoint, seen.now_seconds
         self._last = seen, status
         job_collector.show(seen.job, self)
 
@@ -196,12 +196,12 @@ class JobMetrics:
         self._begin_counters(new)
         if new.restarts > old.restarts and new.incidents:
             self._count(restarts, new.restarts - old.restarts, new.incidents[-1].kind)
-        self._count(rollbacks, new.rollbacks - old.rollbacks)
-        answered = {_name(i) for i in old.incidents if i.assigned_seconds is not None}
+        self._count(rollbacks, new.rollback_count - old.rollback_count)
+        answered = {_name(i) for i in old.incidents if i.committed_seconds is not None}
         over = {_name(i) for i in old.incidents if i.first_step_seconds is not None}
         for incident in new.incidents:
             # counted once it is answered: until then its kind may still turn out to be another
-            if incident.assigned_seconds is not None and _name(incident) not in answered:
+            if incident.committed_seconds is not None and _name(incident) not in answered:
                 self._count(incidents, 1, incident.kind)
                 self._incident_seconds[incident.kind] = incident.detected_seconds
             if incident.first_step_seconds is not None and _name(incident) not in over:
@@ -226,30 +226,30 @@ class JobMetrics:
             if not _is_over(status):
                 yield from self._series_until_it_ends(seen, status)
 
-    def _series_while_it_exists(self, seen: Observed, status: JobStatus) -> Iterator[_Series]:
-        world = status.world
+    def _series_while_it_exists(self, seen: JobSnapshot, status: JobStatus) -> Iterator[_Series]:
+        world = status.membership
         for name in _PHASES if world is not None or self._durations else (status.phase,):
             yield phase, (name,), status.phase == name
-        yield world_size, (), world.size if world is not None and _has_committed(status) else 0
-        epoch = world.epoch if world is not None else 0
+        yield world_size, (), world.world_size if world is not None and _has_committed(status) else 0
+        epoch = world.generation if world is not None else 0
         yield job_epoch, (), epoch
         # 0 is what a rank has told that made no step in this world yet: the job is where it was
-        steps = [s.progress.step for s in seen.sessions if s.epoch == epoch and s.progress.step]
+        steps = [s.progress.step for s in seen.sessions if s.generation == epoch and s.progress.step]
         yield job_step, (), max(steps, default=status.step)
-        goodput_now = goodput(seconds_spent(status.time_spent, seen.now))
+        goodput_now = goodput(seconds_spent(status.time_spent, seen.now_seconds))
         if goodput_now is not None:
             yield goodput_ratio, (), goodput_now
 
-    def _series_until_it_ends(self, seen: Observed, status: JobStatus) -> Iterator[_Series]:
-        for category, seconds in seconds_spent(status.time_spent, seen.now).items():
+    def _series_until_it_ends(self, seen: JobSnapshot, status: JobStatus) -> Iterator[_Series]:
+        for category, seconds in seconds_spent(status.time_spent, seen.now_seconds).items():
             if seconds:
                 yield time_seconds, (category,), seconds
         if status.data is not None:
-            yield data_passes, (), status.data.passes
+            yield data_passes, (), status.data.epochs
             yield samples_per_second, (), status.data.samples_per_second or math.nan
         yield agents_connected, (), sum(s.connected for s in seen.sessions)
-        for state in _HOLDER_STATES:
-            yield holders, (state,), sum(h.state == state for h in seen.holders)
+        for state in _SERVER_STATES:
+            yield holders, (state,), sum(h.state == state for h in seen.servers)
         yield (
             protected,
             (),
@@ -284,8 +284,8 @@ class JobMetrics:
         moments = (
             incident.claimed_seconds,
             incident.stopped_seconds,
-            incident.sealed_seconds,
-            incident.assigned_seconds,
+            incident.fenced_seconds,
+            incident.committed_seconds,
             incident.first_step_seconds,
         )
         for recovery_phase, at_seconds in zip(_RECOVERY, moments, strict=True):
@@ -331,11 +331,11 @@ def _interval_series(job: TrainingJob, status: JobStatus) -> Iterator[_Series]:
             seconds = getattr(chosen, f"{name}_seconds")
             if seconds is not None:
                 yield interval_input_seconds, (tier, name), seconds
-        if chosen.memory_loss_odds is not None:
-            yield memory_loss_odds, (), chosen.memory_loss_odds
+        if chosen.memory_loss_probability is not None:
+            yield memory_loss_odds, (), chosen.memory_loss_probability
 
 
-def _memory_by_node(shares: Iterable[HolderShare]) -> tuple[Counter[str], Counter[str]]:
+def _memory_by_node(shares: Iterable[MemoryServerBudget]) -> tuple[Counter[str], Counter[str]]:
     """Bytes that each node's servers must take, and may take."""
     needed, available = Counter[str](), Counter[str]()
     for share in shares:
@@ -350,17 +350,17 @@ def _is_over(status: JobStatus) -> bool:
 
 
 def _has_committed(status: JobStatus) -> bool:
-    return status.world is not None and status.world.state == "Committed" and not _is_over(status)
+    return status.membership is not None and status.membership.state == "Committed" and not _is_over(status)
 
 
 def _may_count(status: JobStatus) -> bool:
     """Whether a world of the job runs or ran, or something befell it before."""
-    committed = status.world is not None and status.world.state == "Committed"
+    committed = status.membership is not None and status.membership.state == "Committed"
     return committed or bool(status.lineage or status.incidents)
 
 
 def _name(incident: Incident) -> tuple[int, float]:
-    return incident.epoch, incident.detected_seconds
+    return incident.generation, incident.detected_seconds
 
 
 class JobCollector(Collector):

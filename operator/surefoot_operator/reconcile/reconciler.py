@@ -22,22 +22,29 @@ from surefoot.task_set import TaskSet
 from surefoot_operator import metrics, reasons
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.coordinator.desired_messages import DesiredState, desired_state_after, scope_after
-from surefoot_operator.errors import FabricError, InvariantBroken, JobRefused, NotLeading, ViewRefused, WorldMoved
-from surefoot_operator.job_snapshot import HolderSeen, NodeSeen, Observed, WorkerSeen
-from surefoot_operator.platforms.interface import FabricSeen
+from surefoot_operator.errors import (
+    InvariantViolation,
+    JobRejected,
+    NotLeader,
+    PlatformError,
+    StatusConflict,
+    ViewRefused,
+)
+from surefoot_operator.job_snapshot import JobSnapshot, ObservedMemoryServer, ObservedNode, ObservedWorker
+from surefoot_operator.platforms.interface import PlatformSnapshot
 from surefoot_operator.policy.core.actions import DropSaves, Event, Plan, SetFinalizer
 from surefoot_operator.policy.core.facts import topology_of
-from surefoot_operator.policy.maintenance.maintenance_plan import Maintenance, maintain
-from surefoot_operator.policy.maintenance.memory_tier_rollout import JobSafety, refused_safety, safety
-from surefoot_operator.policy.membership.lifecycle import accepted, is_idle, refused
-from surefoot_operator.policy.membership.planned_change import departure
+from surefoot_operator.policy.maintenance.maintenance_plan import MaintenancePlan, plan_maintenance
+from surefoot_operator.policy.maintenance.memory_tier_rollout import JobSafety, judge_job_safety, rejected_safety
+from surefoot_operator.policy.membership.lifecycle import is_idle, status_with_rejection, status_without_rejection
+from surefoot_operator.policy.membership.planned_change import data_lost_with_node
 from surefoot_operator.policy.membership.restore_decisions import Going
 from surefoot_operator.policy.planning.plan import plan
-from surefoot_operator.policy.planning.plan_invariants import check
+from surefoot_operator.policy.planning.plan_invariants import check_plan
 from surefoot_operator.policy.report.blockers import refusal_events, unplanned, with_refused_records
-from surefoot_operator.policy.report.status_conditions import with_contents
-from surefoot_operator.reconcile.apply_plan import carry_out, carry_out_maintenance, repairing
-from surefoot_operator.reconcile.build_snapshot import Dependencies, observed, ranks_of, worker_ids
+from surefoot_operator.policy.report.status_conditions import update_contents
+from surefoot_operator.reconcile.apply_plan import apply_maintenance, apply_plan, repairing
+from surefoot_operator.reconcile.build_snapshot import Dependencies, build_snapshot, ranks_of, worker_ids
 from surefoot_operator.reconcile.event_recorder import EventRecorder, TierFailureEvents
 from surefoot_operator.reconcile.job_metrics import JobMetrics
 from surefoot_operator.reconcile.worker_calls import WorkerCalls
@@ -50,46 +57,46 @@ log = logging.getLogger(__name__)
 # Logs what a job's rounds decide, each decision once. A round a second that decides the same would fill the log with
 # it.
 
-_MOST_TOLD = 32
+_MAX_LISTED = 32
 """Actions that a line of the log names."""
 
 
-class RoundLog:
+class PlanLog:
     """Remembers what was logged last, for one job."""
 
     def __init__(self) -> None:
-        self._said = self._said_actions = ""
+        self._logged = self._logged_actions = ""
         self._without: tuple[int, int] | None = None
 
-    def say(self, decided: Plan, kept: Maintenance | None, status: JobStatus) -> None:
+    def log_changes(self, decided: Plan, kept: MaintenancePlan | None, status: JobStatus) -> None:
         """Logs what differs from the last plan and maintenance."""
-        what, world = _told(decided.actions), _world(status)
+        what, world = _join_actions(decided.actions), _describe_membership(status)
         line = f"{decided.reason}{': ' if what else ''}{what}"
-        if line != self._said:
-            self._said = line
+        if line != self._logged:
+            self._logged = line
             log.info("[%s] %s", world, line)
-        actions = _told(kept.actions if kept is not None else ())
-        if actions != self._said_actions:
-            self._said_actions = actions
+        actions = _join_actions(kept.actions if kept is not None else ())
+        if actions != self._logged_actions:
+            self._logged_actions = actions
             # drops come with every few saves; who looks for one asks for them
             routine = kept is None or all(isinstance(e, DropSaves) for e in kept.actions)
             log.log(logging.DEBUG if routine else logging.INFO, "[%s] maintenance: %s", world, actions)
 
         for one in kept.unrecoverable if kept is not None else ():
-            if (one.checkpoint.epoch, one.worker) != self._without:  # once, and not with each save that it misses
-                self._without = (one.checkpoint.epoch, one.worker)
+            if (one.checkpoint.generation, one.worker) != self._without:  # once, and not with each save that it misses
+                self._without = (one.checkpoint.generation, one.worker)
                 log.info("[%s] %s: the other ranks' saves of such checkpoints are dropped", world, one.reason)
 
 
-def _told(actions: Sequence[object]) -> str:
+def _join_actions(actions: Sequence[object]) -> str:
     """The first few: a line that names two thousand is read by nobody, and takes longer than what it is about."""
-    more = len(actions) - _MOST_TOLD
-    return "; ".join((*map(str, actions[:_MOST_TOLD]), *((f"and {more} more",) if more > 0 else ())))
+    more = len(actions) - _MAX_LISTED
+    return "; ".join((*map(str, actions[:_MAX_LISTED]), *((f"and {more} more",) if more > 0 else ())))
 
 
-def _world(status: JobStatus) -> str:
-    world = status.world
-    return "no world" if world is None else f"epoch {world.epoch} {world.state.lower()}"
+def _describe_membership(status: JobStatus) -> str:
+    world = status.membership
+    return "no world" if world is None else f"epoch {world.generation} {world.state.lower()}"
 
 
 # ---- time between reconciles -----------------------------------------------------------------------------------------
@@ -102,27 +109,27 @@ GATHERING_SECONDS = 0.005
 """Several messages of one happening come within so long: they are answered by one plan."""
 COSTS_GATHERED = 6.0
 """While words keep coming they are gathered for so many times what a decision takes: it leaves the loop to them meanwhile."""
-MOST_GATHERING_SECONDS = 0.15
+MAX_GATHERING_SECONDS = 0.15
 """And no longer, whatever a decision takes: a busy machine makes it look dear."""
-STILL_SECONDS = 10.0
+IDLE_POLL_SECONDS = 10.0
 """A job that nobody speaks of is looked at this often: what is older than 15 s says nothing to whoever leaves a node."""
 EVENED = 0.4
 """Share of such a sleep that is left to chance: a thousand that began together would be looked at together for all time, and
 whoever is spoken of meanwhile would wait behind them."""
 
 
-class RoundPace:
+class ReconcilePacer:
     """Remembers the last decision's cost and the looks that found nothing."""
 
     def __init__(self) -> None:
         self._decision_seconds = 0.0
         self._still = 0
 
-    def decided(self, seconds: float) -> None:
+    def record_cost(self, seconds: float) -> None:
         """Takes note of how long the newest decision took."""
         self._decision_seconds = seconds
 
-    def looked(self, heard: bool, still: bool) -> None:
+    def record_idle_poll(self, heard: bool, still: bool) -> None:
         """Counts the looks in a row that found nothing.
 
         Args:
@@ -134,7 +141,7 @@ class RoundPace:
     @property
     def gathering_seconds(self) -> float:
         """How long words that keep coming are gathered."""
-        return max(GATHERING_SECONDS, min(COSTS_GATHERED * self._decision_seconds, MOST_GATHERING_SECONDS))
+        return max(GATHERING_SECONDS, min(COSTS_GATHERED * self._decision_seconds, MAX_GATHERING_SECONDS))
 
     def sleep_seconds(self, longest_seconds: float, chance: float) -> float:
         """Returns how long to sleep if nothing is heard.
@@ -142,7 +149,7 @@ class RoundPace:
         `longest_seconds`, and twice as long after each look that found nothing, up to STILL_SECONDS; the last of it as
         `chance`, between 0 and 1, has it.
         """
-        still = min(longest_seconds * 2.0 ** min(self._still, 10), STILL_SECONDS)
+        still = min(longest_seconds * 2.0 ** min(self._still, 10), IDLE_POLL_SECONDS)
         return max(longest_seconds, still * (1.0 - EVENED * chance))
 
 
@@ -154,15 +161,15 @@ class WorkerAges:
     """Of one job's workers, since this operator first saw each."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[WorkerSeen, WorkerSeen]] | None = None
+        self._first_observed_seconds: dict[str, tuple[ObservedWorker, ObservedWorker]] | None = None
         """By uid, a worker as it was shown last and with its age by this clock: the same again for the same."""
 
-    def told(self, workers: Sequence[WorkerSeen], now: float) -> tuple[WorkerSeen, ...]:
+    def with_local_ages(self, workers: Sequence[ObservedWorker], now: float) -> tuple[ObservedWorker, ...]:
         """Returns the workers with creation times by this operator's clock.
 
         The workers, made no later than they were seen. Those that came while we looked were made when they came.
         """
-        known, self._known = self._known, {}
+        known, self._first_observed_seconds = self._first_observed_seconds, {}
         found = []
         for worker in workers:
             shown, aged = (known or {}).get(worker.uid, (None, None))
@@ -171,7 +178,7 @@ class WorkerAges:
                 aged = replace(worker, created_seconds=created)
             elif shown is not worker:
                 aged = replace(worker, created_seconds=aged.created_seconds)
-            self._known[worker.uid] = worker, aged
+            self._first_observed_seconds[worker.uid] = worker, aged
             found.append(aged)
         return tuple(found)
 
@@ -181,23 +188,23 @@ class WorkerAges:
 # as it gets that tuple: fabrics and monitors build a new one each time they are asked, of the same objects.
 
 
-class SteadyParts:
+class SnapshotReuse:
     """Remembers nodes, workers and holders of one job's last snapshot."""
 
     def __init__(self) -> None:
-        self._workers: tuple[WorkerSeen, ...] = ()
-        self._nodes: tuple[NodeSeen, ...] = ()
-        self._holders: tuple[HolderSeen, ...] = ()
+        self._workers: tuple[ObservedWorker, ...] = ()
+        self._nodes: tuple[ObservedNode, ...] = ()
+        self._servers: tuple[ObservedMemoryServer, ...] = ()
 
-    def of(self, seen: Observed) -> Observed:
+    def of(self, seen: JobSnapshot) -> JobSnapshot:
         """Returns the snapshot with equal parts replaced by the last ones."""
         if seen.workers != self._workers:
             self._workers = seen.workers
         if seen.nodes != self._nodes:
             self._nodes = seen.nodes
-        if seen.holders != self._holders:
-            self._holders = seen.holders
-        return replace(seen, workers=self._workers, nodes=self._nodes, holders=self._holders)
+        if seen.servers != self._servers:
+            self._servers = seen.servers
+        return replace(seen, workers=self._workers, nodes=self._nodes, servers=self._servers)
 
 
 # ---- reconciler ------------------------------------------------------------------------------------------------------
@@ -219,42 +226,42 @@ class Reconciler:
         self.calls = WorkerCalls(dependencies.clock, self.wake)
         self._tier_failures = TierFailureEvents()
         self._ages = WorkerAges()
-        self._steady = SteadyParts()
-        self.recorder = EventRecorder(dependencies.fabric.record, time.monotonic)
+        self._steady = SnapshotReuse()
+        self.recorder = EventRecorder(dependencies.platform.record, time.monotonic)
         self._job_metrics = JobMetrics()
-        self._round_log = RoundLog()
-        self._pace = RoundPace()
-        self._heard = True
+        self._round_log = PlanLog()
+        self._pace = ReconcilePacer()
+        self._woken_by_change = True
         """Whether somebody said something before the round under way."""
         self._desired: DesiredState | None = None
         self._pinned: Checkpoint | None = None
-        self._going: Going = {}
+        self._pending_deletions: Going = {}
         self._marked: tuple[int, Checkpoint] | None = None
         self._watermark: Checkpoint | None = None
         self._written = self._swept = float("-inf")
-        self._settled_at: float | None = None
-        self._refusal = ""
+        self._progress_writes_from: float | None = None
+        self._rejection = ""
         self._refusals_told: Mapping[ApiCall, float] = {}
         self._began: float | None = None
         self.safety: JobSafety | None = None
         """Whether the job could spare a holder, as of the last round."""
-        self._shown: FabricSeen | None = None
+        self._shown: PlatformSnapshot | None = None
         """The job as it was observed last."""
-        self._last: tuple[Observed, JobStatus] | None = None
+        self._last: tuple[JobSnapshot, JobStatus] | None = None
         """What the last round observed, and decided."""
-        self._longest = dependencies.settings.longest_sleep_seconds
+        self._longest = dependencies.settings.max_sleep_seconds
 
     @property
     def round_seconds(self) -> float:
         """How long the round under way takes already; 0 between two."""
         return 0.0 if self._began is None else time.perf_counter() - self._began
 
-    def departure(self, node: str) -> str:
+    def data_lost_with_node(self, node: str) -> str:
         """Says what the job loses with a node; empty: nothing."""
         if self._last is None:
             known = self.safety
             return "it was not reconciled yet" if known is None else "" if known.safe else known.reason
-        return departure(*self._last, node, self._dependencies.clock())
+        return data_lost_with_node(*self._last, node, self._dependencies.clock())
 
     def wake(self, urgent: bool = True) -> None:
         """Wakes the loop: at once if urgent, else after a short delay.
@@ -281,15 +288,15 @@ class Reconciler:
                     pause = await self._in_turn()
                     failures = 0
                     self._tell_refusals()
-                except NotLeading:
+                except NotLeader:
                     await asyncio.sleep(_SUSPENDED_SECONDS)  # the lease is renewed soon, or this loop is cancelled
                     continue
-                except WorldMoved as moved:
+                except StatusConflict as moved:
                     log.info("%s", moved)
                     pause = self._backoff(failures := failures + 1)
                 except Exception as error:  # noqa: BLE001  whatever it was, the job must go on being looked after
                     failures += 1
-                    self._heard = True
+                    self._woken_by_change = True
                     self._report(error, failures)
                     self._tell_refusals()
                     await self._stop_by_name(error)
@@ -313,12 +320,12 @@ class Reconciler:
         async with self._dependencies.turns:
             began = self._began = time.perf_counter()
             try:
-                return await self.once()
+                return await self.reconcile()
             finally:
                 self._began = None
                 metrics.reconcile_seconds.observe(time.perf_counter() - began)
 
-    async def once(self) -> float:
+    async def reconcile(self) -> float:
         """Runs one round of observe, plan and apply.
 
         Returns:
@@ -332,86 +339,86 @@ class Reconciler:
         dependencies = self._dependencies
         # Observe the job. One whose spec cannot be read gets no plan: its status says so, and an edit wakes the loop.
         try:
-            shown, calls = await self.calls.beside(dependencies.fabric.observe())
-        except JobRefused as refusal:
-            return await self._refuse(refusal)
+            shown, calls = await self.calls.await_with_calls(dependencies.platform.observe())
+        except JobRejected as refusal:
+            return await self._reject(refusal)
         except ViewRefused as refusal:
             await self._say_unplanned(refusal)
             raise
         self._shown = shown
-        shown = replace(shown, workers=self._ages.told(shown.workers, dependencies.clock()))
+        shown = replace(shown, workers=self._ages.with_local_ages(shown.workers, dependencies.clock()))
         # Let agents of known workers in, and bring holders and agents up to the stored status: a new leader has to.
-        dependencies.channel.know(worker_ids(shown.workers, calls.creates))
+        dependencies.channel.set_expected_workers(worker_ids(shown.workers, calls.creates))
         self._follow(shown, shown.status)
-        seen = self._steady.of(await observed(dependencies, shown, self._term_seconds, calls))
+        seen = self._steady.of(await build_snapshot(dependencies, shown, self._term_seconds, calls))
         # Plan. Maintenance is planned on the new status, and only while the world stays as it is.
         began = time.thread_time()
         decided = plan(seen)
-        check(decided, seen)
-        moved = decided.status.world != seen.status.world
+        check_plan(decided, seen)
+        moved = decided.status.membership != seen.status.membership
         kept = None if moved else self._maintenance(seen, decided)
-        self._pace.decided(time.thread_time() - began)
+        self._pace.record_cost(time.thread_time() - began)
         status = decided.status if kept is None else kept.status
         events = (*decided.events, *(kept.events if kept is not None else ()))
         # Write the status before anything is applied: the new world is the fence. Agents learn of it only once stored.
-        later = await self._write(seen, status, bool(events), seen.status != accepted(shown.status))
+        later = await self._write(seen, status, bool(events), seen.status != status_without_rejection(shown.status))
         if not later:
             self._follow(shown, status)
         idle = status == seen.status and not decided.actions and not (kept is not None and kept.actions)
-        self._pace.looked(self._heard, still=idle)
+        self._pace.record_idle_poll(self._woken_by_change, still=idle)
         # Publish metrics, the log line and whether this job can spare a holder.
         self._last = seen, status
-        self.safety = safety(seen, status, kept)
-        self._job_metrics.show(seen, status, kept)
-        self._round_log.say(decided, kept, seen.status)
+        self.safety = judge_job_safety(seen, status, kept)
+        self._job_metrics.update_gauges(seen, status, kept)
+        self._round_log.log_changes(decided, kept, seen.status)
         # Record events first if the finalizer goes: the job may be gone right after, and this loop with it.
         if SetFinalizer(False) in decided.actions:
-            self.recorder.say(events)
+            self.recorder.record(events)
             await self.recorder.flush()
             events = ()
         # Apply the plan, then maintenance; then record events, agents' notices last.
         after = replace(seen, status=status)
-        failed = await carry_out(dependencies, self.calls, decided.actions, after)
+        failed = await apply_plan(dependencies, self.calls, decided.actions, after)
         if kept is not None:
             self._maintain(kept, replace(after, uploads=decided.uploads))
-        self.recorder.say(events)
-        self.recorder.say(self._notices(), of_agents=True)
+        self.recorder.record(events)
+        self.recorder.record(self._notices(), of_agents=True)
         if failed:
             raise failed[0]
         # Sleep until the soonest wake that plan, maintenance or a delayed progress write asked for.
         wakes = [decided.wake_after_seconds, kept.wake_after_seconds if kept is not None else None, later or None]
         return min([w for w in wakes if w is not None], default=math.inf)
 
-    async def _refuse(self, refusal: JobRefused) -> float:
+    async def _reject(self, refusal: JobRejected) -> float:
         """What cannot be carried is left as it is; people are told once, and an edit wakes us."""
         dependencies, old = self._dependencies, refusal.status
-        self._last, self.safety = None, refused_safety(old, dependencies.clock())
-        if refusal.leaving:
+        self._last, self.safety = None, rejected_safety(old, dependencies.clock())
+        if refusal.being_deleted:
             # what it would have deleted cannot be known: nobody is stuck with it
-            await dependencies.fabric.hold_job(False)
+            await dependencies.platform.set_finalizer(False)
         if old is not None:
-            status = refused(old, refusal.reason, refusal.generation, dependencies.clock())
+            status = status_with_rejection(old, refusal.reason, refusal.metadata_generation, dependencies.clock())
             if status != old:
-                await dependencies.fabric.patch_status(status, old)
-        if refusal.reason != self._refusal:
-            self._refusal = refusal.reason
-            self.recorder.say((Event(reasons.JOB_REFUSED, refusal.reason, warning=True),))
+                await dependencies.platform.patch_status(status, old)
+        if refusal.reason != self._rejection:
+            self._rejection = refusal.reason
+            self.recorder.record((Event(reasons.JOB_SPEC_REJECTED, refusal.reason, warning=True),))
         return dependencies.settings.rest_seconds
 
     async def _say_unplanned(self, refusal: ViewRefused) -> None:
         """A job whose surroundings may not be seen looks as if it ran, unless its status says so."""
         dependencies, old = self._dependencies, refusal.status
         if old is not None:
-            status = unplanned(old, dependencies.fabric.refused_calls(), dependencies.clock())
+            status = unplanned(old, dependencies.platform.refused_calls(), dependencies.clock())
             if status != old:
-                await dependencies.fabric.patch_status(status, old)
+                await dependencies.platform.patch_status(status, old)
 
     def _tell_refusals(self) -> None:
         """Events can mostly be recorded where the status cannot be written."""
-        refused = self._dependencies.fabric.refused_calls()
+        refused = self._dependencies.platform.refused_calls()
         news = refusal_events(refused, self._refusals_told, time.monotonic())
         self._refusals_told = news.told
-        self.recorder.say(news.events)
+        self.recorder.record(news.events)
 
     async def _stop_by_name(self, error: Exception) -> None:
         """Says on the job itself that its records cannot be handled: the operator's log alone would name no culprit.
@@ -425,13 +432,13 @@ class Reconciler:
         stopped = with_refused_records(status, (why,), self._dependencies.clock())
         if stopped == status:
             return
-        self.recorder.say((Event(reasons.RECORDS_REFUSED, why, warning=True),))
+        self.recorder.record((Event(reasons.RECORDS_REFUSED, why, warning=True),))
         try:
-            await self._dependencies.fabric.patch_status(stopped, status)
+            await self._dependencies.platform.patch_status(stopped, status)
         except Exception as refusal:  # noqa: BLE001  memory may lack again, and nothing here may end the loop
             log.warning("the status could not be updated with `%s`: %s", why, refusal)
 
-    async def _write(self, seen: Observed, status: JobStatus, must: bool, ahead: bool) -> float:
+    async def _write(self, seen: JobSnapshot, status: JobStatus, must: bool, ahead: bool) -> float:
         """Writes the status if it changed; returns seconds until it may be written if it can wait, else 0.
 
         `ahead`: what is stored has moments that a clock ahead of ours wrote; they must not be met again later.
@@ -440,7 +447,7 @@ class Reconciler:
         self._settles_at(old, time.monotonic())  # from the first round on
         if status == old and not must and not ahead:
             return 0.0
-        if not must and not ahead and _calm(old, status) == old:
+        if not must and not ahead and _is_progress_only(old, status) == old:
             now = time.monotonic()
             left = max(self._written + self._dependencies.settings.progress_seconds, self._settles_at(old, now)) - now
             if left > 0:
@@ -448,63 +455,67 @@ class Reconciler:
             if (wait := self._dependencies.pace.wait_seconds(now)) > 0:
                 return wait
         if status != old or ahead:
-            await self._dependencies.fabric.patch_status(with_contents(seen, status), old)
+            await self._dependencies.platform.patch_status(update_contents(seen, status), old)
             self._written = time.monotonic()
             self._job_metrics.count_changes(old, status, seen.job)
         return 0.0
 
     def _settles_at(self, stored: JobStatus, now: float) -> float:
         """When it is known again what a former leader knew, if there was one: its words are not changed for a moment."""
-        if self._settled_at is None:
-            self._settled_at = now + (self._dependencies.settings.settle_seconds if stored.serial else 0.0)
-        return self._settled_at
+        if self._progress_writes_from is None:
+            self._progress_writes_from = now + (
+                self._dependencies.settings.progress_write_delay_seconds if stored.serial else 0.0
+            )
+        return self._progress_writes_from
 
-    def _follow(self, shown: FabricSeen, status: JobStatus) -> None:
+    def _follow(self, shown: PlatformSnapshot, status: JobStatus) -> None:
         """Brings the holders' monitors and the agents up to the status that is stored now."""
         dependencies, resting = self._dependencies, is_idle(shown.job, status, shown.workers)
-        self._longest = dependencies.settings.rest_seconds if resting else dependencies.settings.longest_sleep_seconds
-        if status.tidied:
-            dependencies.memory.rest(status)
+        self._longest = dependencies.settings.rest_seconds if resting else dependencies.settings.max_sleep_seconds
+        if status.memory_cleared:
+            dependencies.memory.pause(status)
         else:
             size_limit_bytes = shown.job.spec.checkpoint.memory.size_limit_bytes
-            dependencies.memory.follow(shown.holders, status, resting, size_limit_bytes, ranks_of(shown, status))
+            dependencies.memory.update(shown.servers, status, resting, size_limit_bytes, ranks_of(shown, status))
         dependencies.channel.bound(ranks_of(shown, status))
-        epoch = status.world.epoch if status.world is not None else 0
+        epoch = status.membership.generation if status.membership is not None else 0
         replicas = shown.job.spec.checkpoint.memory.replicas
-        usable = dependencies.memory.usable(epoch)
-        token = dependencies.epoch_token(epoch)
+        usable = dependencies.memory.usable_servers(epoch)
+        token = dependencies.generation_token(epoch)
         before = self._desired.scope if self._desired is not None else None
-        scope = scope_after(before, status, dependencies.memory.seen)
+        scope = scope_after(before, status, dependencies.memory.observed_servers)
         topology = topology_of(shown.nodes, shown.job.uid)
         self._desired = desired_state_after(self._desired, status, usable, replicas, token, scope, topology)
-        dependencies.channel.rule(self._desired)
+        dependencies.channel.apply_state(self._desired)
 
-    def _maintenance(self, seen: Observed, decided: Plan) -> Maintenance:
-        return maintain(replace(seen, status=decided.status, uploads=decided.uploads), self._pinned, self._going)
+    def _maintenance(self, seen: JobSnapshot, decided: Plan) -> MaintenancePlan:
+        return plan_maintenance(
+            replace(seen, status=decided.status, uploads=decided.uploads), self._pinned, self._pending_deletions
+        )
 
-    def _maintain(self, kept: Maintenance, seen: Observed) -> None:
-        dependencies, world = self._dependencies, seen.status.world
-        self._pinned, self._going, self._watermark = kept.pinned, kept.going, kept.watermark
+    def _maintain(self, kept: MaintenancePlan, seen: JobSnapshot) -> None:
+        dependencies, world = self._dependencies, seen.status.membership
+        self._pinned, self._pending_deletions, self._watermark = kept.pinned, kept.pending_deletions, kept.watermark
         if world is None or (world.state != "Committed" and not seen.uploads):
             return
-        carry_out_maintenance(dependencies, kept.actions, seen, self._background)
+        apply_maintenance(dependencies, kept.actions, seen, self._background)
         if world.state != "Committed":
             return
-        mark = (world.epoch, kept.watermark) if kept.watermark is not None else None
+        mark = (world.generation, kept.watermark) if kept.watermark is not None else None
         if mark is not None and mark != self._marked:
             epoch, checkpoint = mark
-            if self._background.start_once("watermark", lambda: dependencies.memory.mark(checkpoint, epoch)):
+            if self._background.start_once("watermark", lambda: dependencies.memory.set_watermark(checkpoint, epoch)):
                 self._marked = mark
-        if time.monotonic() - self._swept >= dependencies.settings.memory.janitor_seconds:
+        if time.monotonic() - self._swept >= dependencies.settings.memory.gc_interval_seconds:
             self._swept = time.monotonic()
             busy = repairing(dependencies.channel.sessions)
             self._background.start_once(
-                "janitor", lambda: dependencies.memory.sweep(self._watermark, busy, kept.settled)
+                "janitor", lambda: dependencies.memory.delete_uncommitted(self._watermark, busy, kept.steady)
             )
 
     def _notices(self) -> tuple[Event, ...]:
         """What agents want people to hear, and what they could not do."""
-        sessions, now = self._dependencies.channel.taken()
+        sessions, now = self._dependencies.channel.take_snapshot()
         notices = tuple(
             Event(shorten(n.reason), f"{worker}: {shorten(n.text, _NOTICE_CHARACTERS)}", warning=True)
             for worker, n in sessions.notices
@@ -516,7 +527,7 @@ class Reconciler:
         failures = 0
         while True:
             try:
-                async for _ in self._dependencies.fabric.changes():
+                async for _ in self._dependencies.platform.watch_changes():
                     failures = 0
                     self.wake()
                 return
@@ -531,9 +542,11 @@ class Reconciler:
             async with asyncio.timeout(min(pause, longest)):
                 await self._wake.wait()
         except TimeoutError:
-            self._heard = False  # the plan asked to look again now, or it is looked whether something was missed
+            self._woken_by_change = (
+                False  # the plan asked to look again now, or it is looked whether something was missed
+            )
             return
-        self._heard = True
+        self._woken_by_change = True
         await self._gather()
 
     async def _gather(self) -> None:
@@ -550,9 +563,9 @@ class Reconciler:
     @staticmethod
     def _report(error: Exception, failures: int) -> None:
         metrics.reconcile_failures.labels(type(error).__name__).inc()
-        if isinstance(error, FabricError):
+        if isinstance(error, PlatformError):
             log.warning("%s; reconciling failed (%d in a row)", error, failures)
-        elif isinstance(error, InvariantBroken):
+        elif isinstance(error, InvariantViolation):
             log.error("%s; a plan breaks an invariant and is not applied (%d in a row)", error, failures)
         else:
             log.exception("reconciling failed (%d in a row)", failures)
@@ -564,7 +577,7 @@ def _background_failed(name: str, error: BaseException) -> None:
     log.error("%s failed: %s", name, error, exc_info=error)
 
 
-def _calm(old: JobStatus, new: JobStatus) -> JobStatus:
+def _is_progress_only(old: JobStatus, new: JobStatus) -> JobStatus:
     """`new` without what only reports progress: that may be written a little later."""
     return replace(
         new,

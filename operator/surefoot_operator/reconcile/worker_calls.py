@@ -18,10 +18,16 @@ from surefoot.protocol.identities import WorkerId
 from surefoot.protocol.timeouts import Backoff
 from surefoot_operator import metrics
 from surefoot_operator.api.spec import GANG_SCHEDULERS
-from surefoot_operator.errors import FabricError
-from surefoot_operator.job_snapshot import CreateSeen, GroupCallSeen, PurgeCallSeen, WorkerSeen
-from surefoot_operator.platforms.interface import FabricSeen
-from surefoot_operator.policy.core.actions import CreateWorker, DeleteWorker, KeepGroup, PurgePersistent, RemoveGroup
+from surefoot_operator.errors import PlatformError
+from surefoot_operator.job_snapshot import ObservedWorker, PendingCreate, PendingGroupCall, PurgeCallSeen
+from surefoot_operator.platforms.interface import PlatformSnapshot
+from surefoot_operator.policy.core.actions import (
+    ApplyPodGroup,
+    CreateWorker,
+    DeletePodGroup,
+    DeleteWorker,
+    PurgePersistent,
+)
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +71,10 @@ class PurgeCalls:
         except Exception as error:  # whatever it was, the plan hears of it and decides
             metrics.reconcile_failures.labels(type(error).__name__).inc()
             log.warning(
-                "%s; %s was not carried out", error, action, exc_info=None if isinstance(error, FabricError) else error
+                "%s; %s was not carried out",
+                error,
+                action,
+                exc_info=None if isinstance(error, PlatformError) else error,
             )
             self.seen = self._refused(action.attempt, error)
         finally:
@@ -75,7 +84,7 @@ class PurgeCalls:
 
     def _refused(self, attempt: int, error: Exception) -> PurgeCallSeen:
         before, now = self.seen, self._clock()
-        decided = isinstance(error, FabricError) and error.decided and not error.busy
+        decided = isinstance(error, PlatformError) and error.decided and not error.busy
         return replace(
             before,
             refusal=str(error) or type(error).__name__,
@@ -83,7 +92,7 @@ class PurgeCalls:
             refusals=before.refusals + decided,
             since_seconds=before.since_seconds if before.refusal else now,
             last_seconds=now,
-            closing=isinstance(error, FabricError) and error.closing,
+            closing=isinstance(error, PlatformError) and error.closing,
         )
 
 
@@ -92,7 +101,7 @@ class PurgeCalls:
 AT_ONCE = 32
 """Calls to the fabric under way together: an API server must not be flooded by one job's recovery."""
 
-REFUSED = Backoff(1.0, 30.0)
+REJECTED = Backoff(1.0, 30.0)
 """Wait before a call that was refused is made again."""
 
 Call = Callable[[], Coroutine[Any, Any, None]]
@@ -108,20 +117,20 @@ class _PendingCall:
 
     task: asyncio.Task[None] | None = None
     failures: int = 0
-    refusal: str = ""
-    lasting: bool = False
+    rejection: str = ""
+    permanent: bool = False
     undecided: bool = False
     """Some try of it may be carried out late."""
     until_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class CallsSeen:
+class PendingCalls:
     """Calls that a look at the fabric may not show yet."""
 
-    creates: tuple[CreateSeen, ...]
+    creates: tuple[PendingCreate, ...]
     deletions: frozenset[str]
-    groups: tuple[GroupCallSeen, ...]
+    groups: tuple[PendingGroupCall, ...]
     purge: PurgeCallSeen = field(default_factory=PurgeCallSeen)
 
 
@@ -133,7 +142,7 @@ class WorkerCalls:
 
     def __init__(self, clock: Callable[[], float], wake: Callable[[], None]) -> None:
         self._clock, self._wake = clock, wake
-        self._asked: dict[_Key, _PendingCall] = {}
+        self._calls: dict[_Key, _PendingCall] = {}
         self._purges = PurgeCalls(clock, wake)
         self._limit = asyncio.Semaphore(AT_ONCE)
 
@@ -145,9 +154,9 @@ class WorkerCalls:
         """As `create`."""
         self._begin((action.uid, action.force), str(action), call)
 
-    def group(self, action: KeepGroup | RemoveGroup, call: Call) -> None:
+    def group(self, action: ApplyPodGroup | DeletePodGroup, call: Call) -> None:
         """As `create`."""
-        gang = action.group.gang if isinstance(action, KeepGroup) else action.gang
+        gang = action.group.gang if isinstance(action, ApplyPodGroup) else action.gang
         self._begin(gang, str(action), call)
 
     def purge(self, action: PurgePersistent, call: Call) -> None:
@@ -158,34 +167,34 @@ class WorkerCalls:
     def purging(self) -> PurgeCallSeen:
         return self._purges.seen
 
-    def groups(self) -> tuple[GroupCallSeen, ...]:
+    def groups(self) -> tuple[PendingGroupCall, ...]:
         """Returns calls for pod groups that are under way or refused."""
-        found = ((gang, self._asked.get(gang)) for gang in GANG_SCHEDULERS)
+        found = ((gang, self._calls.get(gang)) for gang in GANG_SCHEDULERS)
         return tuple(
-            GroupCallSeen(gang, asked.task is not None, asked.refusal, asked.until_seconds)
+            PendingGroupCall(gang, asked.task is not None, asked.rejection, asked.until_seconds)
             for gang, asked in found
             if asked is not None
         )
 
-    async def beside(self, look: Awaitable[FabricSeen]) -> tuple[FabricSeen, CallsSeen]:
+    async def await_with_calls(self, look: Awaitable[PlatformSnapshot]) -> tuple[PlatformSnapshot, PendingCalls]:
         """Awaits a look at the fabric, with the calls around it.
 
         It may not show yet what ends while the fabric is read: a second worker was made for the same place.
         """
-        begun, deletions = self.seen(), self.deletions()
+        begun, deletions = self.pending_creates(), self.deletions()
         shown = await look
-        self.shown(shown.workers)
-        creates = self.seen()
+        self.forget_rejections(shown.workers)
+        creates = self.pending_creates()
         known = {(c.index, c.attempt) for c in creates}
-        made = (c for c in begun if c.under_way and (c.index, c.attempt) not in known)
-        return shown, CallsSeen((*creates, *made), deletions | self.deletions(), self.groups(), self.purging)
+        made = (c for c in begun if c.in_progress and (c.index, c.attempt) not in known)
+        return shown, PendingCalls((*creates, *made), deletions | self.deletions(), self.groups(), self.purging)
 
-    def seen(self) -> tuple[CreateSeen, ...]:
+    def pending_creates(self) -> tuple[PendingCreate, ...]:
         """Returns creates that the fabric does not show yet."""
-        found = [(key, asked) for key, asked in self._asked.items() if isinstance(key, WorkerId)]
+        found = [(key, asked) for key, asked in self._calls.items() if isinstance(key, WorkerId)]
         return tuple(
-            CreateSeen(
-                key.index, key.attempt, asked.task is not None, asked.refusal, asked.lasting, asked.until_seconds
+            PendingCreate(
+                key.index, key.attempt, asked.task is not None, asked.rejection, asked.permanent, asked.until_seconds
             )
             for key, asked in sorted(found, key=lambda one: one[0])
         )
@@ -197,11 +206,11 @@ class WorkerCalls:
         """
         return frozenset(
             key[0]
-            for key, asked in self._asked.items()
+            for key, asked in self._calls.items()
             if isinstance(key, tuple) and (asked.task is not None or asked.undecided)
         )
 
-    def shown(self, workers: Iterable[WorkerSeen]) -> None:
+    def forget_rejections(self, workers: Iterable[ObservedWorker]) -> None:
         """Forgets refusals that no plan can ask about any more.
 
         The worker is there after all, or a later attempt is.
@@ -211,28 +220,28 @@ class WorkerCalls:
         for worker in workers:
             newest[worker.index] = max(worker.attempt, newest.get(worker.index, 0))
             uids.add(worker.uid)
-        for key, asked in list(self._asked.items()):
+        for key, asked in list(self._calls.items()):
             over = _is_over(key, newest, uids)
-            if asked.task is None and (over or self._clock() > asked.until_seconds + 2 * REFUSED.longest_seconds):
-                del self._asked[key]
+            if asked.task is None and (over or self._clock() > asked.until_seconds + 2 * REJECTED.longest_seconds):
+                del self._calls[key]
 
-    async def settled(self) -> None:
+    async def all_calls_done(self) -> None:
         """Returns when no call is under way."""
-        while tasks := [asked.task for asked in self._asked.values() if asked.task is not None]:
+        while tasks := [asked.task for asked in self._calls.values() if asked.task is not None]:
             await asyncio.wait(tasks)
         await self._purges.settled()
 
     async def close(self) -> None:
         """Cancels what is under way and waits for its end."""
-        tasks = [asked.task for asked in self._asked.values() if asked.task is not None]
+        tasks = [asked.task for asked in self._calls.values() if asked.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._asked.clear()
+        self._calls.clear()
         await self._purges.close()
 
     def _begin(self, key: _Key, what: str, call: Call) -> None:
-        asked = self._asked.setdefault(key, _PendingCall())
+        asked = self._calls.setdefault(key, _PendingCall())
         if asked.task is None and self._clock() >= asked.until_seconds:
             asked.task = asyncio.create_task(self._made(key, asked, what, call), name=what)
 
@@ -240,22 +249,22 @@ class WorkerCalls:
         try:
             async with self._limit:
                 await call()
-            del self._asked[key]
+            del self._calls[key]
         except Exception as error:  # noqa: BLE001  whatever it was, this call is made again and no other waits for it
-            self._refused(asked, what, error)
+            self._rejected(asked, what, error)
         finally:
             asked.task = None
             self._wake()
 
-    def _refused(self, asked: _PendingCall, what: str, error: Exception) -> None:
+    def _rejected(self, asked: _PendingCall, what: str, error: Exception) -> None:
         metrics.reconcile_failures.labels(type(error).__name__).inc()
-        known = asked.refusal == str(error)
+        known = asked.rejection == str(error)
         asked.failures += 1
-        asked.refusal, asked.lasting = str(error), isinstance(error, FabricError) and error.lasting
-        asked.undecided |= not (isinstance(error, FabricError) and error.decided)
-        pause = REFUSED.seconds(asked.failures, random.random())
+        asked.rejection, asked.permanent = str(error), isinstance(error, PlatformError) and error.permanent
+        asked.undecided |= not (isinstance(error, PlatformError) and error.decided)
+        pause = REJECTED.seconds(asked.failures, random.random())
         asked.until_seconds = self._clock() + pause
-        if not isinstance(error, FabricError):
+        if not isinstance(error, PlatformError):
             log.error("%s failed: %s", what, error, exc_info=error)
         elif not known:
             log.warning("%s was refused, retrying in %.0f s: %s", what, pause, error)

@@ -15,7 +15,7 @@ from pathlib import Path
 from surefoot.agent.agent_process import AgentProcess
 from surefoot.agent.coordinator_client import read_token, tls_context
 from surefoot.errors import ConfigurationError, SurefootError
-from surefoot.logs import begin_logs
+from surefoot.logs import configure_logging
 from surefoot.settings import AgentSettings, agent_settings
 
 # ---- folders for scratch data ----------------------------------------------------------------------------------------
@@ -27,18 +27,20 @@ _NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")
 _CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
-def own_scratch(environment: Mapping[str, str], settings: AgentSettings) -> dict[str, str]:
+def create_scratch_folders(environment: Mapping[str, str], settings: AgentSettings) -> dict[str, str]:
     """Makes missing writable folders and returns the environment that names them."""
     _made("SUREFOOT_RUN_FOLDER", settings.run_folder)
     root = _made("SUREFOOT_SCRATCH_FOLDER", settings.scratch_folder)
-    added = placed(environment, root, _writable, _named())
+    added = missing_folders(environment, root, _writable, _named())
     for name, value in added.items():
         if name not in _NAMES:
             Path(value).mkdir(parents=True, exist_ok=True)
     return {**environment, **added}
 
 
-def placed(environment: Mapping[str, str], root: Path, writable: Callable[[str], bool], named: bool) -> dict[str, str]:
+def missing_folders(
+    environment: Mapping[str, str], root: Path, writable: Callable[[str], bool], named: bool
+) -> dict[str, str]:
     """Names what is missing and where it goes.
 
     PURE; `named`: whether the system knows this user's name.
@@ -96,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         settings = agent_settings()
         tls_context(settings)
         read_token(settings)  # mounted before this process starts, or never
-        environment = own_scratch(os.environ, settings)
+        environment = create_scratch_folders(os.environ, settings)
         _begin_logs(settings)
     except SurefootError as error:
         sys.stderr.write(f"surefoot-agent: {error}\n")
@@ -111,7 +113,7 @@ def _begin_logs(settings: AgentSettings) -> None:
         "worker": settings.index,
         "node": settings.node,
     }
-    begin_logs(os.environ, f"%(asctime)s worker {settings.index} %(levelname)s %(name)s: %(message)s", keys=keys)
+    configure_logging(os.environ, f"%(asctime)s worker {settings.index} %(levelname)s %(name)s: %(message)s", keys=keys)
 
 
 async def _live(settings: AgentSettings, command: Sequence[str], environment: Mapping[str, str]) -> int:

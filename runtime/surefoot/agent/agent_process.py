@@ -16,33 +16,33 @@ from dataclasses import replace
 from pathlib import Path
 
 from surefoot.agent import agent_state as on
-from surefoot.agent.agent_state import AgentState, Departure
-from surefoot.agent.coordinator_client import AgentRefused, CoordinatorClient, begun, read_token, tls_context
+from surefoot.agent.agent_state import AgentState, TerminationGrace
+from surefoot.agent.coordinator_client import AgentRejected, CoordinatorClient, first_address, read_token, tls_context
 from surefoot.agent.coordinator_requests import (
     CoordinatorRequests,
     LeaderlessCollector,
     SaveLocations,
     UnexpectedErrors,
 )
-from surefoot.agent.health.node_monitor import NodeWatch, node_checks
-from surefoot.agent.health.pre_join_checks import JoinCheck, ProbeProcess
+from surefoot.agent.health.node_monitor import NodeMonitor, node_checks
+from surefoot.agent.health.pre_join_checks import JoinCheck, NodeTestProcess
 from surefoot.agent.metrics_server import Exporter
 from surefoot.agent.staging_memory import SaveTracker, StagingMemory, StagingWatcher
-from surefoot.agent.state_machine import transition
+from surefoot.agent.state_machine import next_state
 from surefoot.agent.trainer_handler import StepLedger, TrainerSessionHandler
-from surefoot.agent.trainers.hang_diagnosis import CollectiveInquiry
+from surefoot.agent.trainers.hang_diagnosis import CollectiveQuery
 from surefoot.agent.trainers.log_forwarder import LogForwarder
-from surefoot.agent.trainers.supervisor import Orphans, TrainerSupervisor
+from surefoot.agent.trainers.supervisor import OrphanReaper, TrainerSupervisor
 from surefoot.errors import SurefootError
 from surefoot.flush.bandwidth import bandwidth_of
-from surefoot.flush.engine import DrainOptions
+from surefoot.flush.engine import FlushOptions
 from surefoot.ipc.metric_deltas import MetricSums
 from surefoot.ipc.trainer_server import TrainerServer
 from surefoot.launcher.job_program import with_own_interpreter
-from surefoot.launcher.starter import Hosted, Starter
+from surefoot.launcher.starter import HostedStore, Starter
 from surefoot.linux_process import become_subreaper
 from surefoot.protocol import messages
-from surefoot.protocol.progress import RankPace
+from surefoot.protocol.progress import RankActivity
 from surefoot.settings import AgentSettings
 from surefoot.task_set import TaskSet
 
@@ -57,36 +57,36 @@ PACE_SECONDS = 2.0
 """From word to word."""
 
 
-class PaceWord:
+class ActivityReporter:
     """Lets totals through that are new, once in a while."""
 
     def __init__(self) -> None:
-        self._told: tuple[RankPace, ...] = ()
+        self._sent: tuple[RankActivity, ...] = ()
         self._at: float | None = None
 
-    def due(self, paces: tuple[RankPace, ...], now: float) -> tuple[RankPace, ...]:
+    def due(self, paces: tuple[RankActivity, ...], now: float) -> tuple[RankActivity, ...]:
         """What the heartbeat of this moment tells of `paces`; empty: nothing."""
-        if paces == self._told or (self._at is not None and now - self._at < PACE_SECONDS):
+        if paces == self._sent or (self._at is not None and now - self._at < PACE_SECONDS):
             return ()
-        self._told, self._at = paces, now
+        self._sent, self._at = paces, now
         return paces
 
 
 # ---- agent process ---------------------------------------------------------------------------------------------------
 
 _TICK_SECONDS = 0.5
-_TURNED_AWAY = 1
-_WORD_SECONDS = 5.0
-_AGAIN_SECONDS = 1.0
+_REJECTED = 1
+_TERMINATION_SECONDS = 5.0
+_RETRY_SECONDS = 1.0
 """How long trainers of a worker that is asked to end go on without a halt being named."""
-_TRIED_SECONDS = 1.0
+_NODE_TEST_TIMEOUT_SECONDS = 1.0
 """Longer a worker that is warm does not wait for its node's trial: a recovery may wait for it."""
 _PART_SHARE = 1 / 2
 """Of the grace period, for leaving the world in order; the rest is for writing what is staged."""
 
 
 def _later(call: Callable[[], None]) -> None:
-    asyncio.get_running_loop().call_later(_AGAIN_SECONDS, call)
+    asyncio.get_running_loop().call_later(_RETRY_SECONDS, call)
 
 
 class AgentProcess:
@@ -96,10 +96,10 @@ class AgentProcess:
         self._settings = settings
         self.incarnation = secrets.token_hex(6)
         self.state = AgentState(step_timeout_seconds=settings.step_timeout_seconds)
-        self._paces = PaceWord()
+        self._paces = ActivityReporter()
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._tasks = TaskSet(self._task_failed)
-        self._store: tuple[int, Hosted] | None = None
+        self._store: tuple[int, HostedStore] | None = None
         environment = with_own_interpreter(environment)
         folder, scratch = Path(settings.run_folder).absolute(), Path(settings.scratch_folder).absolute()
         worker = f"worker-{settings.index}-{settings.attempt}"
@@ -109,8 +109,8 @@ class AgentProcess:
         self.sums = MetricSums()
         self._exporter = Exporter(settings, self.sums, self)
         self._forwarder = LogForwarder()
-        self._line = CoordinatorClient(
-            begun(settings.coordinator_url, settings.coordinator_fallback_url),
+        self._coordinator = CoordinatorClient(
+            first_address(settings.coordinator_url, settings.coordinator_fallback_url),
             self._hello,
             self._heartbeat,
             self._from_coordinator,
@@ -119,36 +119,36 @@ class AgentProcess:
         self._trainer_handler = TrainerSessionHandler(
             self, settings.job, StepLedger(scratch / "ledger" / f"{worker}.jsonl", _later)
         )
-        watcher = StagingWatcher(self._trainer_handler.slot_freed, self._line.beat, self.notice)
+        watcher = StagingWatcher(self._trainer_handler.slot_freed, self._coordinator.send_heartbeat, self.notice)
         self._bandwidth = bandwidth_of(settings.job)
-        options = DrainOptions(pace=self._bandwidth.memory, node=settings.node)
+        options = FlushOptions(pace=self._bandwidth.memory, node=settings.node)
         self.staging = StagingMemory(self.incarnation, settings.job, watcher, options)
         self._starter = Starter(command, environment, logs / "zygote.log", self._warmed)
         self._warm = False
-        probe = ProbeProcess(settings.host, logs, environment)
-        self._orphans = Orphans(lambda: self._starter.own() | probe.own())
-        self.trainer_server = TrainerServer(path, self._trainer_handler.admit, self._trainer_handler.hear)
-        self.inquiry = CollectiveInquiry(self.trainer_server.tell, self.trainer_server.attached)
+        probe = NodeTestProcess(settings.host, logs, environment)
+        self._orphans = OrphanReaper(lambda: self._starter.own_pids() | probe.own())
+        self.trainer_server = TrainerServer(path, self._trainer_handler.admit, self._trainer_handler.handle_message)
+        self.inquiry = CollectiveQuery(self.trainer_server.send, self.trainer_server.attached)
         self._trainers = TrainerSupervisor(
             self._starter, self._forwarder, logs, environment, str(path), self._orphans, self.dispatch, self.inquiry
         )
-        places = SaveLocations(self.staging.open_tier, self.staging.holders, self.staging.partly_told)
+        places = SaveLocations(self.staging.open_tier, self.staging.servers, self.staging.partial_generation)
         self._unexpected = UnexpectedErrors()
         self._collector = LeaderlessCollector(
-            settings.job, lambda: self.state, self._line.away_seconds, self._unexpected
+            settings.job, lambda: self.state, self._coordinator.away_seconds, self._unexpected
         )
         checks = node_checks((logs,))
         if settings.pre_join_check != "Off":
             checks.append(JoinCheck(settings.node, logs.parent, settings.pre_join_check == "Enforce", probe))
-        self._node = NodeWatch(checks, self._line.send, self.notice)
-        self._requests = CoordinatorRequests(settings.job, places, self._line.send, self._bandwidth)
+        self._node = NodeMonitor(checks, self._coordinator.send, self.notice)
+        self._requests = CoordinatorRequests(settings.job, places, self._coordinator.send, self._bandwidth)
 
     async def run(self) -> int:
         """Runs the agent until it leaves; returns its exit code."""
         loop = asyncio.get_running_loop()
         become_subreaper()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._asked_to_end, number)
+            loop.add_signal_handler(number, self._on_signal, number)
         await self._exporter.start()
         self._forwarder.start()
         self.trainer_server.start()
@@ -169,7 +169,7 @@ class AgentProcess:
 
     def dispatch(self, event: on.Event) -> None:
         """The one way in: an event, its decision, its commands."""
-        self.state, commands = transition(self.state, event)
+        self.state, commands = next_state(self.state, event)
         self._bandwidth.limit(self.state.trains)
         for command in commands:
             self._do(command)
@@ -179,9 +179,9 @@ class AgentProcess:
     def _do(self, command: on.Command) -> None:
         match command:
             case on.Send(message):
-                self._line.send(message)
-            case on.Beat():
-                self._line.beat()
+                self._coordinator.send(message)
+            case on.SendHeartbeat():
+                self._coordinator.send_heartbeat()
             case on.StartStore(epoch):
                 self.spawn(self._host_store(epoch))
             case on.StopStore(epoch):
@@ -189,19 +189,19 @@ class AgentProcess:
             case on.StartTrainers(assign, store):
                 _log.info(
                     "epoch %d: starting %d of %d ranks on this worker",
-                    assign.epoch,
+                    assign.generation,
                     assign.local_ranks,
-                    assign.world,
-                    extra={"epoch": assign.epoch},
+                    assign.world_size,
+                    extra={"epoch": assign.generation},
                 )
-                self.staging.begin(assign.epoch)
+                self.staging.drop_older_generations(assign.generation)
                 self.spawn(self._trainers.start(assign, store))
             case on.KillTrainers(epoch):
                 self._trainers.kill(epoch)
-            case on.TakeStacks(epoch):
+            case on.CollectStacks(epoch):
                 self.spawn(self._take_stacks(epoch))
             case on.SendToTrainers(message, rank):
-                self.trainer_server.tell(self.state.started, rank, message)
+                self.trainer_server.send(self.state.started, rank, message)
             case on.Retarget(holders):
                 self.staging.retarget(holders)
             case on.Flush(epoch):
@@ -212,38 +212,38 @@ class AgentProcess:
 
     async def _host_store(self, epoch: int) -> None:
         try:
-            hosted = await self._starter.store(self._settings.host)
+            hosted = await self._starter.start_store(self._settings.host)
         except (SurefootError, OSError) as error:
-            self.dispatch(on.StoreLost(epoch, str(error)))
+            self.dispatch(on.StoreExited(epoch, str(error)))
             return
         if self.state.claimed > epoch:
             hosted.child.kill()
             return
         self._store = (epoch, hosted)
         host = f"[{self._settings.host}]" if ":" in self._settings.host else self._settings.host
-        self.dispatch(on.StoreUp(epoch, f"{host}:{hosted.port}"))
+        self.dispatch(on.StoreStarted(epoch, f"{host}:{hosted.port}"))
         code = await hosted.child.exited
         if self._store == (epoch, hosted):
-            self.dispatch(on.StoreLost(epoch, f"its process ended with code {code}"))
+            self.dispatch(on.StoreExited(epoch, f"its process ended with code {code}"))
 
     async def _take_stacks(self, epoch: int) -> None:
         try:
-            found, look = await self._trainers.look()
+            found, look = await self._trainers.capture_stacks()
         except Exception as error:  # noqa: BLE001  the trainers are to be ended all the same
             found, look = self._unexpected.record("taking stacks", error), None
-        self.dispatch(on.StacksTaken(epoch, found, look))
+        self.dispatch(on.StacksCollected(epoch, found, look))
 
     def _warmed(self, warm: bool) -> None:
         self._warm = warm
         if warm and self._settings.pre_join_check == "Enforce":
-            self.spawn(self._warm_once_tried())
+            self.spawn(self._report_warm_after_tests())
         else:
             self.dispatch(on.WarmChanged(warm))
 
-    async def _warm_once_tried(self) -> None:
+    async def _report_warm_after_tests(self) -> None:
         """What was found on the node is told ahead of the word that this worker can have a rank."""
         try:
-            async with asyncio.timeout(_TRIED_SECONDS):
+            async with asyncio.timeout(_NODE_TEST_TIMEOUT_SECONDS):
                 await self._node.first_answer(JoinCheck.name)
         except TimeoutError:
             _log.info("ready before all of this node was tried: what is found later is told then")
@@ -264,10 +264,10 @@ class AgentProcess:
 
     async def _talk(self) -> None:
         try:
-            await self._line.run()
-        except AgentRefused as error:
+            await self._coordinator.run()
+        except AgentRejected as error:
             _log.error("%s", error)
-            self.dispatch(on.LeaveAsked(_TURNED_AWAY))
+            self.dispatch(on.ShutdownRequested(_REJECTED))
 
     def _hello(self) -> messages.Hello:
         settings, state = self._settings, self.state
@@ -278,9 +278,9 @@ class AgentProcess:
             incarnation=self.incarnation,
             node=settings.node,
             token=read_token(settings),
-            epoch=state.running,
+            generation=state.running,
             stopped=state.stopped,
-            warm=state.warm,
+            is_warm=state.warm,
             store=state.store,
         )
 
@@ -291,58 +291,60 @@ class AgentProcess:
         progress = replace(
             told,
             save_bytes=needs.save_bytes,
-            unstaged=needs.unstaged,
-            settled=tracker.settled(state.started, len(state.ranks), told.settled.upto),
-            paces=self._paces.due(told.paces, time.monotonic()),
+            no_staging_reason=needs.unstaged,
+            closed_steps=tracker.closed_steps(state.started, len(state.ranks), told.closed_steps.closed_up_to),
+            activities=self._paces.due(told.activities, time.monotonic()),
         )
         return messages.Heartbeat(
-            epoch=state.started,
+            generation=state.started,
             stopped=state.stopped,
-            warm=state.warm,
+            is_warm=state.warm,
             progress=progress,
             pending=tracker.pending(),
             saved=saved,
             copies=copies,
-            leaving=state.leaving is not None,
+            terminating=state.terminating is not None,
         )
 
     def _from_coordinator(self, message: messages.ToAgent) -> None:
         match message:
             case messages.Welcome():
                 self.dispatch(message)
-                self._line.send(self._node.health())
-            case messages.Assign() | messages.Holders() | messages.Barrier() | messages.SaveLevel():
+                self._coordinator.send(self._node.health())
+            case messages.Assign() | messages.MemoryServers() | messages.Barrier() | messages.IntervalExponent():
                 self.dispatch(message)
-            case messages.Stop(epoch=epoch, reason=reason):
+            case messages.StopTrainers(generation=epoch, reason=reason):
                 if epoch > self.state.claimed:
                     _log.info(
                         "epoch %d is claimed, trainers of older ones stop: %s", epoch, reason, extra={"epoch": epoch}
                     )
                 self.dispatch(message)
-            case messages.Retire(reason=reason, exit_code=code):
+            case messages.Shutdown(reason=reason, exit_code=code):
                 _log.info("the coordinator retires this worker, stopping its trainers: %s", reason)
-                self.dispatch(on.LeaveAsked(code))
-            case messages.ListPersistent() | messages.RepairSave() | messages.DropPersistent():
+                self.dispatch(on.ShutdownRequested(code))
+            case messages.ListPersistent() | messages.RepairSave() | messages.DeletePersistent():
                 self._requests.ask(message)
-            case messages.PromoteSave():
-                self._requests.promote(message)
-            case messages.Refused() | messages.HolderChanges():
+            case messages.UploadSave():
+                self._requests.upload(message)
+            case messages.HelloRejected() | messages.MemoryServerChanges():
                 pass  # the line itself acts on it
 
     # ---- the rest -----------------------------------------------------------------------------------------------
 
     def notice(self, reason: str, text: str) -> None:
         _log.warning("%s: %s", reason, text)
-        self._line.send(messages.Notice(reason, text))
+        self._coordinator.send(messages.Notice(reason, text))
 
-    def _asked_to_end(self, number: int) -> None:
+    def _on_signal(self, number: int) -> None:
         name, now = signal.Signals(number).name, time.monotonic()
         _log.info("received %s: stopping at the next agreed step and flushing staged saves", name)
-        if self._line.away_seconds() > 0.0:  # nobody is there who could name a halt
-            self.dispatch(on.LeaveAsked(128 + number))
+        if self._coordinator.away_seconds() > 0.0:  # nobody is there who could name a halt
+            self.dispatch(on.ShutdownRequested(128 + number))
             return
         share = self._settings.termination_grace_seconds * _PART_SHARE
-        self.dispatch(on.DepartureAsked(128 + number, Departure(now + min(_WORD_SECONDS, share), now + share)))
+        self.dispatch(
+            on.TerminationRequested(128 + number, TerminationGrace(now + min(_TERMINATION_SECONDS, share), now + share))
+        )
 
     async def _tick(self) -> None:
         pause = min(_TICK_SECONDS, self._settings.step_timeout_seconds / 4)

@@ -9,30 +9,30 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from surefoot.ipc.trainer_messages import (
-    AllHolders,
+    AllServers,
     Attach,
-    Closing,
-    FindHolders,
-    Pausing,
+    Detach,
+    PauseReport,
+    RequestAllServers,
     RestoreDone,
     RestoreFailed,
-    Stepped,
+    StepReport,
 )
-from surefoot.protocol.checkpoints.save_state import joined
-from surefoot.protocol.hangs import Collective, RankPlace
+from surefoot.protocol.checkpoints.save_state import join_sources
+from surefoot.protocol.hangs import Collective, RankStack
 from surefoot.protocol.messages import (
     Assign,
     Barrier,
     BarrierReached,
     BarrierReply,
-    Exited,
     FromAgent,
-    Holders,
-    SaveLevel,
-    Stop,
+    IntervalExponent,
+    MemoryServers,
+    StopTrainers,
+    TrainerFailure,
     Welcome,
 )
-from surefoot.protocol.progress import NOTHING_TOLD, Progress, of_worker
+from surefoot.protocol.progress import NO_PROGRESS, Progress, of_worker
 
 # ---- observations of ranks -------------------------------------------------------------------------------------------
 # Compares two looks at trainers that make no step. A stack alone says little: a rank that reads or computes for long
@@ -47,7 +47,7 @@ _CPU_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Activity:
+class ProcessActivity:
     """What processes have done since they began."""
 
     io_bytes: int = 0
@@ -57,23 +57,23 @@ class Activity:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class HangObservation:
     """Where all living local ranks stand, at one moment."""
 
     at: float
-    places: tuple[RankPlace, ...]
-    activity: Activity
+    stacks: tuple[RankStack, ...]
+    activity: ProcessActivity
     collectives: tuple[Collective, ...] = ()
     """What they are in or made last; empty where a rank could not say."""
 
 
-def stands_still(before: Look, after: Look) -> bool:
+def is_idle_between(before: HangObservation, after: HangObservation) -> bool:
     """Whether nothing has moved between two looks."""
     wrote = after.activity.io_bytes - before.activity.io_bytes
     computed = after.activity.cpu_seconds - before.activity.cpu_seconds
     called = bool(before.collectives and after.collectives) and before.collectives != after.collectives
     return (
-        after.places == before.places
+        after.stacks == before.stacks
         and not called
         and 0 <= wrote < _IO_BYTES
         and 0.0 <= computed <= _CPU_SHARE * (after.at - before.at)
@@ -98,7 +98,7 @@ class LocalRank:
     code: int | None = None
     attached: bool = False
     closed: bool = False
-    progress: Progress = NOTHING_TOLD
+    progress: Progress = NO_PROGRESS
     """What it told with its last step."""
     source: str | None = None
     at_barrier: int | None = None
@@ -116,14 +116,14 @@ class LocalRank:
 
 
 @dataclass(frozen=True, slots=True)
-class Departure:
+class TerminationGrace:
     """Until when a departing worker's trainers go on.
 
     Until `word_by` for the announcement of a halt; from then on until `part_by`.
     """
 
-    word_by: float
-    part_by: float
+    barrier_announced_by: float
+    barrier_reached_by: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,35 +142,35 @@ class AgentState:
     ranks: tuple[LocalRank, ...] = ()
     killing: bool = False
     store: str | None = None
-    store_epoch: int = 0
+    store_generation: int = 0
     """Newest epoch whose store was asked for here."""
     barrier: Barrier | None = None
-    level: int = 0
+    interval_exponent: int = 0
     progress_at: float | None = None
     """When the last step finished; None before the epoch's first."""
     ticked_at: float = 0.0
-    begun_at: float | None = None
+    started_seconds: float | None = None
     """First tick of the started epoch's trainers."""
-    exit_report: Exited | None = None
+    exit_report: TrainerFailure | None = None
     """What is said of the trainers once their stacks are taken, and before they are killed."""
     stacks: str | None = None
     """Where the trainers stood when half of the step timeout was over, for people; None: nobody asked since the last step."""
     gaps: tuple[float, ...] = ()
     """Recent steps of the started epoch, in seconds."""
-    looks: int = 0
+    observation_count: int = 0
     """How often was looked where the trainers stand since the last step."""
-    look: Look | None = None
+    last_observation: HangObservation | None = None
     """What was seen last; None: nothing since the last step."""
     facts: tuple[FromAgent, ...] = field(default=())
     flushing: bool = False
     flushed: bool = False
-    seeking: frozenset[int] = frozenset()
+    awaiting_all_servers: frozenset[int] = frozenset()
     """Ranks here that wait for the list of every holder."""
-    leaving: int | None = None
+    terminating: int | None = None
     """Exit code, once this worker is to end."""
-    departure: Departure | None = None
+    termination: TerminationGrace | None = None
     """While it is to end and its trainers go on, for the world to be left in order."""
-    gone: bool = False
+    shut_down: bool = False
 
     @property
     def alive(self) -> bool:
@@ -179,7 +179,7 @@ class AgentState:
     @property
     def trains(self) -> bool:
         """Whether trainers here go on with steps, which copies may disturb."""
-        stays = self.leaving is None and self.departure is None and self.barrier is None
+        stays = self.terminating is None and self.termination is None and self.barrier is None
         return stays and self.started == self.claimed and any(r.alive and not r.closed for r in self.ranks)
 
     @property
@@ -201,8 +201,8 @@ class AgentState:
             told,
             restored=self.restored,
             restored_from=self.restored_from,
-            ended=ended,
-            paused=self.paused,
+            exited_ranks=ended,
+            pause_reason=self.paused,
             pause_seconds=self.pause_seconds,
         )
 
@@ -222,12 +222,12 @@ class AgentState:
         return max(self.step_timeout_seconds, self.pause_seconds or 0.0)
 
     @property
-    def stalled(self) -> bool:
+    def hang_suspected(self) -> bool:
         """Whether the trainers stopped without a known reason: their stacks are wanted."""
         if not self.alive or any(r.at_barrier is not None or r.closed for r in self.ranks):
             return False
         if self.progress_at is None:
-            return self.begun_at is not None and self.ticked_at - self.begun_at > _START_SECONDS
+            return self.started_seconds is not None and self.ticked_at - self.started_seconds > _START_SECONDS
         limit = max(_STAND_SECONDS, _STAND_STEPS * (self.progress.step_seconds or 0.0))
         # well before the hang itself: whose step ended a moment later than its peer's hangs as well when told to stop
         return self.ticked_at - self.progress_at > min(limit, self.step_timeout_seconds / 2)
@@ -238,7 +238,7 @@ class AgentState:
 
     @property
     def restored_from(self) -> str | None:
-        return joined(r.source for r in self.ranks if r.source is not None) if self.restored else None
+        return join_sources(r.source for r in self.ranks if r.source is not None) if self.restored else None
 
 
 # ---- events ----------------------------------------------------------------------------------------------------------
@@ -258,32 +258,32 @@ class WarmChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaveAsked:
+class ShutdownRequested:
     """Retire or a final refusal: stop trainers, drain, exit with this code."""
 
     exit_code: int
 
 
 @dataclass(frozen=True, slots=True)
-class DepartureAsked:
+class TerminationRequested:
     """SIGTERM: as LeaveAsked, but trainers may go on to a named halt.
 
     The world may be left in order. Asking again changes nothing: a container's runtime may repeat the signal.
     """
 
     exit_code: int
-    departure: Departure
+    grace: TerminationGrace
 
 
 @dataclass(frozen=True, slots=True)
-class StoreUp:
-    epoch: int
+class StoreStarted:
+    generation: int
     address: str
 
 
 @dataclass(frozen=True, slots=True)
-class StoreLost:
-    epoch: int
+class StoreExited:
+    generation: int
     detail: str
 
 
@@ -294,7 +294,7 @@ class TrainerExited:
     `secondary`: it echoes another rank's death.
     """
 
-    epoch: int
+    generation: int
     local: int
     code: int
     cause: str = ""
@@ -312,7 +312,15 @@ class TrainerMessage:
     generation: int
     local: int
     message: (
-        Attach | Stepped | Pausing | BarrierReply | BarrierReached | RestoreDone | RestoreFailed | FindHolders | Closing
+        Attach
+        | StepReport
+        | PauseReport
+        | BarrierReply
+        | BarrierReached
+        | RestoreDone
+        | RestoreFailed
+        | RequestAllServers
+        | Detach
     )
     at: float
     """When it was received."""
@@ -322,16 +330,16 @@ class TrainerMessage:
 class Flushed:
     """All saves staged until the flush of `epoch` are drained or lost."""
 
-    epoch: int
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)
-class StacksTaken:
+class StacksCollected:
     """Describes where `epoch`'s trainers are, or why that is unknown."""
 
-    epoch: int
+    generation: int
     detail: str
-    look: Look | None = None
+    summary: HangObservation | None = None
     """The same for comparison; None where some rank gave no stack."""
 
 
@@ -343,19 +351,19 @@ class Ticked:
 Event = (
     Welcome
     | Assign
-    | Stop
-    | Holders
+    | StopTrainers
+    | MemoryServers
     | Barrier
-    | SaveLevel
+    | IntervalExponent
     | WarmChanged
-    | LeaveAsked
-    | DepartureAsked
-    | StoreUp
-    | StoreLost
+    | ShutdownRequested
+    | TerminationRequested
+    | StoreStarted
+    | StoreExited
     | TrainerExited
     | TrainerMessage
     | Flushed
-    | StacksTaken
+    | StacksCollected
     | Ticked
 )
 
@@ -364,14 +372,14 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class StartStore:
-    epoch: int
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class StopStore:
     """End the store of every epoch below this one."""
 
-    epoch: int
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,14 +392,14 @@ class StartTrainers:
 class KillTrainers:
     """SIGKILL every trainer that still lives; each death comes back as TrainerExited."""
 
-    epoch: int
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)
-class TakeStacks:
+class CollectStacks:
     """Take living trainers' stacks, then report StacksTaken within a second or two."""
 
-    epoch: int
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,7 +410,7 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class SendHeartbeat:
     """A heartbeat now: something changed."""
 
 
@@ -410,7 +418,7 @@ class Beat:
 class SendToTrainers:
     """Sends to the trainer of one rank; None: to all of them."""
 
-    message: Barrier | SaveLevel | AllHolders
+    message: Barrier | IntervalExponent | AllServers
     rank: int | None = None
 
 
@@ -418,14 +426,14 @@ class SendToTrainers:
 class Retarget:
     """Replaces the holders that saves go to."""
 
-    holders: Holders
+    servers: MemoryServers
 
 
 @dataclass(frozen=True, slots=True)
 class Flush:
     """Drain everything staged, then say Flushed(epoch)."""
 
-    epoch: int
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,9 +446,9 @@ Command = (
     | StopStore
     | StartTrainers
     | KillTrainers
-    | TakeStacks
+    | CollectStacks
     | Send
-    | Beat
+    | SendHeartbeat
     | SendToTrainers
     | Retarget
     | Flush

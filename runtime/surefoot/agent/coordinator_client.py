@@ -22,12 +22,12 @@ import aiohttp
 
 from surefoot import metrics
 from surefoot.errors import ConfigurationError, ProtocolError, SurefootError
-from surefoot.protocol.memory_server_list import HolderList
-from surefoot.protocol.messages import FromAgent, Heartbeat, Hello, Notice, Refused, ToAgent, Welcome
+from surefoot.protocol.memory_server_list import MemoryServerList
+from surefoot.protocol.messages import FromAgent, Heartbeat, Hello, HelloRejected, Notice, ToAgent, Welcome
 from surefoot.protocol.timeouts import Backoff
 from surefoot.protocol.wire import decode, encode
 from surefoot.settings import AgentSettings
-from surefoot.task_set import until_one_ends
+from surefoot.task_set import wait_for_first
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ PATIENCE = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Addresses:
+class CoordinatorAddresses:
     """Where the agent looks now, and where it began."""
 
     own: tuple[str, ...]
@@ -51,12 +51,12 @@ class Addresses:
     """In a row at `now`."""
 
 
-def begun(first: str, fallback: str = "") -> Addresses:
+def first_address(first: str, fallback: str = "") -> CoordinatorAddresses:
     """Begins at the first address."""
-    return Addresses(tuple(dict.fromkeys(url for url in (first, fallback) if url)), first)
+    return CoordinatorAddresses(tuple(dict.fromkeys(url for url in (first, fallback) if url)), first)
 
 
-def referred(known: Addresses, address: str) -> Addresses:
+def follow_referral(known: CoordinatorAddresses, address: str) -> CoordinatorAddresses:
     """Follows a refusal that names another address.
 
     One without TLS is not followed from one with it: the token would travel in clear.
@@ -66,7 +66,7 @@ def referred(known: Addresses, address: str) -> Addresses:
     return replace(known, now=address, failures=0)
 
 
-def with_failure(known: Addresses) -> Addresses:
+def with_failure(known: CoordinatorAddresses) -> CoordinatorAddresses:
     """Counts a failure.
 
     After many in a row the agent's own addresses are tried in turn.
@@ -77,7 +77,7 @@ def with_failure(known: Addresses) -> Addresses:
     return replace(known, now=known.own[after % len(known.own)], failures=0)
 
 
-def with_welcome(known: Addresses) -> Addresses:
+def with_welcome(known: CoordinatorAddresses) -> CoordinatorAddresses:
     """Stays where it was let in."""
     return replace(known, failures=0)
 
@@ -88,12 +88,12 @@ UNANSWERED = Backoff(0.05, 0.5)
 """A leader that has just begun is found within half a second."""
 ANSWERED = Backoff(0.05, 6.5)
 """Where somebody answers each try costs a handshake, and thousands of agents may ask at once."""
-_LONGEST_ASKED_SECONDS = 10.0
+_MAX_ASKED_SECONDS = 10.0
 _CONNECT_SECONDS = 0.5
 """A pod that went with its node answers nothing; the next try may reach its successor."""
 _OPEN_SECONDS = 5.0
 _PING_SECONDS = 10.0
-_UNHEARD_MILLISECONDS = 3000
+_TCP_USER_TIMEOUT_MILLISECONDS = 3000
 """Data that the other machine's kernel does not acknowledge for so long ends the line: that node is gone."""
 _NAME_SECONDS = 60
 """How long a resolved address is used: a name server may have died together with the leader."""
@@ -103,7 +103,7 @@ _NOTICES = 100
 _REASONS = 10
 
 
-class AgentRefused(SurefootError):
+class AgentRejected(SurefootError):
     """The coordinator refused this agent for good."""
 
 
@@ -112,7 +112,7 @@ class CoordinatorClient:
 
     def __init__(
         self,
-        addresses: Addresses,
+        addresses: CoordinatorAddresses,
         hello: Callable[[], Hello],
         heartbeat: Callable[[], Heartbeat],
         hear: Callable[[ToAgent], None],
@@ -120,12 +120,12 @@ class CoordinatorClient:
     ) -> None:
         self._addresses = addresses
         self._trust: ssl.SSLContext | bool = True if trust is None else trust
-        self._hello, self._heartbeat, self._hear = hello, heartbeat, hear
+        self._hello, self._heartbeat, self._on_message = hello, heartbeat, hear
         self._heartbeat_seconds = 0.5
         self._changed = asyncio.Event()
         self._outbox: asyncio.Queue[FromAgent] | None = None
-        self._heard_at = time.monotonic()
-        self._said: set[str] = set()
+        self._last_message_seconds = time.monotonic()
+        self._logged: set[str] = set()
         self._after = 0.0
         """When it was asked to come again, by the last refusal."""
         self._referred = ""
@@ -134,7 +134,7 @@ class CoordinatorClient:
 
     def away_seconds(self) -> float:
         """Seconds without a connection to the coordinator; 0 while connected."""
-        return 0.0 if self._outbox is not None else time.monotonic() - self._heard_at
+        return 0.0 if self._outbox is not None else time.monotonic() - self._last_message_seconds
 
     def send(self, message: FromAgent) -> None:
         """Queues a message; while nobody listens only notices are kept."""
@@ -148,7 +148,7 @@ class CoordinatorClient:
             metrics.fallbacks.labels(what="coordinator_slow").inc()
             self._outbox = None  # the pump sees it and the line is opened anew
 
-    def beat(self) -> None:
+    def send_heartbeat(self) -> None:
         """A heartbeat now."""
         self._changed.set()
 
@@ -163,36 +163,36 @@ class CoordinatorClient:
                 self._after, self._referred = 0.0, ""
                 try:
                     welcomed = await self._converse(session)
-                except AgentRefused:
+                except AgentRejected:
                     raise
                 except (aiohttp.ClientConnectorError, TimeoutError) as error:
                     answered = False
-                    self._say_away(str(error) or type(error).__name__)
+                    self._log_outage(str(error) or type(error).__name__)
                 except (aiohttp.ClientError, OSError, SurefootError) as error:
-                    self._say_away(str(error) or type(error).__name__)
+                    self._log_outage(str(error) or type(error).__name__)
                 finally:
                     if self._outbox is not None:
                         welcomed = True
-                        self._heard_at = time.monotonic()
+                        self._last_message_seconds = time.monotonic()
                     self._outbox = None
                 failures = 0 if welcomed else failures + 1
-                self._addresses = self._looked_for(welcomed)
+                self._addresses = self._next_addresses(welcomed)
                 wait = (ANSWERED if answered else UNANSWERED).seconds(failures, random.random())
                 if answered and not welcomed:
                     wait = max(UNANSWERED.first_seconds, wait - (time.monotonic() - began))  # it was kept waiting there
                 # what was asked for is waited at least in part: a server that names a time names it to all
-                asked = min(self._after, _LONGEST_ASKED_SECONDS) * random.uniform(0.5, 1.5)
+                asked = min(self._after, _MAX_ASKED_SECONDS) * random.uniform(0.5, 1.5)
                 await asyncio.sleep(max(wait, asked))
 
-    def _looked_for(self, welcomed: bool) -> Addresses:
+    def _next_addresses(self, welcomed: bool) -> CoordinatorAddresses:
         if self._referred:
-            return referred(self._addresses, self._referred)
+            return follow_referral(self._addresses, self._referred)
         return with_welcome(self._addresses) if welcomed else with_failure(self._addresses)
 
-    def _say_away(self, why: str) -> None:
+    def _log_outage(self, why: str) -> None:
         """Logs each reason once per outage, a few of them: it may last for hours, at some tries a second."""
-        if why not in self._said and len(self._said) < _REASONS:
-            self._said.add(why)
+        if why not in self._logged and len(self._logged) < _REASONS:
+            self._logged.add(why)
             _log.info("no line to the coordinator at %s: %s; training goes on, trying again", self._addresses.now, why)
 
     async def _converse(self, session: aiohttp.ClientSession) -> bool:
@@ -208,23 +208,23 @@ class CoordinatorClient:
             raw = websocket.get_extra_info("socket")
             if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
                 raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNHEARD_MILLISECONDS)
+                raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _TCP_USER_TIMEOUT_MILLISECONDS)
             async with asyncio.timeout(_OPEN_SECONDS):
                 await websocket.send_str(encode(self._hello()))
                 first = await self._next(websocket)
             if first is None:
                 return False
-            if isinstance(first, Refused):
-                return self._refused(first)
+            if isinstance(first, HelloRejected):
+                return self._rejected(first)
             if not isinstance(first, Welcome):
                 raise ProtocolError(f"the coordinator began with {type(first).__name__}, not Welcome")
             self._heartbeat_seconds = first.heartbeat_seconds
-            self._said.clear()
+            self._logged.clear()
             outbox: asyncio.Queue[FromAgent] = asyncio.Queue(_QUEUE)
             self._outbox = outbox
             while self._notices:
                 outbox.put_nowait(self._notices.popleft())
-            self._hear(first)
+            self._on_message(first)
             await self._talk(websocket, outbox)
             return True
 
@@ -234,17 +234,17 @@ class CoordinatorClient:
             asyncio.create_task(self._pump(websocket, outbox)),
             asyncio.create_task(self._beats(websocket)),
         ]
-        await until_one_ends(tasks)
+        await wait_for_first(tasks)
 
     async def _listen(self, websocket: aiohttp.ClientWebSocketResponse) -> None:
-        holders = HolderList()
+        holders = MemoryServerList()
         while (told := await self._next(websocket)) is not None:
-            if isinstance(told, Refused):
-                self._refused(told)
+            if isinstance(told, HelloRejected):
+                self._rejected(told)
                 return
-            message = holders.heard(told)
+            message = holders.apply_message(told)
             if message is not None:
-                self._hear(message)
+                self._on_message(message)
 
     async def _pump(self, websocket: aiohttp.ClientWebSocketResponse, outbox: asyncio.Queue[FromAgent]) -> None:
         while self._outbox is outbox:
@@ -271,11 +271,11 @@ class CoordinatorClient:
             raise ProtocolError("a binary frame: this is no surefoot coordinator")
         return None
 
-    def _refused(self, refusal: Refused) -> bool:
+    def _rejected(self, refusal: HelloRejected) -> bool:
         if not refusal.retry:
-            raise AgentRefused(f"the coordinator refused this agent for good: {refusal.reason}")
+            raise AgentRejected(f"the coordinator refused this agent for good: {refusal.reason}")
         self._after, self._referred = refusal.after_seconds, refusal.address
-        self._say_away(f"it asks to try again: {refusal.reason}")
+        self._log_outage(f"it asks to try again: {refusal.reason}")
         return False
 
 
@@ -287,7 +287,7 @@ class CoordinatorClient:
 _TOKEN_BYTES = 1 << 16
 
 
-class NoToken(SurefootError):
+class TokenUnavailable(SurefootError):
     """The token's file cannot be read now; a later try may succeed."""
 
 
@@ -299,12 +299,14 @@ def read_token(settings: AgentSettings) -> str:
         with Path(settings.token_file).open("rb") as file:
             found = file.read(_TOKEN_BYTES).decode().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise NoToken(
+        raise TokenUnavailable(
             f"the token cannot be read from {settings.token_file} (SUREFOOT_TOKEN_FILE): {error}; "
             "is the projected service-account token mounted there, and readable by this user?"
         ) from error
     if not found:
-        raise NoToken(f"{settings.token_file} (SUREFOOT_TOKEN_FILE) is empty: no token was projected into it yet")
+        raise TokenUnavailable(
+            f"{settings.token_file} (SUREFOOT_TOKEN_FILE) is empty: no token was projected into it yet"
+        )
     return found
 
 

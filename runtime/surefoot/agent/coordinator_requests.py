@@ -23,28 +23,28 @@ from surefoot.flush.garbage_collection import (
     Survey,
     collect_garbage,
     layout_texts,
-    patiently,
-    survey,
+    retry_while_unavailable,
+    survey_tier,
 )
-from surefoot.flush.uploader import Promoted, Promoter, PromotionOptions, drop_persistent, repair
-from surefoot.memory_server.client import HolderClient
+from surefoot.flush.uploader import Uploader, UploadOptions, UploadOutcome, drop_persistent, repair
+from surefoot.memory_server.client import MemoryServerClient
 from surefoot.memory_server.connection import account_of
 from surefoot.protocol.checkpoints.completeness import LineageEntry
 from surefoot.protocol.checkpoints.records import RankManifest
-from surefoot.protocol.checkpoints.retention import SoundSteps
-from surefoot.protocol.identities import HolderEndpoint, HolderId, OlderJob, RankSave
+from surefoot.protocol.checkpoints.retention import LossHistory
+from surefoot.protocol.identities import MemoryServerEndpoint, MemoryServerInstance, RankSave, SourceJob
 from surefoot.protocol.messages import (
     Assign,
-    DropPersistent,
+    DeletePersistent,
+    DeleteReply,
     FromAgent,
-    HoldersWanted,
-    Listing,
+    ListAllServers,
     ListPersistent,
-    Persisted,
-    PersistentDropped,
-    PromoteSave,
-    Repaired,
+    PersistentPage,
+    RepairReply,
     RepairSave,
+    UploadReply,
+    UploadSave,
 )
 from surefoot.protocol.progress import Progress
 from surefoot.settings import JobSettings, settings_elsewhere
@@ -63,24 +63,24 @@ class UnexpectedErrors:
     """Remembers which errors were logged, by the work that failed."""
 
     def __init__(self) -> None:
-        self._told: set[tuple[str, type[Exception]]] = set()
+        self._logged: set[tuple[str, type[Exception]]] = set()
 
     def record(self, work: str, error: Exception) -> str:
         """Counts a caught error, logs the first of its kind, describes it."""
         metrics.fallbacks.labels(what="chore_failed").inc()
-        if (work, type(error)) not in self._told:
-            self._told.add((work, type(error)))
+        if (work, type(error)) not in self._logged:
+            self._logged.add((work, type(error)))
             _log.error("%s failed in a way that was not foreseen; the agent goes on", work, exc_info=error)
         return f"{work} failed in an unexpected way: {type(error).__name__}: {error}"[:500]
 
 
 # ---- coordinator requests --------------------------------------------------------------------------------------------
 
-Request = ListPersistent | RepairSave | DropPersistent
+Request = ListPersistent | RepairSave | DeletePersistent
 _QUEUE = 256
 PAGE_BYTES = 1 << 20
 """Of the texts in one page of a listing: what the coordinator reads without a pause, far below what a message may be."""
-_MOST_LEFT_OUT = 1000
+_MAX_LEFT_OUT = 1000
 _NO_TIER = "this job has no persistent tier: checkpoint.persistent is not set"
 
 
@@ -88,9 +88,9 @@ _NO_TIER = "this job has no persistent tier: checkpoint.persistent is not set"
 class SaveLocations:
     """Lists present `holders`, the local one first; `memory(holder)` opens one."""
 
-    memory: Callable[[HolderId], Tier]
-    holders: Callable[[], Sequence[HolderId]]
-    partly_told: Callable[[], int] = lambda: 0
+    memory: Callable[[MemoryServerInstance], Tier]
+    servers: Callable[[], Sequence[MemoryServerInstance]]
+    is_partial: Callable[[], int] = lambda: 0
     """The epoch of which there are more holders than these; 0: these are all."""
 
 
@@ -108,11 +108,11 @@ class CoordinatorRequests:
         self._bandwidth = bandwidth or Bandwidth()
         self._places = places
         self._answer = answer
-        self._asked: asyncio.Queue[Request] = asyncio.Queue(_QUEUE)
-        self._promoter: Promoter | None = None
+        self._queue: asyncio.Queue[Request] = asyncio.Queue(_QUEUE)
+        self._uploader: Uploader | None = None
         self._partly_read: dict[RankSave, int] = {}
         """Saves that are looked for on some of the holders only, and the epoch that has more."""
-        self._remembered: dict[OlderJob | None, Mapping[RankSave, RankManifest]] = {}
+        self._remembered: dict[SourceJob | None, Mapping[RankSave, RankManifest]] = {}
         """Manifests of the last listing of each folder: one that is still there is not read again."""
         self._begun = False
         """Whether this agent has found or made the persistent tier's folder."""
@@ -123,34 +123,34 @@ class CoordinatorRequests:
 
     def ask(self, request: Request) -> None:
         """Queues a request; a full queue drops the oldest."""
-        if self._asked.full():
+        if self._queue.full():
             metrics.fallbacks.labels(what="chore_dropped").inc()
-            _log.warning("too many requests of the coordinator wait here: %s is dropped", self._asked.get_nowait())
-        self._asked.put_nowait(request)
+            _log.warning("too many requests of the coordinator wait here: %s is dropped", self._queue.get_nowait())
+        self._queue.put_nowait(request)
 
-    def promote(self, message: PromoteSave) -> None:
+    def upload(self, message: UploadSave) -> None:
         """Uploads in the background; an answer a save."""
         if self._job.persistent is None:
             for save in message.saves:
-                self._answer(Persisted(save, error=_NO_TIER))
+                self._answer(UploadReply(save, error=_NO_TIER))
             return
         self._may_begin = message.begin
-        if self._promoter is None:
-            options = PromotionOptions(pace=self._bandwidth.persistent)
-            self._promoter = Promoter(self._sources, lambda: self._persistent(self._may_begin), self._promoted, options)
-        self._promoter.promote(message.epoch, message.saves)
+        if self._uploader is None:
+            options = UploadOptions(pace=self._bandwidth.persistent)
+            self._uploader = Uploader(self._sources, lambda: self._persistent(self._may_begin), self._uploaded, options)
+        self._uploader.queue_upload(message.generation, message.saves)
 
     async def run(self) -> None:
         while True:
-            request = await self._asked.get()
+            request = await self._queue.get()
             for answer in await asyncio.to_thread(self._carry_out, request):
                 self._answer(answer)
                 await asyncio.sleep(0)  # pages are large: the line gets its turn between them
 
     async def close(self) -> None:
         """Calls off the promotion that runs; it can be done again elsewhere."""
-        if self._promoter is not None:
-            await asyncio.to_thread(self._promoter.close)
+        if self._uploader is not None:
+            await asyncio.to_thread(self._uploader.close)
 
     # ---- in threads ---------------------------------------------------------------------------------------------
 
@@ -161,36 +161,36 @@ class CoordinatorRequests:
                     return self._list(request)
                 case RepairSave(number, epoch, save, source, target, told):
                     tiers = (self._memory(source, told), self._memory(target, told))
-                    return (Repaired(number, repair(save, *tiers, epoch, self._bandwidth.memory)),)
-                case DropPersistent(number, checkpoints):
-                    return (PersistentDropped(number, drop_persistent(self._persistent(False), checkpoints)),)
+                    return (RepairReply(number, repair(save, *tiers, epoch, self._bandwidth.memory)),)
+                case DeletePersistent(number, checkpoints):
+                    return (DeleteReply(number, drop_persistent(self._persistent(False), checkpoints)),)
         except SurefootError as error:
             return (_failed(request, str(error)),)
         except Exception as error:  # noqa: BLE001  whatever it was, whoever asked is answered and the training goes on
             return (_failed(request, self._unexpected.record(type(request).__name__, error)),)
 
-    def _memory(self, holder: HolderId, told: Sequence[HolderEndpoint]) -> Tier:
+    def _memory(self, holder: MemoryServerInstance, told: Sequence[MemoryServerEndpoint]) -> Tier:
         """Opens a holder where the request says it answers, else where the assignment does."""
-        endpoint = next((one for one in told if one.holder == holder), None)
+        endpoint = next((one for one in told if one.instance == holder), None)
         return self._places.memory(holder) if endpoint is None else self._client(endpoint)
 
-    def _client(self, endpoint: HolderEndpoint) -> HolderClient:
-        return HolderClient(endpoint, self._job.job, account_of(self._job), self._job.holder_call_seconds)
+    def _client(self, endpoint: MemoryServerEndpoint) -> MemoryServerClient:
+        return MemoryServerClient(endpoint, self._job.job, account_of(self._job), self._job.memory_call_timeout_seconds)
 
-    def _list(self, asked: ListPersistent) -> list[Listing]:
-        tier = self._persistent(asked.begin) if asked.older_job is None else self._older(asked.older_job)
+    def _list(self, asked: ListPersistent) -> list[PersistentPage]:
+        tier = self._persistent(asked.begin) if asked.source_job is None else self._older(asked.source_job)
         found, newest_epoch = Survey((), ()), 0
         try:
-            if asked.manifests and asked.older_job is None:
+            if asked.manifests and asked.source_job is None:
                 newest_epoch = _claim_epoch(tier, asked)
             if asked.manifests:
-                found = survey(tier, self._remembered.get(asked.older_job))
-                self._remembered[asked.older_job] = {m.save: m for m in found.manifests}
+                found = survey_tier(tier, self._remembered.get(asked.source_job))
+                self._remembered[asked.source_job] = {m.save: m for m in found.manifests}
             named = {m.layout for m in found.manifests}
             texts, lost = layout_texts(tier, named if asked.layouts is None else asked.layouts)
         finally:
             tier.close()
-        pages = _paged(asked.request, replace(found, left_out=(*found.left_out, *lost)), texts)
+        pages = _paged(asked.request, replace(found, unread_records=(*found.unread_records, *lost)), texts)
         return [*pages[:-1], replace(pages[-1], newest_epoch=newest_epoch)]
 
     def _persistent(self, begin: bool) -> ObjectStoreTier:
@@ -203,22 +203,22 @@ class CoordinatorRequests:
             tier.expect()
         return tier
 
-    def _older(self, older: OlderJob) -> ObjectStoreTier:
-        return open_persistent(settings_elsewhere(self._job, older.uri), older.job, read_only=True)
+    def _older(self, older: SourceJob) -> ObjectStoreTier:
+        return open_persistent(settings_elsewhere(self._job, older.uri), older.uid, read_only=True)
 
     def _sources(self, save: RankSave) -> list[Tier]:
-        self._partly_read[save] = self._places.partly_told()
-        holders = self._places.holders()
+        self._partly_read[save] = self._places.is_partial()
+        holders = self._places.servers()
         if not holders:
             raise TierError(f"{save} cannot be read: no holder is known")
         return [self._places.memory(holder) for holder in holders]
 
-    def _promoted(self, done: Promoted) -> None:
+    def _uploaded(self, done: UploadOutcome) -> None:
         epoch = self._partly_read.pop(done.save, 0)
         lacking = epoch if done.error is not None else 0
         # holders that were not asked may have a good copy: it is uploaded again once they were told of
-        answer = Persisted(done.save, done.error, done.bytes, done.seconds, done.unreadable and not lacking)
-        words = (HoldersWanted(lacking), answer) if lacking else (answer,)
+        answer = UploadReply(done.save, done.error, done.bytes, done.seconds, done.unreadable and not lacking)
+        words = (ListAllServers(lacking), answer) if lacking else (answer,)
         try:
             for word in words:
                 self._loop.call_soon_threadsafe(functools.partial(self._answer, word))
@@ -233,13 +233,15 @@ def _claim_epoch(tier: ObjectStoreTier, asked: ListPersistent) -> int:
     can use the number there either, and the next listing claims again.
     """
     try:
-        return patiently(lambda: tier.newest_epoch(asked.claim_epoch, asked.claim_ticket))
+        return retry_while_unavailable(lambda: tier.newest_epoch(asked.claim_epoch, asked.claim_ticket))
     except TierError as error:
         _log.warning("epoch %d could not be claimed in the persistent tier: %s", asked.claim_epoch, error)
-        return patiently(lambda: tier.newest_epoch(asked.claim_epoch, asked.claim_ticket, is_writable=False))
+        return retry_while_unavailable(
+            lambda: tier.newest_epoch(asked.claim_epoch, asked.claim_ticket, is_writable=False)
+        )
 
 
-def _paged(number: int, found: Survey, texts: Mapping[str, str]) -> list[Listing]:
+def _paged(number: int, found: Survey, texts: Mapping[str, str]) -> list[PersistentPage]:
     """Everything that was read, in pages; what could not be is named, and takes nothing else along."""
     pages: list[tuple[list[str], dict[str, str]]] = [([], {})]
     room = PAGE_BYTES
@@ -253,20 +255,20 @@ def _paged(number: int, found: Survey, texts: Mapping[str, str]) -> list[Listing
         else:
             pages[-1][0].append(text)
     answers = [
-        Listing(number, tuple(manifests), layouts, page=place, more=place < len(pages) - 1)
+        PersistentPage(number, tuple(manifests), layouts, page=place, more=place < len(pages) - 1)
         for place, (manifests, layouts) in enumerate(pages)
     ]
-    return [*answers[:-1], replace(answers[-1], left_out=found.left_out[:_MOST_LEFT_OUT])]
+    return [*answers[:-1], replace(answers[-1], unread_records=found.unread_records[:_MAX_LEFT_OUT])]
 
 
 def _failed(request: Request, error: str) -> FromAgent:
     match request:
         case ListPersistent(number):
-            return Listing(number, error=error)
+            return PersistentPage(number, error=error)
         case RepairSave(request=number):
-            return Repaired(number, error)
-        case DropPersistent(number):
-            return PersistentDropped(number, error)
+            return RepairReply(number, error)
+        case DeletePersistent(number):
+            return DeleteReply(number, error)
 
 
 # ---- without a leader ------------------------------------------------------------------------------------------------
@@ -274,20 +276,20 @@ def _failed(request: Request, error: str) -> FromAgent:
 # `flush.garbage_collection`. One agent of the epoch is enough, and every agent knows which: the one with the lowest
 # place.
 
-AWAY_SECONDS = 30.0
+DISCONNECTED_SECONDS = 30.0
 """How long the coordinator must be away: a restarted one takes its work up again long before."""
 ROUND_SECONDS = 10.0
 
 
-def epoch_in_charge(state: AgentState, away_seconds: float) -> Assign | None:
+def generation_to_collect(state: AgentState, away_seconds: float) -> Assign | None:
     """The epoch that this agent must look after now, if it must.
 
     `away_seconds`: how long no coordinator was heard, or said that it reaches no holder.
     """
     assign = state.assign
-    if assign is None or assign.group_rank != 0 or not knows_all(assign) or away_seconds < AWAY_SECONDS:
+    if assign is None or assign.group_rank != 0 or not knows_all(assign) or away_seconds < DISCONNECTED_SECONDS:
         return None
-    runs = state.alive and not state.killing and state.started == state.claimed == assign.epoch
+    runs = state.alive and not state.killing and state.started == state.claimed == assign.generation
     return assign if runs else None
 
 
@@ -296,34 +298,34 @@ def knows_all(assign: Assign) -> bool:
 
     Of some alone nobody can tell what is superseded.
     """
-    return not assign.partial
+    return not assign.is_partial
 
 
-def sound_steps(progress: Progress, later_steps: int) -> SoundSteps | None:
+def sound_steps(progress: Progress, later_steps: int) -> LossHistory | None:
     """Says what the steps of this worker show of all ranks'.
 
     Another rank may still be in the step that the own ranks have finished, as its collective is behind them all; every rank has
     finished the one before.
     """
-    return SoundSteps(max(0, progress.step - 1), progress.odd_step, later_steps) if later_steps else None
+    return LossHistory(max(0, progress.step - 1), progress.anomaly_step, later_steps) if later_steps else None
 
 
-def collect(assign: Assign, job: JobSettings, progress: Progress) -> GcResult:
+def collect_garbage_once(assign: Assign, job: JobSettings, progress: Progress) -> GcResult:
     """Collects garbage once on this epoch's holders (blocks: in a thread).
 
     `progress` of the own ranks: those of other workers nobody tells without a coordinator, and they step together.
     """
     account = account_of(job)
     clients = {
-        endpoint.holder: HolderClient(endpoint, job.job, account, job.holder_call_seconds)
-        for endpoint in assign.holders
+        endpoint.instance: MemoryServerClient(endpoint, job.job, account, job.memory_call_timeout_seconds)
+        for endpoint in assign.servers
     }
     charge = GcScope(
         lineage=tuple(LineageEntry(epoch, parent, size) for epoch, parent, size in assign.lineage),
-        epoch=assign.epoch,
+        generation=assign.generation,
         replicas=job.replicas,
         keep=job.keep,
-        domains={endpoint.holder: endpoint.domain for endpoint in assign.holders},
+        domains={endpoint.instance: endpoint.domain for endpoint in assign.servers},
         sound=sound_steps(progress, job.good_after_steps),
     )
     try:
@@ -347,25 +349,28 @@ class LeaderlessCollector:
         unexpected: UnexpectedErrors,
     ) -> None:
         self._job, self._state, self._away_seconds, self._unexpected = job, state, away_seconds, unexpected
-        self._unseen_since: float | None = None
+        self._unreachable_since_seconds: float | None = None
 
     async def run(self) -> None:
         """Looks every ten seconds, until cancelled."""
         while True:
             await asyncio.sleep(ROUND_SECONDS)
-            assign = epoch_in_charge(self._state(), self._alone_seconds(time.monotonic()))
+            assign = generation_to_collect(self._state(), self._alone_seconds(time.monotonic()))
             if assign is not None:
                 await self._collect(assign)
 
     def _alone_seconds(self, now: float) -> float:
         assign = self._state().assign
-        unseen = assign is not None and assign.unseen
-        self._unseen_since = (self._unseen_since or now) if unseen else None
-        return max(self._away_seconds(), now - self._unseen_since if self._unseen_since is not None else 0.0)
+        unseen = assign is not None and assign.servers_unreachable
+        self._unreachable_since_seconds = (self._unreachable_since_seconds or now) if unseen else None
+        return max(
+            self._away_seconds(),
+            now - self._unreachable_since_seconds if self._unreachable_since_seconds is not None else 0.0,
+        )
 
     async def _collect(self, assign: Assign) -> None:
         try:
-            kept = await asyncio.to_thread(collect, assign, self._job, self._state().progress)
+            kept = await asyncio.to_thread(collect_garbage_once, assign, self._job, self._state().progress)
         except Exception as error:  # noqa: BLE001  the next round may do better
             self._unexpected.record("looking after the memory tier", error)
             return
@@ -373,7 +378,7 @@ class LeaderlessCollector:
             "no coordinator reaches the holders: this agent moved the watermark to %s and dropped %d old saves from the holders",
             kept.watermark,
             kept.dropped,
-            extra={"epoch": assign.epoch},
+            extra={"epoch": assign.generation},
         )
         for problem in kept.problems:
             _log.warning("no coordinator reaches the holders, and one failed during garbage collection: %s", problem)

@@ -49,19 +49,19 @@ class PodMetrics(Collector):
         self._labels, self._sums, self._shown = labels, sums, shown
 
     def collect(self) -> Iterable[Metric]:
-        self._look()
-        yield from (_labelled(family, self._labels) for family in self._sums.with_own(metrics.FAMILIES))
+        self._update_gauges()
+        yield from (_labelled(family, self._labels) for family in self._sums.with_agent_metrics(metrics.FAMILIES))
         yield from (_labelled(family, self._labels) for family in PROCESS_COLLECTOR.collect())
 
-    def _look(self) -> None:
+    def _update_gauges(self) -> None:
         state = self._shown.state
-        metrics.epoch.set(state.running)
+        metrics.generation.set(state.running)
         told = state.progress
         metrics.step.set(told.step)
         metrics.loss.set(math.nan if told.loss is None else told.loss)
-        metrics.passes.set(math.nan if told.passes is None else told.passes)
+        metrics.data_epochs.set(math.nan if told.epochs is None else told.epochs)
         metrics.pending.set(len(self._shown.tracker.pending()))
-        metrics.level.set(told.level)
+        metrics.interval_exponent.set(told.interval_exponent)
 
 
 class Exporter:
@@ -72,7 +72,7 @@ class Exporter:
         worker = {"namespace": settings.job_namespace, "job": settings.job_name, "worker": str(settings.index)}
         self._figures = PodMetrics(worker, sums, shown)
         self._server = TextServer({"/metrics": CachedPage(self._render)})
-        self._told: Path | None = None
+        self._address_file: Path | None = None
 
     async def start(self) -> None:
         settings = self._settings
@@ -80,23 +80,23 @@ class Exporter:
             return
         try:
             self._server.start(settings.host, settings.metrics_port)
-            self._tell(self._server.port)
+            self._publish_address(self._server.port)
         except OSError as error:
             metrics.fallbacks.labels(what="no_exporter").inc()
             where = f"{settings.host}:{settings.metrics_port}"
             _log.warning("metrics cannot be served at %s: %s; training goes on without them", where, error)
 
     async def close(self) -> None:
-        if self._told is not None:
-            self._told.unlink(missing_ok=True)
+        if self._address_file is not None:
+            self._address_file.unlink(missing_ok=True)
         await asyncio.to_thread(self._server.close)
 
-    def _tell(self, port: int) -> None:
+    def _publish_address(self, port: int) -> None:
         settings = self._settings
         _log.info("metrics at http://%s:%d/metrics", settings.host, port)
         if settings.metrics_port == 0:
             worker = f"worker-{settings.index}-{settings.attempt}.json"
-            self._told = write_scrape_target(Path(settings.run_folder) / FOLDER / worker, settings.host, port)
+            self._address_file = write_scrape_target(Path(settings.run_folder) / FOLDER / worker, settings.host, port)
 
     def _render(self) -> Answer:
         return Answer(200, CONTENT_TYPE_LATEST, generate_latest(self._figures))

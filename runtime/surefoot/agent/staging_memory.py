@@ -17,16 +17,16 @@ from itertools import chain
 from pathlib import Path
 
 from surefoot.errors import TierUnavailable
-from surefoot.flush.engine import Drain, DrainArena, DrainOptions, DrainWatcher
-from surefoot.flush.state_machine import SealedSave
+from surefoot.flush.engine import FlushArena, Flusher, FlushListener, FlushOptions
+from surefoot.flush.state_machine import StagedSave
 from surefoot.ipc.memfd import SLOTS, MemoryFile
 from surefoot.ipc.trainer_messages import Staged, StagedSaves
-from surefoot.memory_server.client import HolderClient
+from surefoot.memory_server.client import MemoryServerClient
 from surefoot.memory_server.connection import account_of
-from surefoot.protocol.checkpoints.save_state import Settled
-from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
-from surefoot.protocol.messages import Holders
-from surefoot.protocol.text import amount
+from surefoot.protocol.checkpoints.save_state import ClosedSteps
+from surefoot.protocol.identities import Checkpoint, MemoryServerInstance, RankSave
+from surefoot.protocol.messages import MemoryServers
+from surefoot.protocol.text import format_bytes
 from surefoot.settings import JobSettings
 from surefoot.tiers import Tier
 
@@ -40,14 +40,14 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class StagingNeeds:
+class StagingDemandByRank:
     ranks: int = 0
     """Local ranks of the epoch; 0: none asked yet."""
     wanted: Mapping[int, int] = field(default_factory=dict)
     """Slot bytes that each local rank asked for: its save, and some room for it to grow."""
     sizes: Mapping[int, int] = field(default_factory=dict)
     """Bytes of each local rank's newest save."""
-    refused: Mapping[int, str] = field(default_factory=dict)
+    rejected: Mapping[int, str] = field(default_factory=dict)
     """Why a local rank has no memory."""
 
     @property
@@ -60,26 +60,26 @@ class StagingNeeds:
     @property
     def unstaged(self) -> str:
         """Why a local rank has no staging memory; empty: each has."""
-        return next((self.refused[local] for local in sorted(self.refused)), "")
+        return next((self.rejected[local] for local in sorted(self.rejected)), "")
 
 
-def with_request(needs: StagingNeeds, local: int, slot_bytes: int, ranks: int) -> StagingNeeds:
+def with_request(needs: StagingDemandByRank, local: int, slot_bytes: int, ranks: int) -> StagingDemandByRank:
     return replace(needs, ranks=ranks, wanted={**needs.wanted, local: slot_bytes})
 
 
-def with_staged(needs: StagingNeeds, local: int, save_bytes: int) -> StagingNeeds:
+def with_staged(needs: StagingDemandByRank, local: int, save_bytes: int) -> StagingDemandByRank:
     return replace(needs, sizes={**needs.sizes, local: save_bytes})
 
 
-def with_grant(needs: StagingNeeds, local: int) -> StagingNeeds:
-    return replace(needs, refused={n: why for n, why in needs.refused.items() if n != local})
+def with_grant(needs: StagingDemandByRank, local: int) -> StagingDemandByRank:
+    return replace(needs, rejected={n: why for n, why in needs.rejected.items() if n != local})
 
 
-def with_denial(needs: StagingNeeds, local: int, why: str) -> StagingNeeds:
-    return replace(needs, refused={**needs.refused, local: why})
+def with_denial(needs: StagingDemandByRank, local: int, why: str) -> StagingDemandByRank:
+    return replace(needs, rejected={**needs.rejected, local: why})
 
 
-def missing_bytes(needs: StagingNeeds, has: Mapping[int, int]) -> dict[int, int]:
+def missing_bytes(needs: StagingDemandByRank, has: Mapping[int, int]) -> dict[int, int]:
     """Bytes that local ranks need and do not have.
 
     One that did not ask yet will want what others do. `has`: slot bytes by local rank.
@@ -143,23 +143,21 @@ class StagingDemand:
 
     def __str__(self) -> str:
         ranks, even = len(self.slot_bytes), len(set(self.slot_bytes)) <= 1
-        each = f"{'' if even else 'up to '}{amount(max(self.slot_bytes, default=0))}"
-        return (
-            f"{self.slots} slots of {each} for {ranks} rank{'s' * (ranks != 1)}, {amount(self.size)} of staging memory,"
-        )
+        each = f"{'' if even else 'up to '}{format_bytes(max(self.slot_bytes, default=0))}"
+        return f"{self.slots} slots of {each} for {ranks} rank{'s' * (ranks != 1)}, {format_bytes(self.size)} of staging memory,"
 
 
-def require(demand: StagingDemand, found: MemoryHeadroom | None) -> None:
+def require_headroom(demand: StagingDemand, found: MemoryHeadroom | None) -> None:
     """Raises OSError with the numbers where it would not fit."""
     if found is None or demand.size <= found.free:
         return
     if found.limit is not None and found.limit - found.used < demand.size:
         text = (
-            f"{demand} do not fit: the container's memory limit is {amount(found.limit)} and {amount(found.used)} are "
-            f"in use; raise resources.limits.memory of the trainer by {amount(demand.size - found.free)} or more"
+            f"{demand} do not fit: the container's memory limit is {format_bytes(found.limit)} and {format_bytes(found.used)} are "
+            f"in use; raise resources.limits.memory of the trainer by {format_bytes(demand.size - found.free)} or more"
         )
     else:
-        text = f"{demand} do not fit: the machine has {amount(found.free)} left"
+        text = f"{demand} do not fit: the machine has {format_bytes(found.free)} left"
     raise OSError(errno.ENOMEM, text)
 
 
@@ -227,31 +225,31 @@ class SaveTracker:
         """
         copies: dict[int, list[int]] = {}
         for save, count in self.committed.items():
-            if save.epoch == epoch and count > 0:
+            if save.generation == epoch and count > 0:
                 copies.setdefault(save.step, []).append(count)
         whole = [step for step, counts in copies.items() if len(counts) >= local_ranks]
         if not whole:
             return None, 0
         return Checkpoint(epoch, max(whole)), min(copies[max(whole)])
 
-    def settled(self, epoch: int, local_ranks: int, upto: int) -> Settled:
+    def closed_steps(self, epoch: int, local_ranks: int, upto: int) -> ClosedSteps:
         """This worker's closed steps of `epoch`, up to step `upto`."""
         ranks: dict[int, int] = {}
         for save in self.handed:
-            if save.epoch == epoch:
+            if save.generation == epoch:
                 ranks[save.step] = ranks.get(save.step, 0) + 1
         whole = tuple(sorted(step for step, count in ranks.items() if count >= local_ranks))
-        forgotten = self.forgotten.step if self.forgotten is not None and self.forgotten.epoch == epoch else 0
-        return Settled(upto, whole, forgotten)
+        forgotten = self.forgotten.step if self.forgotten is not None and self.forgotten.generation == epoch else 0
+        return ClosedSteps(upto, whole, forgotten)
 
 
 def track_staged(tracker: SaveTracker, save: RankSave) -> SaveTracker:
     """A trainer sealed a slot."""
-    handed = (*(s for s in tracker.handed if s.epoch == save.epoch and s != save), save)
+    handed = (*(s for s in tracker.handed if s.generation == save.generation and s != save), save)
     steps = sorted({s.step for s in handed})
     forgotten = tracker.forgotten
     if len(steps) > _HANDED_STEPS:
-        forgotten = Checkpoint(save.epoch, steps[-_HANDED_STEPS - 1])
+        forgotten = Checkpoint(save.generation, steps[-_HANDED_STEPS - 1])
         handed = tuple(s for s in handed if s.step > forgotten.step)
     waiting = (*(s for s in tracker.staged if s != save), save)
     return replace(tracker, staged=waiting, handed=handed, forgotten=forgotten)
@@ -305,10 +303,10 @@ class _RankArena:
     """Staging memory of one local rank."""
 
     file: MemoryFile
-    drain: Drain
+    flush: Flusher
     inside: dict[int, RankSave]
     """What drains from each slot."""
-    sealed: dict[int, tuple[RankSave, Staged]]
+    fenced: dict[int, tuple[RankSave, Staged]]
     """What was last sealed in each slot; it lies there until the slot is written again."""
 
 
@@ -316,7 +314,7 @@ class StagingMemory:
     """Owns arenas and drains, and knows where the holders answer."""
 
     def __init__(
-        self, incarnation: str, job: JobSettings, watcher: StagingWatcher, options: DrainOptions | None = None
+        self, incarnation: str, job: JobSettings, watcher: StagingWatcher, options: FlushOptions | None = None
     ) -> None:
         self._incarnation = incarnation
         self._job = job
@@ -324,36 +322,36 @@ class StagingMemory:
         self._options = options
         self._arenas: dict[int, _RankArena] = {}
         self._allocating = asyncio.Lock()
-        self._holders: Holders | None = None
+        self._servers: MemoryServers | None = None
         self._loop = asyncio.get_running_loop()
-        self._needs = StagingNeeds()
+        self._needs = StagingDemandByRank()
         self.tracker = SaveTracker()
 
-    def holders(self) -> tuple[HolderId, ...]:
+    def servers(self) -> tuple[MemoryServerInstance, ...]:
         """Holders of this epoch, the targets of this worker's saves first."""
-        if self._holders is None:
+        if self._servers is None:
             return ()
-        every = dict.fromkeys(endpoint.holder for endpoint in self._holders.holders)
-        ours = chain(self._holders.targets, *self._holders.rank_targets)
+        every = dict.fromkeys(endpoint.instance for endpoint in self._servers.servers)
+        ours = chain(self._servers.targets, *self._servers.rank_targets)
         return tuple(dict.fromkeys([*(t for t in ours if t in every), *every]))
 
-    def partly_told(self) -> int:
+    def partial_generation(self) -> int:
         """The epoch that has more holders than these; 0: none has."""
-        return self._holders.epoch if self._holders is not None and self._holders.partial else 0
+        return self._servers.generation if self._servers is not None and self._servers.is_partial else 0
 
-    def open_tier(self, holder: HolderId) -> Tier:
+    def open_tier(self, holder: MemoryServerInstance) -> Tier:
         """Opens a connection to a holder, for one thread.
 
         Raises TierUnavailable for one that is not among this epoch's holders.
         """
-        endpoints = self._holders.holders if self._holders is not None else ()
+        endpoints = self._servers.servers if self._servers is not None else ()
         for endpoint in endpoints:
-            if endpoint.holder == holder:
+            if endpoint.instance == holder:
                 job = self._job
-                return HolderClient(endpoint, job.job, account_of(job), job.holder_call_seconds)
+                return MemoryServerClient(endpoint, job.job, account_of(job), job.memory_call_timeout_seconds)
         raise TierUnavailable(f"{holder} is not among the holders of this epoch: nobody says where it answers")
 
-    async def give(self, local: int, slot_bytes: int, ranks: int = 1) -> ArenaGrant:
+    async def grant_arena(self, local: int, slot_bytes: int, ranks: int = 1) -> ArenaGrant:
         """Gives a local rank its memory if large enough, else new memory.
 
         New memory is touched. OSError, and a notice, if it does not fit beside what the other ones of `ranks` local
@@ -364,14 +362,14 @@ class StagingMemory:
             try:
                 given = await self._allocate(local, slot_bytes)
             except OSError as error:
-                self._refuse(local, error.strerror or str(error))
+                self._reject(local, error.strerror or str(error))
                 raise
             self._needs = with_grant(self._needs, local)
             self._watcher.on_progress()
             return given
 
     @property
-    def needs(self) -> StagingNeeds:
+    def needs(self) -> StagingDemandByRank:
         """What the ranks here need, and why one has no memory."""
         return self._needs
 
@@ -383,7 +381,7 @@ class StagingMemory:
         others = [_reusable(arena, checkpoint) for number, arena in sorted(self._arenas.items()) if number != local]
         further = [(here, fd) for here, fd in others if fd is not None]
         own, fd = _reusable(self._arenas[local], checkpoint) if local in self._arenas else (StagedSaves(0), None)
-        return [(replace(own, further=len(further)), fd), *further]
+        return [(replace(own, replies_to_follow=len(further)), fd), *further]
 
     async def _allocate(self, local: int, slot_bytes: int) -> ArenaGrant:
         arena = self._arenas.get(local)
@@ -393,7 +391,7 @@ class StagingMemory:
         has = {number: taken.file.slot_bytes for number, taken in self._arenas.items()}
         missing = missing_bytes(self._needs, has)
         back = sum(len(taken.file.memory) for number, taken in self._arenas.items() if number in missing)
-        require(StagingDemand(SLOTS, tuple(missing.values())), with_released(read_headroom(), back))
+        require_headroom(StagingDemand(SLOTS, tuple(missing.values())), with_released(read_headroom(), back))
         if arena is not None:
             del self._arenas[local]  # the larger one may not be had
             await asyncio.to_thread(self._end, arena)
@@ -402,9 +400,9 @@ class StagingMemory:
         self._arenas[local] = self._new_arena(local, file)
         return ArenaGrant(file, (), time.monotonic() - began)
 
-    def _refuse(self, local: int, why: str) -> None:
+    def _reject(self, local: int, why: str) -> None:
         """Notifies people once; the heartbeat reports it for as long as it lasts."""
-        news = not self._needs.refused
+        news = not self._needs.rejected
         self._needs = with_denial(self._needs, local, why)
         if news:
             self._watcher.on_notice("NoStagingMemory", why)
@@ -417,35 +415,35 @@ class StagingMemory:
             _log.error("local rank %d staged %s into memory it was never given: ignored", local, save)
             return
         arena.inside[message.slot] = save
-        arena.sealed[message.slot] = (save, message)
+        arena.fenced[message.slot] = (save, message)
         self.tracker = track_staged(self.tracker, save)
         self._needs = with_staged(self._needs, local, message.stream_bytes + message.values_bytes)
-        sealed = SealedSave(save, world, self._incarnation, message.layout, message.stream_bytes, message.values_bytes)
-        arena.drain.stage(message.slot, sealed, message.layout_json)
+        sealed = StagedSave(save, world, self._incarnation, message.layout, message.stream_bytes, message.values_bytes)
+        arena.flush.add_staged(message.slot, sealed, message.layout_json)
         self._watcher.on_progress()
 
-    def retarget(self, holders: Holders) -> None:
+    def retarget(self, holders: MemoryServers) -> None:
         """Replaces the holders that saves go to."""
-        if self._holders is None or holders.epoch != self._holders.epoch:
-            self._needs = StagingNeeds()  # another world, other shares
-        self._holders = holders
+        if self._servers is None or holders.generation != self._servers.generation:
+            self._needs = StagingDemandByRank()  # another world, other shares
+        self._servers = holders
         for local, arena in self._arenas.items():
-            self._aim(arena.drain, local)
+            self._aim(arena.flush, local)
 
-    def begin(self, epoch: int) -> None:
+    def drop_older_generations(self, epoch: int) -> None:
         """Gives up what older epochs staged, before trainers of `epoch` start."""
         for arena in self._arenas.values():
-            arena.drain.begin(epoch)
+            arena.flush.drop_older_generations(epoch)
 
     async def flush(self, seconds: float) -> bool:
         """Waits until everything staged is drained or given up; whether it was."""
-        drains = [arena.drain for arena in self._arenas.values()]
+        drains = [arena.flush for arena in self._arenas.values()]
         return all(await asyncio.gather(*(asyncio.to_thread(d.flush, seconds) for d in drains)))
 
     async def close(self) -> None:
         """Gives up what is left, joins the drains' threads, unmaps the memory."""
         for arena in self._arenas.values():
-            await asyncio.to_thread(arena.drain.close)
+            await asyncio.to_thread(arena.flush.close)
             arena.file.close()
         self._arenas.clear()
 
@@ -453,14 +451,14 @@ class StagingMemory:
         def on_loop(call: Callable[..., None]) -> Callable[..., None]:
             return lambda *values: self._call(functools.partial(call, *values))
 
-        watcher = DrainWatcher(
+        watcher = FlushListener(
             on_freed=on_loop(functools.partial(self._freed, local)),
             on_saved=on_loop(self._saved),
             on_notice=on_loop(self._watcher.on_notice),
             on_lost=on_loop(self._lost),
         )
-        arena = DrainArena(file.memory, SLOTS, file.slot_bytes)
-        drain = Drain(arena, self._incarnation, self.open_tier, watcher, self._options)
+        arena = FlushArena(file.memory, SLOTS, file.slot_bytes)
+        drain = Flusher(arena, self._incarnation, self.open_tier, watcher, self._options)
         self._aim(drain, local)
         return _RankArena(file, drain, {}, {})
 
@@ -470,10 +468,10 @@ class StagingMemory:
         except RuntimeError:
             pass  # the loop has ended, and with it everyone who could want to know
 
-    def _aim(self, drain: Drain, local: int) -> None:
-        if self._holders is not None:
-            every = frozenset(endpoint.holder for endpoint in self._holders.holders)
-            drain.retarget(self._holders.targets_of(local), every, self._holders.replicas)
+    def _aim(self, drain: Flusher, local: int) -> None:
+        if self._servers is not None:
+            every = frozenset(endpoint.instance for endpoint in self._servers.servers)
+            drain.set_targets(self._servers.targets_of(local), every, self._servers.replicas)
 
     def _saved(self, save: RankSave, copies: int) -> None:
         self.tracker = track_written(self.tracker, save, copies)
@@ -491,13 +489,13 @@ class StagingMemory:
         self._watcher.on_progress()
 
     def _end(self, arena: _RankArena) -> None:
-        if not arena.drain.flush(_REPLACE_SECONDS):
+        if not arena.flush.flush(_REPLACE_SECONDS):
             _log.warning("saves in memory that became too small were given up: their holders do not answer")
-        arena.drain.close()
+        arena.flush.close()
         arena.file.close()
 
 
 def _reusable(arena: _RankArena, checkpoint: Checkpoint) -> tuple[StagedSaves, int | None]:
-    found = [(save, said) for save, said in arena.sealed.values() if save.checkpoint == checkpoint]
+    found = [(save, said) for save, said in arena.fenced.values() if save.checkpoint == checkpoint]
     saves = tuple((save.rank, said.slot, said.stream_bytes, said.layout) for save, said in found)
     return StagedSaves(arena.file.slot_bytes, saves), arena.file.fd if saves else None

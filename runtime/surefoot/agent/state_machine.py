@@ -10,16 +10,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from surefoot.agent import agent_state as on
-from surefoot.agent.agent_state import AgentState, Command, Event, LocalRank, Look, stands_still
+from surefoot.agent.agent_state import AgentState, Command, Event, HangObservation, LocalRank, is_idle_between
 from surefoot.ipc.trainer_messages import (
-    AllHolders,
+    AllServers,
     Attach,
-    Closing,
-    FindHolders,
-    Pausing,
+    Detach,
+    PauseReport,
+    RequestAllServers,
     RestoreDone,
     RestoreFailed,
-    Stepped,
+    StepReport,
 )
 from surefoot.protocol.hangs import MOST_STEPS, learned_limit_seconds
 from surefoot.protocol.messages import (
@@ -27,17 +27,17 @@ from surefoot.protocol.messages import (
     Barrier,
     BarrierReached,
     BarrierReply,
-    Exited,
     Finished,
     FromAgent,
-    Holders,
-    HoldersWanted,
+    HangReport,
+    IntervalExponent,
+    ListAllServers,
+    MemoryServers,
     Notice,
-    SaveLevel,
-    Stop,
-    Stopped,
+    StopTrainers,
     StoreReady,
-    StuckRanks,
+    TrainerFailure,
+    TrainersStopped,
     UnreadableSave,
     Welcome,
 )
@@ -55,28 +55,30 @@ def observe_if_due(state: AgentState, standing_seconds: float) -> Step:
     """Looks at each half of the suspect time."""
     limit = state.step_limit_seconds
     suspect = limit if state.paused else learned_limit_seconds(state.gaps, limit)
-    if 2 * standing_seconds <= (state.looks + 1) * suspect:
+    if 2 * standing_seconds <= (state.observation_count + 1) * suspect:
         return state, ()
     # whoever finds the hang first kills its ranks, and all others end with them before they could be asked
     stacks = "" if state.stacks is None else state.stacks
-    return replace(state, stacks=stacks, looks=state.looks + 1), (on.TakeStacks(state.started),)
+    return replace(state, stacks=stacks, observation_count=state.observation_count + 1), (
+        on.CollectStacks(state.started),
+    )
 
 
-def report_or_withdraw(state: AgentState, look: Look | None) -> Step:
+def report_or_withdraw(state: AgentState, look: HangObservation | None) -> Step:
     """Says where all local ranks are, or takes it back."""
-    before = state.look
-    stands = before is not None and look is not None and stands_still(before, look)
+    before = state.last_observation
+    stands = before is not None and look is not None and is_idle_between(before, look)
     if before is not None and look is not None and stands and not look.collectives:
         look = replace(
             look, collectives=before.collectives
         )  # a recorder that is late now was heard before, and nothing moved
-    state = replace(state, look=look)
+    state = replace(state, last_observation=look)
     if look is None or state.paused:
-        return _taken_back(state)
+        return _withdrawn(state)
     # of what moves, a collective made between two looks says nothing of where all ranks are at one moment
     known = stands or (before is not None and before.collectives == look.collectives)
     calls = look.collectives if known else ()
-    fact = StuckRanks(state.started, state.step, look.places, moves=not stands, collectives=calls)
+    fact = HangReport(state.started, state.step, look.stacks, moves=not stands, collectives=calls)
     if fact in state.facts:
         return state, ()
     return replace(state, facts=(*_without(state), fact)), (on.Send(fact),)
@@ -84,18 +86,18 @@ def report_or_withdraw(state: AgentState, look: Look | None) -> Step:
 
 def reset_observation(state: AgentState, at: float) -> Step:
     """Forgets what was seen, at a step or a pause."""
-    return _taken_back(replace(state, progress_at=at, stacks=None, look=None, looks=0))
+    return _withdrawn(replace(state, progress_at=at, stacks=None, last_observation=None, observation_count=0))
 
 
-def _taken_back(state: AgentState) -> Step:
+def _withdrawn(state: AgentState) -> Step:
     facts = _without(state)
     if facts == state.facts:
         return state, ()
-    return replace(state, facts=facts), (on.Send(StuckRanks(state.started, state.step)),)
+    return replace(state, facts=facts), (on.Send(HangReport(state.started, state.step)),)
 
 
 def _without(state: AgentState) -> tuple[FromAgent, ...]:
-    return tuple(fact for fact in state.facts if not isinstance(fact, StuckRanks))
+    return tuple(fact for fact in state.facts if not isinstance(fact, HangReport))
 
 
 # ---- search for memory servers ---------------------------------------------------------------------------------------
@@ -110,47 +112,53 @@ def request_servers_if_needed(assign: Assign) -> tuple[Command, ...]:
     begin.
     """
     parent = assign.parent
-    if not assign.partial or parent is None or parent.imported:
+    if not assign.is_partial or parent is None or parent.imported:
         return ()
-    size = next((size for epoch, _, size in assign.lineage if epoch == parent.epoch), assign.world)
-    return request_all_servers(assign.epoch) if size != assign.world else ()
+    size = next((size for epoch, _, size in assign.lineage if epoch == parent.generation), assign.world_size)
+    return request_all_servers(assign.generation) if size != assign.world_size else ()
 
 
 def request_servers_for_trainer(state: AgentState, rank: int) -> Step:
     """A trainer asks for every holder of the epoch."""
     assign = state.assign
-    if assign is None or assign.epoch != state.started:
+    if assign is None or assign.generation != state.started:
         return state, ()  # overtaken: its trainers are being ended
-    if not assign.partial:
-        return state, (on.SendToTrainers(AllHolders(assign.holders), rank),)
-    return replace(state, seeking=state.seeking | {rank}), request_all_servers(assign.epoch)
+    if not assign.is_partial:
+        return state, (on.SendToTrainers(AllServers(assign.servers), rank),)
+    return replace(state, awaiting_all_servers=state.awaiting_all_servers | {rank}), request_all_servers(
+        assign.generation
+    )
 
 
 def send_servers_to_trainers(state: AgentState) -> Step:
     """Tells the ranks that sought all holders, once those are known."""
     assign = state.assign
-    if not state.seeking or assign is None or assign.partial or assign.epoch != state.started:
+    if not state.awaiting_all_servers or assign is None or assign.is_partial or assign.generation != state.started:
         return state, ()
-    servers = AllHolders(assign.holders)
-    return replace(state, seeking=frozenset()), tuple(on.SendToTrainers(servers, r) for r in sorted(state.seeking))
+    servers = AllServers(assign.servers)
+    return replace(state, awaiting_all_servers=frozenset()), tuple(
+        on.SendToTrainers(servers, r) for r in sorted(state.awaiting_all_servers)
+    )
 
 
 def repeat_server_request(state: AgentState) -> tuple[Command, ...]:
     """Asks a coordinator that has just begun what the former was asked."""
-    return request_all_servers(state.assign.epoch) if state.seeking and state.assign is not None else ()
+    return (
+        request_all_servers(state.assign.generation) if state.awaiting_all_servers and state.assign is not None else ()
+    )
 
 
 def request_all_servers(epoch: int) -> tuple[Command, ...]:
     """Asks the coordinator, once more if need be."""
-    return (on.Send(HoldersWanted(epoch)),)
+    return (on.Send(ListAllServers(epoch)),)
 
 
 # ---- state machine ---------------------------------------------------------------------------------------------------
 
 
-def transition(state: AgentState, event: Event) -> Step:
+def next_state(state: AgentState, event: Event) -> Step:
     """The next state, and what to do now, in this order."""
-    if state.gone:
+    if state.shut_down:
         return state, ()
     after, said = _take(state, event)
     commands = list(said)
@@ -165,44 +173,46 @@ def transition(state: AgentState, event: Event) -> Step:
 def _take(state: AgentState, event: Event) -> Step:
     match event:
         case on.WarmChanged(warm):
-            return replace(state, warm=warm), (on.Beat(),)
+            return replace(state, warm=warm), (on.SendHeartbeat(),)
         case Welcome():
-            return state, (*(on.Send(fact) for fact in state.facts), *repeat_server_request(state), on.Beat())
+            return state, (*(on.Send(fact) for fact in state.facts), *repeat_server_request(state), on.SendHeartbeat())
         case Assign():
             return _assigned(state, event)
-        case Holders():
+        case MemoryServers():
             return _apply_servers(state, event)
         case Barrier():
             return _apply_barrier(state, event)
-        case SaveLevel(epoch, level):
-            if epoch != state.claimed or level == state.level:
+        case IntervalExponent(epoch, level):
+            if epoch != state.claimed or level == state.interval_exponent:
                 return state, ()
-            return replace(state, level=level), (on.SendToTrainers(event),)
-        case Stop(epoch):
+            return replace(state, interval_exponent=level), (on.SendToTrainers(event),)
+        case StopTrainers(epoch):
             if epoch > state.claimed:
                 return _claim(state, epoch), ()
             # heard again: a coordinator that returned asks anew, and is told anew
-            return state, (on.Send(Stopped(state.stopped)),) if state.stopped >= epoch else ()
-        case on.LeaveAsked(code):
-            return replace(_leave(state, code), departure=None), ()
-        case on.DepartureAsked(code, departure):
-            if state.leaving is not None:
+            return state, (on.Send(TrainersStopped(state.stopped)),) if state.stopped >= epoch else ()
+        case on.ShutdownRequested(code):
+            return replace(_leave(state, code), termination=None), ()
+        case on.TerminationRequested(code, departure):
+            if state.terminating is not None:
                 return state, ()
-            return replace(_leave(state, code), departure=departure), (on.Beat(),)
+            return replace(_leave(state, code), termination=departure), (on.SendHeartbeat(),)
         case on.Flushed(epoch):
             return (replace(state, flushing=False, flushed=True) if epoch == state.started else state), ()
-        case on.StacksTaken(epoch, detail, look):
+        case on.StacksCollected(epoch, detail, look):
             if epoch != state.started:
                 return state, ()
             if state.killing:
-                return _told_where(state, detail)
+                return _report_exit_with_stacks(state, detail)
             # asked for before a step that was made since: then it says nothing any more
-            return (state, ()) if state.looks == 0 else report_or_withdraw(replace(state, stacks=detail), look)
-        case on.StoreUp(epoch, address):
+            return (
+                (state, ()) if state.observation_count == 0 else report_or_withdraw(replace(state, stacks=detail), look)
+            )
+        case on.StoreStarted(epoch, address):
             if epoch != state.claimed:
                 return state, ()
             return _fact(replace(state, store=address), StoreReady(epoch, address))
-        case on.StoreLost(epoch, detail):
+        case on.StoreExited(epoch, detail):
             return _store_lost(state, epoch, detail)
         case on.Ticked(at):
             return _tick(state, at)
@@ -216,29 +226,35 @@ def _take(state: AgentState, event: Event) -> Step:
 
 def _proceed(state: AgentState) -> Step:
     """The next thing that the state calls for, or nothing."""
-    if state.gone:
+    if state.shut_down:
         return state, ()
     if state.alive:
-        overtaken = state.claimed > state.started or (state.leaving is not None and state.departure is None)
+        overtaken = state.claimed > state.started or (state.terminating is not None and state.termination is None)
         if overtaken and not state.killing:
             text = "no step for long when a newer epoch came"
-            return _end(state, Exited(state.started, -1, -9, text, True, state.step, "hang") if state.stalled else None)
+            return _end(
+                state,
+                TrainerFailure(state.started, -1, -9, text, True, state.step, "hang") if state.hang_suspected else None,
+            )
         return state, ()
     if state.stopped < state.claimed:
-        return replace(state, stopped=state.claimed), (on.StopStore(state.claimed), on.Send(Stopped(state.claimed)))
+        return replace(state, stopped=state.claimed), (
+            on.StopStore(state.claimed),
+            on.Send(TrainersStopped(state.claimed)),
+        )
     finished = _finished(state)
-    if (finished or state.leaving is not None) and not state.flushed:
+    if (finished or state.terminating is not None) and not state.flushed:
         return (state, ()) if state.flushing else (replace(state, flushing=True), (on.Flush(state.started),))
     if finished and not any(isinstance(fact, Finished) for fact in state.facts):
         return _fact(state, Finished(state.started, 0, state.step))
-    if state.leaving is not None:
-        return replace(state, gone=True), (on.Exit(_exit_code(state.leaving, state)),)
+    if state.terminating is not None:
+        return replace(state, shut_down=True), (on.Exit(_exit_code(state.terminating, state)),)
     return _start(state)
 
 
 def _leave(state: AgentState, code: int) -> AgentState:
     """This worker is to end. The code is that of the first who asked."""
-    return state if state.leaving is not None else replace(state, leaving=code, flushed=False)
+    return state if state.terminating is not None else replace(state, terminating=code, flushed=False)
 
 
 def _exit_code(asked: int, state: AgentState) -> int:
@@ -249,17 +265,17 @@ def _exit_code(asked: int, state: AgentState) -> int:
 
 def _start(state: AgentState) -> Step:
     assign = state.assign
-    if assign is None or assign.epoch <= state.started or not state.warm:
+    if assign is None or assign.generation <= state.started or not state.warm:
         return state, ()
-    if assign.hosts_store and state.store_epoch < assign.epoch:
-        return replace(state, store_epoch=assign.epoch), (on.StartStore(assign.epoch),)
+    if assign.hosts_store and state.store_generation < assign.generation:
+        return replace(state, store_generation=assign.generation), (on.StartStore(assign.generation),)
     store = state.store or assign.store
     if store is None:
         return state, ()
     ranks = tuple(LocalRank(local=i, rank=assign.first_rank + i) for i in range(assign.local_ranks))
     fresh = replace(
         state,
-        started=assign.epoch,
+        started=assign.generation,
         ranks=ranks,
         killing=False,
         flushing=False,
@@ -268,13 +284,13 @@ def _start(state: AgentState) -> Step:
         progress_at=None,
         stacks=None,
         gaps=(),
-        looks=0,
-        look=None,
-        seeking=frozenset(),
-        begun_at=None,
+        observation_count=0,
+        last_observation=None,
+        awaiting_all_servers=frozenset(),
+        started_seconds=None,
         exit_report=None,
     )
-    return fresh, (on.StartTrainers(assign, store), *request_servers_if_needed(assign), on.Beat())
+    return fresh, (on.StartTrainers(assign, store), *request_servers_if_needed(assign), on.SendHeartbeat())
 
 
 def _finished(state: AgentState) -> bool:
@@ -284,30 +300,30 @@ def _finished(state: AgentState) -> bool:
 
 def _claim(state: AgentState, epoch: int) -> AgentState:
     """A newer epoch is known: nothing of an older one counts any more."""
-    return replace(state, claimed=epoch, assign=None, store=None, facts=(), barrier=None, level=0)
+    return replace(state, claimed=epoch, assign=None, store=None, facts=(), barrier=None, interval_exponent=0)
 
 
 def _assigned(state: AgentState, assign: Assign) -> Step:
-    if assign.epoch < state.claimed:
+    if assign.generation < state.claimed:
         return state, ()
-    if assign.epoch > state.claimed:
-        state = _claim(state, assign.epoch)
+    if assign.generation > state.claimed:
+        state = _claim(state, assign.generation)
     state = replace(state, assign=assign)
     after, found = send_servers_to_trainers(state)
     return after, (on.Retarget(assign.tier), *found)
 
 
-def _apply_servers(state: AgentState, servers: Holders) -> Step:
-    if state.assign is None or servers.epoch != state.assign.epoch:
+def _apply_servers(state: AgentState, servers: MemoryServers) -> Step:
+    if state.assign is None or servers.generation != state.assign.generation:
         return state, ()
     changed = replace(
         state.assign,
-        holders=servers.holders,
+        servers=servers.servers,
         targets=servers.targets,
         rank_targets=servers.rank_targets,
         replicas=servers.replicas,
-        unseen=servers.unseen,
-        partial=servers.partial,
+        servers_unreachable=servers.servers_unreachable,
+        is_partial=servers.is_partial,
     )
     after, found = send_servers_to_trainers(replace(state, assign=changed))
     return after, (on.Retarget(servers), *found)
@@ -315,8 +331,10 @@ def _apply_servers(state: AgentState, servers: Holders) -> Step:
 
 def _apply_barrier(state: AgentState, barrier: Barrier) -> Step:
     here = barrier.generation == state.started == state.claimed and state.alive and not state.killing
-    if here and state.departure is not None and barrier.phase != "cancelled":
-        state = replace(state, departure=replace(state.departure, word_by=state.departure.part_by))
+    if here and state.termination is not None and barrier.phase != "cancelled":
+        state = replace(
+            state, termination=replace(state.termination, barrier_announced_by=state.termination.barrier_reached_by)
+        )
     if barrier.phase == "proposed":
         if not here or not all(r.attached and r.alive and not r.closed for r in state.ranks):
             return state, (on.Send(BarrierReply(barrier.generation, barrier.step, accepted=False)),)
@@ -343,14 +361,18 @@ def _store_lost(state: AgentState, epoch: int, detail: str) -> Step:
     # the epoch cannot start; `started` moves on so that it is not tried a second time
     return _fact(
         replace(state, started=epoch, ranks=()),
-        Exited(epoch, first, 1, f"the epoch's store could not be hosted: {detail}", secondary=False, step=0),
+        TrainerFailure(epoch, first, 1, f"the epoch's store could not be hosted: {detail}", is_secondary=False, step=0),
     )
 
 
 def _tick(state: AgentState, at: float) -> Step:
-    state = replace(state, ticked_at=at, begun_at=at if state.alive and state.begun_at is None else state.begun_at)
-    if state.departure is not None and at >= state.departure.word_by:
-        state = replace(state, departure=None)
+    state = replace(
+        state,
+        ticked_at=at,
+        started_seconds=at if state.alive and state.started_seconds is None else state.started_seconds,
+    )
+    if state.termination is not None and at >= state.termination.barrier_announced_by:
+        state = replace(state, termination=None)
     if state.progress_at is None or not state.alive or state.killing:
         return state, ()
     waiting = any(r.at_barrier is not None or r.closed or not r.alive for r in state.ranks)
@@ -359,19 +381,22 @@ def _tick(state: AgentState, at: float) -> Step:
         return observe_if_due(state, since)
     doing = f" of {state.paused}" if state.paused else ""
     cause = f"hang: no step for {limit:g} s{doing} after step {state.step}"
-    return _end(state, Exited(state.started, _behind(state), -9, cause, secondary=False, step=state.step, kind="hang"))
+    return _end(
+        state,
+        TrainerFailure(state.started, _behind(state), -9, cause, is_secondary=False, step=state.step, kind="hang"),
+    )
 
 
-def _end(state: AgentState, word: Exited | None) -> Step:
+def _end(state: AgentState, word: TrainerFailure | None) -> Step:
     """Kills the remaining trainers; takes their stacks first if they are stalled, since nobody can afterwards."""
-    if state.stalled:
-        return replace(state, killing=True, exit_report=word), (on.TakeStacks(state.started),)
+    if state.hang_suspected:
+        return replace(state, killing=True, exit_report=word), (on.CollectStacks(state.started),)
     after, said = (state, ()) if word is None else _fact(state, replace(word, detail=word.detail or state.stacks or ""))
     # survivors first: every millisecond they live is a millisecond in which they block on a dead peer
     return replace(after, killing=True), ((on.KillTrainers(state.started), *said) if state.alive else said)
 
 
-def _told_where(state: AgentState, detail: str) -> Step:
+def _report_exit_with_stacks(state: AgentState, detail: str) -> Step:
     word, state = state.exit_report, replace(state, exit_report=None)
     kill = (on.KillTrainers(state.started),) if state.alive else ()
     if word is None:
@@ -397,22 +422,22 @@ def _from_trainer(state: AgentState, rank: LocalRank, event: on.TrainerMessage) 
     match message:
         case Attach():
             return _with(state, rank, attached=True), ()
-        case Stepped(progress):
+        case StepReport(progress):
             return _stepped(state, rank, progress, event.at)
-        case Pausing():
+        case PauseReport():
             return _paused(state, rank, message, event.at)
-        case Closing(offered=offered):
-            progress = replace(rank.progress, offered=rank.step if offered else 0)
-            return _with(state, rank, closed=True, progress=progress), (on.Beat(),)
+        case Detach(save_requested=offered):
+            progress = replace(rank.progress, final_save_step=rank.step if offered else 0)
+            return _with(state, rank, closed=True, progress=progress), (on.SendHeartbeat(),)
         case BarrierReply():
             return _apply_barrier_reply(state, rank, message)
         case BarrierReached(step=step):
             after = _with(state, rank, at_barrier=step)
             return _fact(after, message) if all(r.at_barrier == step for r in after.ranks) else (after, ())
-        case RestoreDone(source=source, odd=odd):
-            after = _with(state, rank, source=source, progress=replace(rank.progress, **odd.told))
-            return after, (on.Beat(),) if after.restored else ()
-        case FindHolders():
+        case RestoreDone(source=source, anomalies=odd):
+            after = _with(state, rank, source=source, progress=replace(rank.progress, **odd.progress_fields))
+            return after, (on.SendHeartbeat(),) if after.restored else ()
+        case RequestAllServers():
             return request_servers_for_trainer(state, rank.rank)
         case RestoreFailed(checkpoint, absent, detail):
             return _fact(state, UnreadableSave(state.started, checkpoint, rank.rank, absent, detail))
@@ -421,9 +446,11 @@ def _from_trainer(state: AgentState, rank: LocalRank, event: on.TrainerMessage) 
 def _exited(state: AgentState, mine: LocalRank, event: on.TrainerExited) -> Step:
     after = _with(state, mine, alive=False, code=event.code)
     if event.code == 0 or state.killing:
-        return after, (on.Beat(),) if event.code == 0 or not after.alive else ()
+        return after, (on.SendHeartbeat(),) if event.code == 0 or not after.alive else ()
     blamed = next((r for r in state.ranks if r.local == event.cause_local), mine)
-    fact = Exited(state.started, blamed.rank, event.code, event.cause, event.secondary, state.step, oom=event.oom)
+    fact = TrainerFailure(
+        state.started, blamed.rank, event.code, event.cause, event.secondary, state.step, oom_scope=event.oom
+    )
     return _end(after, fact)
 
 
@@ -435,16 +462,16 @@ def _stepped(state: AgentState, rank: LocalRank, progress: Progress, at: float) 
     if rank.local == 0 and progress.step_seconds is not None:  # ranks of one worker step together
         gaps = (*gaps, progress.step_seconds)[-MOST_STEPS:]
     after, said = reset_observation(replace(_with(state, rank, progress=progress), gaps=gaps), at)
-    return after, (*said, on.Beat()) if first and after.step > 0 else said
+    return after, (*said, on.SendHeartbeat()) if first and after.step > 0 else said
 
 
-def _paused(state: AgentState, rank: LocalRank, pause: Pausing, at: float) -> Step:
+def _paused(state: AgentState, rank: LocalRank, pause: PauseReport, at: float) -> Step:
     """The announced pause of a rank begins or ends: either is a sign of life, and the time counts anew from it."""
-    after = _with(state, rank, paused=pause.what, pause_seconds=pause.seconds)
+    after = _with(state, rank, paused=pause.reason, pause_seconds=pause.seconds)
     if state.progress_at is None:
-        return after, (on.Beat(),)
+        return after, (on.SendHeartbeat(),)
     after, said = reset_observation(after, at)
-    return after, (*said, on.Beat())
+    return after, (*said, on.SendHeartbeat())
 
 
 def _apply_barrier_reply(state: AgentState, rank: LocalRank, reply: BarrierReply) -> Step:

@@ -18,11 +18,11 @@ from surefoot import metrics
 from surefoot.agent import agent_state as on
 from surefoot.agent.agent_state import AgentState
 from surefoot.agent.staging_memory import StagingMemory
-from surefoot.agent.trainers.hang_diagnosis import CollectiveInquiry
+from surefoot.agent.trainers.hang_diagnosis import CollectiveQuery
 from surefoot.ipc import trainer_messages as line
 from surefoot.ipc.memfd import SLOTS
 from surefoot.ipc.metric_deltas import MetricSums
-from surefoot.ipc.trainer_messages import Stepped
+from surefoot.ipc.trainer_messages import StepReport
 from surefoot.ipc.trainer_server import TrainerConnection, TrainerServer
 from surefoot.protocol.identities import RankSave
 from surefoot.protocol.messages import BarrierReached, BarrierReply
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 # must not look like samples that were lost. Beyond `MOST_WAITING` lines are given up, counted and said once; the
 # training goes on. Whoever counts takes a step without a line for unknown.
 
-MOST_WAITING = 20_000
+MAX_WAITING = 20_000
 """Lines: some megabytes, and hours of a full disk where steps take a second."""
 
 
@@ -64,7 +64,7 @@ class StepLedger:
         # unbuffered: a buffer that could not be flushed keeps a part of a line, and nobody knows which
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
-    def write(self, epoch: int, rank: int, stepped: Stepped) -> None:
+    def write(self, epoch: int, rank: int, stepped: StepReport) -> None:
         progress = stepped.progress
         entry = {
             "epoch": epoch,
@@ -77,13 +77,13 @@ class StepLedger:
             "seconds": progress.step_seconds,
             "stall_seconds": progress.stall_seconds,
         }
-        if len(self._waiting) < MOST_WAITING:
+        if len(self._waiting) < MAX_WAITING:
             self._waiting.append((json.dumps(entry) + "\n").encode())
         else:
             metrics.fallbacks.labels(what="ledger_lost").inc()
             if not self._dropped:
                 self._dropped = True
-                _log.error("the ledger %s has %d lines waiting: steps are not recorded", self._path, MOST_WAITING)
+                _log.error("the ledger %s has %d lines waiting: steps are not recorded", self._path, MAX_WAITING)
         self._catch_up()
 
     def _catch_up(self) -> None:
@@ -134,7 +134,7 @@ class Agent(Protocol):
     staging: StagingMemory
     trainer_server: TrainerServer
     sums: MetricSums
-    inquiry: CollectiveInquiry
+    inquiry: CollectiveQuery
 
     def dispatch(self, event: on.Event) -> None: ...
 
@@ -156,49 +156,49 @@ class TrainerSessionHandler:
     def admit(self, attach: line.Attach) -> line.Attached | str:
         """The epoch, for a trainer of it; why not, for any other."""
         state, assign = self._agent.state, self._agent.state.assign
-        who = f"rank {attach.rank} of epoch {attach.epoch} (pid {attach.pid})"
-        if assign is None or attach.epoch != state.started or assign.epoch != state.started or state.killing:
+        who = f"rank {attach.rank} of epoch {attach.generation} (pid {attach.pid})"
+        if assign is None or attach.generation != state.started or assign.generation != state.started or state.killing:
             return f"{who} does not belong to epoch {state.claimed}"
         rank = next((r for r in state.ranks if r.rank == attach.rank and r.alive), None)
         if rank is None:
             return f"{who} is none of this worker's"
-        speaker = self._attached.get((attach.epoch, attach.rank), attach.pid)
+        speaker = self._attached.get((attach.generation, attach.rank), attach.pid)
         if speaker != attach.pid and os.path.exists(f"/proc/{speaker}"):
             return (
                 f"{who} is not the rank: process {speaker} is. A process that a rank starts must not build a Checkpointer"
                 " of its own; unset SUREFOOT_AGENT_SOCKET in its environment"
             )
-        self._attached = {key: pid for key, pid in self._attached.items() if key[0] == attach.epoch}
-        self._attached[attach.epoch, attach.rank] = attach.pid
+        self._attached = {key: pid for key, pid in self._attached.items() if key[0] == attach.generation}
+        self._attached[attach.generation, attach.rank] = attach.pid
         self._agent.dispatch(on.TrainerMessage(state.started, rank.local, attach, time.monotonic()))
         job = self._job
         return line.Attached(
             job=job.job,
-            epoch=assign.epoch,
-            world=assign.world,
+            generation=assign.generation,
+            world_size=assign.world_size,
             rank=attach.rank,
             incarnation=self._agent.incarnation,
             parent=assign.parent,
             lineage=assign.lineage,
-            holders=assign.holders,
+            servers=assign.servers,
             replicas=assign.replicas,
             interval_steps=job.interval_steps,
             persistent_interval_steps=job.persistent.interval_steps if job.persistent else None,
-            level=state.level,
-            older_job=assign.older_job,
+            interval_exponent=state.interval_exponent,
+            source_job=assign.source_job,
             skip_steps=assign.skip_steps,
-            partial=assign.partial,
+            is_partial=assign.is_partial,
         )
 
-    def hear(self, trainer: TrainerConnection, message: line.FromTrainer) -> None:
+    def handle_message(self, trainer: TrainerConnection, message: line.FromTrainer) -> None:
         """Handles a trainer's message; ignores those of older epochs."""
-        state, epoch = self._agent.state, trainer.epoch
+        state, epoch = self._agent.state, trainer.generation
         local = next((r.local for r in state.ranks if r.rank == trainer.rank), None)
         if local is None or epoch != state.started:
             return
         if isinstance(message, BarrierReply | BarrierReached) and message.generation != epoch:
             return  # a rank answers for its own generation alone
-        if isinstance(message, line.Stepped):
+        if isinstance(message, line.StepReport):
             self._ledger.write(epoch, trainer.rank, message)
             metrics.samples.inc(message.progress.step_samples or 0)
             if local == 0:  # ranks of one worker step together
@@ -206,18 +206,20 @@ class TrainerSessionHandler:
         match message:
             case line.Staged():
                 save = RankSave(epoch, message.step, trainer.rank)
-                self._agent.staging.stage(local, save, state.assign.world if state.assign is not None else 0, message)
-            case line.NeedArena(slot_bytes=slot_bytes):
-                self._agent.spawn(self._give_memory(trainer, local, slot_bytes))
+                self._agent.staging.stage(
+                    local, save, state.assign.world_size if state.assign is not None else 0, message
+                )
+            case line.RequestArena(slot_bytes=slot_bytes):
+                self._agent.spawn(self._grant_arena(trainer, local, slot_bytes))
             case line.FindStagedSaves(checkpoint=checkpoint):
                 for here, fd in self._agent.staging.reusable_saves(local, checkpoint):
-                    trainer.tell(here, fd)
-            case line.SayNotice(reason=reason, text=text):
+                    trainer.send(here, fd)
+            case line.TrainerNotice(reason=reason, text=text):
                 self._agent.notice(reason, f"rank {trainer.rank}: {text}")
-            case line.MetricsGrown(grown=grown):
+            case line.MetricsReport(deltas=grown):
                 self._agent.sums.add(grown)
-            case line.CollectivesTold():
-                self._agent.inquiry.heard(trainer.rank, message)
+            case line.CollectivesReport():
+                self._agent.inquiry.add_reply(trainer.rank, message)
             case line.Attach():
                 _log.warning("rank %d attached twice: ignored", trainer.rank)
             case _:
@@ -228,16 +230,16 @@ class TrainerSessionHandler:
         state = self._agent.state
         rank = next((r.rank for r in state.ranks if r.local == local), None)
         if rank is not None:
-            self._agent.trainer_server.tell(state.started, rank, line.SlotFreed(slot, step, ok))
+            self._agent.trainer_server.send(state.started, rank, line.SlotFreed(slot, step, ok))
 
     def close(self) -> None:
         self._ledger.close()
 
-    async def _give_memory(self, trainer: TrainerConnection, local: int, slot_bytes: int) -> None:
+    async def _grant_arena(self, trainer: TrainerConnection, local: int, slot_bytes: int) -> None:
         try:
-            given = await self._agent.staging.give(local, slot_bytes, len(self._agent.state.ranks))
+            given = await self._agent.staging.grant_arena(local, slot_bytes, len(self._agent.state.ranks))
         except OSError as error:
-            trainer.tell(line.ArenaRefused(error.strerror or str(error)))
+            trainer.send(line.ArenaDenied(error.strerror or str(error)))
             return
-        message = line.ArenaGiven(SLOTS, given.file.slot_bytes, given.seconds, given.busy)
-        trainer.tell(message, given.file.fd)
+        message = line.ArenaGranted(SLOTS, given.file.slot_bytes, given.seconds, given.busy)
+        trainer.send(message, given.file.fd)

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from surefoot.checkpointer.usage_checks import call_at_exit
+from surefoot.checkpointer.usage_checks import register_at_exit
 from surefoot.protocol.hangs import INNERMOST_FRAMES, loads_data, runs_backward, waits_for_ranks
-from surefoot.protocol.progress import RankPace
+from surefoot.protocol.progress import RankActivity
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class StackPlace(NamedTuple):
         return self.code.co_filename, self.code.co_name
 
 
-def places_of(frame: FrameType | None) -> tuple[StackPlace, ...]:
+def stack_places(frame: FrameType | None) -> tuple[StackPlace, ...]:
     """A stack, the innermost first.
 
     None of the frames is kept: it would keep alive what the function holds, and have it end on another thread.
@@ -92,19 +92,19 @@ class LoopLines:
 
 # ---- activity monitor ------------------------------------------------------------------------------------------------
 
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 """From look to look, in the mean: drawn for each, so that none falls into step with the training."""
 
 _CLOSE_SECONDS = 5.0
 
-FEWEST_RANKS = 3
+MIN_RANKS = 3
 """In a smaller world nobody could say who is usual, and nobody looks."""
 
-MOST_LINES = 12
+MAX_LINES = 12
 """Of the training loop, that are counted each for itself: of more nobody could say which makes the difference."""
 
 
-class OwnPace:
+class ActivityMonitor:
     """Counts looks at the thread that makes the steps.
 
     From the end of the first step on, and not within `aside`. Of a program that uses a GPU only looks that find it loading
@@ -117,20 +117,20 @@ class OwnPace:
         self._rank = rank
         self._work = sum(parameter.numel() for parameter in parameters)
         self._on_device = any(parameter.device.type != "cpu" for parameter in parameters)
-        self._over = threading.Lock()
+        self._stopped = threading.Lock()
         self._thread: threading.Thread | None = None
         self._main, self._status = 0, Path()
         self._asides = 0
-        self._seen = (0, 0, dict[tuple[int, int], int]())
+        self._totals = (0, 0, dict[tuple[int, int], int]())
         """Looks, those that found it at work, and in which lines of the loop: a value, never changed."""
         self._samples = 0
         self._loop = LoopLines(())
-        self._wanted = world >= FEWEST_RANKS
+        self._wanted = world >= MIN_RANKS
         if self._wanted:
-            call_at_exit(self.close)
+            register_at_exit(self.close)
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
+    def not_counted(self) -> Iterator[None]:
         """Counts no look meanwhile: this is no part of a step."""
         self._asides += 1
         try:
@@ -138,7 +138,7 @@ class OwnPace:
         finally:
             self._asides -= 1
 
-    def step_ends(self, samples: int | None) -> tuple[RankPace, ...]:
+    def end_step(self, samples: int | None) -> tuple[RankActivity, ...]:
         """Tells the looks so far; none before the second step.
 
         Called by the thread that makes the steps.
@@ -149,9 +149,9 @@ class OwnPace:
             self._begin()
             return ()
         self._samples += samples or 0
-        looks, own, lines = self._seen
+        looks, own, lines = self._totals
         return (
-            RankPace(
+            RankActivity(
                 self._rank,
                 self._work,
                 looks,
@@ -168,47 +168,49 @@ class OwnPace:
         which aborts the process.
         """
         thread = self._thread
-        self.disown()
+        self.disable_after_fork()
         if thread is not None:
-            self._over.release()
+            self._stopped.release()
             thread.join(_CLOSE_SECONDS)
 
-    def disown(self) -> None:
+    def disable_after_fork(self) -> None:
         """Looks no more; in a forked child the thread is none."""
         self._thread, self._wanted = None, False
         atexit.unregister(self.close)
 
     def _begin(self) -> None:
         self._main = threading.get_ident()
-        self._loop = LoopLines(places_of(sys._getframe()))
+        self._loop = LoopLines(stack_places(sys._getframe()))
         self._status = Path(f"/proc/self/task/{threading.get_native_id()}/stat")
-        self._over.acquire(blocking=False)
-        thread = threading.Thread(target=self._look_on, name="surefoot-pace", daemon=True)
+        self._stopped.acquire(blocking=False)
+        thread = threading.Thread(target=self._run, name="surefoot-pace", daemon=True)
         try:
             thread.start()
         except RuntimeError as refused:  # no more threads are allowed
             _log.warning("this rank cannot measure whether it works or waits: %s", refused)
-            self.disown()
+            self.disable_after_fork()
             return
         self._thread = thread
 
-    def _look_on(self) -> None:
+    def _run(self) -> None:
         chance = random.Random()  # its own: the program's generators are the program's
-        while not self._over.acquire(timeout=LOOK_SECONDS * chance.uniform(0.5, 1.5)):
+        while not self._stopped.acquire(timeout=POLL_SECONDS * chance.uniform(0.5, 1.5)):
             on_device = self._on_device or torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch leaves it so
-            stack = () if self._asides else places_of(sys._current_frames().get(self._main))
+            stack = () if self._asides else stack_places(sys._current_frames().get(self._main))
             if stack:
-                self._seen = self._with_look(stack, on_device)
+                self._totals = self._with_observation(stack, on_device)
 
-    def _with_look(self, stack: Sequence[StackPlace], on_device: bool) -> tuple[int, int, dict[tuple[int, int], int]]:
-        looks, own, lines = self._seen
+    def _with_observation(
+        self, stack: Sequence[StackPlace], on_device: bool
+    ) -> tuple[int, int, dict[tuple[int, int], int]]:
+        looks, own, lines = self._totals
         loads = loads_data(place.name for place in stack)
         if not self._works([place.name for place in stack[:INNERMOST_FRAMES]], loads, on_device):
             return looks + 1, own, lines
         line = None if loads else self._loop.line(stack)
         if line is None:
             return looks + 1, own + 1, lines
-        counted = line if line in lines or len(lines) < MOST_LINES else OTHERS
+        counted = line if line in lines or len(lines) < MAX_LINES else OTHERS
         return looks + 1, own + 1, {**lines, counted: lines.get(counted, 0) + 1}
 
     def _works(self, innermost: Sequence[tuple[str, str]], loads: bool, on_device: bool) -> bool:

@@ -19,22 +19,22 @@ from surefoot.checkpointer.library_mode.end_signal import EndSignal, grace_secon
 from surefoot.checkpointer.library_mode.in_process_backend import PERSISTENT, InProcessBackend, InProcessTargets
 from surefoot.checkpointer.library_mode.library import RestoreAgreement
 from surefoot.checkpointer.library_mode.other_writers import WriterWatch
-from surefoot.checkpointer.process_group import current_world, decide_once
+from surefoot.checkpointer.process_group import current_process_group, decide_on_rank_zero
 from surefoot.errors import ConfigurationError
 from surefoot.flush.garbage_collection import RetentionThread
 from surefoot.ipc.save_backend import SaveBackend
 from surefoot.ipc.trainer_messages import Attached
 from surefoot.memory_server.connection import account_of
 from surefoot.protocol.checkpoints.completeness import Lineage, LineageEntry
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint
-from surefoot.restore.catalogue import Further, SaveSource, holder_sources, older_source, persistent_source
+from surefoot.protocol.identities import Checkpoint, MemoryServerEndpoint
+from surefoot.restore.catalogue import Further, SaveSource, persistent_source, server_sources, source_job_source
 from surefoot.settings import JobSettings, job_settings, settings_elsewhere
 from surefoot.tiers.persistent import ObjectStoreTier, open_persistent
 
 _OWN_FOLDER = "surefoot-checkpoints"
 _log = logging.getLogger(__name__)
 
-LIBRARY_PATIENCE_SECONDS = 60.0
+LIBRARY_TIMEOUT_SECONDS = 60.0
 """Without an operator nobody decides about a tier that stays silent: then the restore fails."""
 
 
@@ -55,11 +55,11 @@ class ConnectedBackend:
     `older` is the job that the epoch's restore point lies in, if that is not this one.
     """
 
-    link: SaveBackend
+    backend: SaveBackend
     settings: JobSettings
     sources: tuple[SaveSource, ...]
     patience_seconds: float | None
-    older: SaveSource | None = None
+    source_job_source: SaveSource | None = None
     further: Further | None = None
     """Asks for the holders that are not among `sources`; None: there are none."""
     agreement: RestoreAgreement | None = None
@@ -68,15 +68,15 @@ class ConnectedBackend:
     """What SIGTERM does; None where an agent gets it."""
 
     def lineage(self) -> Lineage:
-        return lineage_of(self.link.attached)
+        return lineage_of(self.backend.attached)
 
     def close(self, step: int, offered: bool = False) -> None:
-        self.link.close(step, offered)
+        self.backend.close(step, offered)
 
     def refuse_unsaved(self, step: int) -> None:
         """Raises LastStepNotSaved where a program without an agent has not saved `step`."""
-        if isinstance(self.link, InProcessBackend):
-            self.link.refuse_unsaved(step)
+        if isinstance(self.backend, InProcessBackend):
+            self.backend.refuse_unsaved(step)
 
 
 def connect_backend(
@@ -94,21 +94,21 @@ def connect_backend(
 
 
 def connect_agent(link: SaveBackend, settings: JobSettings, node: str | None) -> ConnectedBackend:
-    about, older = link.attached, link.attached.older_job
+    about, older = link.attached, link.attached.source_job
 
-    def opened(endpoints: Iterable[HolderEndpoint]) -> list[SaveSource]:
-        return holder_sources(endpoints, settings.job, account_of(settings), node, settings.holder_call_seconds)
+    def opened(endpoints: Iterable[MemoryServerEndpoint]) -> list[SaveSource]:
+        return server_sources(endpoints, settings.job, account_of(settings), node, settings.memory_call_timeout_seconds)
 
     def further() -> list[SaveSource] | None:
-        every, named = link.all_holders(), frozenset(about.holders)
+        every, named = link.fetch_all_servers(), frozenset(about.servers)
         return None if every is None else opened(endpoint for endpoint in every if endpoint not in named)
 
-    sources = opened(about.holders)
+    sources = opened(about.servers)
     if settings.persistent is not None:
         sources.append(persistent_source(settings.persistent, settings.job))
-    begun_from = None if older is None else older_source(settings_elsewhere(settings, older.uri), older.job)
+    begun_from = None if older is None else source_job_source(settings_elsewhere(settings, older.uri), older.uid)
     return ConnectedBackend(
-        link, settings, tuple(sources), None, begun_from, further=further if about.partial else None
+        link, settings, tuple(sources), None, begun_from, further=further if about.is_partial else None
     )
 
 
@@ -120,7 +120,7 @@ def start_in_process(settings: JobSettings, environment: Mapping[str, str] = os.
     persistent = settings.persistent
     if persistent is None:
         raise ConfigurationError("no folder for checkpoints: give folder= or set SUREFOOT_PERSISTENT_URI")
-    world = current_world()
+    world = current_process_group()
 
     def open_tier() -> ObjectStoreTier:
         return open_persistent(persistent, settings.job)
@@ -129,25 +129,27 @@ def start_in_process(settings: JobSettings, environment: Mapping[str, str] = os.
         with closing(open_persistent(persistent, settings.job, begin=True)) as tier:
             return library.claim(tier, world.size, allowed=library.Allowed.of(environment))
 
-    decision = library.Decision.from_text(decide_once(world, claim))
-    about = library.attached(decision, world, settings)
-    watch = WriterWatch(about.epoch) if world.rank == 0 else None
-    keeper = RetentionThread(open_tier, decision.lineage, about.epoch, persistent.keep, watch, leads=world.rank == 0)
+    decision = library.StartDecision.from_text(decide_on_rank_zero(world, claim))
+    about = library.build_attach_reply(decision, world, settings)
+    watch = WriterWatch(about.generation) if world.rank == 0 else None
+    keeper = RetentionThread(
+        open_tier, decision.lineage, about.generation, persistent.keep, watch, leads=world.rank == 0
+    )
     link = InProcessBackend(about, InProcessTargets((PERSISTENT,), lambda _: open_tier(), keeper))
 
     def again(bad: dict[Checkpoint, str]) -> str:
         with closing(open_tier()) as tier:
             return library.choose_again(tier, decision, bad, library.Allowed.of(environment))
 
-    def moved(anew: library.Decision) -> None:
-        keeper.set_lineage(anew.lineage, anew.spared)
-        link.attached = library.attached(anew, world, settings, about.incarnation)
+    def moved(anew: library.StartDecision) -> None:
+        keeper.set_lineage(anew.lineage, anew.kept_for_rollback)
+        link.attached = library.build_attach_reply(anew, world, settings, about.incarnation)
 
     moved(decision)
     sources = (persistent_source(persistent, settings.job),)
     together = RestoreAgreement(world, decision, again, moved)
-    ending = EndSignal(world, about.epoch, grace_seconds(), lambda: link.saved_step)
-    return ConnectedBackend(link, settings, sources, LIBRARY_PATIENCE_SECONDS, agreement=together, ending=ending)
+    ending = EndSignal(world, about.generation, grace_seconds(), lambda: link.saved_step)
+    return ConnectedBackend(link, settings, sources, LIBRARY_TIMEOUT_SECONDS, agreement=together, ending=ending)
 
 
 def lineage_of(about: Attached) -> Lineage:

@@ -15,25 +15,25 @@ from typing import Any, Literal
 import torch
 
 from surefoot.checkpointer import restoring, usage_checks
-from surefoot.checkpointer.activity_monitor import OwnPace
+from surefoot.checkpointer.activity_monitor import ActivityMonitor
 from surefoot.checkpointer.backends import LibraryOptions, connect_backend
 from surefoot.checkpointer.library_mode.end_signal import EndSignal
 from surefoot.checkpointer.restoring import ShareReads
 from surefoot.checkpointer.saving import Saver, StepSaves
-from surefoot.checkpointer.step_reports import InjectedFaults, LossCheck, StepReports, announced, plain_number
+from surefoot.checkpointer.step_reports import InjectedFaults, LossCheck, StepReports, announce_pause, plain_number
 from surefoot.checkpointer.usage_checks import (
     Stateful,
     StateGuard,
-    call_at_exit,
     fail_at_exit,
-    refuse_shuffle_buffers,
+    register_at_exit,
+    reject_shuffle_buffers,
     stateful_objects,
 )
 from surefoot.errors import ConfigurationError, LastStepNotSaved
 from surefoot.ipc.save_backend import SaveBackend
 from surefoot.ipc.trainer_messages import Attached
 from surefoot.protocol.identities import Checkpoint
-from surefoot.state import Fit, Program
+from surefoot.state import AllowedDifferences, Program
 
 _log = logging.getLogger(__name__)
 
@@ -43,13 +43,13 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class RankStanding:
+class RankStatus:
     """Where one rank is, and what of it is saved."""
 
-    epoch: int
+    generation: int
     """Counts the worlds that this job had; 1 is the first."""
     rank: int
-    world: int
+    world_size: int
     """Number of ranks."""
     restored_step: int
     """What this world goes on from; 0: from the beginning."""
@@ -61,10 +61,10 @@ class RankStanding:
     """What the newest save took of the training's time; None: none yet."""
 
     @classmethod
-    def of(cls, attached: Attached, step: int, saved_step: int, stall_seconds: float | None) -> RankStanding:
+    def of(cls, attached: Attached, step: int, saved_step: int, stall_seconds: float | None) -> RankStatus:
         """Puts together what the agent said and what the rank did since."""
         restored = attached.parent.step if attached.parent else 0
-        return cls(attached.epoch, attached.rank, attached.world, restored, step, saved_step, stall_seconds)
+        return cls(attached.generation, attached.rank, attached.world_size, restored, step, saved_step, stall_seconds)
 
 
 # ---- skipped batches -------------------------------------------------------------------------------------------------
@@ -90,14 +90,14 @@ def skip_batches(objects: Mapping[str, Any], link: SaveBackend) -> None:
             f"the batches of {steps} steps are left out by {', '.join(able)}: they led to a loss that was rolled back"
         )
         _log.warning("%s", text)
-        link.say("DataSkipped", text)
+        link.notify("DataSkipped", text)
         return
     text = (
         f"the batches of {steps} steps led to a loss that was rolled back, and no object given to Checkpointer can leave"
         " them out: they are trained on again. Give it a loader with skip_steps(steps), as surefoot.ElasticLoader"
     )
     _log.warning("%s", text)
-    link.say("DataNotSkipped", text)
+    link.notify("DataNotSkipped", text)
 
 
 # ---- checkpointer ----------------------------------------------------------------------------------------------------
@@ -138,14 +138,14 @@ class Checkpointer:
     def __init__(
         self,
         *,
-        local: tuple[str, ...] = (),
-        anew: tuple[str, ...] = (),
+        per_rank: tuple[str, ...] = (),
+        reset_on_resize: tuple[str, ...] = (),
         seed: int = 0,
         replicas: Any = None,
         folder: str | None = None,
         interval_steps: int | None = None,
         keep: int | None = None,
-        job: str | None = None,
+        job_uid: str | None = None,
         share_reads: bool | ShareReads = False,
         link: SaveBackend | None = None,
         **objects: Stateful | None,
@@ -153,27 +153,29 @@ class Checkpointer:
         named = stateful_objects(objects, _OPTIONS)
         if not named:
             raise ConfigurationError("Checkpointer was given nothing to save: name a model=, an optimizer=, …")
-        refuse_shuffle_buffers(named, anew)
-        options = LibraryOptions(folder, interval_steps, keep, job)
+        reject_shuffle_buffers(named, reset_on_resize)
+        options = LibraryOptions(folder, interval_steps, keep, job_uid)
         self._connected = connect_backend(options, link)
-        self._link = self._connected.link
-        about = self._link.attached
-        self._program = Program(named, (about.rank, about.world), tuple(local), seed, replicas, tuple(anew))
-        self._saver = Saver(self._program, self._link, about.rank)
+        self._backend = self._connected.backend
+        about = self._backend.attached
+        self._program = Program(
+            named, (about.rank, about.world_size), tuple(per_rank), seed, replicas, tuple(reset_on_resize)
+        )
+        self._saver = Saver(self._program, self._backend, about.rank)
         self._hooks = [o.register_step_pre_hook(lambda *_: self._before_change()) for o in self._program.optimizers]
         self._share = (share_reads if isinstance(share_reads, ShareReads) else ShareReads()) if share_reads else None
         self._guard = StateGuard(named)
         self._step = 0
-        self._losses = LossCheck(self._link)
-        self._saves = StepSaves(self._saver, self._link, self._guard)
-        pace = OwnPace(named.values(), about.rank, about.world)
-        self._reports = StepReports(self._saver, self._link, self._guard, self._losses, pace)
+        self._losses = LossCheck(self._backend)
+        self._saves = StepSaves(self._saver, self._backend, self._guard)
+        pace = ActivityMonitor(named.values(), about.rank, about.world_size)
+        self._reports = StepReports(self._saver, self._backend, self._guard, self._losses, pace)
         self._named, self._faults = named, InjectedFaults()
         self._stepped = False
         self._restored = False
         self._closed = False
         self._disowned = False
-        call_at_exit(self._at_exit)
+        register_at_exit(self._at_exit)
         usage_checks.disable_after_fork(self)
 
     # ---- what a script calls ---------------------------------------------------------------------------------------
@@ -195,19 +197,19 @@ class Checkpointer:
             StateMismatch: names the first difference that is not allowed.
             Unreadable: no copy of some byte is good, and no older checkpoint may be taken.
         """
-        self._refuse_in_child("restore")
-        fit = Fit(strict, tuple(optional), convert_dtypes)
+        self._reject_in_child("restore")
+        fit = AllowedDifferences(strict, tuple(optional), convert_dtypes)
         self._step = restoring.restore(self._program, self._connected, self._share, fit)
         self._restored = True
-        self._losses.restored(self._program)
-        skip_batches(self._named, self._link)
+        self._losses.load_history(self._program)
+        skip_batches(self._named, self._backend)
         if self._step > 0:
             self._saver.prepare_first()
-        self._guard.restored(self._step)
+        self._guard.mark_restored(self._step)
         self._reports.begin()
         return self._step
 
-    def step(self, loss: torch.Tensor | float | None = None, gradient_norm: torch.Tensor | float | None = None) -> int:
+    def step(self, loss: torch.Tensor | float | None = None, grad_norm: torch.Tensor | float | None = None) -> int:
         """Counts and reports a finished optimizer step, and saves it when due.
 
         Args:
@@ -223,11 +225,11 @@ class Checkpointer:
             ConfigurationError: restore() was not called although a checkpoint is there, or a loader prefetched batches.
             StateNotRestorable: an object's state could be saved and not restored.
         """
-        self._refuse_in_child("step")
+        self._reject_in_child("step")
         if not self._restored and not self._stepped:
-            usage_checks.refuse_unrestored(self._link.attached.parent)
-        with self._reports.aside():
-            self._finish_step(loss, gradient_norm)
+            usage_checks.require_restored(self._backend.attached.parent)
+        with self._reports.not_counted():
+            self._finish_step(loss, grad_norm)
         ending = self._connected.ending
         if ending is not None and ending.is_due(self._step):
             self._save_and_end(ending)
@@ -237,47 +239,47 @@ class Checkpointer:
 
     def _finish_step(self, loss: torch.Tensor | float | None, gradient_norm: torch.Tensor | float | None) -> None:
         self._step += 1
-        self._guard.step_ends()
+        self._guard.mark_step()
         stall = self._saves.stall_of_last_save()
         if not self._stepped:
             self._stepped = True
-            self._program.prove()
+            self._program.check_restorable()
             self._saver.prepare_first()
         told = plain_number(loss)
         self._losses.check(self._step, told, plain_number(gradient_norm), self._program)
-        at_barrier = self._link.is_barrier_at(self._step)
+        at_barrier = self._backend.is_barrier_at(self._step)
         skipped = False
-        level = self._saves.level
+        level = self._saves.interval_exponent
         if at_barrier:
-            self._saves.save_for_certain(self._step)
+            self._saves.save_and_wait(self._step)
         elif self._saves.schedule.due(self._step, level):
-            skipped = self._saves.save_if_free(self._step, level)
+            skipped = self._saves.save_if_slot_free(self._step, level)
         self._reports.report(self._step, told, stall, skipped, level)
         if at_barrier:
-            self._link.wait_at_barrier(self._step)
+            self._backend.wait_at_barrier(self._step)
 
     def _save_and_end(self, ending: EndSignal) -> None:
         """Saves the step at which SIGTERM ends this rank, and passes the signal on."""
-        with self._reports.aside():
+        with self._reports.not_counted():
             self._saver.wait()
-            saved = self._saver.staged_step == self._step or self._saves.save_for_certain(self._step)
-            saved = self._link.flush(ending.seconds_left) and saved
+            saved = self._saver.staged_step == self._step or self._saves.save_and_wait(self._step)
+            saved = self._backend.flush(ending.seconds_left) and saved
         _log.warning("SIGTERM: step %d is %s", self._step, "saved" if saved else "not saved in time")
         ending.wait_for_others()
         ending.pass_on()
 
     @contextmanager
-    def ahead(self) -> Iterator[None]:
+    def prefetching(self) -> Iterator[None]:
         """Marks a draw of random numbers that belongs to the next step.
 
         The step is saved with the generators as they were when the last such block of it began: a script that draws its
         next batch early draws the same one again after a restart.
         """
-        self._program.look_ahead(self._step)
+        self._program.save_generators_for_next(self._step)
         yield
 
     @contextmanager
-    def pause(self, what: str, at_most_seconds: float | None = None) -> Iterator[None]:
+    def pause(self, reason: str, max_seconds: float | None = None) -> Iterator[None]:
         """Announces that no step is to be expected: an evaluation, an export.
 
         Call it on every rank, also where one rank alone works. Without it a world that stands still is ended after
@@ -290,10 +292,10 @@ class Checkpointer:
         Raises:
             ConfigurationError: `what` is empty, or the time not above zero.
         """
-        self._refuse_in_child("pause")
-        with self._reports.aside(), announced(self._link, what, at_most_seconds) as spent:
+        self._reject_in_child("pause")
+        with self._reports.not_counted(), announce_pause(self._backend, reason, max_seconds) as spent:
             yield
-        self._reports.leave_out(spent.seconds)
+        self._reports.exclude_seconds(spent.seconds)
 
     def save_now(self) -> bool:
         """Saves the last step on this rank, whether due or not.
@@ -303,18 +305,18 @@ class Checkpointer:
         Returns:
             False if it failed, or came too late: what is no longer the state of that step is not saved.
         """
-        self._refuse_in_child("save_now")
-        with self._reports.aside():
-            return self._saves.may_save(self._step) and self._saves.save_for_certain(self._step)
+        self._reject_in_child("save_now")
+        with self._reports.not_counted():
+            return self._saves.may_save(self._step) and self._saves.save_and_wait(self._step)
 
-    def settle(self) -> None:
+    def wait_for_staging(self) -> None:
         """Waits until the tensors of the last save may be changed.
 
         Saves go on behind the training until the next optimizer step, and what changes before that costs the save: it
         is dropped. A program that changes parameters or optimizer state in between calls this first: weights swapped
         for validation (EMA, SWA), clipped weights, a load_state_dict. An optimizer's own step needs no such call.
         """
-        with self._reports.aside():
+        with self._reports.not_counted():
             self._saver.join()
 
     def latest(self) -> Checkpoint | None:
@@ -324,12 +326,12 @@ class Checkpointer:
 
     def list(self) -> list[Checkpoint]:
         """Lists the checkpoints that can be restored now, oldest first."""
-        return restoring.restorable(self._connected)
+        return restoring.list_restorable(self._connected)
 
     @property
-    def standing(self) -> RankStanding:
+    def status(self) -> RankStatus:
         """Where this rank is, without asking anybody."""
-        return RankStanding.of(self._link.attached, self._step, self._saver.staged_step, self._saves.stall_seconds)
+        return RankStatus.of(self._backend.attached, self._step, self._saver.staged_step, self._saves.stall_seconds)
 
     def load_weights(
         self,
@@ -355,7 +357,9 @@ class Checkpointer:
             ConfigurationError: there is no such checkpoint.
             StateMismatch: names the first difference that is not allowed.
         """
-        return restoring.load_weights(self._connected, step, model, name, Fit(strict, (), convert_dtypes))
+        return restoring.load_weights(
+            self._connected, step, model, name, AllowedDifferences(strict, (), convert_dtypes)
+        )
 
     def close(self, *, save: bool = True) -> None:
         """Saves the last step unless another has begun, flushes and detaches.
@@ -369,11 +373,11 @@ class Checkpointer:
             return
         self._reports.close()
         self._saver.wait()
-        parent = self._link.attached.parent
+        parent = self._backend.attached.parent
         missing = self._saver.staged_step != self._step and self._step != (parent.step if parent else 0)
         offered = not missing or (save and self._saves.may_save(self._step))
         if missing and offered:
-            self._saves.save_for_certain(self._step)
+            self._saves.save_and_wait(self._step)
         self._end(flush_seconds=CLOSE_SECONDS, offered=offered)
         if offered and not self._disowned:
             self._connected.refuse_unsaved(self._step)
@@ -392,24 +396,24 @@ class Checkpointer:
 
     # ---- how -------------------------------------------------------------------------------------------------------
 
-    def disown(self) -> None:
+    def disable_after_fork(self) -> None:
         """Disables this object in a forked child: the parent owns its resources."""
         self._disowned = self._closed = True
         atexit.unregister(self._at_exit)
-        self._reports.disown()
-        self._link.disown()
+        self._reports.disable_after_fork()
+        self._backend.disable_after_fork()
         if self._connected.ending is not None:
-            self._connected.ending.disown()
+            self._connected.ending.disable_after_fork()
 
-    def _refuse_in_child(self, call: str) -> None:
+    def _reject_in_child(self, call: str) -> None:
         if self._disowned:
             raise usage_checks.called_in_child(call)
 
     def _before_change(self) -> None:
         if self._disowned:
             return
-        self._guard.optimizer_begins()
-        with self._reports.aside():
+        self._guard.mark_optimizer_step()
+        with self._reports.not_counted():
             self._saver.join()
 
     def _end(self, flush_seconds: float, offered: bool = False) -> None:
@@ -421,7 +425,7 @@ class Checkpointer:
         for hook in self._hooks:
             hook.remove()
         self._saver.wait()
-        if not self._link.flush(flush_seconds):
+        if not self._backend.flush(flush_seconds):
             _log.warning("what was staged did not reach its tiers within %g s", flush_seconds)
         self._saver.close()
         self._connected.close(self._step, offered)

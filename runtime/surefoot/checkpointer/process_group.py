@@ -16,21 +16,21 @@ from typing import Any
 from surefoot.errors import ConfigurationError, SurefootError, TierError
 
 STORE_PREFIX = "surefoot"
-WORD_SECONDS = 1800.0
+DECISION_TIMEOUT_SECONDS = 1800.0
 """How long a rank waits for another one's word: that one may be reading a whole checkpoint."""
 
 _turn = 0  # how many decisions this process took part in; the same on all ranks, as they construct alike
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessWorld:
+class ProcessGroupInfo:
     rank: int
     size: int
     store: Any = None
     """The default process group's store; None in a world of one."""
 
 
-def current_world() -> ProcessWorld:
+def current_process_group() -> ProcessGroupInfo:
     """Finds rank and world size from the process group.
 
     Raises ConfigurationError for a launcher's environment without a process group.
@@ -41,16 +41,16 @@ def current_world() -> ProcessWorld:
         if dist.is_available() and dist.is_initialized():
             from torch.distributed.distributed_c10d import _get_default_store
 
-            return ProcessWorld(dist.get_rank(), dist.get_world_size(), _get_default_store())
+            return ProcessGroupInfo(dist.get_rank(), dist.get_world_size(), _get_default_store())
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size > 1:
         raise ConfigurationError(
             f"WORLD_SIZE is {size} and there is no process group: call torch.distributed.init_process_group first"
         )
-    return ProcessWorld(0, 1)
+    return ProcessGroupInfo(0, 1)
 
 
-def decide_once(world: ProcessWorld, decide: Callable[[], str]) -> str:
+def decide_on_rank_zero(world: ProcessGroupInfo, decide: Callable[[], str]) -> str:
     """Decides on rank 0 and shares the result with every rank.
 
     An error of rank 0 is raised on every rank.
@@ -61,7 +61,7 @@ def decide_once(world: ProcessWorld, decide: Callable[[], str]) -> str:
     _turn += 1
     key = f"{STORE_PREFIX}/{_turn}"
     if world.rank != 0:
-        found = _wait_for_word(world, key, 0)
+        found = _wait_for_decision(world, key, 0)
         if found.startswith("!"):
             raise SurefootError(f"rank 0 could not begin: {found[1:]}")
         return str(found[1:])
@@ -74,7 +74,7 @@ def decide_once(world: ProcessWorld, decide: Callable[[], str]) -> str:
     return decision
 
 
-def decide_together(world: ProcessWorld, said: str, decide: Callable[[list[str]], str]) -> str:
+def decide_from_all_ranks(world: ProcessGroupInfo, said: str, decide: Callable[[list[str]], str]) -> str:
     """Decides on rank 0 from all ranks' messages; else as `decide_once`."""
     if world.size == 1:
         return decide([said])
@@ -82,13 +82,13 @@ def decide_together(world: ProcessWorld, said: str, decide: Callable[[list[str]]
     if world.rank != 0:
         world.store.set(f"{STORE_PREFIX}/{turn}/{world.rank}", said)
     others = range(1, world.size)
-    return decide_once(
+    return decide_on_rank_zero(
         world,
-        lambda: decide([said, *(_wait_for_word(world, f"{STORE_PREFIX}/{turn}/{rank}", rank) for rank in others)]),
+        lambda: decide([said, *(_wait_for_decision(world, f"{STORE_PREFIX}/{turn}/{rank}", rank) for rank in others)]),
     )
 
 
-def withdraw(world: ProcessWorld, said: str) -> None:
+def withdraw(world: ProcessGroupInfo, said: str) -> None:
     """Withdraws this rank from the next decision, so nobody waits for it."""
     global _turn
     if world.size > 1:
@@ -96,9 +96,11 @@ def withdraw(world: ProcessWorld, said: str) -> None:
         world.store.set(f"{STORE_PREFIX}/{_turn}/{world.rank}" if world.rank else f"{STORE_PREFIX}/{_turn}", f"!{said}")
 
 
-def _wait_for_word(world: ProcessWorld, key: str, rank: int) -> str:
+def _wait_for_decision(world: ProcessGroupInfo, key: str, rank: int) -> str:
     try:
-        world.store.wait([key], timedelta(seconds=WORD_SECONDS))
+        world.store.wait([key], timedelta(seconds=DECISION_TIMEOUT_SECONDS))
     except RuntimeError as silent:
-        raise TierError(f"rank {rank} has said nothing for {WORD_SECONDS:g} s: it hangs, or has ended") from silent
+        raise TierError(
+            f"rank {rank} has said nothing for {DECISION_TIMEOUT_SECONDS:g} s: it hangs, or has ended"
+        ) from silent
     return str(world.store.get(key).decode())

@@ -31,13 +31,13 @@ from surefoot.protocol.checkpoints.completeness import on_lineage
 from surefoot.protocol.checkpoints.records import CHUNK_BYTES
 from surefoot.protocol.checkpoints.save_state import tied_objects
 from surefoot.protocol.identities import Checkpoint
-from surefoot.protocol.progress import OddSteps
+from surefoot.protocol.progress import AnomalyRun
 from surefoot.restore.catalogue import read_catalogue
-from surefoot.restore.exchange import Common, ExchangeFailed
+from surefoot.restore.exchange import CommonDestinations, ExchangeFailed
 from surefoot.restore.fetch import BoxReceiver, Destination
-from surefoot.restore.read_plan import replicated
+from surefoot.restore.read_plan import replicated_destinations
 from surefoot.restore.reader import CheckpointReader, ReadOptions
-from surefoot.state import Entry, Fit, Program, Saved, read_values
+from surefoot.state import AllowedDifferences, Entry, Program, SavedTensor, read_values
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 # which ends the process after a timeout; they are verified in host memory anyway. Used by `restoring`.
 
 WITHDRAWN = "withdrawn"
-_TORCH_SAYS = (RuntimeError, ValueError)
+_TORCH_MESSAGE = (RuntimeError, ValueError)
 _turns = 0  # how many restores of this process could share; the same on all ranks, as they restore alike
 
 
@@ -57,9 +57,9 @@ _turns = 0  # how many restores of this process could share; the same on all ran
 class ShareReads:
     """When ranks that restore the same bytes share the reading."""
 
-    least_bytes: int = 64 * 1024 * 1024
+    min_bytes: int = 64 * 1024 * 1024
     """What a group of replicas must have in common: a smaller exchange takes longer than it saves."""
-    wait_seconds: float = 20.0
+    timeout_seconds: float = 20.0
     """How long a member waits for the others, each time, before it reads by itself."""
 
 
@@ -70,10 +70,10 @@ class RestorePeers:
         self.rank, self.options = rank, options
         self._store, self._name = store, name
 
-    def among(self, members: tuple[int, ...]) -> GlooPeers:
+    def subgroup(self, members: tuple[int, ...]) -> GlooPeers:
         """The line between some of them, this rank included."""
         name = f"{self._name}/{'-'.join(map(str, members))}"
-        return GlooPeers(self._store, name, members, self.rank, self.options.wait_seconds)
+        return GlooPeers(self._store, name, members, self.rank, self.options.timeout_seconds)
 
 
 def restore_peers(about: Attached, options: ShareReads) -> RestorePeers | None:
@@ -82,70 +82,70 @@ def restore_peers(about: Attached, options: ShareReads) -> RestorePeers | None:
     That is so without gloo, and without a process group of exactly this epoch's ranks.
     """
     global _turns
-    if about.world == 1 or "torch.distributed" not in sys.modules:
+    if about.world_size == 1 or "torch.distributed" not in sys.modules:
         return None
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized() and hasattr(dist, "ProcessGroupGloo")):
         return None
-    if (dist.get_rank(), dist.get_world_size()) != (about.rank, about.world):
+    if (dist.get_rank(), dist.get_world_size()) != (about.rank, about.world_size):
         return None
     from torch.distributed.distributed_c10d import _get_default_store
 
     _turns += 1
-    return RestorePeers(about.rank, _get_default_store(), f"surefoot/share/{about.epoch}/{_turns}", options)
+    return RestorePeers(about.rank, _get_default_store(), f"surefoot/share/{about.generation}/{_turns}", options)
 
 
 class GlooPeers:
     """`restore.exchange.Peers` between ranks of a process group."""
 
     def __init__(self, store: Any, name: str, members: tuple[int, ...], rank: int, wait_seconds: float) -> None:
-        self.members, self.me = members, members.index(rank)
+        self.members, self.own_rank = members, members.index(rank)
         self.wait_seconds = wait_seconds
         self._store, self._name = store, name
         self._group: Any = None
         self._calls = 0
 
-    def cards(self, mine: str) -> list[str]:
+    def exchange_proposals(self, mine: str) -> list[str]:
         """Publishes this member's card and waits for the others'.
 
         A member that times out withdraws its card, so that one that comes later does not wait for it.
         """
         keys = [f"{self._name}/{rank}" for rank in self.members]
         try:
-            self._store.set(keys[self.me], mine)
+            self._store.set(keys[self.own_rank], mine)
             try:
                 self._store.wait(keys, timedelta(seconds=self.wait_seconds))
-            except _TORCH_SAYS as late:
-                self._store.set(keys[self.me], WITHDRAWN)
+            except _TORCH_MESSAGE as late:
+                self._store.set(keys[self.own_rank], WITHDRAWN)
                 raise ExchangeFailed(
                     f"not all of ranks {self.members} came within {self.wait_seconds} s: {_short(late)}"
                 ) from late
             return [self._store.get(key).decode(errors="replace") for key in keys]
-        except _TORCH_SAYS as broken:
+        except _TORCH_MESSAGE as broken:
             raise ExchangeFailed(f"the store of the process group does not answer: {_short(broken)}") from broken
 
-    def swap(self, sent: memoryview, into: Sequence[memoryview]) -> Callable[[], None]:
+    def exchange_buffers(self, sent: memoryview, into: Sequence[memoryview]) -> Callable[[], None]:
         works: list[Any] = []
         count = len(self.members)
         self._calls += 1  # a tag of its own: what one call sends is never taken for another's
         try:
             group = self._join()
             for step in range(1, count):
-                source = (self.me - step) % count
+                source = (self.own_rank - step) % count
                 if into[source].nbytes:
                     works.append(group.recv([torch.frombuffer(into[source], dtype=torch.uint8)], source, self._calls))
             for step in range(1, count if sent.nbytes else 1):
-                target = (self.me + step) % count
+                target = (self.own_rank + step) % count
                 works.append(group.send([torch.frombuffer(sent, dtype=torch.uint8)], target, self._calls))
-        except _TORCH_SAYS as broken:
+        except _TORCH_MESSAGE as broken:
             raise self._lost(broken) from broken
 
         def wait() -> None:
             try:
                 for work in works:
                     work.wait(timedelta(seconds=self.wait_seconds))
-            except _TORCH_SAYS as broken:
+            except _TORCH_MESSAGE as broken:
                 raise self._lost(broken) from broken
 
         return wait
@@ -160,7 +160,7 @@ class GlooPeers:
 
             store = PrefixStore(f"{self._name}/gloo", self._store)
             limit = timedelta(seconds=self.wait_seconds)
-            self._group = ProcessGroupGloo(store, self.me, len(self.members), limit)
+            self._group = ProcessGroupGloo(store, self.own_rank, len(self.members), limit)
         return self._group
 
     def _lost(self, problem: Exception) -> ExchangeFailed:
@@ -240,23 +240,25 @@ Values = Mapping[str, Any]
 """The plain values of one rank."""
 
 
-EXACTLY = Fit()
+EXACTLY = AllowedDifferences()
 """Program and checkpoint agree in every name, shape and type."""
 
-SAID_DIFFERENCES = 10
+MAX_REPORTED_DIFFERENCES = 10
 """Differences that are said to people one by one."""
 
 DECISION_SECONDS = 60.0
 """How long a rank that cannot read its checkpoint waits to be stopped by its agent before it fails by itself."""
 
 
-def restore(program: Program, connected: ConnectedBackend, share: ShareReads | None = None, fit: Fit = EXACTLY) -> int:
+def restore(
+    program: Program, connected: ConnectedBackend, share: ShareReads | None = None, fit: AllowedDifferences = EXACTLY
+) -> int:
     """Fills the program from the epoch's restore point; returns finished steps.
 
     `share`: exchange common reads with other ranks. Without an agent an unreadable checkpoint gives way to the next
     older one, on all ranks alike.
     """
-    link, together = connected.link, connected.agreement
+    link, together = connected.backend, connected.agreement
     while (parent := link.attached.parent) is not None:
         try:
             if _restore_from(program, connected, parent, (share, fit)):
@@ -269,20 +271,20 @@ def restore(program: Program, connected: ConnectedBackend, share: ShareReads | N
                 threading.Event().wait(DECISION_SECONDS)
                 raise
             together.agree(problem)
-    link.restored(0, "none", 0, 0.0)
+    link.report_restore(0, "none", 0, 0.0)
     return 0
 
 
 def _restore_from(
-    program: Program, connected: ConnectedBackend, parent: Checkpoint, how: tuple[ShareReads | None, Fit]
+    program: Program, connected: ConnectedBackend, parent: Checkpoint, how: tuple[ShareReads | None, AllowedDifferences]
 ) -> bool:
     """Whether it was; False where this rank could read it, and another could not."""
     begun = time.perf_counter()
     share, fit = how
-    link, about, together = connected.link, connected.link.attached, connected.agreement
+    link, about, together = connected.backend, connected.backend.attached, connected.agreement
     with _collector_paused(), _reader(connected, parent, link.reusable_saves(parent)) as reader:
         try:
-            same_world = reader.world == about.world
+            same_world = reader.world_size == about.world_size
             shared = read_values(reader.values(0))
             own = shared if about.rank == 0 else read_values(reader.values(about.rank)) if same_world else None
             if not same_world:
@@ -301,11 +303,11 @@ def _restore_from(
             return False
         program.apply(parent.step, shared, own)
         before = shared if own is None else own
-        program.recent, program.odd = before.get("recent") or {}, OddSteps.of_saved(before.get("odd") or {})
-        _say_differences(link, told)
-        link.restored(parent.step, taken[0], taken[1], time.perf_counter() - begun, program.odd)
-        for damage in reader.heal(about.epoch):
-            link.say("DamageFound", damage)
+        program.recent, program.anomalies = before.get("recent") or {}, AnomalyRun.of_saved(before.get("odd") or {})
+        _report_differences(link, told)
+        link.report_restore(parent.step, taken[0], taken[1], time.perf_counter() - begun, program.anomalies)
+        for damage in reader.heal(about.generation):
+            link.notify("DamageFound", damage)
     return True
 
 
@@ -314,12 +316,12 @@ def _divide(program: Program, reader: CheckpointReader, link: SaveBackend) -> No
     refuses."""
 
     def states_of(name: str) -> list[Any]:
-        return [read_values(reader.values(rank))["parts"][name] for rank in range(reader.world)]
+        return [read_values(reader.values(rank))["parts"][name] for rank in range(reader.world_size)]
 
-    tied = tied_objects(reader.manifest(rank) for rank in range(reader.world))
-    for sentence in program.divide(tied, reader.world, states_of):
+    tied = tied_objects(reader.manifest(rank) for rank in range(reader.world_size))
+    for sentence in program.divide(tied, reader.world_size, states_of):
         _log.warning("%s", sentence)
-        link.say("StateBegunAnew", sentence)
+        link.notify("StateBegunAnew", sentence)
 
 
 @contextmanager
@@ -336,7 +338,7 @@ def _collector_paused() -> Iterator[None]:
 
 
 def load_weights(
-    connected: ConnectedBackend, step: int | None, model: torch.nn.Module, name: str, fit: Fit = EXACTLY
+    connected: ConnectedBackend, step: int | None, model: torch.nn.Module, name: str, fit: AllowedDifferences = EXACTLY
 ) -> int:
     """Fills a model's parameters and buffers from what was saved as `name`.
 
@@ -346,34 +348,34 @@ def load_weights(
     Raises:
         ConfigurationError: there is no checkpoint of `step`, or none at all where that is None.
     """
-    found = [c for c in restorable(connected) if step is None or c.step == step]
+    found = [c for c in list_restorable(connected) if step is None or c.step == step]
     if not found:
         which = "no checkpoint" if step is None else f"no checkpoint of step {step}"
         raise ConfigurationError(f"there is {which} to take weights from; list() says which there are")
     checkpoint = found[-1]
-    about = connected.link.attached
-    program = Program({name: model}, (about.rank, about.world))
+    about = connected.backend.attached
+    program = Program({name: model}, (about.rank, about.world_size))
     with _reader(connected, checkpoint) as reader, torch.no_grad():
-        told = program.prepare_weights(saved_tensors(reader, reader.world, every=True), fit)
+        told = program.prepare_weights(saved_tensors(reader, reader.world_size, every=True), fit)
         fill(reader, program.targets())
         program.convert()
-    _say_differences(connected.link, told)
+    _report_differences(connected.backend, told)
     return checkpoint.step
 
 
-def restorable(connected: ConnectedBackend) -> list[Checkpoint]:
+def list_restorable(connected: ConnectedBackend) -> list[Checkpoint]:
     """Lists complete checkpoints oldest first, led by an older job's parent."""
-    lineage, about = connected.lineage(), connected.link.attached
+    lineage, about = connected.lineage(), connected.backend.attached
     complete = read_catalogue(connected.sources, further=connected.further).complete()
-    own = [checkpoint for checkpoint in complete if on_lineage(lineage, checkpoint, about.epoch)]
+    own = [checkpoint for checkpoint in complete if on_lineage(lineage, checkpoint, about.generation)]
     return [about.parent, *own] if about.parent is not None and about.parent.imported else own
 
 
 def _prepare(
-    program: Program, reader: CheckpointReader, values: tuple[Values, Values | None], rank: int, fit: Fit
+    program: Program, reader: CheckpointReader, values: tuple[Values, Values | None], rank: int, fit: AllowedDifferences
 ) -> list[str]:
     """Builds targets for what the checkpoint has; reads every rank's layout before it reports something missing."""
-    mine = rank if values[1] is not None else reader.world
+    mine = rank if values[1] is not None else reader.world_size
     if fit != EXACTLY:
         return program.prepare(*values, saved_tensors(reader, mine, every=True), fit)
     try:
@@ -382,22 +384,24 @@ def _prepare(
         return program.prepare(*values, saved_tensors(reader, mine, every=True))
 
 
-def _say_differences(link: SaveBackend, told: list[str]) -> None:
+def _report_differences(link: SaveBackend, told: list[str]) -> None:
     """Logs each difference and notifies people of the first few, so that a model under another name does not drown the
     rest."""
     for sentence in told:
         _log.warning("%s", sentence)
         metrics.fallbacks.labels("restored_differently").inc()
-    for sentence in told[:SAID_DIFFERENCES]:
-        link.say("RestoredDifferently", sentence)
-    if len(told) > SAID_DIFFERENCES:
-        link.say("RestoredDifferently", f"and {len(told) - SAID_DIFFERENCES} more differences, which the log has")
+    for sentence in told[:MAX_REPORTED_DIFFERENCES]:
+        link.notify("RestoredDifferently", sentence)
+    if len(told) > MAX_REPORTED_DIFFERENCES:
+        link.notify(
+            "RestoredDifferently", f"and {len(told) - MAX_REPORTED_DIFFERENCES} more differences, which the log has"
+        )
 
 
-def saved_tensors(reader: CheckpointReader, own: int, every: bool = False) -> dict[str, Saved]:
+def saved_tensors(reader: CheckpointReader, own: int, every: bool = False) -> dict[str, SavedTensor]:
     """Describes a checkpoint's tensors, with those local to rank `own`."""
     found = reader.layouts.tensors(own, every)
-    return {name: Saved(tensor.dtype, tensor.shape) for name, tensor in found.items()}
+    return {name: SavedTensor(tensor.dtype, tensor.shape) for name, tensor in found.items()}
 
 
 def fill(reader: CheckpointReader, entries: Iterable[Entry], others: RestorePeers | None = None) -> tuple[str, int]:
@@ -412,13 +416,15 @@ def fill(reader: CheckpointReader, entries: Iterable[Entry], others: RestorePeer
         memory: memoryview | BoxReceiver = relays.to(live) if needs_relay(live) else memory_of(live)
         in_rows = needs_relay(live) or live.is_contiguous()
         strides = None if in_rows else tuple(step * live.itemsize for step in live.stride())
-        place = entry.place
+        place = entry.location
         destinations.append(Destination(entry.name, entry.dtype, place.shape, place.box, memory, strides))
         same.append(place.same)
     common = []
     if others is not None:
-        groups = replicated([d.wanted() for d in destinations], same, others.rank, others.options.least_bytes)
-        common = [Common(group.numbers, others.among(group.members)) for group in groups]
+        groups = replicated_destinations(
+            [d.wanted_box() for d in destinations], same, others.rank, others.options.min_bytes
+        )
+        common = [CommonDestinations(group.numbers, others.subgroup(group.members)) for group in groups]
     taken = reader.read(destinations, common)
     relays.finish()
     return taken.source, taken.read_bytes
@@ -436,12 +442,12 @@ def memory_of(host: torch.Tensor) -> memoryview:
 def _reader(
     connected: ConnectedBackend, checkpoint: Checkpoint, left: Mapping[int, ReusableSave] | None = None
 ) -> CheckpointReader:
-    rank = connected.link.attached.rank
+    rank = connected.backend.attached.rank
     options = ReadOptions(reader=rank, patience_seconds=connected.patience_seconds)
     if not checkpoint.imported:
         catalogue = read_catalogue(connected.sources, checkpoint, connected.further)
         return CheckpointReader(checkpoint, catalogue, options, left)
-    if connected.older is None:
+    if connected.source_job_source is None:
         raise Unreadable(f"{checkpoint} is to be restored, and nothing says which job that is", absent=True)
     older = checkpoint.negated()
-    return CheckpointReader(older, read_catalogue([connected.older], older), options)
+    return CheckpointReader(older, read_catalogue([connected.source_job_source], older), options)

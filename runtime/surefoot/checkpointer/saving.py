@@ -19,12 +19,12 @@ import torch
 
 from surefoot import metrics
 from surefoot.checkpointer.usage_checks import StateGuard
-from surefoot.errors import StagingRefused, StateNotRestorable
+from surefoot.errors import StagingMemoryUnavailable, StateNotRestorable
 from surefoot.ipc.save_backend import SaveBackend
 from surefoot.ipc.trainer_messages import Staged
-from surefoot.save_schedule import OwnLevel, Schedule
+from surefoot.save_schedule import RankBackoff, Schedule
 from surefoot.staging import Arena, CopyOutcome, CopySource, Stager
-from surefoot.state import Entry, Portion, SavePlan, save_plan, structure_of
+from surefoot.state import Entry, PieceRange, SavePlan, save_plan, structure_of
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ VALUES_ROOM_BYTES = 256 * 1024
 Result = Literal["staged", "skipped", "failed"]
 
 
-class State(Protocol):
+class SaveableState(Protocol):
     """Gives a save the entries and values of the program."""
 
     def entries(self) -> list[Entry]: ...
@@ -50,7 +50,7 @@ class State(Protocol):
 class Saver:
     """Stages saves of one program into the slots of one link."""
 
-    def __init__(self, program: State, link: SaveBackend, rank: int) -> None:
+    def __init__(self, program: SaveableState, link: SaveBackend, rank: int) -> None:
         self._program, self._link, self._rank = program, link, rank
         self._stager = Stager()
         self._arena: Arena | None = None
@@ -63,11 +63,11 @@ class Saver:
         self._preparing: threading.Thread | None = None
         self._waited_in_vain = False
         self._ready_for: SavePlan | None = None
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._unsteady: set[str] = set()
         """Objects of which a tensor changed under its copy."""
-        self._refused = False
-        self._begun_step = 0
+        self._rejected = False
+        self._started_step = 0
         self.dropped_step: int | None = None
         """Newest step whose tensors changed while they were copied: its state is gone."""
         self.staged_step = 0
@@ -111,8 +111,8 @@ class Saver:
             return self._save(step, wait_seconds, begun)
         except StateNotRestorable:
             raise  # the program's own mistake, which every save would meet: the one thing that ends the training here
-        except StagingRefused as refusal:
-            self._report_refusal(refusal)  # the agent has told people already, once
+        except StagingMemoryUnavailable as refusal:
+            self._report_rejection(refusal)  # the agent has told people already, once
             return "failed"
         except Exception as error:  # noqa: BLE001  # whatever fails in a save, the training goes on
             self._report_failure(step, metrics.reason_of(error), f"the save of step {step} failed: {error}")
@@ -120,12 +120,12 @@ class Saver:
         finally:
             self._count_stall(begun)
 
-    def settled(self, step: int) -> int:
+    def closed_step(self, step: int) -> int:
         """The newest step that no save can be handed over for.
 
         `step` is where the program is now.
         """
-        return (self._begun_step if self._stager.busy else step) - 1
+        return (self._started_step if self._stager.busy else step) - 1
 
     def join(self) -> None:
         """Finishes the copies before an optimizer changes their tensors."""
@@ -160,14 +160,14 @@ class Saver:
             self._ready_for = plan
             arena = self._arena_for(plan, values_bytes)
             for index in range(arena.slots):
-                self._stager.prepare(arena.slot(index), *self._pieces)
-        except StagingRefused as refusal:
-            self._report_refusal(refusal)
+                self._stager.prepare(arena.slot_view(index), *self._pieces)
+        except StagingMemoryUnavailable as refusal:
+            self._report_rejection(refusal)
         except Exception as error:  # noqa: BLE001  # the training goes on; each due save tries again, and says why it fails
             self._count_unprepared(error)
 
     def _count_unprepared(self, error: Exception) -> None:
-        _log.warning("the first save could not be prepared: %s", described(error))
+        _log.warning("the first save could not be prepared: %s", describe_error(error))
         metrics.checkpoint_failures.labels(tier="staging", reason=reason_of(error)).inc()
 
     def _join_preparation(self) -> None:
@@ -197,12 +197,12 @@ class Saver:
         if index is None:
             metrics.checkpoint_skipped.inc()
             return "skipped"
-        slot = arena.slot(index)
+        slot = arena.slot_view(index)
         end = plan.layout.stream_bytes
         slot[end : end + len(values)] = np.frombuffer(values, dtype=np.uint8)
         eager, lazy = self._pieces
         message = Staged(index, step, end, len(values), plan.digest, self._layout_for(plan))
-        self._begun_step = step
+        self._started_step = step
         self._stager.start(slot, eager, lazy, self._sealing(message, begun))
         return "staged"
 
@@ -228,15 +228,15 @@ class Saver:
             if self._arena is not None:
                 self._link.flush(60.0)  # what drains from the old memory must be out of it
                 self._arena.close()
-            self._told.clear()  # whoever drains the new memory has heard of no layout
-            self._arena = Arena(*self._link.arena(wanted))
-            self._refused = False
+            self._reported.clear()  # whoever drains the new memory has heard of no layout
+            self._arena = Arena(*self._link.request_arena(wanted))
+            self._rejected = False
             if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch leaves it so
                 self._arena.pin()
         return self._arena
 
     def _layout_for(self, plan: SavePlan) -> str | None:
-        return None if plan.digest in self._told else plan.layout_json
+        return None if plan.digest in self._reported else plan.layout_json
 
     def _divided(self, plan: SavePlan, entries: Sequence[Entry]) -> tuple[list[CopySource], list[CopySource]]:
         """The pieces to copy: eager and lazy ones."""
@@ -251,17 +251,17 @@ class Saver:
             if made is None or made[0] is not entry:
                 made = entry, _source(entry, portion)
             self._sources[portion.start] = made
-            steady = entry.lazy and _object_of(portion.name) not in self._unsteady
+            steady = entry.copy_in_background and _object_of(portion.name) not in self._unsteady
             (lazy if steady else eager).append(made[1])
         return eager, lazy
 
     def _sealing(self, message: Staged, begun: float) -> Callable[[CopyOutcome], None]:
         def seal(outcome: CopyOutcome) -> None:
-            if outcome.sealed:
-                self._link.staged(message)
+            if outcome.is_complete:
+                self._link.hand_over_slot(message)
                 metrics.checkpoint_seconds.labels("staging", "stage").observe(time.perf_counter() - begun)
                 metrics.checkpoint_bytes.labels("staging").inc(message.stream_bytes)
-                self._told.add(message.layout)
+                self._reported.add(message.layout)
                 self.staged_step = message.step
                 return
             if outcome.error is not None:
@@ -279,22 +279,22 @@ class Saver:
         metrics.checkpoint_failures.labels(tier="staging", reason=reason).inc()
         _log.warning("%s", text)
         try:
-            self._link.say("SaveFailed", text)
+            self._link.notify("SaveFailed", text)
         except Exception:  # noqa: BLE001  # a word that nobody hears must not stop the training either
             _log.exception("nobody could be told that the save of step %d failed", step)
 
-    def _report_refusal(self, refusal: StagingRefused) -> None:
+    def _report_rejection(self, refusal: StagingMemoryUnavailable) -> None:
         """Counts a refusal and logs the first: every due save asks again."""
         metrics.checkpoint_failures.labels(tier="staging", reason="memory").inc()
-        if not self._refused:
-            self._refused = True
+        if not self._rejected:
+            self._rejected = True
             _log.warning("training goes on without saves until there is memory to stage them in: %s", refusal)
 
     def _count_stall(self, begun: float) -> None:
         self.stall_seconds += time.perf_counter() - begun
 
 
-def described(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Describes an error for people; missing memory is named as such."""
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in (ENOMEM, ENOSPC)):
         return f"no staging memory: {error}"
@@ -302,7 +302,7 @@ def described(error: Exception) -> str:
 
 
 def reason_of(error: Exception) -> str:
-    memory = described(error).startswith("no staging memory")
+    memory = describe_error(error).startswith("no staging memory")
     return "memory" if memory else metrics.reason_of(error)
 
 
@@ -320,9 +320,9 @@ def _dropped(step: int, changed: Sequence[str]) -> str:
     )
 
 
-def _source(entry: Entry, portion: Portion) -> CopySource:
+def _source(entry: Entry, portion: PieceRange) -> CopySource:
     live, where = entry.local_part, (portion.tile, portion.start, portion.stop)
-    if portion.within.lengths == entry.place.box.lengths:
+    if portion.within.lengths == entry.location.box.lengths:
         return CopySource(portion.name, live, live, *where, own=entry.own_tensor())
     slices = tuple(slice(o, o + n) for o, n in zip(portion.within.offsets, portion.within.lengths, strict=True))
     return CopySource(portion.name, lambda: live()[slices], live, *where, slices)
@@ -332,7 +332,7 @@ def _source(entry: Entry, portion: Portion) -> CopySource:
 # Saves a step where a slot is free, or for certain. A save at each interval that waited for a slot would stop the
 # training that it protects; one that must happen (a held step, the last one) and did not wait would be lost.
 
-HOLD_SLOT_SECONDS = 30.0
+BARRIER_SLOT_TIMEOUT_SECONDS = 30.0
 """How long a save that must happen (a held step, `save_now`, the last one) waits for a slot to become free."""
 
 
@@ -344,13 +344,13 @@ class StepSaves:
         self.stall_seconds: float | None = None
         """Of the last save whose stall was taken."""
         self._saver, self._link, self._guard = saver, link, guard
-        self._level = OwnLevel()
+        self._level = RankBackoff()
         self._saved_before = False
 
     @property
-    def level(self) -> int:
+    def interval_exponent(self) -> int:
         """Every 2^level-th due step is saved."""
-        return max(self._level.level, self._link.level())
+        return max(self._level.exponent, self._link.min_interval_exponent())
 
     def may_save(self, step: int) -> bool:
         """Returns whether the state is still that of the last step.
@@ -364,7 +364,7 @@ class StepSaves:
             return True
         text = f"step {step} is not saved: {since} since step() was called; save or close right behind step()"
         _log.warning("%s", text)
-        self._link.say("SaveSkipped", text)
+        self._link.notify("SaveSkipped", text)
         return False
 
     def stall_of_last_save(self) -> float | None:
@@ -380,18 +380,18 @@ class StepSaves:
         self.stall_seconds = stall
         return stall
 
-    def save_if_free(self, step: int, level: int) -> bool:
+    def save_if_slot_free(self, step: int, level: int) -> bool:
         """Saves without waiting; returns whether no slot was free."""
         result = self._saver.save(step, wait_seconds=0.0)
-        self._level = self._level.skipped(level) if result == "skipped" else self._level.staged()
+        self._level = self._level.back_off(level) if result == "skipped" else self._level.count_staged()
         self._saved_before = True
         return result == "skipped"
 
-    def save_for_certain(self, step: int) -> bool:
+    def save_and_wait(self, step: int) -> bool:
         """Saves, waiting for a slot; returns whether it is staged."""
-        result = self._saver.save(step, wait_seconds=HOLD_SLOT_SECONDS)
+        result = self._saver.save(step, wait_seconds=BARRIER_SLOT_TIMEOUT_SECONDS)
         self._saver.wait()
         self._saved_before = True
         if result == "skipped":
-            self._link.say("SaveSkipped", f"step {step} had to be saved, and no slot was free: it is not")
+            self._link.notify("SaveSkipped", f"step {step} had to be saved, and no slot was free: it is not")
         return self._saver.staged_step == step

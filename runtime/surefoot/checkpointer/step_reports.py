@@ -16,14 +16,14 @@ from dataclasses import dataclass
 import torch
 
 from surefoot import metrics
-from surefoot.checkpointer.activity_monitor import OwnPace
+from surefoot.checkpointer.activity_monitor import ActivityMonitor
 from surefoot.checkpointer.saving import Saver
-from surefoot.checkpointer.usage_checks import StateGuard, refuse_odd_pause
-from surefoot.fault_files import fault_word, take
+from surefoot.checkpointer.usage_checks import StateGuard, check_pause_arguments
+from surefoot.fault_files import consume_fault, fault_file
 from surefoot.ipc.save_backend import SaveBackend
-from surefoot.ipc.trainer_messages import Pausing, Stepped
-from surefoot.protocol.checkpoints.save_state import Settled
-from surefoot.protocol.progress import Oddity, OddSteps, Progress, RecentValues, spike_text
+from surefoot.ipc.trainer_messages import PauseReport, StepReport
+from surefoot.protocol.checkpoints.save_state import ClosedSteps
+from surefoot.protocol.progress import AnomalyKind, AnomalyRun, Progress, RecentValues, spike_text
 from surefoot.state import Program
 
 _log = logging.getLogger(__name__)
@@ -33,30 +33,30 @@ _log = logging.getLogger(__name__)
 # Announces that a script makes no step for a while. An evaluation of minutes looks like a hang to whoever counts steps
 # alone.
 
-LONGEST_WORD = 64
+MAX_REASON_CHARACTERS = 64
 
 
 @dataclass(slots=True)
-class Spent:
+class PauseTimer:
     """How long the pause took, known at its end."""
 
     seconds: float = 0.0
 
 
 @contextmanager
-def announced(link: SaveBackend, what: str, at_most_seconds: float | None) -> Iterator[Spent]:
+def announce_pause(link: SaveBackend, what: str, at_most_seconds: float | None) -> Iterator[PauseTimer]:
     """Tells the begin and the end of a pause, however it ends.
 
     Raises:
         ConfigurationError: `what` is empty, or the time not above zero.
     """
-    refuse_odd_pause(what, at_most_seconds)
-    began, spent = time.perf_counter(), Spent()
-    link.pausing(Pausing(what.strip()[:LONGEST_WORD], at_most_seconds))
+    check_pause_arguments(what, at_most_seconds)
+    began, spent = time.perf_counter(), PauseTimer()
+    link.report_pause(PauseReport(what.strip()[:MAX_REASON_CHARACTERS], at_most_seconds))
     try:
         yield spent
     finally:
-        link.pausing(Pausing("", None))
+        link.report_pause(PauseReport("", None))
         spent.seconds = time.perf_counter() - began
 
 
@@ -79,7 +79,7 @@ class InjectedFaults:
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._spoiling, self._slowing, self._hanging = (
-            fault_word(kind, environment) for kind in ("nan", "slow", "hang")
+            fault_file(kind, environment) for kind in ("nan", "slow", "hang")
         )
 
     def slow(self) -> None:
@@ -92,15 +92,15 @@ class InjectedFaults:
 
         It is one wait: a loop would read and compute, and so look alive.
         """
-        said = take(self._hanging)
+        said = consume_fault(self._hanging)
         if said is not None:
             time.sleep(float(said) if said else _FOR_EVER_SECONDS)
 
     def spoil(self, program: Program) -> None:
         """Turns the first tensor of numbers NaN, where asked."""
-        if take(self._spoiling) is None:
+        if consume_fault(self._spoiling) is None:
             return  # nobody asked, or another rank of this node was faster
-        floating = (e.local_part() for e in program.standing() if e.local_part().is_floating_point())
+        floating = (e.local_part() for e in program.weights() if e.local_part().is_floating_point())
         with torch.no_grad():
             next(floating).fill_(float("nan"))
 
@@ -118,11 +118,11 @@ class LossCheck:
     def __init__(self, backend: SaveBackend) -> None:
         self._backend = backend
         self._recent = {_LOSS: RecentValues(), _NORM: RecentValues()}
-        self._last: Oddity = ""
+        self._last: AnomalyKind = ""
         self._faults = InjectedFaults()
-        self.odd = OddSteps()
+        self.anomalies = AnomalyRun()
 
-    def check(self, step: int, loss: float | None, gradient_norm: float | None, program: Program) -> Oddity:
+    def check(self, step: int, loss: float | None, gradient_norm: float | None, program: Program) -> AnomalyKind:
         """Judges the step that ends.
 
         Args:
@@ -140,33 +140,33 @@ class LossCheck:
             if value is not None:
                 self._recent[name] = self._recent[name].followed_by(value)
         if kind == "not-finite":
-            metrics.losses_not_finite.inc()
+            metrics.nonfinite_losses.inc()
         elif kind:
-            metrics.losses_out_of_band.inc()
+            metrics.loss_spikes.inc()
         if kind and kind != self._last and self._backend.attached.rank == 0:
             said = f"{text}: checkpoints from here on hold what led to it"
             _log.warning("%s", said)
-            self._backend.say("LossNotFinite" if kind == "not-finite" else "LossOutOfBand", said)
+            self._backend.notify("LossNotFinite" if kind == "not-finite" else "LossOutOfBand", said)
         self._last = kind
-        self.odd = self.odd.followed_by(step, kind, text)
-        program.suspect, program.recent, program.odd = bool(kind), self.recent, self.odd
+        self.anomalies = self.anomalies.followed_by(step, kind, text)
+        program.suspect, program.recent, program.anomalies = bool(kind), self.history, self.anomalies
         return kind
 
     @property
-    def recent(self) -> dict[str, list[float]]:
+    def history(self) -> dict[str, list[float]]:
         """What later steps are judged by; to be saved with the step."""
         return {name: list(recent.values) for name, recent in self._recent.items() if recent.values}
 
-    def restored(self, program: Program) -> None:
+    def load_history(self, program: Program) -> None:
         """Takes up what the restored checkpoint says of earlier steps.
 
         Without it a restart would make odd ones sound: nobody else remembers them.
         """
         for name in self._recent:
             self._recent[name] = RecentValues(tuple(float(value) for value in program.recent.get(name) or ()))
-        self.odd = program.odd
+        self.anomalies = program.anomalies
 
-    def _judged(self, step: int, loss: float | None, gradient_norm: float | None) -> tuple[Oddity, str]:
+    def _judged(self, step: int, loss: float | None, gradient_norm: float | None) -> tuple[AnomalyKind, str]:
         if loss is not None and not math.isfinite(loss):
             return "not-finite", f"the loss of step {step} is {loss}"
         for name, value in ((_LOSS, loss), (_NORM, gradient_norm)):
@@ -193,7 +193,9 @@ def plain_number(value: torch.Tensor | float | None) -> float | None:
 class StepReports:
     """Tells of steps, and measures what each took."""
 
-    def __init__(self, saver: Saver, link: SaveBackend, guard: StateGuard, losses: LossCheck, pace: OwnPace) -> None:
+    def __init__(
+        self, saver: Saver, link: SaveBackend, guard: StateGuard, losses: LossCheck, pace: ActivityMonitor
+    ) -> None:
         self._saver, self._link, self._guard, self._losses = saver, link, guard, losses
         self._pace = pace
         self._since = time.perf_counter()
@@ -202,19 +204,19 @@ class StepReports:
         """The next step begins now."""
         self._since = time.perf_counter()
 
-    def leave_out(self, seconds: float) -> None:
+    def exclude_seconds(self, seconds: float) -> None:
         """So many seconds are no part of the step that follows."""
         self._since += seconds
 
-    def aside(self) -> AbstractContextManager[None]:
+    def not_counted(self) -> AbstractContextManager[None]:
         """Has nobody look meanwhile whether this rank works."""
-        return self._pace.aside()
+        return self._pace.not_counted()
 
     def close(self) -> None:
         self._pace.close()
 
-    def disown(self) -> None:
-        self._pace.disown()
+    def disable_after_fork(self) -> None:
+        self._pace.disable_after_fork()
 
     def report(self, step: int, loss: float | None, stall: float | None, skipped: bool, level: int) -> None:
         """Tells of a finished step; the next one begins now."""
@@ -223,14 +225,14 @@ class StepReports:
             step=step,
             loss=loss,
             step_seconds=now - self._since,
-            level=level,
+            interval_exponent=level,
             stall_seconds=stall,
-            settled=Settled(self._saver.settled(step)),
+            closed_steps=ClosedSteps(self._saver.closed_step(step)),
             loss_is_finite=None if loss is None else math.isfinite(loss),
-            passes=self._guard.passes(now),
+            epochs=self._guard.epochs(now),
             step_samples=self._guard.step_samples,
-            **self._losses.odd.told,
-            paces=self._pace.step_ends(self._guard.step_samples),
+            **self._losses.anomalies.progress_fields,
+            activities=self._pace.end_step(self._guard.step_samples),
         )
-        self._link.stepped(Stepped(progress, self._guard.consumed, skipped, self._guard.step_span))
+        self._link.report_step(StepReport(progress, self._guard.consumed, skipped, self._guard.step_span))
         self._since = now

@@ -28,7 +28,7 @@ from surefoot.protocol.identities import Checkpoint
 class Inherited(Protocol):
     """An object that a forked child inherits and must not use."""
 
-    def disown(self) -> None:
+    def disable_after_fork(self) -> None:
         """Releases the parent's objects in the child, right after the fork.
 
         Sends nothing, takes no lock and joins no thread: the parent's threads do not exist here.
@@ -54,7 +54,7 @@ def called_in_child(call: str) -> ConfigurationError:
 
 def _disown_all() -> None:
     for owner in list(_watched):
-        owner.disown()
+        owner.disable_after_fork()
 
 
 # once for the process: what is registered here stays for ever
@@ -67,7 +67,7 @@ os.register_at_fork(after_in_child=_disown_all)
 # side nor list what is old.
 
 
-def call_at_exit(handler: Callable[[], None]) -> None:
+def register_at_exit(handler: Callable[[], None]) -> None:
     """Calls a method before threads are joined at exit, and from `atexit`.
 
     The handler must tolerate two calls. The first registration holds only a weak reference to its object.
@@ -111,7 +111,7 @@ atexit.register(_end_with_failure)  # as early as possible: the last to register
 # is done.
 
 
-def refuse_unrestored(parent: Checkpoint | None) -> None:
+def require_restored(parent: Checkpoint | None) -> None:
     """Refuses training from the beginning beside older steps.
 
     Retention would remove those, under their numbers.
@@ -123,7 +123,7 @@ def refuse_unrestored(parent: Checkpoint | None) -> None:
         )
 
 
-def refuse_odd_pause(what: str, at_most_seconds: float | None) -> None:
+def check_pause_arguments(what: str, at_most_seconds: float | None) -> None:
     """Refuses a pause without a word, or of no time."""
     if not what.strip() or (at_most_seconds is not None and not 0.0 < at_most_seconds < math.inf):
         raise ConfigurationError("pause() takes a word for what is done, and seconds above zero or none")
@@ -187,10 +187,10 @@ def _unwrap(name: str, subject: Any) -> Any:
 
 _INNER = ("base_dataloader", "dataset", "_ex_iterable", "ex_iterable", "ex_iterables")
 """Where a loader keeps what it reads from: torch's, Accelerate's, Hugging Face's."""
-_DEEPEST = 32
+_MAX_DEPTH = 32
 
 
-def refuse_shuffle_buffers(objects: Mapping[str, Any], anew: Collection[str]) -> None:
+def reject_shuffle_buffers(objects: Mapping[str, Any], anew: Collection[str]) -> None:
     """Raises ConfigurationError for a loader with a shuffle buffer.
 
     One that `anew` names, or that buffers a single row, is allowed.
@@ -206,7 +206,7 @@ def refuse_shuffle_buffers(objects: Mapping[str, Any], anew: Collection[str]) ->
             )
 
 
-def buffered_rows(subject: Any, deepest: int = _DEEPEST) -> int:
+def buffered_rows(subject: Any, deepest: int = _MAX_DEPTH) -> int:
     """Rows of the largest Hugging Face shuffle buffer beneath; 0: none."""
     found = 0
     if "BufferShuffled" in type(subject).__name__:
@@ -216,7 +216,7 @@ def buffered_rows(subject: Any, deepest: int = _DEEPEST) -> int:
         return found
     own = getattr(subject, "__dict__", {})
     for inner in (own[name] for name in _INNER if name in own):
-        for one in inner if isinstance(inner, list | tuple) and len(inner) <= _DEEPEST else (inner,):
+        for one in inner if isinstance(inner, list | tuple) and len(inner) <= _MAX_DEPTH else (inner,):
             found = max(found, buffered_rows(one, deepest - 1))
     return found
 
@@ -276,16 +276,16 @@ class StateGuard:
         """How many samples that share had; None likewise."""
         self.step_span: tuple[int, int] | None = None
         """Positions [start, stop) of all ranks' shares together, where a loader tells that steps' sizes may differ."""
-        self._passes: float | None = None
+        self._epochs: float | None = None
         self._reckon_at = -math.inf
 
-    def restored(self, step: int) -> None:
+    def mark_restored(self, step: int) -> None:
         """Takes the present state for that of a restored step; 0: none."""
         if step > 0:
             self._foreign = None
-        self._optimizing, self._at_step = False, self._handed_out()
+        self._optimizing, self._at_step = False, self._batches_yielded()
 
-    def step_ends(self) -> None:
+    def mark_step(self) -> None:
         """Takes the present state for that of the step that ends here.
 
         Raises ConfigurationError where it is uncertain which batches the step used.
@@ -297,9 +297,9 @@ class StateGuard:
         self.consumed = told.get("loader")
         self.step_samples = getattr(self._loaders.get("loader"), "step_samples", None)
         self.step_span = getattr(self._loaders.get("loader"), "step_span", None)
-        self._optimizing, self._at_step = False, self._handed_out()
+        self._optimizing, self._at_step = False, self._batches_yielded()
 
-    def passes(self, now: float) -> float | None:
+    def epochs(self, now: float) -> float | None:
         """Passes over the data of the source furthest behind; None: unknown.
 
         Reckoned again as soon as that is little of the time since; older ones would stand beside a step that is not
@@ -307,11 +307,11 @@ class StateGuard:
         """
         told = getattr(self._loaders.get("loader"), "passes", None)
         if callable(told) and now >= self._reckon_at:
-            self._passes = min(told(), default=None)
+            self._epochs = min(told(), default=None)
             self._reckon_at = now + min(PASSES_SECONDS, (time.perf_counter() - now) / PASSES_SHARE)
-        return self._passes
+        return self._epochs
 
-    def optimizer_begins(self) -> None:
+    def mark_optimizer_step(self) -> None:
         """Tensors change from here on."""
         self._optimizing = True
 
@@ -322,11 +322,11 @@ class StateGuard:
         """
         if self._optimizing:
             return "an optimizer has begun"
-        if self._handed_out() != self._at_step:
+        if self._batches_yielded() != self._at_step:
             return "a batch was taken from the loader"
         if not self._loaders and sys.exc_info()[0] is not None:
             return "an exception is being handled"
         return None
 
-    def _handed_out(self) -> int:
+    def _batches_yielded(self) -> int:
         return sum(loader.handed_out for loader in self._loaders.values())

@@ -10,10 +10,10 @@ from surefoot.data.data_source import DataShard as DataShard
 from surefoot.data.data_source import DataSource as DataSource
 from surefoot.data.loader import Batch as Batch
 from surefoot.data.loader import ElasticLoader as ElasticLoader
+from surefoot.data.sample_order import rank_range as rank_range
 from surefoot.data.sample_order import sample_at as sample_at
 from surefoot.data.sample_order import sample_generator as sample_generator
 from surefoot.data.sample_order import sample_seed as sample_seed
-from surefoot.data.sample_order import share as share
 from surefoot.data.sampler import ElasticSampler as ElasticSampler
 from surefoot.data.stream import ElasticStream as ElasticStream
 
@@ -26,8 +26,8 @@ __all__ = [
     "ElasticLoader",
     "ElasticSampler",
     "ElasticStream",
+    "rank_range",
     "sample_at",
     "sample_generator",
     "sample_seed",
-    "share",
 ]

@@ -43,10 +43,10 @@ class Consumption:
         self._newest = 0
         """The newest iterator's number: one made before a restore, or before another, must not go on."""
         self._next = 0
-        self._told = 0
+        self._reported = 0
         self.consumed = 0
         """The first batch that was not trained on."""
-        self.handed_out = 0
+        self.batches_yielded = 0
         """Batches handed out in all, also those that were handed out again."""
 
     @property
@@ -73,21 +73,21 @@ class Consumption:
         Without it every batch handed out counts as consumed.
         """
         self._by_step = True
-        self.forget()
+        self.reset_counts()
 
-    def forget(self) -> None:
+    def reset_counts(self) -> None:
         """Resets all counts but `handed_out`, because another state was loaded.
 
         Kept, batches handed out before a restore would count as steps of the restored run.
         """
         self._ahead, self._iterators, self._over = None, 0, False
         self._takers.clear()
-        self._next = self._told = self.consumed = 0
+        self._next = self._reported = self.consumed = 0
 
     def restored(self) -> None:
         """Resets as `forget` does, and ends the iterators made before."""
         self._newest += 1
-        self.forget()
+        self.reset_counts()
 
     def counted(self, found: Iterator[T]) -> Iterator[T]:
         """Counts each of the newest iterator's batches as handed out.
@@ -107,7 +107,7 @@ class Consumption:
             except StopIteration:
                 self.end()
                 return
-            self.hand_out()
+            self.count_yielded()
             yield one
 
     def begin(self) -> int:
@@ -130,10 +130,10 @@ class Consumption:
             self._next = max(self.consumed, self._next - (self._ahead or 0))
         return self._next
 
-    def hand_out(self) -> None:
+    def count_yielded(self) -> None:
         """Counts one batch that leaves the loader."""
         self._next += 1
-        self.handed_out += 1
+        self.batches_yielded += 1
         if not self._by_step:
             self.consumed = self._next
         elif self._ahead is None:
@@ -158,7 +158,7 @@ class Consumption:
         self._by_hand = True
         self.consumed += batches
 
-    def step_ends(self) -> tuple[int, int]:
+    def end_step(self) -> tuple[int, int]:
         """Ends a step and returns its batches as the range `[first, last)`.
 
         Raises:
@@ -171,7 +171,7 @@ class Consumption:
                 if self._ahead is None:
                     self._ahead = self._learned(self._next - self.consumed)
                 self.consumed = max(self.consumed, self._next - self._ahead)
-        first, self._told = self._told, self.consumed
+        first, self._reported = self._reported, self.consumed
         return first, self.consumed
 
     def _use_up(self) -> None:

@@ -63,7 +63,7 @@ class DataSource(Protocol):
         ...
 
 
-def _said(shards: Sequence[DataShard]) -> bytes:
+def _fingerprint(shards: Sequence[DataShard]) -> bytes:
     """Returns what must not change: last names, lengths, contents; no folder, as a copy is the same data."""
     lines = (f"{shard.name.rpartition('/')[2]}\t{shard.samples}\t{shard.identity}" for shard in shards)
     return "\n".join(lines).encode()
@@ -77,13 +77,13 @@ def checks_of(shards: Sequence[DataShard], most: int = 4096) -> bytes:
     size = -(-len(shards) // most) or 1
     found = bytearray()
     for first in range(0, len(shards), size):
-        found += hashlib.blake2b(_said(shards[first : first + size]), digest_size=2).digest()
+        found += hashlib.blake2b(_fingerprint(shards[first : first + size]), digest_size=2).digest()
     return bytes(found)
 
 
 def identity_of(shards: Sequence[DataShard]) -> str:
     """Returns one digest of all shards' names, lengths and contents."""
-    return hashlib.blake2b(_said(shards), digest_size=8).hexdigest()
+    return hashlib.blake2b(_fingerprint(shards), digest_size=8).hexdigest()
 
 
 def changed_shard(shards: Sequence[DataShard], checks: bytes, most: int = 4096) -> str | None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from surefoot.data.data_source import BadSample, DataError, DataSource
 from surefoot.data.length_grouping import Grouping
-from surefoot.data.sample_order import sample_seed, samples_at, share
+from surefoot.data.sample_order import rank_range, sample_seed, samples_at
 
 _log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 # canonical nodes for the same reason.
 
 
-class Extent(NamedTuple):
+class ShardRange(NamedTuple):
     """An extent is the samples `[start, stop)` of one shard.
 
     `stop` is None for the shard's end where its length is unknown. Of the first shuffle window behind `start`,
@@ -56,7 +56,7 @@ class Cursor(NamedTuple):
 
 Lengths = tuple[int | None, ...]
 """Samples of each shard; None where they are not known before the shard is read."""
-Left = Mapping[int, Sequence[Extent]]
+UnconsumedRanges = Mapping[int, Sequence[ShardRange]]
 """pass → its unread extents. A pass that is not named is whole, and comes after those that are."""
 
 
@@ -72,7 +72,7 @@ def _bounds(lengths: Lengths, order: tuple[int, ...]) -> tuple[int, ...]:
     return (0, *accumulate(lengths[shard] or 0 for shard in order))
 
 
-class Dealing:
+class LaneAssignment:
     """`Dealing` divides every pass of one source among `lanes` lanes.
 
     `left` holds the extents that earlier worlds left of the passes they began. Where all lengths are known, lanes'
@@ -80,27 +80,33 @@ class Dealing:
     evenly only while they are few.
     """
 
-    def __init__(self, lengths: Lengths, seed: int, lanes: int, *, shuffled: bool = True, left: Left | None = None):
+    def __init__(
+        self, lengths: Lengths, seed: int, lanes: int, *, shuffled: bool = True, left: UnconsumedRanges | None = None
+    ):
         self.lengths, self.seed, self.lanes, self.shuffled = lengths, seed, lanes, shuffled
-        self.left: Left = left or {}
+        self.unconsumed: UnconsumedRanges = left or {}
         self.known = None not in lengths
-        self.first = min(self.left, default=0)
-        self._memo: dict[tuple[int, int], tuple[Extent, ...]] = {}
+        self.first = min(self.unconsumed, default=0)
+        self._memo: dict[tuple[int, int], tuple[ShardRange, ...]] = {}
 
-    def extents(self, turn: int, lane: int) -> Sequence[Extent]:
+    def ranges(self, turn: int, lane: int) -> Sequence[ShardRange]:
         """Returns the extents that `lane` reads in pass `turn`, in reading order."""
         key = (turn, lane)
         if key not in self._memo:
             if len(self._memo) > 4 * self.lanes:
                 self._memo.clear()
-            self._memo[key] = tuple(self._of_left(turn, lane) if turn in self.left else self._of_whole(turn, lane))
+            self._memo[key] = tuple(
+                self._ranges_of_unconsumed(turn, lane)
+                if turn in self.unconsumed
+                else self._ranges_of_full_epoch(turn, lane)
+            )
         return self._memo[key]
 
-    def remaining(self, turn: int, lane: int, cursor: Cursor) -> list[Extent]:
+    def remaining(self, turn: int, lane: int, cursor: Cursor) -> list[ShardRange]:
         """Returns what the lane has left of pass `turn` at `cursor`."""
         if cursor.turn > turn:
             return []
-        mine = self.extents(turn, lane)
+        mine = self.ranges(turn, lane)
         if cursor.turn < turn:
             return list(mine)
         behind = list(mine[cursor.number + 1 :])
@@ -111,12 +117,12 @@ class Dealing:
             current = current._replace(start=cursor.start, emitted=cursor.emitted, used=cursor.used)
         return behind if current.stop is not None and current.start >= current.stop else [current, *behind]
 
-    def passes(self, lane: int, cursor: Cursor) -> float:
+    def epochs(self, lane: int, cursor: Cursor) -> float:
         """Returns how many passes the lane has completed at `cursor`.
 
         The present pass' share is included; its extents count alike, whatever their size.
         """
-        mine = self.extents(cursor.turn, lane)
+        mine = self.ranges(cursor.turn, lane)
         if cursor.number >= len(mine):
             return cursor.turn + bool(mine)
         part, current = 0.0, mine[cursor.number]
@@ -124,47 +130,49 @@ class Dealing:
             part = (cursor.start - current.start + cursor.emitted) / (current.stop - current.start)
         return cursor.turn + (cursor.number + min(1.0, part)) / len(mine)
 
-    def _of_whole(self, turn: int, lane: int) -> list[Extent]:
+    def _ranges_of_full_epoch(self, turn: int, lane: int) -> list[ShardRange]:
         order = _turn_order(self.seed, len(self.lengths), turn, self.shuffled)
         if not self.known:
             return [
-                Extent(order[place], 0, self.lengths[order[place]]) for place in range(lane, len(order), self.lanes)
+                ShardRange(order[place], 0, self.lengths[order[place]]) for place in range(lane, len(order), self.lanes)
             ]
         bounds = _bounds(self.lengths, order)
-        begin, end = share(bounds[-1], self.lanes, lane)
+        begin, end = rank_range(bounds[-1], self.lanes, lane)
         found = []
         place = bisect_right(bounds, begin) - 1
         while place < len(order) and bounds[place] < end:
             first, last = max(begin, bounds[place]), min(end, bounds[place + 1])
             if first < last:
-                found.append(Extent(order[place], first - bounds[place], last - bounds[place]))
+                found.append(ShardRange(order[place], first - bounds[place], last - bounds[place]))
             place += 1
         return found
 
-    def _of_left(self, turn: int, lane: int) -> list[Extent]:
+    def _ranges_of_unconsumed(self, turn: int, lane: int) -> list[ShardRange]:
         """Cuts extents only while they are few: else each change of the world would leave more pieces."""
-        extents = [e for e in self.left[turn] if e.stop is None or e.stop > e.start]
+        extents = [e for e in self.unconsumed[turn] if e.stop is None or e.stop > e.start]
         if self.known and len(extents) < 4 * self.lanes:
             return _cut(extents, self.lanes, lane)
         return extents[lane :: self.lanes]
 
 
-def dealings(lengths: Sequence[Lengths], order: tuple[int, bool], lanes: int, left: Sequence[Left]) -> list[Dealing]:
+def make_assignments(
+    lengths: Sequence[Lengths], order: tuple[int, bool], lanes: int, left: Sequence[UnconsumedRanges]
+) -> list[LaneAssignment]:
     """`dealings` makes the dealing of each source.
 
     `order`: the stream's seed, and whether it shuffles; each source but the first has a seed of its own.
     """
     seed, shuffled = order
     return [
-        Dealing(one, seed if number == 0 else sample_seed(seed, number), lanes, shuffled=shuffled, left=rest)
+        LaneAssignment(one, seed if number == 0 else sample_seed(seed, number), lanes, shuffled=shuffled, left=rest)
         for number, (one, rest) in enumerate(zip(lengths, left, strict=True))
     ]
 
 
-def _cut(extents: Sequence[Extent], lanes: int, lane: int) -> list[Extent]:
+def _cut(extents: Sequence[ShardRange], lanes: int, lane: int) -> list[ShardRange]:
     """Returns the lane's even share; a window in progress stays whole, in the share that has its begin."""
     bounds = [0, *accumulate((e.stop or 0) - e.start for e in extents)]
-    begin, end = share(bounds[-1], lanes, lane)
+    begin, end = rank_range(bounds[-1], lanes, lane)
     found = []
     for at, extent in zip(bounds, extents, strict=False):
         size = (extent.stop or 0) - extent.start
@@ -178,7 +186,7 @@ def _cut(extents: Sequence[Extent], lanes: int, lane: int) -> list[Extent]:
     return found
 
 
-def left_of(dealing: Dealing, cursors: Sequence[Cursor]) -> dict[int, list[Extent]]:
+def unconsumed_ranges(dealing: LaneAssignment, cursors: Sequence[Cursor]) -> dict[int, list[ShardRange]]:
     """Returns what all lanes together have not consumed, by pass.
 
     Covers the passes from the earliest to the latest that a lane is in.
@@ -188,24 +196,24 @@ def left_of(dealing: Dealing, cursors: Sequence[Cursor]) -> dict[int, list[Exten
         cursors: one for each lane, in the order of their numbers.
     """
     first, last = min(c.turn for c in cursors), max(c.turn for c in cursors)
-    found: dict[int, list[Extent]] = {}
+    found: dict[int, list[ShardRange]] = {}
     for turn in range(first, last + 1):
         pieces = [e for lane, c in enumerate(cursors) for e in dealing.remaining(turn, lane, c)]
         found[turn] = _joined(pieces, dealing.lengths)
     return found
 
 
-def _joined(extents: list[Extent], lengths: Lengths) -> list[Extent]:
+def _joined(extents: list[ShardRange], lengths: Lengths) -> list[ShardRange]:
     """Joins neighbours; orders extents in progress first, whole shards last, as the saved state does."""
     begun = [e for e in extents if e.emitted or e.used]
-    joined: list[Extent] = []
+    joined: list[ShardRange] = []
     for extent in sorted((e for e in extents if not (e.emitted or e.used)), key=lambda e: (e.shard, e.start)):
         if joined and joined[-1].shard == extent.shard and joined[-1].stop == extent.start:
             joined[-1] = joined[-1]._replace(stop=extent.stop)
         else:
             joined.append(extent)
-    whole = [e for e in joined if e == Extent(e.shard, 0, lengths[e.shard])]
-    parts = [e for e in joined if e != Extent(e.shard, 0, lengths[e.shard])]
+    whole = [e for e in joined if e == ShardRange(e.shard, 0, lengths[e.shard])]
+    parts = [e for e in joined if e != ShardRange(e.shard, 0, lengths[e.shard])]
     return [*sorted(begun, key=lambda e: e[:2]), *parts, *whole]
 
 
@@ -215,7 +223,7 @@ def _joined(extents: list[Extent], lengths: Lengths) -> list[Extent]:
 # of samples, as webdataset shuffles with, would be lost or would have to be saved.
 
 
-class Drawn(NamedTuple):
+class ReadSample(NamedTuple):
     """`Drawn` is one sample with the cursors at it and behind it.
 
     `bad` counts the samples left out before it.
@@ -223,8 +231,8 @@ class Drawn(NamedTuple):
 
     sample: Any
     at: Cursor
-    behind: Cursor
-    bad: int
+    next_cursor: Cursor
+    bad_samples: int
 
 
 class ShuffleWindow(NamedTuple):
@@ -248,13 +256,13 @@ class SourceReader:
     def __init__(
         self,
         source: DataSource,
-        dealing: Dealing,
+        dealing: LaneAssignment,
         lane: int,
         window: int = 1,
         prepare: Prepare | None = None,
         grouping: Grouping | None = None,
     ) -> None:
-        self._source, self._dealing, self._lane, self._window = source, dealing, lane, window
+        self._source, self._assignment, self._lane, self._window = source, dealing, lane, window
         self._prepare, self._grouping = prepare, grouping
         self.cursor = Cursor(turn=dealing.first)
         """Of the next sample."""
@@ -266,7 +274,7 @@ class SourceReader:
         """Pass, shard, start and size of a window, and what is in it."""
         self._shards: list[str] | None = None
 
-    def draw(self, most_bad: int) -> Drawn:
+    def draw(self, most_bad: int) -> ReadSample:
         """Returns the next good sample.
 
         Raises:
@@ -281,7 +289,7 @@ class SourceReader:
             sample, shard, index, at = found
             sample = self._prepared(sample, at.turn, shard, index)
             if not isinstance(sample, BadSample):
-                return Drawn(sample, at, self.cursor, bad)
+                return ReadSample(sample, at, self.cursor, bad)
             bad += 1
             self._leave_out(sample.error, shard, index, bad > most_bad)
 
@@ -318,7 +326,7 @@ class SourceReader:
                 return found, bad
 
     def _ended(self, ended: int) -> int:
-        ended += self.cursor.turn - 1 not in self._dealing.left  # of what was left a lane may have no part
+        ended += self.cursor.turn - 1 not in self._assignment.unconsumed  # of what was left a lane may have no part
         if ended > 2:
             raise DataError(f"lane {self._lane} found no good sample in a whole pass over {self._kind()}")
         return ended
@@ -351,7 +359,7 @@ class SourceReader:
         ends extents and passes, prepares samples and judges bad ones. The order is the same through either.
         """
         turn, number, start, emitted, used = self.cursor
-        mine = self._dealing.extents(turn, self._lane)
+        mine = self._assignment.ranges(turn, self._lane)
         if self._prepare is not None or used or number >= len(mine):
             return []
         extent = mine[number]
@@ -385,7 +393,7 @@ class SourceReader:
         return type(self._source).__name__
 
     def _key(self, turn: int, shard: int) -> int:
-        return self._dealing.seed ^ (turn << 24) ^ shard
+        return self._assignment.seed ^ (turn << 24) ^ shard
 
     def _next(self) -> tuple[Any, int, int, Cursor] | None:
         """Returns sample, shard, index there, and the cursor at it; None at a pass' end. Advances either way."""
@@ -397,11 +405,11 @@ class SourceReader:
         self.cursor = Cursor(at.turn, at.number, at.start, at.emitted + 1, 0)
         return window.samples[place], extent.shard, at.start + place, at
 
-    def _here(self) -> tuple[Cursor, Extent, ShuffleWindow] | None:
+    def _here(self) -> tuple[Cursor, ShardRange, ShuffleWindow] | None:
         """Returns the window with the next sample, and the cursor at it; None at a pass' end, then enters the next."""
         while True:
             at = self.cursor
-            mine = self._dealing.extents(at.turn, self._lane)
+            mine = self._assignment.ranges(at.turn, self._lane)
             if at.number >= len(mine):
                 self.cursor = Cursor(turn=at.turn + 1)
                 return None
@@ -419,7 +427,7 @@ class SourceReader:
         """Does as `_next` with a window of one sample, which is never read again: most of a cheap sample's time."""
         turn, number, start, emitted, used = self.cursor
         while True:
-            mine = self._dealing.extents(turn, self._lane)
+            mine = self._assignment.ranges(turn, self._lane)
             if number >= len(mine):
                 self.cursor = Cursor(turn=turn + 1)
                 return None
@@ -437,23 +445,23 @@ class SourceReader:
                     self._open = shard, start + 1, samples
                     self.cursor = Cursor(turn, number, start, 1)
                     return sample, shard, start, Cursor(turn, number, start, 0, used)
-                self._refuse_short(extent, start)
+                self._reject_short(extent, start)
             number, start, emitted, used = number + 1, -1, 0, 0
 
-    def _refuse_short(self, extent: Extent, have: int) -> None:
+    def _reject_short(self, extent: ShardRange, have: int) -> None:
         if extent.stop is not None:
             raise DataError(
                 f"{self.name(extent.shard)} ends at sample {have}, and {extent.stop} were counted:"
                 " it was changed or cut since; bring the old one back, or begin another job with what is there now"
             )
 
-    def _window_at(self, turn: int, extent: Extent, start: int) -> ShuffleWindow:
+    def _window_at(self, turn: int, extent: ShardRange, start: int) -> ShuffleWindow:
         size = self._window if extent.stop is None else min(self._window, extent.stop - start)
         key = (turn, extent.shard, start, size)
         if self._block is None or self._block[0] != key:
             samples = self._read(extent, start, size)
             if len(samples) < size:
-                self._refuse_short(extent, start + len(samples))
+                self._reject_short(extent, start + len(samples))
             seed = sample_seed(self._key(turn, extent.shard), start)
             if self._grouping is None:
                 self._block = key, ShuffleWindow(samples, samples_at(seed, len(samples), 0, len(samples)))
@@ -462,7 +470,7 @@ class SourceReader:
                 self._block = key, ShuffleWindow(found, *self._grouping.cut(found, seed))
         return self._block[1]
 
-    def _read(self, extent: Extent, start: int, size: int) -> list[Any]:
+    def _read(self, extent: ShardRange, start: int, size: int) -> list[Any]:
         if self._open is None or self._open[:2] != (extent.shard, start):
             self._open = extent.shard, start, self._source.open(extent.shard, start)
         samples = list(islice(self._open[2], size))
@@ -479,7 +487,7 @@ def _good(samples: list[Any]) -> list[Any]:
 
 # ---- lanes -----------------------------------------------------------------------------------------------------------
 
-_MOST_EMPTY = 10_000
+_MAX_EMPTY = 10_000
 
 
 class LaneCursor(NamedTuple):
@@ -490,12 +498,12 @@ class LaneCursor(NamedTuple):
 
     items: int = 0
     drawn: int = 0
-    bad: int = 0
+    bad_samples: int = 0
     sources: tuple[Cursor, ...] = ()
 
     def plain(self) -> list[int]:
         """Returns the cursor as integers alone."""
-        return [self.items, self.drawn, self.bad, *(number for cursor in self.sources for number in cursor)]
+        return [self.items, self.drawn, self.bad_samples, *(number for cursor in self.sources for number in cursor)]
 
     @classmethod
     def of_plain(cls, numbers: Sequence[int]) -> LaneCursor:
@@ -535,12 +543,12 @@ class Lane:
         """The one reader whose samples are the items."""
         self._ahead: list[Any] = []
         """Of those, what was read and not handed out."""
-        self._rest: tuple[int, Drawn, Any] | None = None
+        self._rest: tuple[int, ReadSample, Any] | None = None
         """Source, sample, and what of its tokens no row has had yet."""
 
     def seek(self, cursor: LaneCursor) -> None:
         """Continues reading at `cursor`."""
-        self._items, self._drawn, self._bad = cursor.items, cursor.drawn, cursor.bad
+        self._items, self._drawn, self._bad = cursor.items, cursor.drawn, cursor.bad_samples
         self._rest, self._ahead = None, []
         for reader, one in zip(self._readers, cursor.sources, strict=False):
             reader.cursor = one
@@ -565,7 +573,7 @@ class Lane:
         return found
 
     @property
-    def ahead(self) -> int:
+    def buffered_samples(self) -> int:
         """How many samples were read and not handed out."""
         return len(self._ahead)
 
@@ -583,7 +591,7 @@ class Lane:
             self._ahead += self._bare.run(count - len(self._ahead))
         return len(self._ahead)
 
-    def take(self, count: int) -> list[Any]:
+    def take_samples(self, count: int) -> list[Any]:
         """Returns the next `count` samples, which wait."""
         self._items += count
         return self._taken(count)
@@ -614,11 +622,11 @@ class Lane:
         self._bad += bad
         return found
 
-    def _draw(self, most_bad: int) -> tuple[int, Drawn]:
+    def _draw(self, most_bad: int) -> tuple[int, ReadSample]:
         source = self._source()
         drawn = self._readers[source].draw(most_bad)
         self._drawn += 1
-        self._bad += drawn.bad
+        self._bad += drawn.bad_samples
         return source, drawn
 
     def _row(self, length: int, most_bad: int) -> Any:
@@ -631,8 +639,8 @@ class Lane:
                 self._rest = source, drawn, np.asarray(drawn.sample)[drawn.at.used :]
             source, drawn, tokens = self._rest
             empty = 0 if len(tokens) else empty + 1
-            if empty > _MOST_EMPTY:
-                raise DataError(f"{_MOST_EMPTY} samples in a row have no token: there is nothing to pack")
+            if empty > _MAX_EMPTY:
+                raise DataError(f"{_MAX_EMPTY} samples in a row have no token: there is nothing to pack")
             parts.append(tokens[:missing])
             missing -= len(parts[-1])
             tokens = tokens[len(parts[-1]) :]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from surefoot.data.sample_order import sample_generator, sample_seed
-from surefoot.data.sampler import BatchSequence, ElasticSampler, Share
+from surefoot.data.sampler import BatchSequence, ElasticSampler, RankBatch
 from surefoot.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Batch:
     start: int
     """First position of this rank's share in the global order."""
     stop: int
-    indexes: tuple[int, ...]
+    indices: tuple[int, ...]
     """The samples in `data`; none of a stream."""
     tokens: int = 0
     """Of a stream's groups: tokens in `data`, without padding."""
@@ -136,17 +136,17 @@ class ElasticLoader:
     def __init__(
         self,
         dataset: Any,
-        global_batch: int | None = None,
+        global_batch_size: int | None = None,
         *,
         batch_sampler: Iterable[Sequence[int]] | None = None,
         seed: int = 0,
         rank: int | None = None,
-        world: int | None = None,
+        num_replicas: int | None = None,
         by_epoch: bool = False,
-        collate: Callable[[list[Any]], Any] | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
         transform: Callable[[Any, torch.Generator], Any] | None = None,
         batches_per_step: int | None = None,
-        workers: int = 0,
+        num_workers: int = 0,
         pin_memory: bool = False,
         prefetch_factor: int | None = None,
         persistent_workers: bool = False,
@@ -155,21 +155,21 @@ class ElasticLoader:
     ) -> None:
         refuse_options("ElasticLoader", of_torch)
         check_dataset(dataset)
-        if (global_batch is None) == (batch_sampler is None):
+        if (global_batch_size is None) == (batch_sampler is None):
             raise ConfigurationError(
                 "give either global_batch= (samples a step on all ranks together) or batch_sampler="
             )
-        how: dict[str, Any] = {"seed": seed, "rank": rank, "world": world}
+        how: dict[str, Any] = {"seed": seed, "rank": rank, "num_replicas": num_replicas}
         how |= {"by_epoch": by_epoch, "batches_per_step": batches_per_step}
         self.sampler: ElasticSampler | BatchSequence = (
             BatchSequence(batch_sampler, len(dataset), **how)
             if batch_sampler is not None
-            else ElasticSampler(dataset, global_batch or 0, **how)
+            else ElasticSampler(dataset, global_batch_size or 0, **how)
         )
         self._samples = dataset if transform is None else _Transformed(dataset, transform, seed)
-        self._collate = collate
+        self._collate = collate_fn
         self._options: dict[str, Any] = {
-            "num_workers": workers,
+            "num_workers": num_workers,
             "pin_memory": pin_memory,
             "prefetch_factor": prefetch_factor,
             "persistent_workers": persistent_workers,
@@ -181,7 +181,7 @@ class ElasticLoader:
     def __iter__(self) -> Iterator[Batch]:
         begin = self.sampler.begin()
         ahead = self._options["num_workers"] or self._options["pin_memory"]
-        for part, data in self.sampler.drawn(self._loaded_ahead(begin) if ahead else self._loaded(begin)):
+        for part, data in self.sampler.count_drawn(self._loaded_ahead(begin) if ahead else self._loaded(begin)):
             yield Batch(data, part.weight, part.start, part.stop, part.indexes)
 
     def __len__(self) -> int:
@@ -209,9 +209,9 @@ class ElasticLoader:
         return self.sampler.epoch
 
     @property
-    def handed_out(self) -> int:
+    def batches_yielded(self) -> int:
         """The number of batches handed out so far, repeated ones included."""
-        return self.sampler.handed_out
+        return self.sampler.batches_yielded
 
     @property
     def step_samples(self) -> int:
@@ -219,16 +219,16 @@ class ElasticLoader:
         return self.sampler.step_samples
 
     @property
-    def step_span(self) -> tuple[int, int] | None:
+    def step_range(self) -> tuple[int, int] | None:
         """The last step's positions `(start, stop)` on all ranks, where sizes differ.
 
         None where every step takes as many samples.
         """
-        return self.sampler.step_span
+        return self.sampler.step_range
 
-    def passes(self) -> list[float]:
+    def epochs(self) -> list[float]:
         """Returns the passes over the samples consumed so far, as one fraction."""
-        return self.sampler.passes()
+        return self.sampler.epochs()
 
     def commit(self, batches: int = 1) -> None:
         """Counts the next `batches` handed out as trained on.
@@ -248,7 +248,7 @@ class ElasticLoader:
         """Called by Checkpointer: makes `step_ends` count what is consumed."""
         self.sampler.count_by_step()
 
-    def step_ends(self) -> tuple[tuple[int, int], ...]:
+    def end_step(self) -> tuple[tuple[int, int], ...]:
         """Called by Checkpointer: ends a step and returns its positions.
 
         Returns:
@@ -257,7 +257,7 @@ class ElasticLoader:
         Raises:
             ConfigurationError: whether batches were used or fetched ahead is uncertain at the first step.
         """
-        return self.sampler.step_ends()
+        return self.sampler.end_step()
 
     def skip_steps(self, steps: int) -> None:
         """Called by Checkpointer: leaves out the batches of so many steps.
@@ -284,14 +284,14 @@ class ElasticLoader:
         """
         self.sampler.load_state_dict(state)
 
-    def _loaded(self, begin: int) -> Iterator[tuple[Share, Any]]:
+    def _loaded(self, begin: int) -> Iterator[tuple[RankBatch, Any]]:
         collate, samples = self._collate or default_collate_function(), self._samples
         several = getattr(samples, "__getitems__", None)
-        for part in self.sampler.shares(begin):
+        for part in self.sampler.rank_batches(begin):
             keys = _keys(samples, part)
             yield part, collate([samples[key] for key in keys] if several is None else several(keys))
 
-    def _loaded_ahead(self, begin: int) -> Iterator[tuple[Share, Any]]:
+    def _loaded_ahead(self, begin: int) -> Iterator[tuple[RankBatch, Any]]:
         if self._ahead is None:
             self._ahead = _ReadAhead(self.sampler, self._samples, self._collate, self._options)
         return self._ahead.loaded(begin)
@@ -316,7 +316,7 @@ class _ReadAhead:
         from torch.utils.data import DataLoader
 
         self._sampler, self._samples, self._begin = sampler, samples, 0
-        self._asked = deque[Share]()
+        self._asked = deque[RankBatch]()
         # else its workers' seed is drawn from the global generator, once more in each life of a program
         self._generator = torch.Generator()
         self._loader: DataLoader[Any] = DataLoader(
@@ -327,7 +327,7 @@ class _ReadAhead:
             **options,
         )
 
-    def loaded(self, begin: int) -> Iterator[tuple[Share, Any]]:
+    def loaded(self, begin: int) -> Iterator[tuple[RankBatch, Any]]:
         """The batches from position `begin` on. What an older iterator had fetched ahead is let go of."""
         self._begin, self._asked = begin, deque()
         self._generator.manual_seed(sample_seed(self._sampler.seed, begin))
@@ -338,7 +338,7 @@ class _ReadAhead:
     def keys(self) -> Iterator[Any]:
         """Of each batch: what the data set is asked for."""
         asked = self._asked
-        for part in self._sampler.shares(self._begin):
+        for part in self._sampler.rank_batches(self._begin):
             asked.append(part)
             yield _keys(self._samples, part)
 
@@ -399,7 +399,7 @@ class _Transformed:
         return [transform(one, sample_generator(seed, position)) for position, one in enumerate(samples, first)]
 
 
-def _keys(samples: Any, part: Share) -> Any:
+def _keys(samples: Any, part: RankBatch) -> Any:
     """What a data set is asked for, as torch's fetcher does: sample numbers, and of a transformed one where they are."""
     indexes = list(part.indexes)
     return (part.positions.start, indexes) if isinstance(samples, _Transformed) else indexes

@@ -22,7 +22,7 @@ _FEW = 16
 """Positions that are sooner drawn one by one than with numpy."""
 
 
-def share(global_batch: int, world: int, rank: int) -> tuple[int, int]:
+def rank_range(global_batch: int, world: int, rank: int) -> tuple[int, int]:
     """Returns a rank's contiguous share of a global batch as `(start, stop)`.
 
     Shares differ by one sample at most: 8 on 3 ranks are 3 + 3 + 2.
@@ -40,10 +40,10 @@ def sample_at(seed: int, size: int, position: int) -> int:
     is random, memory is constant, and the order is the same on every machine and with every version of every library.
     """
     turn, place = divmod(position, size)
-    return _landed(place, _mixed((seed & _MASK) ^ _mixed(turn)), size)
+    return _permuted_below_size(place, _mixed((seed & _MASK) ^ _mixed(turn)), size)
 
 
-def _landed(place: int, key: int, size: int) -> int:
+def _permuted_below_size(place: int, key: int, size: int) -> int:
     """Applies the network until the place is below `size`."""
     half = _half(size)
     low = (1 << half) - 1
@@ -86,18 +86,18 @@ def _block(seed: int, size: int, turn: int, start: int, count: int) -> list[int]
     half = _half(size)
     key = _mixed((seed & _MASK) ^ _mixed(turn))
     tables = _tables(key, half)
-    places = _networked(np.arange(start, start + count), tables, half)
+    places = _apply_feistel(np.arange(start, start + count), tables, half)
     todo = np.flatnonzero(places >= size)
     while todo.size > _FEW:
-        places[todo] = again = _networked(places[todo], tables, half)
+        places[todo] = again = _apply_feistel(places[todo], tables, half)
         todo = todo[again >= size]
     found: list[int] = places.tolist()
     for at in todo.tolist():
-        found[at] = _landed(found[at], key, size)  # the last ones take long to land
+        found[at] = _permuted_below_size(found[at], key, size)  # the last ones take long to land
     return found
 
 
-def _networked(places: Any, tables: list[Any], half: int) -> Any:
+def _apply_feistel(places: Any, tables: list[Any], half: int) -> Any:
     """Applies the network once to each place."""
     left, right = places >> half, places & ((1 << half) - 1)
     for table in tables:

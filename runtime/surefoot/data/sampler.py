@@ -19,14 +19,14 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 from torch.utils.data import Sampler
 
 from surefoot.data.consumed_batches import Consumption
-from surefoot.data.sample_order import samples_at, share
+from surefoot.data.sample_order import rank_range, samples_at
 from surefoot.errors import ConfigurationError, StateMismatch
 
 # ---- rank and world of this process ----------------------------------------------------------------------------------
 # `place_of_process` finds rank and world of this process, without loading torch.
 
 
-def place_of_process() -> tuple[int, int]:
+def rank_and_replicas() -> tuple[int, int]:
     """Returns rank and world of the process group, else the launcher's.
 
     The launcher's are `RANK` and `WORLD_SIZE`; without them, rank 0 of 1.
@@ -39,13 +39,13 @@ def place_of_process() -> tuple[int, int]:
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def checked_place(rank: int | None, world: int | None) -> tuple[int, int]:
+def checked_rank(rank: int | None, world: int | None) -> tuple[int, int]:
     """Returns rank and world as given, else this process'.
 
     Raises:
         ConfigurationError: the rank is not of that world.
     """
-    found_rank, found_world = place_of_process()
+    found_rank, found_world = rank_and_replicas()
     rank, world = (found_rank if rank is None else rank), (found_world if world is None else world)
     if not 0 <= rank < world:
         raise ConfigurationError(f"rank {rank} of {world}: a rank is from 0 to world − 1")
@@ -59,7 +59,7 @@ _CHUNK = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class RankBatch:
     """`Share` is what one rank loads of one global batch.
 
     Positions `[start, stop)` of the global order, the samples at them, and the loss weight. An empty share names one
@@ -103,24 +103,24 @@ class ElasticSampler(Sampler[list[int]]):
     def __init__(
         self,
         size: int | Sized,
-        global_batch: int,
+        global_batch_size: int,
         *,
         seed: int = 0,
         rank: int | None = None,
-        world: int | None = None,
+        num_replicas: int | None = None,
         by_epoch: bool = False,
         batches_per_step: int | None = None,
     ) -> None:
         self.size = size if isinstance(size, int) else len(size)
-        self.global_batch, self.seed, self.by_epoch = global_batch, seed, by_epoch
-        self.rank, self.world = checked_place(rank, world)
-        if self.size < 1 or global_batch < 1:
+        self.global_batch, self.seed, self.by_epoch = global_batch_size, seed, by_epoch
+        self.rank, self.num_replicas = checked_rank(rank, num_replicas)
+        if self.size < 1 or global_batch_size < 1:
             raise ConfigurationError(
-                f"{self.size} samples in global batches of {global_batch}: both must be at least 1"
+                f"{self.size} samples in global batches of {global_batch_size}: both must be at least 1"
             )
-        if by_epoch and global_batch > self.size:
+        if by_epoch and global_batch_size > self.size:
             raise ConfigurationError(
-                f"by_epoch with a global batch of {global_batch} and {self.size} samples: an epoch has no whole batch;"
+                f"by_epoch with a global batch of {global_batch_size} and {self.size} samples: an epoch has no whole batch;"
                 " give a smaller one, or leave by_epoch out: then batches go on from pass to pass"
             )
         self._chunk = 0, tuple[int, ...]()
@@ -129,18 +129,18 @@ class ElasticSampler(Sampler[list[int]]):
         self._consumption = Consumption(batches_per_step)
         self.step_samples = 0
         """Samples of this rank that the last step consumed."""
-        self.step_span: tuple[int, int] | None = None
+        self.step_range: tuple[int, int] | None = None
         """Where all ranks' batches of the last step begin and end, if steps may take unlike numbers of them."""
 
     # ---- what a script calls ---------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[list[int]]:
-        if self.global_batch % self.world:
+        if self.global_batch % self.num_replicas:
             raise ConfigurationError(
-                f"a global batch of {self.global_batch} is not divisible by {self.world} ranks, and a DataLoader knows no"
+                f"a global batch of {self.global_batch} is not divisible by {self.num_replicas} ranks, and a DataLoader knows no"
                 " weights for uneven shares: give ElasticLoader the dataset, or a batch that every world size divides"
             )
-        yield from self.drawn(self._drawn_ahead(self.begin()))
+        yield from self.count_drawn(self._index_batches(self.begin()))
 
     def __len__(self) -> int:
         """Returns the present epoch's number of batches, consumed ones included.
@@ -153,7 +153,7 @@ class ElasticSampler(Sampler[list[int]]):
         if not self.by_epoch:
             raise TypeError("it is endless, and has no len(): by_epoch=True ends each iterator with its epoch")
         behind = (self.position - self.epoch * self.size) // self.global_batch
-        return behind + self._left(self.position)
+        return behind + self._batches_left_in_epoch(self.position)
 
     @property
     def position(self) -> int:
@@ -172,24 +172,24 @@ class ElasticSampler(Sampler[list[int]]):
         return self.position // self.size
 
     @property
-    def handed_out(self) -> int:
+    def batches_yielded(self) -> int:
         """The number of batches handed out so far, repeated ones included."""
-        return self._consumption.handed_out
+        return self._consumption.batches_yielded
 
-    def passes(self) -> list[float]:
+    def epochs(self) -> list[float]:
         """Returns the passes over the samples consumed so far, as one fraction."""
         return [self.position / self.size]
 
-    def share(self, position: int) -> Share:
+    def rank_batch(self, position: int) -> RankBatch:
         """Returns this rank's share of the global batch that begins at `position`."""
-        start, stop = share(self.global_batch, self.world, self.rank)
+        start, stop = rank_range(self.global_batch, self.num_replicas, self.rank)
         positions = range(position + start, position + stop) or range(position, position + 1)
-        return Share(
+        return RankBatch(
             start=position + start,
             stop=position + stop,
             positions=positions,
             indexes=self._samples(positions),
-            weight=(stop - start) * self.world / self.global_batch,
+            weight=(stop - start) * self.num_replicas / self.global_batch,
         )
 
     def commit(self, batches: int = 1) -> None:
@@ -246,7 +246,7 @@ class ElasticSampler(Sampler[list[int]]):
         self._loaded_position = self.position
         self._consumption.count_by_step()
 
-    def step_ends(self) -> tuple[tuple[int, int], ...]:
+    def end_step(self) -> tuple[tuple[int, int], ...]:
         """Called by Checkpointer: ends a step and returns its positions.
 
         Returns:
@@ -255,11 +255,11 @@ class ElasticSampler(Sampler[list[int]]):
         Raises:
             ConfigurationError: whether batches were used or fetched ahead is uncertain at the first step.
         """
-        first, last = self._consumption.step_ends()
-        begin, end = share(self.global_batch, self.world, self.rank)
+        first, last = self._consumption.end_step()
+        begin, end = rank_range(self.global_batch, self.num_replicas, self.rank)
         self.step_samples = (last - first) * (end - begin)
         by_hand = self._consumption.by_hand
-        self.step_span = (self._position_of(first), self._position_of(last)) if by_hand else None
+        self.step_range = (self._position_of(first), self._position_of(last)) if by_hand else None
         starts = (self._position_of(number) for number in range(first, last))
         return tuple((start + begin, start + end) for start in starts)
 
@@ -274,18 +274,18 @@ class ElasticSampler(Sampler[list[int]]):
         """Returns the position at which `batch` begins, numbered from where the state was last loaded."""
         return self._loaded_position + batch * self.global_batch
 
-    def shares(self, position: int) -> Iterator[Share]:
+    def rank_batches(self, position: int) -> Iterator[RankBatch]:
         """Called by ElasticLoader: yields this rank's shares from `position` on.
 
         Endless; with `by_epoch` up to the end of the pass.
         """
-        left = self._left(position) if self.by_epoch else -1
+        left = self._batches_left_in_epoch(position) if self.by_epoch else -1
         while left:
-            yield self.share(position)
+            yield self.rank_batch(position)
             position += self.global_batch
             left -= 1
 
-    def drawn(self, found: Iterator[T]) -> Iterator[T]:
+    def count_drawn(self, found: Iterator[T]) -> Iterator[T]:
         """Called by ElasticLoader: counts each element of `found` as one batch.
 
         Raises:
@@ -293,14 +293,14 @@ class ElasticSampler(Sampler[list[int]]):
         """
         return self._consumption.counted(found)
 
-    def _left(self, position: int) -> int:
+    def _batches_left_in_epoch(self, position: int) -> int:
         """Returns how many batches begin at `position` or behind it in the same pass."""
         return -(-(self.size - position % self.size) // self.global_batch)
 
-    def _drawn_ahead(self, position: int) -> Iterator[list[int]]:
+    def _index_batches(self, position: int) -> Iterator[list[int]]:
         """Yields the sample indexes of `shares` alone, which is all that a DataLoader asks for."""
-        start, stop = share(self.global_batch, self.world, self.rank)
-        left = self._left(position) if self.by_epoch else -1
+        start, stop = rank_range(self.global_batch, self.num_replicas, self.rank)
+        left = self._batches_left_in_epoch(position) if self.by_epoch else -1
         while left:
             yield list(self._samples(range(position + start, position + stop)))
             position += self.global_batch
@@ -373,20 +373,20 @@ class BatchSequence:
         *,
         seed: int = 0,
         rank: int | None = None,
-        world: int | None = None,
+        num_replicas: int | None = None,
         by_epoch: bool = False,
         batches_per_step: int | None = None,
     ) -> None:
         self._given, self.size, self.seed, self.by_epoch = batch_sampler, size, seed, by_epoch
-        self.rank, self.world = checked_place(rank, world)
+        self.rank, self.num_replicas = checked_rank(rank, num_replicas)
         self._consumption = Consumption(batches_per_step)
         self.step_samples = 0
         """Samples of this rank that the last step consumed."""
-        self.step_span: tuple[int, int] | None = None
+        self.step_range: tuple[int, int] | None = None
         """Where all ranks' lists of the last step begin and end: nobody else could foretell their sizes."""
-        _refuse_parts(batch_sampler)
+        _reject_parts(batch_sampler)
         first = self._drawn_epoch(0, 0)
-        self._refuse_another(first, self._drawn_epoch(0, 0))
+        self._reject_another(first, self._drawn_epoch(0, 0))
         self._epochs = [first]
         """From the one in which the first unconsumed list is, as far as was asked for."""
         self._first, self._positions = 0, [0]
@@ -413,11 +413,11 @@ class BatchSequence:
         return self._epoch_at(self.position).number
 
     @property
-    def handed_out(self) -> int:
+    def batches_yielded(self) -> int:
         """The number of batches handed out so far, repeated ones included."""
-        return self._consumption.handed_out
+        return self._consumption.batches_yielded
 
-    def passes(self) -> list[float]:
+    def epochs(self) -> list[float]:
         """Returns the epochs consumed so far, as one fraction."""
         epoch = self._epoch_at(self.position)
         return [epoch.number + (self.position - epoch.start) / len(epoch.samples)]
@@ -431,12 +431,12 @@ class BatchSequence:
         self._first, self._positions = 0, [self.position]
         self._consumption.count_by_step()
 
-    def step_ends(self) -> tuple[tuple[int, int], ...]:
+    def end_step(self) -> tuple[tuple[int, int], ...]:
         """Ends a step and returns its positions, this rank's of each list."""
-        first, last = self._consumption.step_ends()
-        shares = [self.share(self._position_of(number)) for number in range(first, last)]
+        first, last = self._consumption.end_step()
+        shares = [self.rank_batch(self._position_of(number)) for number in range(first, last)]
         self.step_samples = sum(part.stop - part.start for part in shares)
-        self.step_span = self._position_of(first), self._position_of(last)
+        self.step_range = self._position_of(first), self._position_of(last)
         self._forget_before(last)
         return tuple((part.start, part.stop) for part in shares)
 
@@ -444,32 +444,32 @@ class BatchSequence:
         """Starts an iterator, and returns its first position."""
         return self._position_of(self._consumption.begin())
 
-    def drawn(self, found: Iterator[T]) -> Iterator[T]:
+    def count_drawn(self, found: Iterator[T]) -> Iterator[T]:
         """Counts each element of `found` as one batch."""
         return self._consumption.counted(found)
 
-    def shares(self, position: int) -> Iterator[Share]:
+    def rank_batches(self, position: int) -> Iterator[RankBatch]:
         """Yields this rank's shares from `position` on.
 
         Endless; with `by_epoch` up to the end of the epoch.
         """
         stop = self._epoch_at(position).stop if self.by_epoch else -1
         while position != stop:
-            yield self.share(position)
+            yield self.rank_batch(position)
             position = self._behind(position)
 
-    def share(self, position: int) -> Share:
+    def rank_batch(self, position: int) -> RankBatch:
         """Returns this rank's share of the list that begins at `position`."""
         epoch = self._epoch_at(position)
         begin, end = epoch.bounds(epoch.list_at(position))
-        first, last = share(end - begin, self.world, self.rank)
+        first, last = rank_range(end - begin, self.num_replicas, self.rank)
         mine = range(begin + first, begin + last) or range(begin, begin + 1)
-        return Share(
+        return RankBatch(
             start=epoch.start + begin + first,
             stop=epoch.start + begin + last,
             positions=range(epoch.start + mine.start, epoch.start + mine.stop),
             indexes=tuple(epoch.samples[mine.start : mine.stop]),
-            weight=(last - first) * self.world / (end - begin),
+            weight=(last - first) * self.num_replicas / (end - begin),
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -545,32 +545,32 @@ class BatchSequence:
             try:
                 samples.extend(batch)
             except TypeError:
-                self._refuse(f"gives {batch!r:.60}, which is no list of sample numbers")
+                self._reject(f"gives {batch!r:.60}, which is no list of sample numbers")
             if len(samples) == before:
-                self._refuse("gives an empty list, and a step needs samples")
+                self._reject("gives an empty list, and a step needs samples")
             lengths.append(len(samples) - before)
         if not lengths:
-            self._refuse(
+            self._reject(
                 f"gives no batches in epoch {number}: one that can be iterated over once alone does not suffice"
             )
         if min(samples) < 0 or max(samples) >= self.size:
-            self._refuse(f"gives samples from {min(samples)} to {max(samples)}, of a data set of {self.size}")
+            self._reject(f"gives samples from {min(samples)} to {max(samples)}, of a data set of {self.size}")
         digest = blake2b(samples.tobytes() + lengths.tobytes(), digest_size=8).hexdigest()
         return _Epoch(number, start, samples, array("q", accumulate(lengths)), digest)
 
-    def _refuse_another(self, one: _Epoch, other: _Epoch) -> None:
+    def _reject_another(self, one: _Epoch, other: _Epoch) -> None:
         if one.digest != other.digest:
-            self._refuse(
+            self._reject(
                 f"gives other batches each time that it is iterated over, all in epoch {one.number}: where it stood could"
                 " not be found again. What it draws must follow from its seed and set_epoch(epoch) alone, as of"
                 " BatchSampler(DistributedSampler(dataset, num_replicas=1, rank=0, seed=…), …)"
             )
 
-    def _refuse(self, why: str) -> NoReturn:
+    def _reject(self, why: str) -> NoReturn:
         raise ConfigurationError(f"batch_sampler={type(self._given).__name__} {why}")
 
 
-def _refuse_parts(batch_sampler: Any) -> None:
+def _reject_parts(batch_sampler: Any) -> None:
     """Refuses one that knows of ranks: each rank's would be another, and the samples of all others lost."""
     for one in (batch_sampler, getattr(batch_sampler, "sampler", None)):
         replicas = getattr(one, "num_replicas", 1)

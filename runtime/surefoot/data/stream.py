@@ -14,23 +14,23 @@ from typing import TYPE_CHECKING, Any
 
 from surefoot.data.consumed_batches import Consumption
 from surefoot.data.data_source import DataError, DataShard, DataSource, checks_of, identity_of
-from surefoot.data.lanes import Dealing, LaneCursor, Left, dealings
+from surefoot.data.lanes import LaneAssignment, LaneCursor, UnconsumedRanges, make_assignments
 from surefoot.data.length_grouping import Grouping, summed_over_ranks, token_weight
 from surefoot.data.loader import Batch, check_options, default_collate_function, refuse_options
-from surefoot.data.sampler import checked_place
+from surefoot.data.sampler import checked_rank
 from surefoot.data.stream_state import (
-    LanesBehind,
+    LaneCursors,
     StreamShape,
     check_state,
+    decode_unconsumed,
+    encode_unconsumed,
     joined_spans,
     lanes_as_plain,
     lanes_of_plain,
-    left_behind,
-    left_told,
-    taken_over,
-    told_left,
+    merge_states,
+    unconsumed_by_pass,
 )
-from surefoot.data.stream_workers import Read, Recipe, Transform, read_here, stacked
+from surefoot.data.stream_workers import Read, Recipe, Transform, read_in_process, stacked
 from surefoot.errors import ConfigurationError, StateMismatch
 
 if TYPE_CHECKING:
@@ -70,11 +70,11 @@ def stream_shape(
 
 def check_numbers(shape: StreamShape, window: int, pack: int | None, skip_bad: int, workers: int) -> None:
     """Raises ConfigurationError for numbers too small, or stripes no multiple of workers."""
-    if window < 1 or (pack is not None and pack < 1) or skip_bad < 0 or shape.stripes < 1:
+    if window < 1 or (pack is not None and pack < 1) or skip_bad < 0 or shape.lane_groups < 1:
         raise ConfigurationError(f"window={window}, pack={pack}, skip_bad={skip_bad}: 1, 1 and 0 are the least")
-    if workers and shape.stripes % workers:
+    if workers and shape.lane_groups % workers:
         raise ConfigurationError(
-            f"stripes={shape.stripes} cannot be shared out among workers={workers}: give a multiple of them."
+            f"stripes={shape.lane_groups} cannot be shared out among workers={workers}: give a multiple of them."
             " Stripes are part of the order and stay as they are; workers may be any divisor of them"
         )
 
@@ -176,32 +176,32 @@ class ElasticStream:
         DataError: a source cannot be read, or is not what it was.
     """
 
-    told_once = ("checks", "left")
+    shared_state_keys = ("checks", "left")
     """Keys of its state that the first rank tells for all, as they are large and alike."""
 
     def __init__(
         self,
         sources: DataSource | Sequence[DataSource],
-        global_batch: int | None = None,
+        global_batch_size: int | None = None,
         *,
         batch_size: int | None = None,
         weights: Sequence[float] | None = None,
         seed: int = 0,
         shuffle: bool = True,
-        window: int = 1,
-        pack: int | None = None,
+        shuffle_window: int = 1,
+        sequence_length: int | None = None,
         max_tokens: int | None = None,
         max_samples: int | None = None,
-        length: Callable[[Any], int] | None = None,
+        length_fn: Callable[[Any], int] | None = None,
         lanes: int | None = None,
-        stripes: int | None = None,
-        skip_bad: int = 0,
+        lane_groups: int | None = None,
+        max_bad_samples: int = 0,
         rank: int | None = None,
-        world: int | None = None,
+        num_replicas: int | None = None,
         transform: Callable[[Any, torch.Generator], Any] | None = None,
-        collate: Callable[[list[Any]], Any] | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
         batches_per_step: int | None = None,
-        workers: int = 0,
+        num_workers: int = 0,
         pin_memory: bool = False,
         prefetch_factor: int | None = None,
         worker_init_fn: Callable[[int], None] | None = None,
@@ -210,43 +210,45 @@ class ElasticStream:
         refuse_options("ElasticStream", of_torch)
         self._sources = as_sources(sources)
         self._weights = checked_weights(weights, len(self._sources))
-        self.rank, self.world = checked_place(rank, world)
-        self.deterministic = global_batch is not None
-        self.seed, self._shuffle, self._window = seed, shuffle, window
+        self.rank, self.num_replicas = checked_rank(rank, num_replicas)
+        self.deterministic = global_batch_size is not None
+        self.seed, self._shuffle, self._window = seed, shuffle, shuffle_window
         self._shards = [tuple(source.shards()) for source in self._sources]
         self._kinds = [type(source).__name__ for source in self._sources]
         self._identities = [identity_of(shards) for shards in self._shards]
         self._checked: list[str] | None = None
         self._lengths = [tuple(shard.samples for shard in shards) for shards in self._shards]
-        self.shape = stream_shape(self.world, global_batch, batch_size, lanes, stripes or max(1, workers))
-        check_numbers(self.shape, window, pack, skip_bad, workers)
-        self._left: list[Left] = [{} for _ in self._sources]
-        self._pack, self._skip_bad = pack, skip_bad
-        self._grouping = grouping_of(max_tokens, max_samples, length or len, window, pack)
+        self.shape = stream_shape(
+            self.num_replicas, global_batch_size, batch_size, lanes, lane_groups or max(1, num_workers)
+        )
+        check_numbers(self.shape, shuffle_window, sequence_length, max_bad_samples, num_workers)
+        self._left: list[UnconsumedRanges] = [{} for _ in self._sources]
+        self._pack, self._skip_bad = sequence_length, max_bad_samples
+        self._grouping = grouping_of(max_tokens, max_samples, length_fn or len, shuffle_window, sequence_length)
         self._prepare = None if transform is None else Transform(transform)
-        self._collate = collate or (stacked if pack is not None else default_collate_function())
+        self._collate = collate_fn or (stacked if sequence_length is not None else default_collate_function())
         self._options = {
-            "num_workers": workers,
+            "num_workers": num_workers,
             "pin_memory": pin_memory,
             "prefetch_factor": prefetch_factor,
             "worker_init_fn": worker_init_fn,
         }
         check_options(self._options)
-        self._slots = self.shape.own(self.rank, self.world)
+        self._slots = self.shape.slots_of_rank(self.rank, self.num_replicas)
         self._cursors: dict[int, Sequence[int]] = {}
         """Of each lane: its number and cursor, as the state has it; nobody reads most of them."""
         self._batches = 0
         """Steps that were consumed before the state was loaded."""
         self._consumption = Consumption(batches_per_step)
-        self._waiting: deque[tuple[int, LanesBehind]] = deque()
+        self._waiting: deque[tuple[int, LaneCursors]] = deque()
         """Of each batch from the first unconsumed one on: its number, and its lanes' cursors behind it."""
-        self._newest: dict[int, LanesBehind] = {}
+        self._newest: dict[int, LaneCursors] = {}
         """By first lane: cursors behind what was consumed that `_cursors` lacks."""
-        self._unreported: list[LanesBehind] = []
+        self._unreported: list[LaneCursors] = []
         """Of batches consumed since the last step: their lanes' cursors behind them."""
         self.step_samples = 0
         """Samples (packed rows, or groups, where it makes them) of this rank that the last step consumed."""
-        self._dealt: list[Dealing] | None = None
+        self._assignments_cache: list[LaneAssignment] | None = None
         """The dealings by which `passes` counts."""
         self._bad: dict[int, int] = {}
         self._iterator = 0
@@ -259,7 +261,7 @@ class ElasticStream:
         number = self._consumption.begin()
         while self._waiting and self._waiting[-1][0] >= number:
             self._waiting.pop()
-        cursors = dict(self._settled())
+        cursors = dict(self._cursors_after_consumed())
         self._bad = {lane: plain[_BAD] for lane, plain in cursors.items() if plain[_BAD]}
         for _, told in self._waiting:
             cursors |= {plain[0]: plain for plain in told.plain()}
@@ -271,32 +273,36 @@ class ElasticStream:
                 )
             self._waiting.append((number, told))
             number += 1
-            self._consumption.hand_out()
+            self._consumption.count_yielded()
             if not self._consumption.by_step:
-                self._settle()
+                self._advance_cursors()
                 self._unreported.clear()  # nobody asks
             yield self._batch(data, told, tokens)
 
     @property
-    def handed_out(self) -> int:
+    def batches_yielded(self) -> int:
         """The number of batches handed out so far, repeated ones included."""
-        return self._consumption.handed_out
+        return self._consumption.batches_yielded
 
     @property
-    def skipped(self) -> int:
+    def bad_samples_skipped(self) -> int:
         """Bad samples that this rank's lanes left out of consumed batches."""
-        return sum(plain[_BAD] for lane, plain in self._settled().items() if lane % self.shape.slots in self._slots)
+        return sum(
+            plain[_BAD]
+            for lane, plain in self._cursors_after_consumed().items()
+            if lane % self.shape.slots in self._slots
+        )
 
-    def passes(self) -> list[float]:
+    def epochs(self) -> list[float]:
         """Returns each source's passes completed by this rank's lanes, as fractions.
 
         Empty on a rank that has no lane.
         """
-        cursors = lanes_of_plain(self._settled().values())
+        cursors = lanes_of_plain(self._cursors_after_consumed().values())
         mine = self.shape.lanes_of(self._slots)
         if not mine:
             return []
-        return [self._passes_of(number, cursors, mine) for number in range(len(self._sources))]
+        return [self._epochs_of(number, cursors, mine) for number in range(len(self._sources))]
 
     def token_weight(self, batch: Batch, total: int | None = None) -> float:
         """Returns the factor for the mean loss over this batch's tokens.
@@ -309,8 +315,8 @@ class ElasticStream:
                 Raises ConfigurationError where several ranks have neither it nor a process group.
         """
         if total is None:
-            total = batch.tokens if self.world == 1 else summed_over_ranks(batch.tokens)
-        return token_weight(batch.tokens, self.world, total)
+            total = batch.tokens if self.num_replicas == 1 else summed_over_ranks(batch.tokens)
+        return token_weight(batch.tokens, self.num_replicas, total)
 
     def commit(self, batches: int = 1) -> None:
         """Counts the next `batches` handed out as trained on, as `ElasticLoader.commit`."""
@@ -319,20 +325,20 @@ class ElasticStream:
     def count_by_step(self) -> None:
         """Called by Checkpointer: makes `step_ends` count what is consumed."""
         self._batches += self._consumption.consumed
-        self._settled()
+        self._cursors_after_consumed()
         self._waiting.clear()
         self._unreported.clear()
         self._consumption.count_by_step()
 
-    def step_ends(self) -> tuple[tuple[int, int], ...] | None:
+    def end_step(self) -> tuple[tuple[int, int], ...] | None:
         """Called by Checkpointer: ends a step and returns its positions.
 
         Ranges `[start, stop)` that this rank's lanes gave, by their cursors; None without a global order.
         """
-        self._consumption.step_ends()
-        self._settle()
+        self._consumption.end_step()
+        self._advance_cursors()
         told, self._unreported = self._unreported, []
-        self.step_samples = sum(map(len, told)) * self.shape.per_lane if self._slots else 0
+        self.step_samples = sum(map(len, told)) * self.shape.items_per_lane if self._slots else 0
         if not self.deterministic:
             return None
         return joined_spans(behind.span(self.shape) for behind in told) if self._slots else ()
@@ -340,14 +346,14 @@ class ElasticStream:
     def skip_steps(self, steps: int) -> None:
         """Leaves out the batches of so many steps: reads over them."""
         number = steps * self._consumption.per_step
-        cursors = dict(self._settled())
+        cursors = dict(self._cursors_after_consumed())
         for _, told, _ in islice(self._read(lanes_of_plain(cursors.values()), self._batches), number):
             cursors |= {plain[0]: plain for plain in told.plain()}
         self._go_on(lanes_of_plain(cursors.values()), self._batches + number, self._left)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns this rank's cursors behind the last consumed batch, and the order."""
-        cursors = self._settled()
+        cursors = self._cursors_after_consumed()
         own = set(self.shape.lanes_of(self._slots))
         return {
             "order": self._order(),
@@ -357,7 +363,7 @@ class ElasticStream:
             "batches": self._batches + self._consumption.consumed,
             "lanes": sorted(list(plain) for lane, plain in cursors.items() if lane in own),
             "shadow": sorted(list(plain) for lane, plain in cursors.items() if lane not in own),
-            "left": told_left(self._left, self._lengths) if 0 in own else None,
+            "left": encode_unconsumed(self._left, self._lengths) if 0 in own else None,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -366,58 +372,58 @@ class ElasticStream:
         Raises StateMismatch where an argument that the order depends on, or a source, is not what it was.
         """
         check_state(state, self._order(), self._identities, self._kinds, self._shards)
-        left = left_told([state], self._lengths)
+        left = decode_unconsumed([state], self._lengths)
         self._go_on(lanes_of_plain([*state["lanes"], *state["shadow"]]), int(state["batches"]), left)
 
-    def load_state_dicts(self, states: Sequence[Mapping[str, Any]], rank: int, world: int) -> None:
+    def load_state_dicts(self, states: Sequence[Mapping[str, Any]], rank: int, num_replicas: int) -> None:
         """Restores from all ranks' states, in a world of another size.
 
         `states` are the older world's, by rank. Raises StateMismatch as `load_state_dict`, and where `rank` and `world`
         are not the stream's or the states not of one checkpoint.
         """
-        if (rank, world) != (self.rank, self.world):
+        if (rank, num_replicas) != (self.rank, self.num_replicas):
             raise StateMismatch(
-                f"the stream was built for rank {self.rank} of {self.world} and is restored as rank {rank} of {world}:"
+                f"the stream was built for rank {self.rank} of {self.num_replicas} and is restored as rank {rank} of {num_replicas}:"
                 " give it rank= and world= of data parallelism, or neither"
             )
         for state in states:
             check_state(state, self._order(), self._identities, self._kinds, self._shards)
         if len({int(state["batches"]) for state in states}) > 1 and self.deterministic:
             raise StateMismatch("the ranks' states are of different steps: they are not of one checkpoint")
-        cursors, batches = taken_over(states), int(states[0]["batches"])
-        left = left_told(states, self._lengths)
+        cursors, batches = merge_states(states), int(states[0]["batches"])
+        left = decode_unconsumed(states, self._lengths)
         if self.deterministic:
             self._go_on(cursors, batches, left)
             return
-        older = StreamShape(len(states), self.shape.per_lane, self.shape.stripes)
-        dealings = self._dealings(older.lanes, left)
-        self._go_on({}, 0, [left_behind(dealing, cursors, number) for number, dealing in enumerate(dealings)])
+        older = StreamShape(len(states), self.shape.items_per_lane, self.shape.lane_groups)
+        dealings = self._assignments(older.lanes, left)
+        self._go_on({}, 0, [unconsumed_by_pass(dealing, cursors, number) for number, dealing in enumerate(dealings)])
 
     def _checks(self) -> list[str]:
         if self._checked is None:
             self._checked = [b64encode(checks_of(shards)).decode() for shards in self._shards]
         return self._checked
 
-    def _go_on(self, cursors: Mapping[int, LaneCursor], batches: int, left: Sequence[Left]) -> None:
+    def _go_on(self, cursors: Mapping[int, LaneCursor], batches: int, left: Sequence[UnconsumedRanges]) -> None:
         own = set(self.shape.lanes_of(self._slots or (0,)))
         kept = {lane: cursor for lane, cursor in cursors.items() if lane in own}
         self._cursors = {plain[0]: plain for plain in lanes_as_plain(kept)}
-        self._batches, self._left, self._dealt = batches, list(left), None
+        self._batches, self._left, self._assignments_cache = batches, list(left), None
         self._waiting.clear()
         self._newest.clear()
         self._unreported.clear()
-        self._consumption.forget()
+        self._consumption.reset_counts()
         self._iterator += 1
 
-    def _settle(self) -> None:
+    def _advance_cursors(self) -> None:
         """Takes the cursors behind what was consumed; forgets the batches that were."""
         while self._waiting and self._waiting[0][0] < self._consumption.consumed:
             self._unreported.append(told := self._waiting.popleft()[1])
             self._newest[told.first] = told
 
-    def _settled(self) -> dict[int, Sequence[int]]:
+    def _cursors_after_consumed(self) -> dict[int, Sequence[int]]:
         """Returns the lanes' cursors behind what was consumed."""
-        self._settle()
+        self._advance_cursors()
         for told in self._newest.values():
             self._cursors |= {plain[0]: plain for plain in told.plain()}
         self._newest.clear()
@@ -427,7 +433,7 @@ class ElasticStream:
         recipe = Recipe(
             sources=self._sources,
             weights=self._weights,
-            dealings=self._dealings(self.shape.lanes, self._left),
+            assignments=self._assignments(self.shape.lanes, self._left),
             shape=self.shape,
             window=self._window,
             pack=self._pack,
@@ -439,12 +445,12 @@ class ElasticStream:
         )
         slots = self._slots or (0,)  # a rank without lanes takes part in the step's collectives, with weight 0
         if self._options["num_workers"] == 0 and not self._options["pin_memory"]:
-            return read_here(recipe, slots, cursors, first)
+            return read_in_process(recipe, slots, cursors, first)
         from surefoot.data.stream_workers import read_ahead
 
         return read_ahead(recipe, slots, cursors, first, self._options)
 
-    def _batch(self, data: Any, told: LanesBehind, tokens: int) -> Batch:
+    def _batch(self, data: Any, told: LaneCursors, tokens: int) -> Batch:
         self._bad |= told.bad
         if self._bad and (bad := sum(self._bad.values())) > self._skip_bad:
             raise DataError(
@@ -452,16 +458,16 @@ class ElasticStream:
                 " log names each of them"
             )
         # of groups it is not known before ranks have added up their tokens: a loss that takes it shall be no number
-        even = 1.0 if self._grouping is None or self.world == 1 else math.nan
+        even = 1.0 if self._grouping is None or self.num_replicas == 1 else math.nan
         if not self.deterministic:
             return Batch(data, even, 0, 0, (), tokens)
         start, stop = told.span(self.shape)
         if not self._slots:
             return Batch(data, 0.0, start, start, ())
-        return Batch(data, even * len(self._slots) * self.world / self.shape.slots, start, stop, (), tokens)
+        return Batch(data, even * len(self._slots) * self.num_replicas / self.shape.slots, start, stop, (), tokens)
 
-    def _dealings(self, lanes: int, left: Sequence[Left]) -> list[Dealing]:
-        return dealings(self._lengths, (self.seed, self._shuffle), lanes, left)
+    def _assignments(self, lanes: int, left: Sequence[UnconsumedRanges]) -> list[LaneAssignment]:
+        return make_assignments(self._lengths, (self.seed, self._shuffle), lanes, left)
 
     def _order(self) -> dict[str, Any]:
         shape = self.shape
@@ -473,15 +479,15 @@ class ElasticStream:
             "max_tokens": self._grouping.max_tokens if self._grouping else None,
             "max_samples": self._grouping.max_samples if self._grouping else None,
             "global_batch": shape.batch if self.deterministic else None,
-            "batch_size": None if self.deterministic else shape.per_lane,
+            "batch_size": None if self.deterministic else shape.items_per_lane,
             "lanes": shape.slots if self.deterministic else None,
-            "stripes": shape.stripes,
+            "stripes": shape.lane_groups,
             "weights": list(self._weights),
         }
 
-    def _passes_of(self, number: int, cursors: Mapping[int, LaneCursor], lanes: Sequence[int]) -> float:
-        if self._dealt is None:
-            self._dealt = self._dealings(self.shape.lanes, self._left)
-        dealing = self._dealt[number]
-        done = sum(dealing.passes(lane, cursors[lane].sources[number]) for lane in lanes if lane in cursors)
+    def _epochs_of(self, number: int, cursors: Mapping[int, LaneCursor], lanes: Sequence[int]) -> float:
+        if self._assignments_cache is None:
+            self._assignments_cache = self._assignments(self.shape.lanes, self._left)
+        dealing = self._assignments_cache[number]
+        done = sum(dealing.epochs(lane, cursors[lane].sources[number]) for lane in lanes if lane in cursors)
         return done / len(lanes)

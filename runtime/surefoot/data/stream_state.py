@@ -11,11 +11,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from surefoot.data.data_source import DataShard, changed_shard
-from surefoot.data.lanes import Cursor, Dealing, Extent, Lane, LaneCursor, Left, Lengths, left_of
-from surefoot.data.sample_order import share
+from surefoot.data.lanes import (
+    Cursor,
+    Lane,
+    LaneAssignment,
+    LaneCursor,
+    Lengths,
+    ShardRange,
+    UnconsumedRanges,
+    unconsumed_ranges,
+)
+from surefoot.data.sample_order import rank_range
 from surefoot.errors import StateMismatch
 
-_WIDTH = len(Extent._fields)
+_WIDTH = len(ShardRange._fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,30 +36,30 @@ class StreamShape:
     """
 
     slots: int
-    per_lane: int
-    stripes: int
+    items_per_lane: int
+    lane_groups: int
 
     @property
     def lanes(self) -> int:
         """The number of lanes in all stripes together."""
-        return self.slots * self.stripes
+        return self.slots * self.lane_groups
 
     @property
     def batch(self) -> int:
         """Items a step, on all ranks together."""
-        return self.slots * self.per_lane
+        return self.slots * self.items_per_lane
 
-    def own(self, rank: int, world: int) -> tuple[int, ...]:
+    def slots_of_rank(self, rank: int, world: int) -> tuple[int, ...]:
         """Returns the slots of a rank."""
-        return tuple(range(*share(self.slots, world, rank)))
+        return tuple(range(*rank_range(self.slots, world, rank)))
 
     def lanes_of(self, slots: Iterable[int]) -> list[int]:
         """Returns all lanes of these slots, in every stripe."""
-        return [self.lane(stripe, slot) for stripe in range(self.stripes) for slot in slots]
+        return [self.lane(stripe, slot) for stripe in range(self.lane_groups) for slot in slots]
 
     def lane(self, step: int, slot: int) -> int:
         """Returns the lane that `slot` reads at `step`."""
-        return step % self.stripes * self.slots + slot
+        return step % self.lane_groups * self.slots + slot
 
     def span(self, lane: int, items: int) -> tuple[int, int]:
         """Returns the positions `[start, stop)` of a lane's last `per_lane` items.
@@ -58,9 +67,9 @@ class StreamShape:
         `items` counts what the lane had handed out behind them.
         """
         stripe, slot = divmod(lane, self.slots)
-        step = (items // self.per_lane - 1) * self.stripes + stripe
-        start = step * self.batch + slot * self.per_lane
-        return start, start + self.per_lane
+        step = (items // self.items_per_lane - 1) * self.lane_groups + stripe
+        start = step * self.batch + slot * self.items_per_lane
+        return start, start + self.items_per_lane
 
 
 def joined_spans(spans: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
@@ -119,12 +128,12 @@ def lanes_of_plain(plain: Iterable[Sequence[int]]) -> dict[int, LaneCursor]:
     return {numbers[0]: LaneCursor.of_plain(numbers[1:]) for numbers in plain}
 
 
-def told_left(left: Sequence[Left], lengths: Sequence[Lengths]) -> list[dict[str, Any]]:
+def encode_unconsumed(left: Sequence[UnconsumedRanges], lengths: Sequence[Lengths]) -> list[dict[str, Any]]:
     """Returns, of each source, what older worlds left, as plain values."""
-    return [left_as_plain(one, of) for one, of in zip(left, lengths, strict=True)]
+    return [encode_ranges(one, of) for one, of in zip(left, lengths, strict=True)]
 
 
-def left_told(states: Sequence[Mapping[str, Any]], lengths: Sequence[Lengths]) -> list[Left]:
+def decode_unconsumed(states: Sequence[Mapping[str, Any]], lengths: Sequence[Lengths]) -> list[UnconsumedRanges]:
     """Builds what older worlds left from the state that tells it.
 
     Raises:
@@ -136,10 +145,10 @@ def left_told(states: Sequence[Mapping[str, Any]], lengths: Sequence[Lengths]) -
             "what older worlds left of a pass is in the state of the stream's rank 0 alone, and was not given with this"
             " one's: build the streams with the rank= and world= that they were saved with"
         )
-    return [left_of_plain(one, of) for one, of in zip(told, lengths, strict=True)]
+    return [decode_ranges(one, of) for one, of in zip(told, lengths, strict=True)]
 
 
-def left_as_plain(left: Left, lengths: Lengths) -> dict[str, Any]:
+def encode_ranges(left: UnconsumedRanges, lengths: Lengths) -> dict[str, Any]:
     """Returns, by pass, whole shards as bits, other extents as numbers.
 
     Packed: a pass hardly begun has as many extents as the source has shards, and a world of a thousand ranks leaves two pieces
@@ -151,7 +160,7 @@ def left_as_plain(left: Left, lengths: Lengths) -> dict[str, Any]:
         others: list[int] = []
         before = 0
         for extent in extents:
-            if extent == Extent(extent.shard, 0, lengths[extent.shard]):
+            if extent == ShardRange(extent.shard, 0, lengths[extent.shard]):
                 bits[extent.shard // 8] |= 1 << extent.shard % 8
             else:
                 size = -1 if extent.stop is None else extent.stop - extent.start
@@ -161,20 +170,20 @@ def left_as_plain(left: Left, lengths: Lengths) -> dict[str, Any]:
     return found
 
 
-def left_of_plain(plain: Mapping[str, Any], lengths: Lengths) -> dict[int, list[Extent]]:
+def decode_ranges(plain: Mapping[str, Any], lengths: Lengths) -> dict[int, list[ShardRange]]:
     """Builds the extents of what `left_as_plain` returned, whole shards last."""
     found = {}
     for turn, told in plain.items():
-        extents = list[Extent]()
+        extents = list[ShardRange]()
         body = zlib.decompress(b64decode(told))
         bits, numbers = body[: -(-len(lengths) // 8)], unpacked(body[-(-len(lengths) // 8) :])
         shard = 0
         for at in range(0, len(numbers), _WIDTH):
             step, start, size, emitted, used = numbers[at : at + _WIDTH]
             shard += step
-            extents.append(Extent(shard, start, None if size < 0 else start + size, emitted, used))
+            extents.append(ShardRange(shard, start, None if size < 0 else start + size, emitted, used))
         whole = [s for s in range(len(lengths)) if bits[s // 8] >> s % 8 & 1]
-        found[int(turn)] = extents + [Extent(shard, 0, lengths[shard]) for shard in whole]
+        found[int(turn)] = extents + [ShardRange(shard, 0, lengths[shard]) for shard in whole]
     return found
 
 
@@ -202,7 +211,7 @@ def unpacked(body: bytes) -> list[int]:
     return found
 
 
-def taken_over(states: Sequence[Mapping[str, Any]]) -> dict[int, LaneCursor]:
+def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[int, LaneCursor]:
     """Returns the cursors of all lanes from the older world's states.
 
     Raises:
@@ -219,17 +228,19 @@ def taken_over(states: Sequence[Mapping[str, Any]]) -> dict[int, LaneCursor]:
     return cursors
 
 
-def left_behind(dealing: Dealing, cursors: Mapping[int, LaneCursor], source: int) -> dict[int, list[Extent]]:
+def unconsumed_by_pass(
+    dealing: LaneAssignment, cursors: Mapping[int, LaneCursor], source: int
+) -> dict[int, list[ShardRange]]:
     """Returns, by pass, what all lanes left of one source.
 
     A lane without a cursor has not begun.
     """
     begin = Cursor(turn=dealing.first)
     standing = [cursors[lane].sources[source] if lane in cursors else begin for lane in range(dealing.lanes)]
-    left = left_of(dealing, standing)
-    for turn in dealing.left:
+    left = unconsumed_ranges(dealing, standing)
+    for turn in dealing.unconsumed:
         if turn > max(left):
-            left[turn] = list(dealing.left[turn])
+            left[turn] = list(dealing.unconsumed[turn])
     return left
 
 
@@ -246,7 +257,7 @@ _FEW = 8
 """Elements of a sample that are looked at to tell its size."""
 
 
-class LanesRead:
+class LaneRun:
     """`LanesRead` holds a stripe's cursors behind a run of several steps.
 
     The steps of a run share it, so that a message with several of them has it once.
@@ -258,18 +269,18 @@ class LanesRead:
         bad: of lanes that left samples out, how many.
     """
 
-    __slots__ = ("ahead", "bad", "moving", "numbers", "width")
+    __slots__ = ("ahead", "bad_samples", "moving", "numbers", "width")
 
     def __init__(self, numbers: array[int], ahead: array[int], moving: int, bad: Mapping[int, int]) -> None:
-        self.numbers, self.ahead, self.moving, self.bad = numbers, ahead, moving, bad
+        self.numbers, self.ahead, self.moving, self.bad_samples = numbers, ahead, moving, bad
         self.width = len(numbers) // len(ahead)
 
-    def __reduce__(self) -> tuple[Callable[..., LanesRead], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Callable[..., LaneRun], tuple[Any, ...]]:
         # as bytes: a list of lists, or an array, takes a worker many times as long
-        return _unpickled, (self.numbers.tobytes(), self.ahead.tobytes(), self.moving, self.bad)
+        return _unpickled, (self.numbers.tobytes(), self.ahead.tobytes(), self.moving, self.bad_samples)
 
 
-class LanesBehind:
+class LaneCursors:
     """`LanesBehind` holds the cursors of a stripe's lanes behind one step.
 
     They are written down when somebody asks, as the state is wanted at few steps.
@@ -281,19 +292,19 @@ class LanesBehind:
 
     __slots__ = ("_read", "_taken")
 
-    def __init__(self, read: LanesRead, taken: int) -> None:
+    def __init__(self, read: LaneRun, taken: int) -> None:
         self._read, self._taken = read, taken
 
     def __len__(self) -> int:
         return len(self._read.ahead)
 
-    def __reduce__(self) -> tuple[Callable[..., LanesBehind], tuple[Any, ...]]:
-        return LanesBehind, (self._read, self._taken)
+    def __reduce__(self) -> tuple[Callable[..., LaneCursors], tuple[Any, ...]]:
+        return LaneCursors, (self._read, self._taken)
 
     @property
     def bad(self) -> Mapping[int, int]:
         """Of lanes that left samples out, how many."""
-        return self._read.bad
+        return self._read.bad_samples
 
     def plain(self) -> list[list[int]]:
         """Returns each lane's number and cursor, as plain numbers."""
@@ -306,11 +317,11 @@ class LanesBehind:
 
     def span(self, shape: StreamShape) -> tuple[int, int]:
         """Returns the positions `[start, stop)` of the step's items in the global order."""
-        begin, end = shape.span(*self._handed_out(0))
+        begin, end = shape.span(*self._batches_yielded(0))
         last = len(self) - 1
-        return begin, shape.span(*self._handed_out(last))[1] if last else end
+        return begin, shape.span(*self._batches_yielded(last))[1] if last else end
 
-    def _handed_out(self, place: int) -> tuple[int, int]:
+    def _batches_yielded(self, place: int) -> tuple[int, int]:
         read = self._read
         at = place * read.width
         return read.numbers[at], read.numbers[at + 1] - read.ahead[place] + self._taken
@@ -326,8 +337,8 @@ class LanesBehind:
         return row
 
 
-def _unpickled(numbers: bytes, ahead: bytes, moving: int, bad: Mapping[int, int]) -> LanesRead:
-    return LanesRead(_array_of(numbers), _array_of(ahead), moving, bad)
+def _unpickled(numbers: bytes, ahead: bytes, moving: int, bad: Mapping[int, int]) -> LaneRun:
+    return LaneRun(_array_of(numbers), _array_of(ahead), moving, bad)
 
 
 def _array_of(content: bytes) -> array[int]:
@@ -336,7 +347,7 @@ def _array_of(content: bytes) -> array[int]:
     return found
 
 
-class Stripe:
+class LaneGroup:
     """`Stripe` gives its lanes' items, step by step.
 
     Args:
@@ -348,11 +359,11 @@ class Stripe:
     def __init__(self, lanes: Mapping[int, Lane], per_lane: int, most_bad: int) -> None:
         self._lanes, self._per_lane, self._most_bad = lanes, per_lane, most_bad
         self._moving = 4 + next(iter(lanes.values())).moving
-        self._ready: deque[tuple[list[Any], LanesBehind]] = deque()
+        self._ready: deque[tuple[list[Any], LaneCursors]] = deque()
         self._steps = 1
         """How many are read at a time; one, until the size of a sample is known."""
 
-    def step(self) -> tuple[list[Any], LanesBehind]:
+    def step(self) -> tuple[list[Any], LaneCursors]:
         """Returns the next step's items and the cursors behind them.
 
         Items are in the order of the lanes.
@@ -375,7 +386,7 @@ class Stripe:
             self._ready.append((items, self._behind(0)[0]))
             return
         told = self._behind(steps)
-        runs = [lane.take(steps * each) for lane in lanes]
+        runs = [lane.take_samples(steps * each) for lane in lanes]
         cut: Iterable[list[Any]]
         if each == 1:
             cut = map(list, zip(*runs, strict=True))
@@ -384,18 +395,18 @@ class Stripe:
         self._ready.extend(zip(cut, told, strict=True))
         self._steps = max(1, min(_AHEAD_SAMPLES, _AHEAD_BYTES // max(1, _size_of(runs[0][-1]))) // each)
 
-    def _behind(self, steps: int) -> list[LanesBehind]:
+    def _behind(self, steps: int) -> list[LaneCursors]:
         """Returns the cursors behind each of the steps that are about to be taken; of 0, those that are now."""
         numbers = array("q")
         for number, lane in self._lanes.items():
             numbers.extend(lane.row(number))
-        ahead = array("q", [lane.ahead for lane in self._lanes.values()])
+        ahead = array("q", [lane.buffered_samples for lane in self._lanes.values()])
         width = len(numbers) // len(ahead)
         left_out = numbers[3::width]
         bad = dict(zip(numbers[::width], left_out, strict=True)) if any(left_out) else {}
-        read = LanesRead(numbers, ahead, self._moving, bad)
+        read = LaneRun(numbers, ahead, self._moving, bad)
         taken = range(self._per_lane, (steps + 1) * self._per_lane, self._per_lane) if steps else [0]
-        return [LanesBehind(read, so_many) for so_many in taken]
+        return [LaneCursors(read, so_many) for so_many in taken]
 
 
 def _size_of(sample: Any) -> int:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch.utils.data import DataLoader
 
 from surefoot.data.data_source import DataSource
-from surefoot.data.lanes import Dealing, Lane, LaneCursor, Prepare, SourceReader
+from surefoot.data.lanes import Lane, LaneAssignment, LaneCursor, Prepare, SourceReader
 from surefoot.data.length_grouping import Grouping
 from surefoot.data.sample_order import sample_generator, sample_seed
-from surefoot.data.stream_state import LanesBehind, StreamShape, Stripe
+from surefoot.data.stream_state import LaneCursors, LaneGroup, StreamShape
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # no other process reads its lanes. With each batch come the cursors behind it, so that what was read ahead and never
 # trained on counts for nothing.
 
-Read = tuple[Any, LanesBehind, int]
+Read = tuple[Any, LaneCursors, int]
 """Collated data, the cursors of its lanes behind it, and tokens of groups."""
 
 
@@ -43,7 +43,7 @@ class Recipe:
 
     sources: Sequence[DataSource]
     weights: Sequence[float]
-    dealings: Sequence[Dealing]
+    assignments: Sequence[LaneAssignment]
     shape: StreamShape
     window: int
     pack: int | None
@@ -57,7 +57,7 @@ class Recipe:
         """Returns a reader of that lane, at its begin."""
         readers = [
             SourceReader(source, dealing, number, self.window, self.prepare, self.grouping)
-            for source, dealing in zip(self.sources, self.dealings, strict=True)
+            for source, dealing in zip(self.sources, self.assignments, strict=True)
         ]
         return Lane(readers, self.weights, sample_seed(self.seed, number), self.pack, self.grouping is not None)
 
@@ -67,30 +67,32 @@ class StepReader:
 
     def __init__(self, recipe: Recipe, slots: Sequence[int], cursors: Mapping[int, LaneCursor]) -> None:
         self._recipe, self._slots, self._cursors = recipe, slots, cursors
-        self._stripes: dict[int, Stripe] = {}
+        self._lane_groups: dict[int, LaneGroup] = {}
 
     def batches(self, first: int, stride: int) -> Iterator[Read]:
         """Yields batches from step `first` on, without end."""
         return (self._batch(step) for step in count(first, stride))
 
     def _batch(self, step: int) -> Read:
-        items, told = self._stripe(step).step()
+        items, told = self._lane_group(step).step()
         if (grouping := self._recipe.grouping) is not None:
             return [self._recipe.collate(group) for group in items], told, grouping.tokens(items)
         return self._recipe.collate(items), told, 0
 
-    def _stripe(self, step: int) -> Stripe:
-        shape, number = self._recipe.shape, step % self._recipe.shape.stripes
-        if number not in self._stripes:
+    def _lane_group(self, step: int) -> LaneGroup:
+        shape, number = self._recipe.shape, step % self._recipe.shape.lane_groups
+        if number not in self._lane_groups:
             lanes = {lane: self._recipe.lane(lane) for lane in (shape.lane(step, slot) for slot in self._slots)}
             for at, lane in lanes.items():
                 if at in self._cursors:
                     lane.seek(self._cursors[at])
-            self._stripes[number] = Stripe(lanes, shape.per_lane, self._recipe.skip_bad)
-        return self._stripes[number]
+            self._lane_groups[number] = LaneGroup(lanes, shape.items_per_lane, self._recipe.skip_bad)
+        return self._lane_groups[number]
 
 
-def read_here(recipe: Recipe, slots: Sequence[int], cursors: Mapping[int, LaneCursor], first: int) -> Iterator[Read]:
+def read_in_process(
+    recipe: Recipe, slots: Sequence[int], cursors: Mapping[int, LaneCursor], first: int
+) -> Iterator[Read]:
     """Yields the batches from step `first` on, read when asked for."""
     return StepReader(recipe, slots, cursors).batches(first, 1)
 
@@ -121,21 +123,21 @@ def stacked(rows: list[Any]) -> Any:
 
 MESSAGE_SECONDS = 0.004
 """What a message's batches take to be read, at most: whoever waits for a slow one gets it as soon as it is read."""
-MOST_STEPS = 64
+MAX_STEPS = 64
 _GROWTH = 4
 _REMEMBERED = 8
-_LOOKED_AT = 4
+_CHECKED_SAMPLES = 4
 """Elements of a batch that are looked at to tell what it holds."""
 
 
-class Asked(NamedTuple):
+class ReadRequest(NamedTuple):
     """`Asked` tells a worker its number and how many steps to read."""
 
     reader: int
     steps: int
 
 
-class Message(NamedTuple):
+class WorkerBatches(NamedTuple):
     """`Message` is a worker's answer: batches of its next steps.
 
     `plain`: none of them has a tensor. Those travel in memory of their own, each with a descriptor, of which a process
@@ -155,26 +157,26 @@ class MessageSize:
 
     def __init__(self, readers: int) -> None:
         self._readers = readers
-        self._told: deque[Message] = deque(maxlen=_REMEMBERED)
+        self._recent: deque[WorkerBatches] = deque(maxlen=_REMEMBERED)
         self._steps = 1
 
-    def tell(self, message: Message) -> None:
+    def observe(self, message: WorkerBatches) -> None:
         """Takes note of what a message took."""
-        self._told.append(message)
+        self._recent.append(message)
 
-    def __iter__(self) -> Iterator[Asked]:
+    def __iter__(self) -> Iterator[ReadRequest]:
         while True:
-            self._steps = self._wanted()
+            self._steps = self._next_size()
             for reader in range(self._readers):
-                yield Asked(reader, self._steps)
+                yield ReadRequest(reader, self._steps)
 
-    def _wanted(self) -> int:
-        if not self._told or not all(message.plain for message in self._told):
+    def _next_size(self) -> int:
+        if not self._recent or not all(message.plain for message in self._recent):
             return 1
-        seconds = sum(message.seconds for message in self._told)
-        steps = sum(len(message.reads) for message in self._told)
-        fit = int(MESSAGE_SECONDS * steps / seconds) if seconds > 0 else MOST_STEPS
-        return max(1, min(fit, _GROWTH * self._steps, MOST_STEPS))
+        seconds = sum(message.seconds for message in self._recent)
+        steps = sum(len(message.reads) for message in self._recent)
+        fit = int(MESSAGE_SECONDS * steps / seconds) if seconds > 0 else MAX_STEPS
+        return max(1, min(fit, _GROWTH * self._steps, MAX_STEPS))
 
 
 def read_ahead(
@@ -191,7 +193,7 @@ def read_ahead(
     """
     readers = max(1, options["num_workers"])
     size = MessageSize(readers)
-    loader: DataLoader[Message] = DataLoader(
+    loader: DataLoader[WorkerBatches] = DataLoader(
         StepsOfWorker(StepReader(recipe, slots, cursors), first, readers),  # type: ignore[arg-type]  # map-style by protocol
         batch_size=None,
         sampler=size,
@@ -203,7 +205,7 @@ def read_ahead(
     return _in_turn(iter(loader), readers, size)
 
 
-def _in_turn(found: Iterator[Message], readers: int, size: MessageSize) -> Iterator[Read]:
+def _in_turn(found: Iterator[WorkerBatches], readers: int, size: MessageSize) -> Iterator[Read]:
     """Yields each reader's batches in turn, which is the order of steps. Readers answer in turn."""
     waiting = [deque[Read]() for _ in range(readers)]
     answers = zip(count(), found, strict=False)
@@ -211,7 +213,7 @@ def _in_turn(found: Iterator[Message], readers: int, size: MessageSize) -> Itera
         while not waiting[step % readers]:
             number, message = next(answers)
             waiting[number % readers].extend(message.reads)
-            size.tell(message)
+            size.observe(message)
         yield waiting[step % readers].popleft()
 
 
@@ -229,7 +231,7 @@ class StepsOfWorker:
         self._error: Exception | None = None
         """What ended the last message before its time: raised where its step comes."""
 
-    def __getitem__(self, asked: Asked) -> Message:
+    def __getitem__(self, asked: ReadRequest) -> WorkerBatches:
         """Returns the batches of the next steps; fewer before one that cannot be read."""
         if self._number is None:
             self._number = asked.reader
@@ -246,7 +248,7 @@ class StepsOfWorker:
                     raise
                 self._error = error
                 break
-        return Message(reads, time.perf_counter() - begin, all(is_plain(data) for data, _, _ in reads))
+        return WorkerBatches(reads, time.perf_counter() - begin, all(is_plain(data) for data, _, _ in reads))
 
 
 def is_plain(data: Any) -> bool:
@@ -259,9 +261,9 @@ def is_plain(data: Any) -> bool:
     if isinstance(data, dict):
         return all(map(is_plain, data.values()))
     if isinstance(data, list | tuple):
-        return all(map(is_plain, data[:_LOOKED_AT]))
+        return all(map(is_plain, data[:_CHECKED_SAMPLES]))
     return type(data).__module__ == "numpy"
 
 
-def _as_it_is(message: Message) -> Message:
+def _as_it_is(message: WorkerBatches) -> WorkerBatches:
     return message

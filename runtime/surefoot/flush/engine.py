@@ -22,7 +22,7 @@ from weakref import WeakValueDictionary
 from surefoot import metrics
 from surefoot.errors import (
     ChunkMissing,
-    CopyRefused,
+    CopyUnsupported,
     Corrupt,
     Fenced,
     ProtocolError,
@@ -36,34 +36,34 @@ from surefoot.flush.state_machine import (
     Acknowledged,
     Command,
     CommitOn,
-    Complain,
     CopyReport,
-    DrainClosed,
-    DrainState,
-    EpochBegun,
     Event,
-    Free,
+    FlushClosed,
+    FlushState,
     FreeSlot,
-    GaveUp,
-    LegEnded,
-    LegRefused,
+    FreeSlotState,
+    GenerationStarted,
+    RejectStaged,
     Retargeted,
     RetryLimits,
+    SaveAbandoned,
     SaveWritten,
-    SealedSave,
     SlotStaged,
-    StopLeg,
+    StagedSave,
+    StopTransfer,
     TargetFailed,
     Tick,
+    TransferFenced,
+    TransferStopped,
     WriteTo,
     step,
 )
 from surefoot.format.layouts import DIGEST_BYTES, Stream, block_digests, read_layout
-from surefoot.format.manifests import describe
+from surefoot.format.manifests import build_manifest
 from surefoot.protocol.bounds import MAX_PART_BYTES
 from surefoot.protocol.checkpoints.records import RankManifest
-from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
-from surefoot.tiers import CopiesChunks, Tier, WritesAhead
+from surefoot.protocol.identities import Checkpoint, MemoryServerInstance, RankSave
+from surefoot.tiers import SupportsChunkCopy, SupportsPipelinedWrites, Tier
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ log = logging.getLogger(__name__)
 class SaveWork:
     """Reads and digests one slot's save for all its writers."""
 
-    def __init__(self, sealed: SealedSave, layout: Stream, memory: memoryview) -> None:
+    def __init__(self, sealed: StagedSave, layout: Stream, memory: memoryview) -> None:
         if sealed.values_bytes > MAX_PART_BYTES:  # no reader would take it for a save
             raise ProtocolError(
                 f"{sealed.save} has plain values of {sealed.values_bytes} bytes, and at most {MAX_PART_BYTES} are read again:"
@@ -89,7 +89,7 @@ class SaveWork:
                 f"{sealed.save}: {sealed.stream_bytes} + {sealed.values_bytes} bytes were staged into a slot of"
                 f" {memory.nbytes} with a layout of {layout.layout.stream_bytes}: the save is not written"
             )
-        self.sealed = sealed
+        self.staged = sealed
         self.layout = layout
         self.chunk_lengths = layout.layout.chunk_lengths()
         self.stream = memory[: sealed.stream_bytes]
@@ -100,7 +100,7 @@ class SaveWork:
         self._begun: set[int] = set()
         """Chunks whose digests somebody makes or has made."""
         self._digested = threading.Event()
-        self._stopped: set[HolderId] = set()
+        self._stopped: set[MemoryServerInstance] = set()
         self._lock = threading.Condition()
         if not self.chunk_lengths:
             self._describe()
@@ -139,13 +139,13 @@ class SaveWork:
 
     def _describe(self) -> None:
         self.table = b"".join(self._digests[index] for index in range(len(self.chunk_lengths)))
-        sealed, tables = self.sealed, (self.table, self.values)
-        self._manifest = describe(
-            sealed.save, sealed.world, sealed.incarnation, self.layout, tables, saved_at=time.time()
+        sealed, tables = self.staged, (self.table, self.values)
+        self._manifest = build_manifest(
+            sealed.save, sealed.world_size, sealed.incarnation, self.layout, tables, saved_at=time.time()
         )
         self._digested.set()
 
-    def manifest(self, target: HolderId) -> RankManifest | None:
+    def manifest(self, target: MemoryServerInstance) -> RankManifest | None:
         """Waits for the manifest, which every chunk has part in.
 
         None if the leg to `target` was stopped meanwhile.
@@ -159,15 +159,15 @@ class SaveWork:
         start = self.layout.layout.chunk_starts[index]
         return self.stream[start : start + self.chunk_lengths[index]]
 
-    def start(self, target: HolderId) -> None:
+    def start(self, target: MemoryServerInstance) -> None:
         with self._lock:
             self._stopped.discard(target)
 
-    def stop(self, target: HolderId) -> None:
+    def stop(self, target: MemoryServerInstance) -> None:
         with self._lock:
             self._stopped.add(target)
 
-    def is_stopped(self, target: HolderId) -> bool:
+    def is_stopped(self, target: MemoryServerInstance) -> bool:
         with self._lock:
             return target in self._stopped
 
@@ -180,7 +180,7 @@ class SaveWork:
 # Finds chunks that are equal to those of the save before. Pure. A target copies such a chunk within itself: of a model
 # whose weights are mostly frozen (LoRA, embeddings) next to nothing is sent. The digests that are made anyway decide.
 
-MOST_GENERATIONS = 16
+MAX_COPY_DEPTH = 16
 """Saves in a row of which a chunk may be a copy; then all is sent. A bit that a target lost would live on for ever."""
 
 
@@ -192,7 +192,7 @@ class WrittenSave:
     layout: str
     table: bytes
     """Digests of its blocks."""
-    generation: int = 0
+    copy_depth: int = 0
     """Saves since the last one of which every byte was sent."""
 
     def has(self, stream: Stream, index: int, digests: bytes) -> bool:
@@ -213,12 +213,12 @@ def base_of(written: WrittenSave | None, save: RankSave, layout: str) -> Written
     """Chooses the save to copy from; None: everything is to be sent."""
     if written is None or written.save == save or written.save.rank != save.rank or written.layout != layout:
         return None
-    return written if written.generation + 1 < MOST_GENERATIONS else None
+    return written if written.copy_depth + 1 < MAX_COPY_DEPTH else None
 
 
 def successor(base: WrittenSave | None, save: RankSave, layout: str, table: bytes) -> WrittenSave:
     """Describes a save that was written with the help of `base`."""
-    return WrittenSave(save, layout, table, 0 if base is None else base.generation + 1)
+    return WrittenSave(save, layout, table, 0 if base is None else base.copy_depth + 1)
 
 
 # ---- turns of targets ------------------------------------------------------------------------------------------------
@@ -227,13 +227,13 @@ def successor(base: WrittenSave | None, save: RankSave, layout: str, table: byte
 # a gigabyte cost half as much CPU again and took longer. First come, first served, so that no rank's next save goes
 # before another one's last.
 
-LOOK_SECONDS = 0.05
+POLL_SECONDS = 0.05
 """How soon whoever waits sees that its order was called off."""
 
 Outcome = Literal["turn", "stopped", "unavailable"]
 
 
-class TargetTurn:
+class TargetWriteLock:
     """Orders those who write to one target."""
 
     def __init__(self) -> None:
@@ -242,7 +242,7 @@ class TargetTurn:
         self._failures = 0
 
     @contextmanager
-    def taken(self, is_stopped: Callable[[], bool]) -> Iterator[Outcome]:
+    def acquired(self, is_stopped: Callable[[], bool]) -> Iterator[Outcome]:
         """Waits for the turn, and holds it for the block.
 
         Yields `unavailable` at once where the target failed those before: each would wait for the same silence anew,
@@ -274,22 +274,22 @@ class TargetTurn:
                     return "unavailable", ticket
                 if self._waiting[0] is ticket:
                     return "turn", ticket
-                self._changed.wait(LOOK_SECONDS)
+                self._changed.wait(POLL_SECONDS)
 
 
-class TargetTurns:
+class TargetWriteLocks:
     """Keeps one turn a target, as long as somebody writes to it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._turns: WeakValueDictionary[HolderId, TargetTurn] = WeakValueDictionary()
+        self._turns: WeakValueDictionary[MemoryServerInstance, TargetWriteLock] = WeakValueDictionary()
 
-    def of(self, target: HolderId) -> TargetTurn:
+    def of(self, target: MemoryServerInstance) -> TargetWriteLock:
         """Returns the turn that all writers to `target` share."""
         with self._lock:
             turn = self._turns.get(target)
             if turn is None:
-                turn = self._turns[target] = TargetTurn()
+                turn = self._turns[target] = TargetWriteLock()
             return turn
 
 
@@ -297,13 +297,13 @@ class TargetTurns:
 # Writes saves to one target in a thread that owns the connection. Each order is answered once, in the target's turn.
 # Started and joined by `engine.Drain`. Whatever a tier raises becomes an answer; nothing reaches the trainer.
 
-Answer = SaveWritten | Acknowledged | LegRefused | TargetFailed | LegEnded
-Probe = Callable[[str], None]
+Answer = SaveWritten | Acknowledged | TransferFenced | TargetFailed | TransferStopped
+StageHook = Callable[[str], None]
 """Told each stage of a save as it is reached; tests die in it. Stages: staged, chunk, written, committed, freed."""
 
 
 @dataclass(frozen=True, slots=True)
-class WriterOrder:
+class WriterCommand:
     """Write every part of the slot's save, or commit it."""
 
     slot: int
@@ -316,30 +316,32 @@ class TargetWriter:
 
     def __init__(
         self,
-        target: HolderId,
-        open_tier: Callable[[HolderId], Tier],
+        target: MemoryServerInstance,
+        open_tier: Callable[[MemoryServerInstance], Tier],
         answer: Callable[[Answer], None],
         slots: int,
-        paced: tuple[TokenBucket, Probe],
-        turn: TargetTurn,
+        paced: tuple[TokenBucket, StageHook],
+        turn: TargetWriteLock,
     ) -> None:
         self.target = target
-        self._kind = "memory" if target.instance else "persistent"  # library mode drains to the persistent tier
+        self._kind = "memory" if target.run_id else "persistent"  # library mode drains to the persistent tier
         self._open = open_tier
         self._answer = answer
-        self._pace, self._probe = paced
+        self._pace, self._stage_hook = paced
         self._turn = turn
-        self._orders: queue.Queue[WriterOrder | None] = queue.Queue(maxsize=slots + 1)  # one order a slot, and the end
+        self._orders: queue.Queue[WriterCommand | None] = queue.Queue(
+            maxsize=slots + 1
+        )  # one order a slot, and the end
         self._tier: Tier | None = None
         self._written: WrittenSave | None = None
         """The last save that the target acknowledged."""
-        self._told_refusal = False
+        self._logged_unsupported = False
         self._failures = ("", 0)
         """The last error, and how often it came since a save was acknowledged."""
         self._thread = threading.Thread(target=self._run, name=f"surefoot-writer-{target.node}", daemon=True)
         self._thread.start()
 
-    def order(self, order: WriterOrder) -> None:
+    def order(self, order: WriterCommand) -> None:
         """Hands an order over; each is answered exactly once."""
         self._orders.put_nowait(order)
 
@@ -362,29 +364,29 @@ class TargetWriter:
             self._answer(answer)
         self._disconnect()
 
-    def _in_turn(self, order: WriterOrder) -> Answer:
-        with self._turn.taken(lambda: order.work.is_stopped(self.target)) as outcome:
+    def _in_turn(self, order: WriterCommand) -> Answer:
+        with self._turn.acquired(lambda: order.work.is_stopped(self.target)) as outcome:
             if outcome == "turn":
                 answer = self._carry_out(order)
                 if isinstance(answer, TargetFailed) and answer.cause == "unavailable":
                     self._turn.fail()
                 return answer
             if outcome == "stopped":
-                return LegEnded(order.slot, self.target)
+                return TransferStopped(order.slot, self.target)
             silent = TierUnavailable(f"{self.target} did not answer another rank of this worker")
             return self._failed(order, "unavailable", silent)
 
-    def _carry_out(self, order: WriterOrder) -> Answer:
+    def _carry_out(self, order: WriterCommand) -> Answer:
         try:
             return self._write(order) if order.verb == "write" else self._commit(order)
         except Fenced as refusal:
             log.info("%s refused a save, a newer epoch rules: %s", self.target, refusal, extra=self._keys(order))
             metrics.checkpoint_failures.labels(self._kind, "fenced").inc()
-            return LegRefused(order.slot, self.target)
+            return TransferFenced(order.slot, self.target)
         except SaveExists as taken:
             log.error("%s", taken, extra=self._keys(order))
             metrics.checkpoint_failures.labels(self._kind, "exists").inc()
-            return LegRefused(order.slot, self.target)
+            return TransferFenced(order.slot, self.target)
         except ChunkMissing as missing:
             return self._failed(order, "missing", missing)
         except TierFull as full:
@@ -398,15 +400,15 @@ class TargetWriter:
             self._disconnect()
             return self._failed(order, "unavailable", unexpected)
 
-    def _keys(self, order: WriterOrder) -> dict[str, object]:
-        save = order.work.sealed.save
-        return {"holder": str(self.target), "rank": save.rank, "epoch": save.epoch}
+    def _keys(self, order: WriterCommand) -> dict[str, object]:
+        save = order.work.staged.save
+        return {"holder": str(self.target), "rank": save.rank, "epoch": save.generation}
 
     def _failed(
-        self, order: WriterOrder, cause: Literal["unavailable", "full", "missing"], error: Exception
+        self, order: WriterCommand, cause: Literal["unavailable", "full", "missing"], error: Exception
     ) -> TargetFailed:
         self._written = None  # whatever it was: the next try sends everything
-        save = order.work.sealed.save
+        save = order.work.staged.save
         text = str(error)
         self._failures = (text, self._failures[1] + 1 if self._failures[0] == text else 1)
         if self._failures[1].bit_count() == 1:  # an outage tries hundreds of times: one line each time that doubles
@@ -417,73 +419,73 @@ class TargetWriter:
         metrics.checkpoint_failures.labels(self._kind, cause).inc()
         return TargetFailed(order.slot, self.target, cause, time.monotonic(), random.random(), text)
 
-    def _write(self, order: WriterOrder) -> Answer:
-        work, save = order.work, order.work.sealed.save
+    def _write(self, order: WriterCommand) -> Answer:
+        work, save = order.work, order.work.staged.save
         tier = self._connect()
         # with every save: a record that was damaged since would make every later save unreadable too
         tier.put_layout(work.layout.digest, work.layout.text)
-        ahead = tier if isinstance(tier, WritesAhead) else None
+        ahead = tier if isinstance(tier, SupportsPipelinedWrites) else None
         put = tier.put_chunk if ahead is None else ahead.send_chunk
         base, sent = self._base(work, tier), 0
         for index, length in enumerate(work.chunk_lengths):
             if work.is_stopped(self.target):
                 self._disconnect()  # with whatever answers are still due
-                return LegEnded(order.slot, self.target)
+                return TransferStopped(order.slot, self.target)
             work.digest(index)
             try:
                 if base is not None and self._copied(tier, base, work, index):
                     continue
-            except CopyRefused as refusal:
+            except CopyUnsupported as refusal:
                 base = None
-                self._tell(refusal)
+                self._log_copy_unsupported(refusal)
             if not self._pace.take(length):
                 self._disconnect()
-                return LegEnded(order.slot, self.target)
+                return TransferStopped(order.slot, self.target)
             put(save, index, work.chunk(index))
             sent += length
-            self._probe("chunk")
+            self._stage_hook("chunk")
         if ahead is not None:
-            ahead.settle()
+            ahead.wait_stored()
         manifest = work.manifest(self.target)
         if manifest is None:
-            return LegEnded(order.slot, self.target)
+            return TransferStopped(order.slot, self.target)
         tier.put_digests(save, work.table)
         tier.put_values(save, work.values)
         metrics.checkpoint_bytes.labels(self._kind).inc(sent)
-        metrics.unchanged_bytes.labels(self._kind).inc(work.sealed.stream_bytes - sent)
-        self._probe("written")
+        metrics.unchanged_bytes.labels(self._kind).inc(work.staged.stream_bytes - sent)
+        self._stage_hook("written")
         return SaveWritten(order.slot, self.target)
 
-    def _commit(self, order: WriterOrder) -> Answer:
+    def _commit(self, order: WriterCommand) -> Answer:
         work = order.work
         manifest = work.manifest(self.target)
         if manifest is None or work.is_stopped(self.target):
-            return LegEnded(order.slot, self.target)
+            return TransferStopped(order.slot, self.target)
         tier = self._connect()
-        tier.commit(manifest, work.sealed.save.epoch, work.chunk_lengths)
+        tier.commit(manifest, work.staged.save.generation, work.chunk_lengths)
         base = self._base(work, tier)
-        self._written = successor(base, work.sealed.save, work.layout.digest, work.table)
+        self._written = successor(base, work.staged.save, work.layout.digest, work.table)
         self._failures = ("", 0)
-        self._probe("committed")
+        self._stage_hook("committed")
         return Acknowledged(order.slot, self.target)
 
     def _base(self, work: SaveWork, tier: Tier) -> WrittenSave | None:
         """What unchanged chunks of a save are copied from; None: all of it is sent."""
-        if not isinstance(tier, CopiesChunks):
+        if not isinstance(tier, SupportsChunkCopy):
             return None
-        return base_of(self._written, work.sealed.save, work.layout.digest)
+        return base_of(self._written, work.staged.save, work.layout.digest)
 
     def _copied(self, tier: Tier, base: WrittenSave, work: SaveWork, index: int) -> bool:
         """Whether the target made a chunk of its own copy of the same bytes."""
-        if not isinstance(tier, CopiesChunks) or not base.has(work.layout, index, work.digests(index)):
+        if not isinstance(tier, SupportsChunkCopy) or not base.has(work.layout, index, work.digests(index)):
             return False
-        return tier.copy_chunk(base.save, work.sealed.save, index)
+        return tier.copy_chunk(base.save, work.staged.save, index)
 
-    def _tell(self, refusal: CopyRefused) -> None:
+    def _log_copy_unsupported(self, refusal: CopyUnsupported) -> None:
         metrics.fallbacks.labels("copy_refused").inc()
-        if not self._told_refusal:
+        if not self._logged_unsupported:
             log.warning("what is unchanged is sent to %s too: %s", self.target, refusal)
-        self._told_refusal = True
+        self._logged_unsupported = True
 
     def _connect(self) -> Tier:
         if self._tier is None:
@@ -498,12 +500,12 @@ class TargetWriter:
 
 # ---- engine ----------------------------------------------------------------------------------------------------------
 
-LAYOUTS_KEPT = 4
+MAX_CACHED_LAYOUTS = 4
 """Layout records remembered by digest; a program has one or two in its life."""
 
 
 @dataclass(frozen=True, slots=True)
-class DrainArena:
+class FlushArena:
     """Describes staging memory: `slots` of `slot_bytes` each.
 
     Mapped by whoever owns the Drain, and unmapped after its close.
@@ -515,7 +517,7 @@ class DrainArena:
 
 
 @dataclass(frozen=True, slots=True)
-class DrainWatcher:
+class FlushListener:
     """Hears of freed slots, copies and notices.
 
     Called from the control thread, one at a time; must return at once.
@@ -533,43 +535,43 @@ class DrainWatcher:
     """(save): a target has no room for it; it is kept until a newer one is there."""
 
 
-def no_probe(stage: str) -> None:
+def no_stage_hook(stage: str) -> None:
     """Ignores the stages; the default probe."""
 
 
 @dataclass(frozen=True, slots=True)
-class DrainOptions:
+class FlushOptions:
     limits: RetryLimits = field(default_factory=RetryLimits)
-    probe: Probe = no_probe
+    stage_hook: StageHook = no_stage_hook
     pace: TokenBucket = field(default_factory=TokenBucket)
     """Of copies that leave `node`; shared by all that leave it."""
     node: str = ""
-    turns: TargetTurns = field(default_factory=TargetTurns)
+    turns: TargetWriteLocks = field(default_factory=TargetWriteLocks)
     """Of the targets; shared by the drains of one agent."""
 
 
-class Drain:
+class Flusher:
     """Drains one arena to its targets until closed."""
 
     def __init__(
         self,
-        arena: DrainArena,
+        arena: FlushArena,
         incarnation: str,
-        open_tier: Callable[[HolderId], Tier],
-        watcher: DrainWatcher,
-        options: DrainOptions | None = None,
+        open_tier: Callable[[MemoryServerInstance], Tier],
+        watcher: FlushListener,
+        options: FlushOptions | None = None,
     ) -> None:
         self._arena = arena
         self._open = open_tier
         self._watcher = watcher
-        self._options = options or DrainOptions()
-        slots = tuple(Free() for _ in range(arena.slots))
-        self._state = DrainState(slots, incarnation, limits=self._options.limits)
+        self._options = options or FlushOptions()
+        slots = tuple(FreeSlotState() for _ in range(arena.slots))
+        self._state = FlushState(slots, incarnation, limits=self._options.limits)
         self._changed = threading.Condition()
         self._outbox: deque[Command] = deque()  # bounded by slots x targets: every order waits for its answer
         self._work: dict[int, SaveWork] = {}
         self._layouts: dict[str, Stream] = {}
-        self._writers: dict[HolderId, TargetWriter] = {}
+        self._writers: dict[MemoryServerInstance, TargetWriter] = {}
         self._retired: list[TargetWriter] = []
         self._closing = False
         self._carrying = False
@@ -579,7 +581,7 @@ class Drain:
 
     # ---- called by the owner ------------------------------------------------------------------------------------
 
-    def stage(self, slot: int, sealed: SealedSave, layout_json: str | None) -> None:
+    def add_staged(self, slot: int, sealed: StagedSave, layout_json: str | None) -> None:
         """Drains a slot that was sealed.
 
         What cannot be drained is freed with ok=False and a notice; nothing is raised.
@@ -588,29 +590,31 @@ class Drain:
             try:
                 work = SaveWork(sealed, self._layout(sealed.layout, layout_json), self._slot(slot))
             except (ProtocolError, Corrupt) as problem:
-                self._outbox.append(Complain(str(problem)))
-                if isinstance(self._state.slots[slot], Free):
+                self._outbox.append(RejectStaged(str(problem)))
+                if isinstance(self._state.slots[slot], FreeSlotState):
                     self._outbox.append(FreeSlot(slot, sealed.save, False, 0, lost=True))
                 self._changed.notify_all()
                 return
-            if isinstance(self._state.slots[slot], Free):
+            if isinstance(self._state.slots[slot], FreeSlotState):
                 self._work[slot] = work
             self._apply(SlotStaged(slot, sealed, time.monotonic()))
-        self._options.probe("staged")
+        self._options.stage_hook("staged")
 
-    def retarget(self, targets: tuple[HolderId, ...], holders: frozenset[HolderId], replicas: int) -> None:
+    def set_targets(
+        self, targets: tuple[MemoryServerInstance, ...], holders: frozenset[MemoryServerInstance], replicas: int
+    ) -> None:
         """Sets the holders that saves go to.
 
         The local one first, and every holder that is there.
         """
         self._apply(Retargeted(targets, holders, replicas, time.monotonic()))
 
-    def begin(self, epoch: int) -> None:
+    def drop_older_generations(self, epoch: int) -> None:
         """Gives up what older epochs staged, before trainers of `epoch` start.
 
         Saves that no holder takes any more would otherwise keep every slot from the new epoch's.
         """
-        self._apply(EpochBegun(epoch))
+        self._apply(GenerationStarted(epoch))
 
     def pending(self) -> tuple[Checkpoint, ...]:
         """Checkpoints staged here and not yet on their holders."""
@@ -632,7 +636,7 @@ class Drain:
         Returns:
             Whether all ended in time.
         """
-        self._apply(DrainClosed())
+        self._apply(FlushClosed())
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -685,41 +689,41 @@ class Drain:
             case WriteTo(slot, target):
                 work = self._work[slot]
                 work.start(target)
-                self._writer(target).order(WriterOrder(slot, work, "write"))
+                self._writer(target).order(WriterCommand(slot, work, "write"))
             case CommitOn(slot, target):
-                self._writer(target).order(WriterOrder(slot, self._work[slot], "commit"))
-            case StopLeg(slot, target):
+                self._writer(target).order(WriterCommand(slot, self._work[slot], "commit"))
+            case StopTransfer(slot, target):
                 self._work[slot].stop(target)
             case FreeSlot():
                 self._free(command)
             case CopyReport(save, copies):
                 metrics.checkpoint_step.labels("memory").set(save.step)
-                self._tell(lambda: self._watcher.on_saved(save, copies))
-            case GaveUp(save, target, cause, detail):
+                self._run_callback(lambda: self._watcher.on_saved(save, copies))
+            case SaveAbandoned(save, target, cause, detail):
                 metrics.fallbacks.labels("drain_gave_up").inc()
                 why = detail or cause
                 text = f"{save} was not written to {target} ({why}); it has fewer copies until it is repaired"
-                self._tell(lambda: self._watcher.on_notice("SaveIncomplete", text))
+                self._run_callback(lambda: self._watcher.on_notice("SaveIncomplete", text))
                 if cause == "full":
-                    self._tell(lambda: self._watcher.on_full(save))
-            case Complain(text):
+                    self._run_callback(lambda: self._watcher.on_full(save))
+            case RejectStaged(text):
                 log.error("%s", text)
-                self._tell(lambda: self._watcher.on_notice("SaveRefused", text))
+                self._run_callback(lambda: self._watcher.on_notice("SaveRefused", text))
 
     def _free(self, command: FreeSlot) -> None:
         work = self._work.get(command.slot)
         if work is not None:
             work.release()
-        self._options.probe("freed")
-        self._tell(lambda: self._watcher.on_freed(command.slot, command.save.step, command.ok))
+        self._options.stage_hook("freed")
+        self._run_callback(lambda: self._watcher.on_freed(command.slot, command.save.step, command.ok))
         if command.lost:
-            self._tell(lambda: self._watcher.on_lost(command.save))
+            self._run_callback(lambda: self._watcher.on_lost(command.save))
         with self._changed:
             if work is not None and self._work.get(command.slot) is work:
                 del self._work[command.slot]
             self._changed.notify_all()
 
-    def _tell(self, callback: Callable[[], None]) -> None:
+    def _run_callback(self, callback: Callable[[], None]) -> None:
         try:
             callback()
         except Exception:
@@ -739,15 +743,15 @@ class Drain:
                 raise ProtocolError(f"layout {digest} was never sent to this drain: the save cannot be described")
             known = read_layout(digest, text)
         self._layouts[digest] = known  # newest last
-        while len(self._layouts) > LAYOUTS_KEPT:
+        while len(self._layouts) > MAX_CACHED_LAYOUTS:
             del self._layouts[next(iter(self._layouts))]
         return known
 
-    def _writer(self, target: HolderId) -> TargetWriter:
+    def _writer(self, target: MemoryServerInstance) -> TargetWriter:
         writer = self._writers.get(target)
         if writer is None:
             pace = TokenBucket() if target.node == self._options.node else self._options.pace
-            paced, turn = (pace, self._options.probe), self._options.turns.of(target)
+            paced, turn = (pace, self._options.stage_hook), self._options.turns.of(target)
             writer = TargetWriter(target, self._open, self._apply, self._arena.slots, paced, turn)
             self._writers[target] = writer
         return writer
@@ -755,7 +759,7 @@ class Drain:
     def _retire_writers(self) -> None:
         """Ends the threads of holders that are gone, once nothing of theirs is under way."""
         self._retired = [writer for writer in self._retired if not writer.join(0)]
-        for target in [t for t in self._writers if t not in self._state.holders]:
+        for target in [t for t in self._writers if t not in self._state.servers]:
             if self._state.is_running(target):
                 continue
             writer = self._writers.pop(target)

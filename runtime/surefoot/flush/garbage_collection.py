@@ -23,34 +23,34 @@ from typing import Protocol, TypeVar
 from surefoot import metrics
 from surefoot.errors import ChunkMissing, Corrupt, Fenced, ProtocolError, SurefootError, TierError, TierUnavailable
 from surefoot.format.layouts import read_layout
-from surefoot.memory_server import HolderClient, HolderIndex
+from surefoot.memory_server import MemoryServerClient, MemoryServerIndex
 from surefoot.protocol.checkpoints.completeness import (
     Covers,
-    LeftOut,
     Lineage,
     TierReading,
-    complete,
+    UnreadRecord,
+    complete_checkpoints,
     complete_persistent,
     entry_of,
     layouts_to_check,
-    newest,
+    newest_checkpoint,
     uncovered,
     watermark,
 )
 from surefoot.protocol.checkpoints.records import Layout, RankManifest
 from surefoot.protocol.checkpoints.retention import (
-    SoundSteps,
-    Standing,
+    LossHistory,
+    RetentionInputs,
+    anomalous_checkpoints,
     last_good,
+    last_good_and_required,
     memory_drops,
-    outlived,
     persistent_drops,
-    proven,
-    suspects,
+    superseded_checkpoints,
 )
-from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
+from surefoot.protocol.identities import Checkpoint, MemoryServerInstance, RankSave
 from surefoot.protocol.timeouts import Backoff
-from surefoot.tiers.object_store import read_together
+from surefoot.tiers.object_store import read_in_threads
 from surefoot.tiers.persistent import ObjectStoreTier
 
 log = logging.getLogger(__name__)
@@ -64,12 +64,12 @@ class GcScope:
     """
 
     lineage: Lineage
-    epoch: int
+    generation: int
     replicas: int
     keep: int
-    domains: Mapping[HolderId, str]
+    domains: Mapping[MemoryServerInstance, str]
     pinned: Checkpoint | None = None
-    sound: SoundSteps | None = None
+    sound: LossHistory | None = None
     """What the steps since the checkpoints have shown of them; None: nobody asks for it."""
 
 
@@ -84,23 +84,25 @@ class GcResult:
     """A newer epoch rules the job: the round ended there, and each later one will."""
 
 
-def collect_garbage(clients: Mapping[HolderId, HolderClient], charge: GcScope) -> GcResult:
+def collect_garbage(clients: Mapping[MemoryServerInstance, MemoryServerClient], charge: GcScope) -> GcResult:
     """Runs one round over the holders that answer.
 
     Never raises; the clients stay open.
     """
     problems: list[str] = []
-    readings = _read(clients, charge.epoch, problems)
-    if any(index.fence > charge.epoch for index in readings.values()):
+    readings = _read(clients, charge.generation, problems)
+    if any(index.fence > charge.generation for index in readings.values()):
         return GcResult(None, 0, tuple(problems), fenced=True)
     reading = TierReading({holder: index.manifests for holder, index in readings.items()}, None)
     covers = _covers(reading, [clients[holder] for holder in readings])
-    newest_full = watermark(reading, charge.lineage, charge.epoch, frozenset(), covers, charge.domains, charge.replicas)
-    whole = complete(reading, charge.lineage, charge.epoch, frozenset(), covers)
-    superfluous = outlived(reading.holders, whole)
+    newest_full = watermark(
+        reading, charge.lineage, charge.generation, frozenset(), covers, charge.domains, charge.replicas
+    )
+    whole = complete_checkpoints(reading, charge.lineage, charge.generation, frozenset(), covers)
+    superfluous = superseded_checkpoints(reading.servers, whole)
     if newest_full is None and not superfluous:
         return GcResult(None, 0, tuple(problems))
-    good = spared_good(whole, tuple(chain.from_iterable(reading.holders.values())), charge.sound)
+    good = kept_for_rollback(whole, tuple(chain.from_iterable(reading.servers.values())), charge.sound)
     dropped = 0
     for holder in readings:
         try:
@@ -113,7 +115,9 @@ def collect_garbage(clients: Mapping[HolderId, HolderClient], charge: GcScope) -
     return GcResult(newest_full, dropped, tuple(problems))
 
 
-def _read(clients: Mapping[HolderId, HolderClient], epoch: int, problems: list[str]) -> dict[HolderId, HolderIndex]:
+def _read(
+    clients: Mapping[MemoryServerInstance, MemoryServerClient], epoch: int, problems: list[str]
+) -> dict[MemoryServerInstance, MemoryServerIndex]:
     """Indexes of the holders that answer; those not yet sealed for the epoch count in nothing."""
     found = {}
     for holder, client in sorted(clients.items()):
@@ -128,37 +132,37 @@ def _read(clients: Mapping[HolderId, HolderClient], epoch: int, problems: list[s
 
 
 def _collect_on(
-    client: HolderClient,
-    index: HolderIndex,
+    client: MemoryServerClient,
+    index: MemoryServerIndex,
     charge: GcScope,
     newest_full: Checkpoint | None,
     superfluous: frozenset[Checkpoint],
     good: frozenset[Checkpoint],
 ) -> int:
-    entry = entry_of(charge.lineage, charge.epoch)
-    standing = Standing(
+    entry = entry_of(charge.lineage, charge.generation)
+    standing = RetentionInputs(
         lineage=charge.lineage,
-        epoch=charge.epoch,
+        generation=charge.generation,
         claimed=False,
         parent=entry.parent if entry is not None else None,
         watermark=newest_full,
         persistent=None,
         pinned=charge.pinned,
-        bad=frozenset(),
-        outlived=superfluous,
-        good=good,
+        unreadable=frozenset(),
+        superseded=superfluous,
+        known_good=good,
     )
     if newest_full is not None and index.watermark != newest_full:
-        client.set_watermark(newest_full, charge.epoch)
+        client.set_watermark(newest_full, charge.generation)
     chunks = {m.save: m.chunks for m in index.manifests}
     drops = memory_drops(index.manifests, standing, charge.keep)
     for save in drops:
-        client.drop(save, charge.epoch, chunks[save])
+        client.drop(save, charge.generation, chunks[save])
     return len(drops)
 
 
-def spared_good(
-    whole: list[Checkpoint], manifests: Sequence[RankManifest], sound: SoundSteps | None
+def kept_for_rollback(
+    whole: list[Checkpoint], manifests: Sequence[RankManifest], sound: LossHistory | None
 ) -> frozenset[Checkpoint]:
     """Finds the checkpoints that newer ones do not replace.
 
@@ -169,14 +173,14 @@ def spared_good(
     kept = frozenset() if before is None else frozenset({before})
     if sound is None:
         return kept
-    suspect = suspects(manifests)
-    last, staying = proven(whole, suspect, sound)
+    suspect = anomalous_checkpoints(manifests)
+    last, staying = last_good_and_required(whole, suspect, sound)
     since = last.step if last is not None else 0
     parts = {m.save.checkpoint for m in manifests if m.save.step > since} - suspect
     return kept | staying | parts
 
 
-def _covers(reading: TierReading, clients: list[HolderClient]) -> Covers:
+def _covers(reading: TierReading, clients: list[MemoryServerClient]) -> Covers:
     layouts: dict[str, Layout] = {}
     answers: dict[frozenset[str], bool] = {}
     for digests in layouts_to_check(reading):
@@ -189,7 +193,7 @@ def _covers(reading: TierReading, clients: list[HolderClient]) -> Covers:
     return answers
 
 
-def _read_layout_from_servers(digest: str, clients: list[HolderClient]) -> Layout | None:
+def _read_layout_from_servers(digest: str, clients: list[MemoryServerClient]) -> Layout | None:
     """Reads a layout from the first holder with a good copy; without one the checkpoint counts as incomplete, and
     protects nothing."""
     for client in clients:
@@ -212,8 +216,8 @@ T = TypeVar("T")
 
 _TRIES = 3
 """Of one read that the tier refuses: a single request that fails says nothing about what is there."""
-_WAITS = Backoff(0.1)
-_MOST_SILENT = 16
+_RETRY_BACKOFF = Backoff(0.1)
+_MAX_SILENT = 16
 """Reads that may stay unanswered before the tier counts as away, and not these records as unreadable."""
 
 
@@ -221,12 +225,12 @@ _MOST_SILENT = 16
 class Survey:
     """Lists what a tier has; `seen`: every checkpoint with any object."""
 
-    seen: tuple[Checkpoint, ...]
+    all_checkpoints: tuple[Checkpoint, ...]
     manifests: tuple[RankManifest, ...]
-    left_out: tuple[LeftOut, ...] = ()
+    unread_records: tuple[UnreadRecord, ...] = ()
 
 
-def survey(
+def survey_tier(
     tier: ObjectStoreTier,
     remembered: Mapping[RankSave, RankManifest] | None = None,
     named: Checkpoint | None = None,
@@ -238,30 +242,32 @@ def survey(
     `remembered`: manifests of an earlier look. One whose file is still there, as long as it was, is not read again.
     `named`: a checkpoint that is looked for by its name, as a stale listing may lack it.
     """
-    seen = patiently(tier.seen)
-    if named is not None and named not in seen and patiently(lambda: tier.committed(named)):
+    seen = retry_while_unavailable(tier.list_all_checkpoints)
+    if named is not None and named not in seen and retry_while_unavailable(lambda: tier.committed(named)):
         seen = tuple(sorted((*seen, named)))
-    looks = read_together(lambda checkpoint: patiently(lambda: tier.standing(checkpoint, remembered)), seen)
-    read = read_together(lambda save: _manifest(tier, save), [save for _, unread in looks for save in unread])
-    left_out = tuple(one for one in read if isinstance(one, LeftOut))
+    looks = read_in_threads(
+        lambda checkpoint: retry_while_unavailable(lambda: tier.split_known(checkpoint, remembered)), seen
+    )
+    read = read_in_threads(lambda save: _manifest(tier, save), [save for _, unread in looks for save in unread])
+    left_out = tuple(one for one in read if isinstance(one, UnreadRecord))
     _unless_away(left_out)
     found = [manifest for known, _ in looks for manifest in known]
     found += [one for one in read if isinstance(one, RankManifest)]
     return Survey(seen, tuple(sorted(found, key=lambda m: m.save)), left_out)
 
 
-def layout_texts(tier: ObjectStoreTier, digests: Collection[str]) -> tuple[dict[str, str], tuple[LeftOut, ...]]:
+def layout_texts(tier: ObjectStoreTier, digests: Collection[str]) -> tuple[dict[str, str], tuple[UnreadRecord, ...]]:
     """Reads layout records by digest, and tells which are damaged."""
     wanted = sorted(digests)
-    found = dict(zip(wanted, read_together(lambda digest: _read_layout_from_tier(tier, digest), wanted), strict=True))
-    left_out = tuple(one for one in found.values() if isinstance(one, LeftOut))
+    found = dict(zip(wanted, read_in_threads(lambda digest: _read_layout_from_tier(tier, digest), wanted), strict=True))
+    left_out = tuple(one for one in found.values() if isinstance(one, UnreadRecord))
     _unless_away(left_out)
     return {digest: one for digest, one in found.items() if isinstance(one, str)}, left_out
 
 
 def coverage(
     tier: ObjectStoreTier, manifests: Iterable[RankManifest], known: Covers | None = None
-) -> tuple[Covers, tuple[LeftOut, ...]]:
+) -> tuple[Covers, tuple[UnreadRecord, ...]]:
     """Decides which sets of layouts cover every tensor.
 
     Of those that some world saved. Sets that cannot be judged are left out of the answer, and the record that is to
@@ -276,13 +282,15 @@ def coverage(
     return covers, left_out
 
 
-def unjudged(found: Survey, covers: Covers, left_out: Iterable[LeftOut]) -> dict[Checkpoint, str]:
+def undecidable_checkpoints(found: Survey, covers: Covers, left_out: Iterable[UnreadRecord]) -> dict[Checkpoint, str]:
     """Names checkpoints whose completeness cannot be judged.
 
     Each with the record that cannot be read and why.
     """
     layouts = {one.digest: one for one in left_out if one.digest is not None}
-    told: dict[Checkpoint, str] = {one.checkpoint: str(one) for one in found.left_out if one.checkpoint is not None}
+    told: dict[Checkpoint, str] = {
+        one.checkpoint: str(one) for one in found.unread_records if one.checkpoint is not None
+    }
     for checkpoint, ranks in TierReading({}, found.manifests).manifests().items():
         digests = frozenset(m.layout for copies in ranks.values() for m in copies)
         lost = sorted(digests & layouts.keys())
@@ -291,20 +299,20 @@ def unjudged(found: Survey, covers: Covers, left_out: Iterable[LeftOut]) -> dict
     return told
 
 
-def reasons(found: Survey, covers: Covers, troubles: Mapping[Checkpoint, str]) -> dict[Checkpoint, str]:
+def explain_unrestorable(found: Survey, covers: Covers, troubles: Mapping[Checkpoint, str]) -> dict[Checkpoint, str]:
     """Tells why checkpoints that are there cannot be restored.
 
     Those that can are not in it.
     """
     by_checkpoint = TierReading({}, found.manifests).manifests()
     told = {}
-    for checkpoint in found.seen:
+    for checkpoint in found.all_checkpoints:
         ranks = by_checkpoint.get(checkpoint, {})
         if checkpoint in troubles:
             told[checkpoint] = troubles[checkpoint]
         elif not ranks:
             told[checkpoint] = "no rank's manifest is there: its save was interrupted, or the files were removed"
-        elif len(ranks) < (world := next(iter(ranks.values()))[0].world):
+        elif len(ranks) < (world := next(iter(ranks.values()))[0].world_size):
             missing = next(rank for rank in range(world) if rank not in ranks)
             told[checkpoint] = (
                 f"{len(ranks)} of {world} ranks' manifests are there, rank {missing}'s is not: its save was interrupted,"
@@ -315,7 +323,7 @@ def reasons(found: Survey, covers: Covers, troubles: Mapping[Checkpoint, str]) -
     return told
 
 
-def patiently(read: Callable[[], T]) -> T:
+def retry_while_unavailable(read: Callable[[], T]) -> T:
     """Asks a tier again, a few times, where it is silent.
 
     Raises its last word.
@@ -327,34 +335,34 @@ def patiently(read: Callable[[], T]) -> T:
             if attempt == _TRIES - 1:
                 raise
             metrics.fallbacks.labels("tier_asked_again").inc()
-            time.sleep(_WAITS.seconds(attempt + 1, random.random()))
+            time.sleep(_RETRY_BACKOFF.seconds(attempt + 1, random.random()))
     raise AssertionError("unreachable: the last try returned or raised")
 
 
-def _manifest(tier: ObjectStoreTier, save: RankSave) -> RankManifest | LeftOut | None:
+def _manifest(tier: ObjectStoreTier, save: RankSave) -> RankManifest | UnreadRecord | None:
     """Reads a manifest; None if it was removed since it was listed."""
     try:
-        return patiently(lambda: tier.read_manifest(save))
+        return retry_while_unavailable(lambda: tier.read_manifest(save))
     except ChunkMissing:
         return None
     except (TierError, Corrupt) as problem:
-        return LeftOut(str(problem), isinstance(problem, TierError), checkpoint=save.checkpoint)
+        return UnreadRecord(str(problem), isinstance(problem, TierError), checkpoint=save.checkpoint)
 
 
-def _read_layout_from_tier(tier: ObjectStoreTier, digest: str) -> str | LeftOut:
+def _read_layout_from_tier(tier: ObjectStoreTier, digest: str) -> str | UnreadRecord:
     try:
-        text = patiently(lambda: tier.read_layout(digest))
+        text = retry_while_unavailable(lambda: tier.read_layout(digest))
         read_layout(digest, text)
     except (TierError, Corrupt, ProtocolError) as problem:
         silent = isinstance(problem, TierError) and not isinstance(problem, ChunkMissing)
-        return LeftOut(str(problem), silent, digest=digest)
+        return UnreadRecord(str(problem), silent, digest=digest)
     return text
 
 
-def _unless_away(left_out: Collection[LeftOut]) -> None:
+def _unless_away(left_out: Collection[UnreadRecord]) -> None:
     silent = [one for one in left_out if one.silent]
-    if len(silent) > _MOST_SILENT:
-        raise TierUnavailable(f"{len(silent)} reads were not answered, the last: {silent[-1].why}")
+    if len(silent) > _MAX_SILENT:
+        raise TierUnavailable(f"{len(silent)} reads were not answered, the last: {silent[-1].reason}")
 
 
 # ---- retention thread ------------------------------------------------------------------------------------------------
@@ -391,7 +399,7 @@ class RetentionThread:
     ) -> None:
         self._open = open_tier
         self._lineage = lineage
-        self._epoch = epoch
+        self._generation = epoch
         self._keep = keep
         self._watch, self._leads = watch, leads
         self._spared: frozenset[Checkpoint] = frozenset()
@@ -400,10 +408,10 @@ class RetentionThread:
         self.outdone = False
         """At the end: another program has overtaken this one, and saved; later starts go on from what that one saved."""
         self._covers: Covers = {}
-        self._told: set[Checkpoint] = set()
+        self._reported: set[Checkpoint] = set()
         self._full = False
         self._discards: deque[RankSave] = deque(maxlen=_MAX_DISCARDS)
-        self._looks: queue.Queue[bool] = queue.Queue(maxsize=2)
+        self._wakeups: queue.Queue[bool] = queue.Queue(maxsize=2)
         self._thread = threading.Thread(target=self._run, name="surefoot-keeper", daemon=True)
         self._thread.start()
 
@@ -414,7 +422,7 @@ class RetentionThread:
         """
         self._lineage, self._spared = lineage, spared
 
-    def saved(self, checkpoint: Checkpoint) -> None:
+    def wake(self, checkpoint: Checkpoint) -> None:
         """Looks again, since a rank save has come.
 
         Older ones may have become superfluous.
@@ -435,14 +443,14 @@ class RetentionThread:
     def close(self, wait_seconds: float = 5.0) -> None:
         """Finishes the look it is at, and ends."""
         try:
-            self._looks.put(False, timeout=wait_seconds)
+            self._wakeups.put(False, timeout=wait_seconds)
         except queue.Full:
             log.warning("the persistent tier hangs while old checkpoints are removed; the thread ends with the process")
         self._thread.join(wait_seconds)
 
     def _put(self, look: bool) -> None:
         try:
-            self._looks.put_nowait(look)
+            self._wakeups.put_nowait(look)
         except queue.Full:
             pass  # a look that comes after this save is already queued
 
@@ -450,7 +458,7 @@ class RetentionThread:
         goes_on = True
         while goes_on:
             try:
-                goes_on = self._looks.get(timeout=BEAT_SECONDS if self._watch is not None else None)
+                goes_on = self._wakeups.get(timeout=BEAT_SECONDS if self._watch is not None else None)
                 self._guarded(self._tidy if goes_on else self._end)
             except queue.Empty:
                 self._guarded(self._beat)
@@ -480,30 +488,34 @@ class RetentionThread:
             except TierError as silent:
                 metrics.fallbacks.labels("sign_of_life_unwritten").inc()
                 log.info(
-                    "%s did not take this program's sign of life, so others may not notice it: %s", tier.place, silent
+                    "%s did not take this program's sign of life, so others may not notice it: %s",
+                    tier.location,
+                    silent,
                 )
 
     def _end(self, tier: ObjectStoreTier) -> None:
         if self._watch is not None:
-            self.outdone = self._watch.check(tier) and any(c.epoch > self._epoch for c in tier.seen())
+            self.outdone = self._watch.check(tier) and any(
+                c.generation > self._generation for c in tier.list_all_checkpoints()
+            )
             self._watch.end(tier)
 
-    def keep_now(self) -> list[Checkpoint]:
+    def collect_now(self) -> list[Checkpoint]:
         """Drops what the rules let go; what was dropped."""
         with closing(self._open()) as tier:
             return self._keep_in(tier)
 
     def _keep_in(self, tier: ObjectStoreTier) -> list[Checkpoint]:
         full, self._full = self._full, False
-        found = survey(tier)
+        found = survey_tier(tier)
         if self._watch is not None and self._watch.check(tier) and self._overtaken_at is None:
             # the other one chose before it claimed, and may have seen what came since `found` was read
-            self._overtaken_at = frozenset((*found.seen, *tier.seen()))
-        if self._watch is None and tier.epochs.is_overtaken(self._epoch):
+            self._overtaken_at = frozenset((*found.all_checkpoints, *tier.list_all_checkpoints()))
+        if self._watch is None and tier.generations.is_overtaken(self._generation):
             return []  # a rank that only makes room does not know what the other program stands on
         drops = self._drops(tier, found, full)
         if self._overtaken_at is not None:
-            drops = [c for c in drops if c.epoch == self._epoch and c not in self._overtaken_at]
+            drops = [c for c in drops if c.generation == self._generation and c not in self._overtaken_at]
         for checkpoint in drops:
             tier.drop_checkpoint(checkpoint)
         return drops
@@ -511,23 +523,23 @@ class RetentionThread:
     def _drops(self, tier: ObjectStoreTier, found: Survey, full: bool) -> list[Checkpoint]:
         """Chooses what to drop. What cannot be read stays: it may be good, and only a person can say that it is not."""
         self._covers, left_out = coverage(tier, found.manifests, self._covers)
-        troubles = unjudged(found, self._covers, left_out)
-        for checkpoint in sorted(troubles.keys() - self._told):
+        troubles = undecidable_checkpoints(found, self._covers, left_out)
+        for checkpoint in sorted(troubles.keys() - self._reported):
             log.warning("%s is not removed, as it cannot be judged: %s", checkpoint, troubles[checkpoint])
-        self._told |= troubles.keys()
-        whole = complete_persistent(found.manifests, self._lineage, self._epoch, frozenset(), self._covers)
-        entry = entry_of(self._lineage, self._epoch)
-        standing = Standing(
+        self._reported |= troubles.keys()
+        whole = complete_persistent(found.manifests, self._lineage, self._generation, frozenset(), self._covers)
+        entry = entry_of(self._lineage, self._generation)
+        standing = RetentionInputs(
             lineage=self._lineage,
-            epoch=self._epoch,
+            generation=self._generation,
             claimed=False,
             parent=entry.parent if entry is not None else None,
             watermark=None,
-            persistent=newest(whole),
+            persistent=newest_checkpoint(whole),
             pinned=None,
-            bad=frozenset(),
-            good=frozenset(c for c in (last_good(whole, found.manifests),) if c is not None),
+            unreadable=frozenset(),
+            known_good=frozenset(c for c in (last_good(whole, found.manifests),) if c is not None),
         )
         keep = max(1, min(self._keep, len(whole)) - 1) if full else self._keep
         unsure = self._spared | frozenset(troubles)
-        return persistent_drops(whole, found.seen, standing, keep, unjudged=unsure)
+        return persistent_drops(whole, found.all_checkpoints, standing, keep, unjudged=unsure)

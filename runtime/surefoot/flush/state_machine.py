@@ -20,26 +20,26 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
+from surefoot.protocol.identities import Checkpoint, MemoryServerInstance, RankSave
 from surefoot.protocol.timeouts import Backoff
 
 # ---- slots -----------------------------------------------------------------------------------------------------------
 # Defines the states, events and commands of staging slots. Pure values, on which the functions below decide.
 
 Phase = Literal["writing", "committing", "resting", "stopping", "done", "refused", "lost"]
-RUNNING: frozenset[Phase] = frozenset({"writing", "committing", "stopping"})
+RUNNING_PHASES: frozenset[Phase] = frozenset({"writing", "committing", "stopping"})
 """Phases in which a thread may be reading the slot's memory."""
 
 
 @dataclass(frozen=True, slots=True)
-class SealedSave:
+class StagedSave:
     """Describes what lies in a sealed slot.
 
     A stream of `stream_bytes`, and behind it the JSON of the plain values.
     """
 
     save: RankSave
-    world: int
+    world_size: int
     incarnation: str
     layout: str
     stream_bytes: int
@@ -47,19 +47,19 @@ class SealedSave:
 
 
 @dataclass(frozen=True, slots=True)
-class Leg:
+class Transfer:
     """The way of one save to one target."""
 
-    target: HolderId
+    target: MemoryServerInstance
     phase: Phase = "writing"
     failures: int = 0
     retry_at: float = 0.0
-    given_up: bool = False
+    abandoned: bool = False
     """It used its tries up. It rests for another only while the save would else be nowhere."""
 
 
 @dataclass(frozen=True, slots=True)
-class Free:
+class FreeSlotState:
     """Names a slot that the trainer may write to, or writes to.
 
     Nothing of it is known before it is sealed.
@@ -67,21 +67,21 @@ class Free:
 
 
 @dataclass(frozen=True, slots=True)
-class SealedSlot:
+class StagedSlot:
     """Staged, and no target is known to write it to."""
 
-    sealed: SealedSave
-    since: float
+    staged: StagedSave
+    since_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class Draining:
+class Flushing:
     """A sealed save on its way, with one leg per target."""
 
-    sealed: SealedSave
-    since: float
-    legs: tuple[Leg, ...]
-    asked: bool = False
+    staged: StagedSave
+    since_seconds: float
+    transfers: tuple[Transfer, ...]
+    commit_sent: bool = False
     """Some target was asked to commit it: it may be there, whatever became of the answer."""
 
 
@@ -89,13 +89,13 @@ class Draining:
 class Committed:
     """Decided (`ok` unless it was refused or given up), and waiting for the last reader to leave the memory."""
 
-    sealed: SealedSave
+    staged: StagedSave
     ok: bool
-    legs: tuple[Leg, ...]
-    asked: bool = False
+    transfers: tuple[Transfer, ...]
+    commit_sent: bool = False
 
 
-Slot = Free | SealedSlot | Draining | Committed
+Slot = FreeSlotState | StagedSlot | Flushing | Committed
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +106,14 @@ class RetryLimits:
     """Tries of one leg. A target that used them all up gets one try a save until it takes one again."""
     retry_seconds: float = 0.1
     """Wait before the second try; doubles each time, less up to half by the event's `drawn`."""
-    longest_retry_seconds: float = 2.0
+    max_retry_seconds: float = 2.0
     """Longest wait before another try, of a save that is kept though its targets were given up."""
-    homeless_seconds: float = 30.0
+    no_target_timeout_seconds: float = 30.0
     """How long a save waits while no target is named at all, or none of them takes it and no newer save is there."""
 
 
 @dataclass(frozen=True, slots=True)
-class DrainState:
+class FlushState:
     """Holds the state of one arena.
 
     `targets`: where saves go, the local one first. `holders`: all whose copies count (⊇ targets).
@@ -121,14 +121,14 @@ class DrainState:
 
     slots: tuple[Slot, ...]
     incarnation: str
-    targets: tuple[HolderId, ...] = ()
-    holders: frozenset[HolderId] = frozenset()
+    targets: tuple[MemoryServerInstance, ...] = ()
+    servers: frozenset[MemoryServerInstance] = frozenset()
     replicas: int = 1
-    away: frozenset[HolderId] = frozenset()
+    unreachable: frozenset[MemoryServerInstance] = frozenset()
     limits: RetryLimits = field(default_factory=RetryLimits)
 
     @property
-    def replicas_effective(self) -> int:
+    def effective_replicas(self) -> int:
         """Counts the acknowledgements that free a slot.
 
         As many as there are targets, at most R, never none.
@@ -137,25 +137,25 @@ class DrainState:
 
     def pending(self) -> tuple[Checkpoint, ...]:
         """Checkpoints staged here and not yet decided, oldest first."""
-        found = {s.sealed.save.checkpoint for s in self.slots if isinstance(s, SealedSlot | Draining)}
+        found = {s.staged.save.checkpoint for s in self.slots if isinstance(s, StagedSlot | Flushing)}
         return tuple(sorted(found))
 
     def busy(self) -> bool:
-        return any(not isinstance(slot, Free) for slot in self.slots)
+        return any(not isinstance(slot, FreeSlotState) for slot in self.slots)
 
-    def is_running(self, target: HolderId) -> bool:
+    def is_running(self, target: MemoryServerInstance) -> bool:
         """Whether an order to `target` has not been answered yet."""
-        legs = [leg for slot in self.slots if isinstance(slot, Draining | Committed) for leg in slot.legs]
-        return any(leg.target == target and leg.phase in RUNNING for leg in legs)
+        legs = [leg for slot in self.slots if isinstance(slot, Flushing | Committed) for leg in slot.transfers]
+        return any(leg.target == target and leg.phase in RUNNING_PHASES for leg in legs)
 
     def next_tick(self) -> float | None:
         """The earliest time at which a Tick would do something."""
         times = []
         for slot in self.slots:
-            legs = slot.legs if isinstance(slot, Draining) else ()
+            legs = slot.transfers if isinstance(slot, Flushing) else ()
             times += [leg.retry_at for leg in legs if leg.phase == "resting"]
-            if isinstance(slot, SealedSlot | Draining) and not self.targets:
-                times.append(slot.since + self.limits.homeless_seconds)
+            if isinstance(slot, StagedSlot | Flushing) and not self.targets:
+                times.append(slot.since_seconds + self.limits.no_target_timeout_seconds)
         return min(times, default=None)
 
 
@@ -165,7 +165,7 @@ class DrainState:
 @dataclass(frozen=True, slots=True)
 class SlotStaged:
     slot: int
-    sealed: SealedSave
+    staged: StagedSave
     now: float
 
 
@@ -177,7 +177,7 @@ class SaveWritten:
     """
 
     slot: int
-    target: HolderId
+    target: MemoryServerInstance
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,15 +185,15 @@ class Acknowledged:
     """`target` has the index entry. Answers CommitOn."""
 
     slot: int
-    target: HolderId
+    target: MemoryServerInstance
 
 
 @dataclass(frozen=True, slots=True)
-class LegRefused:
+class TransferFenced:
     """`target` is fenced: a newer epoch rules. Answers WriteTo or CommitOn."""
 
     slot: int
-    target: HolderId
+    target: MemoryServerInstance
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,41 +204,41 @@ class TargetFailed:
     """
 
     slot: int
-    target: HolderId
+    target: MemoryServerInstance
     cause: Literal["unavailable", "full", "missing"]
     now: float
-    drawn: float = 0.0
+    jitter: float = 0.0
     """Jitter in [0, 1)."""
     detail: str = ""
     """The error, for people."""
 
 
 @dataclass(frozen=True, slots=True)
-class LegEnded:
+class TransferStopped:
     """The leg left the memory without finishing. Answers Stop (as does any other answer of that leg)."""
 
     slot: int
-    target: HolderId
+    target: MemoryServerInstance
 
 
 @dataclass(frozen=True, slots=True)
 class Retargeted:
     """An epoch was committed, or holders came or went."""
 
-    targets: tuple[HolderId, ...]
-    holders: frozenset[HolderId]
+    targets: tuple[MemoryServerInstance, ...]
+    servers: frozenset[MemoryServerInstance]
     replicas: int
     now: float
 
 
 @dataclass(frozen=True, slots=True)
-class EpochBegun:
+class GenerationStarted:
     """Trainers of `epoch` are about to start.
 
     Holders refuse whatever an older one saved.
     """
 
-    epoch: int
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,12 +247,12 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class DrainClosed:
+class FlushClosed:
     """The worker must go: what is not yet there is given up."""
 
 
-Answer = SaveWritten | Acknowledged | LegRefused | TargetFailed | LegEnded
-Event = Answer | SlotStaged | Retargeted | EpochBegun | Tick | DrainClosed
+Answer = SaveWritten | Acknowledged | TransferFenced | TargetFailed | TransferStopped
+Event = Answer | SlotStaged | Retargeted | GenerationStarted | Tick | FlushClosed
 
 # ---- commands -------------------------------------------------------------------------------------------------------
 
@@ -262,7 +262,7 @@ class WriteTo:
     """Orders all of a slot's save written, again from its beginning."""
 
     slot: int
-    target: HolderId
+    target: MemoryServerInstance
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,15 +273,15 @@ class CommitOn:
     """
 
     slot: int
-    target: HolderId
+    target: MemoryServerInstance
 
 
 @dataclass(frozen=True, slots=True)
-class StopLeg:
+class StopTransfer:
     """Leave the slot's memory; answer when out of it."""
 
     slot: int
-    target: HolderId
+    target: MemoryServerInstance
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,27 +303,27 @@ class CopyReport:
 
 
 @dataclass(frozen=True, slots=True)
-class GaveUp:
+class SaveAbandoned:
     save: RankSave
-    target: HolderId
+    target: MemoryServerInstance
     cause: str
     detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Complain:
+class RejectStaged:
     """Something was staged that may not be."""
 
     text: str
 
 
-Command = WriteTo | CommitOn | StopLeg | FreeSlot | CopyReport | GaveUp | Complain
+Command = WriteTo | CommitOn | StopTransfer | FreeSlot | CopyReport | SaveAbandoned | RejectStaged
 
 
 # ---- state machine ---------------------------------------------------------------------------------------------------
 
 
-def step(state: DrainState, event: Event) -> tuple[DrainState, tuple[Command, ...]]:
+def step(state: FlushState, event: Event) -> tuple[FlushState, tuple[Command, ...]]:
     """Computes the next state and what to do.
 
     Events that no longer fit (a late answer) change nothing.
@@ -333,188 +333,200 @@ def step(state: DrainState, event: Event) -> tuple[DrainState, tuple[Command, ..
     match event:
         case SlotStaged(now=now):
             state = _staged(state, event, commands)
-        case SaveWritten() | Acknowledged() | LegRefused() | TargetFailed() | LegEnded():
+        case SaveWritten() | Acknowledged() | TransferFenced() | TargetFailed() | TransferStopped():
             state = _answered(state, event, commands)
             now = event.now if isinstance(event, TargetFailed) else None
         case Retargeted(targets, holders, replicas, now):
-            state = replace(state, targets=targets, holders=holders | set(targets), replicas=replicas)
-            state = replace(state, away=state.away & state.holders)
+            state = replace(state, targets=targets, servers=holders | set(targets), replicas=replicas)
+            state = replace(state, unreachable=state.unreachable & state.servers)
         case Tick(now):
-            state = _woken(state, now, commands)
-        case EpochBegun(epoch):
+            state = _retry_due(state, now, commands)
+        case GenerationStarted(epoch):
             for index, slot in enumerate(state.slots):
-                if not isinstance(slot, Free) and slot.sealed.save.epoch < epoch:
-                    state = _put(state, index, _given_up(index, slot, commands))
-        case DrainClosed():
+                if not isinstance(slot, FreeSlotState) and slot.staged.save.generation < epoch:
+                    state = _put(state, index, _is_abandoned(index, slot, commands))
+        case FlushClosed():
             for index, slot in enumerate(state.slots):
-                state = _put(state, index, _given_up(index, slot, commands))
+                state = _put(state, index, _is_abandoned(index, slot, commands))
     for index in range(len(state.slots)):
-        state = _settled(state, index, now, commands)
+        state = _advance_slot(state, index, now, commands)
     return state, tuple(commands)
 
 
-def _staged(state: DrainState, event: SlotStaged, commands: list[Command]) -> DrainState:
-    save = event.sealed.save
-    if not isinstance(state.slots[event.slot], Free):
-        commands.append(Complain(f"{save} was staged into slot {event.slot}, which is still draining: ignored"))
+def _staged(state: FlushState, event: SlotStaged, commands: list[Command]) -> FlushState:
+    save = event.staged.save
+    if not isinstance(state.slots[event.slot], FreeSlotState):
+        commands.append(RejectStaged(f"{save} was staged into slot {event.slot}, which is still draining: ignored"))
         return state
-    if event.sealed.incarnation != state.incarnation:
-        commands.append(Complain(f"{save} was staged by another incarnation ({event.sealed.incarnation}): not drained"))
+    if event.staged.incarnation != state.incarnation:
+        commands.append(
+            RejectStaged(f"{save} was staged by another incarnation ({event.staged.incarnation}): not drained")
+        )
         commands.append(FreeSlot(event.slot, save, False, 0, lost=True))
         return state
-    return _put(state, event.slot, SealedSlot(event.sealed, event.now))
+    return _put(state, event.slot, StagedSlot(event.staged, event.now))
 
 
-def _answered(state: DrainState, event: Answer, commands: list[Command]) -> DrainState:
+def _answered(state: FlushState, event: Answer, commands: list[Command]) -> FlushState:
     slot = state.slots[event.slot]
-    if not isinstance(slot, Draining | Committed):
+    if not isinstance(slot, Flushing | Committed):
         return state
-    leg = next((leg for leg in slot.legs if leg.target == event.target and leg.phase in RUNNING), None)
+    leg = next((leg for leg in slot.transfers if leg.target == event.target and leg.phase in RUNNING_PHASES), None)
     if leg is None:
         return state
-    if leg.phase == "stopping" and isinstance(event, SaveWritten | TargetFailed | LegEnded):
+    if leg.phase == "stopping" and isinstance(event, SaveWritten | TargetFailed | TransferStopped):
         # It left without a result: forgotten, so that the target may be tried anew if it is named again.
-        return _put(state, event.slot, replace(slot, legs=tuple(kept for kept in slot.legs if kept is not leg)))
+        return _put(
+            state, event.slot, replace(slot, transfers=tuple(kept for kept in slot.transfers if kept is not leg))
+        )
     match event:
         case SaveWritten() if leg.phase == "writing":
             leg = replace(leg, phase="committing")
             commands.append(CommitOn(event.slot, event.target))
-        case SaveWritten() | LegEnded():
+        case SaveWritten() | TransferStopped():
             leg = replace(leg, phase="lost")
         case Acknowledged():
             leg = replace(leg, phase="done")
-            state = replace(state, away=state.away - {leg.target})
-        case LegRefused():
+            state = replace(state, unreachable=state.unreachable - {leg.target})
+        case TransferFenced():
             leg = replace(leg, phase="refused")
         case TargetFailed():
             state, leg = _failed(state, slot, leg, event, commands)
-    slot = replace(slot, legs=_with(slot.legs, leg), asked=slot.asked or leg.phase == "committing")
+    slot = replace(
+        slot, transfers=_with(slot.transfers, leg), commit_sent=slot.commit_sent or leg.phase == "committing"
+    )
     if leg.phase == "done":
-        commands.append(CopyReport(slot.sealed.save, _copies(state, slot.legs)))
+        commands.append(CopyReport(slot.staged.save, _copies(state, slot.transfers)))
     return _put(state, event.slot, slot)
 
 
 def _failed(
-    state: DrainState, slot: Draining | Committed, leg: Leg, event: TargetFailed, commands: list[Command]
-) -> tuple[DrainState, Leg]:
+    state: FlushState, slot: Flushing | Committed, leg: Transfer, event: TargetFailed, commands: list[Command]
+) -> tuple[FlushState, Transfer]:
     """Another try later, or none: after all its tries, or after one if it was away before."""
     failures = leg.failures + 1
-    wait = Backoff(state.limits.retry_seconds, state.limits.longest_retry_seconds).seconds(failures, event.drawn)
+    wait = Backoff(state.limits.retry_seconds, state.limits.max_retry_seconds).seconds(failures, event.jitter)
     leg = replace(leg, failures=failures, retry_at=event.now + wait)
-    if failures < (1 if leg.target in state.away else state.limits.attempts):
+    if failures < (1 if leg.target in state.unreachable else state.limits.attempts):
         return state, replace(leg, phase="resting")
-    if not leg.given_up:
-        commands.append(GaveUp(slot.sealed.save, leg.target, event.cause, event.detail))
-    return replace(state, away=state.away | {leg.target}), replace(leg, phase="lost", given_up=True)
+    if not leg.abandoned:
+        commands.append(SaveAbandoned(slot.staged.save, leg.target, event.cause, event.detail))
+    return replace(state, unreachable=state.unreachable | {leg.target}), replace(leg, phase="lost", abandoned=True)
 
 
-def _woken(state: DrainState, now: float, commands: list[Command]) -> DrainState:
+def _retry_due(state: FlushState, now: float, commands: list[Command]) -> FlushState:
     for index, slot in enumerate(state.slots):
-        if not isinstance(slot, Draining):
+        if not isinstance(slot, Flushing):
             continue
         legs = []
-        for leg in slot.legs:
+        for leg in slot.transfers:
             if leg.phase == "resting" and leg.retry_at <= now:
                 commands.append(WriteTo(index, leg.target))
                 legs.append(replace(leg, phase="writing"))
             else:
                 legs.append(leg)
-        state = _put(state, index, replace(slot, legs=tuple(legs)))
+        state = _put(state, index, replace(slot, transfers=tuple(legs)))
     return state
 
 
-def _settled(state: DrainState, index: int, now: float | None, commands: list[Command]) -> DrainState:
+def _advance_slot(state: FlushState, index: int, now: float | None, commands: list[Command]) -> FlushState:
     """What follows for one slot from how things stand: legs that begin or end, a decision, freedom."""
     slot = state.slots[index]
-    if isinstance(slot, SealedSlot) and state.targets:
-        slot = Draining(slot.sealed, slot.since, ())
-    elif isinstance(slot, SealedSlot) and _homeless(state, slot, now):
-        slot = Committed(slot.sealed, False, ())
-    if isinstance(slot, Draining):
+    if isinstance(slot, StagedSlot) and state.targets:
+        slot = Flushing(slot.staged, slot.since_seconds, ())
+    elif isinstance(slot, StagedSlot) and _has_no_target(state, slot, now):
+        slot = Committed(slot.staged, False, ())
+    if isinstance(slot, Flushing):
         slot = _decided(state, index, slot, now, commands)
-    if isinstance(slot, Committed) and not any(leg.phase in RUNNING for leg in slot.legs):
-        copies = _copies(state, slot.legs)
-        commands.append(FreeSlot(index, slot.sealed.save, slot.ok and copies > 0, copies, lost=not slot.asked))
-        slot = Free()
+    if isinstance(slot, Committed) and not any(leg.phase in RUNNING_PHASES for leg in slot.transfers):
+        copies = _copies(state, slot.transfers)
+        commands.append(FreeSlot(index, slot.staged.save, slot.ok and copies > 0, copies, lost=not slot.commit_sent))
+        slot = FreeSlotState()
     return _put(state, index, slot)
 
 
-def _homeless(state: DrainState, slot: SealedSlot | Draining, now: float | None) -> bool:
-    return now is not None and now >= slot.since + state.limits.homeless_seconds
+def _has_no_target(state: FlushState, slot: StagedSlot | Flushing, now: float | None) -> bool:
+    return now is not None and now >= slot.since_seconds + state.limits.no_target_timeout_seconds
 
 
 def _decided(
-    state: DrainState, index: int, slot: Draining, now: float | None, commands: list[Command]
-) -> Draining | Committed:
-    dropped = [leg for leg in slot.legs if leg.target not in state.targets]
-    legs = _stopped(index, slot.legs, [leg.target for leg in dropped], commands)
+    state: FlushState, index: int, slot: Flushing, now: float | None, commands: list[Command]
+) -> Flushing | Committed:
+    dropped = [leg for leg in slot.transfers if leg.target not in state.targets]
+    legs = _stopped(index, slot.transfers, [leg.target for leg in dropped], commands)
     copies = _copies(state, legs)
     if any(leg.phase == "refused" for leg in legs):
-        return Committed(slot.sealed, False, _stopped(index, legs, state.targets, commands), slot.asked)
-    if copies >= state.replicas_effective:
-        return Committed(slot.sealed, True, _stopped(index, legs, state.targets, commands), slot.asked)
+        return Committed(slot.staged, False, _stopped(index, legs, state.targets, commands), slot.commit_sent)
+    if copies >= state.effective_replicas:
+        return Committed(slot.staged, True, _stopped(index, legs, state.targets, commands), slot.commit_sent)
     used = {leg.target for leg in legs}
     hoped = copies + sum(leg.phase in ("writing", "committing", "resting") for leg in legs)
-    for target in [t for t in state.targets if t not in used][: state.replicas_effective - hoped]:
-        legs = (*legs, Leg(target))
+    for target in [t for t in state.targets if t not in used][: state.effective_replicas - hoped]:
+        legs = (*legs, Transfer(target))
         commands.append(WriteTo(index, target))
-    legs = _kept(state, replace(slot, legs=legs), copies, now)
-    if any(leg.phase in RUNNING or leg.phase == "resting" for leg in legs):
-        return replace(slot, legs=legs)
-    if not state.targets and not copies and not _homeless(state, slot, now):
-        return replace(slot, legs=legs)
-    return Committed(slot.sealed, copies > 0, legs, slot.asked)
+    legs = _with_retries(state, replace(slot, transfers=legs), copies, now)
+    if any(leg.phase in RUNNING_PHASES or leg.phase == "resting" for leg in legs):
+        return replace(slot, transfers=legs)
+    if not state.targets and not copies and not _has_no_target(state, slot, now):
+        return replace(slot, transfers=legs)
+    return Committed(slot.staged, copies > 0, legs, slot.commit_sent)
 
 
-def _kept(state: DrainState, slot: Draining, copies: int, now: float | None) -> tuple[Leg, ...]:
+def _with_retries(state: FlushState, slot: Flushing, copies: int, now: float | None) -> tuple[Transfer, ...]:
     """The legs, those that gave up resting for another try while the save would else be nowhere, or lost.
 
     A job's last save has no newer one behind it: freed after a second of tries it was gone for good, beside holders
     that came back a moment later.
     """
-    others = [other.sealed for other in state.slots if not isinstance(other, Free) and other.sealed != slot.sealed]
-    newest = len(state.slots) > 1 and all(other.save.checkpoint < slot.sealed.save.checkpoint for other in others)
-    hoped = copies or any((leg.phase in RUNNING or leg.phase == "resting") and not leg.given_up for leg in slot.legs)
-    wanted = newest and not hoped and not _homeless(state, slot, now)
-    return tuple(_kept_leg(leg, wanted and leg.target in state.targets) for leg in slot.legs)
+    others = [
+        other.staged for other in state.slots if not isinstance(other, FreeSlotState) and other.staged != slot.staged
+    ]
+    newest = len(state.slots) > 1 and all(other.save.checkpoint < slot.staged.save.checkpoint for other in others)
+    hoped = copies or any(
+        (leg.phase in RUNNING_PHASES or leg.phase == "resting") and not leg.abandoned for leg in slot.transfers
+    )
+    wanted = newest and not hoped and not _has_no_target(state, slot, now)
+    return tuple(_with_retry(leg, wanted and leg.target in state.targets) for leg in slot.transfers)
 
 
-def _kept_leg(leg: Leg, wanted: bool) -> Leg:
-    if not leg.given_up or leg.phase not in ("resting", "lost"):
+def _with_retry(leg: Transfer, wanted: bool) -> Transfer:
+    if not leg.abandoned or leg.phase not in ("resting", "lost"):
         return leg
     return replace(leg, phase="resting" if wanted else "lost")
 
 
-def _given_up(index: int, slot: Slot, commands: list[Command]) -> Slot:
+def _is_abandoned(index: int, slot: Slot, commands: list[Command]) -> Slot:
     match slot:
-        case SealedSlot(sealed):
+        case StagedSlot(sealed):
             return Committed(sealed, False, ())
-        case Draining(sealed, _, legs, asked):
+        case Flushing(sealed, _, legs, asked):
             return Committed(sealed, True, _stopped(index, legs, [leg.target for leg in legs], commands), asked)
         case _:
             return slot
 
 
-def _stopped(index: int, legs: Iterable[Leg], targets: Iterable[HolderId], commands: list[Command]) -> tuple[Leg, ...]:
+def _stopped(
+    index: int, legs: Iterable[Transfer], targets: Iterable[MemoryServerInstance], commands: list[Command]
+) -> tuple[Transfer, ...]:
     """The legs, those to `targets` told to end: forgotten if they rest, else once they have left the memory."""
     kept = []
     for leg in legs:
         if leg.target in targets and leg.phase in ("writing", "committing"):
-            commands.append(StopLeg(index, leg.target))
+            commands.append(StopTransfer(index, leg.target))
             kept.append(replace(leg, phase="stopping"))
         elif leg.target not in targets or leg.phase != "resting":
             kept.append(leg)
     return tuple(kept)
 
 
-def _copies(state: DrainState, legs: Iterable[Leg]) -> int:
+def _copies(state: FlushState, legs: Iterable[Transfer]) -> int:
     """True copies: acknowledged by holders that still count."""
-    return sum(leg.phase == "done" and leg.target in state.holders for leg in legs)
+    return sum(leg.phase == "done" and leg.target in state.servers for leg in legs)
 
 
-def _with(legs: Iterable[Leg], changed: Leg) -> tuple[Leg, ...]:
-    return tuple(changed if leg.target == changed.target and leg.phase in RUNNING else leg for leg in legs)
+def _with(legs: Iterable[Transfer], changed: Transfer) -> tuple[Transfer, ...]:
+    return tuple(changed if leg.target == changed.target and leg.phase in RUNNING_PHASES else leg for leg in legs)
 
 
-def _put(state: DrainState, index: int, slot: Slot) -> DrainState:
+def _put(state: FlushState, index: int, slot: Slot) -> FlushState:
     return replace(state, slots=(*state.slots[:index], slot, *state.slots[index + 1 :]))

@@ -25,7 +25,7 @@ from typing import TypeVar
 from surefoot import metrics
 from surefoot.errors import (
     ChunkMissing,
-    CopyRefused,
+    CopyUnsupported,
     Corrupt,
     SaveExists,
     SurefootError,
@@ -34,12 +34,12 @@ from surefoot.errors import (
     Unreadable,
 )
 from surefoot.flush.bandwidth import TokenBucket
-from surefoot.flush.engine import Probe, WrittenSave, base_of, successor
+from surefoot.flush.engine import StageHook, WrittenSave, base_of, successor
 from surefoot.format.layouts import Stream
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.timeouts import Backoff
-from surefoot.tiers import CommitsOnce, CopiesParts, ManyStreams, Tier
+from surefoot.tiers import CommitsOnce, SupportsPartCopy, SupportsParts, Tier
 from surefoot.tiers.persistent import ObjectStoreTier
 from surefoot.tiers.tier import chunk_from, is_listed, stream_from, table_from, values_from
 
@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Puts:
+class PartSender:
     """Sends parts to a tier, as many at once as it takes.
 
     Never more are in memory than that.
@@ -57,9 +57,9 @@ class Puts:
 
     def __init__(self, target: Tier, save: RankSave) -> None:
         self._target, self._save = target, save
-        self._many = target if isinstance(target, ManyStreams) else None
+        self._many = target if isinstance(target, SupportsParts) else None
         self.together = self._many.together if self._many is not None else 1
-        self._kept = self._many.kept(save) if self._many is not None else {}
+        self._present_parts = self._many.list_parts(save) if self._many is not None else {}
         self._room = self._many.at_once if self._many is not None else 1
         self._pool = ThreadPoolExecutor(self._room, thread_name_prefix="surefoot-put") if self._room > 1 else None
         self._under_way: deque[Future[int]] = deque()
@@ -87,13 +87,13 @@ class Puts:
 
     def copy_unchanged(self, base: RankSave, parts: Iterable[int]) -> frozenset[int]:
         """Has the tier copy parts of another save; returns those copied."""
-        target, wanted = self._target, [part for part in parts if part not in self._kept]
-        if not isinstance(target, CopiesParts) or self._pool is None:
+        target, wanted = self._target, [part for part in parts if part not in self._present_parts]
+        if not isinstance(target, SupportsPartCopy) or self._pool is None:
             return frozenset()
         made = self._pool.map(lambda part: target.copy_part(base, self._save, part), wanted)
         try:
             return frozenset(part for part, is_made in zip(wanted, made, strict=True) if is_made)
-        except CopyRefused as refusal:
+        except CopyUnsupported as refusal:
             log.warning("what is unchanged is sent to %s too: %s", target.name, refusal)
             metrics.fallbacks.labels("copy_refused").inc()
             return frozenset()
@@ -110,12 +110,12 @@ class Puts:
             for index, chunk in enumerate(chunks, part):
                 self._target.put_chunk(self._save, index, chunk)
             return size
-        if self._kept.get(part) == size and self._many.has_part(self._save, part, chunks):
+        if self._present_parts.get(part) == size and self._many.has_part(self._save, part, chunks):
             return 0
         self._many.put_part(self._save, part, chunks)
         return size
 
-    def __enter__(self) -> Puts:
+    def __enter__(self) -> PartSender:
         return self
 
     def __exit__(
@@ -126,12 +126,12 @@ class Puts:
             self._pool.shutdown(wait=True, cancel_futures=kind is not None)
 
 
-class Abandoned(SurefootError):
+class CopyCancelled(SurefootError):
     """The copy was called off."""
 
 
 @dataclass(frozen=True, slots=True)
-class CopiedSave:
+class CopyResult:
     """Tells what a finished copy sent, and what it wrote."""
 
     sent_bytes: int
@@ -147,7 +147,7 @@ def copy_save(
     writer_epoch: int,
     pace: TokenBucket,
     before: WrittenSave | None = None,
-) -> CopiedSave:
+) -> CopyResult:
     """Copies a rank save to a tier and commits it there.
 
     Args:
@@ -165,7 +165,7 @@ def copy_save(
     """
     manifest, having, silent = _manifest_of(save, sources)
     if isinstance(target, CommitsOnce) and target.has(manifest):
-        return CopiedSave(0, 0, None)
+        return CopyResult(0, 0, None)
     try:
         return _copied(manifest, having, target, (writer_epoch, pace), base_of(before, save, manifest.layout))
     except Unreadable as found:
@@ -180,7 +180,7 @@ def _copied(
     target: Tier,
     how: tuple[int, TokenBucket],
     base: WrittenSave | None,
-) -> CopiedSave:
+) -> CopyResult:
     save, (writer_epoch, pace) = manifest.save, how
     stream = _first_good("layout", save, having, lambda tier: stream_from(tier, manifest))
     table = _first_good("digest table", save, having, lambda tier: table_from(tier, manifest))
@@ -188,7 +188,7 @@ def _copied(
     target.put_layout(manifest.layout, stream.text)
     lengths = stream.layout.chunk_lengths()
     unchanged = 0
-    with Puts(target, save) as puts:
+    with PartSender(target, save) as puts:
         parts = puts.parts_of(len(lengths))
         same = {p for p, chunks in parts.items() if base is not None and base.has_all(stream, chunks, table)}
         copied = puts.copy_unchanged(base.save, sorted(same)) if base is not None and same else frozenset()
@@ -198,7 +198,7 @@ def _copied(
                 unchanged += size
                 continue
             if not pace.take(size):
-                raise Abandoned(f"copying {save} to {target.name} was called off")
+                raise CopyCancelled(f"copying {save} to {target.name} was called off")
             puts.make_room()
             puts.put(part, [_chunk(save, having, (manifest, stream, table), index) for index in chunks])
         sent = puts.sent()
@@ -206,7 +206,7 @@ def _copied(
     target.put_values(save, values)
     target.commit(manifest, writer_epoch, lengths)
     written = successor(base, save, manifest.layout, table)
-    return CopiedSave(sent + len(table) + len(values), unchanged, written)
+    return CopyResult(sent + len(table) + len(values), unchanged, written)
 
 
 def repair(save: RankSave, source: Tier, target: Tier, epoch: int, pace: TokenBucket) -> str | None:
@@ -275,7 +275,7 @@ def _first_good(what: str, save: RankSave, sources: Sequence[Tier], read: Callab
 
 
 @dataclass(frozen=True, slots=True)
-class Promoted:
+class UploadOutcome:
     """Tells how one promotion of a rank save ended.
 
     `error` is None if all of it is in the persistent tier.
@@ -290,7 +290,7 @@ class Promoted:
 
 
 @dataclass(frozen=True, slots=True)
-class PromotionOptions:
+class UploadOptions:
     pace: TokenBucket | None = None
     """The promoter's own, stopped when it is closed; None: without a limit."""
     attempts: int = 4
@@ -298,10 +298,10 @@ class PromotionOptions:
     """Wait before the second try; doubles each time, less up to half."""
     queued: int = 256
     """Rank saves that may wait; more are answered with an error, and the leader names them again."""
-    probe: Probe | None = None
+    stage_hook: StageHook | None = None
 
 
-class Promoter:
+class Uploader:
     """Copies rank saves to the persistent tier in one thread.
 
     `promote` returns at once, `on_done` is called from the thread.
@@ -311,13 +311,13 @@ class Promoter:
         self,
         open_sources: Callable[[RankSave], Sequence[Tier]],
         open_target: Callable[[], Tier],
-        on_done: Callable[[Promoted], None],
-        options: PromotionOptions | None = None,
+        on_done: Callable[[UploadOutcome], None],
+        options: UploadOptions | None = None,
     ) -> None:
         self._open_sources = open_sources
         self._open_target = open_target
         self._on_done = on_done
-        self._options = options or PromotionOptions()
+        self._options = options or UploadOptions()
         self._pace = self._options.pace or TokenBucket()
         self._orders: queue.Queue[tuple[RankSave, int] | None] = queue.Queue(maxsize=self._options.queued)
         self._waiting: set[RankSave] = set()
@@ -328,7 +328,7 @@ class Promoter:
         self._thread = threading.Thread(target=self._run, name="surefoot-promoter", daemon=True)
         self._thread.start()
 
-    def promote(self, epoch: int, saves: Iterable[RankSave]) -> None:
+    def queue_upload(self, epoch: int, saves: Iterable[RankSave]) -> None:
         """Queues saves; one that already waits or runs is not queued twice."""
         for save in saves:
             with self._lock:
@@ -338,7 +338,7 @@ class Promoter:
             try:
                 self._orders.put_nowait((save, epoch))
             except queue.Full:
-                self._finished(Promoted(save, "too many promotions wait on this worker", 0, 0.0))
+                self._finished(UploadOutcome(save, "too many promotions wait on this worker", 0, 0.0))
 
     def close(self, wait_seconds: float = 5.0) -> bool:
         """Calls off what is under way (it can be done again elsewhere) and joins the thread."""
@@ -357,21 +357,21 @@ class Promoter:
             if order is None:
                 return
             try:
-                promoted = self._promoted(*order)
+                promoted = self._uploaded(*order)
             except Exception as unexpected:  # a promoter that dies silently would never answer the leader again
                 log.exception("promoting %s failed in an unexpected way", order[0])
-                promoted = Promoted(order[0], repr(unexpected), 0, 0.0)
+                promoted = UploadOutcome(order[0], repr(unexpected), 0, 0.0)
             self._finished(promoted)
 
-    def _promoted(self, save: RankSave, epoch: int) -> Promoted:
+    def _uploaded(self, save: RankSave, epoch: int) -> UploadOutcome:
         began = time.monotonic()
         error: str | None = None
         unreadable = False
         for attempt in range(self._options.attempts):
             try:
                 copied = self._copied(save, epoch)
-            except Abandoned as called_off:
-                return Promoted(save, str(called_off), 0, time.monotonic() - began)
+            except CopyCancelled as called_off:
+                return UploadOutcome(save, str(called_off), 0, time.monotonic() - began)
             except SurefootError as problem:
                 error, unreadable = str(problem), isinstance(problem, Unreadable) and not problem.absent
                 metrics.checkpoint_failures.labels("persistent", metrics.reason_of(problem)).inc()
@@ -391,10 +391,10 @@ class Promoter:
                 metrics.unchanged_bytes.labels("persistent").inc(copied.unchanged_bytes)
                 metrics.checkpoint_step.labels("persistent").set(save.step)
                 metrics.checkpoint_seconds.labels("persistent", "promote").observe(seconds)
-                return Promoted(save, None, copied.sent_bytes, seconds)
-        return Promoted(save, error, 0, time.monotonic() - began, unreadable)
+                return UploadOutcome(save, None, copied.sent_bytes, seconds)
+        return UploadOutcome(save, error, 0, time.monotonic() - began, unreadable)
 
-    def _copied(self, save: RankSave, epoch: int) -> CopiedSave:
+    def _copied(self, save: RankSave, epoch: int) -> CopyResult:
         opened: list[Tier] = []
         try:
             sources = self._open_sources(save)
@@ -406,11 +406,11 @@ class Promoter:
             for tier in opened:
                 tier.close()
 
-    def _finished(self, promoted: Promoted) -> None:
+    def _finished(self, promoted: UploadOutcome) -> None:
         with self._lock:
             self._waiting.discard(promoted.save)
-        if self._options.probe is not None and promoted.error is None:
-            self._options.probe("promoted")
+        if self._options.stage_hook is not None and promoted.error is None:
+            self._options.stage_hook("promoted")
         try:
             self._on_done(promoted)
         except Exception:

@@ -280,10 +280,10 @@ def _placed(layout: Layout) -> tuple[PlacedPiece, ...]:
 OWN = -1
 """In place of a rule: every rank has such a tensor of its own, with the rank in its name."""
 
-MOST_KNOWN = 64
+MAX_KNOWN = 64
 """How many different holdings are remembered."""
 
-MOST_BOXES = 4096
+MAX_BOXES = 4096
 """Of how many boxes of different tensors the holders are."""
 
 
@@ -292,7 +292,7 @@ def spread_rule(rule: ShardingRule) -> SpreadRule:
     return rule.grid.base, rule.grid.sizes, rule.grid.strides, rule.grid.listed, rule.cuts
 
 
-class Family:
+class LayoutFamily:
     """Derives all ranks' layouts from the layout of rank `of`.
 
     ValueError for a layout without a Spread.
@@ -306,8 +306,8 @@ class Family:
         self._rules = [ShardingRule(Grid(*rule[:4]), rule[4]) for rule in self._spread.rules]
         self._number = {tensor.name: i for i, tensor in enumerate(layout.tensors)}
         self._lowest = frozenset(self._spread.lowest)
-        self._known: dict[tuple[tuple[Grid, ...], int | None], _Held] = {}
-        self._holders: dict[tuple[int, tuple[int, ...], Box], list[tuple[Grid, int | None]]] = {}
+        self._cache: dict[tuple[tuple[Grid, ...], int | None], _Held] = {}
+        self._servers: dict[tuple[int, tuple[int, ...], Box], list[tuple[Grid, int | None]]] = {}
 
     def __contains__(self, name: str) -> bool:
         number = self._number.get(name)
@@ -323,7 +323,7 @@ class Family:
 
     def stream(self, rank: int) -> Stream:
         """The stream of a rank that holds these tensors and no others."""
-        held = self._held(rank)
+        held = self._holdings_of(rank)
         boxes: dict[str, list[Box]] = defaultdict(list)
         for number, box in saved_boxes(held.holdings, rank, held.groups):
             boxes[held.holdings[number].name].append(box)
@@ -337,13 +337,13 @@ class Family:
         """Ranks that saved elements of `wanted` (and perhaps a few neighbours that did not)."""
         number = self._number[name]
         found: set[int] = set()
-        for group, alone in self._holding(self._spread.of[number], self.layout.tensors[number].shape, wanted):
+        for group, alone in self._groups_holding(self._spread.of[number], self.layout.tensors[number].shape, wanted):
             if alone is not None or number in self._lowest:
                 found.add(group.at(0) if alone is None else alone)
                 continue
-            held = self._held(group.at(0))
+            held = self._holdings_of(group.at(0))
             sharers = held.groups[group]
-            for place in held.places(group)[name]:
+            for place in held.name_positions(group)[name]:
                 holding = held.holdings[sharers.numbers[place]]
                 shared_box = wanted.intersect(holding.box)
                 if shared_box is not None:
@@ -351,25 +351,25 @@ class Family:
                     found.update(group.at(member) for member in members)
         return found
 
-    def _holding(self, which: int, shape: tuple[int, ...], wanted: Box) -> list[tuple[Grid, int | None]]:
+    def _groups_holding(self, which: int, shape: tuple[int, ...], wanted: Box) -> list[tuple[Grid, int | None]]:
         """Groups of ranks that hold elements of `wanted`, and the rank of those that are one; many tensors are alike."""
         key = (which, shape, wanted)
-        if key not in self._holders:
-            if len(self._holders) >= MOST_BOXES:
-                self._holders.clear()
-            groups = self._rules[which].holders(shape, wanted)
-            self._holders[key] = [(group, group.at(0) if group.count == 1 else None) for group in groups]
-        return self._holders[key]
+        if key not in self._servers:
+            if len(self._servers) >= MAX_BOXES:
+                self._servers.clear()
+            groups = self._rules[which].servers(shape, wanted)
+            self._servers[key] = [(group, group.at(0) if group.count == 1 else None) for group in groups]
+        return self._servers[key]
 
-    def _held(self, rank: int) -> _Held:
+    def _holdings_of(self, rank: int) -> _Held:
         """What a rank holds; ranks that hold the same share one object."""
         sames = tuple(rule.same(rank) for rule in self._rules)
         key = (sames, rank if OWN in self._spread.of else None)
-        if key not in self._known:
-            if len(self._known) >= MOST_KNOWN:
-                self._known.clear()
-            self._known[key] = self._work_out(rank, sames)
-        return self._known[key]
+        if key not in self._cache:
+            if len(self._cache) >= MAX_KNOWN:
+                self._cache.clear()
+            self._cache[key] = self._work_out(rank, sames)
+        return self._cache[key]
 
     def _work_out(self, rank: int, sames: tuple[Grid, ...]) -> _Held:
         holdings: list[HeldBox] = []
@@ -410,7 +410,7 @@ class _Held:
         layout = Layout(tuple(tensors), some.chunk_starts, some.stream_bytes, spread)
         return Stream(layout, layout.to_json(texts))
 
-    def places(self, group: Grid) -> dict[str, list[int]]:
+    def name_positions(self, group: Grid) -> dict[str, list[int]]:
         """Where each name stands among what the group shares."""
         if group not in self._places:
             found: dict[str, list[int]] = defaultdict(list)

@@ -34,7 +34,7 @@ def is_suspect(values: bytes) -> bool:
     return head is not None and head[1] is not None
 
 
-def describe(
+def build_manifest(
     save: RankSave, world: int, incarnation: str, stream: Stream, tables: tuple[bytes, bytes], saved_at: float
 ) -> RankManifest:
     """Builds a manifest; `tables` are the digest table and the values."""
@@ -45,7 +45,7 @@ def describe(
         )
     return RankManifest(
         save=save,
-        world=world,
+        world_size=world,
         incarnation=incarnation,
         layout=stream.digest,
         stream_bytes=stream.layout.stream_bytes,

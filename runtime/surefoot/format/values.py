@@ -203,7 +203,7 @@ def find_class(what: NamedObject, shape: str) -> type | None:
 
 VALUES_FORMAT = 2
 TAG = "~"
-DEEPEST = 200
+MAX_DEPTH = 200
 """Nesting beyond this is taken for a value that contains itself."""
 
 Inner = Callable[[Any], Any]
@@ -243,8 +243,8 @@ def decode_values(data: bytes, other: Decoder | None = None) -> dict[str, Any]:
 
 
 def _encode(value: Any, path: str, other: Encoder | None, depth: int) -> Any:
-    if depth > DEEPEST:
-        raise StateNotRestorable(f"{path[:200]}… is nested more than {DEEPEST} deep: does it contain itself?")
+    if depth > MAX_DEPTH:
+        raise StateNotRestorable(f"{path[:200]}… is nested more than {MAX_DEPTH} deep: does it contain itself?")
     kind = type(value)
     if value is None or kind is bool:
         return value

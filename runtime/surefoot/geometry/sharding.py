@@ -46,7 +46,7 @@ class Grid:
         return cls(0, extents, (), tuple(ranks))
 
     @classmethod
-    def world(cls, size: int) -> Grid:
+    def world_size(cls, size: int) -> Grid:
         return cls(0, (size,), (1 if size > 1 else 0,))
 
     @classmethod
@@ -149,11 +149,11 @@ UNIT_BYTES = 64 * 1024
 """Cuts fall between rows of at most this size, or between as many elements."""
 
 MANY = 64
-LEAST_BYTES = 64 * 1024 * 1024
+MIN_BYTES = 64 * 1024 * 1024
 """More than MANY ranks share only as long as each gets this much: smaller shares cost more than they save."""
 
 
-def chunked(length: int, parts: int, index: int) -> tuple[int, int]:
+def torch_chunk_range(length: int, parts: int, index: int) -> tuple[int, int]:
     """Computes start and length of a part as `torch.chunk` does.
 
     Equal parts, the last ones less.
@@ -168,7 +168,7 @@ def shard_box(shape: tuple[int, ...], dimension: int, parts: int, index: int) ->
 
     Rank `index` of `parts`, in FSDP2's and `Shard`'s layout.
     """
-    start, length = chunked(shape[dimension], parts, index)
+    start, length = torch_chunk_range(shape[dimension], parts, index)
     offsets, lengths = [0] * len(shape), list(shape)
     offsets[dimension], lengths[dimension] = start, length
     return Box(tuple(offsets), tuple(lengths))
@@ -215,7 +215,7 @@ class Shares:
         self._reserved = reserved
         self._ends = list(accumulate(t.size_bytes for t in tensors))
         self._total = self._ends[-1] if self._ends else 0
-        self.sharers = min(members, max(MANY, (self._total + reserved) // LEAST_BYTES))
+        self.sharers = min(members, max(MANY, (self._total + reserved) // MIN_BYTES))
         """How many of the members save anything."""
 
     def of(self, member: int) -> list[tuple[int, Box]]:
@@ -325,7 +325,7 @@ class ShardingRule:
             found.append(PlacedBox(Box(offsets, lengths), local))
         return found
 
-    def holders(self, shape: tuple[int, ...], wanted: Box) -> Iterator[Grid]:
+    def servers(self, shape: tuple[int, ...], wanted: Box) -> Iterator[Grid]:
         """Groups ranks that hold the same elements of `wanted`."""
         if wanted.volume == 0:
             return
@@ -347,7 +347,7 @@ class ShardingRule:
         assert cut is not None, "the caller chose dimensions that cut"
         parts = self.grid.sizes[grid_dimension]
         for c in _meeting(spans, parts, cut[1], wanted):
-            for deeper in self._reaching(_taken(spans, parts, cut[1], c), rest, wanted):
+            for deeper in self._reaching(_part_of_spans(spans, parts, cut[1], c), rest, wanted):
                 yield {grid_dimension: c, **deeper}
 
     def _spans(self, shape: tuple[int, ...], rank: int) -> list[list[Span]]:
@@ -355,7 +355,7 @@ class ShardingRule:
         found: list[list[Span]] = [[(0, n)] for n in shape]
         for d, cut in enumerate(self.cuts):
             if cut is not None:
-                found[cut[0]] = _taken(found[cut[0]], self.grid.sizes[d], cut[1], coordinate[d])
+                found[cut[0]] = _part_of_spans(found[cut[0]], self.grid.sizes[d], cut[1], coordinate[d])
         return found
 
     def _coordinate(self, rank: int) -> tuple[int, ...]:
@@ -365,13 +365,13 @@ class ShardingRule:
         return coordinate
 
 
-def _taken(spans: list[Span], parts: int, factor: int, index: int) -> list[Span]:
+def _part_of_spans(spans: list[Span], parts: int, factor: int, index: int) -> list[Span]:
     """Part `index` of each of `factor` equal stretches of what the spans hold."""
     total = sum(n for _, n in spans)
     found: list[Span] = []
     for stretch in range(factor):
-        begin, length = chunked(total, factor, stretch)
-        start, size = chunked(length, parts, index)
+        begin, length = torch_chunk_range(total, factor, stretch)
+        start, size = torch_chunk_range(length, parts, index)
         found += _between(spans, begin + start, begin + start + size)
     return _joined(found)
 
@@ -387,7 +387,7 @@ def _meeting(spans: list[Span], parts: int, factor: int, wanted: Span) -> list[i
             reached.append((position + low - start, position + high - start))
         position += n
     for stretch in range(factor):
-        begin, length = chunked(total, factor, stretch)
+        begin, length = torch_chunk_range(total, factor, stretch)
         size = -(-length // parts)
         for low, high in reached:
             first, last = max(low - begin, 0), min(high - begin, length)

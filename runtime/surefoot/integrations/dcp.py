@@ -42,8 +42,8 @@ from surefoot.geometry import Box
 from surefoot.geometry.sharding import Grid
 from surefoot.restore.catalogue import Catalogue, SaveSource, persistent_source, read_catalogue
 from surefoot.restore.reader import CheckpointReader, ReadOptions
-from surefoot.state import Entry, Saved, dtype_name, dtype_named, read_values
-from surefoot.state.entries import Place
+from surefoot.state import Entry, SavedTensor, dtype_from_name, dtype_name, read_values
+from surefoot.state.entries import TensorLocation
 from surefoot.state.modules import state_dict_of
 
 # ---- what reader and writer share ------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ SLOT_SECONDS = 60.0
 COMMIT_SECONDS = 600.0
 
 
-class Writer(StorageWriter):
+class SurefootWriter(StorageWriter):
     """Saves what DCP's plan gives this rank.
 
     Made on all ranks alike; `close` one at the end. Writers of one folder and job share one staging memory and the
@@ -189,8 +189,8 @@ class Writer(StorageWriter):
         count what they saved since alike. `finish` checks it.
         """
         if self._options not in _staging:
-            link = connected(self._options).link
-            state = _Planned()
+            link = connected(self._options).backend
+            state = _PlannedState()
             _staging[self._options] = _DcpStaging(state, Saver(state, link, link.attached.rank))
         named = step_of(self._id)
         self._step = named if named is not None else _staging[self._options].next_step(connected(self._options).sources)
@@ -203,7 +203,7 @@ class Writer(StorageWriter):
             Unreadable: a tier that may have it gives no answer.
         """
         if not self._overwrite:
-            self._refuse_present()
+            self._reject_present()
         self._note([plan])
         return plan
 
@@ -215,7 +215,7 @@ class Writer(StorageWriter):
         staging = _staging.get(self._options)
         if staging is None:
             raise RuntimeError("write_data was called on a Writer that DCP has not set up")
-        link, step = connected(self._options).link, self._step
+        link, step = connected(self._options).backend, self._step
         if step in staging.begun:
             raise TierError(
                 f"step {step} was saved before by this program, and saved bytes never change: give another id"
@@ -255,7 +255,7 @@ class Writer(StorageWriter):
             staging.saver.close()
         disconnect(self._options)
 
-    def _refuse_present(self) -> None:
+    def _reject_present(self) -> None:
         try:
             reader, _ = named_checkpoint(self._id, read_catalogue(connected(self._options).sources))
         except Unreadable as unreadable:
@@ -277,7 +277,7 @@ class Writer(StorageWriter):
             self._bytes += [item.index.fqn for item in plan.items if item.tensor_data is None]
 
 
-class _Planned:
+class _PlannedState:
     """Gives a save the entries and values of a DCP plan."""
 
     def __init__(self) -> None:
@@ -299,7 +299,7 @@ class _Planned:
 class _DcpStaging:
     """Stages the saves of one connection; a second would stage into memory that is drained no more."""
 
-    state: _Planned
+    state: _PlannedState
     saver: Saver
     begun: set[int] = field(default_factory=set)
     """Steps that were saved, or tried."""
@@ -329,13 +329,17 @@ def _entry(item: WriteItem, data: torch.Tensor | io.BytesIO) -> Entry:
     if isinstance(data, io.BytesIO):
         tensor = torch.frombuffer(bytearray(data.getvalue()), dtype=torch.uint8)
         shape = tuple(tensor.shape)
-        return Entry(item.index.fqn, tensor, "uint8", Place(shape, Box.whole(shape), nobody_else), "split")
+        return Entry(item.index.fqn, tensor, "uint8", TensorLocation(shape, Box.whole(shape), nobody_else), "split")
     assert item.tensor_data is not None, "a tensor's item says where it lies"
     chunk = item.tensor_data.chunk
     box = Box(tuple(chunk.offsets), tuple(chunk.sizes))
     tensor = data.detach()
     return Entry(
-        item.index.fqn, tensor, dtype_name(tensor.dtype), Place(tuple(item.tensor_data.size), box, nobody_else), "split"
+        item.index.fqn,
+        tensor,
+        dtype_name(tensor.dtype),
+        TensorLocation(tuple(item.tensor_data.size), box, nobody_else),
+        "split",
     )
 
 
@@ -349,7 +353,7 @@ def _size(item: WriteItem) -> int:
 # Implements DCP's StorageReader on verified reads of any box.
 
 
-class Reader(StorageReader):
+class SurefootReader(StorageReader):
     """Reads what a Writer or a Checkpointer saved, at any world size.
 
     Each rank reads only what it needs, verified.
@@ -368,7 +372,7 @@ class Reader(StorageReader):
         self._reader: CheckpointReader | None = None
         self._names: dict[str, str] = {}
         self._plain: dict[str, Any] = {}
-        self._saved: dict[str, Saved] = {}
+        self._saved: dict[str, SavedTensor] = {}
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         self._id = os.fspath(checkpoint_id) if checkpoint_id is not None else ""
@@ -382,8 +386,8 @@ class Reader(StorageReader):
         """
         self.close()
         self._reader, values = named_checkpoint(self._id, read_catalogue(self._sources()))
-        layouts = self._reader.layouts.tensors(self._reader.world)
-        self._saved = {name: Saved(t.dtype, t.shape) for name, t in layouts.items()}
+        layouts = self._reader.layouts.tensors(self._reader.world_size)
+        self._saved = {name: SavedTensor(t.dtype, t.shape) for name, t in layouts.items()}
         about = values.get(KEY)
         metadata = self._of_dcp(about) if about is not None else self._of_checkpointer(values)
         known = about or {}
@@ -414,7 +418,7 @@ class Reader(StorageReader):
                 finishing.append(partial(_load_bytes, planner, item, tensor))
                 continue
             target = planner.resolve_tensor(item).detach()
-            entry = self._wanted(item, target)
+            entry = self._entry_for(item, target)
             entries.append(entry)
             finishing.append(partial(_commit, planner, item, target, entry.tensor))
         with torch.no_grad():
@@ -428,7 +432,7 @@ class Reader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        return Writer.validate_checkpoint_id(checkpoint_id)
+        return SurefootWriter.validate_checkpoint_id(checkpoint_id)
 
     def close(self) -> None:
         """Closes the connections of the last load."""
@@ -461,26 +465,26 @@ class Reader(StorageReader):
         kinds |= {key: BytesStorageMetadata() for key in self._plain}
         return Metadata(kinds, planner_data=paths)
 
-    def _wanted(self, item: ReadItem, target: torch.Tensor) -> Entry:
+    def _entry_for(self, item: ReadItem, target: torch.Tensor) -> Entry:
         name = self._names[item.storage_index.fqn]
         what = self._saved[name]
         box = Box(tuple(item.storage_offsets), tuple(item.lengths))
         if tuple(target.shape) != box.lengths:
             raise ValueError(f"{item.storage_index.fqn}: {box} is wanted for a tensor of shape {tuple(target.shape)}")
         same_type = dtype_name(target.dtype) == what.dtype
-        into = target if same_type else torch.empty(box.lengths, dtype=dtype_named(what.dtype), device="cpu")
-        return Entry(name, into, what.dtype, Place(what.shape, box, None), "split")
+        into = target if same_type else torch.empty(box.lengths, dtype=dtype_from_name(what.dtype), device="cpu")
+        return Entry(name, into, what.dtype, TensorLocation(what.shape, box, None), "split")
 
 
-def _whole(name: str, tensor: torch.Tensor, what: Saved) -> Entry:
-    return Entry(name, tensor, what.dtype, Place(what.shape, Box.whole(what.shape), None), "split")
+def _whole(name: str, tensor: torch.Tensor, what: SavedTensor) -> Entry:
+    return Entry(name, tensor, what.dtype, TensorLocation(what.shape, Box.whole(what.shape), None), "split")
 
 
-def _tensor_metadata(what: Saved) -> TensorStorageMetadata:
+def _tensor_metadata(what: SavedTensor) -> TensorStorageMetadata:
     """Describes a tensor as one chunk, in however many parts it was saved: any box of it can be read."""
     size = torch.Size(what.shape)
     chunk = ChunkStorageMetadata(offsets=torch.Size([0] * len(size)), sizes=size)
-    return TensorStorageMetadata(TensorProperties(dtype=dtype_named(what.dtype)), size, [chunk])
+    return TensorStorageMetadata(TensorProperties(dtype=dtype_from_name(what.dtype)), size, [chunk])
 
 
 def _pickled(value: Any) -> io.BytesIO:

@@ -38,7 +38,7 @@ _SHARED_FIELDS = (
 _OF_ONE_RANK = ("_runtime", "_per_second")
 
 
-def surefoot_trainer(trainer: Trainer, global_batch: int, **options: Any) -> None:
+def protect_trainer(trainer: Trainer, global_batch_size: int, **options: Any) -> None:
     """Makes `trainer.train()` go on from the newest checkpoint.
 
     `train(resume_from_checkpoint=...)` keeps its meaning for a job's first start; once the job has a checkpoint of its
@@ -54,16 +54,16 @@ def surefoot_trainer(trainer: Trainer, global_batch: int, **options: Any) -> Non
         ConfigurationError: `global_batch` does not divide, or this release of transformers is built another way.
     """
     accumulated = trainer.args.gradient_accumulation_steps
-    if global_batch % accumulated:
+    if global_batch_size % accumulated:
         raise ConfigurationError(
-            f"global_batch={global_batch} is no multiple of gradient_accumulation_steps={accumulated}"
+            f"global_batch={global_batch_size} is no multiple of gradient_accumulation_steps={accumulated}"
         )
     missing = [name for name in _OVERRIDDEN if not callable(getattr(trainer, name, None))]
     if missing:
         raise ConfigurationError(
             f"this release's Trainer has no {', '.join(missing)}: transformers 5 is what surefoot_trainer knows"
         )
-    protected = _ProtectedTrainer(trainer, global_batch, options)
+    protected = _ProtectedTrainer(trainer, global_batch_size, options)
     trainer.get_train_dataloader = protected.batches
     trainer._init_training_state = protected.init_training_state
     trainer._prepare_for_training = protected.prepared_before
@@ -97,9 +97,9 @@ class _ProtectedTrainer:
             given.dataset,
             self._global_batch // accumulated,
             seed=args.seed if args.data_seed is None else args.data_seed,
-            collate=given.collate_fn,
+            collate_fn=given.collate_fn,
             batches_per_step=accumulated,
-            workers=args.dataloader_num_workers,
+            num_workers=args.dataloader_num_workers,
             pin_memory=args.dataloader_pin_memory and torch.cuda.is_available(),
             prefetch_factor=args.dataloader_prefetch_factor,
             persistent_workers=args.dataloader_persistent_workers,
@@ -167,10 +167,10 @@ class _ProtectedTrainer:
         self._loss = None
         self._checkpointer.step(None if loss is None else self._trainer.accelerator.reduce(loss, "mean"))
 
-    def settle(self) -> None:
+    def wait_for_staging(self) -> None:
         """Lets the last save finish its copies: what follows may exchange weights."""
         if self._checkpointer is not None:
-            self._checkpointer.settle()
+            self._checkpointer.wait_for_staging()
 
     def close(self) -> None:
         """Saves the last step and waits until it is where it belongs."""

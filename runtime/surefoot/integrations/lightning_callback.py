@@ -104,7 +104,7 @@ class SurefootCallback(Checkpoint):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Finishes the last save's copies: averaged weights may be swapped in."""
         if self._checkpointer is not None:
-            self._checkpointer.settle()
+            self._checkpointer.wait_for_staging()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Waits until the last save is where it belongs."""

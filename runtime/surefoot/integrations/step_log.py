@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from surefoot.checkpointer import Checkpointer
-from surefoot.checkpointer.checkpointer import RankStanding
+from surefoot.checkpointer.checkpointer import RankStatus
 from surefoot.checkpointer.step_reports import plain_number
 
 
@@ -42,7 +42,7 @@ class StepLog:
     def __init__(self, checkpointer: Checkpointer, sink: Callable[[int], StepSink]) -> None:
         self._checkpointer, self._make = checkpointer, sink
         self._sink: StepSink | None = None
-        self._before: RankStanding | None = None
+        self._before: RankStatus | None = None
         self._since = time.perf_counter()
 
     def step(self, loss: torch.Tensor | float | None = None, **scalars: float) -> int:
@@ -57,11 +57,11 @@ class StepLog:
         Returns:
             The step's number.
         """
-        at = self._checkpointer.standing
+        at = self._checkpointer.status
         if at.rank == 0:
             if self._sink is None:
                 self._sink = self._make(at.step)
-            self._sink.write(at.step + 1, self._values(at, loss, scalars), events(self._before, at))
+            self._sink.write(at.step + 1, self._values(at, loss, scalars), step_events(self._before, at))
         self._before = at
         return self._checkpointer.step(loss)
 
@@ -71,26 +71,26 @@ class StepLog:
             self._sink.close()
 
     def _values(
-        self, at: RankStanding, loss: torch.Tensor | float | None, scalars: Mapping[str, float]
+        self, at: RankStatus, loss: torch.Tensor | float | None, scalars: Mapping[str, float]
     ) -> dict[str, float]:
         now = time.perf_counter()
         values = {f"train/{name}": float(value) for name, value in scalars.items()}
         plain = plain_number(loss)
         if plain is not None:
             values["train/loss"] = plain
-        values |= {"surefoot/step_seconds": now - self._since, "surefoot/world_size": float(at.world)}
+        values |= {"surefoot/step_seconds": now - self._since, "surefoot/world_size": float(at.world_size)}
         if at.stall_seconds is not None:
             values["surefoot/stall_seconds"] = at.stall_seconds
         self._since = now
         return values
 
 
-def events(before: RankStanding | None, at: RankStanding) -> dict[str, str]:
+def step_events(before: RankStatus | None, at: RankStatus) -> dict[str, str]:
     """What happened since the step before, as texts by tag. Pure."""
     found = {}
     if before is None:
         begun = f"goes on from step {at.restored_step}" if at.restored_step else "begins"
-        found["surefoot/world"] = f"epoch {at.epoch}: a world of {at.world} {begun}"
+        found["surefoot/world"] = f"epoch {at.generation}: a world of {at.world_size} {begun}"
     if at.saved_step > (0 if before is None else before.saved_step):
         found["surefoot/checkpoint"] = f"step {at.saved_step} is copied, and goes to its tiers"
     return found

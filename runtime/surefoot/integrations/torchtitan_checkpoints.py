@@ -22,7 +22,7 @@ _HONOURED = frozenset(
     {"enable", "folder", "interval", "keep_latest_k", "load_step", "enable_first_step_checkpoint", "anew"}
 )
 _INITIAL = "read the weights with Checkpointer.load_weights, or name the job in checkpoint.restoreFrom"
-_REFUSED = {
+_REJECTED = {
     "initial_load_path": _INITIAL,
     "initial_load_model_only": _INITIAL,
     "initial_load_in_hf": _INITIAL,
@@ -62,7 +62,7 @@ class SurefootCheckpoints(BaseCheckpointManager):
     class Config(BaseCheckpointManager.Config):
         """torchtitan's options, and those of Checkpointer."""
 
-        anew: tuple[str, ...] = field(default=())
+        reset_on_resize: tuple[str, ...] = field(default=())
         """Names of loaders that may begin anew in a world of another size: `loader`."""
 
         last_save_model_only: bool = False
@@ -92,7 +92,7 @@ class SurefootCheckpoints(BaseCheckpointManager):
         named = _numbered("model", model_parts) | _numbered("optimizer", list(optimizers))
         named |= _numbered("lr_scheduler", list(lr_schedulers))
         self._checkpointer = Checkpointer(
-            anew=config.anew,
+            reset_on_resize=config.reset_on_resize,
             folder=filesystem.join(base_folder, config.folder),
             interval_steps=config.interval,
             keep=config.keep_latest_k or _KEEP_ALL,
@@ -116,7 +116,7 @@ class SurefootCheckpoints(BaseCheckpointManager):
         return self._used.save_now() if last_step or (curr_step == 1 and self._saves_first_step) else True
 
     def _maybe_wait_for_staging(self) -> None:
-        self._used.settle()
+        self._used.wait_for_staging()
 
     def _wait_for_saving(self) -> None:
         """Nothing waits: a save is complete when all its parts are."""
@@ -136,7 +136,7 @@ def _refuse_others(config: SurefootCheckpoints.Config) -> None:
     for option in fields(config):
         name = option.name
         if name not in _HONOURED and getattr(config, name) != getattr(usual, name):
-            instead = _REFUSED.get(name, "leave it at its default")
+            instead = _REJECTED.get(name, "leave it at its default")
             raise ConfigurationError(f"checkpoint.{name} has no meaning with SurefootCheckpoints: {instead}")
 
 

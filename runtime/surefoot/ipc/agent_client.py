@@ -23,28 +23,28 @@ from pathlib import Path
 from typing import Any
 
 from surefoot import metrics
-from surefoot.errors import ConfigurationError, ProtocolError, StagingRefused, SurefootError
+from surefoot.errors import ConfigurationError, ProtocolError, StagingMemoryUnavailable, SurefootError
 from surefoot.ipc import trainer_messages as line
 from surefoot.ipc.memfd import StagingMapping
-from surefoot.ipc.metric_deltas import MetricGrowth
+from surefoot.ipc.metric_deltas import MetricDeltas
 from surefoot.ipc.save_backend import ReusableSave
 from surefoot.ipc.stacks import install
 from surefoot.ipc.trainer_messages import (
     Attached,
-    CollectivesTold,
-    Pausing,
+    CollectivesReport,
+    FrameDecoder,
+    PauseReport,
     Staged,
     StagedSaves,
-    Stepped,
-    Unframer,
-    framed,
+    StepReport,
+    add_frame,
 )
 from surefoot.linux_process import reachable
 from surefoot.protocol.hangs import Collective
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint
-from surefoot.protocol.messages import Barrier, BarrierReached, BarrierReply, SaveLevel
-from surefoot.protocol.progress import NONE_ODD, OddSteps
-from surefoot.protocol.text import plain, shorten
+from surefoot.protocol.identities import Checkpoint, MemoryServerEndpoint
+from surefoot.protocol.messages import Barrier, BarrierReached, BarrierReply, IntervalExponent
+from surefoot.protocol.progress import NO_ANOMALIES, AnomalyRun
+from surefoot.protocol.text import escape_control_characters, shorten
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class StagedReplies:
 
     def __init__(self) -> None:
         self._asking = False
-        self._told: list[Answer] = []
+        self._replies: list[Answer] = []
 
     def begin(self) -> None:
         """The question is about to be asked."""
@@ -70,18 +70,18 @@ class StagedReplies:
     def take(self, here: StagedSaves, descriptor: int | None) -> None:
         """Takes one reply; the first says how many follow."""
         if self._asking:
-            self._told.append((here, descriptor))
+            self._replies.append((here, descriptor))
         elif descriptor is not None:
             os.close(descriptor)
 
     @property
     def complete(self) -> bool:
-        return bool(self._told) and len(self._told) > self._told[0][0].further
+        return bool(self._replies) and len(self._replies) > self._replies[0][0].replies_to_follow
 
     def end(self) -> list[Answer]:
         """Hands over all replies with their descriptors; none if incomplete."""
-        told, complete = self._told, self.complete
-        self._told, self._asking = [], False
+        told, complete = self._replies, self.complete
+        self._replies, self._asking = [], False
         if complete:
             return told
         for _, descriptor in told:
@@ -105,7 +105,7 @@ _DUMPS = {"gloo": "_dump_fr_trace_json", "nccl": "_dump_nccl_trace_json"}
 Entry = Mapping[str, Any]
 
 
-def describe_collectives(rank: int, request: int) -> CollectivesTold:
+def describe_collectives(rank: int, request: int) -> CollectivesReport:
     """This rank's collectives, or why there are none to tell."""
     torch = sys.modules.get("torch")
     bindings = getattr(getattr(torch, "_C", None), "_distributed_c10d", None)
@@ -119,11 +119,11 @@ def describe_collectives(rank: int, request: int) -> CollectivesTold:
             entries = json.loads(dump()).get("entries", ())
             found += collectives(rank, backend, entries, time.time())
         except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
-            why = f"its flight recorder cannot be read: {shorten(plain(repr(error)))}"
+            why = f"its flight recorder cannot be read: {shorten(escape_control_characters(repr(error)))}"
         else:
             why = "its flight recorder holds nothing"
     found = sorted(found, key=lambda one: (not one[0].waits, one[1]))[:MOST_GROUPS]
-    return CollectivesTold(
+    return CollectivesReport(
         request, tuple(c for c, _ in found), tuple(seconds for _, seconds in found), "" if found else why
     )
 
@@ -148,7 +148,7 @@ def collectives(rank: int, backend: str, entries: Iterable[Entry], now: float) -
 
 def _collective(rank: int, backend: str, group: str, pairwise: bool, entry: Entry) -> Collective:
     number = entry["p2p_seq_id"] if pairwise else entry["collective_seq_id"]
-    call = shorten(plain(str(entry["profiling_name"]).removeprefix(f"{backend}:")), _LONGEST)
+    call = shorten(escape_control_characters(str(entry["profiling_name"]).removeprefix(f"{backend}:")), _LONGEST)
     return Collective((rank,), group, int(number), call, _tensors(entry), _state(backend, entry), pairwise)
 
 
@@ -164,21 +164,21 @@ def _group(backend: str, entry: Entry) -> str:
     name, description = (*entry["process_group"], "", "")[:2]
     known = description not in ("", "undefined", name)
     words = "default_pg" if description == "default_pg" else f"{description} {name}" if known else f"group {name}"
-    return shorten(plain(words if backend == "gloo" else f"{words}, {backend}"), _LONGEST)
+    return shorten(escape_control_characters(words if backend == "gloo" else f"{words}, {backend}"), _LONGEST)
 
 
 def _tensors(entry: Entry) -> str:
     types, sizes = entry["input_dtypes"], entry["input_sizes"]
     told = [f"{kind}[{', '.join(map(str, size))}]" for kind, size in zip(types, sizes, strict=False)]
     more = f" and {len(told) - _MOST_TENSORS} more" if len(told) > _MOST_TENSORS else ""
-    return shorten(plain(", ".join(told[:_MOST_TENSORS]) + more), _LONGEST)
+    return shorten(escape_control_characters(", ".join(told[:_MOST_TENSORS]) + more), _LONGEST)
 
 
 # ---- agent client ----------------------------------------------------------------------------------------------------
 
 _ATTACH_SECONDS = 30.0
 _LEFT_SECONDS = 5.0
-_HOLDERS_SECONDS = 5.0
+_SERVERS_SECONDS = 5.0
 """Until it is asked again: the agent asks the coordinator, which may be on its way back."""
 _ARENA_SECONDS = 300.0
 """Touching hundreds of GB takes minutes; it happens once in an agent's life."""
@@ -193,28 +193,28 @@ class AgentBackend:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._sending = threading.Lock()
-        self._growth = MetricGrowth(metrics.FAMILIES)
+        self._growth = MetricDeltas(metrics.FAMILIES)
         self._uncounted, self._count_at = False, 0.0
         self._counting = threading.Lock()
         """What one thread has taken is sent before another takes the rest, and says goodbye."""
         self._changed = threading.Condition()
         # everything below is guarded by _changed
         self._attached: Attached | None = None
-        self._given: line.ArenaGiven | None = None
+        self._given: line.ArenaGranted | None = None
         self._given_fd: int | None = None
-        self._refused: str | None = None
+        self._rejected: str | None = None
         """Why the agent has no memory for us, since we last asked."""
         self._fds: deque[int] = deque()
         """Descriptors, each ahead of the message that it belongs to."""
         self._left = StagedReplies()
-        self._holders: tuple[HolderEndpoint, ...] | None = None
+        self._servers: tuple[MemoryServerEndpoint, ...] | None = None
         self._busy: set[int] = set()
-        self._sealed: dict[int, int] = {}
+        self._staged_slots: dict[int, int] = {}
         """Slot → step of what was last sealed in it."""
         self._slots = 0
         self._at = 0
         self._barrier_step: int | None = None
-        self._level = 0
+        self._interval_exponent = 0
         self._broken: str | None = None
         self._closing = False
         self._mapping: StagingMapping | None = None
@@ -247,7 +247,7 @@ class AgentBackend:
         if link._attached is None:
             link.close(0)
             why = link._broken or "it did not answer"
-            raise SurefootError(f"the agent did not take rank {attach.rank} of epoch {attach.epoch}: {why}")
+            raise SurefootError(f"the agent did not take rank {attach.rank} of epoch {attach.generation}: {why}")
         return link
 
     @property
@@ -255,7 +255,7 @@ class AgentBackend:
         assert self._attached is not None, "connect() waits for it"
         return self._attached
 
-    def arena(self, slot_bytes: int) -> tuple[memoryview, int, int]:
+    def request_arena(self, slot_bytes: int) -> tuple[memoryview, int, int]:
         """Requests staging memory once and reuses it while large enough."""
         if self._memory is not None and self._given is not None and self._given.slot_bytes >= slot_bytes:
             return self._memory, self._given.slots, self._given.slot_bytes
@@ -280,7 +280,7 @@ class AgentBackend:
         with self._changed:
             self._changed.wait_for(lambda: self._left.complete or self._broken is not None, _LEFT_SECONDS)
             told = self._left.end()
-            self._sealed |= {slot: checkpoint.step for own, _ in told[:1] for _, slot, *_ in own.saves}
+            self._staged_slots |= {slot: checkpoint.step for own, _ in told[:1] for _, slot, *_ in own.saves}
         found = {}
         for number, (here, fd) in enumerate(told):
             if fd is None:
@@ -294,14 +294,14 @@ class AgentBackend:
                 found[rank] = ReusableSave(whole[place.start : place.stop], layout, own=number == 0)
         return found
 
-    def all_holders(self) -> tuple[HolderEndpoint, ...] | None:
+    def fetch_all_servers(self) -> tuple[MemoryServerEndpoint, ...] | None:
         """Asks the agent for every holder; None if nobody said yet."""
-        if not self.attached.partial:
-            return self.attached.holders
-        self._send(line.FindHolders())
+        if not self.attached.is_partial:
+            return self.attached.servers
+        self._send(line.RequestAllServers())
         with self._changed:
-            self._changed.wait_for(lambda: self._holders is not None or self._broken is not None, _HOLDERS_SECONDS)
-            return self._holders
+            self._changed.wait_for(lambda: self._servers is not None or self._broken is not None, _SERVERS_SECONDS)
+            return self._servers
 
     def _mapped(self, fd: int, places: Sequence[range]) -> memoryview:
         """Maps this rank's own file, which the agent will give as staging memory too."""
@@ -315,20 +315,20 @@ class AgentBackend:
             self._changed.wait_for(lambda: self._free() is not None or self._broken is not None, wait_seconds)
             return self._free()
 
-    def staged(self, message: Staged) -> None:
+    def hand_over_slot(self, message: Staged) -> None:
         with self._changed:
             self._busy.add(message.slot)
-            self._sealed[message.slot] = message.step
+            self._staged_slots[message.slot] = message.step
         self._send(message)
 
-    def stepped(self, message: Stepped) -> None:
+    def report_step(self, message: StepReport) -> None:
         with self._changed:
             self._at = max(self._at, message.progress.step)
         self._send(message)
         # hardly anything but a save counts in a trainer; the reader looks, for the training would wait
         self._uncounted = self._uncounted or message.skipped or message.progress.stall_seconds is not None
 
-    def pausing(self, message: Pausing) -> None:
+    def report_pause(self, message: PauseReport) -> None:
         self._send(message)
 
     def is_barrier_at(self, step: int) -> bool:
@@ -338,16 +338,18 @@ class AgentBackend:
             return self._barrier_step == step
 
     def wait_at_barrier(self, step: int) -> None:
-        self._send(BarrierReached(self.attached.epoch, step))
+        self._send(BarrierReached(self.attached.generation, step))
         with self._changed:
             while self._barrier_step == step and self._broken is None:
                 self._changed.wait(1.0)
 
-    def level(self) -> int:
+    def min_interval_exponent(self) -> int:
         with self._changed:
-            return self._level
+            return self._interval_exponent
 
-    def restored(self, step: int, source: str, size_bytes: int, seconds: float, odd: OddSteps = NONE_ODD) -> None:
+    def report_restore(
+        self, step: int, source: str, size_bytes: int, seconds: float, odd: AnomalyRun = NO_ANOMALIES
+    ) -> None:
         with self._changed:
             self._at = max(self._at, step)
         self._send(line.RestoreDone(step, source, size_bytes, seconds, odd))
@@ -357,8 +359,8 @@ class AgentBackend:
         self._send(line.RestoreFailed(checkpoint, absent, detail))
         self._count()
 
-    def say(self, reason: str, text: str) -> None:
-        self._send(line.SayNotice(reason, text))
+    def notify(self, reason: str, text: str) -> None:
+        self._send(line.TrainerNotice(reason, text))
 
     def flush(self, wait_seconds: float) -> bool:
         with self._changed:
@@ -371,7 +373,7 @@ class AgentBackend:
             return
         self._closing = True
         self._count()
-        self._send(line.Closing(step, offered))
+        self._send(line.Detach(step, offered))
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         if self._reader.is_alive():
@@ -380,22 +382,22 @@ class AgentBackend:
         self._memory = None
         self._mapping = None
 
-    def disown(self) -> None:
+    def disable_after_fork(self) -> None:
         """Closes this copy of the socket; a shutdown would end the parent's."""
         self._closing, self._broken = True, "this process was forked by the rank"
         self._socket.close()
 
-    def _ask_for_memory(self, slot_bytes: int) -> tuple[line.ArenaGiven, int]:
+    def _ask_for_memory(self, slot_bytes: int) -> tuple[line.ArenaGranted, int]:
         with self._changed:
-            before, self._refused = self._given, None
-        self._send(line.NeedArena(slot_bytes))
+            before, self._rejected = self._given, None
+        self._send(line.RequestArena(slot_bytes))
         with self._changed:
             self._changed.wait_for(
-                lambda: self._given is not before or self._refused is not None or self._broken is not None,
+                lambda: self._given is not before or self._rejected is not None or self._broken is not None,
                 _ARENA_SECONDS,
             )
-            if self._refused is not None:
-                raise StagingRefused(self._refused)
+            if self._rejected is not None:
+                raise StagingMemoryUnavailable(self._rejected)
             given, fd = self._given, self._given_fd
             self._given_fd = None
             if given is None or given is before or fd is None:
@@ -407,17 +409,17 @@ class AgentBackend:
     def _count(self) -> None:
         with self._counting:
             self._uncounted, self._count_at = False, time.monotonic() + _COUNT_SECONDS
-            grown = self._growth.taken()
+            grown = self._growth.take()
             if grown:
-                self._send(line.MetricsGrown(grown))
+                self._send(line.MetricsReport(grown))
 
     def _free(self) -> int | None:
         """Chooses the free slot sealed longest ago: until the next save is complete the other may be restored."""
         free = [slot for slot in range(self._slots) if slot not in self._busy]
-        return min(free, key=lambda slot: self._sealed.get(slot, -1), default=None)
+        return min(free, key=lambda slot: self._staged_slots.get(slot, -1), default=None)
 
     def _send(self, message: line.FromTrainer) -> None:
-        data = memoryview(framed(line.encode(message)))
+        data = memoryview(add_frame(line.encode(message)))
         deadline = time.monotonic() + _SEND_SECONDS
         with self._sending:
             if self._broken is not None:
@@ -439,7 +441,7 @@ class AgentBackend:
         return bool(waiting.poll(1000 * seconds))
 
     def _read(self) -> None:
-        unframer = Unframer()
+        unframer = FrameDecoder()
         while True:
             readable = self._ready(select.POLLIN, _COUNT_SECONDS)
             if self._uncounted and time.monotonic() >= self._count_at:
@@ -461,27 +463,27 @@ class AgentBackend:
                 return
 
     def _take(self, message: line.FromTrainer | line.ToTrainer) -> None:
-        if isinstance(message, line.TellCollectives):
+        if isinstance(message, line.RequestCollectives):
             self._send(describe_collectives(self.attached.rank, message.request))
             return
         reply: BarrierReply | None = None
         with self._changed:
             match message:
                 case Attached():
-                    self._attached, self._level = message, message.level
-                case line.AllHolders(holders=holders):
-                    self._holders = holders
-                case line.ArenaGiven():
+                    self._attached, self._interval_exponent = message, message.interval_exponent
+                case line.AllServers(servers=holders):
+                    self._servers = holders
+                case line.ArenaGranted():
                     self._given, self._given_fd = message, self._descriptor()
-                    self._busy = set(message.busy)
-                case line.ArenaRefused(why=why):
-                    self._refused = why
+                    self._busy = set(message.busy_slots)
+                case line.ArenaDenied(reason=why):
+                    self._rejected = why
                 case line.StagedSaves(saves=saves):
                     self._left.take(message, self._descriptor() if saves else None)
                 case line.SlotFreed(slot=slot):
                     self._busy.discard(slot)
-                case SaveLevel(level=level):
-                    self._level = level
+                case IntervalExponent(exponent=level):
+                    self._interval_exponent = level
                 case Barrier(step=step, phase="proposed"):
                     reply = BarrierReply(message.generation, step, accepted=self._accept(step))
                 case Barrier(step=step, phase="bound"):

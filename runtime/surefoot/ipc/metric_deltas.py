@@ -19,23 +19,23 @@ Grown = tuple[tuple[str, dict[str, str], float], ...]
 """(sample's name, its labels, by how much it grew)."""
 
 _ADDED = ("counter", "histogram")
-MOST_SERIES = 1000
+MAX_SERIES = 1000
 """A trainer that names more than so many is not believed: the agent's memory is bounded."""
 
 
-class MetricGrowth:
+class MetricDeltas:
     """Computes how much this process' counters grew since last taken; thread-safe."""
 
     def __init__(self, families: Sequence[Collector]) -> None:
         self._families = families
         self._lock = threading.Lock()
-        self._said = _values(families)
+        self._reported = _values(families)
 
-    def taken(self) -> Grown:
+    def take(self) -> Grown:
         """Takes the growth since the last call; empty if nothing grew."""
         with self._lock:
-            said, now = self._said, _values(self._families)
-            self._said = now
+            said, now = self._reported, _values(self._families)
+            self._reported = now
         # a new histogram is told with its empty buckets: without them its first bound would be another
         grown = [(key, value - said.get(key, 0.0)) for key, value in now.items() if value != said.get(key)]
         return tuple((name, dict(labels), by) for (name, labels), by in grown)
@@ -50,10 +50,10 @@ class MetricSums:
     def add(self, grown: Grown) -> None:
         for name, labels, by in grown:
             key = _key(name, labels)
-            if key in self._sums or len(self._sums) < MOST_SERIES:
+            if key in self._sums or len(self._sums) < MAX_SERIES:
                 self._sums[key] = self._sums.get(key, 0.0) + by
 
-    def with_own(self, families: Iterable[Collector]) -> Iterable[Metric]:
+    def with_agent_metrics(self, families: Iterable[Collector]) -> Iterable[Metric]:
         """The agent's own families with the trainers' sums in them."""
         left = dict(self._sums)
         for collector in families:

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from surefoot.ipc.trainer_messages import Attached, Pausing, Staged, Stepped
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint
-from surefoot.protocol.progress import NONE_ODD, OddSteps
+from surefoot.ipc.trainer_messages import Attached, PauseReport, Staged, StepReport
+from surefoot.protocol.identities import Checkpoint, MemoryServerEndpoint
+from surefoot.protocol.progress import NO_ANOMALIES, AnomalyRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class SaveBackend(Protocol):
         """This rank's epoch, world and restore point."""
         ...
 
-    def arena(self, slot_bytes: int) -> tuple[memoryview, int, int]:
+    def request_arena(self, slot_bytes: int) -> tuple[memoryview, int, int]:
         """Allocates and touches staging memory.
 
         Args:
@@ -63,7 +63,7 @@ class SaveBackend(Protocol):
         """
         ...
 
-    def all_holders(self) -> tuple[HolderEndpoint, ...] | None:
+    def fetch_all_servers(self) -> tuple[MemoryServerEndpoint, ...] | None:
         """Asks for every holder of the epoch, where `attached` names some.
 
         Returns:
@@ -79,15 +79,15 @@ class SaveBackend(Protocol):
         """
         ...
 
-    def staged(self, message: Staged) -> None:
+    def hand_over_slot(self, message: Staged) -> None:
         """Hands a sealed slot over."""
         ...
 
-    def stepped(self, message: Stepped) -> None:
+    def report_step(self, message: StepReport) -> None:
         """Reports a finished step."""
         ...
 
-    def pausing(self, message: Pausing) -> None:
+    def report_pause(self, message: PauseReport) -> None:
         """Reports the begin or the end of an announced pause."""
         ...
 
@@ -102,15 +102,17 @@ class SaveBackend(Protocol):
         """
         ...
 
-    def level(self) -> int:
+    def min_interval_exponent(self) -> int:
         """The least level that the coordinator asks for."""
         ...
 
-    def restored(self, step: int, source: str, size_bytes: int, seconds: float, odd: OddSteps = NONE_ODD) -> None: ...
+    def report_restore(
+        self, step: int, source: str, size_bytes: int, seconds: float, odd: AnomalyRun = NO_ANOMALIES
+    ) -> None: ...
 
     def restore_failed(self, checkpoint: Checkpoint, absent: bool, detail: str) -> None: ...
 
-    def say(self, reason: str, text: str) -> None: ...
+    def notify(self, reason: str, text: str) -> None: ...
 
     def flush(self, wait_seconds: float) -> bool:
         """Waits until everything staged is drained; whether it was."""
@@ -123,7 +125,7 @@ class SaveBackend(Protocol):
         """
         ...
 
-    def disown(self) -> None:
+    def disable_after_fork(self) -> None:
         """Lets go of the parent's resources in a forked child.
 
         Right behind the fork, without a word, a lock or a wait.

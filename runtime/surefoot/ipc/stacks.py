@@ -24,13 +24,13 @@ SIGNAL = signal.SIGRTMIN + 11
 """A real-time signal: programs and libraries take SIGUSR1 and SIGUSR2 for themselves, and theirs stay theirs."""
 
 TAKE_SECONDS = 1.5
-LONGEST_BYTES = 256 << 10
-_LOOK_SECONDS = 0.01
+MAX_STACK_BYTES = 256 << 10
+_POLL_SECONDS = 0.01
 _OUTERMOST = (" in <module>", " in _run_module_as_main", "  ...")
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class CapturedStack:
     """One rank's stack as faulthandler wrote it, or `why` there is none."""
 
     rank: int
@@ -57,29 +57,31 @@ def install(path: str | None) -> None:
 _open: list[int] = []
 
 
-async def take(rank: int, pid: int, path: Path) -> Taken:
+async def capture_stack(rank: int, pid: int, path: Path) -> CapturedStack:
     """Takes one trainer's main stack, or names what prevents it."""
     state = state_of(pid)
     if state in ("T", "t"):
-        return Taken(rank, "", "its process is stopped (SIGSTOP or a debugger)")
+        return CapturedStack(rank, "", "its process is stopped (SIGSTOP or a debugger)")
     if state in ("", "Z", "X"):
-        return Taken(rank, "", "its process has ended")
+        return CapturedStack(rank, "", "its process has ended")
     if not _is_caught(pid):  # the signal would end it
-        return Taken(rank, "", "it cannot say: no Python program that surefoot started or that made a Checkpointer")
+        return CapturedStack(
+            rank, "", "it cannot say: no Python program that surefoot started or that made a Checkpointer"
+        )
     before = _size(path)
     try:
         send_main_thread(pid, SIGNAL)
     except ProcessLookupError:
-        return Taken(rank, "", "its process has ended")
+        return CapturedStack(rank, "", "its process has ended")
     deadline = time.monotonic() + TAKE_SECONDS
     text = ""
     while not _is_whole(text) and time.monotonic() < deadline:
-        await asyncio.sleep(_LOOK_SECONDS)
+        await asyncio.sleep(_POLL_SECONDS)
         text = _read(path, before)
     if text:
-        return Taken(rank, text)
+        return CapturedStack(rank, text)
     waits = "waits inside the kernel and cannot be interrupted" if state_of(pid) == "D" else "blocks all signals"
-    return Taken(rank, "", f"it gave no stack within {TAKE_SECONDS:g} s: it {waits}")
+    return CapturedStack(rank, "", f"it gave no stack within {TAKE_SECONDS:g} s: it {waits}")
 
 
 def _is_whole(text: str) -> bool:
@@ -108,6 +110,6 @@ def _read(path: Path, start: int) -> str:
     try:
         with path.open("rb") as file:
             file.seek(start)
-            return file.read(LONGEST_BYTES).decode(errors="replace")
+            return file.read(MAX_STACK_BYTES).decode(errors="replace")
     except OSError:
         return ""

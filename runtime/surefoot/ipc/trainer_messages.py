@@ -12,9 +12,9 @@ from typing import get_args
 from surefoot.errors import ProtocolError
 from surefoot.protocol.codec import Codec
 from surefoot.protocol.hangs import Collective
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint, OlderJob
-from surefoot.protocol.messages import Barrier, BarrierReached, BarrierReply, SaveLevel
-from surefoot.protocol.progress import NONE_ODD, OddSteps, Progress
+from surefoot.protocol.identities import Checkpoint, MemoryServerEndpoint, SourceJob
+from surefoot.protocol.messages import Barrier, BarrierReached, BarrierReply, IntervalExponent
+from surefoot.protocol.progress import NO_ANOMALIES, AnomalyRun, Progress
 from surefoot.protocol.wire import VERSION
 
 # ---- trainer → agent ----------------------------------------------------------------------------------------------
@@ -25,12 +25,12 @@ class Attach:
     """Opens the connection of one rank; another epoch's trainer is refused."""
 
     rank: int
-    epoch: int
+    generation: int
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
-class NeedArena:
+class RequestArena:
     """Ask for staging memory: two slots of at least `slot_bytes` each."""
 
     slot_bytes: int
@@ -44,7 +44,7 @@ class FindStagedSaves:
 
 
 @dataclass(frozen=True, slots=True)
-class FindHolders:
+class RequestAllServers:
     """Requests every holder of the epoch: AllHolders, once they are known.
 
     `Attached` may name some.
@@ -68,7 +68,7 @@ class Staged:
 
 
 @dataclass(frozen=True, slots=True)
-class Stepped:
+class StepReport:
     """Reports a finished step.
 
     `samples` are the positions [start, stop) of the global order that this rank consumed, a pair per batch; `span` those
@@ -82,10 +82,10 @@ class Stepped:
 
 
 @dataclass(frozen=True, slots=True)
-class Pausing:
+class PauseReport:
     """The script pauses its steps to do `what`; empty: no more."""
 
-    what: str
+    reason: str
     seconds: float | None
 
 
@@ -98,7 +98,7 @@ class RestoreDone:
     """A word of `protocol.checkpoints.save_state`, or none at step 0."""
     bytes: int
     seconds: float
-    odd: OddSteps = NONE_ODD
+    anomalies: AnomalyRun = NO_ANOMALIES
     """What the parent says of the steps before it: a world may end before it makes one of its own."""
 
 
@@ -110,7 +110,7 @@ class RestoreFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class SayNotice:
+class TrainerNotice:
     """Becomes a protocol.messages.Notice, an event for people."""
 
     reason: str
@@ -118,14 +118,14 @@ class SayNotice:
 
 
 @dataclass(frozen=True, slots=True)
-class MetricsGrown:
+class MetricsReport:
     """How much metrics grew since the last message: (sample, labels, growth)."""
 
-    grown: tuple[tuple[str, dict[str, str], float], ...]
+    deltas: tuple[tuple[str, dict[str, str], float], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class CollectivesTold:
+class CollectivesReport:
     """Answers TellCollectives.
 
     For each, `seconds` since the rank made it; without any, why.
@@ -134,34 +134,34 @@ class CollectivesTold:
     request: int
     collectives: tuple[Collective, ...]
     seconds: tuple[float, ...]
-    why: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Closing:
+class Detach:
     """The trainer is done with the agent; staged saves will be drained."""
 
     step: int
-    offered: bool = False
+    save_requested: bool = False
     """It had the state of `step` saved, or tried to."""
 
 
 FromTrainer = (
     Attach
-    | NeedArena
+    | RequestArena
     | FindStagedSaves
-    | FindHolders
+    | RequestAllServers
     | Staged
-    | Stepped
-    | Pausing
+    | StepReport
+    | PauseReport
     | BarrierReply
     | BarrierReached
     | RestoreDone
     | RestoreFailed
-    | SayNotice
-    | MetricsGrown
-    | CollectivesTold
-    | Closing
+    | TrainerNotice
+    | MetricsReport
+    | CollectivesReport
+    | Detach
 )
 
 # ---- agent → trainer ----------------------------------------------------------------------------------------------
@@ -172,51 +172,51 @@ class Attached:
     """Tells a rank its epoch; credentials and tiers come by environment."""
 
     job: str
-    epoch: int
-    world: int
+    generation: int
+    world_size: int
     rank: int
     incarnation: str
     parent: Checkpoint | None
     lineage: tuple[tuple[int, Checkpoint | None, int], ...]
-    holders: tuple[HolderEndpoint, ...]
+    servers: tuple[MemoryServerEndpoint, ...]
     replicas: int
     interval_steps: int
     persistent_interval_steps: int | None
-    level: int
-    older_job: OlderJob | None = None
+    interval_exponent: int
+    source_job: SourceJob | None = None
     """Where the parent lies, if it is an older job's."""
     skip_steps: int = 0
     """Loaders leave out the batches of so many steps behind the parent."""
-    partial: bool = False
+    is_partial: bool = False
     """There are more than `holders`: `FindHolders` asks for all."""
 
 
 @dataclass(frozen=True, slots=True)
-class AllHolders:
+class AllServers:
     """Lists every holder of the epoch."""
 
-    holders: tuple[HolderEndpoint, ...]
+    servers: tuple[MemoryServerEndpoint, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class ArenaGiven:
+class ArenaGranted:
     """The mapped file has `slots` × `slot_bytes`; preparing (allocating, touching) it took `seconds`."""
 
     slots: int
     slot_bytes: int
     seconds: float
-    busy: tuple[int, ...] = ()
+    busy_slots: tuple[int, ...] = ()
     """Slots from which an earlier epoch's save still drains; SlotFreed follows for each."""
 
 
 @dataclass(frozen=True, slots=True)
-class ArenaRefused:
+class ArenaDenied:
     """No staging memory now; the rank trains on and asks again.
 
     It asks with its next save.
     """
 
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +230,7 @@ class StagedSaves:
 
     slot_bytes: int
     saves: tuple[tuple[int, int, int, str], ...] = ()
-    further: int = 0
+    replies_to_follow: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,14 +243,22 @@ class SlotFreed:
 
 
 @dataclass(frozen=True, slots=True)
-class TellCollectives:
+class RequestCollectives:
     """Requests CollectivesTold: the rank makes no step."""
 
     request: int
 
 
 ToTrainer = (
-    Attached | AllHolders | ArenaGiven | ArenaRefused | StagedSaves | SlotFreed | Barrier | SaveLevel | TellCollectives
+    Attached
+    | AllServers
+    | ArenaGranted
+    | ArenaDenied
+    | StagedSaves
+    | SlotFreed
+    | Barrier
+    | IntervalExponent
+    | RequestCollectives
 )
 
 _CODEC = Codec((*get_args(FromTrainer), *get_args(ToTrainer)), VERSION)
@@ -272,15 +280,15 @@ def decode(text: bytes) -> FromTrainer | ToTrainer:
 # Frames trainer messages: a four-byte little-endian length before each. Both ends use it.
 
 HEADER_BYTES = 4
-LARGEST = 256 << 20
+MAX_FRAME_BYTES = 256 << 20
 """A layout record of a large model is megabytes; more than this is not a message."""
 
 
-def framed(message: bytes) -> bytes:
+def add_frame(message: bytes) -> bytes:
     return len(message).to_bytes(HEADER_BYTES, "little") + message
 
 
-class Unframer:
+class FrameDecoder:
     """Bytes in, whole messages out."""
 
     def __init__(self) -> None:
@@ -292,7 +300,7 @@ class Unframer:
         whole: list[bytes] = []
         while len(self._buffer) >= HEADER_BYTES:
             size = int.from_bytes(self._buffer[:HEADER_BYTES], "little")
-            if size > LARGEST:
+            if size > MAX_FRAME_BYTES:
                 raise ProtocolError(f"a frame of {size} bytes on the trainer's line: it is not spoken here")
             if len(self._buffer) < HEADER_BYTES + size:
                 break

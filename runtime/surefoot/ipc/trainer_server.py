@@ -18,7 +18,7 @@ from pathlib import Path
 from surefoot import metrics
 from surefoot.errors import ProtocolError
 from surefoot.ipc import trainer_messages as line
-from surefoot.ipc.trainer_messages import Unframer, framed
+from surefoot.ipc.trainer_messages import FrameDecoder, add_frame
 from surefoot.linux_process import reachable
 from surefoot.protocol.timeouts import Backoff
 from surefoot.task_set import TaskSet, logged
@@ -40,9 +40,9 @@ class TrainerConnection:
         self._socket = connection
         self._outbox: asyncio.Queue[tuple[line.ToTrainer, int | None]] = asyncio.Queue(_QUEUE)
         self.rank = attach.rank
-        self.epoch = attach.epoch
+        self.generation = attach.generation
 
-    def tell(self, message: line.ToTrainer, fd: int | None = None) -> None:
+    def send(self, message: line.ToTrainer, fd: int | None = None) -> None:
         """Queues a message; a trainer that reads none of 1,000 is disconnected.
 
         Of `fd` a duplicate is kept until it is sent, for the memory may be given up meanwhile.
@@ -55,11 +55,11 @@ class TrainerConnection:
             _log.error(
                 "rank %d reads no messages from its agent: its connection is closed, it saves no more",
                 self.rank,
-                extra={"rank": self.rank, "epoch": self.epoch},
+                extra={"rank": self.rank, "epoch": self.generation},
             )
-            self.cut()
+            self.disconnect_now()
 
-    def cut(self) -> None:
+    def disconnect_now(self) -> None:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -67,7 +67,7 @@ class TrainerConnection:
         loop = asyncio.get_running_loop()
         while True:
             message, fd = await self._outbox.get()
-            data = framed(line.encode(message))
+            data = add_frame(line.encode(message))
             if fd is not None:
                 # one byte carries the descriptor; the rest follows in its time
                 try:
@@ -89,7 +89,7 @@ class TrainerServer:
 
     def __init__(self, path: Path, admit: Admit, hear: Callable[[TrainerConnection, line.FromTrainer], None]) -> None:
         self._path = path
-        self._admit, self._hear = admit, hear
+        self._admit, self._on_message = admit, hear
         self._trainers: set[TrainerConnection] = set()
         self._tasks = TaskSet(logged(_log))
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -106,15 +106,15 @@ class TrainerServer:
         self._listener.setblocking(False)
         self._tasks.start(self._accept(), "accepting trainers")
 
-    def tell(self, epoch: int, rank: int | None, message: line.ToTrainer) -> None:
+    def send(self, epoch: int, rank: int | None, message: line.ToTrainer) -> None:
         """Sends to one attached rank of this epoch, or to all (None)."""
         for trainer in tuple(self._trainers):
-            if trainer.epoch == epoch and rank in (None, trainer.rank):
-                trainer.tell(message)
+            if trainer.generation == epoch and rank in (None, trainer.rank):
+                trainer.send(message)
 
     def attached(self, epoch: int) -> frozenset[int]:
         """Ranks of this epoch that are on the line."""
-        return frozenset(trainer.rank for trainer in self._trainers if trainer.epoch == epoch)
+        return frozenset(trainer.rank for trainer in self._trainers if trainer.generation == epoch)
 
     async def close(self) -> None:
         await self._tasks.close()
@@ -148,7 +148,7 @@ class TrainerServer:
                 _log.info("a trainer's connection to this agent ended: %r", error)
 
     async def _converse(self, connection: socket.socket) -> None:
-        unframer = Unframer()
+        unframer = FrameDecoder()
         async with asyncio.timeout(_ATTACH_SECONDS):
             first = await _read(connection, unframer)
         if not first:
@@ -161,14 +161,14 @@ class TrainerServer:
             _log.warning("a trainer is refused: %s", answer)
             return
         trainer = TrainerConnection(connection, attach)
-        trainer.tell(answer)
+        trainer.send(answer)
         self._trainers.add(trainer)
         pump = asyncio.create_task(trainer.pump())
         try:
             messages = first[1:]
             while True:
                 for text in messages:
-                    self._hear(trainer, _from_trainer(text))
+                    self._on_message(trainer, _from_trainer(text))
                 messages = await _read(connection, unframer)
                 if not messages:
                     return
@@ -191,7 +191,7 @@ def _from_trainer(text: bytes) -> line.FromTrainer:
     return message
 
 
-async def _read(connection: socket.socket, unframer: Unframer) -> list[bytes]:
+async def _read(connection: socket.socket, unframer: FrameDecoder) -> list[bytes]:
     """Reads messages, at least one; none at the connection's end."""
     loop = asyncio.get_running_loop()
     while True:

@@ -130,11 +130,11 @@ class _Request:
     parent: int
 
 
-class _Zygote:
+class _ForkServer:
     """The parent's loop: fork on request, report exits. `serve` returns a request only in a new child."""
 
     def __init__(self, line: socket.socket) -> None:
-        self._line = line
+        self._socket = line
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def serve(self) -> _Request | None:
@@ -142,13 +142,13 @@ class _Zygote:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         while True:
-            ready, _, _ = select.select([self._line.fileno(), self._wake_read], [], [])
+            ready, _, _ = select.select([self._socket.fileno(), self._wake_read], [], [])
             if self._wake_read in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_read, 4096)
                 self._report_exits()
-            if self._line.fileno() in ready:
-                packet, fds, _, _ = socket.recv_fds(self._line, PACKET_BYTES, 4)
+            if self._socket.fileno() in ready:
+                packet, fds, _, _ = socket.recv_fds(self._socket, PACKET_BYTES, 4)
                 if not packet:  # the agent is gone
                     return None
                 child = self._fork(json.loads(packet), tuple(fds))
@@ -157,10 +157,10 @@ class _Zygote:
 
     def _fork(self, body: dict[str, Any], fds: tuple[int, ...]) -> _Request | None:
         parent = os.getpid()
-        others = _threads_beside_this()
+        others = _other_threads()
         if others:
             why = f"{len(others) + 1} threads run in the warm process: an import of the program started them"
-            self._say({"said": "refused", "id": body["id"], "why": why})
+            self._send({"said": "refused", "id": body["id"], "why": why})
         else:
             sys.stdout.flush()  # else a child would write it a second time
             sys.stderr.flush()
@@ -168,7 +168,7 @@ class _Zygote:
             if pid == 0:
                 self._leave()
                 return _Request(body, fds, parent)
-            self._say({"said": "forked", "id": body["id"], "pid": pid})
+            self._send({"said": "forked", "id": body["id"], "pid": pid})
         for fd in fds:
             os.close(fd)
         return None
@@ -179,7 +179,7 @@ class _Zygote:
         for number in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        self._line.close()
+        self._socket.close()
         os.close(self._wake_read)
         os.close(self._wake_write)
 
@@ -191,13 +191,13 @@ class _Zygote:
                 return
             if pid == 0:
                 return
-            self._say({"said": "exited", "pid": pid, "code": os.waitstatus_to_exitcode(status)})
+            self._send({"said": "exited", "pid": pid, "code": os.waitstatus_to_exitcode(status)})
 
-    def _say(self, body: dict[str, Any]) -> None:
-        self._line.send(json.dumps(body).encode())
+    def _send(self, body: dict[str, Any]) -> None:
+        self._socket.send(json.dumps(body).encode())
 
 
-def _threads_beside_this() -> list[str]:
+def _other_threads() -> list[str]:
     """The names of other threads that a child would miss."""
     names = []
     for thread in os.listdir("/proc/self/task"):
@@ -227,13 +227,13 @@ def _become(request: _Request) -> None:
     os.chdir(body["folder"])
     os.environ.clear()
     os.environ.update(body["environment"])
-    _own_randomness_and_threads()
+    _reseed_and_reset_threads()
     stacks.install(os.environ.get("SUREFOOT_STACKS_FILE"))
     program = body["program"]
     run_program(LaunchProgram(tuple(program["arguments"]), program["script"], program["module"]))
 
 
-def _own_randomness_and_threads() -> None:
+def _reseed_and_reset_threads() -> None:
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None:
         numpy.random.seed()  # else all ranks of all epochs would share the zygote's state
@@ -274,7 +274,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     line.send(json.dumps({"said": "ready", **asdict(loaded)}).encode())
-    request = _Zygote(line).serve()
+    request = _ForkServer(line).serve()
     if request is not None:
         _become(request)
 

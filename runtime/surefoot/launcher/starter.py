@@ -52,7 +52,7 @@ class ForkRequest:
     output: int
 
 
-class ZygoteClient:
+class ForkServerClient:
     """`on_change` is called when it became warm or died."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
@@ -63,7 +63,7 @@ class ZygoteClient:
         self._forking: dict[int, asyncio.Future[int]] = {}
         self._children: dict[int, Child] = {}
         self._process: subprocess.Popen[bytes] | None = None
-        self._line: socket.socket | None = None
+        self._socket: socket.socket | None = None
 
     @property
     def pid(self) -> int:
@@ -85,9 +85,9 @@ class ZygoteClient:
                 stderr=output,
             )
         ours.setblocking(False)
-        self._line = ours
+        self._socket = ours
         ours.send(json.dumps(asdict(program or LaunchProgram(()))).encode())
-        asyncio.get_running_loop().add_reader(ours, self._hear)
+        asyncio.get_running_loop().add_reader(ours, self._read_packets)
 
     async def fork_trainer(self, request: ForkRequest) -> Child:
         """A new trainer; CannotFork if this is no place to fork from."""
@@ -114,13 +114,13 @@ class ZygoteClient:
             await asyncio.to_thread(self._process.wait)
 
     async def _fork(self, body: dict[str, Any], fds: tuple[int, ...]) -> Child:
-        if self._line is None or not self.warm:
+        if self._socket is None or not self.warm:
             raise CannotFork("the warm process is not there")
         number = next(self._numbers)
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._forking[number] = answer
         try:
-            socket.send_fds(self._line, [json.dumps({**body, "id": number}).encode()], fds)
+            socket.send_fds(self._socket, [json.dumps({**body, "id": number}).encode()], fds)
             pid = await asyncio.wait_for(answer, _FORK_SECONDS)
         except (OSError, TimeoutError) as error:
             raise CannotFork(f"the warm process did not fork: {error!r}") from error
@@ -128,11 +128,11 @@ class ZygoteClient:
             self._forking.pop(number, None)
         return self._children[pid]
 
-    def _hear(self) -> None:
-        assert self._line is not None
+    def _read_packets(self) -> None:
+        assert self._socket is not None
         while True:
             try:
-                packet = self._line.recv(PACKET_BYTES)
+                packet = self._socket.recv(PACKET_BYTES)
             except BlockingIOError:
                 return
             except OSError:
@@ -171,12 +171,12 @@ class ZygoteClient:
         asyncio.get_running_loop().call_later(_FORK_SECONDS, self._children.pop, pid, None)
 
     def _lost(self) -> None:
-        if self._line is None:
+        if self._socket is None:
             return
-        asyncio.get_running_loop().remove_reader(self._line)
+        asyncio.get_running_loop().remove_reader(self._socket)
         with contextlib.suppress(OSError):
-            self._line.close()
-        self._line = None
+            self._socket.close()
+        self._socket = None
         self.warm = False
         self.dead = True
         if self._process is not None:
@@ -189,12 +189,12 @@ class ZygoteClient:
 
 # ---- starter ---------------------------------------------------------------------------------------------------------
 
-_ZYGOTE_LIVES = 4
+_FORK_SERVER_LIVES = 4
 _STORE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Hosted:
+class HostedStore:
     """The epoch's store and where it answers."""
 
     child: Child
@@ -216,27 +216,27 @@ class Starter:
         self._log_path = log_path
         self._on_warm = on_warm
         self._lives = 0
-        self._zygote = ZygoteClient(self._changed)
+        self._fork_server = ForkServerClient(self._changed)
         self._closing = False
         self._cold_children: set[int] = set()
         if self._program is None:
             _log.info("%s is not a program of this interpreter: trainers start cold", " ".join(command))
 
-    def own(self) -> set[int]:
+    def own_pids(self) -> set[int]:
         """Pids of the agent's own children."""
-        return self._cold_children | ({self._zygote.pid} if self._zygote.pid else set())
+        return self._cold_children | ({self._fork_server.pid} if self._fork_server.pid else set())
 
     def start(self) -> None:
         self._lives += 1
-        self._zygote = ZygoteClient(self._changed)
+        self._fork_server = ForkServerClient(self._changed)
         with self._log_path.open("ab") as output:
-            self._zygote.start(self._program, self._environment, output.fileno())
+            self._fork_server.start(self._program, self._environment, output.fileno())
 
-    async def trainer(self, environment: Mapping[str, str], folder: str, output: int) -> Child:
+    async def start_trainer(self, environment: Mapping[str, str], folder: str, output: int) -> Child:
         """Starts one trainer, forked if possible, else by exec."""
         if self._program is not None:
             try:
-                return await self._zygote.fork_trainer(ForkRequest(self._program, environment, folder, output))
+                return await self._fork_server.fork_trainer(ForkRequest(self._program, environment, folder, output))
             except CannotFork as error:
                 metrics.fallbacks.labels(what="cold_start").inc()
                 _log.warning("cold start: %s", error)
@@ -244,7 +244,7 @@ class Starter:
             [str(os.getpid()), *self._command], "surefoot.launcher.job_program", environment, folder, output
         )
 
-    async def store(self, host: str) -> Hosted:
+    async def start_store(self, host: str) -> HostedStore:
         """Starts a store on a free port of `host` alone.
 
         Raises:
@@ -257,7 +257,7 @@ class Starter:
         finally:
             os.close(writing)
         try:
-            return Hosted(child, await asyncio.wait_for(_read_port(reading), _STORE_SECONDS))
+            return HostedStore(child, await asyncio.wait_for(_read_port(reading), _STORE_SECONDS))
         except (ValueError, TimeoutError) as error:
             child.kill()
             raise SurefootError(
@@ -268,11 +268,11 @@ class Starter:
 
     async def close(self) -> None:
         self._closing = True
-        await self._zygote.close()
+        await self._fork_server.close()
 
     async def _store_child(self, output: int, port_fd: int, host: str) -> Child:
         try:
-            return await self._zygote.fork_store(output, port_fd, host)
+            return await self._fork_server.fork_store(output, port_fd, host)
         except CannotFork as error:
             metrics.fallbacks.labels(what="cold_store").inc()
             _log.warning("cold start of the store: %s", error)
@@ -303,10 +303,10 @@ class Starter:
     def _changed(self) -> None:
         if self._closing:
             return
-        if not self._zygote.dead:
-            self._on_warm(self._zygote.warm)
+        if not self._fork_server.dead:
+            self._on_warm(self._fork_server.warm)
             return
-        if self._lives < _ZYGOTE_LIVES:
+        if self._lives < _FORK_SERVER_LIVES:
             metrics.fallbacks.labels(what="zygote_restart").inc()
             _log.warning("the warm process died; another one warms up (its words are in %s)", self._log_path)
             self._on_warm(False)

@@ -4,6 +4,6 @@ Its keys, scripts, process, accounts and client. No torch; used by both packages
 in memory and decides alone, by script, who may still commit or delete.
 """
 
-from surefoot.memory_server.client import HolderClient as HolderClient
-from surefoot.memory_server.client import HolderIndex as HolderIndex
+from surefoot.memory_server.client import MemoryServerClient as MemoryServerClient
+from surefoot.memory_server.client import MemoryServerIndex as MemoryServerIndex
 from surefoot.memory_server.connection import Credentials as Credentials

@@ -17,7 +17,7 @@ import hiredis
 import redis
 
 from surefoot.memory_server import connection
-from surefoot.memory_server.connection import TLS_NAME, Asked, Command, Credentials, Dialogue, trust
+from surefoot.memory_server.connection import TLS_NAME, Command, Credentials, Dialogue, Reply, tls_context
 from surefoot.protocol.bounds import MAX_REPLY_BYTES, MAX_REPLY_SECONDS
 
 T = TypeVar("T")
@@ -25,11 +25,11 @@ T = TypeVar("T")
 CONFIRMED_SECONDS = 0.05
 """How long behind its limit a silence is looked at again: the loop itself may have been busy, with the reply at its door."""
 
-MOST_UNDER_WAY = 20_000
+MAX_UNDER_WAY = 20_000
 """Commands without a reply on one line: more than all jobs of a cluster ask of one holder at once."""
 
 
-class HolderLine:
+class AsyncServerConnection:
     """Connects to one server; may be opened again.
 
     Arguments as of `connection.Wire`.
@@ -49,7 +49,7 @@ class HolderLine:
         self._call_seconds = call_seconds
         self._tls = tls
         self._socket_path = socket_path
-        self._protocol: _Replies | None = None
+        self._protocol: _ReplyReader | None = None
         self.asked = 0
         """Commands sent since it was made."""
 
@@ -73,7 +73,7 @@ class HolderLine:
                 self.close()
                 raise
 
-    async def converse(self, dialogue: Dialogue[T]) -> T:
+    async def run_exchange(self, dialogue: Dialogue[T]) -> T:
         """Carries a dialogue to its end.
 
         Raises what the dialogue makes of an error.
@@ -92,7 +92,7 @@ class HolderLine:
         finally:
             dialogue.close()
 
-    async def exchange(self, asked: Asked) -> Any:
+    async def exchange(self, asked: Reply) -> Any:
         """Sends and awaits one command, or several together; see `Asked`."""
         if self._protocol is None:
             raise redis.exceptions.ConnectionError("no connection is open")
@@ -110,7 +110,7 @@ class HolderLine:
         if protocol is not None:
             protocol.fail(error or redis.exceptions.ConnectionError("the connection was closed"))
 
-    async def _connected(self) -> _Replies:
+    async def _connected(self) -> _ReplyReader:
         """By the server's socket on this node, else by TCP."""
         loop, why = asyncio.get_running_loop(), ""
         if self._socket_path:
@@ -128,15 +128,15 @@ class HolderLine:
             connection.count_fallback(self._socket_path, why)  # only now: a server that is gone has no second-best way
         return found
 
-    def _replies(self) -> _Replies:
-        return _Replies(self._call_seconds)
+    def _replies(self) -> _ReplyReader:
+        return _ReplyReader(self._call_seconds)
 
     def _trusted(self) -> ssl.SSLContext | None:
         if not self._tls:
             return None
         if not self._credentials.tls_ca:
             raise redis.exceptions.ConnectionError("it speaks TLS, and no authority was given to verify it by")
-        return trust(self._credentials.tls_ca)
+        return tls_context(self._credentials.tls_ca)
 
     def _send(self, command: Command) -> asyncio.Future[Any]:
         assert self._protocol is not None, "looked at by `exchange`"
@@ -144,7 +144,7 @@ class HolderLine:
         return self._protocol.send(hiredis.pack_command((*command[0].split(), *command[1:])))
 
 
-class _Replies(asyncio.Protocol):
+class _ReplyReader(asyncio.Protocol):
     """Matches replies to commands by their order."""
 
     def __init__(self, call_seconds: float) -> None:
@@ -154,7 +154,7 @@ class _Replies(asyncio.Protocol):
         parse: Callable[[str], Exception] = redis.connection.DefaultParser.parse_error
         self._reader = hiredis.Reader(replyError=parse, protocolError=redis.exceptions.InvalidResponse)
         self._transport: asyncio.Transport | None = None
-        self._heard = self._since = 0.0
+        self._last_data_seconds = self._since = 0.0
         self._unread = 0
         """Bytes of the reply that is coming in."""
         self._timer: asyncio.TimerHandle | None = None
@@ -166,12 +166,12 @@ class _Replies(asyncio.Protocol):
     def send(self, packed: bytes) -> asyncio.Future[Any]:
         if self.error is not None:
             raise redis.exceptions.ConnectionError(str(self.error)) from self.error
-        if len(self._waiting) >= MOST_UNDER_WAY:
-            raise redis.exceptions.ConnectionError(f"{MOST_UNDER_WAY} commands have no reply yet")
+        if len(self._waiting) >= MAX_UNDER_WAY:
+            raise redis.exceptions.ConnectionError(f"{MAX_UNDER_WAY} commands have no reply yet")
         assert self._transport is not None, "made by the loop before anybody has it"
         future: asyncio.Future[Any] = self._loop.create_future()
         if not self._waiting:
-            self._heard = self._since = self._loop.time()
+            self._last_data_seconds = self._since = self._loop.time()
             self._unread = 0
             self._watch()
         self._waiting.append(future)
@@ -179,7 +179,7 @@ class _Replies(asyncio.Protocol):
         return future
 
     def data_received(self, data: bytes) -> None:
-        self._heard = self._loop.time()
+        self._last_data_seconds = self._loop.time()
         self._unread += len(data)
         if self._unread > MAX_REPLY_BYTES or not self._waiting:
             self.fail(
@@ -190,7 +190,7 @@ class _Replies(asyncio.Protocol):
         try:
             while self._waiting and (reply := self._reader.gets()) is not False:
                 self._answer(self._waiting.popleft(), reply)
-                self._since, self._unread = self._heard, 0
+                self._since, self._unread = self._last_data_seconds, 0
         except redis.exceptions.InvalidResponse as error:
             self.fail(redis.exceptions.InvalidResponse(f"no reply of a Redis: {error}"))
 
@@ -224,7 +224,7 @@ class _Replies(asyncio.Protocol):
     def _watch(self) -> None:
         """One timer a line: silence counts from what was heard last."""
         if self._timer is None:
-            self._timer = self._loop.call_at(self._heard + self._call_seconds, self._check)
+            self._timer = self._loop.call_at(self._last_data_seconds + self._call_seconds, self._check)
 
     def _check(self) -> None:
         self._timer = None
@@ -232,17 +232,17 @@ class _Replies(asyncio.Protocol):
             return
         if self._loop.time() > self._since + MAX_REPLY_SECONDS:
             self.fail(redis.exceptions.TimeoutError(f"one reply took more than {MAX_REPLY_SECONDS:g} s"))
-        elif self._loop.time() < self._heard + self._call_seconds:
+        elif self._loop.time() < self._last_data_seconds + self._call_seconds:
             self._watch()
         else:
-            self._timer = self._loop.call_later(CONFIRMED_SECONDS, self._confirm, self._heard)
+            self._timer = self._loop.call_later(CONFIRMED_SECONDS, self._confirm, self._last_data_seconds)
 
     def _confirm(self, heard: float) -> None:
         """What had come while the loop was busy was read before this."""
         self._timer = None
         if not self._waiting:
             return
-        if self._heard == heard:
+        if self._last_data_seconds == heard:
             self.fail(redis.exceptions.TimeoutError(f"nothing for {self._call_seconds:g} s"))
         else:
             self._watch()

@@ -13,21 +13,27 @@ from itertools import islice
 from typing import Any, NoReturn
 
 from surefoot.errors import (
-    AccessRefused,
+    AccessDenied,
     ChunkMissing,
-    CopyRefused,
+    CopyUnsupported,
     Fenced,
-    HolderDamaged,
+    InvalidServerReply,
     OutOfBounds,
     ProtocolError,
     TierError,
     TierUnavailable,
 )
 from surefoot.memory_server import scripts
-from surefoot.memory_server.connection import Credentials, Dialogue, Wire, explained, understood
+from surefoot.memory_server.connection import (
+    Credentials,
+    Dialogue,
+    RespConnection,
+    translate_parse_errors,
+    translate_redis_errors,
+)
 from surefoot.protocol import bounds
 from surefoot.protocol.checkpoints.records import CHUNK_BYTES, RankManifest
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint, RankSave
+from surefoot.protocol.identities import Checkpoint, MemoryServerEndpoint, RankSave
 
 # ---- fenced calls ----------------------------------------------------------------------------------------------------
 # Describes one job's calls to one holder instance, as dialogues. The decisions of the holder, by script, and the
@@ -40,7 +46,7 @@ _PARSED = 256
 
 
 @dataclass(frozen=True, slots=True)
-class HolderIndex:
+class MemoryServerIndex:
     """Holds a holder's index; `damaged` names entries that cannot be read.
 
     `refused` says of those among them that break a bound which one.
@@ -60,16 +66,16 @@ Entries = dict[bytes, tuple[bytes, RankManifest | ProtocolError]]
 class FencedCalls:
     """Describes calls that this one instance carries out for one job."""
 
-    def __init__(self, endpoint: HolderEndpoint, job: str) -> None:
+    def __init__(self, endpoint: MemoryServerEndpoint, job: str) -> None:
         self._endpoint, self._job = endpoint, job
-        self._read: tuple[Any, HolderIndex] | None = None
+        self._read: tuple[Any, MemoryServerIndex] | None = None
         self._parsed: Entries = {}
         """Of the index that was read last."""
 
     def __str__(self) -> str:
-        return str(self._endpoint.holder)
+        return str(self._endpoint.instance)
 
-    def seal(self, epoch: int) -> Dialogue[None]:
+    def fence(self, epoch: int) -> Dialogue[None]:
         """Makes the holder refuse writers older than `epoch`.
 
         Raises Fenced if it already knows a newer one.
@@ -88,7 +94,7 @@ class FencedCalls:
             scripts.COMMIT, writer_epoch, where, [scripts.index_field(save), text, "", *lengths]
         )
         if result[0] == "conflict" and len(result) < 2:
-            self._refused(result, doing)
+            self._rejected(result, doing)
         if result[0] == "conflict" and self._differs(result[1], manifest):
             # the entry there is damaged: replace exactly what was seen, so that a racing commit is not lost
             result = yield from self._run(
@@ -110,9 +116,9 @@ class FencedCalls:
         first = list(islice(names, _KEYS))
         result = yield from self._run(scripts.DROP, writer_epoch, first, [scripts.index_field(save)])
         self._expect_ok(result, f"dropping {save}")
-        yield from self.sweep(save, writer_epoch, names)
+        yield from self.delete_uncommitted(save, writer_epoch, names)
 
-    def sweep(self, save: RankSave, writer_epoch: int, names: Iterable[str]) -> Dialogue[bool]:
+    def delete_uncommitted(self, save: RankSave, writer_epoch: int, names: Iterable[str]) -> Dialogue[bool]:
         """Removes data keys of a save; False: it has an index entry.
 
         Keys that are gone already are no error.
@@ -128,13 +134,13 @@ class FencedCalls:
 
     def set_watermark(self, checkpoint: Checkpoint, writer_epoch: int) -> Dialogue[None]:
         """Stores the newest checkpoint that is on enough holders, for later readers."""
-        value = f"{checkpoint.epoch}:{checkpoint.step}"
+        value = f"{checkpoint.generation}:{checkpoint.step}"
         result = yield from self._run(scripts.MARK, writer_epoch, [scripts.watermark_key(self._job)], [value])
         self._expect_ok(result, f"marking {checkpoint}")
 
     def index(
         self, only: Checkpoint | None = None, known: Entries | None = None, most_entries: int | None = None
-    ) -> Dialogue[HolderIndex]:
+    ) -> Dialogue[MemoryServerIndex]:
         """Fence, watermark and every visible rank save, as of one moment.
 
         What reads as before is not read again: most looks at an index find nothing new.
@@ -144,13 +150,13 @@ class FencedCalls:
             known: What was read of other holders, and this index adds to: each copy of a save has the same entry.
             most_entries: The administrator's bound, who reads for all jobs: a larger index raises OutOfBounds unread.
         """
-        of_it = f"{only.epoch}:{only.step}:".encode() if only is not None else b""
+        of_it = f"{only.generation}:{only.step}:".encode() if only is not None else b""
         script, limits = (scripts.READ, []) if most_entries is None else (scripts.LOOK, limits_of(most_entries))
         result = yield from self._run(script, 0, [scripts.watermark_key(self._job)], limits)
         self._expect_ok(result, "reading the index")
         if only is None and self._read is not None and self._read[0] == result:
             return self._read[1]
-        with understood(str(self), "reading the index"):
+        with translate_parse_errors(str(self), "reading the index"):
             _, fence, watermark, entries = result
             found, damaged, refused = [], [], []
             before, parsed = self._parsed if known is None else known, Entries()
@@ -173,7 +179,7 @@ class FencedCalls:
             marked = _watermark(watermark)
             if watermark and marked is None:
                 damaged.append(f"{self}: watermark")  # a note, written again by whoever keeps house
-            index = HolderIndex(
+            index = MemoryServerIndex(
                 fence=int(fence or -1),
                 watermark=marked,
                 manifests=tuple(sorted(found, key=lambda m: m.save)),
@@ -191,7 +197,7 @@ class FencedCalls:
 
         Raises OutOfBounds for one that is longer than any; no more than that is read of it.
         """
-        with explained(str(self), f"reading the layout {digest}"):
+        with translate_redis_errors(str(self), f"reading the layout {digest}"):
             reply = yield ("GETRANGE", scripts.layout_key(self._job, digest), 0, bounds.MAX_LAYOUT_BYTES)
         record = text_of(reply, str(self), f"layout {digest}")
         if not record:
@@ -209,25 +215,25 @@ class FencedCalls:
             scripts.index_key(job),
             *more_keys,
         ]
-        call = [script.sha, len(named), *named, epoch, self._endpoint.holder.instance, *arguments]
-        with explained(str(self), f"running {script.name}"):
+        call = [script.sha, len(named), *named, epoch, self._endpoint.instance.run_id, *arguments]
+        with translate_redis_errors(str(self), f"running {script.name}"):
             result = yield ("EVALSHA", *call)
-        with understood(str(self), f"running {script.name}"):
+        with translate_parse_errors(str(self), f"running {script.name}"):
             return [result[0].decode(), *result[1:]]
 
     def _expect_ok(self, result: Any, doing: str) -> None:
         if result[0] != "ok":
-            self._refused(result, doing)
+            self._rejected(result, doing)
 
-    def _refused(self, result: Any, doing: str) -> NoReturn:
-        with understood(str(self), doing):
-            self._raise_refusal(result, doing)
+    def _rejected(self, result: Any, doing: str) -> NoReturn:
+        with translate_parse_errors(str(self), doing):
+            self._raise_rejection(result, doing)
         raise TierError(f"{self} answered {result[0][:60]!r} while {doing}: its scripts are of another version")
 
-    def _raise_refusal(self, result: Any, doing: str) -> None:
+    def _raise_rejection(self, result: Any, doing: str) -> None:
         match result[0]:
             case "damaged":
-                raise HolderDamaged(
+                raise InvalidServerReply(
                     f"{self} refused {doing}: {result[1].decode(errors='replace')} is no number, it was overwritten or"
                     " damaged; restart that Redis, the other copies stay"
                 )
@@ -248,10 +254,10 @@ class FencedCalls:
 
     def _differs(self, entry: bytes, manifest: RankManifest) -> bool:
         """Whether the entry there is unreadable; raises if it is readable and describes other bytes."""
-        with understood(str(self), f"committing {manifest.save}"):
+        with translate_parse_errors(str(self), f"committing {manifest.save}"):
             found = _manifest(scripts.index_field(manifest.save).encode(), entry)
         if isinstance(found, RankManifest) and not found.same_bytes_as(manifest):
-            self._refused(["conflict"], f"committing {manifest.save}")
+            self._rejected(["conflict"], f"committing {manifest.save}")
         return not isinstance(found, RankManifest)
 
 
@@ -263,7 +269,9 @@ def limits_of(most_entries: int) -> list[int]:
 def text_of(reply: Any, where: str, what: str) -> bytes:
     """Returns a string reply; raises HolderDamaged for any other."""
     if not isinstance(reply, bytes):
-        raise HolderDamaged(f"{where} answered {type(reply).__name__} where the {what} was asked for: it is no holder")
+        raise InvalidServerReply(
+            f"{where} answered {type(reply).__name__} where the {what} was asked for: it is no holder"
+        )
     return reply
 
 
@@ -293,19 +301,21 @@ MAX_VALUE_BYTES = 64 * 1024 * 1024
 """The longest value that a server takes: `proto-max-bulk-len` in server.conf."""
 
 
-class HolderClient:
+class MemoryServerClient:
     """Accesses one job's data on one holder; connects at the first call."""
 
-    def __init__(self, endpoint: HolderEndpoint, job: str, credentials: Credentials, call_seconds: float = 1.0) -> None:
+    def __init__(
+        self, endpoint: MemoryServerEndpoint, job: str, credentials: Credentials, call_seconds: float = 1.0
+    ) -> None:
         self.endpoint = endpoint
         self.calls = FencedCalls(endpoint, job)
         self._job = job
         near = credentials.socket_to(endpoint.server_id)
         self._damaged: tuple[str, ...] = ()
-        self._wire = Wire(endpoint.host, endpoint.port, credentials, call_seconds, endpoint.tls, near)
+        self._connection = RespConnection(endpoint.host, endpoint.port, credentials, call_seconds, endpoint.tls, near)
 
     def __str__(self) -> str:
-        return str(self.endpoint.holder)
+        return str(self.endpoint.instance)
 
     @property
     def name(self) -> str:
@@ -313,35 +323,35 @@ class HolderClient:
 
     # ---- decisions of the holder ------------------------------------------------------------------------------------
 
-    def seal(self, epoch: int) -> None:
+    def fence(self, epoch: int) -> None:
         """Makes the holder refuse writers older than `epoch`.
 
         Raises Fenced if it already knows a newer one.
         """
-        self._wire.converse(self.calls.seal(epoch))
+        self._connection.run_exchange(self.calls.fence(epoch))
 
     def commit(self, manifest: RankManifest, writer_epoch: int, chunk_lengths: tuple[int, ...]) -> None:
         """Makes the rank save visible if all parts are complete; see `Tier.commit`."""
-        self._wire.converse(self.calls.commit(manifest, writer_epoch, chunk_lengths))
+        self._connection.run_exchange(self.calls.commit(manifest, writer_epoch, chunk_lengths))
 
     def drop(self, save: RankSave, writer_epoch: int, chunks: int) -> None:
         """Removes index entry and data in one step. Absent is success."""
-        self._wire.converse(self.calls.drop(save, writer_epoch, chunks))
+        self._connection.run_exchange(self.calls.drop(save, writer_epoch, chunks))
 
-    def sweep(self, save: RankSave, writer_epoch: int, names: Sequence[str]) -> bool:
+    def delete_uncommitted(self, save: RankSave, writer_epoch: int, names: Sequence[str]) -> bool:
         """Removes data keys of a save; False: it has an index entry."""
-        return self._wire.converse(self.calls.sweep(save, writer_epoch, names))
+        return self._connection.run_exchange(self.calls.delete_uncommitted(save, writer_epoch, names))
 
     def set_watermark(self, checkpoint: Checkpoint, writer_epoch: int) -> None:
         """Stores the newest checkpoint that is on enough holders, for later readers."""
-        self._wire.converse(self.calls.set_watermark(checkpoint, writer_epoch))
+        self._connection.run_exchange(self.calls.set_watermark(checkpoint, writer_epoch))
 
-    def index(self, only: Checkpoint | None = None) -> HolderIndex:
+    def index(self, only: Checkpoint | None = None) -> MemoryServerIndex:
         """Fence, watermark and every visible rank save, as of one moment.
 
         `only`: the entries of this checkpoint alone are parsed.
         """
-        return self._wire.converse(self.calls.index(only))
+        return self._connection.run_exchange(self.calls.index(only))
 
     def manifests(self) -> tuple[RankManifest, ...]:
         """Lists the manifests of visible rank saves.
@@ -375,32 +385,32 @@ class HolderClient:
         Otherwise as `put_chunk`: the holder stores one chunk while the next travels.
         """
         flat = data.cast("B") if isinstance(data, memoryview) else data
-        with explained(str(self), f"writing chunk {index} of {save}"):
-            self._wire.ask("SET", scripts.chunk_key(self._job, save, index), flat)
-            if self._wire.due > 1:
-                self._wire.answer()
+        with translate_redis_errors(str(self), f"writing chunk {index} of {save}"):
+            self._connection.send("SET", scripts.chunk_key(self._job, save, index), flat)
+            if self._connection.due > 1:
+                self._connection.receive()
 
     def copy_chunk(self, source: RankSave, save: RankSave, index: int) -> bool:
         """Has Redis copy a chunk of another save; nothing of it travels.
 
         False: there is none of that name.
         """
-        self.settle()
+        self.wait_stored()
         named = scripts.chunk_key(self._job, source, index), scripts.chunk_key(self._job, save, index)
         try:
-            with explained(str(self), f"copying chunk {index} of {source} for {save}"):
-                return bool(self._wire.call("COPY", *named, "REPLACE"))
+            with translate_redis_errors(str(self), f"copying chunk {index} of {source} for {save}"):
+                return bool(self._connection.call("COPY", *named, "REPLACE"))
         except TierError as error:
             # an account may not, a server that only speaks like Redis may not know it: it takes what is sent
-            if isinstance(error, AccessRefused) or type(error) is TierError:
-                raise CopyRefused(str(error)) from error
+            if isinstance(error, AccessDenied) or type(error) is TierError:
+                raise CopyUnsupported(str(error)) from error
             raise
 
-    def settle(self) -> None:
+    def wait_stored(self) -> None:
         """Waits until all sent chunks are stored; raises as `put_chunk` does."""
-        with explained(str(self), "writing chunks"):
-            while self._wire.due:
-                self._wire.answer()
+        with translate_redis_errors(str(self), "writing chunks"):
+            while self._connection.due:
+                self._connection.receive()
 
     def put_digests(self, save: RankSave, data: bytes | memoryview) -> None:
         self._put(scripts.digests_key(self._job, save), data, f"writing the digests of {save}")
@@ -409,7 +419,7 @@ class HolderClient:
         self._put(scripts.values_key(self._job, save), data, f"writing the values of {save}")
 
     def read_layout(self, digest: str) -> str:
-        return self._wire.converse(self.calls.read_layout(digest))
+        return self._connection.run_exchange(self.calls.read_layout(digest))
 
     def read_values(self, save: RankSave) -> bytes:
         return self._get(scripts.values_key(self._job, save), f"values of {save}")
@@ -420,27 +430,27 @@ class HolderClient:
     def read_chunk(self, save: RankSave, index: int, offset: int, length: int) -> memoryview:
         found = memoryview(bytearray(length))
         if length:
-            self._wire.forget()
-            self.ask_chunk(save, index, offset, length)
-            self.take_chunk(save, index, found)
+            self._connection.close_if_pending()
+            self.request_chunk(save, index, offset, length)
+            self.receive_chunk(save, index, found)
         return found
 
-    def ask_chunk(self, save: RankSave, index: int, offset: int, length: int) -> None:
+    def request_chunk(self, save: RankSave, index: int, offset: int, length: int) -> None:
         """Requests bytes that `take_chunk` reads, in the order of the requests."""
-        with explained(str(self), f"asking for chunk {index} of {save}"):
+        with translate_redis_errors(str(self), f"asking for chunk {index} of {save}"):
             key = scripts.chunk_key(self._job, save, index)
-            self._wire.ask("GETRANGE", key, offset, offset + length - 1)
+            self._connection.send("GETRANGE", key, offset, offset + length - 1)
 
-    def take_chunk(self, save: RankSave, index: int, into: memoryview) -> None:
+    def receive_chunk(self, save: RankSave, index: int, into: memoryview) -> None:
         """Fills `into` with what was asked for longest ago."""
-        with explained(str(self), f"reading chunk {index} of {save}"):
-            length = self._wire.take(into)
+        with translate_redis_errors(str(self), f"reading chunk {index} of {save}"):
+            length = self._connection.receive_into(into)
         if length != len(into):
             raise ChunkMissing(f"{self} has {length} of {len(into)} bytes of chunk {index} of {save}")
 
     def close(self) -> None:
         """Closes the connection; a later call opens another."""
-        self._wire.close()
+        self._connection.close()
 
     # ---- how --------------------------------------------------------------------------------------------------------
 
@@ -451,12 +461,12 @@ class HolderClient:
                 f"{doing}: {len(flat)} bytes, and a holder takes at most {MAX_VALUE_BYTES} in one value: keep large"
                 " data in tensors, which are saved in chunks"
             )
-        with explained(str(self), doing):
-            self._wire.call("SET", key, flat)
+        with translate_redis_errors(str(self), doing):
+            self._connection.call("SET", key, flat)
 
     def _get(self, key: str, what: str) -> bytes:
-        with explained(str(self), f"reading the {what}"):
-            found = self._wire.call("GET", key)
+        with translate_redis_errors(str(self), f"reading the {what}"):
+            found = self._connection.call("GET", key)
         if found is None:
             raise ChunkMissing(f"{self} does not have the {what}")
         return text_of(found, str(self), what)
@@ -466,8 +476,8 @@ class HolderClient:
         pieces = []
         for start in range(offset, offset + length, CHUNK_BYTES):
             last = min(start + CHUNK_BYTES, offset + length) - 1
-            with explained(str(self), f"reading the {what}"):
-                reply = self._wire.call("GETRANGE", key, start, last)
+            with translate_redis_errors(str(self), f"reading the {what}"):
+                reply = self._connection.call("GETRANGE", key, start, last)
             piece = text_of(reply, str(self), what)
             if len(piece) != last - start + 1:
                 raise ChunkMissing(f"{self} has {len(piece)} of {last - start + 1} bytes from {start} of the {what}")

@@ -24,9 +24,9 @@ from redis.backoff import NoBackoff
 from redis.connection import PythonRespSerializer
 from redis.retry import Retry
 
-from surefoot.errors import AccessRefused, ConfigurationError, HolderDamaged, TierError, TierFull, TierUnavailable
+from surefoot.errors import AccessDenied, ConfigurationError, InvalidServerReply, TierError, TierFull, TierUnavailable
 from surefoot.linux_process import reachable
-from surefoot.protocol.identities import LocalHolder, ServerId
+from surefoot.protocol.identities import LocalMemoryServers, MemoryServerId
 from surefoot.settings import JobSettings
 
 _log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 # each twice, which costs more than everything else about a read. A reply that is not the one expected is read to its
 # end like any other.
 
-_LONGEST_LINE = 512
+_MAX_LINE_BYTES = 512
 
 
 def limit_by_kernel(line: socket.socket, seconds: float) -> None:
@@ -75,7 +75,7 @@ def reply_into(line: socket.socket, into: memoryview) -> int:
 
 def _other_reply(line: socket.socket, start: bytes, into: memoryview) -> int:
     """An error, an absent value, or a shorter string."""
-    while b"\r\n" not in start and len(start) < _LONGEST_LINE:
+    while b"\r\n" not in start and len(start) < _MAX_LINE_BYTES:
         start += _more(line)
     text, _, rest = start.partition(b"\r\n")
     if text[:1] == b"-":
@@ -110,7 +110,7 @@ def _end(line: socket.socket) -> None:
 
 
 def _more(line: socket.socket) -> bytes:
-    more = bytearray(_LONGEST_LINE)
+    more = bytearray(_MAX_LINE_BYTES)
     return bytes(more[: _received(line, memoryview(more), 0)])
 
 
@@ -129,13 +129,13 @@ def _received(line: socket.socket, view: memoryview, flags: int) -> int:
 T = TypeVar("T")
 
 Command = tuple[Any, ...]
-Asked = Command | list[Command]
+Reply = Command | list[Command]
 """One command, whose error is raised; or several that travel together, whose errors are among the replies. An empty list
 asks nothing: whoever carries out the dialogue may do something else before it goes on."""
-Dialogue = Generator[Asked, Any, T]
+Dialogue = Generator[Reply, Any, T]
 
 
-def driven(dialogue: Dialogue[T], exchange: Callable[[Asked], Any]) -> T:
+def run_exchange(dialogue: Dialogue[T], exchange: Callable[[Reply], Any]) -> T:
     """Carries a dialogue to its end; `exchange` blocks until the reply.
 
     Raises what the dialogue makes of an error.
@@ -213,11 +213,11 @@ def count_fallback(path: str, why: str) -> None:
     from surefoot import metrics  # of the runtime: an operator that reads holders exports none of them
 
     metrics.fallbacks.labels("holder_socket").inc()
-    _say_once(path, why)
+    _warn_once(path, why)
 
 
 @cache
-def _say_once(path: str, why: str) -> None:
+def _warn_once(path: str, why: str) -> None:
     _log.warning(
         "this node's holder is reached by TCP, which costs more: its socket %s cannot be connected: %s. Let its folder"
         " be mounted in both pods, or switch memoryTier.localSocket off",
@@ -270,10 +270,10 @@ class Credentials:
     password: str = field(default="", repr=False)
     tls_ca: str = field(default="", repr=False)
     """PEM of the authority by which a holder that speaks TLS proves itself; nothing else is trusted."""
-    local: LocalHolder | None = None
+    local: LocalMemoryServers | None = None
     """The holders that are reached by a socket of this node, if they have one."""
 
-    def socket_to(self, server: ServerId) -> str:
+    def socket_to(self, server: MemoryServerId) -> str:
         """Returns the path of the socket to that server.
 
         Empty: it is reached by its address alone.
@@ -283,10 +283,10 @@ class Credentials:
 
 def account_of(job: JobSettings) -> Credentials:
     """The account by which a worker's processes reach the job's holders."""
-    return Credentials(job.holder_user, job.holder_password, job.holder_tls_ca, job.local_holder)
+    return Credentials(job.memory_user, job.memory_password, job.memory_tls_ca, job.local_server)
 
 
-class Wire:
+class RespConnection:
     """Keeps one connection to a server, opened at first use.
 
     One that failed is opened anew. `call_seconds` limits connecting, sending one command, and each wait for bytes of
@@ -303,7 +303,7 @@ class Wire:
         socket_path: str = "",
     ) -> None:
         self._call_seconds = call_seconds
-        self._asked = 0
+        self._awaited_replies = 0
         make: Any = _Connection  # redis-py leaves its methods untyped
         self._connection = make(
             credentials.tls_ca if tls else None,
@@ -323,77 +323,77 @@ class Wire:
 
     def call(self, *arguments: Any) -> Any:
         """Sends one command and returns Redis' reply: bytes, int, None or list."""
-        self.forget()
+        self.close_if_pending()
         with self._limited():
-            self._line()
+            self._connected()
             self._connection.send_command(*arguments)
             return self._connection.read_response()
 
-    def converse(self, dialogue: Dialogue[T]) -> T:
+    def run_exchange(self, dialogue: Dialogue[T]) -> T:
         """Carries out a dialogue; every exchange has the call's time limit."""
-        return driven(dialogue, self._exchange)
+        return run_exchange(dialogue, self._exchange)
 
-    def _exchange(self, asked: Asked) -> Any:
+    def _exchange(self, asked: Reply) -> Any:
         if not isinstance(asked, list):
             return self.call(*asked)
-        self.forget()
+        self.close_if_pending()
         for command in asked:
-            self.ask(*command)
+            self.send(*command)
         return [self._answer_or_error() for _ in asked]
 
     def _answer_or_error(self) -> Any:
         try:
-            return self.answer()
+            return self.receive()
         except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, redis.exceptions.InvalidResponse):
             raise
         except redis.exceptions.ResponseError as error:
             return error
 
-    def ask(self, *arguments: Any) -> None:
+    def send(self, *arguments: Any) -> None:
         """Sends one command whose reply `take` or `answer` reads later.
 
         Several may be under way.
         """
         with self._limited():
-            self._line()
+            self._connected()
             self._connection.send_command(*arguments)
-            self._asked += 1
+            self._awaited_replies += 1
 
-    def take(self, into: memoryview) -> int:
+    def receive_into(self, into: memoryview) -> int:
         """Reads the reply to the oldest `ask` into `into`; returns its length.
 
         The reply is a string, no longer than `into`. A connection that failed since, or whose last reply was of another
         length, has lost its requests: redis' ConnectionError.
         """
-        if not self._asked or self._connection._sock is None:
+        if not self._awaited_replies or self._connection._sock is None:
             raise redis.exceptions.ConnectionError("the connection was closed since this was asked for")
         whole = False
         try:
             with self._limited():
-                length = reply_into(self._line(), into)
+                length = reply_into(self._connected(), into)
                 whole = length == len(into)
                 return length
         finally:
-            self._asked -= 1
+            self._awaited_replies -= 1
             if not whole:
                 self.close()
 
     @property
     def due(self) -> int:
         """Number of replies under way."""
-        return self._asked
+        return self._awaited_replies
 
-    def answer(self) -> Any:
+    def receive(self) -> Any:
         """The reply to the oldest command asked for, as `call` returns it."""
-        if not self._asked or self._connection._sock is None:
+        if not self._awaited_replies or self._connection._sock is None:
             raise redis.exceptions.ConnectionError("the connection was closed since this was asked for")
         with self._limited():
-            self._asked -= 1
+            self._awaited_replies -= 1
             return self._connection.read_response()
 
-    def forget(self) -> None:
+    def close_if_pending(self) -> None:
         """Closes a connection with unread replies: another call would read them."""
-        if self._asked:
+        if self._awaited_replies:
             self.close()
 
     def info(self, section: str) -> dict[str, str]:
@@ -402,13 +402,13 @@ class Wire:
 
     def close(self) -> None:
         """Closes the connection; a later call opens another."""
-        self._asked = 0
+        self._awaited_replies = 0
         self._connection.disconnect()
 
-    def _line(self) -> socket.socket:
+    def _connected(self) -> socket.socket:
         """The open connection, its limits set once."""
         if self._connection._sock is None:
-            self._asked = 0
+            self._awaited_replies = 0
             self._connection.connect()
             opened: Any = self._connection._sock
             limit_by_kernel(opened, self._call_seconds)
@@ -462,7 +462,7 @@ class _Connection(redis.Connection):
             raise redis.exceptions.ConnectionError(
                 "it speaks TLS, and no authority was given to verify it by (SUREFOOT_HOLDER_TLS_CA)"
             )
-        context = trust(self._authority)
+        context = tls_context(self._authority)
         plain = make()
         try:
             return context.wrap_socket(plain, server_hostname=TLS_NAME)
@@ -472,7 +472,7 @@ class _Connection(redis.Connection):
 
 
 @lru_cache(maxsize=16)
-def trust(authority: str) -> ssl.SSLContext:
+def tls_context(authority: str) -> ssl.SSLContext:
     """Returns what verifies a holder's certificate: this authority alone."""
     try:
         context = ssl.create_default_context(cadata=authority)
@@ -483,21 +483,21 @@ def trust(authority: str) -> ssl.SSLContext:
 
 
 @contextmanager
-def understood(where: str, doing: str) -> Iterator[None]:
+def translate_parse_errors(where: str, doing: str) -> Iterator[None]:
     """Turns a reply that cannot be parsed into HolderDamaged."""
     try:
         yield
-    except (HolderDamaged, *_NO_REPLY) as error:
-        if isinstance(error, HolderDamaged):
+    except (InvalidServerReply, *_NO_REPLY) as error:
+        if isinstance(error, InvalidServerReply):
             raise
-        raise HolderDamaged(
+        raise InvalidServerReply(
             f"{where} answered what no holder answers while {doing} ({type(error).__name__}: {_short(error)}): a key of it"
             " was overwritten or damaged; restart that Redis, the other copies stay"
         ) from error
 
 
 @contextmanager
-def explained(where: str, doing: str) -> Iterator[None]:
+def translate_redis_errors(where: str, doing: str) -> Iterator[None]:
     """Turns Redis' errors into TierUnavailable, TierFull, TierError or their like.
 
     The message says where, and while doing what.
@@ -512,32 +512,32 @@ def explained(where: str, doing: str) -> Iterator[None]:
                 f"{where} takes nothing of this job while {doing}: it holds more than its part there; keep fewer"
                 " checkpoints, or raise its sizeLimit or the memory tier's size"
             ) from error
-        raise _refused(where, doing, error) from error
+        raise _rejected(where, doing, error) from error
     except redis.exceptions.AuthenticationError as error:
-        raise _refused(where, doing, error) from error
+        raise _rejected(where, doing, error) from error
     except redis.exceptions.NoScriptError as error:
         raise TierUnavailable(f"{where} lost its scripts while {doing}: it waits for the operator") from error
     except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError) as error:
         if _is_distrusted(error):
-            raise AccessRefused(f"{where} proves itself by another authority while {doing}: {_short(error)}") from error
+            raise AccessDenied(f"{where} proves itself by another authority while {doing}: {_short(error)}") from error
         raise TierUnavailable(f"{where} does not answer while {doing}: {_short(error)}") from error
     except redis.exceptions.InvalidResponse as error:
-        raise HolderDamaged(f"{where} does not speak like a Redis while {doing}: {_short(error)}") from error
+        raise InvalidServerReply(f"{where} does not speak like a Redis while {doing}: {_short(error)}") from error
     except redis.exceptions.ResponseError as error:
         if str(error).startswith(("NOAUTH", "WRONGPASS")):
-            raise AccessRefused(f"{where} refuses this account while {doing}: {_short(error)}") from error
+            raise AccessDenied(f"{where} refuses this account while {doing}: {_short(error)}") from error
         if str(error).startswith(("BUSY", "LOADING", "MISCONF", "READONLY", "MASTERDOWN")):
             raise TierUnavailable(f"{where} cannot serve now while {doing}: {_short(error)}") from error
         if str(error).startswith("WRONGTYPE") or "WRONGTYPE" in str(error):
-            raise HolderDamaged(
+            raise InvalidServerReply(
                 f"{where} has a key of another type than a holder's while {doing}: it was overwritten; restart that Redis,"
                 " the other copies stay"
             ) from error
         raise TierError(f"{where} refused while {doing}: {_short(error)}") from error
 
 
-def _refused(where: str, doing: str, error: Exception) -> AccessRefused:
-    return AccessRefused(
+def _rejected(where: str, doing: str, error: Exception) -> AccessDenied:
+    return AccessDenied(
         f"{where} refuses this account while {doing} ({_short(error)}): it restarted, is not provisioned yet, or the"
         " password was changed"
     )

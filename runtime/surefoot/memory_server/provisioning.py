@@ -15,10 +15,17 @@ from itertools import count
 
 import redis
 
-from surefoot.errors import Fenced, HolderDamaged, OutOfBounds, ProtocolError, TierError
+from surefoot.errors import Fenced, InvalidServerReply, OutOfBounds, ProtocolError, TierError
 from surefoot.memory_server import scripts
 from surefoot.memory_server.client import limits_of
-from surefoot.memory_server.connection import Credentials, Dialogue, Wire, explained, section_of, understood
+from surefoot.memory_server.connection import (
+    Credentials,
+    Dialogue,
+    RespConnection,
+    section_of,
+    translate_parse_errors,
+    translate_redis_errors,
+)
 from surefoot.protocol.bounds import MAX_INDEX_BYTES, MAX_INDEX_ENTRIES, MAX_LEFTOVER_KEYS
 from surefoot.protocol.checkpoints.records import CHUNK_BYTES, RankManifest
 from surefoot.protocol.identities import RankSave
@@ -33,16 +40,16 @@ WRITING = ("set", "copy", "hset")
 _SCAN_BATCH = 500
 
 
-class JobHolding:
+class JobUsage:
     """Measures and closes one job's holdings, in dialogues of an administrator."""
 
     def __init__(self, where: str, job: str) -> None:
         self._where, self._job = where, job
 
-    def held_bytes(self) -> Dialogue[int]:
+    def used_bytes(self) -> Dialogue[int]:
         """Sums the bytes of all the job's keys, whatever their type."""
         doing = f"measuring job {self._job}"
-        with understood(self._where, doing), explained(self._where, doing):
+        with translate_parse_errors(self._where, doing), translate_redis_errors(self._where, doing):
             total, cursor = 0, 0
             while True:
                 cursor, names = yield from scan_step(scripts.of_job(self._job), cursor)
@@ -53,7 +60,7 @@ class JobHolding:
     def accounts(self) -> Dialogue[int]:
         """Number of jobs with an account on this server."""
         doing = "counting accounts"
-        with understood(self._where, doing), explained(self._where, doing):
+        with translate_parse_errors(self._where, doing), translate_redis_errors(self._where, doing):
             return sum(name != b"default" for name in (yield ("ACL USERS",)))
 
     def close(self, account: Credentials) -> Dialogue[int]:
@@ -65,7 +72,7 @@ class JobHolding:
             How many keys were removed.
         """
         doing = f"closing the account of job {self._job}"
-        with understood(self._where, doing), explained(self._where, doing):
+        with translate_parse_errors(self._where, doing), translate_redis_errors(self._where, doing):
             yield ("ACL SETUSER", account.user, *(f"-{name}" for name in WRITING))
             # nothing is committed any more, so what has no entry now never gets one
             needed = yield from self._needed()
@@ -81,7 +88,7 @@ class JobHolding:
     def open(self, account: Credentials) -> Dialogue[None]:
         """It writes again."""
         doing = f"opening the account of job {self._job}"
-        with understood(self._where, doing), explained(self._where, doing):
+        with translate_parse_errors(self._where, doing), translate_redis_errors(self._where, doing):
             yield ("ACL SETUSER", account.user, *(f"+{name}" for name in WRITING))
 
     def _needed(self) -> Dialogue[Callable[[str], bool]]:
@@ -167,7 +174,7 @@ INSTANCE_DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class ServerMemory:
     """A server's memory in bytes; `limit_bytes` 0 means none is set."""
 
     used_bytes: int
@@ -185,12 +192,12 @@ class AdminCalls:
 
         It tells an empty holder from the one before it.
         """
-        with understood(self.where, "naming its run"):
+        with translate_parse_errors(self.where, "naming its run"):
             return (yield from self._info("server"))["run_id"][:INSTANCE_DIGITS]
 
     def process(self) -> Dialogue[tuple[str, int]]:
         """Instance and process id of the server that answers here."""
-        with understood(self.where, "naming its process"):
+        with translate_parse_errors(self.where, "naming its process"):
             info = yield from self._info("server")
             return info["run_id"][:INSTANCE_DIGITS], int(info["process_id"])
 
@@ -203,7 +210,7 @@ class AdminCalls:
         instance = yield from self.instance()
         named = [scripts.fence_key(job), scripts.instance_key(job), scripts.absent_key(job)]
         doing = f"provisioning job {job}"
-        with understood(self.where, doing), explained(self.where, doing):
+        with translate_parse_errors(self.where, doing), translate_redis_errors(self.where, doing):
             loaded = yield [("SCRIPT LOAD", script.source) for script in scripts.ALL]
             for script, digest in zip(scripts.ALL, loaded, strict=True):
                 if isinstance(digest, Exception):
@@ -214,7 +221,7 @@ class AdminCalls:
             if result[0] == b"fenced":
                 raise Fenced(f"{self.where} is ruled by epoch {result[1].decode()} of job {job}, newer than {epoch}")
             if result[0] == b"damaged":
-                raise HolderDamaged(
+                raise InvalidServerReply(
                     f"{self.where}: {result[1].decode(errors='replace')} is no number, it was overwritten or damaged;"
                     " restart that Redis, the other copies stay"
                 )
@@ -227,13 +234,13 @@ class AdminCalls:
 
         Waiting some seconds gives a faster holder.
         """
-        with explained(self.where, "asking whether it is being filled"):
+        with translate_redis_errors(self.where, "asking whether it is being filled"):
             return bool((yield ("EXISTS", scripts.FILLING_KEY)))
 
     def remove_job(self, job: str, user: str) -> Dialogue[None]:
         """Ends the job's account, then removes all its keys. Absent is success."""
         doing = f"removing job {job}"
-        with understood(self.where, doing), explained(self.where, doing):
+        with translate_parse_errors(self.where, doing), translate_redis_errors(self.where, doing):
             if user:
                 yield ("ACL DELUSER", user)
             cursor = 0
@@ -246,7 +253,7 @@ class AdminCalls:
 
     def jobs(self) -> Dialogue[frozenset[str]]:
         """Uids of all jobs that have keys here."""
-        with understood(self.where, "listing jobs"), explained(self.where, "listing jobs"):
+        with translate_parse_errors(self.where, "listing jobs"), translate_redis_errors(self.where, "listing jobs"):
             uids, cursor = set[str](), 0
             while True:
                 cursor, names = yield from scan_step(scripts.KEY_PREFIX, cursor)
@@ -262,7 +269,7 @@ class AdminCalls:
         """
         doing = f"looking for leftovers of job {job}"
         leftovers: defaultdict[RankSave, list[str]] = defaultdict(list)
-        with understood(self.where, doing), explained(self.where, doing):
+        with translate_parse_errors(self.where, doing), translate_redis_errors(self.where, doing):
             indexed = {_name(name) for name in (yield from self._fields(job))}
             cursor, listed = 0, 0
             while True:
@@ -290,23 +297,23 @@ class AdminCalls:
             raise OutOfBounds(f"{self.where} of job {job}", what, size, f"0 to {most}")
         return list(result[1])
 
-    def memory(self) -> Dialogue[Memory]:
+    def memory(self) -> Dialogue[ServerMemory]:
         """Measures the whole server."""
-        with understood(self.where, "measuring its memory"):
+        with translate_parse_errors(self.where, "measuring its memory"):
             info = yield from self._info("memory")
-            return Memory(int(info["used_memory"]), int(info["maxmemory"]))
+            return ServerMemory(int(info["used_memory"]), int(info["maxmemory"]))
 
-    def holding(self, job: str) -> JobHolding:
+    def job_usage(self, job: str) -> JobUsage:
         """The job's holdings here."""
-        return JobHolding(self.where, job)
+        return JobUsage(self.where, job)
 
     def _info(self, section: str) -> Dialogue[dict[str, str]]:
         doing = f"reading {section} information"
-        with understood(self.where, doing), explained(self.where, doing):
+        with translate_parse_errors(self.where, doing), translate_redis_errors(self.where, doing):
             return section_of((yield ("INFO", section)))
 
 
-class HolderAdmin:
+class MemoryServerAdmin:
     """Connects to one server as administrator; for one thread.
 
     Cheap to make. `tls_ca`: the authority of a server that speaks TLS; None: it does not. Its calls are those of
@@ -318,41 +325,41 @@ class HolderAdmin:
     ) -> None:
         self._calls = AdminCalls(host, port)
         account = Credentials("", password, tls_ca or "")
-        self._wire = Wire(host, port, account, call_seconds, tls_ca is not None)
+        self._connection = RespConnection(host, port, account, call_seconds, tls_ca is not None)
 
     def instance(self) -> str:
-        return self._wire.converse(self._calls.instance())
+        return self._connection.run_exchange(self._calls.instance())
 
     def process(self) -> tuple[str, int]:
         """Instance and process id of the server that answers here.
 
         It may not be the process that was just started.
         """
-        return self._wire.converse(self._calls.process())
+        return self._connection.run_exchange(self._calls.process())
 
     def provision(self, job: str, account: Credentials, epoch: int) -> str:
         """Makes this server a holder of `job`; see `AdminCalls.provision`."""
-        return self._wire.converse(self._calls.provision(job, account, epoch))
+        return self._connection.run_exchange(self._calls.provision(job, account, epoch))
 
     def is_being_filled(self) -> bool:
-        return self._wire.converse(self._calls.is_being_filled())
+        return self._connection.run_exchange(self._calls.is_being_filled())
 
     def remove_job(self, job: str, user: str) -> None:
         """Ends the job's account, then removes all its keys. Absent is success."""
-        self._wire.converse(self._calls.remove_job(job, user))
+        self._connection.run_exchange(self._calls.remove_job(job, user))
 
     def jobs(self) -> frozenset[str]:
         """Uids of all jobs that have keys here."""
-        return self._wire.converse(self._calls.jobs())
+        return self._connection.run_exchange(self._calls.jobs())
 
     def unindexed(self, job: str) -> dict[RankSave, tuple[str, ...]]:
-        return self._wire.converse(self._calls.unindexed(job))
+        return self._connection.run_exchange(self._calls.unindexed(job))
 
-    def memory(self) -> Memory:
-        return self._wire.converse(self._calls.memory())
+    def memory(self) -> ServerMemory:
+        return self._connection.run_exchange(self._calls.memory())
 
     def close(self) -> None:
-        self._wire.close()
+        self._connection.close()
 
 
 def _rules(job: str, password: str) -> list[str]:
@@ -382,7 +389,7 @@ VALUE_BYTES = CHUNK_BYTES + 64
 _FILL_BATCH = 16
 
 
-def fill_memory(wire: Wire, size: int, go_on: Callable[[int], bool] = lambda written: True) -> int:
+def fill_memory(wire: RespConnection, size: int, go_on: Callable[[int], bool] = lambda written: True) -> int:
     """Touches up to `size` free bytes; returns how many.
 
     `go_on(values written)` may end it early.
@@ -403,13 +410,13 @@ def fill_memory(wire: Wire, size: int, go_on: Callable[[int], bool] = lambda wri
     return written * VALUE_BYTES
 
 
-def _remove(wire: Wire, written: int) -> None:
+def _remove(wire: RespConnection, written: int) -> None:
     for start in range(0, written, _FILL_BATCH):
         # not UNLINK: the room is free again when this returns
         wire.call("DEL", *(f"{scripts.FILL_PREFIX}{i}" for i in range(start, min(start + _FILL_BATCH, written))))
 
 
-def remove_filled_leftovers(wire: Wire) -> int:
+def remove_filled_leftovers(wire: RespConnection) -> int:
     """Removes what an earlier fill left that was killed; how many values."""
     for first in count(step=_FILL_BATCH):
         if not wire.call("DEL", *(f"{scripts.FILL_PREFIX}{i}" for i in range(first, first + _FILL_BATCH))):

@@ -232,7 +232,7 @@ def is_data_of(name: str, chunks: int) -> bool:
 
 def index_field(save: RankSave) -> str:
     """The rank save's field in the index."""
-    return f"{save.epoch}:{save.step}:{save.rank}"
+    return f"{save.generation}:{save.step}:{save.rank}"
 
 
 def save_of(field_text: str) -> RankSave | None:
@@ -247,7 +247,7 @@ def jobs_of(names: Iterable[str]) -> set[str]:
 
 
 def _of_save(job: str, save: RankSave) -> str:
-    return f"{of_job(job)}{save.epoch}:{save.step}:{save.rank}:"
+    return f"{of_job(job)}{save.generation}:{save.step}:{save.rank}:"
 
 
 def escape_pattern(text: str) -> str:

@@ -21,8 +21,8 @@ from pathlib import Path
 from surefoot.errors import ConfigurationError, TierError, TierUnavailable
 from surefoot.linux_process import LONGEST
 from surefoot.memory_server import provisioning
-from surefoot.memory_server.connection import Credentials, Wire, explained
-from surefoot.memory_server.provisioning import HolderAdmin
+from surefoot.memory_server.connection import Credentials, RespConnection, translate_redis_errors
+from surefoot.memory_server.provisioning import MemoryServerAdmin
 
 OLDEST = (7, 0)
 """Oldest version taken from PATH: those before it have no `maxmemory-clients`."""
@@ -82,7 +82,7 @@ class ServerSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class HolderServer:
+class RunningServer:
     """A running server. Whoever started it ends it."""
 
     process: subprocess.Popen[bytes]
@@ -127,7 +127,7 @@ def find_program(search_path: str | None = None) -> str:
     )
 
 
-def configuration(settings: ServerSettings) -> str:
+def redis_configuration(settings: ServerSettings) -> str:
     """The text of the server's configuration; holds the password."""
     if not settings.password and not _loopback(settings.host):
         raise ConfigurationError(
@@ -186,7 +186,7 @@ def start(
     program: str,
     environment: Mapping[str, str] | None = None,
     before_exec: Callable[[], None] | None = None,
-) -> HolderServer:
+) -> RunningServer:
     """Starts a server in this process group and waits until it answers.
 
     Its log is `redis.log` in its folder. `before_exec` runs in the new process, for a caller with one thread that wants
@@ -194,7 +194,7 @@ def start(
     not answer in time.
     """
     settings.folder.mkdir(parents=True, exist_ok=True)
-    text = configuration(settings)
+    text = redis_configuration(settings)
     with (settings.folder / "redis.log").open("ab") as log:
         process = subprocess.Popen(
             [program, "-"],
@@ -215,14 +215,14 @@ def start(
         process.kill()
         process.wait()
         raise
-    return HolderServer(process, settings, instance)
+    return RunningServer(process, settings, instance)
 
 
 def fill(settings: ServerSettings) -> None:
     """Touches `fill_bytes` of the server's memory, before anybody uses it."""
     account = Credentials("", settings.password, settings.tls.text() if settings.tls else "")
-    wire = Wire(settings.host, settings.port, account, START_SECONDS, settings.tls is not None)
-    with explained(f"the holder at {settings.host}:{settings.port}", "filling its pages"):
+    wire = RespConnection(settings.host, settings.port, account, START_SECONDS, settings.tls is not None)
+    with translate_redis_errors(f"the holder at {settings.host}:{settings.port}", "filling its pages"):
         try:
             provisioning.fill_memory(wire, settings.fill_bytes)
         finally:
@@ -233,7 +233,7 @@ def _wait(settings: ServerSettings, process: subprocess.Popen[bytes]) -> str:
     """The instance, once this very process answers: another server may have the port while ours is about to fail."""
     deadline = time.monotonic() + START_SECONDS
     authority = settings.tls.text() if settings.tls else None
-    admin = HolderAdmin(settings.host, settings.port, settings.password, tls_ca=authority)
+    admin = MemoryServerAdmin(settings.host, settings.port, settings.password, tls_ca=authority)
     where = f"the redis-server for port {settings.port}"
     problem: TierUnavailable | None = None
     try:

@@ -15,15 +15,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from surefoot.fault_files import is_told
+from surefoot.fault_files import is_fault_requested
 from surefoot.linux_process import die_with_parent
-from surefoot.node_tests.host_tests import Trial, try_disk, try_loopback
+from surefoot.node_tests.host_tests import NodeTestResult, try_disk, try_loopback
 
 NICENESS = 10
 _GPU_FILE = Path("/dev/nvidiactl")
 
 
-def trials(host: str, folder: Path, damaged: bool) -> Iterator[Trial]:
+def run_tests(host: str, folder: Path, damaged: bool) -> Iterator[NodeTestResult]:
     """Tries one part after the other, the quick ones first.
 
     `damaged`: the processor is taken to calculate wrong.
@@ -33,7 +33,7 @@ def trials(host: str, folder: Path, damaged: bool) -> Iterator[Trial]:
     try:
         compute = importlib.import_module("surefoot.node_tests.compute_tests")
     except ImportError as error:
-        yield Trial("matmul", "unknown", text=f"numbers could not be tried: {error}")
+        yield NodeTestResult("matmul", "unknown", text=f"numbers could not be tried: {error}")
         return
     left, right, product = compute.operands()
     yield compute.try_memory()
@@ -47,7 +47,7 @@ def trials(host: str, folder: Path, damaged: bool) -> Iterator[Trial]:
         yield from compute.try_gpus(torch, left, right, product)
 
 
-def tell(found: Iterable[Trial]) -> None:
+def print_result(found: Iterable[NodeTestResult]) -> None:
     for trial in found:
         sys.stdout.write(json.dumps(asdict(trial)) + "\n")
         sys.stdout.flush()
@@ -58,7 +58,7 @@ def tell(found: Iterable[Trial]) -> None:
 def main(arguments: list[str]) -> None:
     parent, host, folder = arguments
     die_with_parent(int(parent))
-    tell(trials(host, Path(folder), is_told("sick")))
+    print_result(run_tests(host, Path(folder), is_fault_requested("sick")))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from surefoot.node_tests.host_tests import Trial
+from surefoot.node_tests.host_tests import NodeTestResult
 
 SIZE = 512
 PRODUCT = "f6d2ad68cf45aa45"
@@ -51,13 +51,13 @@ def digest(product: Any) -> str:
     return hashlib.blake2b(product.astype("<i8").tobytes(), digest_size=8).hexdigest()
 
 
-def try_processor(left: Any, right: Any, product: Any) -> Trial:
+def try_processor(left: Any, right: Any, product: Any) -> NodeTestResult:
     """Repeats the product for a moment.
 
     What fails seldom is not found by one.
     """
     if digest(product) != PRODUCT:
-        return Trial("matmul", "fails", "ComputesWrong", "the processor adds whole numbers to a wrong sum")
+        return NodeTestResult("matmul", "fails", "ComputesWrong", "the processor adds whole numbers to a wrong sum")
     a, b = left.astype(np.float32), right.astype(np.float32)
     began, count = time.monotonic(), 0
     while (passed := time.monotonic() - began) < _SECONDS or not count:
@@ -65,11 +65,11 @@ def try_processor(left: Any, right: Any, product: Any) -> Trial:
         count += 1
         if wrong:
             text = f"the processor multiplies matrices wrong: {wrong} of {SIZE * SIZE} values, the {count}. time"
-            return Trial("matmul", "fails", "ComputesWrong", text)
-    return Trial("matmul", "well", rate=2e-9 * SIZE**3 * count / passed, unit="GFLOP")
+            return NodeTestResult("matmul", "fails", "ComputesWrong", text)
+    return NodeTestResult("matmul", "well", rate=2e-9 * SIZE**3 * count / passed, unit="GFLOP")
 
 
-def try_memory() -> Trial:
+def try_memory() -> NodeTestResult:
     """Copies a known pattern and reads it back."""
     pattern = np.arange(_COPY_BYTES // 8, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     copy = np.empty_like(pattern)
@@ -79,13 +79,13 @@ def try_memory() -> Trial:
     passed = max(time.monotonic() - began, 1e-9)
     wrong = int((copy != pattern).sum())
     if wrong:
-        return Trial(
+        return NodeTestResult(
             "memory", "fails", "MemoryWrong", f"of {_COPY_BYTES} bytes copied in memory {8 * wrong} came out wrong"
         )
-    return Trial("memory", "well", rate=2e-9 * _COPY_BYTES / passed, unit="GB")
+    return NodeTestResult("memory", "well", rate=2e-9 * _COPY_BYTES / passed, unit="GB")
 
 
-def try_gpus(torch: Any, left: Any, right: Any, product: Any) -> Iterator[Trial]:
+def try_gpus(torch: Any, left: Any, right: Any, product: Any) -> Iterator[NodeTestResult]:
     """The same product on each device that PyTorch sees, in each format.
 
     Side by side, and each told as it ends: the first product of a device takes a second, and one that hangs must not
@@ -99,7 +99,7 @@ def try_gpus(torch: Any, left: Any, right: Any, product: Any) -> Iterator[Trial]
         yield from (one.result() for one in as_completed(trials))
 
 
-def _try_gpu(torch: Any, index: int, left: Any, right: Any, product: Any) -> Trial:
+def _try_gpu(torch: Any, index: int, left: Any, right: Any, product: Any) -> NodeTestResult:
     name, device = f"gpu {index}", f"cuda:{index}"
     rate = 0.0
     try:
@@ -109,11 +109,13 @@ def _try_gpu(torch: Any, index: int, left: Any, right: Any, product: Any) -> Tri
             wrong, reached = _multiplied(a, b.repeat(1, _SIDE_BY_SIDE), known)
             if wrong:
                 text = f"GPU {index} multiplies matrices of {kind} wrong: {wrong} of {_SIDE_BY_SIDE * SIZE**2} values"
-                return Trial(name, "fails", "GpuComputesWrong", text)
+                return NodeTestResult(name, "fails", "GpuComputesWrong", text)
             rate = max(rate, reached)
     except RuntimeError as error:  # out of memory that somebody else has, a driver that does not fit: no proof
-        return Trial(name, "unknown", text=f"GPU {index} could not be tried: {str(error).splitlines()[0][:200]}")
-    return Trial(name, "well", rate=rate, unit="GFLOP")
+        return NodeTestResult(
+            name, "unknown", text=f"GPU {index} could not be tried: {str(error).splitlines()[0][:200]}"
+        )
+    return NodeTestResult(name, "well", rate=rate, unit="GFLOP")
 
 
 def _multiplied(a: Any, b: Any, known: Any) -> tuple[int, float]:

@@ -17,7 +17,7 @@ Verdict = Literal["well", "fails", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class NodeTestResult:
     """One part of the node that was tried.
 
     `fails`: it did what no well part does, as a wrong result. unknown: it could not be tried, which proves nothing.
@@ -41,7 +41,7 @@ class Trial:
 _DISK_BYTES = 4 << 20
 
 
-def try_disk(folder: Path) -> Trial:
+def try_disk(folder: Path) -> NodeTestResult:
     """Of a folder that a worker writes to."""
     path = folder / f".surefoot-trial-{os.getpid()}"
     content = os.urandom(1 << 16) * (_DISK_BYTES >> 16)
@@ -54,8 +54,8 @@ def try_disk(folder: Path) -> Trial:
         path.unlink(missing_ok=True)
     if back != content:
         text = f"what was written to {folder} is read back otherwise ({len(back)} of {_DISK_BYTES} bytes)"
-        return Trial("disk", "fails", "DiskFails", text)
-    return Trial("disk", "well", rate=1e-6 * _DISK_BYTES / max(time.monotonic() - began, 1e-9), unit="MB")
+        return NodeTestResult("disk", "fails", "DiskFails", text)
+    return NodeTestResult("disk", "well", rate=1e-6 * _DISK_BYTES / max(time.monotonic() - began, 1e-9), unit="MB")
 
 
 def _written_and_read(path: Path, content: bytes) -> bytes:
@@ -67,12 +67,12 @@ def _written_and_read(path: Path, content: bytes) -> bytes:
     return path.read_bytes()
 
 
-def _failed(folder: Path, error: OSError) -> Trial:
+def _failed(folder: Path, error: OSError) -> NodeTestResult:
     """Only the disk's own error is the node's; full, read-only or another's may be meant so."""
     text = f"{folder} could not be written to and read back: {error.strerror or error}"
     if error.errno == errno.EIO:
-        return Trial("disk", "fails", "DiskFails", text)
-    return Trial("disk", "unknown", text=text)
+        return NodeTestResult("disk", "fails", "DiskFails", text)
+    return NodeTestResult("disk", "unknown", text=text)
 
 
 # ---- loopback trial --------------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ _TRIES = 2
 _PAUSE_SECONDS = 0.3
 
 
-def try_loopback(host: str) -> Trial:
+def try_loopback(host: str) -> NodeTestResult:
     """Over TCP, there and back.
 
     What is not reached is tried once more: the network of a pod may be a moment behind its processes.
@@ -98,15 +98,17 @@ def try_loopback(host: str) -> Trial:
             break
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL:  # a setting's, behind a translated address: no proof of anything
-                return Trial("loopback", "unknown", text=f"{host} is no address of this node: {error}")
+                return NodeTestResult("loopback", "unknown", text=f"{host} is no address of this node: {error}")
             if not left:
                 text = f"this node does not reach its own address {host}: {error}"
-                return Trial("loopback", "fails", "LoopbackFails", text)
+                return NodeTestResult("loopback", "fails", "LoopbackFails", text)
         time.sleep(_PAUSE_SECONDS)
     if back != pattern:
         text = f"what is sent to this node's own address {host} comes back otherwise"
-        return Trial("loopback", "fails", "LoopbackFails", text)
-    return Trial("loopback", "well", rate=2e-9 * _LOOPBACK_BYTES / max(time.monotonic() - began, 1e-9), unit="GB")
+        return NodeTestResult("loopback", "fails", "LoopbackFails", text)
+    return NodeTestResult(
+        "loopback", "well", rate=2e-9 * _LOOPBACK_BYTES / max(time.monotonic() - began, 1e-9), unit="GB"
+    )
 
 
 def _there_and_back(host: str, pattern: bytes) -> bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from surefoot.errors import OutOfBounds
-from surefoot.protocol.text import shown
+from surefoot.protocol.text import short_repr
 
 MAX_RANKS = 1 << 20
 """Ranks of one world: ten times the largest training that is known."""
@@ -87,7 +87,7 @@ def max_layout_values(ranks: int) -> int:
 def check(record: str, field: str, value: int | float, most: int, least: int = 0) -> None:
     """Raises OutOfBounds unless `least` ≤ value ≤ `most`."""
     if not least <= value <= most:  # what is no number (NaN) compares as false
-        raise OutOfBounds(record, field, shown(value), f"{least} to {most}")
+        raise OutOfBounds(record, field, short_repr(value), f"{least} to {most}")
 
 
 def check_text(record: str, field: str, text: str, most: int = MAX_NAME_CHARACTERS) -> None:

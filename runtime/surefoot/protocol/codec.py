@@ -24,7 +24,7 @@ import msgspec
 
 from surefoot.errors import ProtocolError
 from surefoot.protocol import bounds
-from surefoot.protocol.text import is_plain_json, plain, shown
+from surefoot.protocol.text import escape_control_characters, is_plain_json, short_repr
 
 # ---- strict types ----------------------------------------------------------------------------------------------------
 # Reads frozen dataclasses from JSON, strictly typed by msgspec. What does not fit is named by path and value. A
@@ -50,7 +50,7 @@ class JsonShape:
     rename: Callable[[str], str] | None = None
 
 
-class Misfit(Exception):
+class TypeMismatch(Exception):
     """A body is not of its type: `path` and `why`.
 
     `path` begins with a dot or is empty. `foreign` is the name of a field that the type does not have, if that is
@@ -60,7 +60,7 @@ class Misfit(Exception):
     def __init__(self, path: str, why: str, foreign: str | None = None) -> None:
         super().__init__(f"{path} {why}")
         self.path = path
-        self.why = why
+        self.reason = why
         self.foreign = foreign
 
 
@@ -69,7 +69,7 @@ def hints_of(cls: type[Any]) -> Mapping[str, Any]:
     return _hints(typing.cast(Hashable, cls))
 
 
-def mirror(cls: type[Any], shape: JsonShape = JsonShape(), tag: str | None = None) -> type[msgspec.Struct]:
+def build_struct(cls: type[Any], shape: JsonShape = JsonShape(), tag: str | None = None) -> type[msgspec.Struct]:
     """Makes the struct that reads a `cls`; `tag` makes it a message.
 
     A message has its version in `v` and the tag in `type`.
@@ -102,10 +102,10 @@ def _mirror(known: Hashable, shape: JsonShape, tag: str | None) -> type[msgspec.
 
 def read(cls: type[T], body: object, shape: JsonShape = JsonShape()) -> T:
     """A `cls` from what JSON decodes to. Raises Misfit."""
-    return restored(cls, check(mirror(cls, shape), body))
+    return to_dataclass(cls, require_type(build_struct(cls, shape), body))
 
 
-def check(wanted: Any, body: object) -> Any:
+def require_type(wanted: Any, body: object) -> Any:
     """`body` as `wanted`, a mirror. Raises Misfit."""
     try:
         return msgspec.convert(body, wanted)
@@ -113,7 +113,7 @@ def check(wanted: Any, body: object) -> Any:
         raise _misfit(str(error), wanted, body) from error
 
 
-def restored(cls: type[T], made: msgspec.Struct) -> T:
+def to_dataclass(cls: type[T], made: msgspec.Struct) -> T:
     """Makes the dataclass of a mirror; missing fields take their defaults."""
     return msgspec.convert(made, cls, from_attributes=True)
 
@@ -130,7 +130,7 @@ def _fields(cls: type[Any], shape: JsonShape) -> Iterator[Any]:
 
 def _mirrored(hint: Any, shape: JsonShape) -> Any:
     if dataclasses.is_dataclass(hint):
-        return mirror(typing.cast(type[Any], hint), shape)
+        return build_struct(typing.cast(type[Any], hint), shape)
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is None or origin is Literal:
         return hint
@@ -148,7 +148,7 @@ def _default(field: dataclasses.Field[Any], hint: Any) -> tuple[Any, ...]:
     return (field.default,)
 
 
-def _misfit(text: str, wanted: Any, body: object) -> Misfit:
+def _misfit(text: str, wanted: Any, body: object) -> TypeMismatch:
     """Converts msgspec's message: it names no value, and a mapping's key by three dots."""
     found = _AT.fullmatch(text)
     sentence, steps = (found[1], _PART.findall(found[2])) if found is not None else (text, [])
@@ -161,10 +161,10 @@ def _misfit(text: str, wanted: Any, body: object) -> Misfit:
     names = _names(hint)
     if "unknown field" in sentence and isinstance(value, dict):
         foreign = min((key for key in value if key not in names), key=str, default="?")
-        return Misfit(path, f"has no field {shown(foreign)}", str(foreign))
+        return TypeMismatch(path, f"has no field {short_repr(foreign)}", str(foreign))
     if "missing required field" in sentence:
-        return Misfit(path, f"is incomplete: {sentence.partition('field ')[2].strip('`')} is missing")
-    return Misfit(path, _told(sentence, value, hint))
+        return TypeMismatch(path, f"is incomplete: {sentence.partition('field ')[2].strip('`')} is missing")
+    return TypeMismatch(path, _describe_mismatch(sentence, value, hint))
 
 
 def _inner(value: object, key: str, kind: str) -> tuple[object, str]:
@@ -172,7 +172,7 @@ def _inner(value: object, key: str, kind: str) -> tuple[object, str]:
     if key == "..." and isinstance(value, dict):
         for name, item in value.items():
             if _KINDS.get(type(item)) == kind:
-                return item, shown(name)
+                return item, short_repr(name)
         return None, "…"
     if isinstance(value, dict):
         return value.get(key), key
@@ -201,26 +201,26 @@ def _names(hint: Any) -> set[str]:
     return found
 
 
-def _told(sentence: str, value: object, hint: Any) -> str:
+def _describe_mismatch(sentence: str, value: object, hint: Any) -> str:
     options = [a for option in (hint, *get_args(hint)) if get_origin(option) is Literal for a in get_args(option)]
     length = re.search(r"`array` of length (\d+), got (\d+)", sentence)
     if length is not None:
         return f"has {length[2]} entries, not {length[1]}"
     if options:
-        return f"is {shown(value)}, not one of {', '.join(map(repr, options))}"
+        return f"is {short_repr(value)}, not one of {', '.join(map(repr, options))}"
     if "Expected `array" in sentence:
-        return f"is {shown(value)}, not a list"
+        return f"is {short_repr(value)}, not a list"
     expected = re.search(r"Expected `([^`]+)`", sentence)
     if expected is None:
-        return f"is {shown(value)}, which is no value for it"
+        return f"is {short_repr(value)}, which is no value for it"
     kind = expected[1].removesuffix(" | null").replace("object", "mapping")
-    return f"is {shown(value)}, which is not of type {kind}"
+    return f"is {short_repr(value)}, which is not of type {kind}"
 
 
 # ---- codec -----------------------------------------------------------------------------------------------------------
 
 
-def flat(default: Any) -> Any:
+def inlined(default: Any) -> Any:
     """A dataclass field whose own fields are written into the message."""
     return dataclasses.field(default=default, metadata={FLAT: True})
 
@@ -234,7 +234,7 @@ class Codec:
         self._version = version
         self._plain_texts = plain_texts
         self._beginning = f'{{"v":{version},'
-        mirrors = tuple(mirror(cls, tag=cls.__name__) for cls in message_types)
+        mirrors = tuple(build_struct(cls, tag=cls.__name__) for cls in message_types)
         self._decoder = msgspec.json.Decoder(Union[mirrors])  # noqa: UP007  made of a list
 
     def encode(self, message: Any) -> str:
@@ -252,7 +252,7 @@ class Codec:
             text = text if isinstance(text, str) else text.decode()
             if text.startswith(self._beginning) and (not self._plain_texts or is_plain_json(text)):
                 made = self._decoder.decode(text)
-                return restored(self._types[type(made).__name__], made)
+                return to_dataclass(self._types[type(made).__name__], made)
         except (ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
             pass  # not as our peers write it: right all the same, or refused by name
         return self._read(text)
@@ -267,29 +267,35 @@ class Codec:
             raise ProtocolError(f"a message is a JSON {type(body).__name__}, not an object")
         version, name = body.get("v"), body.get("type")
         if type(version) is not int:
-            raise ProtocolError(f"message {shown(name)} has version {shown(version)}, which is not a whole number")
+            raise ProtocolError(
+                f"message {short_repr(name)} has version {short_repr(version)}, which is not a whole number"
+            )
         if version != self._version:
             raise ProtocolError(
-                f"message {shown(name)} speaks version {shown(version)}, this side {self._version}: upgrade the older one"
+                f"message {short_repr(name)} speaks version {short_repr(version)}, this side {self._version}: upgrade the older one"
             )
         cls = self._types.get(name) if isinstance(name, str) else None
         if cls is None:
-            raise ProtocolError(f"no message of version {version} is called {shown(name)}")
-        wanted = mirror(cls, tag=cls.__name__)
+            raise ProtocolError(f"no message of version {version} is called {short_repr(name)}")
+        wanted = build_struct(cls, tag=cls.__name__)
         try:
-            made = check(wanted, body)
+            made = require_type(wanted, body)
             if self._plain_texts:  # behind the check, which knows how deep a message can be
-                made = check(wanted, _written_out(msgspec.to_builtins(made)))
-        except Misfit as misfit:
+                made = require_type(wanted, _written_out(msgspec.to_builtins(made)))
+        except TypeMismatch as misfit:
             of_version = f" in version {version}" if misfit.foreign is not None else ""
-            raise ProtocolError(f"{cls.__name__}{misfit.path} {misfit.why}{of_version}") from misfit
-        return restored(cls, made)
+            raise ProtocolError(f"{cls.__name__}{misfit.path} {misfit.reason}{of_version}") from misfit
+        return to_dataclass(cls, made)
 
 
 def _written_out(value: Any) -> Any:
     """`value` with each of its texts made harmless, names of fields included: ours stay as they are."""
     if isinstance(value, str):
-        return plain(value)
+        return escape_control_characters(value)
     if isinstance(value, (list, tuple)):
         return [_written_out(item) for item in value]
-    return {plain(key): _written_out(item) for key, item in value.items()} if isinstance(value, dict) else value
+    return (
+        {escape_control_characters(key): _written_out(item) for key, item in value.items()}
+        if isinstance(value, dict)
+        else value
+    )

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from surefoot.protocol.text import listed
+from surefoot.protocol.text import join_names
 
 _LIKE_TENSORS = ("all_reduce", "broadcast", "reduce", "reduce_scatter", "_all_gather_base", "_reduce_scatter_base")
 """Calls to which every rank gives as much; of others a program may give unlike parts."""
-_EVERYBODY = "default_pg"
+_DEFAULT_GROUP = "default_pg"
 """PyTorch's name of the group of all ranks."""
-_MOST_NAMED = 8
+_MAX_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Collective:
 
 
 @dataclass(frozen=True, slots=True)
-class OddCollective:
+class CollectiveOutlier:
     """Who is not where all others wait.
 
     `rank` None: nobody can be named, and `text` says why.
@@ -62,7 +62,7 @@ class OddCollective:
 Own = Mapping[int, tuple[Collective, ...]]
 
 
-def odd_collective(told: Iterable[Collective]) -> OddCollective | None:
+def find_outlier(told: Iterable[Collective]) -> CollectiveOutlier | None:
     """Names the one rank that provably holds all others up.
 
     Returns:
@@ -81,13 +81,13 @@ def odd_collective(told: Iterable[Collective]) -> OddCollective | None:
     return _unlike(own) or _elsewhere(own) or _not_started(own)
 
 
-def _not_entered(own: Own, rank: int) -> OddCollective | None:
+def _not_entered(own: Own, rank: int) -> CollectiveOutlier | None:
     """The only rank that waits for nobody, if it is awaited.
 
     Not where it alone tells nothing of the group of all ranks: its recorder has lost what it waits in.
     """
     last = {c.group: c for c in own[rank] if not c.pairwise}
-    if _EVERYBODY not in last and any(c.group == _EVERYBODY for calls in own.values() for c in calls):
+    if _DEFAULT_GROUP not in last and any(c.group == _DEFAULT_GROUP for calls in own.values() for c in calls):
         return None
     awaited = [
         c
@@ -98,10 +98,12 @@ def _not_entered(own: Own, rank: int) -> OddCollective | None:
     if not awaited:
         return None
     call = max(awaited, key=lambda c: (c.number, c.group))
-    return OddCollective(rank, f"has not entered {call}, in which others wait; its last was {last[call.group]}", False)
+    return CollectiveOutlier(
+        rank, f"has not entered {call}, in which others wait; its last was {last[call.group]}", False
+    )
 
 
-def _unlike(own: Own) -> OddCollective | None:
+def _unlike(own: Own) -> CollectiveOutlier | None:
     """Ranks that made unlike calls under one number of one group."""
     kinds: dict[tuple[str, int], dict[str, list[int]]] = {}
     for rank, calls in own.items():
@@ -116,14 +118,14 @@ def _unlike(own: Own) -> OddCollective | None:
     if len(more) == 1 and len(few[1]) == 1 < len(more[0][1]):
         ((kind, (rank,)), (others, _)) = few, more[0]
         text = f"is at {kind} #{number} of {group}, where all others are at {others} #{number}"
-        return OddCollective(rank, text, True)
+        return CollectiveOutlier(rank, text, True)
     who = "; ".join(f"{_ranks(ranks)} at {kind}" for kind, ranks in sorted(by.items(), key=lambda one: one[1]))
-    return OddCollective(None, f"under number {number} of {group} ranks made unlike calls: {who}", True)
+    return CollectiveOutlier(None, f"under number {number} of {group} ranks made unlike calls: {who}", True)
 
 
-def _elsewhere(own: Own) -> OddCollective | None:
+def _elsewhere(own: Own) -> CollectiveOutlier | None:
     """The only rank that waits in other collectives than all others, which wait in the same."""
-    waits = {rank: frozenset(_place(c) for c in calls if c.waits) for rank, calls in own.items()}
+    waits = {rank: frozenset(_collective_key(c) for c in calls if c.waits) for rank, calls in own.items()}
     groups = Counter(waits.values()).most_common()
     if len(groups) != 2 or groups[1][1] != 1 or groups[0][1] < 2:
         return None
@@ -133,10 +135,10 @@ def _elsewhere(own: Own) -> OddCollective | None:
     behind = own_call.group == call.group and own_call.pairwise == call.pairwise
     if behind and not call.pairwise and own_call.number > call.number:
         return None  # the root of a broadcast leaves it before the others
-    return OddCollective(rank, f"waits in {own_call}, all others in {call}", program=not behind)
+    return CollectiveOutlier(rank, f"waits in {own_call}, all others in {call}", program=not behind)
 
 
-def _not_started(own: Own) -> OddCollective | None:
+def _not_started(own: Own) -> CollectiveOutlier | None:
     """The only rank whose device has not begun what the devices of all others wait in."""
     calls = [c for of_rank in own.values() for c in of_rank if c.waits and not c.pairwise]
     begun = {(c.group, c.number) for c in calls if c.state == "started"}
@@ -149,14 +151,14 @@ def _not_started(own: Own) -> OddCollective | None:
     if len(late) != 1 or len(own) < 3:
         return None
     ((rank, call),) = late
-    return OddCollective(rank, f"has not begun {call} on its device, where all others wait in it", False)
+    return CollectiveOutlier(rank, f"has not begun {call} on its device, where all others wait in it", False)
 
 
 def _kind(c: Collective) -> str:
     return f"{c.call} ({c.tensors})" if c.tensors and c.call in _LIKE_TENSORS else c.call
 
 
-def _place(c: Collective) -> Collective:
+def _collective_key(c: Collective) -> Collective:
     """The same for all ranks that wait for the same."""
     like = c.call in _LIKE_TENSORS
     return replace(
@@ -169,7 +171,7 @@ def _newest(calls: Iterable[Collective]) -> Collective:
 
 
 def _ranks(ranks: list[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks, _MOST_NAMED)}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {join_names(ranks, _MAX_NAMED)}"
 
 
 # ---- stack locations -------------------------------------------------------------------------------------------------
@@ -188,7 +190,7 @@ _LOADERS = ("/torch/utils/data/", "/surefoot/data/")
 
 
 @dataclass(frozen=True, slots=True)
-class RankPlace:
+class RankStack:
     """Ranks of one worker whose main threads stand at the same stack."""
 
     ranks: tuple[int, ...]
@@ -200,7 +202,7 @@ class RankPlace:
     """Whether it is a call that waits for other ranks."""
 
 
-def odd_rank(places: Iterable[RankPlace]) -> tuple[int, str] | None:
+def find_outlier_rank(places: Iterable[RankStack]) -> tuple[int, str] | None:
     """Names the one rank that is not where all others are.
 
     Returns:

@@ -10,66 +10,66 @@ from __future__ import annotations
 from dataclasses import replace
 
 from surefoot.errors import ProtocolError
-from surefoot.protocol.identities import ENDPOINT_ORDER, HolderEndpoint, HolderId
-from surefoot.protocol.messages import Assign, HolderChanges, Holders, ToAgent
+from surefoot.protocol.identities import ENDPOINT_ORDER, MemoryServerEndpoint, MemoryServerInstance
+from surefoot.protocol.messages import Assign, MemoryServerChanges, MemoryServers, ToAgent
 
-HoldersTold = tuple[HolderEndpoint, ...]
+SentServers = tuple[MemoryServerEndpoint, ...]
 """In the order of their nodes and instances, as the coordinator names them."""
 
 
-def changes(told: HoldersTold, wanted: HoldersTold) -> HolderChanges | None:
+def list_changes(told: SentServers, wanted: SentServers) -> MemoryServerChanges | None:
     """The changes from the list that was sent to `wanted`, or None."""
-    before, after = {e.holder: e for e in told}, {e.holder: e for e in wanted}
-    added = tuple(_row(e) for e in wanted if before.get(e.holder) != e)
+    before, after = {e.instance: e for e in told}, {e.instance: e for e in wanted}
+    added = tuple(_row(e) for e in wanted if before.get(e.instance) != e)
     gone = tuple(holder for holder in before if holder not in after)
-    return HolderChanges(added, gone) if added or gone else None
+    return MemoryServerChanges(added, gone) if added or gone else None
 
 
-def told_steps(
-    told: HoldersTold, hears_all: bool, message: Assign | Holders
-) -> tuple[tuple[HoldersTold, HoldersTold], ...]:
+def known_transitions(
+    told: SentServers, hears_all: bool, message: Assign | MemoryServers
+) -> tuple[tuple[SentServers, SentServers], ...]:
     """Pairs lists whose differences tell a line of a message's holders.
 
     A line that hears of all for the first time is told them from nothing, by a text that is the same for every such line;
     what it was told before and is gone by now is taken back first.
     """
-    if message.partial or hears_all:
-        return ((told, message.holders),)
-    present = frozenset(message.holders)
-    return ((told, tuple(one for one in told if one in present)), ((), message.holders))
+    if message.is_partial or hears_all:
+        return ((told, message.servers),)
+    present = frozenset(message.servers)
+    return ((told, tuple(one for one in told if one in present)), ((), message.servers))
 
 
-class HolderList:
+class MemoryServerList:
     """Tracks the holders that one connection was told of, initially none."""
 
     def __init__(self) -> None:
-        self._known: dict[HolderId, HolderEndpoint] = {}
-        self._sorted: HoldersTold = ()
+        self._sent: dict[MemoryServerInstance, MemoryServerEndpoint] = {}
+        self._sorted: SentServers = ()
 
-    def heard(self, message: ToAgent) -> ToAgent | None:
+    def apply_message(self, message: ToAgent) -> ToAgent | None:
         """Puts its holders into a message; None for a mere list change.
 
         Raises:
             ProtocolError: holders go that were never told of: both sides mean different lists.
         """
-        if isinstance(message, HolderChanges):
+        if isinstance(message, MemoryServerChanges):
             self._change(message)
             return None
-        if isinstance(message, Assign | Holders):
-            return replace(message, holders=self._sorted)
+        if isinstance(message, Assign | MemoryServers):
+            return replace(message, servers=self._sorted)
         return message
 
-    def _change(self, told: HolderChanges) -> None:
-        for holder in told.gone:
-            if self._known.pop(holder, None) is None:
+    def _change(self, told: MemoryServerChanges) -> None:
+        for holder in told.removed:
+            if self._sent.pop(holder, None) is None:
                 raise ProtocolError(f"{holder} went, of which this line was never told: it begins anew")
         for node, instance, host, port, domain, tls, server in told.added:
-            holder = HolderId(node, instance)
-            self._known[holder] = HolderEndpoint(holder, host, port, domain or node, tls, server)
-        self._sorted = tuple(sorted(self._known.values(), key=ENDPOINT_ORDER))
+            holder = MemoryServerInstance(node, instance)
+            self._sent[holder] = MemoryServerEndpoint(holder, host, port, domain or node, tls, server)
+        self._sorted = tuple(sorted(self._sent.values(), key=ENDPOINT_ORDER))
 
 
-def _row(endpoint: HolderEndpoint) -> tuple[str, str, str, int, str, bool, int]:
-    holder = endpoint.holder
+def _row(endpoint: MemoryServerEndpoint) -> tuple[str, str, str, int, str, bool, int]:
+    holder = endpoint.instance
     domain = "" if endpoint.domain == holder.node else endpoint.domain
-    return holder.node, holder.instance, endpoint.host, endpoint.port, domain, endpoint.tls, endpoint.server
+    return holder.node, holder.run_id, endpoint.host, endpoint.port, domain, endpoint.tls, endpoint.server_index

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from surefoot.protocol.checkpoints.completeness import LeftOut
-from surefoot.protocol.codec import flat
-from surefoot.protocol.hangs import Collective, RankPlace
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob, RankSave
-from surefoot.protocol.progress import NOTHING_TOLD, Progress
+from surefoot.protocol.checkpoints.completeness import UnreadRecord
+from surefoot.protocol.codec import inlined
+from surefoot.protocol.hangs import Collective, RankStack
+from surefoot.protocol.identities import Checkpoint, MemoryServerEndpoint, MemoryServerInstance, RankSave, SourceJob
+from surefoot.protocol.progress import NO_PROGRESS, Progress
 
 # ---- findings of nodes -----------------------------------------------------------------------------------------------
 # Defines what an agent finds wrong with its node, and its message. Pure values. Whoever reads them acts upon `blame`
@@ -17,10 +17,10 @@ from surefoot.protocol.progress import NOTHING_TOLD, Progress
 
 Blame = Literal["node", "application", "unknown"]
 
-MOST_FINDINGS = 16
+MAX_FINDINGS = 16
 """In one message: a node with more is as sick with fewer."""
 
-LONGEST_TEXT = 300
+MAX_TEXT_CHARACTERS = 300
 
 TRIED = frozenset({"ComputesWrong", "GpuComputesWrong", "MemoryWrong", "DiskFails", "LoopbackFails"})
 """Reasons of what fails on a node that is tried before a worker there gets a rank."""
@@ -56,10 +56,10 @@ class NodeHealth:
 
 
 @dataclass(frozen=True, slots=True)
-class HoldersWanted:
+class ListAllServers:
     """Asks for all holders of `epoch`; those told of do not suffice."""
 
-    epoch: int
+    generation: int
 
 
 # ---- message of a hang -----------------------------------------------------------------------------------------------
@@ -67,16 +67,16 @@ class HoldersWanted:
 
 
 @dataclass(frozen=True, slots=True)
-class StuckRanks:
+class HangReport:
     """Where every local rank is without a step; without `places`, no more.
 
     Stack and I/O were the same in two looks, unless something `moves`, or may: no proof of a hang, and yet who is elsewhere.
     """
 
-    epoch: int
+    generation: int
     step: int
     """Last step that every local rank had finished."""
-    places: tuple[RankPlace, ...] = ()
+    stacks: tuple[RankStack, ...] = ()
     moves: bool = False
     collectives: tuple[Collective, ...] = ()
     """Of all these ranks, where two looks found the same; none where a rank's flight recorder is silent."""
@@ -140,10 +140,10 @@ class Hello:
     incarnation: str
     node: str
     token: str
-    epoch: int
+    generation: int
     stopped: int
     """Every trainer of epochs below this is reaped."""
-    warm: bool
+    is_warm: bool
     store: str | None = None
     """host:port of the epoch's store, if this agent hosts it."""
 
@@ -152,54 +152,54 @@ class Hello:
 class Heartbeat:
     """Reports the running epoch every heartbeatSeconds and at each change."""
 
-    epoch: int
+    generation: int
     stopped: int
-    warm: bool
-    progress: Progress = flat(NOTHING_TOLD)  # noqa: RUF009  it makes a field
+    is_warm: bool
+    progress: Progress = inlined(NO_PROGRESS)  # noqa: RUF009  it makes a field
     pending: tuple[Checkpoint, ...] = ()
     """Checkpoints staged here and not yet on all their holders."""
     saved: Checkpoint | None = None
     """Newest checkpoint all of whose local rank saves are committed."""
     copies: int = 0
     """On how many holders `saved` is."""
-    leaving: bool = False
+    terminating: bool = False
     """This worker was told to end: by the deletion of its pod, or by its node alone, which nobody else may have seen."""
 
 
 @dataclass(frozen=True, slots=True)
-class Exited:
+class TrainerFailure:
     """A trainer failed, first on its node; the agent killed the others.
 
     `rank` is −1 for a hang in which none is behind the others. `code` is −N for signal N, `cause` one line.
     """
 
-    epoch: int
+    generation: int
     rank: int
     code: int
     cause: str
-    secondary: bool
+    is_secondary: bool
     """The error is the echo of another rank's death (its connection broke)."""
     step: int
     kind: Literal["failed", "hang"] = "failed"
     """hang: the agent ended its trainers, none of which made a step for too long."""
     detail: str = ""
     """More lines for people, as where each rank stood. Whoever keeps them shortens them."""
-    oom: Literal["", "limit", "node"] = ""
+    oom_scope: Literal["", "limit", "node"] = ""
     """The kernel's OOM killer ended it: by the container's own limit, or because the node's memory was used up."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
+class TrainersStopped:
     """Every trainer of epochs below `epoch` is reaped on this worker."""
 
-    epoch: int
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class StoreReady:
     """The epoch's store answers at this host:port."""
 
-    epoch: int
+    generation: int
     address: str
 
 
@@ -210,7 +210,7 @@ class UnreadableSave:
     `absent` means instead that every holder answered and none has it any more: the holder restarted after being read.
     """
 
-    epoch: int
+    generation: int
     checkpoint: Checkpoint
     rank: int
     absent: bool
@@ -221,14 +221,14 @@ class UnreadableSave:
 class Finished:
     """Every local rank exited with 0 and all staged saves are drained."""
 
-    epoch: int
+    generation: int
     exit_code: int
     steps: int
     """Last finished step; 0 means that the program never called step."""
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class PersistentPage:
     """Answers ListPersistent with a page of manifests and layout records.
 
     Manifests are JSON of `RankManifest` and name their layouts by digest; layout records come by digest, as far as they
@@ -239,7 +239,7 @@ class Listing:
     manifests: tuple[str, ...] = ()
     layouts: dict[str, str] = field(default_factory=dict)
     error: str | None = None
-    left_out: tuple[LeftOut, ...] = ()
+    unread_records: tuple[UnreadRecord, ...] = ()
     page: int = 0
     more: bool = False
     newest_epoch: int = 0
@@ -247,7 +247,7 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
-class Repaired:
+class RepairReply:
     """Answer to RepairSave."""
 
     request: int
@@ -255,7 +255,7 @@ class Repaired:
 
 
 @dataclass(frozen=True, slots=True)
-class Persisted:
+class UploadReply:
     """Answer to PromoteSave, one a rank save."""
 
     save: RankSave
@@ -267,7 +267,7 @@ class Persisted:
 
 
 @dataclass(frozen=True, slots=True)
-class PersistentDropped:
+class DeleteReply:
     """Answer to DropPersistent."""
 
     request: int
@@ -283,9 +283,9 @@ class Notice:
 
 
 FromAgent = (
-    Hello | Heartbeat | Exited | Stopped | StoreReady | BarrierReply | BarrierReached
-    | UnreadableSave | Finished | Listing | Repaired | Persisted | PersistentDropped | StuckRanks
-    | NodeHealth | Notice | HoldersWanted
+    Hello | Heartbeat | TrainerFailure | TrainersStopped | StoreReady | BarrierReply | BarrierReached
+    | UnreadableSave | Finished | PersistentPage | RepairReply | UploadReply | DeleteReply | HangReport
+    | NodeHealth | Notice | ListAllServers
 )  # fmt: skip
 
 # ---- coordinator → agent ------------------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ class Welcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class HelloRejected:
     """Precedes the connection's end; with `retry` the agent tries again.
 
     No leader is here, or its API server is away.
@@ -315,13 +315,13 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopTrainers:
     """Stops and reaps every trainer of epochs below `epoch`; drains go on.
 
     Sent while `epoch` is claimed.
     """
 
-    epoch: int
+    generation: int
     reason: str
 
 
@@ -329,8 +329,8 @@ class Stop:
 class Assign:
     """Assigns the committed epoch to one member; trainers start once per epoch."""
 
-    epoch: int
-    world: int
+    generation: int
+    world_size: int
     """Ranks in all."""
     first_rank: int
     local_ranks: int
@@ -343,65 +343,65 @@ class Assign:
     hosts_store: bool
     store: str | None
     """host:port once known; the trainers wait for it."""
-    holders: tuple[HolderEndpoint, ...]
+    servers: tuple[MemoryServerEndpoint, ...]
     """Provisioned holders: every one, or with `partial` those that this worker needs as far as is known. A connection
     leaves them out: they are those that `HolderChanges` told of on it."""
-    targets: tuple[HolderId, ...]
+    targets: tuple[MemoryServerInstance, ...]
     """Where this worker's saves go, the local one first."""
     replicas: int
-    older_job: OlderJob | None = None
+    source_job: SourceJob | None = None
     """Where the parent lies, if it is an older job's."""
     skip_steps: int = 0
     """Loaders leave out the batches of so many steps behind the parent: what was read there spoiled a world before."""
-    unseen: bool = False
+    servers_unreachable: bool = False
     """The coordinator reaches none of `holders`: this agent drops old saves from them, as where no coordinator is."""
-    partial: bool = False
+    is_partial: bool = False
     """There are more than `holders`, which may have what these lack: `HoldersWanted` asks for all."""
-    rank_targets: tuple[tuple[HolderId, ...], ...] = ()
+    rank_targets: tuple[tuple[MemoryServerInstance, ...], ...] = ()
     """By local rank, where nodes run several servers: those where its saves go in place of `targets`."""
 
     @property
-    def tier(self) -> Holders:
+    def tier(self) -> MemoryServers:
         """The part of it that may change within its epoch."""
-        return Holders(
-            self.epoch,
-            self.holders,
+        return MemoryServers(
+            self.generation,
+            self.servers,
             self.targets,
             self.replicas,
-            unseen=self.unseen,
-            partial=self.partial,
+            servers_unreachable=self.servers_unreachable,
+            is_partial=self.is_partial,
             rank_targets=self.rank_targets,
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Holders:
+class MemoryServers:
     """Replaces an assignment's `holders` and their targets within its epoch."""
 
-    epoch: int
-    holders: tuple[HolderEndpoint, ...]
+    generation: int
+    servers: tuple[MemoryServerEndpoint, ...]
     """As in `Assign`."""
-    targets: tuple[HolderId, ...]
+    targets: tuple[MemoryServerInstance, ...]
     replicas: int
-    unseen: bool = False
+    servers_unreachable: bool = False
     """As in `Assign`."""
-    partial: bool = False
+    is_partial: bool = False
     """As in `Assign`."""
-    rank_targets: tuple[tuple[HolderId, ...], ...] = ()
+    rank_targets: tuple[tuple[MemoryServerInstance, ...], ...] = ()
     """As in `Assign`."""
 
-    def targets_of(self, local: int) -> tuple[HolderId, ...]:
+    def targets_of(self, local: int) -> tuple[MemoryServerInstance, ...]:
         """Where saves of this local rank go, the local one first."""
         return self.rank_targets[local] if local < len(self.rank_targets) else self.targets
 
 
 @dataclass(frozen=True, slots=True)
-class HolderChanges:
+class MemoryServerChanges:
     """Changes the list of holders sent on this connection; see `memory_server_list`."""
 
     added: tuple[tuple[str, str, str, int, str, bool, int], ...]
     """Node, instance, host, port, domain (empty: the node's name), whether it speaks TLS, and server; also of one that moved."""
-    gone: tuple[HolderId, ...] = ()
+    removed: tuple[MemoryServerInstance, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,7 +409,7 @@ class ListPersistent:
     """Requests a Listing of the persistent tier or an older job's folder."""
 
     request: int
-    older_job: OlderJob | None = None
+    source_job: SourceJob | None = None
     manifests: bool = True
     """Whether manifests are wanted; else the layout records alone."""
     layouts: tuple[str, ...] | None = None
@@ -427,22 +427,22 @@ class RepairSave:
     """Copies a rank save between holders: verify, write, commit as `epoch`."""
 
     request: int
-    epoch: int
+    generation: int
     save: RankSave
-    source: HolderId
-    target: HolderId
-    endpoints: tuple[HolderEndpoint, ...] = ()
+    source: MemoryServerInstance
+    target: MemoryServerInstance
+    endpoints: tuple[MemoryServerEndpoint, ...] = ()
     """Where both answer: an agent need not have been told of them."""
 
 
 @dataclass(frozen=True, slots=True)
-class PromoteSave:
+class UploadSave:
     """Upload these rank saves of a pinned checkpoint to the persistent tier.
 
     `round` grows with each upload that failed, and where the wish lapsed: the same again is another message, and sent.
     """
 
-    epoch: int
+    generation: int
     saves: tuple[RankSave, ...]
     round: int = 0
     begin: bool = True
@@ -450,7 +450,7 @@ class PromoteSave:
 
 
 @dataclass(frozen=True, slots=True)
-class DropPersistent:
+class DeletePersistent:
     """Delete these checkpoints from the persistent tier, manifests first."""
 
     request: int
@@ -458,15 +458,15 @@ class DropPersistent:
 
 
 @dataclass(frozen=True, slots=True)
-class SaveLevel:
+class IntervalExponent:
     """The least level to save at: every k·2^level steps (seconds and `auto` become a level here)."""
 
-    epoch: int
-    level: int
+    generation: int
+    exponent: int
 
 
 @dataclass(frozen=True, slots=True)
-class Retire:
+class Shutdown:
     """Dismisses this worker: stop trainers, flush, exit with `exit_code`."""
 
     reason: str
@@ -474,7 +474,7 @@ class Retire:
 
 
 ToAgent = (
-    Welcome | Refused | Stop | Assign | Holders | HolderChanges | Barrier | ListPersistent | RepairSave | PromoteSave | DropPersistent
-    | SaveLevel | Retire
+    Welcome | HelloRejected | StopTrainers | Assign | MemoryServers | MemoryServerChanges | Barrier | ListPersistent | RepairSave | UploadSave | DeletePersistent
+    | IntervalExponent | Shutdown
 )  # fmt: skip
 Message = FromAgent | ToAgent

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-from surefoot.protocol.checkpoints.save_state import NOTHING_SETTLED, Settled
+from surefoot.protocol.checkpoints.save_state import NO_CLOSED_STEPS, ClosedSteps
 
 # ---- loss anomalies --------------------------------------------------------------------------------------------------
 # Judges a step's loss, or gradient norm, by the steps before it. Pure; trainers judge each of their steps by it. A
@@ -23,17 +23,17 @@ from surefoot.protocol.checkpoints.save_state import NOTHING_SETTLED, Settled
 WINDOW_STEPS = 64
 """Steps that a value is compared with. What has lasted for half of them is the new normal."""
 
-FEWEST_STEPS = 16
+MIN_STEPS = 16
 """Of fewer nothing is said: the first steps of a training fall by more than anything later rises."""
 
 DEVIATIONS = 10.0
 """Robust standard deviations above the median from which on a value is out of band."""
 
 _OF_MAD = 1.4826  # of a normal distribution: standard deviation over median absolute deviation
-_LEAST_SHARE = 0.01
+_MIN_SHARE = 0.01
 """A deviation is at least this share of the median: losses that are equal to the last digit have none."""
 
-Oddity = Literal["", "not-finite", "spike"]
+AnomalyKind = Literal["", "not-finite", "spike"]
 """What is wrong with a step's numbers; empty: nothing."""
 
 
@@ -49,11 +49,11 @@ class RecentValues:
 
     def limit(self) -> float | None:
         """The upper end of the band; None: not known yet."""
-        if len(self.values) < FEWEST_STEPS:
+        if len(self.values) < MIN_STEPS:
             return None
         median = statistics.median(self.values)
         deviation = _OF_MAD * statistics.median(abs(value - median) for value in self.values)
-        deviation = max(deviation, _LEAST_SHARE * abs(median))
+        deviation = max(deviation, _MIN_SHARE * abs(median))
         return median + DEVIATIONS * deviation if deviation > 0 else None
 
 
@@ -73,16 +73,16 @@ def spike_text(name: str, value: float, before: RecentValues) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class OddSteps:
+class AnomalyRun:
     """The newest unbroken run of odd steps; `last` 0: there was none."""
 
     last: int = 0
     since: int = 0
-    kind: Oddity = ""
+    kind: AnomalyKind = ""
     text: str = ""
 
     @classmethod
-    def of_saved(cls, values: Mapping[str, Any]) -> OddSteps:
+    def of_saved(cls, values: Mapping[str, Any]) -> AnomalyRun:
         """Reads what a checkpoint says of steps before it; nothing if none was odd."""
         found = {name: values[name] for name in ("last", "since", "kind", "text") if name in values}
         return cls(**found)
@@ -93,20 +93,20 @@ class OddSteps:
         return asdict(self) if self.last else {}
 
     @property
-    def told(self) -> dict[str, Any]:
+    def progress_fields(self) -> dict[str, Any]:
         """The same as fields of `Progress`."""
         return {"odd_step": self.last, "odd_since": self.since, "odd_kind": self.kind, "odd_text": self.text}
 
-    def followed_by(self, step: int, kind: Oddity, text: str) -> OddSteps:
+    def followed_by(self, step: int, kind: AnomalyKind, text: str) -> AnomalyRun:
         """Adds a step; a run has the worst kind of its steps."""
         if not kind:
             return self
         goes_on = self.last == step - 1
-        worst: Oddity = "not-finite" if goes_on and self.kind == "not-finite" else kind
-        return OddSteps(step, self.since if goes_on else step, worst, text)
+        worst: AnomalyKind = "not-finite" if goes_on and self.kind == "not-finite" else kind
+        return AnomalyRun(step, self.since if goes_on else step, worst, text)
 
 
-NONE_ODD = OddSteps()
+NO_ANOMALIES = AnomalyRun()
 """Of a run that has just begun."""
 
 
@@ -116,7 +116,7 @@ NONE_ODD = OddSteps()
 # waits while all others wait for it.
 
 
-class RankPace(NamedTuple):
+class RankActivity(NamedTuple):
     """Looks at one rank's main thread, as totals of an epoch.
 
     Two of them make a window. A tuple, as messages carry one of each rank: names would be most of it.
@@ -125,8 +125,8 @@ class RankPace(NamedTuple):
     rank: int
     work: int
     """What it works on, as a number (elements of its model): ranks of unlike work are not compared."""
-    looks: int
-    own: int
+    observations: int
+    busy_observations: int
     """Looks that found it doing something, in place of waiting for other ranks."""
     samples: int
     """What it consumed; 0: not known."""
@@ -137,30 +137,34 @@ class RankPace(NamedTuple):
     @property
     def share(self) -> float:
         """The part of its time in which it waits for nobody."""
-        return self.own / self.looks if self.looks else 0.0
+        return self.busy_observations / self.observations if self.observations else 0.0
 
 
-def between(before: RankPace, now: RankPace) -> RankPace | None:
+def subtract(before: RankActivity, now: RankActivity) -> RankActivity | None:
     """Subtracts an earlier total; None if it is of another count."""
     if (before.rank, before.work) != (now.rank, now.work):
         return None
-    looks, own, samples = now.looks - before.looks, now.own - before.own, now.samples - before.samples
+    looks, own, samples = (
+        now.observations - before.observations,
+        now.busy_observations - before.busy_observations,
+        now.samples - before.samples,
+    )
     if min(looks, own, looks - own, samples) < 0:
         return None
     told = line_totals((before,))
     lines = ((*line, count - told.get(line, 0)) for line, count in line_totals((now,)).items())
-    return RankPace(now.rank, now.work, looks, own, samples, tuple(one for one in lines if one[-1] > 0))
+    return RankActivity(now.rank, now.work, looks, own, samples, tuple(one for one in lines if one[-1] > 0))
 
 
-def together(one: RankPace, other: RankPace) -> RankPace:
+def add(one: RankActivity, other: RankActivity) -> RankActivity:
     """Adds two windows of the same rank."""
-    return RankPace(
-        one.rank, one.work, one.looks + other.looks, one.own + other.own, one.samples + other.samples,
+    return RankActivity(
+        one.rank, one.work, one.observations + other.observations, one.busy_observations + other.busy_observations, one.samples + other.samples,
         tuple((*line, count) for line, count in sorted(line_totals((one, other)).items())),
     )  # fmt: skip
 
 
-def line_totals(paces: Iterable[RankPace]) -> dict[tuple[int, int], int]:
+def line_totals(paces: Iterable[RankActivity]) -> dict[tuple[int, int], int]:
     """How often any of them was found in each line."""
     found: dict[tuple[int, int], int] = {}
     for pace in paces:
@@ -181,7 +185,7 @@ class Progress:
     loss: float | None = None
     step_seconds: float | None = None
     restored: bool = False
-    level: int = 0
+    interval_exponent: int = 0
     """Saving has backed off to every k·2^level steps."""
     stall_seconds: float | None = None
     """How long the last save held the training up."""
@@ -189,36 +193,36 @@ class Progress:
     """A word of `protocol.checkpoints.save_state`; None before."""
     save_bytes: int = 0
     """What one save takes; 0: not known yet."""
-    unstaged: str = ""
+    no_staging_reason: str = ""
     """Why a rank has no memory to stage saves in; empty: each has."""
-    settled: Settled = NOTHING_SETTLED
+    closed_steps: ClosedSteps = NO_CLOSED_STEPS
     """Which saves are not there, and never will be."""
-    ended: tuple[int, ...] = ()
+    exited_ranks: tuple[int, ...] = ()
     """Ranks that ended with code 0, said before anybody can be hurt by it."""
     loss_is_finite: bool | None = None
     """Whether the losses of the last step that told any are numbers, on every rank."""
-    passes: float | None = None
+    epochs: float | None = None
     """Passes over the data that are consumed, the share of the present one included; of a worker, the mean of its ranks."""
     step_samples: int | None = None
     """Samples that the last step consumed; of a worker, of all its ranks."""
-    paused: str = ""
+    pause_reason: str = ""
     """Why no step is to be expected now, in the script's own word ("evaluation"); empty: one is."""
     pause_seconds: float | None = None
     """How long that may take, where the script said so."""
-    odd_step: int = 0
+    anomaly_step: int = 0
     """The newest step whose loss or gradient norm was no number, or out of its band; 0: none."""
-    odd_since: int = 0
+    anomaly_since_step: int = 0
     """The first step of the unbroken run of such steps that `odd_step` belongs to."""
-    odd_kind: Oddity = ""
+    anomaly_kind: AnomalyKind = ""
     """What was wrong at `odd_step`; of a worker, the worst of its ranks."""
-    odd_text: str = ""
+    anomaly_text: str = ""
     """The same for people, with the numbers."""
-    offered: int = 0
+    final_save_step: int = 0
     """The step whose state the program had saved, or tried to, when it ended; of a worker, of all its ranks; 0: none."""
-    paces: tuple[RankPace, ...] = ()
+    activities: tuple[RankActivity, ...] = ()
     """How often its ranks were found at work in this epoch; empty: nothing new."""
 
-    def after(self, before: Progress) -> Progress:
+    def merge_over(self, before: Progress) -> Progress:
         """Merges this report over an earlier one of the same epoch.
 
         Steps and restores are never taken back, and a loss stays until the next.
@@ -230,7 +234,7 @@ class Progress:
             "step_seconds": before.step_seconds if self.step_seconds is None else self.step_seconds,
             "loss": before.loss if self.loss is None else self.loss,
             "loss_is_finite": before.loss_is_finite if self.loss_is_finite is None else self.loss_is_finite,
-            "passes": before.passes if self.passes is None else self.passes,
+            "epochs": before.epochs if self.epochs is None else self.epochs,
             "step_samples": before.step_samples if self.step_samples is None else self.step_samples,
         }
         if all(getattr(self, name) == value for name, value in kept.items()):
@@ -238,7 +242,7 @@ class Progress:
         return replace(self, **kept)
 
 
-NOTHING_TOLD = Progress()
+NO_PROGRESS = Progress()
 """Of an epoch that has just begun."""
 
 
@@ -248,28 +252,28 @@ def of_worker(ranks: Sequence[Progress]) -> Progress:
     They step together: times are the first one's.
     """
     if not ranks:
-        return NOTHING_TOLD
+        return NO_PROGRESS
     told = [rank.loss_is_finite for rank in ranks if rank.loss_is_finite is not None]
-    odd = max(ranks, key=lambda rank: (rank.odd_kind == "not-finite", rank.odd_step))
+    odd = max(ranks, key=lambda rank: (rank.anomaly_kind == "not-finite", rank.anomaly_step))
     samples = [rank.step_samples for rank in ranks if rank.step_samples is not None]
     return replace(
         ranks[0],
         step=min(rank.step for rank in ranks),
-        level=max(rank.level for rank in ranks),
-        settled=min((rank.settled for rank in ranks), key=lambda settled: settled.upto),
+        interval_exponent=max(rank.interval_exponent for rank in ranks),
+        closed_steps=min((rank.closed_steps for rank in ranks), key=lambda settled: settled.closed_up_to),
         loss_is_finite=all(told) if told else None,
-        passes=mean_passes(ranks),
+        epochs=mean_epochs(ranks),
         step_samples=sum(samples) if samples else None,
-        odd_step=max(rank.odd_step for rank in ranks),
-        odd_since=odd.odd_since,
-        odd_kind=odd.odd_kind,
-        odd_text=odd.odd_text,
-        offered=min(rank.offered for rank in ranks),
-        paces=tuple(pace for rank in ranks for pace in rank.paces),
+        anomaly_step=max(rank.anomaly_step for rank in ranks),
+        anomaly_since_step=odd.anomaly_since_step,
+        anomaly_kind=odd.anomaly_kind,
+        anomaly_text=odd.anomaly_text,
+        final_save_step=min(rank.final_save_step for rank in ranks),
+        activities=tuple(pace for rank in ranks for pace in rank.activities),
     )
 
 
-def mean_passes(told: Sequence[Progress]) -> float | None:
+def mean_epochs(told: Sequence[Progress]) -> float | None:
     """Averages the passes of ranks or workers; None if none reports any."""
-    passes = [one.passes for one in told if one.passes is not None]
+    passes = [one.epochs for one in told if one.epochs is not None]
     return sum(passes) / len(passes) if passes else None

@@ -19,7 +19,7 @@ SHOWN_CHARACTERS = 100
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-def plain(text: str) -> str:
+def escape_control_characters(text: str) -> str:
     """`text` with each control character written out. Tabs and newlines stay."""
     return _UNSEEN.sub(_written_out, text)
 
@@ -42,13 +42,13 @@ def shorten(text: str, characters: int = SHOWN_CHARACTERS) -> str:
     return text if len(text) <= characters else f"{text[:half]}…{text[-half + 1 :]}"
 
 
-def listed(names: Sequence[object], most: int = 8) -> str:
+def join_names(names: Sequence[object], most: int = 8) -> str:
     """Joins the first `most` names and counts the rest."""
     text = ", ".join(map(str, names[:most]))
     return text if len(names) <= most else f"{text} and {len(names) - most} more"
 
 
-def shown(value: object, characters: int = SHOWN_CHARACTERS) -> str:
+def short_repr(value: object, characters: int = SHOWN_CHARACTERS) -> str:
     """The `repr` of a value, shortened to `characters` without reading all.
 
     Whoever refuses an input repeats it in an error, and the error goes to a log: an input of megabytes would fill both.
@@ -61,7 +61,7 @@ def shown(value: object, characters: int = SHOWN_CHARACTERS) -> str:
         return "a number of thousands of digits"  # Python refuses to write those
 
 
-def amount(size_bytes: int) -> str:
+def format_bytes(size_bytes: int) -> str:
     """Three digits and a decimal unit: `1.20 GB`, `512 bytes`."""
     value, unit = float(size_bytes), 0
     while abs(value) >= 999.5 and unit < len(_UNITS) - 1:

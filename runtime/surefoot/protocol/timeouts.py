@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-_MOST_DOUBLINGS = 30
+_MAX_DOUBLINGS = 30
 """Beyond it no wait here differs: a count of failures that grows for ever must not make a number that overflows."""
 
 
@@ -27,7 +27,7 @@ class Backoff:
             failures: Counted from 1; 0 waits as 1 does.
             drawn: The jitter, from 0 (the whole wait) to 1 (half of it).
         """
-        doublings = min(max(0, failures - 1), _MOST_DOUBLINGS)
+        doublings = min(max(0, failures - 1), _MAX_DOUBLINGS)
         return min(self.longest_seconds, self.first_seconds * 2.0**doublings) * (1.0 - drawn / 2)
 
 

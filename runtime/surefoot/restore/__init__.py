@@ -11,9 +11,9 @@ copy for whatever is damaged.
 """
 
 from surefoot.restore.catalogue import SaveSource as SaveSource
-from surefoot.restore.catalogue import holder_sources as holder_sources
 from surefoot.restore.catalogue import persistent_source as persistent_source
 from surefoot.restore.catalogue import read_catalogue as read_catalogue
+from surefoot.restore.catalogue import server_sources as server_sources
 from surefoot.restore.fetch import Destination as Destination
 from surefoot.restore.reader import CheckpointReader as CheckpointReader
 from surefoot.restore.reader import ReadOptions as ReadOptions

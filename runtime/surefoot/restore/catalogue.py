@@ -16,14 +16,14 @@ from itertools import repeat
 from typing import Literal
 
 from surefoot.errors import SurefootError, TierError
-from surefoot.memory_server.async_connection import HolderLine
-from surefoot.memory_server.client import Entries, FencedCalls, HolderClient, HolderIndex
-from surefoot.memory_server.connection import Credentials, explained
+from surefoot.memory_server.async_connection import AsyncServerConnection
+from surefoot.memory_server.client import Entries, FencedCalls, MemoryServerClient, MemoryServerIndex
+from surefoot.memory_server.connection import Credentials, translate_redis_errors
 from surefoot.protocol.checkpoints.completeness import Covers, TierReading, is_complete, layouts_to_check, uncovered
 from surefoot.protocol.checkpoints.records import Layout, RankManifest
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId
+from surefoot.protocol.identities import Checkpoint, MemoryServerEndpoint, MemoryServerInstance
 from surefoot.settings import PersistentSettings
-from surefoot.tiers import ByCheckpoint, Tier
+from surefoot.tiers import SupportsListingByCheckpoint, Tier
 from surefoot.tiers.persistent import open_persistent
 from surefoot.tiers.tier import stream_from
 
@@ -41,28 +41,28 @@ hundreds of TLS handshakes on a busy machine take longer than that."""
 
 
 @dataclass(frozen=True, slots=True)
-class IndexedHolder:
+class IndexedMemoryServer:
     """Names one job's index on one holder, and the reader's account."""
 
-    endpoint: HolderEndpoint
+    endpoint: MemoryServerEndpoint
     job: str
     account: Credentials
     call_seconds: float
 
-    async def index(self, only: Checkpoint | None, known: Entries) -> HolderIndex:
+    async def index(self, only: Checkpoint | None, known: Entries) -> MemoryServerIndex:
         """Connects, reads and closes; raises a TierError."""
         endpoint = self.endpoint
         near = self.account.socket_to(endpoint.server_id)
-        line = HolderLine(endpoint.host, endpoint.port, self.account, self.call_seconds, endpoint.tls, near)
+        line = AsyncServerConnection(endpoint.host, endpoint.port, self.account, self.call_seconds, endpoint.tls, near)
         try:
-            with explained(str(endpoint.holder), "connecting"):
+            with translate_redis_errors(str(endpoint.instance), "connecting"):
                 await line.open()
-            return await line.converse(FencedCalls(endpoint, self.job).index(only, known))
+            return await line.run_exchange(FencedCalls(endpoint, self.job).index(only, known))
         finally:
             line.close()
 
 
-def read_together(holders: Sequence[IndexedHolder], only: Checkpoint | None) -> list[HolderIndex | None]:
+def read_indexes(holders: Sequence[IndexedMemoryServer], only: Checkpoint | None) -> list[MemoryServerIndex | None]:
     """Reads each holder's index; None where one is silent.
 
     Blocks; for a thread that runs no event loop. `only`: reads this checkpoint alone.
@@ -70,10 +70,10 @@ def read_together(holders: Sequence[IndexedHolder], only: Checkpoint | None) -> 
     return asyncio.run(_read_all(holders, only)) if holders else []
 
 
-async def _read_all(holders: Sequence[IndexedHolder], only: Checkpoint | None) -> list[HolderIndex | None]:
+async def _read_all(holders: Sequence[IndexedMemoryServer], only: Checkpoint | None) -> list[MemoryServerIndex | None]:
     turns, known = asyncio.Semaphore(INDEXES_AT_ONCE), Entries()
 
-    async def read(holder: IndexedHolder) -> HolderIndex | None:
+    async def read(holder: IndexedMemoryServer) -> MemoryServerIndex | None:
         async with turns:
             try:
                 return await holder.index(only, known)
@@ -100,7 +100,7 @@ class SaveSource:
     local: bool = False
     heals: bool = True
     """Whether damaged copies here may be rewritten; not in another job's checkpoints."""
-    holder: IndexedHolder | None = None
+    server: IndexedMemoryServer | None = None
     """Whose index is read together with all others'; None: `open` gives what reads it."""
 
 
@@ -148,10 +148,10 @@ class Catalogue:
         """Lists the complete checkpoints, oldest first; reads layouts to tell."""
         by_source = [r.manifests if r is not None else () for r in self.readings]
         named = zip((s.name for s in self.sources), by_source, strict=True)
-        reading = TierReading({HolderId(name, ""): manifests for name, manifests in named}, None)
+        reading = TierReading({MemoryServerInstance(name, ""): manifests for name, manifests in named}, None)
         covers = self.covers(reading)
         found = [checkpoint for checkpoint, ranks in reading.manifests().items() if is_complete(ranks, covers)]
-        return sorted(found, key=lambda checkpoint: (checkpoint.step, checkpoint.epoch))
+        return sorted(found, key=lambda checkpoint: (checkpoint.step, checkpoint.generation))
 
     def covers(self, reading: TierReading) -> Covers:
         """Whether the layouts of each candidate cover every tensor once."""
@@ -182,17 +182,21 @@ class Catalogue:
         return None
 
 
-def holder_sources(
-    endpoints: Iterable[HolderEndpoint], job: str, account: Credentials, node: str | None, call_seconds: float = 1.0
+def server_sources(
+    endpoints: Iterable[MemoryServerEndpoint],
+    job: str,
+    account: Credentials,
+    node: str | None,
+    call_seconds: float = 1.0,
 ) -> list[SaveSource]:
     """The memory tier; holders of `node` are the local ones."""
     return [
         SaveSource(
             f"memory:{e.server_id}",
             "memory",
-            lambda e=e: HolderClient(e, job, account, call_seconds),  # type: ignore[misc]  # e is bound on purpose
-            local=e.holder.node == node,
-            holder=IndexedHolder(e, job, account, call_seconds),
+            lambda e=e: MemoryServerClient(e, job, account, call_seconds),  # type: ignore[misc]  # e is bound on purpose
+            local=e.instance.node == node,
+            server=IndexedMemoryServer(e, job, account, call_seconds),
         )
         for e in endpoints
     ]
@@ -203,7 +207,7 @@ def persistent_source(settings: PersistentSettings, job: str) -> SaveSource:
     return SaveSource("persistent", "persistent", lambda: open_persistent(settings, job))
 
 
-def older_source(settings: PersistentSettings, job: str) -> SaveSource:
+def source_job_source(settings: PersistentSettings, job: str) -> SaveSource:
     """An older job's persistent tier to begin from, read-only, never healed."""
     return SaveSource("older job", "persistent", lambda: open_persistent(settings, job, read_only=True), heals=False)
 
@@ -237,17 +241,17 @@ def reread(catalogue: Catalogue) -> Catalogue:
 
 
 def _readings(sources: Sequence[SaveSource], only: Checkpoint | None) -> tuple[SourceReading | None, ...]:
-    others = [source for source in sources if source.holder is None]
+    others = [source for source in sources if source.server is None]
     threads = 1 + min(len(others), AT_ONCE)
     with ThreadPoolExecutor(threads, thread_name_prefix="surefoot-catalogue") as pool:
         # in a thread: the program may run an event loop of its own in this one
-        asked = pool.submit(read_together, [s.holder for s in sources if s.holder is not None], only)
+        asked = pool.submit(read_indexes, [s.server for s in sources if s.server is not None], only)
         read = pool.map(read_index, others, repeat(only))
         indexes = iter(asked.result())
-        return tuple(next(read) if source.holder is None else _reading(next(indexes)) for source in sources)
+        return tuple(next(read) if source.server is None else _reading(next(indexes)) for source in sources)
 
 
-def _reading(index: HolderIndex | None) -> SourceReading | None:
+def _reading(index: MemoryServerIndex | None) -> SourceReading | None:
     return None if index is None else SourceReading(index.manifests, index.damaged)
 
 
@@ -256,7 +260,11 @@ def read_index(source: SaveSource, only: Checkpoint | None = None) -> SourceRead
     tier: Tier | None = None
     try:
         tier = source.open()
-        found = tier.manifests_of(only) if only is not None and isinstance(tier, ByCheckpoint) else tier.manifests()
+        found = (
+            tier.manifests_of(only)
+            if only is not None and isinstance(tier, SupportsListingByCheckpoint)
+            else tier.manifests()
+        )
         return SourceReading(found, tier.damaged())
     except TierError as silent:
         log.warning("%s is silent: %s", source.name, silent)

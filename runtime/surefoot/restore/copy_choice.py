@@ -34,7 +34,7 @@ from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.timeouts import Backoff
 from surefoot.restore.catalogue import Catalogue, SaveSource, reread
 from surefoot.restore.read_plan import preference, spread
-from surefoot.tiers import ByCheckpoint, Tier
+from surefoot.tiers import SupportsListingByCheckpoint, Tier
 from surefoot.tiers.object_store import LOOK_WAITS, LOOKS
 from surefoot.tiers.tier import is_listed
 
@@ -188,7 +188,7 @@ class Connections:
         self._all: list[Tier] = []
         self._lock = threading.Lock()
 
-    def to(self, number: int) -> Tier:
+    def connection_to(self, number: int) -> Tier:
         mine: dict[int, Tier] = self._local.__dict__.setdefault("tiers", {})
         if number not in mine:
             tier = self._sources[number].open()
@@ -215,7 +215,7 @@ class Connections:
             self._all.clear()
 
 
-class Copies:
+class CopySelector:
     """Chooses the copies of a checkpoint's rank saves; thread-safe."""
 
     def __init__(self, checkpoint: Checkpoint, catalogue: Catalogue, seed: int, patience_seconds: float | None) -> None:
@@ -235,12 +235,12 @@ class Copies:
         self._learn(catalogue)
 
     @property
-    def world(self) -> int:
+    def world_size(self) -> int:
         """Ranks of the checkpoint's world; waits while all sources are silent."""
         waits = count(1)
         while not self._manifests:
             self._wait_for_index(str(self.checkpoint), next(waits))
-        worlds = [m.world for m in self._manifests.values()]
+        worlds = [m.world_size for m in self._manifests.values()]
         return max(set(worlds), key=worlds.count)
 
     def manifest(self, rank: int) -> RankManifest:
@@ -279,7 +279,7 @@ class Copies:
             for number in sorted(self._order.get(rank, ()), key=lambda source: source != begin):
                 try:
                     with self.windows.entered(number):
-                        part_read = read(self.connections.to(number), manifest)
+                        part_read = read(self.connections.connection_to(number), manifest)
                     self.record_answer(number)
                     self._refused.record_answer(Damage(manifest.save, part, number))
                     self._note_all(manifest.save, part, damages)
@@ -290,7 +290,7 @@ class Copies:
                 except TierError as problem:
                     verdict = self._verdict(Damage(manifest.save, part, number), problem)
                     if isinstance(verdict, Corrupt):
-                        self.note(Damage(manifest.save, part, number), verdict)
+                        self.record_damage(Damage(manifest.save, part, number), verdict)
                         problems.append(verdict)
                         continue
                     if waits == 0:
@@ -318,8 +318,8 @@ class Copies:
 
         def ask_neighbour() -> None:
             self.connections.drop(damage.source)
-            tier, checkpoint = self.connections.to(damage.source), damage.save.checkpoint
-            found = tier.manifests_of(checkpoint) if isinstance(tier, ByCheckpoint) else tier.manifests()
+            tier, checkpoint = self.connections.connection_to(damage.source), damage.save.checkpoint
+            found = tier.manifests_of(checkpoint) if isinstance(tier, SupportsListingByCheckpoint) else tier.manifests()
             if not any(manifest.save == damage.save for manifest in found):
                 raise ChunkMissing(f"{tier.name} does not list {damage.save}")
 
@@ -355,14 +355,14 @@ class Copies:
     def _is_listed(self, rank: int) -> bool:
         """Whether some source's index still names a rank's save, of which every copy lacks a part."""
         save = self.manifest(rank).save
-        return any(is_listed(self.connections.to(number), save) for number in self._order.get(rank, ()))
+        return any(is_listed(self.connections.connection_to(number), save) for number in self._order.get(rank, ()))
 
-    def anywhere(self, rank: int, read: Callable[[Tier, RankManifest], T]) -> T | None:
+    def read_from_any(self, rank: int, read: Callable[[Tier, RankManifest], T]) -> T | None:
         """Reads a shared part (a layout record) from sources without this save."""
         manifest = self.manifest(rank)
         for number in sorted(set(range(len(self.sources))) - set(self._having.get(rank, ()))):
             try:
-                return read(self.connections.to(number), manifest)
+                return read(self.connections.connection_to(number), manifest)
             except (Corrupt, ProtocolError, TierError) as problem:
                 log.info("%s has it not either: %s", self.sources[number].name, problem)
                 self.connections.drop(number)
@@ -370,9 +370,9 @@ class Copies:
 
     def _note_all(self, save: RankSave, part: str, damages: Mapping[int, Exception]) -> None:
         for number, problem in damages.items():
-            self.note(Damage(save, part, number), problem)
+            self.record_damage(Damage(save, part, number), problem)
 
-    def note(self, damage: Damage, problem: Exception) -> None:
+    def record_damage(self, damage: Damage, problem: Exception) -> None:
         """Records a damaged copy, to be logged and healed once."""
         metrics.restore_fallbacks.labels("missing" if isinstance(problem, ChunkMissing) else "corrupt").inc()
         with self._lock:
@@ -452,8 +452,8 @@ class Copies:
 def _names(damaged: Iterable[str], save: RankSave) -> bool:
     """Whether one of these names is that of the save's index entry, in either tier's spelling."""
     spellings = (
-        f" {save.epoch}:{save.step}:{save.rank}",
-        f"/{save.step}-{save.epoch}/rank-{save.rank}/",
+        f" {save.generation}:{save.step}:{save.rank}",
+        f"/{save.step}-{save.generation}/rank-{save.rank}/",
         str(save),
     )
     return any(name.endswith(spellings[0]) or spellings[1] in name or spellings[2] in name for name in damaged)

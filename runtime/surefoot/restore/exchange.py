@@ -22,9 +22,9 @@ from zlib import crc32
 from surefoot import metrics
 from surefoot.errors import Corrupt, SurefootError
 from surefoot.protocol.checkpoints.records import RankManifest
-from surefoot.restore.copy_choice import Copies
+from surefoot.restore.copy_choice import CopySelector
 from surefoot.restore.fetch import AnyPlacer, Fetch, SavedPart
-from surefoot.restore.read_plan import Card, RangeRead, Segment, Wanted, agreed, plan_name
+from surefoot.restore.read_plan import RangeRead, ReadProposal, Segment, WantedBox, derive_agreement, plan_name
 from surefoot.tiers import tier
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ _FRAME = struct.Struct("<III")
 
 
 @dataclass(frozen=True, slots=True)
-class SealedFrame:
+class ReadyFrame:
     """Holds bytes ready to send.
 
     `finished`: they are the last; `failed`: the rest will never come.
@@ -82,7 +82,7 @@ class Outbox:
             self._filling[self._used + _FRAME.size : self._used + whole] = data.cast("B")
             self._used += whole
 
-    def take(self) -> SealedFrame:
+    def next_full_buffer(self) -> ReadyFrame:
         """Waits for a full or last buffer and swaps the two.
 
         The buffer taken before is filled again from now on.
@@ -90,7 +90,7 @@ class Outbox:
         with self._changed:
             self._changed.wait_for(lambda: self._full or self._finished)
             self._filling, self._sending = self._sending, self._filling
-            taken = SealedFrame(self._sending[: self._used], self._finished, self._failed)
+            taken = ReadyFrame(self._sending[: self._used], self._finished, self._failed)
             self._used, self._full = 0, False
             self._changed.notify_all()
         return taken
@@ -108,7 +108,7 @@ class Outbox:
             self._changed.notify_all()
 
 
-class Telling:
+class SegmentSender:
     """Places verified segments and queues them for the peers.
 
     Segments without a number are placed only.
@@ -124,7 +124,7 @@ class Telling:
             self._outbox.put(*number, data)
 
 
-class Arrivals:
+class SegmentReceiver:
     """Verifies and places peers' segments and tracks missing ones; for one thread."""
 
     def __init__(
@@ -152,7 +152,7 @@ class Arrivals:
             if position > data.nbytes or not self._place(member, (read, segment), data[begin:position]):
                 self.damaged += 1
 
-    def made(self, member: int) -> None:
+    def mark_own_reads(self, member: int) -> None:
         """Marks all that this rank itself had to read as placed."""
         for left, owner in zip(self._left, self._owners, strict=True):
             if owner == member:
@@ -186,7 +186,7 @@ class Arrivals:
 PEER = "peer"
 """Where bytes came from that another member read."""
 
-LEAST_BYTES_PER_SECOND = 25e6
+MIN_BYTES_PER_SECOND = 25e6
 """An exchange that is slower than this, after the time of one wait, is called off."""
 
 _HEADER = struct.Struct("<III")
@@ -208,15 +208,15 @@ class Peers(Protocol):
     """
 
     members: tuple[int, ...]
-    me: int
+    own_rank: int
     """This rank's place among the members."""
     wait_seconds: float
 
-    def cards(self, mine: str) -> list[str]:
+    def exchange_proposals(self, mine: str) -> list[str]:
         """Sends this member's card and returns all members'."""
         ...
 
-    def swap(self, sent: memoryview, into: Sequence[memoryview]) -> Callable[[], None]:
+    def exchange_buffers(self, sent: memoryview, into: Sequence[memoryview]) -> Callable[[], None]:
         """Sends to every other member and fills `into`, one buffer per member.
 
         The call that it returns waits for the end. Lengths are known on both sides; a length of 0 moves nothing.
@@ -227,7 +227,7 @@ class Peers(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Common:
+class CommonDestinations:
     """Destinations, by number, that all `peers` want, in the same order."""
 
     numbers: tuple[int, ...]
@@ -238,7 +238,7 @@ class Common:
 class PlannedReads:
     """Reads of some destinations, planned. `parts` by saved rank, `placers` by destination."""
 
-    wanted: tuple[Wanted, ...]
+    wanted_bytes_by_destination: tuple[WantedBox, ...]
     ranges: tuple[RangeRead, ...]
     parts: dict[int, SavedPart]
     placers: tuple[AnyPlacer, ...]
@@ -264,7 +264,7 @@ class _Head:
 class Exchange:
     """Carries out one group's reads, once."""
 
-    def __init__(self, copies: Copies, reading: PlannedReads, peers: Peers) -> None:
+    def __init__(self, copies: CopySelector, reading: PlannedReads, peers: Peers) -> None:
         self._copies, self._reading, self._peers = copies, reading, peers
         self._manifests = {rank: copies.manifest(rank) for rank in reading.parts}
         self._peers_kinds = 0
@@ -284,7 +284,7 @@ class Exchange:
         if owners is None:
             return ExchangeOutcome(list(ranges))
         outbox = Outbox()
-        arrivals = Arrivals(ranges, owners, self._reading.parts, self._manifests, self._reading.placers)
+        arrivals = SegmentReceiver(ranges, owners, self._reading.parts, self._manifests, self._reading.placers)
         fetch = self._fetch(owners, outbox)
         with ThreadPoolExecutor(1, thread_name_prefix="surefoot-share") as pool:
             share = pool.submit(_read_share, fetch, outbox, threads)
@@ -295,7 +295,7 @@ class Exchange:
             finally:
                 outbox.close()
             share.result()
-        arrivals.made(self._peers.me)
+        arrivals.mark_own_reads(self._peers.own_rank)
         if arrivals.damaged:
             metrics.restore_fallbacks.labels(PEER).inc(arrivals.damaged)
             log.warning("%d parts came damaged from peers and are read again", arrivals.damaged)
@@ -305,34 +305,39 @@ class Exchange:
     def _agree(self) -> tuple[int, ...] | None:
         reading = self._reading
         staged = sorted(rank for rank, part in reading.parts.items() if part.staged is not None)
-        name = plan_name(str(self._copies.checkpoint), reading.wanted, self._manifests, reading.ranges)
-        cards = [Card.from_text(text) for text in self._peers.cards(Card(name, tuple(staged)).to_text())]
-        found = agreed(cards, [(r.rank, r.length) for r in reading.ranges])
+        name = plan_name(
+            str(self._copies.checkpoint), reading.wanted_bytes_by_destination, self._manifests, reading.ranges
+        )
+        cards = [
+            ReadProposal.from_text(text)
+            for text in self._peers.exchange_proposals(ReadProposal(name, tuple(staged)).to_text())
+        ]
+        found = derive_agreement(cards, [(r.rank, r.length) for r in reading.ranges])
         log.info("ranks %s: %s", self._peers.members, found.reason)
         if found.doubt:
             raise ExchangeFailed(found.reason)
         return found.owners
 
     def _fetch(self, owners: Sequence[int], outbox: Outbox) -> Fetch:
-        reading, me = self._reading, self._peers.me
+        reading, me = self._reading, self._peers.own_rank
         mine = [n for n, owner in enumerate(owners) if owner == me]
         numbers = {s: (n, i) for n in mine for i, s in enumerate(reading.ranges[n].segments)}
-        telling = cast("Sequence[AnyPlacer]", [Telling(placer, outbox, numbers) for placer in reading.placers])
+        telling = cast("Sequence[AnyPlacer]", [SegmentSender(placer, outbox, numbers) for placer in reading.placers])
         return Fetch(self._copies, reading.parts, telling, [reading.ranges[n] for n in mine])
 
-    def _rounds(self, outbox: Outbox, arrivals: Arrivals, fetch: Fetch) -> None:
+    def _rounds(self, outbox: Outbox, arrivals: SegmentReceiver, fetch: Fetch) -> None:
         """Checks and places one round's data while the next one's is under way."""
         peers = self._peers
         size = sum(r.length for r in self._reading.ranges)
-        deadline = time.monotonic() + peers.wait_seconds + size / LEAST_BYTES_PER_SECOND
+        deadline = time.monotonic() + peers.wait_seconds + size / MIN_BYTES_PER_SECOND
         buffers = [self._buffers(ROUND_BYTES) for _ in range(2)]
         brought: list[memoryview] = []
         try:
             for turn in count():
-                sealed = outbox.take()
+                sealed = outbox.next_full_buffer()
                 heads = self._heads(sealed, fetch)
                 into = [b[: h.used] for b, h in zip(buffers[turn % 2], heads, strict=True)]
-                wait = peers.swap(sealed.data, into)
+                wait = peers.exchange_buffers(sealed.data, into)
                 _accept(arrivals, brought)
                 brought = []
                 wait()
@@ -345,7 +350,7 @@ class Exchange:
             _accept(arrivals, brought)
         self._farewell(arrivals)
 
-    def _heads(self, sealed: SealedFrame, fetch: Fetch) -> list[_Head]:
+    def _heads(self, sealed: ReadyFrame, fetch: Fetch) -> list[_Head]:
         state = _FAILED if sealed.failed else _FINISHED if sealed.finished else _GOING
         kinds = sum(1 << bit for bit, kind in enumerate(_KINDS) if fetch.by_kind.get(kind)) if sealed.finished else 0
         heads = self._swapped(state, sealed.data.nbytes, kinds)
@@ -361,8 +366,8 @@ class Exchange:
         said = _HEADER.pack(state, used, kinds)
         mine = memoryview(bytearray(said + _CHECK.pack(crc32(said))))
         into = self._buffers(HEADER_BYTES)
-        peers.swap(mine, into)()
-        into[peers.me] = mine
+        peers.exchange_buffers(mine, into)()
+        into[peers.own_rank] = mine
         heads = []
         for number, text in enumerate(into):
             # a wrong length is no matter for digests: what is received is as long as the header says
@@ -373,11 +378,13 @@ class Exchange:
 
     def _buffers(self, size: int) -> list[memoryview]:
         """Makes one buffer for each other member."""
-        return [memoryview(bytearray(0 if m == self._peers.me else size)) for m in range(len(self._peers.members))]
+        return [
+            memoryview(bytearray(0 if m == self._peers.own_rank else size)) for m in range(len(self._peers.members))
+        ]
 
-    def _farewell(self, arrivals: Arrivals) -> None:
+    def _farewell(self, arrivals: SegmentReceiver) -> None:
         """Exchanges how much each member lacks; nobody leaves while another still receives."""
-        arrivals.made(self._peers.me)
+        arrivals.mark_own_reads(self._peers.own_rank)
         lacking = len(arrivals.missing())
         try:
             heads = self._swapped(_FINISHED, lacking, 0)
@@ -389,7 +396,7 @@ class Exchange:
             log.warning("ranks %s lack parts after the exchange, and read them directly", short)
 
 
-def _accept(arrivals: Arrivals, brought: Sequence[memoryview]) -> None:
+def _accept(arrivals: SegmentReceiver, brought: Sequence[memoryview]) -> None:
     for member, data in enumerate(brought):
         arrivals.accept(member, data)
 

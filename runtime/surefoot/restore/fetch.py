@@ -25,9 +25,9 @@ from surefoot.errors import ChunkMissing, Corrupt, SurefootError
 from surefoot.format.layouts import Stream, itemsize
 from surefoot.geometry import Box
 from surefoot.protocol.checkpoints.records import CHUNK_BYTES, RankManifest
-from surefoot.restore.copy_choice import Copies
-from surefoot.restore.read_plan import RangeRead, Segment, Wanted
-from surefoot.tiers import ReadsAhead, Tier, tier
+from surefoot.restore.copy_choice import CopySelector
+from surefoot.restore.read_plan import RangeRead, Segment, WantedBox
+from surefoot.tiers import SupportsPipelinedReads, Tier, tier
 
 log = logging.getLogger(__name__)
 
@@ -83,8 +83,8 @@ class Destination:
     memory: memoryview | BoxReceiver
     strides: tuple[int, ...] | None = None
 
-    def wanted(self) -> Wanted:
-        return Wanted(self.name, self.dtype, self.shape, self.box, itemsize(self.dtype))
+    def wanted_box(self) -> WantedBox:
+        return WantedBox(self.name, self.dtype, self.shape, self.box, itemsize(self.dtype))
 
 
 class Placer:
@@ -113,21 +113,22 @@ class Placer:
         taken = blocks[(slice(None), slice(None), *_slices(segment.take))]
         strides = self._strides
         start = sum(
-            (o - begin) * stride for o, begin, stride in zip(segment.place.offsets, self._origin, strides, strict=True)
+            (o - begin) * stride
+            for o, begin, stride in zip(segment.location.offsets, self._origin, strides, strict=True)
         )
         # over the same memory: a dimension along which blocks lie side by side becomes (block, element)
         shape: list[int] = []
         steps: list[int] = []
         order: list[int] = []
         for d, (length, stride) in enumerate(zip(segment.take.lengths, strides, strict=True)):
-            if d == segment.along or d == len(strides) - 1:
-                order.append(0 if d == segment.along else 1)
-                shape.append(segment.rows if d == segment.along else segment.count)
+            if d == segment.count_per_row or d == len(strides) - 1:
+                order.append(0 if d == segment.count_per_row else 1)
+                shape.append(segment.rows if d == segment.count_per_row else segment.count)
                 steps.append(length * stride)
             order.append(2 + d)
             shape.append(length)
             steps.append(stride)
-        if segment.along < 0:
+        if segment.count_per_row < 0:
             taken, order = taken[0], [axis - 1 for axis in order]
         if not strides:
             taken = taken[0]
@@ -145,10 +146,10 @@ class RelayPlacer:
 
     def place(self, segment: Segment, data: memoryview) -> None:
         """Hands the wanted part of a segment's blocks over."""
-        part = replace(self._destination, box=segment.place)
-        room = self._receiver.room(segment.place.volume * self._itemsize)
+        part = replace(self._destination, box=segment.location)
+        room = self._receiver.room(segment.location.volume * self._itemsize)
         Placer(part, room).place(segment, data)
-        self._receiver.take(segment.place.relative_to(self._destination.box.offsets))
+        self._receiver.take(segment.location.relative_to(self._destination.box.offsets))
 
 
 AnyPlacer = Placer | RelayPlacer
@@ -200,7 +201,7 @@ class SavedPart:
 class _PendingRead:
     read: RangeRead
     source: int
-    tier: ReadsAhead | None
+    tier: SupportsPipelinedReads | None
     """None where it is to be read in the ordinary way. Else it is counted in the source's window."""
     buffer: memoryview
 
@@ -217,7 +218,11 @@ class Fetch:
     """Carries out the reads of one plan in threads."""
 
     def __init__(
-        self, copies: Copies, parts: Mapping[int, SavedPart], placers: Sequence[AnyPlacer], reads: Sequence[RangeRead]
+        self,
+        copies: CopySelector,
+        parts: Mapping[int, SavedPart],
+        placers: Sequence[AnyPlacer],
+        reads: Sequence[RangeRead],
     ) -> None:
         self._copies, self._parts, self._placers = copies, parts, placers
         self._queues: dict[int, deque[RangeRead]] = defaultdict(deque)
@@ -252,7 +257,7 @@ class Fetch:
         try:
             while not self._failed.is_set():
                 while buffers and (chosen := self._next(number, under_way)) is not None:
-                    under_way.append(self._asked(*chosen, buffers.popleft()))
+                    under_way.append(self._start_read(*chosen, buffers.popleft()))
                 if not under_way:
                     break
                 asked = under_way.popleft()
@@ -279,12 +284,12 @@ class Fetch:
                 return None
             return self._queues[source].popleft(), source
 
-    def _asked(self, read: RangeRead, source: int, buffer: memoryview) -> _PendingRead:
+    def _start_read(self, read: RangeRead, source: int, buffer: memoryview) -> _PendingRead:
         if source >= 0 and self._copies.windows.try_enter(source):
             try:
-                tier = self._copies.connections.to(source)
-                if isinstance(tier, ReadsAhead):
-                    tier.ask_chunk(self._copies.manifest(read.rank).save, read.chunk, read.offset, read.length)
+                tier = self._copies.connections.connection_to(source)
+                if isinstance(tier, SupportsPipelinedReads):
+                    tier.request_chunk(self._copies.manifest(read.rank).save, read.chunk, read.offset, read.length)
                     return _PendingRead(read, source, tier, buffer)
             except SurefootError:
                 self._copies.connections.drop(source)  # `first_good` asks it once more, and says what is wrong
@@ -293,7 +298,7 @@ class Fetch:
 
     def _finish(self, asked: _PendingRead, under_way: Sequence[_PendingRead]) -> None:
         read = asked.read
-        found = self._taken(asked)
+        found = self._receive_verified(asked)
         if found is None:
             self._abandon(under_way)
         data, source = found if found is not None else self._read(read, asked)
@@ -304,7 +309,7 @@ class Fetch:
             kind = "staging" if source == STAGING else self._copies.sources[source].kind
             self.by_kind[kind] += read.length
 
-    def _taken(self, asked: _PendingRead) -> tuple[memoryview, int] | None:
+    def _receive_verified(self, asked: _PendingRead) -> tuple[memoryview, int] | None:
         """Takes and verifies what was asked for; None if it did not come whole."""
         manifest = self._copies.manifest(asked.read.rank)
         if asked.source == STAGING:
@@ -312,7 +317,7 @@ class Fetch:
         if asked.tier is None:
             return None
         try:
-            asked.tier.take_chunk(manifest.save, asked.read.chunk, asked.data)
+            asked.tier.receive_chunk(manifest.save, asked.read.chunk, asked.data)
         except ChunkMissing:
             self._copies.connections.drop(asked.source)
             return None

@@ -45,11 +45,11 @@ class Segment:
     """Where the first block begins in the stream."""
     block: tuple[int, ...]
     take: Box
-    place: Box
+    location: Box
     wanted: int
     """Index of the Wanted it belongs to."""
     rows: int = 1
-    along: int = -1
+    count_per_row: int = -1
 
     @property
     def blocks(self) -> range:
@@ -131,8 +131,8 @@ def _rows_of(segment: Segment, skip: int, rows: int, size: int) -> Segment:
     """`rows` of its rows, behind the first `skip`."""
     if segment.rows == rows:
         return segment
-    d, height = segment.along, segment.take.lengths[segment.along]
-    offsets, lengths = list(segment.place.offsets), list(segment.place.lengths)
+    d, height = segment.count_per_row, segment.take.lengths[segment.count_per_row]
+    offsets, lengths = list(segment.location.offsets), list(segment.location.lengths)
     offsets[d] += skip * height
     lengths[d] = rows * height
     blocks = skip * segment.count
@@ -152,7 +152,7 @@ def _rows_of(segment: Segment, skip: int, rows: int, size: int) -> Segment:
 def _part(segment: Segment, skip: int, count: int, size: int) -> Segment:
     """`count` blocks of its one row, behind the first `skip`."""
     width = segment.take.lengths[-1]
-    place = segment.place
+    place = segment.location
     return Segment(
         segment.first + skip,
         count,
@@ -172,7 +172,7 @@ tile of a large tensor, or reads along another dimension than the saved one woul
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedBox:
     """Describes one box of a tensor that the rank reads."""
 
     name: str
@@ -194,7 +194,7 @@ class ReadPlan:
         return sum(r.length for r in self.ranges)
 
 
-def plan(wanted: Sequence[Wanted], streams: Mapping[int, Stream], gap_bytes: int = GAP_BYTES) -> ReadPlan:
+def plan(wanted: Sequence[WantedBox], streams: Mapping[int, Stream], gap_bytes: int = GAP_BYTES) -> ReadPlan:
     """Plans the reads of the wanted boxes.
 
     Raises StateMismatch where the checkpoint does not have exactly what is wanted.
@@ -267,7 +267,7 @@ def spread(
     return found
 
 
-def _homes(wanted: Sequence[Wanted], streams: Mapping[int, Stream]) -> dict[str, list[tuple[int, PlacedPiece]]]:
+def _homes(wanted: Sequence[WantedBox], streams: Mapping[int, Stream]) -> dict[str, list[tuple[int, PlacedPiece]]]:
     """Rank and piece, by name of the wanted tensors; refuses tensors of another shape or dtype by name."""
     wants = {w.name: w for w in wanted}
     homes: dict[str, list[tuple[int, PlacedPiece]]] = defaultdict(list)
@@ -292,17 +292,17 @@ def _segments(number: int, shared: Box, part: PlacedPiece) -> Iterator[Segment]:
     """The blocks of a piece that hold `shared`: those of its like, moved to where this piece lies."""
     piece = part.piece
     alike = shared.lengths == piece.lengths
-    for like in _whole(part.tiling) if alike else _pattern(part.tiling, shared.relative_to(piece.offsets)):
+    for like in _segments_of_piece(part.tiling) if alike else _pattern(part.tiling, shared.relative_to(piece.offsets)):
         yield Segment(
             part.first_block + like.first,
             like.count,
             piece.stream_offset + like.start,
             like.block,
             like.take,
-            _shifted(like.place, piece.offsets),
+            _shifted(like.location, piece.offsets),
             number,
             like.rows,
-            like.along,
+            like.count_per_row,
         )
 
 
@@ -313,7 +313,7 @@ def _pattern(tiling: Tiling, inside: Box) -> tuple[Segment, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _whole(tiling: Tiling) -> tuple[Segment, ...]:
+def _segments_of_piece(tiling: Tiling) -> tuple[Segment, ...]:
     """The segments of all of a piece."""
     return _pattern(tiling, Box.whole(tiling.lengths))
 
@@ -337,10 +337,10 @@ def _segments_of(run: BlockRun, tiling: Tiling, inside: Box) -> Iterator[Segment
             start=start,
             block=box.lengths,
             take=shared.relative_to(box.offsets),
-            place=_widened(shared, count, rows, along),
+            location=_widened(shared, count, rows, along),
             wanted=0,
             rows=rows,
-            along=along if rows > 1 else -1,
+            count_per_row=along if rows > 1 else -1,
         )
         index += count * rows
         start += count * rows * box.volume * tiling.itemsize
@@ -388,7 +388,7 @@ def _shifted(box: Box, by: tuple[int, ...]) -> Box:
 # cards in which members say what lies in their staging memory. Cards that do not fit together are a doubt, and a doubt
 # means that everybody reads directly. Used by `exchange` and by `checkpointer.restoring`.
 
-MOST_MEMBERS = 16
+MAX_MEMBERS = 16
 """More replicas share in parts of at most so many: each member has a buffer for each other, and waits for the slowest."""
 
 
@@ -402,7 +402,7 @@ class Replicated:
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class ReadProposal:
     """States a member's planned reads and the saves in its staging memory."""
 
     plan: str
@@ -412,7 +412,7 @@ class Card:
         return json.dumps({"plan": self.plan, "staged": list(self.staged)})
 
     @classmethod
-    def from_text(cls, text: str) -> Card | None:
+    def from_text(cls, text: str) -> ReadProposal | None:
         """Parses a card; None for one that was withdrawn or is malformed."""
         try:
             body = json.loads(text)
@@ -422,7 +422,7 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
+class ReadAgreement:
     """Assigns each read a member; None: everybody reads alone.
 
     `doubt`: the members should have agreed and did not.
@@ -433,8 +433,8 @@ class Agreement:
     doubt: bool = False
 
 
-def replicated(
-    wanted: Sequence[Wanted], same: Sequence[Grid | None], rank: int, least_bytes: int
+def replicated_destinations(
+    wanted: Sequence[WantedBox], same: Sequence[Grid | None], rank: int, least_bytes: int
 ) -> tuple[Replicated, ...]:
     """Groups of destinations that other ranks have too, at least `least_bytes` each.
 
@@ -459,7 +459,7 @@ def replicated(
     return tuple(found)
 
 
-def part_of(ranks: Sequence[int], rank: int, most: int = MOST_MEMBERS) -> tuple[int, ...]:
+def part_of(ranks: Sequence[int], rank: int, most: int = MAX_MEMBERS) -> tuple[int, ...]:
     """The ranks that `rank` shares with: nearly equal parts, at most `most`.
 
     Raises ValueError for a rank that is not among `ranks`.
@@ -472,7 +472,7 @@ def part_of(ranks: Sequence[int], rank: int, most: int = MOST_MEMBERS) -> tuple[
 
 
 def plan_name(
-    checkpoint: str, wanted: Sequence[Wanted], manifests: Mapping[int, RankManifest], ranges: Sequence[RangeRead]
+    checkpoint: str, wanted: Sequence[WantedBox], manifests: Mapping[int, RankManifest], ranges: Sequence[RangeRead]
 ) -> str:
     """Digests all inputs of a division.
 
@@ -486,17 +486,17 @@ def plan_name(
     return digest("\n".join(told).encode() + b"\0" + numbers.tobytes())
 
 
-def agreed(cards: Sequence[Card | None], reads: Sequence[tuple[int, int]]) -> Agreement:
+def derive_agreement(cards: Sequence[ReadProposal | None], reads: Sequence[tuple[int, int]]) -> ReadAgreement:
     """Derives the agreement from all cards; `reads` as (saved rank, bytes)."""
     told = [card for card in cards if card is not None]
     if len(told) < len(cards):
-        return Agreement(None, f"{len(cards) - len(told)} of {len(cards)} members read alone", doubt=True)
+        return ReadAgreement(None, f"{len(cards) - len(told)} of {len(cards)} members read alone", doubt=True)
     if len({card.plan for card in told}) > 1:
-        return Agreement(None, "members plan different reads", doubt=True)
+        return ReadAgreement(None, "members plan different reads", doubt=True)
     staged = [frozenset(card.staged) for card in told]
     if all(rank in mine for mine in staged for rank in {rank for rank, _ in reads}):
-        return Agreement(None, "every member has all of it in its own staging memory")
-    return Agreement(division(reads, staged), f"{len(reads)} reads are divided among {len(cards)} members")
+        return ReadAgreement(None, "every member has all of it in its own staging memory")
+    return ReadAgreement(division(reads, staged), f"{len(reads)} reads are divided among {len(cards)} members")
 
 
 def division(reads: Sequence[tuple[int, int]], staged: Sequence[frozenset[int]]) -> tuple[int, ...]:

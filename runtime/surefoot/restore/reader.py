@@ -17,16 +17,16 @@ from types import TracebackType
 
 from surefoot import metrics
 from surefoot.errors import ChunkMissing, ProtocolError, StateMismatch, SurefootError, Unreadable
-from surefoot.format.layouts import Family, Stream
+from surefoot.format.layouts import LayoutFamily, Stream
 from surefoot.protocol.checkpoints.records import RankManifest, TensorLayout
-from surefoot.protocol.checkpoints.save_state import joined
+from surefoot.protocol.checkpoints.save_state import join_sources
 from surefoot.protocol.identities import Checkpoint
 from surefoot.restore.catalogue import Catalogue
-from surefoot.restore.copy_choice import Copies, Damage
-from surefoot.restore.exchange import PEER, Common, Exchange, ExchangeOutcome, Peers, PlannedReads
+from surefoot.restore.copy_choice import CopySelector, Damage
+from surefoot.restore.exchange import PEER, CommonDestinations, Exchange, ExchangeOutcome, Peers, PlannedReads
 from surefoot.restore.fetch import Destination, Fetch, SavedPart, StagedStream, placer_of
-from surefoot.restore.read_plan import ReadPlan, Wanted, plan
-from surefoot.tiers import LayoutCopies, Tier
+from surefoot.restore.read_plan import ReadPlan, WantedBox, plan
+from surefoot.tiers import SupportsLayoutCopies, Tier
 from surefoot.tiers.tier import chunk_from, stream_from, table_from, values_from
 
 log = logging.getLogger(__name__)
@@ -37,27 +37,27 @@ log = logging.getLogger(__name__)
 # (`format.layouts`); where it does not, records are read, in the end all of them.
 
 
-class Layouts:
+class LayoutCache:
     """Reads and derives layouts, and caches them; for one thread."""
 
-    def __init__(self, copies: Copies) -> None:
+    def __init__(self, copies: CopySelector) -> None:
         self._copies = copies
-        self._families: list[Family] = []
+        self._families: list[LayoutFamily] = []
         self._streams: dict[int, Stream] = {}
         self._by_digest: dict[str, Stream] = {}
-        self._told_all = False
+        self._read_all = False
         self.records_read = 0
         """How many layout records this took."""
 
     def stream(self, rank: int) -> Stream:
         """One rank's stream, derived from a known family, else read."""
         if rank not in self._streams:
-            self._streams[rank] = self._told(rank) or self._read(rank)
+            self._streams[rank] = self._stream_from_known(rank) or self._read(rank)
         return self._streams[rank]
 
     def all(self) -> Mapping[int, Stream]:
         """Every rank's stream, each from its record."""
-        for rank in range(self._copies.world):
+        for rank in range(self._copies.world_size):
             if rank not in self._streams:
                 self._streams[rank] = self._read(rank)
         return self._streams
@@ -70,7 +70,7 @@ class Layouts:
         found: dict[str, TensorLayout] = {}
         while self._next_family():
             pass
-        if own < self._copies.world:
+        if own < self._copies.world_size:
             found |= {t.name: t for t in self.stream(own).layout.tensors}
         streams = [f.layout for f in self._families if not every] or [s.layout for s in self.all().values()]
         for layout in streams:
@@ -78,7 +78,7 @@ class Layouts:
                 found.setdefault(tensor.name, tensor)
         return found
 
-    def plan(self, wanted: Sequence[Wanted]) -> ReadPlan:
+    def plan(self, wanted: Sequence[WantedBox]) -> ReadPlan:
         """Plans the reads from the layouts of the ranks that families name.
 
         If those do not suffice, from all. Raises StateMismatch where the checkpoint lacks what is wanted.
@@ -91,21 +91,21 @@ class Layouts:
             pass  # said again, of the whole checkpoint, if it is true
         return plan(wanted, self.all())
 
-    def _ranks(self, wanted: Sequence[Wanted]) -> set[int] | None:
+    def _ranks(self, wanted: Sequence[WantedBox]) -> set[int] | None:
         """Ranks that saved part of what is wanted; None where no family covers some tensor."""
         found: set[int] = set()
         for want in wanted:
             family = self._family_of(want.name)
             if family is None:
                 owner = _owner(want.name)
-                if owner is None or owner >= self._copies.world:
+                if owner is None or owner >= self._copies.world_size:
                     return None
                 found.add(owner)
                 continue
             found |= family.savers(want.name, want.box) or {family.of}
         return found
 
-    def _family_of(self, name: str) -> Family | None:
+    def _family_of(self, name: str) -> LayoutFamily | None:
         if _owner(name) is not None:
             return None
         while True:
@@ -117,21 +117,21 @@ class Layouts:
 
     def _next_family(self) -> bool:
         """Reads the layout of the first rank that no known family describes; False if none helps."""
-        if self._told_all:
+        if self._read_all:
             return False
-        world = self._copies.world
+        world = self._copies.world_size
         known = any(family.everywhere(world) for family in self._families)
         rank = None if known else next((r for r in range(world) if not any(f.has(r) for f in self._families)), None)
         if rank is not None:
             stream = self._streams[rank] = self._read(rank)
             if stream.layout.spread is not None:
-                self._families.append(Family(stream.layout, rank))
+                self._families.append(LayoutFamily(stream.layout, rank))
                 return True
             self._families.clear()  # one rank's tensors follow no rule: all records are read
-        self._told_all = True
+        self._read_all = True
         return False
 
-    def _told(self, rank: int) -> Stream | None:
+    def _stream_from_known(self, rank: int) -> Stream | None:
         name = self._copies.manifest(rank).layout
         if name in self._by_digest:
             return self._by_digest[name]
@@ -152,7 +152,7 @@ class Layouts:
             try:
                 self._by_digest[name], _ = self._copies.first_good(rank, "layout", stream_from)
             except Unreadable:
-                found = self._copies.anywhere(rank, stream_from)
+                found = self._copies.read_from_any(rank, stream_from)
                 if found is None:
                     raise
                 self._by_digest[name] = found
@@ -173,7 +173,7 @@ def _owner(name: str) -> int | None:
 # repair.
 
 
-def heal(copies: Copies, stream_of: Callable[[int], Stream], writer_epoch: int) -> list[str]:
+def heal(copies: CopySelector, stream_of: Callable[[int], Stream], writer_epoch: int) -> list[str]:
     """A sentence for each damage: what, where, and whether it is healed."""
     told = []
     # a tier cuts its parts by the layout and takes chunks by the digest table: without these it takes none
@@ -197,16 +197,16 @@ def heal(copies: Copies, stream_of: Callable[[int], Stream], writer_epoch: int) 
     return told
 
 
-def _rewrite(copies: Copies, stream: Stream, damage: Damage, writer_epoch: int) -> None:
+def _rewrite(copies: CopySelector, stream: Stream, damage: Damage, writer_epoch: int) -> None:
     save, rank = damage.save, damage.save.rank
-    target = copies.connections.to(damage.source)
+    target = copies.connections.connection_to(damage.source)
     manifest = copies.manifest(rank)
     if damage.part != "index entry" and all(m.save != save for m in target.manifests()):
         raise ChunkMissing(f"{target.name} has dropped {save} meanwhile")
     match damage.part.split():
         case ["layout"]:
             target.put_layout(manifest.layout, stream.text)
-            if isinstance(target, LayoutCopies):
+            if isinstance(target, SupportsLayoutCopies):
                 target.commit(manifest, writer_epoch, stream.layout.chunk_lengths())  # which writes the save's own
         case ["values"]:
             values, _ = copies.first_good(rank, damage.part, values_from)
@@ -220,7 +220,7 @@ def _rewrite(copies: Copies, stream: Stream, damage: Damage, writer_epoch: int) 
             target.commit(manifest, writer_epoch, stream.layout.chunk_lengths())
 
 
-def _good_chunk(copies: Copies, stream: Stream, rank: int, number: int) -> memoryview:
+def _good_chunk(copies: CopySelector, stream: Stream, rank: int, number: int) -> memoryview:
     table, _ = copies.first_good(rank, "digest table", table_from)
     read = partial(_chunk, stream=stream, table=table, number=number)
     data, _ = copies.first_good(rank, f"chunk {number}", read)
@@ -233,7 +233,7 @@ def _chunk(tier: Tier, manifest: RankManifest, stream: Stream, table: bytes, num
 
 # ---- reader ----------------------------------------------------------------------------------------------------------
 
-_WORTH_A_WORD = 0.01
+_MIN_LOGGED_RATIO = 0.01
 """Of the bytes, for a source to be named."""
 
 
@@ -265,9 +265,9 @@ class ReadSummary:
         What peers read counts for the tier they had it from. A tier that gave next to nothing (counters that every rank
         has) is left out, except the persistent one.
         """
-        least = sum(self.by_kind.values()) * _WORTH_A_WORD
+        least = sum(self.by_kind.values()) * _MIN_LOGGED_RATIO
         named = {kind for kind, size in self.by_kind.items() if size and (size >= least or kind == "persistent")}
-        return joined((named - {PEER}) | self.peers_kinds) or "none"
+        return join_sources((named - {PEER}) | self.peers_kinds) or "none"
 
 
 class CheckpointReader:
@@ -283,8 +283,8 @@ class CheckpointReader:
         """`staged`: streams of rank saves in this machine's own memory, read first and verified like any other."""
         self._staged = staged or {}
         self._options = options or ReadOptions()
-        self._copies = Copies(checkpoint, catalogue, self._options.reader, self._options.patience_seconds)
-        self.layouts = Layouts(self._copies)
+        self._copies = CopySelector(checkpoint, catalogue, self._options.reader, self._options.patience_seconds)
+        self.layouts = LayoutCache(self._copies)
         self._tables: dict[int, bytes] = {}
 
     def __enter__(self) -> CheckpointReader:
@@ -300,9 +300,9 @@ class CheckpointReader:
         self._copies.connections.close()
 
     @property
-    def world(self) -> int:
+    def world_size(self) -> int:
         """Ranks of the world that saved it."""
-        return self._copies.world
+        return self._copies.world_size
 
     def manifest(self, rank: int) -> RankManifest:
         return self._copies.manifest(rank)
@@ -318,9 +318,9 @@ class CheckpointReader:
 
         Raises StateMismatch where the checkpoint lacks what is wanted.
         """
-        return self.layouts.plan([d.wanted() for d in destinations])
+        return self.layouts.plan([d.wanted_box() for d in destinations])
 
-    def read(self, destinations: Sequence[Destination], common: Sequence[Common] = ()) -> ReadSummary:
+    def read(self, destinations: Sequence[Destination], common: Sequence[CommonDestinations] = ()) -> ReadSummary:
         """Fills the destinations.
 
         `common`: those that other ranks want too and share the reading of; each in one group at most. Raises the first
@@ -358,7 +358,7 @@ class CheckpointReader:
         return heal(self._copies, self.layouts.stream, writer_epoch)
 
     def _reading(self, destinations: Sequence[Destination]) -> PlannedReads:
-        wanted = tuple(d.wanted() for d in destinations)
+        wanted = tuple(d.wanted_box() for d in destinations)
         planned = self.layouts.plan(wanted)
         parts = {rank: self._part(rank) for rank in {r.rank for r in planned.ranges}}
         return PlannedReads(wanted, planned.ranges, parts, tuple(placer_of(d) for d in destinations))

@@ -30,7 +30,7 @@ _WORD_BYTES = 4
 
 
 @dataclass
-class Queued:
+class QueuedCopies:
     """Holds what was queued on one device, valid behind its event."""
 
     device: torch.device
@@ -64,12 +64,12 @@ class DeviceCopies:
         self._stream: Any = None
         self._keys: torch.Tensor | None = None
 
-    def queue(self, now: Sequence[CopySource], behind: Sequence[CopySource], room: CopyTarget) -> Queued:
+    def queue(self, now: Sequence[CopySource], behind: Sequence[CopySource], room: CopyTarget) -> QueuedCopies:
         """Queues all copies on the side stream.
 
         Kernels that the training queues after this call begin once `now` is copied and `behind` fingerprinted.
         """
-        queued = Queued(self._device)
+        queued = QueuedCopies(self._device)
         live = [(source, source.read()) for source in (*now, *behind)]
         before: list[torch.Tensor] = []
         after: list[torch.Tensor] = []
@@ -80,11 +80,11 @@ class DeviceCopies:
             for source, tensor in live[len(now) :]:
                 for band in _bands(elements(tensor), source.tile):
                     queued.names.append(source.name)
-                    before.append(fingerprint(band, self.drawn_keys()))
+                    before.append(fingerprint(band, self.random_keys()))
 
         def then() -> None:
             for source, tensor in live[len(now) :]:
-                after.extend(copy_from_device(tensor, source.tile, room.part(source), self.drawn_keys()))
+                after.extend(copy_from_device(tensor, source.tile, room.part(source), self.random_keys()))
             queued.fingerprints += [_to_host(torch.stack(found)) for found in (before, after)]
 
         queued.event = self._enqueue(first, [tensor for _, tensor in live])
@@ -106,7 +106,7 @@ class DeviceCopies:
             event.record(self._stream)
         return event
 
-    def drawn_keys(self) -> torch.Tensor:
+    def random_keys(self) -> torch.Tensor:
         """Drawn once, on the device when this returns."""
         if self._keys is None:
             drawn = np.random.default_rng().integers(-(2**63), 2**63, BAND_BYTES // _WORD_BYTES + 1, dtype=np.int64)
@@ -168,7 +168,7 @@ def _in_order(band: torch.Tensor, tile: tuple[int, ...]) -> torch.Tensor:
         return band.reshape(-1)
     scratch = torch.empty(band.numel(), dtype=band.dtype, device=band.device)
     for region in regions(tuple(band.shape), tile):
-        offset = band.storage_offset() + sum(c * s for c, s in zip(region.corner, band.stride(), strict=True))
+        offset = band.storage_offset() + sum(c * s for c, s in zip(region.offset, band.stride(), strict=True))
         steps = tuple(s * e for s, e in zip(band.stride(), region.extents, strict=True))
         shape = (*region.counts, *region.extents)
         laid = scratch.as_strided(shape, (*region.tile_strides, *region.element_strides), region.start)

@@ -45,7 +45,7 @@ class Region:
 
     counts: tuple[int, ...]
     extents: tuple[int, ...]
-    corner: tuple[int, ...]
+    offset: tuple[int, ...]
     start: int
     tile_strides: tuple[int, ...]
     element_strides: tuple[int, ...]
@@ -73,7 +73,7 @@ def _regions(lengths: tuple[int, ...], tile: tuple[int, ...]) -> Iterator[Region
         yield Region(
             counts=counts,
             extents=extents,
-            corner=corner,
+            offset=corner,
             start=sum(c * band for c, band in zip(corner, bands, strict=True)),
             tile_strides=tuple(e * band for e, band in zip(extents, bands, strict=True)),
             element_strides=tuple(prod(extents[d + 1 :]) for d in range(len(lengths))),
@@ -129,7 +129,7 @@ class Arena:
         self.slots, self.slot_bytes = slots, slot_bytes
         self._pinned = False
 
-    def slot(self, index: int) -> Bytes:
+    def slot_view(self, index: int) -> Bytes:
         """The bytes of one slot, writable."""
         if not 0 <= index < self.slots:
             raise ValueError(f"slot {index} is not one of {self.slots}")
@@ -169,7 +169,7 @@ for the GIL to be let go, and whoever waits for a copy under way waits for no mo
 PLAIN_CLASSES = (torch.Tensor, torch.nn.Parameter)
 """Of tensors that are their memory and nothing else; a subclass may be anything."""
 
-_MOST_VIEWS = 4096
+_MAX_VIEWS = 4096
 
 Array = np.ndarray[Any, Any]
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
@@ -194,7 +194,7 @@ class Scratch(threading.local):
     def of(self, copy: Copy) -> tuple[Bytes, Array, list[Array]]:
         """A band's bytes, their array in source order, and its tiled regions."""
         size = copy.target.size
-        if size > self._memory.size or len(self._views) > _MOST_VIEWS:
+        if size > self._memory.size or len(self._views) > _MAX_VIEWS:
             self._views.clear()
             self._memory = np.ones(max(size, self._memory.size), dtype=np.uint8)
         key = (copy.source.shape, copy.source.dtype, copy.tile)
@@ -211,11 +211,11 @@ class Copy:
     source: Array
     target: Bytes
     tile: tuple[int, ...]
-    pairs: tuple[tuple[Array, Array], ...]
+    views: tuple[tuple[Array, Array], ...]
     """Strided views of source and target, alike in shape."""
     flat: Bytes | None
     """The source's bytes in its order, where they lie in memory so."""
-    straight: bool
+    is_contiguous: bool
     """The target has the source's order."""
 
     @property
@@ -224,7 +224,7 @@ class Copy:
 
     def run(self) -> None:
         """Copies what is there now."""
-        for source, target in self.pairs:
+        for source, target in self.views:
             np.copyto(target, source)
 
     def digest(self, scratch: Scratch) -> int:
@@ -237,12 +237,12 @@ class Copy:
 
     def run_verified(self, digest: int, scratch: Scratch) -> bool:
         """Copies; returns whether the copied bytes have this digest."""
-        if self.straight:
+        if self.is_contiguous:
             self.run()
             return _digest(self.target) == digest
         landed, whole, parts = scratch.of(self)
         np.copyto(whole, self.source)
-        for (_, target), part in zip(self.pairs, parts, strict=True):
+        for (_, target), part in zip(self.views, parts, strict=True):
             np.copyto(target, part)
         return _digest(landed) == digest
 
@@ -291,7 +291,7 @@ def _copy(source: Array, tile: tuple[int, ...], target: Bytes) -> Copy:
 
 def _tiles(array: Array, region: Region) -> Array:
     """Views one region of an array as tiles of elements."""
-    corner = array[tuple(slice(c, None) for c in region.corner)] if region.corner else array
+    corner = array[tuple(slice(c, None) for c in region.offset)] if region.offset else array
     tile_strides = tuple(s * e for s, e in zip(array.strides, region.extents, strict=True))
     shape = (*region.counts, *region.extents)
     return np.lib.stride_tricks.as_strided(corner, shape, (*tile_strides, *array.strides), writeable=False)
@@ -318,7 +318,7 @@ class CopySource:
 
     name: str
     read: Callable[[], torch.Tensor]
-    holder: Callable[[], torch.Tensor]
+    server: Callable[[], torch.Tensor]
     tile: tuple[int, ...]
     start: int
     stop: int
@@ -340,7 +340,7 @@ class CopyTarget:
     """
 
     into: Bytes
-    origin: int
+    stream_offset: int
     address: int
 
     @staticmethod
@@ -348,7 +348,7 @@ class CopyTarget:
         return CopyTarget(into, origin, into.ctypes.data)
 
     def part(self, source: CopySource) -> Bytes:
-        return self.into[source.start - self.origin : source.stop - self.origin]
+        return self.into[source.start - self.stream_offset : source.stop - self.stream_offset]
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +359,7 @@ class CopyOutcome:
     error: Exception | None = None
 
     @property
-    def sealed(self) -> bool:
+    def is_complete(self) -> bool:
         return not self.changed and self.error is None
 
 
@@ -371,7 +371,7 @@ class CopyOutcome:
 SMALL_BYTES = 64 * 1024
 """Pieces up to this size are copied inside the call: handing one over costs more than copying it."""
 
-_MOST_SLOTS = 4
+_MAX_SLOTS = 4
 _ASKED: tuple[Any, ...] = (
     torch.Tensor.data_ptr,
     torch.Tensor.is_contiguous,
@@ -468,7 +468,7 @@ class SmallTensors:
         """The copies into one slot."""
         where = (room.address, room.into.nbytes)
         if where not in self._targets:
-            if len(self._targets) >= _MOST_SLOTS:  # of memory that was given up
+            if len(self._targets) >= _MAX_SLOTS:  # of memory that was given up
                 self._targets.clear()
             self._targets[where] = [_target(run, room) for run in self._runs]
         return [GatherCopy(r.views, t) for r, t in zip(self._runs, self._targets[where], strict=True)]
@@ -497,7 +497,7 @@ class GatheredSources:
         self.small = SmallTensors(source for source in (*eager, *lazy) if gatherable(source))
         self._divide(eager, lazy)
 
-    def hold_for(self, eager: Sequence[CopySource], lazy: Sequence[CopySource]) -> bool:
+    def prepare_for(self, eager: Sequence[CopySource], lazy: Sequence[CopySource]) -> bool:
         """Brings it up to date; False if it must be made anew."""
         if eager is not self._eager or lazy is not self._lazy:
             present = set(map(id, (*eager, *lazy)))
@@ -544,7 +544,7 @@ def _view(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _target(run: _Run, room: CopyTarget) -> torch.Tensor:
-    part = room.into[run.start - room.origin : run.stop - room.origin]
+    part = room.into[run.start - room.stream_offset : run.stop - room.stream_offset]
     return torch.from_numpy(part).view(run.views[0].dtype)
 
 

@@ -27,7 +27,7 @@ import torch
 
 from surefoot import metrics
 from surefoot.staging.device_copies import SMALL_BYTES as SMALL_DEVICE_BYTES
-from surefoot.staging.device_copies import DeviceCopies, Queued
+from surefoot.staging.device_copies import DeviceCopies, QueuedCopies
 from surefoot.staging.host_copies import (
     SMALL_BYTES,
     Bytes,
@@ -50,14 +50,14 @@ _log = logging.getLogger(__name__)
 # at that: copying inside the call, with the cores that the training leaves idle there, then holds it up for less. Pure;
 # times are given.
 
-LEAST_BYTES = 8 * 1024 * 1024
+MIN_BYTES = 8 * 1024 * 1024
 """Below this the times say nothing, and copies stay behind."""
 
 TRY_EVERY = 16
 """One in so many saves tries the other way: a neighbour that left has freed a core, one that came has taken it."""
 
 
-class Timing:
+class CopyCosts:
     """Keeps the last measured cost of either way, in seconds per byte."""
 
     def __init__(self) -> None:
@@ -68,19 +68,19 @@ class Timing:
     def choose(self, size_bytes: int) -> bool:
         """Whether the next save copies so many bytes behind the training."""
         self._saves += 1
-        if size_bytes < LEAST_BYTES or self._behind is None:
+        if size_bytes < MIN_BYTES or self._behind is None:
             return True
         if self._inside is None:
             return False
         return (self._behind <= self._inside) != (self._saves % TRY_EVERY == 0)
 
-    def saw(self, behind: bool, size_bytes: int, call_seconds: float, join_seconds: float) -> None:
+    def record_cost(self, behind: bool, size_bytes: int, call_seconds: float, join_seconds: float) -> None:
         """Records a save's cost in the call and before the next step.
 
         Lazy copies that ended in time are not compared until eager ones were measured: their cost is less than any
         copy's.
         """
-        if size_bytes < LEAST_BYTES:
+        if size_bytes < MIN_BYTES:
             return
         if not behind:
             self._inside = call_seconds / size_bytes
@@ -91,13 +91,13 @@ class Timing:
 # ---- copying threads -------------------------------------------------------------------------------------------------
 # Runs copies in helper threads while the training waits. While the training is inside a call its own cores stand idle.
 
-MOST_HELPERS = 3
+MAX_HELPERS = 3
 """With the training's own thread that is four cores, which read memory about as fast as all of a socket's ranks may."""
 
 T = TypeVar("T")
 
 
-class Crew:
+class CopyThreads:
     """Runs helping threads of normal priority, idle without shared work."""
 
     def __init__(self, helpers: int) -> None:
@@ -123,7 +123,7 @@ class Crew:
     @staticmethod
     def size() -> int:
         """How many helpers there are cores for, beside the calling thread."""
-        return min(MOST_HELPERS, len(os.sched_getaffinity(0)) - 1)
+        return min(MAX_HELPERS, len(os.sched_getaffinity(0)) - 1)
 
     @contextmanager
     def helping(self, task: Callable[[], None]) -> Iterator[None]:
@@ -168,7 +168,7 @@ class Crew:
             return self._turn, None if self._closed else self._task
 
 
-class Work(Generic[T]):
+class SharedWork(Generic[T]):
     """Distributes items to threads; each item is begun by one of them."""
 
     def __init__(self, do: Callable[[T], None], things: Iterable[T]) -> None:
@@ -177,7 +177,7 @@ class Work(Generic[T]):
         self._running = 0
         self.error: Exception | None = None
 
-    def share(self) -> None:
+    def work_until_empty(self) -> None:
         """Carries out items that no thread has begun, until none is left."""
         while self.do_next():
             pass
@@ -204,13 +204,13 @@ class Work(Generic[T]):
         return True
 
     @property
-    def left(self) -> bool:
+    def has_work(self) -> bool:
         """Whether anything of it has not been done."""
         return bool(self._things or self._running)
 
     def finish(self, wait_seconds: float | None = None) -> bool:
         """Shares it, and waits that long for what other threads have begun; returns whether all of it is done."""
-        self.share()
+        self.work_until_empty()
         with self._changed:
             return self._changed.wait_for(lambda: not self._running, wait_seconds)
 
@@ -227,7 +227,7 @@ class Digests:
         self._found: dict[int, int] = {}
         self._left = deque(range(len(copies)))
 
-    def share(self) -> None:
+    def work_until_empty(self) -> None:
         """Digests copies that no thread has begun, until none is left."""
         while True:
             try:
@@ -238,7 +238,7 @@ class Digests:
 
     def finish(self) -> list[int]:
         """Completes the digests and returns them, one per copy."""
-        self.share()
+        self.work_until_empty()
         for index in range(len(self._copies)):
             if index not in self._found:
                 self._take(index)
@@ -261,12 +261,12 @@ longer is dropped, and none is begun until its last copy has left the slot."""
 
 _ASK_SECONDS = 0.001
 
-_MOST_KNOWN = 200_000
+_MAX_KNOWN = 200_000
 """Copies remembered; beyond this a program changes its tensors faster than remembering helps."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Lazy:
+class _BackgroundCopy:
     """A copy behind the training, and what it must find."""
 
     name: str
@@ -279,8 +279,8 @@ class _Staging:
     """Holds one save under way."""
 
     done: Callable[[CopyOutcome], None]
-    work: Work[_Lazy]
-    queued: list[Queued]
+    work: SharedWork[_BackgroundCopy]
+    queued: list[QueuedCopies]
     changed: dict[str, None]
     """Names, in the order in which they were found."""
     error: Exception | None = None
@@ -292,7 +292,7 @@ class _Staging:
 
     def is_copying(self) -> bool:
         """Whether a thread or a device may still write to the slot."""
-        return self.work.left or not all(queued.ended() for queued in self.queued)
+        return self.work.has_work or not all(queued.ended() for queued in self.queued)
 
 
 class Stager:
@@ -306,16 +306,16 @@ class Stager:
         self._current: _Staging | None = None
         self._closed = False
         self._scratch = Scratch()
-        self._crew = Crew(Crew.size())
+        self._threads = CopyThreads(CopyThreads.size())
         self._devices: dict[torch.device, DeviceCopies] = {}
-        self._timing = Timing()
+        self._timing = CopyCosts()
         self._last: tuple[bool, int, float] | None = None
         """Of the last save: whether it copied behind the training, how many bytes, and its seconds inside the call."""
         self._normal_nice: int | None = None
-        self._known: dict[tuple[int, int], tuple[tuple[object, ...], list[Copy]]] = {}
+        self._prepared_copies: dict[tuple[int, int], tuple[tuple[object, ...], list[Copy]]] = {}
         """Copies made before, by where they go to; good as long as the tensor lies where it did."""
         self._prepared: GatheredSources | None = None
-        self._strays: list[Work[Copy | GatherCopy]] = []
+        self._strays: list[SharedWork[Copy | GatherCopy]] = []
         """Copies inside a call that some helper had not ended in time."""
         self._thread = threading.Thread(target=self._copy_behind, name="surefoot-staging", daemon=True)
         try:
@@ -325,21 +325,21 @@ class Stager:
 
     def prepare(self, slot: Bytes, eager: Sequence[CopySource], lazy: Sequence[CopySource]) -> None:
         """Prepares the copies into `slot` before the first save needs them."""
-        if len(self._known) > _MOST_KNOWN:
+        if len(self._prepared_copies) > _MAX_KNOWN:
             self.forget()
         room = CopyTarget.of(slot)
         sources = self._gathered(eager, lazy)
         sources.small.copies(room)
         for source in (*sources.eager, *sources.lazy):
-            tensor = source.holder()
+            tensor = source.server()
             if tensor.is_cuda:
-                self._device(tensor.device).drawn_keys()
+                self._device(tensor.device).random_keys()
             else:
                 self._copies(source, tensor, room)
 
     def forget(self) -> None:
         """Releases prepared copies and their tensors; others are saved from now on."""
-        self._known.clear()
+        self._prepared_copies.clear()
         self._prepared = None
 
     def start(
@@ -352,14 +352,14 @@ class Stager:
         """
         self.wait_until_idle()
         if self._last is not None and self._current is not None:
-            self._timing.saw(*self._last, self._current.join_seconds)
+            self._timing.record_cost(*self._last, self._current.join_seconds)
         begun = time.perf_counter()
         room = CopyTarget.of(slot)
         prepared = self._gathered(eager, lazy)
-        parted = _Parted()
+        parted = _DividedSources()
         for sources, steady in ((prepared.eager, False), (prepared.lazy, True)):
             for source in sources:
-                parted.add(source, source.holder(), steady)
+                parted.add(source, source.server(), steady)
         size = sum(source.size_bytes for source, _ in parted.behind)
         if not (stays_behind := self._timing.choose(size) and self._thread.is_alive()):
             parted.now += parted.behind
@@ -370,11 +370,13 @@ class Stager:
         queued = self._queue(parted, room)
         changed: dict[str, None] = {}
 
-        def run(lazy: _Lazy) -> None:
+        def run(lazy: _BackgroundCopy) -> None:
             if not lazy.copy.run_verified(lazy.digest, self._scratch):
                 changed.setdefault(lazy.name)
 
-        work = Work(run, [_Lazy(name, copy, d) for (name, copy), d in zip(behind, digests, strict=True)])
+        work = SharedWork(
+            run, [_BackgroundCopy(name, copy, d) for (name, copy), d in zip(behind, digests, strict=True)]
+        )
         self._last = stays_behind, size, time.perf_counter() - begun
         with self._wake:
             self._current = _Staging(done, work, queued, changed)
@@ -389,9 +391,9 @@ class Stager:
             return
         for queued in staging.queued:
             queued.let_training_wait()
-        self._hurry()
+        self._raise_priority()
         begun = time.perf_counter()
-        with self._crew.helping(staging.work.share):
+        with self._threads.helping(staging.work.work_until_empty):
             ended = staging.work.finish(WAIT_SECONDS)
         staging.join_seconds += time.perf_counter() - begun
         if not ended:
@@ -417,7 +419,7 @@ class Stager:
             TimeoutError: it does not end: no slot may be written to, or given up, meanwhile.
         """
         self.wait()
-        self._strays = [work for work in self._strays if work.left]
+        self._strays = [work for work in self._strays if work.has_work]
         staging = self._current
         if self._strays or (staging is not None and staging.abandoned and staging.is_copying()):
             raise TimeoutError(f"an earlier save is still being copied after a wait of {WAIT_SECONDS:g} s")
@@ -435,11 +437,11 @@ class Stager:
             self._wake.notify_all()
         if self._thread.ident is not None:  # else it was never started
             self._thread.join(WAIT_SECONDS)
-        self._crew.close(WAIT_SECONDS)
+        self._threads.close(WAIT_SECONDS)
 
     # ---- inside the call -------------------------------------------------------------------------------------------
 
-    def _queue(self, parted: _Parted, room: CopyTarget) -> list[Queued]:
+    def _queue(self, parted: _DividedSources, room: CopyTarget) -> list[QueuedCopies]:
         """Copies of device tensors, device by device."""
         found = []
         for device, (now, behind) in parted.on_device.items():
@@ -454,14 +456,14 @@ class Stager:
     def _take(self, now: Sequence[Copy | GatherCopy], behind: Sequence[Copy]) -> list[int]:
         """Runs the copies of `now` and digests the sources of the others, with the helpers."""
         small = [copy for copy in now if copy.size_bytes <= SMALL_BYTES]
-        copying = Work(_run, [copy for copy in now if copy.size_bytes > SMALL_BYTES])
+        copying = SharedWork(_run, [copy for copy in now if copy.size_bytes > SMALL_BYTES])
         digests = Digests(behind, self._scratch)
 
         def share() -> None:
-            digests.share()
-            copying.share()
+            digests.work_until_empty()
+            copying.work_until_empty()
 
-        with self._crew.helping(share):
+        with self._threads.helping(share):
             for copy in small:
                 copy.run()
             ended = copying.finish(WAIT_SECONDS)
@@ -475,7 +477,7 @@ class Stager:
 
     def _gathered(self, eager: Sequence[CopySource], lazy: Sequence[CopySource]) -> GatheredSources:
         """The small tensors and the other sources, prepared again where they are others."""
-        if self._prepared is None or not self._prepared.hold_for(eager, lazy):
+        if self._prepared is None or not self._prepared.prepare_for(eager, lazy):
             self._prepared = GatheredSources(eager, lazy)
         return self._prepared
 
@@ -483,12 +485,12 @@ class Stager:
         """Reuses prepared copies unless the tensor has moved: making them costs more than a small tensor's copy."""
         if tensor.is_conj() or tensor.is_neg():
             return copies_of(source.read(), source.tile, room.part(source))  # of what it means now, not of its memory
-        where = (room.address + source.start - room.origin, source.size_bytes)
+        where = (room.address + source.start - room.stream_offset, source.size_bytes)
         what = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, source.tile, source.within)
-        known = self._known.get(where)
+        known = self._prepared_copies.get(where)
         if known is None or known[0] != what:
             made = copies_of(source.read(), source.tile, room.part(source))
-            known = self._known[where] = (what, made)
+            known = self._prepared_copies[where] = (what, made)
         return known[1]
 
     # ---- the thread ------------------------------------------------------------------------------------------------
@@ -532,7 +534,7 @@ class Stager:
         self._normal_nice = normal
         return BACKGROUND_NICE
 
-    def _hurry(self) -> None:
+    def _raise_priority(self) -> None:
         """Raises the copying thread's priority while somebody waits for it: on a busy machine it would not get its
         turn."""
         thread = self._thread.native_id
@@ -594,7 +596,7 @@ def _run(copy: Copy | GatherCopy) -> None:
     copy.run()
 
 
-class _Parted:
+class _DividedSources:
     """Divides sources into those copied now and behind, on the host and on each device."""
 
     def __init__(self) -> None:

@@ -3,14 +3,14 @@
 Called by `checkpointer` and by what brings other libraries' state in; the only room that knows modules and optimizers.
 """
 
+from surefoot.state.entries import AllowedDifferences as AllowedDifferences
 from surefoot.state.entries import Entry as Entry
-from surefoot.state.entries import Fit as Fit
-from surefoot.state.entries import Saved as Saved
+from surefoot.state.entries import SavedTensor as SavedTensor
+from surefoot.state.entries import dtype_from_name as dtype_from_name
 from surefoot.state.entries import dtype_name as dtype_name
-from surefoot.state.entries import dtype_named as dtype_named
 from surefoot.state.objects import read_values as read_values
 from surefoot.state.program import Program as Program
-from surefoot.state.save_plan import Portion as Portion
+from surefoot.state.save_plan import PieceRange as PieceRange
 from surefoot.state.save_plan import SavePlan as SavePlan
 from surefoot.state.save_plan import save_plan as save_plan
 from surefoot.state.save_plan import structure_of as structure_of

@@ -26,7 +26,7 @@ Sharing = Literal["split", "lowest", "local"]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TensorLocation:
     """Locates a box in its global tensor, and its holding ranks.
 
     `same` are the ranks with the same box, this one among them; None: others save it. `rule` says how the whole tensor
@@ -40,7 +40,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class LocalBox:
     """Locates a box in local memory by offsets.
 
     `flat`: the one offset counts elements of a one-dimensional tensor.
@@ -60,11 +60,11 @@ class Entry:
     name: str
     tensor: torch.Tensor
     dtype: str
-    place: Place
+    location: TensorLocation
     sharing: Sharing
-    lazy: bool = False
+    copy_in_background: bool = False
     """It stands still until a hooked optimizer steps, so that its copy may overlap forward and backward."""
-    window: Window | None = None
+    window: LocalBox | None = None
     inner: str | None = None
     """Attribute of a tensor subclass that has the elements."""
 
@@ -73,7 +73,7 @@ class Entry:
         memory = local_part(self.tensor, self.inner)
         if self.window is None:
             return memory
-        lengths = self.place.box.lengths
+        lengths = self.location.box.lengths
         if self.window.flat:
             start = self.window.offsets[0]
             return memory[start : start + prod(lengths)].view(lengths)
@@ -84,20 +84,20 @@ class Entry:
         plain = type(self.tensor) in PLAIN_CLASSES and self.window is None and self.inner is None
         return self.tensor if plain and not is_flat_parameter(self.tensor) else None
 
-    def holding(self) -> HeldBox:
+    def held_box(self) -> HeldBox:
         """Describes the entry for dividing the saving among ranks."""
         sharing: Literal["split", "lowest"] = "split" if self.sharing == "split" else "lowest"
-        return HeldBox(self.name, self.place.box, itemsize(self.dtype), self.place.same, sharing)
+        return HeldBox(self.name, self.location.box, itemsize(self.dtype), self.location.same, sharing)
 
-    def kept_local(self, rank: int) -> Entry:
+    def as_per_rank(self, rank: int) -> Entry:
         """Renames the entry as this rank's own tensor, which covers itself."""
-        shape = self.place.box.lengths
-        own = Place(shape, Box.whole(shape), Grid.alone(rank), ShardingRule.replicated(Grid.alone(rank)))
-        return replace(self, name=local_name(rank, self.name), place=own, sharing="local")
+        shape = self.location.box.lengths
+        own = TensorLocation(shape, Box.whole(shape), Grid.alone(rank), ShardingRule.replicated(Grid.alone(rank)))
+        return replace(self, name=local_name(rank, self.name), location=own, sharing="local")
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SavedTensor:
     """A saved tensor's type and shape."""
 
     dtype: str
@@ -105,7 +105,7 @@ class Saved:
 
     def empty(self) -> torch.Tensor:
         """A host tensor to read it into."""
-        return torch.empty(self.shape, dtype=dtype_named(self.dtype), device="cpu")
+        return torch.empty(self.shape, dtype=dtype_from_name(self.dtype), device="cpu")
 
 
 def local_name(rank: int, name: str) -> str:
@@ -118,7 +118,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def dtype_named(name: str) -> torch.dtype:
+def dtype_from_name(name: str) -> torch.dtype:
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
         raise StateMismatch(
@@ -135,7 +135,7 @@ def is_dtensor(tensor: torch.Tensor) -> bool:
 
 def outlines(entries: Sequence[Entry]) -> list[tuple[object, ...]]:
     """Lists what building entries again depends on."""
-    return [(e.name, e.dtype, e.place.shape) for e in entries]
+    return [(e.name, e.dtype, e.location.shape) for e in entries]
 
 
 def is_flat_parameter(tensor: torch.Tensor) -> bool:
@@ -164,7 +164,7 @@ def local_part(tensor: torch.Tensor, inner: str | None = None) -> torch.Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class AllowedDifferences:
     """States which differences between program and checkpoint are allowed.
 
     Args:
@@ -184,13 +184,13 @@ class Fit:
         """
         return not self.strict or any(fnmatchcase(name, p) or fnmatchcase(name, f"{p}/*") for p in self.optional)
 
-    def converts(self, entry: Entry, what: Saved) -> bool:
+    def converts(self, entry: Entry, what: SavedTensor) -> bool:
         """Returns whether elements may be read as another type of their kind."""
-        mine, theirs = dtype_named(entry.dtype), dtype_named(what.dtype)
+        mine, theirs = dtype_from_name(entry.dtype), dtype_from_name(what.dtype)
         alike = (mine.is_floating_point, mine.is_complex) == (theirs.is_floating_point, theirs.is_complex)
         return self.convert_dtypes and alike and (mine.is_floating_point or mine.is_complex)
 
-    def misfit(self, entry: Entry, what: Saved | None) -> str | None:
+    def misfit(self, entry: Entry, what: SavedTensor | None) -> str | None:
         """Explains why an entry cannot be filled; None if it can.
 
         Raises StateMismatch for a difference that is not allowed.
@@ -198,8 +198,8 @@ class Fit:
         name = entry.name
         if what is None:
             found = f"the checkpoint has no {name}: the program has changed since it was saved"
-        elif what.shape != entry.place.shape:
-            found = f"{name} has shape {entry.place.shape} here and {what.shape} in the checkpoint"
+        elif what.shape != entry.location.shape:
+            found = f"{name} has shape {entry.location.shape} here and {what.shape} in the checkpoint"
         elif what.dtype != entry.dtype and not self.converts(entry, what):
             found = f"{name} is {entry.dtype} here and {what.dtype} in the checkpoint"
             if not self.may_differ(name):

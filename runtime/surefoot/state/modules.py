@@ -17,19 +17,27 @@ import torch
 from surefoot.errors import StateMismatch, StateNotRestorable
 from surefoot.format import values
 from surefoot.geometry.sharding import Grid
-from surefoot.state.entries import Entry, Saved, dtype_named, escaped, is_dtensor, is_plain, joined, unescaped
+from surefoot.state.entries import Entry, SavedTensor, dtype_from_name, escaped, is_dtensor, is_plain, joined, unescaped
 from surefoot.state.tensor_building import (
+    BuildLocation,
     Facts,
-    Home,
-    Mark,
+    TensorPlaceholder,
     built_marks,
+    extract_tensors,
     facts_of,
     first_difference,
+    insert_tensors,
     marked,
-    put_together,
-    taken_apart,
 )
-from surefoot.state.tensor_locations import EntryPlacer, Flat, FlatHandle, Owner, Replicas, flat_handle, grid_of_dtensor
+from surefoot.state.tensor_locations import (
+    EntryPlacer,
+    FlatHandle,
+    FlatLayout,
+    Owner,
+    Replicas,
+    flat_handle,
+    grid_of_dtensor,
+)
 
 _WRAPPINGS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
 """Names that torch.compile, activation checkpointing and FSDP1 put into a module's path."""
@@ -44,7 +52,7 @@ class OptimizerParameter:
 
     name: str
     parameter: torch.Tensor
-    flat: Flat | None = None
+    flat: FlatLayout | None = None
     spread: bool = False
     """Whether it is a DTensor."""
 
@@ -53,7 +61,7 @@ class OptimizerParameter:
         return self.name, self.parameter
 
 
-def named(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+def iter_modules(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
     """(name, submodule), each once, without the names that wrappers add."""
     seen: set[int] = set()
 
@@ -73,7 +81,7 @@ def named(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
 def named_parameters(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
     """Yields each parameter once, under the first of its names."""
     seen: set[int] = set()
-    for name, owner in named(module):
+    for name, owner in iter_modules(module):
         for leaf, parameter in owner.named_parameters(recurse=False, remove_duplicate=True):
             if id(parameter) not in seen:
                 seen.add(id(parameter))
@@ -98,7 +106,7 @@ def _under(name: str, leaf: str) -> str:
 
 def flat_handles(module: torch.nn.Module, rank: int) -> Iterator[FlatHandle]:
     """FSDP1's flat parameters, their ranges named from the module's top."""
-    for name, owner in named(module):
+    for name, owner in iter_modules(module):
         handle = flat_handle(owner, rank, lambda leaf, above=name: _joined(above, escaped(leaf)))
         if handle is not None:
             yield handle
@@ -108,7 +116,7 @@ def _joined(above: str, leaf: str) -> str:
     return ".".join(part for part in (*above.split("."), *leaf.split(".")) if part and part not in _WRAPPINGS)
 
 
-class Slots:
+class ModuleSignature:
     """Remembers a module's parameters, buffers and submodules to detect changes cheaply."""
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -116,7 +124,7 @@ class Slots:
         self._hooks_of_buffers: list[dict[str, Any]] = []
         self.buffers: list[tuple[str, dict[str, Any], str]] = []
         """(name, the dictionary that it is in, its key there) of each persistent buffer, also where it is None now."""
-        for name, owner in named(module):
+        for name, owner in iter_modules(module):
             self._hooks += [owner._parameters, owner._modules]
             here: dict[str, Any] = owner._buffers
             kept = [leaf for leaf in here if leaf not in owner._non_persistent_buffers_set]
@@ -162,7 +170,7 @@ class ModulePart:
         self._take()
         default = replicas.of(name) or _default_grid(module, list(self.parameters.values()), where)
         self._places = EntryPlacer(rank, default, replicas)
-        self.everywhere = default.count == world and not self._flat
+        self.is_on_every_rank = default.count == world and not self._flat
         self._incoming: dict[str, torch.Tensor] = {}
 
     def is_stale(self) -> bool:
@@ -177,14 +185,14 @@ class ModulePart:
         self._of_parameters = []
 
     def _take(self) -> None:
-        self._slots = Slots(self._module)
+        self._slots = ModuleSignature(self._module)
         if not (self._flat and self.parameters):  # FSDP1 shows views of its flat parameters, new ones at any time
             found = {leaf: p for leaf, p in named_parameters(self._module) if id(p) not in self._views}
             self.parameters = {leaf: self._sharded(leaf, p) for leaf, p in found.items()}
         self.other_names = {f"{self.name}/{other}": f"{self.name}/{own}" for other, own in other_names(self._module)}
         self._extras = {
             owner_name: owner
-            for owner_name, owner in named(self._module)
+            for owner_name, owner in iter_modules(self._module)
             if type(owner).get_extra_state is not torch.nn.Module.get_extra_state
         }
 
@@ -192,21 +200,21 @@ class ModulePart:
         known = self.parameters.get(leaf)
         return known if known is not None and is_dtensor(known) and not is_dtensor(present) else present
 
-    def held(self) -> Iterator[OptimizerParameter]:
+    def optimizer_parameters(self) -> Iterator[OptimizerParameter]:
         """Its parameters as an optimizer knows them."""
         for leaf, parameter in self.parameters.items():
             yield OptimizerParameter(f"{self.name}/{leaf}", parameter, spread=is_dtensor(parameter))
         for handle in self._flat:
-            flat = handle.flat.named(f"{self.name}/")
+            flat = handle.flat.with_prefix(f"{self.name}/")
             if not handle.parameters:
                 yield OptimizerParameter(f"{self.name}/flat", handle.flat_parameter, flat)
             for view, one in handle.parameters:
                 mine = () if one is None else (one.alone(f"{self.name}/"),)
-                yield OptimizerParameter(f"{self.name}/flat", view, Flat(mine, flat.same))
+                yield OptimizerParameter(f"{self.name}/flat", view, FlatLayout(mine, flat.same))
 
     def entries(self) -> Iterator[Entry]:
         """Live entries, in the module's order."""
-        yield from self.standing()
+        yield from self.weights()
         for name, tensor in self._extra_state()[1].items():
             yield from self._places.of(name, tensor, "lowest")
 
@@ -214,22 +222,22 @@ class ModulePart:
         """Extra state of submodules, where they have any."""
         return self._extra_state()[0]
 
-    def prepare(self, values: Any, saved: Mapping[str, Saved]) -> None:
+    def prepare(self, values: Any, saved: Mapping[str, SavedTensor]) -> None:
         """Builds the tensors of extra state; the module's own exist already."""
-        self._incoming = built_marks(values, saved, Home(self._places.rank))
+        self._incoming = built_marks(values, saved, BuildLocation(self._places.rank))
 
-    def prove(self, values: Any, saved: Mapping[str, Saved]) -> None:
+    def check_restorable(self, values: Any, saved: Mapping[str, SavedTensor]) -> None:
         """Builds extra state aside and compares it; other tensors exist already."""
-        scratch = built_marks(values, saved, Home(self._places.rank, scratch=True))
+        scratch = built_marks(values, saved, BuildLocation(self._places.rank, scratch=True))
         for owner_name, tree in values.items():
             path = f"{self.name}.{owner_name}.extra_state"
             live = self._extras[owner_name].get_extra_state()
-            if difference := first_difference(put_together(tree, scratch.__getitem__, live, path), live, path):
+            if difference := first_difference(insert_tensors(tree, scratch.__getitem__, live, path), live, path):
                 raise StateNotRestorable(f"{difference} by a restore: give it as tensors, numbers and text")
 
     def targets(self) -> Iterator[Entry]:
         """Entries to fill: live tensors, and those that `prepare` made."""
-        yield from self.standing()
+        yield from self.weights()
         for name, tensor in self._incoming.items():
             yield from self._places.of(name, tensor, "lowest")
 
@@ -240,10 +248,10 @@ class ModulePart:
                 raise StateMismatch(f"{self.name} has no submodule {owner_name!r} with extra state; the checkpoint has")
             owner = self._extras[owner_name]
             live = owner.get_extra_state()
-            owner.set_extra_state(put_together(tree, self._incoming.__getitem__, live, f"{self.name}.{owner_name}"))
+            owner.set_extra_state(insert_tensors(tree, self._incoming.__getitem__, live, f"{self.name}.{owner_name}"))
         self._incoming = {}
 
-    def standing(self) -> Iterator[Entry]:
+    def weights(self) -> Iterator[Entry]:
         """Parameters and buffers."""
         if not self._of_parameters:
             for leaf, parameter in self.parameters.items():
@@ -263,7 +271,7 @@ class ModulePart:
     def _extra_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         tensors: dict[str, torch.Tensor] = {}
         trees = {
-            name: taken_apart(owner.get_extra_state(), f"{self.name}/~extra/{name}", tensors, self._facts_of)
+            name: extract_tensors(owner.get_extra_state(), f"{self.name}/~extra/{name}", tensors, self._facts_of)
             for name, owner in self._extras.items()
         }
         return trees, tensors
@@ -271,7 +279,7 @@ class ModulePart:
 
 def _default_grid(module: torch.nn.Module, parameters: list[torch.nn.Parameter], where: tuple[int, int]) -> Grid:
     """Ranks that hold a module's plain tensors: DDP's group, those of its sharded tensors' mesh, else all."""
-    for _, owner in named(module):
+    for _, owner in iter_modules(module):
         if isinstance(owner, torch.nn.parallel.DistributedDataParallel):
             import torch.distributed as dist
 
@@ -279,7 +287,7 @@ def _default_grid(module: torch.nn.Module, parameters: list[torch.nn.Parameter],
     for tensor in parameters:
         if is_dtensor(tensor):
             return grid_of_dtensor(tensor, where[0]).only({})
-    return Grid.world(where[1])
+    return Grid.world_size(where[1])
 
 
 # ---- statedicts ------------------------------------------------------------------------------------------------------
@@ -300,7 +308,7 @@ class StateDict:
     names: dict[int, str] = field(default_factory=dict)
 
 
-def state_dict_of(tensors: Mapping[str, Saved], values: Mapping[str, Any]) -> StateDict:
+def state_dict_of(tensors: Mapping[str, SavedTensor], values: Mapping[str, Any]) -> StateDict:
     """Builds the state dict of what a checkpoint holds for all ranks.
 
     What each rank kept to itself (`local/`) is left out.
@@ -311,7 +319,7 @@ def state_dict_of(tensors: Mapping[str, Saved], values: Mapping[str, Any]) -> St
         what = tensors.get(name)
         if what is None:
             raise StateMismatch(f"the values of the checkpoint name tensor {name}, and no rank saved it")
-        tensor = torch.empty(what.shape, dtype=dtype_named(what.dtype), device="meta")
+        tensor = torch.empty(what.shape, dtype=dtype_from_name(what.dtype), device="meta")
         found.names[id(tensor)] = name
         return tensor
 
@@ -355,9 +363,9 @@ def _with_parts(leaves: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     return {f"{unescaped(leaf)}:{part}" if colon else unescaped(leaf or part): t for (leaf, colon, part), t in named}
 
 
-def _together(tree: Any, stand_in: Callable[[str], torch.Tensor], tensors: Mapping[str, Saved]) -> Any:
+def _together(tree: Any, stand_in: Callable[[str], torch.Tensor], tensors: Mapping[str, SavedTensor]) -> Any:
     """Put together with stand-ins; a subclass as the dictionary of what it is made of, classes by their names."""
-    if isinstance(tree, Mark):
+    if isinstance(tree, TensorPlaceholder):
         if tree.name in tensors or not (tree.facts or {}).get("class"):
             return stand_in(tree.name)
         inner = [attribute for attribute, _ in tree.facts["class"]["inner"]] if tree.facts else []
@@ -367,7 +375,7 @@ def _together(tree: Any, stand_in: Callable[[str], torch.Tensor], tensors: Mappi
     return values.map_container(tree, lambda _, value: _together(value, stand_in, tensors))
 
 
-def _optimizer(part: str, kept: Any, tensors: Mapping[str, Saved], stand_in: Any) -> dict[str, Any]:
+def _optimizer(part: str, kept: Any, tensors: Mapping[str, SavedTensor], stand_in: Any) -> dict[str, Any]:
     state: dict[str, dict[Any, Any]] = {}
     full_names = set(kept.get("bare", ()))
     for name in tensors:
@@ -427,7 +435,7 @@ def parts_of(tree: Mapping[str, Any], model: str = "model") -> ImportedParts:
         elif (nested := _nested_optimizer(sub)) is not None:
             found.values[name] = _optimizer_values(name, nested, modules, found.tensors)
         else:
-            found.values[name] = taken_apart(sub, name, found.tensors)
+            found.values[name] = extract_tensors(sub, name, found.tensors)
     found.values = {"parts": found.values, **(own if isinstance(own, Mapping) else {})}
     return found
 
@@ -472,13 +480,13 @@ def _optimizer_values(
             if isinstance(value, torch.Tensor) and type(key) is str:
                 tensors[path] = value
             else:
-                plain.setdefault(full_name, {})[key] = taken_apart(value, path, tensors, join=joined)
+                plain.setdefault(full_name, {})[key] = extract_tensors(value, path, tensors, join=joined)
     groups = []
     members: list[tuple[str, int]] = []
     for number, group in enumerate(nested["param_groups"]):
         members += [(f"{_module_of(name, modules)}/{escaped(name)}", number) for name in group.get("params", ())]
         kept = {key: value for key, value in group.items() if key != "params"}
-        groups.append(taken_apart(kept, f"{part}/~groups/{number}", tensors))
+        groups.append(extract_tensors(kept, f"{part}/~groups/{number}", tensors))
     return {"groups": groups, "plain": plain, "members": _runs(members) if len(groups) > 1 else []}
 
 

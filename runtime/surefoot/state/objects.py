@@ -21,19 +21,19 @@ from surefoot.errors import ConfigurationError, StateNotRestorable
 from surefoot.format.layouts import digest
 from surefoot.format.values import TAG, Inner, decode_values, encode_values
 from surefoot.geometry.sharding import Grid
-from surefoot.state.entries import Entry, Saved, dtype_name, dtype_named, is_dtensor
+from surefoot.state.entries import Entry, SavedTensor, dtype_from_name, dtype_name, is_dtensor
 from surefoot.state.tensor_building import (
+    BuildLocation,
     Facts,
-    Home,
-    Mark,
+    TensorPlaceholder,
     build,
     built_marks,
+    extract_tensors,
     facts_of,
     first_difference,
+    has_named_objects,
+    insert_tensors,
     marks,
-    named,
-    put_together,
-    taken_apart,
 )
 from surefoot.state.tensor_locations import EntryPlacer, Replicas
 
@@ -110,7 +110,7 @@ def read_values(blob: bytes) -> dict[str, Any]:
 
 def _encode_known_type(value: Any, inner: Inner) -> dict[str, Any] | None:
     kind = type(value)
-    if kind is Mark:
+    if kind is TensorPlaceholder:
         return {TAG: "tensor", "of": value.name} | ({} if value.facts is None else {"facts": inner(dict(value.facts))})
     if kind is torch.Size:
         return {TAG: "torch.Size", "of": list(value)}
@@ -131,11 +131,11 @@ def _read(tag: str, body: Mapping[str, Any], inner: Inner) -> Any:
     of = body["of"]
     match tag:
         case "tensor":
-            return Mark(str(of), inner(body["facts"]) if "facts" in body else None)
+            return TensorPlaceholder(str(of), inner(body["facts"]) if "facts" in body else None)
         case "torch.Size":
             return torch.Size(of)
         case "torch.dtype":
-            return dtype_named(str(of))
+            return dtype_from_name(str(of))
         case "torch.device":
             return torch.device(str(of))
         case "numpy.dtype":
@@ -164,7 +164,7 @@ INLINE_BYTES = 65536
 _TENSOR = "\x00tensor of a rank"
 
 
-def whose_state(name: str, subject: Any) -> Whose:
+def classify_state(name: str, subject: Any) -> Whose:
     """Classifies an object's state as shared, divided, or each rank's own.
 
     `loader`, and whatever is iterated over and does not say that it is elastic, is each rank's own.
@@ -176,7 +176,7 @@ def whose_state(name: str, subject: Any) -> Whose:
 
 
 @dataclass(frozen=True, slots=True)
-class Inlined:
+class InlinedTensors:
     """Moves an object's small tensors into its plain values.
 
     Each rank has its own of them: all of a loader's, and of other objects the states of generators (one-dimensional
@@ -272,7 +272,7 @@ def _restored(tree: Any) -> Any:
             if said["of"]
             else torch.empty(0, dtype=torch.uint8, device="cpu")
         )
-        return raw.view(dtype_named(said["dtype"])).reshape(said["shape"])
+        return raw.view(dtype_from_name(said["dtype"])).reshape(said["shape"])
     if isinstance(tree, dict):
         items = ((key, _restored(value)) for key, value in tree.items())
         return dict(items) if type(tree) is dict else _like(tree, items)
@@ -291,7 +291,7 @@ class ObjectPart:
     """
 
     def __init__(
-        self, name: str, subject: Any, where: tuple[int, int], replicas: Replicas, spoken: Inlined | None = None
+        self, name: str, subject: Any, where: tuple[int, int], replicas: Replicas, spoken: InlinedTensors | None = None
     ) -> None:
         """`spoken`: what is asked for its state in place of the object itself."""
         if not (callable(getattr(subject, "state_dict", None)) and callable(getattr(subject, "load_state_dict", None))):
@@ -302,8 +302,8 @@ class ObjectPart:
         self.name, self._subject = name, spoken or subject
         rank, world = where
         replicas = replicas.of_objects()
-        default = replicas.of(name) or Grid.world(world)
-        self.everywhere = default.count == world
+        default = replicas.of(name) or Grid.world_size(world)
+        self.is_on_every_rank = default.count == world
         self._places = EntryPlacer(rank, default, replicas)
         self._incoming: dict[str, torch.Tensor] = {}
 
@@ -314,7 +314,7 @@ class ObjectPart:
     def values(self) -> Any:
         return self._taken()[0]
 
-    def prepare(self, values: Any, saved: Mapping[str, Saved]) -> None:
+    def prepare(self, values: Any, saved: Mapping[str, SavedTensor]) -> None:
         """Makes a tensor for each that the checkpoint has.
 
         It is like the object's own where there is one, else as it was saved. An object without saved tensors is not
@@ -328,15 +328,15 @@ class ObjectPart:
             own = live.get(mark.name)
             if own is not None and (is_dtensor(own) or _fits(own, mark, saved)):
                 self._incoming[mark.name] = torch.empty_like(own)
-            elif (made := build(mark.name, mark.facts, saved, Home(self._places.rank))) is not None:
+            elif (made := build(mark.name, mark.facts, saved, BuildLocation(self._places.rank))) is not None:
                 self._incoming[mark.name] = made
 
-    def prove(self, values: Any, saved: Mapping[str, Saved]) -> None:
+    def check_restorable(self, values: Any, saved: Mapping[str, SavedTensor]) -> None:
         """Builds the restored state aside and compares all but DTensors."""
         tree = self._subject.state_dict()
-        scratch = built_marks(values, saved, Home(self._places.rank, scratch=True))
+        scratch = built_marks(values, saved, BuildLocation(self._places.rank, scratch=True))
         scratch |= {name: tensor for name, tensor in self._taken(tree)[1].items() if is_dtensor(tensor)}
-        again = put_together(values, scratch.__getitem__, tree, self.name)
+        again = insert_tensors(values, scratch.__getitem__, tree, self.name)
         if difference := first_difference(again, tree, self.name):
             raise StateNotRestorable(f"{difference} by a restore: give it as tensors, numbers and text in state_dict")
 
@@ -345,21 +345,21 @@ class ObjectPart:
             yield from self._places.of(name, tensor, "lowest")
 
     def apply(self, values: Any) -> None:
-        live = self._subject.state_dict() if named(values) else None
-        self._subject.load_state_dict(put_together(values, self._incoming.__getitem__, live, self.name))
+        live = self._subject.state_dict() if has_named_objects(values) else None
+        self._subject.load_state_dict(insert_tensors(values, self._incoming.__getitem__, live, self.name))
         self._incoming = {}
 
     def _taken(self, tree: Any = None) -> tuple[Any, dict[str, torch.Tensor]]:
         tensors: dict[str, torch.Tensor] = {}
         tree = self._subject.state_dict() if tree is None else tree
-        return taken_apart(tree, self.name, tensors, self._facts_of), tensors
+        return extract_tensors(tree, self.name, tensors, self._facts_of), tensors
 
     def _facts_of(self, tensor: torch.Tensor) -> Facts | None:
         """Describes a tensor, but no DTensor: one is only built like the object's own."""
         return None if is_dtensor(tensor) else facts_of(self.name, tensor)
 
 
-def _fits(own: torch.Tensor, mark: Mark, saved: Mapping[str, Saved]) -> bool:
+def _fits(own: torch.Tensor, mark: TensorPlaceholder, saved: Mapping[str, SavedTensor]) -> bool:
     """Whether what the object has in its place is of the same kind and shape."""
     plain = mark.facts is None or set(mark.facts) == {"device"}
     return plain and mark.name in saved and tuple(own.shape) == saved[mark.name].shape

@@ -18,11 +18,11 @@ from surefoot.errors import ConfigurationError, StateMismatch, StateNotRestorabl
 from surefoot.geometry.sharding import Grid
 from surefoot.staging.host_copies import PLAIN_CLASSES
 from surefoot.state.entries import (
+    AllowedDifferences,
     Entry,
-    Fit,
-    Saved,
+    SavedTensor,
+    dtype_from_name,
     dtype_name,
-    dtype_named,
     escaped,
     is_dtensor,
     is_plain,
@@ -32,16 +32,22 @@ from surefoot.state.entries import (
 )
 from surefoot.state.modules import OptimizerParameter
 from surefoot.state.tensor_building import (
-    Home,
+    BuildLocation,
     build,
-    build_beside,
+    build_like_parameter,
+    extract_tensors,
     facts_of,
     first_difference,
+    insert_tensors,
     marks,
-    put_together,
-    taken_apart,
 )
-from surefoot.state.tensor_locations import EntryPlacer, Replicas, described, grid_of_dtensor, says_itself
+from surefoot.state.tensor_locations import (
+    EntryPlacer,
+    Replicas,
+    declared_ranges,
+    grid_of_dtensor,
+    is_checkpointable_tensor,
+)
 
 # ---- incoming optimizer state ----------------------------------------------------------------------------------------
 # Builds the optimizer state that a restore will fill, from the program and the checkpoint. A restore fills it and puts
@@ -50,7 +56,7 @@ from surefoot.state.tensor_locations import EntryPlacer, Replicas, described, gr
 
 
 @dataclass(slots=True)
-class Incoming:
+class IncomingState:
     """Holds what a restore fills and then puts into the optimizer.
 
     `state` is by the id of its parameter, `loose` belongs to no parameter, `groups` are tensors of param groups by
@@ -71,20 +77,20 @@ class BuiltOptimizer:
 
     name: str
     rank: int
-    held: Sequence[OptimizerParameter]
+    parameters: Sequence[OptimizerParameter]
     groups: Sequence[Mapping[str, Any]]
-    everywhere: bool
+    is_on_every_rank: bool
     state: Mapping[Any, Any] = field(default_factory=dict)
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
     scratch: bool = False
     convert: bool = False
     """State of its parameter's precision follows the parameter to another."""
 
-    def home(self, parameter: torch.Tensor | None = None) -> Home:
-        return Home(self.rank, parameter, self.scratch)
+    def home(self, parameter: torch.Tensor | None = None) -> BuildLocation:
+        return BuildLocation(self.rank, parameter, self.scratch)
 
 
-def built(here: BuiltOptimizer, values: Any, saved: Mapping[str, Saved]) -> Incoming:
+def built(here: BuiltOptimizer, values: Any, saved: Mapping[str, SavedTensor]) -> IncomingState:
     """Builds all state that the checkpoint has, unfilled; changes nothing.
 
     Tensors that exist already are reused. Raises StateMismatch where param groups differ.
@@ -94,17 +100,17 @@ def built(here: BuiltOptimizer, values: Any, saved: Mapping[str, Saved]) -> Inco
             f"{here.name} has {len(here.groups)} param groups and had {len(values['groups'])} in"
             " the checkpoint: build it as before"
         )
-    _refuse_regrouped(here, values, saved)
-    wanted: dict[str, dict[str, Saved]] = {}
+    _reject_regrouped(here, values, saved)
+    wanted: dict[str, dict[str, SavedTensor]] = {}
     for name, what in saved.items():
         if name.startswith(f"{here.name}/"):
             full_name, _, leaf = name.removeprefix(f"{here.name}/").rpartition("/")
             if is_plain(leaf):
                 wanted.setdefault(full_name, {})[leaf] = what
     group_of = {id(p): group for group in here.groups for p in group["params"]}
-    found = Incoming()
+    found = IncomingState()
     host = frozenset(values.get("host", ()))
-    for held in here.held:
+    for held in here.parameters:
         live = here.state.get(held.parameter) or {}
         home = here.home(held.parameter)
         on_host = host | {"step"} if _keeps_counters_on_host(group_of[id(held.parameter)]) else frozenset()
@@ -126,18 +132,22 @@ def built(here: BuiltOptimizer, values: Any, saved: Mapping[str, Saved]) -> Inco
         home = here.home(first)
         for mark in marks(group):
             found.groups[mark.name] = _reused(here.tensors.get(mark.name), mark, saved, home)
-    _refuse_bare(here, values, found)
+    _reject_bare(here, values, found)
     return found
 
 
-def _following(leaf: str, what: Saved, was: Saved, parameter: torch.Tensor) -> Saved:
+def _following(leaf: str, what: SavedTensor, was: SavedTensor, parameter: torch.Tensor) -> SavedTensor:
     """State of its parameter's shape and precision, in the precision that the parameter has now."""
     follows = leaf != "step" and (what.dtype, what.shape) == (was.dtype, was.shape)
-    return Saved(dtype_name(parameter.dtype), what.shape) if follows else what
+    return SavedTensor(dtype_name(parameter.dtype), what.shape) if follows else what
 
 
 def _put(
-    here: BuiltOptimizer, tree: Mapping[Any, Any], saved: Mapping[str, Saved], home: Home, live: Mapping[Any, Any]
+    here: BuiltOptimizer,
+    tree: Mapping[Any, Any],
+    saved: Mapping[str, SavedTensor],
+    home: BuildLocation,
+    live: Mapping[Any, Any],
 ) -> Any:
     made = {}
     for mark in marks(tree):
@@ -145,10 +155,12 @@ def _put(
         if tensor is not None and saved_as is not None and dtype_name(tensor.dtype) != saved_as.dtype:
             tensor = None  # filled, it would round what was saved
         made[mark.name] = _reused(tensor, mark, saved, home)
-    return put_together(dict(tree), made.__getitem__, dict(live), here.name)
+    return insert_tensors(dict(tree), made.__getitem__, dict(live), here.name)
 
 
-def _reused(live: torch.Tensor | None, mark: Any, saved: Mapping[str, Saved], home: Home) -> torch.Tensor:
+def _reused(
+    live: torch.Tensor | None, mark: Any, saved: Mapping[str, SavedTensor], home: BuildLocation
+) -> torch.Tensor:
     what = saved.get(mark.name)
     # a graph of the device, and a schedule, read the tensor that the program made: it is filled where it lies
     plain = type(live) in PLAIN_CLASSES and set(mark.facts or ()) <= {"device"}
@@ -163,8 +175,8 @@ def _reused(live: torch.Tensor | None, mark: Any, saved: Mapping[str, Saved], ho
 def _built_one(
     part: str,
     held: OptimizerParameter,
-    home: Home,
-    wanted: Mapping[str, Saved],
+    home: BuildLocation,
+    wanted: Mapping[str, SavedTensor],
     counters: tuple[Mapping[Any, Any], frozenset[str]],
 ) -> dict[Any, Any]:
     live, on_host = counters
@@ -176,14 +188,14 @@ def _built_one(
             built[key] = value
         else:
             name = f"{part}/{held.name}/{leaf}"
-            built[key] = build_beside(key, name, what, home, dtype_named(what.dtype), key in on_host)
+            built[key] = build_like_parameter(key, name, what, home, dtype_from_name(what.dtype), key in on_host)
     return built
 
 
 def _built_flat(
     held: OptimizerParameter,
-    home: Home,
-    wanted: Mapping[str, Mapping[str, Saved]],
+    home: BuildLocation,
+    wanted: Mapping[str, Mapping[str, SavedTensor]],
     counters: tuple[Mapping[Any, Any], frozenset[str]],
 ) -> dict[Any, Any]:
     """Builds one tensor for all ranges of a flat parameter, and one counter."""
@@ -199,17 +211,17 @@ def _built_flat(
             if not isinstance(value, torch.Tensor) or tuple(value.shape) != shape:
                 device = torch.device("cpu") if what.shape != r.shape and key in on_host else memory.device
                 device = torch.device("meta") if home.scratch else device
-                value = torch.zeros(shape, dtype=dtype_named(what.dtype), device=device)
+                value = torch.zeros(shape, dtype=dtype_from_name(what.dtype), device=device)
             built[key] = value
     return built
 
 
-def _refuse_regrouped(here: BuiltOptimizer, values: Any, saved: Mapping[str, Saved]) -> None:
+def _reject_regrouped(here: BuiltOptimizer, values: Any, saved: Mapping[str, SavedTensor]) -> None:
     """A parameter that another group has now would get that group's learning rate and decay, under unchanged counts.
 
     Which names the saved runs are of is known where the rank that wrote them had every parameter.
     """
-    if not (values.get("members") and values.get("everywhere") and here.everywhere):
+    if not (values.get("members") and values.get("everywhere") and here.is_on_every_rank):
         return
     prefix = f"{here.name}/"
     names = {n.removeprefix(prefix).rpartition("/")[0] for n in saved if n.startswith(prefix)}
@@ -219,7 +231,7 @@ def _refuse_regrouped(here: BuiltOptimizer, values: Any, saved: Mapping[str, Sav
         return
     was = dict(zip(sorted(names), order, strict=True))
     now = {id(p): number for number, group in enumerate(here.groups) for p in group["params"]}
-    for held in here.held:
+    for held in here.parameters:
         before, here_now = was.get(held.name), now[id(held.parameter)]
         if before is not None and before != here_now:
             raise StateMismatch(
@@ -228,12 +240,12 @@ def _refuse_regrouped(here: BuiltOptimizer, values: Any, saved: Mapping[str, Sav
             )
 
 
-def _refuse_bare(here: BuiltOptimizer, values: Any, found: Incoming) -> None:
+def _reject_bare(here: BuiltOptimizer, values: Any, found: IncomingState) -> None:
     """A parameter without state among others that have some was not in the optimizer when it was saved."""
     had = frozenset(values["bare"]) if "bare" in values else None
-    if had is None or not here.everywhere or not found.state:
+    if had is None or not here.is_on_every_rank or not found.state:
         return
-    for held in here.held:
+    for held in here.parameters:
         if not found.state.get(id(held.parameter)) and held.name not in had:
             raise StateMismatch(
                 f"{here.name} has {held.name} among its parameters, and no state of it is in the checkpoint, where"
@@ -271,11 +283,11 @@ class OptimizerPart:
         rank, world = where
         self.name, self._optimizer, self._where, self._replicas = name, optimizer, where, replicas
         self._inner, mine = _partitioned(optimizer)
-        default = Grid.world(world) if mine is None else Grid.alone(rank)
+        default = Grid.world_size(world) if mine is None else Grid.alone(rank)
         self._partitioned = mine is not None
         self._places = EntryPlacer(rank, default, replicas if mine is None else Replicas(None, rank))
-        self._groups_places = EntryPlacer(rank, Grid.world(world), replicas.of_objects())
-        self._incoming = Incoming()
+        self._groups_places = EntryPlacer(rank, Grid.world_size(world), replicas.of_objects())
+        self._incoming = IncomingState()
         self._convert = False
         self._facts: dict[str, tuple[torch.Tensor, Any]] = {}
         self.refresh(held)
@@ -290,7 +302,7 @@ class OptimizerPart:
         if mine is not None:
             self._held = [h for h in self._held if id(h.parameter) in mine]
         self._found: dict[int, dict[Any, tuple[Any, list[Entry]]]] = {id(h.parameter): {} for h in self._held}
-        self.everywhere = mine is None and all(_everywhere(h, self._replicas, self._where) for h in self._held)
+        self.is_on_every_rank = mine is None and all(_everywhere(h, self._replicas, self._where) for h in self._held)
 
     def is_stale(self) -> bool:
         """Whether it has other parameters than when it was looked at last."""
@@ -331,13 +343,13 @@ class OptimizerPart:
         ignored: dict[str, torch.Tensor] = {}
         groups = [self._group(i, group, ignored) for i, group in self._groups()]
         loose = {
-            k: taken_apart(v, self._loose_name(k), ignored, self._facts_alone(k)) for k, v in self._loose().items()
+            k: extract_tensors(v, self._loose_name(k), ignored, self._facts_alone(k)) for k, v in self._loose().items()
         }
         return {
             "groups": groups,
             "plain": plain,
             "members": self._members() if len(groups) > 1 else [],
-            **({"everywhere": True} if len(groups) > 1 and self.everywhere else {}),
+            **({"everywhere": True} if len(groups) > 1 and self.is_on_every_rank else {}),
             "bare": bare,
             "host": sorted(k for k in away if isinstance(k, str)),
             "loose": loose,
@@ -345,8 +357,8 @@ class OptimizerPart:
         }
 
     def fitted(
-        self, values: Any, saved: Mapping[str, Saved], standing: Mapping[str, Entry], fit: Fit
-    ) -> tuple[Any, Mapping[str, Saved], list[str]]:
+        self, values: Any, saved: Mapping[str, SavedTensor], standing: Mapping[str, Entry], fit: AllowedDifferences
+    ) -> tuple[Any, Mapping[str, SavedTensor], list[str]]:
         """Drops the saved state of parameters that may differ and do.
 
         Those begin without state. Returns values, tensors and a sentence for each.
@@ -360,7 +372,7 @@ class OptimizerPart:
         gone = set[str]()
         for held in self._held:
             what, entry = saved.get(held.name), standing.get(held.name)
-            other = entry is not None and (what is None or what.shape != entry.place.shape)
+            other = entry is not None and (what is None or what.shape != entry.location.shape)
             may = fit.may_differ(held.name) or fit.may_differ(f"{self.name}/{held.name}")
             if may and held.flat is None and (other or held.name not in had):
                 gone.add(held.name)
@@ -376,7 +388,7 @@ class OptimizerPart:
             told,
         )
 
-    def prepare(self, values: Any, saved: Mapping[str, Saved]) -> None:
+    def prepare(self, values: Any, saved: Mapping[str, SavedTensor]) -> None:
         """Builds a state tensor for each saved one; the optimizer stays unchanged.
 
         No step is taken for it: a step would change parameters.
@@ -391,13 +403,13 @@ class OptimizerPart:
 
     def apply(self, values: Any) -> None:
         """Puts the filled state and param groups into the optimizer."""
-        coming, self._incoming = self._incoming, Incoming()
+        coming, self._incoming = self._incoming, IncomingState()
         here = [{key: value for key, value in group.items() if key != "params"} for _, group in self._groups()]
         if values.get("more"):
             packed = self._optimizer.state_dict()
             self._optimizer.load_state_dict({**packed, "state": {}, **values["more"]})
         for (_, group), live, saved_group in zip(self._groups(), here, values["groups"], strict=True):
-            again = put_together(saved_group, coming.groups.__getitem__, live, f"{self.name}/groups")
+            again = insert_tensors(saved_group, coming.groups.__getitem__, live, f"{self.name}/groups")
             group.update(live | again)  # what `load_state_dict` made of them is not what was saved
         state = self._inner.state
         for held in self._held:
@@ -409,7 +421,7 @@ class OptimizerPart:
             del state[key]
         state.update(coming.loose)
 
-    def prove(self, values: Any, saved: Mapping[str, Saved]) -> None:
+    def check_restorable(self, values: Any, saved: Mapping[str, SavedTensor]) -> None:
         """Builds the state as a fresh program would and compares it."""
         scratch = built(self._standing(scratch=True), values, saved)
         for held in self._held:
@@ -421,7 +433,7 @@ class OptimizerPart:
             raise StateNotRestorable(f"{difference} by a restore: {_WAY_OUT}")
         for (_, group), saved_group in zip(self._groups(), values["groups"], strict=True):
             live = {key: value for key, value in group.items() if key != "params"}
-            again = put_together(saved_group, scratch.groups.__getitem__, live, f"{self.name}/groups")
+            again = insert_tensors(saved_group, scratch.groups.__getitem__, live, f"{self.name}/groups")
             if difference := first_difference(again, live, f"{self.name}/groups"):
                 raise StateNotRestorable(f"{difference} by a restore: {_WAY_OUT}")
 
@@ -453,7 +465,7 @@ class OptimizerPart:
     def _deeper_tensors(self, loose: Mapping[Any, Any]) -> dict[str, torch.Tensor]:
         deeper: dict[str, torch.Tensor] = {}
         for key, value in loose.items():
-            taken_apart(value, self._loose_name(key), deeper)
+            extract_tensors(value, self._loose_name(key), deeper)
         return deeper
 
     def _entries_under(self, held: OptimizerParameter, key: Any, value: Any) -> list[Entry]:
@@ -461,9 +473,9 @@ class OptimizerPart:
         if type(key) is str and isinstance(value, torch.Tensor):
             return list(self._state_entries(held, escaped(key), value))
         tensors: dict[str, torch.Tensor] = {}
-        taken_apart(value, self._state_name(held, key), tensors, join=joined)
+        extract_tensors(value, self._state_name(held, key), tensors, join=joined)
         if tensors:
-            self._refuse_flat(held, key)
+            self._reject_flat(held, key)
         named = tensors.items()
         return [e for name, t in named for e in self._places.of(name, t, "split", True, held.owner)]
 
@@ -481,20 +493,22 @@ class OptimizerPart:
             return False
         if held.flat is not None or (type(value) in _TENSORS and not is_dtensor(held.parameter)):
             return True
-        return self._facts_beside(self._state_name(held, key), value, held.parameter) is None
+        return self._facts_relative_to_parameter(self._state_name(held, key), value, held.parameter) is None
 
     def _apart(self, held: OptimizerParameter, key: Any, value: Any) -> Any:
         if type(value) in _SIMPLE:
             return value
         name, parameter = self._state_name(held, key), held.parameter
         if isinstance(value, torch.Tensor):
-            return taken_apart(value, name, {}, lambda tensor: self._facts_beside(name, tensor, parameter))
-        return taken_apart(value, name, {}, lambda tensor: facts_of(name, tensor, parameter), joined)
+            return extract_tensors(
+                value, name, {}, lambda tensor: self._facts_relative_to_parameter(name, tensor, parameter)
+            )
+        return extract_tensors(value, name, {}, lambda tensor: facts_of(name, tensor, parameter), joined)
 
     def _facts_alone(self, key: Any) -> Any:
         return lambda tensor: facts_of(f"{self.name}/{key}", tensor)
 
-    def _facts_beside(self, name: str, tensor: torch.Tensor, parameter: torch.Tensor) -> Any:
+    def _facts_relative_to_parameter(self, name: str, tensor: torch.Tensor, parameter: torch.Tensor) -> Any:
         """Remembered: a subclass is the same at each save."""
         known = self._facts.get(name)
         if known is None or known[0] is not tensor:
@@ -507,7 +521,7 @@ class OptimizerPart:
     def _loose_name(self, key: Any) -> str:
         return f"{self.name}/{LOOSE}/{escaped(key)}"
 
-    def _refuse_flat(self, held: OptimizerParameter, key: Any) -> None:
+    def _reject_flat(self, held: OptimizerParameter, key: Any) -> None:
         if held.flat is not None:
             raise StateNotRestorable(
                 f"{self.name}/{held.name}/{key} holds tensors within a value, beside a flat parameter of several ranges:"
@@ -529,7 +543,7 @@ class OptimizerPart:
             return {}
         ignored: dict[str, torch.Tensor] = {}
         more = {k: v for k, v in optimizer.state_dict().items() if k not in ("state", "param_groups")}
-        tree = {k: taken_apart(v, f"{self.name}/~more/{escaped(k)}", ignored) for k, v in more.items()}
+        tree = {k: extract_tensors(v, f"{self.name}/~more/{escaped(k)}", ignored) for k, v in more.items()}
         if ignored:
             raise StateNotRestorable(
                 f"{next(iter(ignored))} is a tensor that {type(optimizer).__name__}.state_dict() has beside state and"
@@ -540,14 +554,14 @@ class OptimizerPart:
     def _standing(self, scratch: bool = False) -> BuiltOptimizer:
         groups = self._optimizer.param_groups
         if scratch:
-            return BuiltOptimizer(self.name, self._where[0], self._held, groups, self.everywhere, scratch=True)
+            return BuiltOptimizer(self.name, self._where[0], self._held, groups, self.is_on_every_rank, scratch=True)
         state, tensors = self._inner.state, self._group_tensors() | self._deeper_tensors(self._loose())
         for held in self._held:
             for key, value in (state.get(held.parameter) or {}).items():
                 if not self._is_direct(held, key, value):
-                    taken_apart(value, self._state_name(held, key), tensors, join=joined)
+                    extract_tensors(value, self._state_name(held, key), tensors, join=joined)
         return BuiltOptimizer(
-            self.name, self._where[0], self._held, groups, self.everywhere, state, tensors, convert=self._convert
+            self.name, self._where[0], self._held, groups, self.is_on_every_rank, state, tensors, convert=self._convert
         )
 
     # ---- how -------------------------------------------------------------------------------------------------------
@@ -566,7 +580,7 @@ class OptimizerPart:
     ) -> OptimizerParameter:
         if id(parameter) in held:
             return held[id(parameter)]
-        flat = described(parameter, rank)
+        flat = declared_ranges(parameter, rank)
         if flat is None:
             raise ConfigurationError(
                 f"{place} of {self.name} belongs to no model given to Checkpointer: give that model too, and build the"
@@ -588,7 +602,7 @@ class OptimizerPart:
     def _group(self, index: int, group: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
         plain = {key: value for key, value in group.items() if key != "params"}
         path = f"{self.name}/{GROUPS}/{index}"
-        tree: dict[str, Any] = taken_apart(plain, path, tensors, self._facts_alone(f"groups/{index}"))
+        tree: dict[str, Any] = extract_tensors(plain, path, tensors, self._facts_alone(f"groups/{index}"))
         return tree
 
     def _group_tensors(self) -> dict[str, torch.Tensor]:
@@ -616,7 +630,7 @@ def _partitioned(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimize
 
 
 def _everywhere(held: OptimizerParameter, replicas: Replicas, where: tuple[int, int]) -> bool:
-    if held.flat is not None or says_itself(held.parameter):
+    if held.flat is not None or is_checkpointable_tensor(held.parameter):
         return False
     if is_dtensor(held.parameter):
         return grid_of_dtensor(held.parameter, where[0]).count == where[1]

@@ -14,11 +14,19 @@ import torch
 
 from surefoot.errors import ConfigurationError, StateMismatch, StateNotRestorable
 from surefoot.protocol.checkpoints.save_state import OWN
-from surefoot.protocol.progress import NONE_ODD
+from surefoot.protocol.progress import NO_ANOMALIES
 from surefoot.state import objects
-from surefoot.state.entries import Entry, Fit, Saved, dtype_named, local_name, outlines
+from surefoot.state.entries import AllowedDifferences, Entry, SavedTensor, dtype_from_name, local_name, outlines
 from surefoot.state.modules import ModulePart, OptimizerParameter
-from surefoot.state.objects import Inlined, ObjectPart, encoded, read_values, value_digest, values_blob, whose_state
+from surefoot.state.objects import (
+    InlinedTensors,
+    ObjectPart,
+    classify_state,
+    encoded,
+    read_values,
+    value_digest,
+    values_blob,
+)
 from surefoot.state.optimizers import OptimizerPart
 from surefoot.state.tensor_locations import Replicas
 
@@ -29,7 +37,7 @@ class ProgramPart(Protocol):
     name: str
 
     @property
-    def everywhere(self) -> bool:
+    def is_on_every_rank(self) -> bool:
         """Whether every rank of the job has all of it (not so under pipeline parallelism)."""
         ...
 
@@ -41,7 +49,7 @@ class ProgramPart(Protocol):
         """The object's plain values."""
         ...
 
-    def prepare(self, values: Any, saved: Mapping[str, Saved]) -> None:
+    def prepare(self, values: Any, saved: Mapping[str, SavedTensor]) -> None:
         """Makes what a restore is to fill."""
         ...
 
@@ -53,7 +61,7 @@ class ProgramPart(Protocol):
         """Takes over what was filled, and the plain values."""
         ...
 
-    def prove(self, values: Any, saved: Mapping[str, Saved]) -> None:
+    def check_restorable(self, values: Any, saved: Mapping[str, SavedTensor]) -> None:
         """Builds the restored state aside and compares it; changes nothing.
 
         Raises StateNotRestorable that names the first key which would not come back as it is.
@@ -75,11 +83,11 @@ class Program:
     ) -> None:
         """`where`: rank and world. `replicas`: which ranks hold the same, where that is not all of them."""
         rank, world = where
-        self._rank, self._world, self._local, self._seed = rank, world, local, seed
-        self.suspect = self._same_world = False
+        self._rank, self._world_size, self._local, self._seed = rank, world, local, seed
+        self.suspect = self._same_world_size = False
         """Whether the last step's loss was no number, or out of its band: what is saved of it says so."""
         self.recent: Mapping[str, Any] = {}  # losses and gradient norms, by which a restart goes on judging
-        self.odd = NONE_ODD  # the newest odd steps: a restart may come before anybody heard of them
+        self.anomalies = NO_ANOMALIES  # the newest odd steps: a restart may come before anybody heard of them
         self._restoring: list[tuple[ProgramPart, Any]] = []
         unknown = [name for name in local if name.partition("/")[0] not in objects and "*" not in name]
         unknown = unknown or [name for name in anew if name not in objects]
@@ -94,16 +102,16 @@ class Program:
             ModulePart(name, o, where, lazy, same) for name, o in objects.items() if isinstance(o, torch.nn.Module)
         ]
         self._random_before: tuple[int, dict[str, Any]] = (-2, {})
-        self._anew, self._inlined = anew, dict[str, Inlined]()
+        self._reset_on_resize, self._inlined = anew, dict[str, InlinedTensors]()
         self._optimizer_parts = [
-            OptimizerPart(name, o, where, self._held(), same)
+            OptimizerPart(name, o, where, self._parameters_by_id(), same)
             for name, o in objects.items()
             if isinstance(o, torch.optim.Optimizer)
         ]
         others = []
         for name, subject in objects.items():
             if subject is not None and not isinstance(subject, torch.nn.Module | torch.optim.Optimizer):
-                self._inlined[name] = Inlined(subject, whose_state(name, subject))
+                self._inlined[name] = InlinedTensors(subject, classify_state(name, subject))
                 others.append(ObjectPart(name, subject, where, same, self._inlined[name]))
         order = {name: number for number, name in enumerate(objects)}
         rest: list[ProgramPart] = [*self._optimizer_parts, *others]
@@ -118,7 +126,7 @@ class Program:
         New tensors are restored aside first. Raises StateNotRestorable for what would not come back.
         """
         try:
-            self._look_again()
+            self._refresh()
             found = self._owned((part, part.entries()) for part in self._parts)
         except ConfigurationError as error:
             raise StateNotRestorable(str(error)) from error
@@ -129,7 +137,7 @@ class Program:
             self._proved = found
         return found
 
-    def prove(self) -> None:
+    def check_restorable(self) -> None:
         """Restores the program's state aside, even if it was done before.
 
         Raises StateNotRestorable that names the object, the key, and what to do.
@@ -137,26 +145,26 @@ class Program:
         self._proved = None
         self.entries()
 
-    def standing(self) -> list[Entry]:
+    def weights(self) -> list[Entry]:
         """Parameters and buffers of its modules alone: what weights are."""
-        return [entry for part in self._parts if isinstance(part, ModulePart) for entry in part.standing()]
+        return [entry for part in self._parts if isinstance(part, ModulePart) for entry in part.weights()]
 
     def values(self, step: int) -> bytes:
         """The blob of plain values of this rank at `step`."""
         parts = self._plain()
         body = {
             **({"suspect": True} if self.suspect else {}),
-            "objects": self._told(parts),  # first: manifests are made from it without reading the rest
+            "objects": self._ownership_digests(parts),  # first: manifests are made from it without reading the rest
             "step": step,
-            "world": self._world,
+            "world": self._world_size,
             "seed": self._seed,
             "parts": parts,
             "tied": self._tied(),
-            **{name: dict(told) for name, told in (("recent", self.recent), ("odd", self.odd.saved)) if told},
+            **{name: dict(told) for name, told in (("recent", self.recent), ("odd", self.anomalies.saved)) if told},
         }
         return values_blob({**body, "random": self._random_before[1]} if self._random_before[0] == step - 1 else body)
 
-    def look_ahead(self, step: int) -> None:
+    def save_generators_for_next(self, step: int) -> None:
         """Keeps the present generators for the save of step `step` + 1."""
         self._random_before = step, objects.capture_generators()
 
@@ -167,14 +175,14 @@ class Program:
         ranks' states of one. Returns a sentence for each object that begins anew; raises StateMismatch for the first
         that may not.
         """
-        resized = f"the checkpoint is of {saved_world} ranks and this world has {self._world}"
+        resized = f"the checkpoint is of {saved_world} ranks and this world has {self._world_size}"
         told = []
         for name, inlined in self._inlined.items():
-            kind, may = type(inlined.subject).__name__, name in self._anew
+            kind, may = type(inlined.subject).__name__, name in self._reset_on_resize
             if may or (inlined.whose != "own" and self._is_named_local(name)):
                 told.append(f"{name} ({kind}) begins anew as the program built it: {resized}")
             elif inlined.whose == "divided":
-                inlined.load_state_dicts(states_of(name), self._rank, self._world)
+                inlined.load_state_dicts(states_of(name), self._rank, self._world_size)
             elif inlined.whose == "own":
                 raise StateMismatch(
                     f"{name} ({kind}) is each rank's own state, and {resized}: it cannot be divided among them. Train with"
@@ -193,8 +201,8 @@ class Program:
         self,
         shared: Mapping[str, Any],
         own: Mapping[str, Any] | None,
-        saved: Mapping[str, Saved],
-        fit: Fit = Fit(),  # noqa: B008  # it is frozen
+        saved: Mapping[str, SavedTensor],
+        fit: AllowedDifferences = AllowedDifferences(),  # noqa: B008  # it is frozen
     ) -> list[str]:
         """Builds targets for what a checkpoint has.
 
@@ -202,8 +210,8 @@ class Program:
         sentence for each difference that `fit` allows; raises StateMismatch for the first that it does not.
         """
         self._restoring, told = [], list[str]()
-        self._same_world = own is not None and own["world"] == self._world and not own.get("weights_only")
-        standing = {entry.name: entry for entry in self.standing()}
+        self._same_world_size = own is not None and own["world"] == self._world_size and not own.get("weights_only")
+        standing = {entry.name: entry for entry in self.weights()}
         for part in self._parts:
             if part.name not in shared["parts"] and (fit.may_differ(part.name) or shared.get("weights_only")):
                 why = "which has weights alone" if shared.get("weights_only") else "where it may be missing"
@@ -231,11 +239,11 @@ class Program:
         self._fit_targets(saved, fit, told)
         return told
 
-    def prepare_weights(self, saved: Mapping[str, Saved], fit: Fit) -> list[str]:
+    def prepare_weights(self, saved: Mapping[str, SavedTensor], fit: AllowedDifferences) -> list[str]:
         """Builds targets for modules' own tensors alone; returns as `prepare` does."""
         told = list[str]()
         self._restoring = []
-        self._targets, self._converted = self._fitting(self.standing(), saved, fit, told)
+        self._targets, self._converted = self._fitting(self.weights(), saved, fit, told)
         return told
 
     def targets(self) -> list[Entry]:
@@ -249,7 +257,7 @@ class Program:
                 entry.local_part().copy_(read)
         self._converted = []
 
-    def _lacking(self, shared: Mapping[str, Any], fit: Fit, told: list[str]) -> None:
+    def _lacking(self, shared: Mapping[str, Any], fit: AllowedDifferences, told: list[str]) -> None:
         for name in sorted(set(shared["parts"]) - {part.name for part in self._parts}):
             if not fit.may_differ(name):
                 raise StateMismatch(
@@ -258,28 +266,28 @@ class Program:
                 )
             told.append(f"the checkpoint has {name!r}, which was not given to Checkpointer: it is left out")
 
-    def _fit_targets(self, saved: Mapping[str, Saved], fit: Fit, told: list[str]) -> None:
+    def _fit_targets(self, saved: Mapping[str, SavedTensor], fit: AllowedDifferences, told: list[str]) -> None:
         found = self._owned((part, part.targets()) for part, _ in self._restoring)
-        if not self._same_world:
+        if not self._same_world_size:
             found = [entry for entry in found if entry.sharing != "local"]
         self._targets, self._converted = self._fitting(found, saved, fit, told)
-        if not all(part.everywhere for part in self._parts):
+        if not all(part.is_on_every_rank for part in self._parts):
             return
         known, tied = {entry.name for entry in found}, self._tied()
         whole = {part.name for part, _ in self._restoring}
         for name in saved:
             if name in known or name in tied or name.startswith("local/") or name.partition("/")[0] not in whole:
                 continue
-            if not self._was_left(name, fit):
+            if not self._may_be_left_out(name, fit):
                 raise StateMismatch(f"the checkpoint has {name}, which this program lacks: build it as it was saved")
             told.append(f"the checkpoint has {name}, which this program lacks: it is left out")
 
-    def _was_left(self, name: str, fit: Fit) -> bool:
+    def _may_be_left_out(self, name: str, fit: AllowedDifferences) -> bool:
         """Whether a tensor may be left out: by its own name, or as state of a parameter that may differ."""
         return fit.may_differ(name) or fit.may_differ(name.partition("/")[2].rpartition("/")[0])
 
     def _fitting(
-        self, entries: Sequence[Entry], saved: Mapping[str, Saved], fit: Fit, told: list[str]
+        self, entries: Sequence[Entry], saved: Mapping[str, SavedTensor], fit: AllowedDifferences, told: list[str]
     ) -> tuple[list[Entry], list[tuple[Entry, torch.Tensor]]]:
         """Selects what can be filled, and what of it is read aside first, in the precision that it was saved in."""
         targets: list[Entry] = []
@@ -289,8 +297,8 @@ class Program:
             if problem := fit.misfit(entry, what):
                 told.append(problem)
             elif what is not None and what.dtype != entry.dtype:
-                read = torch.empty(entry.place.box.lengths, dtype=dtype_named(what.dtype), device="cpu")
-                targets.append(Entry(entry.name, read, what.dtype, entry.place, entry.sharing))
+                read = torch.empty(entry.location.box.lengths, dtype=dtype_from_name(what.dtype), device="cpu")
+                targets.append(Entry(entry.name, read, what.dtype, entry.location, entry.sharing))
                 converted.append((entry, read))
             else:
                 targets.append(entry)
@@ -302,16 +310,16 @@ class Program:
         for part, values in self._restoring:
             part.apply(values)
         self._restoring, self._targets = [], []
-        if own is not None and self._same_world:
+        if own is not None and self._same_world_size:
             objects.restore_generators(own["random"])
         else:
             objects.seed_generators(int(shared["seed"]), self._rank, step)
 
-    def _told(self, parts: Mapping[str, Any]) -> dict[str, str]:
+    def _ownership_digests(self, parts: Mapping[str, Any]) -> dict[str, str]:
         """Of each object what all ranks should have alike, or that each has its own; nothing of what may begin anew."""
         told = {}
         for name, inlined in self._inlined.items():
-            if name in self._anew or inlined.whose == "divided":
+            if name in self._reset_on_resize or inlined.whose == "divided":
                 continue
             if inlined.whose == "own":
                 told[name] = OWN
@@ -322,8 +330,8 @@ class Program:
     def _optimized(self) -> frozenset[int]:
         return frozenset(id(p) for o in self.optimizers for group in o.param_groups for p in group["params"])
 
-    def _held(self) -> dict[int, OptimizerParameter]:
-        return {id(h.parameter): h for m in reversed(self._modules) for h in m.held()}
+    def _parameters_by_id(self) -> dict[int, OptimizerParameter]:
+        return {id(h.parameter): h for m in reversed(self._modules) for h in m.optimizer_parameters()}
 
     def _tied(self) -> dict[str, str]:
         return {other: own for m in self._modules for other, own in m.other_names.items()}
@@ -331,14 +339,14 @@ class Program:
     def _plain(self) -> dict[str, Any]:
         return {part.name: part.values() for part in self._parts}
 
-    def _look_again(self) -> None:
+    def _refresh(self) -> None:
         """Takes groups and parameters that were added or replaced since the last save."""
         stale = [part for part in self._modules if part.is_stale()]
         if stale or any(part.is_stale() for part in self._optimizer_parts):
             lazy = self._optimized()
             for module in self._modules:
                 module.refresh(lazy)
-            held = self._held()
+            held = self._parameters_by_id()
             for optimizer in self._optimizer_parts:
                 optimizer.refresh(held)
 
@@ -348,17 +356,17 @@ class Program:
         if encoded(back) != text:
             raise StateNotRestorable("plain values of the program come back as others: that is a fault of surefoot")
         prefix = local_name(self._rank, "")
-        saved = {e.name.removeprefix(prefix): Saved(e.dtype, e.place.shape) for e in entries}
+        saved = {e.name.removeprefix(prefix): SavedTensor(e.dtype, e.location.shape) for e in entries}
         for part in self._parts:
             try:
-                part.prove(back["parts"][part.name], saved)
+                part.check_restorable(back["parts"][part.name], saved)
             except StateMismatch as problem:
                 raise StateNotRestorable(f"what {part.name} holds could not be restored: {problem}") from problem
 
     def _values_for(self, part: ProgramPart, shared: Mapping[str, Any], own: Mapping[str, Any] | None) -> Any:
-        if part.name in self._inlined and own is not None and self._same_world:
+        if part.name in self._inlined and own is not None and self._same_world_size:
             shared = {"parts": self._inlined[part.name].own_parts(part.name, own["parts"], shared["parts"])}
-        elif self._is_local(part.name) or part.name in self._anew:
+        elif self._is_local(part.name) or part.name in self._reset_on_resize:
             return _ABSENT  # divided before, or begins anew
         if part.name not in shared["parts"]:
             raise StateMismatch(
@@ -380,7 +388,7 @@ class Program:
                 raise ConfigurationError(
                     f"{entry.name} is named local and lies in a tensor with others: it cannot be this rank's own affair"
                 )
-            return entry.kept_local(self._rank)
+            return entry.as_per_rank(self._rank)
         return entry
 
     def _is_local(self, name: str) -> bool:

@@ -20,7 +20,7 @@ from surefoot.state.entries import Entry
 
 
 @dataclass(frozen=True, slots=True)
-class Portion:
+class PieceRange:
     """Locates one piece in the stream, bytes `start` to `stop`.
 
     `within` is its box relative to the corner of its entry.
@@ -42,7 +42,7 @@ class SavePlan:
     layout: Layout
     layout_json: str
     digest: str
-    portions: tuple[Portion, ...]
+    portions: tuple[PieceRange, ...]
 
 
 def structure_of(entries: Sequence[Entry]) -> tuple[object, ...]:
@@ -52,7 +52,7 @@ def structure_of(entries: Sequence[Entry]) -> tuple[object, ...]:
 
 def save_plan(entries: Sequence[Entry], rank: int) -> SavePlan:
     """The plan of `rank`."""
-    mine = saved_boxes([entry.holding() for entry in entries], rank)
+    mine = saved_boxes([entry.held_box() for entry in entries], rank)
     parts = tensor_parts(entries, mine)
     layout = build_layout(parts, spread_of(entries))
     source = {(entries[number].name, box.offsets, box.lengths): number for number, box in mine}
@@ -62,13 +62,13 @@ def save_plan(entries: Sequence[Entry], rank: int) -> SavePlan:
         for piece in tensor.pieces:
             size = prod(piece.lengths) * itemsize(tensor.dtype)
             number = source[tensor.name, piece.offsets, piece.lengths]
-            corner = entries[number].place.box.offsets
+            corner = entries[number].location.box.offsets
             within = alike.get((piece.offsets, piece.lengths, corner))
             if within is None:
                 within = Box(piece.offsets, piece.lengths).relative_to(corner)
                 alike[piece.offsets, piece.lengths, corner] = within
             stop = piece.stream_offset + size
-            portions.append(Portion(tensor.name, number, within, piece.tile, piece.stream_offset, stop))
+            portions.append(PieceRange(tensor.name, number, within, piece.tile, piece.stream_offset, stop))
     text = layout.to_json()
     return SavePlan(structure_of(entries), layout, text, layout_digest(text), tuple(portions))
 
@@ -82,7 +82,7 @@ def tensor_parts(entries: Sequence[Entry], mine: Sequence[tuple[int, Box]]) -> l
     for entry in entries:
         if entry.name not in found:
             kept = tuple(sorted(boxes[entry.name], key=lambda b: b.offsets))
-            found[entry.name] = TensorParts(entry.name, entry.dtype, entry.place.shape, kept)
+            found[entry.name] = TensorParts(entry.name, entry.dtype, entry.location.shape, kept)
     return list(found.values())
 
 
@@ -95,11 +95,11 @@ def spread_of(entries: Sequence[Entry]) -> Spread | None:
     of: dict[str, int] = {}
     lowest = set()
     for entry in entries:
-        if entry.place.rule is None:
+        if entry.location.rule is None:
             return None
         if entry.sharing == "lowest":
             lowest.add(entry.name)
-        rule = spread_rule(entry.place.rule)
+        rule = spread_rule(entry.location.rule)
         of[entry.name] = OWN if entry.sharing == "local" else rules.setdefault(rule, len(rules))
     names = sorted(of)
     return Spread(tuple(rules), tuple(of[n] for n in names), tuple(i for i, n in enumerate(names) if n in lowest))

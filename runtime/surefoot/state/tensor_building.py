@@ -19,8 +19,8 @@ from surefoot.format import values
 from surefoot.format.values import NamedObject
 from surefoot.geometry.sharding import ShardingRule
 from surefoot.staging.host_copies import PLAIN_CLASSES
-from surefoot.state.entries import Saved, dtype_named, escaped, is_dtensor
-from surefoot.state.tensor_locations import inner_parts, laid, rule_of, says_itself
+from surefoot.state.entries import SavedTensor, dtype_from_name, escaped, is_dtensor
+from surefoot.state.tensor_locations import classify_inner_split, inner_parts, is_checkpointable_tensor, rule_of
 
 # ---- trees -----------------------------------------------------------------------------------------------------------
 # Flattens nested state into tensors and plain values, and unflattens it. Tensors are replaced by marks that name them,
@@ -31,7 +31,7 @@ Facts = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class TensorPlaceholder:
     """Stands where a tensor belongs."""
 
     name: str
@@ -41,7 +41,7 @@ class Mark:
 _NOTHING = object()
 
 
-def taken_apart(
+def extract_tensors(
     tree: Any,
     path: str,
     tensors: dict[str, torch.Tensor],
@@ -54,20 +54,24 @@ def taken_apart(
     """
     if isinstance(tree, torch.Tensor):
         tensors[path] = tree
-        return Mark(path, facts_of(tree))
-    return values.map_container(tree, lambda key, value: taken_apart(value, join(path, key), tensors, facts_of, join))
+        return TensorPlaceholder(path, facts_of(tree))
+    return values.map_container(
+        tree, lambda key, value: extract_tensors(value, join(path, key), tensors, facts_of, join)
+    )
 
 
-def put_together(tree: Any, tensor_of: Callable[[str], torch.Tensor], live: Any = _NOTHING, path: str = "") -> Any:
+def insert_tensors(tree: Any, tensor_of: Callable[[str], torch.Tensor], live: Any = _NOTHING, path: str = "") -> Any:
     """Replaces marks by tensors, and objects saved by name by `live`'s."""
-    if isinstance(tree, Mark):
+    if isinstance(tree, TensorPlaceholder):
         return tensor_of(tree.name)
     if isinstance(tree, NamedObject):
         return _same_object(tree, live, path)
-    return values.map_container(tree, lambda key, v: put_together(v, tensor_of, _held(live, key), f"{path}/{key}"))
+    return values.map_container(
+        tree, lambda key, v: insert_tensors(v, tensor_of, _value_at(live, key), f"{path}/{key}")
+    )
 
 
-def _held(live: Any, key: Any) -> Any:
+def _value_at(live: Any, key: Any) -> Any:
     try:
         return live[key] if isinstance(live, Mapping | list | tuple) else getattr(live, str(key), _NOTHING)
     except (KeyError, IndexError, TypeError):
@@ -84,12 +88,12 @@ def _same_object(saved: NamedObject, live: Any, path: str) -> Any:
     )
 
 
-def marks(tree: Any) -> list[Mark]:
+def marks(tree: Any) -> list[TensorPlaceholder]:
     """The marks in a tree, in its order."""
-    found: list[Mark] = []
+    found: list[TensorPlaceholder] = []
 
     def note(_: Any, value: Any) -> Any:
-        if isinstance(value, Mark):
+        if isinstance(value, TensorPlaceholder):
             found.append(value)
         else:
             values.map_container(value, note)
@@ -104,14 +108,14 @@ def marked(tree: Any) -> list[str]:
     return [mark.name for mark in marks(tree)]
 
 
-def named(tree: Any) -> bool:
+def has_named_objects(tree: Any) -> bool:
     """Whether something in it was saved by its name alone."""
     found: list[Any] = []
 
     def note(_: Any, value: Any) -> Any:
         if isinstance(value, NamedObject):
             found.append(value)
-        elif not isinstance(value, Mark):
+        elif not isinstance(value, TensorPlaceholder):
             values.map_container(value, note)
         return None
 
@@ -157,7 +161,7 @@ def _children(tree: Any) -> dict[Any, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class BuildLocation:
     """Says where a built tensor goes: beside `parameter`, or on the host.
 
     `scratch`: as a meta tensor without memory, to be compared and thrown away.
@@ -209,7 +213,7 @@ def facts_of(name: str, tensor: torch.Tensor, parameter: torch.Tensor | None = N
     return found or None
 
 
-def build(name: str, facts: Facts | None, saved: Mapping[str, Saved], home: Home) -> torch.Tensor | None:
+def build(name: str, facts: Facts | None, saved: Mapping[str, SavedTensor], home: BuildLocation) -> torch.Tensor | None:
     """Builds an unfilled tensor as it was saved, or None."""
     facts = facts or {}
     device = home.device(facts.get("device"))
@@ -231,13 +235,15 @@ def build(name: str, facts: Facts | None, saved: Mapping[str, Saved], home: Home
     return DTensor.from_local(local, like.device_mesh, placements, run_check=False, shape=shape, stride=stride)
 
 
-def built_marks(tree: Any, saved: Mapping[str, Saved], home: Home) -> dict[str, torch.Tensor]:
+def built_marks(tree: Any, saved: Mapping[str, SavedTensor], home: BuildLocation) -> dict[str, torch.Tensor]:
     """Builds an unfilled tensor for each saved mark in a tree."""
     made = {mark.name: build(mark.name, mark.facts, saved, home) for mark in marks(tree)}
     return {name: tensor for name, tensor in made.items() if tensor is not None}
 
 
-def build_beside(key: str, name: str, what: Saved, home: Home, dtype: torch.dtype, on_host: bool) -> torch.Tensor:
+def build_like_parameter(
+    key: str, name: str, what: SavedTensor, home: BuildLocation, dtype: torch.dtype, on_host: bool
+) -> torch.Tensor:
     """Builds state of a parameter from name, type and shape alone.
 
     Like torch's own optimizers: state of the parameter's shape is sharded like it, other state is plain.
@@ -247,7 +253,7 @@ def build_beside(key: str, name: str, what: Saved, home: Home, dtype: torch.dtyp
     device = torch.device("meta") if home.scratch else parameter.device
     if what.shape == tuple(parameter.shape):
         return torch.zeros_like(parameter, dtype=dtype, requires_grad=False, device=device)
-    if says_itself(parameter) and what.shape == tuple(parameter.global_shape):  # type: ignore[attr-defined]
+    if is_checkpointable_tensor(parameter) and what.shape == tuple(parameter.global_shape):  # type: ignore[attr-defined]
         return torch.zeros(parameter.shape, dtype=dtype, device=device)
     if is_dtensor(parameter) and prod(what.shape) > 1:
         raise StateMismatch(
@@ -298,7 +304,7 @@ def _placements(said: list[list[Any]]) -> tuple[Any, ...]:
     return tuple(module.Replicate() if kind == "replicate" else module.Shard(*at) for kind, *at in said)
 
 
-def _rule_here(name: str, spread: Mapping[str, Any] | None, home: Home) -> ShardingRule | None:
+def _rule_here(name: str, spread: Mapping[str, Any] | None, home: BuildLocation) -> ShardingRule | None:
     """The sharding rule on this program's ranks; None if it is plain."""
     like: Any = home.parameter
     if like is None or not is_dtensor(like):
@@ -332,7 +338,10 @@ def _described(name: str, local: Any, tensor: torch.Tensor) -> dict[str, Any]:
     attributes, context = local.__tensor_flatten__()
     alone = len(list(inner_parts("", local))) == 1
     cut = is_dtensor(tensor)
-    how = {a: "alone" if alone else laid(local, a, getattr(local, a)) if cut else "whole" for a in attributes}
+    how = {
+        a: "alone" if alone else classify_inner_split(local, a, getattr(local, a)) if cut else "whole"
+        for a in attributes
+    }
     deeper = [a for a in attributes if type(getattr(local, a)) not in PLAIN_CLASSES]
     if deeper:
         raise StateNotRestorable(f"{name}:{deeper[0]} is a tensor subclass within another: such state cannot be saved")
@@ -342,13 +351,15 @@ def _described(name: str, local: Any, tensor: torch.Tensor) -> dict[str, Any]:
 def _build_local(
     name: str,
     described: Mapping[str, Any] | None,
-    saved: Mapping[str, Saved],
+    saved: Mapping[str, SavedTensor],
     local_shape: Callable[[tuple[int, ...]], tuple[int, ...]],
     device: torch.device,
 ) -> torch.Tensor | None:
     def empty(called: str, cut: bool) -> torch.Tensor:
         what = saved[called]
-        return torch.zeros(local_shape(what.shape) if cut else what.shape, dtype=dtype_named(what.dtype), device=device)
+        return torch.zeros(
+            local_shape(what.shape) if cut else what.shape, dtype=dtype_from_name(what.dtype), device=device
+        )
 
     if described is None or "inner" not in described:
         if name not in saved:

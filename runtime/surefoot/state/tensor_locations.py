@@ -20,7 +20,7 @@ from surefoot.errors import ConfigurationError
 from surefoot.geometry import Box
 from surefoot.geometry.box import flat_boxes
 from surefoot.geometry.sharding import Cut, Grid, ShardingRule
-from surefoot.state.entries import Entry, Place, Sharing, Window, dtype_name, is_dtensor, local_part
+from surefoot.state.entries import Entry, LocalBox, Sharing, TensorLocation, dtype_name, is_dtensor, local_part
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -52,21 +52,21 @@ class FlatRange:
         """The same range, as the only one of a tensor."""
         return replace(self, name=f"{prefix}{self.name}", offset=0)
 
-    def boxes(self) -> Iterator[tuple[Box, Window]]:
+    def boxes(self) -> Iterator[tuple[Box, LocalBox]]:
         at = self.offset
         for box in flat_boxes(self.shape, self.start, self.stop):
-            yield box, Window((at,), flat=True)
+            yield box, LocalBox((at,), flat=True)
             at += box.volume
 
 
 @dataclass(frozen=True, slots=True)
-class Flat:
+class FlatLayout:
     """Lists a flat tensor's ranges and the ranks with the same ones."""
 
     ranges: tuple[FlatRange, ...]
     same: Grid
 
-    def named(self, prefix: str) -> Flat:
+    def with_prefix(self, prefix: str) -> FlatLayout:
         return replace(self, ranges=tuple(replace(r, name=f"{prefix}{r.name}") for r in self.ranges))
 
 
@@ -94,13 +94,13 @@ def describe_flat(
     setattr(tensor, _ATTRIBUTE, (found, tuple(ranks)))
 
 
-def described(tensor: torch.Tensor, rank: int) -> Flat | None:
+def declared_ranges(tensor: torch.Tensor, rank: int) -> FlatLayout | None:
     """The ranges that `describe_flat` declared, or None."""
     said = getattr(tensor, _ATTRIBUTE, None)
     if said is None:
         return None
     ranges, ranks = said
-    return Flat(ranges, Grid.of(sorted(ranks)) if ranks else Grid.alone(rank))
+    return FlatLayout(ranges, Grid.of(sorted(ranks)) if ranks else Grid.alone(rank))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class FlatHandle:
     """
 
     flat_parameter: torch.Tensor
-    flat: Flat
+    flat: FlatLayout
     parameters: tuple[tuple[torch.Tensor, FlatRange | None], ...]
 
 
@@ -131,7 +131,7 @@ def flat_handle(module: torch.nn.Module, rank: int, clean: Any) -> FlatHandle | 
             continue
         begin, stop = info.intra_param_start_idx, info.intra_param_end_idx + 1
         found.append(FlatRange(clean(name), tuple(shape), begin, stop, info.offset_in_shard))
-    flat = Flat(tuple(r for r in found if r is not None), _same_shard(module, handle, rank))
+    flat = FlatLayout(tuple(r for r in found if r is not None), _same_shard(module, handle, rank))
     views = parameter._params or ()
     return FlatHandle(parameter, flat, tuple(zip(views, found, strict=True)) if views else ())
 
@@ -201,7 +201,7 @@ Owner = tuple[str, torch.Tensor]
 """A parameter's full name, and itself."""
 
 
-def says_itself(tensor: torch.Tensor) -> bool:
+def is_checkpointable_tensor(tensor: torch.Tensor) -> bool:
     """Returns whether a tensor has the fields of torch's CheckpointableTensor."""
     return hasattr(tensor, "global_shape") and hasattr(tensor, "global_offsets")
 
@@ -217,7 +217,7 @@ def rule_of(tensor: torch.Tensor, rank: int, placements: tuple[Any, ...] | None 
     return _rule(spread.device_mesh, tuple(spread.placements if placements is None else placements), rank)
 
 
-def laid(local: torch.Tensor, attribute: str, part: torch.Tensor) -> str:
+def classify_inner_split(local: torch.Tensor, attribute: str, part: torch.Tensor) -> str:
     """Classifies how a subclass' inner tensor splits along with its elements.
 
     `cut` like them, so many elements for each of their `rows`, or the `whole` of it with each part.
@@ -245,19 +245,19 @@ class EntryPlacer:
     def __init__(self, rank: int, default: Grid, replicas: Replicas) -> None:
         self.rank = rank
         self._default, self._replicas = default, replicas
-        self._known: dict[str, tuple[torch.Tensor, tuple[Entry, ...]]] = {}
-        self._plain: dict[tuple[tuple[int, ...], Grid], Place] = {}
+        self._cache: dict[str, tuple[torch.Tensor, tuple[Entry, ...]]] = {}
+        self._plain: dict[tuple[tuple[int, ...], Grid], TensorLocation] = {}
         """Places of plain tensors: those of one shape and the same holders share one."""
 
     def forget(self) -> None:
         """Clears the cache of entries."""
-        self._known.clear()
+        self._cache.clear()
 
     def of(
         self, name: str, tensor: torch.Tensor, sharing: Sharing, lazy: bool = False, owner: Owner | None = None
     ) -> tuple[Entry, ...]:
         """The entries of a tensor, which may be state of `owner`."""
-        known = self._known.get(name)
+        known = self._cache.get(name)
         if known is not None and known[0] is tensor:
             return known[1]
         found = tuple(
@@ -265,27 +265,29 @@ class EntryPlacer:
             for called, part, inner in inner_parts(name, tensor)
             for place, window in self._places(called, tensor, part, owner or (name, tensor), inner)
         )
-        self._known[name] = (tensor, found)
+        self._cache[name] = (tensor, found)
         return found
 
     def of_flat(
-        self, prefix: str, leaf: str, tensor: torch.Tensor, flat: Flat, lazy: bool = False
+        self, prefix: str, leaf: str, tensor: torch.Tensor, flat: FlatLayout, lazy: bool = False
     ) -> tuple[Entry, ...]:
         """The entries of a flat tensor's ranges, named `prefix`range`leaf`."""
         key = f"{prefix}{flat.ranges[0].name if flat.ranges else ''}{leaf}"
-        known = self._known.get(key)
+        known = self._cache.get(key)
         if known is not None and known[0] is tensor:
             return known[1]
         dtype = dtype_name(tensor.dtype)
         found = tuple(
-            Entry(f"{prefix}{r.name}{leaf}", tensor, dtype, Place(r.shape, box, flat.same), "split", lazy, window)
+            Entry(
+                f"{prefix}{r.name}{leaf}", tensor, dtype, TensorLocation(r.shape, box, flat.same), "split", lazy, window
+            )
             for r in flat.ranges
             for box, window in r.boxes()
         )
-        self._known[key] = (tensor, found)
+        self._cache[key] = (tensor, found)
         return found
 
-    def of_flat_scalar(self, prefix: str, leaf: str, tensor: torch.Tensor, flat: Flat) -> tuple[Entry, ...]:
+    def of_flat_scalar(self, prefix: str, leaf: str, tensor: torch.Tensor, flat: FlatLayout) -> tuple[Entry, ...]:
         """The entries of a counter that belongs to a whole flat tensor.
 
         It is saved once for each range, by the rank that has the range's first element.
@@ -296,16 +298,16 @@ class EntryPlacer:
                 f"{prefix}{r.name}{leaf}",
                 tensor,
                 dtype_name(tensor.dtype),
-                Place(shape, Box.whole(shape), flat.same if r.start == 0 else None),
+                TensorLocation(shape, Box.whole(shape), flat.same if r.start == 0 else None),
                 "lowest",
-                lazy=True,
+                copy_in_background=True,
             )
             for r in flat.ranges
         )
 
     def _places(
         self, name: str, tensor: torch.Tensor, part: torch.Tensor, owner: Owner, attribute: str | None
-    ) -> Iterator[tuple[Place, Window | None]]:
+    ) -> Iterator[tuple[TensorLocation, LocalBox | None]]:
         if is_dtensor(tensor):
             yield from self._of_dtensor(name, tensor, part, attribute)  # type: ignore[arg-type]  # is_dtensor has just said so
             return
@@ -314,25 +316,25 @@ class EntryPlacer:
                 f"{name} is a {part.layout} tensor on {part.device}: only dense tensors with memory can be saved"
             )
         told = self._replicas.of(owner[0])
-        if says_itself(owner[1]):
+        if is_checkpointable_tensor(owner[1]):
             told = told or Grid.alone(self.rank)
             if owner[1].shape == tensor.shape:
-                yield from _said(owner[1], told)
+                yield from _declared_locations(owner[1], told)
             else:  # a counter: saved with the tensor's first element
                 shape = tuple(part.shape)
-                yield Place(shape, Box.whole(shape), told if _has_first(owner[1]) else None), None
+                yield TensorLocation(shape, Box.whole(shape), told if _has_first(owner[1]) else None), None
             return
         if told is None and is_dtensor(owner[1]):
             told = grid_of_dtensor(owner[1], self.rank)
         alike = tuple(part.shape), told or self._default
         if alike not in self._plain:
             rule = ShardingRule.replicated(alike[1].only({}))
-            self._plain[alike] = Place(alike[0], Box.whole(alike[0]), rule.grid, rule)
+            self._plain[alike] = TensorLocation(alike[0], Box.whole(alike[0]), rule.grid, rule)
         yield self._plain[alike], None
 
     def _of_dtensor(
         self, name: str, tensor: DTensor, part: torch.Tensor, attribute: str | None
-    ) -> Iterator[tuple[Place, Window | None]]:
+    ) -> Iterator[tuple[TensorLocation, LocalBox | None]]:
         if any(p.is_partial() for p in tensor.placements):
             raise ConfigurationError(f"{name} is a partial sum over {tensor.device_mesh}: reduce it before saving it")
         rule = _rule(tensor.device_mesh, tuple(tensor.placements), self.rank)
@@ -342,10 +344,10 @@ class EntryPlacer:
             )
         shape = tuple(tensor.shape)
         local = rule.local_shape(shape, self.rank)
-        how = laid(tensor._local_tensor, attribute, part) if attribute else "cut"
+        how = classify_inner_split(tensor._local_tensor, attribute, part) if attribute else "cut"
         if how == "whole":
             everywhere = ShardingRule.replicated(rule.grid.only({}))
-            yield Place(tuple(part.shape), Box.whole(tuple(part.shape)), everywhere.grid, everywhere), None
+            yield TensorLocation(tuple(part.shape), Box.whole(tuple(part.shape)), everywhere.grid, everywhere), None
             return
         if how == "rows":
             yield from self._rows(name, tensor, part, rule)
@@ -356,14 +358,14 @@ class EntryPlacer:
         parts = rule.parts(shape, self.rank)
         same = rule.same(self.rank)
         if not parts:
-            yield Place(shape, Box((0,) * len(shape), local), same, rule), None
+            yield TensorLocation(shape, Box((0,) * len(shape), local), same, rule), None
         for one in parts:
-            window = None if one.box.lengths == local else Window(one.local)
-            yield Place(shape, one.box, same, rule), window
+            window = None if one.box.lengths == local else LocalBox(one.local)
+            yield TensorLocation(shape, one.box, same, rule), window
 
     def _rows(
         self, name: str, tensor: DTensor, part: torch.Tensor, rule: ShardingRule
-    ) -> Iterator[tuple[Place, Window | None]]:
+    ) -> Iterator[tuple[TensorLocation, LocalBox | None]]:
         """Blocks that lie within rows, as so many for each row; cut as the rows are."""
         rows = int(tensor._local_tensor.shape[0])
         shape = (int(tensor.shape[0]), part.numel() // rows)
@@ -373,7 +375,7 @@ class EntryPlacer:
                 f"{name} are blocks of a tensor that is placed as {tensor.placements}: only rows that are cut once can be"
                 " put together at another world size"
             )
-        yield Place(shape, parts[0].box, rule.same(self.rank), rule), Window((0,), flat=True)
+        yield TensorLocation(shape, parts[0].box, rule.same(self.rank), rule), LocalBox((0,), flat=True)
 
 
 @lru_cache(maxsize=1024)
@@ -447,9 +449,9 @@ def _has_first(tensor: Any) -> bool:
     return any(not any(start) for start in tensor.global_offsets)
 
 
-def _said(tensor: Any, same: Grid) -> Iterator[tuple[Place, Window | None]]:
+def _declared_locations(tensor: Any, same: Grid) -> Iterator[tuple[TensorLocation, LocalBox | None]]:
     shape = tuple(map(int, tensor.global_shape))
     for start, local, lengths in zip(tensor.global_offsets, tensor.local_offsets, tensor.local_sizes, strict=True):
         box = Box(tuple(map(int, start)), tuple(map(int, lengths)))
-        window = None if box.lengths == tuple(tensor.shape) or not local else Window(tuple(map(int, local)))
-        yield Place(shape, box, same), window
+        window = None if box.lengths == tuple(tensor.shape) or not local else LocalBox(tuple(map(int, local)))
+        yield TensorLocation(shape, box, same), window

@@ -5,12 +5,12 @@
 
 from surefoot.tiers.persistent import ObjectStoreTier as ObjectStoreTier
 from surefoot.tiers.persistent import open_persistent as open_persistent
-from surefoot.tiers.tier import ByCheckpoint as ByCheckpoint
 from surefoot.tiers.tier import CommitsOnce as CommitsOnce
-from surefoot.tiers.tier import CopiesChunks as CopiesChunks
-from surefoot.tiers.tier import CopiesParts as CopiesParts
-from surefoot.tiers.tier import LayoutCopies as LayoutCopies
-from surefoot.tiers.tier import ManyStreams as ManyStreams
-from surefoot.tiers.tier import ReadsAhead as ReadsAhead
+from surefoot.tiers.tier import SupportsChunkCopy as SupportsChunkCopy
+from surefoot.tiers.tier import SupportsLayoutCopies as SupportsLayoutCopies
+from surefoot.tiers.tier import SupportsListingByCheckpoint as SupportsListingByCheckpoint
+from surefoot.tiers.tier import SupportsPartCopy as SupportsPartCopy
+from surefoot.tiers.tier import SupportsParts as SupportsParts
+from surefoot.tiers.tier import SupportsPipelinedReads as SupportsPipelinedReads
+from surefoot.tiers.tier import SupportsPipelinedWrites as SupportsPipelinedWrites
 from surefoot.tiers.tier import Tier as Tier
-from surefoot.tiers.tier import WritesAhead as WritesAhead

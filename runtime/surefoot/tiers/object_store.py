@@ -39,7 +39,7 @@ class ObjectStore(Protocol):
     """
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The store's location, for people."""
         ...
 
@@ -148,7 +148,7 @@ LOOKS = 3
 LOOK_WAITS = Backoff(0.1, 0.3)
 
 
-def read_together(read: Callable[[A], B], items: Iterable[A]) -> list[B]:
+def read_in_threads(read: Callable[[A], B], items: Iterable[A]) -> list[B]:
     """Reads several things in threads; results in their order.
 
     Raises what the first of them in that order raised.
@@ -201,7 +201,7 @@ class DirectoryStore:
                 root.mkdir(mode=_OWNERS, parents=True, exist_ok=True)
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         return str(self._root)
 
     def put(self, path: str, *pieces: bytes | memoryview) -> None:

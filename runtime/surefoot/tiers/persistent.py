@@ -31,16 +31,16 @@ from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.settings import PersistentSettings
 from surefoot.tiers import persistent_records
-from surefoot.tiers.object_store import DirectoryStore, ObjectStore, read_exactly, read_together, second_look
+from surefoot.tiers.object_store import DirectoryStore, ObjectStore, read_exactly, read_in_threads, second_look
 from surefoot.tiers.persistent_records import (
     PART_CHUNKS,
-    Cut,
-    EpochRecords,
+    ChunkMap,
+    GenerationRecords,
     LayoutRecords,
-    Names,
+    ObjectNames,
     PartBuffer,
     checkpoint_of,
-    not_whole,
+    incomplete_error,
     part_lengths,
     part_name,
     part_of,
@@ -65,14 +65,14 @@ class ObjectStoreTier:
     def __init__(self, store: ObjectStore, job: str, read_only: bool = False) -> None:
         self._store = store
         self._job = job
-        self._names = Names(job)
-        self.epochs = EpochRecords(store, job)
+        self._names = ObjectNames(job)
+        self.generations = GenerationRecords(store, job)
         self._damaged: tuple[str, ...] = ()
         self._gathered = PartBuffer()
         self._new: set[RankSave] = set()
         """Saves that this connection found without a manifest, and writes."""
-        self._layouts = LayoutRecords(store, self._names, read_only, self.seen)
-        self._cuts: dict[str, Cut] = {}
+        self._layouts = LayoutRecords(store, self._names, read_only, self.list_all_checkpoints)
+        self._cuts: dict[str, ChunkMap] = {}
         self._last_layout: tuple[str, bytes] = ("", b"")
 
     def put_layout(self, digest: str, text: str) -> None:
@@ -86,7 +86,7 @@ class ObjectStoreTier:
         """
         committed = self._committed_as(save)
         if committed is not None:
-            self._mend(committed, index, data)
+            self._repair_chunk(committed, index, data)
             return
         part = self._gathered.add(save, index, data)
         if part is not None:
@@ -96,13 +96,13 @@ class ObjectStoreTier:
         committed = self._committed_as(save)
         if committed is not None and digest(data) != committed.values_digest:
             raise _taken(committed, "other values")
-        self._write(save, self._names.named(save, "values"), data)
+        self._write(save, self._names.object_name(save, "values"), data)
 
     def put_digests(self, save: RankSave, data: bytes) -> None:
         committed = self._committed_as(save)
         if committed is not None and digest(data) != committed.digests_digest:
             raise _taken(committed, "another digest table")
-        self._write(save, self._names.named(save, "digests"), data)
+        self._write(save, self._names.object_name(save, "digests"), data)
 
     def has(self, manifest: RankManifest) -> bool:
         save, committed = manifest.save, self._committed_as(manifest.save)
@@ -133,13 +133,13 @@ class ObjectStoreTier:
         wanted = {"digests": manifest.digests_bytes, "values": manifest.values_bytes}
         name, layout = self._last_layout
         if name == manifest.layout:
-            self._write(save, self._names.named(save, "layout"), layout)
+            self._write(save, self._names.object_name(save, "layout"), layout)
             wanted["layout"] = len(layout)
         wanted |= {part_name(number): length for number, length in enumerate(part_lengths(chunk_lengths))}
         found = self._store.sizes(self._names.folder(save))
         for part, length in wanted.items():
             if found.get(part) != length:
-                raise not_whole(save, part, found.get(part), length)
+                raise incomplete_error(save, part, found.get(part), length)
         there = self._store.sizes(self._names.layouts).get(f"{manifest.layout}.json")
         if there is None or (name == manifest.layout and there != len(layout)):
             raise ChunkMissing(f"{save} cannot be committed: its layout record {manifest.layout} is not there whole")
@@ -149,7 +149,7 @@ class ObjectStoreTier:
         self._publish_checkpoint(manifest)
 
     def manifests(self) -> tuple[RankManifest, ...]:
-        return self._manifests_of(self.seen())
+        return self._manifests_of(self.list_all_checkpoints())
 
     def manifests_of(self, checkpoint: Checkpoint) -> tuple[RankManifest, ...]:
         return self._manifests_of((checkpoint,))
@@ -171,10 +171,10 @@ class ObjectStoreTier:
         return self.read_layout(manifest.layout)
 
     def read_values(self, save: RankSave) -> bytes:
-        return self._store.read(self._names.named(save, "values"))
+        return self._store.read(self._names.object_name(save, "values"))
 
     def read_digests(self, save: RankSave, offset: int, length: int) -> bytes:
-        return read_exactly(self._store, self._names.named(save, "digests"), offset, length)
+        return read_exactly(self._store, self._names.object_name(save, "digests"), offset, length)
 
     def read_chunk(self, save: RankSave, index: int, offset: int, length: int) -> bytes | memoryview:
         place = self._cut(save).chunk(index)
@@ -199,15 +199,15 @@ class ObjectStoreTier:
     # ---- beyond `Tier` ----------------------------------------------------------------------------------------------
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The job's folder, for people."""
-        return f"{self._store.place}/{self._job}"
+        return f"{self._store.location}/{self._job}"
 
     def expect(self) -> None:
         """Raises TierUnavailable where the job's folder is gone: it is not empty but away."""
         self._store.expect(self._job)
 
-    def seen(self) -> tuple[Checkpoint, ...]:
+    def list_all_checkpoints(self) -> tuple[Checkpoint, ...]:
         """Lists every checkpoint with any object here, complete or not."""
         return tuple(sorted(c for name in self._store.folders(self._job) if (c := checkpoint_of(name))))
 
@@ -225,8 +225,8 @@ class ObjectStoreTier:
         if told is not None:
             checkpoint, world = told
             if world < persistent_records.MIN_MANIFEST_LIST_RANKS:
-                saves = [RankSave(checkpoint.epoch, checkpoint.step, rank) for rank in range(world)]
-                found = tuple(read for read in read_together(self._visible, saves) if isinstance(read, RankManifest))
+                saves = [RankSave(checkpoint.generation, checkpoint.step, rank) for rank in range(world)]
+                found = tuple(read for read in read_in_threads(self._visible, saves) if isinstance(read, RankManifest))
             else:
                 found, _ = self._read_all((checkpoint,))
             if len(found) == world:
@@ -278,12 +278,14 @@ class ObjectStoreTier:
         """
         self._store.remove_folder(self._job)
 
-    def claim_epoch(self) -> int:
+    def claim_generation(self) -> int:
         """Takes the next epoch.
 
         Newer than every claim and every save here, and nobody else gets the same.
         """
-        return self.epochs.claim(max((checkpoint.epoch for checkpoint in self.seen()), default=0))
+        return self.generations.claim(
+            max((checkpoint.generation for checkpoint in self.list_all_checkpoints()), default=0)
+        )
 
     def newest_epoch(self, claim_epoch: int = 0, ticket: str = "", is_writable: bool = True) -> int:
         """Claims an epoch for who bears this ticket; 0: none.
@@ -297,16 +299,16 @@ class ObjectStoreTier:
             The newest epoch that anything else here names, a save or a claim; 0: none. Where that is not older than
             `claim_epoch`, the epoch is another's.
         """
-        claim = self.epochs.claim_as if is_writable else self.epochs.may_bear
+        claim = self.generations.claim_as if is_writable else self.generations.may_bear
         is_own = claim_epoch > 0 and claim(claim_epoch, ticket)
-        claimed = self.epochs.claimed() - ({claim_epoch} if is_own else set())
-        return max((*claimed, *(checkpoint.epoch for checkpoint in self.seen())), default=0)
+        claimed = self.generations.claimed() - ({claim_epoch} if is_own else set())
+        return max((*claimed, *(checkpoint.generation for checkpoint in self.list_all_checkpoints())), default=0)
 
     def committed(self, checkpoint: Checkpoint) -> list[RankSave]:
         """Rank saves of it that have a manifest, readable or not."""
         return sorted(self._committed(checkpoint)[0])
 
-    def standing(
+    def split_known(
         self, checkpoint: Checkpoint, remembered: Mapping[RankSave, RankManifest] | None = None
     ) -> tuple[tuple[RankManifest, ...], tuple[RankSave, ...]]:
         """Divides a checkpoint's manifests into known and to be read.
@@ -341,7 +343,7 @@ class ObjectStoreTier:
         self._layouts.of[save] = manifest.layout
         return manifest
 
-    def kept(self, save: RankSave) -> dict[int, int]:
+    def list_parts(self, save: RankSave) -> dict[int, int]:
         """Lists parts that are here, with their bytes.
 
         Each was written in one piece.
@@ -381,7 +383,7 @@ class ObjectStoreTier:
         part = min(waiting) // PART_CHUNKS
         for index in range(part * PART_CHUNKS, min(len(chunk_lengths), (part + 1) * PART_CHUNKS)):
             if waiting.get(index) != chunk_lengths[index]:
-                raise not_whole(save, f"chunk {index}", waiting.get(index), chunk_lengths[index])
+                raise incomplete_error(save, f"chunk {index}", waiting.get(index), chunk_lengths[index])
         self._write(save, self._names.part(save, part), *self._gathered.take(save))
 
     def _committed_as(self, save: RankSave) -> RankManifest | None:
@@ -437,7 +439,7 @@ class ObjectStoreTier:
         if first_bad_block(data, stream.edges, blocks, wanted) is not None:
             raise _taken(committed, f"another chunk {index}")
 
-    def _mend(self, committed: RankManifest, index: int, data: memoryview) -> None:
+    def _repair_chunk(self, committed: RankManifest, index: int, data: memoryview) -> None:
         """Rewrites one chunk of a committed save in its part; where the part is gone, zeros replace its neighbours."""
         save = committed.save
         cut = self._cut(save)
@@ -456,7 +458,7 @@ class ObjectStoreTier:
         whole[start : start + size] = data
         self._store.put(path, memoryview(whole))
 
-    def _cut(self, save: RankSave) -> Cut:
+    def _cut(self, save: RankSave) -> ChunkMap:
         """How its stream is cut into chunks, as its layout says."""
         digest = self._layouts.of.get(save)
         if digest is None:
@@ -464,12 +466,12 @@ class ObjectStoreTier:
         if digest not in self._cuts:
             try:
                 body = json.loads(self.read_layout(digest))
-                self._cuts[digest] = Cut(tuple(map(int, body["chunk_starts"])), int(body["stream_bytes"]))
+                self._cuts[digest] = ChunkMap(tuple(map(int, body["chunk_starts"])), int(body["stream_bytes"]))
             except (KeyError, TypeError, ValueError) as error:
                 raise Corrupt(f"layout {digest} in the persistent tier is damaged; another copy is needed") from error
         return self._cuts[digest]
 
-    def _tell_whole(self, checkpoint: Checkpoint, world: int) -> None:
+    def _record_complete(self, checkpoint: Checkpoint, world: int) -> None:
         """Leaves the records of a checkpoint that has all its ranks; of several that came last at once each sees all."""
         self._store.change(
             self._names.newest(), lambda before: persistent_records.grown_newest_record(before, checkpoint, world)
@@ -504,7 +506,7 @@ class ObjectStoreTier:
         """Bytes of each manifest that is there, and whether their list is."""
         names = self._store.sizes(self._names.checkpoint(checkpoint))
         ranks = {name: rank for name in names if (rank := rank_of(name)) is not None}
-        sizes = {RankSave(checkpoint.epoch, checkpoint.step, rank): names[name] for name, rank in ranks.items()}
+        sizes = {RankSave(checkpoint.generation, checkpoint.step, rank): names[name] for name, rank in ranks.items()}
         return sizes, persistent_records.MANIFEST_LIST_NAME in names
 
     def _publish(self, manifest: RankManifest) -> None:
@@ -526,13 +528,13 @@ class ObjectStoreTier:
 
     def _publish_checkpoint(self, manifest: RankManifest) -> None:
         """Leaves the records of a checkpoint once all its ranks are there."""
-        if len(self.committed(manifest.save.checkpoint)) >= manifest.world:
-            self._tell_whole(manifest.save.checkpoint, manifest.world)
+        if len(self.committed(manifest.save.checkpoint)) >= manifest.world_size:
+            self._record_complete(manifest.save.checkpoint, manifest.world_size)
 
     def _read_all(self, checkpoints: Sequence[Checkpoint]) -> tuple[tuple[RankManifest, ...], tuple[str, ...]]:
         """Reads every manifest that can be read, by save, and describes the others' faults."""
-        looks = read_together(self.standing, checkpoints)
-        read = read_together(self._visible, [save for _, unread in looks for save in unread])
+        looks = read_in_threads(self.split_known, checkpoints)
+        read = read_in_threads(self._visible, [save for _, unread in looks for save in unread])
         found = [manifest for known, _ in looks for manifest in known]
         found += [one for one in read if isinstance(one, RankManifest)]
         return tuple(sorted(found, key=lambda m: m.save)), tuple(str(one) for one in read if isinstance(one, Corrupt))

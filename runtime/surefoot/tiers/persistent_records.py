@@ -22,7 +22,7 @@ from surefoot.errors import ChunkMissing, Corrupt, OutOfBounds, ProtocolError, T
 from surefoot.protocol import bounds
 from surefoot.protocol.checkpoints.records import FORMAT, RankManifest
 from surefoot.protocol.identities import Checkpoint, RankSave
-from surefoot.tiers.object_store import ObjectStore, read_together, second_look
+from surefoot.tiers.object_store import ObjectStore, read_in_threads, second_look
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ _CLAIM_TRIES = 50
 _FOLDERS = ("epochs", "lineage")
 
 
-class EpochRecords:
+class GenerationRecords:
     """Of one job in a store."""
 
     def __init__(self, store: ObjectStore, job: str) -> None:
@@ -92,7 +92,7 @@ class EpochRecords:
             if name.endswith(".json") and name.removesuffix(".json").isdecimal()
         ]
         found: dict[int, tuple[str | TierError, ...]] = {}
-        for (epoch, _), text in zip(paths, read_together(self._text, [path for _, path in paths]), strict=True):
+        for (epoch, _), text in zip(paths, read_in_threads(self._text, [path for _, path in paths]), strict=True):
             found[epoch] = (*found.get(epoch, ()), text)
         return dict(sorted(found.items()))
 
@@ -156,9 +156,9 @@ def manifest_list_text(manifests: Iterable[RankManifest]) -> bytes:
     lines = "\n".join(m.to_json() for m in order).encode()
     head = {
         "format": FORMAT,
-        "epoch": order[0].save.epoch,
+        "epoch": order[0].save.generation,
         "step": order[0].save.step,
-        "world": order[0].world,
+        "world": order[0].world_size,
         "digest": xxhash.xxh3_64_hexdigest(lines),
     }
     return json.dumps(head, separators=(",", ":")).encode() + b"\n" + lines
@@ -177,7 +177,7 @@ def read_manifest_list(text: bytes, checkpoint: Checkpoint) -> dict[RankSave, Ra
         told = (head["format"], head["epoch"], head["step"], head["digest"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ProtocolError(f"the list of manifests of {checkpoint} cannot be read: {error!r}") from error
-    if told != (FORMAT, checkpoint.epoch, checkpoint.step, xxhash.xxh3_64_hexdigest(lines)):
+    if told != (FORMAT, checkpoint.generation, checkpoint.step, xxhash.xxh3_64_hexdigest(lines)):
         raise ProtocolError(f"the list of manifests of {checkpoint} does not match its digest, or is of another one")
     manifests = [RankManifest.from_json(line) for line in lines.split(b"\n")]
     return {m.save: m for m in manifests if m.save.checkpoint == checkpoint}
@@ -217,9 +217,9 @@ def read_newest_record(text: bytes | None) -> tuple[Checkpoint, int] | None:
         body = json.loads(text or b"")
         if body["format"] != FORMAT:
             return None
-        checkpoint, world = Checkpoint(epoch=int(body["epoch"]), step=int(body["step"])), int(body["world"])
+        checkpoint, world = Checkpoint(generation=int(body["epoch"]), step=int(body["step"])), int(body["world"])
         bounds.check(record, "world", world, bounds.MAX_RANKS, 1)
-        for field, value in (("epoch", checkpoint.epoch), ("step", checkpoint.step)):
+        for field, value in (("epoch", checkpoint.generation), ("step", checkpoint.step)):
             bounds.check(record, field, value, bounds.MAX_COUNT)
         return checkpoint, world
     except OutOfBounds as error:
@@ -237,7 +237,7 @@ def grown_newest_record(before: bytes | None, checkpoint: Checkpoint, world: int
     told = read_newest_record(before)
     if told is not None and told[0] >= checkpoint:
         return None
-    body = {"format": FORMAT, "epoch": checkpoint.epoch, "step": checkpoint.step, "world": world}
+    body = {"format": FORMAT, "epoch": checkpoint.generation, "step": checkpoint.step, "world": world}
     return json.dumps(body, separators=(",", ":")).encode()
 
 
@@ -246,7 +246,7 @@ def newest_manifests(manifests: Iterable[RankManifest]) -> tuple[RankManifest, .
     by_checkpoint: dict[Checkpoint, list[RankManifest]] = defaultdict(list)
     for manifest in manifests:
         by_checkpoint[manifest.save.checkpoint].append(manifest)
-    whole = [checkpoint for checkpoint, found in by_checkpoint.items() if len(found) == found[0].world]
+    whole = [checkpoint for checkpoint, found in by_checkpoint.items() if len(found) == found[0].world_size]
     return tuple(by_checkpoint[max(whole)]) if whole else ()
 
 
@@ -271,7 +271,7 @@ def part_lengths(chunk_lengths: Sequence[int]) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class ChunkMap:
     """Finds chunks of one layout in the stream and its parts."""
 
     starts: tuple[int, ...]
@@ -331,7 +331,7 @@ class PartBuffer:
         return [waiting[index] for index in sorted(waiting)]
 
 
-def not_whole(save: RankSave, what: str, found: int | None, wanted: int) -> ChunkMissing:
+def incomplete_error(save: RankSave, what: str, found: int | None, wanted: int) -> ChunkMissing:
     """Why a save cannot be committed, as an error to raise."""
     has = "no" if found is None else found
     return ChunkMissing(f"{save} cannot be committed: {what} has {has} bytes, not {wanted}")
@@ -349,7 +349,7 @@ _PART = re.compile(r"p(\d{4,})")
 def checkpoint_of(folder: str) -> Checkpoint | None:
     """The checkpoint whose folder bears that name; None for any other folder."""
     found = _CHECKPOINT.fullmatch(folder)
-    return Checkpoint(epoch=int(found[2]), step=int(found[1])) if found else None
+    return Checkpoint(generation=int(found[2]), step=int(found[1])) if found else None
 
 
 def rank_of(manifest: str) -> int | None:
@@ -365,13 +365,13 @@ def part_of(name: str) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class ObjectNames:
     """Names of one job's objects; `job` is its folder."""
 
     job: str
 
     def checkpoint(self, checkpoint: Checkpoint) -> str:
-        return f"{self.job}/{checkpoint.step}-{checkpoint.epoch}"
+        return f"{self.job}/{checkpoint.step}-{checkpoint.generation}"
 
     def manifest_list(self, checkpoint: Checkpoint) -> str:
         return f"{self.checkpoint(checkpoint)}/{MANIFEST_LIST_NAME}"
@@ -382,11 +382,11 @@ class Names:
     def manifest(self, save: RankSave) -> str:
         return f"{self.folder(save)}.json"
 
-    def named(self, save: RankSave, name: str) -> str:
+    def object_name(self, save: RankSave, name: str) -> str:
         return f"{self.folder(save)}/{name}"
 
     def part(self, save: RankSave, part: int) -> str:
-        return self.named(save, part_name(part))
+        return self.object_name(save, part_name(part))
 
     @property
     def layouts(self) -> str:
@@ -412,7 +412,7 @@ class LayoutRecords:
     """Finds a good copy of each layout record."""
 
     def __init__(
-        self, store: ObjectStore, names: Names, read_only: bool, seen: Callable[[], Sequence[Checkpoint]]
+        self, store: ObjectStore, names: ObjectNames, read_only: bool, seen: Callable[[], Sequence[Checkpoint]]
     ) -> None:
         self._store, self._names, self._read_only, self._seen = store, names, read_only, seen
         self.of: dict[RankSave, str] = {}
@@ -427,7 +427,7 @@ class LayoutRecords:
         if problem is None:
             return text
         for save in self._that_may_have(digest):
-            other, trouble = self._at(self._names.named(save, "layout"), digest)
+            other, trouble = self._at(self._names.object_name(save, "layout"), digest)
             if trouble is None:
                 metrics.fallbacks.labels("layout_copy").inc()
                 log.warning("%s; the copy beside %s is good, and is read", problem, save)
@@ -448,7 +448,7 @@ class LayoutRecords:
     def _that_may_have(self, digest: str) -> list[RankSave]:
         """Rank saves beside which a copy of this layout may lie: those known to have it, then others of their ranks."""
         known = sorted((save for save, layout in self.of.copy().items() if layout == digest), reverse=True)
-        others = [RankSave(c.epoch, c.step, save.rank) for c in reversed(self._seen()) for save in known[:1]]
+        others = [RankSave(c.generation, c.step, save.rank) for c in reversed(self._seen()) for save in known[:1]]
         return list(dict.fromkeys([*known[:_COPIES], *others[:_COPIES]]))
 
     def _at(self, path: str, digest: str) -> tuple[str, TierError | Corrupt | None]:

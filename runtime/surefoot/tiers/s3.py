@@ -25,7 +25,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from surefoot import metrics
-from surefoot.errors import ChunkMissing, CopyRefused, ObjectRefused, TierFull, TierUnavailable
+from surefoot.errors import ChunkMissing, CopyUnsupported, ObjectRefused, TierFull, TierUnavailable
 from surefoot.protocol.timeouts import Backoff
 from surefoot.settings import PersistentSettings
 from surefoot.tiers.object_store import READERS, Change
@@ -119,7 +119,7 @@ def _count(request: Any, event_name: str, **_: Any) -> None:
 # refused, is sent again, signed: no store loses its guard unseen.
 
 _SMALL_BYTES = 64 * 1024
-_REFUSED = {
+_REJECTED = {
     *("AccessDenied", "403", "InvalidRequest", "InvalidArgument", "InvalidDigest", "400"),
     *("SignatureDoesNotMatch", "XAmzContentSHA256Mismatch", "NotImplemented", "501"),
 }
@@ -179,7 +179,7 @@ class Uploads:
         try:
             answer = client.put_object(Body=body, **told)  # type: ignore[arg-type]
         except ClientError as error:
-            if code_of(error) not in _REFUSED:
+            if code_of(error) not in _REJECTED:
                 raise
             return code_of(error)
         return "" if answer.get("ChecksumCRC32") == told["ChecksumCRC32"] else _NOT_CHECKED
@@ -231,7 +231,7 @@ class S3Store:
         self._uploads = Uploads(self._client, str(settings.endpoint), open_unsigned)
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
 
     def put(self, path: str, *pieces: bytes | memoryview) -> None:
@@ -251,7 +251,7 @@ class S3Store:
                     )
                 except ClientError as error:
                     if code_of(error) in _NEVER:
-                        raise CopyRefused(f"s3://{self._bucket} does not copy {source}: {code_of(error)}") from None
+                        raise CopyUnsupported(f"s3://{self._bucket} does not copy {source}: {code_of(error)}") from None
                     raise
         except ChunkMissing:
             return False

@@ -151,7 +151,7 @@ class Tier(Protocol):
 
 
 @runtime_checkable
-class ManyStreams(Protocol):
+class SupportsParts(Protocol):
     """Extends `Tier` by parts of several chunks, several at once."""
 
     at_once: int
@@ -159,7 +159,7 @@ class ManyStreams(Protocol):
     together: int
     """Chunks of a part, counted from chunk 0; the last part has what is left."""
 
-    def kept(self, save: RankSave) -> Mapping[int, int]:
+    def list_parts(self, save: RankSave) -> Mapping[int, int]:
         """Returns the bytes of each part that an earlier try wrote."""
         ...
 
@@ -199,7 +199,7 @@ class CommitsOnce(Protocol):
 
 
 @runtime_checkable
-class CopiesParts(Protocol):
+class SupportsPartCopy(Protocol):
     """Extends `ManyStreams` by copying parts between its own saves."""
 
     def copy_part(self, source: RankSave, save: RankSave, part: int) -> bool:
@@ -211,7 +211,7 @@ class CopiesParts(Protocol):
 
 
 @runtime_checkable
-class ByCheckpoint(Protocol):
+class SupportsListingByCheckpoint(Protocol):
     """Extends `Tier` where each rank save in a listing costs time."""
 
     def manifests_of(self, checkpoint: Checkpoint) -> tuple[RankManifest, ...]:
@@ -223,7 +223,7 @@ class ByCheckpoint(Protocol):
 
 
 @runtime_checkable
-class LayoutCopies(Protocol):
+class SupportsLayoutCopies(Protocol):
     """Extends `Tier` by layout records beside rank saves."""
 
     def read_layout_of(self, manifest: RankManifest) -> str:
@@ -235,7 +235,7 @@ class LayoutCopies(Protocol):
 
 
 @runtime_checkable
-class WritesAhead(Protocol):
+class SupportsPipelinedWrites(Protocol):
     """Extends `Tier` by chunks that are sent while others are stored."""
 
     def send_chunk(self, save: RankSave, index: int, data: memoryview) -> None:
@@ -245,7 +245,7 @@ class WritesAhead(Protocol):
         """
         ...
 
-    def settle(self) -> None:
+    def wait_stored(self) -> None:
         """Returns when every chunk sent is stored; raises as `put_chunk`.
 
         Nothing else may be called between the first `send_chunk` and this.
@@ -254,7 +254,7 @@ class WritesAhead(Protocol):
 
 
 @runtime_checkable
-class CopiesChunks(Protocol):
+class SupportsChunkCopy(Protocol):
     """Extends `Tier` by copying chunks between its own saves."""
 
     def copy_chunk(self, source: RankSave, save: RankSave, index: int) -> bool:
@@ -275,10 +275,10 @@ class CopiesChunks(Protocol):
 
 
 @runtime_checkable
-class ReadsAhead(Protocol):
+class SupportsPipelinedReads(Protocol):
     """Extends `Tier` by reads that are asked for before they are taken."""
 
-    def ask_chunk(self, save: RankSave, index: int, offset: int, length: int) -> None:
+    def request_chunk(self, save: RankSave, index: int, offset: int, length: int) -> None:
         """Asks for a part of a chunk and returns.
 
         Takes what `read_chunk` takes. What was asked for is taken in the same order, before anything else is read. Any
@@ -286,7 +286,7 @@ class ReadsAhead(Protocol):
         """
         ...
 
-    def take_chunk(self, save: RankSave, index: int, into: memoryview) -> None:
+    def receive_chunk(self, save: RankSave, index: int, into: memoryview) -> None:
         """Fills `into` with the oldest part asked for; raises as `read_chunk`.
 
         Args:
@@ -306,7 +306,11 @@ class ReadsAhead(Protocol):
 def stream_from(tier: Tier, manifest: RankManifest) -> Stream:
     """The layout of a rank save."""
     try:
-        text = tier.read_layout_of(manifest) if isinstance(tier, LayoutCopies) else tier.read_layout(manifest.layout)
+        text = (
+            tier.read_layout_of(manifest)
+            if isinstance(tier, SupportsLayoutCopies)
+            else tier.read_layout(manifest.layout)
+        )
         stream = read_layout(manifest.layout, text)
     except (Corrupt, ProtocolError) as error:
         raise Corrupt(f"layout {manifest.layout} at {tier.name} is damaged: {error}") from error
@@ -338,7 +342,9 @@ def is_listed(tier: Tier, save: RankSave) -> bool:
     without the entry is that of a save dropped, or of a holder restarted, since it was read.
     """
     try:
-        named = tier.manifests_of(save.checkpoint) if isinstance(tier, ByCheckpoint) else tier.manifests()
+        named = (
+            tier.manifests_of(save.checkpoint) if isinstance(tier, SupportsListingByCheckpoint) else tier.manifests()
+        )
     except TierError:
         return False
     return any(manifest.save == save for manifest in named)

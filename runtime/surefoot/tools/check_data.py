@@ -103,7 +103,9 @@ def _shown(sample: Any) -> str | None:
 
 def verdict(source: DataSource, given: argparse.Namespace) -> str:
     """Describes who can read it; ConfigurationError with advice if nobody can."""
-    stream = ElasticStream(source, given.global_batch, lanes=given.lanes, stripes=given.stripes, rank=0, world=1)
+    stream = ElasticStream(
+        source, given.global_batch, lanes=given.lanes, lane_groups=given.stripes, rank=0, num_replicas=1
+    )
     return (
         f"elastic: a global batch of {given.global_batch} is the same at every world size, up to {stream.shape.slots} ranks"
         f" have a part of it ({stream.shape.lanes} lanes)"

@@ -22,10 +22,10 @@ from surefoot.tiers.persistent import open_store
 _BYTES = 4096
 
 
-def probe(store: ObjectStore, name: str) -> dict[str, Any]:
+def check_tier(store: ObjectStore, name: str) -> dict[str, Any]:
     """Writes, reads and deletes an object below `.probe-NAME`."""
     folder, data = f".probe-{name}", os.urandom(_BYTES)
-    found: dict[str, Any] = {"place": store.place}
+    found: dict[str, Any] = {"place": store.location}
     step, began = "write", time.monotonic()
     try:
         try:
@@ -53,7 +53,7 @@ def main() -> int:
             raise ConfigurationError("SUREFOOT_PERSISTENT_URI is not set: it names the tier to probe")
         store = open_store(settings, begin=True)
         try:
-            body = probe(store, uuid.uuid4().hex)
+            body = check_tier(store, uuid.uuid4().hex)
         finally:
             store.close()
     except SurefootError as error:

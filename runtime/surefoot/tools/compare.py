@@ -19,7 +19,7 @@ import numpy.typing as npt
 from surefoot.errors import SurefootError
 from surefoot.protocol.identities import Checkpoint
 from surefoot.tiers.persistent import ObjectStoreTier
-from surefoot.tools.rank_streams import Ranks, by_checkpoint, is_whole, layout_problem, open_tier, read_rank
+from surefoot.tools.rank_streams import Ranks, by_checkpoint, is_complete, layout_problem, open_tier, read_rank
 
 Array = npt.NDArray[Any]
 
@@ -130,7 +130,10 @@ def is_parameter(name: str) -> bool:
 
 def newest_shared(mine: dict[Checkpoint, Any], other: dict[Checkpoint, Any]) -> tuple[Checkpoint, Checkpoint]:
     """The newest step complete in both, as each run's newest epoch's."""
-    steps = [{c.step: c for c in sorted(found, key=lambda c: c.epoch) if is_whole(found[c])} for found in (mine, other)]
+    steps = [
+        {c.step: c for c in sorted(found, key=lambda c: c.generation) if is_complete(found[c])}
+        for found in (mine, other)
+    ]
     shared = steps[0].keys() & steps[1].keys()
     if not shared:
         raise SurefootError(

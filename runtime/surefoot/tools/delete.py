@@ -28,7 +28,7 @@ def delete(tier: ObjectStoreTier, clock: Callable[[], float], until: float) -> N
 
     TierUnavailable once `clock()` reaches `until`.
     """
-    for checkpoint in tier.seen():
+    for checkpoint in tier.list_all_checkpoints():
         if clock() >= until:
             raise TierUnavailable(f"the time was up before {checkpoint} was deleted; run it again for the rest")
         tier.drop_checkpoint(checkpoint)
@@ -45,7 +45,7 @@ def run(settings: JobSettings, dry: bool, seconds: float) -> dict[str, Any]:
     # made where there is none: a job that never began has no folder, and its deletion must end
     tier = open_persistent(persistent, job, begin=not dry)
     try:
-        found = [{"step": c.step, "epoch": c.epoch} for c in tier.seen()]
+        found = [{"step": c.step, "epoch": c.generation} for c in tier.list_all_checkpoints()]
         if not dry:
             delete(tier, time.monotonic, time.monotonic() + seconds)
     finally:

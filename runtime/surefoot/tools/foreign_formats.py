@@ -46,13 +46,13 @@ from surefoot.errors import ConfigurationError, StateMismatch
 from surefoot.format.layouts import itemsize
 from surefoot.geometry import Box
 from surefoot.staging import elements
-from surefoot.state import Saved, dtype_name, dtype_named
+from surefoot.state import SavedTensor, dtype_from_name, dtype_name
 from surefoot.state.entries import unescaped
 from surefoot.state.modules import ImportedParts, StateDict, parts_of
 from surefoot.tools.rank_streams import Band, BandReader, bands_of
 
 
-def write_dcp_folder(folder: Path, whole: StateDict, tensors: Mapping[str, Saved], bands: BandReader) -> None:
+def write_dcp_folder(folder: Path, whole: StateDict, tensors: Mapping[str, SavedTensor], bands: BandReader) -> None:
     """Writes a folder that `dcp.load` reads; refuses one that has a checkpoint."""
     if (folder / ".metadata").exists():
         raise ConfigurationError(f"{folder} has a checkpoint already: name an empty or new folder")
@@ -64,7 +64,7 @@ def write_dcp_folder(folder: Path, whole: StateDict, tensors: Mapping[str, Saved
 class _Exporting(SavePlanner):
     """Plans every band as a chunk of its tensor, in the order in which the bands are read."""
 
-    def __init__(self, whole: StateDict, tensors: Mapping[str, Saved], bands: BandReader) -> None:
+    def __init__(self, whole: StateDict, tensors: Mapping[str, SavedTensor], bands: BandReader) -> None:
         flat, self._paths = flatten_state_dict(whole.tree)
         names = {
             key: whole.names[id(v)] for key, v in flat.items() if isinstance(v, torch.Tensor) and id(v) in whole.names
@@ -110,7 +110,7 @@ class _Exporting(SavePlanner):
         offset = torch.Size(band.box.offsets)
         self._boxes[key, offset] = band.box
         chunk = ChunkStorageMetadata(offset, torch.Size(band.box.lengths))
-        data = TensorWriteData(chunk, TensorProperties(dtype=dtype_named(what.dtype)), torch.Size(what.shape))
+        data = TensorWriteData(chunk, TensorProperties(dtype=dtype_from_name(what.dtype)), torch.Size(what.shape))
         return WriteItem(MetadataIndex(key, offset), WriteItemType.SHARD, tensor_data=data)
 
 
@@ -150,9 +150,9 @@ class Folder:
         found = [Box(tuple(c.offsets), tuple(c.sizes)) for c in self._of(name).chunks]
         return tuple(sorted((box for box in found if box.volume), key=lambda box: box.offsets))
 
-    def saved(self, name: str) -> Saved:
+    def saved(self, name: str) -> SavedTensor:
         kind = self._of(name)
-        return Saved(dtype_name(kind.properties.dtype), tuple(kind.size))
+        return SavedTensor(dtype_name(kind.properties.dtype), tuple(kind.size))
 
     def read(self, name: str, box: Box) -> torch.Tensor:
         """Reads one stored chunk."""
@@ -252,13 +252,13 @@ class FileForm:
     dtype: str | None = None
     """What floating point tensors become; None: they stay as they were saved."""
 
-    def of(self, what: Saved) -> Saved:
+    def of(self, what: SavedTensor) -> SavedTensor:
         """Describes a tensor as it is written."""
-        return Saved(self.dtype, what.shape) if self.dtype and what.dtype in _FLOATING else what
+        return SavedTensor(self.dtype, what.shape) if self.dtype and what.dtype in _FLOATING else what
 
 
 def write_safetensors(
-    folder: Path, tensors: Mapping[str, Saved], bands: BandReader, prefix: str, form: FileForm
+    folder: Path, tensors: Mapping[str, SavedTensor], bands: BandReader, prefix: str, form: FileForm
 ) -> int:
     """Writes `tensors`, named without `prefix`; returns their bytes.
 
@@ -286,7 +286,7 @@ def write_safetensors(
     return total
 
 
-def _files(tensors: Mapping[str, Saved], limit: int) -> Iterator[list[str]]:
+def _files(tensors: Mapping[str, SavedTensor], limit: int) -> Iterator[list[str]]:
     names: list[str] = []
     size = 0
     for name, what in tensors.items():
@@ -298,7 +298,9 @@ def _files(tensors: Mapping[str, Saved], limit: int) -> Iterator[list[str]]:
     yield names
 
 
-def _write_file(path: Path, tensors: Mapping[str, tuple[Saved, Saved]], bands: BandReader, prefix: str) -> None:
+def _write_file(
+    path: Path, tensors: Mapping[str, tuple[SavedTensor, SavedTensor]], bands: BandReader, prefix: str
+) -> None:
     """Writes one file of tensors, each as it was saved and as it is written."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     position = 0
@@ -325,7 +327,7 @@ def _write_file(path: Path, tensors: Mapping[str, tuple[Saved, Saved]], bands: B
 
 
 def _cast(read: torch.Tensor, dtype: str, name: str) -> torch.Tensor:
-    wanted = dtype_named(dtype)
+    wanted = dtype_from_name(dtype)
     if read.dtype == wanted:
         return read
     found = read.to(wanted)
@@ -339,7 +341,7 @@ def _own_name(name: str, prefix: str) -> str:
     return unescaped(name.removeprefix(prefix))
 
 
-def _size(what: Saved) -> int:
+def _size(what: SavedTensor) -> int:
     return prod(what.shape) * itemsize(what.dtype)
 
 
@@ -351,11 +353,11 @@ class Weights:
         if not files:
             raise ConfigurationError(f"{path} has no .safetensors files: name one, or a folder of them")
         self._where: dict[str, Path] = {}
-        self._saved: dict[str, Saved] = {}
+        self._saved: dict[str, SavedTensor] = {}
         for file in files:
             self._look(file)
 
-    def saved(self) -> dict[str, Saved]:
+    def saved(self) -> dict[str, SavedTensor]:
         return self._saved
 
     def read(self, name: str, box: Box) -> torch.Tensor:
@@ -379,7 +381,7 @@ class Weights:
                 shape = tuple(file.get_slice(name).get_shape())
                 nothing = file.get_slice(name)[0:0] if shape else file.get_tensor(name)
                 self._where[name] = path
-                self._saved[name] = Saved(dtype_name(nothing.dtype), shape)
+                self._saved[name] = SavedTensor(dtype_name(nothing.dtype), shape)
 
 
 def _opened(path: Path) -> Any:

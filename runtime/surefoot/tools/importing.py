@@ -19,7 +19,7 @@ from surefoot.errors import ConfigurationError, SurefootError
 from surefoot.format.layouts import TensorParts
 from surefoot.protocol.checkpoints.completeness import LineageEntry
 from surefoot.protocol.identities import RankSave
-from surefoot.state import Saved
+from surefoot.state import SavedTensor
 from surefoot.state.entries import escaped, unescaped
 from surefoot.state.objects import values_blob
 from surefoot.tiers.persistent import ObjectStoreTier
@@ -46,19 +46,19 @@ def from_safetensors(path: Path, name: str) -> tuple[list[TensorParts], dict[str
     return parts, {"parts": {name: {}}}, lambda tensor, box: weights.read(unescaped(tensor.removeprefix(prefix)), box)
 
 
-def _in_bands(name: str, what: Saved) -> TensorParts:
+def _in_bands(name: str, what: SavedTensor) -> TensorParts:
     boxes = tuple(band.box for band in bands_of({name: what}) if band.box.volume)
     return TensorParts(name, what.dtype, what.shape, boxes)
 
 
-def bring_in(
+def import_checkpoint(
     tier: ObjectStoreTier, step: int, found: tuple[list[TensorParts], dict[str, Any], ReadBox]
 ) -> dict[str, Any]:
     """Writes the checkpoint of a job that has none."""
-    if tier.seen():
+    if tier.list_all_checkpoints():
         raise ConfigurationError("this job has checkpoints already: import into a new uid, so that none is mistaken")
     parts, values, read = found
-    epoch = tier.claim_epoch()
+    epoch = tier.claim_generation()
     write_record(tier, LineageEntry(epoch, None, 1))
     blob = values_blob(
         {"seed": 0, **values, "step": step, "world": 1}
@@ -79,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         tier = open_tier(given.job, begin=True)
         found = from_dcp(given.path, given.name) if given.kind == "dcp" else from_safetensors(given.path, given.name)
-        body = bring_in(tier, given.step, found)
+        body = import_checkpoint(tier, given.step, found)
         tier.close()
     except (SurefootError, OSError) as error:
         body = {"problem": str(error)}

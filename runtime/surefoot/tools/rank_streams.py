@@ -30,7 +30,7 @@ from surefoot.format.layouts import (
     itemsize,
     read_layout,
 )
-from surefoot.format.manifests import check_digests, check_values, describe
+from surefoot.format.manifests import build_manifest, check_digests, check_values
 from surefoot.geometry import Box
 from surefoot.protocol.bounds import has_every_rank
 from surefoot.protocol.checkpoints.completeness import uncovered
@@ -40,8 +40,8 @@ from surefoot.restore.catalogue import Catalogue, SaveSource, SourceReading, rea
 from surefoot.restore.reader import CheckpointReader, ReadOptions
 from surefoot.settings import job_settings
 from surefoot.staging import elements
-from surefoot.state import Entry, Saved, dtype_named
-from surefoot.state.entries import Place
+from surefoot.state import Entry, SavedTensor, dtype_from_name
+from surefoot.state.entries import TensorLocation
 from surefoot.tiers.persistent import ObjectStoreTier, open_persistent
 
 # ---- byte progress ---------------------------------------------------------------------------------------------------
@@ -106,13 +106,13 @@ def by_checkpoint(tier: ObjectStoreTier) -> dict[Checkpoint, dict[int, RankManif
     found: dict[Checkpoint, dict[int, RankManifest]] = {}
     for manifest in tier.manifests():
         found.setdefault(manifest.save.checkpoint, {})[manifest.save.rank] = manifest
-    return dict(sorted(found.items(), key=lambda item: (item[0].step, item[0].epoch)))
+    return dict(sorted(found.items(), key=lambda item: (item[0].step, item[0].generation)))
 
 
-def is_whole(ranks: Ranks) -> bool:
+def is_complete(ranks: Ranks) -> bool:
     """Whether every rank of that world is there."""
-    world = next(iter(ranks.values())).world
-    return has_every_rank(ranks, world) and all(m.world == world for m in ranks.values())
+    world = next(iter(ranks.values())).world_size
+    return has_every_rank(ranks, world) and all(m.world_size == world for m in ranks.values())
 
 
 def layout_problem(tier: ObjectStoreTier, ranks: Ranks) -> str | None:
@@ -197,10 +197,10 @@ def _newest_alone(source: SaveSource) -> Catalogue:
     return read_catalogue([source])
 
 
-def saved_tensors(reader: CheckpointReader) -> dict[str, Saved]:
+def saved_tensors(reader: CheckpointReader) -> dict[str, SavedTensor]:
     """Describes every tensor that belongs to all ranks."""
-    found = reader.layouts.tensors(reader.world, every=True)
-    return {n: Saved(t.dtype, t.shape) for n, t in sorted(found.items()) if not n.startswith("local/")}
+    found = reader.layouts.tensors(reader.world_size, every=True)
+    return {n: SavedTensor(t.dtype, t.shape) for n, t in sorted(found.items()) if not n.startswith("local/")}
 
 
 def _boxes(shape: tuple[int, ...], item_bytes: int, limit_bytes: int) -> Iterator[Box]:
@@ -221,7 +221,7 @@ def _boxes(shape: tuple[int, ...], item_bytes: int, limit_bytes: int) -> Iterato
         yield Box((start, *rest), (min(rows, shape[0] - start), *shape[1:]))
 
 
-def bands_of(tensors: Mapping[str, Saved]) -> Iterator[Band]:
+def bands_of(tensors: Mapping[str, SavedTensor]) -> Iterator[Band]:
     """Yields the bands of all tensors in their order."""
     for name, what in tensors.items():
         for box in _boxes(what.shape, itemsize(what.dtype), BAND_BYTES):
@@ -234,7 +234,7 @@ class BandReader:
     It holds about one limit of bytes at most.
     """
 
-    def __init__(self, reader: CheckpointReader, tensors: Mapping[str, Saved], order: Sequence[Band]) -> None:
+    def __init__(self, reader: CheckpointReader, tensors: Mapping[str, SavedTensor], order: Sequence[Band]) -> None:
         self._reader, self._tensors = reader, tensors
         self._batches = list(_batches(order))
         self._progress = ByteProgress(sum(band.size_bytes for band in order))
@@ -254,11 +254,11 @@ class BandReader:
         return self._held[(name, box)]
 
     def _empty(self, band: Band) -> torch.Tensor:
-        return torch.empty(band.box.lengths, dtype=dtype_named(self._tensors[band.name].dtype), device="cpu")
+        return torch.empty(band.box.lengths, dtype=dtype_from_name(self._tensors[band.name].dtype), device="cpu")
 
     def _entry(self, name: str, box: Box, tensor: torch.Tensor) -> Entry:
         what = self._tensors[name]
-        return Entry(name, tensor, what.dtype, Place(what.shape, box, None), "split")
+        return Entry(name, tensor, what.dtype, TensorLocation(what.shape, box, None), "split")
 
 
 def _batches(order: Sequence[Band]) -> Iterator[list[Band]]:
@@ -303,8 +303,8 @@ def write_save(
     tier.put_layout(stream.digest, stream.text)
     tier.put_values(save, values)
     tier.put_digests(save, bytes(table))
-    manifest = describe(save, 1, "imported", stream, (bytes(table), values), 0.0)
-    tier.commit(manifest, save.epoch, stream.layout.chunk_lengths())
+    manifest = build_manifest(save, 1, "imported", stream, (bytes(table), values), 0.0)
+    tier.commit(manifest, save.generation, stream.layout.chunk_lengths())
     return position
 
 

@@ -18,18 +18,18 @@ from surefoot.tools.rank_streams import (
     ByteProgress,
     Ranks,
     by_checkpoint,
-    is_whole,
+    is_complete,
     layout_problem,
     open_tier,
     read_rank,
 )
 
 
-def describe(
+def describe_checkpoint(
     tier: ObjectStoreTier, checkpoint: Checkpoint, ranks: Ranks, progress: ByteProgress | None
 ) -> dict[str, Any]:
     """Describes one checkpoint; with `progress`, every byte is read and checked."""
-    whole = is_whole(ranks)
+    whole = is_complete(ranks)
     damaged: list[str] = []
     if progress is not None:
         problem = layout_problem(tier, ranks) if whole else None
@@ -43,8 +43,8 @@ def describe(
     state = "damaged" if damaged else "incomplete" if not whole else "verified" if progress is not None else "complete"
     return {
         "step": checkpoint.step,
-        "epoch": checkpoint.epoch,
-        "world": next(iter(ranks.values())).world,
+        "epoch": checkpoint.generation,
+        "world": next(iter(ranks.values())).world_size,
         "ranks": len(ranks),
         "bytes": sum(m.stream_bytes + m.values_bytes + m.digests_bytes for m in ranks.values()),
         "state": state,
@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
         wanted = {c: r for c, r in found.items() if given.step in (None, c.step)}
         total = sum(manifest.stream_bytes for ranks in wanted.values() for manifest in ranks.values())
         progress = None if given.list else ByteProgress(total)
-        entries = [describe(tier, checkpoint, ranks, progress) for checkpoint, ranks in wanted.items()]
+        entries = [describe_checkpoint(tier, checkpoint, ranks, progress) for checkpoint, ranks in wanted.items()]
         body: dict[str, Any] = {"checkpoints": entries, "unreadable_manifests": list(tier.damaged())}
         tier.close()
     except SurefootError as error:

@@ -78,7 +78,7 @@ def _hurt(stage: Stage, job: Job, tell: Told) -> None:
 
 
 def _nodes(job: Job) -> str:
-    world = job.status.world
+    world = job.status.membership
     return ", ".join(member.node for member in world.members) if world is not None else "nothing"
 
 

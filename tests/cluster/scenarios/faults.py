@@ -56,7 +56,7 @@ def on_node(job: Job, hurt: Callable[[str], None], node: str) -> Struck:
 def victim(job: Job, installed: Installed) -> str:
     """A node that trains and where no operator leads: its loss is the job's alone."""
     leading = installed.leading_node()
-    world = job.status.world
+    world = job.status.membership
     assert world is not None
     return next(member.node for member in reversed(world.members) if member.node != leading)
 

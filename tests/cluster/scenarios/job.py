@@ -90,19 +90,19 @@ class Job:
         return self.space.pods.items[name]
 
     def member(self, index: int) -> Any:
-        assert self.status.world is not None
-        return next(m for m in self.status.world.members if m.index == index)
+        assert self.status.membership is not None
+        return next(m for m in self.status.membership.members if m.index == index)
 
     def worker_on(self, node: str) -> int | None:
         """The index of the committed member there."""
-        world = self.status.world
+        world = self.status.membership
         return next((m.index for m in world.members if m.node == node), None) if world else None
 
     @property
     def epoch(self) -> int:
         """Of the committed world; 0 before and between."""
-        world = self.status.world
-        return world.epoch if world is not None and world.state == "Committed" else 0
+        world = self.status.membership
+        return world.generation if world is not None and world.state == "Committed" else 0
 
     def last_heard(self) -> float:
         """When the API server last said something about it."""
@@ -110,14 +110,14 @@ class Job:
 
     def is_claimed(self) -> bool:
         """Whether a new epoch is claimed and not committed yet."""
-        world = self.status.world
+        world = self.status.membership
         return world is not None and world.state == "Claimed"
 
     @property
     def world(self) -> int:
         """Its ranks, 0 while none is committed."""
-        world = self.status.world
-        return world.size if world is not None and world.state == "Committed" else 0
+        world = self.status.membership
+        return world.world_size if world is not None and world.state == "Committed" else 0
 
     @property
     def step(self) -> int:
@@ -168,8 +168,8 @@ class Job:
             if one.thing["metadata"]["uid"] != self.uid:
                 continue
             status = status_from_json(one.thing.get("status", {}))
-            self._lineage.update({entry.epoch: entry for entry in status.lineage})
-            self._incidents.update({(i.epoch, i.detected_seconds): i for i in status.incidents})
+            self._lineage.update({entry.generation: entry for entry in status.lineage})
+            self._incidents.update({(i.generation, i.detected_seconds): i for i in status.incidents})
             self._read = one.at
 
     # ---- waiting ----------------------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ class Job:
     def said(self) -> str:
         """For people, when something did not happen."""
         status = self.status
-        lines = [f"job {self.asked.name}: {status.phase}, {status.message}", f"  world {status.world}"]
+        lines = [f"job {self.asked.name}: {status.phase}, {status.message}", f"  world {status.membership}"]
         lines += [f"  condition {c.type} {c.status} {c.reason}: {c.message}" for c in status.conditions]
         for pod in self.pods():
             where, phase = pod["spec"].get("nodeName"), pod.get("status", {}).get("phase")

@@ -16,7 +16,7 @@ from typing import Any
 from cluster.scenarios.trainer_files import FINAL, TRACE
 from surefoot.protocol.checkpoints.completeness import Lineage
 from surefoot_operator.cli.local import progress as counting
-from surefoot_operator.cli.local.progress import LedgerLine, parse_line
+from surefoot_operator.cli.local.progress import LedgerEntry, parse_line
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class Ledger:
     """`look` reads what is new. `lines` by epoch; `runners` says which processes made a rank's steps in an epoch."""
 
     folder: Path
-    lines: dict[int, list[LedgerLine]] = field(default_factory=lambda: defaultdict(list))
+    lines: dict[int, list[LedgerEntry]] = field(default_factory=lambda: defaultdict(list))
     runners: dict[tuple[int, int], set[str]] = field(default_factory=lambda: defaultdict(set))
     _tails: dict[str, _Tail] = field(default_factory=dict)
 
@@ -47,8 +47,8 @@ class Ledger:
             for text in tail.lines():
                 line = parse_line(text)
                 if line is not None:
-                    self.lines[line.epoch].append(line)
-                    self.runners[line.epoch, line.rank].add(path.name)
+                    self.lines[line.generation].append(line)
+                    self.runners[line.generation, line.rank].add(path.name)
 
     def finished(self, epoch: int, world: int) -> int:
         """The newest step that every rank of that epoch has finished."""
@@ -67,7 +67,7 @@ class Ledger:
             f"rank {rank} of epoch {epoch}: {sorted(by)}" for (epoch, rank), by in self.runners.items() if len(by) > 1
         ]
 
-    def all_lines(self) -> Iterable[LedgerLine]:
+    def all_lines(self) -> Iterable[LedgerEntry]:
         return (line for lines in self.lines.values() for line in lines)
 
     def final(self) -> tuple[int, list[float]] | None:

@@ -44,8 +44,8 @@ class Struck:
         """What it came to."""
         found = self.incident
         assert found is not None, f"no incident was noted\n{self.job.said()}"
-        epoch = found.epoch + 1
-        worlds = {entry.epoch: entry.size for entry in self.job.lineage()}
+        epoch = found.generation + 1
+        worlds = {entry.generation: entry.world_size for entry in self.job.lineage()}
         while epoch not in worlds and epoch <= max(worlds):
             epoch += 1  # a claim that was given up for a later one
         self.job.ledger.look()
@@ -57,7 +57,7 @@ class Struck:
             detected_seconds=self._since(found.detected_seconds),
             decided_seconds=self._since(found.claimed_seconds),
             pods_asked_seconds=self._since(pods[0].at) if pods else None,
-            committed_seconds=self._since(found.assigned_seconds),
+            committed_seconds=self._since(found.committed_seconds),
             first_step_seconds=self._since(first),
             steps_lost=found.steps_lost,
             restored_from=found.restored_from,

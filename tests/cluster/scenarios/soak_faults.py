@@ -18,14 +18,14 @@ Fault = Callable[[Stage, Job, random.Random], Done]
 
 def _member(job: Job, rng: random.Random) -> int:
     """A worker that trains."""
-    world = job.status.world
+    world = job.status.membership
     assert world is not None
     return int(rng.choice(world.members).index)
 
 
 def _node(job: Job, rng: random.Random) -> str:
     """A node that trains, the leader's or not."""
-    world = job.status.world
+    world = job.status.membership
     assert world is not None
     return str(rng.choice(world.members).node)
 

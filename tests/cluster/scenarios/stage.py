@@ -187,7 +187,7 @@ class Stage:
     def late_steps(self, job: Job, epoch: int) -> int:
         """Lines of an epoch that were written after the next one had made its first step."""
         job.ledger.look()
-        after = min((line.at_seconds for line in job.ledger.all_lines() if line.epoch > epoch), default=0.0)
+        after = min((line.at_seconds for line in job.ledger.all_lines() if line.generation > epoch), default=0.0)
         return sum(line.at_seconds > after for line in job.ledger.lines[epoch])
 
     def quiet_row(self, scenario: str, struck: Struck) -> Row:

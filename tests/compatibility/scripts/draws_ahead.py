@@ -20,7 +20,7 @@ step = checkpointer.restore()
 x, y = get_batch()
 while step < STEPS:
     loss = torch.nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
-    with checkpointer.ahead():
+    with checkpointer.prefetching():
         x, y = get_batch()
     loss.backward()
     optimizer.step()

@@ -10,9 +10,9 @@ from surefoot.agent.coordinator_client import (
     ANSWERED,
     PATIENCE,
     UNANSWERED,
-    Addresses,
-    begun,
-    referred,
+    CoordinatorAddresses,
+    first_address,
+    follow_referral,
     with_failure,
     with_welcome,
 )
@@ -23,28 +23,28 @@ from surefoot.agent.coordinator_client import (
 OWN, BASE, ELSEWHERE = "wss://c-2.ns.svc:8443/v1/agents", "wss://c.ns.svc:8443/v1/agents", "wss://c-1.ns.svc:8443/v1/a"
 
 
-def failing(known: Addresses, times: int) -> Addresses:
+def failing(known: CoordinatorAddresses, times: int) -> CoordinatorAddresses:
     return reduce(lambda one, _: with_failure(one), range(times), known)
 
 
 def test_an_agent_goes_where_it_is_sent_and_stays_where_it_was_let_in() -> None:
-    known = referred(begun(BASE), ELSEWHERE)
+    known = follow_referral(first_address(BASE), ELSEWHERE)
     assert known.now == ELSEWHERE
     assert with_welcome(failing(known, PATIENCE - 1)) == known
 
 
 def test_after_many_failures_its_own_addresses_are_tried_in_turn() -> None:
-    known = begun(OWN, BASE)
+    known = first_address(OWN, BASE)
     assert failing(known, PATIENCE - 1).now == OWN
     assert failing(known, PATIENCE).now == BASE
     assert failing(known, 2 * PATIENCE).now == OWN
-    assert failing(referred(known, ELSEWHERE), PATIENCE).now == OWN
-    assert failing(begun(BASE), 5 * PATIENCE).now == BASE
+    assert failing(follow_referral(known, ELSEWHERE), PATIENCE).now == OWN
+    assert failing(first_address(BASE), 5 * PATIENCE).now == BASE
 
 
 @pytest.mark.parametrize("address", ["ws://c-1.ns.svc:8443/v1/agents", "https://c-1", "wss:///v1/agents", "c-1"])
 def test_a_token_is_carried_nowhere_without_tls(address: str) -> None:
-    assert referred(begun(BASE), address).now == BASE
+    assert follow_referral(first_address(BASE), address).now == BASE
 
 
 # ---- client waits ----------------------------------------------------------------------------------------------------

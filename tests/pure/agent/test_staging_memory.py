@@ -16,15 +16,15 @@ from support.fakes.fake_coordinator import assignment
 from support.servers.certificates import authority
 from surefoot.agent import coordinator_client as identity
 from surefoot.agent import staging_memory as saves
-from surefoot.agent.__main__ import placed
+from surefoot.agent.__main__ import missing_folders
 from surefoot.agent.staging_memory import (
     MemoryHeadroom,
     SaveTracker,
     StagingDemand,
-    StagingNeeds,
+    StagingDemandByRank,
     missing_bytes,
     read_headroom,
-    require,
+    require_headroom,
     with_denial,
     with_grant,
     with_released,
@@ -33,12 +33,12 @@ from surefoot.agent.staging_memory import (
 )
 from surefoot.agent.trainers.supervisor import TrainerPlace, trainer_environment
 from surefoot.errors import ConfigurationError, ProtocolError
-from surefoot.ipc.trainer_messages import LARGEST, Unframer, framed
+from surefoot.ipc.trainer_messages import MAX_FRAME_BYTES, FrameDecoder, add_frame
 from surefoot.launcher.fork_server import top_level_imports
 from surefoot.launcher.job_program import LaunchProgram, forkable, with_own_interpreter
-from surefoot.protocol.checkpoints.save_state import Settled
+from surefoot.protocol.checkpoints.save_state import ClosedSteps
 from surefoot.protocol.identities import Checkpoint, RankSave
-from surefoot.protocol.text import amount
+from surefoot.protocol.text import format_bytes
 from surefoot.settings import agent_settings
 
 # ---- agent parts -----------------------------------------------------------------------------------------------------
@@ -114,15 +114,15 @@ def test_a_trainer_finds_what_it_finds_under_torchrun() -> None:
 
 @given(st.lists(st.binary(max_size=50), max_size=10), st.integers(1, 7))
 def test_frames_come_out_as_they_went_in_however_they_are_cut(messages: list[bytes], cut: int) -> None:
-    data = b"".join(framed(m) for m in messages)
-    unframer = Unframer()
+    data = b"".join(add_frame(m) for m in messages)
+    unframer = FrameDecoder()
     out = [m for i in range(0, len(data), cut) for m in unframer.feed(data[i : i + cut])]
     assert out == messages
 
 
 def test_a_frame_of_absurd_length_is_refused() -> None:
     with pytest.raises(ProtocolError, match="not spoken here"):
-        Unframer().feed((LARGEST + 1).to_bytes(4, "little"))
+        FrameDecoder().feed((MAX_FRAME_BYTES + 1).to_bytes(4, "little"))
 
 
 def test_only_unconditional_imports_at_the_top_are_preloaded() -> None:
@@ -187,16 +187,16 @@ def test_what_is_said_to_be_missed_is_on_no_holder_and_everything_recent_that_is
                 book = saves.track_lost(book, save)
                 missed.add(step)
     upto = len(saves_of) - 1
-    told = book.settled(4, len(ranks), upto)
-    assert {step for step in range(1, 200) if told.misses(step)} <= missed - {upto + 1}
-    assert all(told.misses(step) for step in missed if upto - 30 < step <= upto)
-    assert book.settled(5, len(ranks), 0) == Settled(), "nothing is said of an epoch before it has begun"
+    told = book.closed_steps(4, len(ranks), upto)
+    assert {step for step in range(1, 200) if told.is_missing(step)} <= missed - {upto + 1}
+    assert all(told.is_missing(step) for step in missed if upto - 30 < step <= upto)
+    assert book.closed_steps(5, len(ranks), 0) == ClosedSteps(), "nothing is said of an epoch before it has begun"
 
 
 def test_a_worker_that_never_staged_anything_misses_every_step_behind_it() -> None:
-    told = SaveTracker().settled(1, 1, 500)
-    assert all(map(told.misses, (1, 10, 500)))
-    assert not told.misses(501)
+    told = SaveTracker().closed_steps(1, 1, 500)
+    assert all(map(told.is_missing, (1, 10, 500)))
+    assert not told.is_missing(501)
 
 
 # ---- container -------------------------------------------------------------------------------------------------------
@@ -217,11 +217,11 @@ SETTINGS = agent_settings(
 
 
 def test_what_the_image_allows_stays_as_it_is() -> None:
-    assert placed({"HOME": "/root"}, ROOT, lambda _: True, named=True) == {}
+    assert missing_folders({"HOME": "/root"}, ROOT, lambda _: True, named=True) == {}
 
 
 def test_a_read_only_root_finds_everything_in_the_run_folder() -> None:
-    added = placed({"HOME": "/"}, ROOT, lambda _: False, named=False)
+    added = missing_folders({"HOME": "/"}, ROOT, lambda _: False, named=False)
     assert added == {
         "HOME": "/run/surefoot/home",
         "TMPDIR": "/run/surefoot/tmp",
@@ -233,7 +233,7 @@ def test_a_read_only_root_finds_everything_in_the_run_folder() -> None:
 
 def test_the_template_s_own_choice_is_kept() -> None:
     own = {"HOME": "/mine", "TMPDIR": "/scratch", "TRITON_CACHE_DIR": "/scratch/t", "LOGNAME": "me"}
-    added = placed(own, ROOT, lambda path: path == "/mine", named=False)
+    added = missing_folders(own, ROOT, lambda path: path == "/mine", named=False)
     assert added == {}
 
 
@@ -263,35 +263,37 @@ def test_without_a_limit_the_machine_s_room_counts(tmp_path: Path) -> None:
 
 
 def test_memory_that_does_not_fit_is_refused_with_the_numbers() -> None:
-    require(StagingDemand(2, (250,)), MemoryHeadroom(500, 1000, 500))
-    require(StagingDemand(2, (10**15,)), None)
+    require_headroom(StagingDemand(2, (250,)), MemoryHeadroom(500, 1000, 500))
+    require_headroom(StagingDemand(2, (10**15,)), None)
     refused = (
         r"2 slots of 1\.20 GB for 4 ranks, 9\.60 GB of staging memory, do not fit: the container's memory limit is"
     )
     refused += r" 8\.00 GB and 3\.10 GB are in use; raise resources\.limits\.memory of the trainer by 4\.70 GB or more"
     with pytest.raises(OSError, match=refused):
-        require(StagingDemand(2, (1_200_000_000,) * 4), MemoryHeadroom(4_900_000_000, 8_000_000_000, 3_100_000_000))
+        require_headroom(
+            StagingDemand(2, (1_200_000_000,) * 4), MemoryHeadroom(4_900_000_000, 8_000_000_000, 3_100_000_000)
+        )
     with pytest.raises(OSError, match=r"2 slots of up to 6 bytes for 2 ranks, 18 bytes.*the machine has 10 bytes left"):
-        require(StagingDemand(2, (6, 3)), MemoryHeadroom(10, None, 0))
+        require_headroom(StagingDemand(2, (6, 3)), MemoryHeadroom(10, None, 0))
     with pytest.raises(OSError, match="the machine has 10 bytes left"):
-        require(StagingDemand(2, (6,)), MemoryHeadroom(10, 1000, 0))
+        require_headroom(StagingDemand(2, (6,)), MemoryHeadroom(10, 1000, 0))
 
 
 def test_memory_that_is_given_back_first_counts_as_free() -> None:
     found = MemoryHeadroom(100, 1000, 900)
     with pytest.raises(OSError, match="do not fit"):
-        require(StagingDemand(2, (150,)), found)
-    require(StagingDemand(2, (150,)), with_released(found, 200))
+        require_headroom(StagingDemand(2, (150,)), found)
+    require_headroom(StagingDemand(2, (150,)), with_released(found, 200))
     assert with_released(None, 200) is None
 
 
 def test_a_token_s_file_is_read_each_time(tmp_path: Path) -> None:
     path = tmp_path / "token"
     settings = replace(SETTINGS, token="fixed", token_file=str(path))
-    with pytest.raises(identity.NoToken, match=r"SUREFOOT_TOKEN_FILE.*projected"):
+    with pytest.raises(identity.TokenUnavailable, match=r"SUREFOOT_TOKEN_FILE.*projected"):
         identity.read_token(settings)
     path.write_text("")
-    with pytest.raises(identity.NoToken, match="empty"):
+    with pytest.raises(identity.TokenUnavailable, match="empty"):
         identity.read_token(settings)
     for text in ("first", "second"):
         path.write_text(f"{text}\n")
@@ -338,11 +340,11 @@ def test_the_metrics_port_is_read() -> None:
     ],
 )
 def test_bytes_are_written_with_three_digits(size: int, text: str) -> None:
-    assert amount(size) == text
+    assert format_bytes(size) == text
 
 
 def test_a_worker_s_save_is_known_once_every_rank_has_asked() -> None:
-    book = with_request(StagingNeeds(), 0, 100, ranks=2)
+    book = with_request(StagingDemandByRank(), 0, 100, ranks=2)
     assert book.save_bytes == 0
     book = with_request(book, 1, 300, ranks=2)
     assert book.save_bytes == 400
@@ -350,7 +352,7 @@ def test_a_worker_s_save_is_known_once_every_rank_has_asked() -> None:
 
 
 def test_a_rank_that_has_not_asked_yet_is_expected_to_want_what_the_others_do() -> None:
-    book = with_request(StagingNeeds(), 1, 100, ranks=3)
+    book = with_request(StagingDemandByRank(), 1, 100, ranks=3)
     assert missing_bytes(book, {}) == {0: 100, 1: 100, 2: 100}
     assert missing_bytes(book, {0: 100}) == {1: 100, 2: 100}
     book = with_request(with_request(book, 0, 40, 3), 2, 60, 3)
@@ -359,7 +361,7 @@ def test_a_rank_that_has_not_asked_yet_is_expected_to_want_what_the_others_do() 
 
 
 def test_a_refusal_lasts_until_that_rank_has_memory() -> None:
-    book = with_denial(with_denial(StagingNeeds(), 2, "too much"), 1, "too much too")
+    book = with_denial(with_denial(StagingDemandByRank(), 2, "too much"), 1, "too much too")
     assert book.unstaged == "too much too"
     assert with_grant(book, 1).unstaged == "too much"
     assert with_grant(with_grant(book, 1), 2).unstaged == ""

@@ -12,7 +12,7 @@ import pytest
 
 from surefoot.agent import trainer_handler as ledger
 from surefoot.agent.trainer_handler import StepLedger
-from surefoot.ipc.trainer_messages import Stepped
+from surefoot.ipc.trainer_messages import StepReport
 from surefoot.protocol.progress import Progress
 from surefoot_operator.cli.local.progress import parse_line
 
@@ -36,8 +36,8 @@ def steps(path: Path) -> list[int]:
     return [line.step for line in lines if line is not None]
 
 
-def stepped(step: int) -> Stepped:
-    return Stepped(Progress(step, 1.0, 0.1), None, False)
+def stepped(step: int) -> StepReport:
+    return StepReport(Progress(step, 1.0, 0.1), None, False)
 
 
 def test_what_a_full_disk_refused_follows_when_there_is_room(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_what_a_full_disk_refused_follows_when_there_is_room(tmp_path: Path) -> 
 def test_what_waits_is_bounded_and_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(ledger, "MOST_WAITING", 3)
+    monkeypatch.setattr(ledger, "MAX_WAITING", 3)
     later: Callable[[Callable[[], None]], None] = [].append
     disk = Disk(room=0)
     found = StepLedger(tmp_path / "worker-0-1.jsonl", later, disk.write)

@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot_operator.api.known_node_signals import KNOWN_SIGNALS, NOT_OF_THE_NODE, WRITERS, NodeWord
+from surefoot_operator.api.known_node_signals import KNOWN_SIGNALS, NOT_OF_THE_NODE, WRITERS, KnownNodeSignal
 from surefoot_operator.api.spec import NodeSignals
 from surefoot_operator.platforms.kubernetes.views import observations
-from surefoot_operator.platforms.kubernetes.views.observations import Heard
+from surefoot_operator.platforms.kubernetes.views.observations import KubeletLiveness
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "node-health.md"
-WORDS = [word for writer in WRITERS for word in writer.words]
+WORDS = [word for writer in WRITERS for word in writer.signals]
 MOVES = [word for word in WORDS if word.meaning != "shown"]
 IS_SHOWN = [word for word in WORDS if word.meaning == "shown"]
 
 
-def bearing(*words: NodeWord, reason: str = "Because") -> dict[str, Any]:
+def bearing(*words: KnownNodeSignal, reason: str = "Because") -> dict[str, Any]:
     """A node that is ready, and bears these words."""
     conditions = [{"type": "Ready", "status": "True"}]
     for word in words:
@@ -37,8 +37,8 @@ def bearing(*words: NodeWord, reason: str = "Because") -> dict[str, Any]:
 
 
 def seen(found: dict[str, Any], signals: NodeSignals = KNOWN_SIGNALS) -> tuple[str, str]:
-    shown = observations.observe_node(found, Heard(), "zone", signals)
-    return shown.signal, shown.remark
+    shown = observations.observe_node(found, KubeletLiveness(), "zone", signals)
+    return shown.evacuation_reason, shown.informational
 
 
 def test_the_document_has_each_word_with_what_it_means() -> None:
@@ -47,7 +47,7 @@ def test_the_document_has_each_word_with_what_it_means() -> None:
     wanted = [
         (f"[{writer.name}]({writer.source})", word.kind, f"`{word.name}`", word.meaning)
         for writer in WRITERS
-        for word in writer.words
+        for word in writer.signals
     ]
     assert found == wanted, "\n".join("| " + " | ".join(row) + " |" for row in wanted)
 
@@ -58,7 +58,7 @@ def test_each_word_stands_once_and_every_writer_has_a_source() -> None:
 
 
 @pytest.mark.parametrize("word", MOVES, ids=lambda word: word.name)
-def test_a_word_that_a_node_ends_or_is_sick_has_it_left(word: NodeWord) -> None:
+def test_a_word_that_a_node_ends_or_is_sick_has_it_left(word: KnownNodeSignal) -> None:
     signal, remark = seen(bearing(word))
     assert signal.startswith(f"it has the {word.kind} {word.name}")
     assert ("(Because: it says so)" in signal) == (word.kind == "condition")
@@ -67,36 +67,36 @@ def test_a_word_that_a_node_ends_or_is_sick_has_it_left(word: NodeWord) -> None:
 
 
 @pytest.mark.parametrize("word", IS_SHOWN, ids=lambda word: word.name)
-def test_a_word_that_is_less_than_sick_is_shown_and_moves_nobody(word: NodeWord) -> None:
+def test_a_word_that_is_less_than_sick_is_shown_and_moves_nobody(word: KnownNodeSignal) -> None:
     signal, remark = seen(bearing(word))
     assert signal == ""
     assert remark.startswith(f"it has the {word.kind} {word.name}")
 
 
 @given(st.sets(st.sampled_from(IS_SHOWN)))
-def test_however_many_of_these_come_together_no_node_is_left_for_them(words: set[NodeWord]) -> None:
+def test_however_many_of_these_come_together_no_node_is_left_for_them(words: set[KnownNodeSignal]) -> None:
     assert seen(bearing(*words))[0] == ""
 
 
 @pytest.mark.parametrize("status", ["True", "False", "Unknown"])
 @pytest.mark.parametrize("word", [w for w in WORDS if w.kind == "condition"], ids=lambda word: word.name)
-def test_a_condition_in_its_other_state_says_that_the_node_is_well(word: NodeWord, status: str) -> None:
+def test_a_condition_in_its_other_state_says_that_the_node_is_well(word: KnownNodeSignal, status: str) -> None:
     kind, _, bad = word.name.partition("=")
     if status != bad:
-        assert seen(bearing(NodeWord("condition", f"{kind}={status}", word.meaning))) == ("", "")
+        assert seen(bearing(KnownNodeSignal("condition", f"{kind}={status}", word.meaning))) == ("", "")
 
 
 @pytest.mark.parametrize(("kind", "reason"), [(kind, r) for kind, reasons in NOT_OF_THE_NODE.items() for r in reasons])
 def test_a_monitor_s_own_trouble_is_not_the_node_s_unless_a_job_asks_for_it(kind: str, reason: str) -> None:
-    found = bearing(NodeWord("condition", f"{kind}=False", "sick"), reason=reason)
+    found = bearing(KnownNodeSignal("condition", f"{kind}=False", "sick"), reason=reason)
     assert seen(found)[0] == ""
     assert seen(found, NodeSignals(conditions=(f"{kind}=False",)))[0]
     assert observations.plan_fields(found) != observations.plan_fields(
-        bearing(NodeWord("condition", f"{kind}=False", "sick"), reason="Other")
+        bearing(KnownNodeSignal("condition", f"{kind}=False", "sick"), reason="Other")
     )
 
 
 @pytest.mark.parametrize("kind", ["MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable"])
 def test_what_every_kubelet_says_moves_nobody(kind: str) -> None:
     """A node under pressure evicts pods, and says so on them; the pod that it keeps may stay."""
-    assert seen(bearing(NodeWord("condition", f"{kind}=True", "sick"))) == ("", "")
+    assert seen(bearing(KnownNodeSignal("condition", f"{kind}=True", "sick"))) == ("", "")

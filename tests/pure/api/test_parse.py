@@ -10,12 +10,12 @@ import yaml
 
 from chart import spec_pages
 from support.sample_jobs import REFUSED, SMALLEST, TRAINER, changed
-from surefoot.protocol.identities import OlderJob
+from surefoot.protocol.identities import SourceJob
 from surefoot_operator.api.loading import load_yaml
 from surefoot_operator.api.parse import POD_RULES, parse_job
 from surefoot_operator.api.spec import HealthPolicy, MemoryTierSpec, RestoreFrom, checkpoints_in_memory
 from surefoot_operator.errors import SpecError
-from surefoot_operator.policy.membership.restore_point import older_job
+from surefoot_operator.policy.membership.restore_point import source_job
 
 
 @pytest.mark.parametrize(("path", "value", "where", "allowed"), REFUSED, ids=range(len(REFUSED)))
@@ -129,7 +129,7 @@ def test_an_interval_is_said_in_steps_or_seconds_or_left_to_the_operator(
     both = {"memory": said, "persistent": {"uri": "file:///a", **said}}
     checkpoint = parse_job(changed("spec.checkpoint", both)).spec.checkpoint
     assert checkpoint.persistent is not None
-    assert (checkpoint.memory.adaptive, checkpoint.persistent.adaptive) == (adaptive, adaptive)
+    assert (checkpoint.memory.is_adaptive, checkpoint.persistent.is_adaptive) == (adaptive, adaptive)
     assert (checkpoint.memory.base_steps, checkpoint.persistent.fixed_steps) == (base, fixed)
 
 
@@ -137,10 +137,10 @@ def test_what_is_left_out_has_the_documented_default() -> None:
     spec = parse_job(SMALLEST).spec
     assert spec.health_policy == HealthPolicy(0.5, 3.0, 600.0)
     assert spec.checkpoint.memory == MemoryTierSpec(replicas=2, keep=2)
-    assert (spec.checkpoint.memory.base_steps, spec.checkpoint.memory.adaptive) == (10, False)
+    assert (spec.checkpoint.memory.base_steps, spec.checkpoint.memory.is_adaptive) == (10, False)
     assert spec.elastic_policy is not None
     assert spec.elastic_policy.scale_up_snooze_seconds is spec.elastic_policy.faulty_scale_down_timeout_seconds is None
-    assert (spec.checkpoint.drain_grace_seconds, spec.checkpoint.holder_return_seconds) == (1.0, 10.0)
+    assert (spec.checkpoint.flush_grace_seconds, spec.checkpoint.memory_server_timeout_seconds) == (1.0, 10.0)
     assert spec.checkpoint.on_total_loss == "Wait"
     assert spec.failure_policy.rules[0].on_exit_codes.values == (42,)
 
@@ -148,19 +148,19 @@ def test_what_is_left_out_has_the_documented_default() -> None:
 @pytest.mark.parametrize(
     ("given", "wanted", "older"),
     [
-        ({"uid": "old"}, RestoreFrom(uid="old"), OlderJob("s3://bucket/prefix", "old")),
-        ({"uid": "old", "step": 40}, RestoreFrom(uid="old", step=40), OlderJob("s3://bucket/prefix", "old")),
-        ({"uri": "s3://b/old", "step": "latest"}, RestoreFrom(uri="s3://b/old"), OlderJob("s3://b", "old")),
-        ({"uri": "file:///ckpt/old/"}, RestoreFrom(uri="file:///ckpt/old/"), OlderJob("file:///ckpt", "old")),
-        ({"uri": "file:///old"}, RestoreFrom(uri="file:///old"), OlderJob("file:///", "old")),
+        ({"uid": "old"}, RestoreFrom(uid="old"), SourceJob("s3://bucket/prefix", "old")),
+        ({"uid": "old", "step": 40}, RestoreFrom(uid="old", step=40), SourceJob("s3://bucket/prefix", "old")),
+        ({"uri": "s3://b/old", "step": "latest"}, RestoreFrom(uri="s3://b/old"), SourceJob("s3://b", "old")),
+        ({"uri": "file:///ckpt/old/"}, RestoreFrom(uri="file:///ckpt/old/"), SourceJob("file:///ckpt", "old")),
+        ({"uri": "file:///old"}, RestoreFrom(uri="file:///old"), SourceJob("file:///", "old")),
     ],
 )
 def test_an_older_jobs_checkpoints_are_named_by_uid_or_by_folder(
-    given: dict[str, Any], wanted: RestoreFrom, older: OlderJob
+    given: dict[str, Any], wanted: RestoreFrom, older: SourceJob
 ) -> None:
     policy = parse_job(changed("spec.checkpoint.restoreFrom", given)).spec.checkpoint
     assert policy.restore_from == wanted
-    assert older_job(policy) == older
+    assert source_job(policy) == older
 
 
 def test_an_older_jobs_folder_needs_no_persistent_tier() -> None:

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surefoot.protocol.checkpoints.completeness import LineageEntry
-from surefoot.protocol.codec import Misfit
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId
-from surefoot_operator.api.status import Incident, JobStatus, Member, World, moment, moment_seconds
+from surefoot.protocol.codec import TypeMismatch
+from surefoot.protocol.identities import Checkpoint, MemoryServerEndpoint, MemoryServerInstance
+from surefoot_operator.api.status import Incident, JobStatus, Member, Membership, moment_seconds, to_rfc3339
 from surefoot_operator.api.status_json import status_from_json, status_to_json, with_seconds
-from surefoot_operator.errors import InvariantBroken
+from surefoot_operator.errors import InvariantViolation
 from surefoot_operator.platforms.kubernetes.views.observations import created_seconds
 
 # ---- status json -----------------------------------------------------------------------------------------------------
@@ -36,7 +36,7 @@ def test_a_status_comes_back_from_json_as_it_was(status: JobStatus) -> None:
 def test_a_status_reads_as_a_cluster_would_show_it() -> None:
     status = JobStatus(
         phase="Running",
-        world=World(2, "Committed", Checkpoint(1, 40), 2),
+        membership=Membership(2, "Committed", Checkpoint(1, 40), 2),
         lineage=(LineageEntry(1, None, 3), LineageEntry(2, Checkpoint(1, 40), 2)),
         incidents=(Incident("node-lost", "gone", 1, "node-1", 1, 10.0, steps_lost=0),),
     )
@@ -77,17 +77,19 @@ def test_a_field_of_a_newer_operator_is_left_out() -> None:
     ],
 )
 def test_a_damaged_status_is_refused_by_name(body: dict[str, object]) -> None:
-    with pytest.raises(InvariantBroken, match="status"):
+    with pytest.raises(InvariantViolation, match="status"):
         status_from_json(body)
 
 
 def test_each_member_and_each_holder_is_one_text_that_people_read() -> None:
     members = (Member(0, 1, "5f0e9a1b2c3d", "node-a"), Member(4, 2, "agent 4", "node-b"))
     holders = (
-        HolderEndpoint(HolderId("node-a", "9d2c4e6f8a0b"), "10.0.0.7", 6379, "node-a"),
-        HolderEndpoint(HolderId("node-b", "i"), "::1", 6380, "rack 3", tls=True, server=1),
+        MemoryServerEndpoint(MemoryServerInstance("node-a", "9d2c4e6f8a0b"), "10.0.0.7", 6379, "node-a"),
+        MemoryServerEndpoint(MemoryServerInstance("node-b", "i"), "::1", 6380, "rack 3", tls=True, server_index=1),
     )
-    status = JobStatus(world=World(1, "Committed", None, 2, members, changed_seconds=12.5), named_holders=holders)
+    status = JobStatus(
+        membership=Membership(1, "Committed", None, 2, members, changed_seconds=12.5), assigned_servers=holders
+    )
     body = status_to_json(status)
     assert body["schemaVersion"] == 1
     assert body["world"]["changedTime"] == "1970-01-01T00:00:12.500000Z"
@@ -101,7 +103,7 @@ def test_each_member_and_each_holder_is_one_text_that_people_read() -> None:
 
 def test_a_text_that_cannot_be_read_is_named_by_its_place() -> None:
     members = ["0.1 node-a a", "1.1 node-b"]
-    with pytest.raises(InvariantBroken, match=r"status\.world\.members\[1\] is '1\.1 node-b', not INDEX"):
+    with pytest.raises(InvariantViolation, match=r"status\.world\.members\[1\] is '1\.1 node-b', not INDEX"):
         status_from_json({"world": {"epoch": 1, "state": "Committed", "members": members}})
 
 
@@ -112,10 +114,12 @@ def test_two_thousand_workers_take_little_more_than_the_names_of_their_nodes(len
     nodes = [f"ip-10-0-{i // 256:03}-{i % 256:03}.".ljust(length, "x") for i in range(2000)]
     members = tuple(Member(i, 1, f"{chance.getrandbits(48):012x}", n) for i, n in enumerate(nodes))
     holders = tuple(
-        HolderEndpoint(HolderId(n, f"{chance.getrandbits(48):012x}"), f"10.244.{i // 256}.{i % 256}", 6379, n)
+        MemoryServerEndpoint(
+            MemoryServerInstance(n, f"{chance.getrandbits(48):012x}"), f"10.244.{i // 256}.{i % 256}", 6379, n
+        )
         for i, n in enumerate(nodes)
     )
-    status = JobStatus(world=World(1, "Committed", None, 16_000, members), named_holders=holders)
+    status = JobStatus(membership=Membership(1, "Committed", None, 16_000, members), assigned_servers=holders)
     body = json.loads(json.dumps(status_to_json(status)))
     sizes = [
         len(json.dumps(texts, separators=(",", ":"))) for texts in (body["world"]["members"], body["namedHolders"])
@@ -127,8 +131,8 @@ def test_two_thousand_workers_take_little_more_than_the_names_of_their_nodes(len
 
 def test_the_same_texts_give_the_same_members_again() -> None:
     members = tuple(Member(i, 1, f"agent{i}", f"node-{i}") for i in range(3))
-    body = status_to_json(JobStatus(world=World(1, "Committed", None, 3, members)))
-    once, again = status_from_json(body).world, status_from_json(json.loads(json.dumps(body))).world
+    body = status_to_json(JobStatus(membership=Membership(1, "Committed", None, 3, members)))
+    once, again = status_from_json(body).membership, status_from_json(json.loads(json.dumps(body))).membership
     assert once is not None
     assert again is not None
     assert once.members is again.members
@@ -165,10 +169,10 @@ def test_what_is_no_time_is_none_wherever_it_is_read(text: object) -> None:
     assert moment_seconds(text) is None
     assert created_seconds({"creationTimestamp": text}) == 0.0
     if text is not None:  # null is no moment yet
-        with pytest.raises(Misfit, match="sinceTime"):
+        with pytest.raises(TypeMismatch, match="sinceTime"):
             with_seconds({"sinceTime": text})
 
 
 @given(st.floats(0, 4e9))
 def test_a_written_moment_is_read_back_to_the_microsecond(seconds: float) -> None:
-    assert moment_seconds(moment(seconds)) == pytest.approx(seconds, abs=2e-6)
+    assert moment_seconds(to_rfc3339(seconds)) == pytest.approx(seconds, abs=2e-6)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from surefoot.checkpointer.activity_monitor import OTHERS, LoopLines, StackPlace, places_of
+from surefoot.checkpointer.activity_monitor import OTHERS, LoopLines, StackPlace, stack_places
 
 
 def here() -> tuple[StackPlace, ...]:
     """The stack of who calls this."""
-    return places_of(sys._getframe().f_back)
+    return stack_places(sys._getframe().f_back)
 
 
 def line_of(function: Callable[..., object], behind: int) -> int:

@@ -19,7 +19,7 @@ from surefoot.geometry import Box
 from surefoot.protocol.checkpoints.records import CHUNK_BYTES
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.restore import CheckpointReader, ReadOptions, SaveSource, read_catalogue
-from surefoot.state.entries import Entry, Place, Window
+from surefoot.state.entries import Entry, LocalBox, TensorLocation
 
 # ---- filled memory ---------------------------------------------------------------------------------------------------
 # A restore fills tensors however they lie in memory; what the host does not write goes through a buffer a thread.
@@ -66,7 +66,7 @@ def filled(place: MemoryPlace, lives: dict[str, torch.Tensor]) -> None:
     entries = []
     for name, live in lives.items():
         shape = tuple(live.shape)
-        entries.append(Entry(name, live, "float32", Place(shape, Box.whole(shape), None), "split"))
+        entries.append(Entry(name, live, "float32", TensorLocation(shape, Box.whole(shape), None), "split"))
     source = SaveSource(place.name, "memory", place.tier)
     with CheckpointReader(Checkpoint(1, 10), read_catalogue([source]), ReadOptions(threads=2)) as reader:
         restoring.fill(reader, entries)
@@ -118,7 +118,9 @@ def test_a_window_of_a_tensor_on_a_device_is_filled_in_its_place(monkeypatch: py
     monkeypatch.setattr(restoring, "needs_relay", lambda live: True)
     tensors = arrays(3, {"w": (8, 6)}, "float32")
     whole = torch.zeros(20, 20)
-    entry = Entry("w", whole, "float32", Place((8, 6), Box.whole((8, 6)), None), "split", window=Window((3, 4)))
+    entry = Entry(
+        "w", whole, "float32", TensorLocation((8, 6), Box.whole((8, 6)), None), "split", window=LocalBox((3, 4))
+    )
     source = SaveSource("memory:one", "memory", stored(tensors, 2).tier)
     with CheckpointReader(Checkpoint(1, 10), read_catalogue([source]), ReadOptions(threads=2)) as reader:
         restoring.fill(reader, [entry])

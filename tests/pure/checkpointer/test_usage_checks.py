@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from surefoot.checkpointer import usage_checks
-from surefoot.checkpointer.usage_checks import PrefetchCheck, StateGuard, refuse_shuffle_buffers
+from surefoot.checkpointer.usage_checks import PrefetchCheck, StateGuard, reject_shuffle_buffers
 from surefoot.errors import ConfigurationError
 
 # ---- foreign loaders -------------------------------------------------------------------------------------------------
@@ -29,15 +29,15 @@ def stream(buffer_size: int) -> Any:
 
 def test_a_shuffle_buffer_however_deep_is_refused_with_its_size_and_the_ways_out() -> None:
     with pytest.raises(ConfigurationError, match=r"loader \(SimpleNamespace\) shuffles in a buffer of 10 rows"):
-        refuse_shuffle_buffers({"model": object(), "loader": stream(10)}, ())
-    refuse_shuffle_buffers({"loader": stream(10)}, ("loader",))
-    refuse_shuffle_buffers({"loader": stream(1)}, ())
+        reject_shuffle_buffers({"model": object(), "loader": stream(10)}, ())
+    reject_shuffle_buffers({"loader": stream(10)}, ("loader",))
+    reject_shuffle_buffers({"loader": stream(1)}, ())
 
 
 def test_what_contains_itself_is_looked_at_all_the_same() -> None:
     loop = SimpleNamespace()
     loop.dataset = loop
-    refuse_shuffle_buffers({"loader": loop}, ())
+    reject_shuffle_buffers({"loader": loop}, ())
 
 
 def torchdatas(taken: int, **attributes: Any) -> Any:
@@ -49,7 +49,7 @@ def torchdatas(taken: int, **attributes: Any) -> Any:
 
 def test_more_batches_than_a_step_is_said_to_use_are_refused_at_the_first_step() -> None:
     with pytest.raises(ConfigurationError, match=r"2 batches were taken from loader .*loader.batches_per_step = 2"):
-        StateGuard({"loader": torchdatas(2)}).step_ends()
+        StateGuard({"loader": torchdatas(2)}).mark_step()
     PrefetchCheck({"loader": torchdatas(1)}).first_step_ends()
     PrefetchCheck({"loader": torchdatas(2, batches_per_step=2)}).first_step_ends()
     with pytest.raises(ConfigurationError, match="3 batches"):
@@ -58,12 +58,12 @@ def test_more_batches_than_a_step_is_said_to_use_are_refused_at_the_first_step()
 
 def test_a_program_that_goes_on_had_its_first_step_before() -> None:
     standing = StateGuard({"loader": torchdatas(7)})
-    standing.restored(6)
-    standing.step_ends()
+    standing.mark_restored(6)
+    standing.mark_step()
     anew = StateGuard({"loader": torchdatas(7)})
-    anew.restored(0)
+    anew.mark_restored(0)
     with pytest.raises(ConfigurationError):
-        anew.step_ends()
+        anew.mark_step()
 
 
 # ---- told passes -----------------------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def test_passes_are_reckoned_as_often_as_they_cost_little(
     found = []
     for step in range(5):
         clock.now = 100.0 + 0.1 * step
-        found.append(guard.passes(clock.now))
+        found.append(guard.epochs(clock.now))
     assert found == told
     clock.now = 101.01
-    assert guard.passes(clock.now) == told[-1] + 1
+    assert guard.epochs(clock.now) == told[-1] + 1

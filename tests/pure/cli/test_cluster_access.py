@@ -10,10 +10,16 @@ import pytest
 from support.builders import running
 from support.fakes.fake_api import FakeApi, silent
 from support.stored import node_object, stored_document, worker_pod, written
-from surefoot_operator.cli.cluster_access import ClusterRefused, OpenCluster, Right, jobs_right, refused
+from surefoot_operator.cli.cluster_access import (
+    ClusterConnection,
+    ClusterRequestFailed,
+    Permission,
+    describe_api_error,
+    jobs_right,
+)
 from surefoot_operator.cli.jobs.read_jobs import read_job, read_jobs, read_view
-from surefoot_operator.errors import FabricError
-from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused, ApiSilent
+from surefoot_operator.errors import PlatformError
+from surefoot_operator.platforms.kubernetes.api_objects import ApiError, ApiUnreachable
 
 # ---- cluster reads ---------------------------------------------------------------------------------------------------
 # Jobs and their surroundings read from an API server that refuses parts of it.
@@ -24,7 +30,7 @@ JOBS = "/apis/surefoot.dev/v1alpha1/namespaces/team/trainingjobs"
 def refusing(code: int, part: str) -> Callable[[str, str], None]:
     def before(verb: str, path: str) -> None:
         if part in path:
-            raise ApiRefused(f"{verb} {path}", code, "Forbidden", "no")
+            raise ApiError(f"{verb} {path}", code, "Forbidden", "no")
 
     return before
 
@@ -43,8 +49,8 @@ def server() -> FakeApi:
     return found
 
 
-def cluster(server: FakeApi, namespace: str = "team") -> OpenCluster:
-    return OpenCluster(server.api, namespace, "https://cluster:6443")
+def cluster(server: FakeApi, namespace: str = "team") -> ClusterConnection:
+    return ClusterConnection(server.api, namespace, "https://cluster:6443")
 
 
 async def test_a_view_has_the_job_and_all_around_it(server: FakeApi) -> None:
@@ -76,20 +82,20 @@ async def test_a_pod_with_labels_of_nobody_is_named_and_the_others_are_shown(ser
 
 
 async def test_a_job_that_is_not_there_is_named_with_its_namespace(server: FakeApi) -> None:
-    with pytest.raises(ClusterRefused, match="there is no TrainingJob nope in namespace team"):
+    with pytest.raises(ClusterRequestFailed, match="there is no TrainingJob nope in namespace team"):
         await read_job(cluster(server), "nope")
 
 
 async def test_a_cluster_without_the_crd_is_told_from_one_without_jobs(server: FakeApi) -> None:
     assert [one.name for one in await read_jobs(cluster(server))] == ["gpt"]
     server.before = refusing(404, "trainingjobs")
-    with pytest.raises(ClusterRefused, match=r"the CRD .* is not installed"):
+    with pytest.raises(ClusterRequestFailed, match=r"the CRD .* is not installed"):
         await read_jobs(cluster(server))
 
 
 async def test_a_server_that_does_not_answer_is_named(server: FakeApi) -> None:
     server.before = silent
-    with pytest.raises(ClusterRefused, match="Is https://cluster:6443 running"):
+    with pytest.raises(ClusterRequestFailed, match="Is https://cluster:6443 running"):
         await read_jobs(cluster(server))
 
 
@@ -107,7 +113,9 @@ async def test_a_long_list_is_read_page_by_page_and_one_without_end_is_refused()
     server = Paging()
     assert [one.name for one in await read_jobs(cluster(server))] == ["j0", "j1", "j2"]
     server.endless = True
-    with pytest.raises(ClusterRefused, match=r"200 pages of .*/trainingjobs, 200 objects, and named a further one"):
+    with pytest.raises(
+        ClusterRequestFailed, match=r"200 pages of .*/trainingjobs, 200 objects, and named a further one"
+    ):
         await read_jobs(cluster(server))
 
 
@@ -117,8 +125,8 @@ async def test_a_long_list_is_read_page_by_page_and_one_without_end_is_refused()
 SERVER = "https://cluster:6443"
 
 
-def answer(code: int) -> ApiRefused:
-    return ApiRefused("GET /x", code, "Reason", "words")
+def answer(code: int) -> ApiError:
+    return ApiError("GET /x", code, "Reason", "words")
 
 
 @pytest.mark.parametrize(
@@ -127,16 +135,16 @@ def answer(code: int) -> ApiRefused:
         (answer(403), jobs_right("list", "team"), "you may not list trainingjobs.surefoot.dev in namespace team (403)"),
         (answer(403), jobs_right("list", ""), "in the whole cluster (403): whoever has Kubernetes' role view"),
         (answer(403), jobs_right("patch", "team"), "whoever has Kubernetes' role edit there may"),
-        (answer(403), Right("list", "pods", "team"), "you may not list pods in namespace team (403)"),
-        (answer(403), Right("list", "nodes"), "a ClusterRole with the verb list on nodes"),
+        (answer(403), Permission("list", "pods", "team"), "you may not list pods in namespace team (403)"),
+        (answer(403), Permission("list", "nodes"), "a ClusterRole with the verb list on nodes"),
         (answer(401), jobs_right("list", "team"), "does not accept your credentials (401)"),
         (answer(404), jobs_right("list", "team"), "the CRD is not installed"),
         (answer(409), jobs_right("patch", "team"), "somebody else changed the job meanwhile"),
         (answer(500), jobs_right("get", "team"), "could not get trainingjobs.surefoot.dev in namespace team"),
-        (ApiSilent("GET /x", TimeoutError()), jobs_right("get", "team"), f"Is {SERVER} running"),
+        (ApiUnreachable("GET /x", TimeoutError()), jobs_right("get", "team"), f"Is {SERVER} running"),
     ],
 )
-def test_a_refusal_says_what_is_missing(error: FabricError, needed: Right, said: str) -> None:
-    found = str(refused(error, needed, SERVER, "the CRD is not installed"))
+def test_a_refusal_says_what_is_missing(error: PlatformError, needed: Permission, said: str) -> None:
+    found = str(describe_api_error(error, needed, SERVER, "the CRD is not installed"))
     assert said in found
     assert "trying again" not in found

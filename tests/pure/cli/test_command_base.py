@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from surefoot.errors import SurefootError
-from surefoot.memory_server.provisioning import HolderAdmin
+from surefoot.memory_server.provisioning import MemoryServerAdmin
 from surefoot_operator.cli import command_base
 from surefoot_operator.cli.command_base import StopRequest, signals_ignored, stop_requests
 from surefoot_operator.cli.main import build_parser
@@ -65,7 +65,7 @@ def test_a_stop_at_any_moment_arrives() -> None:
                 while not stop.requested:
                     assert time.monotonic() < deadline, f"{number.name} was lost"
                     RaisesInItsDestructor()
-                    admin = HolderAdmin("127.0.0.1", 1, "x", 1.0)
+                    admin = MemoryServerAdmin("127.0.0.1", 1, "x", 1.0)
                     try:
                         admin.instance()
                     except (SurefootError, ValueError):

@@ -14,7 +14,7 @@ import yaml
 from support.fakes.fake_api import FakeApi, silent
 from surefoot import __version__
 from surefoot_operator.cli import doctor
-from surefoot_operator.cli.cluster_access import OpenCluster
+from surefoot_operator.cli.cluster_access import ClusterConnection
 from surefoot_operator.cli.doctor import (
     CRD,
     JOB_KIND,
@@ -23,12 +23,12 @@ from surefoot_operator.cli.doctor import (
     SLICES,
     check_cluster,
     missing_fields,
-    rights_asked,
+    required_permissions,
 )
 from surefoot_operator.cli.doctor_network import Finding, finding_lines, has_fault
 from surefoot_operator.cli.jobs import read_jobs
 from surefoot_operator.cli.main import main
-from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
+from surefoot_operator.platforms.kubernetes.api_objects import ApiError
 
 ROOT = Path(__file__).parents[3]
 SHIPPED_CRD: dict[str, Any] = yaml.safe_load((ROOT / "manifests" / "crd.yaml").read_text())
@@ -74,7 +74,7 @@ def refusing(part: str, code: int = 403) -> Callable[[FakeApi], None]:
     def change(server: FakeApi) -> None:
         def before(verb: str, path: str) -> None:
             if part in path:
-                raise ApiRefused(f"{verb} {path}", code, "Forbidden", "no")
+                raise ApiError(f"{verb} {path}", code, "Forbidden", "no")
 
         server.before = before
 
@@ -109,21 +109,21 @@ def server(monkeypatch: pytest.MonkeyPatch) -> FakeApi:
     found.answers[REVIEWS] = lambda body: {"status": {"allowed": True}}
 
     @asynccontextmanager
-    async def opened(_choice: Any) -> AsyncIterator[OpenCluster]:
-        yield OpenCluster(found.api, "team", "https://cluster:6443")
+    async def opened(_choice: Any) -> AsyncIterator[ClusterConnection]:
+        yield ClusterConnection(found.api, "team", "https://cluster:6443")
 
-    monkeypatch.setattr(read_jobs, "opened", opened)
+    monkeypatch.setattr(read_jobs, "open_cluster", opened)
     return found
 
 
 async def findings(server: FakeApi) -> dict[str, Finding]:
-    return {one.check: one for one in await check_cluster(OpenCluster(server.api, "team", "https://c:6443"))}
+    return {one.check: one for one in await check_cluster(ClusterConnection(server.api, "team", "https://c:6443"))}
 
 
 async def test_a_whole_installation_is_well(server: FakeApi) -> None:
     found = await findings(server)
     assert {one.state for one in found.values()} == {"ok"}
-    assert "v1.35.4" in found["cluster"].said
+    assert "v1.35.4" in found["cluster"].text
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ async def test_one_thing_amiss_is_one_finding(
     change(server)
     found = await findings(server)
     assert found[check].state == state
-    assert said in found[check].said
+    assert said in found[check].text
     assert found[check].remedy or state in ("ok", "unknown")
     assert {one.state for name, one in found.items() if name != check} == {"ok"}
 
@@ -229,7 +229,9 @@ def test_the_shipped_crd_lacks_nothing(server: FakeApi) -> None:
 
 
 def test_every_right_has_its_namespace_or_none_on_purpose() -> None:
-    here = {right.namespace for one in rights_asked("team") for right in one.rights if one.purpose != "see nodes"}
+    here = {
+        right.namespace for one in required_permissions("team") for right in one.rights if one.purpose != "see nodes"
+    }
     assert here == {"team"}
 
 

@@ -12,18 +12,18 @@ import pytest
 from support.builders import running
 from support.fakes.fake_api import FakeApi
 from support.stored import worker_pod, written
-from surefoot_operator.cli.cluster_access import OpenCluster
+from surefoot_operator.cli.cluster_access import ClusterConnection
 from surefoot_operator.cli.doctor_network import (
-    MOST_TARGETS,
+    MAX_TARGETS,
     Finding,
-    Way,
-    askers_of,
+    ReachabilityResult,
     check_network,
+    choose_probe_workers,
     network_findings,
 )
 from surefoot_operator.cli.jobs.read_jobs import stored_job
-from surefoot_operator.platforms.kubernetes.api_client import Ran
-from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
+from surefoot_operator.platforms.kubernetes.api_client import ExecResult
+from surefoot_operator.platforms.kubernetes.api_objects import ApiError
 
 JOBS = "/apis/surefoot.dev/v1alpha1/namespaces/team/trainingjobs"
 PODS = "/api/v1/namespaces/team/pods"
@@ -36,11 +36,13 @@ def pod(index: int, node: str, **status: Any) -> dict[str, Any]:
     return {**found, "spec": spec, "status": {**found["status"], "podIP": f"10.0.0.{index}", **status}}
 
 
-def way(kind: str, source: str = "n0", target: str = "n1", problem: str = "", step: str = "connect") -> Way:
-    return Way(kind, target, "10.0.0.1", len(target), None if problem else 0.002, step, problem, source)
+def way(
+    kind: str, source: str = "n0", target: str = "n1", problem: str = "", step: str = "connect"
+) -> ReachabilityResult:
+    return ReachabilityResult(kind, target, "10.0.0.1", len(target), None if problem else 0.002, step, problem, source)
 
 
-def one(*ways: Way) -> Finding:
+def one(*ways: ReachabilityResult) -> Finding:
     [found] = network_findings(ways, ())
     return found
 
@@ -49,7 +51,7 @@ def test_one_worker_of_each_node_asks_holders_and_the_workers_of_other_nodes() -
     seen = running()
     job = stored_job(written(seen.status, seen))
     pods = [pod(0, "n0"), pod(1, "n1"), pod(2, "n1"), pod(3, "n2", phase="Pending"), worker_pod(4, None)]
-    asked = askers_of(job, pods)
+    asked = choose_probe_workers(job, pods)
     assert [(asker.node, asker.pod) for asker in asked] == [("n0", "gpt-worker-0-1"), ("n1", "gpt-worker-1-1")]
     ways = [[(target["kind"], target["node"]) for target in asker.targets] for asker in asked]
     holders = [("holder", "n0"), ("holder", "n1"), ("holder", "n2")]
@@ -59,10 +61,10 @@ def test_one_worker_of_each_node_asks_holders_and_the_workers_of_other_nodes() -
 
 def test_of_many_nodes_each_is_asked_as_often() -> None:
     seen = running(workers=2)
-    nodes = [f"n{number:03}" for number in range(3 * MOST_TARGETS)]
-    asked = askers_of(stored_job(written(seen.status, seen)), [pod(i, node) for i, node in enumerate(nodes)])
+    nodes = [f"n{number:03}" for number in range(3 * MAX_TARGETS)]
+    asked = choose_probe_workers(stored_job(written(seen.status, seen)), [pod(i, node) for i, node in enumerate(nodes)])
     tried = [target["node"] for asker in asked for target in asker.targets if target["kind"] == "worker"]
-    assert {tried.count(node) for node in nodes} == {MOST_TARGETS}
+    assert {tried.count(node) for node in nodes} == {MAX_TARGETS}
 
 
 @pytest.mark.parametrize(
@@ -78,18 +80,18 @@ def test_of_many_nodes_each_is_asked_as_often() -> None:
     ],
 )
 def test_ways_that_fail_are_one_finding_with_its_remedy(
-    ways: list[Way], check: str, state: str, said: str, remedy: str
+    ways: list[ReachabilityResult], check: str, state: str, said: str, remedy: str
 ) -> None:
     found = one(*ways)
     assert (found.check, found.state) == (f"network {check}", state)
-    assert said in found.said
+    assert said in found.text
     assert remedy in found.remedy
 
 
 def test_a_node_behind_a_wall_is_one_sentence() -> None:
     ways = [way("holder", f"n{number}", "n9", "timed out") for number in range(7)]
     found = one(*ways)
-    assert found.said == "7 of 7 ways fail: from n0, n1, n2, n3, n4 and 2 more to n9 (10.0.0.1:2): timed out"
+    assert found.text == "7 of 7 ways fail: from n0, n1, n2, n3, n4 and 2 more to n9 (10.0.0.1:2): timed out"
 
 
 @pytest.fixture
@@ -102,62 +104,62 @@ def server() -> FakeApi:
 
 
 async def look(server: FakeApi) -> list[Finding]:
-    return await check_network(OpenCluster(server.api, "team", "s"))
+    return await check_network(ClusterConnection(server.api, "team", "s"))
 
 
 async def test_what_workers_answer_is_what_was_found(server: FakeApi) -> None:
-    def answer(command: Sequence[str], told: str) -> Ran:
+    def answer(command: Sequence[str], told: str) -> ExecResult:
         assert command[0] == "python3"
         _, targets = json.loads(told)
-        return Ran(json.dumps([{**target, "seconds": 0.001} for target in targets]), "", "")
+        return ExecResult(json.dumps([{**target, "seconds": 0.001} for target in targets]), "", "")
 
     for index in range(2):
         server.programs[f"{PODS}/gpt-worker-{index}-1/exec"] = answer
     holders, workers = await look(server)
     assert (holders.state, workers.state) == ("ok", "ok")
-    assert workers.said.startswith("2 ways from 2 nodes are open")
+    assert workers.text.startswith("2 ways from 2 nodes are open")
 
 
 @pytest.mark.parametrize(
     ("ran", "said"),
     [
-        (Ran("", "python3: not found", "exit code 127"), "exit code 127 python3: not found"),
-        (Ran("{", "", ""), "cannot be read"),
+        (ExecResult("", "python3: not found", "exit code 127"), "exit code 127 python3: not found"),
+        (ExecResult("{", "", ""), "cannot be read"),
         (None, "gpt-worker-0-1 on n0"),
     ],
 )
-async def test_a_worker_that_cannot_be_asked_is_unknown(server: FakeApi, ran: Ran | None, said: str) -> None:
+async def test_a_worker_that_cannot_be_asked_is_unknown(server: FakeApi, ran: ExecResult | None, said: str) -> None:
     if ran is not None:
         server.programs = {f"{PODS}/gpt-worker-{index}-1/exec": lambda command, told: ran for index in range(2)}
     [found] = await look(server)
     assert (found.check, found.state) == ("network", "unknown")
-    assert said in found.said
+    assert said in found.text
     assert "python3" in found.remedy
 
 
 async def test_who_may_not_run_programs_in_workers_is_told_the_right(server: FakeApi) -> None:
     def refuse(verb: str, path: str) -> None:
         if path.endswith("/exec"):
-            raise ApiRefused(f"{verb} {path}", 403, "Forbidden", "no")
+            raise ApiError(f"{verb} {path}", 403, "Forbidden", "no")
 
     server.before = refuse
     [found] = await look(server)
-    assert "you may not create pods/exec in namespace team (403)" in found.said
+    assert "you may not create pods/exec in namespace team (403)" in found.text
 
 
 async def test_who_may_not_see_jobs_learns_it_and_where_none_runs_nobody_is_asked(server: FakeApi) -> None:
     server.objects.pop(f"{JOBS}/gpt")
     [found] = await look(server)
-    assert (found.state, found.said) == ("unknown", "no worker runs here from which it could be tried")
+    assert (found.state, found.text) == ("unknown", "no worker runs here from which it could be tried")
 
     def refuse(verb: str, path: str) -> None:
-        raise ApiRefused(f"{verb} {path}", 403, "Forbidden", "no")
+        raise ApiError(f"{verb} {path}", 403, "Forbidden", "no")
 
     server.before = refuse
     [found] = await look(server)
-    assert "you may not list trainingjobs" in found.said
+    assert "you may not list trainingjobs" in found.text
 
 
 def test_a_job_whose_status_cannot_be_read_asks_for_workers_alone() -> None:
     job = replace(stored_job(written(running().status, running())), status=None)
-    assert [len(asker.targets) for asker in askers_of(job, [pod(0, "n0"), pod(1, "n1")])] == [1, 1]
+    assert [len(asker.targets) for asker in choose_probe_workers(job, [pod(0, "n0"), pod(1, "n1")])] == [1, 1]

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from support.builders import BEGAN, running
 from support.fakes.fake_api import FakeApi
 from support.stored import stored_document, worker_pod, written
-from surefoot_operator.api.status import Incident, JobStatus, moment
+from surefoot_operator.api.status import Incident, JobStatus, to_rfc3339
 from surefoot_operator.cli import logs
-from surefoot_operator.cli.cluster_access import ClusterRefused, OpenCluster
+from surefoot_operator.cli.cluster_access import ClusterConnection, ClusterRequestFailed
 from surefoot_operator.cli.logs import MAX_LINE_BYTES, blamed_incident, split_lines
 from surefoot_operator.cli.main import build_parser, main
-from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
+from surefoot_operator.platforms.kubernetes.api_objects import ApiError
 from surefoot_operator.platforms.local.platform import Store
 from surefoot_operator.platforms.local.run_folder import RunFolder
 
@@ -35,7 +35,7 @@ def keep_job(server: FakeApi, *incidents: Incident) -> None:
 
 def keep_pod(server: FakeApi, index: int, attempt: int = 1, created_seconds: float = BEGAN - 60) -> None:
     pod = worker_pod(index, attempt=attempt)
-    pod["metadata"]["creationTimestamp"] = moment(created_seconds)
+    pod["metadata"]["creationTimestamp"] = to_rfc3339(created_seconds)
     name = f"{PODS}/gpt-worker-{index}-{attempt}"
     server.keep(name, pod)
     server.texts[f"{name}/log"] = "".join(
@@ -50,7 +50,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> FakeApi:
     keep_job(found, FAILED)
     for index in range(3):
         keep_pod(found, index)
-    cluster = OpenCluster(found.api, "team", "https://cluster:6443")
+    cluster = ClusterConnection(found.api, "team", "https://cluster:6443")
     monkeypatch.setattr(logs, "on_cluster", lambda args, ask: asyncio.run(ask(cluster)))
     return found
 
@@ -124,10 +124,10 @@ def test_a_pod_that_has_not_started_is_a_note(server: FakeApi, capsys: pytest.Ca
 def test_who_may_not_read_logs_is_told_so(server: FakeApi) -> None:
     def before(verb: str, path: str) -> None:
         if path.endswith("/log"):
-            raise ApiRefused(f"{verb} {path}", 403, "Forbidden", "no")
+            raise ApiError(f"{verb} {path}", 403, "Forbidden", "no")
 
     server.before = before
-    with pytest.raises(ClusterRefused, match="you may not get pods/log in namespace team"):
+    with pytest.raises(ClusterRequestFailed, match="you may not get pods/log in namespace team"):
         logs.run_logs(build_parser("surefoot").parse_args(["logs", "gpt"]))
 
 

@@ -23,7 +23,7 @@ def job(limit: str | None) -> TrainingJob:
 
 @pytest.fixture(autouse=True)
 def whole_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "lacking", lambda extra: None)
+    monkeypatch.setattr(doctor, "missing_module", lambda extra: None)
     monkeypatch.setattr(doctor, "find_program", lambda: "/usr/bin/redis-server")
     monkeypatch.setattr(doctor.metadata, "version", lambda package: "2.8.0")
     monkeypatch.setattr(doctor, "available_bytes", lambda *texts: 16 << 30)
@@ -32,8 +32,8 @@ def whole_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_whole_machine_is_well() -> None:
     found = check_machine(None)
     assert [one.state for one in found] == ["ok"] * 5
-    assert f"{doctor.__version__} on Python 3." in found[0].said
-    assert [one.said for one in found[2:4]] == ["2.8.0", "/usr/bin/redis-server"]
+    assert f"{doctor.__version__} on Python 3." in found[0].text
+    assert [one.text for one in found[2:4]] == ["2.8.0", "/usr/bin/redis-server"]
 
 
 def without(extra: str, said: str) -> Callable[[str], str | None]:
@@ -65,7 +65,7 @@ def test_what_is_lacking_is_named(
     monkeypatch.setattr(f"surefoot_operator.cli.doctor.{name}", answer)
     found = {one.check: one for one in check_machine(None)}
     assert found[check].state == state
-    assert said in found[check].said
+    assert said in found[check].text
     assert [one.state for one in found.values() if one.check != check] == ["ok"] * 4
 
 

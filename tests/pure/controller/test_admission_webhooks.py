@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.controller.admission_webhooks import (
     ALLOWED,
-    BadReview,
-    Review,
-    Verdict,
-    answered,
-    invalid,
+    AdmissionRequest,
+    AdmissionResponse,
+    InvalidAdmissionReview,
+    build_response,
+    ca_bundle_patch,
     judged_job,
-    later,
     read_review,
-    trusting,
+    reject,
+    reject_for_now,
 )
 
 # ---- job review ------------------------------------------------------------------------------------------------------
@@ -41,20 +41,20 @@ def job(name: str = "gpt", metadata: dict[str, Any] | None = None, **spec: Any) 
     }
 
 
-def said(found: Verdict | TrainingJob) -> Verdict:
-    return Verdict(True) if isinstance(found, TrainingJob) else found
+def said(found: AdmissionResponse | TrainingJob) -> AdmissionResponse:
+    return AdmissionResponse(True) if isinstance(found, TrainingJob) else found
 
 
-def created(body: dict[str, Any]) -> Verdict:
-    return said(judged_job(Review("u", "CREATE", "team", str(body["metadata"].get("name", "")), body)))
+def created(body: dict[str, Any]) -> AdmissionResponse:
+    return said(judged_job(AdmissionRequest("u", "CREATE", "team", str(body["metadata"].get("name", "")), body)))
 
 
-def updated(old: dict[str, Any], new: dict[str, Any]) -> Verdict:
-    return said(judged_job(Review("u", "UPDATE", "team", "gpt", new, old)))
+def updated(old: dict[str, Any], new: dict[str, Any]) -> AdmissionResponse:
+    return said(judged_job(AdmissionRequest("u", "UPDATE", "team", "gpt", new, old)))
 
 
 def test_a_job_that_can_be_run_is_let_in() -> None:
-    assert created(job()) == Verdict(True)
+    assert created(job()) == AdmissionResponse(True)
 
 
 def test_one_that_cannot_is_refused_with_the_sentence_of_its_condition() -> None:
@@ -117,7 +117,7 @@ def test_a_review_is_read_as_the_server_writes_it() -> None:
     ],
 )
 def test_anything_else_is_a_bad_request(document: object) -> None:
-    with pytest.raises(BadReview):
+    with pytest.raises(InvalidAdmissionReview):
         read_review(document)
 
 
@@ -130,16 +130,16 @@ def test_anything_else_is_a_bad_request(document: object) -> None:
 def test_nothing_that_is_json_breaks_the_reader(request: Any) -> None:
     try:
         read_review(posted() | {"request": request})
-    except BadReview:
+    except InvalidAdmissionReview:
         pass
 
 
 def test_an_answer_bears_the_uid_and_what_people_read() -> None:
     review = read_review(posted())
-    assert answered(review, ALLOWED)["response"] == {"uid": "u-1", "allowed": True}
-    assert answered(review, Verdict(True, warnings=("mind",)))["response"]["warnings"] == ["mind"]
-    assert answered(review, invalid("no"))["response"]["status"]["code"] == 422
-    refused = answered(review, later("not yet"))
+    assert build_response(review, ALLOWED)["response"] == {"uid": "u-1", "allowed": True}
+    assert build_response(review, AdmissionResponse(True, warnings=("mind",)))["response"]["warnings"] == ["mind"]
+    assert build_response(review, reject("no"))["response"]["status"]["code"] == 422
+    refused = build_response(review, reject_for_now("not yet"))
     assert refused["response"]["status"] == {
         "status": "Failure",
         "message": "not yet",
@@ -164,7 +164,7 @@ def configuration(*bundles: str | None) -> dict[str, Any]:
 
 
 def test_each_webhook_that_trusts_another_or_nobody_is_patched() -> None:
-    version, *operations = trusting(configuration(None, WANTED, "b3RoZXI="), AUTHORITY)
+    version, *operations = ca_bundle_patch(configuration(None, WANTED, "b3RoZXI="), AUTHORITY)
     assert version == {"op": "test", "path": "/metadata/resourceVersion", "value": "7"}
     assert [one["path"] for one in operations] == [
         "/webhooks/0/clientConfig/caBundle",
@@ -174,5 +174,5 @@ def test_each_webhook_that_trusts_another_or_nobody_is_patched() -> None:
 
 
 def test_nothing_is_written_where_all_trust_us() -> None:
-    assert trusting(configuration(WANTED, WANTED), AUTHORITY) == []
-    assert trusting({}, AUTHORITY) == []
+    assert ca_bundle_patch(configuration(WANTED, WANTED), AUTHORITY) == []
+    assert ca_bundle_patch({}, AUTHORITY) == []

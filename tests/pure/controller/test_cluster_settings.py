@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from surefoot_operator.controller.cluster_settings import BadSetting, cluster_settings
+from surefoot_operator.controller.cluster_settings import InvalidSetting, cluster_settings
 
 
 def test_in_a_pod_the_environment_says_enough() -> None:
@@ -83,7 +83,7 @@ def test_every_other_variable_is_read() -> None:
     ],
 )
 def test_what_cannot_be_is_refused_with_its_name(name: str, text: str, sentence: str) -> None:
-    with pytest.raises(BadSetting, match=f"{name} is .*{sentence}"):
+    with pytest.raises(InvalidSetting, match=f"{name} is .*{sentence}"):
         cluster_settings({name: text}, [])
 
 
@@ -91,5 +91,5 @@ def test_gang_schedulers_are_named_with_commas_between() -> None:
     assert cluster_settings({}, []).gang_schedulers == ()
     found = cluster_settings({"SUREFOOT_GANG_SCHEDULERS": "Coscheduling, "}, [])
     assert found.gang_schedulers == ("Coscheduling",)
-    with pytest.raises(BadSetting, match="some of Coscheduling are allowed"):
+    with pytest.raises(InvalidSetting, match="some of Coscheduling are allowed"):
         cluster_settings({"SUREFOOT_GANG_SCHEDULERS": "coscheduling"}, [])

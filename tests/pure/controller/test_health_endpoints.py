@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from support.builders import job, worker
-from surefoot_operator.api.status import JobStatus, Member, World
+from surefoot_operator.api.status import JobStatus, Member, Membership
 from surefoot_operator.controller.health_endpoints import LivenessLimits, LivenessSigns, liveness_failures
-from surefoot_operator.controller.shard_leadership import looked_after
+from surefoot_operator.controller.shard_leadership import is_managed
 from surefoot_operator.policy.membership.lifecycle import is_idle
 
 
@@ -32,8 +32,8 @@ def test_only_what_a_restart_helps_against_is_a_complaint(vitals: LivenessSigns,
 
 
 MEMBERS = (Member(0, 1, "i", "n"),)
-COMMITTED = JobStatus(phase="Running", world=World(3, "Committed", members=MEMBERS, size=1))
-EMPTIED = JobStatus(phase="Suspended", world=World(4, "Committed"))
+COMMITTED = JobStatus(phase="Running", membership=Membership(3, "Committed", members=MEMBERS, world_size=1))
+EMPTIED = JobStatus(phase="Suspended", membership=Membership(4, "Committed"))
 
 
 @pytest.mark.parametrize(
@@ -43,11 +43,16 @@ EMPTIED = JobStatus(phase="Suspended", world=World(4, "Committed"))
         (True, EMPTIED, 0, True),
         (True, EMPTIED, 1, False),
         (True, COMMITTED, 0, False),
-        (True, JobStatus(world=World(4, "Claimed")), 0, False),
+        (True, JobStatus(membership=Membership(4, "Claimed")), 0, False),
         (False, JobStatus(), 0, False),
         (False, EMPTIED, 0, False),
-        (False, JobStatus(phase="Complete", world=World(3, "Committed", members=MEMBERS), tidied=True), 0, True),
-        (False, JobStatus(phase="Failed", world=World(3, "Claimed"), tidied=True), 1, True),
+        (
+            False,
+            JobStatus(phase="Complete", membership=Membership(3, "Committed", members=MEMBERS), memory_cleared=True),
+            0,
+            True,
+        ),
+        (False, JobStatus(phase="Failed", membership=Membership(3, "Claimed"), memory_cleared=True), 1, True),
         (False, JobStatus(phase="Failed"), 0, False),
     ],
 )
@@ -68,5 +73,5 @@ def test_jobs_of_another_manager_or_namespace_are_left_alone() -> None:
         stored("elsewhere", "other"),
         {"metadata": {"name": "bare", "namespace": "team", "uid": "u"}},
     ]
-    assert {key.name for key in looked_after(jobs)} == {"plain", "named", "elsewhere", "bare"}
-    assert {key.name for key in looked_after(jobs, "team")} == {"plain", "named", "bare"}
+    assert {key.name for key in is_managed(jobs)} == {"plain", "named", "elsewhere", "bare"}
+    assert {key.name for key in is_managed(jobs, "team")} == {"plain", "named", "bare"}

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from surefoot_operator.controller.process_setup import begin_collector
+from surefoot_operator.controller.process_setup import configure_gc
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_a_page_of_pods_is_decoded_with_a_few_looks(looks: list[str]) -> None:
     text = json.dumps(
         [{"metadata": {"labels": {"a": str(n)}}, "status": {"conditions": [{}] * 6}} for n in range(10_000)]
     )
-    begin_collector()
+    configure_gc()
     looks.clear()
     decoded = json.loads(text)
     assert (len(decoded), looks.count("start") <= 5) == (10_000, True)
@@ -43,7 +43,7 @@ class _Node:
 
 
 def test_what_refers_to_itself_is_still_found(looks: list[str]) -> None:
-    begin_collector()
+    configure_gc()
     looks.clear()
     one, other = _Node(), _Node()
     one.other, other.other = other, one

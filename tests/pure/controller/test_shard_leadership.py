@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from surefoot_operator.controller.shard_leadership import NodeReporter
-from surefoot_operator.errors import FabricError
-from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
+from surefoot_operator.errors import PlatformError
+from surefoot_operator.platforms.kubernetes.api_objects import ApiError
 from surefoot_operator.platforms.kubernetes.api_writes import timestamp
 
 NOW = 1_000_000.0
@@ -29,7 +29,7 @@ class FakeApi:
 
     def __init__(self) -> None:
         self.merged: list[tuple[str, Any]] = []
-        self.error: FabricError | None = None
+        self.error: PlatformError | None = None
 
     async def merge(self, path: str, body: Any) -> Any:
         if self.error is not None:
@@ -49,21 +49,21 @@ def reporter(api: FakeApi, taint: str = "", **jobs: Any) -> NodeReporter:
 )
 async def test_status_is_written_and_the_node_itself_only_for_a_taint(taint: str, paths: list[str]) -> None:
     api = FakeApi()
-    await reporter(api, taint, gpt=JOB).once()
+    await reporter(api, taint, gpt=JOB).reconcile_once()
     assert [path for path, _ in api.merged] == paths
 
 
 async def test_without_a_sick_node_nothing_is_written() -> None:
     api = FakeApi()
-    await reporter(api).once()
+    await reporter(api).reconcile_once()
     assert api.merged == []
 
 
 async def test_a_node_that_is_gone_or_changed_meanwhile_is_passed_over_and_any_other_refusal_is_raised() -> None:
     api = FakeApi()
     for code in (404, 409):
-        api.error = ApiRefused("PATCH n0", code, "", "")
-        await reporter(api, "NoSchedule", gpt=JOB).once()
-    api.error = ApiRefused("PATCH n0", 403, "Forbidden", "")
-    with pytest.raises(ApiRefused):
-        await reporter(api, gpt=JOB).once()
+        api.error = ApiError("PATCH n0", code, "", "")
+        await reporter(api, "NoSchedule", gpt=JOB).reconcile_once()
+    api.error = ApiError("PATCH n0", 403, "Forbidden", "")
+    with pytest.raises(ApiError):
+        await reporter(api, gpt=JOB).reconcile_once()

@@ -42,7 +42,7 @@ def test_a_pytorch_job_keeps_its_sizes_limits_and_program() -> None:
     assert [container["name"] for container in pod["containers"]] == ["trainer", "sidecar"]
     assert pod["priorityClassName"] == "high"
     assert "restartPolicy" not in pod
-    left = {note.path for note in found.left}
+    left = {note.path for note in found.skipped_fields}
     assert {"spec.elasticPolicy.rdzvBackend", "spec.elasticPolicy.metrics", "spec.runPolicy.cleanPodPolicy"} <= left
     assert found.to_do == (THE_PROGRAM,)
 
@@ -76,7 +76,7 @@ def test_a_job_set_is_its_group_that_trains() -> None:
     found, job = one(job_set())
     assert (job.spec.replicas, job.spec.failure_policy.max_restarts) == (6, 4)
     assert "spec.template is that of workers, one of 2 groups" in found.to_do[0]
-    assert "spec.replicatedJobs[0]" in {note.path for note in found.left}
+    assert "spec.replicatedJobs[0]" in {note.path for note in found.skipped_fields}
 
 
 def test_a_train_job_lies_over_its_runtime() -> None:
@@ -144,7 +144,7 @@ def test_a_field_that_nobody_knows_is_reported_without_its_value(make: Any, path
     at["novelty"] = {"inside": "s3cr3t-value"}
     (found,), _ = converted([job])
     dotted = ".".join(("spec", *path))
-    assert any(note.path.startswith(dotted) for note in found.left)
+    assert any(note.path.startswith(dotted) for note in found.skipped_fields)
     assert "s3cr3t-value" not in rendered(found)
 
 

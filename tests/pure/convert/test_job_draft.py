@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from support.foreign_jobs import ALL, hyperpod_job, job_set, one, pod, pytorch_job, runtime, train_job
 from surefoot_operator.api.parse import parse_job
-from surefoot_operator.convert.job_draft import Launch, read_launch, rendered, shell_of, without_launcher
+from surefoot_operator.convert.job_draft import LauncherCommand, read_launch, rendered, shell_of, without_launcher
 from surefoot_operator.convert.manifest import NotConvertible
 
 # ---- launcher --------------------------------------------------------------------------------------------------------
@@ -21,18 +21,30 @@ from surefoot_operator.convert.manifest import NotConvertible
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("torchrun train.py --lr 1", Launch(("python", "train.py", "--lr", "1"))),
-        ("/opt/bin/torchrun --nnodes=2 --nproc_per_node 8 a.py", Launch(("python", "a.py"), "2", "8")),
-        ("torchrun --nnodes 1:4 --max-restarts=3 a.py", Launch(("python", "a.py"), "1:4", "", "3")),
-        ("python -u -m torch.distributed.run --standalone a.py", Launch(("python", "a.py"), dropped=("--standalone",))),
-        ("python3 -m torch.distributed.launch --use_env a.py", Launch(("python", "a.py"), dropped=("--use-env",))),
-        ("torchrun -m pkg.train -x", Launch(("python", "-m", "pkg.train", "-x"))),
-        ("torchrun --no-python /bin/train --fast", Launch(("/bin/train", "--fast"))),
-        ("hyperpodrun --tee=3 --log_dir /tmp a.py", Launch(("python", "a.py"), dropped=("--tee", "--log-dir"))),
-        ("torchrun --nproc_per_node=auto a.py --nnodes 9", Launch(("python", "a.py", "--nnodes", "9"), "", "auto")),
+        ("torchrun train.py --lr 1", LauncherCommand(("python", "train.py", "--lr", "1"))),
+        ("/opt/bin/torchrun --nnodes=2 --nproc_per_node 8 a.py", LauncherCommand(("python", "a.py"), "2", "8")),
+        ("torchrun --nnodes 1:4 --max-restarts=3 a.py", LauncherCommand(("python", "a.py"), "1:4", "", "3")),
+        (
+            "python -u -m torch.distributed.run --standalone a.py",
+            LauncherCommand(("python", "a.py"), dropped=("--standalone",)),
+        ),
+        (
+            "python3 -m torch.distributed.launch --use_env a.py",
+            LauncherCommand(("python", "a.py"), dropped=("--use-env",)),
+        ),
+        ("torchrun -m pkg.train -x", LauncherCommand(("python", "-m", "pkg.train", "-x"))),
+        ("torchrun --no-python /bin/train --fast", LauncherCommand(("/bin/train", "--fast"))),
+        (
+            "hyperpodrun --tee=3 --log_dir /tmp a.py",
+            LauncherCommand(("python", "a.py"), dropped=("--tee", "--log-dir")),
+        ),
+        (
+            "torchrun --nproc_per_node=auto a.py --nnodes 9",
+            LauncherCommand(("python", "a.py", "--nnodes", "9"), "", "auto"),
+        ),
     ],
 )
-def test_a_launchers_options_are_told_apart_from_the_programs(line: str, said: Launch) -> None:
+def test_a_launchers_options_are_told_apart_from_the_programs(line: str, said: LauncherCommand) -> None:
     assert read_launch(line.split()) == said
 
 
@@ -160,7 +172,7 @@ def test_claims_of_a_hyperpod_job_are_named_wherever_they_stand(path: tuple[Any,
         at = at[key]
     at["volumeClaimPolicies"] = CLAIMS
     text = "spec.replicaSpecs[0].volumeClaimPolicies" if path else "spec.volumeClaimPolicies"
-    assert {note.text for note in one(job)[0].left if note.path == text} == {
+    assert {note.text for note in one(job)[0].skipped_fields if note.path == text} == {
         "make the claims, and name them in spec.template.spec.volumes"
     }
 
@@ -172,7 +184,7 @@ def test_what_a_runtime_says_and_nobody_reads_is_named() -> None:
     inner = other["spec"]["template"]["spec"]
     inner["volumeClaimPolicies"] = CLAIMS
     inner["replicatedJobs"].insert(0, {"name": "dataset-initializer", "template": {}})
-    left = {note.path: note.text for note in one(train_job(), other)[0].left}
+    left = {note.path: note.text for note in one(train_job(), other)[0].skipped_fields}
     for path in (
         "torch:.spec.podGroupPolicy.volcano",
         "torch:.spec.podGroupPolicy.other.a",
@@ -191,7 +203,7 @@ def test_what_only_the_pods_template_or_the_server_had_is_named() -> None:
         template = {**pod(), "metadata": {"name": "pod", "labels": {"a": "b"}}}
         job["spec"]["pytorchReplicaSpecs"][role]["template"] = template
     found, _ = one(job)
-    left, root = {note.path for note in found.left}, "spec.pytorchReplicaSpecs"
+    left, root = {note.path for note in found.skipped_fields}, "spec.pytorchReplicaSpecs"
     assert {
         "status",
         "metadata.uid",
@@ -202,7 +214,7 @@ def test_what_only_the_pods_template_or_the_server_had_is_named() -> None:
         f"{root}.Master.template.spec.containers[1].name",
         f"{root}.Master.template.spec.restartPolicy",
     } <= left
-    taken = {note.path: note.text for note in found.taken}
+    taken = {note.path: note.text for note in found.used_fields}
     assert taken[f"{root}.Master.restartPolicy"] == "spec.failurePolicy.rules"
 
 
@@ -222,7 +234,7 @@ def leaves(tree: Any, path: str = "") -> list[str]:
 @pytest.mark.parametrize("make", ALL)
 def test_each_value_of_a_job_is_taken_over_or_left_with_a_word(make: Any) -> None:
     found, _ = one(make())
-    told = [note.path for note in (*found.taken, *found.left)]
+    told = [note.path for note in (*found.used_fields, *found.skipped_fields)]
     silent = [
         leaf
         for leaf in leaves(make())
@@ -271,7 +283,7 @@ def test_the_pods_scheduler_tells_whose_gang_it_is(
     assert job.spec == parse_job(found.job).spec
     asked = any(told.startswith("spec.schedulingPolicy: name the gang scheduler") for told in found.to_do)
     assert asked == (wanted is None and "minAvailable" in policy)
-    left = {note.path: note.text for note in found.left}
+    left = {note.path: note.text for note in found.skipped_fields}
     for name in ("minAvailable", "queue"):
         assert (f"{PLACE}.{name}" in left) == (name in policy)
     priority = found.job["spec"]["template"]["spec"].get("priorityClassName")
@@ -290,4 +302,4 @@ def test_a_training_runtime_names_its_gang_scheduler(policy: dict[str, Any], wan
     other["spec"]["podGroupPolicy"] = policy
     found, _ = one(train_job(), other)
     assert found.job["spec"]["schedulingPolicy"] == wanted
-    assert not any("podGroupPolicy" in note.path for note in found.left)
+    assert not any("podGroupPolicy" in note.path for note in found.skipped_fields)

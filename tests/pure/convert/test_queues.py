@@ -27,7 +27,7 @@ def test_the_queue_of_a_job_is_the_queue_of_its_pods(kind: str) -> None:
     assert QUEUE.items() <= pod_labels.items()
     assert conversion.job["metadata"]["labels"] == {"team": "research"}
     assert job.spec.scheduling_policy is None
-    sources = {note.path: note.text for note in conversion.taken}
+    sources = {note.path: note.text for note in conversion.used_fields}
     name = "kueue.x-k8s.io/queue-name"
     assert sources[f"metadata.labels[{name}]"] == f"spec.template.metadata.labels[{name}]"
 
@@ -70,7 +70,7 @@ def test_a_job_of_kueue_is_no_gang(on_pods: bool) -> None:
         source["metadata"]["labels"] = dict(QUEUE)
     conversion, _ = one(source)
     assert "schedulingPolicy" not in conversion.job["spec"]
-    assert any(note.path.endswith("schedulingPolicy.queue") for note in conversion.left)
+    assert any(note.path.endswith("schedulingPolicy.queue") for note in conversion.skipped_fields)
 
 
 def test_a_suspension_that_kueue_would_end_is_left_out() -> None:
@@ -80,7 +80,7 @@ def test_a_suspension_that_kueue_would_end_is_left_out() -> None:
     source["spec"]["runPolicy"]["suspend"] = True
     conversion, job = one(source)
     assert not job.spec.suspend
-    assert any(note.path == "suspend" and "Kueue" in note.text for note in conversion.left)
+    assert any(note.path == "suspend" and "Kueue" in note.text for note in conversion.skipped_fields)
 
 
 def test_a_suspension_without_a_queue_is_kept() -> None:

@@ -11,20 +11,20 @@ from support.talk import NODES, A, B, talking, words
 from support.talk import STATUS as TALK_STATUS
 from surefoot.protocol.checkpoints.completeness import LineageEntry
 from surefoot.protocol.checkpoints.records import RankManifest
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint, RankSave
+from surefoot.protocol.identities import Checkpoint, MemoryServerEndpoint, RankSave
 from surefoot.protocol.messages import Assign
-from surefoot_operator.api.status import JobStatus, World
+from surefoot_operator.api.status import JobStatus, Membership
 from surefoot_operator.api.status_json import status_to_json
 from surefoot_operator.controller.credentials.derived_secrets import Secrets
 from surefoot_operator.coordinator.desired_messages import (
-    HolderScope,
+    ServerListScope,
     desired_messages,
     desired_state,
     needed_servers,
     scope_after,
 )
-from surefoot_operator.job_snapshot import HolderSeen
-from surefoot_operator.policy.failure.memory_server_liveness import UsableHolders
+from surefoot_operator.job_snapshot import ObservedMemoryServer
+from surefoot_operator.policy.failure.memory_server_liveness import UsableMemoryServers
 
 # ---- told holders ----------------------------------------------------------------------------------------------------
 # Of which holders each worker's agent is told, and of which not.
@@ -32,21 +32,21 @@ from surefoot_operator.policy.failure.memory_server_liveness import UsableHolder
 PARENT = Checkpoint(1, 40)
 HOLDERS = tuple(endpoint(f"n{i:02}") for i in range(40))
 MEMBERS = tuple(member(i) for i in range(4))
-WORLD = World(2, "Committed", PARENT, 8, MEMBERS)
-STATUS = JobStatus(world=WORLD, lineage=(LineageEntry(1, None, 8), LineageEntry(2, PARENT, 8)))
+WORLD = Membership(2, "Committed", PARENT, 8, MEMBERS)
+STATUS = JobStatus(membership=WORLD, lineage=(LineageEntry(1, None, 8), LineageEntry(2, PARENT, 8)))
 TARGETS = {i: ((HOLDERS[2 * i], HOLDERS[2 * i + 1]),) for i in range(4)}
 
 
-def seen(number: int, *ranks: int, checkpoint: Checkpoint = PARENT, state: str = "Ready") -> HolderSeen:
-    saves = (RankSave(checkpoint.epoch, checkpoint.step, rank) for rank in ranks)
+def seen(number: int, *ranks: int, checkpoint: Checkpoint = PARENT, state: str = "Ready") -> ObservedMemoryServer:
+    saves = (RankSave(checkpoint.generation, checkpoint.step, rank) for rank in ranks)
     entries = tuple(RankManifest(save, 8, "abc", "0" * 16, 4, 1, "0" * 16, 8, "1" * 16, 5, 1.5) for save in saves)
-    return HolderSeen(HOLDERS[number], state, 1.0, 2, 2, entries)  # type: ignore[arg-type]
+    return ObservedMemoryServer(HOLDERS[number], state, 1.0, 2, 2, entries)  # type: ignore[arg-type]
 
 
 READ = (seen(20, 0, 1), seen(21, 0, 1), seen(22, 2, 3), seen(23, 4, 5), seen(24, 6, checkpoint=Checkpoint(1, 30)))
 
 
-def numbers(told: tuple[HolderEndpoint, ...]) -> list[int]:
+def numbers(told: tuple[MemoryServerEndpoint, ...]) -> list[int]:
     return [HOLDERS.index(one) for one in told]
 
 
@@ -87,10 +87,10 @@ def test_all_hear_of_all_where_holders_are_few() -> None:
 def test_what_a_world_restores_is_read_once() -> None:
     first = scope_after(None, STATUS, lambda: READ)
     assert scope_after(first, replace(STATUS, restarts=3), tuple) is first
-    assert scope_after(first, replace(STATUS, world=replace(WORLD, epoch=3)), tuple).copies == {}
-    assert scope_after(None, replace(STATUS, world=replace(WORLD, state="Claimed")), lambda: READ) == HolderScope(
-        replace(WORLD, state="Claimed")
-    )
+    assert scope_after(first, replace(STATUS, membership=replace(WORLD, generation=3)), tuple).copies == {}
+    assert scope_after(
+        None, replace(STATUS, membership=replace(WORLD, state="Claimed")), lambda: READ
+    ) == ServerListScope(replace(WORLD, state="Claimed"))
 
 
 # ---- epoch token -----------------------------------------------------------------------------------------------------
@@ -101,21 +101,25 @@ ROOT = bytes(range(32))
 
 def test_leaders_that_share_the_root_tell_the_same_and_nobody_else_can() -> None:
     first, second, stranger = Secrets(ROOT), Secrets(ROOT), Secrets(bytes(32))
-    token = first.epoch_token("uid-1", 2)
-    assert second.epoch_token("uid-1", 2) == token
-    others = {stranger.epoch_token("uid-1", 2), first.epoch_token("uid-1", 3), first.epoch_token("uid-2", 2)}
+    token = first.generation_token("uid-1", 2)
+    assert second.generation_token("uid-1", 2) == token
+    others = {
+        stranger.generation_token("uid-1", 2),
+        first.generation_token("uid-1", 3),
+        first.generation_token("uid-2", 2),
+    }
     assert token not in others
     assert len(others) == 3
     assert not hashlib.sha256(b"surefoot:uid-1:2").hexdigest().startswith(token)
 
 
 def test_a_late_member_hears_what_the_first_heard_and_the_status_does_not_know_it() -> None:
-    token = Secrets(ROOT).epoch_token("job-1", 2)
+    token = Secrets(ROOT).generation_token("job-1", 2)
     told = [
         message.token
         for worker in (A, B)
         for message in desired_messages(
-            desired_state(TALK_STATUS, UsableHolders(NODES), 2, Secrets(ROOT).epoch_token("job-1", 2)),
+            desired_state(TALK_STATUS, UsableMemoryServers(NODES), 2, Secrets(ROOT).generation_token("job-1", 2)),
             talking(),
             worker,
         )
@@ -123,5 +127,5 @@ def test_a_late_member_hears_what_the_first_heard_and_the_status_does_not_know_i
     ]
     assert told == [token, token]
     assert "oken" not in json.dumps(status_to_json(running().status))
-    assert token not in repr(desired_state(TALK_STATUS, UsableHolders(NODES), 2, token))
+    assert token not in repr(desired_state(TALK_STATUS, UsableMemoryServers(NODES), 2, token))
     assert all(m.token == "t2" for m in words(talking(), A) if isinstance(m, Assign))

@@ -10,25 +10,25 @@ from support.builders import manifest
 from support.talk import CLAIMED, B, talking
 from surefoot.errors import ProtocolError
 from surefoot.protocol import bounds
-from surefoot.protocol.checkpoints.completeness import LeftOut
-from surefoot.protocol.messages import Exited, Listing, ListPersistent
+from surefoot.protocol.checkpoints.completeness import UnreadRecord
+from surefoot.protocol.messages import ListPersistent, PersistentPage, TrainerFailure
 from surefoot.protocol.wire import encode
 from surefoot_operator.coordinator import listings
 from surefoot_operator.coordinator.agent_server import check_size
-from surefoot_operator.coordinator.sessions import Sessions, heard
+from surefoot_operator.coordinator.sessions import Sessions, apply_message
 
 ENTRY, OTHER = manifest(2, 50, 0, 2), manifest(2, 50, 1, 2)
-HUGE = replace(OTHER, world=10**9).to_json()
+HUGE = replace(OTHER, world_size=10**9).to_json()
 
 
 def asked() -> tuple[Sessions, int]:
     sessions = talking(status=CLAIMED)
     sessions = replace(sessions, orders=listings.list_persistent(sessions.orders, B, 3, 1001.0))
-    return sessions, max(n for n, o in sessions.orders.outstanding.items() if isinstance(o.message, ListPersistent))
+    return sessions, max(n for n, o in sessions.orders.pending.items() if isinstance(o.message, ListPersistent))
 
 
 def test_a_large_answer_that_nobody_asked_for_is_refused_unread() -> None:
-    text = encode(Listing(1, ("x" * bounds.MAX_SMALL_BYTES,) * 2))
+    text = encode(PersistentPage(1, ("x" * bounds.MAX_SMALL_BYTES,) * 2))
     check_size(text, is_asked=True)
     with pytest.raises(ProtocolError, match="without a request"):
         check_size(text, is_asked=False)
@@ -42,22 +42,24 @@ def test_an_answer_that_would_fill_memory_is_refused_unread(text: str) -> None:
 
 def test_a_manifest_that_breaks_a_bound_is_left_out_and_named() -> None:
     sessions, number = asked()
-    sessions = heard(sessions, B, Listing(number, (ENTRY.to_json(), HUGE), {ENTRY.layout: "{}"}), 1002.0)
+    sessions = apply_message(sessions, B, PersistentPage(number, (ENTRY.to_json(), HUGE), {ENTRY.layout: "{}"}), 1002.0)
     assert sessions.orders.persistent.entries == (ENTRY,)
     (refused,) = sessions.orders.refused
     assert "world is 1000000000" in refused
     orders = listings.list_persistent(sessions.orders, B, 3, 1003.0)
     sessions = replace(sessions, orders=orders)
-    sessions = heard(sessions, B, Listing(max(orders.outstanding), (ENTRY.to_json(),), {ENTRY.layout: "{}"}), 1004.0)
+    sessions = apply_message(
+        sessions, B, PersistentPage(max(orders.pending), (ENTRY.to_json(),), {ENTRY.layout: "{}"}), 1004.0
+    )
     assert sessions.orders.refused == (), "it was removed"
 
 
 def test_what_an_agent_of_ours_left_out_for_its_bounds_is_named_too() -> None:
     sessions, number = asked()
     why = "persistent: rank-0.json: the manifest is out of bounds: world is 1000000000"
-    left_out = (LeftOut(why, False, checkpoint=ENTRY.save.checkpoint), LeftOut("it is damaged", False))
-    listing = Listing(number, (ENTRY.to_json(),), {ENTRY.layout: "{}"}, left_out=left_out)
-    assert heard(sessions, B, listing, 1002.0).orders.refused == (why,)
+    left_out = (UnreadRecord(why, False, checkpoint=ENTRY.save.checkpoint), UnreadRecord("it is damaged", False))
+    listing = PersistentPage(number, (ENTRY.to_json(),), {ENTRY.layout: "{}"}, unread_records=left_out)
+    assert apply_message(sessions, B, listing, 1002.0).orders.refused == (why,)
 
 
 @pytest.mark.parametrize("page", [0, 1])
@@ -65,18 +67,20 @@ def test_a_listing_without_end_is_refused(page: int) -> None:
     sessions, number = asked()
     sessions = replace(sessions, orders=replace(sessions.orders, max_records=3))
     two = (ENTRY.to_json(), OTHER.to_json())
-    sessions = heard(sessions, B, Listing(number, two, page=0, more=True), 1002.0)
+    sessions = apply_message(sessions, B, PersistentPage(number, two, page=0, more=True), 1002.0)
     more = two if page else (*two, *two)
-    sessions = heard(sessions, B, Listing(number, more, page=page, more=True), 1002.0)
-    assert number not in sessions.orders.outstanding
+    sessions = apply_message(sessions, B, PersistentPage(number, more, page=page, more=True), 1002.0)
+    assert number not in sessions.orders.pending
     assert "number of manifests is 4" in sessions.orders.refused[0]
     assert sessions.orders.persistent.entries is None
 
 
 def test_a_cause_of_a_mebibyte_is_cut() -> None:
     sessions = talking()
-    epoch = sessions.by_worker[B].seen.epoch
-    sessions = heard(sessions, B, Exited(epoch, 0, 1, "c" * (1 << 20), False, 5, detail="d" * (1 << 20)), 1002.0)
-    seen = sessions.by_worker[B].seen.exit
+    epoch = sessions.by_worker[B].observed.generation
+    sessions = apply_message(
+        sessions, B, TrainerFailure(epoch, 0, 1, "c" * (1 << 20), False, 5, detail="d" * (1 << 20)), 1002.0
+    )
+    seen = sessions.by_worker[B].observed.exit
     assert seen is not None
     assert (len(seen.cause), len(seen.detail)) == (bounds.MAX_CAUSE_CHARACTERS, bounds.MAX_DETAIL_CHARACTERS)

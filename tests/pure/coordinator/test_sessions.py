@@ -10,31 +10,31 @@ from hypothesis import strategies as st
 
 from support.fakes.fake_agent import hello
 from support.talk import CLAIMED, COMMITTED, NODES, STATUS, A, B, C, beat, talking, words
-from surefoot.protocol.checkpoints.completeness import LeftOut
+from surefoot.protocol.checkpoints.completeness import UnreadRecord
 from surefoot.protocol.checkpoints.records import RankManifest
-from surefoot.protocol.checkpoints.save_state import Settled
-from surefoot.protocol.identities import Checkpoint, OlderJob, RankSave, WorkerId
+from surefoot.protocol.checkpoints.save_state import ClosedSteps
+from surefoot.protocol.identities import Checkpoint, RankSave, SourceJob, WorkerId
 from surefoot.protocol.messages import (
     Assign,
     Barrier,
     BarrierReached,
     BarrierReply,
-    DropPersistent,
-    Exited,
+    DeletePersistent,
+    DeleteReply,
     Finished,
     Heartbeat,
-    Holders,
-    Listing,
     ListPersistent,
+    MemoryServers,
     Notice,
-    PersistentDropped,
-    Repaired,
+    PersistentPage,
+    RepairReply,
     RepairSave,
-    Retire,
-    Stop,
-    Stopped,
+    Shutdown,
+    StopTrainers,
     StoreReady,
     ToAgent,
+    TrainerFailure,
+    TrainersStopped,
     UnreadableSave,
 )
 from surefoot.protocol.progress import Progress
@@ -43,18 +43,18 @@ from surefoot_operator.coordinator.barrier import update_barrier
 from surefoot_operator.coordinator.desired_messages import Delivered, desired_messages, desired_state, outbox_diff
 from surefoot_operator.coordinator.sessions import (
     Sessions,
-    begin,
-    broken,
-    connected,
-    forgotten,
-    heard,
-    refusal,
-    ruled,
-    seen,
+    apply_hello,
+    apply_membership,
+    apply_message,
+    connection_broken,
+    drop_gone_workers,
+    new_sessions,
+    observed_sessions,
+    rejection,
     store_address,
 )
 from surefoot_operator.job_snapshot import Timings
-from surefoot_operator.policy.failure.memory_server_liveness import UsableHolders
+from surefoot_operator.policy.failure.memory_server_liveness import UsableMemoryServers
 
 # ---- sessions --------------------------------------------------------------------------------------------------------
 # What the coordinator makes of each message, and what each agent must hear: tables and properties.
@@ -74,7 +74,7 @@ from surefoot_operator.policy.failure.memory_server_liveness import UsableHolder
 def test_a_hello_that_does_not_belong_here_is_refused_by_name(
     other: dict[str, object], reason: str, retry: bool
 ) -> None:
-    refused = refusal(talking(), hello(**other), frozenset({A, B, C}))
+    refused = rejection(talking(), hello(**other), frozenset({A, B, C}))
     assert refused is not None
     assert refused.retry is retry
     with pytest.raises(AssertionError, match=reason):
@@ -82,143 +82,158 @@ def test_a_hello_that_does_not_belong_here_is_refused_by_name(
 
 
 def test_before_the_first_look_at_the_fabric_everyone_is_asked_to_come_again() -> None:
-    refused = refusal(begin("job-1", 1.0), hello(), None)
+    refused = rejection(new_sessions("job-1", 1.0), hello(), None)
     assert refused is not None
     assert refused.retry
 
 
 def test_an_incarnation_that_was_replaced_does_not_come_back() -> None:
-    sessions = connected(talking(0), hello(0, incarnation="newer"), 1001.0)
-    assert refusal(sessions, hello(0), frozenset({A})) is not None
-    assert refusal(sessions, hello(0, incarnation="newer"), frozenset({A})) is None
+    sessions = apply_hello(talking(0), hello(0, incarnation="newer"), 1001.0)
+    assert rejection(sessions, hello(0), frozenset({A})) is not None
+    assert rejection(sessions, hello(0, incarnation="newer"), frozenset({A})) is None
 
 
 # ---- lines ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_broken_line_keeps_what_is_known_and_its_return_goes_on_with_it() -> None:
-    sessions = heard(talking(0), A, beat(2, 45, restored=True), 1001.0)
-    sessions = broken(sessions, A, 1002.0)
-    (gone,) = seen(sessions)
-    assert (gone.connected, gone.since_seconds, gone.heard_seconds, gone.progress.step) == (False, 1002.0, 1001.0, 45)
-    (back,) = seen(connected(sessions, hello(0, epoch=2, stopped=2), 1003.0))
+    sessions = apply_message(talking(0), A, beat(2, 45, restored=True), 1001.0)
+    sessions = connection_broken(sessions, A, 1002.0)
+    (gone,) = observed_sessions(sessions)
+    assert (gone.connected, gone.since_seconds, gone.last_message_seconds, gone.progress.step) == (
+        False,
+        1002.0,
+        1001.0,
+        45,
+    )
+    (back,) = observed_sessions(apply_hello(sessions, hello(0, generation=2, stopped=2), 1003.0))
     assert (back.connected, back.since_seconds, back.progress.step, back.progress.restored) == (True, 1003.0, 45, True)
 
 
 def test_another_incarnation_begins_without_the_facts_of_the_one_before() -> None:
-    sessions = heard(talking(0), A, beat(2, 45), 1001.0)
-    (fresh,) = seen(connected(sessions, hello(0, incarnation="newer"), 1002.0))
-    assert (fresh.incarnation, fresh.progress.step, fresh.epoch) == ("newer", 0, 0)
+    sessions = apply_message(talking(0), A, beat(2, 45), 1001.0)
+    (fresh,) = observed_sessions(apply_hello(sessions, hello(0, incarnation="newer"), 1002.0))
+    assert (fresh.incarnation, fresh.progress.step, fresh.generation) == ("newer", 0, 0)
 
 
 def test_workers_that_left_the_fabric_are_forgotten_once_their_line_is_broken() -> None:
     sessions = talking(0, 1)
-    assert len(seen(forgotten(sessions, [A]))) == 2
-    assert [s.index for s in seen(forgotten(broken(sessions, B, 1001.0), [A]))] == [0]
+    assert len(observed_sessions(drop_gone_workers(sessions, [A]))) == 2
+    assert [s.index for s in observed_sessions(drop_gone_workers(connection_broken(sessions, B, 1001.0), [A]))] == [0]
 
 
 def test_a_worker_that_finished_the_epoch_is_remembered_without_its_pod_until_the_world_moves() -> None:
     """Deleted right behind its last step it would count as lost, and the step be made again (simulator, seed 3213)."""
-    sessions = heard(talking(0, 1), B, beat(2, 45), 1000.5)
-    sessions = broken(heard(sessions, B, Finished(2, 0, 45), 1001.0), B, 1001.5)
-    kept = forgotten(sessions, [A])
-    assert [s.index for s in seen(kept)] == [0, 1]
-    assert [s.index for s in seen(forgotten(ruled(kept, CLAIMED.world), [A]))] == [0]
-    failed = broken(heard(talking(0, 1), B, Finished(2, 3, 45), 1001.0), B, 1001.5)
-    assert [s.index for s in seen(forgotten(failed, [A]))] == [0]
+    sessions = apply_message(talking(0, 1), B, beat(2, 45), 1000.5)
+    sessions = connection_broken(apply_message(sessions, B, Finished(2, 0, 45), 1001.0), B, 1001.5)
+    kept = drop_gone_workers(sessions, [A])
+    assert [s.index for s in observed_sessions(kept)] == [0, 1]
+    assert [s.index for s in observed_sessions(drop_gone_workers(apply_membership(kept, CLAIMED.membership), [A]))] == [
+        0
+    ]
+    failed = connection_broken(apply_message(talking(0, 1), B, Finished(2, 3, 45), 1001.0), B, 1001.5)
+    assert [s.index for s in observed_sessions(drop_gone_workers(failed, [A]))] == [0]
 
 
 # ---- facts ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_step_counts_from_the_restore_point_of_its_epoch() -> None:
-    sessions = heard(talking(0), A, beat(2, 40, restored=True), 1001.0)
-    assert seen(sessions)[0].step_at_seconds is None
-    sessions = heard(sessions, A, beat(2, 41), 1002.0)
-    assert (seen(sessions)[0].progress.step, seen(sessions)[0].step_at_seconds) == (41, 1002.0)
-    sessions = heard(sessions, A, beat(2, 41), 1003.0)
-    assert (seen(sessions)[0].step_at_seconds, seen(sessions)[0].heard_seconds) == (1002.0, 1003.0)
+    sessions = apply_message(talking(0), A, beat(2, 40, restored=True), 1001.0)
+    assert observed_sessions(sessions)[0].step_at_seconds is None
+    sessions = apply_message(sessions, A, beat(2, 41), 1002.0)
+    assert (observed_sessions(sessions)[0].progress.step, observed_sessions(sessions)[0].step_at_seconds) == (
+        41,
+        1002.0,
+    )
+    sessions = apply_message(sessions, A, beat(2, 41), 1003.0)
+    assert (observed_sessions(sessions)[0].step_at_seconds, observed_sessions(sessions)[0].last_message_seconds) == (
+        1002.0,
+        1003.0,
+    )
 
 
 def test_what_an_agent_says_of_its_saves_ends_with_its_epoch() -> None:
-    sessions = heard(talking(0), A, beat(2, 45, settled=Settled(44, (40,))), 1001.0)
-    (said,) = seen(heard(sessions, A, beat(1, 50, settled=Settled(49)), 1002.0))
-    assert said.progress.settled == Settled(44, (40,)), "a late word of an older epoch says nothing"
-    (said,) = seen(heard(sessions, A, Stopped(3), 1003.0))
-    assert said.progress.settled.misses(43), "it stays true"
-    (begun,) = seen(heard(sessions, A, beat(3, 0), 1004.0))
-    assert begun.progress.settled == Settled()
+    sessions = apply_message(talking(0), A, beat(2, 45, closed_steps=ClosedSteps(44, (40,))), 1001.0)
+    (said,) = observed_sessions(apply_message(sessions, A, beat(1, 50, closed_steps=ClosedSteps(49)), 1002.0))
+    assert said.progress.closed_steps == ClosedSteps(44, (40,)), "a late word of an older epoch says nothing"
+    (said,) = observed_sessions(apply_message(sessions, A, TrainersStopped(3), 1003.0))
+    assert said.progress.closed_steps.is_missing(43), "it stays true"
+    (begun,) = observed_sessions(apply_message(sessions, A, beat(3, 0), 1004.0))
+    assert begun.progress.closed_steps == ClosedSteps()
 
 
 def test_progress_is_not_taken_back_within_an_epoch_and_forgotten_with_it() -> None:
     full = Progress(45, 2.5, 0.4, True, restored_from="memory", loss_is_finite=False)
-    sessions = heard(talking(0), A, Heartbeat(2, 2, True, full), 1001.0)
-    (later,) = seen(heard(sessions, A, Heartbeat(2, 2, True, Progress(44, save_bytes=9)), 1002.0))
+    sessions = apply_message(talking(0), A, Heartbeat(2, 2, True, full), 1001.0)
+    (later,) = observed_sessions(apply_message(sessions, A, Heartbeat(2, 2, True, Progress(44, save_bytes=9)), 1002.0))
     assert later.progress == replace(full, save_bytes=9)
-    (begun,) = seen(heard(sessions, A, Heartbeat(3, 3, True), 1003.0))
+    (begun,) = observed_sessions(apply_message(sessions, A, Heartbeat(3, 3, True), 1003.0))
     assert begun.progress == Progress()
 
 
 def test_facts_of_an_epoch_stay_after_its_trainers_stopped_and_end_with_the_next() -> None:
-    sessions = heard(talking(0), A, beat(2, 45), 1001.0)
-    sessions = heard(sessions, A, Exited(2, 1, -9, "killed by signal 9", False, 45), 1002.0)
-    sessions = heard(sessions, A, beat(0, 0, stopped=3), 1003.0)
-    (after,) = seen(sessions)
+    sessions = apply_message(talking(0), A, beat(2, 45), 1001.0)
+    sessions = apply_message(sessions, A, TrainerFailure(2, 1, -9, "killed by signal 9", False, 45), 1002.0)
+    sessions = apply_message(sessions, A, beat(0, 0, stopped=3), 1003.0)
+    (after,) = observed_sessions(sessions)
     assert after.exit is not None
-    assert (after.epoch, after.stopped, after.exit.code, after.progress.step) == (2, 3, -9, 45)
-    (begun,) = seen(heard(sessions, A, beat(3, 0), 1004.0))
-    assert (begun.epoch, begun.exit, begun.progress.step) == (3, None, 0)
+    assert (after.generation, after.stopped, after.exit.code, after.progress.step) == (2, 3, -9, 45)
+    (begun,) = observed_sessions(apply_message(sessions, A, beat(3, 0), 1004.0))
+    assert (begun.generation, begun.exit, begun.progress.step) == (3, None, 0)
 
 
 def test_the_first_exit_is_kept_unless_it_was_only_the_echo_of_another() -> None:
-    sessions = heard(talking(0), A, Exited(2, 1, 1, "connection reset", True, 45), 1002.0)
-    sessions = heard(sessions, A, Exited(2, 0, 3, "ValueError", False, 45), 1003.0)
-    sessions = heard(sessions, A, Exited(2, 2, 4, "KeyError", False, 45), 1004.0)
-    found = seen(sessions)[0].exit
+    sessions = apply_message(talking(0), A, TrainerFailure(2, 1, 1, "connection reset", True, 45), 1002.0)
+    sessions = apply_message(sessions, A, TrainerFailure(2, 0, 3, "ValueError", False, 45), 1003.0)
+    sessions = apply_message(sessions, A, TrainerFailure(2, 2, 4, "KeyError", False, 45), 1004.0)
+    found = observed_sessions(sessions)[0].exit
     assert found is not None
     assert (found.code, found.secondary, found.at_seconds) == (3, False, 1002.0)
 
 
 def test_what_an_older_epoch_still_says_changes_nothing() -> None:
-    sessions = heard(talking(0), A, beat(3, 1), 1001.0)
+    sessions = apply_message(talking(0), A, beat(3, 1), 1001.0)
     for late in (
-        Exited(2, 1, 1, "late", False, 45),
+        TrainerFailure(2, 1, 1, "late", False, 45),
         BarrierReached(2, 40),
         Finished(2, 0, 100),
         UnreadableSave(2, Checkpoint(1, 40), 0, False, "bad"),
     ):
-        after = heard(sessions, A, late, 1002.0)
-        assert replace(seen(after)[0], heard_seconds=1001.0) == seen(sessions)[0]
+        after = apply_message(sessions, A, late, 1002.0)
+        assert replace(observed_sessions(after)[0], last_message_seconds=1001.0) == observed_sessions(sessions)[0]
 
 
 def test_an_unreadable_save_outranks_an_absent_one() -> None:
-    sessions = heard(talking(0), A, UnreadableSave(2, Checkpoint(1, 40), 0, True, "absent"), 1001.0)
-    sessions = heard(sessions, A, UnreadableSave(2, Checkpoint(1, 40), 1, False, "corrupt"), 1001.0)
-    sessions = heard(sessions, A, UnreadableSave(2, Checkpoint(1, 40), 2, True, "absent"), 1001.0)
-    assert seen(sessions)[0].unreadable == (Checkpoint(1, 40), False, "corrupt")
+    sessions = apply_message(talking(0), A, UnreadableSave(2, Checkpoint(1, 40), 0, True, "absent"), 1001.0)
+    sessions = apply_message(sessions, A, UnreadableSave(2, Checkpoint(1, 40), 1, False, "corrupt"), 1001.0)
+    sessions = apply_message(sessions, A, UnreadableSave(2, Checkpoint(1, 40), 2, True, "absent"), 1001.0)
+    assert observed_sessions(sessions)[0].unreadable_report == (Checkpoint(1, 40), False, "corrupt")
 
 
 def test_finished_held_and_stopped_are_noted() -> None:
-    sessions = heard(talking(0), A, BarrierReached(2, 50), 1001.0)
-    sessions = heard(sessions, A, Finished(2, 0, 100), 1001.0)
-    sessions = heard(sessions, A, Stopped(3), 1001.0)
-    (s,) = seen(sessions)
+    sessions = apply_message(talking(0), A, BarrierReached(2, 50), 1001.0)
+    sessions = apply_message(sessions, A, Finished(2, 0, 100), 1001.0)
+    sessions = apply_message(sessions, A, TrainersStopped(3), 1001.0)
+    (s,) = observed_sessions(sessions)
     assert (s.barrier_step, s.finished, s.finished_steps, s.stopped) == (50, 0, 100, 3)
 
 
 def test_what_was_saved_last_is_told_by_the_first_heartbeat_behind_the_end() -> None:
-    sessions = heard(talking(0), A, beat(2, 100), 1001.0)
-    assert not seen(sessions)[0].saves_told
-    sessions = heard(sessions, A, Finished(2, 0, 100), 1001.1)
-    assert not seen(sessions)[0].saves_told
-    told = heard(sessions, A, beat(2, 100), 1001.5)
-    assert seen(told)[0].saves_told
-    assert seen(heard(told, A, Finished(2, 0, 100), 1002.0))[0].saves_told, "said again over a new line"
-    assert not seen(heard(told, A, beat(3, 0), 1002.0))[0].saves_told
+    sessions = apply_message(talking(0), A, beat(2, 100), 1001.0)
+    assert not observed_sessions(sessions)[0].final_saves_reported
+    sessions = apply_message(sessions, A, Finished(2, 0, 100), 1001.1)
+    assert not observed_sessions(sessions)[0].final_saves_reported
+    told = apply_message(sessions, A, beat(2, 100), 1001.5)
+    assert observed_sessions(told)[0].final_saves_reported
+    assert observed_sessions(apply_message(told, A, Finished(2, 0, 100), 1002.0))[0].final_saves_reported, (
+        "said again over a new line"
+    )
+    assert not observed_sessions(apply_message(told, A, beat(3, 0), 1002.0))[0].final_saves_reported
 
 
 def test_notices_are_kept_for_whoever_tells_people() -> None:
-    sessions = heard(talking(0), A, Notice("CheckpointSkipped", "both slots busy"), 1001.0)
+    sessions = apply_message(talking(0), A, Notice("CheckpointSkipped", "both slots busy"), 1001.0)
     assert sessions.notices == ((A, Notice("CheckpointSkipped", "both slots busy")),)
 
 
@@ -229,13 +244,13 @@ Step = tuple[int, int, int]
 @settings(deadline=None)
 def test_epoch_and_stopped_never_go_back_and_steps_never_within_an_epoch(beats: list[Step]) -> None:
     sessions = talking(0)
-    before = seen(sessions)[0]
+    before = observed_sessions(sessions)[0]
     for now, (epoch, step, stopped) in enumerate(beats):
-        sessions = heard(sessions, A, beat(epoch, step, stopped=stopped), 1001.0 + now)
-        after = seen(sessions)[0]
-        assert after.epoch >= before.epoch
+        sessions = apply_message(sessions, A, beat(epoch, step, stopped=stopped), 1001.0 + now)
+        after = observed_sessions(sessions)[0]
+        assert after.generation >= before.generation
         assert after.stopped >= before.stopped
-        assert after.epoch > before.epoch or after.progress.step >= before.progress.step
+        assert after.generation > before.generation or after.progress.step >= before.progress.step
         before = after
 
 
@@ -244,46 +259,48 @@ def test_epoch_and_stopped_never_go_back_and_steps_never_within_an_epoch(beats: 
 
 def test_while_claimed_everyone_hears_stop_and_nothing_of_the_world() -> None:
     for worker in (A, B, C):
-        assert words(talking(status=CLAIMED), worker, CLAIMED) == (Stop(3, "worker 1 lost"),)
+        assert words(talking(status=CLAIMED), worker, CLAIMED) == (StopTrainers(3, "worker 1 lost"),)
 
 
 def test_members_hear_their_place_and_others_wait_warm() -> None:
     sessions = talking()
     (mine,) = words(sessions, B)
     assert isinstance(mine, Assign)
-    assert (mine.epoch, mine.world, mine.first_rank, mine.local_ranks) == (2, 4, 2, 2)
+    assert (mine.generation, mine.world_size, mine.first_rank, mine.local_ranks) == (2, 4, 2, 2)
     assert (mine.group_rank, mine.group_size, mine.hosts_store, mine.store) == (1, 2, False, None)
     assert mine.targets[0].node == "node-1"
     assert len(mine.targets) == mine.replicas == 2
     assert mine.lineage == ((1, None, 6), (2, Checkpoint(1, 40), 4))
-    assert all(isinstance(word, Stop) and word.epoch == 2 for word in words(sessions, C))
+    assert all(isinstance(word, StopTrainers) and word.generation == 2 for word in words(sessions, C))
 
 
 def test_another_incarnation_of_a_member_is_no_member() -> None:
-    sessions = connected(talking(), hello(1, incarnation="newer"), 1001.0)
-    assert [type(word) for word in words(sessions, B)] == [Stop]
+    sessions = apply_hello(talking(), hello(1, incarnation="newer"), 1001.0)
+    assert [type(word) for word in words(sessions, B)] == [StopTrainers]
 
 
 def test_the_store_is_told_when_its_host_names_it_and_only_for_its_epoch() -> None:
     sessions = talking()
-    assert store_address(heard(sessions, A, StoreReady(1, "h:1"), 1001.0)) is None
-    assert store_address(heard(sessions, B, StoreReady(2, "h:1"), 1001.0)) is None
-    ready = heard(sessions, A, StoreReady(2, "h:2"), 1001.0)
+    assert store_address(apply_message(sessions, A, StoreReady(1, "h:1"), 1001.0)) is None
+    assert store_address(apply_message(sessions, B, StoreReady(2, "h:1"), 1001.0)) is None
+    ready = apply_message(sessions, A, StoreReady(2, "h:2"), 1001.0)
     (mine,) = words(ready, B)
     assert isinstance(mine, Assign)
     assert mine.store == "h:2"
 
 
 def test_after_a_restart_of_the_coordinator_the_store_is_known_from_the_hello() -> None:
-    sessions = connected(ruled(begin("job-1", 2000.0), COMMITTED), hello(0, epoch=2, store="h:3"), 2000.0)
+    sessions = apply_hello(
+        apply_membership(new_sessions("job-1", 2000.0), COMMITTED), hello(0, generation=2, store="h:3"), 2000.0
+    )
     assert store_address(sessions) == "h:3"
 
 
 def test_a_holder_that_status_does_not_name_is_told_to_nobody() -> None:
-    unnamed = replace(STATUS, named_holders=(NODES[0],))
-    (mine,) = desired_messages(desired_state(unnamed, UsableHolders(NODES), 2), talking(), A)
+    unnamed = replace(STATUS, assigned_servers=(NODES[0],))
+    (mine,) = desired_messages(desired_state(unnamed, UsableMemoryServers(NODES), 2), talking(), A)
     assert isinstance(mine, Assign)
-    assert (mine.holders, mine.replicas) == ((NODES[0],), 1)
+    assert (mine.servers, mine.replicas) == ((NODES[0],), 1)
 
 
 def test_nothing_is_said_twice_on_one_line_and_everything_again_on_a_new_one() -> None:
@@ -297,42 +314,49 @@ def test_nothing_is_said_twice_on_one_line_and_everything_again_on_a_new_one() -
 def test_a_change_of_holders_within_an_epoch_is_said_as_holders_alone() -> None:
     sessions = talking()
     _, told = outbox_diff({}, words(sessions, A))
-    fewer = desired_messages(desired_state(STATUS, UsableHolders(NODES[:2]), 2), sessions, A)
+    fewer = desired_messages(desired_state(STATUS, UsableMemoryServers(NODES[:2]), 2), sessions, A)
     said, told = outbox_diff(told, fewer)
-    assert [type(word) for word in said] == [Holders]
-    assert said[0].holders == tuple(NODES[:2])  # type: ignore[union-attr]  # Holders, by the line above
+    assert [type(word) for word in said] == [MemoryServers]
+    assert said[0].servers == tuple(NODES[:2])  # type: ignore[union-attr]  # Holders, by the line above
     assert outbox_diff(told, fewer)[0] == ()
     pruned = replace(STATUS, lineage=STATUS.lineage[1:])
-    assert outbox_diff(told, desired_messages(desired_state(pruned, UsableHolders(NODES[:2]), 2), sessions, A))[0] == ()
+    assert (
+        outbox_diff(told, desired_messages(desired_state(pruned, UsableMemoryServers(NODES[:2]), 2), sessions, A))[0]
+        == ()
+    )
 
 
 def test_one_agent_alone_is_asked_to_look_after_holders_that_the_operator_does_not_reach() -> None:
-    sessions, unseen = talking(), desired_state(STATUS, UsableHolders(NODES, seen=False), 2)
+    sessions, unseen = talking(), desired_state(STATUS, UsableMemoryServers(NODES, reachable=False), 2)
     (first,), (second,) = desired_messages(unseen, sessions, A), desired_messages(unseen, sessions, B)
     assert isinstance(first, Assign)
     assert isinstance(second, Assign)
-    assert (first.group_rank, first.unseen) == (0, True)
-    assert (second.group_rank, second.unseen) == (1, False)
+    assert (first.group_rank, first.servers_unreachable) == (0, True)
+    assert (second.group_rank, second.servers_unreachable) == (1, False)
     _, told = outbox_diff({}, [first])
     said, told = outbox_diff(told, words(sessions, A))
-    assert said == (Holders(2, first.holders, first.targets, 2, unseen=False),), "seen again"
+    assert said == (MemoryServers(2, first.servers, first.targets, 2, servers_unreachable=False),), "seen again"
     assert outbox_diff(told, words(sessions, A))[0] == ()
 
 
 def test_nobody_is_asked_to_where_there_is_no_holder_or_a_newer_checkpoint_is_bad() -> None:
     """What is to be dropped follows from what is complete, and that agent does not know which of it is bad."""
-    assert not desired_state(STATUS, UsableHolders(seen=False), 2).unseen
-    assert not desired_state(replace(STATUS, bad=(Checkpoint(2, 60),)), UsableHolders(NODES, seen=False), 2).unseen
-    assert desired_state(replace(STATUS, bad=(Checkpoint(1, 30),)), UsableHolders(NODES, seen=False), 2).unseen
+    assert not desired_state(STATUS, UsableMemoryServers(reachable=False), 2).servers_unreachable
+    assert not desired_state(
+        replace(STATUS, unreadable_checkpoints=(Checkpoint(2, 60),)), UsableMemoryServers(NODES, reachable=False), 2
+    ).servers_unreachable
+    assert desired_state(
+        replace(STATUS, unreadable_checkpoints=(Checkpoint(1, 30),)), UsableMemoryServers(NODES, reachable=False), 2
+    ).servers_unreachable
 
 
 def test_a_claim_and_the_next_world_are_said_after_an_assignment() -> None:
     sessions = talking()
     _, told = outbox_diff({}, words(sessions, A))
     said, told = outbox_diff(told, words(sessions, A, CLAIMED))
-    assert said == (Stop(3, "worker 1 lost"),)
-    committed = replace(CLAIMED, world=replace(COMMITTED, epoch=3))
-    said, _ = outbox_diff(told, words(ruled(sessions, committed.world), A, committed))
+    assert said == (StopTrainers(3, "worker 1 lost"),)
+    committed = replace(CLAIMED, membership=replace(COMMITTED, generation=3))
+    said, _ = outbox_diff(told, words(apply_membership(sessions, committed.membership), A, committed))
     assert [type(word) for word in said] == [Assign]
 
 
@@ -345,26 +369,30 @@ def test_whatever_happens_an_agent_ends_up_having_heard_the_present_word(happeni
     for now, what in enumerate(happenings):
         match what:
             case "drop":
-                sessions, told = connected(broken(sessions, A, now), hello(0), now), {}
+                sessions, told = apply_hello(connection_broken(sessions, A, now), hello(0), now), {}
             case "hear":
                 _, told = outbox_diff(told, words(sessions, A, status))
             case "claim" | "commit":
-                assert status.world is not None
+                assert status.membership is not None
                 state = "Claimed" if what == "claim" else "Committed"
-                world = replace(status.world, epoch=status.world.epoch + (what == "claim"), state=state)
-                status = replace(status, world=world)
-                sessions = ruled(sessions, world)
+                world = replace(
+                    status.membership, generation=status.membership.generation + (what == "claim"), state=state
+                )
+                status = replace(status, membership=world)
+                sessions = apply_membership(sessions, world)
             case "store":
-                sessions = heard(sessions, A, StoreReady(status.world.epoch if status.world else 0, f"h:{now}"), now)
+                sessions = apply_message(
+                    sessions, A, StoreReady(status.membership.generation if status.membership else 0, f"h:{now}"), now
+                )
             case "propose":
-                epoch = status.world.epoch if status.world else 0
+                epoch = status.membership.generation if status.membership else 0
                 barrier = update_barrier(sessions.orders.barrier, Barrier(epoch, int(now), "proposed"), (A,), now)
                 sessions = replace(sessions, orders=replace(sessions.orders, barrier=barrier))
             case "accept":
                 barrier = sessions.orders.barrier
                 if barrier is not None:
                     sent = barrier.sent
-                    sessions = heard(sessions, A, BarrierReply(sent.generation, sent.step, True), now)
+                    sessions = apply_message(sessions, A, BarrierReply(sent.generation, sent.step, True), now)
     wanted = words(sessions, A, status)
     _, told = outbox_diff(told, wanted)
     assert set(wanted) <= set(told.values())
@@ -386,112 +414,112 @@ def asked(sessions: Sessions) -> Sessions:
 
 
 def request_of(sessions: Sessions) -> int:
-    return max(sessions.orders.outstanding)
+    return max(sessions.orders.pending)
 
 
 def test_a_listing_counts_for_the_epoch_it_was_asked_for() -> None:
     sessions = asked(talking(status=CLAIMED))
     number = request_of(sessions)
     assert ListPersistent(number, layouts=()) in words(sessions, A, CLAIMED)
-    answer = Listing(number, (manifest().to_json(), "{}"), {"layout": "{}"})
-    assert heard(sessions, B, answer, 1002.0).orders.persistent.read_epoch is None
-    sessions = heard(sessions, A, answer, 1002.0)
-    assert sessions.orders.persistent.read_epoch == 3
+    answer = PersistentPage(number, (manifest().to_json(), "{}"), {"layout": "{}"})
+    assert apply_message(sessions, B, answer, 1002.0).orders.persistent.read_generation is None
+    sessions = apply_message(sessions, A, answer, 1002.0)
+    assert sessions.orders.persistent.read_generation == 3
     assert sessions.orders.persistent.entries == (manifest(),)
     assert sessions.orders.layouts == {"layout": "{}"}
     assert "cannot be read" in sessions.orders.failures[0]
-    assert words(sessions, A, CLAIMED) == (Stop(3, "worker 1 lost"),)
+    assert words(sessions, A, CLAIMED) == (StopTrainers(3, "worker 1 lost"),)
 
 
 def test_an_older_jobs_listing_stands_beside_ours_with_its_epochs_negated() -> None:
-    older = OlderJob("file:///tmp/checkpoints", "old")
+    older = SourceJob("file:///tmp/checkpoints", "old")
     sessions = asked(talking(status=CLAIMED))
     sessions = replace(sessions, orders=listings.list_persistent(sessions.orders, A, 3, 1001.0, older))
     number = request_of(sessions)
     assert ListPersistent(number, older, layouts=()) in words(sessions, A, CLAIMED)
-    assert len(sessions.orders.outstanding) == 2
+    assert len(sessions.orders.pending) == 2
     sessions = replace(sessions, orders=listings.void_listing(sessions.orders))
-    sessions = heard(sessions, A, Listing(number, (manifest().to_json(),), {"layout": "{}"}), 1002.0)
-    seen = sessions.orders.older
-    assert (seen.read_epoch, seen.older_job, sessions.orders.persistent.entries) == (3, older, None)
-    assert [m.save for m in seen.entries or ()] == [replace(manifest().save, epoch=-1)]
-    assert (sessions.orders.older_layouts, sessions.orders.layouts) == ({"layout": "{}"}, {})
+    sessions = apply_message(sessions, A, PersistentPage(number, (manifest().to_json(),), {"layout": "{}"}), 1002.0)
+    seen = sessions.orders.source_listing
+    assert (seen.read_generation, seen.source_job, sessions.orders.persistent.entries) == (3, older, None)
+    assert [m.save for m in seen.entries or ()] == [replace(manifest().save, generation=-1)]
+    assert (sessions.orders.source_layouts, sessions.orders.layouts) == ({"layout": "{}"}, {})
 
 
 def test_an_older_jobs_listing_may_be_asked_of_another_agent() -> None:
-    older = OlderJob("file:///tmp/checkpoints", "old")
+    older = SourceJob("file:///tmp/checkpoints", "old")
     sessions = talking(status=CLAIMED)
     sessions = replace(sessions, orders=listings.list_persistent(sessions.orders, A, 3, 1001.0, older))
-    sessions = connected(sessions, hello(0, incarnation="newer"), 1002.0)
-    assert sessions.orders.older.asked_seconds is None
-    assert not sessions.orders.outstanding
+    sessions = apply_hello(sessions, hello(0, incarnation="newer"), 1002.0)
+    assert sessions.orders.source_listing.requested_seconds is None
+    assert not sessions.orders.pending
 
 
 def test_a_listing_is_void_once_another_holder_was_read() -> None:
     sessions = asked(talking(status=CLAIMED))
     number = request_of(sessions)
     sessions = replace(sessions, orders=listings.void_listing(sessions.orders))
-    sessions = heard(sessions, A, Listing(number), 1002.0)
-    assert sessions.orders.persistent.read_epoch is None
-    assert sessions.orders.persistent.asked_seconds is None
+    sessions = apply_message(sessions, A, PersistentPage(number), 1002.0)
+    assert sessions.orders.persistent.read_generation is None
+    assert sessions.orders.persistent.requested_seconds is None
 
 
 def test_a_failed_listing_says_why() -> None:
     sessions = asked(talking(status=CLAIMED))
-    sessions = heard(sessions, A, Listing(request_of(sessions), error="bucket away"), 1002.0)
+    sessions = apply_message(sessions, A, PersistentPage(request_of(sessions), error="bucket away"), 1002.0)
     assert sessions.orders.persistent.error == "bucket away"
-    assert sessions.orders.persistent.read_epoch is None
+    assert sessions.orders.persistent.read_generation is None
 
 
 def test_a_listing_whose_agent_was_replaced_may_be_asked_of_another() -> None:
     sessions = asked(talking(status=CLAIMED))
-    sessions = connected(sessions, hello(0, incarnation="newer"), 1002.0)
-    assert sessions.orders.persistent.asked_seconds is None
-    assert sessions.orders.outstanding == {}
+    sessions = apply_hello(sessions, hello(0, incarnation="newer"), 1002.0)
+    assert sessions.orders.persistent.requested_seconds is None
+    assert sessions.orders.pending == {}
 
 
 def test_requests_of_two_terms_never_share_a_number() -> None:
-    first, second = asked(begin("job-1", 1000.0)), asked(begin("job-1", 1001.0))
+    first, second = asked(new_sessions("job-1", 1000.0)), asked(new_sessions("job-1", 1001.0))
     assert request_of(first) != request_of(second)
 
 
 def test_a_repair_is_asked_once_and_again_only_after_an_answer() -> None:
     sessions = talking()
-    save, source, target = RankSave(2, 50, 0), NODES[0].holder, NODES[1].holder
+    save, source, target = RankSave(2, 50, 0), NODES[0].instance, NODES[1].instance
     copy = RepairSave(0, 2, save, source, target)
     book = uploads.repair(sessions.orders, [(A, copy), (B, copy)], 1001.0)
     assert uploads.repair(book, [(B, copy)], 1001.5) is book
     sessions = replace(sessions, orders=book)
     number = request_of(sessions)
     assert RepairSave(number, 2, save, source, target) in words(sessions, A)
-    sessions = heard(sessions, A, Repaired(number, "source away"), 1002.0)
-    assert sessions.orders.outstanding == {}
+    sessions = apply_message(sessions, A, RepairReply(number, "source away"), 1002.0)
+    assert sessions.orders.pending == {}
     assert "source away" in sessions.orders.failures[0]
 
 
 def test_a_repair_that_was_made_is_asked_for_again_only_once_the_holder_must_have_been_read() -> None:
     """Found on a real run: one save of 25 MB was copied five times in 0.2 s, until its target's index was read."""
     sessions = talking()
-    save, source, target = RankSave(2, 50, 0), NODES[0].holder, NODES[1].holder
+    save, source, target = RankSave(2, 50, 0), NODES[0].instance, NODES[1].instance
     copy = RepairSave(0, 2, save, source, target)
     sessions = replace(sessions, orders=uploads.repair(sessions.orders, [(A, copy)], 1001.0))
-    sessions = heard(sessions, A, Repaired(request_of(sessions)), 1002.0)
+    sessions = apply_message(sessions, A, RepairReply(request_of(sessions)), 1002.0)
     assert uploads.repair(sessions.orders, [(A, copy)], 1002.1) is sessions.orders
-    elsewhere = replace(copy, target=replace(target, instance="restarted"))
-    assert uploads.repair(sessions.orders, [(A, elsewhere)], 1002.1).outstanding
-    assert uploads.repair(sessions.orders, [(A, copy)], 1002.0 + uploads.COPIED_SECONDS).outstanding
+    elsewhere = replace(copy, target=replace(target, run_id="restarted"))
+    assert uploads.repair(sessions.orders, [(A, elsewhere)], 1002.1).pending
+    assert uploads.repair(sessions.orders, [(A, copy)], 1002.0 + uploads.COPIED_SECONDS).pending
 
 
 def test_what_was_deleted_leaves_the_listing() -> None:
     sessions = asked(talking(status=CLAIMED))
-    listing = Listing(request_of(sessions), (manifest(20).to_json(), manifest(40).to_json()), {"layout": "{}"})
-    sessions = heard(sessions, A, listing, 1002.0)
+    listing = PersistentPage(request_of(sessions), (manifest(20).to_json(), manifest(40).to_json()), {"layout": "{}"})
+    sessions = apply_message(sessions, A, listing, 1002.0)
     book = listings.drop_persistent(sessions.orders, B, 3, (Checkpoint(1, 20),), 1003.0)
     assert listings.drop_persistent(book, B, 3, (Checkpoint(1, 40),), 1003.0) == book
     sessions = replace(sessions, orders=book)
     number = request_of(sessions)
-    assert DropPersistent(number, (Checkpoint(1, 20),)) in words(sessions, B, CLAIMED)
-    sessions = heard(sessions, B, PersistentDropped(number), 1004.0)
+    assert DeletePersistent(number, (Checkpoint(1, 20),)) in words(sessions, B, CLAIMED)
+    sessions = apply_message(sessions, B, DeleteReply(number), 1004.0)
     assert sessions.orders.persistent.deleting == frozenset()
     assert sessions.orders.persistent.entries == (manifest(40),)
 
@@ -500,49 +528,51 @@ def test_what_is_being_deleted_counts_as_gone_until_a_listing_lacks_it() -> None
     """Its agent may be slow, fail half-way or be cut off, and still delete the rest."""
     sessions = asked(talking(status=CLAIMED))
     texts = (manifest(20).to_json(), manifest(40).to_json())
-    sessions = heard(sessions, A, Listing(request_of(sessions), texts, {"layout": "{}"}), 1002.0)
+    sessions = apply_message(sessions, A, PersistentPage(request_of(sessions), texts, {"layout": "{}"}), 1002.0)
     old = Checkpoint(1, 20)
     uploaded = {old: frozenset({RankSave(1, 20, 0)}), Checkpoint(1, 40): frozenset({RankSave(1, 40, 0)})}
-    sessions = replace(sessions, orders=replace(sessions.orders, promoted=uploaded))
+    sessions = replace(sessions, orders=replace(sessions.orders, uploaded=uploaded))
     sessions = replace(sessions, orders=listings.drop_persistent(sessions.orders, B, 3, (old,), 1003.0))
     assert sessions.orders.persistent.entries == (manifest(40),)
     assert sessions.orders.persistent.deleting == {old}
-    assert sessions.orders.promoted.keys() == {Checkpoint(1, 40)}
-    failed = heard(sessions, B, PersistentDropped(request_of(sessions), "store away"), 1004.0)
+    assert sessions.orders.uploaded.keys() == {Checkpoint(1, 40)}
+    failed = apply_message(sessions, B, DeleteReply(request_of(sessions), "store away"), 1004.0)
     assert failed.orders.persistent.deleting == {old}
     again = asked(failed)
-    away = heard(again, A, Listing(request_of(again), error="store away"), 1005.0)
+    away = apply_message(again, A, PersistentPage(request_of(again), error="store away"), 1005.0)
     assert away.orders.persistent.deleting == {old}, "a listing that failed tells nothing"
-    shown = heard(again, A, Listing(request_of(again), texts, {"layout": "{}"}), 1005.0)
+    shown = apply_message(again, A, PersistentPage(request_of(again), texts, {"layout": "{}"}), 1005.0)
     assert (shown.orders.persistent.entries, shown.orders.persistent.deleting) == ((manifest(40),), {old})
-    gone = heard(again, A, Listing(request_of(again), texts[1:], {"layout": "{}"}), 1005.0)
+    gone = apply_message(again, A, PersistentPage(request_of(again), texts[1:], {"layout": "{}"}), 1005.0)
     assert (gone.orders.persistent.entries, gone.orders.persistent.deleting) == ((manifest(40),), frozenset())
 
 
 def test_retiring_means_this_attempt_and_not_the_next() -> None:
     sessions = talking()
-    book = conversations.retire(sessions.orders, (A,), Retire("job complete", 0))
-    sessions = connected(replace(sessions, orders=book), hello(0, 2), 1001.0)
-    assert Retire("job complete", 0) in words(sessions, A)
-    assert Retire("job complete", 0) not in words(sessions, WorkerId(0, 2))
+    book = conversations.retire(sessions.orders, (A,), Shutdown("job complete", 0))
+    sessions = apply_hello(replace(sessions, orders=book), hello(0, 2), 1001.0)
+    assert Shutdown("job complete", 0) in words(sessions, A)
+    assert Shutdown("job complete", 0) not in words(sessions, WorkerId(0, 2))
 
 
 def test_a_listing_in_pages_counts_once_the_last_has_come_and_begins_anew_with_its_first() -> None:
     sessions = asked(talking(status=CLAIMED))
     number = request_of(sessions)
-    first = Listing(number, (manifest(20).to_json(),), {"layout": "{}"}, page=0, more=True)
-    last = Listing(number, (manifest(40).to_json(),), page=1)
+    first = PersistentPage(number, (manifest(20).to_json(),), {"layout": "{}"}, page=0, more=True)
+    last = PersistentPage(number, (manifest(40).to_json(),), page=1)
     for message in (first, first):  # said again on a new line
-        sessions = heard(sessions, A, message, 1002.0)
+        sessions = apply_message(sessions, A, message, 1002.0)
         assert sessions.orders.persistent.entries is None
-    sessions = heard(sessions, A, last, 1002.0)
+    sessions = apply_message(sessions, A, last, 1002.0)
     assert sessions.orders.persistent.entries == (manifest(20), manifest(40))
     assert sessions.orders.layouts == {"layout": "{}"}
 
 
 def test_a_page_that_did_not_come_makes_the_listing_fail() -> None:
     sessions = asked(talking(status=CLAIMED))
-    sessions = heard(sessions, A, Listing(request_of(sessions), (manifest(40).to_json(),), page=2), 1002.0)
+    sessions = apply_message(
+        sessions, A, PersistentPage(request_of(sessions), (manifest(40).to_json(),), page=2), 1002.0
+    )
     assert "page 1 of 3" in str(sessions.orders.persistent.error)
 
 
@@ -550,25 +580,25 @@ def test_a_late_answer_of_whoever_was_asked_first_counts_and_layouts_are_remembe
     sessions = asked(talking(status=CLAIMED))
     number = request_of(sessions)
     sessions = replace(sessions, orders=listings.list_persistent(sessions.orders, B, 3, 1061.0))
-    assert sessions.orders.persistent.asked_of == {A, B}
-    sessions = heard(sessions, A, Listing(number, (manifest().to_json(),), {"layout": "{}"}), 1062.0)
+    assert sessions.orders.persistent.requested_from == {A, B}
+    sessions = apply_message(sessions, A, PersistentPage(number, (manifest().to_json(),), {"layout": "{}"}), 1062.0)
     assert sessions.orders.persistent.entries == (manifest(),)
-    assert sessions.orders.outstanding == {}, "B's answer is no longer needed"
+    assert sessions.orders.pending == {}, "B's answer is no longer needed"
     sessions = replace(sessions, orders=listings.list_persistent(sessions.orders, A, 3, 1070.0))
-    sessions = heard(sessions, A, Listing(request_of(sessions), (manifest().to_json(),)), 1071.0)
-    assert sessions.orders.outstanding == {}, "a layout that is known is not asked for"
+    sessions = apply_message(sessions, A, PersistentPage(request_of(sessions), (manifest().to_json(),)), 1071.0)
+    assert sessions.orders.pending == {}, "a layout that is known is not asked for"
     assert sessions.orders.layouts == {"layout": "{}"}
 
 
 def test_what_a_listing_left_out_is_told_by_name_and_judged_by_nobody() -> None:
     sessions = asked(talking(status=CLAIMED))
     left_out = (
-        LeftOut("rank-0.json is damaged", False, checkpoint=Checkpoint(1, 20)),
-        LeftOut("layouts/layout.json is damaged", False, digest="layout"),
+        UnreadRecord("rank-0.json is damaged", False, checkpoint=Checkpoint(1, 20)),
+        UnreadRecord("layouts/layout.json is damaged", False, digest="layout"),
     )
-    listing = Listing(request_of(sessions), (manifest(40).to_json(),), left_out=left_out)
-    sessions = heard(sessions, A, listing, 1002.0)
-    assert sessions.orders.persistent.unjudged == {Checkpoint(1, 20), Checkpoint(1, 40)}
+    listing = PersistentPage(request_of(sessions), (manifest(40).to_json(),), unread_records=left_out)
+    sessions = apply_message(sessions, A, listing, 1002.0)
+    assert sessions.orders.persistent.undecidable == {Checkpoint(1, 20), Checkpoint(1, 40)}
     assert [any(str(one) in told for told in sessions.orders.failures) for one in left_out] == [True, True]
 
 
@@ -582,50 +612,54 @@ def test_layouts_are_asked_for_once_the_manifests_name_them_and_only_those_unkno
     book = listings.list_persistent(sessions.orders, A, 3, 1001.0, known=frozenset({"a"}))
     sessions = replace(sessions, orders=book)
     first = request_of(sessions)
-    sessions = heard(sessions, A, Listing(first, tuple(with_layouts("a", "b", "c", "c"))), 1002.0)
+    sessions = apply_message(sessions, A, PersistentPage(first, tuple(with_layouts("a", "b", "c", "c"))), 1002.0)
     number = request_of(sessions)
-    assert sessions.orders.persistent.read_epoch is None, "it counts with its layouts"
+    assert sessions.orders.persistent.read_generation is None, "it counts with its layouts"
     assert words(sessions, A, CLAIMED)[-1] == ListPersistent(number, manifests=False, layouts=("b", "c"))
-    again = Listing(first, tuple(with_layouts("a")))
-    assert heard(sessions, A, again, 1002.0) == replace(sessions, by_worker=heard(sessions, A, again, 1002.0).by_worker)
-    sessions = heard(sessions, A, Listing(number, layouts={"b": "{}"}, more=True), 1003.0)
-    sessions = heard(sessions, A, Listing(number, layouts={"c": "{}"}, page=1), 1003.0)
-    assert sessions.orders.persistent.read_epoch == 3
+    again = PersistentPage(first, tuple(with_layouts("a")))
+    assert apply_message(sessions, A, again, 1002.0) == replace(
+        sessions, by_worker=apply_message(sessions, A, again, 1002.0).by_worker
+    )
+    sessions = apply_message(sessions, A, PersistentPage(number, layouts={"b": "{}"}, more=True), 1003.0)
+    sessions = apply_message(sessions, A, PersistentPage(number, layouts={"c": "{}"}, page=1), 1003.0)
+    assert sessions.orders.persistent.read_generation == 3
     assert len(sessions.orders.persistent.entries or ()) == 4
     assert sessions.orders.layouts == {"b": "{}", "c": "{}"}
-    assert sessions.orders.outstanding == {}
+    assert sessions.orders.pending == {}
 
 
 def test_a_layout_that_the_agent_neither_gives_nor_names_is_not_asked_for_without_an_end() -> None:
     sessions = asked(talking(status=CLAIMED))
-    sessions = heard(sessions, A, Listing(request_of(sessions), tuple(with_layouts("a", "b"))), 1002.0)
-    lost = LeftOut("layouts/a.json is damaged", False, digest="a")
-    sessions = heard(sessions, A, Listing(request_of(sessions), left_out=(lost,)), 1003.0)
+    sessions = apply_message(sessions, A, PersistentPage(request_of(sessions), tuple(with_layouts("a", "b"))), 1002.0)
+    lost = UnreadRecord("layouts/a.json is damaged", False, digest="a")
+    sessions = apply_message(sessions, A, PersistentPage(request_of(sessions), unread_records=(lost,)), 1003.0)
     seen = sessions.orders.persistent
-    assert (seen.read_epoch, seen.lost_layouts, len(seen.unjudged)) == (3, {"a", "b"}, 2)
+    assert (seen.read_generation, seen.lost_layouts, len(seen.undecidable)) == (3, {"a", "b"}, 2)
 
 
 def test_layouts_are_asked_for_a_few_at_a_time() -> None:
     digests = [f"{n:016x}" for n in range(300)]
     sessions = asked(talking(status=CLAIMED))
-    sessions = heard(sessions, A, Listing(request_of(sessions), tuple(with_layouts(*digests))), 1002.0)
+    sessions = apply_message(sessions, A, PersistentPage(request_of(sessions), tuple(with_layouts(*digests))), 1002.0)
     counts = []
-    while sessions.orders.persistent.read_epoch is None:
-        order = sessions.orders.outstanding[request_of(sessions)].message
+    while sessions.orders.persistent.read_generation is None:
+        order = sessions.orders.pending[request_of(sessions)].message
         assert isinstance(order, ListPersistent)
         counts.append(len(order.layouts or ()))
-        sessions = heard(sessions, A, Listing(order.request, layouts=dict.fromkeys(order.layouts or (), "{}")), 1003.0)
+        sessions = apply_message(
+            sessions, A, PersistentPage(order.request, layouts=dict.fromkeys(order.layouts or (), "{}")), 1003.0
+        )
     assert counts == [128, 128, 44]
     assert sorted(sessions.orders.layouts) == digests
 
 
 def test_a_listing_of_older_agents_that_tell_everything_counts_at_once() -> None:
     sessions = asked(talking(status=CLAIMED))
-    told = Listing(request_of(sessions), tuple(with_layouts("a")), {"a": "{}"})
-    assert heard(sessions, A, told, 1002.0).orders.persistent.read_epoch == 3
+    told = PersistentPage(request_of(sessions), tuple(with_layouts("a")), {"a": "{}"})
+    assert apply_message(sessions, A, told, 1002.0).orders.persistent.read_generation == 3
     # and one that tells manifests again, where layouts alone were asked for, doubles none
-    sessions = heard(sessions, A, replace(told, layouts={}), 1002.0)
-    sessions = heard(sessions, A, replace(told, request=request_of(sessions)), 1002.0)
+    sessions = apply_message(sessions, A, replace(told, layouts={}), 1002.0)
+    sessions = apply_message(sessions, A, replace(told, request=request_of(sessions)), 1002.0)
     assert len(sessions.orders.persistent.entries or ()) == 1
 
 
@@ -635,9 +669,9 @@ def test_what_is_asked_again_each_minute_is_answered_by_the_first_after_many() -
     for minute in range(1, 8):
         book = listings.list_persistent(sessions.orders, (A, B)[minute % 2], 3, 1001.0 + 60 * minute)
         sessions = replace(sessions, orders=book)
-    sessions = heard(sessions, A, Listing(first, (manifest().to_json(),), {"layout": "{}"}), 1440.0)
-    assert sessions.orders.persistent.read_epoch == 3
-    assert sessions.orders.outstanding == {}
+    sessions = apply_message(sessions, A, PersistentPage(first, (manifest().to_json(),), {"layout": "{}"}), 1440.0)
+    assert sessions.orders.persistent.read_generation == 3
+    assert sessions.orders.pending == {}
 
 
 # ---- barrier ---------------------------------------------------------------------------------------------------------
@@ -661,20 +695,20 @@ def test_a_hold_binds_once_every_member_accepted() -> None:
     sessions = proposed()
     assert holds(sessions, A) == [Barrier(2, 60, "proposed")]
     assert holds(sessions, C) == []
-    sessions = heard(sessions, A, BarrierReply(2, 60, True), 1002.0)
+    sessions = apply_message(sessions, A, BarrierReply(2, 60, True), 1002.0)
     assert sessions.orders.barrier is not None
     assert sessions.orders.barrier.sent.phase == "proposed"
-    sessions = heard(sessions, A, BarrierReply(2, 60, True), 1002.0)
+    sessions = apply_message(sessions, A, BarrierReply(2, 60, True), 1002.0)
     assert holds(sessions, B) == [Barrier(2, 60, "proposed")]
-    sessions = heard(sessions, B, BarrierReply(2, 60, True), 1002.0)
+    sessions = apply_message(sessions, B, BarrierReply(2, 60, True), 1002.0)
     assert holds(sessions, A) == holds(sessions, B) == [Barrier(2, 60, "bound")]
 
 
 def test_one_refusal_cancels_a_hold_for_all_and_it_may_be_proposed_anew() -> None:
-    sessions = heard(proposed(), A, BarrierReply(2, 60, True), 1002.0)
-    sessions = heard(sessions, B, BarrierReply(2, 60, False), 1002.0)
+    sessions = apply_message(proposed(), A, BarrierReply(2, 60, True), 1002.0)
+    sessions = apply_message(sessions, B, BarrierReply(2, 60, False), 1002.0)
     assert holds(sessions, A) == [Barrier(2, 60, "cancelled")]
-    sessions = heard(sessions, B, BarrierReply(2, 60, True), 1002.0)
+    sessions = apply_message(sessions, B, BarrierReply(2, 60, True), 1002.0)
     assert holds(sessions, A) == [Barrier(2, 60, "cancelled")]
     again = wanting(sessions, Barrier(2, 80, "proposed"))
     assert holds(again, A) == [Barrier(2, 80, "proposed")]
@@ -687,13 +721,13 @@ def test_nobody_may_bind_before_all_accepted() -> None:
 
 
 def test_a_hold_ends_with_its_world_and_answers_of_another_step_are_ignored() -> None:
-    sessions = heard(proposed(), A, BarrierReply(2, 50, False), 1002.0)
+    sessions = apply_message(proposed(), A, BarrierReply(2, 50, False), 1002.0)
     assert holds(sessions, A) == [Barrier(2, 60, "proposed")]
-    assert ruled(sessions, CLAIMED.world).orders.barrier is None
+    assert apply_membership(sessions, CLAIMED.membership).orders.barrier is None
 
 
 def test_an_adopted_member_is_freed_from_a_hold_that_nobody_remembers() -> None:
-    sessions = connected(ruled(begin("job-1", 2000.0), COMMITTED), hello(0, epoch=2), 2000.0)
+    sessions = apply_hello(apply_membership(new_sessions("job-1", 2000.0), COMMITTED), hello(0, generation=2), 2000.0)
     assert holds(sessions, A) == [Barrier(2, 0, "cancelled")]
 
 
@@ -704,11 +738,11 @@ C1, C2 = Checkpoint(2, 50), Checkpoint(2, 60)
 
 
 def after(sessions: Sessions, now: float, step: int = 41, **other: object) -> Sessions:
-    return heard(sessions, A, beat(2, step, **other), now)
+    return apply_message(sessions, A, beat(2, step, **other), now)
 
 
 def known(sessions: Sessions) -> Timings:
-    return sessions.by_worker[A].seen.timings
+    return sessions.by_worker[A].observed.timings
 
 
 def test_one_slow_step_is_no_trend_and_few_steps_are_none() -> None:
@@ -737,22 +771,22 @@ def test_a_stall_that_is_told_again_counts_once() -> None:
 def test_a_drain_lasts_from_the_word_that_it_is_pending_to_the_word_that_it_is_not() -> None:
     sessions = after(talking(), 1000.0, pending=(C1,))
     sessions = after(sessions, 1000.5, pending=(C1, C2))
-    assert known(sessions).drain_seconds is None
+    assert known(sessions).flush_seconds is None
     sessions = after(sessions, 1002.0, pending=(C2,))
-    assert known(sessions).drain_seconds == 2.0
+    assert known(sessions).flush_seconds == 2.0
     sessions = after(sessions, 1004.5)
-    assert known(sessions).drain_seconds == 3.0  # of 2 and 4
+    assert known(sessions).flush_seconds == 3.0  # of 2 and 4
 
 
 def test_what_another_epoch_left_is_no_drain_of_this_one() -> None:
     sessions = after(talking(), 1000.0, pending=(Checkpoint(1, 40),))
     sessions = after(sessions, 1009.0)
-    assert known(sessions).drain_seconds is None
+    assert known(sessions).flush_seconds is None
 
 
 def test_another_epoch_begins_without_the_times_of_the_last() -> None:
     sessions = talking()
     for step in range(41, 46):
         sessions = after(sessions, 1000.0 + step, step, step_seconds=1.0, stall_seconds=0.1)
-    sessions = heard(sessions, A, replace(beat(3, 0), stopped=3), 1100.0)
+    sessions = apply_message(sessions, A, replace(beat(3, 0), stopped=3), 1100.0)
     assert (known(sessions).step_seconds, known(sessions).stall_seconds) == (None, None)

@@ -6,62 +6,64 @@ from dataclasses import replace
 
 from support.talk import CLAIMED, A, talking, words
 from surefoot.protocol.identities import Checkpoint, RankSave
-from surefoot.protocol.messages import Persisted, PromoteSave
+from surefoot.protocol.messages import UploadReply, UploadSave
 from surefoot_operator.coordinator import uploads
 from surefoot_operator.coordinator.desired_messages import outbox_diff
-from surefoot_operator.coordinator.sessions import heard, ruled
+from surefoot_operator.coordinator.sessions import apply_membership, apply_message
 
 
 def test_uploads_are_told_to_their_workers_and_counted_by_checkpoint() -> None:
     sessions = talking()
     saves = (RankSave(2, 50, 0), RankSave(2, 50, 1))
-    sessions = replace(sessions, orders=uploads.promote(sessions.orders, {A: PromoteSave(2, saves)}))
-    assert PromoteSave(2, saves, 1) in words(sessions, A)
-    sessions = heard(sessions, A, Persisted(saves[0]), 1002.0)
-    sessions = heard(sessions, A, Persisted(saves[1], error="slow down"), 1002.0)
-    assert sessions.orders.promoted == {Checkpoint(2, 50): frozenset({saves[0]})}
-    assert sessions.orders.stumbled == {saves[1]: 1}
-    assert ruled(sessions, CLAIMED.world).orders.promotions == {}
+    sessions = replace(sessions, orders=uploads.promote(sessions.orders, {A: UploadSave(2, saves)}))
+    assert UploadSave(2, saves, 1) in words(sessions, A)
+    sessions = apply_message(sessions, A, UploadReply(saves[0]), 1002.0)
+    sessions = apply_message(sessions, A, UploadReply(saves[1], error="slow down"), 1002.0)
+    assert sessions.orders.uploaded == {Checkpoint(2, 50): frozenset({saves[0]})}
+    assert sessions.orders.failed_uploads == {saves[1]: 1}
+    assert apply_membership(sessions, CLAIMED.membership).orders.uploads == {}
 
 
 def test_an_upload_that_was_not_wanted_for_a_while_is_asked_for_again() -> None:
     """Its failure was told meanwhile, and meant nothing then (simulator, seed 8148)."""
     sessions = talking()
-    share = {A: PromoteSave(2, (RankSave(2, 50, 0),))}
+    share = {A: UploadSave(2, (RankSave(2, 50, 0),))}
     sessions = replace(sessions, orders=uploads.promote(sessions.orders, share))
     _, told = outbox_diff({}, words(sessions, A))
     sessions = replace(sessions, orders=uploads.promote(sessions.orders, {}))
-    sessions = heard(sessions, A, Persisted(RankSave(2, 50, 0), error="no answer"), 1002.0)
+    sessions = apply_message(sessions, A, UploadReply(RankSave(2, 50, 0), error="no answer"), 1002.0)
     sessions = replace(sessions, orders=uploads.promote(sessions.orders, share))
     said, _ = outbox_diff(told, words(sessions, A))
-    assert [type(message) for message in said] == [PromoteSave]
+    assert [type(message) for message in said] == [UploadSave]
     assert uploads.promote(sessions.orders, share) is sessions.orders
 
 
 def test_uploads_of_long_ago_are_not_remembered_forever() -> None:
     sessions = talking()
     for step in range(1, 50):
-        sessions = heard(sessions, A, Persisted(RankSave(2, step, 0)), 1002.0)
+        sessions = apply_message(sessions, A, UploadReply(RankSave(2, step, 0)), 1002.0)
     for step in range(1, 50):
-        sessions = heard(sessions, A, Persisted(RankSave(2, step, 0), error="slow down"), 1002.0)
-    assert len(sessions.orders.stumbled) == uploads.MOST_PROMOTED
-    assert len(sessions.orders.promoted) == uploads.MOST_PROMOTED
-    assert Checkpoint(2, 49) in sessions.orders.promoted
+        sessions = apply_message(sessions, A, UploadReply(RankSave(2, step, 0), error="slow down"), 1002.0)
+    assert len(sessions.orders.failed_uploads) == uploads.MOST_PROMOTED
+    assert len(sessions.orders.uploaded) == uploads.MOST_PROMOTED
+    assert Checkpoint(2, 49) in sessions.orders.uploaded
 
 
 def test_what_an_upload_found_to_be_unreadable_is_remembered_of_the_newest_few() -> None:
     sessions = talking()
-    sessions = heard(sessions, A, Persisted(RankSave(2, 50, 0), error="no answer"), 1002.0)
+    sessions = apply_message(sessions, A, UploadReply(RankSave(2, 50, 0), error="no answer"), 1002.0)
     assert sessions.orders.unreadable == frozenset()
     for step in range(1, 50):
-        sessions = heard(sessions, A, Persisted(RankSave(2, step, 0), "no copy is good", unreadable=True), 1002.0)
+        sessions = apply_message(
+            sessions, A, UploadReply(RankSave(2, step, 0), "no copy is good", unreadable=True), 1002.0
+        )
     assert len(sessions.orders.unreadable) == uploads.MOST_PROMOTED
     assert RankSave(2, 49, 0) in sessions.orders.unreadable
 
 
 def test_an_agent_that_says_that_copies_are_good_is_believed() -> None:
     saves, sessions = (RankSave(2, 50, 0), RankSave(2, 50, 1)), talking()
-    sessions = heard(sessions, A, Persisted(saves[0]), 1002.0)
+    sessions = apply_message(sessions, A, UploadReply(saves[0]), 1002.0)
     for _ in range(10):
-        sessions = heard(sessions, A, Persisted(saves[1], error="slow down"), 1002.0)
+        sessions = apply_message(sessions, A, UploadReply(saves[1], error="slow down"), 1002.0)
     assert sessions.orders.unreadable == frozenset()

@@ -21,13 +21,13 @@ SIZE, BATCH = 100, 4
 
 
 def loader(**options: Any) -> ElasticLoader:
-    made = ElasticLoader(range(SIZE), BATCH, seed=1, collate=list, **options)
+    made = ElasticLoader(range(SIZE), BATCH, seed=1, collate_fn=list, **options)
     made.count_by_step()
     return made
 
 
 ORDER = [
-    batch.indexes for batch in islice(ElasticLoader(range(SIZE), BATCH, seed=1, collate=list), 80)
+    batch.indices for batch in islice(ElasticLoader(range(SIZE), BATCH, seed=1, collate_fn=list), 80)
 ]  # four a step, four lives of five
 
 
@@ -41,15 +41,15 @@ def test_whatever_is_fetched_ahead_each_step_goes_on_exactly(per_step: int, ahea
         if state is not None:
             mine.load_state_dict(state)
         stream = iter(mine)
-        queue = [next(stream).indexes for _ in range(ahead)]
+        queue = [next(stream).indices for _ in range(ahead)]
         for _ in range(steps):
             for _ in range(per_step):
-                queue.append(next(stream).indexes)
+                queue.append(next(stream).indices)
                 used.append(queue.pop(0))
-            spans = mine.step_ends()
+            spans = mine.end_step()
             assert spans == tuple((i * BATCH, (i + 1) * BATCH) for i in range(len(used) - per_step, len(used)))
         state = mine.state_dict()
-        assert mine.step_span is None  # each step is of one size
+        assert mine.step_range is None  # each step is of one size
     assert used == ORDER[: len(used)]
 
 
@@ -59,22 +59,22 @@ def test_several_batches_before_the_first_step_are_refused_unless_it_is_said_wha
     with pytest.raises(
         ConfigurationError, match=r"2 batches were taken.*batches_per_step=2.*batches_per_step=1.*commit"
     ):
-        mine.step_ends()
+        mine.end_step()
 
 
 def test_fewer_batches_than_were_said_are_refused() -> None:
     mine = loader(batches_per_step=4)
     list(islice(mine, 2))
     with pytest.raises(ConfigurationError, match="2 batches were taken"):
-        mine.step_ends()
+        mine.end_step()
 
 
 def test_a_batch_that_is_left_out_later_is_consumed_by_the_step_behind_it() -> None:
     mine, seen = loader(), []
     stream = iter(mine)
     for taken in (1, 1, 3, 1):
-        seen += [next(stream).indexes for _ in range(taken)]
-        mine.step_ends()
+        seen += [next(stream).indices for _ in range(taken)]
+        mine.end_step()
     assert mine.position == 6 * BATCH
 
 
@@ -82,8 +82,8 @@ def test_an_iterator_for_every_batch_goes_on_behind_the_last() -> None:
     mine = loader(batches_per_step=2)
     seen = []
     for _ in range(3):
-        seen += [next(iter(mine)).indexes for _ in range(2)]
-        mine.step_ends()
+        seen += [next(iter(mine)).indices for _ in range(2)]
+        mine.end_step()
     assert seen == ORDER[:6]
     assert mine.position == 6 * BATCH
 
@@ -95,16 +95,16 @@ def test_a_new_iterator_hands_out_again_what_the_one_before_fetched_ahead() -> N
         waiting = next(stream)
         for _ in range(2):
             current, waiting = waiting, next(stream)
-            seen.append(current.indexes)
-            mine.step_ends()
+            seen.append(current.indices)
+            mine.end_step()
     assert seen == ORDER[:6]
 
 
 def test_a_look_at_a_batch_costs_none_where_a_step_takes_one() -> None:
     mine = loader(batches_per_step=1)
-    assert next(iter(mine)).indexes == ORDER[0]
-    assert next(iter(mine)).indexes == ORDER[0]
-    mine.step_ends()
+    assert next(iter(mine)).indices == ORDER[0]
+    assert next(iter(mine)).indices == ORDER[0]
+    mine.end_step()
     assert mine.position == BATCH
 
 
@@ -113,7 +113,7 @@ def test_what_was_looked_at_and_what_was_trained_on_are_not_guessed_apart() -> N
     next(iter(mine))
     list(islice(mine, 2))
     with pytest.raises(ConfigurationError, match="3 batches were taken"):
-        mine.step_ends()
+        mine.end_step()
 
 
 def test_what_was_committed_by_hand_is_what_counts() -> None:
@@ -122,10 +122,10 @@ def test_what_was_committed_by_hand_is_what_counts() -> None:
     for _ in range(5):
         next(stream)
     mine.commit(2)
-    assert (mine.step_ends(), mine.step_span) == (((0, 4), (4, 8)), (0, 8))
+    assert (mine.end_step(), mine.step_range) == (((0, 4), (4, 8)), (0, 8))
     mine.commit()
-    assert (mine.step_ends(), mine.step_span) == (((8, 12),), (8, 12))
-    assert (mine.step_ends(), mine.step_span) == ((), (12, 12))
+    assert (mine.end_step(), mine.step_range) == (((8, 12),), (8, 12))
+    assert (mine.end_step(), mine.step_range) == ((), (12, 12))
     assert mine.position == 12
     with pytest.raises(ConfigurationError, match="2 batches were handed out and not yet committed"):
         mine.commit(3)
@@ -137,7 +137,7 @@ def test_batches_that_another_thread_takes_need_commit() -> None:
     taking.start()
     taking.join()
     with pytest.raises(ConfigurationError, match="another thread"):
-        mine.step_ends()
+        mine.end_step()
 
 
 def test_an_iterator_that_began_before_the_restore_is_an_error() -> None:
@@ -147,14 +147,14 @@ def test_an_iterator_that_began_before_the_restore_is_an_error() -> None:
     mine.load_state_dict({"position": 40, "seed": 1, "size": SIZE})
     with pytest.raises(StateMismatch, match="before the loader's state was restored"):
         next(stream)
-    assert next(iter(mine)).indexes == ORDER[10]
+    assert next(iter(mine)).indices == ORDER[10]
 
 
 def test_an_iterator_that_had_not_begun_follows_the_restore() -> None:
     mine = loader()
     stream = iter(mine)
     mine.load_state_dict({"position": 40, "seed": 1, "size": SIZE})
-    assert next(stream).indexes == ORDER[10]
+    assert next(stream).indices == ORDER[10]
 
 
 def test_of_two_iterators_only_the_newer_goes_on() -> None:
@@ -241,7 +241,7 @@ def test_options_of_torchs_workers_that_are_not_passed_on_say_which_loader_takes
 
 def test_the_indexes_of_a_sampler_are_taken_as_a_subset() -> None:
     indexes = list(torch.utils.data.WeightedRandomSampler([1.0, 3.0, 1.0, 0.0], 12))
-    loader = ElasticLoader(torch.utils.data.Subset(range(4), indexes), 4, rank=0, world=1, by_epoch=True)
+    loader = ElasticLoader(torch.utils.data.Subset(range(4), indexes), 4, rank=0, num_replicas=1, by_epoch=True)
     assert sorted(x for batch in loader for x in batch.data.tolist()) == sorted(indexes)
 
 
@@ -266,7 +266,7 @@ def test_options_of_torchs_loader_are_passed_on(monkeypatch: pytest.MonkeyPatch)
         return []
 
     monkeypatch.setattr(torch.utils.data, "DataLoader", noting)
-    made = ElasticLoader(range(8), 2, workers=2, pin_memory=True, prefetch_factor=3, worker_init_fn=print)
+    made = ElasticLoader(range(8), 2, num_workers=2, pin_memory=True, prefetch_factor=3, worker_init_fn=print)
     assert list(made) == []
     told = {name: given_on[name] for name in ("num_workers", "pin_memory", "prefetch_factor", "worker_init_fn")}
     assert told == {"num_workers": 2, "pin_memory": True, "prefetch_factor": 3, "worker_init_fn": print}

@@ -31,7 +31,9 @@ def row(number: int) -> Any:
 
 
 def build(source: Any, rank: int, world: int, **options: Any) -> ElasticStream:
-    return ElasticStream(source, rank=rank, world=world, collate=list, **{"max_tokens": MOST, "window": 6, **options})
+    return ElasticStream(
+        source, rank=rank, num_replicas=world, collate_fn=list, **{"max_tokens": MOST, "shuffle_window": 6, **options}
+    )
 
 
 @settings(max_examples=200, deadline=None)
@@ -74,7 +76,7 @@ def test_groups_are_the_undisturbed_run_s_through_kills_and_resizes(
     worlds: list[Any],
 ) -> None:
     source = Numbers(sizes, known, value=row)
-    options: dict[str, Any] = {"global_batch": batch, "stripes": stripes, "seed": seed}
+    options: dict[str, Any] = {"global_batch_size": batch, "lane_groups": stripes, "seed": seed}
     options |= {"max_tokens": most[0], "max_samples": most[1]}
     if (sum(sizes) if known else len(sizes)) < batch * stripes:
         return
@@ -98,7 +100,9 @@ def test_each_pass_has_every_good_sample_once(
     passes: dict[int, Counter[int]] = {}
     states: list[Any] = []
     for world, kept, _ in [*worlds, (3, 10_000, 0)]:
-        mine = World(lambda r, w: build(source, r, w, global_batch=batch, seed=seed, skip_bad=10_000), world, states)
+        mine = World(
+            lambda r, w: build(source, r, w, global_batch_size=batch, seed=seed, max_bad_samples=10_000), world, states
+        )
         for _ in range(kept):
             drawn, _ = mine.step()
             turns = {lane[0]: lane[4] for stream in mine.streams for lane in stream.state_dict()["lanes"]}
@@ -117,7 +121,7 @@ def test_the_average_of_weighted_means_is_the_mean_over_all_tokens(
 ) -> None:
     if sum(sizes) < max(batch, world):
         return
-    how = {"batch_size": 2} if relaxed else {"global_batch": batch}
+    how = {"batch_size": 2} if relaxed else {"global_batch_size": batch}
     streams = [build(Numbers(sizes, value=row), rank, world, seed=seed, **how) for rank in range(world)]
     batches = [next(iter(stream)) for stream in streams]
     owned = [b for b in batches if b.weight]
@@ -140,18 +144,20 @@ def test_worker_processes_make_the_same_groups(workers: int) -> None:
     for world in (2, 1):
         read = workers if world == 2 else 0
         mine = World(
-            lambda r, w, read=read: build(source, r, w, global_batch=4, stripes=6, workers=read), world, states
+            lambda r, w, read=read: build(source, r, w, global_batch_size=4, lane_groups=6, num_workers=read),
+            world,
+            states,
         )
         for _ in range(7):
             seen += [group for part in mine.step()[0] for group in part]
         states = mine.states()
-    alone = build(source, 0, 1, global_batch=4, stripes=6)
+    alone = build(source, 0, 1, global_batch_size=4, lane_groups=6)
     assert seen == [group for found in islice(alone, 14) for group in found.data]
 
 
 def test_a_mixture_of_groups_is_the_undisturbed_run_s() -> None:
     sources = [Numbers((40, 9), value=row), Numbers((30,), value=lambda n: row(n + 100))]
-    options: dict[str, Any] = {"global_batch": 4, "weights": [3, 1]}
+    options: dict[str, Any] = {"global_batch_size": 4, "weights": [3, 1]}
     seen = trained_on(lambda r, w: build(sources, r, w, **options), [(n, 2, 1) for n in (3, 1, 2, 5, 4) * 3])
     assert seen == [group for found in islice(build(sources, 0, 1, **options), 30) for group in found.data]
 
@@ -161,14 +167,14 @@ def test_a_sample_that_no_group_has_room_for_is_named() -> None:
     with pytest.raises(
         DataError, match=r"sample \d of shard-0 is bad \(ValueError: it has 13 tokens, and max_tokens=12"
     ):
-        list(islice(build(source, 0, 1, global_batch=1, window=9), 9))
-    stream = build(source, 0, 1, global_batch=1, window=9, skip_bad=9)
+        list(islice(build(source, 0, 1, global_batch_size=1, shuffle_window=9), 9))
+    stream = build(source, 0, 1, global_batch_size=1, shuffle_window=9, max_bad_samples=9)
     assert sorted(x[0] for found in islice(stream, 7) for group in found.data for x in group) == list(range(8))
 
 
 def test_windows_that_are_cut_otherwise_than_before_are_refused() -> None:
     def stream(length: Any) -> ElasticStream:
-        return build(Numbers((30,), value=row), 0, 1, global_batch=1, window=30, length=length)
+        return build(Numbers((30,), value=row), 0, 1, global_batch_size=1, shuffle_window=30, length_fn=length)
 
     had = stream(len)
     next(iter(had))
@@ -180,7 +186,7 @@ def test_windows_that_are_cut_otherwise_than_before_are_refused() -> None:
         next(iter(other))
     for options in ({"max_tokens": 13}, {"max_samples": 3}):
         with pytest.raises(StateMismatch, match=f"the stream's {next(iter(options))} is"):
-            build(Numbers((30,), value=row), 0, 1, global_batch=1, window=30, **options).load_state_dict(
+            build(Numbers((30,), value=row), 0, 1, global_batch_size=1, shuffle_window=30, **options).load_state_dict(
                 had.state_dict()
             )
 
@@ -189,19 +195,21 @@ def _stepped(stream: ElasticStream) -> Any:
     """The state behind a first group of more than one sample."""
     stream.count_by_step()
     for batch in stream:
-        stream.step_ends()
+        stream.end_step()
         if len(batch.data[0]) > 1:
             break
     return stream.state_dict()
 
 
-@pytest.mark.parametrize("options", [{"window": 1}, {"pack": 8}, {"max_tokens": 0}, {"max_samples": 0}])
+@pytest.mark.parametrize(
+    "options", [{"shuffle_window": 1}, {"sequence_length": 8}, {"max_tokens": 0}, {"max_samples": 0}]
+)
 def test_groups_that_cannot_be_made_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=r"max_tokens=|groups of like length"):
-        build(Numbers((30,), value=row), 0, 1, global_batch=1, **options)
+        build(Numbers((30,), value=row), 0, 1, global_batch_size=1, **options)
 
 
 def test_a_weight_that_nobody_can_add_up_is_refused() -> None:
-    stream = build(Numbers((30,), value=row), 0, 2, global_batch=2)
+    stream = build(Numbers((30,), value=row), 0, 2, global_batch_size=2)
     with pytest.raises(ConfigurationError, match="no process group: give it total="):
         stream.token_weight(next(iter(stream)))

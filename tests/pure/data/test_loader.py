@@ -179,7 +179,7 @@ def test_tensors_that_ranks_share_may_differ_and_tie_nothing() -> None:
 
 
 def test_an_elastic_loader_ties_nothing_and_a_generator_does_where_it_differs() -> None:
-    loaders = [ElasticLoader(range(8), 2, rank=rank, world=2) for rank in range(2)]
+    loaders = [ElasticLoader(range(8), 2, rank=rank, num_replicas=2) for rank in range(2)]
     assert tied_objects(manifest(r, b, 2) for r, b in enumerate(saved("loader", loaders))) == ()
 
     class Random:
@@ -224,7 +224,7 @@ def test_a_manifest_of_an_older_writer_ties_nothing() -> None:
     ],
 )
 def test_small_tensors_come_back_as_they_were(tensor: torch.Tensor) -> None:
-    from surefoot.state.objects import Inlined
+    from surefoot.state.objects import InlinedTensors
 
     class Holder:
         def __init__(self) -> None:
@@ -238,7 +238,7 @@ def test_small_tensors_come_back_as_they_were(tensor: torch.Tensor) -> None:
             self.state = state
 
     holder = Holder()
-    inlined = Inlined(holder, "own")
+    inlined = InlinedTensors(holder, "own")
     program = Program({"loader": holder}, (0, 1))
     plain = read_values(program.values(1))["parts"]["loader"]
     before = holder.state
@@ -286,16 +286,18 @@ Build = Callable[[int, int], Any]
 
 
 def _loader(rank: int, world: int) -> ElasticLoader:
-    return ElasticLoader(range(50), 6, seed=3, rank=rank, world=world, collate=list)
+    return ElasticLoader(range(50), 6, seed=3, rank=rank, num_replicas=world, collate_fn=list)
 
 
 def _lists(rank: int, world: int) -> ElasticLoader:
     lists = [[n, n + 1] if n % 3 else [n, n + 1, n + 2] for n in range(40)]
-    return ElasticLoader(range(50), batch_sampler=lists, rank=rank, world=world, collate=list)
+    return ElasticLoader(range(50), batch_sampler=lists, rank=rank, num_replicas=world, collate_fn=list)
 
 
 def _stream(rank: int, world: int) -> ElasticStream:
-    return ElasticStream(Numbers((9, 7, 8, 5)), 6, lanes=3, seed=3, window=4, rank=rank, world=world, collate=list)
+    return ElasticStream(
+        Numbers((9, 7, 8, 5)), 6, lanes=3, seed=3, shuffle_window=4, rank=rank, num_replicas=world, collate_fn=list
+    )
 
 
 def _restored(build: Build, world: int, steps: int, skip: int) -> list[Any]:
@@ -328,7 +330,7 @@ def test_the_run_goes_on_behind_what_is_left_out(build: Build, world: int, steps
 
 
 def test_a_step_of_several_batches_leaves_out_as_many() -> None:
-    sampler = ElasticSampler(50, 4, seed=3, rank=0, world=1, batches_per_step=3)
+    sampler = ElasticSampler(50, 4, seed=3, rank=0, num_replicas=1, batches_per_step=3)
     sampler.skip_steps(2)
     assert sampler.position == 24
 

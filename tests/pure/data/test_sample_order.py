@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Sampler, get_worker_info
 
-from surefoot.data import ElasticLoader, ElasticSampler, sample_at, sample_generator, sample_seed, share
+from surefoot.data import ElasticLoader, ElasticSampler, rank_range, sample_at, sample_generator, sample_seed
 from surefoot.data.sample_order import samples_at
 from surefoot.errors import ConfigurationError, StateMismatch
 
@@ -51,7 +51,7 @@ def test_many_positions_at_once_are_those_one_by_one(seed: int, size: int, first
 
 @given(st.integers(1, 100), st.integers(1, 20))
 def test_shares_are_contiguous_and_differ_by_at_most_one(batch: int, world: int) -> None:
-    parts = [share(batch, world, rank) for rank in range(world)]
+    parts = [rank_range(batch, world, rank) for rank in range(world)]
     assert parts[0][0] == 0
     assert parts[-1][1] == batch
     assert all(a[1] == b[0] for a, b in pairwise(parts))
@@ -60,7 +60,7 @@ def test_shares_are_contiguous_and_differ_by_at_most_one(batch: int, world: int)
 
 
 def test_eight_samples_on_three_ranks_are_three_three_and_two() -> None:
-    assert [stop - start for start, stop in (share(8, 3, rank) for rank in range(3))] == [3, 3, 2]
+    assert [stop - start for start, stop in (rank_range(8, 3, rank) for rank in range(3))] == [3, 3, 2]
 
 
 @given(
@@ -72,7 +72,7 @@ def test_any_sequence_of_world_sizes_sees_every_sample_exactly_once(
     state: dict[str, int] | None = None
     seen: list[int] = []
     for world, steps in worlds:
-        loaders = [ElasticLoader(range(size), batch, seed=seed, rank=rank, world=world) for rank in range(world)]
+        loaders = [ElasticLoader(range(size), batch, seed=seed, rank=rank, num_replicas=world) for rank in range(world)]
         for loader in loaders:
             if state is not None:
                 loader.load_state_dict(state)
@@ -87,27 +87,29 @@ def test_any_sequence_of_world_sizes_sees_every_sample_exactly_once(
 
 @given(st.integers(1, 12), st.integers(1, 16))
 def test_the_weighted_mean_of_local_means_is_the_global_mean(batch: int, world: int) -> None:
-    loaders = [ElasticLoader([float(i * i) for i in range(50)], batch, rank=r, world=world) for r in range(world)]
+    loaders = [
+        ElasticLoader([float(i * i) for i in range(50)], batch, rank=r, num_replicas=world) for r in range(world)
+    ]
     parts = [next(iter(loader)) for loader in loaders]
     averaged = sum(p.weight * float(p.data.mean()) for p in parts) / world
-    whole = next(iter(ElasticLoader([float(i * i) for i in range(50)], batch, rank=0, world=1)))
+    whole = next(iter(ElasticLoader([float(i * i) for i in range(50)], batch, rank=0, num_replicas=1)))
     assert averaged == pytest.approx(float(whole.data.mean()), rel=1e-12)
 
 
 def test_a_rank_without_a_share_gets_a_sample_of_weight_nought_and_reports_none() -> None:
-    batch = next(iter(ElasticLoader(range(10), 2, rank=2, world=3)))
+    batch = next(iter(ElasticLoader(range(10), 2, rank=2, num_replicas=3)))
     assert batch.weight == 0
     assert (batch.start, batch.stop) == (2, 2)
     assert len(batch.data) == 1
 
 
 def test_the_state_counts_what_was_consumed_not_what_was_loaded_ahead() -> None:
-    loader = ElasticLoader(range(100), 4, rank=0, world=2, workers=1)
+    loader = ElasticLoader(range(100), 4, rank=0, num_replicas=2, num_workers=1)
     stream = iter(loader)
-    ahead = [next(stream).indexes for _ in range(3)]
+    ahead = [next(stream).indices for _ in range(3)]
     assert loader.state_dict()["position"] == 12
-    assert loader.handed_out == 3
-    assert ahead == [b.indexes for b in islice(ElasticLoader(range(100), 4, rank=0, world=2), 3)]
+    assert loader.batches_yielded == 3
+    assert ahead == [b.indices for b in islice(ElasticLoader(range(100), 4, rank=0, num_replicas=2), 3)]
 
 
 def test_a_transform_draws_the_same_for_a_sample_at_every_world_size() -> None:
@@ -115,7 +117,9 @@ def test_a_transform_draws_the_same_for_a_sample_at_every_world_size() -> None:
         return sample + float(torch.rand((), generator=generator))
 
     def values(world: int) -> list[float]:
-        parts = [ElasticLoader(range(30), 6, seed=3, rank=r, world=world, transform=jitter) for r in range(world)]
+        parts = [
+            ElasticLoader(range(30), 6, seed=3, rank=r, num_replicas=world, transform=jitter) for r in range(world)
+        ]
         return [float(x) for step in zip(*(islice(p, 7) for p in parts), strict=True) for b in step for x in b.data]
 
     assert values(1) == values(2) == values(3)
@@ -140,9 +144,11 @@ class Rows:
 
 def test_a_data_set_that_gives_several_samples_at_once_is_asked_for_a_batch() -> None:
     rows = Rows()
-    (batch,) = islice(ElasticLoader(rows, 4, rank=1, world=2, collate=list, transform=lambda row, _: row + 1), 1)
-    assert rows.asked == [list(batch.indexes)]
-    assert batch.data == [10 * index + 1 for index in batch.indexes]
+    (batch,) = islice(
+        ElasticLoader(rows, 4, rank=1, num_replicas=2, collate_fn=list, transform=lambda row, _: row + 1), 1
+    )
+    assert rows.asked == [list(batch.indices)]
+    assert batch.data == [10 * index + 1 for index in batch.indices]
 
 
 def kind_of_dataset(_: int) -> None:
@@ -152,9 +158,11 @@ def kind_of_dataset(_: int) -> None:
 
 
 def test_worker_init_fn_finds_the_data_set_itself(capfd: pytest.CaptureFixture[str]) -> None:
-    loader = ElasticLoader(Rows(), 4, rank=0, world=1, workers=1, worker_init_fn=kind_of_dataset, collate=list)
+    loader = ElasticLoader(
+        Rows(), 4, rank=0, num_replicas=1, num_workers=1, worker_init_fn=kind_of_dataset, collate_fn=list
+    )
     (batch,) = islice(loader, 1)
-    assert batch.data == [10 * index for index in batch.indexes]
+    assert batch.data == [10 * index for index in batch.indices]
     assert capfd.readouterr().err == "Rows\n"
 
 
@@ -166,11 +174,11 @@ def test_reading_ahead_draws_each_position_of_the_order_once(monkeypatch: pytest
         return samples_at(seed, size, first, count)
 
     monkeypatch.setattr("surefoot.data.sampler.samples_at", counted)
-    loader = ElasticLoader(range(40_000), 64, rank=0, world=1, workers=2)
-    plain = ElasticLoader(range(40_000), 64, rank=0, world=1)
-    found = [batch.indexes for batch in islice(loader, 200)]
+    loader = ElasticLoader(range(40_000), 64, rank=0, num_replicas=1, num_workers=2)
+    plain = ElasticLoader(range(40_000), 64, rank=0, num_replicas=1)
+    found = [batch.indices for batch in islice(loader, 200)]
     assert len(set(drawn)) == len(drawn)
-    assert found == [batch.indexes for batch in islice(plain, 200)]
+    assert found == [batch.indices for batch in islice(plain, 200)]
 
 
 def test_generators_of_two_positions_differ_and_of_one_agree() -> None:
@@ -192,9 +200,9 @@ def test_a_dataset_without_length_is_refused() -> None:
 
 
 def test_an_elastic_sampler_is_a_sampler_of_torch() -> None:
-    assert isinstance(ElasticSampler(10, 2, rank=0, world=1), Sampler)
+    assert isinstance(ElasticSampler(10, 2, rank=0, num_replicas=1), Sampler)
 
 
 def test_a_rank_outside_its_world_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="rank 3"):
-        ElasticSampler(10, 2, rank=3, world=3)
+        ElasticSampler(10, 2, rank=3, num_replicas=3)

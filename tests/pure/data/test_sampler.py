@@ -77,12 +77,12 @@ def stepped(loaders: list[ElasticLoader], iterators: list[Any]) -> list[int]:
         own = list(batch.indexes) if batch.weight else []
         assert batch.data == [10 * sample for sample in batch.indexes]
         assert batch.stop - batch.start == len(own)
-        (span,) = loader.step_ends()
+        (span,) = loader.end_step()
         assert span == (batch.start, batch.stop)
         assert loader.step_samples == len(own)
         drawn += own
         told += range(*span)
-        assert loader.step_span == (behind, loader.position)
+        assert loader.step_range == (behind, loader.position)
     assert told == list(range(behind, loaders[0].position))
     return drawn
 
@@ -95,7 +95,12 @@ def test_each_list_is_one_step_s_through_kills_and_resizes(
     def build(rank: int, world: int) -> ElasticLoader:
         dataset = [10 * sample for sample in range(size)]
         return ElasticLoader(
-            dataset, batch_sampler=ByLength(size, most, seed), rank=rank, world=world, collate=list, batches_per_step=1
+            dataset,
+            batch_sampler=ByLength(size, most, seed),
+            rank=rank,
+            num_replicas=world,
+            collate_fn=list,
+            batches_per_step=1,
         )
 
     seen: list[list[int]] = []
@@ -137,10 +142,10 @@ def test_torchs_batch_sampler_over_a_seeded_order_goes_on_epoch_by_epoch(workers
                 range(22),
                 batch_sampler=sampler(),
                 rank=rank,
-                world=world,
+                num_replicas=world,
                 by_epoch=True,
-                workers=workers,
-                collate=list,
+                num_workers=workers,
+                collate_fn=list,
                 batches_per_step=1,
             ),
         ):
@@ -149,7 +154,7 @@ def test_torchs_batch_sampler_over_a_seeded_order_goes_on_epoch_by_epoch(workers
                 epoch = loader.epoch
                 assert len(loader) == len(expected[epoch])
                 for batch in islice(loader, steps - len(mine)):
-                    loader.step_ends()
+                    loader.end_step()
                     mine.append((epoch, list(batch.data) if batch.weight else []))
             parts.append(mine)
             state = loader.state_dict()
@@ -161,7 +166,7 @@ def test_torchs_batch_sampler_over_a_seeded_order_goes_on_epoch_by_epoch(workers
 
 def test_weights_of_uneven_shares_make_the_mean_over_the_list() -> None:
     values = torch.arange(40.0, dtype=torch.float64) ** 2
-    loaders = [ElasticLoader(values, batch_sampler=ByLength(40, 9, 1), rank=rank, world=4) for rank in range(4)]
+    loaders = [ElasticLoader(values, batch_sampler=ByLength(40, 9, 1), rank=rank, num_replicas=4) for rank in range(4)]
     for step in islice(zip(*loaders, strict=True), 30):
         whole = [sample for batch in step if batch.weight for sample in batch.indexes]
         mean = sum(batch.weight * float(batch.data.mean()) for batch in step) / 4
@@ -175,7 +180,12 @@ def test_a_sample_s_generator_belongs_to_its_place_in_the_sequence() -> None:
     def values(world: int) -> list[float]:
         loaders = [
             ElasticLoader(
-                range(20), batch_sampler=ByLength(20, 6, 2), rank=rank, world=world, transform=jitter, collate=list
+                range(20),
+                batch_sampler=ByLength(20, 6, 2),
+                rank=rank,
+                num_replicas=world,
+                transform=jitter,
+                collate_fn=list,
             )
             for rank in range(world)
         ]
@@ -188,13 +198,13 @@ def test_a_sample_s_generator_belongs_to_its_place_in_the_sequence() -> None:
 
 def test_what_lies_behind_is_let_go_of() -> None:
     for counted in (True, False):
-        loader = ElasticLoader(range(10), batch_sampler=ByLength(10, 3, 1), rank=0, world=1, collate=list)
+        loader = ElasticLoader(range(10), batch_sampler=ByLength(10, 3, 1), rank=0, num_replicas=1, collate_fn=list)
         if counted:
             loader.count_by_step()
         for _ in islice(loader, 500):
             if counted:
-                loader.step_ends()
-        assert loader.passes()[0] == pytest.approx(loader.epoch, abs=1)
+                loader.end_step()
+        assert loader.epochs()[0] == pytest.approx(loader.epoch, abs=1)
         assert len(loader.sampler._epochs) <= 2  # type: ignore[union-attr]
         assert len(loader.sampler._positions) < 20  # type: ignore[union-attr]
 
@@ -235,7 +245,7 @@ def test_a_batch_sampler_that_could_not_be_gone_on_with_is_refused(sampler: Any,
 
 
 def test_either_a_global_batch_or_a_batch_sampler() -> None:
-    for options in ({}, {"global_batch": 4, "batch_sampler": [[0]]}):
+    for options in ({}, {"global_batch_size": 4, "batch_sampler": [[0]]}):
         with pytest.raises(ConfigurationError, match=r"either global_batch= .* or batch_sampler="):
             ElasticLoader(range(8), **options)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match=r"ElasticStream has no batch_sampler=: give ElasticLoader"):
@@ -244,7 +254,7 @@ def test_either_a_global_batch_or_a_batch_sampler() -> None:
 
 def test_a_state_of_other_batches_is_refused() -> None:
     def loader(**options: Any) -> ElasticLoader:
-        return ElasticLoader(range(30), rank=0, world=1, collate=list, **options)
+        return ElasticLoader(range(30), rank=0, num_replicas=1, collate_fn=list, **options)
 
     had = loader(batch_sampler=ByLength(30, 4, 1))
     state = (next(iter(had)), had.state_dict())[1]
@@ -253,13 +263,13 @@ def test_a_state_of_other_batches_is_refused() -> None:
     with pytest.raises(StateMismatch, match="seed is 3 and was 0"):
         loader(batch_sampler=ByLength(30, 4, 1), seed=3).load_state_dict(state)
     with pytest.raises(StateMismatch, match="has no batch_sampler, and had one"):
-        loader(global_batch=4).load_state_dict(state)
+        loader(global_batch_size=4).load_state_dict(state)
     with pytest.raises(StateMismatch, match="has a batch_sampler, and had none"):
-        had.load_state_dict(loader(global_batch=4).state_dict())
+        had.load_state_dict(loader(global_batch_size=4).state_dict())
 
 
 def test_an_iterator_from_before_a_restore_is_an_error() -> None:
-    loader = ElasticLoader(range(30), batch_sampler=ByLength(30, 4, 1), rank=0, world=1, collate=list)
+    loader = ElasticLoader(range(30), batch_sampler=ByLength(30, 4, 1), rank=0, num_replicas=1, collate_fn=list)
     found = iter(loader)
     next(found)
     loader.load_state_dict(loader.state_dict())
@@ -291,7 +301,7 @@ def test_epochs_behind_a_prefetcher_go_on_exactly_wherever_they_are_killed(
     used: list[int] = []
     state: Any = None
     for steps in lives:
-        loader = ElasticLoader(range(size), batch, seed=1, by_epoch=True, collate=list, batches_per_step=per_step)
+        loader = ElasticLoader(range(size), batch, seed=1, by_epoch=True, collate_fn=list, batches_per_step=per_step)
         loader.count_by_step()
         if state is not None:
             loader.load_state_dict(state)
@@ -299,15 +309,15 @@ def test_epochs_behind_a_prefetcher_go_on_exactly_wherever_they_are_killed(
         done = 0
         while done < steps:
             found = iter(loader)
-            queue = [list(part.indexes) for part in islice(found, ahead)]
+            queue = [list(part.indices) for part in islice(found, ahead)]
             while done < steps:
                 if (part := next(found, None)) is not None:
-                    queue.append(list(part.indexes))
+                    queue.append(list(part.indices))
                 if not queue:
                     break
                 taken += queue.pop(0)
                 if len(taken) == batch * per_step:
-                    loader.step_ends()
+                    loader.end_step()
                     used, taken, done = used + taken, [], done + 1
             if taken and not done:
                 return  # an epoch with fewer batches than its first step wants, which step() refuses
@@ -319,7 +329,7 @@ def test_epochs_behind_a_prefetcher_go_on_exactly_wherever_they_are_killed(
 @given(st.integers(1, 50), st.integers(1, 9))
 def test_an_epoch_s_batches_are_whole_and_are_those_that_begin_in_it(size: int, batch: int) -> None:
     batch = min(batch, size)
-    loader = ElasticLoader(range(size), batch, seed=1, by_epoch=True, collate=list)
+    loader = ElasticLoader(range(size), batch, seed=1, by_epoch=True, collate_fn=list)
     starts: list[int] = []
     for epoch in range(4):
         assert loader.epoch == epoch
@@ -327,7 +337,7 @@ def test_an_epoch_s_batches_are_whole_and_are_those_that_begin_in_it(size: int, 
         mine = []
         for part in loader:
             mine.append(part.start)
-            assert len(part.indexes) == batch
+            assert len(part.indices) == batch
             if loader.epoch == epoch:
                 assert len(loader) == whole, "the same throughout the epoch"
         assert len(mine) == whole
@@ -344,25 +354,25 @@ def test_without_epochs_there_is_no_length_and_a_batch_beyond_an_epoch_is_refuse
 
 
 def test_what_a_step_read_and_how_far_that_is_are_told() -> None:
-    loader = ElasticLoader(range(20), 5, rank=0, world=2, batches_per_step=2, collate=list)
+    loader = ElasticLoader(range(20), 5, rank=0, num_replicas=2, batches_per_step=2, collate_fn=list)
     loader.count_by_step()
     for _ in islice(loader, 2):
         pass
-    loader.step_ends()
-    assert (loader.step_samples, loader.passes()) == (6, [0.5])
+    loader.end_step()
+    assert (loader.step_samples, loader.epochs()) == (6, [0.5])
 
 
 def test_a_stream_tells_how_far_into_its_shards_it_is() -> None:
-    stream = ElasticStream([Numbers((12,)), Numbers((6, 6))], 2, weights=[1, 1], lanes=1, collate=list)
+    stream = ElasticStream([Numbers((12,)), Numbers((6, 6))], 2, weights=[1, 1], lanes=1, collate_fn=list)
     stream.count_by_step()
     found = iter(stream)
     for step in range(1, 13):
         next(found)
-        stream.step_ends()
+        stream.end_step()
         assert stream.step_samples == 2
-        assert sum(stream.passes()) == pytest.approx(2 * step / 12)
-    idle = ElasticStream(Numbers((12,)), 2, rank=2, world=3)
-    assert idle.passes() == []
+        assert sum(stream.epochs()) == pytest.approx(2 * step / 12)
+    idle = ElasticStream(Numbers((12,)), 2, rank=2, num_replicas=3)
+    assert idle.epochs() == []
 
 
 def worker_of(sample: int) -> tuple[int, int]:
@@ -380,12 +390,12 @@ class Whose(torch.utils.data.Dataset[tuple[int, int]]):
 
 
 def test_persistent_workers_outlive_epochs_and_restores() -> None:
-    loader = ElasticLoader(Whose(), 4, seed=1, by_epoch=True, workers=2, persistent_workers=True, collate=list)
+    loader = ElasticLoader(Whose(), 4, seed=1, by_epoch=True, num_workers=2, persistent_workers=True, collate_fn=list)
     loader.count_by_step()
     processes, used = set(), []
     for _ in range(2):
         for batch in loader:
-            loader.step_ends()
+            loader.end_step()
             used += [sample for sample, _ in batch.data]
             processes |= {process for _, process in batch.data}
     state = loader.state_dict()
@@ -404,7 +414,9 @@ def test_a_sampler_in_torch_s_own_loader_counts_steps_not_what_was_read_ahead(wo
     for world, steps in ((1, 4), (2, 9), (1, 3)):
         parts: list[list[int]] = []
         for rank in range(world):
-            sampler = ElasticSampler(range(20), 4, seed=1, rank=rank, world=world, by_epoch=True, batches_per_step=1)
+            sampler = ElasticSampler(
+                range(20), 4, seed=1, rank=rank, num_replicas=world, by_epoch=True, batches_per_step=1
+            )
             sampler.count_by_step()
             if state is not None:
                 sampler.load_state_dict(state)
@@ -412,7 +424,7 @@ def test_a_sampler_in_torch_s_own_loader_counts_steps_not_what_was_read_ahead(wo
             mine: list[list[int]] = []
             while len(mine) < steps:
                 for batch in islice(loader, steps - len(mine)):
-                    (span,) = sampler.step_ends()
+                    (span,) = sampler.end_step()
                     assert order(20, span[1])[span[0] :] == batch.tolist()
                     mine.append(batch.tolist())
             parts = [a + b for a, b in zip(parts, mine, strict=True)] if parts else mine
@@ -427,11 +439,11 @@ def test_a_loader_that_reads_ahead_of_its_first_step_must_be_told_what_a_step_ta
     loader: Any = DataLoader(torch.arange(20), batch_sampler=sampler, num_workers=1)  # type: ignore[arg-type]
     next(iter(loader))
     with pytest.raises(ConfigurationError, match=r"3 batches were taken.*batches_per_step=1"):
-        sampler.step_ends()
+        sampler.end_step()
 
 
 def test_uneven_shares_are_refused_where_nobody_could_weigh_them() -> None:
-    loader: Any = DataLoader(torch.arange(20), batch_sampler=ElasticSampler(20, 4, rank=0, world=3))  # type: ignore[arg-type]
+    loader: Any = DataLoader(torch.arange(20), batch_sampler=ElasticSampler(20, 4, rank=0, num_replicas=3))  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="4 is not divisible by 3 ranks"):
         next(iter(loader))
 

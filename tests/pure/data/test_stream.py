@@ -24,11 +24,11 @@ def _torn(number: int) -> Any:
     [
         ({}, "34d66ad0ff68afae"),
         ({"known": False}, "c70472999a0f5106"),
-        ({"window": 7}, "003c94e8dd90caa6"),
-        ({"window": 7, "known": False}, "72ad2fc1b4972997"),
+        ({"shuffle_window": 7}, "003c94e8dd90caa6"),
+        ({"shuffle_window": 7, "known": False}, "72ad2fc1b4972997"),
         ({"value": _torn}, "f8a3f7cf4395b0fd"),
-        ({"value": _torn, "window": 5, "known": False}, "86c33aa5fa2bee66"),
-        ({"shuffle": False, "stripes": 2}, "f25a8b7f172a85b6"),
+        ({"value": _torn, "shuffle_window": 5, "known": False}, "86c33aa5fa2bee66"),
+        ({"shuffle": False, "lane_groups": 2}, "f25a8b7f172a85b6"),
         ({"transform": lambda number, _: number}, "34d66ad0ff68afae"),
     ],
 )
@@ -38,7 +38,7 @@ def test_the_order_and_its_cursors_are_those_of_every_release(options: dict[str,
     source = Numbers(SIZES, given.pop("known", True), given.pop("value", int))
     seen = hashlib.sha256()
     for seed in (0, 7, 2**40):
-        for lanes in (12, 6, 1) if given.get("stripes") is None else (6, 1):
+        for lanes in (12, 6, 1) if given.get("lane_groups") is None else (6, 1):
             for size in (1, 3, 5):
                 world = World(
                     lambda rank, world, seed=seed, lanes=lanes: ElasticStream(  # type: ignore[misc]
@@ -47,9 +47,9 @@ def test_the_order_and_its_cursors_are_those_of_every_release(options: dict[str,
                         seed=seed,
                         lanes=lanes,
                         rank=rank,
-                        world=world,
-                        collate=list,
-                        skip_bad=10_000,
+                        num_replicas=world,
+                        collate_fn=list,
+                        max_bad_samples=10_000,
                         **given,
                     ),
                     size,

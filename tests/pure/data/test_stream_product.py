@@ -55,12 +55,19 @@ def trained(source: Numbers, run: list[Life], window: int, fixed_batch: int | No
     """Each life goes on from the states of the one before; the last one until no lane is in the first two passes."""
     samples, states = sum(source.lengths), list[Any]()
     tally = Tally(samples)
-    shape: dict[str, Any] = {"global_batch": fixed_batch} if fixed_batch else {"batch_size": 1}
+    shape: dict[str, Any] = {"global_batch_size": fixed_batch} if fixed_batch else {"batch_size": 1}
 
     def world_of(ranks: int, workers: int) -> World:
         def build(rank: int, world: int) -> ElasticStream:
             return ElasticStream(
-                source, rank=rank, world=world, stripes=6, window=window, workers=workers, collate=list, **shape
+                source,
+                rank=rank,
+                num_replicas=world,
+                lane_groups=6,
+                shuffle_window=window,
+                num_workers=workers,
+                collate_fn=list,
+                **shape,
             )
 
         return World(build, ranks, states)
@@ -70,7 +77,7 @@ def trained(source: Numbers, run: list[Life], window: int, fixed_batch: int | No
         for stream, part in zip(world.streams, drawn, strict=True):
             state = stream.state_dict()
             turns, number = {lane[0]: lane[4] for lane in state["lanes"]}, state["batches"] - 1
-            slots = stream.shape.own(stream.rank, stream.world) if part else ()
+            slots = stream.shape.slots_of_rank(stream.rank, stream.num_replicas) if part else ()
             for slot, sample in zip(slots, part, strict=True):
                 tally.count(turns[stream.shape.lane(number, slot)], [sample])
 

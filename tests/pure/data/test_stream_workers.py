@@ -11,20 +11,20 @@ import pytest
 import torch
 
 from surefoot.data.stream_workers import (
+    MAX_STEPS,
     MESSAGE_SECONDS,
-    MOST_STEPS,
-    Asked,
-    Message,
     MessageSize,
     Read,
+    ReadRequest,
     StepReader,
     StepsOfWorker,
+    WorkerBatches,
     is_plain,
 )
 
 
-def message(steps: int, seconds: float, plain: bool = True) -> Message:
-    return Message([cast(Read, None)] * steps, seconds, plain)
+def message(steps: int, seconds: float, plain: bool = True) -> WorkerBatches:
+    return WorkerBatches([cast(Read, None)] * steps, seconds, plain)
 
 
 def sizes_told(seconds_a_step: float, plain: bool = True) -> list[int]:
@@ -34,7 +34,7 @@ def sizes_told(seconds_a_step: float, plain: bool = True) -> list[int]:
         assert (one.reader, other.reader) == (0, 1)
         assert one.steps == other.steps, "a reader that gets ahead of the others piles its batches up"
         found.append(one.steps)
-        size.tell(message(one.steps, one.steps * seconds_a_step, plain))
+        size.observe(message(one.steps, one.steps * seconds_a_step, plain))
     return found
 
 
@@ -42,7 +42,7 @@ def test_messages_of_quick_batches_grow_to_a_limit_and_begin_with_one() -> None:
     found = sizes_told(1e-6)
     assert found[0] == 1
     assert found == sorted(found)
-    assert found[-1] == MOST_STEPS
+    assert found[-1] == MAX_STEPS
 
 
 def test_a_message_takes_no_longer_to_read_than_somebody_may_wait() -> None:
@@ -79,14 +79,14 @@ class Reader:
 
 def test_an_error_comes_at_its_own_step_and_what_was_read_before_it_comes_first() -> None:
     worker = StepsOfWorker(cast(StepReader, Reader(bad=9)), first=4, readers=1)
-    assert [read[0] for read in worker[Asked(0, 2)].reads] == ["step 4", "step 5"]
-    assert [read[0] for read in worker[Asked(0, 64)].reads] == ["step 6", "step 7", "step 8"]
+    assert [read[0] for read in worker[ReadRequest(0, 2)].reads] == ["step 4", "step 5"]
+    assert [read[0] for read in worker[ReadRequest(0, 64)].reads] == ["step 6", "step 7", "step 8"]
     with pytest.raises(OSError, match="step 9"):
-        worker[Asked(0, 64)]
+        worker[ReadRequest(0, 64)]
 
 
 def test_a_worker_reads_its_own_steps_alone() -> None:
     worker = StepsOfWorker(cast(StepReader, Reader(bad=-1)), first=4, readers=3)
-    assert [read[0] for read in worker[Asked(2, 3)].reads] == ["step 6", "step 9", "step 12"]
+    assert [read[0] for read in worker[ReadRequest(2, 3)].reads] == ["step 6", "step 9", "step 12"]
     with pytest.raises(AssertionError, match="reads for two"):
-        worker[Asked(1, 1)]
+        worker[ReadRequest(1, 1)]

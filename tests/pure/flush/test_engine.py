@@ -10,22 +10,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.saves import arrays, stream_of
-from surefoot.flush.engine import MOST_GENERATIONS, Outcome, TargetTurn, TargetTurns, WrittenSave, base_of, successor
+from surefoot.flush.engine import (
+    MAX_COPY_DEPTH,
+    Outcome,
+    TargetWriteLock,
+    TargetWriteLocks,
+    WrittenSave,
+    base_of,
+    successor,
+)
 from surefoot.format.layouts import block_digests
 from surefoot.geometry import Box
-from surefoot.protocol.identities import HolderId, RankSave
+from surefoot.protocol.identities import MemoryServerInstance, RankSave
 
 # ---- target turns ----------------------------------------------------------------------------------------------------
 # Ranks of one agent write to a target one after another, and to several targets at once.
 
-NODE_A, NODE_B = HolderId("node-a", "1"), HolderId("node-b", "1")
+NODE_A, NODE_B = MemoryServerInstance("node-a", "1"), MemoryServerInstance("node-b", "1")
 SECONDS = 10.0
 
 
 class Writer:
     """Takes a turn in a thread of its own, and holds it until it is let go."""
 
-    def __init__(self, turn: TargetTurn, told: list[str], name: str) -> None:
+    def __init__(self, turn: TargetWriteLock, told: list[str], name: str) -> None:
         self.came, self.release, self.stopped = threading.Event(), threading.Event(), threading.Event()
         self.outcome: Outcome | None = None
         self._turn, self._told, self._name = turn, told, name
@@ -39,7 +47,7 @@ class Writer:
             self.asked.set()  # it stands in the row
             return self.stopped.is_set()
 
-        with self._turn.taken(is_stopped) as outcome:
+        with self._turn.acquired(is_stopped) as outcome:
             self.outcome = outcome
             self._told.append(self._name)
             self.came.set()
@@ -52,13 +60,13 @@ class Writer:
         assert not self.thread.is_alive()
 
 
-def row(turn: TargetTurn, told: list[str], *names: str) -> list[Writer]:
+def row(turn: TargetWriteLock, told: list[str], *names: str) -> list[Writer]:
     return [Writer(turn, told, name) for name in names]
 
 
 def test_first_come_first_served_and_one_at_a_time() -> None:
     told: list[str] = []
-    first, *others = row(TargetTurn(), told, "a", "b", "c", "d")
+    first, *others = row(TargetWriteLock(), told, "a", "b", "c", "d")
     assert first.came.wait(SECONDS)
     for writer in others:
         assert not writer.came.is_set()
@@ -70,7 +78,7 @@ def test_first_come_first_served_and_one_at_a_time() -> None:
 
 
 def test_one_that_is_called_off_waits_no_longer_and_holds_up_nobody() -> None:
-    first, second, third = row(TargetTurn(), [], "a", "b", "c")
+    first, second, third = row(TargetWriteLock(), [], "a", "b", "c")
     second.stopped.set()
     assert second.came.wait(SECONDS)
     assert second.outcome == "stopped"
@@ -82,7 +90,7 @@ def test_one_that_is_called_off_waits_no_longer_and_holds_up_nobody() -> None:
 
 
 def test_all_that_wait_behind_a_silent_target_hear_of_it_at_once_and_who_comes_later_tries() -> None:
-    turn = TargetTurn()
+    turn = TargetWriteLock()
     first, second, third = row(turn, [], "a", "b", "c")
     assert first.came.wait(SECONDS)
     turn.fail()
@@ -98,19 +106,19 @@ def test_all_that_wait_behind_a_silent_target_hear_of_it_at_once_and_who_comes_l
 
 
 def test_an_error_in_a_turn_ends_it() -> None:
-    turn = TargetTurn()
+    turn = TargetWriteLock()
     never: Callable[[], bool] = lambda: False  # noqa: E731
     try:
-        with turn.taken(never):
+        with turn.acquired(never):
             raise ValueError("a writer failed")
     except ValueError:
         pass
-    with turn.taken(never) as outcome:
+    with turn.acquired(never) as outcome:
         assert outcome == "turn"
 
 
 def test_targets_share_no_turn_and_one_that_nobody_writes_to_is_forgotten() -> None:
-    turns = TargetTurns()
+    turns = TargetWriteLocks()
     (first,) = row(turns.of(NODE_A), [], "a")
     (other,) = row(turns.of(NODE_B), [], "b")
     assert first.came.wait(SECONDS)
@@ -163,9 +171,9 @@ def test_nothing_is_copied_from_another_layout_another_rank_or_the_save_itself()
 
 def test_after_so_many_copies_of_copies_everything_is_sent_once() -> None:
     written, whole = None, []
-    for step in range(3 * MOST_GENERATIONS):
+    for step in range(3 * MAX_COPY_DEPTH):
         save = RankSave(1, step, 0)
         base = base_of(written, save, "layout")
         whole += [step] if base is None else []
         written = successor(base, save, "layout", b"table")
-    assert whole == [0, MOST_GENERATIONS, 2 * MOST_GENERATIONS]
+    assert whole == [0, MAX_COPY_DEPTH, 2 * MAX_COPY_DEPTH]

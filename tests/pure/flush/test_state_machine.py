@@ -15,55 +15,55 @@ from surefoot.flush.state_machine import (
     Acknowledged,
     Command,
     CommitOn,
-    Complain,
     CopyReport,
-    DrainClosed,
-    DrainState,
-    EpochBegun,
     Event,
-    Free,
+    FlushClosed,
+    FlushState,
     FreeSlot,
-    GaveUp,
-    LegEnded,
-    LegRefused,
+    FreeSlotState,
+    GenerationStarted,
+    RejectStaged,
     Retargeted,
     RetryLimits,
+    SaveAbandoned,
     SaveWritten,
-    SealedSave,
-    SealedSlot,
     SlotStaged,
-    StopLeg,
+    StagedSave,
+    StagedSlot,
+    StopTransfer,
     TargetFailed,
     Tick,
+    TransferFenced,
+    TransferStopped,
     WriteTo,
     step,
 )
 from surefoot.geometry import Box
 from surefoot.protocol.bounds import MAX_PART_BYTES
-from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
+from surefoot.protocol.identities import Checkpoint, MemoryServerInstance, RankSave
 
 # ---- transitions -----------------------------------------------------------------------------------------------------
 # The drain's decisions, alone and against an environment that answers, fails, refuses and renames targets at will.
 
-A, B, C = (HolderId(f"node-{name}", "1") for name in "abc")
+A, B, C = (MemoryServerInstance(f"node-{name}", "1") for name in "abc")
 
 
-def sealed(number: int = 10, epoch: int = 3, incarnation: str = "me") -> SealedSave:
-    return SealedSave(RankSave(epoch, number, 0), 1, incarnation, "layout", 100, 10)
+def sealed(number: int = 10, epoch: int = 3, incarnation: str = "me") -> StagedSave:
+    return StagedSave(RankSave(epoch, number, 0), 1, incarnation, "layout", 100, 10)
 
 
-def state(*targets: HolderId, replicas: int = 2, attempts: int = 3) -> DrainState:
-    return DrainState(
-        (Free(), Free()),
+def state(*targets: MemoryServerInstance, replicas: int = 2, attempts: int = 3) -> FlushState:
+    return FlushState(
+        (FreeSlotState(), FreeSlotState()),
         "me",
         targets,
         frozenset(targets),
         replicas,
-        limits=RetryLimits(attempts, 0.1, homeless_seconds=5),
+        limits=RetryLimits(attempts, 0.1, no_target_timeout_seconds=5),
     )
 
 
-def play(begin: DrainState, *events: Event) -> tuple[DrainState, list[Command]]:
+def play(begin: FlushState, *events: Event) -> tuple[FlushState, list[Command]]:
     commands: list[Command] = []
     for event in events:
         begin, more = step(begin, event)
@@ -84,9 +84,9 @@ def test_a_save_is_written_to_every_target_and_its_slot_is_freed_by_the_last_ack
 
 
 def test_a_refusal_ends_the_save_but_the_slot_waits_for_the_other_writer() -> None:
-    now, commands = play(state(A, B), SlotStaged(0, sealed(), 0), SaveWritten(0, A), LegRefused(0, A))
-    assert commands[-1] == StopLeg(0, B)
-    now, commands = play(now, LegEnded(0, B))
+    now, commands = play(state(A, B), SlotStaged(0, sealed(), 0), SaveWritten(0, A), TransferFenced(0, A))
+    assert commands[-1] == StopTransfer(0, B)
+    now, commands = play(now, TransferStopped(0, B))
     assert commands == [FreeSlot(0, sealed().save, False, 0)]
 
 
@@ -99,27 +99,27 @@ def test_a_target_that_stays_away_is_given_up_and_the_true_copies_are_told() -> 
     assert seen == [
         WriteTo(0, B),
         WriteTo(0, B),
-        GaveUp(sealed().save, B, "unavailable"),
+        SaveAbandoned(sealed().save, B, "unavailable"),
         FreeSlot(0, sealed().save, True, 1),
     ]
-    assert now.away == {B}
+    assert now.unreachable == {B}
 
 
 def test_a_target_known_to_be_away_gets_one_try_and_all_of_them_again_after_it_took_one() -> None:
-    away = replace(state(A, B), away=frozenset({B}))
+    away = replace(state(A, B), unreachable=frozenset({B}))
     now, commands = play(away, SlotStaged(0, sealed(), 0), TargetFailed(0, B, "full", 0))
-    assert GaveUp(sealed().save, B, "full") in commands
+    assert SaveAbandoned(sealed().save, B, "full") in commands
     now, _ = play(now, SaveWritten(0, A), Acknowledged(0, A))
     now, _ = play(now, SlotStaged(1, sealed(20), 1), SaveWritten(1, B), Acknowledged(1, B))
-    assert now.away == frozenset()
+    assert now.unreachable == frozenset()
 
 
 def test_the_newest_save_is_kept_and_tried_on_while_no_target_took_it() -> None:
     """The last save of a job was given up within a second, beside a holder that came back a moment later."""
     now, commands = _given_up_everywhere(state(A, B))
-    assert [c for c in commands if isinstance(c, GaveUp | FreeSlot)] == [
-        GaveUp(sealed().save, A, "unavailable"),
-        GaveUp(sealed().save, B, "unavailable"),
+    assert [c for c in commands if isinstance(c, SaveAbandoned | FreeSlot)] == [
+        SaveAbandoned(sealed().save, A, "unavailable"),
+        SaveAbandoned(sealed().save, B, "unavailable"),
     ]
     assert now.pending() == (Checkpoint(3, 10),)
     now, commands = play(now, Tick(4.0), TargetFailed(0, A, "unavailable", 4.1), SaveWritten(0, B), Acknowledged(0, B))
@@ -161,11 +161,11 @@ def test_a_save_is_kept_no_longer_than_one_without_a_target() -> None:
 
 
 def test_an_arena_of_one_slot_keeps_nothing_that_no_target_takes() -> None:
-    _, commands = _given_up_everywhere(replace(state(A), slots=(Free(),)))
+    _, commands = _given_up_everywhere(replace(state(A), slots=(FreeSlotState(),)))
     assert commands[-1] == FreeSlot(0, sealed().save, False, 0, lost=True)
 
 
-def _given_up_everywhere(begin: DrainState) -> tuple[DrainState, list[Command]]:
+def _given_up_everywhere(begin: FlushState) -> tuple[FlushState, list[Command]]:
     """A save whose targets all failed three times, within three seconds."""
     now, seen = play(begin, SlotStaged(0, sealed(), 0))
     for attempt in range(3):
@@ -179,11 +179,11 @@ def _given_up_everywhere(begin: DrainState) -> tuple[DrainState, list[Command]]:
 
 
 def test_a_retry_waits_twice_as_long_each_time_and_jitter_spreads_it() -> None:
-    now, _ = play(state(A), SlotStaged(0, sealed(), 0), TargetFailed(0, A, "full", 10.0, drawn=1.0))
+    now, _ = play(state(A), SlotStaged(0, sealed(), 0), TargetFailed(0, A, "full", 10.0, jitter=1.0))
     assert now.next_tick() == pytest.approx(10.05)
     now, commands = play(now, Tick(10.04))
     assert commands == []
-    now, commands = play(now, Tick(10.05), TargetFailed(0, A, "full", 11.0, drawn=0.0))
+    now, commands = play(now, Tick(10.05), TargetFailed(0, A, "full", 11.0, jitter=0.0))
     assert commands == [WriteTo(0, A)]
     assert now.next_tick() == pytest.approx(11.2)
 
@@ -191,7 +191,7 @@ def test_a_retry_waits_twice_as_long_each_time_and_jitter_spreads_it() -> None:
 def test_a_save_without_any_target_waits_for_one_and_is_given_up_at_its_limit() -> None:
     now, commands = play(state(), SlotStaged(0, sealed(), 0), Tick(4.9))
     assert commands == []
-    assert isinstance(now.slots[0], SealedSlot)
+    assert isinstance(now.slots[0], StagedSlot)
     _, commands = play(now, Retargeted((A,), frozenset({A}), 2, 4.95))
     assert commands == [WriteTo(0, A)]
     _, commands = play(now, Tick(5.0))
@@ -201,10 +201,10 @@ def test_a_save_without_any_target_waits_for_one_and_is_given_up_at_its_limit() 
 def test_a_holder_that_goes_is_replaced_by_the_one_named_in_its_place() -> None:
     now, _ = play(state(A, B), SlotStaged(0, sealed(), 0), SaveWritten(0, A), Acknowledged(0, A))
     now, commands = play(now, Retargeted((A, C), frozenset({A, C}), 2, 1))
-    assert commands == [StopLeg(0, B), WriteTo(0, C)]
+    assert commands == [StopTransfer(0, B), WriteTo(0, C)]
     now, commands = play(now, SaveWritten(0, C), Acknowledged(0, C))
     assert commands == [CommitOn(0, C), CopyReport(sealed().save, 2)], "node-b's writer still reads the slot"
-    now, commands = play(now, LegEnded(0, B))
+    now, commands = play(now, TransferStopped(0, B))
     assert commands == [FreeSlot(0, sealed().save, True, 2)]
 
 
@@ -215,7 +215,7 @@ def test_copies_on_a_holder_that_vanished_do_not_count() -> None:
 
 
 def test_a_target_that_left_and_came_back_is_written_to_again() -> None:
-    now, _ = play(state(A), SlotStaged(0, sealed(), 0), Retargeted((), frozenset(), 2, 1), LegEnded(0, A))
+    now, _ = play(state(A), SlotStaged(0, sealed(), 0), Retargeted((), frozenset(), 2, 1), TransferStopped(0, A))
     now, commands = play(now, Retargeted((A,), frozenset({A}), 2, 2))
     assert commands == [WriteTo(0, A)]
 
@@ -229,9 +229,9 @@ def test_draining_goes_on_when_a_newer_epoch_is_staged_beside_it() -> None:
 def test_an_epoch_that_begins_takes_the_slots_of_the_one_before() -> None:
     """Two saves that no holder takes any more kept every slot, and nothing of the new epoch was saved."""
     homeless, _ = play(state(), SlotStaged(0, sealed(8, epoch=1), 0), SlotStaged(1, sealed(12, epoch=1), 1))
-    now, commands = play(homeless, EpochBegun(1))
+    now, commands = play(homeless, GenerationStarted(1))
     assert (now, commands) == (homeless, [])
-    now, commands = play(homeless, EpochBegun(2))
+    now, commands = play(homeless, GenerationStarted(2))
     freed = [FreeSlot(0, RankSave(1, 8, 0), False, 0, lost=True), FreeSlot(1, RankSave(1, 12, 0), False, 0, lost=True)]
     assert commands == freed
     now, commands = play(now, SlotStaged(0, sealed(4, epoch=2), 3), Retargeted((A,), frozenset({A}), 1, 4))
@@ -240,15 +240,15 @@ def test_an_epoch_that_begins_takes_the_slots_of_the_one_before() -> None:
 
 def test_an_epoch_that_begins_waits_for_whoever_reads_a_slot() -> None:
     now, _ = play(state(A, B), SlotStaged(0, sealed(8, epoch=1), 0), SaveWritten(0, A), Acknowledged(0, A))
-    now, commands = play(now, EpochBegun(2))
-    assert commands == [StopLeg(0, B)]
-    _, commands = play(now, LegEnded(0, B))
+    now, commands = play(now, GenerationStarted(2))
+    assert commands == [StopTransfer(0, B)]
+    _, commands = play(now, TransferStopped(0, B))
     assert commands == [FreeSlot(0, RankSave(1, 8, 0), True, 1)]
 
 
 def test_what_another_incarnation_sealed_is_not_drained() -> None:
     now, commands = play(state(A), SlotStaged(0, sealed(incarnation="other"), 0))
-    assert [type(c) for c in commands] == [Complain, FreeSlot]
+    assert [type(c) for c in commands] == [RejectStaged, FreeSlot]
     assert not now.busy()
 
 
@@ -256,16 +256,16 @@ def test_a_slot_that_is_draining_cannot_be_staged_over() -> None:
     now, _ = play(state(A), SlotStaged(0, sealed(10), 0))
     after, commands = play(now, SlotStaged(0, sealed(20), 1))
     assert after == now
-    assert [type(c) for c in commands] == [Complain]
+    assert [type(c) for c in commands] == [RejectStaged]
 
 
 def test_closing_gives_up_what_is_not_there_yet_and_keeps_what_is() -> None:
     now, _ = play(
         state(A, B), SlotStaged(0, sealed(), 0), SaveWritten(0, A), Acknowledged(0, A), SlotStaged(1, sealed(20), 1)
     )
-    now, commands = play(now, DrainClosed())
-    assert set(commands) == {StopLeg(0, B), StopLeg(1, A), StopLeg(1, B)}
-    now, commands = play(now, LegEnded(0, B), LegEnded(1, A), LegEnded(1, B))
+    now, commands = play(now, FlushClosed())
+    assert set(commands) == {StopTransfer(0, B), StopTransfer(1, A), StopTransfer(1, B)}
+    now, commands = play(now, TransferStopped(0, B), TransferStopped(1, A), TransferStopped(1, B))
     assert commands == [FreeSlot(0, sealed().save, True, 1), FreeSlot(1, sealed(20).save, False, 0, lost=True)]
 
 
@@ -274,14 +274,14 @@ class World:
     """Threads and holders as the transitions must be able to rely on them: one answer to each order."""
 
     now: float = 0.0
-    orders: dict[tuple[int, HolderId], str] = field(default_factory=dict)
-    stored: dict[RankSave, set[HolderId]] = field(default_factory=dict)
+    orders: dict[tuple[int, MemoryServerInstance], str] = field(default_factory=dict)
+    stored: dict[RankSave, set[MemoryServerInstance]] = field(default_factory=dict)
     staged: dict[int, RankSave] = field(default_factory=dict)
     freed: list[FreeSlot] = field(default_factory=list)
     asked: set[RankSave] = field(default_factory=set)
     """Saves that some holder was asked to commit."""
 
-    def obey(self, state: DrainState, commands: tuple[Command, ...]) -> None:
+    def obey(self, state: FlushState, commands: tuple[Command, ...]) -> None:
         for command in commands:
             match command:
                 case WriteTo(slot, target) | CommitOn(slot, target):
@@ -290,20 +290,20 @@ class World:
                     self.orders[slot, target] = "write" if isinstance(command, WriteTo) else "commit"
                     if isinstance(command, CommitOn):
                         self.asked.add(self.staged[slot])
-                case StopLeg(slot, target):
+                case StopTransfer(slot, target):
                     assert (slot, target) in self.orders, "only what runs can be stopped"
                 case FreeSlot(slot, save, ok, copies, lost):
                     assert lost == (save not in self.asked), "nobody may find what is said to be lost"
                     assert not [key for key in self.orders if key[0] == slot], "nothing may read a free slot"
                     assert self.staged.pop(slot) == save
-                    assert copies == len(self.stored.get(save, set()) & state.holders), "true copies are told"
+                    assert copies == len(self.stored.get(save, set()) & state.servers), "true copies are told"
                     assert not ok or copies > 0
                     self.freed.append(command)
                 case CopyReport(save, copies):
-                    assert copies == len(self.stored[save] & state.holders)
+                    assert copies == len(self.stored[save] & state.servers)
 
 
-def answer(draw: st.DrawFn, world: World, key: tuple[int, HolderId]) -> Event:
+def answer(draw: st.DrawFn, world: World, key: tuple[int, MemoryServerInstance]) -> Event:
     """What the thread with this order says; a commit may have happened although it failed to say so."""
     slot, target = key
     order, save = world.orders.pop(key), world.staged[slot]
@@ -314,16 +314,16 @@ def answer(draw: st.DrawFn, world: World, key: tuple[int, HolderId]) -> Event:
         world.stored.setdefault(save, set()).add(target)
         return Acknowledged(slot, target)
     if result == "refuse" and order == "commit":
-        return LegRefused(slot, target)
+        return TransferFenced(slot, target)
     if result == "end":
         return TargetFailed(slot, target, "missing", world.now)
     return TargetFailed(slot, target, "unavailable", world.now, draw(st.floats(0, 0.99)))
 
 
-def random_event(draw: st.DrawFn, world: World, current: DrainState, number: int) -> Event:
+def random_event(draw: st.DrawFn, world: World, current: FlushState, number: int) -> Event:
     kinds = ["tick", "retarget", "begin"] + ["answer"] * (4 * len(world.orders)) + ["stage"] * 2
     kind = draw(st.sampled_from(kinds))
-    free = [i for i, slot in enumerate(current.slots) if isinstance(slot, Free)]
+    free = [i for i, slot in enumerate(current.slots) if isinstance(slot, FreeSlotState)]
     if kind == "answer":
         return answer(draw, world, draw(st.sampled_from(sorted(world.orders))))
     if kind == "stage" and free:
@@ -332,7 +332,7 @@ def random_event(draw: st.DrawFn, world: World, current: DrainState, number: int
         world.staged[slot] = sealed(number, epoch).save
         return SlotStaged(slot, sealed(number, epoch), world.now)
     if kind == "begin":
-        return EpochBegun(draw(st.integers(1, 5)))
+        return GenerationStarted(draw(st.integers(1, 5)))
     if kind == "retarget":
         targets = tuple(draw(st.permutations([A, B, C]))[: draw(st.integers(0, 3))])
         return Retargeted(targets, frozenset(targets) | draw(st.sets(st.sampled_from([A, B, C]))), 2, world.now)
@@ -375,11 +375,11 @@ def test_closing_at_any_moment_frees_every_slot_once_the_readers_left(data: st.D
         event = random_event(draw, world, current, number)
         current, commands = step(current, event)
         world.obey(current, commands)
-    current, commands = step(current, DrainClosed())
+    current, commands = step(current, FlushClosed())
     world.obey(current, commands)
     for slot, target in sorted(world.orders):
         del world.orders[slot, target]
-        current, commands = step(current, LegEnded(slot, target))
+        current, commands = step(current, TransferStopped(slot, target))
         world.obey(current, commands)
     assert not current.busy()
 
@@ -390,6 +390,6 @@ def test_closing_at_any_moment_frees_every_slot_once_the_readers_left(data: st.D
 
 def test_values_that_no_reader_takes_are_refused_before_a_byte_is_written() -> None:
     stream, data = stream_of(arrays(1, {"w": (4,)}), {"w": (Box.whole((4,)),)})
-    sealed = SealedSave(RankSave(1, 10, 0), 1, "me", stream.digest, len(data), MAX_PART_BYTES + 1)
+    sealed = StagedSave(RankSave(1, 10, 0), 1, "me", stream.digest, len(data), MAX_PART_BYTES + 1)
     with pytest.raises(ProtocolError, match="keep large data in tensors"):
         SaveWork(sealed, stream, memoryview(data))

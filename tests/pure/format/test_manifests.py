@@ -23,7 +23,7 @@ from surefoot.format.layouts import (
     layout_digest,
     read_layout,
 )
-from surefoot.format.manifests import check_digests, check_values, describe
+from surefoot.format.manifests import build_manifest, check_digests, check_values
 from surefoot.geometry.box import Box
 from surefoot.geometry.sharding import shard_box
 from surefoot.protocol.checkpoints.completeness import uncovered
@@ -138,7 +138,7 @@ def test_hashing_chunk_by_chunk_gives_the_same_table() -> None:
 def test_a_manifest_vouches_for_its_tables_and_for_itself() -> None:
     stream, _, table = saved(bytes(400))
     values = b'{"format":1,"values":{}}'
-    manifest = describe(RankSave(3, 40, 1), 2, "abc", stream, (table, values), 1.25)
+    manifest = build_manifest(RankSave(3, 40, 1), 2, "abc", stream, (table, values), 1.25)
     assert RankManifest.from_json(manifest.to_json()) == manifest
     assert manifest.layout == stream.digest
     check_digests(manifest, table, "memory:node-1")
@@ -148,12 +148,12 @@ def test_a_manifest_vouches_for_its_tables_and_for_itself() -> None:
     with pytest.raises(Corrupt, match="the values of"):
         check_values(manifest, values + b" ", "memory:node-1")
     with pytest.raises(ValueError, match="hash every block"):
-        describe(RankSave(3, 40, 1), 2, "abc", stream, (table + table, values), 1.25)
+        build_manifest(RankSave(3, 40, 1), 2, "abc", stream, (table + table, values), 1.25)
 
 
 def test_every_flipped_byte_of_a_manifest_makes_it_unreadable() -> None:
     stream, _, table = saved(bytes(400))
-    manifest = describe(RankSave(3, 40, 1), 2, "abc", stream, (table, b"{}"), 1.25)
+    manifest = build_manifest(RankSave(3, 40, 1), 2, "abc", stream, (table, b"{}"), 1.25)
     text = manifest.to_json().encode()
     for position in range(len(text)):
         for bit in (1, 32, 128):

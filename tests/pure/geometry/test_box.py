@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from support.reads import reads
 from surefoot.geometry.box import SMALL_BYTES, Box, Tiling, block_shape, box_of, chunk_starts, flat_boxes, flat_hull
-from surefoot.geometry.sharding import WHOLE_BYTES, Shares, ShareShape, chunked, shard_box
+from surefoot.geometry.sharding import WHOLE_BYTES, Shares, ShareShape, shard_box, torch_chunk_range
 from surefoot.protocol.checkpoints.records import CHUNK_BYTES, Piece
 
 # ---- shares ----------------------------------------------------------------------------------------------------------
@@ -42,7 +42,7 @@ def test_intersection_is_the_common_elements(data: st.DataObject) -> None:
 def test_parts_cover_a_length_once_and_in_order(length: int, parts: int) -> None:
     position = 0
     for index in range(parts):
-        start, size = chunked(length, parts, index)
+        start, size = torch_chunk_range(length, parts, index)
         assert start == position
         assert size >= 0
         position += size

@@ -14,11 +14,11 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorPr
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from support.spreads import Held, entries
-from surefoot.format.layouts import Family, Stream
+from surefoot.format.layouts import LayoutFamily, Stream
 from surefoot.geometry import Box
 from surefoot.geometry.sharding import Cut, Grid, ShardingRule, shard_box
 from surefoot.protocol.checkpoints.records import Layout
-from surefoot.restore.read_plan import Wanted, plan
+from surefoot.restore.read_plan import WantedBox, plan
 from surefoot.state import save_plan, structure_of
 
 # ---- rules -----------------------------------------------------------------------------------------------------------
@@ -60,7 +60,7 @@ def test_large_regular_meshes_stay_small() -> None:
     mesh = np.arange(16384).reshape(2, 1024, 8)
     grid = Grid.of(mesh.flatten().tolist(), mesh.shape)
     assert (grid.strides, grid.listed) == ((8192, 8, 1), ())
-    assert grid.only({}) == Grid.world(16384)
+    assert grid.only({}) == Grid.world_size(16384)
     assert grid.only({2: 3}) == Grid(3, (2048,), (8,))
 
 
@@ -130,7 +130,7 @@ def test_holders_are_those_who_hold_something_of_the_box(
         .tolist()
     )
     having = {r for r in rule.grid.ranks() if wanted & set(held(rule, shape, r).flatten().tolist())}
-    groups = list(rule.holders(shape, Box(offsets, lengths)))
+    groups = list(rule.servers(shape, Box(offsets, lengths)))
     named = [rank for group in groups for rank in group.ranks()]
     assert len(named) == len(set(named))
     assert set(named) == having
@@ -164,7 +164,7 @@ def test_torch_says_the_same(data: st.DataObject) -> None:
 
 def test_a_stranger_to_the_grid_is_refused() -> None:
     with pytest.raises(ValueError, match="rank 9 is not one of"):
-        ShardingRule.replicated(Grid.world(4)).same(9)
+        ShardingRule.replicated(Grid.world_size(4)).same(9)
 
 
 # ---- layout costs ----------------------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ def ours(shape: Shape, before: tuple[int, int], after: tuple[int, int]) -> float
     read = needed = 0
     for rank in range(after[0]):
         box = shard_box(shape, after[1], after[0], rank)
-        planned = plan([Wanted("w", "float32", shape, box, 4)], streams)
+        planned = plan([WantedBox("w", "float32", shape, box, 4)], streams)
         read, needed = read + planned.read_bytes, needed + planned.wanted_bytes
     return read / needed
 
@@ -252,7 +252,7 @@ def model(tensors: int) -> dict[str, Shape]:
 
 def cut(world: int, kind: str) -> ShardingRule:
     cuts: tuple[Cut | None, ...] = (None, (0, 1)) if kind == "hsdp" else ((0, 1),) if kind == "fsdp" else (None,)
-    return ShardingRule(Grid.of(range(world), (world // 8, 8)) if kind == "hsdp" else Grid.world(world), cuts)
+    return ShardingRule(Grid.of(range(world), (world // 8, 8)) if kind == "hsdp" else Grid.world_size(world), cuts)
 
 
 @pytest.mark.parametrize("kind", ["fsdp", "hsdp", "ddp"])
@@ -261,14 +261,14 @@ def test_what_a_rank_looks_at_does_not_grow_with_the_world(kind: str) -> None:
     sizes, ranks = {}, {}
     for world in (256, 2048, 16384):
         mine = save_plan(entries(held_layout_costs(shapes, cut(world, kind), world // 2)), world // 2)
-        family = Family(Layout.from_json(mine.layout_json), world // 2)
+        family = LayoutFamily(Layout.from_json(mine.layout_json), world // 2)
         sizes[world] = len(mine.layout_json)
         wanted = held_layout_costs(shapes, cut(world // 2, kind), world // 32)
         wanted = [h for h in wanted if h.box.volume]
         assert wanted, "the rank holds something"
         ranks[world] = {rank for h in wanted for rank in family.savers(h.name, h.box)}
         streams = {rank: family.stream(rank) for rank in ranks[world]}
-        planned = plan([Wanted(h.name, "float32", h.shape, h.box, 4) for h in wanted], streams)
+        planned = plan([WantedBox(h.name, "float32", h.shape, h.box, 4) for h in wanted], streams)
         assert planned.read_bytes <= 1.05 * planned.wanted_bytes + 16384 * len(shapes)
         again = entries(held_layout_costs(shapes, cut(world, kind), world // 2))
         assert structure_of(again) == mine.structure, "known again without planning"
@@ -279,7 +279,7 @@ def test_what_a_rank_looks_at_does_not_grow_with_the_world(kind: str) -> None:
 def test_replicas_save_equal_shares_at_any_size() -> None:
     shapes = model(90)
     for world in (2, 3, 8, 64):
-        rule = ShardingRule.replicated(Grid.world(world))
+        rule = ShardingRule.replicated(Grid.world_size(world))
         loads = [
             save_plan(entries(held_layout_costs(shapes, rule, rank)), rank).layout.stream_bytes for rank in range(world)
         ]

@@ -101,7 +101,7 @@ def test_what_cannot_be_read_is_said(dump: str | Exception, why: str, monkeypatc
     _recorder(monkeypatch, dump)
     found = describe_collectives(0, 4)
     assert (found.request, found.collectives) == (4, ())
-    assert found.why.startswith(why)
+    assert found.reason.startswith(why)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_what_cannot_be_read_is_said(dump: str | Exception, why: str, monkeypatc
 )
 def test_a_torch_without_a_recorder_is_no_error(torch: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", torch)
-    assert describe_collectives(0, 1).why == "this PyTorch has no flight recorder"
+    assert describe_collectives(0, 1).reason == "this PyTorch has no flight recorder"
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.booleans(), st.sampled_from("ab"))))

@@ -6,17 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surefoot_operator.memory.orphaned_jobs import (
-    LONGEST_GAP_SECONDS,
+    MAX_GAP_SECONDS,
     PATIENCE_SECONDS,
-    Absences,
+    MissingJobs,
     absences,
     orphaned_jobs,
 )
 
 
-def seen(*looks: tuple[float, str, str]) -> Absences:
+def seen(*looks: tuple[float, str, str]) -> MissingJobs:
     """(time, live jobs, jobs that holders know): a letter each."""
-    known = Absences()
+    known = MissingJobs()
     for now, live, found in looks:
         known = absences(known, live, found, now)
     return known
@@ -39,7 +39,7 @@ def test_one_list_that_names_it_begins_the_wait_anew() -> None:
 
 def test_lists_too_far_apart_prove_nothing() -> None:
     assert orphaned_jobs(seen((0.0, "", "b"), (PATIENCE_SECONDS, "", "b"))) == ()
-    assert orphaned_jobs(seen((0.0, "", "b"), (LONGEST_GAP_SECONDS + 1, "", "b"))) == ()
+    assert orphaned_jobs(seen((0.0, "", "b"), (MAX_GAP_SECONDS + 1, "", "b"))) == ()
 
 
 def test_a_clock_that_was_set_back_begins_anew() -> None:
@@ -60,7 +60,7 @@ LOOKS = st.lists(
 def test_no_job_goes_that_some_list_of_the_last_ten_minutes_named(
     looks: list[tuple[float, set[str], set[str]]],
 ) -> None:
-    known, now = Absences(), 0.0
+    known, now = MissingJobs(), 0.0
     named: dict[str, float] = {}
     for pause, live, found in looks:
         now += pause

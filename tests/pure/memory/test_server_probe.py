@@ -6,11 +6,11 @@ import pytest
 
 from support.operations import counted
 from surefoot.errors import OutOfBounds
-from surefoot.memory_server.provisioning import Memory
+from surefoot.memory_server.provisioning import ServerMemory
 from surefoot.protocol.bounds import values_of
 from surefoot.protocol.checkpoints.records import Layout
 from surefoot_operator.memory import server_probe
-from surefoot_operator.memory.server_probe import LayoutShelf, Terms, is_worth_measuring, overdraft
+from surefoot_operator.memory.server_probe import LayoutShelf, QuotaInputs, may_exceed_quota, quota_violation
 
 # ---- quota -----------------------------------------------------------------------------------------------------------
 # Whose account on a holder is closed: a table.
@@ -39,21 +39,21 @@ SERVER = 8 * GIB
 def test_a_job_is_closed_out_where_it_takes_what_others_need(
     held: float, used: float, jobs: int, size_limit: float | None, closed: bool, over: bool
 ) -> None:
-    terms = Terms(jobs, None if size_limit is None else int(size_limit * GIB))
-    memory = Memory(int(used * GIB), SERVER)
-    found = overdraft(int(held * GIB), memory, terms, closed)
+    terms = QuotaInputs(jobs, None if size_limit is None else int(size_limit * GIB))
+    memory = ServerMemory(int(used * GIB), SERVER)
+    found = quota_violation(int(held * GIB), memory, terms, closed)
     assert bool(found) == over
     assert not over or "keep fewer checkpoints" in found
-    assert not over or closed or is_worth_measuring(memory, terms.size_limit_bytes), "nobody would have looked"
+    assert not over or closed or may_exceed_quota(memory, terms.size_limit_bytes), "nobody would have looked"
 
 
 def test_a_server_without_a_limit_divides_nothing() -> None:
-    assert not overdraft(100 * GIB, Memory(100 * GIB, 0), Terms(3), False)
-    assert not is_worth_measuring(Memory(100 * GIB, 0), None)
+    assert not quota_violation(100 * GIB, ServerMemory(100 * GIB, 0), QuotaInputs(3), False)
+    assert not may_exceed_quota(ServerMemory(100 * GIB, 0), None)
 
 
 def test_a_server_with_room_is_not_measured() -> None:
-    assert not is_worth_measuring(Memory(5 * GIB, SERVER), 6 * GIB)
+    assert not may_exceed_quota(ServerMemory(5 * GIB, SERVER), 6 * GIB)
 
 
 # ---- layout shelf ----------------------------------------------------------------------------------------------------

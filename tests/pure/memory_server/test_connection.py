@@ -12,17 +12,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from surefoot.errors import HolderDamaged, ProtocolError, SurefootError
-from surefoot.memory_server.client import HolderClient
-from surefoot.memory_server.connection import Credentials, Dialogue, Wire, driven, explained
-from surefoot.memory_server.provisioning import HolderAdmin
+from surefoot.errors import InvalidServerReply, ProtocolError, SurefootError
+from surefoot.memory_server.client import MemoryServerClient
+from surefoot.memory_server.connection import (
+    Credentials,
+    Dialogue,
+    RespConnection,
+    run_exchange,
+    translate_redis_errors,
+)
+from surefoot.memory_server.provisioning import MemoryServerAdmin
 from surefoot.protocol.checkpoints.records import Layout, RankManifest
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
+from surefoot.protocol.identities import Checkpoint, MemoryServerEndpoint, MemoryServerInstance, RankSave
 
 T = TypeVar("T")
 SAVE = RankSave(1, 10, 0)
 MANIFEST = RankManifest(SAVE, 2, "me", "layout", 8, 1, "d", 8, "v", 2, 0.0)
-ENDPOINT = HolderEndpoint(HolderId("node-0", "run"), "127.0.0.1", 1, "node-0")
+ENDPOINT = MemoryServerEndpoint(MemoryServerInstance("node-0", "run"), "127.0.0.1", 1, "node-0")
 
 words = st.sampled_from([b"ok", b"fenced", b"replaced", b"missing", b"conflict", b"damaged", b"7", b"-1", b"1:20", b""])
 texts = words | st.binary(max_size=40) | st.just(MANIFEST.to_json().encode()) | st.just(b"1:10:0")
@@ -41,15 +47,17 @@ class Answering:
     def call(self, *arguments: Any) -> Any:
         return self._reply
 
-    def converse(self, dialogue: Dialogue[T]) -> T:
-        return driven(dialogue, lambda asked: [self._reply for _ in asked] if isinstance(asked, list) else self._reply)
+    def run_exchange(self, dialogue: Dialogue[T]) -> T:
+        return run_exchange(
+            dialogue, lambda asked: [self._reply for _ in asked] if isinstance(asked, list) else self._reply
+        )
 
     def close(self) -> None: ...
 
 
-CALLS: dict[str, Callable[[HolderClient], object]] = {
+CALLS: dict[str, Callable[[MemoryServerClient], object]] = {
     "index": lambda client: client.index(),
-    "seal": lambda client: client.seal(2),
+    "seal": lambda client: client.fence(2),
     "commit": lambda client: client.commit(MANIFEST, 1, (8,)),
     "drop": lambda client: client.drop(SAVE, 1, 1),
     "mark": lambda client: client.set_watermark(Checkpoint(1, 10), 1),
@@ -57,7 +65,7 @@ CALLS: dict[str, Callable[[HolderClient], object]] = {
     "values": lambda client: client.read_values(SAVE),
     "digests": lambda client: client.read_digests(SAVE, 0, 8),
 }
-ADMIN: dict[str, Callable[[HolderAdmin], object]] = {
+ADMIN: dict[str, Callable[[MemoryServerAdmin], object]] = {
     "instance": lambda admin: admin.instance(),
     "process": lambda admin: admin.process(),
     "provision": lambda admin: admin.provision("job", Credentials("user", "word"), 1),
@@ -70,8 +78,8 @@ ADMIN: dict[str, Callable[[HolderAdmin], object]] = {
 @pytest.mark.parametrize("call", CALLS)
 @given(reply=scripted)
 def test_a_client_raises_from_our_tree_alone(call: str, reply: Any) -> None:
-    client = HolderClient(ENDPOINT, "job", Credentials())
-    client._wire = Answering(reply)  # type: ignore[assignment]
+    client = MemoryServerClient(ENDPOINT, "job", Credentials())
+    client._connection = Answering(reply)  # type: ignore[assignment]
     with contextlib.suppress(SurefootError):
         CALLS[call](client)
 
@@ -79,16 +87,16 @@ def test_a_client_raises_from_our_tree_alone(call: str, reply: Any) -> None:
 @pytest.mark.parametrize("call", ADMIN)
 @given(reply=replies | st.lists(texts, min_size=2, max_size=2).map(lambda t: [b"0", t]))
 def test_an_administrator_raises_from_our_tree_alone(call: str, reply: Any) -> None:
-    admin = HolderAdmin("127.0.0.1", 1, "")
-    admin._wire = Answering(reply)  # type: ignore[assignment]
+    admin = MemoryServerAdmin("127.0.0.1", 1, "")
+    admin._connection = Answering(reply)  # type: ignore[assignment]
     with contextlib.suppress(SurefootError):
         ADMIN[call](admin)
 
 
 def test_a_scan_that_makes_no_progress_ends_with_the_holders_name() -> None:
-    admin = HolderAdmin("127.0.0.1", 1, "")
-    admin._wire = Answering([b"7", [b"sf:job:index"]])  # type: ignore[assignment]
-    with pytest.raises(HolderDamaged):
+    admin = MemoryServerAdmin("127.0.0.1", 1, "")
+    admin._connection = Answering([b"7", [b"sf:job:index"]])  # type: ignore[assignment]
+    with pytest.raises(InvalidServerReply):
         admin.jobs()
 
 
@@ -136,10 +144,13 @@ starts = st.sampled_from(
 def test_any_bytes_on_the_line_end_in_our_tree(server: tuple[int, list[bytes]], start: bytes, rest: bytes) -> None:
     port, sent = server
     sent[0] = start + rest + b"\r\n"
-    wire = Wire("127.0.0.1", port, Credentials(), 1.0)
+    wire = RespConnection("127.0.0.1", port, Credentials(), 1.0)
     try:
-        for use in (lambda: wire.call("GET", "a"), lambda: (wire.ask("GET", "a"), wire.take(memoryview(bytearray(5))))):
-            with contextlib.suppress(SurefootError), explained("the holder", "reading"):
+        for use in (
+            lambda: wire.call("GET", "a"),
+            lambda: (wire.send("GET", "a"), wire.receive_into(memoryview(bytearray(5)))),
+        ):
+            with contextlib.suppress(SurefootError), translate_redis_errors("the holder", "reading"):
                 use()
     finally:
         wire.close()

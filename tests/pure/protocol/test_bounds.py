@@ -17,13 +17,13 @@ from surefoot.protocol import bounds
 from surefoot.protocol.checkpoints.completeness import (
     LineageEntry,
     TierReading,
-    complete,
+    complete_checkpoints,
     copies_of,
     layouts_to_check,
     uncovered,
 )
 from surefoot.protocol.checkpoints.records import CHUNK_BYTES, Layout, Piece, RankManifest, TensorLayout
-from surefoot.protocol.identities import HolderId, RankSave
+from surefoot.protocol.identities import MemoryServerInstance, RankSave
 from surefoot.tiers import persistent_records
 
 TESTS = Path(__file__).parents[2]
@@ -57,11 +57,11 @@ def test_a_manifest_beyond_its_bounds_is_refused_by_name(field: str, value: obje
 
 def test_a_world_of_a_billion_is_never_counted() -> None:
     """Also where a manifest comes without its text: a claim of a world sizes nothing."""
-    claims = replace(MANIFEST, world=10**9)
-    reading = TierReading({HolderId("n", "i"): (claims,)}, (claims,))
+    claims = replace(MANIFEST, world_size=10**9)
+    reading = TierReading({MemoryServerInstance("n", "i"): (claims,)}, (claims,))
     begun = time.process_time()
     assert layouts_to_check(reading) == set()
-    assert complete(reading, (LineageEntry(1, None, 1),), 1, frozenset(), {}) == []
+    assert complete_checkpoints(reading, (LineageEntry(1, None, 1),), 1, frozenset(), {}) == []
     assert copies_of(claims.save.checkpoint, reading, {}) == 0
     assert persistent_records.read_newest_record(b'{"format":1,"epoch":1,"step":1,"world":1000000000}') is None
     assert time.process_time() - begun < 1.0
@@ -80,7 +80,7 @@ def test_a_rank_of_80_gigabytes_and_50000_parameters_with_their_moments_is_withi
     layout = Layout(tensors, starts, LARGE_BYTES)
     assert Layout.from_json(layout.to_json()) == layout
     save = RankSave(10**6, 10**9, bounds.MAX_RANKS - 1)
-    large = replace(MANIFEST, save=save, world=bounds.MAX_RANKS, stream_bytes=LARGE_BYTES, chunks=len(starts))
+    large = replace(MANIFEST, save=save, world_size=bounds.MAX_RANKS, stream_bytes=LARGE_BYTES, chunks=len(starts))
     assert RankManifest.from_json(large.to_json()) == large
 
 

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.protocol.hangs import FEWEST_STEPS, Collective, RankPlace, learned_limit_seconds, odd_collective, odd_rank
+from surefoot.protocol.hangs import (
+    FEWEST_STEPS,
+    Collective,
+    RankStack,
+    find_outlier,
+    find_outlier_rank,
+    learned_limit_seconds,
+)
 
 # ---- collectives -----------------------------------------------------------------------------------------------------
 # Which rank is named in a hang, by the collective that each is in.
@@ -53,7 +60,7 @@ def begun(*ranks: int) -> Collective:
     ],
 )  # fmt: skip
 def test_the_one_that_is_not_in_it_is_named(told: tuple[Collective, ...], named: int, program: bool) -> None:
-    found = odd_collective(told)
+    found = find_outlier(told)
     assert found is not None
     assert (found.rank, found.program) == (named, program)
 
@@ -80,13 +87,13 @@ def test_the_one_that_is_not_in_it_is_named(told: tuple[Collective, ...], named:
     ],
 )
 def test_where_nothing_is_proven_nobody_is_named(told: tuple[Collective, ...]) -> None:
-    assert odd_collective(told) is None
+    assert find_outlier(told) is None
 
 
 @pytest.mark.parametrize("few", [(0,), (0, 1)])
 def test_unlike_calls_without_a_majority_are_told_and_blame_nobody(few: tuple[int, ...]) -> None:
     more = tuple(range(len(few), 2 * len(few)))
-    found = odd_collective((waits(*few), waits(*more, call="all_gather")))
+    found = find_outlier((waits(*few), waits(*more, call="all_gather")))
     assert found is not None
     assert (found.rank, found.program) == (None, True)
     assert "under number 812 of default_pg ranks made unlike calls" in found.text
@@ -95,19 +102,19 @@ def test_unlike_calls_without_a_majority_are_told_and_blame_nobody(few: tuple[in
 @pytest.mark.parametrize("others", [(1, 2), (2, 1)])
 def test_numbers_of_a_receive_say_nothing_of_a_collective(others: tuple[int, ...]) -> None:
     awaited = {rank: replace(sends(rank), group="pair", number=rank) for rank in (0, 1, 2)}
-    found = odd_collective((waits(0, number=2, group="pair"), awaited[0], *(awaited[rank] for rank in others)))
+    found = find_outlier((waits(0, number=2, group="pair"), awaited[0], *(awaited[rank] for rank in others)))
     assert found is not None
     assert (found.rank, found.program) == (0, True)
 
 
 def test_what_is_said_names_the_call_and_the_last_one() -> None:
-    found = odd_collective((waits(0, 2), done(1)))
+    found = find_outlier((waits(0, 2), done(1)))
     assert found is not None
     assert found.text == (
         "has not entered all_reduce #812 of default_pg (Float[4]), in which others wait;"
         " its last was all_reduce #811 of default_pg (Float[4])"
     )
-    found = odd_collective((waits(0, 2), waits(1, call="all_gather")))
+    found = find_outlier((waits(0, 2), waits(1, call="all_gather")))
     assert found is not None
     assert found.text == "is at all_gather #812 of default_pg, where all others are at all_reduce (Float[4]) #812"
 
@@ -133,8 +140,8 @@ def test_whoever_is_named_is_told_of_and_order_and_grouping_say_nothing(told: li
             if (rank, one.group, one.pairwise) not in seen:
                 seen.add((rank, one.group, one.pairwise))
                 single.append(replace(one, ranks=(rank,)))
-    found = odd_collective(single)
-    back = odd_collective(reversed(single))
+    found = find_outlier(single)
+    back = find_outlier(reversed(single))
     assert (found and found.rank, found and found.program) == (back and back.rank, back and back.program)
     if found is not None and found.rank is not None:
         ranks = {rank for one in single for rank in one.ranks}
@@ -146,7 +153,7 @@ def test_whoever_is_named_is_told_of_and_order_and_grouping_say_nothing(told: li
 def test_of_any_world_the_one_that_did_not_come_is_named(size: int, absent: int, number: int) -> None:
     absent %= size
     others = tuple(rank for rank in range(size) if rank != absent)
-    found = odd_collective((waits(*others, number=number + 1), done(absent, number=number)))
+    found = find_outlier((waits(*others, number=number + 1), done(absent, number=number)))
     assert found is not None
     assert found.rank == absent
 
@@ -155,12 +162,12 @@ def test_of_any_world_the_one_that_did_not_come_is_named(size: int, absent: int,
 # Which rank is named in a hang, by where all of them stand.
 
 
-def waits_rank_places(*ranks: int, stack: str = "a") -> RankPlace:
-    return RankPlace(ranks, stack, f"in {stack}", waiting=True)
+def waits_rank_places(*ranks: int, stack: str = "a") -> RankStack:
+    return RankStack(ranks, stack, f"in {stack}", waiting=True)
 
 
-def works(*ranks: int, stack: str = "w") -> RankPlace:
-    return RankPlace(ranks, stack, f"in {stack}", waiting=False)
+def works(*ranks: int, stack: str = "w") -> RankStack:
+    return RankStack(ranks, stack, f"in {stack}", waiting=False)
 
 
 @pytest.mark.parametrize(
@@ -172,8 +179,8 @@ def works(*ranks: int, stack: str = "w") -> RankPlace:
         ((waits_rank_places(0, 1), waits_rank_places(2, stack="another collective")), 2),
     ],
 )
-def test_the_one_that_is_not_where_the_others_are_is_named(places: tuple[RankPlace, ...], named: int) -> None:
-    found = odd_rank(places)
+def test_the_one_that_is_not_where_the_others_are_is_named(places: tuple[RankStack, ...], named: int) -> None:
+    found = find_outlier_rank(places)
     assert found is not None
     assert found[0] == named
 
@@ -191,8 +198,8 @@ def test_the_one_that_is_not_where_the_others_are_is_named(places: tuple[RankPla
         (works(0, 1), works(2, 3, stack="b")),
     ],
 )
-def test_where_none_differs_or_more_than_one_nobody_is_named(places: tuple[RankPlace, ...]) -> None:
-    assert odd_rank(places) is None
+def test_where_none_differs_or_more_than_one_nobody_is_named(places: tuple[RankStack, ...]) -> None:
+    assert find_outlier_rank(places) is None
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), min_size=1, max_size=9), st.randoms())
@@ -200,12 +207,12 @@ def test_it_does_not_depend_on_who_speaks_first_or_for_how_many(
     stands: list[tuple[str, bool]], shuffle: object
 ) -> None:
     waiting = dict(stands)  # one stack is one place: it waits or not
-    each = [RankPlace((rank,), stack, stack, waiting[stack]) for rank, (stack, _) in enumerate(stands)]
+    each = [RankStack((rank,), stack, stack, waiting[stack]) for rank, (stack, _) in enumerate(stands)]
     grouped = [
-        RankPlace(tuple(r for r, (s, _) in enumerate(stands) if s == stack), stack, stack, waits_there)
+        RankStack(tuple(r for r, (s, _) in enumerate(stands) if s == stack), stack, stack, waits_there)
         for stack, waits_there in waiting.items()
     ]
-    assert odd_rank(each) == odd_rank(reversed(each)) == odd_rank(grouped)
+    assert find_outlier_rank(each) == find_outlier_rank(reversed(each)) == find_outlier_rank(grouped)
 
 
 # ---- step limit ------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.protocol.progress import FEWEST_STEPS, WINDOW_STEPS, OddSteps, RecentValues, spike_text
+from surefoot.protocol.progress import MIN_STEPS, WINDOW_STEPS, AnomalyRun, RecentValues, spike_text
 
 
 def after(values: list[float]) -> RecentValues:
@@ -59,9 +59,9 @@ def test_a_loss_that_leaps_is_one_for_as_long_as_it_is_unusual() -> None:
 
 
 def test_the_sentence_has_the_numbers() -> None:
-    text = spike_text("gradient norm", 40.0, after([1.0] * FEWEST_STEPS))
+    text = spike_text("gradient norm", 40.0, after([1.0] * MIN_STEPS))
     assert text == "gradient norm 40, where the last 16 steps had a median of 1 and at most 1.1 is in band"
-    assert spike_text("loss", 40.0, after([1.0] * (FEWEST_STEPS - 1))) == ""
+    assert spike_text("loss", 40.0, after([1.0] * (MIN_STEPS - 1))) == ""
 
 
 @given(st.lists(st.floats(allow_nan=True), max_size=200))
@@ -74,8 +74,8 @@ def test_whatever_is_told_the_window_is_bounded_and_finite(values: list[float]) 
 
 
 def test_what_a_checkpoint_says_of_odd_steps_is_taken_up_again() -> None:
-    odd = OddSteps().followed_by(8, "spike", "far").followed_by(9, "not-finite", "nan").followed_by(10, "", "")
-    assert OddSteps.of_saved(odd.saved) == odd
+    odd = AnomalyRun().followed_by(8, "spike", "far").followed_by(9, "not-finite", "nan").followed_by(10, "", "")
+    assert AnomalyRun.of_saved(odd.saved) == odd
     assert (odd.last, odd.since, odd.kind) == (9, 8, "not-finite")
-    assert OddSteps().saved == {}
-    assert OddSteps.of_saved({}) == OddSteps()
+    assert AnomalyRun().saved == {}
+    assert AnomalyRun.of_saved({}) == AnomalyRun()

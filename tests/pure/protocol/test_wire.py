@@ -14,11 +14,11 @@ from surefoot.errors import ProtocolError
 from surefoot.ipc import trainer_messages as line
 from surefoot.protocol import messages, wire
 from surefoot.protocol.checkpoints.records import Layout, RankManifest
-from surefoot.protocol.checkpoints.save_state import Settled
+from surefoot.protocol.checkpoints.save_state import ClosedSteps
 from surefoot.protocol.identities import Checkpoint
-from surefoot.protocol.messages import Assign, Barrier, Heartbeat, Stopped
-from surefoot.protocol.progress import Progress, RankPace, between, of_worker, together
-from surefoot.protocol.text import plain
+from surefoot.protocol.messages import Assign, Barrier, Heartbeat, TrainersStopped
+from surefoot.protocol.progress import Progress, RankActivity, add, of_worker, subtract
+from surefoot.protocol.text import escape_control_characters
 from surefoot.protocol.wire import decode, encode
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.status_json import status_from_json
@@ -45,15 +45,19 @@ def test_each_control_character_of_a_text_is_written_out(control: str) -> None:
 
 def written_out(value: object) -> object:
     if isinstance(value, str):
-        return plain(value)
+        return escape_control_characters(value)
     if isinstance(value, list):
         return [written_out(item) for item in value]
-    return {plain(key): written_out(item) for key, item in value.items()} if isinstance(value, dict) else value
+    return (
+        {escape_control_characters(key): written_out(item) for key, item in value.items()}
+        if isinstance(value, dict)
+        else value
+    )
 
 
 def test_a_heartbeat_with_checkpoints_keeps_their_types() -> None:
-    sent = Heartbeat(epoch=2, stopped=2, warm=True, pending=(Checkpoint(2, 5),), saved=Checkpoint(1, 4),
-                     progress=Progress(7, settled=Settled(6, (5,), 3)))  # fmt: skip
+    sent = Heartbeat(generation=2, stopped=2, is_warm=True, pending=(Checkpoint(2, 5),), saved=Checkpoint(1, 4),
+                     progress=Progress(7, closed_steps=ClosedSteps(6, (5,), 3)))  # fmt: skip
     assert decode(encode(sent)) == sent
 
 
@@ -119,13 +123,13 @@ def test_a_refusal_says_where_what_stands_and_what_may_stand(text: str | bytes, 
 
 
 def test_whole_numbers_of_any_size_and_repeated_fields_are_read_as_before() -> None:
-    assert decode(_BEAT + f'"level":{10**30}}}').progress.level == 10**30  # type: ignore[union-attr]
-    assert decode('{"v":1,"type":"Stopped","epoch":1,"epoch":2}') == Stopped(2)
-    assert decode('{"type":"Stopped","epoch":3,"v":1}') == Stopped(3)
+    assert decode(_BEAT + f'"level":{10**30}}}').progress.interval_exponent == 10**30  # type: ignore[union-attr]
+    assert decode('{"v":1,"type":"Stopped","epoch":1,"epoch":2}') == TrainersStopped(2)
+    assert decode('{"type":"Stopped","epoch":3,"v":1}') == TrainersStopped(3)
 
 
 def test_a_member_of_a_list_is_named_by_its_place() -> None:
-    body = json.loads(encode(Heartbeat(epoch=1, stopped=1, warm=True, pending=(Checkpoint(1, 1),))))
+    body = json.loads(encode(Heartbeat(generation=1, stopped=1, is_warm=True, pending=(Checkpoint(1, 1),))))
     body["pending"][0]["step"] = "one"
     with pytest.raises(ProtocolError, match=r"Heartbeat\.pending\[0\]\.step"):
         decode(json.dumps(body))
@@ -143,8 +147,8 @@ def test_numbers_that_json_does_not_have_are_read_as_python_writes_them() -> Non
 
 def test_plain_dictionaries_and_tuples_of_tuples_survive() -> None:
     assign = Assign(
-        epoch=3,
-        world=2,
+        generation=3,
+        world_size=2,
         first_rank=0,
         local_ranks=1,
         group_rank=0,
@@ -155,15 +159,15 @@ def test_plain_dictionaries_and_tuples_of_tuples_survive() -> None:
         token="t",
         hosts_store=True,
         store=None,
-        holders=(),
+        servers=(),
         targets=(),
         replicas=2,
     )
     assert decode(encode(assign)) == assign
-    listing = messages.Listing(request=1, layouts={"d": "{}"})
+    listing = messages.PersistentPage(request=1, layouts={"d": "{}"})
     assert decode(encode(listing)) == listing
     assert decode(encode(Barrier(1, 2, "bound"))) == Barrier(1, 2, "bound")
-    assert decode(encode(Stopped(4)).encode()) == Stopped(4)
+    assert decode(encode(TrainersStopped(4)).encode()) == TrainersStopped(4)
 
 
 # ---- decoders say little ---------------------------------------------------------------------------------------------
@@ -245,30 +249,32 @@ def test_an_error_of_the_api_is_short(value: Any) -> None:
 # ---- rank pace -------------------------------------------------------------------------------------------------------
 # Totals of looks become windows, and what is of another count is none.
 
-BEFORE = RankPace(1, 100, looks=50, own=20, samples=80, lines=((7, 0, 4), (9, 5, 16)))
-LATER = RankPace(1, 100, looks=100, own=60, samples=112, lines=((0, 0, 3), (7, 0, 4), (9, 5, 50)))
+BEFORE = RankActivity(1, 100, observations=50, busy_observations=20, samples=80, lines=((7, 0, 4), (9, 5, 16)))
+LATER = RankActivity(
+    1, 100, observations=100, busy_observations=60, samples=112, lines=((0, 0, 3), (7, 0, 4), (9, 5, 50))
+)
 
 
 def test_two_totals_are_a_window_and_windows_add_up_again() -> None:
-    window = between(BEFORE, LATER)
-    assert window == RankPace(1, 100, 50, 40, 32, ((0, 0, 3), (9, 5, 34)))
+    window = subtract(BEFORE, LATER)
+    assert window == RankActivity(1, 100, 50, 40, 32, ((0, 0, 3), (9, 5, 34)))
     assert window.share == 0.8
-    assert together(BEFORE, window) == LATER
-    assert RankPace(0, 0, 0, 0, 0).share == 0.0
+    assert add(BEFORE, window) == LATER
+    assert RankActivity(0, 0, 0, 0, 0).share == 0.0
 
 
 def test_what_is_of_another_count_is_no_window() -> None:
     others = {"rank": 2, "work": 7, "looks": 40, "own": 10, "samples": 60}
     for name, value in others.items():
-        assert between(BEFORE, LATER._replace(**{name: value})) is None, name
-    assert between(BEFORE, LATER._replace(own=90)) is None, "more at work than looked at"
+        assert subtract(BEFORE, LATER._replace(**{name: value})) is None, name
+    assert subtract(BEFORE, LATER._replace(busy_observations=90)) is None, "more at work than looked at"
 
 
 def test_a_worker_tells_all_its_ranks_in_a_hundred_and_thirty_bytes_each() -> None:
     lines = tuple((line, 1502, 12_345) for line in (104, 105, 107, 110, 112))
-    ranks = [RankPace(rank, 7_000_000_000, 123_456, 98_765, 9_999_999, lines) for rank in (1000, 1001)]
-    told = of_worker([Progress(5, paces=(pace,)) for pace in ranks])
-    assert told.paces == tuple(ranks)
+    ranks = [RankActivity(rank, 7_000_000_000, 123_456, 98_765, 9_999_999, lines) for rank in (1000, 1001)]
+    told = of_worker([Progress(5, activities=(pace,)) for pace in ranks])
+    assert told.activities == tuple(ranks)
     text = wire.encode(messages.Heartbeat(1, 0, True, told))
     assert len(text) - len(wire.encode(messages.Heartbeat(1, 0, True, Progress(5)))) <= 130 * len(ranks)
-    assert wire.decode(text).progress.paces == tuple(ranks)
+    assert wire.decode(text).progress.activities == tuple(ranks)

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import pytest
 
 from surefoot_operator import reasons
-from surefoot_operator.errors import FabricError
+from surefoot_operator.errors import PlatformError
 from surefoot_operator.policy.core.actions import Event
 from surefoot_operator.reconcile.event_recorder import (
-    MOST_OF_AGENTS,
-    MOST_OF_PLANS,
-    MOST_TOLD,
+    MAX_EVENTS_OF_AGENTS,
+    MAX_EVENTS_OF_PLANS,
+    MAX_REPORTED,
     QUIET_SECONDS,
     EventBudget,
     EventRecorder,
@@ -34,7 +34,7 @@ def test_within_any_minute_there_are_so_many_and_how_many_were_left_out_is_said_
     assert len(budget.allowed(events(9), 30.0)) == 2
     assert budget.allowed(events(1), 59.0) == ()
     later = budget.allowed(events(1), 60.0)
-    assert [event.reason for event in later] == [reasons.EVENTS_LEFT_OUT, "Said"]
+    assert [event.reason for event in later] == [reasons.EVENTS_SUPPRESSED, "Said"]
     assert "8 events" in later[0].message
     told = sum(len(budget.allowed(events(10), 60.0 + n)) for n in range(60))
     assert told <= 2 * 5
@@ -49,8 +49,8 @@ async def test_a_server_that_takes_its_time_holds_nobody_up_and_everything_is_to
         told.extend(some)
 
     voice = EventRecorder(record, lambda: 0.0)
-    voice.say(events(50))
-    voice.say(events(1), of_agents=True)
+    voice.record(events(50))
+    voice.record(events(1), of_agents=True)
     await asyncio.sleep(0)
     assert told == []
     go.set()
@@ -67,10 +67,10 @@ async def test_agents_that_say_too_much_leave_room_for_the_operators_own_words()
 
     voice = EventRecorder(record, lambda: 0.0)
     for _ in range(100):
-        voice.say(events(64), of_agents=True)
-    voice.say([Event("Planned", "this")] * (MOST_OF_PLANS + 1))
+        voice.record(events(64), of_agents=True)
+    voice.record([Event("Planned", "this")] * (MAX_EVENTS_OF_PLANS + 1))
     await voice.flush()
-    assert [event.reason for event in told] == ["Said"] * MOST_OF_AGENTS + ["Planned"] * MOST_OF_PLANS
+    assert [event.reason for event in told] == ["Said"] * MAX_EVENTS_OF_AGENTS + ["Planned"] * MAX_EVENTS_OF_PLANS
     await voice.close()
 
 
@@ -79,11 +79,11 @@ async def test_what_cannot_be_recorded_is_in_the_log_and_ends_nothing(caplog: py
 
     async def record(some: Sequence[Event]) -> None:
         tries.append(len(some))
-        raise FabricError("the API server is away") if len(tries) == 1 else RuntimeError("a bug")
+        raise PlatformError("the API server is away") if len(tries) == 1 else RuntimeError("a bug")
 
     voice = EventRecorder(record, lambda: 0.0)
     for _ in range(3):
-        voice.say(events(1))
+        voice.record(events(1))
         await voice.flush()
     assert tries == [1, 1, 1]
     assert "in this log only" in caplog.text
@@ -105,6 +105,6 @@ def test_the_same_failure_is_told_once_until_it_has_lasted_for_a_while() -> None
 def test_a_tier_that_fails_for_every_rank_makes_few_events() -> None:
     complaints = TierFailureEvents()
     told = complaints.events([f"rank {rank} could not be uploaded" for rank in range(1000)], 0.0)
-    assert len(told) == MOST_TOLD
+    assert len(told) == MAX_REPORTED
     assert complaints.events(["rank 7000 could not be uploaded"], 1.0) == ()
     assert len(complaints.events(["rank 7000 could not be uploaded"], QUIET_SECONDS + 1.0)) == 1

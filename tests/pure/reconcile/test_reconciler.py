@@ -15,46 +15,46 @@ from surefoot_operator.reconcile.reconciler import (
     COSTS_GATHERED,
     EVENED,
     GATHERING_SECONDS,
-    MOST_GATHERING_SECONDS,
-    STILL_SECONDS,
-    RoundPace,
+    IDLE_POLL_SECONDS,
+    MAX_GATHERING_SECONDS,
+    ReconcilePacer,
 )
 from surefoot_operator.settings import OperatorSettings
 
 
 def test_a_dear_decision_is_made_of_more_words_and_a_cheap_one_waits_for_none() -> None:
-    pace = RoundPace()
+    pace = ReconcilePacer()
     assert pace.gathering_seconds == GATHERING_SECONDS
-    pace.decided(0.0005)
+    pace.record_cost(0.0005)
     assert pace.gathering_seconds == GATHERING_SECONDS
-    pace.decided(0.02)
+    pace.record_cost(0.02)
     assert pace.gathering_seconds == pytest.approx(COSTS_GATHERED * 0.02)
-    pace.decided(5.0)
-    assert pace.gathering_seconds == MOST_GATHERING_SECONDS
+    pace.record_cost(5.0)
+    assert pace.gathering_seconds == MAX_GATHERING_SECONDS
 
 
 def test_looks_that_find_nothing_become_rarer_and_any_word_brings_them_back() -> None:
-    pace, slept = RoundPace(), []
+    pace, slept = ReconcilePacer(), []
     for _ in range(5):
         slept.append(pace.sleep_seconds(2.0, chance=0.0))
-        pace.looked(heard=False, still=True)
-    assert slept == [2.0, 4.0, 8.0, STILL_SECONDS, STILL_SECONDS]
-    assert STILL_SECONDS < planned_change.STALE_SECONDS
-    pace.looked(heard=True, still=True)
+        pace.record_idle_poll(heard=False, still=True)
+    assert slept == [2.0, 4.0, 8.0, IDLE_POLL_SECONDS, IDLE_POLL_SECONDS]
+    assert IDLE_POLL_SECONDS < planned_change.STALE_SECONDS
+    pace.record_idle_poll(heard=True, still=True)
     assert pace.sleep_seconds(2.0, chance=0.5) == 2.0
-    pace.looked(heard=False, still=True)
-    pace.looked(heard=False, still=False)
+    pace.record_idle_poll(heard=False, still=True)
+    pace.record_idle_poll(heard=False, still=False)
     assert pace.sleep_seconds(2.0, chance=0.5) == 2.0
-    pace.looked(heard=False, still=True)
+    pace.record_idle_poll(heard=False, still=True)
     assert pace.sleep_seconds(60.0, chance=1.0) == 60.0  # a job at rest sleeps as long as it did
 
 
 def test_jobs_that_began_to_wait_together_are_not_looked_at_together() -> None:
-    pace = RoundPace()
+    pace = ReconcilePacer()
     for _ in range(9):
-        pace.looked(heard=False, still=True)
+        pace.record_idle_poll(heard=False, still=True)
     early, late = pace.sleep_seconds(2.0, chance=1.0), pace.sleep_seconds(2.0, chance=0.0)
-    assert (early, late) == (pytest.approx((1 - EVENED) * STILL_SECONDS), STILL_SECONDS)
+    assert (early, late) == (pytest.approx((1 - EVENED) * IDLE_POLL_SECONDS), IDLE_POLL_SECONDS)
 
 
 class Talkative:
@@ -81,7 +81,7 @@ class Talkative:
 
     async def gathered(self) -> float:
         """How long the reconciler sleeps, once a decision has taken 20 ms."""
-        self.reconciler._pace.decided(0.02)
+        self.reconciler._pace.record_cost(0.02)
         began = self.now
         await self.reconciler._sleep(60.0)
         self.ended = True

@@ -11,22 +11,22 @@ import pytest
 
 from support.builders import running
 from surefoot.protocol.identities import WorkerId
-from surefoot_operator.errors import FabricError
+from surefoot_operator.errors import PlatformError
 from surefoot_operator.job_snapshot import PodGroup, PurgeCallSeen
-from surefoot_operator.platforms.interface import FabricSeen
-from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
+from surefoot_operator.platforms.interface import PlatformSnapshot
+from surefoot_operator.platforms.kubernetes.api_objects import ApiError
 from surefoot_operator.policy.core.actions import (
     Action,
-    CleanMemory,
+    ApplyPodGroup,
+    ClearJobMemory,
     CreateWorker,
+    DeletePodGroup,
     DeleteWorker,
-    KeepGroup,
     PurgePersistent,
-    RemoveGroup,
     SetFinalizer,
 )
 from surefoot_operator.reconcile import worker_calls
-from surefoot_operator.reconcile.apply_plan import carry_out
+from surefoot_operator.reconcile.apply_plan import apply_plan
 from surefoot_operator.reconcile.worker_calls import AT_ONCE, WorkerCalls
 
 
@@ -56,10 +56,10 @@ class Recorder:
     async def delete_worker(self, action: DeleteWorker) -> None:
         await self._call(f"delete {action.name}")
 
-    async def keep_group(self, wanted: KeepGroup) -> None:
+    async def keep_group(self, wanted: ApplyPodGroup) -> None:
         await self._call(f"keep {wanted.group.gang}")
 
-    async def remove_group(self, removed: RemoveGroup) -> None:
+    async def remove_group(self, removed: DeletePodGroup) -> None:
         await self._call(f"remove {removed.gang}")
 
     async def hold_job(self, held: bool) -> None:
@@ -71,8 +71,8 @@ class Recorder:
     async def clean(self) -> None:
         await self._call("clean")
 
-    async def carry_out(self, *actions: Action) -> tuple[FabricError, ...]:
-        return await carry_out(self.parts, self.calls, actions, running())
+    async def carry_out(self, *actions: Action) -> tuple[PlatformError, ...]:
+        return await apply_plan(self.parts, self.calls, actions, running())
 
     async def _call(self, what: str) -> None:
         self.now += 1
@@ -82,9 +82,9 @@ class Recorder:
             await self.released.wait()
         self.now -= 1
         if what in self.refuses:
-            raise ApiRefused(what, self.refused_with, "Forbidden", "a webhook says no")
+            raise ApiError(what, self.refused_with, "Forbidden", "a webhook says no")
         if what in self.fails:
-            raise FabricError(f"{what} was refused: exceeded quota")
+            raise PlatformError(f"{what} was refused: exceeded quota")
         self.said.append(what)
 
 
@@ -100,24 +100,24 @@ def creates(indexes: Iterable[int]) -> list[CreateWorker]:
 
 
 def refused(recorder: Recorder) -> list[tuple[int, str]]:
-    return [(c.index, c.refusal) for c in recorder.calls.seen()]
+    return [(c.index, c.rejection) for c in recorder.calls.pending_creates()]
 
 
 async def test_workers_are_asked_for_side_by_side_and_no_more_at_once_than_the_limit(recorder: Recorder) -> None:
     await recorder.carry_out(*creates(range(3 * AT_ONCE)))
-    await recorder.calls.settled()
+    await recorder.calls.all_calls_done()
     assert sorted(recorder.said) == sorted(f"create {n}" for n in range(3 * AT_ONCE))
     assert recorder.most == AT_ONCE
 
 
 async def test_nothing_waits_for_a_worker_that_the_fabric_takes_its_time_about(recorder: Recorder) -> None:
     recorder.hangs = {"create 2", "delete a"}
-    await recorder.carry_out(DeleteWorker("a", "u", False, ""), CreateWorker(2, 5), CleanMemory(""))
+    await recorder.carry_out(DeleteWorker("a", "u", False, ""), CreateWorker(2, 5), ClearJobMemory(""))
     assert recorder.said == ["clean"]
-    assert [(c.index, c.attempt, c.under_way) for c in recorder.calls.seen()] == [(2, 5, True)]
+    assert [(c.index, c.attempt, c.in_progress) for c in recorder.calls.pending_creates()] == [(2, 5, True)]
     await recorder.carry_out(DeleteWorker("a", "u", False, ""), CreateWorker(2, 5))
     recorder.released.set()
-    await recorder.calls.settled()
+    await recorder.calls.all_calls_done()
     assert sorted(recorder.said) == ["clean", "create 2", "delete a"], "what is under way is not asked for again"
 
 
@@ -126,15 +126,15 @@ async def test_a_refused_worker_keeps_no_other_from_being_made_and_is_asked_for_
 ) -> None:
     recorder.fails = {"create 1"}
     await recorder.carry_out(*creates(range(3)))
-    await recorder.calls.settled()
+    await recorder.calls.all_calls_done()
     assert sorted(recorder.said) == ["create 0", "create 2"]
     assert refused(recorder) == [(1, "create 1 was refused: exceeded quota")]
     recorder.fails.clear()
     await recorder.carry_out(CreateWorker(1, 1))
     assert "create 1" not in recorder.said, "it is not due yet"
-    recorder.clock += worker_calls.REFUSED.first_seconds
+    recorder.clock += worker_calls.REJECTED.first_seconds
     await recorder.carry_out(CreateWorker(1, 1))
-    await recorder.calls.settled()
+    await recorder.calls.all_calls_done()
     assert "create 1" in recorder.said
     assert refused(recorder) == []
 
@@ -144,11 +144,11 @@ async def test_pauses_between_refusals_grow_to_a_limit(recorder: Recorder) -> No
     pauses = []
     for _ in range(9):
         await recorder.carry_out(CreateWorker(0, 1))
-        await recorder.calls.settled()
-        (seen,) = recorder.calls.seen()
+        await recorder.calls.all_calls_done()
+        (seen,) = recorder.calls.pending_creates()
         pauses.append(seen.until_seconds - recorder.clock)
         recorder.clock = seen.until_seconds
-    first, longest = worker_calls.REFUSED.first_seconds, worker_calls.REFUSED.longest_seconds
+    first, longest = worker_calls.REJECTED.first_seconds, worker_calls.REJECTED.longest_seconds
     assert first / 2 <= pauses[0] <= first
     assert pauses[0] <= pauses[2] <= pauses[4]
     assert longest / 2 <= pauses[-1] <= longest
@@ -157,20 +157,20 @@ async def test_pauses_between_refusals_grow_to_a_limit(recorder: Recorder) -> No
 async def test_a_refusal_is_forgotten_once_the_worker_is_there(recorder: Recorder) -> None:
     recorder.fails = {"create 7"}
     await recorder.carry_out(CreateWorker(7, 1))
-    await recorder.calls.settled()
-    recorder.calls.shown(running().workers)
+    await recorder.calls.all_calls_done()
+    recorder.calls.forget_rejections(running().workers)
     assert refused(recorder) != [], "the fabric shows no worker 7"
     recorder.fails = {"create 0"}
     await recorder.carry_out(CreateWorker(0, 1))
-    await recorder.calls.settled()
-    recorder.calls.shown(running().workers)
+    await recorder.calls.all_calls_done()
+    recorder.calls.forget_rejections(running().workers)
     assert [index for index, _ in refused(recorder)] == [7]
 
 
 async def test_what_cannot_be_done_to_the_job_keeps_nothing_else_from_being_done(recorder: Recorder) -> None:
     recorder.fails = {"hold"}
-    errors = await recorder.carry_out(SetFinalizer(True), CleanMemory(""), CreateWorker(0, 1))
-    await recorder.calls.settled()
+    errors = await recorder.carry_out(SetFinalizer(True), ClearJobMemory(""), CreateWorker(0, 1))
+    await recorder.calls.all_calls_done()
     assert [str(error) for error in errors] == ["hold was refused: exceeded quota"]
     assert recorder.said == ["clean", "create 0"]
 
@@ -179,7 +179,7 @@ async def test_what_is_under_way_ends_with_its_owner(recorder: Recorder) -> None
     recorder.hangs = {"create 0"}
     await recorder.carry_out(CreateWorker(0, 1))
     await recorder.calls.close()
-    assert recorder.calls.seen() == ()
+    assert recorder.calls.pending_creates() == ()
 
 
 async def test_a_worker_that_is_made_while_the_fabric_is_read_is_not_made_again(recorder: Recorder) -> None:
@@ -187,17 +187,17 @@ async def test_a_worker_that_is_made_while_the_fabric_is_read_is_not_made_again(
     recorder.hangs = {"create 2", "delete a"}
     await recorder.carry_out(DeleteWorker("a", "uid-a", False, ""), CreateWorker(2, 5))
 
-    async def look() -> FabricSeen:
+    async def look() -> PlatformSnapshot:
         seen = running()
         recorder.released.set()
-        await recorder.calls.settled()
-        return FabricSeen(seen.job, seen.status, seen.workers, seen.nodes, ())
+        await recorder.calls.all_calls_done()
+        return PlatformSnapshot(seen.job, seen.status, seen.workers, seen.nodes, ())
 
-    _, calls = await recorder.calls.beside(look())
-    assert [(c.index, c.attempt, c.under_way) for c in calls.creates] == [(2, 5, True)]
+    _, calls = await recorder.calls.await_with_calls(look())
+    assert [(c.index, c.attempt, c.in_progress) for c in calls.creates] == [(2, 5, True)]
     assert calls.deletions == {"uid-a"}
     recorder.hangs = set()
-    _, calls = await recorder.calls.beside(look())
+    _, calls = await recorder.calls.await_with_calls(look())
     assert (calls.creates, calls.deletions) == ((), frozenset()), "a look that began behind it shows it"
 
 
@@ -207,39 +207,39 @@ async def test_a_deletion_counts_until_the_fabric_confirms_it(recorder: Recorder
     await recorder.carry_out(*(DeleteWorker(name, f"uid-{name}", False, "") for name in "abcd"))
     assert recorder.calls.deletions() == {f"uid-{name}" for name in "abcd"}
     recorder.released.set()
-    await recorder.calls.settled()
+    await recorder.calls.all_calls_done()
     assert recorder.calls.deletions() == {"uid-b"}
-    recorder.calls.shown(())
+    recorder.calls.forget_rejections(())
     assert recorder.calls.deletions() == frozenset(), "it is no more"
 
 
 async def test_a_pod_group_that_hangs_keeps_nothing_else_from_being_done(recorder: Recorder) -> None:
     recorder.hangs = {"keep Coscheduling"}
-    keep = KeepGroup(PodGroup("Coscheduling", 2))
-    errors = await recorder.carry_out(keep, CreateWorker(0, 1), CleanMemory(""))
+    keep = ApplyPodGroup(PodGroup("Coscheduling", 2))
+    errors = await recorder.carry_out(keep, CreateWorker(0, 1), ClearJobMemory(""))
     await asyncio.wait_for(_done(recorder, "create 0"), 10)
     assert errors == ()
     await recorder.carry_out(keep)
     (under_way,) = recorder.calls.groups()
-    assert (under_way.gang, under_way.under_way, under_way.refusal) == ("Coscheduling", True, "")
+    assert (under_way.gang, under_way.under_way, under_way.rejection) == ("Coscheduling", True, "")
     assert recorder.calls.deletions() == frozenset()
-    recorder.calls.shown(())
+    recorder.calls.forget_rejections(())
     assert len(recorder.calls.groups()) == 1, "no worker that is seen says anything of a group"
     recorder.released.set()
-    await recorder.calls.settled()
+    await recorder.calls.all_calls_done()
     assert recorder.said.count("keep Coscheduling") == 1
     assert recorder.calls.groups() == ()
 
 
 async def test_a_pod_group_that_is_refused_keeps_nothing_else_from_being_done(recorder: Recorder) -> None:
     recorder.fails = {"remove Coscheduling"}
-    remove = RemoveGroup("Coscheduling", "u", "")
+    remove = DeletePodGroup("Coscheduling", "u", "")
     assert await recorder.carry_out(remove, CreateWorker(0, 1)) == ()
     await asyncio.wait_for(_done(recorder, "create 0"), 10)
-    await recorder.calls.settled()
+    await recorder.calls.all_calls_done()
     (refused,) = recorder.calls.groups()
     assert (refused.gang, refused.under_way) == ("Coscheduling", False)
-    assert refused.refusal == "remove Coscheduling was refused: exceeded quota"
+    assert refused.rejection == "remove Coscheduling was refused: exceeded quota"
     assert refused.until_seconds > recorder.clock
 
 
@@ -253,22 +253,22 @@ async def test_refused_deletions_of_persistent_data_are_counted_and_keep_nothing
     for refusals in (1, 2):
         assert await recorder.carry_out(PurgePersistent(1), SetFinalizer(True)) == ()
         assert recorder.calls.purging.under_way
-        await recorder.calls.settled()
+        await recorder.calls.all_calls_done()
         seen = recorder.calls.purging
         assert (seen.refusals, seen.since_seconds, seen.last_seconds) == (refusals, 1000.0, recorder.clock)
         assert seen.refusal.startswith("a webhook says no")
         recorder.clock += 10
     recorder.refused_with = 429
     await recorder.carry_out(PurgePersistent(1))
-    await recorder.calls.settled()
+    await recorder.calls.all_calls_done()
     assert recorder.calls.purging.refusals == 2  # a busy server has nothing against it
     recorder.refuses, recorder.fails = set(), {"purge 1"}
     await recorder.carry_out(PurgePersistent(1))
-    await recorder.calls.settled()
+    await recorder.calls.all_calls_done()
     assert recorder.calls.purging.refusals == 2  # nobody knows whether that one was carried out
     recorder.fails = set()
     await recorder.carry_out(PurgePersistent(1))
-    await recorder.calls.settled()
+    await recorder.calls.all_calls_done()
     assert recorder.calls.purging == PurgeCallSeen(1, recorder.clock, refusals=2)
 
 
@@ -277,5 +277,5 @@ async def test_a_deletion_of_persistent_data_under_way_is_asked_for_once(recorde
     for _ in range(3):
         await recorder.carry_out(PurgePersistent(1))
     recorder.released.set()
-    await recorder.calls.settled()
+    await recorder.calls.all_calls_done()
     assert recorder.said == ["purge 1"]

@@ -14,7 +14,7 @@ from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.restore import SaveSource, read_catalogue
 from surefoot.restore.catalogue import AT_ONCE, reread
-from surefoot.restore.copy_choice import Copies
+from surefoot.restore.copy_choice import CopySelector
 
 CHECKPOINT = Checkpoint(3, 40)
 HOLDERS = 256
@@ -119,22 +119,22 @@ class Others:
 def test_nobody_asks_for_other_holders_where_these_have_what_is_wanted() -> None:
     others = Others()
     catalogue = read_catalogue([having("memory:a", 0)], CHECKPOINT, others)
-    assert Copies(CHECKPOINT, catalogue, 0, None).manifest(0) == manifest(0)
+    assert CopySelector(CHECKPOINT, catalogue, 0, None).manifest(0) == manifest(0)
     assert others.asked == 0
 
 
 def test_what_these_holders_lack_is_looked_for_on_all_others() -> None:
     others = Others(away=2)
-    copies = Copies(CHECKPOINT, read_catalogue([having("memory:a", 0)], CHECKPOINT, others), 0, None)
+    copies = CopySelector(CHECKPOINT, read_catalogue([having("memory:a", 0)], CHECKPOINT, others), 0, None)
     assert copies.manifest(1) == manifest(1)
     assert others.asked == 3, "as long as nobody answers nothing is absent"
     assert [source.name for source in copies.sources] == ["memory:a", "memory:b", "memory:c"]
-    assert copies.connections.to(1).manifests_of(CHECKPOINT) == (manifest(1),)  # type: ignore[attr-defined]
+    assert copies.connections.connection_to(1).manifests_of(CHECKPOINT) == (manifest(1),)  # type: ignore[attr-defined]
 
 
 def test_a_save_is_absent_once_all_holders_were_told_of_and_have_it_not() -> None:
     others = Others()
-    copies = Copies(CHECKPOINT, read_catalogue([having("memory:a", 0)], CHECKPOINT, others), 0, None)
+    copies = CopySelector(CHECKPOINT, read_catalogue([having("memory:a", 0)], CHECKPOINT, others), 0, None)
     with pytest.raises(Unreadable) as told:
         copies.manifest(7)
     assert told.value.absent
@@ -142,7 +142,7 @@ def test_a_save_is_absent_once_all_holders_were_told_of_and_have_it_not() -> Non
 
 
 def test_patience_ends_also_where_nobody_says_which_others_there_are() -> None:
-    copies = Copies(CHECKPOINT, read_catalogue([having("memory:a", 0)], CHECKPOINT, Others(away=9)), 0, 0.1)
+    copies = CopySelector(CHECKPOINT, read_catalogue([having("memory:a", 0)], CHECKPOINT, Others(away=9)), 0, 0.1)
     with pytest.raises(TierUnavailable, match="nobody named yet"):
         copies.manifest(1)
 

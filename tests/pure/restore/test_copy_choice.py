@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from surefoot.errors import Corrupt, ObjectRefused, TierError, TierUnavailable
-from surefoot.protocol.checkpoints.save_state import joined
+from surefoot.protocol.checkpoints.save_state import join_sources
 from surefoot.restore.copy_choice import PATIENCE_SECONDS, RefusedObjects
 from surefoot.restore.reader import ReadSummary
 
@@ -90,7 +90,7 @@ def test_an_answer_ends_the_time_of_a_refusal() -> None:
     ],
 )
 def test_sources_of_several_become_one_word(sources: list[str], word: str | None) -> None:
-    assert joined(sources) == word
+    assert join_sources(sources) == word
 
 
 @pytest.mark.parametrize(

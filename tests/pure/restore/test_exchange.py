@@ -21,8 +21,15 @@ from surefoot.geometry.sharding import Grid
 from surefoot.protocol.checkpoints.records import CHUNK_BYTES
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.restore import CheckpointReader, Destination, ReadOptions, ReadSummary, SaveSource, read_catalogue
-from surefoot.restore.exchange import _FRAME, HEADER_BYTES, ROUND_BYTES, Common, ExchangeFailed, Outbox
-from surefoot.restore.read_plan import Card, Wanted, agreed, division, part_of, replicated
+from surefoot.restore.exchange import _FRAME, HEADER_BYTES, ROUND_BYTES, CommonDestinations, ExchangeFailed, Outbox
+from surefoot.restore.read_plan import (
+    ReadProposal,
+    WantedBox,
+    derive_agreement,
+    division,
+    part_of,
+    replicated_destinations,
+)
 
 reads_of_any_size = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4_000_000)), max_size=60)
 CHECKPOINT = Checkpoint(1, 10)
@@ -60,18 +67,18 @@ def test_members_of_a_part_agree_on_it_and_parts_are_of_nearly_equal_size(ranks:
     assert max(sizes) <= most
 
 
-def want(name: str, length: int) -> Wanted:
-    return Wanted(name, "float32", (length,), Box((0,), (length,)), 4)
+def want(name: str, length: int) -> WantedBox:
+    return WantedBox(name, "float32", (length,), Box((0,), (length,)), 4)
 
 
 def test_groups_are_what_all_members_hold_by_name_and_small_ones_are_left_out() -> None:
     wanted = [want("b", 100), want("a", 100), want("mine", 500), want("pair", 50), want("few", 2)]
-    everybody, pair, odd = Grid.world(4), Grid.of([1, 3]), Grid.of([1, 2])
+    everybody, pair, odd = Grid.world_size(4), Grid.of([1, 3]), Grid.of([1, 2])
     same = [everybody, everybody, Grid.alone(1), pair, odd]
-    found = replicated(wanted, same, rank=1, least_bytes=100)
+    found = replicated_destinations(wanted, same, rank=1, least_bytes=100)
     assert [(g.members, g.numbers, g.size_bytes) for g in found] == [((0, 1, 2, 3), (1, 0), 800), ((1, 3), (3,), 200)]
-    assert replicated(wanted, same, rank=0, least_bytes=100)[0].members == (0, 1, 2, 3)
-    assert replicated(wanted, [None] * 5, rank=1, least_bytes=0) == ()
+    assert replicated_destinations(wanted, same, rank=0, least_bytes=100)[0].members == (0, 1, 2, 3)
+    assert replicated_destinations(wanted, [None] * 5, rank=1, least_bytes=0) == ()
 
 
 def test_ranks_take_groups_in_one_order_so_that_no_two_wait_for_each_other() -> None:
@@ -81,7 +88,7 @@ def test_ranks_take_groups_in_one_order_so_that_no_two_wait_for_each_other() -> 
     for rank in range(4):
         mine = [g for g in [*columns, *everybody, *rows] if rank in g]
         wanted = [want(f"t{i}", 10) for i in range(len(mine))]
-        orders.append([g.members for g in replicated(wanted, [Grid.of(g) for g in mine], rank, 0)])
+        orders.append([g.members for g in replicated_destinations(wanted, [Grid.of(g) for g in mine], rank, 0)])
     for one in orders:
         for other in orders:
             both = [g for g in one if g in other]
@@ -91,24 +98,24 @@ def test_ranks_take_groups_in_one_order_so_that_no_two_wait_for_each_other() -> 
 @pytest.mark.parametrize(
     ("texts", "doubt", "reason"),
     [
-        ([Card("p").to_text(), "withdrawn"], True, "1 of 2 members read alone"),
-        ([Card("p").to_text(), '{"plan": "p"}'], True, "1 of 2 members read alone"),
-        ([Card("p").to_text(), Card("q").to_text()], True, "different reads"),
-        ([Card("p", (0, 1)).to_text(), Card("p", (0, 1)).to_text()], False, "staging memory"),
+        ([ReadProposal("p").to_text(), "withdrawn"], True, "1 of 2 members read alone"),
+        ([ReadProposal("p").to_text(), '{"plan": "p"}'], True, "1 of 2 members read alone"),
+        ([ReadProposal("p").to_text(), ReadProposal("q").to_text()], True, "different reads"),
+        ([ReadProposal("p", (0, 1)).to_text(), ReadProposal("p", (0, 1)).to_text()], False, "staging memory"),
     ],
 )
 def test_cards_that_do_not_fit_together_mean_that_everybody_reads_alone(
     texts: list[str], doubt: bool, reason: str
 ) -> None:
-    found = agreed([Card.from_text(t) for t in texts], [(0, 10), (1, 10)])
+    found = derive_agreement([ReadProposal.from_text(t) for t in texts], [(0, 10), (1, 10)])
     assert found.owners is None
     assert found.doubt == doubt
     assert reason in found.reason
 
 
 def test_cards_that_fit_divide_the_reads_by_what_is_staged() -> None:
-    cards = [Card.from_text(Card("p", staged).to_text()) for staged in ((1,), (0,))]
-    assert agreed(cards, [(0, 10), (1, 10)]).owners == (1, 0)
+    cards = [ReadProposal.from_text(ReadProposal("p", staged).to_text()) for staged in ((1,), (0,))]
+    assert derive_agreement(cards, [(0, 10), (1, 10)]).owners == (1, 0)
 
 
 # ---- the outbox ------------------------------------------------------------------------------------------------------
@@ -118,10 +125,10 @@ def test_a_thread_that_finds_no_room_waits_for_the_next_buffer_and_nothing_is_lo
     outbox = Outbox(_FRAME.size * 2 + 20)
     with ThreadPoolExecutor(1) as pool:
         putting = pool.submit(lambda: [outbox.put(n, 0, memoryview(bytes([n] * 10))) for n in range(5)])
-        found = [bytes(outbox.take().data) for _ in range(2)]
+        found = [bytes(outbox.next_full_buffer().data) for _ in range(2)]
         putting.result(10)
     outbox.finish(failed=False)
-    last = outbox.take()
+    last = outbox.next_full_buffer()
     found.append(bytes(last.data))
     assert last.finished
     assert not last.failed
@@ -132,7 +139,7 @@ def test_a_closed_outbox_holds_nobody_up() -> None:
     outbox = Outbox(_FRAME.size + 10)
     with ThreadPoolExecutor(1) as pool:
         putting = pool.submit(lambda: [outbox.put(n, 0, memoryview(bytes(10))) for n in range(5)])
-        outbox.take()
+        outbox.next_full_buffer()
         outbox.close()
         putting.result(10)
 
@@ -179,7 +186,7 @@ def member(
     source = SaveSource(place.name, "memory", place.tier)
     options = ReadOptions(reader=me, threads=2, patience_seconds=1.0)
     with CheckpointReader(CHECKPOINT, read_catalogue([source]), options, staged) as reader:
-        return reader.read(goals, [Common(tuple(range(len(goals))), room.member(me))]), into
+        return reader.read(goals, [CommonDestinations(tuple(range(len(goals))), room.member(me))]), into
 
 
 def together(place: MemoryPlace, room: Room, **options: str) -> list[Result]:

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from support.fakes.fake_tiers import MemoryPlace
 from support.saves import put_save
 from support.spreads import KINDS, data_of, stream
-from surefoot.format.layouts import Family, Stream
+from surefoot.format.layouts import LayoutFamily, Stream
 from surefoot.geometry import Box
 from surefoot.protocol.checkpoints.completeness import uncovered
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.restore import CheckpointReader, Destination, ReadOptions, SaveSource, read_catalogue
-from surefoot.restore.read_plan import Wanted, plan
+from surefoot.restore.read_plan import WantedBox, plan
 
 SHAPES = {"a": (7, 5), "b": (11, 3), "buffer": (4,), "c.b": (13,), "d": (), "e": (0, 3), "f.b": (3, 5, 2)}
 WHOLES = {n: np.arange(prod(s), dtype=np.float32).reshape(s) + 1000 * i for i, (n, s) in enumerate(SHAPES.items())}
@@ -31,7 +31,7 @@ def streams(kind: str, world: int) -> dict[int, Stream]:
     return {rank: stream(KINDS[kind](SHAPES, world, rank), rank) for rank in range(world)}
 
 
-def put_together(saved: dict[int, Stream], wanted: list[Wanted]) -> list[np.ndarray]:
+def put_together(saved: dict[int, Stream], wanted: list[WantedBox]) -> list[np.ndarray]:
     """What a plan's segments bring, block by block."""
     bytes_of = {rank: data_of(one, WHOLES) for rank, one in saved.items()}
     found = [np.full(w.box.lengths, np.nan, np.float32) for w in wanted]
@@ -43,7 +43,7 @@ def put_together(saved: dict[int, Stream], wanted: list[Wanted]) -> list[np.ndar
                 block = np.frombuffer(raw, np.float32).reshape(s.block)
                 taken = block[tuple(slice(o, o + n) for o, n in zip(s.take.offsets, s.take.lengths, strict=True))]
                 want = wanted[s.wanted]
-                at = [p - w for p, w in zip(s.place.offsets, want.box.offsets, strict=True)]
+                at = [p - w for p, w in zip(s.location.offsets, want.box.offsets, strict=True)]
                 if at:
                     at[-1] += number * taken.shape[-1]
                 found[s.wanted][tuple(slice(o, o + n) for o, n in zip(at, taken.shape, strict=True))] = taken
@@ -65,7 +65,7 @@ def test_every_pair_of_layouts_at_eight_pairs_of_sizes(before: str, after: str) 
         saved = streams(before, n)
         for rank in range(m):
             held = KINDS[after](SHAPES, m, rank)
-            wanted = [Wanted(h.name, "float32", h.shape, h.box, 4) for h in held]
+            wanted = [WantedBox(h.name, "float32", h.shape, h.box, 4) for h in held]
             for h, found in zip(held, put_together(saved, wanted), strict=True):
                 at = tuple(slice(o, o + k) for o, k in zip(h.box.offsets, h.box.lengths, strict=True))
                 assert np.array_equal(found, WHOLES[h.name][at]), (n, m, rank, h)
@@ -79,7 +79,7 @@ def test_one_layout_tells_all_others_of_its_family(kind: str) -> None:
     for world in SIZES:
         saved = streams(kind, world)
         for teller, one in saved.items():
-            family = Family(one.layout, teller)
+            family = LayoutFamily(one.layout, teller)
             mine = {t.name for t in one.layout.tensors}
             for rank, other in saved.items():
                 alike = {t.name for t in other.layout.tensors} == mine
@@ -92,7 +92,7 @@ def test_one_layout_tells_all_others_of_its_family(kind: str) -> None:
 def test_whoever_saved_part_of_a_box_is_named(kind: str) -> None:
     for world in (1, 3, 4, 8):
         saved = streams(kind, world)
-        family = Family(saved[0].layout, 0)
+        family = LayoutFamily(saved[0].layout, 0)
         for after in (2, 5):
             for rank in range(after):
                 for h in KINDS["FSDP2"](SHAPES, after, rank):

@@ -16,7 +16,7 @@ from surefoot.format.layouts import Stream, TensorParts, build_layout
 from surefoot.geometry import Box
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.restore import CheckpointReader, Destination, ReadOptions, SaveSource, read_catalogue
-from surefoot.restore.read_plan import Wanted, plan, preference, spread
+from surefoot.restore.read_plan import WantedBox, plan, preference, spread
 
 ITEMSIZES = {"float32": 4, "float64": 8, "uint8": 1, "int16": 2}
 
@@ -95,7 +95,7 @@ def test_a_reshard_along_dimension_0_reads_hardly_more_than_it_needs(before: int
     wanted_bytes = read_bytes = 0
     for rank in range(after):
         (box,) = split(shape, after, rank)
-        planned = plan([Wanted("w", "float32", shape, box, 4)], saved)
+        planned = plan([WantedBox("w", "float32", shape, box, 4)], saved)
         wanted_bytes += planned.wanted_bytes
         read_bytes += planned.read_bytes
     assert wanted_bytes == 4096 * 1024 * 4
@@ -106,14 +106,14 @@ def test_a_reshard_across_dimensions_reads_at_most_a_third_more() -> None:
     shape = (2048, 1024)
     saved = streams(shape, 3)
     boxes = [Box((0, 0), (2048, 341)), Box((0, 341), (2048, 341)), Box((0, 682), (2048, 342))]
-    plans = [plan([Wanted("w", "float32", shape, box, 4)], saved) for box in boxes]
+    plans = [plan([WantedBox("w", "float32", shape, box, 4)], saved) for box in boxes]
     assert sum(p.read_bytes for p in plans) / sum(p.wanted_bytes for p in plans) < 1.33
 
 
 def test_ranges_never_leave_their_chunk_and_touching_ones_are_one_request() -> None:
     shape = (8192, 1024)
     saved = streams(shape, 2)
-    planned = plan([Wanted("w", "float32", shape, Box.whole(shape), 4)], saved)
+    planned = plan([WantedBox("w", "float32", shape, Box.whole(shape), 4)], saved)
     chunks = sum(len(stream.layout.chunk_starts) for stream in saved.values())
     assert len(planned.ranges) == chunks
     for r in planned.ranges:
@@ -123,12 +123,12 @@ def test_ranges_never_leave_their_chunk_and_touching_ones_are_one_request() -> N
 @pytest.mark.parametrize(
     ("wanted", "text"),
     [
-        (Wanted("other", "float32", (8, 8), Box.whole((8, 8)), 4), "tensor other is not in the checkpoint"),
-        (Wanted("w", "float32", (8, 9), Box.whole((8, 9)), 4), r"float32 \[8, 9\] in the program"),
-        (Wanted("w", "float64", (8, 8), Box.whole((8, 8)), 8), "float64"),
+        (WantedBox("other", "float32", (8, 8), Box.whole((8, 8)), 4), "tensor other is not in the checkpoint"),
+        (WantedBox("w", "float32", (8, 9), Box.whole((8, 9)), 4), r"float32 \[8, 9\] in the program"),
+        (WantedBox("w", "float64", (8, 8), Box.whole((8, 8)), 8), "float64"),
     ],
 )
-def test_a_tensor_that_is_not_there_as_wanted_is_refused_by_name(wanted: Wanted, text: str) -> None:
+def test_a_tensor_that_is_not_there_as_wanted_is_refused_by_name(wanted: WantedBox, text: str) -> None:
     with pytest.raises(StateMismatch, match=text):
         plan([wanted], streams((8, 8), 2))
 
@@ -159,7 +159,7 @@ def test_reads_of_one_rank_save_begin_at_each_of_its_copies_in_memory_in_turn_an
 @pytest.mark.parametrize("width", [1024, 768, 1000, 96])
 def test_a_chunk_of_a_matrix_is_placed_by_a_few_copies(width: int) -> None:
     saved = streams((4096, width), 1)
-    planned = plan([Wanted("w", "float32", (4096, width), Box.whole((4096, width)), 4)], saved)
+    planned = plan([WantedBox("w", "float32", (4096, width), Box.whole((4096, width)), 4)], saved)
     assert planned.read_bytes == planned.wanted_bytes
     segments = [len(r.segments) for r in planned.ranges]
     # clipped tiles at the edge of each row keep rows apart

@@ -139,7 +139,7 @@ def test_a_sealed_slot_holds_the_bytes_of_the_step(seed: int, schedule: list[tup
         untouched = all(kind != "change" for kind, *_ in schedule)
         played.stager.join()
         right = played.slot.tobytes() == played.wanted()
-        assert played.outcomes[0].sealed == right
+        assert played.outcomes[0].is_complete == right
         assert right or not untouched
     finally:
         played.stager.close()

@@ -190,7 +190,7 @@ def test_a_tensor_that_another_replaces_costs_no_other_its_view() -> None:
     replaced = [*sources]
     replaced[0] = of(torch.ones(SMALL_BYTES), 0)
     replaced[3] = of(torch.full((4,), 7.0), sources[3].start)
-    assert prepared.hold_for([replaced[3]], [*replaced[:3], *replaced[4:]])
+    assert prepared.prepare_for([replaced[3]], [*replaced[:3], *replaced[4:]])
     assert [n for n in range(5) if id(views[n]) != kept[n]] == [2]
     assert prepared.lazy == [replaced[0]]
     assert prepared.eager == []
@@ -202,7 +202,7 @@ def test_sources_that_do_not_take_the_place_of_others_are_divided_anew(other: st
     tensors = [torch.zeros(4, 4), torch.zeros(4, 4).t(), torch.zeros(4, 4)]
     sources = laid(tensors)
     prepared = GatheredSources([], sources)
-    assert prepared.hold_for([], list(sources)), "the same in another list"
+    assert prepared.prepare_for([], list(sources)), "the same in another list"
     match other:
         case "turned":
             sources[0] = of(torch.arange(16.0).reshape(4, 4).t(), 0)
@@ -210,7 +210,7 @@ def test_sources_that_do_not_take_the_place_of_others_are_divided_anew(other: st
             sources.append(of(torch.zeros(4), sources[-1].stop))
         case _:
             sources[1] = of(torch.zeros(4, 4), sources[1].start)
-    assert not prepared.hold_for([], sources)
+    assert not prepared.prepare_for([], sources)
 
 
 # ---- blocks ----------------------------------------------------------------------------------------------------------
@@ -328,11 +328,11 @@ def test_a_conjugated_tensor_is_laid_as_what_it_means() -> None:
 def test_slots_of_an_arena_share_nothing() -> None:
     memory = bytearray(30)
     arena = Arena(memoryview(memory), 2, 10)
-    arena.slot(0)[:] = 1
-    arena.slot(1)[:] = 2
+    arena.slot_view(0)[:] = 1
+    arena.slot_view(1)[:] = 2
     assert memory == b"\x01" * 10 + b"\x02" * 10 + b"\x00" * 10
     with pytest.raises(ValueError, match="slot 2"):
-        arena.slot(2)
+        arena.slot_view(2)
 
 
 def test_an_arena_larger_than_its_memory_is_refused() -> None:

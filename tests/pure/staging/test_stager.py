@@ -16,7 +16,7 @@ from surefoot import metrics
 from surefoot.staging import CopyOutcome, CopySource, Stager
 from surefoot.staging import stager as ordering
 from surefoot.staging.host_copies import Copy, Scratch
-from surefoot.staging.stager import LEAST_BYTES, TRY_EVERY, Crew, Timing, Work
+from surefoot.staging.stager import MIN_BYTES, TRY_EVERY, CopyCosts, CopyThreads, SharedWork
 
 # ---- stuck copies ----------------------------------------------------------------------------------------------------
 # What a system refuses (priorities, threads), and what hangs or dies behind the training, costs saves and never time without limit.
@@ -149,7 +149,7 @@ def test_without_leave_for_another_thread_the_training_copies_itself(
             raise RuntimeError("can't start new thread")
         start(self)
 
-    monkeypatch.setattr(Crew, "size", staticmethod(lambda: 2))
+    monkeypatch.setattr(CopyThreads, "size", staticmethod(lambda: 2))
     monkeypatch.setattr(threading.Thread, "start", limited)
     stager, outcomes = stagers(), list[CopyOutcome]()
     stager.start(slot, [], [source(ones())], outcomes.append)
@@ -208,7 +208,7 @@ def test_a_helper_that_hangs_in_a_copy_of_the_call_costs_the_save(
     monkeypatch: pytest.MonkeyPatch, stagers: Callable[[], Stager], slot: np.ndarray
 ) -> None:
     monkeypatch.setattr(ordering, "WAIT_SECONDS", 0.05)
-    monkeypatch.setattr(Crew, "size", staticmethod(lambda: 1))
+    monkeypatch.setattr(CopyThreads, "size", staticmethod(lambda: 1))
     begun, go, run = threading.Event(), threading.Event(), Copy.run
 
     def hangs(self: Copy) -> None:
@@ -235,7 +235,7 @@ def test_a_copy_that_was_interrupted_is_no_copy() -> None:
     def interrupted(thing: int) -> None:
         raise KeyboardInterrupt
 
-    work = Work(interrupted, [1])
+    work = SharedWork(interrupted, [1])
     with pytest.raises(KeyboardInterrupt):
         work.finish()
     assert work.error is not None
@@ -305,7 +305,7 @@ def test_join_takes_over_what_the_thread_has_not_begun(
     assert begun.wait(10)
     threading.Timer(0.05, go.set).start()
     stager.join()
-    assert [o.sealed for o in outcomes] == [True]
+    assert [o.is_complete for o in outcomes] == [True]
     assert all(set(slot_ordering[n * 1_000_000 : (n + 1) * 1_000_000]) == {n + 1} for n in range(8))
 
 
@@ -359,7 +359,7 @@ def test_nobody_waits_for_a_helper_that_gets_no_turn_and_what_it_finds_later_doe
             assert begun.wait(10), "a helper takes part"
         return digest(self, scratch)
 
-    monkeypatch.setattr(Crew, "size", staticmethod(lambda: 1))
+    monkeypatch.setattr(CopyThreads, "size", staticmethod(lambda: 1))
     monkeypatch.setattr(Copy, "digest", stopped)
     tensors, outcomes = [torch.full((1_000_000,), 7, dtype=torch.uint8) for _ in range(4)], list[CopyOutcome]()
     _, on = hold_copies(monkeypatch)
@@ -409,7 +409,7 @@ def test_a_tensor_that_moved_is_copied_from_where_it_is_now(stager: Stager, slot
         outcomes: list[CopyOutcome] = []
         stager.start(slot_ordering, [], [source], outcomes.append)
         stager.join()
-        assert outcomes[0].sealed
+        assert outcomes[0].is_complete
         assert np.all(slot_ordering[:1_200_000].view(np.float32) == value)
 
 
@@ -425,7 +425,7 @@ def test_a_failed_copy_is_an_outcome_not_a_crash(
         stager.start(slot_ordering, [], sources(torch.ones(500_000)), outcomes.append)
         stager.join()
     assert isinstance(outcomes[0].error, MemoryError)
-    assert not outcomes[0].sealed
+    assert not outcomes[0].is_complete
 
 
 def test_a_failed_copy_inside_the_call_is_the_callers(
@@ -444,46 +444,46 @@ def test_a_failed_copy_inside_the_call_is_the_callers(
 def test_close_ends_the_threads() -> None:
     owner = Stager()
     owner.close()
-    assert not [t for t in (owner._thread, *owner._crew._threads) if t.is_alive()]
+    assert not [t for t in (owner._thread, *owner._threads._threads) if t.is_alive()]
 
 
 # ---- timing ----------------------------------------------------------------------------------------------------------
 # Copies run where they hold the training up for less, and the other way is tried now and then.
 
-SIZE_TIMING = LEAST_BYTES
+SIZE_TIMING = MIN_BYTES
 
 
-def played(timing: Timing, saves: int, behind: tuple[float, float], inside: float) -> list[bool]:
+def played(timing: CopyCosts, saves: int, behind: tuple[float, float], inside: float) -> list[bool]:
     found = []
     for _ in range(saves):
         found.append(timing.choose(SIZE_TIMING))
-        timing.saw(found[-1], SIZE_TIMING, *(behind if found[-1] else (inside, 0.0)))
+        timing.record_cost(found[-1], SIZE_TIMING, *(behind if found[-1] else (inside, 0.0)))
     return found
 
 
 def test_with_a_core_to_spare_every_save_is_copied_behind() -> None:
-    assert all(played(Timing(), 100, (0.2, 0.01), 0.5))
+    assert all(played(CopyCosts(), 100, (0.2, 0.01), 0.5))
 
 
 def test_with_none_to_spare_saves_are_copied_inside_and_the_other_way_is_tried_now_and_then() -> None:
-    found = played(Timing(), 10 * TRY_EVERY, (0.2, 0.8), 0.5)
+    found = played(CopyCosts(), 10 * TRY_EVERY, (0.2, 0.8), 0.5)
     assert found[:3] == [True, False, False]
     assert sum(found) <= 1 + 10
 
 
 def test_a_core_that_becomes_free_is_found_again() -> None:
-    timing = Timing()
+    timing = CopyCosts()
     played(timing, 3, (0.2, 0.8), 0.5)
     found = played(timing, 3 * TRY_EVERY, (0.2, 0.0), 0.5)
     assert sum(found[-TRY_EVERY:]) == TRY_EVERY - 1
 
 
 def test_a_copy_that_was_waited_for_and_is_still_cheaper_stays_behind() -> None:
-    found = played(Timing(), 2 * TRY_EVERY, (0.1, 0.2), 0.5)
+    found = played(CopyCosts(), 2 * TRY_EVERY, (0.1, 0.2), 0.5)
     assert found.count(False) <= 3
 
 
 def test_what_is_small_is_always_copied_behind() -> None:
-    timing = Timing()
+    timing = CopyCosts()
     played(timing, 4, (0.2, 0.8), 0.5)
-    assert timing.choose(LEAST_BYTES - 1)
+    assert timing.choose(MIN_BYTES - 1)

@@ -330,7 +330,7 @@ def test_values_that_programs_keep_come_back() -> None:
 )
 def test_what_could_not_come_back_is_refused_with_its_path(value: Any, message: str) -> None:
     with pytest.raises(StateNotRestorable, match=message):
-        program({"ema": Kept(value)}).prove()
+        program({"ema": Kept(value)}).check_restorable()
 
 
 def test_proving_changes_nothing_and_calls_nothing_that_loads() -> None:
@@ -342,7 +342,7 @@ def test_proving_changes_nothing_and_calls_nothing_that_loads() -> None:
     ema.load_state_dict = loads.append  # type: ignore[method-assign]
     optimizer.register_load_state_dict_pre_hook(lambda *_: loads.append(1))
     before, state = torch.get_rng_state(), {id(p): {**s} for p, s in optimizer.state.items()}
-    program({"model": net, "optimizer": optimizer, "ema": ema}).prove()
+    program({"model": net, "optimizer": optimizer, "ema": ema}).check_restorable()
     assert not loads
     assert torch.equal(torch.get_rng_state(), before)
     assert all(state[id(p)][k] is v for p, s in optimizer.state.items() for k, v in s.items())

@@ -8,9 +8,9 @@ import torch
 from support.saved_streams import restored as restored_program
 from support.saved_streams import saved
 from surefoot.state import Program
-from surefoot.state.entries import Saved
+from surefoot.state.entries import SavedTensor
 from surefoot.state.optimizers import BuiltOptimizer, built
-from surefoot.state.tensor_building import Mark
+from surefoot.state.tensor_building import TensorPlaceholder
 
 NAME = "optimizer/~groups/0/lr"
 
@@ -18,8 +18,8 @@ NAME = "optimizer/~groups/0/lr"
 def restored(live: torch.Tensor, facts: dict[str, str] | None) -> torch.Tensor:
     parameter = torch.nn.Parameter(torch.zeros(2))
     here = BuiltOptimizer("optimizer", 0, [], [{"params": [parameter], "lr": live}], True, tensors={NAME: live})
-    saved = {NAME: Saved("float32", ())}
-    return built(here, {"groups": [{"lr": Mark(NAME, facts)}], "plain": {}}, saved).groups[NAME]
+    saved = {NAME: SavedTensor("float32", ())}
+    return built(here, {"groups": [{"lr": TensorPlaceholder(NAME, facts)}], "plain": {}}, saved).groups[NAME]
 
 
 @pytest.mark.parametrize("facts", [None, {"device": "cuda"}, {"device": "meta"}])

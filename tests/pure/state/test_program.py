@@ -107,10 +107,10 @@ def test_preparing_an_optimizer_changes_no_parameter() -> None:
     before = {name: p.detach().clone() for name, p in new["model"].named_parameters()}
     streams = streams_of(trained(1), 1)
     tensors = merged(streams)
-    from surefoot.state import Saved, read_values
+    from surefoot.state import SavedTensor, read_values
 
     values = read_values(streams[0].values)
-    index = {n: Saved(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for n, t in tensors.items()}
+    index = {n: SavedTensor(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for n, t in tensors.items()}
     program(new).prepare(values, values, index)
     assert all(torch.equal(before[name], p) for name, p in new["model"].named_parameters())
     assert not new["optimizer"].state, "nor the optimizer, until all is read"

@@ -14,11 +14,11 @@ from torch import nn
 from support.reads import reads
 from support.saved_streams import merged, restored, saved
 from surefoot.errors import ConfigurationError, StateNotRestorable
-from surefoot.format.layouts import ITEMSIZE, Family, Stream, TensorParts, build_layout
+from surefoot.format.layouts import ITEMSIZE, LayoutFamily, Stream, TensorParts, build_layout
 from surefoot.geometry import Box
 from surefoot.geometry.sharding import shard_box
 from surefoot.staging import copies_of
-from surefoot.state import Program, describe_flat, dtype_named, save_plan
+from surefoot.state import Program, describe_flat, dtype_from_name, save_plan
 
 
 class Holder(nn.Module):
@@ -38,7 +38,9 @@ def bits(tensor: torch.Tensor) -> bytes:
 def random_bits(dtype: str, *shape: int) -> torch.Tensor:
     raw = torch.randint(0, 2 if dtype == "bool" else 256, (*shape, ITEMSIZE[dtype]), dtype=torch.uint8)
     return (
-        raw.reshape(-1).view(dtype_named(dtype)).reshape(shape) if shape else raw.view(dtype_named(dtype)).reshape(())
+        raw.reshape(-1).view(dtype_from_name(dtype)).reshape(shape)
+        if shape
+        else raw.view(dtype_from_name(dtype)).reshape(())
     )
 
 
@@ -59,7 +61,7 @@ def test_every_element_type_returns_to_the_bit(dtype: str) -> None:
         "empty": random_bits(dtype, 0, 3),
         "odd": random_bits(dtype, 3, 1, 5),
     }
-    fresh = {n: torch.empty(t.shape, dtype=dtype_named(dtype)) for n, t in tensors.items()}
+    fresh = {n: torch.empty(t.shape, dtype=dtype_from_name(dtype)) for n, t in tensors.items()}
     new = returned(tensors, fresh, 2, 3)
     for name, tensor in tensors.items():
         found = getattr(new, name)
@@ -115,7 +117,7 @@ def test_ten_thousand_tensors_cost_little_at_every_save_after_the_first() -> Non
     entries = program.entries()
     plan = save_plan(entries, 3)
     assert len(plan.layout.tensors) == 10_000
-    assert len({id(entry.place) for entry in entries}) == 1, "tensors of one shape share their place"
+    assert len({id(entry.location) for entry in entries}) == 1, "tensors of one shape share their place"
     shares = [portion.within for portion in save_plan(entries, 0).portions]
     assert len({id(within) for within in shares}) == 1 < len(shares)
     begun = time.perf_counter()
@@ -189,7 +191,7 @@ def test_what_replicas_says_of_modules_is_not_said_of_what_all_ranks_share() -> 
         optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.1))
         objects = {"model": model, "optimizer": optimizer, "average": Average()}
         replicas = [rank // 2 * 2, rank // 2 * 2 + 1]
-        return {e.name: e.place.same for e in Program(objects, (rank, 4), replicas=replicas).entries()}
+        return {e.name: e.location.same for e in Program(objects, (rank, 4), replicas=replicas).entries()}
 
     for rank in range(4):
         found = {name: list(same.ranks()) for name, same in entries(rank).items()}
@@ -204,6 +206,6 @@ def test_what_replicas_says_of_modules_is_not_said_of_what_all_ranks_share() -> 
 def test_what_one_rank_keeps_to_itself_is_told_by_any_layout() -> None:
     objects = {"model": nn.Linear(2, 2), "extra": nn.Linear(3, 1)}
     plans = [save_plan(Program(objects, (rank, 4), local=("extra",)).entries(), rank) for rank in range(4)]
-    family = Family(plans[2].layout, 2)
+    family = LayoutFamily(plans[2].layout, 2)
     assert [family.stream(rank).digest for rank in range(4)] == [plan.digest for plan in plans]
     assert isinstance(family.stream(1), Stream)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.tiers import persistent_records
-from surefoot.tiers.persistent_records import PART_CHUNKS, Cut, PartBuffer, part_lengths
+from surefoot.tiers.persistent_records import PART_CHUNKS, ChunkMap, PartBuffer, part_lengths
 from surefoot.tiers.tier import Body
 
 SAVE, OTHER = RankSave(1, 10, 0), RankSave(1, 20, 0)
@@ -20,7 +20,7 @@ SAVE, OTHER = RankSave(1, 10, 0), RankSave(1, 20, 0)
 def test_every_chunk_is_found_where_its_part_has_it(lengths: list[int]) -> None:
     chunks = [bytes([number]) * length for number, length in enumerate(lengths)]
     starts = tuple(sum(lengths[:number]) for number in range(len(lengths)))
-    cut = Cut(starts, sum(lengths))
+    cut = ChunkMap(starts, sum(lengths))
     sizes = part_lengths(lengths)
     parts = [b"".join(chunks[at : at + PART_CHUNKS]) for at in range(0, len(chunks), PART_CHUNKS)]
     assert sizes == tuple(map(len, parts)) == tuple(cut.part_bytes(part) for part in range(len(parts)))

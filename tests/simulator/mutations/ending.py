@@ -20,12 +20,12 @@ MOST_ROUNDS = 1
 
 def _impatient(facts: Facts) -> str | None:
     """What the kubelet cannot start counts as what the program did."""
-    worn = facts.status.failed_starts >= MOST_ROUNDS and any(w.unstarted for w in facts.seen.workers)
+    worn = facts.status.failed_starts >= MOST_ROUNDS and any(w.start_blocker for w in facts.snapshot.workers)
     return "start failures used up backoffLimit" if worn else None
 
 
 ENDING = (
     Mutation("start failures use up backoffLimit", patches=((plan, "start_failure", _impatient),), settings=UNSTARTED),
-    Mutation("a job ends before its newest checkpoint is stored", patches=((final_checkpoint, "rescue", constant(None)),),
+    Mutation("a job ends before its newest checkpoint is stored", patches=((final_checkpoint, "upload_before_failing", constant(None)),),
              settings=OVERDUE),
 )  # fmt: skip

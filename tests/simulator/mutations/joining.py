@@ -17,7 +17,7 @@ JOINING = (
              settings=replace(TRIED, least_workers=3)),
     Mutation("a worker on a node that passes is waited for without limit", patches=((claim, "TRIED_SECONDS", 1e9),),
              settings=replace(TRIED, workers=1, nodes=3)),
-    Mutation("nobody is made in place of a worker that failed", patches=((workers, "_misplaced", constant(None)),),
+    Mutation("nobody is made in place of a worker that failed", patches=((workers, "_worker_on_unhealthy_node", constant(None)),),
              settings=replace(TRIED, least_workers=3)),
     Mutation("what nodes were left for counts no more", patches=((unhealthy_nodes, "TRIED", frozenset()),),
              settings=replace(TRIED, workers=1, nodes=4, steps=200)),

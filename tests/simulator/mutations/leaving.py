@@ -24,12 +24,14 @@ STARTING = replace(FIXED, nodes=5, faults=12, kinds=("pod is deleted", "pod is p
 UNANSWERED = replace(FIXED, nodes=3, least_workers=2, workers=2, replicas=2, interval=3, faults=6,
                      kinds=("job is suspended", "answers about pods are lost", "pod is deleted"))  # fmt: skip
 
-_transition = agent_life.transition
+_transition = agent_life.next_state
 
 
 def _at_once(life: Any, event: Any) -> Any:
     """An agent that is told to end ends its trainers before anybody can halt them."""
-    return _transition(life, on.LeaveAsked(event.exit_code) if isinstance(event, on.DepartureAsked) else event)
+    return _transition(
+        life, on.ShutdownRequested(event.exit_code) if isinstance(event, on.TerminationRequested) else event
+    )
 
 
 def _not_halted(facts: Facts) -> Any:
@@ -37,14 +39,16 @@ def _not_halted(facts: Facts) -> Any:
     wanted = _desired(facts)
     return (
         None
-        if wanted is not None and "is being deleted" in wanted.reason and not planned_change._goes_on(facts)
+        if wanted is not None
+        and "is being deleted" in wanted.reason
+        and not planned_change._can_continue_without(facts)
         else wanted
     )
 
 
 def _before_a_step(facts: Facts, hold: Any) -> bool:
     """A world that has told of no step yet is ended without a halt."""
-    return not has_stepped(facts, facts.world.epoch)
+    return not has_stepped(facts, facts.membership.generation)
 
 
 _desired, _stage = planned_change.desired_change, Trainer._stage
@@ -56,10 +60,10 @@ def _only_when_due(trainer: Trainer, step: int) -> bool:
 
 
 LEAVING = (
-    Mutation("an agent that is told to end ends its trainers at once", patches=((agent_life, "transition", _at_once),), settings=FIXED),
+    Mutation("an agent that is told to end ends its trainers at once", patches=((agent_life, "next_state", _at_once),), settings=FIXED),
     Mutation("who leaves no world behind is not halted", patches=((planned_change, "desired_change", _not_halted),), settings=FIXED),
-    Mutation("a deleted worker is noticed when it is gone", patches=((planned_change, "departure_reason", constant("")),), settings=ELASTIC),
-    Mutation("a world that told of no step is ended without a halt", patches=((planned_change, "_stepless", _before_a_step),),
+    Mutation("a deleted worker is noticed when it is gone", patches=((planned_change, "termination_reason", constant("")),), settings=ELASTIC),
+    Mutation("a world that told of no step is ended without a halt", patches=((planned_change, "_makes_no_step", _before_a_step),),
              settings=STARTING),
     Mutation("copies on a node that is left count", patches=((planned_change, "domains_being_evacuated", constant(set())),),
              settings=RECLAIMED),
@@ -67,6 +71,6 @@ LEAVING = (
              settings=RECLAIMED),
     Mutation("agents do not say that they are leaving", patches=((Agent, "leaving", property(constant(False))),),
              settings=RECLAIMED),
-    Mutation("who was asked to be deleted is chosen", patches=((availability, "_asked_to_go", constant({})),), settings=UNANSWERED),
+    Mutation("who was asked to be deleted is chosen", patches=((availability, "_requested_deletions", constant({})),), settings=UNANSWERED),
     Mutation("a halt's step is saved only where it was due", patches=((Trainer, "_stage", _only_when_due),), settings=FIXED),
 )  # fmt: skip

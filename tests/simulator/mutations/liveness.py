@@ -13,18 +13,18 @@ from simulator.rules import ALL
 from surefoot.agent import state_machine as agent_life
 from surefoot.flush import state_machine
 from surefoot.protocol.checkpoints.completeness import watermark
-from surefoot.protocol.identities import HolderEndpoint, WorkerId
-from surefoot.protocol.messages import PromoteSave
+from surefoot.protocol.identities import MemoryServerEndpoint, WorkerId
+from surefoot.protocol.messages import UploadSave
 from surefoot_operator.coordinator import listings, uploads
 from surefoot_operator.coordinator.pending_requests import PendingRequests
-from surefoot_operator.job_snapshot import HolderSeen
+from surefoot_operator.job_snapshot import ObservedMemoryServer
 from surefoot_operator.policy.core.facts import Facts
 from surefoot_operator.policy.failure import failure_detection as failures
 from surefoot_operator.policy.failure import memory_server_liveness as sight
-from surefoot_operator.policy.failure.memory_server_liveness import UsableHolders
+from surefoot_operator.policy.failure.memory_server_liveness import UsableMemoryServers
 from surefoot_operator.policy.membership import claim, final_checkpoint, restore_point, workers
 from surefoot_operator.policy.membership import restore_decisions as choices
-from surefoot_operator.policy.membership.expected_cost import Weighed
+from surefoot_operator.policy.membership.expected_cost import CostDecision
 
 _spend, _node_lost = Engine.spend, workers.node_lost
 
@@ -59,18 +59,18 @@ def _slow_plans(engine: Engine, process: Process, seconds: float) -> None:
 def _doubted(facts: Facts, name: str | None) -> bool:
     """A node that the cluster calls silent is lost, whoever is heard there."""
     node = facts.nodes.get(name or "")
-    return _node_lost(facts, name) or (node is not None and bool(node.doubt))
+    return _node_lost(facts, name) or (node is not None and bool(node.unconfirmed_failure))
 
 
-def _the_same_again(orders: PendingRequests, shares: Mapping[WorkerId, PromoteSave]) -> PendingRequests:
+def _the_same_again(orders: PendingRequests, shares: Mapping[WorkerId, UploadSave]) -> PendingRequests:
     """A share that comes back is the message that the agent has had."""
     wanted = {worker: replace(share, round=0) for worker, share in shares.items()}
-    return orders if orders.promotions == wanted else replace(orders, promotions=wanted)
+    return orders if orders.uploads == wanted else replace(orders, uploads=wanted)
 
 
 def _at_once(facts: Facts) -> float:
     """Whoever has not come when a leader begins is lost."""
-    return facts.seen.term_seconds
+    return facts.snapshot.term_seconds
 
 
 def _of_one(reading: Any, lineage: Any, epoch: int, bad: Any, covers: Any, domains: Any, replicas: int) -> Any:
@@ -78,48 +78,50 @@ def _of_one(reading: Any, lineage: Any, epoch: int, bad: Any, covers: Any, domai
     return watermark(reading, lineage, epoch, bad, covers, domains, 1)
 
 
-def _for_ever(facts: Facts, ready: int, tied: int | None = None) -> Weighed:
+def _for_ever(facts: Facts, ready: int, tied: int | None = None) -> CostDecision:
     """Whoever is missing is waited for, come who may."""
-    return Weighed(facts.world.changed_seconds + 1e9)
+    return CostDecision(facts.membership.changed_seconds + 1e9)
 
 
-def _answering(holders: Sequence[HolderSeen], named: Sequence[HolderEndpoint], epoch: int) -> UsableHolders:
+def _answering(
+    holders: Sequence[ObservedMemoryServer], named: Sequence[MemoryServerEndpoint], epoch: int
+) -> UsableMemoryServers:
     """Holders that the operator does not see are taken from the agents that do."""
-    return UsableHolders(tuple(h.endpoint for h in holders if h.state == "Ready" and (h.fence or 0) >= epoch))
+    return UsableMemoryServers(tuple(h.endpoint for h in holders if h.state == "Ready" and (h.fence or 0) >= epoch))
 
 
 LIVENESS = (
     Mutation("a replacement is waited for without limit", patches=((claim, "wait_or_shrink", _for_ever),),
              settings=WITHOUT_PODS),
     Mutation("a listing that does not decide is waited for without limit",
-             patches=((restore_point, "LISTING_PATIENCE_SECONDS", 1e9), (restore_point, "LONGEST_LISTING_SECONDS", 1e9)),
+             patches=((restore_point, "LISTING_PATIENCE_SECONDS", 1e9), (restore_point, "MAX_LISTING_SECONDS", 1e9)),
              settings=SLOW_LISTINGS),
     Mutation("a listing that takes long is given up and begun again",
              patches=((choices, "LISTING_SECONDS", 10.0), (listings, "MOST_LISTINGS", 0)), settings=LOST_LISTINGS),
     Mutation("what silent holders may have is waited for without limit",
-             patches=((restore_point, "_worth_waiting", constant(1e9)),), settings=UNSEEN),
+             patches=((restore_point, "_wait_budget_seconds", constant(1e9)),), settings=UNSEEN),
     Mutation("lost sight is lost data", patches=((restore_point, "why_alive", constant("")),), settings=BLIND),
     Mutation("a last checkpoint that is out of the operator's sight is trained again",
-             patches=((final_checkpoint, "_hidden", constant("")),), settings=BLIND_AT_THE_END),
-    Mutation("holders out of the operator's sight are taken from agents", patches=((sight, "usable_holders", _answering),),
+             patches=((final_checkpoint, "_unreachable_servers", constant("")),), settings=BLIND_AT_THE_END),
+    Mutation("holders out of the operator's sight are taken from agents", patches=((sight, "usable_servers", _answering),),
              settings=UNSEEING),
-    Mutation("an older epoch's saves keep their slots", patches=((state_machine, "EpochBegun", lambda _: state_machine.Tick(0.0)),),
+    Mutation("an older epoch's saves keep their slots", patches=((state_machine, "GenerationStarted", lambda _: state_machine.Tick(0.0)),),
              settings=UNSEEING_AND_ODD),
     Mutation("a last step that was lost is not trained again",  # by programs whose patience for a slot is over
              patches=((final_checkpoint, "_lost", constant(None)), (trainers, "HOLD_SLOT_SECONDS", 0.0)), settings=LAST_LOST),
     Mutation("a hang is never noticed",
-             patches=((failures, "standstill", constant(None)), (agent_life, "_tick", lambda life, at: (life, ()))),
+             patches=((failures, "detect_hang", constant(None)), (agent_life, "_tick", lambda life, at: (life, ()))),
              settings=replace(ROUGH, kinds=("trainer hangs",))),
     Mutation("what was refused is not asked for again", patches=((calls, "REFUSED_SECONDS", 1e9),), settings=FIXED),
     Mutation("an upload that was not wanted for a while is not asked for again",
              patches=((uploads, "promote", _the_same_again),), settings=LAST_UPLOADS),
-    Mutation("who has not come to a new leader is lost at once", patches=((failures, "unheard_until", _at_once),),
+    Mutation("who has not come to a new leader is lost at once", patches=((failures, "absent_member_deadline", _at_once),),
              settings=NEW_LEADERS),
     Mutation("a plan blocks the loop for seconds", patches=((Engine, "spend", _slow_plans),), settings=ROUGH),
     Mutation("a node that the cluster doubts is lost", patches=((workers, "node_lost", _doubted), (failures, "node_lost", _doubted)),
              settings=AWAY),
     Mutation("where what was stored last is gone, nothing older is restored",
-             patches=((restore_point, "_older_than_floor", constant(None)),), settings=BEREFT),
+             patches=((restore_point, "_older_than_last_uploaded", constant(None)),), settings=BEREFT),
     Mutation("the janitor does not look for the entry", replace(ALL, sweep_by_index=False)),
     Mutation("an agent without a leader takes one copy for enough", patches=((caretakers, "watermark", _of_one),), settings=ALONE),
 )  # fmt: skip

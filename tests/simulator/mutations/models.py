@@ -21,31 +21,31 @@ from simulator.rules import ALL
 from simulator.scopes import Scope
 from simulator.trainers import Trainer, advance, content_of
 from surefoot.flush import state_machine
-from surefoot.flush.state_machine import Draining, DrainState, Leg, SealedSave
+from surefoot.flush.state_machine import Flushing, FlushState, StagedSave, Transfer
 from surefoot.protocol.identities import RankSave
 from surefoot_operator.policy.membership import claim
 
 
 def _saved_at_exit(trainer: Trainer) -> None:
     """A rank whose peer has died saves its last step, with a state that is in the middle of the next."""
-    epoch, step, oracle = trainer.assign.epoch, trainer.step, trainer.simulation.oracle
+    epoch, step, oracle = trainer.assign.generation, trainer.step, trainer.simulation.oracle
     save = RankSave(epoch, step, trainer.rank)
     if (epoch, step) not in oracle.training.ledger or save in oracle.contents:
         return  # it has made no step yet, or has saved this one in time
-    content = content_of(advance(trainer.state, epoch, step + 1), trainer.assign.world, trainer.rank)
+    content = content_of(advance(trainer.state, epoch, step + 1), trainer.assign.world_size, trainer.rank)
     oracle.states.setdefault(save.checkpoint, trainer.state)
     oracle.contents[save] = (trainer.agent.incarnation, content)
     trainer.agent.stage(trainer, save, content)
 
 
-def _newest_heard(runner: DrainRunner, sealed: SealedSave) -> int:
+def _newest_heard(runner: DrainRunner, sealed: StagedSave) -> int:
     """A drain writes as whoever its agent belongs to now."""
-    return max(sealed.save.epoch, runner.agent.life.claimed)
+    return max(sealed.save.generation, runner.agent.life.claimed)
 
 
-def _given_up(_: DrainState, slot: Draining, *__: Any) -> tuple[Leg, ...]:
+def _given_up(_: FlushState, slot: Flushing, *__: Any) -> tuple[Transfer, ...]:
     """A drain frees the slot of a save that its targets did not take, however little the slot is needed."""
-    return slot.legs
+    return slot.transfers
 
 
 def _none_stored(_: Any) -> int:
@@ -67,7 +67,7 @@ MODELS = (
     Mutation("commit does not look for the chunks", replace(ALL, whole_commit=False)),
     Mutation("drop leaves the index entry", replace(ALL, drop_index_first=False)),
     Mutation("a drain writes as the newest epoch that its agent heard of", patches=((DrainRunner, "writer", _newest_heard),)),
-    Mutation("a save that no target took is given up at once", patches=((state_machine, "_kept", _given_up),), settings=LAST),
+    Mutation("a save that no target took is given up at once", patches=((state_machine, "_with_retries", _given_up),), settings=LAST),
     Mutation("status is written without testing anything", replace(ALL, compare_world=False, compare_status=False), settings=RIVALS),
     Mutation("status is written testing the world alone", replace(ALL, compare_status=False), settings=RIVALS),
     Mutation("trainers are not reaped", replace(ALL, reap=False)),

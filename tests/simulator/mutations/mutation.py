@@ -13,7 +13,7 @@ from simulator.rules import ALL, Rules
 from simulator.scopes import Scope
 from simulator.settings import Settings
 from simulator.world import REAL, Decisions
-from surefoot_operator.job_snapshot import Observed
+from surefoot_operator.job_snapshot import JobSnapshot
 from surefoot_operator.policy.planning import plan
 
 
@@ -103,7 +103,7 @@ def broken(mutation: Mutation) -> Iterator[None]:
             setattr(owner, name, value)
 
 
-def planning(change: Callable[[Observed], Observed]) -> Decisions:
+def planning(change: Callable[[JobSnapshot], JobSnapshot]) -> Decisions:
     """The real plan, of a snapshot that was changed."""
     return Decisions(plan=lambda seen: plan.plan(change(seen)))
 

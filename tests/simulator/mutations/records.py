@@ -9,7 +9,7 @@ from simulator import damage
 from simulator.mutations.mutation import ROUGH, Mutation, constant
 from simulator.tiers import Holder
 from simulator.trainers import Trainer
-from surefoot_operator.job_snapshot import PersistentSeen
+from surefoot_operator.job_snapshot import PersistentListing
 from surefoot_operator.policy.planning import plan
 
 DAMAGED = replace(ROUGH, steps=60, faults=14, fault_span_seconds=14.0, persistent_interval=1, interval=1,
@@ -32,8 +32,8 @@ def _unread(holder: Holder) -> Any:
 
 
 RECORDS = (
-    Mutation("what a listing could not read counts as absent", patches=((PersistentSeen, "unreadable_checkpoints", constant(frozenset())),), settings=WORN),
-    Mutation("what an upload finds to be damaged is uploaded for ever", patches=((plan, "found_by_uploads", constant(())),), settings=ENDING),
+    Mutation("what a listing could not read counts as absent", patches=((PersistentListing, "unreadable_checkpoints", constant(frozenset())),), settings=WORN),
+    Mutation("what an upload finds to be damaged is uploaded for ever", patches=((plan, "unreadable_by_upload", constant(())),), settings=ENDING),
     Mutation("one damaged entry hides all that a holder has", patches=((Holder, "read", _unread),), settings=DAMAGED),
     Mutation("where one copy is damaged no other is tried", patches=((Trainer, "_try", _first_copy_alone),),
              settings=replace(DAMAGED, persistent_interval=None, kinds=("chunk is damaged", "chunk is damaged", "trainer dies"))),

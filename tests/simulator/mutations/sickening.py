@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from simulator.judgement import FAILING, HANGING
 from simulator.mutations.mutation import ROUGH, Mutation, constant, planning
-from surefoot.protocol.hangs import Collective, OddCollective, RankPlace, odd_collective
-from surefoot_operator.job_snapshot import Observed
+from surefoot.protocol.hangs import Collective, CollectiveOutlier, RankStack, find_outlier
+from surefoot_operator.job_snapshot import JobSnapshot
 from surefoot_operator.policy.failure import failure_detection, unhealthy_nodes
 from surefoot_operator.policy.membership import node_exclusion
 
@@ -22,7 +22,7 @@ FAILS_WITH_ITS_RANK = replace(
 )
 
 
-def _all_of_nodes(seen: Observed) -> Observed:
+def _all_of_nodes(seen: JobSnapshot) -> JobSnapshot:
     """Whatever is found is taken for the node's."""
     told = (
         replace(one, findings=tuple(replace(f, blame="node") for f in one.findings)) if one.findings else one
@@ -31,39 +31,39 @@ def _all_of_nodes(seen: Observed) -> Observed:
     return replace(seen, sessions=tuple(told))
 
 
-def _the_first(places: Iterable[RankPlace]) -> tuple[int, str] | None:
+def _the_first(places: Iterable[RankStack]) -> tuple[int, str] | None:
     """Some rank is named, wherever it stands."""
     return next(((rank, place.text) for place in places for rank in place.ranks), None)
 
 
-def _whoever_waits(told: Iterable[Collective]) -> OddCollective | None:
+def _whoever_waits(told: Iterable[Collective]) -> CollectiveOutlier | None:
     """The first rank that waits holds all others up."""
-    return next((OddCollective(one.ranks[0], f"is in {one}", False) for one in told if one.waits), None)
+    return next((CollectiveOutlier(one.ranks[0], f"is in {one}", False) for one in told if one.waits), None)
 
 
-def _of_its_node(told: Iterable[Collective]) -> OddCollective | None:
+def _of_its_node(told: Iterable[Collective]) -> CollectiveOutlier | None:
     """Whatever a rank does is its node's fault."""
-    found = odd_collective(told)
+    found = find_outlier(told)
     return None if found is None else replace(found, program=False)
 
 
 SICKENING = (
     Mutation("some rank is named for a hang", settings=HANGING,
-             patches=((failure_detection, "odd_rank", _the_first), (failure_detection, "odd_collective", constant(None)))),
-    Mutation("who waits in a collective is named for the hang", patches=((failure_detection, "odd_collective", _whoever_waits),),
+             patches=((failure_detection, "find_outlier_rank", _the_first), (failure_detection, "find_outlier", constant(None)))),
+    Mutation("who waits in a collective is named for the hang", patches=((failure_detection, "find_outlier", _whoever_waits),),
              settings=replace(HANGING, workers=4)),
-    Mutation("a node is blamed for unlike paths of a program", patches=((failure_detection, "odd_collective", _of_its_node),),
+    Mutation("a node is blamed for unlike paths of a program", patches=((failure_detection, "find_outlier", _of_its_node),),
              settings=replace(HANGING, workers=4)),
     Mutation("a node is left for what a program did", decisions=planning(_all_of_nodes),
              settings=replace(SICK, kinds=("a program errs on its GPU",))),
     Mutation("what most nodes find is taken for each one's own", patches=((unhealthy_nodes, "_is_shared", constant(False)),),
              settings=replace(SICK, kinds=("all nodes find the same",))),
-    Mutation("a node that fails a job again and again is not left", patches=((node_exclusion, "leaving", constant(None)),),
+    Mutation("a node that fails a job again and again is not left", patches=((node_exclusion, "is_exclusion_worth_it", constant(None)),),
              settings=FAILS_AGAIN),
     Mutation("a node is left for one failure", settings=replace(FAILING, kinds=("trainer dies", *FAILS_AGAIN.kinds), steps=120),
-             patches=((node_exclusion, "_FEWEST", 1), (node_exclusion, "MOST_CHANCE", 1.0))),
+             patches=((node_exclusion, "_MIN_INCIDENTS_ELSEWHERE", 1), (node_exclusion, "MAX_CHANCE_PROBABILITY", 1.0))),
     Mutation("nodes are left for a rank that fails wherever it runs", patches=((node_exclusion, "_follows_rank", constant(False)),),
              settings=FAILS_WITH_ITS_RANK),
-    Mutation("a finding is acted upon before others are heard", patches=((unhealthy_nodes, "SETTLE_SECONDS", 0.0),),
+    Mutation("a finding is acted upon before others are heard", patches=((unhealthy_nodes, "CONFIRM_SECONDS", 0.0),),
              settings=replace(SICK, kinds=("all nodes find the same",))),
 )  # fmt: skip

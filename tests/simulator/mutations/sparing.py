@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simulator.mutations.mutation import ROUGH, Mutation
-from surefoot_operator.job_snapshot import SessionSeen
+from surefoot_operator.job_snapshot import ObservedSession
 from surefoot_operator.policy.core.facts import Facts
-from surefoot_operator.policy.failure.spare_workers import newest_attempts, wanted_indexes
+from surefoot_operator.policy.failure.spare_workers import newest_attempts, required_indices
 from surefoot_operator.policy.membership import claim
 from surefoot_operator.policy.planning import plan
 
@@ -16,25 +16,25 @@ SPARED = replace(ROUGH, nodes=5, spares=1, steps=60, faults=4, fault_span_second
 TAKEN = replace(SPARED, least_workers=3, faults=1, fault_span_seconds=4.0, steps=80)
 
 
-def _by_number(facts: Facts) -> list[SessionSeen]:
+def _by_number(facts: Facts) -> list[ObservedSession]:
     """Spares are whoever has the highest numbers, and stay it."""
     return [s for s in newest_attempts(facts) if s.index < facts.spec.replicas]
 
 
-def _sorted(facts: Facts, chosen: list[SessionSeen]) -> list[SessionSeen]:
+def _sorted(facts: Facts, chosen: list[ObservedSession]) -> list[ObservedSession]:
     return sorted(chosen, key=lambda s: s.index)
 
 
 def _enough(facts: Facts) -> frozenset[int]:
     """A world that lost somebody and is whole again wants nobody else."""
-    world = facts.status.world
+    world = facts.status.membership
     whole = world is not None and world.state == "Committed" and len(world.members) == facts.spec.replicas
-    whole = whole and facts.running_epoch > 1
-    return frozenset(m.index for m in facts.members.values()) if whole else wanted_indexes(facts)
+    whole = whole and facts.running_generation > 1
+    return frozenset(m.index for m in facts.members.values()) if whole else required_indices(facts)
 
 
 SPARING = (
     Mutation("spares get no rank", patches=((claim, "newest_attempts", _by_number),), settings=SPARED),
     Mutation("ranks follow the numbers of workers", patches=((claim, "_ranked", _sorted),), settings=SPARED),
-    Mutation("a spare that was taken is not made again", patches=((plan, "wanted_indexes", _enough),), settings=TAKEN),
+    Mutation("a spare that was taken is not made again", patches=((plan, "required_indices", _enough),), settings=TAKEN),
 )  # fmt: skip

@@ -21,6 +21,8 @@ def _in_order(domains: Iterable[str], replicas: int, topology: Any) -> list[tupl
 
 SPREADING = (
     Mutation(
-        "neighbours by name hold each other's copies", patches=((placement, "groups", _in_order),), settings=RACKS
+        "neighbours by name hold each other's copies",
+        patches=((placement, "replica_groups", _in_order),),
+        settings=RACKS,
     ),
 )

@@ -34,8 +34,8 @@ from surefoot_operator.policy.membership import planned_change as planned
 from surefoot_operator.policy.membership import workers
 from surefoot_operator.policy.planning import plan
 
-_replied, _advance, _assigned = barrier.apply_reply, agent_life.transition, agent_life._assigned
-_bound, _unsaid, _place = planned._bound, desired_messages.outbox_diff, desired_messages._place
+_replied, _advance, _assigned = barrier.apply_reply, agent_life.next_state, agent_life._assigned
+_bound, _unsaid, _place = planned._bound, desired_messages.outbox_diff, desired_messages._member_index
 _rank_answered, _claim, _start = agent_life._apply_barrier_reply, agent_life._claim, agent_life._start
 
 
@@ -57,8 +57,8 @@ def _one_rank_will_do(life: AgentState, mine: Any, reply: said.BarrierReply) -> 
 
 def _any_epoch(life: AgentState, assign: said.Assign) -> Any:
     """An agent follows whatever assignment it hears last, also one of an older epoch."""
-    if assign.epoch < life.claimed:
-        life = replace(life, claimed=assign.epoch, started=min(life.started, assign.epoch - 1))
+    if assign.generation < life.claimed:
+        life = replace(life, claimed=assign.generation, started=min(life.started, assign.generation - 1))
     return _assigned(life, assign)
 
 
@@ -101,7 +101,7 @@ def _row_of_all(facts: Any, last_step: int) -> bool:
     return False
 
 
-_allowance = budget.allowance
+_allowance = budget.decide_restart
 
 
 def _hasty(facts: Any, since_seconds: float) -> float | None:
@@ -112,7 +112,7 @@ def _hasty(facts: Any, since_seconds: float) -> float | None:
 def _said_before(told: Any, wanted: Any) -> Any:
     """What was said once is not said again, changed or not."""
     send, now_told = _unsaid(told, wanted)
-    return tuple(m for m in send if not isinstance(m, said.Holders)), now_told
+    return tuple(m for m in send if not isinstance(m, said.MemoryServers)), now_told
 
 
 TALK = (
@@ -123,20 +123,20 @@ TALK = (
     Mutation("an agent takes an older epoch's assignment", patches=((agent_life, "_assigned", _any_epoch),), settings=FORMER),
     Mutation("a claim does not take back what an agent was told", patches=((agent_life, "_claim", _goes_on),), settings=COLD),
     Mutation("trainers that ended are started again in the same epoch", patches=((agent_life, "_start", _twice),)),
-    Mutation("an agent says its facts once", patches=((agent_life, "transition", _tells_once),), settings=OUTLIVED),
-    Mutation("an agent's place is that of its worker, whoever it is", patches=((desired_messages, "_place", _every_worker),),
+    Mutation("an agent says its facts once", patches=((agent_life, "next_state", _tells_once),), settings=OUTLIVED),
+    Mutation("an agent's place is that of its worker, whoever it is", patches=((desired_messages, "_member_index", _every_worker),),
              redundant="the store's address and the plan's own membership name the incarnation as well"),
     Mutation("agents do not hear when holders change", patches=((desired_messages, "outbox_diff", _said_before),)),
-    Mutation("what a node did counts as what the program did", patches=((plan, "allowance", _all_program),),
+    Mutation("what a node did counts as what the program did", patches=((plan, "decide_restart", _all_program),),
              settings=replace(ROUGH, kinds=("node dies", "agent dies"), step_seconds=2.0, steps=12, faults=14)),
     Mutation("steps that were made do not end a row of restarts", patches=((budget, "_progressed", _row_of_all),),
              settings=replace(ROUGH, kinds=("trainer dies",), faults=10, steps=120, fault_span_seconds=25.0)),
-    Mutation("steps that others tell of are no sign of life", patches=((failures, "moving_until", _hasty),), settings=UNHEARD),
+    Mutation("steps that others tell of are no sign of life", patches=((failures, "progressing_until", _hasty),), settings=UNHEARD),
     Mutation("a line that breaks is a worker that is lost",
-             patches=((failures, "RECONNECT_GRACE_SECONDS", 0.0), (failures, "moving_until", _hasty)), settings=BROKEN),
+             patches=((failures, "RECONNECT_GRACE_SECONDS", 0.0), (failures, "progressing_until", _hasty)), settings=BROKEN),
     Mutation("requests of an older world are still answered", patches=((conversations, "drop_other_generations", lambda order, *_: order),),
              redundant="answers bear the epoch that they were asked for, and whoever reads them compares it"),
-    Mutation("a replaced agent may come back", patches=((sessions, "refusal", constant(None)),),
+    Mutation("a replaced agent may come back", patches=((sessions, "rejection", constant(None)),),
              redundant="a fabric runs one agent of a worker at a time, and members are named by incarnation"),
-    Mutation("workers that are lost are not replaced", patches=((workers, "_place", lambda *_: workers._Place()),)),
+    Mutation("workers that are lost are not replaced", patches=((workers, "_plan_index", lambda *_: workers._IndexPlan()),)),
 )  # fmt: skip

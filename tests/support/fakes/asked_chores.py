@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from surefoot.agent.coordinator_requests import CoordinatorRequests, SaveLocations
-from surefoot.protocol.messages import FromAgent, Listing, ListPersistent
+from surefoot.protocol.messages import FromAgent, ListPersistent, PersistentPage
 from surefoot.settings import JobSettings
 
 
@@ -23,7 +23,7 @@ def answers(job: JobSettings, *requests: ListPersistent) -> list[FromAgent]:
             work.ask(request)
             while True:
                 found.append(await asyncio.wait_for(told.get(), 30))
-                if not (isinstance(found[-1], Listing) and found[-1].more):
+                if not (isinstance(found[-1], PersistentPage) and found[-1].more):
                     break
         task.cancel()
         await work.close()

@@ -15,7 +15,7 @@ from typing import TypeVar
 import aiohttp
 
 from support.machine_speed import scaled
-from surefoot.protocol.memory_server_list import HolderList
+from surefoot.protocol.memory_server_list import MemoryServerList
 from surefoot.protocol.messages import FromAgent, Hello, Message, ToAgent
 from surefoot.protocol.wire import decode, encode
 
@@ -104,10 +104,10 @@ class FakeAgent:
 
     async def _read(self) -> None:
         assert self.socket is not None
-        holders = HolderList()
+        holders = MemoryServerList()
         try:
             async for frame in self.socket:
-                message: Message | None = holders.heard(decode(frame.data))  # type: ignore[arg-type]
+                message: Message | None = holders.apply_message(decode(frame.data))  # type: ignore[arg-type]
                 if message is None:
                     continue
                 async with self._news:
@@ -128,9 +128,9 @@ def hello(index: int = 0, attempt: int = 1, **other: object) -> Hello:
         "incarnation": f"i{index}-{attempt}",
         "node": f"node-{index}",
         "token": f"token-{index}-{attempt}",
-        "epoch": 0,
+        "generation": 0,
         "stopped": 0,
-        "warm": True,
+        "is_warm": True,
     }
     return Hello(**{**fields, **other})  # type: ignore[arg-type]  # tests name real fields
 

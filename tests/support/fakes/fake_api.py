@@ -11,8 +11,8 @@ import copy
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, cast
 
-from surefoot_operator.platforms.kubernetes.api_client import Api, Ran
-from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused, ApiSilent
+from surefoot_operator.platforms.kubernetes.api_client import Api, ExecResult
+from surefoot_operator.platforms.kubernetes.api_objects import ApiError, ApiUnreachable
 from surefoot_operator.rejected_calls import RefusedCalls
 
 Body = dict[str, Any]
@@ -31,7 +31,7 @@ class FakeApi:
         """Path -> what is streamed there that is no JSON."""
         self.queries: list[dict[str, str | int]] = []
         """With what each of these was asked for."""
-        self.programs: dict[str, Callable[[Sequence[str], str], Ran]] = {}
+        self.programs: dict[str, Callable[[Sequence[str], str], ExecResult]] = {}
         """Path -> what a command with an input leaves there."""
         self.refused = RefusedCalls()
         self.reachable = asyncio.Event()
@@ -59,7 +59,7 @@ class FakeApi:
         if query is not None:
             items = [copy.deepcopy(o) for p, o in sorted(self.objects.items()) if p.startswith(f"{path}/")]
             return {"items": items, "metadata": {"resourceVersion": str(self._version)}}
-        raise ApiRefused(f"GET {path}", 404, "NotFound", "not found")
+        raise ApiError(f"GET {path}", 404, "NotFound", "not found")
 
     async def stream(
         self, path: str, query: Mapping[str, str | int], silence_seconds: float
@@ -67,15 +67,15 @@ class FakeApi:
         assert silence_seconds > 0
         await self._asked("STREAM", path)
         if path not in self.texts:
-            raise ApiRefused(f"STREAM {path}", 400, "BadRequest", "container trainer is waiting to start")
+            raise ApiError(f"STREAM {path}", 400, "BadRequest", "container trainer is waiting to start")
         self.queries.append(dict(query))
         yield self.texts[path].encode()
 
-    async def run_in(self, path: str, container: str, command: Sequence[str], told: str, seconds: float) -> Ran:
+    async def run_in(self, path: str, container: str, command: Sequence[str], told: str, seconds: float) -> ExecResult:
         assert seconds > 0
         await self._asked("EXEC", path)
         if path not in self.programs:
-            raise ApiRefused(f"exec {path}", 404, "NotFound", "not found")
+            raise ApiError(f"exec {path}", 404, "NotFound", "not found")
         return self.programs[path](command, told)
 
     async def post(self, path: str, body: Body, query: Mapping[str, str | int] | None = None) -> Body:
@@ -84,35 +84,35 @@ class FakeApi:
             return self.answers[path](body)
         where = f"{path}/{body['metadata']['name']}"
         if where in self.objects:
-            raise ApiRefused(f"POST {path}", 409, "AlreadyExists", "it exists")
+            raise ApiError(f"POST {path}", 409, "AlreadyExists", "it exists")
         return self.keep(where, body)
 
     async def put(self, path: str, body: Body) -> Body:
         await self._asked("PUT", path)
         if path not in self.objects:
-            raise ApiRefused(f"PUT {path}", 404, "NotFound", "not found")
+            raise ApiError(f"PUT {path}", 404, "NotFound", "not found")
         if body["metadata"].get("resourceVersion") != self.objects[path]["metadata"]["resourceVersion"]:
-            raise ApiRefused(f"PUT {path}", 409, "Conflict", "the object has been modified")
+            raise ApiError(f"PUT {path}", 409, "Conflict", "the object has been modified")
         return self.keep(path, body)
 
     async def patch(self, path: str, operations: list[Body]) -> Body:
         """A JSON Patch, whole or not at all."""
         await self._asked("PATCH", path)
         if path not in self.objects:
-            raise ApiRefused(f"PATCH {path}", 404, "NotFound", "not found")
+            raise ApiError(f"PATCH {path}", 404, "NotFound", "not found")
         changed = copy.deepcopy(self.objects[path])
         for operation in operations:
             if not _patched(changed, operation):
-                raise ApiRefused(f"PATCH {path}", 422, "Invalid", f"{operation['op']} {operation['path']}")
+                raise ApiError(f"PATCH {path}", 422, "Invalid", f"{operation['op']} {operation['path']}")
         return self.keep(path, changed)
 
     async def delete(self, path: str, options: Body) -> Body:
         await self._asked("DELETE", path)
         if path not in self.objects:
-            raise ApiRefused(f"DELETE {path}", 404, "NotFound", "not found")
+            raise ApiError(f"DELETE {path}", 404, "NotFound", "not found")
         wanted = options.get("preconditions", {}).get("uid")
         if wanted is not None and wanted != self.objects[path]["metadata"].get("uid"):
-            raise ApiRefused(f"DELETE {path}", 409, "Conflict", "the uid differs")
+            raise ApiError(f"DELETE {path}", 409, "Conflict", "the uid differs")
         return self.objects.pop(path)
 
     def keep(self, path: str, body: Body) -> Body:
@@ -147,4 +147,4 @@ def _patched(body: Body, operation: Body) -> bool:
 
 def silent(verb: str, path: str) -> None:
     """For `before`: no answer comes."""
-    raise ApiSilent(f"{verb} {path}", ConnectionRefusedError("refused"))
+    raise ApiUnreachable(f"{verb} {path}", ConnectionRefusedError("refused"))

@@ -16,14 +16,14 @@ from typing import BinaryIO, TypeVar
 from aiohttp import WSMsgType, web
 
 from surefoot.linux_process import identity_of
-from surefoot.protocol.memory_server_list import HoldersTold, changes
+from surefoot.protocol.memory_server_list import SentServers, list_changes
 from surefoot.protocol.messages import (
     Assign,
     FromAgent,
     Heartbeat,
     Hello,
-    Holders,
-    Refused,
+    HelloRejected,
+    MemoryServers,
     StoreReady,
     ToAgent,
     Welcome,
@@ -42,7 +42,7 @@ class Heard:
     hellos: list[Hello] = field(default_factory=list)
     messages: list[FromAgent] = field(default_factory=list)
     line: web.WebSocketResponse | None = None
-    sent_holders: HoldersTold = ()
+    sent_holders: SentServers = ()
     """The list of holders that its present line has."""
 
 
@@ -52,7 +52,7 @@ class FakeCoordinator:
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.agents: dict[int, Heard] = {}
         self._tls = tls
-        self.refuse: Refused | None = None
+        self.refuse: HelloRejected | None = None
         self.term = uuid.uuid4().hex
         self._port = 0
         self._runner: web.AppRunner | None = None
@@ -86,11 +86,13 @@ class FakeCoordinator:
         agent = self.agents[index]
         line = agent.line
         assert line is not None, f"agent {index} has no line"
-        if isinstance(message, Assign | Holders):  # as a coordinator does: the list by its changes, then the message
-            changed = changes(agent.sent_holders, message.holders)
+        if isinstance(
+            message, Assign | MemoryServers
+        ):  # as a coordinator does: the list by its changes, then the message
+            changed = list_changes(agent.sent_holders, message.servers)
             if changed is not None:
                 await line.send_str(encode(changed))
-            agent.sent_holders, message = message.holders, replace(message, holders=())
+            agent.sent_holders, message = message.servers, replace(message, servers=())
         await line.send_str(encode(message))
 
     async def until(self, index: int, kind: type[T], fits: Callable[[T], bool] = lambda _: True) -> T:
@@ -116,7 +118,7 @@ class FakeCoordinator:
         assigns = [assignment(epoch, place, len(indexes), local_ranks=local_ranks) for place, _ in enumerate(indexes)]
         for index, assign in zip(indexes, assigns, strict=True):
             await self.say(index, assign)
-        ready = await self.until(indexes[0], StoreReady, lambda m: m.epoch == epoch)
+        ready = await self.until(indexes[0], StoreReady, lambda m: m.generation == epoch)
         whole = tuple(Assign(**{**_fields(a), "store": ready.address}) for a in assigns)
         for index, assign in zip(indexes, whole, strict=True):
             await self.say(index, assign)
@@ -125,7 +127,7 @@ class FakeCoordinator:
     async def stepping(self, epoch: int, *indexes: int, beyond: int = 0) -> int:
         """Waits until every agent is past this step of this epoch; the least step."""
         steps = [
-            (await self.until(i, Heartbeat, lambda b: b.epoch == epoch and b.progress.step > beyond)).progress.step
+            (await self.until(i, Heartbeat, lambda b: b.generation == epoch and b.progress.step > beyond)).progress.step
             for i in indexes
         ]
         return min(steps)
@@ -138,7 +140,7 @@ class FakeCoordinator:
         if heard is None or not heard.hellos:
             return False
         beat = self.last(index, Heartbeat)
-        return beat.warm if beat is not None else heard.hellos[-1].warm
+        return beat.is_warm if beat is not None else heard.hellos[-1].is_warm
 
     async def _agent(self, request: web.Request) -> web.StreamResponse:
         line = web.WebSocketResponse()
@@ -175,8 +177,8 @@ def _fields(assign: Assign) -> dict[str, object]:
 def assignment(epoch: int, place: int, size: int, local_ranks: int = 1) -> Assign:
     """A member's assignment with no holders: these worlds save nothing."""
     return Assign(
-        epoch=epoch,
-        world=size * local_ranks,
+        generation=epoch,
+        world_size=size * local_ranks,
         first_rank=place * local_ranks,
         local_ranks=local_ranks,
         group_rank=place,
@@ -187,7 +189,7 @@ def assignment(epoch: int, place: int, size: int, local_ranks: int = 1) -> Assig
         token="t",
         hosts_store=place == 0,
         store=None,
-        holders=(),
+        servers=(),
         targets=(),
         replicas=1,
     )

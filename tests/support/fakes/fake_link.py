@@ -6,9 +6,9 @@ import threading
 from dataclasses import dataclass, field
 
 from surefoot.ipc.save_backend import ReusableSave
-from surefoot.ipc.trainer_messages import Attached, Pausing, Staged, Stepped
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint
-from surefoot.protocol.progress import NONE_ODD, OddSteps
+from surefoot.ipc.trainer_messages import Attached, PauseReport, Staged, StepReport
+from surefoot.protocol.identities import Checkpoint, MemoryServerEndpoint
+from surefoot.protocol.progress import NO_ANOMALIES, AnomalyRun
 
 
 def attached(interval_steps: int = 2, parent: Checkpoint | None = None) -> Attached:
@@ -25,8 +25,8 @@ class FakeLink:
     hold: int | None = None
     at_level: int = 0
     saves: list[tuple[Staged, bytes, bytes]] = field(default_factory=list)
-    steps: list[Stepped] = field(default_factory=list)
-    pauses: list[Pausing] = field(default_factory=list)
+    steps: list[StepReport] = field(default_factory=list)
+    pauses: list[PauseReport] = field(default_factory=list)
     said: list[tuple[str, str]] = field(default_factory=list)
     order: list[str] = field(default_factory=list)
     closed: int | None = None
@@ -39,7 +39,7 @@ class FakeLink:
         self.arenas = 0
         self.lock = threading.Lock()
 
-    def arena(self, slot_bytes: int) -> tuple[memoryview, int, int]:
+    def request_arena(self, slot_bytes: int) -> tuple[memoryview, int, int]:
         if self.refuse_arena:
             raise MemoryError("no staging memory here")
         self.arenas += 1
@@ -50,28 +50,28 @@ class FakeLink:
     def reusable_saves(self, checkpoint: Checkpoint) -> dict[int, ReusableSave]:
         return {}
 
-    def all_holders(self) -> tuple[HolderEndpoint, ...]:
-        return self.attached.holders
+    def fetch_all_servers(self) -> tuple[MemoryServerEndpoint, ...]:
+        return self.attached.servers
 
     def free_slot(self, wait_seconds: float) -> int | None:
         return next((slot for slot in range(self.slots) if slot not in self.busy), None)
 
-    def staged(self, message: Staged) -> None:
+    def hand_over_slot(self, message: Staged) -> None:
         start = message.slot * self.slot_bytes
         middle = start + message.stream_bytes
         data = bytes(self.memory[start : middle + message.values_bytes])
         with self.lock:
             self.saves.append((message, data[: message.stream_bytes], data[message.stream_bytes :]))
             self.order.append(f"staged {message.step}")
-            if any(message.step <= done.progress.settled.upto for done in self.steps):
+            if any(message.step <= done.progress.closed_steps.closed_up_to for done in self.steps):
                 self.late.append(message.step)
             if self.draining:
                 self.busy.add(message.slot)
 
-    def stepped(self, message: Stepped) -> None:
+    def report_step(self, message: StepReport) -> None:
         self.steps.append(message)
 
-    def pausing(self, message: Pausing) -> None:
+    def report_pause(self, message: PauseReport) -> None:
         self.pauses.append(message)
 
     def is_barrier_at(self, step: int) -> bool:
@@ -81,22 +81,24 @@ class FakeLink:
         self.order.append(f"held {step}")
         self.hold = None
 
-    def level(self) -> int:
+    def min_interval_exponent(self) -> int:
         return self.at_level
 
-    def restored(self, step: int, source: str, size_bytes: int, seconds: float, odd: OddSteps = NONE_ODD) -> None:
+    def report_restore(
+        self, step: int, source: str, size_bytes: int, seconds: float, odd: AnomalyRun = NO_ANOMALIES
+    ) -> None:
         self.order.append(f"restored {step}")
 
     def restore_failed(self, checkpoint: Checkpoint, absent: bool, detail: str) -> None:
         self.order.append(f"failed {checkpoint}")
 
-    def say(self, reason: str, text: str) -> None:
+    def notify(self, reason: str, text: str) -> None:
         self.said.append((reason, text))
 
     def flush(self, wait_seconds: float) -> bool:
         return not self.busy
 
-    def disown(self) -> None:
+    def disable_after_fork(self) -> None:
         self.order.append("disowned")
 
     def close(self, step: int, offered: bool = False) -> None:

@@ -25,10 +25,10 @@ from support.fakes.fake_agent import FakeAgent
 from support.servers.redis_server import ADMIN_PASSWORD, start_somewhere
 from surefoot.errors import SurefootError
 from surefoot.linux_process import ProcessIdentity, identity_of
-from surefoot.memory_server import Credentials, HolderClient, server_process
-from surefoot.memory_server.server_process import HolderServer, ServerSettings
+from surefoot.memory_server import Credentials, MemoryServerClient, server_process
+from surefoot.memory_server.server_process import RunningServer, ServerSettings
 from surefoot.protocol.checkpoints.records import Layout, Piece, RankManifest, TensorLayout
-from surefoot.protocol.checkpoints.save_state import NOTHING_SETTLED, Settled
+from surefoot.protocol.checkpoints.save_state import NO_CLOSED_STEPS, ClosedSteps
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.messages import (
     Assign,
@@ -38,19 +38,19 @@ from surefoot.protocol.messages import (
     Finished,
     Heartbeat,
     Hello,
-    Holders,
-    Retire,
-    Stop,
-    Stopped,
+    MemoryServers,
+    Shutdown,
+    StopTrainers,
     StoreReady,
     ToAgent,
+    TrainersStopped,
 )
 from surefoot.protocol.progress import Progress
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.platforms.local.platform import Store
 from surefoot_operator.platforms.local.run_folder import (
-    HolderRecord,
+    MemoryServerRecord,
     NodeRecord,
     RunFolder,
     WorkerRecord,
@@ -134,16 +134,20 @@ class Trainee:
         self._line = None
 
     async def _obey(self, message: ToAgent) -> None:
-        if isinstance(message, Stop) and message.epoch > self.stopped:
-            if self.running < message.epoch:
+        if isinstance(message, StopTrainers) and message.generation > self.stopped:
+            if self.running < message.generation:
                 await self._reap()
-            self.stopped = message.epoch
-            await self._say(Stopped(message.epoch))
+            self.stopped = message.generation
+            await self._say(TrainersStopped(message.generation))
         elif isinstance(message, Assign):
             await self._assign(message)
-        elif isinstance(message, Holders) and self.assigned is not None and message.epoch == self.assigned.epoch:
+        elif (
+            isinstance(message, MemoryServers)
+            and self.assigned is not None
+            and message.generation == self.assigned.generation
+        ):
             known = {n: getattr(self.assigned, n) for n in self.assigned.__dataclass_fields__}
-            self.assigned = Assign(**{**known, "holders": message.holders, "targets": message.targets})
+            self.assigned = Assign(**{**known, "servers": message.servers, "targets": message.targets})
         elif isinstance(message, Barrier):
             if message.phase == "proposed":
                 accepted = message.step > self.step
@@ -151,19 +155,19 @@ class Trainee:
                 await self._say(BarrierReply(message.generation, message.step, accepted))
             else:
                 self.halt = message if message.phase == "bound" else None
-        elif isinstance(message, Retire):
+        elif isinstance(message, Shutdown):
             self.retired.set()
 
     async def _assign(self, message: Assign) -> None:
         self.assigned = message
         if message.hosts_store and message.store is None:
-            self.store = f"127.0.0.1:{message.epoch}"
-            await self._say(StoreReady(message.epoch, self.store))
-        if message.store is not None and message.epoch not in self.epochs and message.epoch >= self.stopped:
-            self.epochs.append(message.epoch)
-            self.running = message.epoch
+            self.store = f"127.0.0.1:{message.generation}"
+            await self._say(StoreReady(message.generation, self.store))
+        if message.store is not None and message.generation not in self.epochs and message.generation >= self.stopped:
+            self.epochs.append(message.generation)
+            self.running = message.generation
             self.step = message.parent.step if message.parent else 0
-            self._trainer = asyncio.create_task(self._train(message.epoch))
+            self._trainer = asyncio.create_task(self._train(message.generation))
 
     async def _train(self, epoch: int) -> None:
         interval = int(self.environment["SUREFOOT_MEMORY_INTERVAL_STEPS"])
@@ -191,11 +195,11 @@ class Trainee:
         assert assigned is not None
         if self.saved == Checkpoint(epoch, self.step) or self.unstaged:
             return
-        endpoints = {e.holder: e for e in assigned.holders}
+        endpoints = {e.instance: e for e in assigned.servers}
         account = Credentials(self.environment["SUREFOOT_HOLDER_USER"], self.environment["SUREFOOT_HOLDER_PASSWORD"])
-        save, world = RankSave(epoch, self.step, assigned.first_rank), assigned.world
+        save, world = RankSave(epoch, self.step, assigned.first_rank), assigned.world_size
         for target in assigned.targets:
-            client = HolderClient(endpoints[target], self.environment["SUREFOOT_JOB_UID"], account)
+            client = MemoryServerClient(endpoints[target], self.environment["SUREFOOT_JOB_UID"], account)
             try:
                 await asyncio.to_thread(write_save, client, save, world)
             except SurefootError:
@@ -210,7 +214,7 @@ class Trainee:
             self.running, self.stopped, True, saved=self.saved,
             progress=Progress(
                 self.step, step_seconds=STEP_SECONDS, restored=self.running > 0, restored_from=source,
-                settled=Settled(self.step - 1) if self.unstaged and self.step else NOTHING_SETTLED,
+                closed_steps=ClosedSteps(self.step - 1) if self.unstaged and self.step else NO_CLOSED_STEPS,
             ),
         )  # fmt: skip
         await self._say(beat)
@@ -228,7 +232,7 @@ class Trainee:
             self._trainer = None
 
 
-def write_save(client: HolderClient, save: RankSave, world: int) -> RankManifest:
+def write_save(client: MemoryServerClient, save: RankSave, world: int) -> RankManifest:
     """One whole small rank save, as an agent writes it: each rank has a tensor of its own."""
     name = f"w{save.rank}"
     layout = Layout((TensorLayout(name, "float32", (4,), (Piece((0,), (4,), (4,), 0),)),), (0,), 16)
@@ -238,7 +242,7 @@ def write_save(client: HolderClient, save: RankSave, world: int) -> RankManifest
     client.put_chunk(save, 0, b"x" * 16)
     client.put_digests(save, b"d" * 8)
     client.put_values(save, b"{}")
-    client.commit(manifest, save.epoch, (16,))
+    client.commit(manifest, save.generation, (16,))
     return manifest
 
 
@@ -246,7 +250,7 @@ def write_save(client: HolderClient, save: RankSave, world: int) -> RankManifest
 class _Node:
     name: str
     leader: subprocess.Popen[bytes]
-    redis: HolderServer
+    redis: RunningServer
     workers: dict[str, tuple[Trainee, asyncio.Task[None]]] = field(default_factory=dict)
 
 
@@ -292,7 +296,7 @@ class Town:
         )
         leader = subprocess.Popen(["sleep", "3600"])
         self.nodes[name] = _Node(name, leader, redis)
-        holder = HolderRecord(
+        holder = MemoryServerRecord(
             redis.settings.host, redis.settings.port, _life(redis.process.pid), "default", ADMIN_PASSWORD
         )
         record = NodeRecord(name, _life(leader.pid), name, holder)

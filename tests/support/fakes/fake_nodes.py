@@ -35,7 +35,7 @@ def thaw(world: FakeWorld, name: str) -> None:
     if node.frozen:
         node.frozen = False
         if node.holder is not None:
-            node.holder = replace(node.holder, state="Ready", read_epoch=None)
+            node.holder = replace(node.holder, state="Ready", read_generation=None)
 
 
 def ends(worker: Worker) -> bool:
@@ -52,6 +52,8 @@ def end_who_parted(world: FakeWorld) -> None:
 
 def _parted(world: FakeWorld, worker: Worker) -> bool:
     """Whether nothing keeps a worker that is to end: its trainers were stopped, or its time is up."""
-    present, agent = world.status.world, worker.agent
-    stopped = present is not None and agent is not None and agent.seen.stopped >= present.epoch > agent.seen.epoch
+    present, agent = world.status.membership, worker.agent
+    stopped = (
+        present is not None and agent is not None and agent.seen.stopped >= present.generation > agent.seen.generation
+    )
     return worker.parts is None or world.now >= worker.parts or stopped

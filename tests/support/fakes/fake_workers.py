@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from surefoot_operator.job_snapshot import SessionSeen, WorkerSeen
+from surefoot_operator.job_snapshot import ObservedSession, ObservedWorker
 
 
 @dataclass
 class Agent:
     incarnation: str
     born: float
-    seen: SessionSeen
+    seen: ObservedSession
     started: set[int] = field(default_factory=set)
 
 
 @dataclass
 class Worker:
-    seen: WorkerSeen
+    seen: ObservedWorker
     agent: Agent | None = None
     parts: float | None = None
     """Until when it trains on, deleted as it is, for its world to be left in order."""

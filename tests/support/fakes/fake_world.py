@@ -13,38 +13,38 @@ from support.fakes import fake_nodes
 from support.fakes.fake_copies import FakeTiers, Node
 from support.fakes.fake_workers import Agent, Worker
 from surefoot.protocol.checkpoints.records import RankManifest
-from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
+from surefoot.protocol.identities import Checkpoint, MemoryServerInstance, RankSave
 from surefoot.protocol.messages import Barrier
 from surefoot.protocol.progress import Progress
 from surefoot_operator.api.spec import TrainingJob
-from surefoot_operator.api.status import JobStatus, World
+from surefoot_operator.api.status import JobStatus, Membership
 from surefoot_operator.job_snapshot import (
-    ExitSeen,
-    NodeSeen,
-    Observed,
+    JobSnapshot,
     ObservedBarrier,
-    PersistentSeen,
-    SessionSeen,
-    WorkerSeen,
+    ObservedExit,
+    ObservedNode,
+    ObservedSession,
+    ObservedWorker,
+    PersistentListing,
 )
 from surefoot_operator.policy.core.actions import (
     Action,
-    CleanMemory,
-    CopySave,
+    ClearJobMemory,
     CreateWorker,
+    DeleteUploaded,
     DeleteWorker,
-    DropPersisted,
     DropSaves,
+    FenceMemoryServer,
     ListPersistentTier,
     MaintenanceAction,
     Plan,
-    PromoteSaves,
-    RetireWorkers,
-    SealHolder,
+    RequestRepair,
+    ShutDownWorkers,
+    UploadSaves,
 )
-from surefoot_operator.policy.maintenance.maintenance_plan import Maintenance, maintain
+from surefoot_operator.policy.maintenance.maintenance_plan import MaintenancePlan, plan_maintenance
 from surefoot_operator.policy.planning.plan import plan
-from surefoot_operator.policy.planning.plan_invariants import check
+from surefoot_operator.policy.planning.plan_invariants import check_plan
 from surefoot_operator.policy.report.time_spent import seconds_spent
 
 WARM_SECONDS = 1.0
@@ -58,7 +58,7 @@ class FakeWorld:
     now: float = 1000.0
     status: JobStatus = field(default_factory=JobStatus)
     workers: dict[str, Worker] = field(default_factory=dict)
-    listing: PersistentSeen = field(default_factory=PersistentSeen)
+    listing: PersistentListing = field(default_factory=PersistentListing)
     barrier: ObservedBarrier | None = None
     promoted: dict[Checkpoint, frozenset[RankSave]] = field(default_factory=dict)
     pinned: Checkpoint | None = None
@@ -66,7 +66,7 @@ class FakeWorld:
     births: int = 0
     written: list[JobStatus] = field(default_factory=list)
     created: set[str] = field(default_factory=set)
-    lagging: list[tuple[HolderId, RankManifest]] = field(default_factory=list)
+    lagging: list[tuple[MemoryServerInstance, RankManifest]] = field(default_factory=list)
     """Second copies, which arrive one tick after the first."""
 
     def __post_init__(self) -> None:
@@ -81,27 +81,27 @@ class FakeWorld:
 
     # ---- what the operator sees and does -----------------------------------------------------------------------
 
-    def observe(self) -> Observed:
+    def observe(self) -> JobSnapshot:
         self._bind()
         for worker in self.workers.values():
             agent = worker.agent
             if agent is not None and agent.seen.connected and not self.frozen(worker):
                 warm = self.now >= agent.born + WARM_SECONDS
-                agent.seen = replace(agent.seen, heard_seconds=self.now, warm=warm)
+                agent.seen = replace(agent.seen, last_message_seconds=self.now, warm=warm)
         busy = {w.seen.node for w in self.workers.values()}
-        return Observed(
-            now=self.now,
+        return JobSnapshot(
+            now_seconds=self.now,
             term_seconds=self.term,
             job=self.job,
             status=self.status,
             workers=tuple(w.seen for w in self.workers.values()),
-            nodes=tuple(NodeSeen(n.name, n.name, n.alive, not n.cordoned) for n in self.nodes.values()),
+            nodes=tuple(ObservedNode(n.name, n.name, n.alive, not n.cordoned) for n in self.nodes.values()),
             sessions=tuple(w.agent.seen for w in self.workers.values() if w.agent is not None),
-            holders=tuple(n.holder for n in self.nodes.values() if n.holder is not None),
+            servers=tuple(n.holder for n in self.nodes.values() if n.holder is not None),
             persistent=self.listing,
             barrier=self.barrier,
             covers=COVERED,
-            promoted=dict(self.promoted),
+            uploaded=dict(self.promoted),
             free_nodes=sum(n.takes_pods and n.name not in busy for n in self.nodes.values()),
         )
 
@@ -109,7 +109,7 @@ class FakeWorld:
         """Observe, plan, apply; with `prefix` the operator dies after so many strokes. Whether anything was done."""
         seen = self.observe()
         decided = plan(seen)
-        check(decided, seen)
+        check_plan(decided, seen)
         strokes = ([decided.status] if decided.status != self.status else []) + list(decided.actions)
         done = strokes if prefix is None else strokes[:prefix]
         for stroke in done:
@@ -125,11 +125,11 @@ class FakeWorld:
         return bool(strokes)
 
     def _keep_up(self, decided: Plan) -> bool:
-        asked = maintain(replace(self.observe(), status=decided.status), self.pinned)
+        asked = plan_maintenance(replace(self.observe(), status=decided.status), self.pinned)
         self.pinned = asked.pinned
         changed = asked.status != self.status
         if changed:
-            assert asked.status.world == self.status.world, "upkeep never changes the world"
+            assert asked.status.membership == self.status.membership, "upkeep never changes the world"
             self._write(asked.status)
         for action in asked.actions:
             self._run(action, asked)
@@ -143,10 +143,10 @@ class FakeWorld:
         raise AssertionError(f"plans do not come to rest: {plan(self.observe()).reason}")
 
     def restart_operator(self) -> None:
-        self.term, self.barrier, self.pinned, self.listing = self.now, None, None, PersistentSeen()
+        self.term, self.barrier, self.pinned, self.listing = self.now, None, None, PersistentListing()
         for node in self.nodes.values():
             if node.holder is not None:
-                node.holder = replace(node.holder, read_epoch=None)
+                node.holder = replace(node.holder, read_generation=None)
 
     def run(self, seconds: float, tick: float = 0.1) -> None:
         """Time passes: trainers step, agents answer, the operator reconciles."""
@@ -177,12 +177,16 @@ class FakeWorld:
     def kill_trainer(self, index: int, code: int = 1) -> None:
         for worker in self.workers.values():
             agent = worker.agent
-            world = self.status.world
+            world = self.status.membership
             if agent is None or world is None or worker.seen.index != index or agent.seen.exit is not None:
                 continue
-            if agent.seen.epoch == world.epoch and agent.seen.stopped <= agent.seen.epoch and not self.frozen(worker):
+            if (
+                agent.seen.generation == world.generation
+                and agent.seen.stopped <= agent.seen.generation
+                and not self.frozen(worker)
+            ):
                 agent.seen = replace(
-                    agent.seen, exit=ExitSeen(agent.seen.epoch, index, code, "RuntimeError", False, self.now)
+                    agent.seen, exit=ObservedExit(agent.seen.generation, index, code, "RuntimeError", False, self.now)
                 )
 
     def kill_agent(self, index: int) -> None:
@@ -193,12 +197,18 @@ class FakeWorld:
     # ---- how it answers ----------------------------------------------------------------------------------------
 
     def _write(self, status: JobStatus) -> None:
-        if status.world != self.status.world:
+        if status.membership != self.status.membership:
             self.barrier = None
-            if status.world is not None and status.world.state == "Claimed":
-                self.listing = PersistentSeen()
-            if status.world is not None and status.world.state == "Committed" and status.world.parent is not None:
-                assert self.tiers.readable(status.world.parent), f"nobody can read the parent of {status.world}"
+            if status.membership is not None and status.membership.state == "Claimed":
+                self.listing = PersistentListing()
+            if (
+                status.membership is not None
+                and status.membership.state == "Committed"
+                and status.membership.parent is not None
+            ):
+                assert self.tiers.readable(status.membership.parent), (
+                    f"nobody can read the parent of {status.membership}"
+                )
         if status.start_seconds is not None:
             age = (self.now if status.completion_seconds is None else status.completion_seconds) - status.start_seconds
             accounted = sum(seconds_spent(status.time_spent, self.now).values())
@@ -212,7 +222,7 @@ class FakeWorld:
                 name = f"w{index}-{attempt}"
                 assert name not in self.created, f"{name} is created twice"
                 self.created.add(name)
-                seen = WorkerSeen(index, attempt, name, f"uid-{name}", None, "Pending", created_seconds=self.now)
+                seen = ObservedWorker(index, attempt, name, f"uid-{name}", None, "Pending", created_seconds=self.now)
                 self.workers[name] = Worker(seen)
             case DeleteWorker(name, uid, force):
                 worker = self.workers.get(name)
@@ -221,59 +231,59 @@ class FakeWorld:
                         worker.seen = replace(worker.seen, deleting=True)
                     else:
                         del self.workers[name]
-            case RetireWorkers(indexes, exit_code):
+            case ShutDownWorkers(indexes, exit_code):
                 for worker in self.workers.values():
                     if worker.seen.index in indexes and not self.frozen(worker):
                         self._end(worker, "Failed" if exit_code else "Succeeded", exit_code)
-            case SealHolder(holder, epoch):
+            case FenceMemoryServer(holder, epoch):
                 self._seal(holder, epoch)
             case ListPersistentTier(epoch):
-                self.listing = PersistentSeen(epoch, tuple(self.tiers.s3.values()), self.now)
+                self.listing = PersistentListing(epoch, tuple(self.tiers.s3.values()), self.now)
             case Barrier(step=step, phase="proposed"):
                 ahead = all(s.progress.step < step for s in self._members())
                 self.barrier = ObservedBarrier(replace(action, phase="bound" if ahead else "cancelled"), self.now)
             case Barrier():
                 if self.barrier is not None:
                     self.barrier = replace(self.barrier, sent=replace(self.barrier.sent, phase="cancelled"))
-            case CleanMemory():
+            case ClearJobMemory():
                 for node in self.nodes.values():
                     if node.holder is not None and node.holder.state == "Ready":
-                        node.holder = replace(node.holder, fence=None, read_epoch=None, entries=())
+                        node.holder = replace(node.holder, fence=None, read_generation=None, entries=())
 
-    def _run(self, action: MaintenanceAction, asked: Maintenance) -> None:
-        world = self.status.world
+    def _run(self, action: MaintenanceAction, asked: MaintenancePlan) -> None:
+        world = self.status.membership
         assert world is not None
         match action:
-            case SealHolder(holder, epoch):
+            case FenceMemoryServer(holder, epoch):
                 self._seal(holder, epoch)
             case DropSaves(holder, epoch, saves):
                 self.tiers.drop(holder, epoch, saves, self.status)
-            case CopySave(_, epoch, save, source, target):
+            case RequestRepair(_, epoch, save, source, target):
                 taken = self.tiers.holder(source)
                 node = self.tiers.holder(target)
                 if taken is not None and node is not None and (node.fence or 0) <= epoch:
                     self.tiers.store(target, next(m for m in taken.entries if m.save == save))
-            case PromoteSaves(_, _, saves):
+            case UploadSaves(_, _, saves):
                 for save in saves:
                     self.tiers.s3[save] = self.tiers.all()[save]
                     self.promoted[save.checkpoint] = self.promoted.get(save.checkpoint, frozenset()) | {save}
-            case DropPersisted(_, _, checkpoints):
+            case DeleteUploaded(_, _, checkpoints):
                 self.tiers.s3 = {s: m for s, m in self.tiers.s3.items() if s.checkpoint not in checkpoints}
                 self.listing = replace(self.listing, entries=tuple(self.tiers.s3.values()))
             case ListPersistentTier(epoch):
-                self.listing = PersistentSeen(epoch, tuple(self.tiers.s3.values()), self.now)
+                self.listing = PersistentListing(epoch, tuple(self.tiers.s3.values()), self.now)
         parent = world.parent
-        if parent is not None and asked.watermark is None and isinstance(action, DropSaves | DropPersisted):
-            newer = self.status.floor is not None and self.status.floor.step > parent.step
+        if parent is not None and asked.watermark is None and isinstance(action, DropSaves | DeleteUploaded):
+            newer = self.status.last_uploaded is not None and self.status.last_uploaded.step > parent.step
             assert newer or self.tiers.readable(parent), f"{action} took the parent"
 
-    def _seal(self, holder: HolderId, epoch: int) -> None:
+    def _seal(self, holder: MemoryServerInstance, epoch: int) -> None:
         if self.tiers.seal(holder, epoch):
-            self.listing = replace(self.listing, read_epoch=None, asked_seconds=None)
+            self.listing = replace(self.listing, read_generation=None, requested_seconds=None)
 
     def _tell(self) -> None:
         """Agents hear what status.world says, and nobody but a member hears an assignment."""
-        world = self.status.world
+        world = self.status.membership
         if world is None:
             return
         for worker in self.workers.values():
@@ -281,23 +291,25 @@ class FakeWorld:
             if agent is None or not agent.seen.connected or self.frozen(worker) or fake_nodes.ends(worker):
                 continue
             if world.state == "Claimed":
-                agent.seen = replace(agent.seen, stopped=max(agent.seen.stopped, world.epoch))
-            elif any(m.incarnation == agent.incarnation for m in world.members) and world.epoch not in agent.started:
-                agent.started.add(world.epoch)
+                agent.seen = replace(agent.seen, stopped=max(agent.seen.stopped, world.generation))
+            elif (
+                any(m.incarnation == agent.incarnation for m in world.members) and world.generation not in agent.started
+            ):
+                agent.started.add(world.generation)
                 self._assign(agent, world)
 
-    def _assign(self, agent: Agent, world: World) -> None:
+    def _assign(self, agent: Agent, world: Membership) -> None:
         step = world.parent.step if world.parent else 0
         agent.seen = replace(
-            agent.seen, epoch=world.epoch, step_at_seconds=None, progress=Progress(step, restored=True, restored_from="memory"),
-            exit=None, finished=None, saves_told=False, barrier_step=None, saved=None,
+            agent.seen, generation=world.generation, step_at_seconds=None, progress=Progress(step, restored=True, restored_from="memory"),
+            exit=None, finished=None, final_saves_reported=False, barrier_step=None, saved=None,
         )  # fmt: skip
 
-    def _members(self) -> list[SessionSeen]:
+    def _members(self) -> list[ObservedSession]:
         return [w.agent.seen for w in self._member_workers() if w.agent is not None]
 
     def _member_workers(self) -> list[Worker]:
-        world = self.status.world
+        world = self.status.membership
         names = {m.incarnation for m in world.members} if world is not None and world.state == "Committed" else set()
         return [w for w in self.workers.values() if w.agent is not None and w.agent.incarnation in names]
 
@@ -305,21 +317,23 @@ class FakeWorld:
         """All members step together, or those that are left lose their peers."""
         for identity, copy in self.lagging:
             target = self.tiers.holder(identity)
-            if target is not None and (target.fence or 0) <= copy.save.epoch:
+            if target is not None and (target.fence or 0) <= copy.save.generation:
                 self.tiers.store(identity, copy)
         self.lagging = []
-        world = self.status.world
+        world = self.status.membership
         if world is None or world.state != "Committed" or not world.members:
             return
-        there = [w for w in self._member_workers() if w.agent is not None and w.agent.seen.epoch == world.epoch]
+        there = [
+            w for w in self._member_workers() if w.agent is not None and w.agent.seen.generation == world.generation
+        ]
         well = [w for w in there if w.seen.phase == "Running" and w.agent is not None and w.agent.seen.exit is None]
         if any(self.frozen(w) for w in well):
             return
         if len(well) < len(world.members):
             for worker in well:
                 agent = worker.agent
-                if agent is not None and agent.seen.stopped <= world.epoch and len(there) > 0:
-                    gone = ExitSeen(world.epoch, worker.seen.index, 1, "connection reset", True, self.now)
+                if agent is not None and agent.seen.stopped <= world.generation and len(there) > 0:
+                    gone = ObservedExit(world.generation, worker.seen.index, 1, "connection reset", True, self.now)
                     agent.seen = replace(agent.seen, exit=gone)
             return
         for worker in well:
@@ -327,8 +341,8 @@ class FakeWorld:
             if agent is None or agent.seen.finished is not None:
                 continue
             step = agent.seen.progress.step
-            if self.barrier is not None and self.barrier.sent == Barrier(world.epoch, step, "bound"):
-                agent.seen = replace(agent.seen, barrier_step=step, saved=Checkpoint(world.epoch, step))
+            if self.barrier is not None and self.barrier.sent == Barrier(world.generation, step, "bound"):
+                agent.seen = replace(agent.seen, barrier_step=step, saved=Checkpoint(world.generation, step))
                 self._save(worker, world, step)
                 continue
             step += 1
@@ -336,22 +350,22 @@ class FakeWorld:
             if step % self.job.spec.checkpoint.memory.base_steps == 0:
                 self._save(worker, world, step)
             if step >= self.total_steps:
-                agent.seen = replace(agent.seen, finished=0, finished_steps=step, saves_told=True)
+                agent.seen = replace(agent.seen, finished=0, finished_steps=step, final_saves_reported=True)
 
-    def _save(self, worker: Worker, world: World, step: int) -> None:
+    def _save(self, worker: Worker, world: Membership, step: int) -> None:
         rank = [m.incarnation for m in world.members].index(worker.agent.incarnation if worker.agent else "")
-        mine = manifest(world.epoch, step, rank, world.size)
+        mine = manifest(world.generation, step, rank, world.world_size)
         ready = [n.holder for n in self.nodes.values() if n.holder is not None and n.holder.state == "Ready"]
-        ready = [h for h in ready if h.fence == world.epoch and h.endpoint in self.status.named_holders]
-        ready.sort(key=lambda h: (h.endpoint.holder.node != worker.seen.node, h.endpoint.holder))
+        ready = [h for h in ready if h.fence == world.generation and h.endpoint in self.status.assigned_servers]
+        ready.sort(key=lambda h: (h.endpoint.instance.node != worker.seen.node, h.endpoint.instance))
         first, rest = ready[:1], ready[1:]
         place = rank % len(rest) if rest else 0
         for holder in first:
-            self.tiers.store(holder.endpoint.holder, mine)
+            self.tiers.store(holder.endpoint.instance, mine)
         if self.job.spec.checkpoint.memory.replicas > 1:
-            self.lagging += [(holder.endpoint.holder, mine) for holder in rest[place : place + 1]]
+            self.lagging += [(holder.endpoint.instance, mine) for holder in rest[place : place + 1]]
         if worker.agent is not None:
-            worker.agent.seen = replace(worker.agent.seen, saved=Checkpoint(world.epoch, step))
+            worker.agent.seen = replace(worker.agent.seen, saved=Checkpoint(world.generation, step))
 
     def _bind(self) -> None:
         """The fabric's scheduler: one worker a node; agents connect as soon as they run."""
@@ -364,7 +378,9 @@ class FakeWorld:
                 self.births += 1
                 name, incarnation = free[0].name, f"inc-{self.births}"
                 worker.seen = replace(worker.seen, node=name, phase="Running")
-                seen = SessionSeen(worker.seen.index, worker.seen.attempt, incarnation, name, True, self.now, self.now)
+                seen = ObservedSession(
+                    worker.seen.index, worker.seen.attempt, incarnation, name, True, self.now, self.now
+                )
                 worker.agent = Agent(incarnation, self.now, seen)
         self._tell()
         fake_nodes.end_who_parted(self)

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from support.gloo_world import leave
-from surefoot.integrations.dcp import Reader, Writer
+from surefoot.integrations.dcp import SurefootReader, SurefootWriter
 
 
 def built(seed: int) -> tuple[Any, torch.optim.Optimizer]:
@@ -40,11 +40,11 @@ def main() -> None:
     weights, states = get_state_dict(model, optimizer)
     state = {"model": weights, "optimizer": states, "step": 7 if doing == "save" else 0}
     if doing == "save":
-        writer = Writer(folder)
+        writer = SurefootWriter(folder)
         dcp.save(state, storage_writer=writer, checkpoint_id="step-7")
         writer.close()
     else:
-        dcp.load(state, storage_reader=Reader(folder), checkpoint_id="step-7")
+        dcp.load(state, storage_reader=SurefootReader(folder), checkpoint_id="step-7")
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     whole = {n: p.full_tensor() if hasattr(p, "full_tensor") else p for n, p in model.state_dict().items()}
     for n, p in model.named_parameters():

@@ -13,10 +13,10 @@ from typing import Any
 from support.programs.dying_saver import Fuse, ProbedTier
 from surefoot import metrics
 from surefoot.agent import coordinator_requests as chores
-from surefoot.memory_server.client import HolderClient
+from surefoot.memory_server.client import MemoryServerClient
 from surefoot.memory_server.connection import Credentials
-from surefoot.protocol.identities import HolderEndpoint, HolderId, RankSave
-from surefoot.protocol.messages import FromAgent, Persisted, PromoteSave
+from surefoot.protocol.identities import MemoryServerEndpoint, MemoryServerInstance, RankSave
+from surefoot.protocol.messages import FromAgent, UploadReply, UploadSave
 from surefoot.settings import JobSettings, PersistentSettings
 from surefoot.tiers import ObjectStoreTier, open_persistent
 
@@ -37,18 +37,22 @@ async def promoted(given: dict[str, Any]) -> list[str | None]:
     """The error of each answer."""
     persistent = PersistentSettings(**given["persistent"])
     settings = JobSettings(given["job"], 10, 1, 2, given["user"], given["password"], persistent=persistent)
-    endpoint = HolderEndpoint(HolderId(given["node"], given["instance"]), given["host"], given["port"], given["node"])
+    endpoint = MemoryServerEndpoint(
+        MemoryServerInstance(given["node"], given["instance"]), given["host"], given["port"], given["node"]
+    )
     account = Credentials(given["user"], given["password"])
     answers: asyncio.Queue[FromAgent] = asyncio.Queue()
-    places = chores.SaveLocations(lambda _: HolderClient(endpoint, given["job"], account), lambda: [endpoint.holder])
+    places = chores.SaveLocations(
+        lambda _: MemoryServerClient(endpoint, given["job"], account), lambda: [endpoint.instance]
+    )
     work = chores.CoordinatorRequests(settings, places, answers.put_nowait)
     saves = tuple(RankSave(1, 10, rank) for rank in range(given["ranks"]))
-    work.promote(PromoteSave(1, saves))
+    work.upload(UploadSave(1, saves))
     try:
         told = [await asyncio.wait_for(answers.get(), SECONDS) for _ in saves]
     finally:
         await work.close()
-    return [answer.error if isinstance(answer, Persisted) else repr(answer) for answer in told]
+    return [answer.error if isinstance(answer, UploadReply) else repr(answer) for answer in told]
 
 
 def main() -> None:

@@ -20,21 +20,21 @@ from uuid import uuid4
 import numpy as np
 
 from support.saves import Saver, arrays
-from surefoot.flush.engine import DrainOptions
-from surefoot.flush.uploader import Promoted, Promoter
+from surefoot.flush.engine import FlushOptions
+from surefoot.flush.uploader import Uploader, UploadOutcome
 from surefoot.geometry import Box
-from surefoot.memory_server.client import HolderClient
+from surefoot.memory_server.client import MemoryServerClient
 from surefoot.memory_server.connection import Credentials
-from surefoot.memory_server.provisioning import HolderAdmin
+from surefoot.memory_server.provisioning import MemoryServerAdmin
 from surefoot.protocol.checkpoints.records import RankManifest
-from surefoot.protocol.identities import HolderEndpoint, HolderId, RankSave
+from surefoot.protocol.identities import MemoryServerEndpoint, MemoryServerInstance, RankSave
 from surefoot.restore import (
     CheckpointReader,
     Destination,
     ReadOptions,
-    holder_sources,
     persistent_source,
     read_catalogue,
+    server_sources,
 )
 from surefoot.settings import PersistentSettings
 from surefoot.tiers import ObjectStoreTier, Tier, open_persistent
@@ -108,7 +108,7 @@ class Place:
     """Two holders and a folder, for one job."""
 
     job: str
-    endpoints: tuple[HolderEndpoint, ...]
+    endpoints: tuple[MemoryServerEndpoint, ...]
     password: str
     folder: Path
 
@@ -120,22 +120,22 @@ class Place:
     def persistent(self) -> PersistentSettings:
         return PersistentSettings(uri=self.folder.as_uri())
 
-    def open(self, holder: HolderId) -> Tier:
-        return HolderClient(next(e for e in self.endpoints if e.holder == holder), self.job, self.account)
+    def open(self, holder: MemoryServerInstance) -> Tier:
+        return MemoryServerClient(next(e for e in self.endpoints if e.instance == holder), self.job, self.account)
 
 
 def save_and_die(place: Place, stage: str) -> None:
     """The child: one whole save, promoted too, then one that ends with the process."""
     fuse = Fuse(*STAGES[stage])
-    holders = tuple(e.holder for e in place.endpoints)
-    saver = Saver(place.open, holders, options=DrainOptions(probe=fuse.probe), chunk_blocks=1)
+    holders = tuple(e.instance for e in place.endpoints)
+    saver = Saver(place.open, holders, options=FlushOptions(stage_hook=fuse.probe), chunk_blocks=1)
     done = threading.Semaphore(0)
 
-    def on_done(promoted: Promoted) -> None:
+    def on_done(promoted: UploadOutcome) -> None:
         fuse.probe("promoted")
         done.release()
 
-    promoter = Promoter(
+    promoter = Uploader(
         lambda _: [place.open(h) for h in holders],
         lambda: ProbedTier(open_persistent(place.persistent, place.job, begin=True), fuse.probe),
         on_done,
@@ -145,14 +145,14 @@ def save_and_die(place: Place, stage: str) -> None:
         if step == SECOND:
             fuse.arm()
         saver.save(save, arrays(step, SHAPES), values=b'{"step": %d}' % step)
-        promoter.promote(1, [save])
+        promoter.queue_upload(1, [save])
         done.acquire(timeout=20)
     os._exit(3)  # the fuse should have burnt
 
 
 def what_is_left(place: Place) -> int:
     """The newest complete checkpoint's step, its bytes compared."""
-    sources = [*holder_sources(place.endpoints, place.job, place.account, None)]
+    sources = [*server_sources(place.endpoints, place.job, place.account, None)]
     catalogue = read_catalogue([*sources, persistent_source(place.persistent, place.job)])
     newest = max(catalogue.complete(), key=lambda checkpoint: checkpoint.step)
     into = {name: np.zeros(shape, "float32") for name, shape in SHAPES.items()}
@@ -171,7 +171,7 @@ def what_is_left(place: Place) -> int:
 
 
 def run(place: Place, stage: str) -> dict[str, object]:
-    admins = [HolderAdmin(e.host, e.port, place.password) for e in place.endpoints]
+    admins = [MemoryServerAdmin(e.host, e.port, place.password) for e in place.endpoints]
     for admin in admins:
         admin.provision(place.job, place.account, 1)
     child = os.fork()
@@ -191,7 +191,8 @@ def run(place: Place, stage: str) -> dict[str, object]:
 def main() -> None:
     given = json.loads(Path(sys.argv[1]).read_text())
     endpoints = tuple(
-        HolderEndpoint(HolderId(e["node"], e["instance"]), e["host"], e["port"], e["node"]) for e in given["holders"]
+        MemoryServerEndpoint(MemoryServerInstance(e["node"], e["instance"]), e["host"], e["port"], e["node"])
+        for e in given["holders"]
     )
     for number in range(given["rounds"]):
         for stage in STAGES:

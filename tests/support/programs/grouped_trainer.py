@@ -23,7 +23,14 @@ def main() -> None:
     dist.init_process_group("gloo", init_method=os.environ["GROUP"], rank=rank, world_size=world)
     rows = [torch.arange(1 + n * 7 % 5, dtype=torch.float64) + n for n in range(60)]
     stream = ElasticStream(
-        Items(rows), global_batch=2, max_tokens=12, window=8, seed=3, collate=list, rank=rank, world=world
+        Items(rows),
+        global_batch_size=2,
+        max_tokens=12,
+        shuffle_window=8,
+        seed=3,
+        collate_fn=list,
+        rank=rank,
+        num_replicas=world,
     )
     torch.manual_seed(5)
     linear = torch.nn.Linear(1, 1).double()

@@ -14,9 +14,9 @@ from surefoot.checkpointer import activity_monitor
 
 
 def main(way: str) -> None:
-    activity_monitor.LOOK_SECONDS = 0.0005
-    pace = activity_monitor.OwnPace([torch.nn.Linear(2, 2)], 0, 3)
-    pace.step_ends(1)
+    activity_monitor.POLL_SECONDS = 0.0005
+    pace = activity_monitor.ActivityMonitor([torch.nn.Linear(2, 2)], 0, 3)
+    pace.end_step(1)
     data = torch.randn(64, 64, requires_grad=True)
     for _ in range(20):
         (data @ data).sum().backward()
@@ -40,7 +40,7 @@ def main(way: str) -> None:
             if child:
                 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
             else:
-                pace.disown()
+                pace.disable_after_fork()
 
 
 if __name__ == "__main__":

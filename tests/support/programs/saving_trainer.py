@@ -11,7 +11,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from support.saves import arrays, split, stream_of
 from surefoot.ipc.agent_client import AgentBackend
-from surefoot.ipc.trainer_messages import Staged, Stepped
+from surefoot.ipc.trainer_messages import Staged, StepReport
 from surefoot.protocol.progress import Progress
 
 SHAPES = {"weight": (64, 32), "bias": (32,)}
@@ -30,12 +30,12 @@ def main() -> None:
     step, end = int(sys.argv[1]), sys.argv[2]
     link = AgentBackend.connect()
     about = link.attached
-    step += about.epoch
-    link.restored(0, "none", 0, 0.0)
+    step += about.generation
+    link.report_restore(0, "none", 0, 0.0)
     tensors = arrays(step, SHAPES)
-    boxes = {name: split(array.shape, about.world, about.rank) for name, array in tensors.items()}
+    boxes = {name: split(array.shape, about.world_size, about.rank) for name, array in tensors.items()}
     stream, data = stream_of(tensors, boxes)
-    memory, slots, slot_bytes = link.arena(1 << 20)
+    memory, slots, slot_bytes = link.request_arena(1 << 20)
     slot = link.free_slot(10.0)
     assert slot is not None, "no slot became free"
     print(f"slot {slot} of {slots}, {slot_bytes} bytes each, first byte {memory[slot * slot_bytes]}", flush=True)
@@ -43,8 +43,8 @@ def main() -> None:
     whole = np.frombuffer(memory, dtype=np.uint8)
     begin = slot * slot_bytes
     whole[begin : begin + len(data) + len(values)] = np.frombuffer(data + values, dtype=np.uint8)
-    link.staged(Staged(slot, step, len(data), len(values), stream.digest, stream.text))
-    link.stepped(Stepped(Progress(step, 1.0, 0.1, stall_seconds=0.001), ((0, 8),), skipped=False))
+    link.hand_over_slot(Staged(slot, step, len(data), len(values), stream.digest, stream.text))
+    link.report_step(StepReport(Progress(step, 1.0, 0.1, stall_seconds=0.001), ((0, 8),), skipped=False))
     if end == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     assert link.flush(20.0), "the save was not drained"

@@ -29,8 +29,8 @@ from surefoot import Checkpointer, metrics
 from surefoot.checkpointer import restoring
 from surefoot.format.layouts import Stream
 from surefoot.ipc.trainer_messages import Attached
-from surefoot.memory_server.client import HolderClient
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
+from surefoot.memory_server.client import MemoryServerClient
+from surefoot.protocol.identities import Checkpoint, MemoryServerEndpoint, MemoryServerInstance, RankSave
 from surefoot.restore import exchange
 from surefoot.settings import JobSettings, job_environment
 from surefoot.state import Program
@@ -59,10 +59,11 @@ def objects() -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer}
 
 
-def endpoints() -> tuple[HolderEndpoint, ...]:
+def endpoints() -> tuple[MemoryServerEndpoint, ...]:
     given = json.loads(os.environ["HOLDERS"])
     return tuple(
-        HolderEndpoint(HolderId(f"node-{n}", i), "127.0.0.1", p, f"node-{n}") for n, (i, p) in enumerate(given)
+        MemoryServerEndpoint(MemoryServerInstance(f"node-{n}", i), "127.0.0.1", p, f"node-{n}")
+        for n, (i, p) in enumerate(given)
     )
 
 
@@ -71,7 +72,7 @@ def save(folder: Path) -> None:
     stream = saved(Program(objects(), (rank, world)), rank, STEP)
     (folder / f"stream.{rank}").write_bytes(pickle.dumps(stream))
     for endpoint in endpoints():
-        tier = HolderClient(endpoint, JOB, ACCOUNT, 5.0)
+        tier = MemoryServerClient(endpoint, JOB, ACCOUNT, 5.0)
         put_save(tier, RankSave(1, STEP, rank), world, Stream(stream.layout), stream.data, stream.values)
         tier.close()
 
@@ -80,11 +81,11 @@ def restore(folder: Path) -> dict[str, Any]:
     rank, world = dist.get_rank(), dist.get_world_size()
     parent, holders = Checkpoint(1, STEP), endpoints()
     about = Attached(JOB, 2, world, rank, "me", parent, ((1, None, 1), (2, parent, world)), holders, 2, STEP, None, 0)
-    told = JobSettings(JOB, STEP, 2, 2, ACCOUNT.user, ACCOUNT.password, holder_call_seconds=5.0)
+    told = JobSettings(JOB, STEP, 2, 2, ACCOUNT.user, ACCOUNT.password, memory_call_timeout_seconds=5.0)
     os.environ |= job_environment(told) | {"SUREFOOT_NODE": f"node-{rank % 2}"}
     wait = float(os.environ.get("WAIT", "60"))
     share = (
-        restoring.ShareReads(least_bytes=1 << 16, wait_seconds=wait) if os.environ.get("SHARE", "1") == "1" else False
+        restoring.ShareReads(min_bytes=1 << 16, timeout_seconds=wait) if os.environ.get("SHARE", "1") == "1" else False
     )
     checkpointer = Checkpointer(**objects(), link=FakeLink(about), share_reads=share)
     if rank == 1 and os.environ.get("FAULT"):
@@ -106,7 +107,7 @@ def wrong(mine: Program, folder: Path) -> list[str]:
     whole = merged([pickle.loads(path.read_bytes()) for path in sorted(folder.glob("stream.*"))])
     found = []
     for entry in mine.entries():
-        box = entry.place.box
+        box = entry.location.box
         saved_part = whole[entry.name][tuple(slice(o, o + n) for o, n in zip(box.offsets, box.lengths, strict=True))]
         if not torch.equal(entry.local_part(), saved_part):
             found.append(entry.name)
@@ -118,7 +119,7 @@ def strike(fault: str, folder: Path) -> None:
     if fault == "differ":
         exchange.plan_name = lambda *_: "something else"  # type: ignore[assignment]  # a fault
         return
-    honest, rounds = restoring.GlooPeers.swap, []
+    honest, rounds = restoring.GlooPeers.exchange_buffers, []
 
     def swap(line: restoring.GlooPeers, sent: memoryview, into: Sequence[memoryview]) -> Callable[[], None]:
         if sent.nbytes > exchange.HEADER_BYTES:
@@ -132,7 +133,7 @@ def strike(fault: str, folder: Path) -> None:
                 sent[sent.nbytes // 2] ^= 1
         return honest(line, sent, into)
 
-    restoring.GlooPeers.swap = swap  # type: ignore[method-assign]  # a fault
+    restoring.GlooPeers.exchange_buffers = swap  # type: ignore[method-assign]  # a fault
 
 
 def until(condition: Callable[[], bool]) -> None:

@@ -140,7 +140,7 @@ def ahead(given: argparse.Namespace) -> None:
     while training.goes_on:
         for _ in range(2):
             loss = training.model(batch).square().mean() / 2
-            with training.checkpointer.ahead():
+            with training.checkpointer.prefetching():
                 batch = drawn()
             loss.backward()
         training.step(float(loss))

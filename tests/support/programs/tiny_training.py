@@ -90,7 +90,7 @@ def main() -> None:
         if kind != "plain":
             mean /= dist.get_world_size()
             dist.all_reduce(mean)
-        seen["losses"][step], seen["samples"][step] = float(mean), batch.indexes
+        seen["losses"][step], seen["samples"][step] = float(mean), batch.indices
         checkpointer.step(mean)
     seen["final"] = snapshot(model, optimizer)
     checkpointer.close()

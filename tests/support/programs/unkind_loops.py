@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from support.gloo_world import leave
 from surefoot.checkpointer import activity_monitor
-from surefoot.checkpointer.activity_monitor import OwnPace
+from surefoot.checkpointer.activity_monitor import ActivityMonitor
 
 LOOK_SECONDS = 0.003
 STEPS, WINDOWS = 30, 5
@@ -32,7 +32,7 @@ class Rank:
     def __init__(self, case: str) -> None:
         self.case, self.rank, self.world = case, dist.get_rank(), dist.get_world_size()
         self.is_slow = case.startswith("slow") and self.rank == 2
-        self.pace = OwnPace([torch.nn.Linear(2, 2)], self.rank, self.world)
+        self.pace = ActivityMonitor([torch.nn.Linear(2, 2)], self.rank, self.world)
         self.told = list[tuple[object, ...]]()
         self.steps, self.samples = 0, 4
 
@@ -47,7 +47,7 @@ class Rank:
 
     def step(self) -> None:
         self.steps += 1
-        (pace,) = self.pace.step_ends(self.samples) or ((),)
+        (pace,) = self.pace.end_step(self.samples) or ((),)
         if pace and self.steps % STEPS == 0:
             self.told.append(tuple(pace))
 
@@ -206,7 +206,7 @@ CASES: dict[str, Callable[[Rank], None]] = {
 
 
 def main() -> None:
-    activity_monitor.LOOK_SECONDS = LOOK_SECONDS
+    activity_monitor.POLL_SECONDS = LOOK_SECONDS
     dist.init_process_group(
         "gloo", init_method=os.environ["GROUP"], rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"])
     )

@@ -17,7 +17,7 @@ step = Checkpointer.step
 
 
 def waited(self: Checkpointer, *given: Any, **named: Any) -> int:
-    if self.standing.world < world:
+    if self.status.world_size < world:
         time.sleep(seconds)
     return step(self, *given, **named)
 

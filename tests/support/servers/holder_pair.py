@@ -8,31 +8,31 @@ from pathlib import Path
 from uuid import uuid4
 
 from support.servers import redis_server
-from surefoot.memory_server.client import HolderClient
+from surefoot.memory_server.client import MemoryServerClient
 from surefoot.memory_server.connection import Credentials
-from surefoot.memory_server.provisioning import HolderAdmin
-from surefoot.protocol.identities import HolderEndpoint, HolderId, RankSave
+from surefoot.memory_server.provisioning import MemoryServerAdmin
+from surefoot.protocol.identities import MemoryServerEndpoint, MemoryServerInstance, RankSave
 
 
 class HolderPair:
     """A job on two holders."""
 
-    def __init__(self, endpoints: list[HolderEndpoint], job: str) -> None:
+    def __init__(self, endpoints: list[MemoryServerEndpoint], job: str) -> None:
         self.job = job
         self.account = Credentials(f"user-{job}", "a password")
-        self.endpoints = {e.holder: e for e in endpoints}
+        self.endpoints = {e.instance: e for e in endpoints}
 
     @property
-    def holders(self) -> tuple[HolderId, ...]:
+    def holders(self) -> tuple[MemoryServerInstance, ...]:
         return tuple(self.endpoints)
 
-    def open(self, holder: HolderId) -> HolderClient:
-        return HolderClient(self.endpoints[holder], self.job, self.account)
+    def open(self, holder: MemoryServerInstance) -> MemoryServerClient:
+        return MemoryServerClient(self.endpoints[holder], self.job, self.account)
 
-    def client(self, holder: HolderId) -> HolderClient:
-        return HolderClient(self.endpoints[holder], self.job, self.account)
+    def client(self, holder: MemoryServerInstance) -> MemoryServerClient:
+        return MemoryServerClient(self.endpoints[holder], self.job, self.account)
 
-    def saves(self, holder: HolderId) -> list[RankSave]:
+    def saves(self, holder: MemoryServerInstance) -> list[RankSave]:
         tier = self.open(holder)
         try:
             return [m.save for m in tier.manifests()]
@@ -41,7 +41,7 @@ class HolderPair:
 
 
 @contextmanager
-def endpoints(folder: Path) -> Iterator[list[HolderEndpoint]]:
+def endpoints(folder: Path) -> Iterator[list[MemoryServerEndpoint]]:
     """Starts the two servers."""
     for name in ("one", "two"):
         (folder / name).mkdir()
@@ -49,9 +49,11 @@ def endpoints(folder: Path) -> Iterator[list[HolderEndpoint]]:
         yield [redis_server.endpoint(one, "node-1"), redis_server.endpoint(two, "node-2")]
 
 
-def provisioned(servers: list[HolderEndpoint]) -> HolderPair:
+def provisioned(servers: list[MemoryServerEndpoint]) -> HolderPair:
     """Gives a job of its own an account on each."""
     made = HolderPair(servers, str(uuid4()))
     for endpoint in servers:
-        HolderAdmin(endpoint.host, endpoint.port, redis_server.ADMIN_PASSWORD).provision(made.job, made.account, 1)
+        MemoryServerAdmin(endpoint.host, endpoint.port, redis_server.ADMIN_PASSWORD).provision(
+            made.job, made.account, 1
+        )
     return made

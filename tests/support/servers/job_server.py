@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from surefoot_operator.errors import FabricError
-from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused, ApiSilent
-from surefoot_operator.platforms.kubernetes.platform import KubernetesFabric
+from surefoot_operator.errors import PlatformError
+from surefoot_operator.platforms.kubernetes.api_objects import ApiError, ApiUnreachable
+from surefoot_operator.platforms.kubernetes.platform import KubernetesPlatform
 from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache
 from surefoot_operator.rejected_calls import RefusedCalls
 
@@ -29,9 +29,9 @@ class JobServer:
         self.deleted: list[tuple[str, str]] = []
         self.tried: list[dict[str, str]] = []
         """What dry runs asked for."""
-        self.verdicts: list[FabricError] = []
+        self.verdicts: list[PlatformError] = []
         """What is said to a dry run; empty: it would be made."""
-        self.refuses: dict[str, FabricError] = {}
+        self.refuses: dict[str, PlatformError] = {}
         """What is said to creates of a kind: `secrets`, `services`, `pods`."""
         self.refused = RefusedCalls()
         self._made: dict[str, dict[str, Any]] = {}
@@ -79,7 +79,7 @@ class JobServer:
             raise refusal
         name = f"{path}/{body['metadata']['name']}"
         if name in self._made:
-            raise ApiRefused("post", 409, "AlreadyExists", f"{name} exists")
+            raise ApiError("post", 409, "AlreadyExists", f"{name} exists")
         found = self._made[name] = copy.deepcopy(body)
         found["metadata"]["uid"] = f"uid-{name}"
         self._stamp(found)
@@ -88,10 +88,10 @@ class JobServer:
     async def patch(self, path: str, operations: list[dict[str, Any]]) -> dict[str, Any]:
         self.calls.append("patch")
         if self.loses_request:
-            raise ApiSilent("patch", TimeoutError())
+            raise ApiUnreachable("patch", TimeoutError())
         for operation in operations:
             if operation["op"] == "test" and self._at(operation["path"]) != operation["value"]:
-                raise ApiRefused("patch", 422, "Invalid", "the test failed")
+                raise ApiError("patch", 422, "Invalid", "the test failed")
         where: Any = self.stored
         *parents, last = operations[-1]["path"].strip("/").split("/")
         for part in parents:
@@ -99,7 +99,7 @@ class JobServer:
         where[last] = copy.deepcopy(operations[-1]["value"])
         self._stamp(self.stored)
         if self.loses_answer:
-            raise ApiSilent("patch", TimeoutError())
+            raise ApiUnreachable("patch", TimeoutError())
         return copy.deepcopy(self.stored)
 
     async def delete(self, path: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -115,14 +115,14 @@ class JobServer:
         *parents, last = path.strip("/").split("/")
         for part in parents:
             if part not in found:
-                raise ApiRefused("patch", 422, "Invalid", f"{path} is missing")
+                raise ApiError("patch", 422, "Invalid", f"{path} is missing")
             found = found[part]
         return found.get(last)
 
 
-def fabric_of(server: JobServer) -> KubernetesFabric:
+def fabric_of(server: JobServer) -> KubernetesPlatform:
     """With a cache that hears nothing but what is learned from answers."""
     cache = ClusterCache(server)  # type: ignore[arg-type]
-    cache.jobs.learn(copy.deepcopy(server.stored))
+    cache.jobs.apply_write_result(copy.deepcopy(server.stored))
     cache.check_fresh = lambda: None  # type: ignore[method-assign]
-    return KubernetesFabric(cache, "default", "gpt", "u")
+    return KubernetesPlatform(cache, "default", "gpt", "u")

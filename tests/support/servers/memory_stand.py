@@ -14,13 +14,13 @@ import xxhash
 
 from support.fakes.fake_agent import until
 from support.servers.redis_server import ADMIN_PASSWORD, program, running
-from surefoot.memory_server import Credentials, HolderClient
-from surefoot.memory_server.server_process import HolderServer
+from surefoot.memory_server import Credentials, MemoryServerClient
+from surefoot.memory_server.server_process import RunningServer
 from surefoot.protocol.checkpoints.records import Layout, Piece, RankManifest, TensorLayout
-from surefoot.protocol.identities import HolderEndpoint, RankSave
-from surefoot_operator.api.status import JobStatus, World
-from surefoot_operator.job_snapshot import HolderSeen
-from surefoot_operator.memory import HolderPlace, HolderPool, JobHolders
+from surefoot.protocol.identities import MemoryServerEndpoint, RankSave
+from surefoot_operator.api.status import JobStatus, Membership
+from surefoot_operator.job_snapshot import ObservedMemoryServer
+from surefoot_operator.memory import JobMemoryServers, MemoryServerAddress, MemoryServerPool
 from surefoot_operator.settings import MemorySettings
 
 ACCOUNT = Credentials("job-1", "the job's password")
@@ -29,14 +29,14 @@ LAYOUT = Layout((TensorLayout("w", "float32", (4,), (Piece((0,), (4,), (4,), 0),
 DIGEST = xxhash.xxh3_64_hexdigest(LAYOUT.to_json().encode())
 
 
-def world(epoch: int, state: str = "Committed") -> World:
-    return World(epoch=epoch, state=state)  # type: ignore[arg-type]  # one of the two
+def world(epoch: int, state: str = "Committed") -> Membership:
+    return Membership(generation=epoch, state=state)  # type: ignore[arg-type]  # one of the two
 
 
-def place(server: HolderServer, node: str = "node-1", alive: bool = True) -> HolderPlace:
+def place(server: RunningServer, node: str = "node-1", alive: bool = True) -> MemoryServerAddress:
     where = server.settings
     pid = str(server.process.pid)
-    return HolderPlace(node, node, where.host, where.port, pid, alive, "default", ADMIN_PASSWORD)
+    return MemoryServerAddress(node, node, where.host, where.port, pid, alive, "default", ADMIN_PASSWORD)
 
 
 class Stand:
@@ -45,18 +45,18 @@ class Stand:
     def __init__(self, stack: ExitStack, folder: Path, redis: str) -> None:
         self.stack, self.folder, self.redis = stack, folder, redis
         self.changes = 0
-        self.places: list[HolderPlace] = []
-        self.servers: list[HolderServer] = []
-        self.status = JobStatus(world=world(1))
-        self.pool = HolderPool(SETTINGS)
-        self.tier = JobHolders("uid-1", ACCOUNT, self.pool, time.time, self._changed)
+        self.places: list[MemoryServerAddress] = []
+        self.servers: list[RunningServer] = []
+        self.status = JobStatus(membership=world(1))
+        self.pool = MemoryServerPool(SETTINGS)
+        self.tier = JobMemoryServers("uid-1", ACCOUNT, self.pool, time.time, self._changed)
 
     def _changed(self, urgent: bool) -> None:
         self.changes += 1
 
-    def start(self, node: str = "node-1") -> HolderServer:
+    def start(self, node: str = "node-1") -> RunningServer:
         folder = self.folder / f"{node}-{len(self.servers)}"
-        started: AbstractContextManager[HolderServer] = running(folder, self.redis)
+        started: AbstractContextManager[RunningServer] = running(folder, self.redis)
         server = self.stack.enter_context(started)
         self.servers.append(server)
         self.places = [p for p in self.places if p.node != node] + [place(server, node)]
@@ -64,10 +64,10 @@ class Stand:
 
     def follow(self, **status: object) -> None:
         self.status = replace(self.status, **status)  # type: ignore[arg-type]  # tests name real fields
-        self.tier.follow(self.places, self.status)
+        self.tier.update(self.places, self.status)
 
-    def seen(self, node: str = "node-1") -> HolderSeen:
-        return next(h for h in self.tier.seen() if h.endpoint.holder.node == node)
+    def seen(self, node: str = "node-1") -> ObservedMemoryServer:
+        return next(h for h in self.tier.observed_servers() if h.endpoint.instance.node == node)
 
     async def comes(self, condition: Callable[[], bool], what: str) -> None:
         def holds() -> bool:
@@ -78,12 +78,12 @@ class Stand:
 
         await until(holds, what)
 
-    async def ready(self, node: str = "node-1") -> HolderEndpoint:
+    async def ready(self, node: str = "node-1") -> MemoryServerEndpoint:
         await self.comes(lambda: self.seen(node).state == "Ready", f"{node} is Ready")
         return self.seen(node).endpoint
 
-    def client(self, where: HolderEndpoint) -> HolderClient:
-        return HolderClient(where, "uid-1", ACCOUNT)
+    def client(self, where: MemoryServerEndpoint) -> MemoryServerClient:
+        return MemoryServerClient(where, "uid-1", ACCOUNT)
 
 
 @asynccontextmanager
@@ -101,7 +101,7 @@ async def standing(folder: Path, redis: str) -> AsyncIterator[Stand]:
             await made.pool.close()
 
 
-def saved(client: HolderClient, epoch: int, step: int, rank: int = 0, world_size: int = 1) -> RankManifest:
+def saved(client: MemoryServerClient, epoch: int, step: int, rank: int = 0, world_size: int = 1) -> RankManifest:
     """One whole small rank save, as an agent writes it."""
     save = RankSave(epoch, step, rank)
     digests, values = b"d" * 8, b"{}"

@@ -14,10 +14,10 @@ import pytest
 from support.servers.certificates import Authority, authority
 from surefoot.errors import ConfigurationError, TierError
 from surefoot.memory_server import Credentials, server_process
-from surefoot.memory_server.connection import TLS_NAME, Wire
-from surefoot.memory_server.provisioning import HolderAdmin
-from surefoot.memory_server.server_process import HolderServer, ServerSettings, TlsFiles
-from surefoot.protocol.identities import HolderEndpoint, HolderId, LocalHolder
+from surefoot.memory_server.connection import TLS_NAME, RespConnection
+from surefoot.memory_server.provisioning import MemoryServerAdmin
+from surefoot.memory_server.server_process import RunningServer, ServerSettings, TlsFiles
+from surefoot.protocol.identities import LocalMemoryServers, MemoryServerEndpoint, MemoryServerInstance
 
 ADMIN_PASSWORD = "an administrator's password"
 OVER_TLS = "redis on PATH over TLS"
@@ -47,23 +47,23 @@ def tls_files(folder: Path, name: str = TLS_NAME) -> TlsFiles:
     return TlsFiles(certificate, key, trusted)
 
 
-def admin_of(running_server: HolderServer) -> HolderAdmin:
+def admin_of(running_server: RunningServer) -> MemoryServerAdmin:
     where = running_server.settings
     tls = where.tls
-    return HolderAdmin(where.host, where.port, where.password, tls_ca=tls.text() if tls is not None else None)
+    return MemoryServerAdmin(where.host, where.port, where.password, tls_ca=tls.text() if tls is not None else None)
 
 
-def with_socket(account: Credentials, running_server: HolderServer) -> Credentials:
+def with_socket(account: Credentials, running_server: RunningServer) -> Credentials:
     """The account of a job of NODE, where this server is the node's own; without its socket if it has none."""
     path = running_server.settings.socket
-    return account if path is None else replace(account, local=LocalHolder(NODE, str(path)))
+    return account if path is None else replace(account, local=LocalMemoryServers(NODE, str(path)))
 
 
-def wire_of(running_server: HolderServer, account: Credentials, call_seconds: float = 2.0) -> Wire:
+def wire_of(running_server: RunningServer, account: Credentials, call_seconds: float = 2.0) -> RespConnection:
     """By the server's socket if it has one."""
     where = running_server.settings
     socket_path = str(where.socket) if where.socket is not None else ""
-    return Wire(where.host, where.port, account, call_seconds, where.tls is not None, socket_path)
+    return RespConnection(where.host, where.port, account, call_seconds, where.tls is not None, socket_path)
 
 
 def programs() -> dict[str, str]:
@@ -89,7 +89,7 @@ def program(name: str) -> str:
 
 
 @contextmanager
-def of_kind(kind: str, folder: Path, memory_bytes: int = 64 << 20) -> Iterator[HolderServer]:
+def of_kind(kind: str, folder: Path, memory_bytes: int = 64 << 20) -> Iterator[RunningServer]:
     """A server of one of KINDS; skips the test where it is not installed."""
     tls = tls_files(folder / "tls") if kind == OVER_TLS else None
     by_socket = folder / "redis.sock" if kind == BY_SOCKET else None
@@ -107,7 +107,7 @@ def running(
     by_socket: Path | None = None,
     client_bytes: int = server_process.CLIENT_BYTES,
     before_exec: Callable[[], None] | None = None,
-) -> Iterator[HolderServer]:
+) -> Iterator[RunningServer]:
     """A server in `folder`; ended when the block ends."""
     settings = ServerSettings(
         0, memory_bytes, folder, password=password, tls=tls, socket=by_socket, client_bytes=client_bytes
@@ -122,7 +122,7 @@ def running(
 
 def start_somewhere(
     settings: ServerSettings, program_path: str, before_exec: Callable[[], None] | None = None
-) -> HolderServer:
+) -> RunningServer:
     """Starts on a free port; tries another if somebody takes it first."""
     for attempt in range(5):
         with socket.socket() as probe:
@@ -136,9 +136,9 @@ def start_somewhere(
     raise AssertionError("unreachable")
 
 
-def endpoint(running_server: HolderServer, node: str = NODE) -> HolderEndpoint:
+def endpoint(running_server: RunningServer, node: str = NODE) -> MemoryServerEndpoint:
     """The server as jobs know it."""
     where = running_server.settings
-    return HolderEndpoint(
-        HolderId(node, running_server.instance), where.host, where.port, node, tls=where.tls is not None
+    return MemoryServerEndpoint(
+        MemoryServerInstance(node, running_server.instance), where.host, where.port, node, tls=where.tls is not None
     )

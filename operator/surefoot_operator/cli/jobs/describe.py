@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from surefoot.protocol.text import amount
+from surefoot.protocol.text import format_bytes
 from surefoot_operator import reasons
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import (
     Condition,
-    DataRead,
+    DataProgress,
     ExcludedNode,
     Incident,
     JobStatus,
@@ -30,8 +30,8 @@ from surefoot_operator.api.status import (
 from surefoot_operator.cli.cluster_access import add_cluster
 from surefoot_operator.cli.command_base import EXIT_OK
 from surefoot_operator.cli.jobs.read_jobs import (
+    JobProgress,
     JobView,
-    Pace,
     StoredJob,
     add_job,
     add_run_folder,
@@ -43,9 +43,9 @@ from surefoot_operator.cli.jobs.read_jobs import (
     view_of,
 )
 from surefoot_operator.cli.local import run_report
-from surefoot_operator.cli.local.progress import Happened
+from surefoot_operator.cli.local.progress import RunEvent
 from surefoot_operator.cli.tables import UNKNOWN, add_output, age, emit, number, table_lines
-from surefoot_operator.job_snapshot import NodeSeen, WorkerSeen
+from surefoot_operator.job_snapshot import ObservedNode, ObservedWorker
 from surefoot_operator.policy.failure.spare_workers import largest_size
 from surefoot_operator.policy.report.time_spent import goodput, seconds_spent
 
@@ -61,9 +61,9 @@ class JobSummary:
     name: str
     state: str
     ready: str
-    world_ranks: int | None
-    epoch: int | None
-    pace: Pace
+    world_size: int | None
+    generation: int | None
+    pace: JobProgress
     restarts: int | None
     age_seconds: float | None
     message: str
@@ -72,11 +72,11 @@ class JobSummary:
     persistent_bytes: int | None = None
 
 
-def summary(stored: StoredJob, now: float) -> JobSummary:
+def summarize(stored: StoredJob, now: float) -> JobSummary:
     """Summarises a job; what cannot be read is its message."""
     status = stored.status
-    world = status.world if status is not None else None
-    there = StoredCheckpoints() if status is None else lasting(status)
+    world = status.membership if status is not None else None
+    there = StoredCheckpoints() if status is None else persistent_contents(status)
     message = "" if status is None else status.message
     if not stored.phase:
         message = "no operator has looked at this job yet: is surefoot-operator running?"
@@ -86,8 +86,8 @@ def summary(stored: StoredJob, now: float) -> JobSummary:
         name=stored.name,
         state=stored.phase or "Unseen",
         ready=stored.ready,
-        world_ranks=None if world is None else world.size,
-        epoch=None if world is None else world.epoch,
+        world_size=None if world is None else world.world_size,
+        generation=None if world is None else world.generation,
         pace=pace_of(stored, now),
         restarts=stored.restarts,
         age_seconds=None if began is None else max(0.0, now - began),
@@ -97,7 +97,7 @@ def summary(stored: StoredJob, now: float) -> JobSummary:
     )
 
 
-def lasting(status: JobStatus) -> StoredCheckpoints:
+def persistent_contents(status: JobStatus) -> StoredCheckpoints:
     """What each tier keeps: nothing in memory once a job is over."""
     over = status.phase in ("Complete", "Failed")
     return StoredCheckpoints(persistent=status.checkpoints.persistent) if over else status.checkpoints
@@ -107,31 +107,31 @@ JOB_COLUMNS: dict[str, Callable[[JobSummary], str]] = {
     "NAME": lambda job: job.name,
     "STATE": lambda job: job.state,
     "READY": lambda job: job.ready or UNKNOWN,
-    "WORLD": lambda job: number(job.world_ranks),
-    "STEP": lambda job: progressed(job.pace),
-    "LEFT": lambda job: age(job.pace.left_seconds),
-    "CHECKPOINT": lambda job: saved(job.pace),
+    "WORLD": lambda job: number(job.world_size),
+    "STEP": lambda job: format_progress(job.pace),
+    "LEFT": lambda job: age(job.pace.remaining_seconds),
+    "CHECKPOINT": lambda job: format_newest_checkpoint(job.pace),
     "RESTARTS": lambda job: number(job.restarts),
     "AGE": lambda job: age(job.age_seconds),
 }
 WIDE_COLUMNS: dict[str, Callable[[JobSummary], str]] = {
-    "EPOCH": lambda job: number(job.epoch),
+    "EPOCH": lambda job: number(job.generation),
     "RATE": lambda job: UNKNOWN if job.pace.steps_per_second is None else f"{job.pace.steps_per_second:.3g}/s",
-    "EXPOSED": lambda job: exposed(job.pace),
-    "IN-MEMORY": lambda job: UNKNOWN if job.memory_bytes is None else amount(job.memory_bytes),
-    "PERSISTENT": lambda job: UNKNOWN if job.persistent_bytes is None else amount(job.persistent_bytes),
+    "EXPOSED": lambda job: format_at_risk(job.pace),
+    "IN-MEMORY": lambda job: UNKNOWN if job.memory_bytes is None else format_bytes(job.memory_bytes),
+    "PERSISTENT": lambda job: UNKNOWN if job.persistent_bytes is None else format_bytes(job.persistent_bytes),
     "MESSAGE": lambda job: job.message,
 }
 
 
-def progressed(pace: Pace) -> str:
+def format_progress(pace: JobProgress) -> str:
     """`420/1000 (42%)`, or the step alone."""
     if pace.step is None or pace.total_steps is None:
         return number(pace.step)
     return f"{pace.step}/{pace.total_steps} ({min(100, 100 * pace.step // pace.total_steps)}%)"
 
 
-def saved(pace: Pace) -> str:
+def format_newest_checkpoint(pace: JobProgress) -> str:
     """The newest complete checkpoint and its age: `420 (12s)`."""
     if pace.checkpoint_step is None:
         return UNKNOWN
@@ -139,7 +139,7 @@ def saved(pace: Pace) -> str:
     return str(pace.checkpoint_step) if aged is None else f"{pace.checkpoint_step} ({age(aged)})"
 
 
-def exposed(pace: Pace) -> str:
+def format_at_risk(pace: JobProgress) -> str:
     """What a failure now would repeat: `5 steps (2s)`."""
     if pace.exposed_steps is None:
         return UNKNOWN
@@ -166,7 +166,7 @@ class NodeLossCost:
 def node_loss_cost(view: JobView) -> NodeLossCost | None:
     """Estimates it; None: no world trains."""
     job, status = view.stored.job, view.stored.status
-    world = status.world if status is not None else None
+    world = status.membership if status is not None else None
     if job is None or status is None or world is None or world.state != "Committed" or not world.members:
         return None
     if status.phase in ("Complete", "Failed"):
@@ -181,7 +181,7 @@ def node_loss_cost(view: JobView) -> NodeLossCost | None:
 def _restore_point(status: JobStatus) -> tuple[int | None, str]:
     """Returns the newest checkpoint that survives a node, by the operator's condition, and its description."""
     protected = next((one.status for one in status.conditions if one.type == reasons.CHECKPOINT_PROTECTED), "Unknown")
-    newest, floor = status.last_complete, status.floor
+    newest, floor = status.last_complete, status.last_uploaded
     if protected == "True" and newest is not None:
         return newest.step, f"{newest}, complete and protected"
     if floor is not None:
@@ -210,15 +210,15 @@ def restart_budgets(job: TrainingJob, status: JobStatus, now: float) -> dict[str
     }
     if policy.max_restarts is not None:
         window_start = now - policy.eval_period_seconds
-        used = sum(one.count for one in status.recent_restarts if one.at_seconds >= window_start)
+        used = sum(one.count for one in status.recent_restarts if one.time_seconds >= window_start)
         budgets["maxRestarts"] = used, policy.max_restarts
     return budgets
 
 
 # ---- describe --------------------------------------------------------------------------------------------------------
 
-_MOST_EVENTS = 8
-_MOST_WORKERS = 64
+_MAX_EVENTS = 8
+_MAX_WORKERS = 64
 """Of more only those that are not well are shown."""
 
 
@@ -228,7 +228,7 @@ class JobDescription:
 
     summary: JobSummary
     uid: str
-    world_reason: str
+    membership_reason: str
     began_step: int | None
     """The step that the present world restored."""
     persistent_step: int | None
@@ -236,17 +236,17 @@ class JobDescription:
     good_step: int | None
     """Of the newest checkpoint that is proven to be good, where the job asks for that."""
     rollback: Rollback | None
-    workers: tuple[WorkerSeen, ...]
+    workers: tuple[ObservedWorker, ...]
     conditions: tuple[Condition, ...]
     incidents: tuple[Incident, ...]
     excluded_nodes: tuple[ExcludedNode, ...]
-    events: tuple[Happened, ...]
+    events: tuple[RunEvent, ...]
     unread: tuple[str, ...]
     now: float
     seconds: dict[str, float]
     """Where the job's seconds went, by category; those that took none are left out."""
     goodput: float | None
-    data: DataRead | None
+    data: DataProgress | None
     """As the loader told; None: it tells nothing."""
     loss: float | None
     checkpoints: StoredCheckpoints
@@ -265,22 +265,22 @@ def add_describe_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_describe(given: argparse.Namespace) -> int:
-    found = described(view_of(given))
+    found = describe_job(view_of(given))
     emit(found, given.output, lambda wide: description_lines(found, wide))
     return EXIT_OK
 
 
-def described(view: JobView) -> JobDescription:
+def describe_job(view: JobView) -> JobDescription:
     """Gathers what is shown of one look at a job."""
     job, status = view.stored.job, view.stored.status
-    world = status.world if status is not None else None
+    world = status.membership if status is not None else None
     seconds = seconds_spent(TimeSpent() if status is None else status.time_spent, view.now)
     return JobDescription(
-        summary=summary(view.stored, view.now),
+        summary=summarize(view.stored, view.now),
         uid=view.stored.uid,
-        world_reason="" if world is None else world.reason,
+        membership_reason="" if world is None else world.reason,
         began_step=None if world is None else (world.parent.step if world.parent is not None else 0),
-        persistent_step=None if status is None or status.floor is None else status.floor.step,
+        persistent_step=None if status is None or status.last_uploaded is None else status.last_uploaded.step,
         good_step=None if status is None or status.last_good is None else status.last_good.step,
         rollback=None if status is None else status.rollback,
         workers=view.workers,
@@ -294,7 +294,7 @@ def described(view: JobView) -> JobDescription:
         goodput=goodput(seconds),
         data=None if status is None else status.data,
         loss=None if status is None else status.loss,
-        checkpoints=StoredCheckpoints() if status is None else lasting(status),
+        checkpoints=StoredCheckpoints() if status is None else persistent_contents(status),
         node_loss=node_loss_cost(view),
         recovery_seconds={} if status is None else recovery_medians(status.incidents),
         budgets={} if job is None or status is None else restart_budgets(job, status, view.now),
@@ -309,7 +309,7 @@ def description_lines(found: JobDescription, wide: bool = False) -> list[str]:
         *_section("Conditions", _conditions(found)),
         *_section("Incidents", [incident_line(one, found.now) for one in found.incidents]),
         *_section("Avoided nodes", [f"{one.name}: {one.reason}" for one in found.excluded_nodes]),
-        *_section("Events", [event_line(one, found.now) for one in found.events[0 if wide else -_MOST_EVENTS :]]),
+        *_section("Events", [event_line(one, found.now) for one in found.events[0 if wide else -_MAX_EVENTS :]]),
         *_section("Could not be read", list(found.unread)),
     ]
 
@@ -317,22 +317,22 @@ def description_lines(found: JobDescription, wide: bool = False) -> list[str]:
 def _head(found: JobDescription) -> list[str]:
     one, pace = found.summary, found.summary.pace
     rate = "" if pace.steps_per_second is None else f", {pace.steps_per_second:.3g} steps/s"
-    left = "" if pace.left_seconds is None else f", about {age(pace.left_seconds)} left"
+    left = "" if pace.remaining_seconds is None else f", about {age(pace.remaining_seconds)} left"
     world = UNKNOWN
-    if one.world_ranks is not None:
-        world = f"epoch {one.epoch}, {one.world_ranks} ranks, began at step {number(found.began_step)}: {found.world_reason}"
-    newest = "none yet" if pace.checkpoint_step is None else f"step {saved(pace)}"
+    if one.world_size is not None:
+        world = f"epoch {one.generation}, {one.world_size} ranks, began at step {number(found.began_step)}: {found.membership_reason}"
+    newest = "none yet" if pace.checkpoint_step is None else f"step {format_newest_checkpoint(pace)}"
     kept = "" if found.persistent_step is None else f"; persistent tier: {found.persistent_step}"
     kept += "" if found.good_step is None else f"; proven good: {found.good_step}"
     rows = (
         ("Job", f"{one.namespace}/{one.name}   uid {found.uid or UNKNOWN}   age {age(one.age_seconds)}"),
         ("State", f"{one.state}   workers {one.ready or UNKNOWN}   restarts {number(one.restarts)}"),
         ("Message", one.message or UNKNOWN),
-        ("Step", f"{progressed(pace)}{rate}{left}{'' if found.loss is None else f', loss {found.loss:.4g}'}"),
+        ("Step", f"{format_progress(pace)}{rate}{left}{'' if found.loss is None else f', loss {found.loss:.4g}'}"),
         *([] if found.data is None else [("Data", _data(found.data))]),
         ("World", world),
         ("Checkpoint", f"{newest}{kept}"),
-        *((("Stored", stored),) if (stored := stored_words(found.checkpoints)) else ()),
+        *((("Stored", stored),) if (stored := describe_tiers(found.checkpoints)) else ()),
         ("At risk", _at_risk(found)),
         *((("Node lost", _node_lost(found.node_loss)),) if found.node_loss is not None else ()),
         *((("Recovery", _recovery(found.recovery_seconds)),) if found.recovery_seconds else ()),
@@ -343,12 +343,12 @@ def _head(found: JobDescription) -> list[str]:
     return [f"{name + ':':<12} {text}" for name, text in rows]
 
 
-def stored_words(stored: StoredCheckpoints) -> str:
+def describe_tiers(stored: StoredCheckpoints) -> str:
     """Words what each tier has: `memory 1.20 GB in 2 checkpoints, 2 copies of the newest`."""
     copies = "" if stored.copies is None else f", {_counted(stored.copies, 'copy', 'copies')} of the newest"
     tiers = (("memory", stored.memory, copies), ("persistent tier", stored.persistent, ""))
     return "; ".join(
-        f"{name} {amount(there.bytes)} in {_counted(there.checkpoints, 'checkpoint', 'checkpoints')}{more}"
+        f"{name} {format_bytes(there.bytes)} in {_counted(there.checkpoints, 'checkpoint', 'checkpoints')}{more}"
         for name, there, more in tiers
         if there is not None
     )
@@ -358,9 +358,9 @@ def _counted(count: int, one: str, many: str) -> str:
     return f"{count} {one if count == 1 else many}"
 
 
-def _data(data: DataRead) -> str:
+def _data(data: DataProgress) -> str:
     rate = "" if data.samples_per_second is None else f", {data.samples_per_second:.4g} samples/s"
-    return f"{data.passes:.3g} passes{rate}"
+    return f"{data.epochs:.3g} passes{rate}"
 
 
 def _rolled_back(back: Rollback) -> str:
@@ -373,7 +373,7 @@ def _at_risk(found: JobDescription) -> str:
         return "nothing: the job is over"
     if found.summary.pace.exposed_steps is None:
         return "every step: no checkpoint is known to be complete yet"
-    return f"{exposed(found.summary.pace)} would be run again after a failure now"
+    return f"{format_at_risk(found.summary.pace)} would be run again after a failure now"
 
 
 def _node_lost(cost: NodeLossCost) -> str:
@@ -408,11 +408,11 @@ def _section(title: str, lines: list[str]) -> list[str]:
 
 def _workers(found: JobDescription, wide: bool) -> list[str]:
     shown = found.workers
-    if len(shown) > _MOST_WORKERS and not wide:
+    if len(shown) > _MAX_WORKERS and not wide:
         shown = tuple(one for one in shown if one.phase != "Running" or one.deleting or one.message)
     left_out = len(found.workers) - len(shown)
     more = [f"and {left_out} that run; -o wide shows them"] if left_out else []
-    columns: dict[str, Callable[[WorkerSeen], str]] = {
+    columns: dict[str, Callable[[ObservedWorker], str]] = {
         "WORKER": lambda one: str(one.index),
         "ATTEMPT": lambda one: str(one.attempt),
         "POD": lambda one: one.name,
@@ -423,9 +423,9 @@ def _workers(found: JobDescription, wide: bool) -> list[str]:
     return [*(table_lines(shown, columns) if shown else ()), *more]
 
 
-def worker_state(one: WorkerSeen) -> str:
+def worker_state(one: ObservedWorker) -> str:
     """Words one worker's state: leaving before running, with its exit code."""
-    if one.deleting or one.disrupted:
+    if one.deleting or one.disruption_announced:
         return f"{one.phase}, leaving"
     return one.phase if one.exit_code is None else f"{one.phase} ({one.exit_code})"
 
@@ -451,7 +451,7 @@ def incident_line(one: Incident, now: float) -> str:
     return f"{age(now - one.detected_seconds)} ago, {one.kind}: {one.reason} ({took}{lost})"
 
 
-def event_line(one: Happened, now: float) -> str:
+def event_line(one: RunEvent, now: float) -> str:
     return f"{age(now - one.at_seconds)} ago   {'Warning ' if one.warning else ''}{one.reason}: {one.message}"
 
 
@@ -469,10 +469,10 @@ def add_list_arguments(parser: argparse.ArgumentParser) -> None:
 def run_list(given: argparse.Namespace) -> int:
     if given.run_folder is not None:
         view = read_run(given.run_folder)
-        found = [summary(view.stored, view.now)]
+        found = [summarize(view.stored, view.now)]
     else:
         stored, now = on_cluster(given, read_jobs), time.time()
-        found = [summary(one, now) for one in sorted(stored, key=str)]
+        found = [summarize(one, now) for one in sorted(stored, key=str)]
     emit(found, given.output, lambda wide: job_lines(found, wide, given.all_namespaces))
     return EXIT_OK
 
@@ -500,7 +500,7 @@ class NodeUse:
     workers: tuple[str, ...]
     ranks: tuple[str, ...]
     """Group ranks of the workers that are members of the world."""
-    holder: str
+    server: str
     why: str
     """Why it is not used, or is being left."""
 
@@ -521,11 +521,11 @@ def run_nodes(given: argparse.Namespace) -> int:
 def node_rows(view: JobView, everything: bool = False) -> list[NodeUse]:
     """Joins nodes with workers, members and holders, sorted by name."""
     status = view.stored.status
-    world = status.world if status is not None else None
+    world = status.membership if status is not None else None
     members = world.members if world is not None else ()
     places = {(member.index, member.attempt): place for place, member in enumerate(members)}
     known = {node.name: node for node in view.nodes or ()}
-    holders = {node: "running" if runs else "not ready" for node, runs in (view.holders or {}).items()}
+    holders = {node: "running" if runs else "not ready" for node, runs in (view.servers or {}).items()}
     left = () if status is None else (*status.excluded_nodes, *slow_nodes(status, view.now))
     avoided = {one.name: one.reason for one in left}
     workers: dict[str, list[tuple[int, int]]] = {}
@@ -536,7 +536,9 @@ def node_rows(view: JobView, everything: bool = False) -> list[NodeUse]:
     found = []
     for name in sorted(used | set(known) if everything else used):
         node, here = known.get(name), workers.get(name, ())
-        why = () if node is None else (node.reason, node.signal, node.doubt, node.remark)
+        why = (
+            () if node is None else (node.reason, node.evacuation_reason, node.unconfirmed_failure, node.informational)
+        )
         found.append(
             NodeUse(
                 name=name,
@@ -544,7 +546,7 @@ def node_rows(view: JobView, everything: bool = False) -> list[NodeUse]:
                 domain=UNKNOWN if node is None else "/".join(filter(None, node.path)) or node.domain,
                 workers=tuple(f"{index}-{attempt}" for index, attempt in here),
                 ranks=tuple(str(places[one]) for one in here if one in places),
-                holder=UNKNOWN if view.holders is None else holders.get(name, "none"),
+                server=UNKNOWN if view.servers is None else holders.get(name, "none"),
                 why="; ".join(filter(None, (avoided.get(name), *why))),
             )
         )
@@ -560,18 +562,18 @@ def node_lines(found: list[NodeUse]) -> list[str]:
         "DOMAIN": lambda one: one.domain,
         "WORKERS": lambda one: ",".join(one.workers) or UNKNOWN,
         "GROUP RANK": lambda one: ",".join(one.ranks) or UNKNOWN,
-        "HOLDER": lambda one: one.holder,
+        "HOLDER": lambda one: one.server,
         "WHY": lambda one: one.why,
     }
     return table_lines(found, columns)
 
 
-def _state(view: JobView, node: NodeSeen | None) -> str:
+def _state(view: JobView, node: ObservedNode | None) -> str:
     if node is None:
         return UNKNOWN if view.nodes is None else "gone"
     if not node.ready:
         return "NotReady"
-    if node.doubt:
+    if node.unconfirmed_failure:
         return "doubted"
     return "Ready" if node.schedulable else "Ready, cordoned"
 

@@ -19,23 +19,23 @@ from surefoot_operator.api.spec import GROUP, TOTAL_STEPS, TrainingJob
 from surefoot_operator.api.status import JobStatus, moment_seconds
 from surefoot_operator.api.status_json import status_from_json, status_to_json
 from surefoot_operator.cli.cluster_access import (
-    ClusterRefused,
-    NoCluster,
-    OpenCluster,
-    Right,
+    ClusterConnection,
+    ClusterNotConfigured,
+    ClusterRequestFailed,
+    Permission,
     add_cluster,
+    describe_api_error,
     jobs_right,
-    opened,
-    refused,
+    open_cluster,
 )
 from surefoot_operator.cli.command_base import UsageError
-from surefoot_operator.cli.local.progress import Happened, RunProgress
-from surefoot_operator.errors import FabricError, InvariantBroken, SpecError
-from surefoot_operator.job_snapshot import FEWEST_STEPS, NodeSeen, WorkerSeen
+from surefoot_operator.cli.local.progress import RunEvent, RunProgress
+from surefoot_operator.errors import InvariantViolation, PlatformError, SpecError
+from surefoot_operator.job_snapshot import MIN_STEPS, ObservedNode, ObservedWorker
 from surefoot_operator.platforms.kubernetes import api_objects
 from surefoot_operator.platforms.kubernetes.views import observations
-from surefoot_operator.platforms.kubernetes.views.observations import Heard
-from surefoot_operator.platforms.local.platform import as_fabric_error, look
+from surefoot_operator.platforms.kubernetes.views.observations import KubeletLiveness
+from surefoot_operator.platforms.local.platform import as_platform_error, read_folder
 from surefoot_operator.platforms.local.run_folder import RunFolder, read_json
 
 # ---- stored job ------------------------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ def stored_job(document: Mapping[str, Any]) -> StoredJob:
         problems.append(f"its spec cannot be read: {error}")
     try:
         status = status_from_json(columns)
-    except InvariantBroken as error:
+    except InvariantViolation as error:
         problems.append(f"its status cannot be read by this version of surefoot: {error}")
     said = str(_mapping(metadata.get("annotations")).get(TOTAL_STEPS, ""))
     return StoredJob(
@@ -124,13 +124,13 @@ _STATUS_SECONDS = 8.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class JobProgress:
     """Progress of one job and its rate; None: not known."""
 
     step: int | None = None
     total_steps: int | None = None
     steps_per_second: float | None = None
-    left_seconds: float | None = None
+    remaining_seconds: float | None = None
     checkpoint_step: int | None = None
     """Of the newest complete checkpoint."""
     checkpoint_age_seconds: float | None = None
@@ -139,22 +139,22 @@ class Pace:
     exposed_seconds: float | None = None
 
 
-def pace_of(stored: StoredJob, now: float) -> Pace:
+def pace_of(stored: StoredJob, now: float) -> JobProgress:
     """Estimates a job's pace at Unix time `now`."""
     status = stored.status
     if status is None or not stored.phase:
-        return Pace(step=stored.step, total_steps=stored.total_steps)
+        return JobProgress(step=stored.step, total_steps=stored.total_steps)
     rate, saved, total = _steps_per_second(status), status.last_complete, stored.total_steps
     over = status.phase in ("Complete", "Failed")
     step = finished_step(status)
     exposed = None if over or saved is None else max(0, step_at(status, rate, now) - saved.step)
     left = None if total is None or rate is None or over else max(0, total - step) / rate
     aged = stored.checkpoint_seconds
-    return Pace(
+    return JobProgress(
         step=step,
         total_steps=total,
         steps_per_second=rate,
-        left_seconds=left,
+        remaining_seconds=left,
         checkpoint_step=None if saved is None else saved.step,
         checkpoint_age_seconds=None if aged is None else max(0.0, now - aged),
         exposed_steps=exposed,
@@ -184,7 +184,7 @@ def step_at(status: JobStatus, steps_per_second: float | None, now: float) -> in
 
 def _steps_per_second(status: JobStatus) -> float | None:
     """Over the present world since it was committed, else as the operator measured it for its intervals."""
-    world = status.world
+    world = status.membership
     if world is None or world.state != "Committed" or not world.members:
         return None
     made = status.step - (world.parent.step if world.parent is not None else 0)
@@ -192,7 +192,7 @@ def _steps_per_second(status: JobStatus) -> float | None:
     measured = status.memory_interval.step_seconds if status.memory_interval is not None else None
     if measured:
         return 1 / measured
-    return made / seconds if made >= FEWEST_STEPS and seconds > 0 else None
+    return made / seconds if made >= MIN_STEPS and seconds > 0 else None
 
 
 # ---- one job, from a cluster or a run folder -------------------------------------------------------------------------
@@ -206,12 +206,12 @@ class JobView:
 
     now: float
     stored: StoredJob
-    workers: tuple[WorkerSeen, ...] = ()
-    nodes: tuple[NodeSeen, ...] | None = ()
+    workers: tuple[ObservedWorker, ...] = ()
+    nodes: tuple[ObservedNode, ...] | None = ()
     """None: they may not be read."""
-    holders: Mapping[str, bool] | None = field(default_factory=dict)
+    servers: Mapping[str, bool] | None = field(default_factory=dict)
     """Node -> whether all of its holders run; None: they may not be read."""
-    events: tuple[Happened, ...] = ()
+    events: tuple[RunEvent, ...] = ()
     """Oldest first."""
     unread: tuple[str, ...] = ()
     """What could not be read, and why: a sentence each."""
@@ -227,13 +227,13 @@ def read_run(root: Path) -> JobView:
     folder = RunFolder(root.resolve())
     if not folder.job.exists():
         raise UsageError(f"{root} is no run folder: give the one that surefoot local --run-folder was given")
-    seen = look(folder)
+    seen = read_folder(folder)
     progress = RunProgress(folder)
-    events = progress.look()
+    events = progress.poll()
     running: dict[str, bool] = {}
-    for place in seen.holders:  # one of each node, as a cluster's pod has all of its servers
+    for place in seen.servers:  # one of each node, as a cluster's pod has all of its servers
         running[place.node] = running.get(place.node, True) and place.running
-    document = as_fabric_error(read_json, folder.job) or {}
+    document = as_platform_error(read_json, folder.job) or {}
     ready = sum(worker.phase == "Running" and not worker.deleting for worker in seen.workers)
     # the status' file has no columns, which a cluster's fabric adds: they are made here of the same values
     status = {
@@ -248,7 +248,7 @@ def read_run(root: Path) -> JobView:
         stored=stored_job({**document, "status": status}),
         workers=tuple(sorted(seen.workers, key=lambda one: (one.index, one.attempt))),
         nodes=seen.nodes,
-        holders=running,
+        servers=running,
         events=tuple(events),
     )
 
@@ -259,11 +259,11 @@ def read_run(root: Path) -> JobView:
 # and no node.
 
 _PAGE = 500
-_MOST_PAGES = 200
+_MAX_PAGES = 200
 """A server that hands out pages for ever is not followed; 100,000 objects are more than any cluster's nodes or a job's pods."""
 
 
-async def read_jobs(cluster: OpenCluster) -> list[StoredJob]:
+async def read_jobs(cluster: ClusterConnection) -> list[StoredJob]:
     """Lists the TrainingJobs of the namespace meant, or of all. Raises ClusterRefused."""
     namespace = f"/namespaces/{cluster.namespace}" if cluster.namespace else ""
     path, needed = f"{api_objects.JOBS}{namespace}/trainingjobs", jobs_right("list", cluster.namespace)
@@ -274,20 +274,20 @@ async def read_jobs(cluster: OpenCluster) -> list[StoredJob]:
     return [stored_job(one) for one in await listed_objects(cluster, path, needed, missing=missing)]
 
 
-async def read_job(cluster: OpenCluster, name: str) -> StoredJob:
+async def read_job(cluster: ClusterConnection, name: str) -> StoredJob:
     """Reads one TrainingJob. Raises ClusterRefused."""
     try:
         found = await cluster.api.get(api_objects.jobs_path(cluster.namespace, name))
-    except FabricError as error:
+    except PlatformError as error:
         missing = (
             f"there is no TrainingJob {name} in namespace {cluster.namespace} of {cluster.server};"
             " surefoot list -A shows all that you may see"
         )
-        raise refused(error, jobs_right("get", cluster.namespace), cluster.server, missing) from error
+        raise describe_api_error(error, jobs_right("get", cluster.namespace), cluster.server, missing) from error
     return stored_job(found)
 
 
-async def read_view(cluster: OpenCluster, name: str) -> JobView:
+async def read_view(cluster: ClusterConnection, name: str) -> JobView:
     """Reads a job, its pods, events, nodes and holders. Raises ClusterRefused."""
     stored = await read_job(cluster, name)
     namespace, unread = stored.namespace, list[str]()
@@ -295,9 +295,9 @@ async def read_view(cluster: OpenCluster, name: str) -> JobView:
     of_job, of_holders = f"involvedObject.uid={stored.uid}", api_objects.HOLDER_SELECTOR
     calls = (
         read_worker_pods(cluster, stored),
-        listed_objects(cluster, "/api/v1/nodes", Right("list", "nodes")),
-        listed_objects(cluster, "/api/v1/pods", Right("list", "pods"), {"labelSelector": of_holders}),
-        listed_objects(cluster, events, Right("list", "events", namespace), {"fieldSelector": of_job}),
+        listed_objects(cluster, "/api/v1/nodes", Permission("list", "nodes")),
+        listed_objects(cluster, "/api/v1/pods", Permission("list", "pods"), {"labelSelector": of_holders}),
+        listed_objects(cluster, events, Permission("list", "events", namespace), {"fieldSelector": of_job}),
     )
     pods, around, holders, told = await asyncio.gather(*(_optional(unread, call) for call in calls))
     return JobView(
@@ -305,39 +305,39 @@ async def read_view(cluster: OpenCluster, name: str) -> JobView:
         stored=stored,
         workers=workers_of(pods or (), unread),
         nodes=None if around is None else nodes_of(around, stored),
-        holders=None if holders is None else holders_of(holders),
+        servers=None if holders is None else servers_of(holders),
         events=events_of(told or ()),
         unread=tuple(unread),
     )
 
 
 async def listed_objects(
-    cluster: OpenCluster, path: str, needed: Right, query: Mapping[str, str] | None = None, missing: str = ""
+    cluster: ClusterConnection, path: str, needed: Permission, query: Mapping[str, str] | None = None, missing: str = ""
 ) -> list[Object]:
     """Lists objects, page by page. Raises ClusterRefused, also without an end."""
     found: list[Object] = []
     further = ""
-    for _ in range(_MOST_PAGES):
+    for _ in range(_MAX_PAGES):
         asked: dict[str, str | int] = {**(query or {}), "limit": _PAGE, **({"continue": further} if further else {})}
         try:
             page = await cluster.api.get(path, asked)
-        except FabricError as error:
-            raise refused(error, needed, cluster.server, missing) from error
+        except PlatformError as error:
+            raise describe_api_error(error, needed, cluster.server, missing) from error
         found += page.get("items", ())
         further = str(page.get("metadata", {}).get("continue") or "")
         if not further:
             return found
     # part of a list would be taken for the whole: a job that is not in it for one that is not there
-    raise ClusterRefused(
-        f"{cluster.server} handed out {_MOST_PAGES} pages of {path}, {len(found)} objects, and named a further one; nothing"
+    raise ClusterRequestFailed(
+        f"{cluster.server} handed out {_MAX_PAGES} pages of {path}, {len(found)} objects, and named a further one; nothing"
         " of them is shown, as what was not read would be missing: give -n NAMESPACE, and see what fills the list"
     )
 
 
-async def read_worker_pods(cluster: OpenCluster, stored: StoredJob) -> list[Object]:
+async def read_worker_pods(cluster: ClusterConnection, stored: StoredJob) -> list[Object]:
     """Lists a job's own worker pods. Raises ClusterRefused."""
     path = api_objects.core_path(stored.namespace, "pods")
-    needed = Right("list", "pods", stored.namespace)
+    needed = Permission("list", "pods", stored.namespace)
     found = await listed_objects(cluster, path, needed, {"labelSelector": api_objects.selector(stored.uid)})
     me = api_objects.JobIdentity(stored.namespace, stored.name, stored.uid)
     return [pod for pod in found if api_objects.is_of(pod, me) and api_objects.part_of(pod) == api_objects.WORKER]
@@ -346,7 +346,7 @@ async def read_worker_pods(cluster: OpenCluster, stored: StoredJob) -> list[Obje
 async def _optional(unread: list[str], call: Awaitable[list[Object]]) -> list[Object] | None:
     try:
         return await call
-    except ClusterRefused as error:
+    except ClusterRequestFailed as error:
         unread.append(str(error))
         return None
 
@@ -354,38 +354,38 @@ async def _optional(unread: list[str], call: Awaitable[list[Object]]) -> list[Ob
 # ---- pure -----------------------------------------------------------------------------------------------------------
 
 
-def workers_of(pods: Sequence[Object], unread: list[str]) -> tuple[WorkerSeen, ...]:
+def workers_of(pods: Sequence[Object], unread: list[str]) -> tuple[ObservedWorker, ...]:
     """Translates worker pods; one that is none of the operator's is named."""
     found = []
     for pod in pods:
         try:
             found.append(observations.observe_worker(pod))
-        except FabricError as error:
+        except PlatformError as error:
             unread.append(str(error))
     return tuple(sorted(found, key=lambda one: (one.index, one.attempt)))
 
 
-def nodes_of(found: Sequence[Object], stored: StoredJob) -> tuple[NodeSeen, ...]:
+def nodes_of(found: Sequence[Object], stored: StoredJob) -> tuple[ObservedNode, ...]:
     """Translates nodes as the operator does, but without leases."""
     spec = stored.job.spec if stored.job is not None else None
     key = spec.checkpoint.memory.topology_key if spec is not None else api_objects.HOSTNAME
     signals = (spec.health_policy.node_signals if spec is not None else None) or KNOWN_SIGNALS
-    seen = [observations.observe_node(one, Heard(), key, signals) for one in found]
+    seen = [observations.observe_node(one, KubeletLiveness(), key, signals) for one in found]
     return observations.without_mass_doubt(sorted(seen, key=lambda one: one.name))
 
 
-def holders_of(pods: Sequence[Object]) -> dict[str, bool]:
+def servers_of(pods: Sequence[Object]) -> dict[str, bool]:
     """Translates holders' pods: those that have a node."""
     return {node: observations.is_ready(pod) for pod in pods if (node := observations.node_of(pod))}
 
 
-def events_of(found: Sequence[Object]) -> tuple[Happened, ...]:
+def events_of(found: Sequence[Object]) -> tuple[RunEvent, ...]:
     """Translates core/v1 events, oldest first."""
     told = []
     for event in found:
         at = moment_seconds(event.get("lastTimestamp") or event.get("eventTime") or event.get("firstTimestamp"))
         reason, message = str(event.get("reason", "")), str(event.get("message", ""))
-        told.append(Happened(at or 0.0, reason, message, event.get("type") == "Warning"))
+        told.append(RunEvent(at or 0.0, reason, message, event.get("type") == "Warning"))
     return tuple(sorted(told, key=lambda one: one.at_seconds))
 
 
@@ -422,16 +422,16 @@ def check_named(given: argparse.Namespace) -> None:
         )
 
 
-def on_cluster(given: argparse.Namespace, ask: Callable[[OpenCluster], Awaitable[T]]) -> T:
+def on_cluster(given: argparse.Namespace, ask: Callable[[ClusterConnection], Awaitable[T]]) -> T:
     """Runs one conversation with the chosen cluster. Raises UsageError where none is configured."""
 
     async def asked() -> T:
-        async with opened(given) as cluster:
+        async with open_cluster(given) as cluster:
             return await ask(cluster)
 
     try:
         return asyncio.run(asked())
-    except NoCluster as error:
+    except ClusterNotConfigured as error:
         if not hasattr(given, "run_folder"):
             raise
         raise UsageError(f"{error}, or --run-folder DIR for a run of surefoot local") from error

@@ -16,10 +16,10 @@ import yaml
 
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import MANAGER, ROLLBACK
-from surefoot_operator.cli.cluster_access import OpenCluster, add_cluster, jobs_right, refused
+from surefoot_operator.cli.cluster_access import ClusterConnection, add_cluster, describe_api_error, jobs_right
 from surefoot_operator.cli.command_base import EXIT_FAILED, EXIT_OK, UsageError, say
 from surefoot_operator.cli.jobs.read_jobs import StoredJob, add_job, on_cluster, read_job, view_of
-from surefoot_operator.errors import FabricError, SpecError
+from surefoot_operator.errors import PlatformError, SpecError
 from surefoot_operator.platforms.kubernetes import api_objects
 
 # ---- patches of a job ------------------------------------------------------------------------------------------------
@@ -40,11 +40,11 @@ def _patch(stored: StoredJob, path: str, value: Any) -> list[dict[str, Any]]:
     return [test, {"op": "add", "path": path, "value": value}]
 
 
-async def _apply(cluster: OpenCluster, name: str, operations: list[dict[str, Any]]) -> None:
+async def _apply(cluster: ClusterConnection, name: str, operations: list[dict[str, Any]]) -> None:
     try:
         await cluster.api.patch(api_objects.jobs_path(cluster.namespace, name), operations)
-    except FabricError as error:
-        raise refused(error, jobs_right("patch", cluster.namespace), cluster.server) from error
+    except PlatformError as error:
+        raise describe_api_error(error, jobs_right("patch", cluster.namespace), cluster.server) from error
 
 
 # ---- roll back -------------------------------------------------------------------------------------------------------
@@ -52,24 +52,24 @@ async def _apply(cluster: OpenCluster, name: str, operations: list[dict[str, Any
 # what follows is the operator's. `asking` is pure.
 
 
-def asking(stored: StoredJob, step: int, keep_data: bool) -> list[dict[str, Any]]:
+def rollback_patch(stored: StoredJob, step: int, keep_data: bool) -> list[dict[str, Any]]:
     """Builds the patch that asks for it. Raises UsageError where the job cannot go back to that step."""
     status = stored.status
     _check_changeable(stored, "does not go back; --step N makes one that goes on from there")
-    if status is None or status.world is None or status.world.state != "Committed":
+    if status is None or status.membership is None or status.membership.state != "Committed":
         raise UsageError(f"{stored} is just changing its world, or has none yet: try again once it trains")
     if not 0 < step <= max(status.step, stored.step or 0):
         raise UsageError(f"--to {step} is not allowed; {stored} has finished step {status.step}: a step before that is")
-    word = f"{status.world.epoch}/{step}{'/keep-data' if keep_data else ''}"
+    word = f"{status.membership.generation}/{step}{'/keep-data' if keep_data else ''}"
     if not stored.document["metadata"].get("annotations"):
         return _patch(stored, "/metadata/annotations", {ROLLBACK: word})
     return _patch(stored, f"/metadata/annotations/{ROLLBACK.replace('/', '~1')}", word)
 
 
-async def roll_back(cluster: OpenCluster, name: str, step: int, keep_data: bool) -> str:
+async def roll_back(cluster: ClusterConnection, name: str, step: int, keep_data: bool) -> str:
     """Asks for it; says what to look at."""
     stored = await read_job(cluster, name)
-    await _apply(cluster, name, asking(stored, step, keep_data))
+    await _apply(cluster, name, rollback_patch(stored, step, keep_data))
     return (
         f"{stored} is told to go back to step {step}; surefoot describe {name} shows that it does, or, in its condition"
         " RollbackRefused, which steps it could go back to"
@@ -162,7 +162,7 @@ def _name(former: str, step: int) -> str:
 # Implements `surefoot suspend` and `surefoot resume`. Both change `spec.suspend` and nothing else; what follows is the
 # operator's. `change` and `standing` are pure.
 
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 
 
 def add_suspend_arguments(parser: argparse.ArgumentParser) -> None:
@@ -184,7 +184,7 @@ def run_suspend(given: argparse.Namespace) -> int:
 add_resume_arguments, run_resume = add_suspend_arguments, run_suspend
 
 
-def change(stored: StoredJob, suspend: bool) -> list[dict[str, Any]]:
+def suspend_patch(stored: StoredJob, suspend: bool) -> list[dict[str, Any]]:
     """Builds the patch; empty where the job is so already. Raises UsageError where it would do nothing."""
     _check_changeable(stored, "cannot be suspended or resumed")
     if bool(stored.document.get("spec", {}).get("suspend", False)) == suspend:
@@ -197,7 +197,7 @@ def is_so(stored: StoredJob, suspend: bool) -> bool:
     return stored.phase == "Suspended" if suspend else stored.phase in ("Running", "Complete")
 
 
-def standing(stored: StoredJob, suspend: bool, waited_seconds: float) -> str:
+def describe_state(stored: StoredJob, suspend: bool, waited_seconds: float) -> str:
     """Words how far it is."""
     message = stored.status.message if stored.status is not None else ""
     if is_so(stored, suspend):
@@ -209,12 +209,12 @@ def standing(stored: StoredJob, suspend: bool, waited_seconds: float) -> str:
     return f"{stored} is told to go on; surefoot describe {stored.name} shows from which step"
 
 
-async def _switched(cluster: OpenCluster, name: str, suspend: bool, wait_seconds: float) -> tuple[bool, str]:
+async def _switched(cluster: ClusterConnection, name: str, suspend: bool, wait_seconds: float) -> tuple[bool, str]:
     stored = await read_job(cluster, name)
-    if operations := change(stored, suspend):
+    if operations := suspend_patch(stored, suspend):
         await _apply(cluster, name, operations)
     due = time.monotonic() + wait_seconds
     while not is_so(stored, suspend) and time.monotonic() < due:
-        await asyncio.sleep(_LOOK_SECONDS)
+        await asyncio.sleep(_POLL_SECONDS)
         stored = await read_job(cluster, name)
-    return not wait_seconds or is_so(stored, suspend), standing(stored, suspend, wait_seconds)
+    return not wait_seconds or is_so(stored, suspend), describe_state(stored, suspend, wait_seconds)

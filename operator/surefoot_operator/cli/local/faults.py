@@ -13,18 +13,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from surefoot.protocol.text import shorten, shown
+from surefoot.protocol.text import short_repr, shorten
 from surefoot_operator.api.spec import HealthPolicy
-from surefoot_operator.platforms.local.local_nodes import Machine
+from surefoot_operator.platforms.local.local_nodes import LocalNodes
 
-Strike = Callable[[Machine, str, float | None], bool]
+Strike = Callable[[LocalNodes, str, float | None], bool]
 """Strikes a node; False: nothing of that kind runs there at this moment."""
 
 
-def _when_up(strike: Callable[[Machine, str], None]) -> Strike:
+def _when_up(strike: Callable[[LocalNodes, str], None]) -> Strike:
     """A strike that waits for the node's process."""
 
-    def strike_running(machine: Machine, node: str, _seconds: float | None) -> bool:
+    def strike_running(machine: LocalNodes, node: str, _seconds: float | None) -> bool:
         if machine.node_record(node) is None:
             return False
         strike(machine, node)
@@ -33,10 +33,10 @@ def _when_up(strike: Callable[[Machine, str], None]) -> Strike:
     return strike_running
 
 
-def _at_once(strike: Callable[[Machine, str], None]) -> Strike:
+def _at_once(strike: Callable[[LocalNodes, str], None]) -> Strike:
     """A strike that always succeeds."""
 
-    def strike_any(machine: Machine, node: str, _seconds: float | None) -> bool:
+    def strike_any(machine: LocalNodes, node: str, _seconds: float | None) -> bool:
         strike(machine, node)
         return True
 
@@ -48,7 +48,7 @@ class FaultKind(NamedTuple):
 
     sentence: str
     strike: Strike
-    end: Callable[[Machine, str], None] | None = None
+    end: Callable[[LocalNodes, str], None] | None = None
     """Ends the fault; None: what it strikes does not return by itself."""
     end_sentence: str = ""
     default_seconds: float | None = None
@@ -60,16 +60,16 @@ class FaultKind(NamedTuple):
 
 
 KINDS = {
-    "node": FaultKind("kill {target}", _when_up(Machine.kill_node), Machine.start_node, "{target} returns"),
+    "node": FaultKind("kill {target}", _when_up(LocalNodes.kill_node), LocalNodes.start_node, "{target} returns"),
     "trainer": FaultKind("kill trainer of {target}", lambda machine, node, _: machine.kill_trainer(node)),
     "agent": FaultKind("kill agent of {target}", lambda machine, node, _: machine.kill_agent(node)),
     "freeze": FaultKind(
-        "freeze {target}", _when_up(Machine.freeze_node), Machine.thaw_node, "{target} thaws", default_seconds=5.0
+        "freeze {target}", _when_up(LocalNodes.freeze_node), LocalNodes.thaw_node, "{target} thaws", default_seconds=5.0
     ),
     "hang": FaultKind(
         "have a trainer of {target} hang",
         lambda machine, node, seconds: machine.ask_trainers(node, "hang", "" if seconds is None else str(seconds)),
-        lambda machine, node: machine.take_back(node, "hang"),
+        lambda machine, node: machine.cancel_fault(node, "hang"),
         "whoever hangs on {target} goes on",
         target_runs_on=True,
     ),
@@ -78,17 +78,17 @@ KINDS = {
     ),
     "memory": FaultKind(
         "kill memory of {target}",
-        lambda machine, node, _: machine.kill_holder(node),
-        Machine.return_holder,
+        lambda machine, node, _: machine.kill_server(node),
+        LocalNodes.restart_server,
         "the memory of {target} returns",
     ),
     "drain": FaultKind(
-        "drain {target}", _when_up(Machine.drain_node), Machine.uncordon_node, "{target} takes workers again"
+        "drain {target}", _when_up(LocalNodes.drain_node), LocalNodes.uncordon_node, "{target} takes workers again"
     ),
     "cordon": FaultKind(
         "cordon {target}",
-        _at_once(Machine.cordon_node),
-        Machine.uncordon_node,
+        _at_once(LocalNodes.cordon_node),
+        LocalNodes.uncordon_node,
         "{target} takes workers again",
         target_runs_on=True,
         ends_something=False,
@@ -96,7 +96,7 @@ KINDS = {
     "diskfull": FaultKind(
         "have the disk of {target} be full",
         _at_once(lambda machine, node: machine.leave_word(node, "diskfull")),
-        lambda machine, node: machine.take_back(node, "diskfull"),
+        lambda machine, node: machine.cancel_fault(node, "diskfull"),
         "the disk of {target} has room again",
         min_seconds=12.0,  # what is over sooner may pass unseen: an agent looks at its disk every 10 s
         target_runs_on=True,
@@ -106,11 +106,13 @@ KINDS = {
     "slow": FaultKind(
         "make the trainers of {target} slow",
         lambda machine, node, _: machine.ask_trainers(node, "slow"),
-        lambda machine, node: machine.take_back(node, "slow"),
+        lambda machine, node: machine.cancel_fault(node, "slow"),
         "{target} is as fast as the others",
         target_runs_on=True,
     ),
-    "sick": FaultKind("have {target} calculate wrong, as whoever joins there finds,", _at_once(Machine.sicken_node)),
+    "sick": FaultKind(
+        "have {target} calculate wrong, as whoever joins there finds,", _at_once(LocalNodes.fail_node_tests)
+    ),
     "coordinator": FaultKind(
         "kill {target}",
         _at_once(lambda machine, _: machine.kill_operator()),
@@ -166,7 +168,7 @@ class Fault:
         return f"{sentence}, {kind.end_sentence.rpartition('{target} ')[2]} after {self.seconds:g} s"
 
 
-class Struck(NamedTuple):
+class InjectedFault(NamedTuple):
     """An injected fault, when and at which step."""
 
     fault: Fault
@@ -186,7 +188,7 @@ def parse_fault(text: str, nodes: tuple[str, ...]) -> Fault:
     name, node, words = match["kind"], match["node"], match["seconds"]
     kind = KINDS.get(name)
     if kind is None:
-        raise refuse(f"{shown(name)} is not a kind of fault; kinds are {', '.join(KINDS)}")
+        raise refuse(f"{short_repr(name)} is not a kind of fault; kinds are {', '.join(KINDS)}")
     step = int(match["step"]) if len(match["step"]) < 19 else 0
     if step < 1:
         raise refuse("steps count from 1, and no job has 10^18 of them")
@@ -237,8 +239,8 @@ class FaultInjector:
     `tell` gets each one's sentence, and whether it is a warning.
     """
 
-    def __init__(self, faults: Iterable[Fault], machine: Machine, tell: Callable[[str, bool], None]) -> None:
-        self.struck: list[Struck] = []
+    def __init__(self, faults: Iterable[Fault], machine: LocalNodes, tell: Callable[[str, bool], None]) -> None:
+        self.struck: list[InjectedFault] = []
         self.pending = list(faults)
         self._machine = machine
         self._tell = tell
@@ -258,7 +260,7 @@ class FaultInjector:
             if not KINDS[fault.kind].strike(self._machine, fault.node or "", fault.seconds):
                 continue  # nothing of that kind runs there at this moment (it is being replaced): at the next tick
             self.pending.remove(fault)
-            self.struck.append(Struck(fault, at_seconds, step))
+            self.struck.append(InjectedFault(fault, at_seconds, step))
             self._tell(f"fault: {fault}", True)
             if fault.seconds is not None:
                 self._lasting.append((time.monotonic() + fault.seconds, fault))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from surefoot.protocol.checkpoints.completeness import Lineage, LineageEntry, ancestry, epoch_at
+from surefoot.protocol.checkpoints.completeness import Lineage, LineageEntry, ancestry, generation_at
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import Incident, JobStatus, SkippedData
 from surefoot_operator.platforms.local.platform import Store
@@ -30,10 +30,10 @@ from surefoot_operator.platforms.local.run_folder import RunFolder
 
 
 @dataclass(frozen=True, slots=True)
-class LedgerLine:
+class LedgerEntry:
     """One step as one rank finished it."""
 
-    epoch: int
+    generation: int
     step: int
     rank: int
     loss: float | None
@@ -46,7 +46,7 @@ class LedgerLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class SampleAccount:
     """Counts of samples and steps along the final lineage.
 
     `batch` is the largest step's samples. `lost` and `repeated` count samples, `missing_steps` names steps without any line. `unknown` counts samples of ranks
@@ -67,18 +67,18 @@ class Account:
         return sum(stop - start for start, stop in self.skipped)
 
 
-LinesByStep = dict[int, list[LedgerLine]]
+LinesByStep = dict[int, list[LedgerEntry]]
 
 
-def parse_line(text: str) -> LedgerLine | None:
+def parse_line(text: str) -> LedgerEntry | None:
     """Parses one ledger line; None where a killed writer left it torn."""
     try:
         body = json.loads(text)
         if not isinstance(body, dict):
             return None
         samples, span = body.get("samples"), body.get("span")
-        return LedgerLine(
-            epoch=int(body["epoch"]),
+        return LedgerEntry(
+            generation=int(body["epoch"]),
             step=int(body["step"]),
             rank=int(body["rank"]),
             loss=None if body.get("loss") is None else float(body["loss"]),
@@ -92,27 +92,27 @@ def parse_line(text: str) -> LedgerLine | None:
         return None
 
 
-def counted_lines(lines: Iterable[LedgerLine], lineage: Lineage) -> LinesByStep:
+def counted_lines(lines: Iterable[LedgerEntry], lineage: Lineage) -> LinesByStep:
     """Keeps each step's lines of the one epoch whose execution counts."""
     if not lineage:
         return {}
-    last = lineage[-1].epoch
-    of_step: dict[int, list[LedgerLine]] = defaultdict(list)
+    last = lineage[-1].generation
+    of_step: dict[int, list[LedgerEntry]] = defaultdict(list)
     kept: dict[int, int | None] = {}
     for line in lines:
         if line.step not in kept:
-            kept[line.step] = epoch_at(lineage, last, line.step)
-        if line.epoch == kept[line.step]:
+            kept[line.step] = generation_at(lineage, last, line.step)
+        if line.generation == kept[line.step]:
             of_step[line.step].append(line)
     return dict(of_step)
 
 
-def world_size_by_step(of_step: Mapping[int, Sequence[LedgerLine]], lineage: Lineage) -> dict[int, int]:
+def world_size_by_step(of_step: Mapping[int, Sequence[LedgerEntry]], lineage: Lineage) -> dict[int, int]:
     """Maps each step to the number of ranks that executed it."""
     if not of_step:
         return {}
-    sizes = {entry.epoch: entry.size for entry in lineage}
-    found = {step: epoch_at(lineage, lineage[-1].epoch, step) for step in range(1, max(of_step) + 1)}
+    sizes = {entry.generation: entry.world_size for entry in lineage}
+    found = {step: generation_at(lineage, lineage[-1].generation, step) for step in range(1, max(of_step) + 1)}
     return {step: sizes[epoch] for step, epoch in found.items() if epoch in sizes}
 
 
@@ -128,11 +128,11 @@ def drop_unfinished(of_step: LinesByStep, ranks: Mapping[int, int]) -> LinesBySt
 
 
 def count_samples(
-    of_step: Mapping[int, Sequence[LedgerLine]],
+    of_step: Mapping[int, Sequence[LedgerEntry]],
     first: int = 1,
     ranks: Mapping[int, int] | None = None,
     skips: Mapping[int, int] | None = None,
-) -> Account | None:
+) -> SampleAccount | None:
     """Counts samples from step `first` on; None where no loader reports any.
 
     `ranks`: of each step, where it is known (`worlds`). Else a rank without a line counts as samples lost. `skips`: of each
@@ -163,17 +163,17 @@ def count_samples(
         repeated += twice
         begin = end
     nobody = tuple(step for step in range(first, last + 1) if step not in of_step)
-    return Account(last, batch, lost, repeated, nobody, unknown, tuple(skipped))
+    return SampleAccount(last, batch, lost, repeated, nobody, unknown, tuple(skipped))
 
 
 def skips_of(lineage: Lineage, skipped: Iterable[SkippedData]) -> dict[int, int]:
     """Maps first steps of epochs to the steps left out before."""
-    history = set(ancestry(lineage, lineage[-1].epoch)) if lineage else set()
-    begins = {entry.epoch: entry.parent.step + 1 if entry.parent else 1 for entry in lineage}
-    return {begins[one.epoch]: one.steps for one in skipped if one.epoch in history}
+    history = set(ancestry(lineage, lineage[-1].generation)) if lineage else set()
+    begins = {entry.generation: entry.parent.step + 1 if entry.parent else 1 for entry in lineage}
+    return {begins[one.generation]: one.steps for one in skipped if one.generation in history}
 
 
-def _ends(of_step: Mapping[int, Sequence[LedgerLine]]) -> dict[int, int]:
+def _ends(of_step: Mapping[int, Sequence[LedgerEntry]]) -> dict[int, int]:
     """Where each step ends that tells its span, or that the next one's span follows; empty where none tells it."""
     told = {step: [line.span for line in lines if line.span is not None] for step, lines in of_step.items()}
     found = {step - 1: min(start for start, _ in spans) for step, spans in told.items() if spans}
@@ -201,7 +201,7 @@ def _compare(spans: Sequence[tuple[int, int]], begin: int, end: int) -> tuple[in
     return (end - begin) - covered, total - covered
 
 
-def mean_loss_by_step(of_step: Mapping[int, Sequence[LedgerLine]]) -> dict[int, float]:
+def mean_loss_by_step(of_step: Mapping[int, Sequence[LedgerEntry]]) -> dict[int, float]:
     """Returns each step's loss: the mean over ranks of what they passed to `Checkpointer.step`.
 
     A rank passes the loss that it called `backward()` on. Where shares are uneven that loss carries `Batch.weight` already, so
@@ -231,16 +231,16 @@ def _apart(one: float, other: float) -> float:
     return abs(one - other) if math.isfinite(one) and math.isfinite(other) else sys.float_info.max
 
 
-def finished_step(lines: Iterable[LedgerLine], epoch: int, world: int) -> int:
+def finished_step(lines: Iterable[LedgerEntry], epoch: int, world: int) -> int:
     """The newest step that every rank of the epoch has finished."""
     newest: dict[int, int] = {}
     for line in lines:
-        if line.epoch == epoch:
+        if line.generation == epoch:
             newest[line.rank] = max(newest.get(line.rank, 0), line.step)
     return min(newest.values()) if len(newest) >= world > 0 else 0
 
 
-def median_stall_seconds(lines: Iterable[LedgerLine]) -> float | None:
+def median_stall_seconds(lines: Iterable[LedgerEntry]) -> float | None:
     """The median time that a save blocked a training step."""
     stalls = [line.stall_seconds for line in lines if line.stall_seconds is not None]
     return statistics.median(stalls) if stalls else None
@@ -250,7 +250,7 @@ def median_stall_seconds(lines: Iterable[LedgerLine]) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Happened:
+class RunEvent:
     """One event from the operator."""
 
     at_seconds: float
@@ -287,7 +287,7 @@ class RunProgress:
 
     folder: RunFolder
     status: JobStatus = field(default_factory=JobStatus)
-    newest: dict[str, dict[int, LedgerLine]] = field(default_factory=dict)
+    newest: dict[str, dict[int, LedgerEntry]] = field(default_factory=dict)
     """Ledger name (`worker-INDEX-ATTEMPT`) -> rank -> its newest line."""
     incidents: dict[tuple[int, float], Incident] = field(default_factory=dict)
     lineage_of: dict[int, LineageEntry] = field(default_factory=dict)
@@ -297,7 +297,7 @@ class RunProgress:
     _tails: dict[str, _LineTail] = field(default_factory=dict)
     _stamp: tuple[int, int] = (0, 0)
 
-    def look(self) -> list[Happened]:
+    def poll(self) -> list[RunEvent]:
         """Reads what is new; returns new events in order."""
         self._read_status()
         for path in sorted(self.folder.ledger.glob("*.jsonl")):
@@ -316,22 +316,22 @@ class RunProgress:
     @property
     def finished_step(self) -> int:
         """The newest step that every rank of the present epoch has finished."""
-        world = self.status.world
+        world = self.status.membership
         if world is None:
             return 0
         # two attempts of one worker write two files: the epoch tells their ranks apart
         lines = [line for ranks in self.newest.values() for line in ranks.values()]
-        return finished_step(lines, world.epoch, world.size)
+        return finished_step(lines, world.generation, world.world_size)
 
     @property
     def reached_step(self) -> int:
         """The current step; while an epoch restores, the step it restores."""
-        world = self.status.world
+        world = self.status.membership
         if world is None or world.state == "Claimed":
             return self.status.step
         return max(self.finished_step, world.parent.step if world.parent is not None else 0)
 
-    def lines_by_worker(self) -> Iterator[tuple[str, LedgerLine]]:
+    def lines_by_worker(self) -> Iterator[tuple[str, LedgerEntry]]:
         """Reads every ledger line with its worker, as `INDEX-ATTEMPT`."""
         for path in sorted(self.folder.ledger.glob("*.jsonl")):
             worker = path.stem.removeprefix("worker-")
@@ -355,16 +355,16 @@ class RunProgress:
         self._stamp = stamp
         self.status = Store(self.folder).status()
         for incident in self.status.incidents:
-            self.incidents[incident.epoch, incident.detected_seconds] = incident
+            self.incidents[incident.generation, incident.detected_seconds] = incident
         for entry in self.status.lineage:
-            self.lineage_of[entry.epoch] = entry
+            self.lineage_of[entry.generation] = entry
         if self.status.last_complete is not None:
             self.completed.add(self.status.last_complete)
 
 
-def _event(text: str) -> Happened | None:
+def _event(text: str) -> RunEvent | None:
     try:
         body: dict[str, Any] = json.loads(text)
-        return Happened(float(body["at"]), str(body["reason"]), str(body["message"]), bool(body["warning"]))
+        return RunEvent(float(body["at"]), str(body["reason"]), str(body["message"]), bool(body["warning"]))
     except (ValueError, KeyError, TypeError):
         return None  # cannot be: whole lines only are read; people lose a sentence, the run nothing

@@ -17,12 +17,12 @@ from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import Incident, JobStatus, SkippedData
 from surefoot_operator.cli.checkpoints import run_tool
 from surefoot_operator.cli.command_base import say
-from surefoot_operator.cli.local.faults import KINDS, Fault, Struck
+from surefoot_operator.cli.local.faults import KINDS, Fault, InjectedFault
 from surefoot_operator.cli.local.progress import (
-    Account,
-    LedgerLine,
+    LedgerEntry,
     LinesByStep,
     RunProgress,
+    SampleAccount,
     count_samples,
     counted_lines,
     drop_unfinished,
@@ -34,7 +34,7 @@ from surefoot_operator.cli.local.progress import (
 )
 from surefoot_operator.policy.report.time_spent import goodput, seconds_spent
 
-_MOST_LINES = 20
+_MAX_LINES = 20
 _SAME_CLOCK_SECONDS = 0.05
 """A sign may be noted this much before the fault that was noted after striking; both read the same clock."""
 
@@ -62,19 +62,19 @@ class Comparison:
 class RunRecords:
     """What the folder of a local run holds, and what only `surefoot local` itself knows of the run."""
 
-    lines: tuple[tuple[str, LedgerLine], ...]
+    lines: tuple[tuple[str, LedgerEntry], ...]
     """Each with its worker, `INDEX-ATTEMPT`."""
     lineage: Lineage
     incidents: tuple[Incident, ...]
     checkpoints: Checkpoints | None = None
-    undisturbed: Mapping[int, float] | None = None
+    reference: Mapping[int, float] | None = None
     """The losses of a run without faults."""
-    struck: tuple[Struck, ...] = ()
+    struck: tuple[InjectedFault, ...] = ()
     comparison: Comparison | None = None
     skipped: tuple[SkippedData, ...] = ()
 
 
-def read_records(progress: RunProgress, struck: tuple[Struck, ...] = ()) -> RunRecords:
+def read_records(progress: RunProgress, struck: tuple[InjectedFault, ...] = ()) -> RunRecords:
     """Reads the whole ledger of a run that `progress` has followed."""
     lines = tuple(progress.lines_by_worker())
     stall_seconds = median_stall_seconds(line for _, line in lines)
@@ -84,7 +84,7 @@ def read_records(progress: RunProgress, struck: tuple[Struck, ...] = ()) -> RunR
         incidents=tuple(sorted(progress.incidents.values(), key=lambda i: i.detected_seconds)),
         checkpoints=Checkpoints(len(progress.completed), progress.checkpoint_bytes, stall_seconds),
         struck=struck,
-        skipped=progress.status.skipped,
+        skipped=progress.status.skipped_data,
     )
 
 
@@ -93,7 +93,7 @@ def counted_lines_of(run: RunRecords) -> LinesByStep:
     return counted_lines((line for _, line in run.lines), run.lineage)
 
 
-def count_run(run: RunRecords, counted: LinesByStep, is_complete: bool) -> tuple[LinesByStep, Account | None]:
+def count_run(run: RunRecords, counted: LinesByStep, is_complete: bool) -> tuple[LinesByStep, SampleAccount | None]:
     """Drops the steps that an unfinished run has only begun, and counts samples of the others."""
     ranks = world_size_by_step(counted, run.lineage)
     kept = counted if is_complete else drop_unfinished(counted, ranks)
@@ -115,7 +115,7 @@ _PHASES = (
 )
 
 
-def cause_of(incident: Incident, struck: Iterable[Struck]) -> Struck | None:
+def cause_of(incident: Incident, struck: Iterable[InjectedFault]) -> InjectedFault | None:
     """Finds the injected fault behind an incident.
 
     The last one before its first sign that hit its node; else, where the incident names no node, the last before it.
@@ -130,7 +130,7 @@ def cause_of(incident: Incident, struck: Iterable[Struck]) -> Struck | None:
     return candidates[-1] if candidates else None
 
 
-def incident_report(incident: Incident, struck: Sequence[Struck]) -> dict[str, Any]:
+def incident_report(incident: Incident, struck: Sequence[InjectedFault]) -> dict[str, Any]:
     """Reports one incident: its phases in seconds after the fault."""
     cause = cause_of(incident, struck)
     zero = min(cause.at_seconds, incident.detected_seconds) if cause else incident.detected_seconds
@@ -143,10 +143,10 @@ def incident_report(incident: Incident, struck: Sequence[Struck]) -> dict[str, A
         "reason": incident.reason,
         "node": incident.node,
         "fault": str(cause.fault) if cause else None,
-        "epoch": incident.epoch,
-        "from_step": incident.parent_step,
-        "world_before": incident.world_before,
-        "world_after": incident.world_after,
+        "epoch": incident.generation,
+        "from_step": incident.restored_step,
+        "world_before": incident.world_size_before,
+        "world_after": incident.world_size_after,
         "detail": incident.detail,
     }
 
@@ -156,16 +156,16 @@ def sources_of(lineage: Lineage, incidents: Sequence[Incident]) -> dict[int, str
 
     The incident that ended the epoch before it knows.
     """
-    found: dict[int, str | None] = {e.epoch: "older job" for e in lineage if e.parent and e.parent.imported}
-    epochs = [entry.epoch for entry in lineage]
+    found: dict[int, str | None] = {e.generation: "older job" for e in lineage if e.parent and e.parent.imported}
+    epochs = [entry.generation for entry in lineage]
     for incident in incidents:
-        after = next((epoch for epoch in epochs if epoch > incident.epoch), None)
+        after = next((epoch for epoch in epochs if epoch > incident.generation), None)
         if after is not None and after not in found:
             found[after] = incident.restored_from
     return found
 
 
-def build_report(outcome: str, run: RunRecords, account: Account | None, status: JobStatus) -> dict[str, Any]:
+def build_report(outcome: str, run: RunRecords, account: SampleAccount | None, status: JobStatus) -> dict[str, Any]:
     """Builds the JSON report."""
     compared = run.comparison or Comparison()
     sources = sources_of(run.lineage, run.incidents)
@@ -174,10 +174,10 @@ def build_report(outcome: str, run: RunRecords, account: Account | None, status:
         "outcome": outcome,
         "epochs": [
             {
-                "epoch": entry.epoch,
-                "world": entry.size,
+                "epoch": entry.generation,
+                "world": entry.world_size,
                 "from_step": entry.parent.step if entry.parent else 0,
-                "restored_from": sources.get(entry.epoch) if entry.parent else None,
+                "restored_from": sources.get(entry.generation) if entry.parent else None,
             }
             for entry in run.lineage
         ],
@@ -225,7 +225,7 @@ def timeline(report: dict[str, Any]) -> list[str]:
     for found in report["incidents"]:
         title = f"{found['kind']}: {found['reason']}"
         lines.append(title if found["fault"] is None else f"{title} ({found['fault']})")
-        lines += [f"    {line}" for line in found["detail"].splitlines()[:_MOST_LINES]]
+        lines += [f"    {line}" for line in found["detail"].splitlines()[:_MAX_LINES]]
         lines += [f"  {at:8.3f} s  {said}" for _, at, said in phase_rows(found)]
     return lines
 
@@ -273,7 +273,7 @@ def verdict(report: dict[str, Any]) -> list[str]:
 # ---- comparison ------------------------------------------------------------------------------------------------------
 # Compares a run's final parameters with those of an undisturbed run.
 
-INTERVALS_PER_PROMOTION = 10
+INTERVALS_PER_UPLOAD = 10
 """Memory intervals between promotions to a persistent tier that only the comparison asked for."""
 
 
@@ -285,11 +285,11 @@ def with_persistent_tier(document: dict[str, Any], job: TrainingJob, root: Path)
     if job.spec.checkpoint.persistent is not None:
         return document
     memory = job.spec.checkpoint.memory
-    steps = INTERVALS_PER_PROMOTION * memory.base_steps
+    steps = INTERVALS_PER_UPLOAD * memory.base_steps
     uri = f"file://{root.resolve() / 'persistent'}"
     # fixed steps would be saved in addition to those that the operator chooses
-    often: dict[str, Any] = {"interval": "auto"} if memory.adaptive else {"intervalSteps": steps}
-    words = "at intervals that the operator chooses" if memory.adaptive else f"every {steps} steps"
+    often: dict[str, Any] = {"interval": "auto"} if memory.is_adaptive else {"intervalSteps": steps}
+    words = "at intervals that the operator chooses" if memory.is_adaptive else f"every {steps} steps"
     say(f"the job has no persistent tier; for the comparison it is promoted to {uri}, {words}")
     spec = document["spec"]
     checkpoint = {**(spec.get("checkpoint") or {}), "persistent": {"uri": uri, **often}}
@@ -312,13 +312,13 @@ _LOG_LINES = 12
 
 
 @dataclass(frozen=True, slots=True)
-class EndedRun:
+class FinishedRun:
     """What remains of a finished run: job, progress, faults."""
 
     job: TrainingJob
     progress: RunProgress
-    struck: tuple[Struck, ...]
-    unstruck: tuple[Fault, ...]
+    struck: tuple[InjectedFault, ...]
+    not_injected: tuple[Fault, ...]
     interrupted: bool = False
     """It was told to stop; its report is still written."""
 
@@ -340,7 +340,7 @@ class Conclusion:
     comparison: Comparison | None = None
 
 
-def conclude(ended: EndedRun, reference: EndedRun | None) -> Conclusion:
+def build_conclusion(ended: FinishedRun, reference: FinishedRun | None) -> Conclusion:
     """Builds the report and closing lines of a run and its reference."""
     progress = ended.progress
     run = read_records(progress, ended.struck)
@@ -349,7 +349,7 @@ def conclude(ended: EndedRun, reference: EndedRun | None) -> Conclusion:
         run = dataclasses.replace(run, comparison=_compare(ended, reference, mean_loss_by_step(kept)))
     report = build_report(ended.outcome, run, account, progress.status)
     lines = timeline(report)
-    lines += [f"fault not injected, its step was never finished: {fault}" for fault in ended.unstruck]
+    lines += [f"fault not injected, its step was never finished: {fault}" for fault in ended.not_injected]
     problem = run.comparison.problem if run.comparison is not None else ""
     if problem:
         lines.append(f"the parameters could not be compared: {problem}")
@@ -360,7 +360,7 @@ def conclude(ended: EndedRun, reference: EndedRun | None) -> Conclusion:
     return Conclusion(report, tuple(lines), is_sound, run.comparison)
 
 
-def _compare(ended: EndedRun, reference: EndedRun, losses: dict[int, float]) -> Comparison:
+def _compare(ended: FinishedRun, reference: FinishedRun, losses: dict[int, float]) -> Comparison:
     if reference.outcome != "Complete":
         problem = f"the undisturbed run ended {reference.outcome}: {reference.progress.status.message}"
         return Comparison(problem=problem)
@@ -393,7 +393,11 @@ def log_to_blame(logs: Path, incidents: tuple[Incident, ...]) -> Path | None:
     last = incidents[-1] if incidents else None
     patterns = ["worker-*/epoch-*/rank-*.log", "worker-*/agent.log"]
     if last is not None and last.rank is not None and last.first_step_seconds is None:
-        patterns = [f"worker-*/epoch-{last.epoch}/rank-{last.rank}.log", f"worker-{last.worker}-*/agent.log", *patterns]
+        patterns = [
+            f"worker-*/epoch-{last.generation}/rank-{last.rank}.log",
+            f"worker-{last.worker}-*/agent.log",
+            *patterns,
+        ]
     for pattern in patterns:
         written = [path for path in logs.glob(pattern) if path.stat().st_size > 0]
         if written:

@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from itertools import chain
 
 from surefoot.errors import SurefootError
-from surefoot.memory_server import Credentials, HolderClient
-from surefoot.memory_server.provisioning import HolderAdmin
+from surefoot.memory_server import Credentials, MemoryServerClient
+from surefoot.memory_server.provisioning import MemoryServerAdmin
 from surefoot.protocol.checkpoints.records import RankManifest
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId
+from surefoot.protocol.identities import Checkpoint, MemoryServerEndpoint, MemoryServerInstance
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.cli.command_base import RunError, StopRequest
 from surefoot_operator.cli.local.faults import Fault, FaultInjector
-from surefoot_operator.cli.local.progress import Happened, RunProgress
-from surefoot_operator.platforms.local.local_nodes import Machine
-from surefoot_operator.platforms.local.node_process import last_words
-from surefoot_operator.platforms.local.run_folder import HolderRecord, NodeRecord
+from surefoot_operator.cli.local.progress import RunEvent, RunProgress
+from surefoot_operator.platforms.local.local_nodes import LocalNodes
+from surefoot_operator.platforms.local.node_process import last_log_line
+from surefoot_operator.platforms.local.run_folder import MemoryServerRecord, NodeRecord
 from surefoot_operator.reasons import CHECKPOINT_LOST
 
 log = logging.getLogger(__name__)
@@ -40,20 +40,20 @@ def checkpoint_bytes(job: str, nodes: list[NodeRecord], checkpoint: Checkpoint) 
     """Adds up one checkpoint's bytes over ranks; None while any is missing."""
     found: dict[int, RankManifest] = {}
     for node in nodes:
-        for manifest in chain(*(_index_of(job, node, holder) for holder in node.holders)):
+        for manifest in chain(*(_index_of(job, node, holder) for holder in node.servers)):
             if manifest.save.checkpoint == checkpoint:
                 found[manifest.save.rank] = manifest
-    if not found or len(found) < next(iter(found.values())).world:
+    if not found or len(found) < next(iter(found.values())).world_size:
         return None
     return sum(m.stream_bytes + m.values_bytes + m.digests_bytes for m in found.values())
 
 
-def _index_of(job: str, node: NodeRecord, holder: HolderRecord) -> tuple[RankManifest, ...]:
+def _index_of(job: str, node: NodeRecord, holder: MemoryServerRecord) -> tuple[RankManifest, ...]:
     host, port, password = holder.host, holder.port, holder.admin_password
-    admin = HolderAdmin(host, port, password, _CALL_SECONDS)
+    admin = MemoryServerAdmin(host, port, password, _CALL_SECONDS)
     try:
-        place = HolderEndpoint(HolderId(node.name, admin.instance()), host, port, node.domain)
-        client = HolderClient(place, job, Credentials("", password), _CALL_SECONDS)
+        place = MemoryServerEndpoint(MemoryServerInstance(node.name, admin.instance()), host, port, node.domain)
+        client = MemoryServerClient(place, job, Credentials("", password), _CALL_SECONDS)
         try:
             return client.index().manifests
         finally:
@@ -68,7 +68,7 @@ def _index_of(job: str, node: NodeRecord, holder: HolderRecord) -> tuple[RankMan
 
 TICK_SECONDS = 0.05
 _NODES_UP_SECONDS = 60.0
-_LEAVING_SECONDS = 10.0
+_SHUTDOWN_SECONDS = 10.0
 _MEASURE_SECONDS = 3.0
 _ROOM_SECONDS = 1.0
 _MIN_FREE_BYTES = 256 << 10
@@ -79,11 +79,11 @@ OPERATOR_RESTARTS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class RunContext:
     """The run that is supervised and shown."""
 
     progress: RunProgress
-    machine: Machine
+    machine: LocalNodes
     nodes: tuple[str, ...]
     job: TrainingJob
     total_steps: int | None = None
@@ -98,7 +98,7 @@ class Supervisor:
 
     def __init__(
         self,
-        scene: Scene,
+        scene: RunContext,
         faults: tuple[Fault, ...],
         show: Callable[[], None],
         tell: Callable[[str, bool], None],
@@ -128,14 +128,14 @@ class Supervisor:
         self._nodes_up = True
         while self._progress.status.phase not in ("Complete", "Failed"):
             self.tick()
-        self._let_leave()
+        self._wait_for_workers()
 
     def tick(self) -> None:
         self._stop.wait(TICK_SECONDS)
         self._stop.raise_if_requested()
         self._check_folder()
         self._machine.poll()
-        for event in self._progress.look():
+        for event in self._progress.poll():
             self._tell(_sentence(event), event.warning)
         self.faults.tick(self._progress.finished_step)
         self.check_operator()
@@ -208,22 +208,22 @@ class Supervisor:
             self.tick()
             for name in sorted(waiting):
                 record = self._machine.node_record(name)
-                if record is not None and record.holders:
+                if record is not None and record.servers:
                     waiting.discard(name)
                 log = self._machine.folder.logs / f"{name}.log"
                 if record is not None and record.message:
                     raise RunError(f"{name} failed to start: {record.message}")
                 if self._machine.node_exit_code(name) is not None:
-                    raise RunError(f"{name} exited during its start: {last_words(log)} (log: {log})")
+                    raise RunError(f"{name} exited during its start: {last_log_line(log)} (log: {log})")
             if time.monotonic() > deadline:
                 raise RunError(f"{', '.join(sorted(waiting))} did not start within {_NODES_UP_SECONDS:g} s")
 
-    def _let_leave(self) -> None:
+    def _wait_for_workers(self) -> None:
         """Workers that were told to leave flush and go by themselves; the rest ends with the nodes."""
-        deadline = time.monotonic() + _LEAVING_SECONDS
+        deadline = time.monotonic() + _SHUTDOWN_SECONDS
         while time.monotonic() < deadline and self._machine.running_workers():
             self.tick()
-        for event in self._progress.look():
+        for event in self._progress.poll():
             self._tell(_sentence(event), event.warning)
         self._show()
 
@@ -240,8 +240,10 @@ class Supervisor:
         self._restart_step = step
         log = self._machine.folder.logs / "operator.log"
         if self._restarts > OPERATOR_RESTARTS:
-            raise RunError(f"the operator exited with code {code} and made no progress: {last_words(log)} (log: {log})")
-        self._tell(f"the operator exited with code {code} and is restarted: {last_words(log)} (log: {log})", True)
+            raise RunError(
+                f"the operator exited with code {code} and made no progress: {last_log_line(log)} (log: {log})"
+            )
+        self._tell(f"the operator exited with code {code} and is restarted: {last_log_line(log)} (log: {log})", True)
         self._machine.start_operator()
 
     def check_nodes(self) -> None:
@@ -250,10 +252,10 @@ class Supervisor:
             return
         for name, code in self._machine.unexpected_ends().items():
             log = self._machine.folder.logs / f"{name}.log"
-            self._tell(f"{name} ended unasked with code {code}: {last_words(log)} (log: {log})", True)
+            self._tell(f"{name} ended unasked with code {code}: {last_log_line(log)} (log: {log})", True)
         if not self.faults.any_returns and not self._machine.has_nodes():
             raise RunError("no node is left and none returns: nothing can train; the lines above say how each ended")
 
 
-def _sentence(event: Happened) -> str:
+def _sentence(event: RunEvent) -> str:
     return f"{event.reason}: {event.message}"

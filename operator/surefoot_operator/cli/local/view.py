@@ -21,11 +21,11 @@ from rich.table import Table
 from rich.text import Text
 
 from surefoot.protocol.identities import Checkpoint
-from surefoot.protocol.text import plain
-from surefoot_operator.api.status import JobStatus, World
+from surefoot.protocol.text import escape_control_characters
+from surefoot_operator.api.status import JobStatus, Membership
 from surefoot_operator.cli.command_base import clock, say
-from surefoot_operator.cli.local.progress import LedgerLine
-from surefoot_operator.cli.local.supervise import Scene
+from surefoot_operator.cli.local.progress import LedgerEntry
+from surefoot_operator.cli.local.supervise import RunContext
 from surefoot_operator.cli.tables import age
 from surefoot_operator.platforms.local.platform import worker_files
 
@@ -47,7 +47,7 @@ class Row(NamedTuple):
     state: str
     worker: str = ""
     doing: str = ""
-    lines: tuple[LedgerLine, ...] = ()
+    lines: tuple[LedgerEntry, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class RunSnapshot:
     def headline(self) -> str:
         """Renders job, epoch, step, rate, loss and checkpoint in one line."""
         world, total, rate, saved = (
-            self.status.world,
+            self.status.membership,
             self.total_steps,
             self.steps_per_second,
             self.status.last_complete,
@@ -76,7 +76,7 @@ class RunSnapshot:
         parts = (
             self.name,
             self.status.phase,
-            "no epoch yet" if world is None else f"epoch {world.epoch}  world {world.size}",
+            "no epoch yet" if world is None else f"epoch {world.generation}  world {world.world_size}",
             f"step {self.step}" + (f" of {total} ({min(100, 100 * self.step // total)}%)" if total else ""),
             f"{rate:.3g} steps/s" if rate else "",
             f"{age(max(0, total - self.step) / rate)} left" if total and rate else "",
@@ -98,20 +98,20 @@ class RunSnapshot:
 
 def draw(snapshot: RunSnapshot) -> Group:
     """Renders progress, reason for waiting, and workers for a terminal."""
-    parts: list[RenderableType] = [Text(plain(snapshot.headline()))]
+    parts: list[RenderableType] = [Text(escape_control_characters(snapshot.headline()))]
     if snapshot.total_steps is not None:
         line = Table.grid()  # a bar alone ends no line
         done = min(snapshot.step, snapshot.total_steps)
         line.add_row(ProgressBar(total=snapshot.total_steps, completed=done, width=_BAR_WIDTH))
         parts.append(line)
     if waits := snapshot.waits():
-        parts.append(Text(plain(waits), style="dim"))
+        parts.append(Text(escape_control_characters(waits), style="dim"))
     table = Table(expand=False)
     for name in ("node", "state", "worker", "rank", "epoch", "step", "loss"):
         table.add_column(name, justify="right" if name in ("rank", "epoch", "step", "loss") else "left")
     for row in snapshot.rows:
         cells = [
-            (str(line.rank), str(line.epoch), str(line.step), "" if line.loss is None else f"{line.loss:.4f}")
+            (str(line.rank), str(line.generation), str(line.step), "" if line.loss is None else f"{line.loss:.4f}")
             for line in row.lines
         ]
         for rank_cells in cells or [("",) * 4]:
@@ -122,7 +122,7 @@ def draw(snapshot: RunSnapshot) -> Group:
 class RunView:
     """The display of one run; a context manager that restores the terminal."""
 
-    def __init__(self, scene: Scene, is_plain: bool) -> None:
+    def __init__(self, scene: RunContext, is_plain: bool) -> None:
         self._scene = scene
         self._console = Console()
         is_live = sys.stdout.isatty() and not is_plain
@@ -152,7 +152,9 @@ class RunView:
         if self._live is None:
             say(f"{clock()} {'! ' if warning else ''}{sentence}")
         else:
-            self._console.print(Text(plain(f"{clock()} {sentence}"), style="yellow" if warning else ""))
+            self._console.print(
+                Text(escape_control_characters(f"{clock()} {sentence}"), style="yellow" if warning else "")
+            )
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -168,7 +170,7 @@ class RunView:
     def take(self, now: float) -> RunSnapshot:
         """Takes a snapshot at `now` on the monotonic clock."""
         progress = self._scene.progress
-        status, world = progress.status, progress.status.world
+        status, world = progress.status, progress.status.membership
         if status.last_complete != self._checkpoint[0]:
             self._checkpoint = (status.last_complete, now)
         rows = tuple(self._rows(world))
@@ -178,13 +180,13 @@ class RunView:
             status,
             progress.reached_step,
             self._scene.total_steps,
-            self._rate.steps_per_second(now, world.epoch if world is not None else 0, progress.finished_step),
+            self._rate.steps_per_second(now, world.generation if world is not None else 0, progress.finished_step),
             newest.loss if newest is not None else None,
             now - self._checkpoint[1],
             rows,
         )
 
-    def _rows(self, world: World | None) -> Iterator[Row]:
+    def _rows(self, world: Membership | None) -> Iterator[Row]:
         rows: dict[str, list[Row]] = {}
         members = {(m.index, m.attempt) for m in world.members} if world is not None else set()
         for worker in worker_files(self._scene.machine.folder):
@@ -233,13 +235,13 @@ class ProgressRate:
         return (last - first) / (now - begin) if last > first and now > begin else None
 
 
-def newest_of(ranks: Mapping[int, LedgerLine], world: World | None) -> tuple[LedgerLine, ...]:
+def newest_of(ranks: Mapping[int, LedgerEntry], world: Membership | None) -> tuple[LedgerEntry, ...]:
     """Each rank's newest line in the present epoch."""
-    epoch = world.epoch if world is not None else 0
-    return tuple(line for _, line in sorted(ranks.items()) if line.epoch == epoch)
+    epoch = world.generation if world is not None else 0
+    return tuple(line for _, line in sorted(ranks.items()) if line.generation == epoch)
 
 
-def phase_of(world: World | None, is_member: bool, created_seconds: float, now: float) -> str:
+def phase_of(world: Membership | None, is_member: bool, created_seconds: float, now: float) -> str:
     """Names the phase of a worker that has finished no step yet."""
     words, since = "warming up (importing torch and the program's modules) or waiting to join", created_seconds
     if world is not None and is_member:

@@ -12,12 +12,12 @@ import os
 from pathlib import Path
 
 from surefoot import __version__
-from surefoot.protocol.text import amount
+from surefoot.protocol.text import format_bytes
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.cli.checkpoints import try_file
 from surefoot_operator.cli.command_base import EXIT_OK, UsageError, say
 from surefoot_operator.cli.jobs.read_jobs import add_job, check_named, read_run, view_of
-from surefoot_operator.cli.local.faults import Struck
+from surefoot_operator.cli.local.faults import InjectedFault
 from surefoot_operator.cli.local.progress import RunProgress, largest_difference, mean_loss_by_step
 from surefoot_operator.cli.local.run_report import Comparison, counted_lines_of, read_losses, read_records
 from surefoot_operator.cli.report.page import render_page
@@ -31,7 +31,7 @@ UNDISTURBED = "undisturbed"
 def report_of_run(
     root: Path,
     progress: RunProgress | None = None,
-    struck: tuple[Struck, ...] = (),
+    struck: tuple[InjectedFault, ...] = (),
     comparison: Comparison | None = None,
 ) -> ReportFacts:
     """Gathers a run's facts. Raises UsageError and FabricError as `read_run`.
@@ -45,7 +45,7 @@ def report_of_run(
     view = read_run(root)
     if progress is None:
         progress = RunProgress(RunFolder(root.resolve()))
-        progress.look()
+        progress.poll()
     run = read_records(progress, struck)
     undisturbed = _undisturbed(root / UNDISTURBED, view.stored.status)
     if comparison is None and undisturbed is not None:
@@ -54,7 +54,7 @@ def report_of_run(
     # who reads the status afterwards knows the newest checkpoint alone: one is no count
     has_count = progress.checkpoint_bytes is not None or len(progress.completed) > 1
     checkpoints = run.checkpoints if has_count else None
-    run = dataclasses.replace(run, checkpoints=checkpoints, undisturbed=undisturbed, comparison=comparison)
+    run = dataclasses.replace(run, checkpoints=checkpoints, reference=undisturbed, comparison=comparison)
     # nobody writes the end of a run that was broken off: it went on until its last step
     is_abandoned = bool(view.nodes) and not any(node.ready for node in view.nodes or ())
     until_seconds = max((line.at_seconds for _, line in run.lines), default=None) if is_abandoned else None
@@ -67,7 +67,7 @@ def _undisturbed(root: Path, status: JobStatus | None) -> dict[int, float] | Non
     if not folder.job.exists():
         return None
     progress = RunProgress(folder)
-    progress.look()
+    progress.poll()
     begin_seconds = progress.status.start_seconds
     if begin_seconds is None or status is None or begin_seconds < (status.start_seconds or begin_seconds):
         return None
@@ -97,7 +97,7 @@ def run_report(given: argparse.Namespace) -> int:
     try_file("--to", path)
     text = render_page(facts, __version__)
     write_page(path, text)
-    say(f"{path}: {amount(len(text.encode()))}")
+    say(f"{path}: {format_bytes(len(text.encode()))}")
     return EXIT_OK
 
 

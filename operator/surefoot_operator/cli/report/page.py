@@ -14,9 +14,9 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from surefoot.protocol.text import amount, listed, plain, shorten
-from surefoot_operator.api.status import Interval
-from surefoot_operator.cli.jobs.describe import lasting, stored_words
+from surefoot.protocol.text import escape_control_characters, format_bytes, join_names, shorten
+from surefoot_operator.api.status import SaveInterval
+from surefoot_operator.cli.jobs.describe import describe_tiers, persistent_contents
 from surefoot_operator.cli.report import charts
 from surefoot_operator.cli.report.charts import BarPart, Chart, ChartMark, Curve, XBand
 from surefoot_operator.cli.report.report_data import IncidentFacts, ReportFacts, StallFacts
@@ -50,7 +50,7 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters.update(
-        amount=amount, clock=clock, duration=duration, listed=listed, median=statistics.median, ranks=ranks_of
+        amount=format_bytes, clock=clock, duration=duration, listed=join_names, median=statistics.median, ranks=ranks_of
     )
     names = (
         loss_chart,
@@ -64,8 +64,8 @@ def _environment() -> Environment:
     )
     environment.globals.update(
         {function.__name__: function for function in (*names, describe_incident, describe_interval)},
-        lasting=lasting,
-        stored_words=stored_words,
+        lasting=persistent_contents,
+        stored_words=describe_tiers,
         charts=charts,
         MAX_INCIDENTS=MAX_INCIDENTS,
         MAX_ROWS=MAX_ROWS,
@@ -80,7 +80,7 @@ def write_value(value: Any) -> Any:
         text = f"{value:.2f}".rstrip("0").rstrip(".")
         return "0" if text == "-0" else text
     if isinstance(value, str) and not hasattr(value, "__html__"):
-        return plain(shorten(value, MAX_TEXT_CHARACTERS))
+        return escape_control_characters(shorten(value, MAX_TEXT_CHARACTERS))
     return value
 
 
@@ -122,9 +122,9 @@ def describe_incident(fact: IncidentFacts) -> str:
     place = f"{place} on {incident.node}" if place and incident.node else place or incident.node or ""
     parts = (
         clock(fact.at_seconds),
-        f"after step {incident.last_step} of epoch {incident.epoch}",
+        f"after step {incident.last_step} of epoch {incident.generation}",
         place,
-        f"world {incident.world_before} → {NOT_KNOWN if incident.world_after is None else incident.world_after} ranks",
+        f"world {incident.world_size_before} → {NOT_KNOWN if incident.world_size_after is None else incident.world_size_after} ranks",
         "" if incident.steps_lost is None else f"{incident.steps_lost} steps lost",
         f"restored from {incident.restored_from}" if incident.restored_from else "",
         f"injected: {fact.fault}" if fact.fault else "",
@@ -133,11 +133,11 @@ def describe_incident(fact: IncidentFacts) -> str:
     return " · ".join(filter(None, parts))
 
 
-def describe_interval(interval: Interval) -> str:
+def describe_interval(interval: SaveInterval) -> str:
     """Words a save interval with what it was chosen from."""
     measured = (
         ("a save costs training", interval.cost_seconds),
-        ("from staged to stored", interval.drain_seconds),
+        ("from staged to stored", interval.flush_seconds),
         ("a step", interval.step_seconds),
     )
     words = [f"{name} {duration(seconds)}" for name, seconds in measured if seconds is not None]
@@ -151,8 +151,8 @@ def epoch_rows(facts: ReportFacts) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = []
     for entry in facts.lineage:
         step = entry.parent.step if entry.parent else 0
-        source = facts.restored_from.get(entry.epoch) or (NOT_KNOWN if step else "the beginning")
-        rows.append((entry.epoch, entry.size, step, source))
+        source = facts.restored_from.get(entry.generation) or (NOT_KNOWN if step else "the beginning")
+        rows.append((entry.generation, entry.world_size, step, source))
     return rows
 
 
@@ -160,9 +160,9 @@ def placement_rows(facts: ReportFacts) -> list[tuple[object, ...]]:
     """Rows of workers; without a ledger nobody knows ranks and steps."""
     rows: list[tuple[object, ...]] = []
     for worker in facts.placements:
-        row = (worker.worker, worker.node or NOT_KNOWN, worker.state, listed(worker.epochs) or "none")
+        row = (worker.worker, worker.node or NOT_KNOWN, worker.state, join_names(worker.generations) or "none")
         steps = "none" if worker.first_step is None else f"{worker.first_step} to {worker.last_step}"
-        rows.append((*row, listed(worker.ranks) or "none", steps) if facts.ledger else row)
+        rows.append((*row, join_names(worker.ranks) or "none", steps) if facts.ledger else row)
     return rows
 
 
@@ -196,29 +196,29 @@ def category_parts(facts: ReportFacts) -> list[BarPart]:
 
 def loss_chart(facts: ReportFacts) -> Chart | None:
     """The loss by step, with epochs and incidents; None where no step has a loss."""
-    if facts.ledger is None or not (facts.ledger.loss.kept or facts.ledger.loss.discarded):
+    if facts.ledger is None or not (facts.ledger.loss.counted or facts.ledger.loss.discarded):
         return None
     loss, job = facts.ledger.loss, facts.view.stored
-    points = loss.kept or loss.discarded[0]
+    points = loss.counted or loss.discarded[0]
     (first, first_loss), (last, last_loss) = points[0], points[-1]
-    steps = listed([fact.incident.last_step for fact in facts.incidents])
-    end = max(curve[-1][0] for curve in (loss.kept, *loss.discarded) if curve)
+    steps = join_names([fact.incident.last_step for fact in facts.incidents])
+    end = max(curve[-1][0] for curve in (loss.counted, *loss.discarded) if curve)
     begins = [float(entry.parent.step if entry.parent else 0) for entry in facts.lineage]
     return Chart(
         name="loss",
         title=f"Loss of {job} by step",
         description=f"from {first_loss:.4g} at step {first:g} to {last_loss:.4g} at step {last:g}"
         + (f"; incidents after steps {steps}" if steps else "; no incident")
-        + ("; the undisturbed run is drawn beneath" if loss.undisturbed else ""),
+        + ("; the undisturbed run is drawn beneath" if loss.reference else ""),
         x_label="step",
         y_label="loss",
         curves=(
-            *([Curve("undisturbed", loss.undisturbed)] if loss.undisturbed else []),
-            Curve("kept", loss.kept),
+            *([Curve("undisturbed", loss.reference)] if loss.reference else []),
+            Curve("kept", loss.counted),
             *(Curve("discarded", points) for points in loss.discarded),
         ),
         bands=tuple(
-            XBand(begin, band_end, f"epoch {entry.epoch}, {ranks_of(entry.size)}")
+            XBand(begin, band_end, f"epoch {entry.generation}, {ranks_of(entry.world_size)}")
             for entry, begin, band_end in zip(facts.lineage, begins, [*begins[1:], end], strict=True)
         ),
         marks=tuple(

@@ -16,8 +16,8 @@ from surefoot_operator.api.status import Incident, JobStatus
 from surefoot_operator.cli.jobs.describe import worker_state
 from surefoot_operator.cli.jobs.read_jobs import JobView
 from surefoot_operator.cli.local import run_report
-from surefoot_operator.cli.local.faults import Struck
-from surefoot_operator.cli.local.progress import Account, LedgerLine, LinesByStep, mean_loss_by_step
+from surefoot_operator.cli.local.faults import InjectedFault
+from surefoot_operator.cli.local.progress import LedgerEntry, LinesByStep, SampleAccount, mean_loss_by_step
 from surefoot_operator.cli.local.run_report import Checkpoints, Comparison, RunRecords
 from surefoot_operator.cli.report.charts import Point, select_finite
 from surefoot_operator.policy.report.time_spent import goodput, seconds_spent
@@ -51,10 +51,10 @@ class IncidentFacts:
 class LossFacts:
     """The loss by step: what counts, what was run again, and undisturbed."""
 
-    kept: tuple[Point, ...]
+    counted: tuple[Point, ...]
     discarded: tuple[tuple[Point, ...], ...]
     """Of each generation the steps that a later one ran again."""
-    undisturbed: tuple[Point, ...]
+    reference: tuple[Point, ...]
     non_finite_count: int
     """Steps whose loss was NaN or infinite."""
 
@@ -78,7 +78,7 @@ class Placement:
     node: str
     state: str
     ranks: tuple[int, ...] = ()
-    epochs: tuple[int, ...] = ()
+    generations: tuple[int, ...] = ()
     first_step: int | None = None
     last_step: int | None = None
 
@@ -88,7 +88,7 @@ class LedgerFacts:
     """What the ledger of a local run adds."""
 
     loss: LossFacts
-    account: Account | None
+    account: SampleAccount | None
     stalls: StallFacts
     checkpoints: Checkpoints | None
     comparison: Comparison | None
@@ -149,7 +149,7 @@ def gather_facts(
     )
 
 
-def number_incidents(incidents: Iterable[Incident], struck: Sequence[Struck]) -> tuple[IncidentFacts, ...]:
+def number_incidents(incidents: Iterable[Incident], struck: Sequence[InjectedFault]) -> tuple[IncidentFacts, ...]:
     """Numbers incidents, oldest first, with the seconds that `timeline` prints."""
     facts = []
     for number, incident in enumerate(sorted(incidents, key=lambda i: i.detected_seconds), 1):
@@ -169,15 +169,15 @@ def _read_ledger(run: RunRecords, phase: str) -> LedgerFacts:
 def _losses(counted: LinesByStep, kept: LinesByStep, run: RunRecords) -> LossFacts:
     discarded: dict[int, LinesByStep] = defaultdict(lambda: defaultdict(list))
     for _, line in run.lines:
-        if line.step not in counted or counted[line.step][0].epoch != line.epoch:
-            discarded[line.epoch][line.step].append(line)
+        if line.step not in counted or counted[line.step][0].generation != line.generation:
+            discarded[line.generation][line.step].append(line)
     losses = mean_loss_by_step(kept)
     points = select_finite(sorted(losses.items()))
     again = (select_finite(sorted(mean_loss_by_step(lines).items())) for _, lines in sorted(discarded.items()))
     return LossFacts(
-        kept=tuple(points),
+        counted=tuple(points),
         discarded=tuple(tuple(curve) for curve in again if curve),
-        undisturbed=tuple(select_finite(sorted((run.undisturbed or {}).items()))),
+        reference=tuple(select_finite(sorted((run.reference or {}).items()))),
         non_finite_count=len(losses) - len(points),
     )
 
@@ -186,7 +186,7 @@ def _stalls(run: RunRecords) -> StallFacts:
     slowest: dict[tuple[int, int], float] = {}
     for _, line in run.lines:
         if line.stall_seconds is not None:
-            save = (line.epoch, line.step)
+            save = (line.generation, line.step)
             slowest[save] = max(slowest.get(save, 0.0), line.stall_seconds)
     if not slowest:
         return StallFacts()
@@ -206,35 +206,35 @@ def _stalls(run: RunRecords) -> StallFacts:
 
 
 def _place_workers(view: JobView) -> tuple[Placement, ...]:
-    world = view.stored.status.world if view.stored.status is not None else None
+    world = view.stored.status.membership if view.stored.status is not None else None
     members = {(member.index, member.attempt) for member in world.members} if world is not None else set()
-    epochs = () if world is None else (world.epoch,)
+    epochs = () if world is None else (world.generation,)
     return tuple(
         Placement(
             worker=f"{worker.index}-{worker.attempt}",
             node=worker.node or "",
             state=worker_state(worker),
-            epochs=epochs if (worker.index, worker.attempt) in members else (),
+            generations=epochs if (worker.index, worker.attempt) in members else (),
         )
         for worker in view.workers
     )
 
 
 def _describe_nodes(view: JobView) -> tuple[tuple[str, str, str], ...]:
-    servers = {node: "running" if runs else "not running" for node, runs in (view.holders or {}).items()}
+    servers = {node: "running" if runs else "not running" for node, runs in (view.servers or {}).items()}
     used = {worker.node for worker in view.workers} | servers.keys()
     rows = []
     for node in view.nodes or ():
         if node.name in used:
             words = ("ready" if node.ready else "not ready", "" if node.schedulable else "cordoned")
-            state = ", ".join(filter(None, (*words, node.reason or node.doubt)))
+            state = ", ".join(filter(None, (*words, node.reason or node.unconfirmed_failure)))
             rows.append((node.name, state, servers.get(node.name, "none")))
     return tuple(rows)
 
 
 def _add_ledgers(placements: Sequence[Placement], run: RunRecords) -> tuple[Placement, ...]:
     """Adds ranks and steps; attempts that only a ledger knows are gone, and an incident may name their node."""
-    lines_by_worker: dict[str, list[LedgerLine]] = defaultdict(list)
+    lines_by_worker: dict[str, list[LedgerEntry]] = defaultdict(list)
     for worker, line in run.lines:
         lines_by_worker[worker].append(line)
     known: Mapping[str, Placement] = {placement.worker: placement for placement in placements}
@@ -246,7 +246,7 @@ def _add_ledgers(placements: Sequence[Placement], run: RunRecords) -> tuple[Plac
             dataclasses.replace(
                 known.get(worker) or Placement(worker, _former_node(worker, lines, run.incidents), "gone"),
                 ranks=tuple(sorted({line.rank for line in lines})),
-                epochs=tuple(sorted({line.epoch for line in lines})),
+                generations=tuple(sorted({line.generation for line in lines})),
                 first_step=min(steps, default=None),
                 last_step=max(steps, default=None),
             )
@@ -254,10 +254,10 @@ def _add_ledgers(placements: Sequence[Placement], run: RunRecords) -> tuple[Plac
     return tuple(rows)
 
 
-def _former_node(worker: str, lines: Sequence[LedgerLine], incidents: Iterable[Incident]) -> str:
-    last = max((line.epoch for line in lines), default=None)
+def _former_node(worker: str, lines: Sequence[LedgerEntry], incidents: Iterable[Incident]) -> str:
+    last = max((line.generation for line in lines), default=None)
     index = worker.partition("-")[0]
-    return next((i.node or "" for i in incidents if str(i.worker) == index and i.epoch == last), "")
+    return next((i.node or "" for i in incidents if str(i.worker) == index and i.generation == last), "")
 
 
 def _worker_order(worker: str) -> tuple[int, ...]:

@@ -20,9 +20,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from surefoot.task_set import repeat
-from surefoot_operator.controller.credentials.secrets import SecretAt, kept_secret, replaced_secret
+from surefoot_operator.controller.credentials.secrets import SecretRef, load_or_create_secret, replaced_secret
 from surefoot_operator.controller.leader.election_rules import shard_url
-from surefoot_operator.errors import FabricError
+from surefoot_operator.errors import PlatformError
 from surefoot_operator.platforms.kubernetes.api_client import Api
 
 log = logging.getLogger(__name__)
@@ -46,9 +46,9 @@ def renewal_reason(content: Content, names: Iterable[str], now: float) -> str:
         authority = x509.load_pem_x509_certificate(content[CA])  # of several, the newest stands first
     except (KeyError, ValueError) as error:
         return f"it cannot be read ({error})"
-    if _left(certificate, now) < 1 / 3:
+    if _remaining_validity_ratio(certificate, now) < 1 / 3:
         return "less than a third of its validity is left"
-    if _left(authority, now) < 1 / 3:
+    if _remaining_validity_ratio(authority, now) < 1 / 3:
         return "less than a third of its authority's validity is left"
     missing = sorted(set(names) - names_of(certificate))
     return f"it does not name {', '.join(missing)}" if missing else ""
@@ -90,7 +90,7 @@ def issue_certificate(old: Content, names: Iterable[str], now: float) -> dict[st
     return {CA: chain, CA_KEY: key, CERTIFICATE: _pem(certificate), KEY: _private_pem(own_key)}
 
 
-def _left(certificate: x509.Certificate, now: float) -> float:
+def _remaining_validity_ratio(certificate: x509.Certificate, now: float) -> float:
     """The share of its life that is still to come."""
     begin, end = certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp()
     return (end - now) / (end - begin)
@@ -101,12 +101,14 @@ def _authority(chain: bytes, now: float) -> x509.Certificate | None:
         found = x509.load_pem_x509_certificate(chain)
     except ValueError:
         return None
-    return found if _left(found, now) >= 1 / 3 else None
+    return found if _remaining_validity_ratio(found, now) >= 1 / 3 else None
 
 
 def _living(chain: bytes, now: float) -> bytes:
     try:
-        return b"".join(_pem(one) for one in x509.load_pem_x509_certificates(chain) if _left(one, now) > 0)
+        return b"".join(
+            _pem(one) for one in x509.load_pem_x509_certificates(chain) if _remaining_validity_ratio(one, now) > 0
+        )
     except ValueError:
         return b""
 
@@ -179,7 +181,7 @@ def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 # composition root. A Secret from elsewhere (cert-manager, say) is used as it is; our own is created, and renewed in
 # time.
 
-LOOK_SECONDS = 600.0
+POLL_SECONDS = 600.0
 """How often the Secret is looked at: renewal is due months ahead, somebody else's rotation within the hour."""
 _TYPE = "kubernetes.io/tls"
 
@@ -200,7 +202,7 @@ class CoordinatorTls:
     `begin` it, then `follow` until cancelled.
     """
 
-    def __init__(self, api: Api, where: SecretAt, names: Sequence[str]) -> None:
+    def __init__(self, api: Api, where: SecretRef, names: Sequence[str]) -> None:
         self._api, self._where, self._names = api, where, names
         self._content: Content = {}
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -211,16 +213,16 @@ class CoordinatorTls:
         """The CA in PEM for agents; empty: their machine's trust store."""
         return self._content.get(CA, b"").decode("ascii", "replace")
 
-    async def begin(self) -> None:
+    async def start(self) -> None:
         """Loads or creates the certificate. Raises FabricError if neither is possible."""
         self._use(await self._current())
 
-    async def follow(self) -> None:
+    async def keep_current(self) -> None:
         """Reloads and renews the certificate until cancelled.
 
         A failure is logged and retried; the former certificate is served meanwhile.
         """
-        await repeat(self._reload, LOOK_SECONDS)
+        await repeat(self._reload, POLL_SECONDS)
 
     async def _reload(self) -> float:
         try:
@@ -228,14 +230,16 @@ class CoordinatorTls:
             if content != self._content:
                 self._use(content)
                 log.info("the coordinator's certificate was renewed; new connections use it")
-        except FabricError as error:
+        except PlatformError as error:
             log.warning("cannot read the coordinator's certificate: %s", error)
-        return LOOK_SECONDS
+        return POLL_SECONDS
 
     async def _current(self) -> Content:
         """Reads the Secret, and creates or renews it if we hold its authority."""
         now = time.time()
-        found = await kept_secret(self._api, self._where, lambda: issue_certificate({}, self._names, now), kind=_TYPE)
+        found = await load_or_create_secret(
+            self._api, self._where, lambda: issue_certificate({}, self._names, now), kind=_TYPE
+        )
         why = renewal_reason(found, self._names, now)
         if why and is_signed_by_us(found):
             log.info("renewing the certificate in secret %s: %s", self._where, why)
@@ -254,7 +258,7 @@ class CoordinatorTls:
             _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), content[CERTIFICATE], content[KEY])
             _load(self.context, content[CERTIFICATE], content[KEY])
         except (KeyError, ssl.SSLError) as error:
-            raise FabricError(
+            raise PlatformError(
                 f"secret {self._where} has no usable {CERTIFICATE} and {KEY} ({error}); delete it, and one is created"
             ) from error
         self._content = content

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from surefoot.memory_server import Credentials
-from surefoot_operator.errors import FabricError
+from surefoot_operator.errors import PlatformError
 from surefoot_operator.platforms.local.run_folder import create_json, read_json
 
 FILE = "operator.json"
@@ -29,14 +29,14 @@ class Secrets:
         """The token that worker (index, attempt) presents to the coordinator."""
         return self._derived(f"worker:{job}:{index}:{attempt}")
 
-    def epoch_token(self, job: str, epoch: int) -> str:
+    def generation_token(self, job: str, epoch: int) -> str:
         """The secret shared by an epoch's members.
 
         Derived, not stored: each leader gives the same to a member that joins late.
         """
         return self._derived(f"epoch:{job}:{epoch}")
 
-    def holder_account(self, job: str) -> Credentials:
+    def memory_account(self, job: str) -> Credentials:
         """The job's account on every holder."""
         return Credentials(f"job-{job}", self._derived(f"holder:{job}"))
 
@@ -52,4 +52,4 @@ def secrets_in(folder: Path) -> Secrets:
     try:
         return Secrets(bytes.fromhex((read_json(path) or {})["root"]))
     except (ValueError, KeyError, TypeError) as error:
-        raise FabricError(f"{path} is damaged: start the run anew, in another folder") from error
+        raise PlatformError(f"{path} is damaged: start the run anew, in another folder") from error

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from surefoot_operator.errors import FabricError
+from surefoot_operator.errors import PlatformError
 from surefoot_operator.platforms.kubernetes.api_client import Api
-from surefoot_operator.platforms.kubernetes.api_objects import MANAGED_BY, OPERATOR, ApiRefused, core_path
+from surefoot_operator.platforms.kubernetes.api_objects import MANAGED_BY, OPERATOR, ApiError, core_path
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ _BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
-class SecretAt:
+class SecretRef:
     namespace: str
     name: str
 
@@ -38,56 +38,58 @@ class SecretAt:
         return f"{self.namespace}/{self.name}"
 
 
-async def kept_secret(api: Api, where: SecretAt, make: Callable[[], Content], kind: str = "Opaque") -> Content:
+async def load_or_create_secret(
+    api: Api, where: SecretRef, make: Callable[[], Content], kind: str = "Opaque"
+) -> Content:
     """Reads a Secret, or creates it from `make`. Raises FabricError."""
     found = await _read(api, where)
     if found is None:
         content = make()
         try:
             await api.post(core_path(where.namespace, "secrets"), _body(where.name, content, kind))
-        except ApiRefused as error:
+        except ApiError as error:
             if error.code == 404:
-                raise FabricError(
+                raise PlatformError(
                     f"there is no namespace {where.namespace}: kubectl create namespace {where.namespace}"
                 ) from error
             if error.code != 409:
                 raise
             found = await _read(api, where)  # another replica was faster: what it made counts
             if found is None:
-                raise FabricError(f"secret {where} was created by another replica and deleted at once") from error
+                raise PlatformError(f"secret {where} was created by another replica and deleted at once") from error
         else:
             log.info("created secret %s", where)
             return dict(content)
     return _content(found, where)
 
 
-async def root_key(api: Api, where: SecretAt) -> bytes:
+async def root_key(api: Api, where: SecretRef) -> bytes:
     """Reads or creates the key that secrets derive from. Raises FabricError."""
-    found = await kept_secret(api, where, lambda: {ROOT: secrets.token_bytes(_BYTES)})
+    found = await load_or_create_secret(api, where, lambda: {ROOT: secrets.token_bytes(_BYTES)})
     if len(found.get(ROOT, b"")) < _BYTES:
-        raise FabricError(
+        raise PlatformError(
             f"secret {where} needs {_BYTES} bytes or more under `{ROOT}`; delete it, and a new one is created"
         )
     return found[ROOT]
 
 
-async def admin_password(api: Api, where: SecretAt) -> str:
+async def admin_password(api: Api, where: SecretRef) -> str:
     """Reads or creates the operator's password on holders. Raises FabricError.
 
     Holders read the same Secret.
     """
     # hexadecimal: a line of redis.conf can hold it
-    found = await kept_secret(api, where, lambda: {PASSWORD: secrets.token_hex(_BYTES).encode()})
+    found = await load_or_create_secret(api, where, lambda: {PASSWORD: secrets.token_hex(_BYTES).encode()})
     try:
         password = found.get(PASSWORD, b"").decode("ascii").strip()
     except UnicodeDecodeError as error:
-        raise FabricError(f"secret {where}: `{PASSWORD}` is not ASCII text") from error
+        raise PlatformError(f"secret {where}: `{PASSWORD}` is not ASCII text") from error
     if not password:
-        raise FabricError(f"secret {where} has no `{PASSWORD}`; delete it, and a new one is created")
+        raise PlatformError(f"secret {where} has no `{PASSWORD}`; delete it, and a new one is created")
     return password
 
 
-async def replaced_secret(api: Api, where: SecretAt, change: Callable[[Content], Content | None]) -> Content:
+async def replaced_secret(api: Api, where: SecretRef, change: Callable[[Content], Content | None]) -> Content:
     """Replaces a Secret's content by compare-and-swap. Raises FabricError.
 
     `change` returns None to keep it; it is called again where another replica wrote in between.
@@ -95,24 +97,24 @@ async def replaced_secret(api: Api, where: SecretAt, change: Callable[[Content],
     for _ in range(_TRIES):
         found = await _read(api, where)
         if found is None:
-            raise FabricError(f"secret {where} was deleted; it is created again at the next check")
+            raise PlatformError(f"secret {where} was deleted; it is created again at the next check")
         new = change(_content(found, where))
         if new is None:
             return _content(found, where)
         try:
             await api.put(where.path, {**found, "data": _encoded(new)})  # with the version that was read
-        except ApiRefused as error:
+        except ApiError as error:
             if error.code != 409:
                 raise
         else:
             return dict(new)
-    raise FabricError(f"secret {where} was changed by others {_TRIES} times in a row; tried again later")
+    raise PlatformError(f"secret {where} was changed by others {_TRIES} times in a row; tried again later")
 
 
-async def _read(api: Api, where: SecretAt) -> dict[str, Any] | None:
+async def _read(api: Api, where: SecretRef) -> dict[str, Any] | None:
     try:
         return await api.get(where.path)
-    except ApiRefused as error:
+    except ApiError as error:
         if error.code == 404:
             return None
         raise
@@ -132,8 +134,8 @@ def _encoded(content: Content) -> dict[str, str]:
     return {key: base64.b64encode(value).decode("ascii") for key, value in content.items()}
 
 
-def _content(found: Mapping[str, Any], where: SecretAt) -> Content:
+def _content(found: Mapping[str, Any], where: SecretRef) -> Content:
     try:
         return {key: base64.b64decode(text, validate=True) for key, text in (found.get("data") or {}).items()}
     except (binascii.Error, TypeError) as error:
-        raise FabricError(f"secret {where} is damaged: delete it, and a new one is created") from error
+        raise PlatformError(f"secret {where} is damaged: delete it, and a new one is created") from error

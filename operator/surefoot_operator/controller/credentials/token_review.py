@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from surefoot.protocol.messages import Hello, Refused
+from surefoot.protocol.messages import Hello, HelloRejected
 from surefoot_operator.controller import process_metrics
-from surefoot_operator.errors import FabricError
+from surefoot_operator.errors import PlatformError
 from surefoot_operator.platforms.kubernetes import api_objects
 from surefoot_operator.platforms.kubernetes.api_client import Api
 
@@ -56,9 +56,9 @@ def bound_pod(status: Mapping[str, Any], audience: str) -> BoundPod | str:
     return BoundPod(username.removeprefix(_ACCOUNT).partition(":")[0], names[0], uids[0])
 
 
-def refusal(
+def rejection(
     hello: Hello, pod: BoundPod, stored: Mapping[str, Any] | None, right: Mapping[str, Any] | None, controlled: bool
-) -> Refused | None:
+) -> HelloRejected | None:
     """Decides whether the token's pod is the worker that says hello.
 
     `stored`: the pod of that name, `right`: the worker's pod, as known now; `controlled`: the hello's job controls
@@ -67,17 +67,17 @@ def refusal(
     whose = f"the token is that of pod {pod.namespace}/{pod.name}"
     if stored is None or stored["metadata"]["uid"] != pod.uid:
         if right is not None:
-            return Refused(f"{whose}; that worker is pod {right['metadata']['name']}", retry=False)
+            return HelloRejected(f"{whose}; that worker is pod {right['metadata']['name']}", retry=False)
         # a watch may be a moment behind; a pod that is gone asks no more
-        return Refused(
+        return HelloRejected(
             f"pod {pod.namespace}/{pod.name} ({pod.uid}) is not in the operator's cache yet: ask again", retry=True
         )
     said = stored["metadata"].get("labels") or {}
     claimed = worker_labels(hello)
     wrong = [f"{name} is {said.get(name)!r}, not {text!r}" for name, text in claimed.items() if said.get(name) != text]
     if wrong:
-        return Refused(f"{whose}, whose {wrong[0]}", retry=False)
-    return None if controlled else Refused(f"{whose}, which job {hello.job} does not control", retry=False)
+        return HelloRejected(f"{whose}, whose {wrong[0]}", retry=False)
+    return None if controlled else HelloRejected(f"{whose}, which job {hello.job} does not control", retry=False)
 
 
 def worker_labels(hello: Hello) -> dict[str, str]:
@@ -108,7 +108,7 @@ def expires_seconds(token: str) -> float | None:
 
 REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
 Pod = Mapping[str, Any]
-_LONGEST_AFTER_SECONDS = 7.0
+_MAX_AFTER_SECONDS = 7.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class ReviewSettings:
     audience: str = "surefoot"
     remembered: int = 16384
     """Reviews kept, newest first; one that fell out is asked for again."""
-    refused_seconds: float = 5.0
+    rejected_seconds: float = 5.0
     """A token that counts for nothing is not asked about again for so long."""
     rate: float = 300.0
     """Reviews a second on average; more are told to come again. An answer costs an API server about a millisecond."""
@@ -125,7 +125,7 @@ class ReviewSettings:
     """Reviews under way; others wait within the hello's time limit."""
 
 
-class TokenReviews:
+class TokenReviewer:
     """Authenticates agents' hellos; the server's Authenticator.
 
     `pods` and `jobs` by namespace and name, as cached now.
@@ -141,31 +141,31 @@ class TokenReviews:
     ) -> None:
         self._api, self._pods, self._jobs, self._clock = api, pods, jobs, clock
         self._settings = settings or ReviewSettings()
-        self._known: OrderedDict[bytes, tuple[float, BoundPod | str]] = OrderedDict()
+        self._cache: OrderedDict[bytes, tuple[float, BoundPod | str]] = OrderedDict()
         self._turn = asyncio.Semaphore(self._settings.at_once)
         self._allowed, self._counted_at = self._settings.burst, clock()
         self._sent_away = 0.0
 
-    async def authenticate(self, hello: Hello) -> Refused | None:
+    async def authenticate(self, hello: Hello) -> HelloRejected | None:
         """Returns None if the token is that worker's, else the refusal."""
         digest = hashlib.sha256(hello.token.encode()).digest()
         found = self._remembered(digest)
         if found is None:
             if not self._may_ask():
                 # those that were sent away come again one after another, as they would have been taken
-                after = min(_LONGEST_AFTER_SECONDS, self._sent_away / self._settings.rate)
-                return Refused("too many tokens are being reviewed: ask again", retry=True, after_seconds=after)
+                after = min(_MAX_AFTER_SECONDS, self._sent_away / self._settings.rate)
+                return HelloRejected("too many tokens are being reviewed: ask again", retry=True, after_seconds=after)
             try:
                 found = await self._reviewed(hello.token)
-            except FabricError as error:
-                return Refused(f"the token cannot be reviewed now: {error}", retry=True)
+            except PlatformError as error:
+                return HelloRejected(f"the token cannot be reviewed now: {error}", retry=True)
             self._remember(digest, hello.token, found)
         if isinstance(found, str):
-            return Refused(found, retry=False)
+            return HelloRejected(found, retry=False)
         stored = self._pods.get((found.namespace, found.name))
         # looked for among all only where something is wrong already
         right = self._worker(hello) if stored is None or stored["metadata"]["uid"] != found.uid else stored
-        return refusal(hello, found, stored, right, stored is not None and self._controls(hello.job, stored))
+        return rejection(hello, found, stored, right, stored is not None and self._controls(hello.job, stored))
 
     def _worker(self, hello: Hello) -> Pod | None:
         wanted = worker_labels(hello).items()
@@ -201,13 +201,13 @@ class TokenReviews:
         return True
 
     def _remembered(self, digest: bytes) -> BoundPod | str | None:
-        until, found = self._known.get(digest, (0.0, None))
+        until, found = self._cache.get(digest, (0.0, None))
         return found if self._clock() < until else None
 
     def _remember(self, digest: bytes, token: str, found: BoundPod | str) -> None:
-        soon = self._clock() + self._settings.refused_seconds
+        soon = self._clock() + self._settings.rejected_seconds
         until = soon if isinstance(found, str) else expires_seconds(token) or soon
-        self._known[digest] = (until, found)
-        self._known.move_to_end(digest)
-        while len(self._known) > self._settings.remembered:
-            self._known.popitem(last=False)
+        self._cache[digest] = (until, found)
+        self._cache.move_to_end(digest)
+        while len(self._cache) > self._settings.remembered:
+            self._cache.popitem(last=False)

@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from surefoot_operator.api.spec import GROUP
-from surefoot_operator.controller.leader.leader_election import Body, LeaseAt, LeaseLost, clock, now_text
-from surefoot_operator.errors import FabricError, NotLeading
+from surefoot_operator.controller.leader.leader_election import Body, LeaseLost, LeaseRef, boot_clock, now_text
+from surefoot_operator.errors import NotLeader, PlatformError
 from surefoot_operator.platforms.kubernetes.api_client import Api
-from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
+from surefoot_operator.platforms.kubernetes.api_objects import ApiError
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +134,7 @@ def _counts(seen: ClaimsSeen, name: str, installation: str, namespace: str, now:
 
 # ---- cluster claim ---------------------------------------------------------------------------------------------------
 
-CLAIMS = LeaseAt("kube-node-lease", "surefoot-operators")
+CLAIMS = LeaseRef("kube-node-lease", "surefoot-operators")
 """The one object of a cluster; no node has this name, as kubelets' leases have owners and are read by node."""
 NOTE = f"{GROUP}/installations"
 CALL_SECONDS = 4.0
@@ -160,7 +160,7 @@ class ClusterClaim:
         identity: str,
         changed: Callable[[str], None],
         interval_seconds: float = RENEW_SECONDS / 2,
-        now: Callable[[], float] = clock,
+        now: Callable[[], float] = boot_clock,
     ) -> None:
         self._api, self._installation, self._namespace, self._identity = api, installation, namespace, identity
         self._changed, self._interval_seconds, self._now = changed, interval_seconds, now
@@ -170,13 +170,13 @@ class ClusterClaim:
         self._renewals = self._failures = 0
         self._owned_at: float | None = None
         """When it was last known, or could not be denied, that the claim is ours; None: it is not."""
-        self.heard_at = now()
+        self.last_answer_seconds = now()
         """When the API server last answered about the claim."""
 
     def may_operate(self) -> None:
         """Raises NotLeading unless the claim is ours by our own clock."""
         if self._owned_at is None or self._now() - self._owned_at >= MAY_ACT_SECONDS:
-            raise NotLeading(
+            raise NotLeader(
                 "this operator does not have the claim on the cluster's jobs: it decides and writes nothing"
             )
 
@@ -185,7 +185,7 @@ class ClusterClaim:
         while True:
             try:
                 rival = await self._round()
-            except (FabricError, BadClaims, TimeoutError) as error:
+            except (PlatformError, BadClaims, TimeoutError) as error:
                 self._say(
                     f"standing by: the claim on the cluster's jobs (lease {CLAIMS.namespace}/{CLAIMS.name}) cannot be read or"
                     f" written: {_words(error)}"
@@ -205,7 +205,7 @@ class ClusterClaim:
             began = self._now()
             try:
                 rival = await self._round()
-            except (FabricError, BadClaims, TimeoutError) as error:
+            except (PlatformError, BadClaims, TimeoutError) as error:
                 self._failures += 1
                 if self._failures <= _MAX_LOGGED_FAILURES:
                     log.warning(
@@ -235,11 +235,11 @@ class ClusterClaim:
     async def _read(self) -> None:
         try:
             self._body = await self._api.get(CLAIMS.path)
-        except ApiRefused as error:
+        except ApiError as error:
             if error.code != 404:
                 raise
             self._body = None
-        self.heard_at = self._now()
+        self.last_answer_seconds = self._now()
         notes = ((self._body or {}).get("metadata") or {}).get("annotations") or {}
         self._seen = add_reading(self._seen, parse_claims(str(notes.get(NOTE, ""))), self._now())
 
@@ -261,7 +261,7 @@ class ClusterClaim:
                 await self._api.post(CLAIMS.collection, body)
             else:
                 await self._api.put(CLAIMS.path, body)
-        except ApiRefused as error:
+        except ApiError as error:
             if error.code != 409 and not (error.code == 404 and self._body is not None):
                 raise
             return

@@ -32,14 +32,14 @@ class LeaseTimings:
     """A leader that could not renew for so long lets its agents go: another may lead, which it cannot see."""
     call_seconds: float = 1.5
     """How long an answer is waited for at first; doubled with each that did not come."""
-    longest_call_seconds: float = 4.0
+    max_call_seconds: float = 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseSeen:
+class ObservedLease:
     """The lease as read from the API server."""
 
-    holder: str
+    server: str
     """Empty: it was given back."""
     version: str
     """Another value after each write of whoever holds it, or gives it back."""
@@ -53,9 +53,9 @@ class Candidate:
     """One replica and what it knows of the lease."""
 
     identity: str
-    lease: LeaseSeen | None = None
+    lease: ObservedLease | None = None
     """None: there is no lease, or it was not looked at yet."""
-    looked: bool = False
+    last_read_seconds: bool = False
     changed_at: float = 0.0
     """When we first saw the lease as it is."""
     leads_until: float | None = None
@@ -63,7 +63,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LeaseAction:
     """The candidate's next call.
 
     `acquire` and `renew` are writes that test what was read; `stand-down` ends the term, `lost` the process.
@@ -75,18 +75,22 @@ class Step:
     """With `wait`: when to ask again at the latest."""
 
 
-def seen(candidate: Candidate, lease: LeaseSeen | None, now: float) -> Candidate:
+def seen(candidate: Candidate, lease: ObservedLease | None, now: float) -> Candidate:
     """Records a read; a lease that changed since is still held."""
     before = candidate.lease
     changed = (lease.version if lease is not None else "") != (before.version if before is not None else "")
-    at = now if changed or not candidate.looked else candidate.changed_at
-    return replace(candidate, lease=lease, looked=True, changed_at=at)
+    at = now if changed or not candidate.last_read_seconds else candidate.changed_at
+    return replace(candidate, lease=lease, last_read_seconds=True, changed_at=at)
 
 
-def written(candidate: Candidate, lease: LeaseSeen, asked_at: float, timings: LeaseTimings) -> Candidate:
+def written(candidate: Candidate, lease: ObservedLease, asked_at: float, timings: LeaseTimings) -> Candidate:
     """Records an accepted write; it counts from the request, not the answer."""
     return replace(
-        candidate, lease=lease, looked=True, changed_at=asked_at, leads_until=asked_at + timings.renew_seconds
+        candidate,
+        lease=lease,
+        last_read_seconds=True,
+        changed_at=asked_at,
+        leads_until=asked_at + timings.renew_seconds,
     )
 
 
@@ -103,7 +107,7 @@ def call_limit(candidate: Candidate, timeouts: int, now: float, timings: LeaseTi
     Args:
         timeouts: How many calls in a row were not answered in time.
     """
-    limit = min(timings.longest_call_seconds, timings.call_seconds * 2.0 ** min(timeouts, 8))
+    limit = min(timings.max_call_seconds, timings.call_seconds * 2.0 ** min(timeouts, 8))
     if candidate.leads_until is None:
         return limit
     term_ends = candidate.leads_until - timings.renew_seconds + timings.stand_down_seconds
@@ -123,12 +127,12 @@ def holder(candidate: Candidate, now: float) -> str:
     lease = candidate.lease
     if leads(candidate, now):
         return candidate.identity
-    if lease is None or now - candidate.changed_at >= lease.lease_seconds or lease.holder == candidate.identity:
+    if lease is None or now - candidate.changed_at >= lease.lease_seconds or lease.server == candidate.identity:
         return ""
-    return lease.holder
+    return lease.server
 
 
-def decide(candidate: Candidate, now: float, timings: LeaseTimings, patience_seconds: float = 0.0) -> Step:
+def decide(candidate: Candidate, now: float, timings: LeaseTimings, patience_seconds: float = 0.0) -> LeaseAction:
     """Decides the candidate's next call.
 
     `patience_seconds`: how long a lease that is free is left to others.
@@ -136,42 +140,44 @@ def decide(candidate: Candidate, now: float, timings: LeaseTimings, patience_sec
     lease = candidate.lease
     if candidate.leads_until is not None:
         return _leading(candidate, candidate.leads_until, now, timings)
-    if not candidate.looked:
-        return Step("look", "the lease was not read yet")
+    if not candidate.last_read_seconds:
+        return LeaseAction("look", "the lease was not read yet")
     unchanged = now - candidate.changed_at
     if lease is None:
         return _free(unchanged - patience_seconds, "there is no lease: nobody leads", timings)
-    if not lease.holder:
+    if not lease.server:
         return _free(unchanged - patience_seconds, "the last leader released the lease", timings)
-    if lease.holder == candidate.identity and patience_seconds < math.inf:
-        return Step("acquire", "this replica held the lease, and nobody has since")
+    if lease.server == candidate.identity and patience_seconds < math.inf:
+        return LeaseAction("acquire", "this replica held the lease, and nobody has since")
     if unchanged >= lease.lease_seconds:
-        why = f"{lease.holder} has not renewed its lease for {unchanged:.1f} s"
+        why = f"{lease.server} has not renewed its lease for {unchanged:.1f} s"
         return _free(unchanged - lease.lease_seconds - patience_seconds, why, timings)
     left = lease.lease_seconds - unchanged
-    return Step("wait", f"{lease.holder} leads", min(left, timings.retry_seconds))
+    return LeaseAction("wait", f"{lease.server} leads", min(left, timings.retry_seconds))
 
 
-def _free(over_seconds: float, why: str, timings: LeaseTimings) -> Step:
+def _free(over_seconds: float, why: str, timings: LeaseTimings) -> LeaseAction:
     """Takes a lease that was left to others for long enough; else waits."""
     if over_seconds >= 0.0:
-        return Step("acquire", why)
-    return Step("wait", "the lease is free and left to others for a moment", min(-over_seconds, timings.retry_seconds))
+        return LeaseAction("acquire", why)
+    return LeaseAction(
+        "wait", "the lease is free and left to others for a moment", min(-over_seconds, timings.retry_seconds)
+    )
 
 
-def _leading(candidate: Candidate, until: float, now: float, timings: LeaseTimings) -> Step:
+def _leading(candidate: Candidate, until: float, now: float, timings: LeaseTimings) -> LeaseAction:
     lease = candidate.lease
     if lease is None:
-        return Step("lost", "the lease was deleted")
-    if lease.holder != candidate.identity:
-        return Step("lost", f"the lease is held by {lease.holder or 'nobody'}")
+        return LeaseAction("lost", "the lease was deleted")
+    if lease.server != candidate.identity:
+        return LeaseAction("lost", f"the lease is held by {lease.server or 'nobody'}")
     renewed_at = until - timings.renew_seconds
     late = now - renewed_at
     if late >= timings.stand_down_seconds:
-        return Step("stand-down", f"the lease could not be renewed for {late:.1f} s")
+        return LeaseAction("stand-down", f"the lease could not be renewed for {late:.1f} s")
     if late >= timings.retry_seconds:
-        return Step("renew", "the lease is renewed")
-    return Step("wait", "the lease was just renewed", timings.retry_seconds - late)
+        return LeaseAction("renew", "the lease is renewed")
+    return LeaseAction("wait", "the lease was just renewed", timings.retry_seconds - late)
 
 
 # ---- fair share ------------------------------------------------------------------------------------------------------
@@ -187,12 +193,12 @@ LONGEST_SECONDS = 1.2
 
 
 @dataclass(frozen=True, slots=True)
-class ShardSeen:
+class ObservedShard:
     """A shard's lease as one replica sees it."""
 
-    holder: str = ""
+    server: str = ""
     """Who leads it; empty: nobody, as far as this replica sees."""
-    asked_by: str = ""
+    requested_by: str = ""
     """Who has asked its holder to hand it over; empty: nobody."""
 
 
@@ -204,50 +210,50 @@ class ShardLayout:
     """
 
     shards: int = 1
-    wanted: int = 1
+    desired_count: int = 1
 
     @property
     def is_changing(self) -> bool:
         """Whether who leads shard 0 gathers all shards."""
-        return self.wanted != self.shards
+        return self.desired_count != self.shards
 
 
-def patience_seconds(me: str, shard: int, seen: Mapping[int, ShardSeen], layout: ShardLayout) -> float:
+def patience_seconds(me: str, shard: int, seen: Mapping[int, ObservedShard], layout: ShardLayout) -> float:
     """Returns how long `me` leaves a lease alone once it is free.
 
     Infinite: another is to have it, as the layout changes.
     """
     if layout.is_changing and shard != 0:
-        return 0.0 if seen[0].holder == me else math.inf
-    if seen[shard].asked_by == me:
+        return 0.0 if seen[0].server == me else math.inf
+    if seen[shard].requested_by == me:
         return 0.0
-    held = sum(one.holder == me for one in seen.values())
-    if seen[shard].asked_by:
+    held = sum(one.server == me for one in seen.values())
+    if seen[shard].requested_by:
         return LONGEST_SECONDS  # it was given up for somebody
     return min(held * STEP_SECONDS, LONGEST_SECONDS)
 
 
-def shard_to_ask_for(me: str, seen: Mapping[int, ShardSeen], layout: ShardLayout) -> int | None:
+def shard_to_request(me: str, seen: Mapping[int, ObservedShard], layout: ShardLayout) -> int | None:
     """Chooses the shard that `me` asks for; None: none.
 
     The last one of whoever leads most, so that shard 0 stays where it is if it can.
     """
     if layout.is_changing:
         return None
-    held = Counter(one.holder for one in seen.values() if one.holder)
+    held = Counter(one.server for one in seen.values() if one.server)
     others = sorted((-count, holder) for holder, count in held.items() if holder != me)
     if not others or -others[0][0] < held[me] + 2:
         return None
     most = others[0][1]
-    return max(shard for shard, one in seen.items() if one.holder == most)
+    return max(shard for shard, one in seen.items() if one.server == most)
 
 
-def why_give_up(me: str, shard: int, seen: Mapping[int, ShardSeen], layout: ShardLayout) -> str:
+def handover_reason(me: str, shard: int, seen: Mapping[int, ObservedShard], layout: ShardLayout) -> str:
     """Says why `me` hands this shard over now; empty: it keeps it."""
-    if layout.is_changing and shard != 0 and seen[0].holder not in ("", me):
-        return f"{seen[0].holder} gathers the shards, of which there will be {layout.wanted}"
-    asker = seen[shard].asked_by
-    held = Counter(one.holder for one in seen.values())
+    if layout.is_changing and shard != 0 and seen[0].server not in ("", me):
+        return f"{seen[0].server} gathers the shards, of which there will be {layout.desired_count}"
+    asker = seen[shard].requested_by
+    held = Counter(one.server for one in seen.values())
     if asker and asker != me and held[me] >= held[asker] + 2:
         return f"{asker} leads {held[asker]} shards and asked for it, this replica leads {held[me]}"
     return ""

@@ -18,10 +18,16 @@ from typing import Any
 from surefoot.task_set import repeat
 from surefoot_operator.api.spec import GROUP
 from surefoot_operator.controller.leader import election_rules
-from surefoot_operator.controller.leader.election_rules import Candidate, LeaseSeen, LeaseTimings, Step, leader_label
-from surefoot_operator.errors import FabricError, NotLeading, OperatorError
+from surefoot_operator.controller.leader.election_rules import (
+    Candidate,
+    LeaseAction,
+    LeaseTimings,
+    ObservedLease,
+    leader_label,
+)
+from surefoot_operator.errors import NotLeader, OperatorError, PlatformError
 from surefoot_operator.platforms.kubernetes.api_client import Api
-from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused, ApiSilent, core_path
+from surefoot_operator.platforms.kubernetes.api_objects import ApiError, ApiUnreachable, core_path
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +35,7 @@ log = logging.getLogger(__name__)
 Body = dict[str, Any]
 NOTE = f"{GROUP}/"
 """Begins the names of annotations that are the holder's: what others have noted there goes with its next renewal."""
-_SAID_FAILURES = 3
+_MAX_LOGGED_FAILURES = 3
 """Of calls in a row that fail, so many are logged: an outage may last for hours."""
 
 
@@ -37,13 +43,13 @@ class LeaseLost(OperatorError):
     """Another replica may lead; nothing that was begun may be finished."""
 
 
-def clock() -> float:
+def boot_clock() -> float:
     """Seconds including suspend, where the system has such a clock."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseAt:
+class LeaseRef:
     namespace: str
     name: str
 
@@ -66,10 +72,10 @@ class Elector:
     def __init__(
         self,
         api: Api,
-        where: LeaseAt,
+        where: LeaseRef,
         identity: str,
         timings: LeaseTimings | None = None,
-        now: Callable[[], float] = clock,
+        now: Callable[[], float] = boot_clock,
         notes: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self._api, self._where, self._now, self._notes = api, where, now, notes
@@ -80,21 +86,21 @@ class Elector:
         self._failures = self._timeouts = 0
         """Calls in a row that failed, and those that were not answered in time."""
         self.leading = False
-        self.heard_at = now()
+        self.last_answer_seconds = now()
         """When the API server last answered about the lease."""
 
-    def may_act(self) -> None:
+    def require_leadership(self) -> None:
         """Raises NotLeading unless the lease is ours by our own clock."""
         if not election_rules.leads(self._candidate, self._now()):
-            raise NotLeading("this operator does not hold the lease: nothing is decided or written")
+            raise NotLeader("this operator does not hold the lease: nothing is decided or written")
 
     @property
-    def holder(self) -> str:
+    def leader_identity(self) -> str:
         """Who leads, as far as this candidate sees; empty: nobody."""
         return election_rules.holder(self._candidate, self._now())
 
     @property
-    def noted(self) -> Mapping[str, str] | None:
+    def annotations(self) -> Mapping[str, str] | None:
         """The lease's annotations, as last read; None: there is no lease."""
         return self._candidate.lease.notes if self._candidate.lease is not None else None
 
@@ -102,7 +108,7 @@ class Elector:
         """Reads the lease, however often it has to be tried."""
         read = False
         while not read:
-            read = await self._tried(Step("look", "it is asked for"))
+            read = await self._tried(LeaseAction("look", "it is asked for"))
             await asyncio.sleep(0.0 if read else self._timings.retry_seconds * random.uniform(0.5, 1.0))
 
     async def acquire(self, patience_seconds: Callable[[], float] = float) -> None:
@@ -113,11 +119,11 @@ class Elector:
         while not self.leading:
             step = election_rules.decide(self._candidate, self._now(), self._timings, patience_seconds())
             if step.verb == "wait":
-                self._say(step)
+                self._log_waiting(step)
                 await asyncio.sleep(max(0.01, step.after_seconds))
             await self._try(step)
 
-    async def hold(self, gives_up: Callable[[], bool] = bool) -> None:
+    async def renew_until_lost(self, gives_up: Callable[[], bool] = bool) -> None:
         """Renews the lease; returns once it stands down, or `gives_up` says so.
 
         Given up it is led still, until `release`. Raises LeaseLost if somebody else took it. Between its own deadline
@@ -141,8 +147,8 @@ class Elector:
 
     async def renew(self) -> None:
         """Writes the lease with its notes now. Raises FabricError, NotLeading, TimeoutError."""
-        self.may_act()
-        await self._answered(self._write(Step("renew", "the notes have changed")))
+        self.require_leadership()
+        await self._answered(self._write(LeaseAction("renew", "the notes have changed")))
 
     async def annotate(self, notes: Mapping[str, str]) -> None:
         """Adds notes to another's lease, which counts as no renewal.
@@ -169,36 +175,36 @@ class Elector:
             async with asyncio.timeout(self._timings.renew_seconds):
                 await self._api.put(self._where.path, body)
             log.info("released the lease %s", self._where.name)
-        except (FabricError, TimeoutError) as error:
+        except (PlatformError, TimeoutError) as error:
             log.warning("could not release lease %s, other replicas wait until it expires: %s", self._where.name, error)
 
-    async def _try(self, step: Step) -> None:
+    async def _try(self, step: LeaseAction) -> None:
         """Does the step's call; pauses if it did not come out as hoped."""
         if not await self._tried(step):
             # jitter: two that wait for one lease must not come at one moment
             await asyncio.sleep(self._timings.retry_seconds / (4 if self.leading else 1) * random.uniform(0.5, 1.0))
 
-    async def _tried(self, step: Step) -> bool:
+    async def _tried(self, step: LeaseAction) -> bool:
         try:
-            await self._answered(self._look() if step.verb in ("look", "wait") else self._write(step))
-        except ApiRefused as error:
-            self.heard_at = self._now()
+            await self._answered(self._read_lease() if step.verb in ("look", "wait") else self._write(step))
+        except ApiError as error:
+            self.last_answer_seconds = self._now()
             if error.code not in (404, 409):
                 log.warning("the API server refused the lease: %s", error)
                 return False
-            return await self._looked_again()
-        except (FabricError, TimeoutError) as error:
-            self._say_away(error)
+            return await self._reread_lease()
+        except (PlatformError, TimeoutError) as error:
+            self._log_unreachable(error)
             return False
         self._failures = 0
         return True
 
-    async def _looked_again(self) -> bool:
+    async def _reread_lease(self) -> bool:
         """Somebody else wrote, or deleted: what stands now decides."""
         try:
-            await self._answered(self._look())
-        except (FabricError, TimeoutError) as error:
-            self._say_away(error)
+            await self._answered(self._read_lease())
+        except (PlatformError, TimeoutError) as error:
+            self._log_unreachable(error)
             return False
         return self.leading
 
@@ -211,35 +217,35 @@ class Elector:
         except TimeoutError:
             self._timeouts += 1
             raise
-        except ApiSilent:
+        except ApiUnreachable:
             self._timeouts = 0
             raise
         self._timeouts = 0
 
-    def _say_away(self, error: BaseException) -> None:
+    def _log_unreachable(self, error: BaseException) -> None:
         self._failures += 1
-        if self._failures <= _SAID_FAILURES:
+        if self._failures <= _MAX_LOGGED_FAILURES:
             log.warning("cannot reach the lease, retrying: %s", error or "the API server did not answer in time")
 
-    async def _look(self) -> None:
+    async def _read_lease(self) -> None:
         try:
             self._body = await self._api.get(self._where.path)
-        except ApiRefused as error:
+        except ApiError as error:
             if error.code != 404:
                 raise
             self._body = None
-        self.heard_at = self._now()
+        self.last_answer_seconds = self._now()
         self._candidate = election_rules.seen(self._candidate, _lease(self._body), self._now())
 
-    async def _write(self, step: Step) -> None:
+    async def _write(self, step: LeaseAction) -> None:
         """Takes or renews it; the server refuses if anybody wrote since we looked."""
         asked_at = self._now()
-        body = self._wanted(step.verb == "acquire")
+        body = self._lease_body(step.verb == "acquire")
         if self._body is None:
             self._body = await self._api.post(self._where.collection, body)
         else:
             self._body = await self._api.put(self._where.path, body)
-        self.heard_at = self._now()
+        self.last_answer_seconds = self._now()
         lease = _lease(self._body)
         assert lease is not None
         self._candidate = election_rules.written(self._candidate, lease, asked_at, self._timings)
@@ -247,7 +253,7 @@ class Elector:
             log.info("this operator (%s) leads: %s (lease %s)", self._candidate.identity, step.reason, self._where.name)
             self.leading = True
 
-    def _wanted(self, anew: bool) -> Body:
+    def _lease_body(self, anew: bool) -> Body:
         old = self._body or {}
         spec = dict(old.get("spec") or {})
         spec["renewTime"] = at = now_text()
@@ -261,18 +267,18 @@ class Elector:
         metadata["annotations"] = {**theirs, **self._notes()}
         return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
 
-    def _say(self, step: Step) -> None:
+    def _log_waiting(self, step: LeaseAction) -> None:
         if step.reason != self._waited_for:
             self._waited_for = step.reason
             log.info("standing by: %s (lease %s)", step.reason, self._where.name)
 
 
-def _lease(body: Body | None) -> LeaseSeen | None:
+def _lease(body: Body | None) -> ObservedLease | None:
     if body is None:
         return None
     spec = body.get("spec") or {}
-    return LeaseSeen(
-        holder=str(spec.get("holderIdentity") or ""),
+    return ObservedLease(
+        server=str(spec.get("holderIdentity") or ""),
         # not the resourceVersion: whoever asks for the lease would keep a dead leader's from expiring
         version=f"{spec.get('renewTime')} {spec.get('leaseTransitions')} {spec.get('holderIdentity')}",
         lease_seconds=float(spec.get("leaseDurationSeconds") or 1),
@@ -291,8 +297,8 @@ def now_text() -> str:
 
 LEADER = leader_label(0)
 OPERATORS = f"{GROUP}/part=operator"
-LOOK_SECONDS = 30.0
-AGAIN_SECONDS = 1.0
+POLL_SECONDS = 30.0
+RETRY_SECONDS = 1.0
 
 
 class LeaderLabel:
@@ -301,19 +307,19 @@ class LeaderLabel:
     def __init__(self, api: Api, namespace: str, pod_name: str, label: str = LEADER) -> None:
         self._api, self._namespace, self._pod_name, self._label = api, namespace, pod_name, label
         self._pointer = "/metadata/labels/" + label.replace("/", "~1")
-        self._said = ""
+        self._logged = ""
 
-    async def hold(self) -> None:
+    async def run(self) -> None:
         """Keeps the label on this pod until cancelled."""
         await repeat(self._try_once)
 
     async def _try_once(self) -> float:
         try:
             await self.once()
-        except FabricError as error:
+        except PlatformError as error:
             log.warning("cannot move the leader label: %s", error)
-            return AGAIN_SECONDS
-        return LOOK_SECONDS
+            return RETRY_SECONDS
+        return POLL_SECONDS
 
     async def once(self) -> None:
         """Labels this pod, then removes the label from others.
@@ -323,17 +329,17 @@ class LeaderLabel:
         query: dict[str, str | int] = {"labelSelector": OPERATORS, "limit": 100}
         pods = (await self._api.get(core_path(self._namespace, "pods"), query))["items"]
         names = {pod["metadata"]["name"] for pod in pods}
-        if self._pod_name not in names and not self._said:
-            self._said = f"there is no pod {self._namespace}/{self._pod_name}: agents reach this operator only by its own address"
-            log.warning("%s", self._said)
+        if self._pod_name not in names and not self._logged:
+            self._logged = f"there is no pod {self._namespace}/{self._pod_name}: agents reach this operator only by its own address"
+            log.warning("%s", self._logged)
         for pod in sorted(pods, key=lambda found: found["metadata"]["name"] != self._pod_name):
             await self._settle(pod)
 
-    async def drop(self) -> None:
+    async def remove(self) -> None:
         """Removes the label from this pod. Raises FabricError."""
         try:
             await self._patch(self._pod_name, [{"op": "remove", "path": self._pointer}])
-        except ApiRefused as error:
+        except ApiError as error:
             if error.code not in (404, 422):  # no such pod, no such label
                 raise
 
@@ -344,7 +350,7 @@ class LeaderLabel:
         elif name != self._pod_name and marked:
             try:
                 await self._patch(name, [{"op": "remove", "path": self._pointer}])
-            except ApiRefused as error:
+            except ApiError as error:
                 if error.code not in (404, 422):
                     raise
 

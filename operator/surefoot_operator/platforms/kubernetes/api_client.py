@@ -19,9 +19,9 @@ from kubernetes.aio.client import ApiClient, Configuration
 from kubernetes.aio.config import load_incluster_config, load_kube_config
 from kubernetes.aio.stream import WsApiClient
 
-from surefoot_operator.errors import FabricError
+from surefoot_operator.errors import PlatformError
 from surefoot_operator.platforms.kubernetes import api_objects
-from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused, ApiSilent
+from surefoot_operator.platforms.kubernetes.api_objects import ApiError, ApiUnreachable
 from surefoot_operator.rejected_calls import ApiCall, RefusedCalls
 
 # ---- pod exec --------------------------------------------------------------------------------------------------------
@@ -30,11 +30,11 @@ from surefoot_operator.rejected_calls import ApiCall, RefusedCalls
 _PROTOCOL = "v4.channel.k8s.io"
 _INPUT, _OUTPUT, _ERRORS, _STATUS = range(4)
 """The first byte of each message says which stream it is of."""
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class ExecResult:
     """What a program in a container left."""
 
     output: str
@@ -43,7 +43,9 @@ class Ran:
     """Why it did not end with 0; empty: it did."""
 
 
-async def exec_in_pod(client: Any, path: str, container: str, command: Sequence[str], told: str, seconds: float) -> Ran:
+async def exec_in_pod(
+    client: Any, path: str, container: str, command: Sequence[str], told: str, seconds: float
+) -> ExecResult:
     """Runs a program to its end.
 
     `told` is its input, which stays open. Raises ApiRefused, and ApiSilent after `seconds`.
@@ -63,29 +65,29 @@ async def exec_in_pod(client: Any, path: str, container: str, command: Sequence[
                 await socket.send_bytes(bytes([_INPUT]) + told.encode())
                 return await _read(socket)
     except aiohttp.WSServerHandshakeError as error:
-        raise ApiRefused(asked, error.status, "", error.message) from error
+        raise ApiError(asked, error.status, "", error.message) from error
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-        raise ApiSilent(asked, error) from error
+        raise ApiUnreachable(asked, error) from error
     finally:
         await sockets.close()
 
 
-async def _read(socket: aiohttp.ClientWebSocketResponse) -> Ran:
+async def _read(socket: aiohttp.ClientWebSocketResponse) -> ExecResult:
     """Reads to the end; raises ValueError where it never came, or is too long."""
     streams: dict[int, bytes] = {}
     async for message in socket:
         data = message.data if isinstance(message.data, bytes) else str(message.data).encode()
         if data:
             streams[data[0]] = streams.get(data[0], b"") + data[1:]
-        if sum(map(len, streams.values())) > _MOST_BYTES:
-            raise ValueError(f"the program wrote more than {_MOST_BYTES} bytes")
+        if sum(map(len, streams.values())) > _MAX_BYTES:
+            raise ValueError(f"the program wrote more than {_MAX_BYTES} bytes")
     if _STATUS not in streams:
         raise ValueError("the connection ended before the program did")
     status = json.loads(streams[_STATUS])
     problem = (
         "" if status.get("status") == "Success" else str(status.get("message") or status.get("reason") or "it failed")
     )
-    return Ran(
+    return ExecResult(
         streams.get(_OUTPUT, b"").decode(errors="replace"), streams.get(_ERRORS, b"").decode(errors="replace"), problem
     )
 
@@ -117,7 +119,7 @@ class Api:
         self._job = job
         self._timeout = aiohttp.ClientTimeout(total=call_seconds, sock_connect=CONNECT_SECONDS)
 
-    def guarded(self, may_write: Callable[[], None]) -> Api:
+    def with_write_check(self, may_write: Callable[[], None]) -> Api:
         """Shares the connections; `may_write` is called before each write.
 
         It raises FabricError to refuse the write, as a replica that lost its lease must.
@@ -132,7 +134,7 @@ class Api:
         """Shares the connections; whoever calls reports refusals itself."""
         return Api(self._client, self._call_seconds, self._may_write)
 
-    def apart(self) -> Api:
+    def with_own_connections(self) -> Api:
         """Returns the same access over connections of its own."""
         client = ApiClient(self._client.configuration)
         return Api(client, self._call_seconds, self._may_write, self.refused, self._job)
@@ -183,13 +185,13 @@ class Api:
             response = await self._send("GET", path, None, {**query, "watch": "true"}, "application/json", timeout)
             async with response:
                 if response.status != 200:
-                    raise self._refused(call, refusal(asked, response.status, await response.text()))
+                    raise self._refused(call, parse_error(asked, response.status, await response.text()))
                 self.refused.accept(call, time.monotonic())
                 yield {"type": "OPEN"}
                 async for line in response.content:
                     yield json.loads(line)
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-            raise self._silent(call, ApiSilent(asked, error)) from error
+            raise self._silent(call, ApiUnreachable(asked, error)) from error
 
     async def stream(
         self, path: str, query: Mapping[str, str | int], silence_seconds: float
@@ -204,13 +206,13 @@ class Api:
             response = await self._send("GET", path, None, query, "application/json", timeout)
             async with response:
                 if response.status != 200:
-                    raise refusal(asked, response.status, await response.text())
+                    raise parse_error(asked, response.status, await response.text())
                 async for chunk in response.content.iter_any():
                     yield chunk
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise ApiSilent(asked, error) from error
+            raise ApiUnreachable(asked, error) from error
 
-    async def run_in(self, path: str, container: str, command: Sequence[str], told: str, seconds: float) -> Ran:
+    async def run_in(self, path: str, container: str, command: Sequence[str], told: str, seconds: float) -> ExecResult:
         """Runs a program in a container, by the pod's `exec`.
 
         Raises ApiRefused, ApiSilent.
@@ -239,13 +241,13 @@ class Api:
             async with response:
                 text = await response.text()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise self._silent(call, ApiSilent(asked, error)) from error
+            raise self._silent(call, ApiUnreachable(asked, error)) from error
         if not 200 <= response.status < 300:
-            raise self._refused(call, refusal(asked, response.status, text))
+            raise self._refused(call, parse_error(asked, response.status, text))
         self.refused.accept(call, time.monotonic())
         return text
 
-    def _refused(self, call: ApiCall, error: ApiRefused) -> ApiRefused:
+    def _refused(self, call: ApiCall, error: ApiError) -> ApiError:
         if api_objects.is_there(call, error):
             self.refused.accept(call, time.monotonic())
         elif not api_objects.is_ordinary(call, error):
@@ -253,7 +255,7 @@ class Api:
             self.refused.refuse(call, api_objects.cause_of(error), error.sentence, answer, time.monotonic())
         return error
 
-    def _silent(self, call: ApiCall, error: ApiSilent) -> ApiSilent:
+    def _silent(self, call: ApiCall, error: ApiUnreachable) -> ApiUnreachable:
         self.refused.refuse(call, "silent", str(error), "no answer", time.monotonic())
         return error
 
@@ -270,7 +272,7 @@ class Api:
         return found
 
 
-def refusal(asked: str, code: int, text: str) -> ApiRefused:
+def parse_error(asked: str, code: int, text: str) -> ApiError:
     """Reads a Status object into an ApiRefused."""
     try:
         body = json.loads(text)
@@ -281,7 +283,7 @@ def refusal(asked: str, code: int, text: str) -> ApiRefused:
     details = body.get("details")
     causes = details.get("causes") if isinstance(details, dict) else None
     closing = any(isinstance(c, dict) and c.get("reason") == "NamespaceTerminating" for c in _listed(causes))
-    return ApiRefused(asked, code, str(body.get("reason", "")), str(body.get("message", text[:300])), closing)
+    return ApiError(asked, code, str(body.get("reason", "")), str(body.get("message", text[:300])), closing)
 
 
 def _listed(found: Any) -> list[Any]:
@@ -292,22 +294,22 @@ def _mapping(asked: str, text: str) -> Body:
     try:
         body = json.loads(text)
     except ValueError as error:
-        raise ApiSilent(asked, error) from error
+        raise ApiUnreachable(asked, error) from error
     if not isinstance(body, dict):
-        raise ApiSilent(asked, ValueError("the answer is no object"))
+        raise ApiUnreachable(asked, ValueError("the answer is no object"))
     return body
 
 
 async def connect(kubeconfig: Path | None = None, call_seconds: float = CALL_SECONDS) -> Api:
     """Connects to a kubeconfig's API server, or the pod's. Raises FabricError."""
-    configuration = await loaded(kubeconfig)
+    configuration = await load_configuration(kubeconfig)
     try:
         return Api(await asyncio.to_thread(ApiClient, configuration), call_seconds)
     except (OSError, ValueError) as error:
-        raise FabricError(f"the API server of {kubeconfig or 'the pod'} cannot be reached: {error}") from error
+        raise PlatformError(f"the API server of {kubeconfig or 'the pod'} cannot be reached: {error}") from error
 
 
-async def loaded(kubeconfig: Path | None) -> Any:
+async def load_configuration(kubeconfig: Path | None) -> Any:
     """Loads the client's Configuration of that server. Raises FabricError."""
     configuration: Any = Configuration()
     load: Any = load_kube_config  # neither loader has types
@@ -318,5 +320,5 @@ async def loaded(kubeconfig: Path | None) -> Any:
         else:
             await load(config_file=str(kubeconfig), client_configuration=configuration)
     except Exception as error:  # the loaders raise whatever their parsers do; all of it means the same
-        raise FabricError(f"no API server is configured by {kubeconfig or 'the pod'}: {error}") from error
+        raise PlatformError(f"no API server is configured by {kubeconfig or 'the pod'}: {error}") from error
     return configuration

@@ -9,7 +9,7 @@ from typing import Any
 
 from surefoot_operator.api import topology_levels
 from surefoot_operator.api.spec import GROUP, KIND, VERSION
-from surefoot_operator.errors import FabricError
+from surefoot_operator.errors import PlatformError
 from surefoot_operator.rejected_calls import WATCH, ApiCall, Cause
 
 JOB_NAME = f"{GROUP}/job-name"
@@ -132,7 +132,7 @@ _CRD = (
 )
 
 
-class ApiRefused(FabricError):
+class ApiError(PlatformError):
     """The server answered with an error code."""
 
     def __init__(self, asked: str, code: int, reason: str, message: str, closing: bool = False) -> None:
@@ -143,14 +143,14 @@ class ApiRefused(FabricError):
         super().__init__(f"{self.sentence} ({code} {reason}: the API server refused to {asked})")
         self.code = code
         self.reason = reason
-        self.lasting = code in (400, 422)
+        self.permanent = code in (400, 422)
         self.decided = code < 500
         self.busy = code == 429
         # servers before 1.19 give no cause, and all of them these words
         self.closing = closing or (code == 403 and "because it is being terminated" in message)
 
 
-class ApiSilent(FabricError):
+class ApiUnreachable(PlatformError):
     """The server did not answer; whether the call succeeded is unknown."""
 
     def __init__(self, asked: str, problem: BaseException) -> None:
@@ -187,12 +187,12 @@ def call_of(method: str, path: str, body: Any = None, job: str = "") -> ApiCall:
     return ApiCall(verb, f"{resource}/{sub}" if sub else resource, namespace, name, job)
 
 
-def is_there(call: ApiCall, error: ApiRefused) -> bool:
+def is_there(call: ApiCall, error: ApiError) -> bool:
     """Whether what a create asks for exists already."""
     return call.verb == "create" and error.code == 409 and error.reason == "AlreadyExists"
 
 
-def is_ordinary(call: ApiCall, error: ApiRefused) -> bool:
+def is_ordinary(call: ApiCall, error: ApiError) -> bool:
     """Whether the answer tells of a state of things, and denies nothing.
 
     An object that is gone or was changed by another, a watch that is too old.
@@ -204,7 +204,7 @@ def is_ordinary(call: ApiCall, error: ApiRefused) -> bool:
     return error.code == 422 and call.verb == "patch" and TEST_FAILED in error.sentence
 
 
-def cause_of(error: ApiRefused) -> Cause:
+def cause_of(error: ApiError) -> Cause:
     """Sorts a refusal into one of a few causes."""
     if error.closing:
         return "closing"

@@ -13,13 +13,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from surefoot_operator.api.spec import API_VERSION, FINALIZER, KIND, Gang
-from surefoot_operator.api.status import JobStatus, Stamp
+from surefoot_operator.api.status import JobStatus, StatusPrecondition
 from surefoot_operator.api.status_json import status_to_json
-from surefoot_operator.errors import FabricError
-from surefoot_operator.job_snapshot import WorkerSeen
+from surefoot_operator.errors import PlatformError
+from surefoot_operator.job_snapshot import ObservedWorker
 from surefoot_operator.platforms.kubernetes import api_objects, pod_groups
 from surefoot_operator.platforms.kubernetes.api_client import Api
-from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
+from surefoot_operator.platforms.kubernetes.api_objects import ApiError
 from surefoot_operator.policy.core.actions import DeleteWorker, Event
 
 # ---- status patch ----------------------------------------------------------------------------------------------------
@@ -29,18 +29,18 @@ from surefoot_operator.policy.core.actions import DeleteWorker, Event
 Object = dict[str, Any]
 
 
-_NOTHING = Stamp(0, None, None)
+_NOTHING = StatusPrecondition(0, None, None)
 """Of a job that nobody has written to."""
 
 
-def stored_stamp(stored: Object) -> Stamp:
+def stored_stamp(stored: Object) -> StatusPrecondition:
     """The stamp of a job as stored."""
     found = stored.get("status") or {}
     world = found.get("world") or {}
-    return Stamp(found.get("serial", 0), world.get("epoch"), world.get("state"))
+    return StatusPrecondition(found.get("serial", 0), world.get("epoch"), world.get("state"))
 
 
-def status_patch(stored: Object, body: Object, test: Stamp) -> list[Object]:
+def status_patch(stored: Object, body: Object, test: StatusPrecondition) -> list[Object]:
     """Builds the patch that replaces the status if its stamp matches.
 
     `stored`: the job as last read.
@@ -51,10 +51,10 @@ def status_patch(stored: Object, body: Object, test: Stamp) -> list[Object]:
         tests.append(_test("/status", None))
     else:
         tests.append(_test("/status/serial", test.serial or None))
-        if test.epoch is None:
+        if test.generation is None:
             tests.append(_test("/status/world", None))
         else:
-            tests += [_test("/status/world/epoch", test.epoch), _test("/status/world/state", test.state)]
+            tests += [_test("/status/world/epoch", test.generation), _test("/status/world/state", test.state)]
     return [*tests, {"op": "add", "path": "/status", "value": body}]
 
 
@@ -62,7 +62,7 @@ def _test(path: str, value: Any) -> Object:
     return {"op": "test", "path": path, "value": value}
 
 
-def add_printer_columns(new: JobStatus, workers: Sequence[WorkerSeen], stored: Object, now: float) -> Object:
+def add_printer_columns(new: JobStatus, workers: Sequence[ObservedWorker], stored: Object, now: float) -> Object:
     """Adds to the status what columns and autoscalers read.
 
     `now` in Unix seconds.
@@ -110,7 +110,7 @@ async def create(api: Api, kind: str, body: Object, job: api_objects.JobIdentity
     name = body["metadata"]["name"]
     try:
         return await api.post(api_objects.core_path(job.namespace, kind), body)
-    except ApiRefused as error:
+    except ApiError as error:
         if error.code != 409:
             raise
     if kind == "secrets":
@@ -126,7 +126,7 @@ async def create(api: Api, kind: str, body: Object, job: api_objects.JobIdentity
             # the garbage collector may miss what was made beside a deletion while the API server was away
             await api.delete(path, _exactly(str(found["metadata"]["uid"])))
             return await api.post(api_objects.core_path(job.namespace, kind), body)
-        raise FabricError(f"{kind} {job.namespace}/{name} does not belong to job {job.name}; delete or rename it")
+        raise PlatformError(f"{kind} {job.namespace}/{name} does not belong to job {job.name}; delete or rename it")
     return found
 
 
@@ -145,14 +145,14 @@ async def delete_pod(api: Api, namespace: str, worker: DeleteWorker) -> Object |
         options["gracePeriodSeconds"] = 0
     try:
         found = await api.delete(api_objects.core_path(namespace, "pods", worker.name), options)
-    except ApiRefused as error:
+    except ApiError as error:
         if error.code in (404, 409):
             return None
         raise
     return None if worker.force or found.get("kind") != "Pod" else found
 
 
-async def hold(api: Api, stored: Object, held: bool) -> Object:
+async def set_finalizer(api: Api, stored: Object, held: bool) -> Object:
     """Adds or removes our finalizer by compare-and-swap. Raises ApiRefused.
 
     `stored`: the job as last read; if its finalizers changed since, the server refuses.
@@ -176,26 +176,28 @@ async def delete_job(api: Api, job: api_objects.JobIdentity) -> None:
     options = {**_exactly(job.uid), "propagationPolicy": "Background"}
     try:
         await api.delete(api_objects.jobs_path(job.namespace, job.name), options)
-    except ApiRefused as error:
+    except ApiError as error:
         if error.code not in (404, 409):
             raise
 
 
-async def keep_group(api: Api, gang: Gang, body: Object, stored: Object | None, job: api_objects.JobIdentity) -> Object:
+async def apply_pod_group(
+    api: Api, gang: Gang, body: Object, stored: Object | None, job: api_objects.JobIdentity
+) -> Object:
     """Creates a job's pod group, or changes it from what was `stored`."""
     groups, one = pod_groups.path(gang, job.namespace), pod_groups.path(gang, job.namespace, job.name)
     if stored is None:
         try:
             return await api.post(groups, body)
-        except ApiRefused as error:
+        except ApiError as error:
             if error.code != 409:
                 raise
         stored = await api.get(one)
     if api_objects.is_of(stored, job):
-        return await api.patch(one, pod_groups.operations(stored, body))
+        return await api.patch(one, pod_groups.pod_group_patch(stored, body))
     owner = api_objects.controller_of(stored)
     if owner is None or owner[0] != job.name:
-        raise FabricError(
+        raise PlatformError(
             f"PodGroup {job} of {body['apiVersion']} does not belong to the job of its name; delete or rename it"
         )
     # an older job of this name had it, and the garbage collector has not come to it yet
@@ -207,7 +209,7 @@ async def remove_group(api: Api, gang: Gang, uid: str, job: api_objects.JobIdent
     """Deletes exactly that pod group."""
     try:
         await api.delete(pod_groups.path(gang, job.namespace, job.name), _exactly(uid))
-    except ApiRefused as error:
+    except ApiError as error:
         if error.code not in (404, 409):
             raise
 
@@ -257,6 +259,6 @@ async def _record(api: Api, involved: Object, marks: Mapping[str, str], said: st
     }
     try:
         await api.post(api_objects.core_path(namespace, "events"), body)
-    except ApiRefused as error:
+    except ApiError as error:
         if error.code != 409:
             raise

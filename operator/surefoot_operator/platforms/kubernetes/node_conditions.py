@@ -20,7 +20,7 @@ CONDITION = "SurefootUnhealthy"
 MARK = f"{GROUP}/unhealthy"
 """Annotation, and taint where one is wanted: for whoever repairs nodes."""
 
-MOST_SHARE = 0.1
+MAX_SHARE = 0.1
 """Of the cluster's nodes, and one at least: what more agents say at once is no reason to empty a cluster."""
 
 
@@ -44,7 +44,7 @@ class NodeWrites:
     taint: Object | None = None
 
 
-def wanted_reports(
+def reports_by_node(
     jobs: Iterable[Object], nodes: Mapping[str, Object], now: float
 ) -> tuple[dict[str, NodeReport], list[str]]:
     """Returns reports by node, and the nodes beyond the limit."""
@@ -59,7 +59,7 @@ def wanted_reports(
             reason = reason if reason.isalnum() else "FoundSick"
             message = f"{text or reason}; found by an agent of job {metadata['namespace']}/{metadata['name']}"
             found[name] = NodeReport(reason, message, until)
-    most = max(1, int(MOST_SHARE * len(nodes)))
+    most = max(1, int(MAX_SHARE * len(nodes)))
     ordered = sorted(found, key=lambda name: (not _is_marked(nodes[name]), name))
     return {name: found[name] for name in ordered[:most]}, ordered[most:]
 

@@ -21,18 +21,25 @@ from surefoot_operator.api.parse import parse_job, with_metadata
 from surefoot_operator.api.spec import FINALIZER, Gang, TrainingJob
 from surefoot_operator.api.status import JobStatus, stamp
 from surefoot_operator.api.status_json import status_from_json
-from surefoot_operator.errors import FabricError, InvariantBroken, JobRefused, SpecError, ViewRefused, WorldMoved
-from surefoot_operator.job_snapshot import PodGroupsSeen, PurgeSeen, WorkerSeen
-from surefoot_operator.memory.connection_pool import TierAccess
-from surefoot_operator.platforms.interface import FabricSeen, WorkerEnvironment
+from surefoot_operator.errors import (
+    InvariantViolation,
+    JobRejected,
+    PlatformError,
+    SpecError,
+    StatusConflict,
+    ViewRefused,
+)
+from surefoot_operator.job_snapshot import ObservedPodGroups, ObservedPurge, ObservedWorker
+from surefoot_operator.memory.connection_pool import MemoryTierCredentials
+from surefoot_operator.platforms.interface import PlatformSnapshot, WorkerEnvironment
 from surefoot_operator.platforms.kubernetes import api_objects, api_writes, pod_groups, pods
 from surefoot_operator.platforms.kubernetes.api_client import Api
-from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused, ApiSilent
+from surefoot_operator.platforms.kubernetes.api_objects import ApiError, ApiUnreachable
 from surefoot_operator.platforms.kubernetes.pods import purge_pod
 from surefoot_operator.platforms.kubernetes.views import observations
 from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache, DerivedCache, Listener
 from surefoot_operator.platforms.kubernetes.views.watched_objects import WatchedObjects
-from surefoot_operator.policy.core.actions import CreateWorker, DeleteWorker, Event, KeepGroup, RemoveGroup
+from surefoot_operator.policy.core.actions import ApplyPodGroup, CreateWorker, DeletePodGroup, DeleteWorker, Event
 from surefoot_operator.rejected_calls import RefusedCall
 
 log = logging.getLogger(__name__)
@@ -54,7 +61,7 @@ class SharedObjects:
         self._api, self._job = api, job
         self._there: dict[tuple[str, str], float] = {}
         """When the last request began that made or found each of them."""
-        self._refused: set[tuple[str, str]] = set()
+        self._rejected: set[tuple[str, str]] = set()
 
     def knows(self, bodies: Collection[dict[str, Any]]) -> bool:
         """Whether this leader has made or found all of them."""
@@ -82,11 +89,11 @@ class SharedObjects:
             return
         try:
             await self._ask(body)
-            self._refused.discard(key)
-        except FabricError as error:
-            metrics.shared_objects_refused.labels(_PATHS[kind]).inc()
-            if key not in self._refused:
-                self._refused.add(key)
+            self._rejected.discard(key)
+        except PlatformError as error:
+            metrics.shared_object_failures.labels(_PATHS[kind]).inc()
+            if key not in self._rejected:
+                self._rejected.add(key)
                 log.warning(
                     "%s %s of job %s could not be made anew: %s; pods that refer to it wait if it is gone",
                     kind, name, self._job, error,
@@ -126,7 +133,7 @@ class TemplateDryRun:
     def __init__(self, api: Api) -> None:
         self._api = api
         self._proved = 0
-        self._wrong: tuple[int, ApiRefused] | None = None
+        self._wrong: tuple[int, ApiError] | None = None
 
     async def give(self, namespace: str, pod: dict[str, Any], generation: int) -> None:
         """Validates a pod. Raises ApiRefused, lasting, if it is invalid.
@@ -139,15 +146,15 @@ class TemplateDryRun:
             return
         try:
             await api_writes.try_pod(self._api, namespace, pod)
-        except ApiSilent:
+        except ApiUnreachable:
             return  # the pod itself is asked for then: a webhook that only hangs on dry runs keeps no job from beginning
-        except ApiRefused as error:
-            if error.lasting and _UNSUPPORTED not in str(error):
+        except ApiError as error:
+            if error.permanent and _UNSUPPORTED not in str(error):
                 self._wrong = generation, error
                 raise
-            if not error.lasting and error.code not in _ANSWERED:
+            if not error.permanent and error.code not in _ANSWERED:
                 return  # a server in trouble says nothing of the pod; it is asked again with the next
-            if error.lasting:
+            if error.permanent:
                 log.warning("creating pods of %s without validation, the dry run failed: %s", namespace, error)
         self._proved = generation
 
@@ -159,7 +166,7 @@ Object = dict[str, Any]
 _PATCH_TRIES = 3
 
 
-class KubernetesFabric:
+class KubernetesPlatform:
     """The fabric of one job; `access` holds the credentials for holders."""
 
     def __init__(
@@ -168,16 +175,16 @@ class KubernetesFabric:
         namespace: str,
         name: str,
         uid: str,
-        access: TierAccess | None = None,
+        access: MemoryTierCredentials | None = None,
         settings: pods.PodSettings | None = None,
     ) -> None:
         self._cache, self._api = cache, cache.api.about(uid)
         self._me = api_objects.JobIdentity(namespace, name, uid)
         self._good: TrainingJob | None = None
         """The newest spec that could be read."""
-        self._access, self._settings = access or TierAccess(), settings or pods.PodSettings()
-        self._workers_seen = DerivedCache[WorkerSeen]()
-        self._status_seen: tuple[object, JobStatus] | None = None
+        self._access, self._settings = access or MemoryTierCredentials(), settings or pods.PodSettings()
+        self._last_workers = DerivedCache[ObservedWorker]()
+        self._last_status: tuple[object, JobStatus] | None = None
         """The stored status that was read last, and what it says."""
         self._strangers = frozenset[str]()
         self._changed = asyncio.Event()
@@ -186,11 +193,11 @@ class KubernetesFabric:
         self._preparing = asyncio.Lock()
         self._proof = TemplateDryRun(self._api)
         self._listeners: dict[str, Listener] = {
-            "trainingjobs": self._job_heard,
-            "pods": self._heard,
-            "holders": self._heard,
-            "nodes": self._heard,
-            "podgroups": self._heard,
+            "trainingjobs": self._on_job_change,
+            "pods": self._on_change,
+            "holders": self._on_change,
+            "nodes": self._on_change,
+            "podgroups": self._on_change,
         }
         for kind, listener in self._listeners.items():
             cache.listen(kind, listener, self._own(kind))
@@ -199,25 +206,25 @@ class KubernetesFabric:
         """Returns the job by its newest readable spec, if any."""
         try:
             return self._job(self._stored())[0]
-        except FabricError:
+        except PlatformError:
             return None
 
-    async def observe(self) -> FabricSeen:
+    async def observe(self) -> PlatformSnapshot:
         """Reads the cache, which includes our own writes."""
         stored = self._fresh()
         job, refusal = self._job(stored)
         signals = job.spec.health_policy.node_signals or KNOWN_SIGNALS
-        around, places = self._cache.around(job.spec.checkpoint.memory.topology_key, signals, self._access)
+        around, places = self._cache.nodes_and_servers(job.spec.checkpoint.memory.topology_key, signals, self._access)
         bearing = self._pods()
-        return FabricSeen(
+        return PlatformSnapshot(
             job=job,
             status=self._status(stored),
             workers=self._workers(bearing),
             purges=_purges(bearing),
             nodes=around,
             refused_calls=self.refused_calls(),
-            holders=places,
-            refusal=refusal,
+            servers=places,
+            rejection=refusal,
             free_nodes=None,
             pod_groups=self._pod_groups(),
         )
@@ -229,9 +236,9 @@ class KubernetesFabric:
     async def create_worker(self, worker: CreateWorker, environment: WorkerEnvironment) -> None:
         stored = self._stored()
         job, _ = self._job(stored)
-        pod = pods.pod(job, worker, environment, self._settings)
-        shared = (pods.secret(job, environment), pods.service(job))
-        generation = None if self._status(stored).lineage else job.generation
+        pod = pods.build_pod(job, worker, environment, self._settings)
+        shared = (pods.build_secret(job, environment), pods.build_service(job))
+        generation = None if self._status(stored).lineage else job.metadata_generation
         if self._shared.knows(shared) or self._is_referred_to(pod):
             # a lost worker's replacement waits for nothing that is there already
             prepared = self._prepare(pod, generation, partial(self._shared.repair, shared, time.monotonic()))
@@ -243,64 +250,64 @@ class KubernetesFabric:
     async def delete_worker(self, worker: DeleteWorker) -> None:
         left = await api_writes.delete_pod(self._api, self._me.namespace, worker)
         if left is not None:
-            self._cache.workers.learn(left)
+            self._cache.workers.apply_write_result(left)
         else:
-            self._cache.workers.forget(self._me.namespace, worker.name, worker.uid)
+            self._cache.workers.remove(self._me.namespace, worker.name, worker.uid)
 
-    async def keep_group(self, wanted: KeepGroup) -> None:
+    async def apply_pod_group(self, wanted: ApplyPodGroup) -> None:
         group, feed = wanted.group, self._group_feed(wanted.group.gang)
         stored = feed.items.get((self._me.namespace, self._me.name))
-        body = pod_groups.body(self._me, group)
-        feed.learn(await api_writes.keep_group(self._api, group.gang, body, stored, self._me))
+        body = pod_groups.build_pod_group(self._me, group)
+        feed.apply_write_result(await api_writes.apply_pod_group(self._api, group.gang, body, stored, self._me))
 
-    async def remove_group(self, removed: RemoveGroup) -> None:
+    async def remove_group(self, removed: DeletePodGroup) -> None:
         feed = self._group_feed(removed.gang)
         await api_writes.remove_group(self._api, removed.gang, removed.uid, self._me)
-        feed.forget(self._me.namespace, self._me.name, removed.uid)
+        feed.remove(self._me.namespace, self._me.name, removed.uid)
 
     async def patch_status(self, new: JobStatus, old: JobStatus) -> JobStatus:
         stored, tested = self._stored(), stamp(old)
         written = replace(new, serial=old.serial + 1)
-        problem: FabricError | None = None
+        problem: PlatformError | None = None
         for _ in range(_PATCH_TRIES):
             body = api_writes.add_printer_columns(written, self._workers(self._pods()), stored, time.time())
             try:
                 operations = api_writes.status_patch(stored, body, tested)
-                self._cache.jobs.learn(await self._api.patch(f"{self._path}/status", operations))
+                self._cache.jobs.apply_write_result(await self._api.patch(f"{self._path}/status", operations))
                 return written
-            except ApiRefused as error:
+            except ApiError as error:
                 if error.code not in (409, 422):
                     raise
                 problem = error
             # either the test failed, or we guessed the stored shape wrongly, or the status itself is refused
             stored = await self._api.get(self._path)
-            self._cache.jobs.learn(stored)
+            self._cache.jobs.apply_write_result(stored)
             if stored["metadata"]["uid"] != self._me.uid:
-                raise FabricError(f"job {self._me} was deleted and created again under its name")
+                raise PlatformError(f"job {self._me} was deleted and created again under its name")
             if api_writes.stored_stamp(stored) != tested:
-                raise WorldMoved(
+                raise StatusConflict(
                     f"job {self._me}: the stored status is {api_writes.stored_stamp(stored)}, this write expects"
                     f" {tested}: observe again"
                 ) from problem
         assert problem is not None
         raise problem
 
-    async def hold_job(self, held: bool) -> None:
+    async def set_finalizer(self, held: bool) -> None:
         try:
-            self._cache.jobs.learn(await api_writes.hold(self._api, self._stored(), held))
-        except ApiRefused as error:
+            self._cache.jobs.apply_write_result(await api_writes.set_finalizer(self._api, self._stored(), held))
+        except ApiError as error:
             if error.code == 404 and not held:
                 return
             if error.code in (409, 422):  # somebody else changed the finalizers: the next try knows them
-                self._cache.jobs.learn(await self._api.get(self._path))
+                self._cache.jobs.apply_write_result(await self._api.get(self._path))
             raise
 
-    async def purge(self, attempt: int, environment: WorkerEnvironment) -> None:
+    async def start_purge(self, attempt: int, environment: WorkerEnvironment) -> None:
         job, _ = self._job(self._stored())
         made = await api_writes.create(
             self._api, "pods", purge_pod(job, attempt, environment, self._settings), self._me
         )
-        self._cache.workers.learn(made)
+        self._cache.workers.apply_write_result(made)
 
     async def delete_job(self) -> None:
         await api_writes.delete_job(self._api, self._me)
@@ -310,12 +317,12 @@ class KubernetesFabric:
             return
         stored = self._cache.jobs.items.get((self._me.namespace, self._me.name), {})
         epoch = (
-            api_writes.stored_stamp(stored).epoch or 0
+            api_writes.stored_stamp(stored).generation or 0
         )  # the last words on a job may be said when it is gone already
         for event in events:
             await api_writes.record(self._api, self._me, event, epoch, time.time())
 
-    async def changes(self) -> AsyncIterator[None]:
+    async def watch_changes(self) -> AsyncIterator[None]:
         """Yields when something that a plan reads has changed."""
         self._changed.set()  # something may have changed between the last look and this watch
         while True:
@@ -329,7 +336,7 @@ class KubernetesFabric:
         """Stops listening; the controller closes cache and connections."""
         if not self._closed:
             for kind, listener in self._listeners.items():
-                self._cache.unlisten(kind, listener, self._own(kind))
+                self._cache.remove_listener(kind, listener, self._own(kind))
         self._closed = True
         self._changed.set()
 
@@ -349,7 +356,7 @@ class KubernetesFabric:
             await share()
 
     async def _make(self, pod: Object) -> None:
-        self._cache.workers.learn(await api_writes.create(self._api, "pods", pod, self._me))
+        self._cache.workers.apply_write_result(await api_writes.create(self._api, "pods", pod, self._me))
 
     # ---- looking ----------------------------------------------------------------------------------------------------
 
@@ -369,13 +376,13 @@ class KubernetesFabric:
     def _stored(self) -> Object:
         found = self._cache.jobs.items.get((self._me.namespace, self._me.name))
         if found is None or found["metadata"]["uid"] != self._me.uid:
-            raise FabricError(f"there is no job {self._me} with uid {self._me.uid}; was it deleted?")
+            raise PlatformError(f"there is no job {self._me} with uid {self._me.uid}; was it deleted?")
         return found
 
     def _job(self, stored: Object) -> tuple[TrainingJob, str]:
         """The newest spec that could be read, and why a newer one cannot."""
         metadata, good = stored["metadata"], self._good
-        if good is not None and good.generation == metadata.get("generation", 1):
+        if good is not None and good.metadata_generation == metadata.get("generation", 1):
             self._good = with_metadata(good, metadata)
             return self._good, ""
         try:
@@ -385,40 +392,42 @@ class KubernetesFabric:
             refusal = f"the job's spec is invalid: {error}"
             if good is None:
                 generation, status = metadata.get("generation", 1), self._status(stored)
-                raise JobRefused(refusal, generation, status, _is_leaving(metadata)) from error
+                raise JobRejected(refusal, generation, status, _is_being_deleted(metadata)) from error
             return with_metadata(good, metadata), refusal
 
     def _status(self, stored: Object) -> JobStatus:
         found = stored.get("status", {})
-        if self._status_seen is not None and self._status_seen[0] is found:
-            return self._status_seen[1]  # what is cached is replaced, and never changed
+        if self._last_status is not None and self._last_status[0] is found:
+            return self._last_status[1]  # what is cached is replaced, and never changed
         try:
-            self._status_seen = (found, status_from_json(found))
-            return self._status_seen[1]
-        except InvariantBroken as error:
+            self._last_status = (found, status_from_json(found))
+            return self._last_status[1]
+        except InvariantViolation as error:
             sentence = (
                 f"the job's status was edited and cannot be read: {error}. It is not overwritten;"
                 " restore the former status, or create the job anew with checkpoint.restoreFrom"
             )
             metadata = stored["metadata"]
-            raise JobRefused(sentence, metadata.get("generation", 1), None, _is_leaving(metadata)) from error
+            raise JobRejected(sentence, metadata.get("generation", 1), None, _is_being_deleted(metadata)) from error
 
-    def _workers(self, pods: Sequence[Object]) -> tuple[WorkerSeen, ...]:
+    def _workers(self, pods: Sequence[Object]) -> tuple[ObservedWorker, ...]:
         workers = [pod for pod in pods if api_objects.part_of(pod) != api_objects.PURGE]
-        return tuple(self._workers_seen.all(workers, observations.observe_worker, lambda pod: None))
+        return tuple(self._last_workers.all(workers, observations.observe_worker, lambda pod: None))
 
-    def _pod_groups(self) -> PodGroupsSeen:
+    def _pod_groups(self) -> ObservedPodGroups:
         key = (self._me.namespace, self._me.name)
         stored = ((gang, feed.items.get(key)) for gang, feed in self._cache.groups.items())
         found = (
-            pod_groups.seen(gang, one) for gang, one in stored if one is not None and api_objects.is_of(one, self._me)
+            pod_groups.observe_pod_group(gang, one)
+            for gang, one in stored
+            if one is not None and api_objects.is_of(one, self._me)
         )
-        return PodGroupsSeen(tuple(found), self._cache.unseen_groups())
+        return ObservedPodGroups(tuple(found), self._cache.unavailable_groups())
 
     def _group_feed(self, gang: Gang) -> WatchedObjects:
         feed = self._cache.groups.get(gang)
         if feed is None:
-            raise FabricError(self._cache.unseen_groups()[gang])
+            raise PlatformError(self._cache.unavailable_groups()[gang])
         return feed
 
     def _pods(self) -> list[Object]:
@@ -436,30 +445,30 @@ class KubernetesFabric:
 
     # ---- hearing ----------------------------------------------------------------------------------------------------
 
-    def _heard(self, _old: Object | None, _new: Object | None) -> None:
+    def _on_change(self, _old: Object | None, _new: Object | None) -> None:
         self._changed.set()
 
     def _own(self, kind: str) -> str:
         """Of jobs, pods and pod groups this job's own are listened for; holders and nodes are everybody's."""
         return self._me.uid if kind in ("trainingjobs", "pods", "podgroups") else ""
 
-    def _job_heard(self, old: Object | None, new: Object | None) -> None:
+    def _on_job_change(self, old: Object | None, new: Object | None) -> None:
         """Our own status writes are no news."""
-        if old is None or new is None or _asked(old) != _asked(new):
+        if old is None or new is None or _spec_fields(old) != _spec_fields(new):
             self._changed.set()
 
 
-def _purges(pods: Sequence[Object]) -> tuple[PurgeSeen, ...]:
+def _purges(pods: Sequence[Object]) -> tuple[ObservedPurge, ...]:
     found = (observations.observe_purge(pod) for pod in pods if api_objects.part_of(pod) == api_objects.PURGE)
     return tuple(one for one in found if one is not None)
 
 
-def _is_leaving(metadata: Object) -> bool:
+def _is_being_deleted(metadata: Object) -> bool:
     """Whether its deletion waits for this operator."""
     return FINALIZER in (metadata.get("finalizers") or ()) and "deletionTimestamp" in metadata
 
 
-def _asked(job: Object) -> tuple[Any, ...]:
+def _spec_fields(job: Object) -> tuple[Any, ...]:
     """All of a job that people and others change; annotations make no new generation."""
     metadata = job["metadata"]
     return tuple(metadata.get(name) for name in ("uid", "generation", "deletionTimestamp", "finalizers", "annotations"))

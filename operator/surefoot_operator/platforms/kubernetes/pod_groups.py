@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from surefoot_operator.api.spec import GANG_SCHEDULERS, Gang, TrainingJob
-from surefoot_operator.job_snapshot import PodGroup, PodGroupSeen
+from surefoot_operator.job_snapshot import ObservedPodGroup, PodGroup
 from surefoot_operator.platforms.kubernetes import api_objects
 
 Object = dict[str, Any]
@@ -20,7 +20,7 @@ def path(gang: Gang, namespace: str = "", name: str = "") -> str:
     return f"/apis/{GANG_SCHEDULERS[gang].api_version}{place}/podgroups" + (f"/{name}" if name else "")
 
 
-def body(job: api_objects.JobIdentity, group: PodGroup) -> Object:
+def build_pod_group(job: api_objects.JobIdentity, group: PodGroup) -> Object:
     """Builds the PodGroup of a job, which goes with it."""
     timeout = group.schedule_timeout_seconds
     return {
@@ -39,7 +39,7 @@ def body(job: api_objects.JobIdentity, group: PodGroup) -> Object:
     }
 
 
-def operations(stored: Object, wanted: Object) -> list[Object]:
+def pod_group_patch(stored: Object, wanted: Object) -> list[Object]:
     """Builds the JSON Patch from a stored PodGroup to the wanted one.
 
     It tests the version that was read, so that a call that is carried out late undoes no newer one.
@@ -57,17 +57,17 @@ def operations(stored: Object, wanted: Object) -> list[Object]:
     ]
 
 
-def seen(gang: Gang, stored: Object) -> PodGroupSeen:
+def observe_pod_group(gang: Gang, stored: Object) -> ObservedPodGroup:
     """Translates a stored PodGroup."""
     metadata, spec = stored["metadata"], stored.get("spec") or {}
-    return PodGroupSeen(
+    return ObservedPodGroup(
         PodGroup(gang, int(spec.get("minMember") or 0), spec.get("scheduleTimeoutSeconds")),
         str(metadata["uid"]),
         metadata.get("deletionTimestamp") is not None,
     )
 
 
-def marks(stored: Object) -> tuple[Any, ...]:
+def plan_fields(stored: Object) -> tuple[Any, ...]:
     """All of a stored PodGroup that a plan depends on.
 
     Schedulers write when they looked last, again and again; that shall wake no job.
@@ -77,7 +77,7 @@ def marks(stored: Object) -> tuple[Any, ...]:
     return (*found, metadata.get("ownerReferences"), stored.get("spec"))
 
 
-def mark(pod: Object, job: TrainingJob) -> None:
+def join_pod_group(pod: Object, job: TrainingJob) -> None:
     """Puts a worker's pod into its job's group.
 
     And before the scheduler that reads the group, unless the template names one.

@@ -22,7 +22,7 @@ Object = dict[str, Any]
 
 RUN_VOLUME, SCRATCH_VOLUME, TOKEN_VOLUME = "surefoot-run", "surefoot-scratch", "surefoot-token"
 SOCKET_VOLUME = "surefoot-memory"
-HOLDER_SOCKET = "/run/surefoot-memory/redis-{server}.sock"
+SERVER_SOCKET = "/run/surefoot-memory/redis-{server}.sock"
 """In a worker's pod; in the holder's it is at the same place."""
 METRICS_PORT = "sf-metrics"
 TOKEN_FOLDER = "/var/run/secrets/surefoot.dev"
@@ -48,7 +48,7 @@ class PodSettings:
     """How long a token is valid; the kubelet renews it earlier."""
 
 
-def secret(job: TrainingJob, environment: WorkerEnvironment) -> Object:
+def build_secret(job: TrainingJob, environment: WorkerEnvironment) -> Object:
     """Builds an environment's Secret, named by a digest of its content.
 
     Workers with equal secrets share one object.
@@ -73,7 +73,7 @@ def secret_digest(job: TrainingJob, environment: WorkerEnvironment) -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
-def service(job: TrainingJob) -> Object:
+def build_service(job: TrainingJob) -> Object:
     """Builds the headless service that gives each worker a DNS name.
 
     Surefoot does not use the names; people and their programs do.
@@ -96,7 +96,7 @@ def service(job: TrainingJob) -> Object:
     }
 
 
-def pod(job: TrainingJob, worker: CreateWorker, environment: WorkerEnvironment, settings: PodSettings) -> Object:
+def build_pod(job: TrainingJob, worker: CreateWorker, environment: WorkerEnvironment, settings: PodSettings) -> Object:
     """Builds one worker's pod."""
     template = copy.deepcopy(job.spec.template.raw)
     metadata, spec = template.get("metadata") or {}, template["spec"]
@@ -140,7 +140,7 @@ def pod(job: TrainingJob, worker: CreateWorker, environment: WorkerEnvironment, 
         },
         "spec": spec,
     }
-    pod_groups.mark(made, job)
+    pod_groups.join_pod_group(made, job)
     return made
 
 
@@ -167,7 +167,7 @@ def _show_socket(trainer: Object, spec: Object, folder: str) -> None:
     # made here too if need be: a node without a memory tier's pod must not keep a worker from starting
     shown = {"name": SOCKET_VOLUME, "hostPath": {"path": folder, "type": "DirectoryOrCreate"}}
     spec["volumes"] = [*spec["volumes"], shown]
-    mount = {"name": SOCKET_VOLUME, "mountPath": str(PurePosixPath(HOLDER_SOCKET).parent), "readOnly": True}
+    mount = {"name": SOCKET_VOLUME, "mountPath": str(PurePosixPath(SERVER_SOCKET).parent), "readOnly": True}
     trainer["volumeMounts"] = [*trainer["volumeMounts"], mount]
 
 
@@ -192,7 +192,7 @@ def _worker_environment(
     given: list[Object], job: TrainingJob, environment: WorkerEnvironment, settings: PodSettings, grace: int
 ) -> list[Object]:
     """The template's own first: later entries may refer to it, and the same name is never given twice."""
-    told = secret(job, environment)["metadata"]["name"]
+    told = build_secret(job, environment)["metadata"]["name"]
     added = {
         "SUREFOOT_NODE": _field("spec.nodeName"),
         "SUREFOOT_HOST": _field("status.podIP"),
@@ -202,7 +202,7 @@ def _worker_environment(
         "SUREFOOT_TERMINATION_GRACE_SECONDS": {"value": str(grace)},
     }
     if settings.socket_folder:
-        added["SUREFOOT_HOLDER_SOCKET"] = {"value": HOLDER_SOCKET}
+        added["SUREFOOT_HOLDER_SOCKET"] = {"value": SERVER_SOCKET}
     persistent = job.spec.checkpoint.persistent
     if persistent is not None and persistent.secret_ref is not None:
         added |= {name: from_secret(persistent.secret_ref, name) for name in CREDENTIALS}
@@ -272,7 +272,7 @@ _OF_POD = (
 _OF_TRAINER = ("env", "envFrom", "volumeMounts", "securityContext", "imagePullPolicy", "workingDir")
 _RESOURCES = {"cpu": "500m", "memory": "512Mi", "ephemeral-storage": "1Gi"}
 """Of what a quota may ask every container to name; the last only where the trainer names it too."""
-_TOLD = ("SUREFOOT_JOB_UID", "SUREFOOT_PERSISTENT_")
+_PASSED_VARIABLES = ("SUREFOOT_JOB_UID", "SUREFOOT_PERSISTENT_")
 
 
 def purge_pod(job: TrainingJob, attempt: int, environment: WorkerEnvironment, settings: PodSettings) -> Object:
@@ -320,7 +320,7 @@ def _resources(trainer: Object) -> Object:
 
 
 def _purge_environment(given: list[Object], job: TrainingJob, environment: WorkerEnvironment) -> list[Object]:
-    told = {n: {"value": v} for n, v in environment.plain.items() if n.startswith(_TOLD)}
+    told = {n: {"value": v} for n, v in environment.plain.items() if n.startswith(_PASSED_VARIABLES)}
     persistent = job.spec.checkpoint.persistent
     if persistent is not None and persistent.secret_ref is not None:
         told |= {name: from_secret(persistent.secret_ref, name) for name in CREDENTIALS}

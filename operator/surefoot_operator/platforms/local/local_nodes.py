@@ -30,10 +30,10 @@ from surefoot.linux_process import (
     send_group,
     with_environment,
 )
-from surefoot_operator.errors import FabricError
+from surefoot_operator.errors import PlatformError
 from surefoot_operator.platforms.local.node_process import free_port
 from surefoot_operator.platforms.local.run_folder import (
-    Deletion,
+    DeletionRequest,
     NodeRecord,
     RunFolder,
     from_json,
@@ -51,53 +51,53 @@ from surefoot_operator.platforms.local.run_folder import (
 _NEEDS_SECONDS = 5.0
 """A trainer that makes steps needs a page at once; one that waits for so long may never."""
 
-_TOLD_SECONDS = 10.0
+_REPORT_SECONDS = 10.0
 """So long its agent may take to see its end, and to read the group's counters."""
 
 
 @dataclass(slots=True)
-class _Confined:
+class _MemoryCgroup:
     process: ProcessIdentity
     group: Path
-    word: Path
+    fault_file: Path
     until: float
     ended: bool = False
 
 
-class MemoryKills:
+class OomInjector:
     """Strikes processes; `look` often, and `close` at the end."""
 
     def __init__(self, groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> None:
         self._groups, self._own = groups, own
-        self._confined: list[_Confined] = []
+        self._confined: list[_MemoryCgroup] = []
 
-    def strike(self, process: ProcessIdentity, word: Path) -> None:
+    def start_kill(self, process: ProcessIdentity, word: Path) -> None:
         """Confines a process; `word` tells its agent how it ends."""
         name = f"surefoot-oom-{process.pid}-{process.ticks}"
         try:
-            group = _made(self._groups, self._own, name)
+            group = _create_cgroup(self._groups, self._own, name)
         except OSError as error:
             _stand_in(process, word, f"no memory group can be made: {error.strerror or error}")
             return
         write_json(word, {"group": str(group), "stands_in": ""}, durable=False)
-        self._confined.append(_Confined(process, group, word, time.monotonic() + _NEEDS_SECONDS))
+        self._confined.append(_MemoryCgroup(process, group, word, time.monotonic() + _NEEDS_SECONDS))
         try:
             (group / "cgroup.procs").write_text(str(process.pid))
         except OSError as error:
             _stand_in(process, word, f"it cannot be moved into a memory group: {error.strerror or error}")
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Removes groups whose end was told; ends what did not end there."""
         now = time.monotonic()
         for one in tuple(self._confined):
             if is_alive(one.process):
                 if now > one.until:
-                    _stand_in(one.process, one.word, "it needed no memory in the group that it was put into")
+                    _stand_in(one.process, one.fault_file, "it needed no memory in the group that it was put into")
                 continue
             if not one.ended:
-                one.ended, one.until = True, now + _TOLD_SECONDS
-            if not one.word.exists() or now > one.until:
-                one.word.unlink(missing_ok=True)  # else the next death there would be taken for it
+                one.ended, one.until = True, now + _REPORT_SECONDS
+            if not one.fault_file.exists() or now > one.until:
+                one.fault_file.unlink(missing_ok=True)  # else the next death there would be taken for it
                 with contextlib.suppress(OSError):  # its last thread is still going: asked again
                     one.group.rmdir()
                     self._confined.remove(one)
@@ -110,9 +110,9 @@ class MemoryKills:
         self._confined.clear()
 
 
-def _made(groups: Path, own: Path, name: str) -> Path:
+def _create_cgroup(groups: Path, own: Path, name: str) -> Path:
     """Makes a group that may use no memory. Raises OSError."""
-    for parent, limit in _places(groups, own):
+    for parent, limit in _cgroup_candidates(groups, own):
         if not (parent / "cgroup.procs").exists():
             continue
         group = parent / name
@@ -126,7 +126,7 @@ def _made(groups: Path, own: Path, name: str) -> Path:
     raise FileNotFoundError(None, "this machine has no memory controller that may be used")
 
 
-def _places(groups: Path, own: Path) -> Iterator[tuple[Path, str]]:
+def _cgroup_candidates(groups: Path, own: Path) -> Iterator[tuple[Path, str]]:
     """Where a group may be made, the nearest first, and the file of its limit.
 
     Version 1 below this process' own group. Version 2 allows it only below one whose children have a memory controller.
@@ -161,7 +161,7 @@ _KILLED_SECONDS = 60.0
 _PAUSE_SECONDS = 0.02
 
 
-class Machine:
+class LocalNodes:
     """The nodes and the operator of one local run.
 
     `frozen` nodes are stopped by SIGSTOP, `cordoned` ones take no further workers, `drained` ones were emptied besides.
@@ -177,10 +177,10 @@ class Machine:
         self.frozen: set[str] = set()
         self.cordoned: set[str] = set()
         self.drained: set[str] = set()
-        self._memory_kills = MemoryKills()
+        self._memory_kills = OomInjector()
         self._memory_bytes = memory_bytes
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}
-        self._known_ends: set[str] = set()
+        self._expected_exits: set[str] = set()
         self._operator: subprocess.Popen[bytes] | None = None
         self._port = 0
         """Of the operator: a restarted one is found where agents know it."""
@@ -190,7 +190,7 @@ class Machine:
         """Locks the run folder and removes a former run from it."""
         folder = self.folder
         if folder.is_foreign():
-            raise FabricError(f"{folder.root} is not empty and not a run folder: name an empty or a new --run-folder")
+            raise PlatformError(f"{folder.root} is not empty and not a run folder: name an empty or a new --run-folder")
         folder.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = os.open(folder.root / ".run", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -198,7 +198,7 @@ class Machine:
         except BlockingIOError:
             os.close(self._lock)
             self._lock = None
-            raise FabricError(
+            raise PlatformError(
                 f"another run uses {folder.root} now: wait for it, or name another --run-folder"
             ) from None
         _end_former_run(folder)
@@ -241,7 +241,7 @@ class Machine:
             self._operator.poll()
         known = {p.pid for p in self._nodes.values()} | ({self._operator.pid} if self._operator else set())
         reap_orphans(known)
-        self._memory_kills.look()
+        self._memory_kills.poll()
 
     # ---- nodes ----------------------------------------------------------------------------------------------------
 
@@ -258,7 +258,7 @@ class Machine:
         if self._memory_bytes is not None:
             command += ["--memory-bytes", str(self._memory_bytes)]
         self._nodes[name] = self._spawn(command, f"{name}.log")
-        self._known_ends.discard(name)
+        self._expected_exits.discard(name)
 
     def node_exit_code(self, name: str) -> int | None:
         """The exit code of the node's leader; None while it runs."""
@@ -266,15 +266,15 @@ class Machine:
 
     def kill_node(self, name: str) -> None:
         """SIGKILLs the node's process group and waits until it is empty."""
-        self._known_ends.add(name)
+        self._expected_exits.add(name)
         self._end_group(self._nodes[name])
         self.frozen.discard(name)
 
     def unexpected_ends(self) -> dict[str, int]:
         """The exit codes of nodes that ended unasked since the last call."""
         codes = {name: code for name in self._nodes if (code := self.node_exit_code(name)) is not None}
-        new = {name: code for name, code in codes.items() if name not in self._known_ends}
-        self._known_ends.update(new)
+        new = {name: code for name, code in codes.items() if name not in self._expected_exits}
+        self._expected_exits.update(new)
         return new
 
     def has_nodes(self) -> bool:
@@ -303,7 +303,7 @@ class Machine:
                 body, deletion = read_json(path), self.folder.worker_deletion(path.stem)
                 if body is None or body["node"] != name or deletion.exists():
                     continue
-                ends = Deletion(body["uid"], False, time.time(), f"node {name} is drained")
+                ends = DeletionRequest(body["uid"], False, time.time(), f"node {name} is drained")
                 write_json(deletion, to_json(ends), durable=False)
 
     def uncordon_node(self, name: str) -> None:
@@ -333,7 +333,7 @@ class Machine:
         if life is None:
             return False
         self.folder.faults.mkdir(mode=0o700, exist_ok=True)
-        self._memory_kills.strike(life, self.folder.faults / f"oom-{name}")
+        self._memory_kills.start_kill(life, self.folder.faults / f"oom-{name}")
         return True
 
     def _trainers(self, name: str) -> list[int]:
@@ -350,15 +350,15 @@ class Machine:
                 killed = send(life, signal.SIGKILL) or killed
         return killed
 
-    def kill_holder(self, name: str) -> bool:
+    def kill_server(self, name: str) -> bool:
         """SIGKILLs every Redis of the node; False if none runs there."""
         record = self.node_record(name)
         found = False
-        for holder in record.holders if record is not None else ():
+        for holder in record.servers if record is not None else ():
             found = send(ProcessIdentity.parse(holder.life), signal.SIGKILL) or found
         return found
 
-    def take_back(self, name: str, kind: str) -> None:
+    def cancel_fault(self, name: str, kind: str) -> None:
         """Asks for it no longer; what has been done stands."""
         (self.folder.faults / f"{kind}-{name}").unlink(missing_ok=True)
 
@@ -377,12 +377,12 @@ class Machine:
         scratch.write_text(text, encoding="utf-8")
         scratch.rename(word)
 
-    def sicken_node(self, name: str) -> None:
+    def fail_node_tests(self, name: str) -> None:
         """Has the node fail the check of workers that come to it."""
         self.leave_word(name, "sick")
         (self.folder.root / "logs" / f"join-check-{name}.json").unlink(missing_ok=True)  # what was found before
 
-    def return_holder(self, name: str) -> None:
+    def restart_server(self, name: str) -> None:
         """Tells the node to start what is dead of its Redis again."""
         if self._nodes[name].poll() is None:
             self._nodes[name].send_signal(signal.SIGUSR1)
@@ -434,7 +434,7 @@ class Machine:
             send_group(process.pid, signal.SIGKILL)
             if time.monotonic() > deadline:
                 left = members(process.pid)
-                raise FabricError(f"processes {left} of group {process.pid} do not end: the kernel holds them")
+                raise PlatformError(f"processes {left} of group {process.pid} do not end: the kernel holds them")
             time.sleep(_PAUSE_SECONDS)  # death of another's child cannot be waited for
             reap_orphans({p.pid for p in self._nodes.values()} | ({self._operator.pid} if self._operator else set()))
 
@@ -462,7 +462,7 @@ def _end_former_run(folder: RunFolder) -> None:
             except ProcessLookupError:
                 continue  # ended meanwhile
         if time.monotonic() > deadline:
-            raise FabricError(f"processes {left} of a former run in {folder.root} do not end: kill them by hand")
+            raise PlatformError(f"processes {left} of a former run in {folder.root} do not end: kill them by hand")
         time.sleep(_PAUSE_SECONDS)  # they are not our children: there is nothing to wait on
 
 

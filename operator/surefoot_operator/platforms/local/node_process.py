@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.errors import ConfigurationError, TierError
-from surefoot.linux_process import become_subreaper, die_with_parent, identity_of, own_identity, reap_orphans
-from surefoot.memory_server.server_process import HolderServer, ServerSettings, find_program, start
+from surefoot.linux_process import become_subreaper, die_with_parent, identity_of, reap_orphans, this_process
+from surefoot.memory_server.server_process import RunningServer, ServerSettings, find_program, start
 from surefoot_operator.platforms.local.run_folder import (
-    Deletion,
+    DeletionRequest,
     FolderWatch,
-    HolderRecord,
+    MemoryServerRecord,
     NodeRecord,
     RunFolder,
     WorkerRecord,
@@ -113,11 +113,11 @@ _END_SECONDS = 5.0
 _HOST = "127.0.0.1"
 
 
-class HolderStartError(Exception):
+class MemoryServerStartError(Exception):
     """Redis could not be started on this node."""
 
 
-class HolderProcess:
+class MemoryServerProcess:
     """Runs at most one server at a time.
 
     Not thread-safe: owned by the node's loop.
@@ -127,8 +127,8 @@ class HolderProcess:
         self._folder = folder
         self._socket_path = socket_path
         self._memory_bytes = memory_bytes
-        self._server: HolderServer | None = None
-        self.record: HolderRecord | None = None
+        self._server: RunningServer | None = None
+        self.record: MemoryServerRecord | None = None
         """The newest life of it, also after its end: who reads it asks whether that life still is."""
 
     @property
@@ -142,7 +142,7 @@ class HolderProcess:
         try:
             program = find_program()
         except ConfigurationError as error:
-            raise HolderStartError(str(error)) from error
+            raise MemoryServerStartError(str(error)) from error
         last: Exception | None = None
         for _ in range(_TRIES):  # another process may take the port between our look and Redis' bind
             settings = ServerSettings(
@@ -161,24 +161,26 @@ class HolderProcess:
                 continue
             self.record = self._record_of(self._server)
             return
-        raise HolderStartError(f"the memory tier of this node did not start in {_TRIES} tries: {last}")
+        raise MemoryServerStartError(f"the memory tier of this node did not start in {_TRIES} tries: {last}")
 
-    def _has_ended(self, server: HolderServer) -> bool:
+    def _has_ended(self, server: RunningServer) -> bool:
         """Also one whose first thread is dead while others still are being ended: it can be reaped in a moment."""
         if server.process.poll() is None and identity_of(server.process.pid) is not None:
             return False
         try:
             server.process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired as error:
-            raise HolderStartError(f"the former server of this node was killed and has not ended: {error}") from error
+            raise MemoryServerStartError(
+                f"the former server of this node was killed and has not ended: {error}"
+            ) from error
         return True
 
-    def _record_of(self, server: HolderServer) -> HolderRecord:
+    def _record_of(self, server: RunningServer) -> MemoryServerRecord:
         life = identity_of(server.process.pid)
         if life is None:
-            raise HolderStartError("the memory tier of this node ended right after it had answered")
+            raise MemoryServerStartError("the memory tier of this node ended right after it had answered")
         settings = server.settings
-        return HolderRecord(settings.host, settings.port, str(life), admin_password=settings.password)
+        return MemoryServerRecord(settings.host, settings.port, str(life), admin_password=settings.password)
 
     def collect(self) -> None:
         """Reaps the server if it has exited."""
@@ -200,8 +202,8 @@ def free_port() -> int:
 
 # ---- node process ----------------------------------------------------------------------------------------------------
 
-_LAST_WORDS_BYTES = 4096
-_LEAVING_SECONDS = 2.0
+_LAST_LINE_BYTES = 4096
+_STOP_SECONDS = 2.0
 """How long agents may take once the whole node is told to end: it is the run that ends, nothing is waited for."""
 
 
@@ -224,42 +226,42 @@ class Node:
     def __init__(self, folder: RunFolder, name: str, memory_bytes: int | None, servers: int = 1) -> None:
         self._folder = folder
         self._name = name
-        self._life = str(own_identity())
+        self._life = str(this_process())
         self._workers: dict[str, _WorkerProcess] = {}
         part = (memory_bytes or DEFAULT_MEMORY_BYTES) // servers
-        self._holders = [
-            HolderProcess(folder.holder_log(name, number), folder.holder_socket(name, number), part)
+        self._servers = [
+            MemoryServerProcess(folder.server_log(name, number), folder.server_socket(name, number), part)
             for number in range(servers)
         ]
         self._writes = PendingWrites()
-        self._leaving_until: float | None = None
+        self._stopping_until: float | None = None
         # wakes the poll below; signals may arrive at any point, their work is done in the loop
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._restart_holder = False
+        self._restart_server = False
 
     def run(self) -> int:
         """Runs until SIGTERM; returns the exit code."""
         self._listen_to_signals()
         watch = FolderWatch([self._folder.workers])
         self._announce()
-        self._start_holder()
+        self._start_server()
         poll = select.poll()
         poll.register(watch.descriptor, select.POLLIN)
         poll.register(self._wake_read, select.POLLIN)
-        self._look()
+        self._sync_processes()
         try:
             while not self._has_left():
                 poll.poll(self._wait_milliseconds())
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_read, 4096)
                 watch.read()
-                if self._restart_holder:
-                    self._restart_holder = False
-                    self._start_holder()
-                self._look()
+                if self._restart_server:
+                    self._restart_server = False
+                    self._start_server()
+                self._sync_processes()
         finally:
             watch.close()
-            for holder in self._holders:
+            for holder in self._servers:
                 holder.stop()
         return 0
 
@@ -269,15 +271,15 @@ class Node:
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: self._leave())
-        signal.signal(signal.SIGUSR1, lambda *_: setattr(self, "_restart_holder", True))
+        signal.signal(signal.SIGUSR1, lambda *_: setattr(self, "_restart_server", True))
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the machine's to answer
 
     def _leave(self) -> None:
-        if self._leaving_until is None:
-            self._leaving_until = time.monotonic() + _LEAVING_SECONDS
+        if self._stopping_until is None:
+            self._stopping_until = time.monotonic() + _STOP_SECONDS
 
     def _has_left(self) -> bool:
-        return self._leaving_until is not None and not self._workers
+        return self._stopping_until is not None and not self._workers
 
     def _wait_milliseconds(self) -> int | None:
         ends = [w.kill_at for w in self._workers.values() if w.kill_at is not None]
@@ -285,7 +287,7 @@ class Node:
             ends.append(retry_at)
         return max(0, int((min(ends) - time.monotonic()) * 1000) + 1) if ends else None
 
-    def _look(self) -> None:
+    def _sync_processes(self) -> None:
         """Brings what runs in line with what the run folder says; repeating it changes nothing."""
         self._reap()
         self._writes.flush()
@@ -295,20 +297,20 @@ class Node:
                 continue  # deleted meanwhile
             record = from_json(WorkerRecord, body)
             if record.node == self._name and record.node_life == self._life:
-                self._tend(record)
-        if self._leaving_until is not None:
+                self._run_once(record)
+        if self._stopping_until is not None:
             for running in self._workers.values():
-                self._end(running, max(0.0, self._leaving_until - time.monotonic()))
+                self._end(running, max(0.0, self._stopping_until - time.monotonic()))
         now = time.monotonic()
         for running in self._workers.values():
             if running.kill_at is not None and now >= running.kill_at:
                 running.process.kill()
                 running.kill_at = now + 1.0  # asked again, should it be in the kernel's hands for long
 
-    def _tend(self, record: WorkerRecord) -> None:
+    def _run_once(self, record: WorkerRecord) -> None:
         running = self._workers.get(record.uid)
         body = read_json(self._folder.worker_deletion(record.name))
-        deletion = from_json(Deletion, body) if body is not None and body["uid"] == record.uid else None
+        deletion = from_json(DeletionRequest, body) if body is not None and body["uid"] == record.uid else None
         if deletion is not None:
             if running is None:
                 self._forget(record)
@@ -316,7 +318,7 @@ class Node:
                 self._end(running, 0.0 if deletion.force else record.grace_seconds)
             return
         state = self._writes.read(self._folder.worker_state(record.name))
-        if running is None and self._leaving_until is None and (state is None or state["uid"] != record.uid):
+        if running is None and self._stopping_until is None and (state is None or state["uid"] != record.uid):
             self._start(record)
 
     # ---- what is done about it ------------------------------------------------------------------------------------
@@ -326,7 +328,7 @@ class Node:
         environment = {**os.environ, **record.environment}
         environment |= {
             "SUREFOOT_NODE": self._name,
-            "SUREFOOT_HOLDER_SOCKET": self._folder.holder_sockets(self._name),
+            "SUREFOOT_HOLDER_SOCKET": self._folder.server_sockets(self._name),
             "SUREFOOT_HOST": "127.0.0.1",
             "SUREFOOT_RUN_FOLDER": str(self._folder.root),
             "SUREFOOT_TERMINATION_GRACE_SECONDS": str(record.grace_seconds),
@@ -345,11 +347,11 @@ class Node:
                 )
         except Exception as error:  # noqa: BLE001  # whatever one start meets is that worker's: the node has others, and a holder
             text = f"the agent could not be started: {error or type(error).__name__}"
-            self._say(record, WorkerState(record.uid, "Failed", message=text, unstarted=True))
+            self._write_state(record, WorkerState(record.uid, "Failed", message=text, start_blocker=True))
             return
         self._workers[record.uid] = _WorkerProcess(record, process, log)
         life = identity_of(process.pid)
-        self._say(record, WorkerState(record.uid, "Running", life=str(life) if life else None))
+        self._write_state(record, WorkerState(record.uid, "Running", life=str(life) if life else None))
 
     def _end(self, running: _WorkerProcess, grace_seconds: float) -> None:
         kill_at = time.monotonic() + grace_seconds
@@ -366,13 +368,13 @@ class Node:
                 continue
             record = running.record
             del self._workers[record.uid]
-            message = "" if code == 0 else last_words(running.log) if code > 0 else f"killed by signal {-code}"
-            self._say(record, WorkerState(record.uid, "Failed" if code else "Succeeded", None, code, message))
-        for holder in self._holders:
+            message = "" if code == 0 else last_log_line(running.log) if code > 0 else f"killed by signal {-code}"
+            self._write_state(record, WorkerState(record.uid, "Failed" if code else "Succeeded", None, code, message))
+        for holder in self._servers:
             holder.collect()
-        reap_orphans({w.process.pid for w in self._workers.values()} | {holder.pid or 0 for holder in self._holders})
+        reap_orphans({w.process.pid for w in self._workers.values()} | {holder.pid or 0 for holder in self._servers})
 
-    def _say(self, record: WorkerRecord, state: WorkerState) -> None:
+    def _write_state(self, record: WorkerRecord, state: WorkerState) -> None:
         self._writes.write(self._folder.worker_state(record.name), to_json(state))
 
     def _forget(self, record: WorkerRecord) -> None:
@@ -384,29 +386,29 @@ class Node:
         ):
             self._writes.drop(path)
 
-    def _start_holder(self) -> None:
+    def _start_server(self) -> None:
         try:
-            for holder in self._holders:
+            for holder in self._servers:
                 holder.start()
             self._announce()
-        except HolderStartError as error:
+        except MemoryServerStartError as error:
             print(error, file=sys.stderr, flush=True)  # noqa: T201  # this log is all a node has
             self._announce(str(error))
 
     def _announce(self, message: str = "") -> None:
-        started = [holder.record for holder in self._holders if holder.record is not None]
-        first, *more = started if len(started) == len(self._holders) else (None,)
+        started = [holder.record for holder in self._servers if holder.record is not None]
+        first, *more = started if len(started) == len(self._servers) else (None,)
         record = NodeRecord(
-            self._name, self._life, domain=self._name, holder=first, message=message, more_holders=tuple(more)
+            self._name, self._life, domain=self._name, server=first, message=message, more_servers=tuple(more)
         )
         self._writes.write(self._folder.node(self._name), to_json(record))
 
 
-def last_words(log: Path) -> str:
+def last_log_line(log: Path) -> str:
     """Reads a log's last line, which usually says why its agent ended."""
     try:
         with open(log, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST_WORDS_BYTES))
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST_LINE_BYTES))
             lines = file.read().decode(errors="replace").strip().splitlines()
     except OSError:
         return ""

@@ -22,12 +22,12 @@ from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import MANAGER, TrainingJob, TrainingJobSpec
 from surefoot_operator.api.status import JobStatus, stamp
 from surefoot_operator.api.status_json import status_from_json, status_to_json
-from surefoot_operator.errors import FabricError, OperatorError, WorldMoved
-from surefoot_operator.job_snapshot import NodeSeen, WorkerSeen
-from surefoot_operator.memory.connection_pool import HolderPlace
-from surefoot_operator.platforms.interface import FabricSeen, WorkerEnvironment
+from surefoot_operator.errors import OperatorError, PlatformError, StatusConflict
+from surefoot_operator.job_snapshot import ObservedNode, ObservedWorker
+from surefoot_operator.memory.connection_pool import MemoryServerAddress
+from surefoot_operator.platforms.interface import PlatformSnapshot, WorkerEnvironment
 from surefoot_operator.platforms.local.run_folder import (
-    Deletion,
+    DeletionRequest,
     FolderWatch,
     LockBusy,
     NodeRecord,
@@ -41,7 +41,7 @@ from surefoot_operator.platforms.local.run_folder import (
     to_json,
     write_json,
 )
-from surefoot_operator.policy.core.actions import CreateWorker, DeleteWorker, Event, KeepGroup, RemoveGroup
+from surefoot_operator.policy.core.actions import ApplyPodGroup, CreateWorker, DeletePodGroup, DeleteWorker, Event
 from surefoot_operator.rejected_calls import RefusedCall
 
 # ---- scheduling ------------------------------------------------------------------------------------------------------
@@ -54,7 +54,7 @@ class WorkerFiles:
 
     record: WorkerRecord
     state: WorkerState | None = None
-    deletion: Deletion | None = None
+    deletion: DeletionRequest | None = None
 
     @property
     def over(self) -> bool:
@@ -74,7 +74,7 @@ def has_no_process(worker: WorkerFiles, live: Mapping[str, NodeRecord]) -> bool:
     return worker.record.node is None or worker.over or node_is_gone(worker.record, live)
 
 
-def observe_worker(worker: WorkerFiles, live: Mapping[str, NodeRecord]) -> WorkerSeen | None:
+def observe_worker(worker: WorkerFiles, live: Mapping[str, NodeRecord]) -> ObservedWorker | None:
     """The worker as `observe` reports it; None once it was force-deleted."""
     record, state = worker.record, worker.state
     if worker.deletion is not None and worker.deletion.force:
@@ -83,7 +83,7 @@ def observe_worker(worker: WorkerFiles, live: Mapping[str, NodeRecord]) -> Worke
     running = state is None or not state.over
     message = f"its node {record.node} is gone" if gone and running else (state.message if state else "")
     message = message or (worker.deletion.reason if worker.deletion is not None else "")
-    return WorkerSeen(
+    return ObservedWorker(
         index=record.index,
         attempt=record.attempt,
         name=record.name,
@@ -94,7 +94,7 @@ def observe_worker(worker: WorkerFiles, live: Mapping[str, NodeRecord]) -> Worke
         message=message,
         created_seconds=record.created_seconds,
         deleting=worker.deletion is not None,
-        unstarted=state.message if state is not None and state.unstarted else "",
+        start_blocker=state.message if state is not None and state.start_blocker else "",
     )
 
 
@@ -104,7 +104,7 @@ def free_nodes(workers: Iterable[WorkerFiles], live: Mapping[str, NodeRecord]) -
     A force-deleted worker occupies its node until its process has ended.
     """
     taken = {w.record.node for w in workers if not has_no_process(w, live)}
-    open_ = (node for _, node in sorted(live.items()) if node.holders and not node.cordoned)
+    open_ = (node for _, node in sorted(live.items()) if node.servers and not node.cordoned)
     return [node for node in open_ if node.name not in taken]
 
 
@@ -202,14 +202,14 @@ class Store:
         try:
             found = os.stat(self._folder.job)
         except FileNotFoundError:
-            raise FabricError(f"{self._folder.job} is not there: the run folder has no job yet") from None
+            raise PlatformError(f"{self._folder.job} is not there: the run folder has no job yet") from None
         stamp = (found.st_mtime_ns, found.st_ino)
         if self._job is None or self._job[0] != stamp:
             try:
                 body = read_json(self._folder.job)
                 self._job = (stamp, parse_job(body or {}))
             except (ValueError, OSError, OperatorError) as error:
-                raise FabricError(f"{self._folder.job} cannot be read: {error}") from error
+                raise PlatformError(f"{self._folder.job} cannot be read: {error}") from error
         return self._job[1]
 
     def status(self) -> JobStatus:
@@ -217,7 +217,7 @@ class Store:
         try:
             return status_from_json(read_json(self._folder.status) or {})
         except (ValueError, OSError) as error:
-            raise FabricError(f"{self._folder.status} cannot be read: {error}") from error
+            raise PlatformError(f"{self._folder.status} cannot be read: {error}") from error
 
     def patch_status(self, new: JobStatus, old: JobStatus) -> JobStatus:
         """Writes `new` if the stored status still has the stamp of `old`.
@@ -229,10 +229,12 @@ class Store:
             with self._folder.locked():
                 stored = stamp(self.status())
                 if stored != stamp(old):
-                    raise WorldMoved(f"the stored status is {stored}, this write expects {stamp(old)}: observe again")
+                    raise StatusConflict(
+                        f"the stored status is {stored}, this write expects {stamp(old)}: observe again"
+                    )
                 write_json(self._folder.status, status_to_json(written), durable=True)
         except (OSError, LockBusy) as error:
-            raise FabricError(f"it is unknown whether {self._folder.status} was written: {error}") from error
+            raise PlatformError(f"it is unknown whether {self._folder.status} was written: {error}") from error
         return written
 
     def record(self, events: Sequence[Event]) -> None:
@@ -246,7 +248,7 @@ class Store:
             with open(self._folder.events, "a", encoding="utf-8", opener=open_private) as file:
                 file.write("".join(lines))
         except OSError as error:
-            raise FabricError(f"{self._folder.events} cannot be written: {error}") from error
+            raise PlatformError(f"{self._folder.events} cannot be written: {error}") from error
 
 
 # ---- reads of the run folder -----------------------------------------------------------------------------------------
@@ -257,34 +259,34 @@ T = TypeVar("T")
 Nodes = Mapping[str, NodeRecord]
 
 
-def look(folder: RunFolder) -> FabricSeen:
+def read_folder(folder: RunFolder) -> PlatformSnapshot:
     """Reads job, status, workers and nodes. Raises FabricError."""
     store = Store(folder)
     job, status = store.job(), store.status()
-    nodes = as_fabric_error(node_records, folder)
-    return folder_seen(job, status, nodes, live_nodes(nodes), as_fabric_error(worker_files, folder))
+    nodes = as_platform_error(node_records, folder)
+    return build_observation(job, status, nodes, live_nodes(nodes), as_platform_error(worker_files, folder))
 
 
-def folder_seen(
+def build_observation(
     job: TrainingJob, status: JobStatus, nodes: Nodes, live: Nodes, workers: Sequence[WorkerFiles]
-) -> FabricSeen:
+) -> PlatformSnapshot:
     """Builds the observation; `live`: nodes whose leader still is."""
-    return FabricSeen(
+    return PlatformSnapshot(
         job=_as_it_is_here(job),
         status=status,
         workers=tuple(shown for w in workers if (shown := observe_worker(w, live)) is not None),
         nodes=tuple(
-            NodeSeen(
+            ObservedNode(
                 node.name,
                 node.domain,
-                ready=node.name in live and bool(node.holders),
+                ready=node.name in live and bool(node.servers),
                 schedulable=not node.cordoned,
                 reason=node.message if node.name in live else "its process is gone",
             )
             for node in nodes.values()
         ),
-        holders=tuple(
-            _place_of(node, number, node.name in live) for node in nodes.values() for number in range(len(node.holders))
+        servers=tuple(
+            _place_of(node, number, node.name in live) for node in nodes.values() for number in range(len(node.servers))
         ),
         free_nodes=len(free_nodes(workers, live)),
     )
@@ -319,16 +321,16 @@ def worker_file(folder: RunFolder, name: str) -> WorkerFiles | None:
     return WorkerFiles(
         record,
         from_json(WorkerState, state) if state is not None and state["uid"] == record.uid else None,
-        from_json(Deletion, deletion) if deletion is not None and deletion["uid"] == record.uid else None,
+        from_json(DeletionRequest, deletion) if deletion is not None and deletion["uid"] == record.uid else None,
     )
 
 
-def as_fabric_error(call: Callable[..., T], *arguments: Any) -> T:
+def as_platform_error(call: Callable[..., T], *arguments: Any) -> T:
     """Runs `call`; file system errors and damaged files become FabricErrors."""
     try:
         return call(*arguments)
     except (OSError, ValueError, KeyError, TypeError, LockBusy) as error:
-        raise FabricError(
+        raise PlatformError(
             f"the run folder cannot be used: {error!r}; is the disk full, or was a file edited?"
         ) from error
 
@@ -344,9 +346,9 @@ def _as_it_is_here(job: TrainingJob) -> TrainingJob:
     return dataclasses.replace(job, spec=dataclasses.replace(job.spec, checkpoint=checkpoint))
 
 
-def _place_of(node: NodeRecord, server: int, node_alive: bool) -> HolderPlace:
-    holder = node.holders[server]
-    return HolderPlace(
+def _place_of(node: NodeRecord, server: int, node_alive: bool) -> MemoryServerAddress:
+    holder = node.servers[server]
+    return MemoryServerAddress(
         node=node.name,
         domain=node.domain,
         host=holder.host,
@@ -356,14 +358,14 @@ def _place_of(node: NodeRecord, server: int, node_alive: bool) -> HolderPlace:
         admin_user=holder.admin_user,
         admin_password=holder.admin_password,
         server=server,
-        servers=len(node.holders),
+        servers=len(node.servers),
     )
 
 
 # ---- platform --------------------------------------------------------------------------------------------------------
 
 
-class ProcessesFabric:
+class ProcessesPlatform:
     """The fabric of one job in a run folder, for one loop."""
 
     def __init__(self, root: Path) -> None:
@@ -373,18 +375,18 @@ class ProcessesFabric:
         self._closed = False
         self._ends: dict[ProcessIdentity, int] = {}
 
-    async def observe(self) -> FabricSeen:
+    async def observe(self) -> PlatformSnapshot:
         """Reads the run folder and binds pending workers to free nodes."""
         seen, lives = await asyncio.to_thread(self._observe)
         self._follow(lives)
         return seen
 
     async def create_worker(self, worker: CreateWorker, environment: WorkerEnvironment) -> None:
-        await asyncio.to_thread(as_fabric_error, self._create, worker, environment)
+        await asyncio.to_thread(as_platform_error, self._create, worker, environment)
         self._changed.set()
 
     async def delete_worker(self, worker: DeleteWorker) -> None:
-        await asyncio.to_thread(as_fabric_error, self._delete, worker)
+        await asyncio.to_thread(as_platform_error, self._delete, worker)
         self._changed.set()
 
     async def patch_status(self, new: JobStatus, old: JobStatus) -> JobStatus:
@@ -394,17 +396,17 @@ class ProcessesFabric:
         """Nothing: there is no API between them."""
         return ()
 
-    async def hold_job(self, held: bool) -> None:
+    async def set_finalizer(self, held: bool) -> None:
         """Does nothing: a run folder is removed by hand, never deleted here."""
 
-    async def purge(self, attempt: int, environment: WorkerEnvironment) -> None:
-        raise FabricError("a run folder is removed by hand, and its persistent tier with it")
+    async def start_purge(self, attempt: int, environment: WorkerEnvironment) -> None:
+        raise PlatformError("a run folder is removed by hand, and its persistent tier with it")
 
-    async def keep_group(self, wanted: KeepGroup) -> None:
-        raise FabricError(f"processes on one machine have no gang scheduler: cannot {wanted}")
+    async def apply_pod_group(self, wanted: ApplyPodGroup) -> None:
+        raise PlatformError(f"processes on one machine have no gang scheduler: cannot {wanted}")
 
-    async def remove_group(self, removed: RemoveGroup) -> None:
-        raise FabricError(f"processes on one machine have no gang scheduler: cannot {removed}")
+    async def remove_group(self, removed: DeletePodGroup) -> None:
+        raise PlatformError(f"processes on one machine have no gang scheduler: cannot {removed}")
 
     async def delete_job(self) -> None:
         """Does nothing, as `hold_job`."""
@@ -413,7 +415,7 @@ class ProcessesFabric:
         if events:
             await asyncio.to_thread(self._store.record, events)
 
-    async def changes(self) -> AsyncIterator[None]:
+    async def watch_changes(self) -> AsyncIterator[None]:
         """Yields when files changed, or a node's leader or holder ended."""
         loop = asyncio.get_running_loop()
         watch = FolderWatch([self.folder.nodes, self.folder.workers, self.folder.root])
@@ -467,18 +469,18 @@ class ProcessesFabric:
 
     # ---- blocking parts, in a thread ------------------------------------------------------------------------------
 
-    def _observe(self) -> tuple[FabricSeen, set[ProcessIdentity]]:
+    def _observe(self) -> tuple[PlatformSnapshot, set[ProcessIdentity]]:
         job, status = self._store.job(), self._store.status()
-        nodes = as_fabric_error(node_records, self.folder)
+        nodes = as_platform_error(node_records, self.folder)
         live = live_nodes(nodes)
-        workers = as_fabric_error(worker_files, self.folder)
+        workers = as_platform_error(worker_files, self.folder)
         if bind_workers(workers, live) or workers_without_node(workers, live):
-            workers = as_fabric_error(self._place, live)
-        holders = [holder for node in live.values() for holder in node.holders]
+            workers = as_platform_error(self._bind_workers, live)
+        holders = [holder for node in live.values() for holder in node.servers]
         lives = {ProcessIdentity.parse(text) for text in (*(n.life for n in live.values()), *(h.life for h in holders))}
-        return folder_seen(job, status, nodes, live, workers), {life for life in lives if is_alive(life)}
+        return build_observation(job, status, nodes, live, workers), {life for life in lives if is_alive(life)}
 
-    def _place(self, live: Mapping[str, NodeRecord]) -> list[WorkerFiles]:
+    def _bind_workers(self, live: Mapping[str, NodeRecord]) -> list[WorkerFiles]:
         """Binds and tidies under the lock, from what stands there now."""
         with self.folder.locked():
             workers = worker_files(self.folder)
@@ -518,7 +520,7 @@ class ProcessesFabric:
                 return
             if found.deletion is not None and (found.deletion.force or not worker.force):
                 return
-            deletion = Deletion(worker.uid, worker.force, time.time())
+            deletion = DeletionRequest(worker.uid, worker.force, time.time())
             write_json(self.folder.worker_deletion(worker.name), to_json(deletion), durable=False)
 
     def _remove(self, name: str) -> None:

@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from surefoot.protocol.codec import Misfit, read
+from surefoot.protocol.codec import TypeMismatch, read
 
 _LOCK_WAIT_SECONDS = 2.0
 _LOCK_PAUSE_SECONDS = 0.005
@@ -91,15 +91,15 @@ class RunFolder:
         """Exists while the node takes no further workers."""
         return self.nodes / f"{name}.cordon"
 
-    def holder_socket(self, node: str, server: int) -> Path:
+    def server_socket(self, node: str, server: int) -> Path:
         """The Unix socket of one Redis of a node."""
-        return Path(self.holder_sockets(node).replace("{server}", str(server)))
+        return Path(self.server_sockets(node).replace("{server}", str(server)))
 
-    def holder_sockets(self, node: str) -> str:
+    def server_sockets(self, node: str) -> str:
         """The path of a node's sockets, with `{server}` for the server's number."""
         return str(self.root / f"{node}-{{server}}.sock")
 
-    def holder_log(self, node: str, server: int) -> Path:
+    def server_log(self, node: str, server: int) -> Path:
         """The folder of one Redis of a node."""
         return self.logs / (f"{node}-holder-{server}" if server else f"{node}-holder")
 
@@ -225,7 +225,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class HolderRecord:
+class MemoryServerRecord:
     """One Redis of a node: its address and process identity."""
 
     host: str
@@ -242,17 +242,17 @@ class NodeRecord:
     name: str
     life: str
     domain: str
-    holder: HolderRecord | None = None
+    server: MemoryServerRecord | None = None
     message: str = ""
     cordoned: bool = False
     """It takes no further workers; not in its own record, and read beside it."""
-    more_holders: tuple[HolderRecord, ...] = ()
+    more_servers: tuple[MemoryServerRecord, ...] = ()
     """Its servers behind the first."""
 
     @property
-    def holders(self) -> tuple[HolderRecord, ...]:
+    def servers(self) -> tuple[MemoryServerRecord, ...]:
         """Every Redis of it, by its number; none until all have run."""
-        return () if self.holder is None else (self.holder, *self.more_holders)
+        return () if self.server is None else (self.server, *self.more_servers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +282,7 @@ class WorkerState:
     life: str | None = None
     exit_code: int | None = None
     message: str = ""
-    unstarted: bool = False
+    start_blocker: bool = False
     """No process of it ever ran; `message` says why."""
 
     @property
@@ -291,7 +291,7 @@ class WorkerState:
 
 
 @dataclass(frozen=True, slots=True)
-class Deletion:
+class DeletionRequest:
     """A request to end a worker: SIGTERM and grace period, or `force`."""
 
     uid: str
@@ -310,8 +310,10 @@ def from_json(cls: type[T], body: Mapping[str, Any]) -> T:
     """Parses a record. Raises ValueError with the field and its value."""
     try:
         return read(cls, dict(body))
-    except Misfit as misfit:
-        raise ValueError(f"{cls.__name__}{misfit.path} {misfit.why}: a file in the run folder is damaged") from misfit
+    except TypeMismatch as misfit:
+        raise ValueError(
+            f"{cls.__name__}{misfit.path} {misfit.reason}: a file in the run folder is damaged"
+        ) from misfit
 
 
 # ---- changes of the run folder ---------------------------------------------------------------------------------------

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from surefoot.protocol.identities import Checkpoint, HolderId, OlderJob, RankSave, WorkerId
+from surefoot.protocol.identities import Checkpoint, MemoryServerInstance, RankSave, SourceJob, WorkerId
 from surefoot.protocol.messages import Barrier
-from surefoot.protocol.text import listed
+from surefoot.protocol.text import join_names
 from surefoot_operator.api.spec import Gang
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.job_snapshot import PodGroup
@@ -46,7 +46,7 @@ class DeleteWorker:
 
 
 @dataclass(frozen=True, slots=True)
-class KeepGroup:
+class ApplyPodGroup:
     """Create the job's pod group, or change it to this."""
 
     group: PodGroup
@@ -56,7 +56,7 @@ class KeepGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class RemoveGroup:
+class DeletePodGroup:
     """Delete exactly this pod group; one that is gone is success."""
 
     gang: Gang
@@ -68,7 +68,7 @@ class RemoveGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class RetireWorkers:
+class ShutDownWorkers:
     """Tell agents to flush and leave with `exit_code` (job over, or scaled down)."""
 
     indexes: tuple[int, ...]
@@ -76,18 +76,18 @@ class RetireWorkers:
     reason: str
 
     def __str__(self) -> str:
-        return f"retire workers {listed(self.indexes)}: {self.reason}"
+        return f"retire workers {join_names(self.indexes)}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
-class SealHolder:
+class FenceMemoryServer:
     """Seal this holder at the claimed epoch, then read its index."""
 
-    holder: HolderId
-    epoch: int
+    server: MemoryServerInstance
+    generation: int
 
     def __str__(self) -> str:
-        return f"seal {self.holder} at epoch {self.epoch} and read its index"
+        return f"seal {self.server} at epoch {self.generation} and read its index"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +97,16 @@ class ListPersistentTier:
     After the last index was read; with `older_job`, that job's folder.
     """
 
-    epoch: int
+    generation: int
     index: int
-    older_job: OlderJob | None = None
+    source_job: SourceJob | None = None
 
     def __str__(self) -> str:
-        return f"list {self.older_job or 'the persistent tier'} through worker {self.index}"
+        return f"list {self.source_job or 'the persistent tier'} through worker {self.index}"
 
 
 @dataclass(frozen=True, slots=True)
-class CleanMemory:
+class ClearJobMemory:
     """Delete an ended job's saves and users from the holders."""
 
     reason: str
@@ -119,10 +119,10 @@ class CleanMemory:
 class SetFinalizer:
     """Add or remove the finalizer for data that is deleted first."""
 
-    held: bool
+    present: bool
 
     def __str__(self) -> str:
-        return "hold the job's deletion back until its persistent data is deleted" if self.held else "let the job go"
+        return "hold the job's deletion back until its persistent data is deleted" if self.present else "let the job go"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +151,13 @@ class DeleteJob:
 Action = (
     CreateWorker
     | DeleteWorker
-    | KeepGroup
-    | RemoveGroup
-    | RetireWorkers
-    | SealHolder
+    | ApplyPodGroup
+    | DeletePodGroup
+    | ShutDownWorkers
+    | FenceMemoryServer
     | ListPersistentTier
     | Barrier
-    | CleanMemory
+    | ClearJobMemory
     | SetFinalizer
     | PurgePersistent
     | DeleteJob
@@ -171,41 +171,41 @@ class DropSaves:
     Void after `expires_seconds`: it must not reach a holder that returns later.
     """
 
-    holder: HolderId
-    epoch: int
+    server: MemoryServerInstance
+    generation: int
     saves: tuple[RankSave, ...]
     expires_seconds: float
 
     def __str__(self) -> str:
-        return f"drop {len(self.saves)} rank saves of steps {_steps(s.step for s in self.saves)} from {self.holder}"
+        return f"drop {len(self.saves)} rank saves of steps {_steps(s.step for s in self.saves)} from {self.server}"
 
 
 @dataclass(frozen=True, slots=True)
-class CopySave:
+class RequestRepair:
     """Have an agent copy one rank save between holders.
 
     It verifies, writes, and commits with `epoch`.
     """
 
     worker: WorkerId
-    epoch: int
+    generation: int
     save: RankSave
-    source: HolderId
-    target: HolderId
+    source: MemoryServerInstance
+    target: MemoryServerInstance
 
     def __str__(self) -> str:
         return f"copy {self.save} from {self.source} to {self.target} through {self.worker}"
 
 
 @dataclass(frozen=True, slots=True)
-class PromoteSaves:
+class UploadSaves:
     """Have an agent copy rank saves to the persistent tier.
 
     Those of one round are complete: a worker that is not named stops promoting.
     """
 
     worker: WorkerId
-    epoch: int
+    generation: int
     saves: tuple[RankSave, ...]
 
     def __str__(self) -> str:
@@ -215,18 +215,18 @@ class PromoteSaves:
 
 
 @dataclass(frozen=True, slots=True)
-class DropPersisted:
+class DeleteUploaded:
     """Have an agent delete checkpoints from the persistent tier, manifests first."""
 
     worker: WorkerId
-    epoch: int
+    generation: int
     checkpoints: tuple[Checkpoint, ...]
 
     def __str__(self) -> str:
         return f"delete steps {_steps(c.step for c in self.checkpoints)} from the persistent tier through {self.worker}"
 
 
-MaintenanceAction = SealHolder | ListPersistentTier | DropSaves | CopySave | PromoteSaves | DropPersisted
+MaintenanceAction = FenceMemoryServer | ListPersistentTier | DropSaves | RequestRepair | UploadSaves | DeleteUploaded
 """What maintenance may ask for. Each carries the epoch it was decided in: holders and agents refuse it in any other."""
 
 

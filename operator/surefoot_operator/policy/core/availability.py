@@ -10,21 +10,21 @@ from collections.abc import Mapping
 
 from surefoot.protocol.identities import WorkerId
 from surefoot_operator.api.status import Member, slow_nodes
-from surefoot_operator.job_snapshot import SessionSeen, WorkerSeen
+from surefoot_operator.job_snapshot import ObservedSession, ObservedWorker
 from surefoot_operator.policy.core.facts import (
     JobFacts,
     NodeFacts,
     WorldFacts,
     WorldNodeFacts,
-    derived_once,
+    cached_per_snapshot,
     ending_workers,
     is_responsive,
-    moving_until,
+    progressing_until,
     signalled_nodes,
     worker_id,
 )
 
-UNHEARD_SECONDS = 30.0
+NO_CONTACT_SECONDS = 30.0
 """Workers not heard in this term are judged only after so long, and only with a witness."""
 
 
@@ -36,112 +36,112 @@ def node_lost(facts: WorldNodeFacts, name: str | None) -> bool:
     if name is None or not facts.nodes:
         return False
     node = facts.nodes.get(name)
-    if node is not None and node.ready and not node.doubt:
+    if node is not None and node.ready and not node.unconfirmed_failure:
         return False
-    if facts.heard_on.get(name):
+    if facts.connected_nodes.get(name):
         return False
-    if node is None or not (node.ready or node.doubt):
+    if node is None or not (node.ready or node.unconfirmed_failure):
         return True
     # two witnesses that know nothing of each other: the cluster's, and our own ear, which hears others. A line that broke a
     # moment ago, or that none came over yet to this leader, is no witness: agents connect again, and a cluster that doubts
     # nodes may have been away itself
     silence = facts.spec.health_policy.heartbeat_timeout_seconds
     came = max(facts.term_seconds, facts.turned_away_seconds)
-    if facts.now - facts.told_on.get(name, came) <= silence or _steps_without_word(facts, name):
+    if facts.now - facts.last_message_seconds.get(name, came) <= silence or _steps_while_disconnected(facts, name):
         return False
     if not node.ready:
         return True
-    unheard = name in facts.heard_on or facts.now >= facts.term_seconds + UNHEARD_SECONDS
+    unheard = name in facts.connected_nodes or facts.now >= facts.term_seconds + NO_CONTACT_SECONDS
     return unheard and _observers_agree(facts)
 
 
-def _steps_without_word(facts: WorldNodeFacts, name: str) -> bool:
+def _steps_while_disconnected(facts: WorldNodeFacts, name: str) -> bool:
     """Whether a member there lives though its line is broken: the world made a step since, and steps take all of its ranks."""
-    world, told = facts.status.world, facts.told_on.get(name)
+    world, told = facts.status.membership, facts.last_message_seconds.get(name)
     if world is None or world.state != "Committed" or told is None or name not in _member_nodes(facts):
         return False
-    return moving_until(facts, told) is not None
+    return progressing_until(facts, told) is not None
 
 
-@derived_once
+@cached_per_snapshot
 def _member_nodes(facts: WorldFacts) -> frozenset[str]:
     return frozenset(member.node for member in facts.members.values())
 
 
-@derived_once
+@cached_per_snapshot
 def _observers_agree(facts: NodeFacts) -> bool:
     """Whether some node is known to live: then another one that is doubted is not the observer's own trouble."""
-    return any(facts.heard_on.values()) or any(n.ready and not n.doubt for n in facts.node_list)
+    return any(facts.connected_nodes.values()) or any(n.ready and not n.unconfirmed_failure for n in facts.node_list)
 
 
-def vacate_reason(facts: NodeFacts, name: str | None) -> str:
+def evacuation_reason(facts: NodeFacts, name: str | None) -> str:
     """Why workers should leave this live node; empty: they stay.
 
     Others announced its end, its own agent found it sick, or it failed this job too often.
     """
-    return vacated_nodes(facts).get(name, "") if name is not None else ""
+    return nodes_to_evacuate(facts).get(name, "") if name is not None else ""
 
 
-@derived_once
-def vacated_nodes(facts: NodeFacts) -> Mapping[str, str]:
+@cached_per_snapshot
+def nodes_to_evacuate(facts: NodeFacts) -> Mapping[str, str]:
     """Why nodes should be left, by name: few are."""
     return {**_excluded(facts), **signalled_nodes(facts.node_list)}
 
 
-@derived_once
+@cached_per_snapshot
 def _excluded(facts: JobFacts) -> Mapping[str, str]:
     """Why nodes are excluded from this job now, by name."""
-    told = (*facts.status.sick_nodes, *facts.status.excluded_nodes, *slow_nodes(facts.status, facts.now))
+    told = (*facts.status.unhealthy_nodes, *facts.status.excluded_nodes, *slow_nodes(facts.status, facts.now))
     lasting = [e for e in told if e.until_seconds > facts.now]
     return {e.name: e.reason for e in reversed(lasting)}
 
 
-@derived_once
-def left_at_a_cost(facts: NodeFacts) -> Mapping[str, float]:
+@cached_per_snapshot
+def costly_nodes(facts: NodeFacts) -> Mapping[str, float]:
     """Lists nodes left for a cost alone, with their part of time."""
     excluded = facts.status.excluded_nodes
-    if not slow_nodes(facts.status, facts.now) and all(one.cost_share is None for one in excluded):
+    if not slow_nodes(facts.status, facts.now) and all(one.lost_time_ratio is None for one in excluded):
         return {}
-    told = (*facts.status.sick_nodes, *(one for one in excluded if one.cost_share is None))
+    told = (*facts.status.unhealthy_nodes, *(one for one in excluded if one.lost_time_ratio is None))
     unfit = {e.name for e in told if e.until_seconds > facts.now} | set(signalled_nodes(facts.node_list))
     costs = (
-        *((one.node, one.until_seconds, one.wait_share) for one in facts.status.replaced_stragglers),
-        *((one.name, one.until_seconds, one.cost_share or 0.0) for one in excluded),
+        *((one.node, one.until_seconds, one.wait_ratio) for one in facts.status.replaced_stragglers),
+        *((one.name, one.until_seconds, one.lost_time_ratio or 0.0) for one in excluded),
     )
     lasting = [(node, share) for node, until, share in costs if until > facts.now and node not in unfit]
     return dict(sorted(lasting, key=lambda one: one[1]))  # of two the larger counts
 
 
-@derived_once
-def anybody_leaves(facts: WorldNodeFacts) -> bool:
+@cached_per_snapshot
+def has_evacuation_or_termination(facts: WorldNodeFacts) -> bool:
     """Whether some node should be left, or somebody's end was announced."""
-    return bool(vacated_nodes(facts) or _departures(facts))
+    return bool(nodes_to_evacuate(facts) or _terminations(facts))
 
 
-def departure_reason(facts: WorldFacts, one: Member | WorkerSeen | SessionSeen) -> str:
+def termination_reason(facts: WorldFacts, one: Member | ObservedWorker | ObservedSession) -> str:
     """Why this healthy worker is about to be ended; empty: not."""
-    announced = announced_departure(facts, one)
+    announced = announced_termination(facts, one)
     worker = facts.workers.get(worker_id(one)) if announced else None
     return "" if worker is not None and worker.phase in ("Succeeded", "Failed") else announced
 
 
-def announced_departure(facts: WorldFacts, one: Member | WorkerSeen | SessionSeen) -> str:
+def announced_termination(facts: WorldFacts, one: Member | ObservedWorker | ObservedSession) -> str:
     """Why somebody wanted this worker to end; empty: nobody did.
 
     Said whether it has ended or not.
     """
-    departures = _departures(facts)
+    departures = _terminations(facts)
     return departures.get(worker_id(one), "") if departures else ""
 
 
-@derived_once
-def _departures(facts: WorldFacts) -> Mapping[WorkerId, str]:
+@cached_per_snapshot
+def _terminations(facts: WorldFacts) -> Mapping[WorkerId, str]:
     """Announced departures: few have one, and every worker is asked about."""
-    told = {worker: "was told to end" for worker, session in facts.sessions.items() if session.leaving}
-    return {**told, **_asked_to_go(facts), **ending_workers(facts.worker_list)}
+    told = {worker: "was told to end" for worker, session in facts.sessions.items() if session.terminating}
+    return {**told, **_requested_deletions(facts), **ending_workers(facts.worker_list)}
 
 
-def _asked_to_go(facts: WorldFacts) -> Mapping[WorkerId, str]:
+def _requested_deletions(facts: WorldFacts) -> Mapping[WorkerId, str]:
     """Workers whose deletion was asked for without an answer that it was done.
 
     It may still be carried out: one that a suspended job did not need would else be chosen when the job resumes, and end then.
@@ -152,9 +152,9 @@ def _asked_to_go(facts: WorldFacts) -> Mapping[WorkerId, str]:
     return {worker_id(worker): "was asked to be deleted" for worker in live}
 
 
-def usable(facts: WorldNodeFacts, session: SessionSeen) -> bool:
+def is_usable(facts: WorldNodeFacts, session: ObservedSession) -> bool:
     """Whether this agent's worker could be a member of a new world."""
     worker = facts.workers.get(worker_id(session))
-    if worker is None or worker.phase in ("Succeeded", "Failed") or departure_reason(facts, session):
+    if worker is None or worker.phase in ("Succeeded", "Failed") or termination_reason(facts, session):
         return False
     return is_responsive(facts, session) and not node_lost(facts, session.node)

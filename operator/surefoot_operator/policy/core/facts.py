@@ -18,31 +18,31 @@ from surefoot.protocol.checkpoints.completeness import (
 from surefoot.protocol.checkpoints.placement import Topology
 from surefoot.protocol.identities import (
     Checkpoint,
-    HolderEndpoint,
-    HolderId,
+    MemoryServerEndpoint,
+    MemoryServerInstance,
     RankSave,
     WorkerId,
 )
 from surefoot.protocol.messages import Barrier
-from surefoot.protocol.progress import mean_passes
+from surefoot.protocol.progress import mean_epochs
 from surefoot_operator.api.spec import (
     TrainingJob,
     TrainingJobSpec,
 )
-from surefoot_operator.api.status import DataRead, JobStatus, Member, World
+from surefoot_operator.api.status import DataProgress, JobStatus, Member, Membership
 from surefoot_operator.job_snapshot import (
-    CreateSeen,
-    GroupCallSeen,
-    HolderSeen,
-    NodeSeen,
-    Observed,
+    JobSnapshot,
     ObservedBarrier,
-    PersistentSeen,
-    PodGroupsSeen,
+    ObservedMemoryServer,
+    ObservedNode,
+    ObservedPodGroups,
+    ObservedPurge,
+    ObservedSession,
+    ObservedWorker,
+    PendingCreate,
+    PendingGroupCall,
+    PersistentListing,
     PurgeCallSeen,
-    PurgeSeen,
-    SessionSeen,
-    WorkerSeen,
 )
 from surefoot_operator.rejected_calls import RefusedCall
 
@@ -53,11 +53,11 @@ from surefoot_operator.rejected_calls import RefusedCall
 P = ParamSpec("P")
 S = TypeVar("S")
 T = TypeVar("T")
-MOST_KEPT = 16
+MAX_KEPT = 16
 """Of each function: as many jobs as reconcile beside each other, and a few."""
 
 
-def kept_while_same(function: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+def cached_by_identity(function: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
     """Derives a value once for one and the same first argument.
 
     That argument is told by identity, others by equality. Nobody may change the value, or the argument. What it was
@@ -72,7 +72,7 @@ def kept_while_same(function: Callable[Concatenate[S, P], T]) -> Callable[Concat
         found = kept.get(key)
         if found is None:
             found = kept[key] = (source, function(source, *arguments, **named))
-            if len(kept) > MOST_KEPT:
+            if len(kept) > MAX_KEPT:
                 kept.popitem(last=False)
         else:
             kept.move_to_end(key)
@@ -86,19 +86,19 @@ def kept_while_same(function: Callable[Concatenate[S, P], T]) -> Callable[Concat
 # agent spoke looks at what it said, and not at two thousand nodes and holders again.
 
 
-def worker_id(one: Member | SessionSeen | WorkerSeen) -> WorkerId:
+def worker_id(one: Member | ObservedSession | ObservedWorker) -> WorkerId:
     return WorkerId(one.index, one.attempt)
 
 
-@kept_while_same
-def workers_by_id(workers: tuple[WorkerSeen, ...]) -> Mapping[WorkerId, WorkerSeen]:
+@cached_by_identity
+def workers_by_id(workers: tuple[ObservedWorker, ...]) -> Mapping[WorkerId, ObservedWorker]:
     return {worker_id(worker): worker for worker in workers}
 
 
-@kept_while_same
-def sessions_by_id(sessions: tuple[SessionSeen, ...]) -> Mapping[WorkerId, SessionSeen]:
+@cached_by_identity
+def sessions_by_id(sessions: tuple[ObservedSession, ...]) -> Mapping[WorkerId, ObservedSession]:
     """Of several of one worker the last that connected."""
-    found: dict[WorkerId, SessionSeen] = {}
+    found: dict[WorkerId, ObservedSession] = {}
     for session in sessions:
         worker = worker_id(session)
         other = found.get(worker)
@@ -107,76 +107,80 @@ def sessions_by_id(sessions: tuple[SessionSeen, ...]) -> Mapping[WorkerId, Sessi
     return found
 
 
-def _latest(session: SessionSeen) -> tuple[bool, float, str]:
+def _latest(session: ObservedSession) -> tuple[bool, float, str]:
     return session.connected, session.since_seconds, session.incarnation
 
 
-@kept_while_same
-def nodes_by_name(nodes: tuple[NodeSeen, ...]) -> Mapping[str, NodeSeen]:
+@cached_by_identity
+def nodes_by_name(nodes: tuple[ObservedNode, ...]) -> Mapping[str, ObservedNode]:
     return {node.name: node for node in nodes}
 
 
-@kept_while_same
-def doubtful_nodes(nodes: tuple[NodeSeen, ...]) -> frozenset[str]:
+@cached_by_identity
+def doubtful_nodes(nodes: tuple[ObservedNode, ...]) -> frozenset[str]:
     """Names of nodes that may be lost: few are."""
-    return frozenset(node.name for node in nodes if not node.ready or node.doubt)
+    return frozenset(node.name for node in nodes if not node.ready or node.unconfirmed_failure)
 
 
-@kept_while_same
-def holders_by_id(holders: tuple[HolderSeen, ...]) -> Mapping[HolderId, HolderSeen]:
-    return {one.endpoint.holder: one for one in holders}
+@cached_by_identity
+def servers_by_id(holders: tuple[ObservedMemoryServer, ...]) -> Mapping[MemoryServerInstance, ObservedMemoryServer]:
+    return {one.endpoint.instance: one for one in holders}
 
 
-@kept_while_same
+@cached_by_identity
 def members_by_id(members: tuple[Member, ...]) -> Mapping[WorkerId, Member]:
     return {worker_id(member): member for member in members}
 
 
-@kept_while_same
-def signalled_nodes(nodes: tuple[NodeSeen, ...]) -> Mapping[str, str]:
-    return {node.name: node.signal for node in nodes if node.signal}
+@cached_by_identity
+def signalled_nodes(nodes: tuple[ObservedNode, ...]) -> Mapping[str, str]:
+    return {node.name: node.evacuation_reason for node in nodes if node.evacuation_reason}
 
 
-@kept_while_same
-def ending_workers(workers: tuple[WorkerSeen, ...]) -> Mapping[WorkerId, str]:
-    return {worker_id(worker): _announced(worker) for worker in workers if worker.deleting or worker.disrupted}
+@cached_by_identity
+def ending_workers(workers: tuple[ObservedWorker, ...]) -> Mapping[WorkerId, str]:
+    return {
+        worker_id(worker): _announced(worker) for worker in workers if worker.deleting or worker.disruption_announced
+    }
 
 
-def _announced(worker: WorkerSeen) -> str:
+def _announced(worker: ObservedWorker) -> str:
     return f"is being deleted ({worker.message})" if worker.message else "is being deleted"
 
 
-@kept_while_same
-def sealed_at(holders: tuple[HolderSeen, ...], epoch: int) -> tuple[HolderSeen, ...]:
-    read = (h for h in holders if h.state == "Ready" and h.read_epoch == epoch)
+@cached_by_identity
+def fenced_at(holders: tuple[ObservedMemoryServer, ...], epoch: int) -> tuple[ObservedMemoryServer, ...]:
+    read = (h for h in holders if h.state == "Ready" and h.read_generation == epoch)
     return tuple(h for h in read if h.fence is not None and h.fence >= epoch)
 
 
-@kept_while_same
-def sealed_endpoints(holders: tuple[HolderSeen, ...], epoch: int) -> Mapping[HolderId, HolderEndpoint]:
-    return {h.endpoint.holder: h.endpoint for h in sealed_at(holders, epoch)}
+@cached_by_identity
+def fenced_endpoints(
+    holders: tuple[ObservedMemoryServer, ...], epoch: int
+) -> Mapping[MemoryServerInstance, MemoryServerEndpoint]:
+    return {h.endpoint.instance: h.endpoint for h in fenced_at(holders, epoch)}
 
 
-@kept_while_same
-def holders_reading(holders: tuple[HolderSeen, ...], epoch: int) -> TierReading:
-    return TierReading({h.endpoint.holder: h.entries for h in sealed_at(holders, epoch)}, None)
+@cached_by_identity
+def servers_reading(holders: tuple[ObservedMemoryServer, ...], epoch: int) -> TierReading:
+    return TierReading({h.endpoint.instance: h.entries for h in fenced_at(holders, epoch)}, None)
 
 
-@kept_while_same
-def topology_of(nodes: tuple[NodeSeen, ...], job_uid: str) -> Topology:
+@cached_by_identity
+def topology_of(nodes: tuple[ObservedNode, ...], job_uid: str) -> Topology:
     """Where nodes stand, for the placement of one job's copies."""
     return Topology(job_uid, _paths(nodes))
 
 
-@kept_while_same
-def _paths(nodes: tuple[NodeSeen, ...]) -> dict[str, tuple[str, ...]]:
+@cached_by_identity
+def _paths(nodes: tuple[ObservedNode, ...]) -> dict[str, tuple[str, ...]]:
     """Shared by all jobs: made for each, the nodes of a thousand jobs would be read in each of their rounds."""
     return {node.name: node.path for node in nodes if node.path}
 
 
-@kept_while_same
-def holder_domains(holders: tuple[HolderSeen, ...]) -> dict[HolderId, str]:
-    return {h.endpoint.holder: h.endpoint.domain for h in holders}
+@cached_by_identity
+def server_domains(holders: tuple[ObservedMemoryServer, ...]) -> dict[MemoryServerInstance, str]:
+    return {h.endpoint.instance: h.endpoint.domain for h in holders}
 
 
 # ---- facts -----------------------------------------------------------------------------------------------------------
@@ -194,14 +198,14 @@ RECONNECT_GRACE_SECONDS = 0.25
 class JobFacts:
     """The job's spec and status, and the time: what every decision may read."""
 
-    _seen: Observed
+    _seen: JobSnapshot
     """The snapshot that all facts come from."""
     _derived: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     """What was derived from this snapshot before; see `derived_once`."""
 
     @property
     def now(self) -> float:
-        return self._seen.now
+        return self._seen.now_seconds
 
     @property
     def spec(self) -> TrainingJobSpec:
@@ -212,17 +216,17 @@ class JobFacts:
         return self._seen.status
 
     @property
-    def world(self) -> World:
+    def membership(self) -> Membership:
         """The present world; only where one was claimed already."""
-        world = self._seen.status.world
+        world = self._seen.status.membership
         if world is None:
             raise LookupError("this job has no world yet")
         return world
 
     @property
-    def running_epoch(self) -> int:
+    def running_generation(self) -> int:
         """The newest epoch that was committed, 0 before the first."""
-        return self._seen.status.lineage[-1].epoch if self._seen.status.lineage else 0
+        return self._seen.status.lineage[-1].generation if self._seen.status.lineage else 0
 
     @property
     def job(self) -> TrainingJob:
@@ -234,7 +238,7 @@ class JobFacts:
 
     @property
     def refusal(self) -> str:
-        return self._seen.refusal
+        return self._seen.spec_rejection
 
     @property
     def refused_calls(self) -> tuple[RefusedCall, ...]:
@@ -245,27 +249,27 @@ class JobFacts:
 class WorldFacts(JobFacts):
     """The job's workers, what their agents report, and the members of its world."""
 
-    workers: Mapping[WorkerId, WorkerSeen]
-    sessions: Mapping[WorkerId, SessionSeen]
+    workers: Mapping[WorkerId, ObservedWorker]
+    sessions: Mapping[WorkerId, ObservedSession]
     silent_agents: int
     """Number of agents that are not heard now."""
     members: Mapping[WorkerId, Member]
     """Members of the present world, claimed or committed; none before the first."""
 
     @property
-    def worker_list(self) -> tuple[WorkerSeen, ...]:
+    def worker_list(self) -> tuple[ObservedWorker, ...]:
         return self._seen.workers
 
     @property
-    def creates(self) -> tuple[CreateSeen, ...]:
+    def creates(self) -> tuple[PendingCreate, ...]:
         return self._seen.creates
 
     @property
-    def pod_groups(self) -> PodGroupsSeen | None:
+    def pod_groups(self) -> ObservedPodGroups | None:
         return self._seen.pod_groups
 
     @property
-    def group_calls(self) -> tuple[GroupCallSeen, ...]:
+    def group_calls(self) -> tuple[PendingGroupCall, ...]:
         return self._seen.group_calls
 
     @property
@@ -274,7 +278,7 @@ class WorldFacts(JobFacts):
 
     @property
     def turned_away_seconds(self) -> float:
-        return self._seen.turned_away_seconds
+        return self._seen.retry_later_seconds
 
     @property
     def barrier(self) -> ObservedBarrier | None:
@@ -285,14 +289,14 @@ class WorldFacts(JobFacts):
 class NodeFacts(JobFacts):
     """The nodes that the job may use, and when an agent on each was last heard."""
 
-    nodes: Mapping[str, NodeSeen]
-    heard_on: Mapping[str, bool]
+    nodes: Mapping[str, ObservedNode]
+    connected_nodes: Mapping[str, bool]
     """By node that an agent said hello from in this term: whether an agent there is heard now."""
-    told_on: Mapping[str, float]
+    last_message_seconds: Mapping[str, float]
     """By node: when an agent on it was last heard, whether or not its connection broke since."""
 
     @property
-    def node_list(self) -> tuple[NodeSeen, ...]:
+    def node_list(self) -> tuple[ObservedNode, ...]:
         return self._seen.nodes
 
     @property
@@ -304,19 +308,19 @@ class NodeFacts(JobFacts):
 class TierFacts(JobFacts):
     """What was read of the memory servers and of the persistent tier, and what is known of their copies."""
 
-    holders: Mapping[HolderId, HolderSeen]
+    servers: Mapping[MemoryServerInstance, ObservedMemoryServer]
 
     @property
-    def holder_list(self) -> tuple[HolderSeen, ...]:
-        return self._seen.holders
+    def holder_list(self) -> tuple[ObservedMemoryServer, ...]:
+        return self._seen.servers
 
     @property
-    def persistent(self) -> PersistentSeen:
+    def persistent(self) -> PersistentListing:
         return self._seen.persistent
 
     @property
-    def older(self) -> PersistentSeen:
-        return self._seen.older
+    def older(self) -> PersistentListing:
+        return self._seen.source_listing
 
     @property
     def covers(self) -> Covers:
@@ -324,11 +328,11 @@ class TierFacts(JobFacts):
 
     @property
     def promoted(self) -> Mapping[Checkpoint, frozenset[RankSave]]:
-        return self._seen.promoted
+        return self._seen.uploaded
 
     @property
     def stumbled(self) -> Mapping[RankSave, int]:
-        return self._seen.stumbled
+        return self._seen.failed_uploads
 
     @property
     def unreadable(self) -> frozenset[RankSave]:
@@ -336,7 +340,7 @@ class TierFacts(JobFacts):
 
     @property
     def promotion_seconds(self) -> float | None:
-        return self._seen.promotion_seconds
+        return self._seen.upload_seconds
 
     @property
     def refused_records(self) -> tuple[str, ...]:
@@ -344,10 +348,10 @@ class TierFacts(JobFacts):
 
     @property
     def memory_cleaned(self) -> bool:
-        return self._seen.memory_cleaned
+        return self._seen.memory_cleared
 
     @property
-    def purges(self) -> tuple[PurgeSeen, ...]:
+    def purges(self) -> tuple[ObservedPurge, ...]:
         return self._seen.purges
 
     @property
@@ -377,7 +381,7 @@ class Facts(WorldNodeFacts, WorldTierFacts):
     """
 
     @property
-    def seen(self) -> Observed:
+    def snapshot(self) -> JobSnapshot:
         return self._seen
 
     def with_status(self, status: JobStatus) -> Facts:
@@ -388,7 +392,7 @@ class Facts(WorldNodeFacts, WorldTierFacts):
 F = TypeVar("F", bound=JobFacts)
 
 
-def derived_once(function: Callable[Concatenate[F, P], T]) -> Callable[Concatenate[F, P], T]:
+def cached_per_snapshot(function: Callable[Concatenate[F, P], T]) -> Callable[Concatenate[F, P], T]:
     """Caches a fact per snapshot; callers must not change the value.
 
     A fact that reads every worker, computed for each of them, would cost the square of their number.
@@ -408,7 +412,7 @@ def derived_once(function: Callable[Concatenate[F, P], T]) -> Callable[Concatena
     return once
 
 
-def gather(seen: Observed) -> Facts:
+def gather(seen: JobSnapshot) -> Facts:
     """Indexes the snapshot once for all decisions."""
     sessions = sessions_by_id(seen.sessions)
     silence = seen.job.spec.health_policy.heartbeat_timeout_seconds
@@ -416,11 +420,13 @@ def gather(seen: Observed) -> Facts:
     told_on: dict[str, float] = {}
     silent = 0
     for session in sessions.values():
-        heard = session.connected and seen.now - session.heard_seconds <= silence
+        heard = session.connected and seen.now_seconds - session.last_message_seconds <= silence
         silent += not heard
         heard_on[session.node] = heard_on.get(session.node, False) or heard
-        told_on[session.node] = max(told_on.get(session.node, session.heard_seconds), session.heard_seconds)
-    world = seen.status.world
+        told_on[session.node] = max(
+            told_on.get(session.node, session.last_message_seconds), session.last_message_seconds
+        )
+    world = seen.status.membership
     return Facts(
         seen,
         workers=workers_by_id(seen.workers),
@@ -428,24 +434,27 @@ def gather(seen: Observed) -> Facts:
         silent_agents=silent,
         members={} if world is None else members_by_id(world.members),
         nodes=nodes_by_name(seen.nodes),
-        heard_on=heard_on,
-        told_on=told_on,
-        holders=holders_by_id(seen.holders),
+        connected_nodes=heard_on,
+        last_message_seconds=told_on,
+        servers=servers_by_id(seen.servers),
     )
 
 
-def is_responsive(facts: JobFacts, session: SessionSeen) -> bool:
+def is_responsive(facts: JobFacts, session: ObservedSession) -> bool:
     """Whether an agent is connected and within its heartbeat timeout."""
-    return session.connected and facts.now - session.heard_seconds <= facts.spec.health_policy.heartbeat_timeout_seconds
+    return (
+        session.connected
+        and facts.now - session.last_message_seconds <= facts.spec.health_policy.heartbeat_timeout_seconds
+    )
 
 
-@derived_once
-def member_sessions(facts: WorldFacts) -> tuple[tuple[Member, SessionSeen | None], ...]:
+@cached_per_snapshot
+def member_sessions(facts: WorldFacts) -> tuple[tuple[Member, ObservedSession | None], ...]:
     """Pairs each member with its agent's session.
 
     None if no agent speaks, or one of another incarnation.
     """
-    found: list[tuple[Member, SessionSeen | None]] = []
+    found: list[tuple[Member, ObservedSession | None]] = []
     for worker, member in facts.members.items():
         session = facts.sessions.get(worker)
         own = session is not None and session.incarnation == member.incarnation
@@ -453,85 +462,87 @@ def member_sessions(facts: WorldFacts) -> tuple[tuple[Member, SessionSeen | None
     return tuple(found)
 
 
-@derived_once
+@cached_per_snapshot
 def barrier_checkpoint(facts: WorldFacts) -> Checkpoint | None:
     """The step at which every rank waits at a bound barrier, if any."""
-    world, observed = facts.status.world, facts.barrier
+    world, observed = facts.status.membership, facts.barrier
     if world is None or world.state != "Committed" or not world.members or observed is None:
         return None
     barrier = observed.sent
-    if (barrier.generation, barrier.phase) != (world.epoch, "bound"):
+    if (barrier.generation, barrier.phase) != (world.generation, "bound"):
         return None
     reached = all(s is not None and waits_at(s, barrier) for _, s in member_sessions(facts))
     return Checkpoint(barrier.generation, barrier.step) if reached else None
 
 
-def waits_at(session: SessionSeen, barrier: Barrier) -> bool:
+def waits_at(session: ObservedSession, barrier: Barrier) -> bool:
     """Whether all ranks of this agent wait at the barrier."""
-    return (session.epoch, session.barrier_step) == (barrier.generation, barrier.step)
+    return (session.generation, session.barrier_step) == (barrier.generation, barrier.step)
 
 
-@derived_once
+@cached_per_snapshot
 def final_checkpoint(facts: WorldFacts) -> Checkpoint | None:
     """The last step's checkpoint once every member finished, saved or not.
 
     An epoch that made no step of its own ended where it began.
     """
     sessions = [s for _, s in member_sessions(facts)]
-    if not sessions or any(s is None or s.epoch != facts.world.epoch or s.finished != 0 for s in sessions):
+    if not sessions or any(
+        s is None or s.generation != facts.membership.generation or s.finished != 0 for s in sessions
+    ):
         return None
     steps = [s.finished_steps for s in sessions if s is not None]
-    return Checkpoint(facts.world.epoch, max(steps)) if any(steps) else facts.world.parent
+    return Checkpoint(facts.membership.generation, max(steps)) if any(steps) else facts.membership.parent
 
 
-@derived_once
+@cached_per_snapshot
 def is_broken(facts: WorldFacts) -> bool:
     """Whether a trainer of the committed world has failed."""
-    epoch = facts.world.epoch
-    return any(s is not None and s.exit is not None and s.exit.epoch == epoch for _, s in member_sessions(facts))
+    epoch = facts.membership.generation
+    return any(s is not None and s.exit is not None and s.exit.generation == epoch for _, s in member_sessions(facts))
 
 
-@derived_once
-def in_epoch(facts: WorldFacts, epoch: int) -> tuple[SessionSeen, ...]:
+@cached_per_snapshot
+def sessions_in_generation(facts: WorldFacts, epoch: int) -> tuple[ObservedSession, ...]:
     """Sessions whose facts (step, exit, barrier …) are about this epoch."""
-    return tuple(s for s in facts.sessions.values() if s.epoch == epoch)
+    return tuple(s for s in facts.sessions.values() if s.generation == epoch)
 
 
-@derived_once
+@cached_per_snapshot
 def step_of(facts: WorldFacts, epoch: int) -> int:
     """The highest step that any rank of `epoch` finished; 0: none."""
-    return max((s.progress.step for s in in_epoch(facts, epoch)), default=0)
+    return max((s.progress.step for s in sessions_in_generation(facts, epoch)), default=0)
 
 
 def last_step(facts: WorldFacts) -> int:
     """The last step that the world finished or restored."""
-    return max(step_of(facts, facts.world.epoch), facts.world.begun_step)
+    return max(step_of(facts, facts.membership.generation), facts.membership.start_step)
 
 
-@derived_once
+@cached_per_snapshot
 def has_stepped(facts: WorldFacts, epoch: int) -> bool:
     """Whether `epoch` made a step after the one it restored."""
-    begun = facts.world.begun_step
-    return any(s.step_at_seconds is not None or s.progress.step > begun for s in in_epoch(facts, epoch))
+    begun = facts.membership.start_step
+    return any(s.step_at_seconds is not None or s.progress.step > begun for s in sessions_in_generation(facts, epoch))
 
 
-@derived_once
+@cached_per_snapshot
 def last_step_seconds(facts: WorldFacts, epoch: int) -> float | None:
     """When a step of `epoch` was last reported.
 
     A new operator counts from its first report.
     """
-    world = facts.status.world
-    parent = world.begun_step if world is not None else 0
+    world = facts.status.membership
+    parent = world.start_step if world is not None else 0
     times = [
         s.step_at_seconds if s.step_at_seconds is not None else s.since_seconds
-        for s in in_epoch(facts, epoch)
+        for s in sessions_in_generation(facts, epoch)
         if s.step_at_seconds is not None or s.progress.step > parent
     ]
     return max(times, default=None)
 
 
-@derived_once
+@cached_per_snapshot
 def seconds_per_step(facts: WorldFacts) -> float | None:
     """The slowest rank's step time; None while unknown."""
     return max(
@@ -539,13 +550,13 @@ def seconds_per_step(facts: WorldFacts) -> float | None:
     )
 
 
-def moving_until(facts: WorldFacts, since_seconds: float) -> float | None:
+def progressing_until(facts: WorldFacts, since_seconds: float) -> float | None:
     """Until when the epoch advances after `since_seconds`; None: it stands.
 
     One step may still be reported just after a rank died, so a step is proof of life for two step times only, and until
     the next could have been told.
     """
-    last = last_step_seconds(facts, facts.world.epoch)
+    last = last_step_seconds(facts, facts.membership.generation)
     if last is None or last <= since_seconds:
         return None
     until = (
@@ -556,19 +567,19 @@ def moving_until(facts: WorldFacts, since_seconds: float) -> float | None:
     return until if facts.now < until else None
 
 
-def data_read(facts: WorldFacts, epoch: int) -> DataRead | None:
+def data_read(facts: WorldFacts, epoch: int) -> DataProgress | None:
     """Progress of `epoch` through its data; None without an elastic loader."""
-    told = [s.progress for s in in_epoch(facts, epoch)]
-    passes, pace = mean_passes(told), seconds_per_step(facts)
+    told = [s.progress for s in sessions_in_generation(facts, epoch)]
+    passes, pace = mean_epochs(told), seconds_per_step(facts)
     if passes is None:
         return None
     samples = sum(one.step_samples or 0 for one in told)
-    return DataRead(round(passes, 4), float(f"{samples / pace:.3g}") if samples and pace else None)
+    return DataProgress(round(passes, 4), float(f"{samples / pace:.3g}") if samples and pace else None)
 
 
-def loss_told(facts: WorldFacts, epoch: int) -> float | None:
+def mean_reported_loss(facts: WorldFacts, epoch: int) -> float | None:
     """The mean loss of an epoch's workers; None where none told any."""
-    told = [s.progress.loss for s in in_epoch(facts, epoch) if s.progress.loss is not None]
+    told = [s.progress.loss for s in sessions_in_generation(facts, epoch) if s.progress.loss is not None]
     return sum(told) / len(told) if told else None
 
 
@@ -578,29 +589,29 @@ def saving_steps(facts: JobFacts) -> int:
     return facts.spec.checkpoint.memory.base_steps if chosen is None else chosen.steps
 
 
-def sealed_holders(facts: TierFacts, epoch: int) -> tuple[HolderSeen, ...]:
+def fenced_servers(facts: TierFacts, epoch: int) -> tuple[ObservedMemoryServer, ...]:
     """Holders that are sealed at `epoch`, and were read since.
 
     By the operator, or by an agent in its place.
     """
-    return sealed_at(facts.holder_list, epoch)
+    return fenced_at(facts.holder_list, epoch)
 
 
-@derived_once
+@cached_per_snapshot
 def reading_at(facts: TierFacts, epoch: int) -> TierReading:
     """What was read of all tiers for `epoch`.
 
     Holders that were not read are left out, not taken as empty.
     """
     persistent = facts.persistent
-    listed = persistent.entries if persistent.read_epoch == epoch else None
+    listed = persistent.entries if persistent.read_generation == epoch else None
     memory = memory_reading(facts, epoch)
-    return memory if listed is None else TierReading(memory.holders, listed)
+    return memory if listed is None else TierReading(memory.servers, listed)
 
 
 def memory_reading(facts: TierFacts, epoch: int) -> TierReading:
     """What was read for `epoch` of the holders alone."""
-    return holders_reading(facts.holder_list, epoch)
+    return servers_reading(facts.holder_list, epoch)
 
 
 def topology_of_job(facts: NodeFacts) -> Topology:
@@ -608,16 +619,16 @@ def topology_of_job(facts: NodeFacts) -> Topology:
     return topology_of(facts.node_list, facts.job.uid)
 
 
-def domains_of(facts: TierFacts) -> dict[HolderId, str]:
+def domains_of(facts: TierFacts) -> dict[MemoryServerInstance, str]:
     """The failure domain of each holder."""
-    return holder_domains(facts.holder_list)
+    return server_domains(facts.holder_list)
 
 
-@derived_once
-def bad_of(facts: JobFacts) -> frozenset[Checkpoint]:
-    return frozenset(facts.status.bad)
+@cached_per_snapshot
+def unreadable_checkpoints(facts: JobFacts) -> frozenset[Checkpoint]:
+    return frozenset(facts.status.unreadable_checkpoints)
 
 
-def soonest(times: Iterable[float | None]) -> float | None:
+def earliest(times: Iterable[float | None]) -> float | None:
     """The earliest of some times; None without any."""
     return min((t for t in times if t is not None), default=None)

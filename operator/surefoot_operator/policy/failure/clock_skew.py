@@ -9,31 +9,32 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from surefoot_operator.api.status import Incident, Interval, JobStatus
-from surefoot_operator.policy.failure.unhealthy_nodes import SICK_SECONDS
+from surefoot_operator.api.status import Incident, JobStatus, SaveInterval
+from surefoot_operator.policy.failure.unhealthy_nodes import UNHEALTHY_SECONDS
 
 
-def not_ahead(status: JobStatus, now: float, longest_exclusion_seconds: float) -> JobStatus:
+def clamp_future_times(status: JobStatus, now: float, longest_exclusion_seconds: float) -> JobStatus:
     """Moves times after `now` back to it, and limits exclusions."""
-    world = status.world
+    world = status.membership
     exclusion = now + longest_exclusion_seconds
     return replace(
         status,
-        world=None if world is None else replace(world, changed_seconds=min(world.changed_seconds, now)),
+        membership=None if world is None else replace(world, changed_seconds=min(world.changed_seconds, now)),
         incidents=tuple(_incident(one, now) for one in status.incidents),
-        recent_restarts=tuple(replace(one, at_seconds=min(one.at_seconds, now)) for one in status.recent_restarts),
+        recent_restarts=tuple(replace(one, time_seconds=min(one.time_seconds, now)) for one in status.recent_restarts),
         conditions=tuple(
             replace(one, last_transition_seconds=min(one.last_transition_seconds, now)) for one in status.conditions
         ),
         excluded_nodes=tuple(
             replace(one, until_seconds=min(one.until_seconds, exclusion)) for one in status.excluded_nodes
         ),
-        sick_nodes=tuple(
-            replace(one, until_seconds=min(one.until_seconds, now + SICK_SECONDS)) for one in status.sick_nodes
+        unhealthy_nodes=tuple(
+            replace(one, until_seconds=min(one.until_seconds, now + UNHEALTHY_SECONDS))
+            for one in status.unhealthy_nodes
         ),
         stragglers=tuple(replace(one, since_seconds=min(one.since_seconds, now)) for one in status.stragglers),
         replaced_stragglers=tuple(
-            replace(one, at_seconds=min(one.at_seconds, now), until_seconds=min(one.until_seconds, exclusion))
+            replace(one, time_seconds=min(one.time_seconds, now), until_seconds=min(one.until_seconds, exclusion))
             for one in status.replaced_stragglers
         ),
         memory_interval=_interval(status.memory_interval, now),
@@ -55,13 +56,13 @@ def _incident(incident: Incident, now: float) -> Incident:
         detected_seconds=min(incident.detected_seconds, now),
         claimed_seconds=_past(incident.claimed_seconds, now),
         stopped_seconds=_past(incident.stopped_seconds, now),
-        sealed_seconds=_past(incident.sealed_seconds, now),
-        assigned_seconds=_past(incident.assigned_seconds, now),
+        fenced_seconds=_past(incident.fenced_seconds, now),
+        committed_seconds=_past(incident.committed_seconds, now),
         first_step_seconds=_past(incident.first_step_seconds, now),
     )
 
 
-def _interval(interval: Interval | None, now: float) -> Interval | None:
+def _interval(interval: SaveInterval | None, now: float) -> SaveInterval | None:
     if interval is None:
         return None
     since, measured = min(interval.since_seconds, now), min(interval.measured_seconds, now)

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from surefoot_operator.api.status import Incident, JobStatus
-from surefoot_operator.policy.failure.incidents import MOST_KEPT
+from surefoot_operator.policy.failure.incidents import MAX_KEPT
 
 WORKER_INCIDENT_SECONDS = 100 * 86400.0
 """Prior: a worker fails once in a hundred days. Reported of large trainings: once in 50 to 300 days a node."""
@@ -22,7 +22,7 @@ PRIOR_INCIDENTS = 0.1
 PRIOR_WEIGHT = 0.5
 """The same beside a job's own incidents: the first counts twice as much."""
 
-SHORTEST_RECORD_SECONDS = 60.0
+MIN_RECORD_SECONDS = 60.0
 """A job that fails as it begins has not shown yet how often it does."""
 
 NODE_SHARE = 0.5
@@ -40,18 +40,18 @@ class Risk:
     """The estimate for one job now."""
 
     incidents_per_second: float
-    memory_loss_odds: float
+    memory_loss_probability: float
     """That an incident takes every copy in memory: then only the persistent tier helps."""
 
     @property
     def from_memory_seconds(self) -> float:
         """Mean time between incidents that memory recovers from."""
-        return 1.0 / (self.incidents_per_second * (1.0 - self.memory_loss_odds))
+        return 1.0 / (self.incidents_per_second * (1.0 - self.memory_loss_probability))
 
     @property
     def from_persistent_seconds(self) -> float:
         """Mean time between incidents that only the persistent tier recovers from."""
-        return 1.0 / (self.incidents_per_second * self.memory_loss_odds)
+        return 1.0 / (self.incidents_per_second * self.memory_loss_probability)
 
 
 def risk_of(status: JobStatus, workers: int, replicas: int, now: float) -> Risk:
@@ -61,7 +61,7 @@ def risk_of(status: JobStatus, workers: int, replicas: int, now: float) -> Risk:
     """
     known = status.incidents
     since = status.start_seconds if status.start_seconds is not None else now
-    if len(known) >= MOST_KEPT:
+    if len(known) >= MAX_KEPT:
         since = known[0].detected_seconds  # older ones are not known any more
     unplanned = [i for i in known if i.kind != "planned"]
     rate = _rate(len(unplanned), max(0.0, now - since), workers)
@@ -75,7 +75,7 @@ def _rate(incidents: int, observed_seconds: float, workers: int) -> float:
     """Incidents a second: the prior where there were none, else its weighted geometric mean with the job's own rate."""
     prior_seconds = PRIOR_INCIDENTS * WORKER_INCIDENT_SECONDS / max(1, workers)
     prior = PRIOR_INCIDENTS / (prior_seconds + observed_seconds)
-    own = incidents / max(SHORTEST_RECORD_SECONDS, observed_seconds)
+    own = incidents / max(MIN_RECORD_SECONDS, observed_seconds)
     if not incidents:
         return prior
     return math.exp((PRIOR_WEIGHT * math.log(prior) + incidents * math.log(own)) / (PRIOR_WEIGHT + incidents))
@@ -85,4 +85,4 @@ def _lost_memory(incident: Incident) -> bool:
     """Something had to be read from the persistent tier; or there was nothing, and steps were lost all the same."""
     if incident.restored_from in ("persistent", "mixed"):
         return True
-    return incident.parent_step == 0 and incident.last_step > 0 and incident.first_step_seconds is not None
+    return incident.restored_step == 0 and incident.last_step > 0 and incident.first_step_seconds is not None

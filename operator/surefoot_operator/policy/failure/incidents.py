@@ -7,57 +7,57 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from surefoot.protocol.checkpoints.save_state import joined
+from surefoot.protocol.checkpoints.save_state import join_sources
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import Incident
-from surefoot_operator.policy.core.availability import node_lost, usable
+from surefoot_operator.policy.core.availability import is_usable, node_lost
 from surefoot_operator.policy.core.facts import (
     WorldFacts,
     WorldNodeFacts,
     has_stepped,
-    in_epoch,
     member_sessions,
+    sessions_in_generation,
     step_of,
 )
-from surefoot_operator.policy.failure.failure_detection import Loss
+from surefoot_operator.policy.failure.failure_detection import Failure
 from surefoot_operator.policy.failure.spare_workers import newest_attempts
 
-MOST_KEPT = 10
+MAX_KEPT = 10
 
-LOST_KINDS = ("node-lost", "agent-lost", "worker-silent")
+WORKER_LOSS_KINDS = ("node-lost", "agent-lost", "worker-silent")
 """Incidents after which somebody else has to come. A trainer that failed is started again where it was."""
 
-LONGEST_DETAIL = 8000
+MAX_DETAIL_CHARACTERS = 8000
 """Characters of what workers had to say, of the newest incident."""
 
-LONGEST_OLD_DETAIL = 500
+MAX_OLD_DETAIL_CHARACTERS = 500
 
 Incidents = tuple[Incident, ...]
 
 
-def opened(facts: WorldFacts, loss: Loss, last_step: int) -> Incidents:
+def append_incident(facts: WorldFacts, loss: Failure, last_step: int) -> Incidents:
     """Adds the failure that ends the present epoch."""
     incident = Incident(
         kind=loss.kind,
         reason=loss.reason,
         worker=loss.worker,
         node=loss.node,
-        epoch=facts.world.epoch,
-        detected_seconds=loss.at_seconds,
+        generation=facts.membership.generation,
+        detected_seconds=loss.first_sign_seconds,
         claimed_seconds=facts.now,
         last_step=last_step,
-        world_before=facts.world.size,
+        world_size_before=facts.membership.world_size,
         rank=loss.rank,
         unexplained=loss.unexplained,
-        detail=_detail(facts, facts.world.epoch),
+        detail=_detail(facts, facts.membership.generation),
     )
-    before = (replace(i, detail=i.detail[:LONGEST_OLD_DETAIL]) for i in facts.status.incidents)
-    return (*before, incident)[-MOST_KEPT:]
+    before = (replace(i, detail=i.detail[:MAX_OLD_DETAIL_CHARACTERS]) for i in facts.status.incidents)
+    return (*before, incident)[-MAX_KEPT:]
 
 
-def ending(facts: WorldFacts, loss: Loss, last_step: int) -> Incidents:
+def end_with_incident(facts: WorldFacts, loss: Failure, last_step: int) -> Incidents:
     """Adds the failure that ends the job; no claim follows it."""
-    before, last = (found := opened(facts, loss, last_step))[:-1], found[-1]
+    before, last = (found := append_incident(facts, loss, last_step))[:-1], found[-1]
     return (*before, replace(last, claimed_seconds=None))
 
 
@@ -66,7 +66,7 @@ def open_incident(incidents: Incidents) -> Incident | None:
     return incidents[-1] if incidents and incidents[-1].first_step_seconds is None else None
 
 
-def phased(facts: WorldNodeFacts, known: Incidents, stopped: bool, sealed: bool) -> Incidents:
+def record_phases(facts: WorldNodeFacts, known: Incidents, stopped: bool, sealed: bool) -> Incidents:
     """Records when trainers had stopped and when everything was read.
 
     A lost line becomes a lost node once the fabric reports it.
@@ -76,9 +76,9 @@ def phased(facts: WorldNodeFacts, known: Incidents, stopped: bool, sealed: bool)
         return known
     if stopped and incident.stopped_seconds is None:
         incident = replace(incident, stopped_seconds=facts.now)
-    if sealed and incident.sealed_seconds is None:
-        incident = replace(incident, sealed_seconds=facts.now)
-    detail = _detail(facts, incident.epoch)
+    if sealed and incident.fenced_seconds is None:
+        incident = replace(incident, fenced_seconds=facts.now)
+    detail = _detail(facts, incident.generation)
     if len(detail) > len(incident.detail):
         incident = replace(incident, detail=detail)  # each worker says its part when it has stopped its trainers
     if incident.kind in ("agent-lost", "worker-silent") and node_lost(facts, incident.node):
@@ -86,62 +86,68 @@ def phased(facts: WorldNodeFacts, known: Incidents, stopped: bool, sealed: bool)
     return (*known[:-1], incident)
 
 
-def replaced(facts: WorldNodeFacts, known: Incidents) -> Incidents:
+def record_replacement(facts: WorldNodeFacts, known: Incidents) -> Incidents:
     """Records when as many workers as before a loss were warm again.
 
     How long capacity takes to come decides whether the next loss waits for it; a world that grows late, or not at all, would
     not tell.
     """
     waiting = [
-        i for i in known if i.kind in LOST_KINDS and i.claimed_seconds is not None and i.replaced_seconds is None
+        i for i in known if i.kind in WORKER_LOSS_KINDS and i.claimed_seconds is not None and i.replaced_seconds is None
     ]
-    if not waiting or facts.status.world is None or facts.spec.suspend:
+    if not waiting or facts.status.membership is None or facts.spec.suspend:
         return known
-    claimed = facts.world.state == "Claimed"
+    claimed = facts.membership.state == "Claimed"
     warm = sum(
-        s.warm and usable(facts, s) for s in newest_attempts(facts) if not claimed or s.stopped >= facts.world.epoch
+        s.warm and is_usable(facts, s)
+        for s in newest_attempts(facts)
+        if not claimed or s.stopped >= facts.membership.generation
     )
     ranks = warm * facts.spec.nproc_per_node
     return tuple(
-        replace(i, replaced_seconds=facts.now) if i in waiting and ranks >= i.world_before else i for i in known
+        replace(i, replaced_seconds=facts.now) if i in waiting and ranks >= i.world_size_before else i for i in known
     )
 
 
 def _detail(facts: WorldFacts, epoch: int) -> str:
     """What the workers of this epoch said beside their causes, in their order."""
-    told = [s.exit for _, s in member_sessions(facts) if s is not None and s.exit is not None and s.exit.epoch == epoch]
-    return "\n".join(e.detail for e in told if e.detail)[:LONGEST_DETAIL]
+    told = [
+        s.exit for _, s in member_sessions(facts) if s is not None and s.exit is not None and s.exit.generation == epoch
+    ]
+    return "\n".join(e.detail for e in told if e.detail)[:MAX_DETAIL_CHARACTERS]
 
 
-def assigned(facts: WorldFacts, incidents: Incidents, parent: Checkpoint | None, size: int) -> Incidents:
+def record_commit(facts: WorldFacts, incidents: Incidents, parent: Checkpoint | None, size: int) -> Incidents:
     """Records the commit that ends the incident's claim."""
     incident = open_incident(incidents)
     if incident is None:
         return incidents
     parent_step = parent.step if parent else 0
-    last_step = max(incident.last_step, step_of(facts, incident.epoch))
+    last_step = max(incident.last_step, step_of(facts, incident.generation))
     incident = replace(
         incident,
-        assigned_seconds=facts.now,
+        committed_seconds=facts.now,
         last_step=last_step,
-        parent_step=parent_step,
+        restored_step=parent_step,
         steps_lost=max(0, last_step - parent_step),
-        world_after=size,
+        world_size_after=size,
     )
     return (*incidents[:-1], incident)
 
 
-def closed(facts: WorldFacts) -> Incidents:
+def close_incident(facts: WorldFacts) -> Incidents:
     """Closes the incident at the epoch's first new step.
 
     Records where its state was restored from.
     """
     incident = open_incident(facts.status.incidents)
-    epoch = facts.world.epoch
-    if incident is None or incident.assigned_seconds is None or not has_stepped(facts, epoch):
+    epoch = facts.membership.generation
+    if incident is None or incident.committed_seconds is None or not has_stepped(facts, epoch):
         return facts.status.incidents
-    first = [s.step_at_seconds for s in in_epoch(facts, epoch) if s.step_at_seconds is not None]
-    sources = joined(s.progress.restored_from for s in in_epoch(facts, epoch) if s.progress.restored_from)
+    first = [s.step_at_seconds for s in sessions_in_generation(facts, epoch) if s.step_at_seconds is not None]
+    sources = join_sources(
+        s.progress.restored_from for s in sessions_in_generation(facts, epoch) if s.progress.restored_from
+    )
     incident = replace(
         incident,
         first_step_seconds=min(first, default=facts.now),

@@ -9,19 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from surefoot.protocol.checkpoints.retention import SoundSteps
-from surefoot.protocol.text import listed
+from surefoot.protocol.checkpoints.retention import LossHistory
+from surefoot.protocol.text import join_names
 from surefoot_operator.api.spec import NumericsAction
-from surefoot_operator.job_snapshot import SessionSeen
+from surefoot_operator.job_snapshot import ObservedSession
 from surefoot_operator.policy.core.facts import (
     WorldFacts,
-    derived_once,
+    cached_per_snapshot,
     member_sessions,
 )
 
 
 @dataclass(frozen=True, slots=True)
-class UnsoundLoss:
+class LossAnomaly:
     """An odd loss, and what the policy does about it.
 
     `since_step`: the first step of it.
@@ -33,51 +33,51 @@ class UnsoundLoss:
     action: NumericsAction
 
 
-@derived_once
-def unsound_loss(facts: WorldFacts) -> UnsoundLoss | None:
+@cached_per_snapshot
+def unsound_loss(facts: WorldFacts) -> LossAnomaly | None:
     """What is odd about the newest steps; None: nothing."""
     policy = facts.spec.health_policy.numerics
     if policy is None:
         return None
-    told = _told(facts)
+    told = _sessions_of_generation(facts)
     # before its first step an epoch is as odd as what it restored: a job that ends there would keep it
-    begun = facts.world.begun_step
-    odd = [s for s in told if s.progress.odd_step and s.progress.odd_step >= max(s.progress.step, begun)]
-    broken = sorted((s for s in odd if s.progress.odd_kind == "not-finite"), key=_first)
+    begun = facts.membership.start_step
+    odd = [s for s in told if s.progress.anomaly_step and s.progress.anomaly_step >= max(s.progress.step, begun)]
+    broken = sorted((s for s in odd if s.progress.anomaly_kind == "not-finite"), key=_first)
     if broken:
-        return UnsoundLoss("not-finite", _since(broken), _sentence(broken), policy.on_not_finite)
+        return LossAnomaly("not-finite", _since(broken), _sentence(broken), policy.on_non_finite)
     # a step that is far out on every rank is the model's; on one of them it is that rank's batch
-    spiking = [s for s in odd if s.progress.odd_step - s.progress.odd_since + 1 >= policy.spike_steps]
+    spiking = [s for s in odd if s.progress.anomaly_step - s.progress.anomaly_since_step + 1 >= policy.spike_steps]
     if not spiking or 2 * len(spiking) < len(told):
         return None
     spiking.sort(key=_first)
-    return UnsoundLoss("spike", _since(spiking), _sentence(spiking), policy.on_spike)
+    return LossAnomaly("spike", _since(spiking), _sentence(spiking), policy.on_spike)
 
 
-@derived_once
-def sound_steps(facts: WorldFacts) -> SoundSteps | None:
+@cached_per_snapshot
+def sound_steps(facts: WorldFacts) -> LossHistory | None:
     """Summarises the epoch's steps for `proven`; None: nobody asks."""
     policy = facts.spec.health_policy.numerics
     if policy is None:
         return None
-    told = _told(facts)
-    step = min((s.progress.step for s in told), default=0) if len(told) == len(facts.world.members) else 0
-    return SoundSteps(step, max((s.progress.odd_step for s in told), default=0), policy.good_after_steps)
+    told = _sessions_of_generation(facts)
+    step = min((s.progress.step for s in told), default=0) if len(told) == len(facts.membership.members) else 0
+    return LossHistory(step, max((s.progress.anomaly_step for s in told), default=0), policy.good_after_steps)
 
 
-def _told(facts: WorldFacts) -> list[SessionSeen]:
-    epoch = facts.world.epoch
-    return [s for _, s in member_sessions(facts) if s is not None and s.epoch == epoch]
+def _sessions_of_generation(facts: WorldFacts) -> list[ObservedSession]:
+    epoch = facts.membership.generation
+    return [s for _, s in member_sessions(facts) if s is not None and s.generation == epoch]
 
 
-def _first(session: SessionSeen) -> tuple[int, int]:
-    return session.progress.odd_since, session.index
+def _first(session: ObservedSession) -> tuple[int, int]:
+    return session.progress.anomaly_since_step, session.index
 
 
-def _since(odd: list[SessionSeen]) -> int:
-    return min(s.progress.odd_since for s in odd)
+def _since(odd: list[ObservedSession]) -> int:
+    return min(s.progress.anomaly_since_step for s in odd)
 
 
-def _sentence(odd: list[SessionSeen]) -> str:
-    first, workers = odd[0], listed(sorted(s.index for s in odd))
-    return f"{first.progress.odd_text} (worker{'s' if len(odd) > 1 else ''} {workers}, since step {_since(odd)})"
+def _sentence(odd: list[ObservedSession]) -> str:
+    first, workers = odd[0], join_names(sorted(s.index for s in odd))
+    return f"{first.progress.anomaly_text} (worker{'s' if len(odd) > 1 else ''} {workers}, since step {_since(odd)})"

@@ -11,16 +11,16 @@ from collections.abc import Mapping
 from itertools import islice
 
 from surefoot_operator.api.spec import TrainingJobSpec, allowed_sizes
-from surefoot_operator.job_snapshot import SessionSeen, WorkerSeen
-from surefoot_operator.policy.core.availability import usable, vacate_reason
+from surefoot_operator.job_snapshot import ObservedSession, ObservedWorker
+from surefoot_operator.policy.core.availability import evacuation_reason, is_usable
 from surefoot_operator.policy.core.facts import (
     WorldFacts,
     WorldNodeFacts,
-    derived_once,
+    cached_per_snapshot,
     is_responsive,
     worker_id,
 )
-from surefoot_operator.policy.failure.unhealthy_nodes import found_sick
+from surefoot_operator.policy.failure.unhealthy_nodes import unhealthy_nodes
 
 # ---- size of the world -----------------------------------------------------------------------------------------------
 # Computes the allowed, target and possible sizes of a world.
@@ -56,8 +56,8 @@ def is_allowed(spec: TrainingJobSpec, workers: int) -> bool:
 _OVER = ("Succeeded", "Failed")
 
 
-@derived_once
-def wanted_indexes(facts: WorldFacts) -> frozenset[int]:
+@cached_per_snapshot
+def required_indices(facts: WorldFacts) -> frozenset[int]:
     """Lists indexes that need a worker: the world's, then the lowest.
 
     By number alone a member that began as a spare would be ended when fewer spares are asked for.
@@ -68,13 +68,13 @@ def wanted_indexes(facts: WorldFacts) -> frozenset[int]:
     return taken.union(islice(free, count - len(taken)))
 
 
-@derived_once
-def world_indexes(facts: WorldNodeFacts) -> frozenset[int]:
+@cached_per_snapshot
+def member_indices(facts: WorldNodeFacts) -> frozenset[int]:
     """Lists the wanted workers that make up the world.
 
     What hinders the others, which are spares, hinders no training.
     """
-    wanted = wanted_indexes(facts)
+    wanted = required_indices(facts)
     if not facts.spec.spares:
         return wanted
     newest = newest_workers(facts)
@@ -82,8 +82,8 @@ def world_indexes(facts: WorldNodeFacts) -> frozenset[int]:
     return frozenset(ranked[: target_size(facts.spec)])
 
 
-@derived_once
-def newest_workers(facts: WorldFacts) -> Mapping[int, WorkerSeen]:
+@cached_per_snapshot
+def newest_workers(facts: WorldFacts) -> Mapping[int, ObservedWorker]:
     """The newest attempt of each index, by index.
 
     What became of older ones was answered.
@@ -91,41 +91,41 @@ def newest_workers(facts: WorldFacts) -> Mapping[int, WorkerSeen]:
     return {w.index: w for w in sorted(facts.worker_list, key=lambda w: (w.index, w.attempt))}
 
 
-@derived_once
-def newest_attempts(facts: WorldNodeFacts) -> list[SessionSeen]:
+@cached_per_snapshot
+def newest_attempts(facts: WorldNodeFacts) -> list[ObservedSession]:
     """One agent per wanted index: the newest attempt that is heard.
 
     One that is made beside another, to take its place, counts once it is warm; no longer once its pod is gone, or nothing is
     heard of it: the line to a machine that lost its power may stand, and its agent would hide the one that lives.
     """
-    newest_of: dict[int, SessionSeen] = {}
-    wanted = wanted_indexes(facts)
+    newest_of: dict[int, ObservedSession] = {}
+    wanted = required_indices(facts)
     for session in sorted(facts.sessions.values(), key=lambda s: s.attempt):
         there = worker_id(session) in facts.workers and is_responsive(facts, session)
         if there and session.index in wanted:
             known = newest_of.get(session.index)
-            if known is None or session.warm or not (known.warm and vacate_reason(facts, known.node)):
+            if known is None or session.warm or not (known.warm and evacuation_reason(facts, known.node)):
                 newest_of[session.index] = session
     return list(newest_of.values())
 
 
-def spare_agents(facts: WorldNodeFacts) -> list[SessionSeen]:
+def spare_agents(facts: WorldNodeFacts) -> list[ObservedSession]:
     """Warm agents without a rank, on nodes that nobody wants left.
 
     Nor found sick: a world that grows there would halt for each try.
     """
-    found = (s for s in newest_attempts(facts) if s.warm and worker_id(s) not in facts.members and usable(facts, s))
-    return [s for s in found if not vacate_reason(facts, s.node) and s.node not in found_sick(facts)]
+    found = (s for s in newest_attempts(facts) if s.warm and worker_id(s) not in facts.members and is_usable(facts, s))
+    return [s for s in found if not evacuation_reason(facts, s.node) and s.node not in unhealthy_nodes(facts)]
 
 
-def _distance(facts: WorldNodeFacts, worker: WorkerSeen | None) -> int:
+def _distance(facts: WorldNodeFacts, worker: ObservedWorker | None) -> int:
     """How far a worker is from training."""
-    if worker is None or worker.phase in _OVER or worker.unstarted:
+    if worker is None or worker.phase in _OVER or worker.start_blocker:
         return 5
     if worker_id(worker) in facts.members:
         return 0
     session = facts.sessions.get(worker_id(worker))
-    if session is not None and session.warm and usable(facts, session):
+    if session is not None and session.warm and is_usable(facts, session):
         return 1
     if worker.phase == "Running":
         return 2

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from surefoot.protocol.messages import TRIED
-from surefoot.protocol.text import listed
+from surefoot.protocol.text import join_names
 from surefoot_operator import reasons
 from surefoot_operator.api.status import ExcludedNode
 from surefoot_operator.policy.core.actions import Event
@@ -20,26 +20,26 @@ from surefoot_operator.policy.core.facts import (
     NodeFacts,
     WorldFacts,
     WorldNodeFacts,
-    derived_once,
-    soonest,
+    cached_per_snapshot,
+    earliest,
     worker_id,
 )
 
-SICK_SECONDS = 3600.0
+UNHEALTHY_SECONDS = 3600.0
 """How long a node that was found sick is avoided: its agent leaves with its worker, and nobody looks there any more."""
 
-SETTLE_SECONDS = 15.0
+CONFIRM_SECONDS = 15.0
 """A finding is acted upon after so long: by then other nodes have told whether they see the same."""
 
-MOST_KEPT = 64
+MAX_KEPT = 64
 
 
-@derived_once
-def found_sick(facts: WorldNodeFacts) -> Mapping[str, str]:
+@cached_per_snapshot
+def unhealthy_nodes(facts: WorldNodeFacts) -> Mapping[str, str]:
     """Why nodes are sick by what their own agents found, by name."""
     sick: dict[str, str] = {}
-    for reason, nodes in sorted(_told(facts).items()):
-        if not _is_shared(*_alike(facts, reason, nodes)):
+    for reason, nodes in sorted(_findings_by_reason(facts).items()):
+        if not _is_shared(*_nodes_with_same_finding(facts, reason, nodes)):
             for node, text in sorted(nodes.items()):
                 sick.setdefault(node, f"{reason}: {text}")
     return sick
@@ -48,10 +48,10 @@ def found_sick(facts: WorldNodeFacts) -> Mapping[str, str]:
 def shared_findings(facts: WorldNodeFacts) -> str:
     """Says what most nodes find of themselves at once; empty: nothing."""
     shared = []
-    for reason, nodes in sorted(_told(facts).items()):
-        alike, heard = _alike(facts, reason, nodes)
+    for reason, nodes in sorted(_findings_by_reason(facts).items()):
+        alike, heard = _nodes_with_same_finding(facts, reason, nodes)
         if _is_shared(alike, heard):
-            shared.append(f"{reason} on {listed(sorted(alike))}")
+            shared.append(f"{reason} on {join_names(sorted(alike))}")
     if not shared:
         return ""
     what = "; ".join(shared)
@@ -60,14 +60,14 @@ def shared_findings(facts: WorldNodeFacts) -> str:
     )
 
 
-def _told(facts: WorldFacts) -> Mapping[str, Mapping[str, str]]:
+def _findings_by_reason(facts: WorldFacts) -> Mapping[str, Mapping[str, str]]:
     """What agents find of their own nodes' hardware: sentences by node, by reason.
 
     An agent that went with its worker says nothing any more once a later one on its node has looked: the node may have
     been started anew.
     """
     told: dict[str, dict[str, str]] = {}
-    if facts.spec.health_policy.node_findings != "Leave":
+    if facts.spec.health_policy.on_unhealthy_node != "Leave":
         return told
     telling = [s for s in facts.sessions.values() if s.findings]
     if not telling:
@@ -76,51 +76,53 @@ def _told(facts: WorldFacts) -> Mapping[str, Mapping[str, str]]:
     looked = {session.node: session.since_seconds for session in sorted(present, key=lambda s: s.since_seconds)}
     for session in telling:
         gone = worker_id(session) not in facts.workers
-        past = gone and looked.get(session.node, 0.0) > session.heard_seconds
+        past = gone and looked.get(session.node, 0.0) > session.last_message_seconds
         for one in () if past else session.findings:
             if one.blame == "node":
                 told.setdefault(one.reason, {}).setdefault(session.node, one.text)
     return told
 
 
-def _alike(facts: NodeFacts, reason: str, nodes: Iterable[str]) -> tuple[set[str], set[str]]:
+def _nodes_with_same_finding(facts: NodeFacts, reason: str, nodes: Iterable[str]) -> tuple[set[str], set[str]]:
     """(nodes that tell the same, nodes that were heard). What a trial found on nodes that were left for it counts still.
 
     A trial that fails wherever it is made would else have a small job leave one node after the other.
     """
     before = {
         one.name
-        for one in facts.status.sick_nodes
+        for one in facts.status.unhealthy_nodes
         if reason in TRIED and one.until_seconds > facts.now and one.reason.partition(":")[0] == reason
     }
-    return {*nodes, *before}, {*facts.told_on, *before}
+    return {*nodes, *before}, {*facts.last_message_seconds, *before}
 
 
-def sick_since(facts: JobFacts, name: str) -> float | None:
+def unhealthy_since(facts: JobFacts, name: str) -> float | None:
     """When this node was found sick; None: it was not."""
-    known = next((one for one in facts.status.sick_nodes if one.name == name and one.until_seconds > facts.now), None)
-    return None if known is None else known.until_seconds - SICK_SECONDS
+    known = next(
+        (one for one in facts.status.unhealthy_nodes if one.name == name and one.until_seconds > facts.now), None
+    )
+    return None if known is None else known.until_seconds - UNHEALTHY_SECONDS
 
 
 def _is_shared(alike: Collection[str], heard: Collection[str]) -> bool:
     return len(alike) > 1 and 2 * len(alike) > len(heard)
 
 
-def with_sick_found(facts: WorldNodeFacts) -> tuple[tuple[ExcludedNode, ...], tuple[Event, ...], float | None]:
+def update_unhealthy_nodes(facts: WorldNodeFacts) -> tuple[tuple[ExcludedNode, ...], tuple[Event, ...], float | None]:
     """Returns sick nodes for the status, events, and when to look again."""
-    kept = {one.name: one for one in facts.status.sick_nodes if one.until_seconds > facts.now}
+    kept = {one.name: one for one in facts.status.unhealthy_nodes if one.until_seconds > facts.now}
     sessions = facts.sessions.values()
     events, due = [], []
-    for name, reason in found_sick(facts).items():
+    for name, reason in unhealthy_nodes(facts).items():
         known = kept.get(name)
-        settled = min(s.findings_seconds for s in sessions if s.node == name and s.findings) + SETTLE_SECONDS
+        settled = min(s.findings_seconds for s in sessions if s.node == name and s.findings) + CONFIRM_SECONDS
         if known is None and facts.now < settled:
             due.append(settled)
         elif known is None:
-            kept[name] = ExcludedNode(name, reason, facts.now + SICK_SECONDS)
-            text = f"node {name} is sick ({reason}): workers leave it, and it is avoided for {SICK_SECONDS:g} s"
-            events.append(Event(reasons.NODE_SICK, text, warning=True))
-        elif known.until_seconds < facts.now + SICK_SECONDS / 2:  # still so: seldom written, and never let go of
-            kept[name] = replace(known, until_seconds=facts.now + SICK_SECONDS)
-    found = tuple(sorted(kept.values(), key=lambda one: (one.until_seconds, one.name)))[-MOST_KEPT:]
-    return found, tuple(events), soonest(due)
+            kept[name] = ExcludedNode(name, reason, facts.now + UNHEALTHY_SECONDS)
+            text = f"node {name} is sick ({reason}): workers leave it, and it is avoided for {UNHEALTHY_SECONDS:g} s"
+            events.append(Event(reasons.NODE_UNHEALTHY, text, warning=True))
+        elif known.until_seconds < facts.now + UNHEALTHY_SECONDS / 2:  # still so: seldom written, and never let go of
+            kept[name] = replace(known, until_seconds=facts.now + UNHEALTHY_SECONDS)
+    found = tuple(sorted(kept.values(), key=lambda one: (one.until_seconds, one.name)))[-MAX_KEPT:]
+    return found, tuple(events), earliest(due)

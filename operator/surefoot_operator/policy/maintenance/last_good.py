@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 
 from surefoot.protocol.checkpoints.completeness import complete_persistent
 from surefoot.protocol.checkpoints.records import RankManifest
-from surefoot.protocol.checkpoints.retention import last_good, proven, suspects
+from surefoot.protocol.checkpoints.retention import anomalous_checkpoints, last_good, last_good_and_required
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.policy.core.facts import (
     WorldFacts,
     WorldTierFacts,
-    bad_of,
     is_responsive,
+    unreadable_checkpoints,
     worker_id,
 )
 from surefoot_operator.policy.failure.loss_anomalies import sound_steps
@@ -35,14 +35,14 @@ def newest_good(
     sound = sound_steps(facts)
     if sound is None:
         return None
-    persistent, epoch = facts.persistent, facts.world.epoch
-    listed = (persistent.entries or ()) if persistent.read_epoch == epoch and not may_be_under_way(facts) else ()
-    kept = complete_persistent(listed, facts.status.lineage, epoch, bad_of(facts), facts.covers)
-    suspect = suspects(manifests) | suspects(listed)
-    return proven((*complete, *kept), suspect, sound, facts.status.last_good)[0]
+    persistent, epoch = facts.persistent, facts.membership.generation
+    listed = (persistent.entries or ()) if persistent.read_generation == epoch and not may_be_under_way(facts) else ()
+    kept = complete_persistent(listed, facts.status.lineage, epoch, unreadable_checkpoints(facts), facts.covers)
+    suspect = anomalous_checkpoints(manifests) | anomalous_checkpoints(listed)
+    return last_good_and_required((*complete, *kept), suspect, sound, facts.status.last_good)[0]
 
 
-def spared(
+def kept_for_rollback(
     facts: WorldFacts, complete: Sequence[Checkpoint], manifests: Sequence[RankManifest]
 ) -> frozenset[Checkpoint]:
     """What one tier keeps although newer ones are complete.
@@ -55,29 +55,29 @@ def spared(
     kept = frozenset() if before is None else frozenset({before})
     if sound is None:
         return kept
-    return kept | proven(complete, suspects(manifests), sound, facts.status.last_good)[1]
+    return kept | last_good_and_required(complete, anomalous_checkpoints(manifests), sound, facts.status.last_good)[1]
 
 
-def spared_in_memory(
+def kept_in_memory_for_rollback(
     facts: WorldFacts, complete: Sequence[Checkpoint], manifests: Sequence[RankManifest]
 ) -> frozenset[Checkpoint]:
     """What the memory tier keeps although newer ones are complete.
 
     As `spared`, and all that is not suspect while an agent may drop there, too.
     """
-    kept = spared(facts, complete, manifests)
-    if _keeps_house_alone(facts) or sound_steps(facts) is None:
+    kept = kept_for_rollback(facts, complete, manifests)
+    if _gc_owner_is_disconnected(facts) or sound_steps(facts) is None:
         return kept
-    return kept | frozenset(complete).difference(suspects(manifests))
+    return kept | frozenset(complete).difference(anomalous_checkpoints(manifests))
 
 
-def _keeps_house_alone(facts: WorldFacts) -> bool:
+def _gc_owner_is_disconnected(facts: WorldFacts) -> bool:
     """Whether the first member's agent drops nothing, as its line stands: without one it keeps house itself.
 
     It knows of later steps than are told here, and by them drops what counts as the last good one here, which drops what
     counts as that there.
     """
-    first = next(iter(facts.world.members), None)
+    first = next(iter(facts.membership.members), None)
     session = facts.sessions.get(worker_id(first)) if first is not None else None
     if first is None or session is None or session.incarnation != first.incarnation:
         return first is None

@@ -13,25 +13,25 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from surefoot.protocol.checkpoints.completeness import effective_replicas
-from surefoot.protocol.checkpoints.placement import RankTargets, Topology, servers_per_node, targets
-from surefoot.protocol.identities import HolderEndpoint
-from surefoot.protocol.text import amount
+from surefoot.protocol.checkpoints.placement import RankTargets, Topology, assign_targets, servers_per_node
+from surefoot.protocol.identities import MemoryServerEndpoint
+from surefoot.protocol.text import format_bytes
 from surefoot_operator import reasons
 from surefoot_operator.api.spec import CheckpointPolicy, allowed_sizes, checkpoints_in_memory
 from surefoot_operator.api.status import Condition, JobStatus, condition_of
-from surefoot_operator.job_snapshot import HolderSeen
+from surefoot_operator.job_snapshot import ObservedMemoryServer
 from surefoot_operator.policy.core.actions import Event
 from surefoot_operator.policy.core.facts import (
     Facts,
+    fenced_servers,
     member_sessions,
-    sealed_holders,
     topology_of_job,
 )
 
 FITS, TIER_TOO_SMALL, STAGING_TOO_SMALL = "Fits", "TierTooSmall", "StagingTooSmall"
-OVER_ITS_PART = "OverItsPart"
+QUOTA_EXCEEDED = "OverItsPart"
 """Some holder takes nothing more of the job: it has more than its part there."""
-FITS_FOR_NOW = "FitsForNow"
+TOO_LARGE_AFTER_SHRINK = "FitsForNow"
 """It would not in the smallest world."""
 
 _OVERHEAD = 256
@@ -39,7 +39,7 @@ _OVERHEAD = 256
 
 
 @dataclass(frozen=True, slots=True)
-class HolderShare:
+class MemoryServerBudget:
     """The bytes one holder must store of this job, and may."""
 
     node: str
@@ -82,33 +82,33 @@ class HolderShare:
 class MemoryBudget:
     """The verdict, and each holder's share."""
 
-    fits: bool
+    fits_in_memory: bool
     reason: str
     message: str
-    shares: tuple[HolderShare, ...] = ()
+    shares: tuple[MemoryServerBudget, ...] = ()
 
 
-def judged(facts: Facts) -> MemoryBudget | None:
+def judge_fit(facts: Facts) -> MemoryBudget | None:
     """Decides whether checkpoints fit; None while a rank's need is unknown."""
     sessions = [session for _, session in member_sessions(facts) if session is not None]
-    sessions = [s for s in sessions if s.epoch == facts.world.epoch]
-    closed = next((h for h in facts.holder_list if h.state == "Ready" and h.closed), None)
-    refused = next((s for s in sessions if s.progress.unstaged), None)
+    sessions = [s for s in sessions if s.generation == facts.membership.generation]
+    closed = next((h for h in facts.holder_list if h.state == "Ready" and h.quota_violation), None)
+    refused = next((s for s in sessions if s.progress.no_staging_reason), None)
     saves = {s.index: s.progress.save_bytes for s in sessions if s.progress.save_bytes}
-    known = bool(saves) and len(saves) == len(facts.world.members)
+    known = bool(saves) and len(saves) == len(facts.membership.members)
     shares = _shares(facts, saves) if known else ()
     if closed is not None:
-        text = f"saves to the holder of {closed.endpoint.server_id} are refused, training continues with fewer copies: {closed.closed}"
-        return MemoryBudget(False, OVER_ITS_PART, text, shares)
+        text = f"saves to the holder of {closed.endpoint.server_id} are refused, training continues with fewer copies: {closed.quota_violation}"
+        return MemoryBudget(False, QUOTA_EXCEEDED, text, shares)
     if refused is not None:
-        text = (
-            f"worker {refused.index} on {refused.node} saves nothing, training continues: {refused.progress.unstaged}"
-        )
+        text = f"worker {refused.index} on {refused.node} saves nothing, training continues: {refused.progress.no_staging_reason}"
         return MemoryBudget(False, STAGING_TOO_SMALL, text, shares)
-    return weighed(shares, facts.spec.checkpoint, min(allowed_sizes(facts.spec))) if known else None
+    return judge_by_tightest_node(shares, facts.spec.checkpoint, min(allowed_sizes(facts.spec))) if known else None
 
 
-def weighed(shares: Sequence[HolderShare], policy: CheckpointPolicy, least_workers: int) -> MemoryBudget:
+def judge_by_tightest_node(
+    shares: Sequence[MemoryServerBudget], policy: CheckpointPolicy, least_workers: int
+) -> MemoryBudget:
     """Decides by the node with the least memory left.
 
     A holder whose limit is not known has room for anything.
@@ -118,19 +118,21 @@ def weighed(shares: Sequence[HolderShare], policy: CheckpointPolicy, least_worke
         return MemoryBudget(True, FITS, "every worker has staging memory, and no holder reports a limit", tuple(shares))
     worst = min(bounded, key=lambda share: (share.left_bytes, share.node, share.server))
     if worst.left_bytes < 0:
-        text = f"{_holding(worst, 'would hold')}; {_remedy(worst, policy)}"
+        text = f"{_describe_share(worst, 'would hold')}; {_remedy(worst, policy)}"
         return MemoryBudget(False, TIER_TOO_SMALL, text, tuple(shares))
-    text = f"{_holding(worst, 'holds')}; it may use {amount(worst.available_bytes or 0)}"
-    later = _in_smallest_world(shares, policy, least_workers)
+    text = f"{_describe_share(worst, 'holds')}; it may use {format_bytes(worst.available_bytes or 0)}"
+    later = _at_min_replicas(shares, policy, least_workers)
     room = min((s.available_bytes or 0) * s.servers for s in bounded)
     if later > room:
         workers = f"{least_workers} worker{'s' * (least_workers != 1)}"
-        text += f"; with {workers} a node would hold {amount(later)}, more than the {amount(room)} that one has"
-        return MemoryBudget(True, FITS_FOR_NOW, text, tuple(shares))
+        text += (
+            f"; with {workers} a node would hold {format_bytes(later)}, more than the {format_bytes(room)} that one has"
+        )
+        return MemoryBudget(True, TOO_LARGE_AFTER_SHRINK, text, tuple(shares))
     return MemoryBudget(True, FITS, text, tuple(shares))
 
 
-def _in_smallest_world(shares: Sequence[HolderShare], policy: CheckpointPolicy, workers: int) -> int:
+def _at_min_replicas(shares: Sequence[MemoryServerBudget], policy: CheckpointPolicy, workers: int) -> int:
     """What a node would have to hold there: the same state, spread evenly over fewer."""
     copies = sum(share.save_bytes for share in shares)
     replicas = policy.memory.replicas
@@ -143,9 +145,11 @@ def with_condition(status: JobStatus, budget: MemoryBudget | None, now: float) -
     old = condition_of(status, reasons.CHECKPOINTS_FIT)
     if budget is None:
         return status
-    truth = "True" if budget.fits else "False"
+    truth = "True" if budget.fits_in_memory else "False"
     since = old.last_transition_seconds if old is not None and old.status == truth else now
-    fresh = Condition(reasons.CHECKPOINTS_FIT, "True" if budget.fits else "False", budget.reason, budget.message, since)
+    fresh = Condition(
+        reasons.CHECKPOINTS_FIT, "True" if budget.fits_in_memory else "False", budget.reason, budget.message, since
+    )
     others = tuple(c for c in status.conditions if c.type != reasons.CHECKPOINTS_FIT)
     return replace(status, conditions=(*others, fresh))
 
@@ -155,32 +159,34 @@ def budget_events(old: JobStatus, budget: MemoryBudget | None) -> tuple[Event, .
     was = condition_of(old, reasons.CHECKPOINTS_FIT)
     if budget is None or (was is not None and was.reason == budget.reason):
         return ()
-    if budget.fits:
+    if budget.fits_in_memory:
         again = was is not None and was.status == "False"
         return (Event(reasons.CHECKPOINTS_FIT, f"checkpoints fit again: {budget.message}"),) if again else ()
     return (Event(reasons.CHECKPOINTS_TOO_LARGE, budget.message, True),)
 
 
-def _shares(facts: Facts, saves: Mapping[int, int]) -> tuple[HolderShare, ...]:
+def _shares(facts: Facts, saves: Mapping[int, int]) -> tuple[MemoryServerBudget, ...]:
     """What every holder that agents know of has to take, as their saves are placed."""
-    named = {endpoint.holder for endpoint in facts.status.named_holders}
-    holders = {h.endpoint: h for h in sealed_holders(facts, facts.world.epoch) if h.endpoint.holder in named}
-    policy, members = facts.spec.checkpoint, facts.world.members
+    named = {endpoint.instance for endpoint in facts.status.assigned_servers}
+    holders = {
+        h.endpoint: h for h in fenced_servers(facts, facts.membership.generation) if h.endpoint.instance in named
+    }
+    policy, members = facts.spec.checkpoint, facts.membership.members
     replicas = effective_replicas(policy.memory.replicas, len({e.domain for e in holders}))
-    local, servers = facts.world.size // len(members), servers_per_node(holders)
+    local, servers = facts.membership.world_size // len(members), servers_per_node(holders)
     topology = topology_of_job(facts)
     where = _placed(tuple((m.index, m.node) for m in members), tuple(holders), replicas, local, topology)
-    ranks: dict[HolderEndpoint, int] = {}
-    size: dict[HolderEndpoint, int] = {}
+    ranks: dict[MemoryServerEndpoint, int] = {}
+    size: dict[MemoryServerEndpoint, int] = {}
     for index, by_rank in where.items():
         each, save_bytes = local // len(by_rank), saves[index] + saves[index] // _OVERHEAD
         for endpoint in chain(*by_rank):
             ranks[endpoint] = ranks.get(endpoint, 0) + each
             size[endpoint] = size.get(endpoint, 0) + -(-save_bytes * each // local)
     return tuple(
-        HolderShare(
-            node=endpoint.holder.node,
-            server=endpoint.server,
+        MemoryServerBudget(
+            node=endpoint.instance.node,
+            server=endpoint.server_index,
             servers=servers,
             ranks=ranks[endpoint],
             save_bytes=size[endpoint],
@@ -189,7 +195,7 @@ def _shares(facts: Facts, saves: Mapping[int, int]) -> tuple[HolderShare, ...]:
             others_bytes=_others(holders[endpoint], size[endpoint]),
             job_limit_bytes=part_of(policy.memory.size_limit_bytes, servers),
         )
-        for endpoint in sorted(size, key=lambda e: e.holder)
+        for endpoint in sorted(size, key=lambda e: e.instance)
     )
 
 
@@ -201,38 +207,38 @@ def part_of(size_limit_bytes: int | None, servers: int) -> int | None:
 @functools.lru_cache(maxsize=16)
 def _placed(
     nodes: tuple[tuple[int, str], ...],
-    holders: tuple[HolderEndpoint, ...],
+    holders: tuple[MemoryServerEndpoint, ...],
     replicas: int,
     local_ranks: int,
     topology: Topology,
 ) -> Mapping[int, RankTargets]:
-    return targets(dict(nodes), holders, replicas, local_ranks, topology)
+    return assign_targets(dict(nodes), holders, replicas, local_ranks, topology)
 
 
-def _others(holder: HolderSeen, save_bytes: int) -> int:
+def _others(holder: ObservedMemoryServer, save_bytes: int) -> int:
     """At least so much is not this job's: neither what its index names nor a save that may be on its way."""
     own = sum(m.stream_bytes + m.stream_bytes // _OVERHEAD + m.values_bytes for m in holder.entries)
     return max(0, (holder.used_bytes or 0) - own - save_bytes)
 
 
-def _holding(share: HolderShare, verb: str) -> str:
-    each = amount(share.save_bytes // max(1, share.ranks))
+def _describe_share(share: MemoryServerBudget, verb: str) -> str:
+    each = format_bytes(share.save_bytes // max(1, share.ranks))
     ranks = f"{share.ranks} rank{'s' * (share.ranks != 1)} at {each}{' each' * (share.ranks != 1)}"
-    return f"{share.where} {verb} {share.checkpoints} checkpoints of {ranks} = {amount(share.needed_bytes)}"
+    return f"{share.where} {verb} {share.checkpoints} checkpoints of {ranks} = {format_bytes(share.needed_bytes)}"
 
 
-def _remedy(share: HolderShare, policy: CheckpointPolicy) -> str:
+def _remedy(share: MemoryServerBudget, policy: CheckpointPolicy) -> str:
     """What is too small, and what to do about it."""
-    others = f", of which other jobs use {amount(share.others_bytes)}" if share.others_bytes else ""
+    others = f", of which other jobs use {format_bytes(share.others_bytes)}" if share.others_bytes else ""
     part = "its memory tier" if share.servers == 1 else "its part of the node's memory tier"
-    server = f"{part} has {amount(share.limit_bytes)}{others}" if share.limit_bytes is not None else ""
+    server = f"{part} has {format_bytes(share.limit_bytes)}{others}" if share.limit_bytes is not None else ""
     job = share.job_limit_bytes
     if job is not None and job < share.needed_bytes:
-        what = f"sizeLimit allows {amount(job)}"
-        raise_it = f"raise checkpoint.memory.sizeLimit to {amount(share.needed_bytes * share.servers)} or more"
+        what = f"sizeLimit allows {format_bytes(job)}"
+        raise_it = f"raise checkpoint.memory.sizeLimit to {format_bytes(share.needed_bytes * share.servers)} or more"
     else:
         what, node_bytes = server, (share.needed_bytes + share.others_bytes) * share.servers
-        raise_it = f"raise the memory tier's maxMemory to {amount(node_bytes)} or more"
+        raise_it = f"raise the memory tier's maxMemory to {format_bytes(node_bytes)} or more"
     ways = [
         raise_it,
         *(["keep fewer checkpoints"] if policy.memory.keep > 1 else []),

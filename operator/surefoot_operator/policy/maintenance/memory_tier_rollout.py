@@ -11,16 +11,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from surefoot_operator.api.status import JobStatus, World, condition_of
-from surefoot_operator.job_snapshot import Observed
+from surefoot_operator.api.status import JobStatus, Membership, condition_of
+from surefoot_operator.job_snapshot import JobSnapshot
 from surefoot_operator.policy.core.facts import (
     TierFacts,
+    fenced_servers,
     gather,
-    sealed_holders,
 )
 from surefoot_operator.policy.failure.incidents import open_incident
-from surefoot_operator.policy.failure.memory_server_liveness import may_return
-from surefoot_operator.policy.maintenance.maintenance_plan import Maintenance
+from surefoot_operator.policy.failure.memory_server_liveness import may_still_have_data
+from surefoot_operator.policy.maintenance.maintenance_plan import MaintenancePlan
 from surefoot_operator.reasons import CHECKPOINT_LOST
 
 STALE_SECONDS = 15.0
@@ -28,7 +28,7 @@ STALE_SECONDS = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class HolderPod:
+class MemoryServerPod:
     """A pod of the memory tier; `domain` is empty without a node."""
 
     name: str
@@ -62,12 +62,12 @@ class JobSafety:
 class Rollout:
     """Pods to delete now, all of one domain, with the reason."""
 
-    delete: tuple[HolderPod, ...]
+    delete: tuple[MemoryServerPod, ...]
     reason: str
     outdated: int
 
 
-def safety(seen: Observed, status: JobStatus, kept: Maintenance | None) -> JobSafety:
+def judge_job_safety(seen: JobSnapshot, status: JobStatus, kept: MaintenancePlan | None) -> JobSafety:
     """Decides whether this job survives the restart of one more holder domain.
 
     `status` and `kept` were decided from `seen`.
@@ -75,19 +75,19 @@ def safety(seen: Observed, status: JobStatus, kept: Maintenance | None) -> JobSa
     name = f"{seen.job.namespace}/{seen.job.name}"
 
     def says(safe: bool, reason: str, nodes: Mapping[str, int] | None = None) -> JobSafety:
-        return JobSafety(name, safe, reason, seen.now, nodes)
+        return JobSafety(name, safe, reason, seen.now_seconds, nodes)
 
-    world = status.world
-    nothing = not status.recorded and status.last_complete is None
+    world = status.membership
+    nothing = not status.had_checkpoint and status.last_complete is None
     if status.phase in ("Complete", "Failed") or seen.job.deleted:
         return says(True, "it is over")
     if world is None or (world.state == "Committed" and not world.members):
-        kept_elsewhere = status.floor is not None and status.floor == status.last_complete
+        kept_elsewhere = status.last_uploaded is not None and status.last_uploaded == status.last_complete
         if nothing or kept_elsewhere:
             return says(True, "none of its workers run, and memory has nothing that is stored nowhere else")
         return says(False, "no worker of it runs that could copy its newest checkpoint, which is in memory only")
     lost = condition_of(status, CHECKPOINT_LOST)
-    if lost is not None and lost.status == "True" and not may_return(facts := gather(seen)):
+    if lost is not None and lost.status == "True" and not may_still_have_data(facts := gather(seen)):
         # it may wait so until a person comes, and would hold up every upgrade of the tier
         return says(
             True, "every checkpoint of it is lost, and no holder is away that may have one", _read(facts, world)
@@ -98,27 +98,29 @@ def safety(seen: Observed, status: JobStatus, kept: Maintenance | None) -> JobSa
         return says(False, "it is recovering")
     if kept.watermark is None:
         return says(False, "none of its complete checkpoints has all its copies")
-    if kept.replicas < 2 and (status.floor is None or status.floor in status.bad):
+    if kept.replicas < 2 and (status.last_uploaded is None or status.last_uploaded in status.unreadable_checkpoints):
         return says(False, "its checkpoints have one copy, and none is in the persistent tier")
     return says(True, f"{kept.watermark} has {kept.replicas} copies", _read(gather(seen), world))
 
 
-def _read(facts: TierFacts, world: World) -> Mapping[str, int]:
+def _read(facts: TierFacts, world: Membership) -> Mapping[str, int]:
     """How many holders of each node the job has sealed and read in that world's epoch."""
-    return Counter(h.endpoint.holder.node for h in sealed_holders(facts, world.epoch))
+    return Counter(h.endpoint.instance.node for h in fenced_servers(facts, world.generation))
 
 
-def refused_safety(status: JobStatus | None, now: float) -> JobSafety:
+def rejected_safety(status: JobStatus | None, now: float) -> JobSafety:
     """The safety of a job that cannot be read.
 
     `status` None: its status cannot be read either.
     """
-    if status is not None and status.world is None:
+    if status is not None and status.membership is None:
         return JobSafety("", True, "it never began", now)
     return JobSafety("", False, "its spec or status cannot be read", now)
 
 
-def rollout(pods: Sequence[HolderPod], wanted: int, revision: str, jobs: Sequence[JobSafety], now: float) -> Rollout:
+def plan_rollout(
+    pods: Sequence[MemoryServerPod], wanted: int, revision: str, jobs: Sequence[JobSafety], now: float
+) -> Rollout:
     """Chooses the outdated pods to delete now.
 
     `wanted`: how many pods there should be; `revision`: the newest one's name. A pod on a node that is away waits for
@@ -129,7 +131,7 @@ def rollout(pods: Sequence[HolderPod], wanted: int, revision: str, jobs: Sequenc
         (pod for pod in pods if pod.revision != revision and not pod.deleting), key=lambda pod: (pod.domain, pod.name)
     )
 
-    def says(reason: str, delete: Sequence[HolderPod] = ()) -> Rollout:
+    def says(reason: str, delete: Sequence[MemoryServerPod] = ()) -> Rollout:
         return Rollout(tuple(delete), reason, len(outdated))
 
     reachable = [pod for pod in outdated if pod.node_ready]
@@ -155,7 +157,7 @@ def rollout(pods: Sequence[HolderPod], wanted: int, revision: str, jobs: Sequenc
     return says(f"{len(chosen)} of {len(outdated)} holders of an older revision, in {where}", chosen)
 
 
-def ready_holders(pods: Sequence[HolderPod]) -> str:
+def ready_servers(pods: Sequence[MemoryServerPod]) -> str:
     """Digests which holders are ready.
 
     So two replicas can tell whether they judge the same ones.
@@ -164,7 +166,7 @@ def ready_holders(pods: Sequence[HolderPod]) -> str:
     return hashlib.sha256("\n".join(ready).encode()).hexdigest()[:16]
 
 
-def why_unsafe(pods: Sequence[HolderPod], jobs: Sequence[JobSafety], now: float) -> str:
+def why_unsafe(pods: Sequence[MemoryServerPod], jobs: Sequence[JobSafety], now: float) -> str:
     """Says why no holder may be restarted; empty: one may."""
     ready = {pod.node: pod.servers for pod in pods if pod.ready and pod.node_ready}
     for one in jobs:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from surefoot_operator.api.spec import MemoryTierSpec, PersistentTierSpec
-from surefoot_operator.api.status import Interval, JobStatus
+from surefoot_operator.api.status import JobStatus, SaveInterval
 from surefoot_operator.policy.core.actions import Event
 from surefoot_operator.policy.core.facts import (
     WorldFacts,
@@ -21,17 +21,17 @@ from surefoot_operator.policy.core.facts import (
     step_of,
 )
 from surefoot_operator.policy.failure.failure_rate import Risk, risk_of
-from surefoot_operator.reasons import INTERVAL_CHOSEN
+from surefoot_operator.reasons import SAVE_INTERVAL_CHANGED
 
 # ---- intervals as powers of two --------------------------------------------------------------------------------------
 # Computes the save interval of one tier as a power of two. Powers of two, because ranks that follow a level at
 # different moments must still save common steps: the sets of saved steps nest. The cost is flat around its minimum, so
 # rounding is cheap (docs/adr/0006).
 
-HIGHEST_LEVEL = 20
+MAX_EXPONENT = 20
 """A million steps; what trainers know as the highest, too."""
 
-DRAIN_ROOM = 1.25
+FLUSH_ROOM = 1.25
 """A save may take a quarter longer than the last ones before the next is due."""
 
 HYSTERESIS = 0.2
@@ -44,27 +44,27 @@ class IntervalRequest:
 
     base_steps: int
     seconds: float | None = None
-    least_level: int = 0
+    min_exponent: int = 0
     """Of the tier below: only what was saved there can go on to this one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class IntervalInputs:
     """Measurements and estimates for one tier, in seconds; None: unknown yet."""
 
     step_seconds: float | None
     cost_seconds: float | None
     """Training time that one save costs."""
-    drain_seconds: float | None
+    flush_seconds: float | None
     """Until a save is where it belongs: the next must not be due before."""
     incident_seconds: float
     """Mean time between incidents that this tier recovers from."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cadence:
-    level: int
-    wanted_seconds: float
+class IntervalDecision:
+    exponent: int
+    target_seconds: float
     reason: str
 
 
@@ -76,29 +76,29 @@ def best_seconds(cost_seconds: float, incident_seconds: float) -> float:
     return math.sqrt(2.0 * cost_seconds * incident_seconds)
 
 
-def wanted_seconds(wish: IntervalRequest, inputs: Inputs) -> float | None:
+def target_seconds(wish: IntervalRequest, inputs: IntervalInputs) -> float | None:
     """Seconds between two saves; None while unknown."""
     if wish.seconds is not None:
         return wish.seconds
     return None if inputs.cost_seconds is None else best_seconds(inputs.cost_seconds, inputs.incident_seconds)
 
 
-def cadence(wish: IntervalRequest, inputs: Inputs, present: int | None) -> Cadence | None:
+def choose_exponent(wish: IntervalRequest, inputs: IntervalInputs, present: int | None) -> IntervalDecision | None:
     """Chooses the level; None while step time or cost is unknown."""
-    wanted, step = wanted_seconds(wish, inputs), inputs.step_seconds
+    wanted, step = target_seconds(wish, inputs), inputs.step_seconds
     if wanted is None or step is None or step <= 0:
         return None
     base = wish.base_steps * step
     # seconds are a promise, rounded down and never held above; the best interval is as flat above as it is below
     bias = -HYSTERESIS if wish.seconds is not None else 0.5
-    level = level_with_hysteresis(_doublings(wanted / base) + bias, present)
-    drain = inputs.drain_seconds or 0.0
-    least = -level_with_hysteresis(-_doublings(drain * DRAIN_ROOM / base), None if present is None else -present)
-    chosen = min(HIGHEST_LEVEL, max(level, least, wish.least_level, 0))
-    return Cadence(chosen, wanted, _reason(wish, inputs, wanted, (level, least, chosen)))
+    level = exponent_with_hysteresis(_exponent_for(wanted / base) + bias, present)
+    drain = inputs.flush_seconds or 0.0
+    least = -exponent_with_hysteresis(-_exponent_for(drain * FLUSH_ROOM / base), None if present is None else -present)
+    chosen = min(MAX_EXPONENT, max(level, least, wish.min_exponent, 0))
+    return IntervalDecision(chosen, wanted, _reason(wish, inputs, wanted, (level, least, chosen)))
 
 
-def level_with_hysteresis(wanted: float, present: int | None) -> int:
+def exponent_with_hysteresis(wanted: float, present: int | None) -> int:
     """Rounds the wanted level down, unless the present one is near enough.
 
     Near enough: within `HYSTERESIS` of the present level's range.
@@ -108,12 +108,12 @@ def level_with_hysteresis(wanted: float, present: int | None) -> int:
     return math.floor(wanted)
 
 
-def _doublings(ratio: float) -> float:
+def _exponent_for(ratio: float) -> float:
     """Far below one is as good as never: a drain of no time asks for no level."""
-    return math.log2(max(ratio, 2.0**-HIGHEST_LEVEL))
+    return math.log2(max(ratio, 2.0**-MAX_EXPONENT))
 
 
-def _reason(wish: IntervalRequest, inputs: Inputs, wanted: float, levels: tuple[int, int, int]) -> str:
+def _reason(wish: IntervalRequest, inputs: IntervalInputs, wanted: float, levels: tuple[int, int, int]) -> str:
     level, least, chosen = levels
     if wish.seconds is not None:
         why = f"at most every {readable_seconds(wish.seconds)} was requested"
@@ -124,9 +124,9 @@ def _reason(wish: IntervalRequest, inputs: Inputs, wanted: float, levels: tuple[
         )
     if chosen <= max(level, 0):
         return why
-    if chosen == wish.least_level and chosen > least:
+    if chosen == wish.min_exponent and chosen > least:
         return f"{why}, but the memory tier is not saved to more often"
-    return f"{why}, but a save takes {readable_seconds(inputs.drain_seconds or 0.0)} to arrive, and the next waits for that"
+    return f"{why}, but a save takes {readable_seconds(inputs.flush_seconds or 0.0)} to arrive, and the next waits for that"
 
 
 def readable_seconds(seconds: float) -> str:
@@ -139,7 +139,7 @@ def readable_seconds(seconds: float) -> str:
 
 # ---- save intervals --------------------------------------------------------------------------------------------------
 
-BESIDE_SHARE = 0.05
+BACKGROUND_COST_RATIO = 0.05
 """What goes on beside the training (a save that drains, an upload) is taken to cost it a twentieth of its time."""
 
 DWELL_SECONDS = 30.0
@@ -153,15 +153,15 @@ REFRESH_FACTOR = 1.25
 def with_intervals(facts: WorldTierFacts, status: JobStatus, replicas: int) -> JobStatus:
     """Sets both tiers' choices in a status; `replicas`: effective copies."""
     spec = facts.spec.checkpoint
-    risk = risk_of(facts.status, len(facts.world.members), replicas, facts.now)
-    memory = _memory(facts, spec.memory, risk) if spec.memory.adaptive else None
+    risk = risk_of(facts.status, len(facts.membership.members), replicas, facts.now)
+    memory = _memory(facts, spec.memory, risk) if spec.memory.is_adaptive else None
     persistent = None
-    if spec.persistent is not None and spec.persistent.adaptive:
+    if spec.persistent is not None and spec.persistent.is_adaptive:
         persistent = _persistent(facts, spec.persistent, memory, risk)
     return replace(status, memory_interval=memory, persistent_interval=persistent)
 
 
-def changes(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+def interval_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
     """Reports each changed choice as an event."""
     told = []
     for tier, before, after in (
@@ -174,27 +174,27 @@ def changes(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
         took = f" ({readable_seconds(after.steps * after.step_seconds)})" if after.step_seconds else ""
         was = f" instead of {before.steps}" if before is not None else ""
         text = f"the {tier} tier is saved to every {every}{took}{was}: {after.reason}"
-        told.append(Event(INTERVAL_CHOSEN, text))
+        told.append(Event(SAVE_INTERVAL_CHANGED, text))
     return tuple(told)
 
 
-def _memory(facts: WorldFacts, tier: MemoryTierSpec, risk: Risk) -> Interval | None:
+def _memory(facts: WorldFacts, tier: MemoryTierSpec, risk: Risk) -> SaveInterval | None:
     step, stall, drain = (_slowest(facts, name) for name in ("step_seconds", "stall_seconds", "drain_seconds"))
-    cost = None if stall is None else stall + BESIDE_SHARE * (drain or 0.0)
-    inputs = Inputs(step, cost, drain, risk.from_memory_seconds)
+    cost = None if stall is None else stall + BACKGROUND_COST_RATIO * (drain or 0.0)
+    inputs = IntervalInputs(step, cost, drain, risk.from_memory_seconds)
     return _chosen(
         facts, IntervalRequest(tier.base_steps, tier.interval_seconds), inputs, facts.status.memory_interval, risk
     )
 
 
 def _persistent(
-    facts: WorldTierFacts, tier: PersistentTierSpec, memory: Interval | None, risk: Risk
-) -> Interval | None:
+    facts: WorldTierFacts, tier: PersistentTierSpec, memory: SaveInterval | None, risk: Risk
+) -> SaveInterval | None:
     upload = facts.promotion_seconds
-    cost = None if upload is None else BESIDE_SHARE * upload
-    inputs = Inputs(_slowest(facts, "step_seconds"), cost, upload, risk.from_persistent_seconds)
+    cost = None if upload is None else BACKGROUND_COST_RATIO * upload
+    inputs = IntervalInputs(_slowest(facts, "step_seconds"), cost, upload, risk.from_persistent_seconds)
     wish = IntervalRequest(
-        facts.spec.checkpoint.memory.base_steps, tier.interval_seconds, memory.level if memory else 0
+        facts.spec.checkpoint.memory.base_steps, tier.interval_seconds, memory.exponent if memory else 0
     )
     return _chosen(facts, wish, inputs, facts.status.persistent_interval, risk)
 
@@ -206,57 +206,59 @@ def _slowest(facts: WorldFacts, field: str) -> float | None:
 
 
 def _chosen(
-    facts: WorldFacts, wish: IntervalRequest, inputs: Inputs, present: Interval | None, risk: Risk
-) -> Interval | None:
-    if present is not None and present.steps != wish.base_steps << present.level:
+    facts: WorldFacts, wish: IntervalRequest, inputs: IntervalInputs, present: SaveInterval | None, risk: Risk
+) -> SaveInterval | None:
+    if present is not None and present.steps != wish.base_steps << present.exponent:
         present = None  # of a spec that is not asked for any more
-    found = cadence(wish, inputs, present.level if present is not None else None)
+    found = choose_exponent(wish, inputs, present.exponent if present is not None else None)
     if found is None:
-        if present is None or present.level >= wish.least_level:
+        if present is None or present.exponent >= wish.min_exponent:
             return present
         reason = "the memory tier is not saved to more often"
-        return replace(present, steps=wish.base_steps << wish.least_level, level=wish.least_level, reason=reason)
+        return replace(present, steps=wish.base_steps << wish.min_exponent, exponent=wish.min_exponent, reason=reason)
     fresh = _written(facts, wish, inputs, found, risk)
     if present is None:
         return fresh
-    if found.level != present.level:
+    if found.exponent != present.exponent:
         early = facts.now < present.since_seconds + DWELL_SECONDS
-        return present if early and not _pressing(wish, inputs, present) else fresh
+        return present if early and not _is_too_frequent(wish, inputs, present) else fresh
     if facts.now < present.measured_seconds + REFRESH_SECONDS or not _moved(present, fresh):
         return present
     return replace(fresh, since_seconds=present.since_seconds, since_step=present.since_step)
 
 
-def _written(facts: WorldFacts, wish: IntervalRequest, inputs: Inputs, found: Cadence, risk: Risk) -> Interval:
-    return Interval(
-        steps=wish.base_steps << found.level,
-        level=found.level,
+def _written(
+    facts: WorldFacts, wish: IntervalRequest, inputs: IntervalInputs, found: IntervalDecision, risk: Risk
+) -> SaveInterval:
+    return SaveInterval(
+        steps=wish.base_steps << found.exponent,
+        exponent=found.exponent,
         reason=found.reason,
         since_seconds=facts.now,
-        since_step=step_of(facts, facts.world.epoch),
+        since_step=step_of(facts, facts.membership.generation),
         measured_seconds=facts.now,
-        wanted_seconds=found.wanted_seconds,
+        target_seconds=found.target_seconds,
         step_seconds=inputs.step_seconds,
         cost_seconds=inputs.cost_seconds,
-        drain_seconds=inputs.drain_seconds,
-        incident_seconds=inputs.incident_seconds,
-        memory_loss_odds=risk.memory_loss_odds,
+        flush_seconds=inputs.flush_seconds,
+        mtbf_seconds=inputs.incident_seconds,
+        memory_loss_probability=risk.memory_loss_probability,
     )
 
 
-def _pressing(wish: IntervalRequest, inputs: Inputs, present: Interval) -> bool:
+def _is_too_frequent(wish: IntervalRequest, inputs: IntervalInputs, present: SaveInterval) -> bool:
     """Saves come faster than they arrive, or oftener than the tier below is saved to."""
     length = present.steps * (inputs.step_seconds or 0.0)
-    return present.level < wish.least_level or length < (inputs.drain_seconds or 0.0)
+    return present.exponent < wish.min_exponent or length < (inputs.flush_seconds or 0.0)
 
 
-def _moved(old: Interval, new: Interval) -> bool:
+def _moved(old: SaveInterval, new: SaveInterval) -> bool:
     pairs = (
-        (old.wanted_seconds, new.wanted_seconds),
+        (old.target_seconds, new.target_seconds),
         (old.step_seconds, new.step_seconds),
         (old.cost_seconds, new.cost_seconds),
-        (old.drain_seconds, new.drain_seconds),
-        (old.incident_seconds, new.incident_seconds),
+        (old.flush_seconds, new.flush_seconds),
+        (old.mtbf_seconds, new.mtbf_seconds),
     )
     return any(_apart(was, now) for was, now in pairs)
 

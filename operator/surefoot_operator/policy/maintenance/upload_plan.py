@@ -11,16 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from surefoot.protocol.checkpoints import retention
-from surefoot.protocol.checkpoints.completeness import complete_persistent, entry_of, newest, on_lineage
+from surefoot.protocol.checkpoints.completeness import complete_persistent, entry_of, newest_checkpoint, on_lineage
 from surefoot.protocol.identities import Checkpoint, RankSave, WorkerId
 from surefoot_operator.api.spec import PersistentTierSpec
-from surefoot_operator.job_snapshot import SessionSeen
+from surefoot_operator.job_snapshot import ObservedSession
 from surefoot_operator.policy.core.actions import (
-    DropPersisted,
+    DeleteUploaded,
     Event,
     ListPersistentTier,
     MaintenanceAction,
-    PromoteSaves,
+    UploadSaves,
 )
 from surefoot_operator.policy.core.facts import (
     Facts,
@@ -28,50 +28,50 @@ from surefoot_operator.policy.core.facts import (
     TierFacts,
     WorldFacts,
     WorldTierFacts,
-    bad_of,
+    fenced_servers,
     final_checkpoint,
     is_broken,
     is_responsive,
     member_sessions,
-    sealed_holders,
+    unreadable_checkpoints,
     worker_id,
 )
 from surefoot_operator.policy.maintenance import last_good
 from surefoot_operator.policy.membership import final_checkpoint as last_checkpoint
 from surefoot_operator.policy.membership import lifecycle, planned_change
 from surefoot_operator.policy.membership.restore_decisions import may_be_under_way
-from surefoot_operator.reasons import CHECKPOINT_PROMOTED, PROMOTION_ABANDONED
+from surefoot_operator.reasons import CHECKPOINT_UPLOADED, UPLOAD_ABANDONED
 
-LIST_AGAIN_SECONDS = 60.0
+LIST_RETRY_SECONDS = 60.0
 """A listing that answered but lacks what was promoted is asked for again no sooner; a failed one likewise."""
 
 UNANSWERED_SECONDS = 10.0
 
-MOST_STUMBLES = 5
+MAX_FAILED_UPLOADS = 5
 """Failed uploads of one save, each after several tries of its agent, until a newer checkpoint has the way."""
 
 
 @dataclass(frozen=True, slots=True)
-class Promotion:
+class UploadPlan:
     """The new floor, the pinned checkpoint, and the actions for it."""
 
-    floor: Checkpoint | None
+    last_uploaded: Checkpoint | None
     pinned: Checkpoint | None = None
     actions: tuple[MaintenanceAction, ...] = ()
     events: tuple[Event, ...] = ()
 
 
-def promote(facts: Facts, in_memory: list[Checkpoint], pinned: Checkpoint | None) -> Promotion:
+def plan_uploads(facts: Facts, in_memory: list[Checkpoint], pinned: Checkpoint | None) -> UploadPlan:
     """Chooses the checkpoint to promote, and by which agents.
 
     `in_memory`: complete lineage checkpoints on the holders, oldest first. `pinned`: the one being promoted.
     """
     if facts.spec.checkpoint.persistent is None:
-        return Promotion(facts.status.floor)
-    floor = _floor(facts)
+        return UploadPlan(facts.status.last_uploaded)
+    floor = _last_uploaded(facts)
     events: tuple[Event, ...] = ()
-    if floor is not None and floor != facts.status.floor:
-        events = (Event(CHECKPOINT_PROMOTED, f"{floor} is complete in the persistent tier"),)
+    if floor is not None and floor != facts.status.last_uploaded:
+        events = (Event(CHECKPOINT_UPLOADED, f"{floor} is complete in the persistent tier"),)
     # nothing newer comes of a world that has ended, that waits, or halts with no node that stays: the newest goes first, however often its upload failed
     over = final_checkpoint(facts) is not None or is_broken(facts)
     over = (
@@ -90,12 +90,12 @@ def promote(facts: Facts, in_memory: list[Checkpoint], pinned: Checkpoint | None
         and c not in facts.persistent.deleting
     ]
     if not due:
-        return Promotion(floor, events=events)
-    chosen = due[-1] if over else _chosen(due, pinned, _unpromotable(facts))
+        return UploadPlan(floor, events=events)
+    chosen = due[-1] if over else _chosen(due, pinned, _not_uploadable(facts))
     if pinned is not None and pinned in due and chosen != pinned and not over:
-        text = f"{pinned} could not be uploaded in {MOST_STUMBLES} tries (its copies are damaged, or the tier does not answer); next is {chosen}"
-        events = (*events, Event(PROMOTION_ABANDONED, text, warning=True))
-    return Promotion(floor, chosen, _promotions(facts, chosen), events)
+        text = f"{pinned} could not be uploaded in {MAX_FAILED_UPLOADS} tries (its copies are damaged, or the tier does not answer); next is {chosen}"
+        events = (*events, Event(UPLOAD_ABANDONED, text, warning=True))
+    return UploadPlan(floor, chosen, _uploads(facts, chosen), events)
 
 
 def _chosen(due: list[Checkpoint], pinned: Checkpoint | None, unpromotable: set[Checkpoint]) -> Checkpoint:
@@ -104,9 +104,9 @@ def _chosen(due: list[Checkpoint], pinned: Checkpoint | None, unpromotable: set[
     return pinned if pinned is not None and pinned in hopeful else hopeful[-1]
 
 
-def _unpromotable(facts: TierFacts) -> set[Checkpoint]:
+def _not_uploadable(facts: TierFacts) -> set[Checkpoint]:
     """One save of them failed too often: all its copies may be damaged, and newer ones must not wait for that."""
-    return {save.checkpoint for save, count in facts.stumbled.items() if count >= MOST_STUMBLES}
+    return {save.checkpoint for save, count in facts.stumbled.items() if count >= MAX_FAILED_UPLOADS}
 
 
 def interval_of(facts: JobFacts) -> int:
@@ -115,7 +115,7 @@ def interval_of(facts: JobFacts) -> int:
     Where the operator has not chosen yet, every save is due: one upload shows how long uploads take.
     """
     persistent, base = facts.spec.checkpoint.persistent, facts.spec.checkpoint.memory.base_steps
-    if persistent is None or persistent.adaptive:
+    if persistent is None or persistent.is_adaptive:
         chosen = facts.status.persistent_interval
         return base if chosen is None else chosen.steps
     wanted = persistent.fixed_steps or base
@@ -137,32 +137,36 @@ def persistent_drops(
         return ()
     due = listing_due(facts)
     if due is not None:
-        return (ListPersistentTier(facts.world.epoch, worker.index),) if facts.now >= due else ()
+        return (ListPersistentTier(facts.membership.generation, worker.index),) if facts.now >= due else ()
     if may_be_under_way(facts):
         return ()
     entries = facts.persistent.entries or ()
-    kept = complete_persistent(entries, facts.status.lineage, facts.world.epoch, bad_of(facts), facts.covers)
-    standing = retention.Standing(
+    kept = complete_persistent(
+        entries, facts.status.lineage, facts.membership.generation, unreadable_checkpoints(facts), facts.covers
+    )
+    standing = retention.RetentionInputs(
         lineage=facts.status.lineage,
-        epoch=facts.world.epoch,
+        generation=facts.membership.generation,
         claimed=False,
-        parent=facts.world.parent,
+        parent=facts.membership.parent,
         watermark=None,
         persistent=floor,
         pinned=pinned,
-        bad=bad_of(facts),
-        good=last_good.spared(facts, kept, entries),
+        unreadable=unreadable_checkpoints(facts),
+        known_good=last_good.kept_for_rollback(facts, kept, entries),
     )
     there = {m.save.checkpoint for m in entries} | facts.persistent.deleting  # again, until one has answered
-    also = _kept_longer(facts, spec, {*kept, floor})
-    unjudged = facts.persistent.unjudged
+    also = _kept_by_age_or_milestone(facts, spec, {*kept, floor})
+    unjudged = facts.persistent.undecidable
     gone = retention.persistent_drops({*kept, floor} - unjudged, there, standing, spec.keep, also, unjudged)
-    return (DropPersisted(worker, facts.world.epoch, tuple(gone)),) if gone else ()
+    return (DeleteUploaded(worker, facts.membership.generation, tuple(gone)),) if gone else ()
 
 
-def _kept_longer(facts: TierFacts, spec: PersistentTierSpec, complete: set[Checkpoint]) -> frozenset[Checkpoint]:
+def _kept_by_age_or_milestone(
+    facts: TierFacts, spec: PersistentTierSpec, complete: set[Checkpoint]
+) -> frozenset[Checkpoint]:
     """What stays beside the newest few: milestones, and what is young enough."""
-    also = retention.milestones(complete, spec.keep_every_steps) if spec.keep_every_steps else frozenset()
+    also = retention.milestone_checkpoints(complete, spec.keep_every_steps) if spec.keep_every_steps else frozenset()
     if spec.keep_seconds is None:
         return also
     since = facts.now - spec.keep_seconds
@@ -172,44 +176,46 @@ def _kept_longer(facts: TierFacts, spec: PersistentTierSpec, complete: set[Check
 
 def listing_due(facts: TierFacts) -> float | None:
     """When to list again, as the floor is missing; None: not."""
-    persistent, floor = facts.persistent, facts.status.floor
+    persistent, floor = facts.persistent, facts.status.last_uploaded
     if facts.spec.checkpoint.persistent is None or floor is None:
         return None
-    listed = persistent.read_epoch == facts.world.epoch and persistent.entries is not None
-    if listed and (floor in persistent.unjudged or any(m.save.checkpoint == floor for m in persistent.entries or ())):
+    listed = persistent.read_generation == facts.membership.generation and persistent.entries is not None
+    if listed and (
+        floor in persistent.undecidable or any(m.save.checkpoint == floor for m in persistent.entries or ())
+    ):
         return None
-    if persistent.asked_seconds is None:
+    if persistent.requested_seconds is None:
         return facts.now
     answered = listed or persistent.error is not None
-    return persistent.asked_seconds + (LIST_AGAIN_SECONDS if answered else UNANSWERED_SECONDS)
+    return persistent.requested_seconds + (LIST_RETRY_SECONDS if answered else UNANSWERED_SECONDS)
 
 
-def _floor(facts: TierFacts) -> Checkpoint | None:
+def _last_uploaded(facts: TierFacts) -> Checkpoint | None:
     """The newest lineage checkpoint known to be complete there: by status, by listing, or by what agents uploaded."""
-    lineage, epoch, bad = facts.status.lineage, facts.running_epoch, bad_of(facts)
+    lineage, epoch, bad = facts.status.lineage, facts.running_generation, unreadable_checkpoints(facts)
     # an operator that came in between finds some ranks in the listing, and hears of the others
     listed = frozenset(m.save for m in facts.persistent.entries or ())
     found = {c for c, saves in facts.promoted.items() if not _missing(facts, c, saves | listed)}
-    if facts.persistent.read_epoch == facts.world.epoch and facts.persistent.entries is not None:
+    if facts.persistent.read_generation == facts.membership.generation and facts.persistent.entries is not None:
         found |= set(complete_persistent(facts.persistent.entries, lineage, epoch, bad, facts.covers))
-    old = facts.status.floor
+    old = facts.status.last_uploaded
     newer = {
         c
         for c in found
         if c not in bad and on_lineage(lineage, c, epoch) and (old is None or old in bad or c.step > old.step)
     }
-    return newest(newer) or old
+    return newest_checkpoint(newer) or old
 
 
 def _missing(facts: JobFacts, checkpoint: Checkpoint, there: frozenset[RankSave]) -> list[RankSave]:
-    entry = entry_of(facts.status.lineage, checkpoint.epoch)
+    entry = entry_of(facts.status.lineage, checkpoint.generation)
     if entry is None:
-        return [RankSave(checkpoint.epoch, checkpoint.step, 0)]
-    saves = (RankSave(checkpoint.epoch, checkpoint.step, rank) for rank in range(entry.size))
+        return [RankSave(checkpoint.generation, checkpoint.step, 0)]
+    saves = (RankSave(checkpoint.generation, checkpoint.step, rank) for rank in range(entry.world_size))
     return [save for save in saves if save not in there]
 
 
-def _promotions(facts: WorldTierFacts, chosen: Checkpoint) -> tuple[MaintenanceAction, ...]:
+def _uploads(facts: WorldTierFacts, chosen: Checkpoint) -> tuple[MaintenanceAction, ...]:
     """Each rank save through an agent that has it at hand: the rank's own, else one beside a holder that keeps it."""
     there = set(facts.promoted.get(chosen, frozenset()))
     there |= {m.save for m in facts.persistent.entries or () if m.save.checkpoint == chosen}
@@ -218,7 +224,7 @@ def _promotions(facts: WorldTierFacts, chosen: Checkpoint) -> tuple[MaintenanceA
     if not agents:
         return ()
     nodes, reached = _nodes_having(facts, chosen), {worker_id(s) for s in agents}
-    on: dict[str, list[SessionSeen]] = defaultdict(list)
+    on: dict[str, list[ObservedSession]] = defaultdict(list)
     for agent in agents:
         on[agent.node].append(agent)
     shares: dict[WorkerId, list[RankSave]] = defaultdict(list)
@@ -232,23 +238,29 @@ def _promotions(facts: WorldTierFacts, chosen: Checkpoint) -> tuple[MaintenanceA
             )  # whoever failed may not know of a holder that another knows
             own = worker_id(choice[(save.rank + turn) % len(choice)])
         shares[own].append(save)
-    return tuple(PromoteSaves(worker, facts.world.epoch, tuple(saves)) for worker, saves in sorted(shares.items()))
+    return tuple(
+        UploadSaves(worker, facts.membership.generation, tuple(saves)) for worker, saves in sorted(shares.items())
+    )
 
 
 def _nodes_having(facts: TierFacts, chosen: Checkpoint) -> Mapping[RankSave, set[str]]:
     nodes: dict[RankSave, set[str]] = defaultdict(set)
-    for holder in sealed_holders(facts, facts.world.epoch):
+    for holder in fenced_servers(facts, facts.membership.generation):
         for manifest in holder.entries:
             if manifest.save.checkpoint == chosen:
-                nodes[manifest.save].add(holder.endpoint.holder.node)
+                nodes[manifest.save].add(holder.endpoint.instance.node)
     return nodes
 
 
 def _owner(facts: JobFacts, save: RankSave) -> WorkerId | None:
     """The worker whose own rank made this save; None: of another epoch."""
-    world = facts.world
+    world = facts.membership
     group = save.rank // facts.spec.nproc_per_node
-    return worker_id(world.members[group]) if save.epoch == facts.running_epoch and group < len(world.members) else None
+    return (
+        worker_id(world.members[group])
+        if save.generation == facts.running_generation and group < len(world.members)
+        else None
+    )
 
 
 def _any_agent(facts: WorldFacts) -> WorkerId | None:

@@ -16,9 +16,9 @@ from itertools import chain
 from surefoot.protocol.checkpoints.completeness import (
     Lineage,
     LineageEntry,
-    complete,
+    complete_checkpoints,
     complete_persistent,
-    newest,
+    newest_checkpoint,
     on_lineage,
     pruned,
     watermark,
@@ -27,19 +27,19 @@ from surefoot.protocol.checkpoints.completeness import effective_replicas as eff
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.checkpoints.save_state import tied_objects
 from surefoot.protocol.identities import Checkpoint, WorkerId
-from surefoot.protocol.text import listed
+from surefoot.protocol.text import join_names
 from surefoot.protocol.timeouts import Backoff
 from surefoot_operator import reasons
 from surefoot_operator.api.spec import TrainingJobSpec, allowed_sizes
-from surefoot_operator.api.status import JobStatus, Member, Scheduling, World, condition_of
-from surefoot_operator.job_snapshot import HIGHEST_EPOCH, SessionSeen, WorkerSeen
+from surefoot_operator.api.status import JobStatus, Member, Membership, Scheduling, condition_of
+from surefoot_operator.job_snapshot import HIGHEST_EPOCH, ObservedSession, ObservedWorker
 from surefoot_operator.policy.core.actions import Event
 from surefoot_operator.policy.core.availability import (
-    departure_reason,
-    left_at_a_cost,
+    costly_nodes,
+    evacuation_reason,
+    is_usable,
     node_lost,
-    usable,
-    vacate_reason,
+    termination_reason,
 )
 from surefoot_operator.policy.core.facts import (
     RECONNECT_GRACE_SECONDS,
@@ -48,31 +48,31 @@ from surefoot_operator.policy.core.facts import (
     TierFacts,
     WorldNodeFacts,
     WorldTierFacts,
-    bad_of,
-    derived_once,
+    cached_per_snapshot,
     domains_of,
+    fenced_servers,
     reading_at,
-    sealed_holders,
     step_of,
+    unreadable_checkpoints,
     worker_id,
 )
 from surefoot_operator.policy.failure import incidents
-from surefoot_operator.policy.failure.failure_detection import arrivals_over, most_have_come
-from surefoot_operator.policy.failure.spare_workers import largest_size, newest_attempts, target_size, wanted_indexes
-from surefoot_operator.policy.failure.unhealthy_nodes import found_sick
+from surefoot_operator.policy.failure.failure_detection import connection_deadline, most_members_connected
+from surefoot_operator.policy.failure.spare_workers import largest_size, newest_attempts, required_indices, target_size
+from surefoot_operator.policy.failure.unhealthy_nodes import unhealthy_nodes
 from surefoot_operator.policy.membership.expected_cost import (
     NOT_MEASURED,
-    Weighed,
+    CostDecision,
     costs_more_than_staying,
     wait_or_shrink,
 )
 from surefoot_operator.policy.membership.node_exclusion import suspect_nodes
 from surefoot_operator.policy.membership.restore_decisions import (
-    Chosen,
-    ceiling,
-    gone_back,
+    RestoreChosen,
     may_be_under_way,
-    still_good,
+    record_rollback,
+    restore_limit,
+    surviving_last_good,
 )
 
 # ---- scheduling deadline ---------------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ _FIRST_PAUSE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Released:
+class SchedulingRelease:
     """Scheduling state after a decision.
 
     `reason`: why no workers are asked for; empty: they are.
@@ -99,17 +99,17 @@ class Released:
     events: tuple[Event, ...] = ()
 
 
-def held(facts: WorldNodeFacts, tied: int | None = None) -> Released:
+def update_scheduling(facts: WorldNodeFacts, tied: int | None = None) -> SchedulingRelease:
     """Decides whether workers keep their nodes while the world waits."""
     known, deadline = facts.status.scheduling, facts.spec.run_policy.scheduling_deadline_seconds
     if is_released(facts, facts.status):
-        return Released(known, release_message(known))
+        return SchedulingRelease(known, release_message(known))
     placed = _placed(facts)
     if not placed or largest_size(facts.spec, placed, tied):
-        return Released(Scheduling(releases=known.releases))
+        return SchedulingRelease(Scheduling(releases=known.releases))
     since = facts.now if known.since_seconds is None else min(known.since_seconds, facts.now)
     if facts.now < since + deadline:
-        return Released(Scheduling(since, known.releases))
+        return SchedulingRelease(Scheduling(since, known.releases))
     releases = known.releases + 1
     pause = pause_seconds(facts.job.uid, releases, deadline)
     new = Scheduling(None, releases, facts.now + pause)
@@ -117,7 +117,7 @@ def held(facts: WorldNodeFacts, tied: int | None = None) -> Released:
         f"{placed} of {target_size(facts.spec)} workers held nodes for schedulingDeadlineSeconds ({deadline:g} s), too few"
         f" for any world: they are released, and requested again after {pause:.0f} s"
     )
-    return Released(new, release_message(new), (Event(reasons.WORKERS_RELEASED, text, warning=True),))
+    return SchedulingRelease(new, release_message(new), (Event(reasons.WORKERS_RELEASED, text, warning=True),))
 
 
 def due_seconds(facts: JobFacts, scheduling: Scheduling) -> float | None:
@@ -152,7 +152,7 @@ def pause_seconds(uid: str, releases: int, deadline: float) -> float:
 
 def _placed(facts: WorldNodeFacts) -> int:
     """Workers that keep a node from others."""
-    over, wanted = ("Succeeded", "Failed"), wanted_indexes(facts)
+    over, wanted = ("Succeeded", "Failed"), required_indices(facts)
     live = (w for w in facts.worker_list if w.phase not in over and not w.deleting and not node_lost(facts, w.node))
     return len({w.index for w in live if w.node is not None and w.index in wanted})
 
@@ -164,7 +164,7 @@ def _placed(facts: WorldNodeFacts) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Tie:
+class WorldSizeConstraint:
     """The size that the state requires; `text` names objects and remedies."""
 
     text: str
@@ -176,7 +176,7 @@ class Tie:
         return 0 if rest else workers
 
 
-def tie_of(facts: TierFacts, parent: Checkpoint | None) -> Tie | None:
+def tie_of(facts: TierFacts, parent: Checkpoint | None) -> WorldSizeConstraint | None:
     """Returns what ties the world about to be committed; None: nothing."""
     if parent is None:
         return None
@@ -184,50 +184,50 @@ def tie_of(facts: TierFacts, parent: Checkpoint | None) -> Tie | None:
     return _tie(m for m in chain(_entries(facts), older) if m.save.checkpoint == parent)
 
 
-@derived_once
-def present_tie(facts: TierFacts) -> Tie | None:
+@cached_per_snapshot
+def present_tie(facts: TierFacts) -> WorldSizeConstraint | None:
     """Returns what ties the committed world; None: nothing."""
-    world = facts.world
-    read = reading_at(facts, world.epoch).manifests()
-    found = {c: ranks for c, ranks in read.items() if c.epoch == world.epoch or c == world.parent}
+    world = facts.membership
+    read = reading_at(facts, world.generation).manifests()
+    found = {c: ranks for c, ranks in read.items() if c.generation == world.generation or c == world.parent}
     # of some ranks alone nobody could tell that values differ
-    whole = [c for c, ranks in found.items() if len(ranks) == next(iter(ranks.values()))[-1].world]
+    whole = [c for c, ranks in found.items() if len(ranks) == next(iter(ranks.values()))[-1].world_size]
     if whole:
         return _tie(copies[-1] for copies in found[max(whole, key=lambda c: c.step)].values())
-    known = condition_of(facts.status, reasons.WORLD_SIZE_TIED)
-    return Tie(known.message, world.size) if known is not None and world.size else None
+    known = condition_of(facts.status, reasons.WORLD_SIZE_FIXED)
+    return WorldSizeConstraint(known.message, world.world_size) if known is not None and world.world_size else None
 
 
-def tie_to_tell(facts: TierFacts, status: JobStatus) -> str | None:
+def constraint_message(facts: TierFacts, status: JobStatus) -> str | None:
     """Returns the condition's message; None: no other size was asked for."""
-    world, known = status.world, condition_of(facts.status, reasons.WORLD_SIZE_TIED)
+    world, known = status.membership, condition_of(facts.status, reasons.WORLD_SIZE_FIXED)
     if world is None or status.phase in ("Complete", "Failed"):
         return None
     if world.state == "Claimed" or not world.members:
         return known.message if known is not None else None
-    tie = tie_of(facts, world.parent) if world != facts.status.world else present_tie(facts)
+    tie = tie_of(facts, world.parent) if world != facts.status.membership else present_tie(facts)
     if tie is None or allowed_sizes(facts.spec) == (tie.workers(facts.spec),):
         return None
     return tie.text
 
 
-def _tie(manifests: Iterable[RankManifest]) -> Tie | None:
+def _tie(manifests: Iterable[RankManifest]) -> WorldSizeConstraint | None:
     of_rank = {m.save.rank: m for m in manifests}
     tied = tied_objects(of_rank.values())
     if not tied:
         return None
-    ranks = next(iter(of_rank.values())).world
+    ranks = next(iter(of_rank.values())).world_size
     text = (
         f"{', '.join(tied)}: each rank's own state, which only {ranks} ranks can restore, so the world keeps that"
         f" size and waits for a replacement where it lost a worker. For other sizes use surefoot.ElasticLoader, give the"
         f" object load_state_dicts, or name it in Checkpointer(anew=…)"
     )
-    return Tie(text, ranks)
+    return WorldSizeConstraint(text, ranks)
 
 
 def _entries(facts: TierFacts) -> Iterator[RankManifest]:
-    reading = reading_at(facts, facts.world.epoch)
-    return chain(*reading.holders.values(), reading.persistent or ())
+    reading = reading_at(facts, facts.membership.generation)
+    return chain(*reading.servers.values(), reading.persistent or ())
 
 
 # ---- claim -----------------------------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ UNBOUND_SECONDS = 5.0
 TRIED_SECONDS = 60.0
 """How long a world waits that is possible only with a node that its own worker found sick."""
 
-LONGEST_LINEAGE = 200
+MAX_LINEAGE_ENTRIES = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,22 +261,22 @@ class Selection:
     """Why members that may still come were not waited for, where that was weighed."""
 
 
-def newest_epoch_seen(facts: WorldTierFacts) -> int:
+def newest_known_generation(facts: WorldTierFacts) -> int:
     """Returns the newest epoch known to status, holders or agents.
 
     Status may have been restored from an old backup: fences, agents and the persistent tier remember what it forgot.
     """
     status = facts.status
-    epochs = [status.world.epoch if status.world else 0]
+    epochs = [status.membership.generation if status.membership else 0]
     epochs += [h.fence for h in facts.holder_list if h.fence is not None]
-    epochs += [max(s.epoch, s.stopped - 1) for s in facts.sessions.values()]
+    epochs += [max(s.generation, s.stopped - 1) for s in facts.sessions.values()]
     return max(*epochs, newest_epoch_stored(facts))
 
 
 def newest_epoch_stored(facts: TierFacts) -> int:
     """Returns the newest epoch that the persistent tier names, this claim aside; 0: none, or not listed."""
     listed = facts.persistent
-    named = (listed.newest_epoch, *(m.save.epoch for m in listed.entries or ()))
+    named = (listed.newest_epoch, *(m.save.generation for m in listed.entries or ()))
     return max((epoch for epoch in named if epoch <= HIGHEST_EPOCH), default=0)
 
 
@@ -285,81 +285,83 @@ def is_taken(facts: TierFacts) -> bool:
 
     Before it is committed nothing of it is in the persistent tier.
     """
-    world, listed = facts.world, facts.persistent
-    is_listed = world.state == "Claimed" and listed.read_epoch == world.epoch
-    return is_listed and newest_epoch_stored(facts) >= world.epoch
+    world, listed = facts.membership, facts.persistent
+    is_listed = world.state == "Claimed" and listed.read_generation == world.generation
+    return is_listed and newest_epoch_stored(facts) >= world.generation
 
 
-def claimed(facts: WorldTierFacts, reason: str) -> JobStatus:
+def claim_generation(facts: WorldTierFacts, reason: str) -> JobStatus:
     """Claims the next epoch: no member may run until it is committed.
 
     Members and parent stay those that the claim is based on.
     """
-    old = facts.status.world or World(0, "Claimed")
-    world = replace(old, epoch=newest_epoch_seen(facts) + 1, state="Claimed", reason=reason, changed_seconds=facts.now)
+    old = facts.status.membership or Membership(0, "Claimed")
+    world = replace(
+        old, generation=newest_known_generation(facts) + 1, state="Claimed", reason=reason, changed_seconds=facts.now
+    )
     start = facts.status.start_seconds if facts.status.start_seconds is not None else facts.now
     # what failed beside a world that ran, a spare or one more worker, says nothing of the next one's start
     status = facts.status if old.state == "Claimed" else replace(facts.status, failed_starts=0, failed_starts_counted=0)
-    return replace(status, world=world, start_seconds=start)
+    return replace(status, membership=world, start_seconds=start)
 
 
-def committed(facts: WorldTierFacts, chosen: Chosen, members: tuple[Member, ...]) -> JobStatus:
+def commit_generation(facts: WorldTierFacts, chosen: RestoreChosen, members: tuple[Member, ...]) -> JobStatus:
     """Commits the claimed epoch with its parent and members."""
-    status, claim = facts.status, facts.world
+    status, claim = facts.status, facts.membership
     size = len(members) * facts.spec.nproc_per_node
-    world = World(
-        epoch=claim.epoch,
+    world = Membership(
+        generation=claim.generation,
         state="Committed",
         parent=chosen.parent,
-        size=size,
+        world_size=size,
         members=members,
         reason=claim.reason,
         changed_seconds=facts.now,
     )
-    lineage = (*status.lineage, LineageEntry(claim.epoch, chosen.parent, size))
-    ended = status.rollback.epoch if status.rollback is not None else 0
-    status = gone_back(status, lineage, step_of(facts, ended))
-    given_up = tuple(dict.fromkeys((*status.given_up, *(e.holder.instance for e in chosen.given_up))))
-    recorded, floor = _safe(facts, lineage, chosen.parent)
+    lineage = (*status.lineage, LineageEntry(claim.generation, chosen.parent, size))
+    ended = status.rollback.generation if status.rollback is not None else 0
+    status = record_rollback(status, lineage, step_of(facts, ended))
+    given_up = tuple(dict.fromkeys((*status.lost_servers, *(e.instance.run_id for e in chosen.lost_servers))))
+    recorded, floor = _protected_so_far(facts, lineage, chosen.parent)
     return replace(
         status,
-        world=world,
+        membership=world,
         lineage=_bounded(facts, lineage),
-        floor=floor,
-        recorded=recorded,
-        named_holders=tuple(h.endpoint for h in sealed_holders(facts, claim.epoch)),
-        given_up=given_up[-64:],
+        last_uploaded=floor,
+        had_checkpoint=recorded,
+        assigned_servers=tuple(h.endpoint for h in fenced_servers(facts, claim.generation)),
+        lost_servers=given_up[-64:],
         failed_starts=0,
         failed_starts_counted=0,
         scheduling=Scheduling(),
-        origin=chosen.parent if chosen.older_job is not None else status.origin,
-        older_job=chosen.older_job or status.older_job,
-        last_good=still_good(status, lineage),
-        incidents=incidents.assigned(facts, status.incidents, chosen.parent, size),
+        initial_checkpoint=chosen.parent if chosen.source_job is not None else status.initial_checkpoint,
+        source_job=chosen.source_job or status.source_job,
+        last_good=surviving_last_good(status, lineage),
+        incidents=incidents.record_commit(facts, status.incidents, chosen.parent, size),
     )
 
 
-def select_members(facts: WorldNodeFacts, tie: Tie | None = None) -> Selection:
+def select_members(facts: WorldNodeFacts, tie: WorldSizeConstraint | None = None) -> Selection:
     """Selects the members once no worker worth waiting for is missing.
 
     With a `tie`, exactly as many as it needs, or nobody.
     """
-    epoch, spec = facts.world.epoch, facts.spec
+    epoch, spec = facts.membership.generation, facts.spec
     tied = None if tie is None else tie.workers(spec)
-    there = [s for s in newest_attempts(facts) if usable(facts, s)]
+    there = [s for s in newest_attempts(facts) if is_usable(facts, s)]
     failing = [s for s in there if _fails(facts, s)]
-    wanted = _on_wanted_nodes(facts, [s for s in there if s not in failing], tied)
+    wanted = _on_nodes_to_keep(facts, [s for s in there if s not in failing], tied)
     if _possible(facts, wanted, tied):
         there = wanted  # nodes that others want left train only where there is no world without them
     elif failing and _may_be_replaced(facts, failing):
-        reasons = {f"node {s.node} ({found_sick(facts)[s.node]})" for s in failing}
-        reason = f"the worker on {listed(sorted(reasons))} gets no rank, another one is waited for"
-        return Selection((), reason, facts.world.changed_seconds + TRIED_SECONDS)
+        reasons = {f"node {s.node} ({unhealthy_nodes(facts)[s.node]})" for s in failing}
+        reason = f"the worker on {join_names(sorted(reasons))} gets no rank, another one is waited for"
+        return Selection((), reason, facts.membership.changed_seconds + TRIED_SECONDS)
     ready = [s for s in there if s.warm and s.stopped >= epoch]
     weighed = NOT_MEASURED
     if len(ready) < target_size(spec):
         short = f"{len(ready)} of {target_size(spec)} workers are ready"
-        until = _worth_waiting(facts, there, ready)
+        until = _wait_deadline(facts, there, ready)
         if until is not None and facts.now < until:
             return Selection((), f"{short}, others are on their way", until)
         weighed = _weighed(facts, len(ready), tied)
@@ -374,37 +376,39 @@ def select_members(facts: WorldNodeFacts, tie: Tie | None = None) -> Selection:
     return Selection((), f"{len(ready)} workers are ready, too few for any allowed world of {spec.replicas}")
 
 
-def _fails(facts: WorldNodeFacts, session: SessionSeen) -> bool:
+def _fails(facts: WorldNodeFacts, session: ObservedSession) -> bool:
     """Whether a worker that has no rank yet is on a node that it found sick: no time to settle is worth one there."""
-    return worker_id(session) not in facts.members and session.node in found_sick(facts)
+    return worker_id(session) not in facts.members and session.node in unhealthy_nodes(facts)
 
 
-def _may_be_replaced(facts: WorldNodeFacts, failing: list[SessionSeen]) -> bool:
+def _may_be_replaced(facts: WorldNodeFacts, failing: list[ObservedSession]) -> bool:
     """Whether others may come for these in time: there may be a node for them, or they are on their way."""
-    if facts.now >= facts.world.changed_seconds + TRIED_SECONDS:
+    if facts.now >= facts.membership.changed_seconds + TRIED_SECONDS:
         return False
     live = {(w.index, w.attempt) for w in facts.worker_list if w.phase in ("Pending", "Running")}
     coming = [s for s in failing if any(index == s.index and attempt > s.attempt for index, attempt in live)]
     return facts.free_nodes != 0 or len(coming) == len(failing)
 
 
-def _on_wanted_nodes(facts: NodeFacts, there: list[SessionSeen], tied: int | None) -> list[SessionSeen]:
+def _on_nodes_to_keep(facts: NodeFacts, there: list[ObservedSession], tied: int | None) -> list[ObservedSession]:
     """Leaves out agents on nodes that are to be left, but for a straggler that costs less than a smaller world."""
-    wanted = [s for s in there if not vacate_reason(facts, s.node)]
-    slow = left_at_a_cost(facts)
+    wanted = [s for s in there if not evacuation_reason(facts, s.node)]
+    slow = costly_nodes(facts)
     if not slow:
         return wanted
-    beside_slow = [s for s in there if not vacate_reason(facts, s.node) or s.node in slow]
+    beside_slow = [s for s in there if not evacuation_reason(facts, s.node) or s.node in slow]
     dear = costs_more_than_staying(facts, _possible(facts, wanted, tied), _possible(facts, beside_slow, tied))
     return beside_slow if dear else wanted
 
 
-def _possible(facts: JobFacts, agents: list[SessionSeen], tied: int | None) -> int:
+def _possible(facts: JobFacts, agents: list[ObservedSession], tied: int | None) -> int:
     """The largest world of these agents that could begin now."""
-    return largest_size(facts.spec, sum(s.warm and s.stopped >= facts.world.epoch for s in agents), tied)
+    return largest_size(facts.spec, sum(s.warm and s.stopped >= facts.membership.generation for s in agents), tied)
 
 
-def _selected(facts: WorldNodeFacts, there: list[SessionSeen], ready: list[SessionSeen], size: int) -> Selection:
+def _selected(
+    facts: WorldNodeFacts, there: list[ObservedSession], ready: list[ObservedSession], size: int
+) -> Selection:
     """Former members first: a spare is no better than one that is about to be ready again, unless that failed there twice."""
     suspect = suspect_nodes(facts)
     kept = sorted(ready, key=lambda s: (s.node in suspect, worker_id(s) not in facts.members, s.index))
@@ -417,7 +421,7 @@ def _selected(facts: WorldNodeFacts, there: list[SessionSeen], ready: list[Sessi
     return Selection(tuple(Member(s.index, s.attempt, s.incarnation, s.node) for s in _ranked(facts, ready)), sums=left)
 
 
-def _former_ready(facts: WorldNodeFacts, there: list[SessionSeen], ready: set[WorkerId]) -> float:
+def _former_ready(facts: WorldNodeFacts, there: list[ObservedSession], ready: set[WorkerId]) -> float:
     """Until when members of the old world that are not chosen are expected to be ready."""
     found = {worker_id(s): s for s in there}
     moments = [0.0]
@@ -426,18 +430,18 @@ def _former_ready(facts: WorldNodeFacts, there: list[SessionSeen], ready: set[Wo
             continue
         session = found.get(identity)
         if session is not None and session.incarnation == member.incarnation:
-            moments.append(facts.world.changed_seconds + STOPPING_SECONDS)
-        elif session is None and member.index in wanted_indexes(facts):
+            moments.append(facts.membership.changed_seconds + STOPPING_SECONDS)
+        elif session is None and member.index in required_indices(facts):
             moments.append(_returning(facts, identity, member.incarnation))
     return max(moments)
 
 
-def _ranked(facts: JobFacts, chosen: list[SessionSeen]) -> list[SessionSeen]:
+def _ranked(facts: JobFacts, chosen: list[ObservedSession]) -> list[ObservedSession]:
     """Members in the order of their ranks.
 
     Where the world keeps its size, who stays keeps its rank, and finds on its own node what it saved.
     """
-    former = facts.world.members
+    former = facts.membership.members
     left = {worker_id(s): s for s in sorted(chosen, key=lambda s: s.index)}
     if len(former) != len(chosen):
         return list(left.values())
@@ -450,7 +454,7 @@ def _ranked(facts: JobFacts, chosen: list[SessionSeen]) -> list[SessionSeen]:
     return [next(others) if s is None else s for s in places]
 
 
-def _short(spec: TrainingJobSpec, ready: int, tie: Tie) -> str:
+def _short(spec: TrainingJobSpec, ready: int, tie: WorldSizeConstraint) -> str:
     """Why the workers that are ready do not make up a world that is tied to a size."""
     workers = tie.workers(spec)
     if largest_size(spec, workers, workers):
@@ -461,9 +465,9 @@ def _short(spec: TrainingJobSpec, ready: int, tie: Tie) -> str:
     )
 
 
-def _worth_waiting(facts: WorldNodeFacts, there: list[SessionSeen], ready: list[SessionSeen]) -> float | None:
+def _wait_deadline(facts: WorldNodeFacts, there: list[ObservedSession], ready: list[ObservedSession]) -> float | None:
     """Until when the missing are worth waiting for; None: they are not."""
-    world, now_ready = facts.world, {worker_id(s) for s in ready}
+    world, now_ready = facts.membership, {worker_id(s) for s in ready}
     former = {identity: m.incarnation for identity, m in facts.members.items()}
     moments: list[float] = []
     for session in there:
@@ -480,10 +484,10 @@ def _worth_waiting(facts: WorldNodeFacts, there: list[SessionSeen], ready: list[
     return max(moments, default=None)
 
 
-def _weighed(facts: WorldNodeFacts, ready: int, tied: int | None) -> Weighed:
+def _weighed(facts: WorldNodeFacts, ready: int, tied: int | None) -> CostDecision:
     """What waiting for more than these workers would cost, unless the job says itself how long to wait."""
     policy = facts.spec.elastic_policy
-    if policy is None or policy.faulty_scale_down_timeout_seconds is not None or not facts.world.members:
+    if policy is None or policy.faulty_scale_down_timeout_seconds is not None or not facts.membership.members:
         return NOT_MEASURED
     return wait_or_shrink(facts, ready, tied)
 
@@ -491,69 +495,78 @@ def _weighed(facts: WorldNodeFacts, ready: int, tied: int | None) -> Weighed:
 def _returning(facts: WorldNodeFacts, identity: WorkerId, incarnation: str) -> float:
     """A member of the old world whose line is away for a moment, or which a new operator has not heard yet."""
     worker, session = facts.workers.get(identity), facts.sessions.get(identity)
-    if worker is None or worker.phase != "Running" or departure_reason(facts, worker) or node_lost(facts, worker.node):
+    if (
+        worker is None
+        or worker.phase != "Running"
+        or termination_reason(facts, worker)
+        or node_lost(facts, worker.node)
+    ):
         return 0.0
     if session is None:
         patience = facts.term_seconds + RECONNECTING_SECONDS
         # this leader claimed the epoch itself, and had waited for whoever did not come
-        return min(patience, arrivals_over(facts)) if _claimed_here(facts) and most_have_come(facts) else patience
+        return (
+            min(patience, connection_deadline(facts))
+            if _claimed_here(facts) and most_members_connected(facts)
+            else patience
+        )
     if session.incarnation == incarnation and not session.connected:
         return session.since_seconds + RECONNECT_GRACE_SECONDS
     return 0.0
 
 
 def _claimed_here(facts: JobFacts) -> bool:
-    return facts.world.changed_seconds > facts.term_seconds
+    return facts.membership.changed_seconds > facts.term_seconds
 
 
 def _arriving(facts: WorldNodeFacts, ready: set[WorkerId]) -> float:
     """Workers that were asked for and have not joined yet: those with a node, and those that may still get one."""
     arriving = 0.0
     places = {identity.index for identity in ready}
-    live: dict[int, list[WorkerSeen]] = defaultdict(list)
+    live: dict[int, list[ObservedWorker]] = defaultdict(list)
     for worker in facts.worker_list:
         if worker.phase not in ("Succeeded", "Failed"):
             live[worker.index].append(worker)
-    for index in wanted_indexes(facts):
+    for index in required_indices(facts):
         if index in places:
             continue
         workers = live.get(index, ())
         if any(w.node is not None for w in workers):
-            arriving = max(arriving, facts.world.changed_seconds + STARTING_SECONDS)
+            arriving = max(arriving, facts.membership.changed_seconds + STARTING_SECONDS)
         elif facts.free_nodes is None or facts.free_nodes > 0 or not workers:
-            created = max((w.created_seconds for w in workers), default=facts.world.changed_seconds)
+            created = max((w.created_seconds for w in workers), default=facts.membership.changed_seconds)
             arriving = max(arriving, created + UNBOUND_SECONDS)
     return arriving
 
 
-def _safe(facts: TierFacts, lineage: Lineage, parent: Checkpoint | None) -> tuple[bool, Checkpoint | None]:
+def _protected_so_far(facts: TierFacts, lineage: Lineage, parent: Checkpoint | None) -> tuple[bool, Checkpoint | None]:
     """(recorded, floor) as the readings of this claim have it. A floor off the new lineage binds no longer."""
-    status, epoch = facts.status, facts.world.epoch
-    reading, bad, covers = reading_at(facts, epoch), bad_of(facts), facts.covers
+    status, epoch = facts.status, facts.membership.generation
+    reading, bad, covers = reading_at(facts, epoch), unreadable_checkpoints(facts), facts.covers
     domains = domains_of(facts)
-    live = {domains[holder] for holder in reading.holders}
+    live = {domains[holder] for holder in reading.servers}
     replicas = effective(facts.spec.checkpoint.memory.replicas, len(live))
     full = watermark(reading, lineage, epoch, bad, covers, domains, replicas)
     listed = () if may_be_under_way(facts) else reading.persistent or ()
     kept = complete_persistent(listed, lineage, epoch, bad, covers)
-    old = status.floor
+    old = status.last_uploaded
     if old is not None and (old in bad or not on_lineage(lineage, old, epoch)):
         old = None
-    floor = newest(c for c in (*kept, *((old,) if old else ())))
-    recorded = status.recorded and ceiling(facts) != 0  # whoever begins again gave up all that there was
+    floor = newest_checkpoint(c for c in (*kept, *((old,) if old else ())))
+    recorded = status.had_checkpoint and restore_limit(facts) != 0  # whoever begins again gave up all that there was
     return recorded or full is not None or floor is not None, floor
 
 
 def _bounded(facts: TierFacts, lineage: Lineage) -> Lineage:
     """The whole history while it is short; else what the oldest checkpoint that anybody keeps still needs."""
-    if len(lineage) <= LONGEST_LINEAGE:
+    if len(lineage) <= MAX_LINEAGE_ENTRIES:
         return lineage
-    epoch = lineage[-1].epoch
-    reading = reading_at(facts, facts.world.epoch)
-    kept = complete(reading, lineage, epoch, frozenset(), facts.covers)
+    epoch = lineage[-1].generation
+    reading = reading_at(facts, facts.membership.generation)
+    kept = complete_checkpoints(reading, lineage, epoch, frozenset(), facts.covers)
     # what lies in the persistent tier counts as this job's only while its epoch is known
     listed = facts.persistent.entries or ()
     kept += complete_persistent(listed, lineage, epoch, frozenset(), facts.covers)
-    needed = [c for c in (*kept, facts.status.floor, lineage[-1].parent) if c is not None]
-    oldest = min(needed, key=lambda c: (c.epoch, c.step), default=lineage[-1].parent)
+    needed = [c for c in (*kept, facts.status.last_uploaded, lineage[-1].parent) if c is not None]
+    oldest = min(needed, key=lambda c: (c.generation, c.step), default=lineage[-1].parent)
     return pruned(lineage, oldest, epoch)

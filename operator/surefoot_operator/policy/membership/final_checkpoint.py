@@ -9,29 +9,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from surefoot.protocol.checkpoints.completeness import TierReading, complete, layouts_to_check, newest
+from surefoot.protocol.checkpoints.completeness import (
+    TierReading,
+    complete_checkpoints,
+    layouts_to_check,
+    newest_checkpoint,
+)
 from surefoot.protocol.identities import Checkpoint
-from surefoot.protocol.text import listed
-from surefoot_operator.job_snapshot import SessionSeen
+from surefoot.protocol.text import join_names
+from surefoot_operator.job_snapshot import ObservedSession
 from surefoot_operator.policy.core.actions import Action
 from surefoot_operator.policy.core.facts import (
     JobFacts,
     TierFacts,
     WorldFacts,
     WorldTierFacts,
-    bad_of,
     final_checkpoint,
     is_responsive,
     last_step_seconds,
     member_sessions,
     memory_reading,
     reading_at,
+    unreadable_checkpoints,
 )
-from surefoot_operator.policy.failure.failure_detection import Loss
-from surefoot_operator.policy.failure.memory_server_liveness import silent_holders
-from surefoot_operator.policy.membership.restore_decisions import ceiling, listing
+from surefoot_operator.policy.failure.failure_detection import Failure
+from surefoot_operator.policy.failure.memory_server_liveness import unreachable_servers
+from surefoot_operator.policy.membership.restore_decisions import listing, restore_limit
 
-PROMOTION_SECONDS = 3600.0
+UPLOAD_SECONDS = 3600.0
 """How long a finished job waits for its last checkpoint to be complete in the persistent tier."""
 
 RESCUE_SECONDS = 600.0
@@ -42,7 +47,7 @@ SAVING_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
+class FinalCheckpointPending:
     """The checkpoint is still being saved or promoted."""
 
     reason: str
@@ -51,7 +56,7 @@ class Pending:
 
 
 @dataclass(frozen=True, slots=True)
-class Unsaved:
+class FinalCheckpointUnsaved:
     """The last checkpoint was not saved and will not be.
 
     `fails`: the job has nothing to show for its training, so it counts as failed.
@@ -61,34 +66,36 @@ class Unsaved:
     fails: bool
 
 
-def outstanding(facts: WorldTierFacts) -> Pending | Loss | Unsaved | None:
+def missing_from_final(facts: WorldTierFacts) -> FinalCheckpointPending | Failure | FinalCheckpointUnsaved | None:
     """What a finished world's last checkpoint still lacks; None: nothing.
 
     A Loss: it was in memory and lost with its workers or holders, or no copy of it is good, so it must be trained again.
     """
     final = final_checkpoint(facts)
-    if facts.spec.checkpoint.persistent is None or final is None or final.imported or _is_kept(facts, final):
+    if facts.spec.checkpoint.persistent is None or final is None or final.imported or _is_uploaded(facts, final):
         return None
-    if final in bad_of(facts):
+    if final in unreadable_checkpoints(facts):
         reason = (
             f"every trainer finished after step {final.step}, and no copy of {final} can be read: it is trained again"
         )
-        return Loss("unreadable", reason, facts.now, unexplained=True)
+        return Failure("unreadable", reason, facts.now, unexplained=True)
     members = [s for _, s in member_sessions(facts) if s is not None]
     heard = [s for s in members if is_responsive(facts, s)]
-    saved = final == facts.world.parent or all(_saved(s) == final for s in members)
+    saved = final == facts.membership.parent or all(_saved(s) == final for s in members)
     there = at_hand(facts)
-    wanted = final if saved or final in there else newest(there)
+    wanted = final if saved or final in there else newest_checkpoint(there)
     step = f"every trainer finished after step {final.step}"
-    if wanted is None or _is_kept(facts, wanted):
+    if wanted is None or _is_uploaded(facts, wanted):
         until = since(facts) + SAVING_SECONDS
-        if facts.now < until and not _all_known(facts, members):
-            return Pending(f"{step}; waiting for holders and workers to report whether it was saved", until)
+        if facts.now < until and not _all_saves_reported(facts, members):
+            return FinalCheckpointPending(
+                f"{step}; waiting for holders and workers to report whether it was saved", until
+            )
         return _listed(facts, step, wanted) or _lost(facts, final, wanted) or _unsaved(facts, final, wanted)
     if not heard:
-        until = max(s.heard_seconds for s in members) + 2 * facts.spec.health_policy.heartbeat_timeout_seconds
+        until = max(s.last_message_seconds for s in members) + 2 * facts.spec.health_policy.heartbeat_timeout_seconds
         reason = f"{step}, and no worker is left that could upload {wanted} to the persistent tier"
-        return Pending(reason, until) if facts.now < until else Loss("agent-lost", reason, until)
+        return FinalCheckpointPending(reason, until) if facts.now < until else Failure("agent-lost", reason, until)
     if wanted not in there:
         uploaded = _uploaded_in_part(facts, step, wanted)
         if uploaded is not None:
@@ -97,14 +104,20 @@ def outstanding(facts: WorldTierFacts) -> Pending | Loss | Unsaved | None:
         if facts.now < reading.until_seconds:
             return replace(reading, reason=f"{step}; {reading.reason}")
         lost = f"{step}, and {wanted} was lost from memory before it was in the persistent tier"
-        return Loss("checkpoint-lost", lost, since(facts) + SAVING_SECONDS, unexplained=True)
-    until = since(facts) + PROMOTION_SECONDS
+        return Failure("checkpoint-lost", lost, since(facts) + SAVING_SECONDS, unexplained=True)
+    until = since(facts) + UPLOAD_SECONDS
     if facts.now < until:
-        return Pending("every trainer finished; the last checkpoint is on its way to the persistent tier", until)
-    return Unsaved(f"{step}, and {wanted} did not reach the persistent tier in {PROMOTION_SECONDS:g} s", fails=True)
+        return FinalCheckpointPending(
+            "every trainer finished; the last checkpoint is on its way to the persistent tier", until
+        )
+    return FinalCheckpointUnsaved(
+        f"{step}, and {wanted} did not reach the persistent tier in {UPLOAD_SECONDS:g} s", fails=True
+    )
 
 
-def rescue(facts: WorldTierFacts, since_seconds: float, up_to_step: int | None = None) -> Pending | None:
+def upload_before_failing(
+    facts: WorldTierFacts, since_seconds: float, up_to_step: int | None = None
+) -> FinalCheckpointPending | None:
     """Promotes the newest checkpoint of a job that is about to end.
 
     None once there is nothing to promote, or no agent left to do it. `up_to_step`: the last step that is of use.
@@ -113,32 +126,32 @@ def rescue(facts: WorldTierFacts, since_seconds: float, up_to_step: int | None =
     if not agents:
         return None
     began = min(since_seconds, facts.now) if since_seconds < facts.now else since(facts)
-    there = newest(c for c in at_hand(facts) if up_to_step is None or c.step <= up_to_step)
+    there = newest_checkpoint(c for c in at_hand(facts) if up_to_step is None or c.step <= up_to_step)
     if (
-        facts.world.state == "Committed" and up_to_step is None
+        facts.membership.state == "Committed" and up_to_step is None
     ):  # a claimed one's holders were sealed before they were read: nothing follows
-        said = [c for s in agents if (c := _saved(s)) is not None and c.epoch == facts.world.epoch]
-        coming = min(said) if len(said) == len(facts.world.members) else None
-        if coming is not None and (there is None or coming > there) and not _is_kept(facts, coming):
+        said = [c for s in agents if (c := _saved(s)) is not None and c.generation == facts.membership.generation]
+        coming = min(said) if len(said) == len(facts.membership.members) else None
+        if coming is not None and (there is None or coming > there) and not _is_uploaded(facts, coming):
             reading = _read_again(facts, coming, began, all_say_so=True)
             if facts.now < reading.until_seconds:
                 return reading
     until = began + RESCUE_SECONDS
-    if there is None or there.imported or _is_kept(facts, there) or facts.now >= until:
+    if there is None or there.imported or _is_uploaded(facts, there) or facts.now >= until:
         return None
-    return Pending(f"{there} goes to the persistent tier first", until)
+    return FinalCheckpointPending(f"{there} goes to the persistent tier first", until)
 
 
-def uploading_agents(facts: WorldFacts) -> list[SessionSeen]:
+def uploading_agents(facts: WorldFacts) -> list[ObservedSession]:
     """Agents that can upload what the job has in memory: members alone were told where the holders are."""
-    if facts.spec.checkpoint.persistent is None or facts.status.world is None:
+    if facts.spec.checkpoint.persistent is None or facts.status.membership is None:
         return []
     return [s for _, s in member_sessions(facts) if s is not None and is_responsive(facts, s)]
 
 
 def in_memory(facts: TierFacts) -> list[Checkpoint]:
     """Lineage checkpoints that are complete on the holders as last read."""
-    return _complete(facts, memory_reading(facts, facts.world.epoch))
+    return _complete(facts, memory_reading(facts, facts.membership.generation))
 
 
 def at_hand(facts: TierFacts) -> list[Checkpoint]:
@@ -148,62 +161,66 @@ def at_hand(facts: TierFacts) -> list[Checkpoint]:
     yet to upload lies in memory. A job that asked for all of it there restored its last step from both tiers, found it
     lost again, and began anew for ever.
     """
-    reading = reading_at(facts, facts.world.epoch)
+    reading = reading_at(facts, facts.membership.generation)
     parted = {*_complete(facts, reading)} - {*_complete(facts, TierReading({}, reading.persistent))}
-    most = ceiling(facts) if facts.world.state == "Claimed" else None
+    most = restore_limit(facts) if facts.membership.state == "Claimed" else None
     found = {*in_memory(facts), *parted}
     return sorted((c for c in found if most is None or c.step <= most), key=lambda checkpoint: checkpoint.step)
 
 
 def _complete(facts: TierFacts, reading: TierReading) -> list[Checkpoint]:
-    return complete(reading, facts.status.lineage, facts.running_epoch, bad_of(facts), facts.covers)
+    return complete_checkpoints(
+        reading, facts.status.lineage, facts.running_generation, unreadable_checkpoints(facts), facts.covers
+    )
 
 
-def _all_known(facts: TierFacts, members: list[SessionSeen]) -> bool:
+def _all_saves_reported(facts: TierFacts, members: list[ObservedSession]) -> bool:
     """Whether every member has said what it saved, and every named holder that is left was read.
 
     That a member finished is heard before what it saved last, by any leader; and by one that has just begun before what
     it saved at all: unknown is not unsaved.
     """
-    epoch = facts.world.epoch
-    named = {endpoint.holder for endpoint in facts.status.named_holders}
-    left = [h for h in facts.holder_list if h.endpoint.holder in named and h.state != "Gone"]
-    read = all(h.state == "Ready" and h.read_epoch == epoch for h in left)
-    return read and all(s.saves_told and _saved(s) is not None for s in members)
+    epoch = facts.membership.generation
+    named = {endpoint.instance for endpoint in facts.status.assigned_servers}
+    left = [h for h in facts.holder_list if h.endpoint.instance in named and h.state != "Gone"]
+    read = all(h.state == "Ready" and h.read_generation == epoch for h in left)
+    return read and all(s.final_saves_reported and _saved(s) is not None for s in members)
 
 
-def _listed(facts: WorldTierFacts, step: str, found: Checkpoint | None) -> Pending | None:
+def _listed(facts: WorldTierFacts, step: str, found: Checkpoint | None) -> FinalCheckpointPending | None:
     """Lists the persistent tier where nothing else is known of.
 
     What a leader that is gone had uploaded is told by no agent, and the job would fail beside a whole checkpoint.
     """
     persistent, until = facts.persistent, since(facts) + RESCUE_SECONDS
-    if found is not None or facts.status.floor is not None or facts.now >= until:
+    if found is not None or facts.status.last_uploaded is not None or facts.now >= until:
         return None
     if _is_listed(facts):
-        unknown = layouts_to_check(reading_at(facts, facts.world.epoch)) - set(facts.covers)
+        unknown = layouts_to_check(reading_at(facts, facts.membership.generation)) - set(facts.covers)
         if all(layouts & persistent.lost_layouts for layouts in unknown):
-            return _unseen(facts, step, until)
-        return Pending(f"{step}; checking that the layouts of what is saved cover every tensor", until)
+            return _wait_for_unreachable(facts, step, until)
+        return FinalCheckpointPending(f"{step}; checking that the layouts of what is saved cover every tensor", until)
     return _listing(facts, step, until)
 
 
 def _is_listed(facts: WorldTierFacts) -> bool:
     """Whether the persistent tier was listed since the world stopped to make steps."""
     persistent = facts.persistent
-    return persistent.read_epoch == facts.world.epoch and (persistent.asked_seconds or 0.0) >= since(facts)
+    return persistent.read_generation == facts.membership.generation and (persistent.requested_seconds or 0.0) >= since(
+        facts
+    )
 
 
-def _listing(facts: WorldTierFacts, step: str, until: float) -> Pending:
+def _listing(facts: WorldTierFacts, step: str, until: float) -> FinalCheckpointPending:
     """Asks for a listing; an earlier one of this epoch does not count."""
     persistent = facts.persistent
-    if persistent.read_epoch == facts.world.epoch:
-        persistent = replace(persistent, asked_seconds=None)
+    if persistent.read_generation == facts.membership.generation:
+        persistent = replace(persistent, requested_seconds=None)
     asked = listing(facts, persistent)
-    return Pending(f"{step}; {asked.reason}", min(until, asked.until_seconds or until), asked.actions)
+    return FinalCheckpointPending(f"{step}; {asked.reason}", min(until, asked.until_seconds or until), asked.actions)
 
 
-def _uploaded_in_part(facts: WorldTierFacts, step: str, wanted: Checkpoint) -> Pending | None:
+def _uploaded_in_part(facts: WorldTierFacts, step: str, wanted: Checkpoint) -> FinalCheckpointPending | None:
     """Lists the persistent tier where some of the checkpoint was uploaded in this world: it may have what memory lacks."""
     until = since(facts) + RESCUE_SECONDS
     if not facts.promoted.get(wanted) or _is_listed(facts) or facts.now >= until:
@@ -211,29 +228,31 @@ def _uploaded_in_part(facts: WorldTierFacts, step: str, wanted: Checkpoint) -> P
     return _listing(facts, step, until)
 
 
-def _unseen(facts: TierFacts, step: str, until_seconds: float) -> Pending | None:
+def _wait_for_unreachable(facts: TierFacts, step: str, until_seconds: float) -> FinalCheckpointPending | None:
     """Holders that are out of the operator's sight may have what the job is to show for itself."""
-    silent = _silent(facts)
+    silent = _describe_unreachable(facts)
     return (
-        Pending(f"{step}; waiting for {silent}, which may have a checkpoint of it", until_seconds) if silent else None
+        FinalCheckpointPending(f"{step}; waiting for {silent}, which may have a checkpoint of it", until_seconds)
+        if silent
+        else None
     )
 
 
-def _read_again(facts: TierFacts, wanted: Checkpoint, since_seconds: float, all_say_so: bool) -> Pending:
+def _read_again(facts: TierFacts, wanted: Checkpoint, since_seconds: float, all_say_so: bool) -> FinalCheckpointPending:
     """Reads the holders for what is said to be saved there."""
-    hidden = _hidden(facts, wanted) if all_say_so else ""
+    hidden = _unreachable_servers(facts, wanted) if all_say_so else ""
     if hidden:
-        return Pending(hidden, since_seconds + RESCUE_SECONDS)
-    return Pending("reading the holders again for the last checkpoint", since_seconds + SAVING_SECONDS)
+        return FinalCheckpointPending(hidden, since_seconds + RESCUE_SECONDS)
+    return FinalCheckpointPending("reading the holders again for the last checkpoint", since_seconds + SAVING_SECONDS)
 
 
-def _hidden(facts: TierFacts, wanted: Checkpoint) -> str:
+def _unreachable_servers(facts: TierFacts, wanted: Checkpoint) -> str:
     """Names the holders that the operator does not reach; empty: none.
 
     Lost sight is no lost data. A finished world would be begun anew each half minute, until its budget is used up, for
     steps that are all made; and a job that fails would leave its newest checkpoint to the memory that goes with it.
     """
-    silent = _silent(facts)
+    silent = _describe_unreachable(facts)
     return (
         f"waiting for {silent}, which the operator cannot reach and which may have a part of {wanted}: let the operator connect to the memory tier's port"
         if silent
@@ -241,60 +260,63 @@ def _hidden(facts: TierFacts, wanted: Checkpoint) -> str:
     )
 
 
-def _silent(facts: TierFacts) -> str:
-    return listed(sorted(e.holder for e in silent_holders(facts)))
+def _describe_unreachable(facts: TierFacts) -> str:
+    return join_names(sorted(e.instance for e in unreachable_servers(facts)))
 
 
-def _lost(facts: WorldTierFacts, final: Checkpoint, found: Checkpoint | None) -> Loss | None:
+def _lost(facts: WorldTierFacts, final: Checkpoint, found: Checkpoint | None) -> Failure | None:
     """A last step that every program had saved, and that is nowhere, is trained again.
 
     Not where this epoch saved nothing at all: the next would not either. What an agent has saved may be all that is known
     of it, where every copy was lost while nobody led.
     """
     members = [s for _, s in member_sessions(facts) if s is not None]
-    best, parent = _best(facts, found), facts.world.parent
-    if len(members) < len(facts.world.members) or any(s.progress.offered < final.step for s in members):
+    best, parent = _best(facts, found), facts.membership.parent
+    if len(members) < len(facts.membership.members) or any(s.progress.final_save_step < final.step for s in members):
         return None
     begun = parent.step if parent is not None else 0
-    told = all(s.saved is not None and s.saved.epoch == facts.world.epoch and s.saved.step > begun for s in members)
+    told = all(
+        s.saved is not None and s.saved.generation == facts.membership.generation and s.saved.step > begun
+        for s in members
+    )
     if (best is None or best.step <= begun) and not told:
         return None
     since = best.step if best is not None else begun
     reason = (
         f"every trainer finished after step {final.step}, whose save was lost: it is trained again from step {since}"
     )
-    return Loss("checkpoint-lost", reason, facts.now, unexplained=True)
+    return Failure("checkpoint-lost", reason, facts.now, unexplained=True)
 
 
 def _best(facts: TierFacts, found: Checkpoint | None) -> Checkpoint | None:
     """The newest checkpoint that is anywhere."""
-    there = _complete(facts, reading_at(facts, facts.world.epoch))
-    return newest(c for c in (found, facts.status.floor, *there) if c is not None)
+    there = _complete(facts, reading_at(facts, facts.membership.generation))
+    return newest_checkpoint(c for c in (found, facts.status.last_uploaded, *there) if c is not None)
 
 
-def _unsaved(facts: TierFacts, final: Checkpoint, found: Checkpoint | None) -> Unsaved:
+def _unsaved(facts: TierFacts, final: Checkpoint, found: Checkpoint | None) -> FinalCheckpointUnsaved:
     best = _best(facts, found)
     step = f"every trainer finished after step {final.step}"
     if best is None:
-        return Unsaved(f"{step}, and not one checkpoint of it was saved; the events say why", fails=True)
-    return Unsaved(
+        return FinalCheckpointUnsaved(f"{step}, and not one checkpoint of it was saved; the events say why", fails=True)
+    return FinalCheckpointUnsaved(
         f"{step}, which was not saved: the newest checkpoint is of step {best.step} (call close() right behind the last"
         " step, before another batch is taken)",
         fails=False,
     )
 
 
-def _is_kept(facts: JobFacts, checkpoint: Checkpoint) -> bool:
-    floor = facts.status.floor
+def _is_uploaded(facts: JobFacts, checkpoint: Checkpoint) -> bool:
+    floor = facts.status.last_uploaded
     return floor is not None and floor.step >= checkpoint.step
 
 
-def _saved(session: SessionSeen) -> Checkpoint | None:
+def _saved(session: ObservedSession) -> Checkpoint | None:
     """The newest that this agent has committed, or is about to."""
-    return newest(c for c in (*session.pending, session.saved) if c is not None)
+    return newest_checkpoint(c for c in (*session.pending, session.saved) if c is not None)
 
 
 def since(facts: WorldFacts) -> float:
     """When the world stopped to make steps, at the latest; an operator that came later waits anew."""
-    last = last_step_seconds(facts, facts.world.epoch)
-    return max(facts.world.changed_seconds, facts.term_seconds, last if last is not None else 0.0)
+    last = last_step_seconds(facts, facts.membership.generation)
+    return max(facts.membership.changed_seconds, facts.term_seconds, last if last is not None else 0.0)

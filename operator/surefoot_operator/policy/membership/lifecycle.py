@@ -9,22 +9,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from surefoot.protocol.checkpoints.completeness import newest
+from surefoot.protocol.checkpoints.completeness import newest_checkpoint
 from surefoot.protocol.identities import Checkpoint
-from surefoot.protocol.text import listed
+from surefoot.protocol.text import join_names
 from surefoot_operator import reasons
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import Condition, Ending, JobStatus, condition_of
-from surefoot_operator.job_snapshot import ObservedBarrier, PurgeSeen, WorkerSeen
+from surefoot_operator.job_snapshot import ObservedBarrier, ObservedPurge, ObservedWorker
 from surefoot_operator.policy.core.actions import (
     Action,
-    CleanMemory,
+    ClearJobMemory,
     DeleteJob,
     DeleteWorker,
     Event,
     PurgePersistent,
-    RetireWorkers,
     SetFinalizer,
+    ShutDownWorkers,
 )
 from surefoot_operator.policy.core.availability import node_lost
 from surefoot_operator.policy.core.facts import (
@@ -34,19 +34,25 @@ from surefoot_operator.policy.core.facts import (
     WorldFacts,
     WorldNodeFacts,
     WorldTierFacts,
-    bad_of,
     barrier_checkpoint,
+    earliest,
+    fenced_servers,
     is_responsive,
     member_sessions,
-    sealed_holders,
-    soonest,
+    unreadable_checkpoints,
     worker_id,
 )
 from surefoot_operator.policy.membership import final_checkpoint
-from surefoot_operator.policy.membership.claim import claimed
+from surefoot_operator.policy.membership.claim import claim_generation
 from surefoot_operator.policy.membership.final_checkpoint import in_memory
 from surefoot_operator.policy.membership.workers import WorkerChanges, reconcile_workers
-from surefoot_operator.reasons import JOB_COMPLETE, JOB_FAILED, PERSISTENT_DELETED, PERSISTENT_LEFT, PERSISTENT_REFUSED
+from surefoot_operator.reasons import (
+    JOB_COMPLETE,
+    JOB_FAILED,
+    PERSISTENT_DATA_NOT_DELETED,
+    PERSISTENT_DELETED,
+    PERSISTENT_REFUSED,
+)
 
 LAST_SAVE_SECONDS = 30.0
 """How long after its last step a finished job waits to read on the holders what its agents say they saved there."""
@@ -62,10 +68,10 @@ class Completion:
 
 def completion_of(facts: WorldFacts) -> Completion | None:
     """Decides whether every member of the committed world has finished."""
-    world = facts.world
+    world = facts.membership
     steps: list[int] = []
     for member, session in member_sessions(facts):
-        if session is not None and session.epoch == world.epoch and session.finished == 0:
+        if session is not None and session.generation == world.generation and session.finished == 0:
             steps.append(session.finished_steps)
             continue
         worker = facts.workers.get(worker_id(member))
@@ -76,7 +82,7 @@ def completion_of(facts: WorldFacts) -> Completion | None:
     if steps and not any(steps) and world.parent is None:
         reason = "the program ended with exit code 0 but never called step: call checkpointer.step() once a step"
         return Completion("Failed", reason)
-    done = f" after step {max(*steps, world.begun_step)}" if steps else ""
+    done = f" after step {max(*steps, world.start_step)}" if steps else ""
     return Completion("Complete", f"every trainer finished{done}")
 
 
@@ -86,13 +92,15 @@ def last_saved_checkpoint(facts: WorldTierFacts) -> tuple[Checkpoint | None, flo
     Returns it, and until when to read the holders again; None: it is final. The last saves end after the last step, and
     status should name the checkpoint that people will find. Nothing depends on it, so the wait is short.
     """
-    known = newest(c for c in (*in_memory(facts), facts.status.last_complete) if c is not None)
+    known = newest_checkpoint(c for c in (*in_memory(facts), facts.status.last_complete) if c is not None)
     sessions = [s for _, s in member_sessions(facts) if s is not None and is_responsive(facts, s)]
-    if not sessions or len(sessions) < len(facts.world.members):
+    if not sessions or len(sessions) < len(facts.membership.members):
         return known, None
-    saves = [newest(c for c in (*s.pending, s.saved) if c is not None) for s in sessions]
+    saves = [newest_checkpoint(c for c in (*s.pending, s.saved) if c is not None) for s in sessions]
     goal = min((c for c in saves if c is not None), default=None)
-    told = all(s.saves_told for s in sessions)  # by a heartbeat, half a second or so behind the word that it finished
+    told = all(
+        s.final_saves_reported for s in sessions
+    )  # by a heartbeat, half a second or so behind the word that it finished
     if told and (goal is None or None in saves or (known is not None and known >= goal)):
         return known, None
     until = max(s.step_at_seconds or s.since_seconds for s in sessions) + LAST_SAVE_SECONDS
@@ -130,14 +138,14 @@ PURGE_SECONDS = 600.0
 """An attempt that takes longer counts as failed, even if its pod still runs or was never scheduled."""
 
 PURGE_ATTEMPTS = 3
-AGAIN_SECONDS = 10.0
+RETRY_SECONDS = 10.0
 """Between the beginnings of two attempts, at least."""
 REFUSED_TIMES = 3
 """Of these, how many pass after the second refusal: a quota may have room again, a webhook may be back."""
 
 
 @dataclass(frozen=True, slots=True)
-class PurgeStep:
+class PurgeDecision:
     reason: str
     actions: tuple[Action, ...] = ()
     events: tuple[Event, ...] = ()
@@ -147,51 +155,53 @@ class PurgeStep:
 def finalizer_actions(facts: JobFacts) -> tuple[Action, ...]:
     """Sets the finalizer as the spec asks, until the job is deleted."""
     job = facts.job
-    if job.deleted or job.held == _wanted(facts):
+    if job.deleted or job.has_finalizer == _needs_purge(facts):
         return ()
-    return (SetFinalizer(not job.held),)
+    return (SetFinalizer(not job.has_finalizer),)
 
 
-def next_purge_step(facts: WorldTierFacts) -> PurgeStep | None:
+def next_purge_step(facts: WorldTierFacts) -> PurgeDecision | None:
     """Plans the next purge step of a deleted job; None: done."""
-    if not facts.job.held:
+    if not facts.job.has_finalizer:
         return None
-    if not _wanted(facts):
-        return PurgeStep("the job was deleted; its persistent data is kept", (SetFinalizer(False),))
+    if not _needs_purge(facts):
+        return PurgeDecision("the job was deleted; its persistent data is kept", (SetFinalizer(False),))
     if facts.worker_list:
-        return PurgeStep("the job was deleted; its workers may still write, so its persistent data waits for their end")
+        return PurgeDecision(
+            "the job was deleted; its workers may still write, so its persistent data waits for their end"
+        )
     place = f"{_uri(facts)}/{facts.job.uid}"
     last, call = _last(facts), facts.purge_call
     if last is not None and last.phase == "Succeeded":
         reason = f"{place} was deleted"
-        return PurgeStep(reason, (SetFinalizer(False),), (Event(PERSISTENT_DELETED, reason),))
+        return PurgeDecision(reason, (SetFinalizer(False),), (Event(PERSISTENT_DELETED, reason),))
     if call.under_way:
-        return PurgeStep(f"the job was deleted; the pod that deletes {place} is being created")
+        return PurgeDecision(f"the job was deleted; the pod that deletes {place} is being created")
     due = last.created_seconds + PURGE_SECONDS if last is not None else facts.now
     if last is not None and last.phase != "Failed" and facts.now < due:
-        return PurgeStep(f"waiting until {place} is deleted (attempt {last.attempt})", until_seconds=due)
+        return PurgeDecision(f"waiting until {place} is deleted (attempt {last.attempt})", until_seconds=due)
     if call.refusal and call.refused_attempt > (last.attempt if last is not None else 0):
         return _refused(facts, place, last)
     if last is None:
-        return PurgeStep(f"the job was deleted; a pod is created that deletes {place}", (PurgePersistent(1),))
+        return PurgeDecision(f"the job was deleted; a pod is created that deletes {place}", (PurgePersistent(1),))
     if last.attempt + call.refusals >= PURGE_ATTEMPTS:
         return _given_up(f"{place} was not deleted in {last.attempt + call.refusals} attempts ({_why(last)})")
-    again = last.created_seconds + AGAIN_SECONDS
+    again = last.created_seconds + RETRY_SECONDS
     if facts.now < again:
-        return PurgeStep(f"{place} could not be deleted; trying again", until_seconds=again)
-    return PurgeStep(f"{place} could not be deleted; trying again", (PurgePersistent(last.attempt + 1),))
+        return PurgeDecision(f"{place} could not be deleted; trying again", until_seconds=again)
+    return PurgeDecision(f"{place} could not be deleted; trying again", (PurgePersistent(last.attempt + 1),))
 
 
-def _last(facts: TierFacts) -> PurgeSeen | None:
+def _last(facts: TierFacts) -> ObservedPurge | None:
     """The newest attempt: the one whose pod is shown, or one whose pod somebody removed since this leader made it."""
     call = facts.purge_call
     shown = max(facts.purges, key=lambda p: p.attempt, default=None)
     if call.attempt and (shown is None or shown.attempt < call.attempt):
-        return PurgeSeen(call.attempt, "Failed", "its pod was removed", call.made_seconds)
+        return ObservedPurge(call.attempt, "Failed", "its pod was removed", call.made_seconds)
     return shown
 
 
-def _refused(facts: TierFacts, place: str, last: PurgeSeen | None) -> PurgeStep:
+def _refused(facts: TierFacts, place: str, last: ObservedPurge | None) -> PurgeDecision:
     """The fabric refused the pod of the next attempt: asked again, within the same bound."""
     call, begun = facts.purge_call, last.attempt if last is not None else 0
     attempts = begun + call.refusals
@@ -204,18 +214,18 @@ def _refused(facts: TierFacts, place: str, last: PurgeSeen | None) -> PurgeStep:
         f"{call.refusal}; so {place} is not deleted yet (attempt {max(1, attempts)} of {PURGE_ATTEMPTS}). After the last"
         " attempt the job is removed and the folder stays; remove the job's finalizer to have that at once"
     )
-    again = call.last_seconds + AGAIN_SECONDS * (REFUSED_TIMES if call.refusals > 1 else 1)
+    again = call.last_seconds + RETRY_SECONDS * (REFUSED_TIMES if call.refusals > 1 else 1)
     if facts.now < again:
-        return PurgeStep(reason, until_seconds=min(again, end))
-    return PurgeStep(reason, (PurgePersistent(begun + 1),), (Event(PERSISTENT_REFUSED, reason, warning=True),))
+        return PurgeDecision(reason, until_seconds=min(again, end))
+    return PurgeDecision(reason, (PurgePersistent(begun + 1),), (Event(PERSISTENT_REFUSED, reason, warning=True),))
 
 
-def _given_up(why: str) -> PurgeStep:
+def _given_up(why: str) -> PurgeDecision:
     reason = f"{why}; delete that folder by hand"
-    return PurgeStep(reason, (SetFinalizer(False),), (Event(PERSISTENT_LEFT, reason, warning=True),))
+    return PurgeDecision(reason, (SetFinalizer(False),), (Event(PERSISTENT_DATA_NOT_DELETED, reason, warning=True),))
 
 
-def _wanted(facts: JobFacts) -> bool:
+def _needs_purge(facts: JobFacts) -> bool:
     persistent = facts.spec.checkpoint.persistent
     return persistent is not None and persistent.on_job_deletion == "Delete"
 
@@ -225,20 +235,20 @@ def _uri(facts: JobFacts) -> str:
     return persistent.uri.rstrip("/") if persistent is not None else ""
 
 
-def _why(last: PurgeSeen) -> str:
+def _why(last: ObservedPurge) -> str:
     return last.message or ("it ended with an error" if last.phase == "Failed" else f"it is {last.phase}")
 
 
 # ---- cleanup ---------------------------------------------------------------------------------------------------------
 # Cleans up workers and memory of an ended or deleted job.
 
-LEAVING_SECONDS = 60.0
+SHUTDOWN_SECONDS = 60.0
 """How long agents of an ended job have to flush and leave before they are deleted."""
 
-UNHEARD_SECONDS = 60.0
+NO_READY_SERVER_SECONDS = 60.0
 """A memory tier that does not answer for so long is not waited for before the job counts as tidied."""
 
-KEPT_AFTER_FAILURE_SECONDS = 600.0
+RETENTION_AFTER_FAILURE_SECONDS = 600.0
 """How long the memory of a failed job is kept, so that somebody can still look, or take it up."""
 
 
@@ -263,7 +273,7 @@ def cleanup_after_end(facts: Facts) -> Cleanup:
 def _deleted(facts: Facts) -> Cleanup:
     reason = "the job was deleted"
     # a worker whose deletion is all it hears of trains on for some seconds, so that its world could be left in order
-    told = _retires([w for w in facts.worker_list if _hears(facts, w)], 0, reason)
+    told = _retires([w for w in facts.worker_list if _is_agent_responsive(facts, w)], 0, reason)
     actions = (*told, *_deletes(facts, facts.worker_list, reason), *_clean(facts, reason))
     left = next_purge_step(facts)
     if left is None:
@@ -273,25 +283,25 @@ def _deleted(facts: Facts) -> Cleanup:
 
 def _over(facts: Facts) -> Cleanup:
     phase, now, since = facts.status.phase, facts.now, _ended_at(facts)
-    late = now >= since + LEAVING_SECONDS
+    late = now >= since + SHUTDOWN_SECONDS
     alive = [w for w in facts.worker_list if w.phase not in ("Succeeded", "Failed")]
-    hearing = [w for w in alive if not w.deleting and _hears(facts, w)]
+    hearing = [w for w in alive if not w.deleting and _is_agent_responsive(facts, w)]
     rest = _rest(facts, late or not alive)
     actions: list[Action] = []
     if not late:
         actions += _retires(hearing, 0 if phase == "Complete" else 1, facts.status.message)
     going = [w for w in alive if late or not _ends(facts, w)]
     actions += _deletes(facts, [*going, *rest], f"the job is {phase}")
-    kept_until = since + _kept_seconds(facts)
+    kept_until = since + _retention_seconds(facts)
     if not any(not w.deleting for w in alive) and now >= kept_until:
         actions += _clean(facts, f"the job is {phase}")
-    lingering = any(w.lingering for w in facts.worker_list)
+    lingering = any(w.sidecar_running for w in facts.worker_list)
     done = not alive and not rest and not lingering and _is_clean(facts)
     expiry = _expiry(facts)
-    if expiry is not None and now >= expiry and (done or facts.status.tidied):
+    if expiry is not None and now >= expiry and (done or facts.status.memory_cleared):
         actions.append(DeleteJob(f"it ended more than ttlSecondsAfterFinished ({expiry - since:g} s) ago"))
-    moments = (since + LEAVING_SECONDS if alive or lingering else None, kept_until, expiry)
-    due = soonest(at for at in moments if at is not None and now < at)
+    moments = (since + SHUTDOWN_SECONDS if alive or lingering else None, kept_until, expiry)
+    due = earliest(at for at in moments if at is not None and now < at)
     return Cleanup(tuple(actions), facts.status.message, due, done=done)
 
 
@@ -299,22 +309,22 @@ def _ended_at(facts: JobFacts) -> float:
     return facts.status.completion_seconds if facts.status.completion_seconds is not None else facts.now
 
 
-def _hears(facts: WorldFacts, worker: WorkerSeen) -> bool:
+def _is_agent_responsive(facts: WorldFacts, worker: ObservedWorker) -> bool:
     session = facts.sessions.get(worker_id(worker))
     return session is not None and is_responsive(facts, session)
 
 
-def _ends(facts: WorldNodeFacts, worker: WorkerSeen) -> bool:
+def _ends(facts: WorldNodeFacts, worker: ObservedWorker) -> bool:
     """Whether its agent may still end by itself, so that its pod stays for its logs: it hears us, or has just left."""
-    return _hears(facts, worker) or (worker.phase == "Running" and not node_lost(facts, worker.node))
+    return _is_agent_responsive(facts, worker) or (worker.phase == "Running" and not node_lost(facts, worker.node))
 
 
-def _retires(workers: Iterable[WorkerSeen], exit_code: int, reason: str) -> tuple[RetireWorkers, ...]:
+def _retires(workers: Iterable[ObservedWorker], exit_code: int, reason: str) -> tuple[ShutDownWorkers, ...]:
     indexes = tuple(sorted({w.index for w in workers}))
-    return (RetireWorkers(indexes, exit_code, reason),) if indexes else ()
+    return (ShutDownWorkers(indexes, exit_code, reason),) if indexes else ()
 
 
-def _rest(facts: WorldFacts, late: bool) -> list[WorkerSeen]:
+def _rest(facts: WorldFacts, late: bool) -> list[ObservedWorker]:
     """Of the workers that have ended: those whose sidecars never do, which hold a node; or all, if that is asked for.
 
     Others stay: they hold nothing, and their logs are people's.
@@ -324,11 +334,11 @@ def _rest(facts: WorldFacts, late: bool) -> list[WorkerSeen]:
     ended = [w for w in facts.worker_list if w.phase in ("Succeeded", "Failed")]
     if facts.spec.run_policy.clean_pod_policy == "All":
         return ended
-    past = facts.now >= _ended_at(facts) + LEAVING_SECONDS
-    return [w for w in ended if w.lingering and past]
+    past = facts.now >= _ended_at(facts) + SHUTDOWN_SECONDS
+    return [w for w in ended if w.sidecar_running and past]
 
 
-def _deletes(facts: WorldNodeFacts, workers: Iterable[WorkerSeen], reason: str) -> tuple[DeleteWorker, ...]:
+def _deletes(facts: WorldNodeFacts, workers: Iterable[ObservedWorker], reason: str) -> tuple[DeleteWorker, ...]:
     """Once is enough, unless the node is gone since: then nobody else would ever say that the worker has ended."""
     return tuple(
         DeleteWorker(w.name, w.uid, node_lost(facts, w.node), reason)
@@ -342,11 +352,11 @@ def _expiry(facts: JobFacts) -> float | None:
     return None if ttl is None else _ended_at(facts) + ttl
 
 
-def _kept_seconds(facts: JobFacts) -> float:
+def _retention_seconds(facts: JobFacts) -> float:
     if facts.status.phase == "Complete":
         return 0.0
     ttl = facts.spec.run_policy.ttl_seconds_after_finished
-    return KEPT_AFTER_FAILURE_SECONDS if ttl is None else min(ttl, KEPT_AFTER_FAILURE_SECONDS)
+    return RETENTION_AFTER_FAILURE_SECONDS if ttl is None else min(ttl, RETENTION_AFTER_FAILURE_SECONDS)
 
 
 def _is_clean(facts: TierFacts) -> bool:
@@ -354,22 +364,22 @@ def _is_clean(facts: TierFacts) -> bool:
     if facts.memory_cleaned:
         return True
     unheard = not any(h.state == "Ready" for h in facts.holder_list)
-    return unheard and facts.now >= max(_ended_at(facts), facts.term_seconds) + UNHEARD_SECONDS
+    return unheard and facts.now >= max(_ended_at(facts), facts.term_seconds) + NO_READY_SERVER_SECONDS
 
 
 def _clean(facts: TierFacts, reason: str) -> tuple[Action, ...]:
     """While any holder still knows this job: a cleaned one has no fence of it any more."""
-    if facts.status.tidied or facts.memory_cleaned:
+    if facts.status.memory_cleared or facts.memory_cleaned:
         return ()
     known = any(h.state == "Ready" and h.fence is not None for h in facts.holder_list)
-    return (CleanMemory(reason),) if known else ()
+    return (ClearJobMemory(reason),) if known else ()
 
 
 # ---- suspension ------------------------------------------------------------------------------------------------------
 # Uploads a suspended job's checkpoint before its workers are deleted: nodes are often rebooted during a suspension, and
 # the memory tier is lost with them.
 
-PROMOTION_SECONDS = 600.0
+UPLOAD_SECONDS = 600.0
 """How long workers of a job that is suspended are kept for its upload."""
 
 
@@ -380,16 +390,16 @@ def suspension_needs_upload(facts: WorldFacts) -> bool:
 
 def upload_due(facts: WorldFacts, barrier: ObservedBarrier) -> float | None:
     """Until when the promotion of the barrier's step is waited for; None: not."""
-    floor = facts.status.floor
+    floor = facts.status.last_uploaded
     if not facts.spec.suspend or facts.spec.checkpoint.persistent is None:
         return None
     if floor is not None and floor.step >= barrier.sent.step:
         return None
-    if barrier_checkpoint(facts) in bad_of(facts):
+    if barrier_checkpoint(facts) in unreadable_checkpoints(facts):
         return None  # no copy can be read: its upload would fail until the time is over
     if not any(s is not None and is_responsive(facts, s) for _, s in member_sessions(facts)):
         return None
-    due = barrier.proposed_seconds + PROMOTION_SECONDS
+    due = barrier.proposed_seconds + UPLOAD_SECONDS
     return due if facts.now < due else None
 
 
@@ -398,19 +408,17 @@ def suspended_message(facts: TierFacts, parent: Checkpoint | None) -> str:
     if parent is None:
         return "the job is suspended; it will begin at step 0"
     text = f"the job is suspended; it will resume from {parent}"
-    floor = facts.status.floor
+    floor = facts.status.last_uploaded
     if parent.imported or (floor is not None and floor.step >= parent.step):
         return text
     nodes = sorted(
-        holder.endpoint.holder.node
-        for holder in sealed_holders(facts, facts.world.epoch)
+        holder.endpoint.instance.node
+        for holder in fenced_servers(facts, facts.membership.generation)
         if any(m.save.checkpoint == parent for m in holder.entries)
     )
     if not nodes:
         return f"{text}, which is in memory only"
-    return (
-        f"{text}, which is in memory only: restarting the memory tier on {listed(nodes)} at the same time would lose it"
-    )
+    return f"{text}, which is in memory only: restarting the memory tier on {join_names(nodes)} at the same time would lose it"
 
 
 # ---- invalid spec ----------------------------------------------------------------------------------------------------
@@ -420,38 +428,38 @@ def suspended_message(facts: TierFacts, parent: Checkpoint | None) -> str:
 INVALID = "Invalid"
 
 
-def refused(status: JobStatus, reason: str, generation: int, now: float) -> JobStatus:
+def status_with_rejection(status: JobStatus, reason: str, generation: int, now: float) -> JobStatus:
     """The status of a job whose spec cannot be read.
 
     One that never began has failed; of any other only the refusal is reported.
     """
-    if status.phase in ("Complete", "Failed") and not _is_refused(status):
+    if status.phase in ("Complete", "Failed") and not _is_rejected(status):
         return status
-    kind = reasons.FAILED if status.world is None else reasons.SPEC_REFUSED
+    kind = reasons.FAILED if status.membership is None else reasons.SPEC_REJECTED
     old = condition_of(status, kind)
     since = old.last_transition_seconds if old is not None and old.status == "True" else now
-    others = tuple(c for c in status.conditions if c.type not in (reasons.FAILED, reasons.SPEC_REFUSED))
+    others = tuple(c for c in status.conditions if c.type not in (reasons.FAILED, reasons.SPEC_REJECTED))
     return replace(
         status,
-        phase="Failed" if status.world is None else status.phase,
+        phase="Failed" if status.membership is None else status.phase,
         observed_generation=generation,
         message=reason,
         conditions=(*others, Condition(kind, "True", INVALID, reason, since)),
     )
 
 
-def accepted(status: JobStatus) -> JobStatus:
+def status_without_rejection(status: JobStatus) -> JobStatus:
     """The status without the refusal, once the spec can be read.
 
     A job that was only refused has not failed.
     """
-    if not _is_refused(status):
+    if not _is_rejected(status):
         return status
     left = tuple(c for c in status.conditions if c.type != reasons.FAILED)
     return replace(status, phase="Pending", message="", conditions=left)
 
 
-def _is_refused(status: JobStatus) -> bool:
+def _is_rejected(status: JobStatus) -> bool:
     return any(c.type == reasons.FAILED and c.status == "True" and c.reason == INVALID for c in status.conditions)
 
 
@@ -459,18 +467,18 @@ def _is_refused(status: JobStatus) -> bool:
 # Decides whether a job is idle and can be observed less often.
 
 
-def is_idle(job: TrainingJob, status: JobStatus, workers: Sequence[WorkerSeen]) -> bool:
+def is_idle(job: TrainingJob, status: JobStatus, workers: Sequence[ObservedWorker]) -> bool:
     """Decides whether a suspended or ended job needs no regular rounds.
 
     With no worker left, nothing changes until somebody edits the job.
     """
-    world = status.world
+    world = status.membership
     empty = world is None or (world.state == "Committed" and not world.members)
     over = status.phase in ("Complete", "Failed")
     if job.deleted:
         return False
     # pods that have ended stay for their logs
-    return status.tidied if over else job.spec.suspend and empty and not workers
+    return status.memory_cleared if over else job.spec.suspend and empty and not workers
 
 
 # ---- decision --------------------------------------------------------------------------------------------------------
@@ -521,14 +529,14 @@ def end_job(
     next epoch is claimed, which stops the trainers, and the ending is durable. `up_to_step`: as `rescue` has it.
     """
     since = facts.now if since_seconds is None else since_seconds
-    first = final_checkpoint.rescue(facts, since, up_to_step)
+    first = final_checkpoint.upload_before_failing(facts, since, up_to_step)
     if first is None:
         status = replace(with_completion(facts.status, end.phase, end.reason, facts.now), ending=None)
         return PhaseDecision(end.reason, status, events=(ended_event(end.phase, end.reason),))
     reason = f"{end.reason}; {first.reason}"
     if since_seconds is not None:
         return PhaseDecision(reason, facts.status, wakes=(first.until_seconds,), uploads=True)
-    status = facts.status if facts.world.state == "Claimed" else claimed(facts, end.reason)
+    status = facts.status if facts.membership.state == "Claimed" else claim_generation(facts, end.reason)
     return PhaseDecision(reason, replace(status, ending=Ending(end.reason, facts.now)), wakes=(facts.now,))
 
 

@@ -13,35 +13,35 @@ from dataclasses import dataclass, replace
 from math import comb
 
 from surefoot_operator.api.status import ExcludedNode, Incident, JobStatus, ReplacedStraggler, Straggler
-from surefoot_operator.policy.core.availability import vacated_nodes
+from surefoot_operator.policy.core.availability import nodes_to_evacuate
 from surefoot_operator.policy.core.facts import (
     JobFacts,
     NodeFacts,
     WorldFacts,
     WorldNodeFacts,
-    derived_once,
+    cached_per_snapshot,
     seconds_per_step,
 )
 from surefoot_operator.policy.failure import restart_budget
-from surefoot_operator.policy.failure.failure_detection import Loss
+from surefoot_operator.policy.failure.failure_detection import Failure
 from surefoot_operator.policy.failure.incidents import open_incident
 from surefoot_operator.policy.failure.spare_workers import spare_agents
-from surefoot_operator.policy.failure.stragglers import place_of
-from surefoot_operator.policy.membership.expected_cost import record_of, standing_seconds
+from surefoot_operator.policy.failure.stragglers import group_rank_of
+from surefoot_operator.policy.membership.expected_cost import record_of, startup_seconds
 
 REPEATS = 2
 """So many failures on one node, within the budget's window, are no chance any more."""
 
 FAILED_KINDS = ("trainer-failed", "hang")
 
-MOST_CHANCE = 0.01
+MAX_CHANCE_PROBABILITY = 0.01
 """A node is left on the job's own figures only where chance alone would say the same so seldom."""
 
-_FEWEST = 3
+_MIN_INCIDENTS_ELSEWHERE = 3
 """Failures on one node, before anybody says that it is the node."""
 
 
-@derived_once
+@cached_per_snapshot
 def suspect_nodes(facts: JobFacts) -> Mapping[str, str]:
     """Nodes on which most of this job's programs failed, and the sums.
 
@@ -51,7 +51,7 @@ def suspect_nodes(facts: JobFacts) -> Mapping[str, str]:
     failed = [i for i in facts.status.incidents if i.kind in FAILED_KINDS and i.node is not None]
     if len(failed) < REPEATS:
         return {}
-    standing = [seconds for i in failed if (seconds := standing_seconds(i)) is not None]
+    standing = [seconds for i in failed if (seconds := startup_seconds(i)) is not None]
     cost = f", and costs {statistics.median(standing):.1f} s each time" if standing else ""
     counts = Counter(str(i.node) for i in failed)
     return {
@@ -61,16 +61,16 @@ def suspect_nodes(facts: JobFacts) -> Mapping[str, str]:
     }
 
 
-def excluded(facts: WorldNodeFacts, loss: Loss) -> tuple[ExcludedNode, ...]:
+def exclude_nodes(facts: WorldNodeFacts, loss: Failure) -> tuple[ExcludedNode, ...]:
     """Lists the nodes to be left after this loss, newest last.
 
     As many as the job's number allows; without a number one at a time, where leaving it costs less than staying.
     """
     policy = facts.spec.failure_policy
-    most, until = policy.max_num_repeat_offenders_to_avoid, facts.now + policy.eval_period_seconds
+    most, until = policy.max_excluded_nodes, facts.now + policy.eval_period_seconds
     kept = [e for e in facts.status.excluded_nodes if e.until_seconds > facts.now]
     if most is None:
-        left = None if kept or loss.announced else leaving(facts, loss)
+        left = None if kept or loss.expected else is_exclusion_worth_it(facts, loss)
         if left is not None and loss.node is not None:
             kept.append(ExcludedNode(loss.node, left.reason, until, left.share))
         return tuple(kept)
@@ -84,7 +84,7 @@ def excluded(facts: WorldNodeFacts, loss: Loss) -> tuple[ExcludedNode, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Leaving:
+class CostlyNode:
     """Why a node is left for what its failures cost.
 
     `share`: of the job's time, from the first of them until now.
@@ -94,7 +94,7 @@ class Leaving:
     share: float
 
 
-def leaving(facts: WorldNodeFacts, loss: Loss) -> Leaving | None:
+def is_exclusion_worth_it(facts: WorldNodeFacts, loss: Failure) -> CostlyNode | None:
     """Decides whether leaving this loss's node costs less than staying there.
 
     Of what may go on failing as many failures are expected as there were (ski rental, as in `expected_cost`). None: it costs
@@ -102,10 +102,15 @@ def leaving(facts: WorldNodeFacts, loss: Loss) -> Leaving | None:
     """
     past = _past(facts)
     here = [i for i in past if i.node == loss.node]
-    nodes = len({member.node for member in facts.world.members})
+    nodes = len({member.node for member in facts.membership.members})
     times, of_all = len(here) + 1, sum(i.node is not None for i in past) + 1
-    chance = odds_by_chance(times, of_all, nodes)
-    if loss.node is None or times < _FEWEST or chance > MOST_CHANCE or _follows_rank(facts, loss, past):
+    chance = chance_probability(times, of_all, nodes)
+    if (
+        loss.node is None
+        or times < _MIN_INCIDENTS_ELSEWHERE
+        or chance > MAX_CHANCE_PROBABILITY
+        or _follows_rank(facts, loss, past)
+    ):
         return None
     if facts.free_nodes == 0 and not spare_agents(facts):
         return None
@@ -119,14 +124,14 @@ def leaving(facts: WorldNodeFacts, loss: Loss) -> Leaving | None:
     if staying <= change:
         return None
     window = facts.spec.failure_policy.eval_period_seconds
-    return Leaving(
+    return CostlyNode(
         f"{times} of this job's {of_all} failures within {window:g} s were there, which chance alone does to one of {nodes} nodes"
         f" in {chance:.1%} of jobs; as many again would cost {staying:.1f} s, and leaving it {change:.1f} s; the last: {loss.reason}",
         float(f"{min(1.0, times * each / max(facts.now - here[0].detected_seconds, each)):.2g}"),
     )
 
 
-def odds_by_chance(times: int, of_all: int, nodes: int) -> float:
+def chance_probability(times: int, of_all: int, nodes: int) -> float:
     """Bounds the odds that chance gives some node so many failures.
 
     `times` of `of_all`, which strike nodes alike: the sum of each node's binomial tail (Bonferroni), at most 1.
@@ -142,17 +147,17 @@ def _past(facts: JobFacts) -> list[Incident]:
     return [i for i in facts.status.incidents if i.kind != "planned" and i.detected_seconds >= since]
 
 
-def _follows_rank(facts: JobFacts, loss: Loss, past: Iterable[Incident]) -> bool:
+def _follows_rank(facts: JobFacts, loss: Failure, past: Iterable[Incident]) -> bool:
     """Whether the same rank failed on another node too: then it is the program or its data."""
-    size = facts.world.size
+    size = facts.membership.world_size
     return loss.rank is not None and any(
-        i.rank == loss.rank and i.world_before == size and i.node not in (None, loss.node) for i in past
+        i.rank == loss.rank and i.world_size_before == size and i.node not in (None, loss.node) for i in past
     )
 
 
 def _cost_seconds(facts: WorldFacts, incident: Incident) -> float | None:
     """What an incident cost: the world stood, and made steps again."""
-    standing = standing_seconds(incident)
+    standing = startup_seconds(incident)
     return None if standing is None else standing + (incident.steps_lost or 0) * (seconds_per_step(facts) or 0.0)
 
 
@@ -161,7 +166,7 @@ def _cost_seconds(facts: WorldFacts, incident: Incident) -> float | None:
 # saved step, once another one stands warm. A rank that is slow wherever it runs is slow by its program or its data:
 # moving it again and again would cost, and help nobody.
 
-MOST_REMEMBERED = 8
+MAX_REMEMBERED = 8
 
 YOUNG_SECONDS = 180.0
 """Behind a restart nobody is moved: who has just come to its node reads and compiles what the others have had for long."""
@@ -169,7 +174,7 @@ YOUNG_SECONDS = 180.0
 LEAVES = "its worker leaves that node"
 
 
-def answered(facts: WorldNodeFacts, status: JobStatus) -> JobStatus:
+def decide_straggler_actions(facts: WorldNodeFacts, status: JobStatus) -> JobStatus:
     """Says of each straggler what is done about it, and begins that.
 
     One node at a time, for as long as it is avoided.
@@ -178,50 +183,50 @@ def answered(facts: WorldNodeFacts, status: JobStatus) -> JobStatus:
         return status
     named = list[Straggler]()
     for one in status.stragglers:
-        leaves = _is_left(facts, status, one.node)
-        why_not = "" if leaves else _why_not(facts, status, one)
+        leaves = _is_being_evacuated(facts, status, one.node)
+        why_not = "" if leaves else _reason_to_stay(facts, status, one)
         if not leaves and not why_not:
-            status = _begun(facts, status, one)
-        named.append(replace(one, answer=why_not or LEAVES))
+            status = _start_replacement(facts, status, one)
+        named.append(replace(one, action=why_not or LEAVES))
     return replace(status, stragglers=tuple(named))
 
 
-def _why_not(facts: WorldNodeFacts, status: JobStatus, one: Straggler) -> str:
+def _reason_to_stay(facts: WorldNodeFacts, status: JobStatus, one: Straggler) -> str:
     """Why the worker stays where it is; empty: it leaves."""
-    if one.own_line is not None:
+    if one.divergent_line is not None:
         return "on another node it would do the same, and it stays"
-    place = place_of(facts.world, one.rank)
-    before = next((old for old in reversed(status.replaced_stragglers) if old.place == place), None)
+    place = group_rank_of(facts.membership, one.rank)
+    before = next((old for old in reversed(status.replaced_stragglers) if old.group_rank == place), None)
     if before is not None:
         return f"its place was slow on node {before.node} too: it is the program or its data, and it stays"
     lasting = [old for old in status.replaced_stragglers if old.until_seconds > facts.now]
     if lasting:
         return f"it stays for now: rank {lasting[-1].rank} was replaced, and one is at a time"
-    if not restart_budget.may_spend(facts):
+    if not restart_budget.is_within_budget(facts):
         most = facts.spec.failure_policy.max_restarts
         return f"it stays for now: the last of maxRestarts ({most}) is kept for a failure"
     if facts.free_nodes == 0 and all(s.node in suspect_nodes(facts) for s in spare_agents(facts)):
         return "it stays for now: no other node is free"
-    if facts.world.state != "Committed" or facts.spec.suspend or open_incident(status.incidents) is not None:
+    if facts.membership.state != "Committed" or facts.spec.suspend or open_incident(status.incidents) is not None:
         return "it stays until the world runs"
     if any(facts.now - (i.first_step_seconds or 0.0) < YOUNG_SECONDS for i in status.incidents):
         return f"it stays for now: the world was begun less than {YOUNG_SECONDS:g} s ago, and who is new may take longer at first"
     return ""
 
 
-def _is_left(facts: NodeFacts, status: JobStatus, node: str) -> bool:
+def _is_being_evacuated(facts: NodeFacts, status: JobStatus, node: str) -> bool:
     own = any(one.node == node and one.until_seconds > facts.now for one in status.replaced_stragglers)
-    return own or node in vacated_nodes(facts)
+    return own or node in nodes_to_evacuate(facts)
 
 
-def _begun(facts: WorldFacts, status: JobStatus, one: Straggler) -> JobStatus:
+def _start_replacement(facts: WorldFacts, status: JobStatus, one: Straggler) -> JobStatus:
     until = facts.now + facts.spec.failure_policy.eval_period_seconds
     step_seconds = seconds_per_step(facts)
     share = min(1.0, one.wait_seconds / step_seconds) if step_seconds else 0.0
-    place = place_of(facts.world, one.rank)
+    place = group_rank_of(facts.membership, one.rank)
     left = ReplacedStraggler(one.rank, place, one.node, facts.now, until, float(f"{share:.2g}"))
     return replace(
         status,
-        replaced_stragglers=(*status.replaced_stragglers, left)[-MOST_REMEMBERED:],
-        recent_restarts=restart_budget.spent(facts),
+        replaced_stragglers=(*status.replaced_stragglers, left)[-MAX_REMEMBERED:],
+        recent_restarts=restart_budget.planned_restart_counted(facts),
     )

@@ -12,21 +12,21 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from surefoot.protocol.checkpoints import retention
-from surefoot.protocol.checkpoints.completeness import TierReading, complete, copies_of, newest
+from surefoot.protocol.checkpoints.completeness import TierReading, complete_checkpoints, copies_of, newest_checkpoint
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.messages import Barrier
 from surefoot_operator.api.status import JobStatus, Member
-from surefoot_operator.job_snapshot import Observed, ObservedBarrier
+from surefoot_operator.job_snapshot import JobSnapshot, ObservedBarrier
 from surefoot_operator.policy.core.actions import Action
-from surefoot_operator.policy.core.availability import departure_reason, left_at_a_cost, vacate_reason
+from surefoot_operator.policy.core.availability import costly_nodes, evacuation_reason, termination_reason
 from surefoot_operator.policy.core.facts import (
     Facts,
     JobFacts,
     WorldFacts,
     WorldNodeFacts,
-    bad_of,
     barrier_checkpoint,
     domains_of,
+    fenced_servers,
     gather,
     has_stepped,
     last_step,
@@ -34,10 +34,10 @@ from surefoot_operator.policy.core.facts import (
     member_sessions,
     reading_at,
     saving_steps,
-    sealed_holders,
     seconds_per_step,
     step_of,
     topology_of_job,
+    unreadable_checkpoints,
     waits_at,
     worker_id,
 )
@@ -46,7 +46,7 @@ from surefoot_operator.policy.membership import lifecycle
 from surefoot_operator.policy.membership.claim import present_tie
 from surefoot_operator.policy.membership.expected_cost import (
     NOT_MEASURED,
-    Weighed,
+    CostDecision,
     costs_more_than_staying,
     grow_or_stay,
 )
@@ -63,32 +63,36 @@ def barrier_step(facts: WorldFacts) -> Checkpoint | None:
     None: no world does.
     """
     goal = barrier_checkpoint(facts)
-    return goal if goal is not None and any(departure_reason(facts, member) for member in facts.world.members) else None
+    return (
+        goal
+        if goal is not None and any(termination_reason(facts, member) for member in facts.membership.members)
+        else None
+    )
 
 
 def reading_of_staying(facts: Facts) -> TierReading:
     """The memory reading without the failure domains that are being left."""
     domains, gone = domains_of(facts), domains_being_evacuated(facts)
-    reading = reading_at(facts, facts.world.epoch)
-    return TierReading({h: entries for h, entries in reading.holders.items() if domains[h] not in gone}, None)
+    reading = reading_at(facts, facts.membership.generation)
+    return TierReading({h: entries for h, entries in reading.servers.items() if domains[h] not in gone}, None)
 
 
-def copies_wanted(facts: Facts, goes_on: bool) -> int:
+def required_copies(facts: Facts, goes_on: bool) -> int:
     """The copies needed on nodes that stay.
 
     `goes_on`: a smaller world trains at once and makes the others meanwhile.
     """
     domains = domains_of(facts)
-    live = {domains[h] for h in reading_of_staying(facts).holders}
+    live = {domains[h] for h in reading_of_staying(facts).servers}
     return min(facts.spec.checkpoint.memory.replicas, len(live), 1 if goes_on else len(live))
 
 
 def missing_to_survive(facts: Facts, goal: Checkpoint, goes_on: bool) -> str:
     """Says what a checkpoint lacks to survive the nodes being left."""
-    floor = facts.status.floor
+    floor = facts.status.last_uploaded
     if floor is not None and floor.step >= goal.step:
         return ""
-    wanted = copies_wanted(facts, goes_on)
+    wanted = required_copies(facts, goes_on)
     if not wanted:
         text = f"{goal} has no copy on a node that stays"
         return text if facts.spec.checkpoint.persistent is None else f"{text}, and is not in the persistent tier yet"
@@ -96,47 +100,49 @@ def missing_to_survive(facts: Facts, goal: Checkpoint, goes_on: bool) -> str:
     if told - _most_lost(facts) >= wanted:
         return ""
     domains, reading = domains_of(facts), reading_of_staying(facts)
-    there = goal in complete(reading, facts.status.lineage, goal.epoch, bad_of(facts), facts.covers)
+    there = goal in complete_checkpoints(
+        reading, facts.status.lineage, goal.generation, unreadable_checkpoints(facts), facts.covers
+    )
     found = copies_of(goal, reading, domains) if there else 0
     return "" if found >= wanted else f"{goal} has {found} of {wanted} copies on nodes that stay"
 
 
 def departure_needs_upload(facts: Facts) -> bool:
     """Whether no holder stays: only the persistent tier can keep the step."""
-    return barrier_step(facts) is not None and not copies_wanted(facts, goes_on=False)
+    return barrier_step(facts) is not None and not required_copies(facts, goes_on=False)
 
 
 def can_be_copied(facts: Facts) -> bool:
     """Whether missing copies can be made, in memory or persistent tier."""
-    return bool(copies_wanted(facts, goes_on=False)) or facts.spec.checkpoint.persistent is not None
+    return bool(required_copies(facts, goes_on=False)) or facts.spec.checkpoint.persistent is not None
 
 
 def repairs_before_departure(facts: Facts, goal: Checkpoint, goes_on: bool) -> list[retention.Repair]:
     """Plans copies onto nodes that stay; `goes_on` as in `copies_wanted`."""
-    reading, domains = reading_at(facts, facts.world.epoch), domains_of(facts)
-    wanted = copies_wanted(facts, goes_on)
+    reading, domains = reading_at(facts, facts.membership.generation), domains_of(facts)
+    wanted = required_copies(facts, goes_on)
     if not wanted:
         return []
-    return retention.repairs(
-        dict(reading.holders), domains, goal, wanted, frozenset(domains_being_evacuated(facts)), topology_of_job(facts)
+    return retention.plan_repairs(
+        dict(reading.servers), domains, goal, wanted, frozenset(domains_being_evacuated(facts)), topology_of_job(facts)
     )
 
 
 def domains_being_evacuated(facts: Facts) -> set[str]:
     """Returns the failure domains with a node that is being left."""
-    domains = {h.endpoint.holder.node: h.endpoint.domain for h in facts.holder_list}
-    nodes = {name for name, n in facts.nodes.items() if n.signal or not n.schedulable or not n.ready}
-    nodes |= {one.name for one in facts.status.sick_nodes if one.until_seconds > facts.now}
+    domains = {h.endpoint.instance.node: h.endpoint.domain for h in facts.holder_list}
+    nodes = {name for name, n in facts.nodes.items() if n.evacuation_reason or not n.schedulable or not n.ready}
+    nodes |= {one.name for one in facts.status.unhealthy_nodes if one.until_seconds > facts.now}
     for session in facts.sessions.values():
-        worker = facts.workers.get(worker_id(session)) if session.leaving else None
-        if session.leaving and (worker is None or not worker.deleting):
+        worker = facts.workers.get(worker_id(session)) if session.terminating else None
+        if session.terminating and (worker is None or not worker.deleting):
             nodes.add(session.node)
     return {domains[name] for name in nodes if name in domains}
 
 
 def _most_lost(facts: Facts) -> int:
     """Copies that a save may lose with the nodes that are being left: one for each failure domain."""
-    holders = {h.endpoint.domain for h in sealed_holders(facts, facts.world.epoch)}
+    holders = {h.endpoint.domain for h in fenced_servers(facts, facts.membership.generation)}
     return len(holders & domains_being_evacuated(facts))
 
 
@@ -148,7 +154,7 @@ AHEAD_SECONDS = 0.5
 ANSWER_SECONDS = 5.0
 """A proposal that not everybody answered in this time is withdrawn."""
 
-AGAIN_SECONDS = 0.5
+RETRY_SECONDS = 0.5
 """After a refusal."""
 
 MOVE_SECONDS = 120.0
@@ -157,7 +163,7 @@ MOVE_SECONDS = 120.0
 FIRST_STEP_SECONDS = 10.0
 """A world so young that refuses a halt is still being started: it is asked again, as its first step may be under way."""
 
-MOST_NAMED = 4
+MAX_NAMED = 4
 
 BARRIER_TIMEOUT_SECONDS = 30.0
 """How long a bound halt may take beyond its steps until all saves are on their holders; then the claim comes anyway."""
@@ -168,7 +174,7 @@ class DesiredChange:
     """A wanted change; an `urgent` one waits for no late step."""
 
     reason: str
-    urgent: bool
+    immediate: bool
     grows_to: int = 0
     """Workers of the larger world; 0: it is not to grow."""
 
@@ -185,32 +191,32 @@ class ChangeStep:
 
 def desired_change(facts: Facts) -> DesiredChange | None:
     """Decides whether the committed world should change; None: no."""
-    members = len(facts.world.members)
+    members = len(facts.membership.members)
     if facts.spec.suspend:
-        return DesiredChange("the job is suspended", urgent=True) if members else None
+        return DesiredChange("the job is suspended", immediate=True) if members else None
     if not members:
-        return DesiredChange("the job is resumed", urgent=True)
-    ending = {m: why for m in facts.world.members if (why := departure_reason(facts, m))}
+        return DesiredChange("the job is resumed", immediate=True)
+    ending = {m: why for m in facts.membership.members if (why := termination_reason(facts, m))}
     if ending:
-        return DesiredChange(_told(ending), urgent=True)
-    staying = {m.index for m in facts.world.members}
+        return DesiredChange(_describe_terminations(ending), immediate=True)
+    staying = {m.index for m in facts.membership.members}
     warm = {s.index for s in spare_agents(facts)}
     tie = present_tie(facts)
     tied = None if tie is None else tie.workers(facts.spec)
     possible = largest_size(facts.spec, len(staying | warm), tied)
-    move = _move(facts, list(facts.world.members), warm, tied)
+    move = _move(facts, list(facts.membership.members), warm, tied)
     if move is not None:
         return move
     if tied is None and possible < members and largest_size(facts.spec, members) < members:
-        return DesiredChange(f"scale from {members} to {largest_size(facts.spec, members)} workers", urgent=True)
+        return DesiredChange(f"scale from {members} to {largest_size(facts.spec, members)} workers", immediate=True)
     if possible > members:
-        return DesiredChange(f"grow from {members} to {possible} workers", urgent=False, grows_to=possible)
+        return DesiredChange(f"grow from {members} to {possible} workers", immediate=False, grows_to=possible)
     return None
 
 
-def _told(ending: Mapping[Member, str]) -> str:
+def _describe_terminations(ending: Mapping[Member, str]) -> str:
     """Who leaves and why, as a sentence that a thousand workers do not make longer."""
-    named = [f"worker {m.index} {why}" for m, why in ending.items()][:MOST_NAMED]
+    named = [f"worker {m.index} {why}" for m, why in ending.items()][:MAX_NAMED]
     more = len(ending) - len(named)
     return "; ".join((*named, f"{more} more")) if more else "; ".join(named)
 
@@ -220,8 +226,8 @@ def _move(facts: WorldNodeFacts, staying: list[Member], warm: set[int], tied: in
 
     Such a node still trains, so nothing is done that leaves no world at all.
     """
-    moving = {m.index: m for m in staying if vacate_reason(facts, m.node)}
-    others = {index: m for index, m in moving.items() if m.node not in left_at_a_cost(facts)}
+    moving = {m.index: m for m in staying if evacuation_reason(facts, m.node)}
+    others = {index: m for index, m in moving.items() if m.node not in costly_nodes(facts)}
     there = {m.index for m in staying}
     size = largest_size(facts.spec, len(there - set(moving) | warm), tied)
     if len(others) < len(moving):
@@ -235,14 +241,14 @@ def _move(facts: WorldNodeFacts, staying: list[Member], warm: set[int], tied: in
         asked = max((w.created_seconds for w in beside), default=facts.now)
         if facts.now < asked + MOVE_SECONDS:
             return None
-    names = ", ".join(f"{m.index} leaves node {m.node} ({vacate_reason(facts, m.node)})" for m in moving.values())
-    return DesiredChange(f"worker {names}", urgent=False)
+    names = ", ".join(f"{m.index} leaves node {m.node} ({evacuation_reason(facts, m.node)})" for m in moving.values())
+    return DesiredChange(f"worker {names}", immediate=False)
 
 
-def advance(facts: Facts) -> ChangeStep | None:
+def next_change_step(facts: Facts) -> ChangeStep | None:
     """Plans the next step of a desired change; None: nothing to do."""
     barrier = facts.barrier
-    if barrier is not None and barrier.sent.generation != facts.world.epoch:
+    if barrier is not None and barrier.sent.generation != facts.membership.generation:
         barrier = None
     wanted = desired_change(facts)
     if barrier is not None and barrier.sent.phase == "bound":
@@ -253,47 +259,47 @@ def advance(facts: Facts) -> ChangeStep | None:
         if barrier is not None and barrier.sent.phase == "proposed":
             return ChangeStep("a planned halt is not needed any more", (replace(barrier.sent, phase="cancelled"),))
         return None
-    if not facts.world.members or (wanted.urgent and _stepless(facts, barrier)):
+    if not facts.membership.members or (wanted.immediate and _makes_no_step(facts, barrier)):
         return ChangeStep(wanted.reason, claim=True)
-    if not wanted.urgent:
+    if not wanted.immediate:
         stays = _stays(facts, wanted)
         if stays.until_seconds is not None and facts.now < stays.until_seconds:
             why = f": {stays.reason}" if stays.reason else ""
             return ChangeStep(f"{wanted.reason}, later{why}", until_seconds=stays.until_seconds)
-        if not has_stepped(facts, facts.world.epoch):
-            return ChangeStep(f"{wanted.reason} once epoch {facts.world.epoch} made its first step")
-    return _propose(facts, barrier, wanted)
+        if not has_stepped(facts, facts.membership.generation):
+            return ChangeStep(f"{wanted.reason} once epoch {facts.membership.generation} made its first step")
+    return _propose_barrier(facts, barrier, wanted)
 
 
-def _stepless(facts: WorldFacts, barrier: ObservedBarrier | None) -> bool:
+def _makes_no_step(facts: WorldFacts, barrier: ObservedBarrier | None) -> bool:
     """Whether a world makes no step before it has ended: it refused a halt, and has long had the time for one.
 
     A younger one may be in its first step, which a claim that does not halt it would lose.
     """
-    if has_stepped(facts, facts.world.epoch) or barrier is None or barrier.sent.phase != "cancelled":
+    if has_stepped(facts, facts.membership.generation) or barrier is None or barrier.sent.phase != "cancelled":
         return False
-    return facts.now >= facts.world.changed_seconds + FIRST_STEP_SECONDS
+    return facts.now >= facts.membership.changed_seconds + FIRST_STEP_SECONDS
 
 
-def _propose(facts: WorldFacts, barrier: ObservedBarrier | None, wanted: DesiredChange) -> ChangeStep:
+def _propose_barrier(facts: WorldFacts, barrier: ObservedBarrier | None, wanted: DesiredChange) -> ChangeStep:
     if barrier is not None and barrier.sent.phase == "proposed":
         due, step = barrier.proposed_seconds + ANSWER_SECONDS, barrier.sent.step
         if facts.now < due:
             return ChangeStep(f"{wanted.reason}: asking every worker to hold at step {step}", until_seconds=due)
         cancelled = replace(barrier.sent, phase="cancelled")
         return ChangeStep(f"not every worker answered the hold at step {step}", (cancelled,))
-    if barrier is not None and facts.now < barrier.proposed_seconds + AGAIN_SECONDS:
+    if barrier is not None and facts.now < barrier.proposed_seconds + RETRY_SECONDS:
         return ChangeStep(
             f"{wanted.reason}: the hold at step {barrier.sent.step} was refused",
-            until_seconds=barrier.proposed_seconds + AGAIN_SECONDS,
+            until_seconds=barrier.proposed_seconds + RETRY_SECONDS,
         )
-    standing = _standing_until(facts, barrier)
+    standing = _barrier_retry_seconds(facts, barrier)
     if standing is not None and facts.now < standing:
         return ChangeStep(
             f"{wanted.reason}: no rank completes a step, so no other hold is proposed yet", until_seconds=standing
         )
-    epoch = facts.world.epoch
-    ahead = _ahead(facts)
+    epoch = facts.membership.generation
+    ahead = _steps_to_barrier(facts)
     at, named = last_step(facts), barrier.sent.step if barrier is not None else 0
     # each halt has a step of its own, so that no answer to an older one is taken for it; where nobody has moved
     # since, one further is enough: a halt that runs ahead of a world that stands lies hundreds of steps away
@@ -305,12 +311,12 @@ def _propose(facts: WorldFacts, barrier: ObservedBarrier | None, wanted: Desired
     )
 
 
-def _ahead(facts: WorldFacts) -> int:
+def _steps_to_barrier(facts: WorldFacts) -> int:
     """How many steps further the halt lies: none can have finished it before it has heard.
 
     The end of the step under way will do where that is far off: a worker that leaves may not have the time for two.
     """
-    pace, last = seconds_per_step(facts), last_step_seconds(facts, facts.world.epoch)
+    pace, last = seconds_per_step(facts), last_step_seconds(facts, facts.membership.generation)
     if not pace:
         return 3
     if last is not None and facts.now + 2 * AHEAD_SECONDS <= last + pace:
@@ -318,13 +324,13 @@ def _ahead(facts: WorldFacts) -> int:
     return max(2, ceil(AHEAD_SECONDS / pace) + 1)
 
 
-def _standing_until(facts: WorldFacts, barrier: ObservedBarrier | None) -> float | None:
+def _barrier_retry_seconds(facts: WorldFacts, barrier: ObservedBarrier | None) -> float | None:
     """Of a world that made no step since it was asked: when to ask again, after twice as long as it stood then."""
     if barrier is None:
         return None
-    last = last_step_seconds(facts, facts.world.epoch)
-    stood = barrier.proposed_seconds - (last if last is not None else facts.world.changed_seconds)
-    return None if stood <= 0 else barrier.proposed_seconds + max(AGAIN_SECONDS, stood)
+    last = last_step_seconds(facts, facts.membership.generation)
+    stood = barrier.proposed_seconds - (last if last is not None else facts.membership.changed_seconds)
+    return None if stood <= 0 else barrier.proposed_seconds + max(RETRY_SECONDS, stood)
 
 
 def _bound(facts: Facts, barrier: ObservedBarrier, wanted: DesiredChange | None) -> ChangeStep:
@@ -338,7 +344,11 @@ def _bound(facts: Facts, barrier: ObservedBarrier, wanted: DesiredChange | None)
     pace = seconds_per_step(facts) or 1.0
     due = barrier.proposed_seconds + BARRIER_TIMEOUT_SECONDS + 2 * pace * max(0, step - step_of(facts, generation))
     if len(saved) == len(sessions):
-        lacking = missing_to_survive(facts, goal, goes_on=_goes_on(facts)) if barrier_step(facts) is not None else ""
+        lacking = (
+            missing_to_survive(facts, goal, goes_on=_can_continue_without(facts))
+            if barrier_step(facts) is not None
+            else ""
+        )
         upload = lifecycle.upload_due(facts, barrier)
         if upload is not None:
             return ChangeStep(f"{reason}: {goal} goes to the persistent tier first", until_seconds=upload)
@@ -353,10 +363,10 @@ def _bound(facts: Facts, barrier: ObservedBarrier, wanted: DesiredChange | None)
     return ChangeStep(f"{reason}: {what}", until_seconds=due if facts.now < due else None)
 
 
-def _goes_on(facts: Facts) -> bool:
+def _can_continue_without(facts: Facts) -> bool:
     """Whether a world is possible without those that leave."""
     tie = present_tie(facts)
-    there = {m.index for m in facts.world.members if not departure_reason(facts, m)} | {
+    there = {m.index for m in facts.membership.members if not termination_reason(facts, m)} | {
         s.index for s in spare_agents(facts)
     }
     return largest_size(facts.spec, len(there), None if tie is None else tie.workers(facts.spec)) > 0
@@ -367,21 +377,21 @@ def _all_wait(facts: WorldFacts) -> bool:
     sessions = [session for _, session in member_sessions(facts)]
     return bool(sessions) and all(
         s is not None
-        and s.epoch == facts.world.epoch
+        and s.generation == facts.membership.generation
         and s.barrier_step is not None
         and s.barrier_step == s.progress.step
         for s in sessions
     )
 
 
-def _stays(facts: WorldFacts, wanted: DesiredChange) -> Weighed:
+def _stays(facts: WorldFacts, wanted: DesiredChange) -> CostDecision:
     """Until when the world stays as it is, though another is wanted."""
     policy = facts.spec.elastic_policy
     if policy is None:
         return NOT_MEASURED
     if policy.scale_up_snooze_seconds is not None:
-        return Weighed(facts.world.changed_seconds + policy.scale_up_snooze_seconds)
-    return grow_or_stay(facts, len(facts.world.members), wanted.grows_to) if wanted.grows_to else NOT_MEASURED
+        return CostDecision(facts.membership.changed_seconds + policy.scale_up_snooze_seconds)
+    return grow_or_stay(facts, len(facts.membership.members), wanted.grows_to) if wanted.grows_to else NOT_MEASURED
 
 
 # ---- what a job loses with a node ------------------------------------------------------------------------------------
@@ -392,11 +402,11 @@ def _stays(facts: WorldFacts, wanted: DesiredChange) -> Weighed:
 STALE_SECONDS = 15.0
 """What was observed so long ago says nothing about now."""
 
-COPIES_BEHIND = 2
+MAX_INTERVALS_BEHIND = 2
 """Intervals: while the newest checkpoint is copied the next ones are made."""
 
 
-def departure(seen: Observed, status: JobStatus, node: str, now: float) -> str:
+def data_lost_with_node(seen: JobSnapshot, status: JobStatus, node: str, now: float) -> str:
     """Says what is lost of a job once `node` is gone too.
 
     Args:
@@ -408,25 +418,25 @@ def departure(seen: Observed, status: JobStatus, node: str, now: float) -> str:
     Returns:
         A sentence for whoever drains the node; empty: nothing is lost that is not elsewhere.
     """
-    if status.phase in ("Complete", "Failed") or seen.job.deleted or not _keeps_some(seen, node):
+    if status.phase in ("Complete", "Failed") or seen.job.deleted or not _has_data_on_node(seen, node):
         return ""
-    if now - seen.now > STALE_SECONDS:
-        return f"it was not reconciled for {now - seen.now:.0f} s"
-    world = status.world
+    if now - seen.now_seconds > STALE_SECONDS:
+        return f"it was not reconciled for {now - seen.now_seconds:.0f} s"
+    world = status.membership
     if world is None or status.last_complete is None:
         return ""  # it has nothing to lose yet
     last = status.last_complete
-    if status.floor is not None and status.floor.step >= last.step:
+    if status.last_uploaded is not None and status.last_uploaded.step >= last.step:
         return ""
     left = tuple(replace(one, schedulable=False) if one.name == node else one for one in seen.nodes)
     facts = gather(replace(seen, nodes=left, status=status))
-    reading = reading_at(facts, world.epoch)
-    if not reading.holders:
+    reading = reading_at(facts, world.generation)
+    if not reading.servers:
         return f"no holder says at present where the copies of {last} are"
-    known, covers = (facts.status.lineage, world.epoch, bad_of(facts)), facts.covers
-    there = newest(complete(reading, *known, covers))
-    stays = newest(complete(reading_of_staying(facts), *known, covers))
-    kept = max((one.step for one in (stays, status.floor) if one is not None), default=None)
+    known, covers = (facts.status.lineage, world.generation, unreadable_checkpoints(facts)), facts.covers
+    there = newest_checkpoint(complete_checkpoints(reading, *known, covers))
+    stays = newest_checkpoint(complete_checkpoints(reading_of_staying(facts), *known, covers))
+    kept = max((one.step for one in (stays, status.last_uploaded) if one is not None), default=None)
     if there is None or (kept is not None and kept + _copied_meanwhile(facts) >= there.step):
         return ""
     return f"{there} has no copy on a node that stays{_way_out(facts)}"
@@ -435,21 +445,21 @@ def departure(seen: Observed, status: JobStatus, node: str, now: float) -> str:
 def _copied_meanwhile(facts: JobFacts) -> int:
     """Steps by which copies may be behind a world that trains: it halts before its worker leaves, and what it saves then is
     copied before that worker ends. One that does not train makes no newer copies."""
-    trains = facts.world.state == "Committed" and facts.world.members
-    return COPIES_BEHIND * saving_steps(facts) if trains else 0
+    trains = facts.membership.state == "Committed" and facts.membership.members
+    return MAX_INTERVALS_BEHIND * saving_steps(facts) if trains else 0
 
 
-def _keeps_some(seen: Observed, node: str) -> bool:
+def _has_data_on_node(seen: JobSnapshot, node: str) -> bool:
     """Whether a holder on that node has, or may have, anything of the job: of a thousand jobs few do."""
-    here = (h for h in seen.holders if h.endpoint.holder.node == node and h.state != "Gone")
-    return any(h.entries or h.read_epoch is None for h in here)
+    here = (h for h in seen.servers if h.endpoint.instance.node == node and h.state != "Gone")
+    return any(h.entries or h.read_generation is None for h in here)
 
 
 def _way_out(facts: Facts) -> str:
     """What happens next, and what a person may do where nothing will."""
     if (
-        facts.status.world is not None
-        and facts.status.world.members
+        facts.status.membership is not None
+        and facts.status.membership.members
         and set(domains_of(facts).values()) - domains_being_evacuated(facts)
     ):
         return ", and is being copied to one"

@@ -9,30 +9,30 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from surefoot.protocol.checkpoints.completeness import Lineage, ancestry, complete, on_lineage
-from surefoot.protocol.checkpoints.retention import suspects
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint, OlderJob
+from surefoot.protocol.checkpoints.completeness import Lineage, ancestry, complete_checkpoints, on_lineage
+from surefoot.protocol.checkpoints.retention import anomalous_checkpoints
+from surefoot.protocol.identities import Checkpoint, MemoryServerEndpoint, SourceJob
 from surefoot_operator.api.status import JobStatus, SkippedData
-from surefoot_operator.job_snapshot import PersistentSeen
+from surefoot_operator.job_snapshot import PersistentListing
 from surefoot_operator.policy.core.actions import Action, DropSaves, ListPersistentTier
 from surefoot_operator.policy.core.facts import (
     JobFacts,
     TierFacts,
     WorldFacts,
-    bad_of,
     is_responsive,
     reading_at,
+    unreadable_checkpoints,
     worker_id,
 )
 
 LISTING_SECONDS = 60.0
 """How long one agent may be at a listing before another one is asked too; the first may still answer."""
 
-LIST_AGAIN_SECONDS = 1.0
+LIST_RETRY_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class RestorePending:
     """No decision yet; look again at `until_seconds` at the latest."""
 
     reason: str
@@ -44,14 +44,14 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class RestoreChosen:
     """The parent, and the holders that were given up."""
 
     parent: Checkpoint | None
-    given_up: tuple[HolderEndpoint, ...] = ()
+    lost_servers: tuple[MemoryServerEndpoint, ...] = ()
     unlisted: bool = False
     """The persistent tier did not answer, and the parent is good enough without it."""
-    older_job: OlderJob | None = None
+    source_job: SourceJob | None = None
     """Whose the parent is, if it is not this job's."""
 
 
@@ -63,14 +63,14 @@ class TotalLoss:
 
 
 @dataclass(frozen=True, slots=True)
-class NothingToTakeUp:
+class SourceCheckpointMissing:
     """The older job lacks the checkpoint to start from."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class FurtherOn:
+class RollbackTargetLost:
     """Moves a rollback on, as what it goes back to is lost."""
 
     to_step: int
@@ -78,37 +78,37 @@ class FurtherOn:
 
 
 @dataclass(frozen=True, slots=True)
-class FloorGone:
+class LastUploadedLost:
     """The newest stored checkpoint is gone from its tier.
 
     An older one can be read.
     """
 
-    floor: Checkpoint
+    last_uploaded: Checkpoint
     reason: str
 
 
-Choice = Waiting | Chosen | FurtherOn | FloorGone | TotalLoss | NothingToTakeUp
+Choice = RestorePending | RestoreChosen | RollbackTargetLost | LastUploadedLost | TotalLoss | SourceCheckpointMissing
 
 
-def listing(facts: WorldFacts, seen: PersistentSeen, older: OlderJob | None = None) -> Waiting:
+def listing(facts: WorldFacts, seen: PersistentListing, older: SourceJob | None = None) -> RestorePending:
     """Asks an agent for a listing, and another where none comes.
 
     A machine that lost its power never breaks its line: who is not heard any more is not waited for.
     """
     what = "the persistent tier" if older is None else str(older)
-    asked, failed = seen.asked_seconds, seen.error is not None
-    again = asked + (LIST_AGAIN_SECONDS if failed else LISTING_SECONDS) if asked is not None else facts.now
+    asked, failed = seen.requested_seconds, seen.error is not None
+    again = asked + (LIST_RETRY_SECONDS if failed else LISTING_SECONDS) if asked is not None else facts.now
     heard = {worker_id(s) for s in facts.sessions.values() if is_responsive(facts, s)}
-    unheard = bool(seen.asked_of) and not heard & seen.asked_of
+    unheard = bool(seen.requested_from) and not heard & seen.requested_from
     if facts.now < again and not (unheard and heard):
         trouble = f" (last answer: {seen.error})" if failed else ""
-        return Waiting(f"waiting for the listing of {what}{trouble}", until_seconds=again)
-    asked_of = min(heard - seen.asked_of or heard, default=None)
+        return RestorePending(f"waiting for the listing of {what}{trouble}", until_seconds=again)
+    asked_of = min(heard - seen.requested_from or heard, default=None)
     if asked_of is None:
-        return Waiting(f"no agent is connected that could list {what}")
-    action = ListPersistentTier(facts.world.epoch, asked_of.index, older)
-    return Waiting(f"listing {what} through worker {asked_of.index}", (action,), max(again, facts.now) + 1.0)
+        return RestorePending(f"no agent is connected that could list {what}")
+    action = ListPersistentTier(facts.membership.generation, asked_of.index, older)
+    return RestorePending(f"listing {what} through worker {asked_of.index}", (action,), max(again, facts.now) + 1.0)
 
 
 # ---- rollback record -------------------------------------------------------------------------------------------------
@@ -116,33 +116,33 @@ def listing(facts: WorldFacts, seen: PersistentSeen, older: OlderJob | None = No
 # next epoch is committed it bounds what may be restored, and from then on it says whose loaders leave out what.
 
 
-def ceiling(facts: JobFacts) -> int | None:
+def restore_limit(facts: JobFacts) -> int | None:
     """The last step that the claimed epoch may restore; None: any."""
     back = facts.status.rollback
-    return back.to_step if back is not None and back.epoch == facts.running_epoch else None
+    return back.to_step if back is not None and back.generation == facts.running_generation else None
 
 
-def further_on(facts: TierFacts) -> FurtherOn | None:
+def older_target(facts: TierFacts) -> RollbackTargetLost | None:
     """Finds the nearest checkpoint behind what a rollback goes back to.
 
     Called where nothing up to there can be read. One whose own loss was odd is no better than what the rollback leaves; of others the
     oldest is the likeliest to be good, and if it is not, its next odd step counts as one more rollback in a row.
     """
-    most, epoch = ceiling(facts), facts.running_epoch
+    most, epoch = restore_limit(facts), facts.running_generation
     if not most or not epoch:
         return None
-    reading = reading_at(facts, facts.world.epoch)
-    manifests = chain(chain.from_iterable(reading.holders.values()), reading.persistent or ())
-    found = complete(reading, facts.status.lineage, epoch, bad_of(facts), facts.covers)
-    step = min((c.step for c in set(found) - suspects(manifests) if c.step > most), default=None)
+    reading = reading_at(facts, facts.membership.generation)
+    manifests = chain(chain.from_iterable(reading.servers.values()), reading.persistent or ())
+    found = complete_checkpoints(reading, facts.status.lineage, epoch, unreadable_checkpoints(facts), facts.covers)
+    step = min((c.step for c in set(found) - anomalous_checkpoints(manifests) if c.step > most), default=None)
     if step is None:
         return None
-    return FurtherOn(
+    return RollbackTargetLost(
         step, f"no checkpoint up to step {most} is left: going back to step {step}, which is not known to be good"
     )
 
 
-def gone_back(status: JobStatus, lineage: Lineage, told_step: int) -> JobStatus:
+def record_rollback(status: JobStatus, lineage: Lineage, told_step: int) -> JobStatus:
     """Records what the loaders of a committed epoch leave out.
 
     Args:
@@ -153,83 +153,89 @@ def gone_back(status: JobStatus, lineage: Lineage, told_step: int) -> JobStatus:
     back, entry = status.rollback, lineage[-1]
     if back is None:
         return status
-    parent, ended = entry.parent, lineage[-2].epoch if len(lineage) > 1 else 0
-    if back.epoch == ended:
+    parent, ended = entry.parent, lineage[-2].generation if len(lineage) > 1 else 0
+    if back.generation == ended:
         skipped, reached = 0, max(back.reached_step, told_step)
-        if not back.keeps_data:
+        if not back.keep_data:
             # what was left out before is left out again: the epoch that ended had begun behind it
-            skipped = reached + _left_out(status.skipped, lineage, ended) - _place(status, lineage, parent)
-        good = parent if status.last_good is not None and back.proven else status.last_good
+            skipped = (
+                reached + _skipped_steps(status.skipped_data, lineage, ended) - _batches_before(status, lineage, parent)
+            )
+        good = parent if status.last_good is not None and back.target_known_good else status.last_good
         back = replace(back, parent=parent, reached_step=reached, skipped_steps=max(0, skipped))
-        status = replace(status, rollback=back, rollbacks=status.rollbacks + 1, last_good=good)
+        status = replace(status, rollback=back, rollback_count=status.rollback_count + 1, last_good=good)
     if not back.skipped_steps or parent != back.parent:
         return status
-    known = {one.epoch for one in lineage}
-    kept = (one for one in status.skipped if one.epoch in known)
-    return replace(status, skipped=(*kept, SkippedData(entry.epoch, back.skipped_steps)))
+    known = {one.generation for one in lineage}
+    kept = (one for one in status.skipped_data if one.generation in known)
+    return replace(status, skipped_data=(*kept, SkippedData(entry.generation, back.skipped_steps)))
 
 
-def still_good(status: JobStatus, lineage: Lineage) -> Checkpoint | None:
+def surviving_last_good(status: JobStatus, lineage: Lineage) -> Checkpoint | None:
     """The last good checkpoint that the new lineage still has."""
     good, entry = status.last_good, lineage[-1]
-    return good if good is None or on_lineage(lineage, good, entry.epoch) else entry.parent
+    return good if good is None or on_lineage(lineage, good, entry.generation) else entry.parent
 
 
-def _left_out(skipped: Iterable[SkippedData], lineage: Lineage, epoch: int) -> int:
+def _skipped_steps(skipped: Iterable[SkippedData], lineage: Lineage, epoch: int) -> int:
     """Steps whose batches were left out in the history of `epoch`, its own begin included."""
     history = frozenset(ancestry(lineage, epoch))
-    return sum(one.steps for one in skipped if one.epoch in history)
+    return sum(one.steps for one in skipped if one.generation in history)
 
 
-def _place(status: JobStatus, lineage: Lineage, checkpoint: Checkpoint | None) -> int:
+def _batches_before(status: JobStatus, lineage: Lineage, checkpoint: Checkpoint | None) -> int:
     """How many steps' batches lie before a checkpoint, in the order of the data."""
     if checkpoint is None:
         return 0
-    return checkpoint.step + _left_out(status.skipped, lineage, checkpoint.epoch)
+    return checkpoint.step + _skipped_steps(status.skipped_data, lineage, checkpoint.generation)
 
 
 # ---- unreadable checkpoints ------------------------------------------------------------------------------------------
 # Remembers which checkpoints of a job are bad. A bad checkpoint below the floor can never be chosen and is forgotten;
 # otherwise the status of a job on bad disks would grow for ever.
 
-MOST_REMEMBERED = 64
+MAX_REMEMBERED = 64
 """Of this job's own. The oldest go first: chosen again, such a one is read again and found to be bad again."""
 
 
-def found_by_uploads(facts: TierFacts) -> tuple[Checkpoint, ...]:
+def unreadable_by_upload(facts: TierFacts) -> tuple[Checkpoint, ...]:
     """Checkpoints of which an upload found no good copy, oldest first.
 
     A restore would find the same, and whoever waits for the upload would wait for ever.
     """
     status, persistent = facts.status, facts.persistent
-    world = status.world
+    world = status.membership
     if not facts.unreadable or world is None or world.state != "Committed":
         return ()
     there = {m.save for m in persistent.entries or ()}.union(*facts.promoted.values())
-    found = {s.checkpoint for s in facts.unreadable - there} - bad_of(facts)
-    found = {c for c in found if on_lineage(status.lineage, c, world.epoch) and not _passed(c, status)}
-    return tuple(sorted(found - {status.floor}, key=lambda c: (c.step, c.epoch)))
+    found = {s.checkpoint for s in facts.unreadable - there} - unreadable_checkpoints(facts)
+    found = {c for c in found if on_lineage(status.lineage, c, world.generation) and not _passed(c, status)}
+    return tuple(sorted(found - {status.last_uploaded}, key=lambda c: (c.step, c.generation)))
 
 
-def with_bad(status: JobStatus, found: Checkpoint | None) -> tuple[Checkpoint, ...]:
+def add_unreadable(status: JobStatus, found: Checkpoint | None) -> tuple[Checkpoint, ...]:
     """Adds a bad checkpoint and forgets those no longer needed."""
-    bad = status.bad if found is None or found in status.bad else (*status.bad, found)
+    bad = (
+        status.unreadable_checkpoints
+        if found is None or found in status.unreadable_checkpoints
+        else (*status.unreadable_checkpoints, found)
+    )
     if found is None:
         return bad
     own = [c for c in bad if not c.imported and (c == found or not _passed(c, status))]
-    kept = set(sorted(own, key=lambda c: (c.step, c.epoch))[-MOST_REMEMBERED:])
+    kept = set(sorted(own, key=lambda c: (c.step, c.generation))[-MAX_REMEMBERED:])
     return tuple(c for c in bad if c.imported or c in kept or c == found)
 
 
 def may_be_forgotten(checkpoint: Checkpoint, status: JobStatus) -> bool:
     """Whether a later status may lack this bad checkpoint."""
-    own = [c for c in status.bad if not c.imported]
-    return not checkpoint.imported and (_passed(checkpoint, status) or len(own) >= MOST_REMEMBERED)
+    own = [c for c in status.unreadable_checkpoints if not c.imported]
+    return not checkpoint.imported and (_passed(checkpoint, status) or len(own) >= MAX_REMEMBERED)
 
 
 def _passed(checkpoint: Checkpoint, status: JobStatus) -> bool:
-    floor = status.floor
-    return floor is not None and floor not in status.bad and checkpoint.step < floor.step
+    floor = status.last_uploaded
+    return floor is not None and floor not in status.unreadable_checkpoints and checkpoint.step < floor.step
 
 
 # ---- drops under way -------------------------------------------------------------------------------------------------

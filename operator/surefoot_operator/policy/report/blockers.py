@@ -17,24 +17,24 @@ from surefoot_operator.policy.core.facts import (
     JobFacts,
     WorldFacts,
     WorldNodeFacts,
-    derived_once,
+    cached_per_snapshot,
 )
-from surefoot_operator.policy.failure.spare_workers import newest_workers, wanted_indexes, world_indexes
+from surefoot_operator.policy.failure.spare_workers import member_indices, newest_workers, required_indices
 from surefoot_operator.policy.membership.workers import (
     could_not_start,
     ended_by_itself,
-    group_refusal,
+    group_rejection,
     never_trained,
 )
 from surefoot_operator.rejected_calls import ApiCall, RefusedCall
 
-REFUSED = "Refused"
+CREATION_REJECTED = "Refused"
 """The fabric will not make a worker."""
-NO_GROUP = reasons.POD_GROUP_REFUSED
+NO_GROUP = reasons.POD_GROUP_CREATION_FAILED
 """The fabric has no pod group for workers that are to be in one."""
 UNSCHEDULABLE = "Unschedulable"
 NOT_STARTED = "NotStarted"
-ENDED = "Ended"
+EXITED_EARLY = "Ended"
 OUT_OF_MEMORY = "OOMKilled"
 
 SLOW_SECONDS = 60.0
@@ -54,35 +54,35 @@ class Hindrance:
     @property
     def placed(self) -> bool:
         """Whether it concerns workers that have a node."""
-        return self.reason not in (REFUSED, NO_GROUP, UNSCHEDULABLE)
+        return self.reason not in (CREATION_REJECTED, NO_GROUP, UNSCHEDULABLE)
 
 
-def hindrance(facts: WorldNodeFacts) -> Hindrance | None:
+def find_blocker(facts: WorldNodeFacts) -> Hindrance | None:
     """Finds the first cause that keeps the world's workers from running."""
-    return _among(facts, world_indexes(facts))
+    return _among(facts, member_indices(facts))
 
 
-def spare_hindrance(facts: WorldNodeFacts) -> Hindrance | None:
+def find_spare_blocker(facts: WorldNodeFacts) -> Hindrance | None:
     """Finds the first cause that keeps spares from running."""
-    return _among(facts, wanted_indexes(facts) - world_indexes(facts))
+    return _among(facts, required_indices(facts) - member_indices(facts))
 
 
 def _among(facts: WorldNodeFacts, indexes: frozenset[int]) -> Hindrance | None:
     newest = newest_workers(facts)
     there = {i for i, w in newest.items() if w.phase not in ("Succeeded", "Failed") and not w.deleting}
-    without = group_refusal(facts) if indexes - there else ""
+    without = group_rejection(facts) if indexes - there else ""
     if without:
         return Hindrance(NO_GROUP, without)
-    refused = next((c for c in facts.creates if c.refusal and c.index in indexes), None)
+    refused = next((c for c in facts.creates if c.rejection and c.index in indexes), None)
     if refused is not None:
-        return Hindrance(REFUSED, f"worker {refused.index} was refused: {refused.refusal}")
+        return Hindrance(CREATION_REJECTED, f"worker {refused.index} was refused: {refused.rejection}")
     workers = [w for index, w in newest.items() if index in indexes]
     for worker in workers:
-        if worker.unstarted and not worker.deleting:
-            return Hindrance(_cause(worker.unstarted), could_not_start(worker))
+        if worker.start_blocker and not worker.deleting:
+            return Hindrance(_cause(worker.start_blocker), could_not_start(worker))
     for worker in workers:
         if ended_by_itself(facts, worker):
-            reason = OUT_OF_MEMORY if worker.message == OUT_OF_MEMORY else ENDED
+            reason = OUT_OF_MEMORY if worker.message == OUT_OF_MEMORY else EXITED_EARLY
             return Hindrance(reason, never_trained(worker))
     waiting = [w for w in workers if w.phase == "Pending" and not w.deleting]
     for worker in waiting:
@@ -95,13 +95,13 @@ def _among(facts: WorldNodeFacts, indexes: frozenset[int]) -> Hindrance | None:
     return None
 
 
-def event_of(reason: str) -> str:
+def event_reason(reason: str) -> str:
     """The event's reason for a hindrance's."""
-    if reason == REFUSED:
-        return reasons.WORKER_REFUSED
+    if reason == CREATION_REJECTED:
+        return reasons.WORKER_CREATION_FAILED
     if reason == NO_GROUP:
-        return reasons.POD_GROUP_REFUSED
-    return reasons.WORKER_UNSCHEDULABLE if reason == UNSCHEDULABLE else reasons.WORKER_NOT_STARTED
+        return reasons.POD_GROUP_CREATION_FAILED
+    return reasons.WORKER_UNSCHEDULABLE if reason == UNSCHEDULABLE else reasons.WORKER_START_FAILED
 
 
 def _cause(unstarted: str) -> str:
@@ -120,10 +120,10 @@ UNHEARD_SECONDS = 20.0
 _MAX_NAMED_MEMBERS = 8
 
 
-@derived_once
+@cached_per_snapshot
 def unheard_members(facts: WorldFacts) -> tuple[int, ...]:
     """Returns members whose pod runs and whose agent was not heard of in this term, by index."""
-    world = facts.status.world
+    world = facts.status.membership
     over = facts.job.deleted or facts.status.phase in ("Complete", "Failed")
     if over or world is None or world.state != "Committed":
         return ()
@@ -170,7 +170,7 @@ def agents_heard(
 
 
 def _since(facts: JobFacts) -> float:
-    return max(facts.term_seconds, facts.world.changed_seconds)
+    return max(facts.term_seconds, facts.membership.changed_seconds)
 
 
 # ---- refused calls ---------------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def acceptance(
 
 def unplanned(status: JobStatus, refused: tuple[RefusedCall, ...], now: float) -> JobStatus:
     """The status of a job that no plan is made for, as its operator may not see the cluster."""
-    if not refused or status.tidied:
+    if not refused or status.memory_cleared:
         return status
     text, old = _named(refused), condition_of(status, reasons.API_ACCEPTED)
     since = old.last_transition_seconds if old is not None and old.status == "False" else now

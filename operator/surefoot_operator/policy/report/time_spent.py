@@ -27,9 +27,9 @@ CATEGORIES = tuple(
 DIGITS = 6
 
 
-def accounted(facts: WorldFacts, status: JobStatus) -> TimeSpent:
+def update_time_spent(facts: WorldFacts, status: JobStatus) -> TimeSpent:
     """Closes the category that this status ends, and opens the next."""
-    old, before = _begun(facts, status), facts.status.incidents
+    old, before = _opened_account(facts, status), facts.status.incidents
     if not old.category:
         return old
     category, lost = _category(facts, status, old.category), _newly_assigned(before, status.incidents)
@@ -60,7 +60,7 @@ def goodput(seconds: Mapping[str, float]) -> float | None:
     return seconds["training"] / wished if wished > 0 else None
 
 
-def _begun(facts: WorldFacts, status: JobStatus) -> TimeSpent:
+def _opened_account(facts: WorldFacts, status: JobStatus) -> TimeSpent:
     """The account as it was, opened where a job starts or an operator first counts."""
     known, start = facts.status.time_spent, status.start_seconds
     if known != TimeSpent() or start is None or facts.status.phase in ("Complete", "Failed"):
@@ -75,28 +75,28 @@ def _begun(facts: WorldFacts, status: JobStatus) -> TimeSpent:
 
 def _category(facts: WorldFacts, status: JobStatus, now: str) -> str:
     """What the seconds from now on are spent on; empty: the job is over."""
-    world, incident = status.world, open_incident(status.incidents)
+    world, incident = status.membership, open_incident(status.incidents)
     if world is None or status.phase in ("Complete", "Failed"):
         return ""
     if status.phase == "Suspended":
         return "suspended"
     if incident is not None:
-        if incident.sealed_seconds is not None and incident.assigned_seconds is None:
+        if incident.fenced_seconds is not None and incident.committed_seconds is None:
             return "waiting"
         return "resizing" if incident.kind == "planned" else "recovering"
     if world.state == "Claimed":
         return "resizing" if facts.spec.suspend else "waiting"
-    if world != facts.status.world:
+    if world != facts.status.membership:
         return "starting"
     if completion_of(facts) is not None:
         return "finishing"
     # a new operator has heard of no step yet: what trained goes on training until something is known to have ended it
-    return "training" if now == "training" or has_stepped(facts, world.epoch) else "starting"
+    return "training" if now == "training" or has_stepped(facts, world.generation) else "starting"
 
 
 def _idle_seconds(facts: WorldFacts) -> float:
     """How long nothing was trained before the loss was known, beside the step that was under way."""
-    last = last_step_seconds(facts, facts.world.epoch)
+    last = last_step_seconds(facts, facts.membership.generation)
     return 0.0 if last is None else max(0.0, facts.now - last - (seconds_per_step(facts) or 0.0))
 
 
@@ -108,9 +108,9 @@ def _newly_opened(before: tuple[Incident, ...], after: tuple[Incident, ...]) -> 
 def _newly_assigned(before: tuple[Incident, ...], after: tuple[Incident, ...]) -> Incident | None:
     """The incident of which this status tells first how many steps it cost."""
     new, old = open_incident(after), open_incident(before)
-    if new is None or new.assigned_seconds is None or not new.steps_lost:
+    if new is None or new.committed_seconds is None or not new.steps_lost:
         return None
-    return new if old is None or old.assigned_seconds is None else None
+    return new if old is None or old.committed_seconds is None else None
 
 
 def _moved(spent: TimeSpent, source: str | None, target: str, seconds: float) -> TimeSpent:

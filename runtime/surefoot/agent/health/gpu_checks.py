@@ -63,9 +63,9 @@ def xid_finding(code: int, device: str) -> NodeFinding:
 
 # ---- gpu checks ------------------------------------------------------------------------------------------------------
 
-_LASTING = 12
+_MIN_CONSECUTIVE = 12
 """Looks in a row: a moment of heat is no fault."""
-_MOST_EVENTS = 64
+_MAX_EVENTS = 64
 
 
 class GpuCheck:
@@ -86,12 +86,12 @@ class GpuCheck:
         self._lasting: dict[str, NodeFinding] = {}
         """Xids and lost devices: what happened once stays true for as long as this agent lives."""
 
-    def find(self) -> Sequence[NodeFinding]:
+    def find_faults(self) -> Sequence[NodeFinding]:
         if self._nvml is None and not self._absent:
             self._begin()
         if self._nvml is None:
             return ()
-        self._hear()
+        self._read_events()
         found = [one for device in self._devices for one in self._of(device)]
         return (*self._lasting.values(), *found)
 
@@ -121,9 +121,9 @@ class GpuCheck:
             self._events = None
             _log.info("Xid events are not heard: %s", error)
 
-    def _hear(self) -> None:
+    def _read_events(self) -> None:
         nvml = self._nvml
-        for _ in range(_MOST_EVENTS if self._events is not None else 0):
+        for _ in range(_MAX_EVENTS if self._events is not None else 0):
             try:
                 event = nvml.nvmlEventSetWait_v2(self._events, 0)
             except nvml.NVMLError as error:
@@ -171,9 +171,9 @@ class GpuCheck:
         }
         causes = [cause for cause, bit in slow.items() if reasons is not None and reasons & bit]
         self._slow[device] = self._slow.get(device, 0) + 1 if causes else 0
-        if self._slow[device] < _LASTING:
+        if self._slow[device] < _MIN_CONSECUTIVE:
             return []
-        seconds = self.period_seconds * _LASTING
+        seconds = self.period_seconds * _MIN_CONSECUTIVE
         text = f"{device} has been slowed down by its hardware for {seconds:g} s and more, for {' and '.join(causes)}"
         return [NodeFinding("GpuSlowed", text, "unknown")]
 

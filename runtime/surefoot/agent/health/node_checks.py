@@ -13,12 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from surefoot.agent.health.gpu_checks import xid_finding
-from surefoot.fault_files import is_told
+from surefoot.fault_files import is_fault_requested
 from surefoot.protocol.messages import Blame, NodeFinding
-from surefoot.protocol.text import amount
+from surefoot.protocol.text import format_bytes
 
-LEAST_BYTES = 64 << 20
-LEAST_SHARE = 0.01
+MIN_BYTES = 64 << 20
+MIN_SHARE = 0.01
 
 
 class FolderCheck:
@@ -32,13 +32,13 @@ class FolderCheck:
         self._environment = environment
         self._written: set[Path] = set()
 
-    def find(self) -> Sequence[NodeFinding]:
+    def find_faults(self) -> Sequence[NodeFinding]:
         return [found for folder in self._folders if (found := self._of(folder)) is not None]
 
     def _of(self, folder: Path) -> NodeFinding | None:
         probe = folder / f".surefoot-probe-{os.getpid()}"
         try:
-            if is_told("diskfull", self._environment):  # the machine's own disk is never filled for it
+            if is_fault_requested("diskfull", self._environment):  # the machine's own disk is never filled for it
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             probe.write_bytes(b"surefoot")
             self._written.add(folder)
@@ -58,18 +58,18 @@ class FolderCheck:
     def _filling(self, folder: Path) -> NodeFinding | None:
         space = os.statvfs(folder)
         free, size = space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize
-        if free >= min(LEAST_BYTES, LEAST_SHARE * size):
+        if free >= min(MIN_BYTES, MIN_SHARE * size):
             return None
-        return NodeFinding("DiskFull", f"{folder} has {amount(free)} of {amount(size)} left", "unknown")
+        return NodeFinding("DiskFull", f"{folder} has {format_bytes(free)} of {format_bytes(size)} left", "unknown")
 
 
 # ---- link check ------------------------------------------------------------------------------------------------------
 # Checks network devices: InfiniBand ports, link speed, errors. Run by `node_monitor` in a thread; reads /sys/class
 # only. What a port was when the agent began is what it should be: a port that was never up is nobody's loss.
 
-_LASTING = 3
+_MIN_CONSECUTIVE = 3
 """Looks in a row: a port that is trained anew is down for a moment."""
-_MOST_ERRORS = 1000
+_MAX_ERRORS = 1000
 """In one period, on one device."""
 
 
@@ -86,7 +86,7 @@ class LinkCheck:
         self._down: dict[str, int] = {}
         self._errors: dict[str, int] = {}
 
-    def find(self) -> Sequence[NodeFinding]:
+    def find_faults(self) -> Sequence[NodeFinding]:
         ports = sorted(self._system.glob("infiniband/*/ports/*"))
         devices = sorted(self._system.glob("net/*"))
         found = [*(self._port(port) for port in ports), *(self._device(device) for device in devices)]
@@ -97,7 +97,7 @@ class LinkCheck:
         active, rate = "ACTIVE" in _text(port / "state"), _leading(_text(port / "rate"))
         if name in self._rates and not active:
             self._down[name] = self._down.get(name, 0) + 1
-            if self._down[name] >= _LASTING:
+            if self._down[name] >= _MIN_CONSECUTIVE:
                 return NodeFinding("LinkDown", f"{name} was up when this agent began, and is down", "node")
             return None
         self._down[name] = 0
@@ -110,7 +110,7 @@ class LinkCheck:
         errors = sum(int(_leading(_text(device / f"statistics/{side}_errors"))) for side in ("rx", "tx"))
         grown = errors - self._errors.get(name, errors)
         self._errors[name] = errors
-        if grown >= _MOST_ERRORS:
+        if grown >= _MAX_ERRORS:
             text = f"{name} counted {grown} errors within {self.period_seconds:g} s"
             return NodeFinding("NetworkErrors", text, "unknown")
         return self._slower(name, _leading(_text(device / "speed")), "Mb/s")
@@ -143,7 +143,7 @@ def _leading(text: str) -> float:
 
 _RECORD_BYTES = 8192
 """The kernel refuses a read that is smaller than its record."""
-_MOST_RECORDS = 4096
+_MAX_RECORDS = 4096
 """In one look: a log that is flooded must not hold up whoever reads it."""
 
 
@@ -165,7 +165,7 @@ class KernelLog:
     def lines(self) -> list[str]:
         """Returns new lines, oldest first, without those overwritten meanwhile."""
         found: list[str] = []
-        while self._file is not None and len(found) < _MOST_RECORDS:
+        while self._file is not None and len(found) < _MAX_RECORDS:
             try:
                 record = os.read(self._file, _RECORD_BYTES)
             except BlockingIOError:
@@ -197,10 +197,10 @@ def _texts(record: str) -> list[str]:
 # nobody.
 
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)")
-_MOST_KEPT = 16
+_MAX_KEPT = 16
 
 
-class KernelWords:
+class KernelLogFindings:
     """Keeps what the kernel said since this agent began."""
 
     name = "kernel"
@@ -210,10 +210,10 @@ class KernelWords:
         self._log = log if log is not None else KernelLog()
         self._found: dict[str, NodeFinding] = {}
 
-    def find(self) -> Sequence[NodeFinding]:
+    def find_faults(self) -> Sequence[NodeFinding]:
         for line in self._log.lines():
             found = kernel_finding(line)
-            if found is not None and (found.reason in self._found or len(self._found) < _MOST_KEPT):
+            if found is not None and (found.reason in self._found or len(self._found) < _MAX_KEPT):
                 self._found[found.reason] = found
         return tuple(self._found.values())
 
@@ -237,7 +237,7 @@ def kernel_finding(line: str) -> NodeFinding | None:
 # Reads the kernel's pressure stall information of the node's memory. Run by `node_monitor` in a thread. Memory that
 # many programs wait for makes steps slow long before anything is killed; whose fault it is, the figure does not say.
 
-MOST_PERCENT = 20.0
+MAX_PERCENT = 20.0
 """Of the last minute in which every program waited for memory."""
 
 
@@ -250,7 +250,7 @@ class MemoryPressure:
     def __init__(self, path: Path = Path("/proc/pressure/memory")) -> None:
         self._path = path
 
-    def find(self) -> Sequence[NodeFinding]:
+    def find_faults(self) -> Sequence[NodeFinding]:
         try:
             lines = self._path.read_text().splitlines()
         except OSError:
@@ -258,7 +258,7 @@ class MemoryPressure:
         full = next((line for line in lines if line.startswith("full ")), "")
         figures = dict(part.partition("=")[::2] for part in full.split()[1:])
         percent = float(figures.get("avg60", "0"))
-        if percent < MOST_PERCENT:
+        if percent < MAX_PERCENT:
             return ()
         text = f"all programs of this node waited for memory in {percent:g} % of the last minute"
         return (NodeFinding("MemoryPressure", text, "unknown"),)

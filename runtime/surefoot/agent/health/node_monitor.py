@@ -17,8 +17,8 @@ from typing import Protocol
 
 from surefoot import metrics
 from surefoot.agent.health.gpu_checks import GpuCheck
-from surefoot.agent.health.node_checks import FolderCheck, KernelWords, LinkCheck, MemoryPressure
-from surefoot.protocol.messages import LONGEST_TEXT, MOST_FINDINGS, FromAgent, NodeFinding, NodeHealth
+from surefoot.agent.health.node_checks import FolderCheck, KernelLogFindings, LinkCheck, MemoryPressure
+from surefoot.protocol.messages import MAX_FINDINGS, MAX_TEXT_CHARACTERS, FromAgent, NodeFinding, NodeHealth
 
 # ---- node check ------------------------------------------------------------------------------------------------------
 # Defines checks of the node, and runs each in a thread. A driver that hangs takes its caller with it: a check has a
@@ -31,7 +31,7 @@ class NodeCheck(Protocol):
     name: str
     period_seconds: float
 
-    def find(self) -> Sequence[NodeFinding]:
+    def find_faults(self) -> Sequence[NodeFinding]:
         """Returns all that is wrong now; empty: nothing is."""
         ...
 
@@ -44,7 +44,7 @@ class CheckThread:
 
     def __init__(self, check: NodeCheck) -> None:
         self.check = check
-        self._asked = threading.Semaphore(0)
+        self._request = threading.Semaphore(0)
         self._answer: Answer | None = None
         self._thread: threading.Thread | None = None
 
@@ -53,21 +53,21 @@ class CheckThread:
         """Whether a question has no answer yet."""
         return self._answer is not None
 
-    def ask(self, answer: Answer) -> None:
+    def start_check(self, answer: Answer) -> None:
         """Has the thread look once; `answer` is called in it."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=f"check-{self.check.name}", daemon=True)
             self._thread.start()
         self._answer = answer
-        self._asked.release()
+        self._request.release()
 
     def _run(self) -> None:
         while True:
-            self._asked.acquire()
+            self._request.acquire()
             answer = self._answer
             assert answer is not None
             try:
-                found: Sequence[NodeFinding] | Exception = self.check.find()
+                found: Sequence[NodeFinding] | Exception = self.check.find_faults()
             except Exception as error:  # noqa: BLE001  whatever it was, it is told once and the training goes on
                 found = error
             self._answer = None
@@ -79,24 +79,24 @@ class CheckThread:
 CHECK_SECONDS = 10.0
 """A check that takes longer hangs."""
 
-AGAIN_SECONDS = 300.0
+RETRY_SECONDS = 300.0
 """The clock is told so often even if nothing was found."""
 
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 _ORDER = {"node": 0, "application": 1, "unknown": 2}
 
 
 @dataclass(slots=True)
-class _Asked:
+class _RunningCheck:
     thread: CheckThread
     due_seconds: float = 0.0
     since_seconds: float | None = None
-    found: tuple[NodeFinding, ...] = ()
-    trouble: set[str] = field(default_factory=set)
+    findings: tuple[NodeFinding, ...] = ()
+    error: set[str] = field(default_factory=set)
     answered: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class NodeWatch:
+class NodeMonitor:
     """`run` until cancelled; `findings` is what is wrong now.
 
     Args:
@@ -113,23 +113,23 @@ class NodeWatch:
         notice: Callable[[str, str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._asked = [_Asked(CheckThread(check)) for check in checks]
+        self._running_checks = [_RunningCheck(CheckThread(check)) for check in checks]
         self._send, self._notice, self._clock = send, notice, clock
         self._loop = asyncio.get_running_loop()
-        self._told: tuple[NodeFinding, ...] = ()
-        self._said: set[tuple[str, str]] = set()
-        self._told_at = clock()
+        self._sent_findings: tuple[NodeFinding, ...] = ()
+        self._notified: set[tuple[str, str]] = set()
+        self._sent_seconds = clock()
 
     @property
     def findings(self) -> tuple[NodeFinding, ...]:
         """Everything found, the gravest first, each reason once."""
         found: dict[str, NodeFinding] = {}
-        for one in (one for asked in self._asked for one in asked.found):
+        for one in (one for asked in self._running_checks for one in asked.findings):
             known = found.get(one.reason)
             if known is None or _ORDER[one.blame] < _ORDER[known.blame]:
                 found[one.reason] = one
         ordered = sorted(found.values(), key=lambda one: (_ORDER[one.blame], one.reason))
-        return tuple(replace(one, text=one.text[:LONGEST_TEXT]) for one in ordered[:MOST_FINDINGS])
+        return tuple(replace(one, text=one.text[:MAX_TEXT_CHARACTERS]) for one in ordered[:MAX_FINDINGS])
 
     def health(self) -> NodeHealth:
         """The whole of it as a message."""
@@ -140,67 +140,67 @@ class NodeWatch:
 
         What it found is sent by then. Without such a check it returns at once.
         """
-        for asked in self._asked:
+        for asked in self._running_checks:
             if asked.thread.check.name == name:
                 await asked.answered.wait()
 
     async def run(self) -> None:
         while True:
-            self.look()
-            await asyncio.sleep(_LOOK_SECONDS)
+            self.poll_checks()
+            await asyncio.sleep(_POLL_SECONDS)
 
-    def look(self) -> None:
+    def poll_checks(self) -> None:
         """Asks what is due, and names what hangs."""
         now = self._clock()
-        for asked in self._asked:
+        for asked in self._running_checks:
             if asked.since_seconds is not None:
                 if now - asked.since_seconds > CHECK_SECONDS:
                     self._trouble(asked, "CheckHangs", f"has not answered for {CHECK_SECONDS:g} s")
             elif now >= asked.due_seconds:
                 asked.since_seconds = now
-                asked.thread.ask(functools.partial(self._answered, asked))
-        if now - self._told_at >= AGAIN_SECONDS:
-            self._tell()
+                asked.thread.start_check(functools.partial(self._answered, asked))
+        if now - self._sent_seconds >= RETRY_SECONDS:
+            self._send_health()
 
-    def _answered(self, asked: _Asked, found: Sequence[NodeFinding] | Exception) -> None:
+    def _answered(self, asked: _RunningCheck, found: Sequence[NodeFinding] | Exception) -> None:
         """In the check's thread."""
         try:
             self._loop.call_soon_threadsafe(self._take, asked, found)
         except RuntimeError:
             pass  # the agent has ended
 
-    def _take(self, asked: _Asked, found: Sequence[NodeFinding] | Exception) -> None:
+    def _take(self, asked: _RunningCheck, found: Sequence[NodeFinding] | Exception) -> None:
         asked.since_seconds = None
         asked.due_seconds = self._clock() + asked.thread.check.period_seconds
         asked.answered.set()  # whoever waits for it comes to its turn behind this
         if isinstance(found, Exception):
             self._trouble(asked, "CheckFails", f"failed: {type(found).__name__}: {found}")
-            found = asked.found  # what it found before stands
-        asked.found = tuple(found)
-        for one in asked.found:
-            self._say(one.reason, one.text)
-        if _essence(self.findings) != _essence(self._told):
-            self._tell()
+            found = asked.findings  # what it found before stands
+        asked.findings = tuple(found)
+        for one in asked.findings:
+            self._notify_once(one.reason, one.text)
+        if _urgent_part(self.findings) != _urgent_part(self._sent_findings):
+            self._send_health()
 
-    def _tell(self) -> None:
-        self._told, self._told_at = self.findings, self._clock()
+    def _send_health(self) -> None:
+        self._sent_findings, self._sent_seconds = self.findings, self._clock()
         self._send(self.health())
 
-    def _trouble(self, asked: _Asked, reason: str, text: str) -> None:
-        if reason in asked.trouble:
+    def _trouble(self, asked: _RunningCheck, reason: str, text: str) -> None:
+        if reason in asked.error:
             return
-        asked.trouble.add(reason)
+        asked.error.add(reason)
         metrics.fallbacks.labels(what="node_check").inc()
         self._notice(reason, f"the node check {asked.thread.check.name} {text}; it is not told again")
 
-    def _say(self, reason: str, text: str) -> None:
-        if (reason, text) in self._said or len(self._said) >= 64:
+    def _notify_once(self, reason: str, text: str) -> None:
+        if (reason, text) in self._notified or len(self._notified) >= 64:
             return
-        self._said.add((reason, text))
+        self._notified.add((reason, text))
         self._notice(reason, text)
 
 
-def _essence(findings: Sequence[NodeFinding]) -> list[tuple[str, str]]:
+def _urgent_part(findings: Sequence[NodeFinding]) -> list[tuple[str, str]]:
     """What must be told at once where it changes; a figure in a sentence may wait."""
     return [(one.reason, one.blame) for one in findings]
 
@@ -211,4 +211,4 @@ def _essence(findings: Sequence[NodeFinding]) -> list[tuple[str, str]]:
 
 def node_checks(folders: Iterable[Path]) -> list[NodeCheck]:
     """Makes one check of each kind; the worker writes to `folders`."""
-    return [GpuCheck(), KernelWords(), MemoryPressure(), FolderCheck(folders), LinkCheck()]
+    return [GpuCheck(), KernelLogFindings(), MemoryPressure(), FolderCheck(folders), LinkCheck()]

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.protocol.messages import NodeFinding
-from surefoot.protocol.text import listed, plain, shorten
+from surefoot.protocol.text import escape_control_characters, join_names, shorten
 
 _log = logging.getLogger(__name__)
 
@@ -49,8 +49,8 @@ class JoinCheck:
         self._node, self._kept = node, folder / f"join-check-{node}.json"
         self._blamed, self._probe, self._clock = blamed, probe, clock
 
-    def find(self) -> Sequence[NodeFinding]:
-        if self._is_known_well():
+    def find_faults(self) -> Sequence[NodeFinding]:
+        if self._passed_recently():
             return ()
         told = _read(self._probe())
         trials = [one for one in told if "verdict" in one]
@@ -64,9 +64,9 @@ class JoinCheck:
                 raise ChildProcessError(_cut_off(told, trials))  # proves nothing, and people are told
             self._keep()
         blame = "node" if self._blamed else "unknown"
-        return [NodeFinding(str(one["reason"]), plain(str(one["text"])), blame) for one in failed]  # type: ignore[arg-type]
+        return [NodeFinding(str(one["reason"]), escape_control_characters(str(one["text"])), blame) for one in failed]  # type: ignore[arg-type]
 
-    def _is_known_well(self) -> bool:
+    def _passed_recently(self) -> bool:
         try:
             kept = json.loads(self._kept.read_text())
             age = self._clock() - float(kept["at_seconds"])
@@ -84,7 +84,7 @@ class JoinCheck:
             _log.info("that this node is well is not kept: %s", error)
 
 
-class ProbeProcess:
+class NodeTestProcess:
     """Runs `surefoot.node_tests`; `own` is its process while it runs."""
 
     def __init__(self, host: str, folder: Path, environment: Mapping[str, str]) -> None:
@@ -114,7 +114,7 @@ class ProbeProcess:
         if not ended and process.returncode < 0:
             ended = f"was ended by signal {-process.returncode}"
         if errors:
-            _log.info("the trial of this node said: %s", shorten(plain(errors), 500))
+            _log.info("the trial of this node said: %s", shorten(escape_control_characters(errors), 500))
         return [*said.splitlines(), *([json.dumps({"ended": ended})] if ended else [])]
 
 
@@ -125,7 +125,7 @@ def _read(lines: Sequence[str]) -> list[Mapping[str, Any]]:
 def _cut_off(told: Sequence[Mapping[str, Any]], trials: Sequence[Mapping[str, Any]]) -> str:
     """Says how far the probe came."""
     how = next((str(one["ended"]) for one in told if "ended" in one), "ended early")
-    done = listed([str(one.get("name")) for one in trials]) if trials else "nothing"
+    done = join_names([str(one.get("name")) for one in trials]) if trials else "nothing"
     return f"the trial of this node {how}, after {done}: what is left of it proves nothing, and the worker joins"
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from surefoot.agent.staging_memory import MemoryHeadroom, read_headroom
-from surefoot.protocol.text import amount
+from surefoot.protocol.text import format_bytes
 
 _ECHOES = re.compile(
     "|".join(
@@ -64,13 +64,13 @@ class RankExit:
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class ExitCause:
     local: int
     text: str
     secondary: bool
 
 
-def first_cause(endings: Sequence[RankExit]) -> Cause:
+def first_cause(endings: Sequence[RankExit]) -> ExitCause:
     """Chooses the worker's first cause.
 
     The earliest error that is no echo, else a death without a report, else the earliest.
@@ -78,13 +78,13 @@ def first_cause(endings: Sequence[RankExit]) -> Cause:
     told = sorted((e for e in endings if e.report is not None), key=lambda e: e.report.at if e.report else 0.0)
     own = next((e for e in told if e.report is not None and not is_secondary(e.report)), None)
     if own is not None:
-        return Cause(own.local, describe(own.code, own.report, own.oom), secondary=False)
+        return ExitCause(own.local, describe(own.code, own.report, own.oom), secondary=False)
     silent = next((e for e in endings if e.report is None and e.code not in (None, 0)), None)
     if silent is not None:
-        return Cause(silent.local, describe(silent.code, None, silent.oom), secondary=False)
+        return ExitCause(silent.local, describe(silent.code, None, silent.oom), secondary=False)
     if told:
-        return Cause(told[0].local, describe(told[0].code, told[0].report), secondary=True)
-    return Cause(endings[0].local, "ended for an unknown reason", secondary=False)
+        return ExitCause(told[0].local, describe(told[0].code, told[0].report), secondary=True)
+    return ExitCause(endings[0].local, "ended for an unknown reason", secondary=False)
 
 
 def is_secondary(report: ErrorReport) -> bool:
@@ -197,17 +197,17 @@ def oom_between(
     left = read_headroom() if left is None else left
     own = left.limit if left is not None else None
     reached = own is not None and (after.limit_hits is None or after.limit_hits > (before.limit_hits or 0))
-    limit = _told(kernel) or ("limit" if reached else "node")
+    limit = _limit_in_kernel_log(kernel) or ("limit" if reached else "node")
     if left is None or own is None:
         said = "the container has no memory limit of its own: the node's memory, or what its pod may have, was used up"
         return OomKill(limit, f"the kernel's OOM killer: {said}")
-    use = f"{amount(left.used)} of it are in use now"
+    use = f"{format_bytes(left.used)} of it are in use now"
     if limit == "limit":
         remedy = "raise resources.limits.memory, or use less a rank"
         return OomKill(
-            limit, f"the kernel's OOM killer: the container's memory limit is {amount(own)}, {use}; {remedy}"
+            limit, f"the kernel's OOM killer: the container's memory limit is {format_bytes(own)}, {use}; {remedy}"
         )
-    said = f"the node's memory was used up; the container's own limit of {amount(own)} was not reached, {use}"
+    said = f"the node's memory was used up; the container's own limit of {format_bytes(own)} was not reached, {use}"
     return OomKill(limit, f"the kernel's OOM killer: {said}")
 
 
@@ -244,7 +244,7 @@ def limit_of(blamed: RankExit | None, kill: OomKill | None) -> Limit:
     return kill.limit if killed or lost_child else ""
 
 
-def _told(lines: Iterable[str]) -> Limit:
+def _limit_in_kernel_log(lines: Iterable[str]) -> Limit:
     """Whose limit the kernel's own lines name; empty: none, or several."""
     found: set[Limit] = set()
     for line in lines:

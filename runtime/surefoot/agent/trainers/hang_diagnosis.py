@@ -14,14 +14,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from surefoot.ipc.stacks import TAKE_SECONDS, Taken
-from surefoot.ipc.trainer_messages import CollectivesTold, TellCollectives
-from surefoot.protocol.hangs import INNERMOST_FRAMES, Collective, RankPlace, waits_for_ranks
-from surefoot.protocol.text import listed
+from surefoot.ipc.stacks import TAKE_SECONDS, CapturedStack
+from surefoot.ipc.trainer_messages import CollectivesReport, RequestCollectives
+from surefoot.protocol.hangs import INNERMOST_FRAMES, Collective, RankStack, waits_for_ranks
+from surefoot.protocol.text import join_names
 
 MAX_STACKS_CHARACTERS = 2000
 """Characters that one worker's ranks may fill in an incident."""
-_LONGEST_GROUP = 400
+_MAX_GROUP_CHARACTERS = 400
 _MAX_STACK_RANKS = 16
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*:$")
@@ -38,19 +38,19 @@ class Frame:
         return f"{self.function} ({'/'.join(self.file.split('/')[-2:])}:{self.line})"
 
 
-def summarize_stacks(taken: Sequence[Taken]) -> str:
+def summarize_stacks(taken: Sequence[CapturedStack]) -> str:
     """Lists groups of ranks with one stack, smallest first, in LONGEST characters."""
     groups: dict[str, list[int]] = {}
     for one in taken:
         groups.setdefault(one.why or _place(main_thread(one.text)), []).append(one.rank)
     lines = [
-        f"{_ranks_text(ranks)}: {place[:_LONGEST_GROUP]}"
+        f"{_ranks_text(ranks)}: {place[:_MAX_GROUP_CHARACTERS]}"
         for place, ranks in sorted(groups.items(), key=lambda group: (len(group[1]), group[1]))
     ]
     return "\n".join(lines)[:MAX_STACKS_CHARACTERS]
 
 
-def rank_places(taken: Sequence[Taken]) -> tuple[RankPlace, ...]:
+def rank_stacks(taken: Sequence[CapturedStack]) -> tuple[RankStack, ...]:
     """Groups ranks by their whole main thread.
 
     Empty if some rank gave no stack, which proves nothing.
@@ -62,7 +62,7 @@ def rank_places(taken: Sequence[Taken]) -> tuple[RankPlace, ...]:
             return ()
         groups.setdefault(frames, []).append(one.rank)
     return tuple(
-        RankPlace(tuple(ranks), _digest(frames), _place(frames)[:_LONGEST_GROUP], _waits(frames))
+        RankStack(tuple(ranks), _digest(frames), _place(frames)[:_MAX_GROUP_CHARACTERS], _waits(frames))
         for frames, ranks in sorted(groups.items(), key=lambda group: group[1])
     )
 
@@ -105,28 +105,28 @@ def _ranks_text(ranks: Sequence[int]) -> str:
 # come over the trainers' lines. A rank that holds the GIL in C code cannot answer, so no answer is waited for longer
 # than for a stack, and what lacks is said.
 
-Answers = Mapping[int, CollectivesTold]
+Answers = Mapping[int, CollectivesReport]
 MAX_COLLECTIVES_CHARACTERS = 1000
 """Characters that one worker's collectives may fill in an incident."""
-_LONGEST_RANK = 400
+_MAX_RANK_CHARACTERS = 400
 _MAX_COLLECTIVE_RANKS = 16
 
 
 @dataclass(slots=True)
-class CollectiveInquiry:
+class CollectiveQuery:
     """Asks the ranks of one agent.
 
     `tell` sends to a rank of an epoch, `attached` says who can be asked.
     """
 
-    tell: Callable[[int, int, TellCollectives], None]
+    tell: Callable[[int, int, RequestCollectives], None]
     attached: Callable[[int], frozenset[int]]
     _request: int = 0
-    _answers: dict[int, CollectivesTold] = field(default_factory=dict)
+    _answers: dict[int, CollectivesReport] = field(default_factory=dict)
     _awaited: frozenset[int] = frozenset()
     _complete: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def ask(self, epoch: int, ranks: Iterable[int]) -> Answers:
+    async def query_ranks(self, epoch: int, ranks: Iterable[int]) -> Answers:
         """Returns what each rank says within the time.
 
         Of a rank that did not answer it says why it may not have.
@@ -137,7 +137,7 @@ class CollectiveInquiry:
         self._complete.clear()
         answers, request, awaited = self._answers, self._request, self._awaited
         for rank in awaited:
-            self.tell(epoch, rank, TellCollectives(request))
+            self.tell(epoch, rank, RequestCollectives(request))
         if awaited:
             try:
                 async with asyncio.timeout(TAKE_SECONDS):
@@ -147,11 +147,11 @@ class CollectiveInquiry:
         late = f"it did not say within {TAKE_SECONDS:g} s: it holds the GIL, or is stopped"
         alone = "it cannot say: it has made no Checkpointer"
         return {
-            rank: answers.get(rank, CollectivesTold(request, (), (), late if rank in awaited else alone))
+            rank: answers.get(rank, CollectivesReport(request, (), (), late if rank in awaited else alone))
             for rank in sorted(wanted)
         }
 
-    def heard(self, rank: int, told: CollectivesTold) -> None:
+    def add_reply(self, rank: int, told: CollectivesReport) -> None:
         """Takes an answer; one to an earlier question is too late."""
         if told.request != self._request:
             return
@@ -185,8 +185,8 @@ def summarize_collectives(answers: Answers) -> str:
         elif last is not None:
             words, seconds = f"in no collective, the last: {last[0]}", last[1]
         else:
-            words, seconds = f"collective unknown: {told.why}", -1.0
-        groups.setdefault(words[:_LONGEST_RANK], []).append((rank, seconds))
+            words, seconds = f"collective unknown: {told.reason}", -1.0
+        groups.setdefault(words[:_MAX_RANK_CHARACTERS], []).append((rank, seconds))
     lines = [
         f"{_ranks_prefix([rank for rank, _ in ranks])} {words}{_since(min(seconds for _, seconds in ranks))}"
         for words, ranks in sorted(groups.items(), key=lambda group: (len(group[1]), group[1]))
@@ -199,4 +199,4 @@ def _since(seconds: float) -> str:
 
 
 def _ranks_prefix(ranks: list[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks, _MAX_COLLECTIVE_RANKS)}:"
+    return f"rank{'s' if len(ranks) > 1 else ''} {join_names(ranks, _MAX_COLLECTIVE_RANKS)}:"

@@ -31,12 +31,12 @@ class LogRateLimit:
 
     rate: float = BYTES_PER_SECOND
     burst: float = BURST_BYTES
-    say_seconds: float = 5.0
+    report_seconds: float = 5.0
     _level: float | None = None
     _at: float = 0.0
     _lines: int = 0
     _bytes: int = 0
-    _said_at: float = float("-inf")
+    _reported_seconds: float = float("-inf")
 
     def admit(self, size: int, now: float) -> bool:
         """Whether a line of `size` bytes is shown; others are counted."""
@@ -59,20 +59,20 @@ class LogRateLimit:
 
         At most every `say_seconds`, unless it is the `last`.
         """
-        if not self._bytes or (now - self._said_at < self.say_seconds and not last):
+        if not self._bytes or (now - self._reported_seconds < self.report_seconds and not last):
             return None
         text = (
             f"{self._lines} lines ({self._bytes} bytes) are not shown here: the trainers of this worker print more than "
             f"{self.rate / 1024:.0f} KiB a second; their log files have all of it"
         )
         self._lines = self._bytes = 0
-        self._said_at = now
+        self._reported_seconds = now
         return text
 
 
 # ---- log forwarder ---------------------------------------------------------------------------------------------------
 
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 _TAIL_BYTES = 16 << 10
 _TAIL_LINES = 40
 _PIECE_BYTES = 1 << 20
@@ -87,7 +87,7 @@ _ENDED = 64
 
 
 @dataclass(slots=True)
-class _Followed:
+class _ForwardedLog:
     path: Path
     prefix: str
     offset: int = 0
@@ -118,18 +118,18 @@ class LogForwarder:
 
     out: IO[str] = field(default_factory=lambda: sys.stdout)
     flow: LogRateLimit = field(default_factory=LogRateLimit)
-    _orders: queue.SimpleQueue[_Followed | _Unfollow | _ShowTail | _End] = field(default_factory=queue.SimpleQueue)
+    _orders: queue.SimpleQueue[_ForwardedLog | _Unfollow | _ShowTail | _End] = field(default_factory=queue.SimpleQueue)
     _thread: threading.Thread | None = None
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="surefoot-logs", daemon=True)
         self._thread.start()
 
-    def follow(self, path: Path, rank: int) -> None:
+    def start_forwarding(self, path: Path, rank: int) -> None:
         """Forwards what is written to this file from now on."""
-        self._orders.put(_Followed(path, f"[rank {rank}] "))
+        self._orders.put(_ForwardedLog(path, f"[rank {rank}] "))
 
-    def unfollow(self, path: Path) -> None:
+    def stop_forwarding(self, path: Path) -> None:
         """Forwards what is there, then no more."""
         self._orders.put(_Unfollow(path))
 
@@ -143,12 +143,12 @@ class LogForwarder:
             self._thread.join(seconds)
 
     def _run(self) -> None:
-        followed: dict[Path, _Followed] = {}
-        ended: collections.deque[_Followed] = collections.deque(maxlen=_ENDED)
+        followed: dict[Path, _ForwardedLog] = {}
+        ended: collections.deque[_ForwardedLog] = collections.deque(maxlen=_ENDED)
         while True:
-            order = self._next(_LOOK_SECONDS if followed else None)
+            order = self._next(_POLL_SECONDS if followed else None)
             match order:
-                case _Followed(path=path):
+                case _ForwardedLog(path=path):
                     followed[path] = order
                 case _Unfollow(path):
                     entry = followed.pop(path, None)
@@ -161,19 +161,19 @@ class LogForwarder:
                 case _End():
                     for entry in followed.values():
                         self._to_the_end(entry)
-                    self._say_overflow(last=True)
+                    self._show_overflow(last=True)
                     return
             for entry in followed.values():
                 self._forward(entry)
-            self._say_overflow()
+            self._show_overflow()
 
-    def _next(self, wait: float | None) -> _Followed | _Unfollow | _ShowTail | _End | None:
+    def _next(self, wait: float | None) -> _ForwardedLog | _Unfollow | _ShowTail | _End | None:
         try:
             return self._orders.get(timeout=wait)
         except queue.Empty:
             return None
 
-    def _forward(self, entry: _Followed) -> int:
+    def _forward(self, entry: _ForwardedLog) -> int:
         """Forwards one piece of what is new; returns its bytes."""
         with contextlib.suppress(OSError), entry.path.open("rb") as file:  # not there yet, or cleaned away
             size = file.seek(0, 2)
@@ -192,19 +192,19 @@ class LogForwarder:
             return len(data)
         return 0
 
-    def _to_the_end(self, entry: _Followed) -> None:
+    def _to_the_end(self, entry: _ForwardedLog) -> None:
         while self._forward(entry):
             pass
         if entry.rest:
             self._limited(entry, [entry.rest])
 
-    def _limited(self, entry: _Followed, lines: list[bytes]) -> None:
+    def _limited(self, entry: _ForwardedLog, lines: list[bytes]) -> None:
         now = time.monotonic()
         shown = [line for line in lines if self.flow.admit(len(entry.prefix) + len(line) + 1, now)]
         entry.cut = entry.cut or len(shown) < len(lines)
         self._show([line.decode(errors="replace") for line in shown], entry.prefix)
 
-    def _say_overflow(self, last: bool = False) -> None:
+    def _show_overflow(self, last: bool = False) -> None:
         text = self.flow.overflow(time.monotonic(), last)
         if text is not None:
             self._show([text], "[surefoot] ")

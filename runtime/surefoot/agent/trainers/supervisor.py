@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from surefoot import metrics
-from surefoot.agent.agent_state import Activity, Look, TrainerExited
+from surefoot.agent.agent_state import HangObservation, ProcessActivity, TrainerExited
 from surefoot.agent.health.node_checks import KernelLog
 from surefoot.agent.trainers import hang_diagnosis
 from surefoot.agent.trainers.exit_cause import (
-    Cause,
     ErrorReport,
+    ExitCause,
     Limit,
     OomCounts,
     OomKill,
@@ -34,9 +34,9 @@ from surefoot.agent.trainers.exit_cause import (
     oom_counts,
     read_report,
 )
-from surefoot.agent.trainers.hang_diagnosis import CollectiveInquiry, main_thread, rank_places, summarize_stacks
+from surefoot.agent.trainers.hang_diagnosis import CollectiveQuery, main_thread, rank_stacks, summarize_stacks
 from surefoot.agent.trainers.log_forwarder import LogForwarder
-from surefoot.fault_files import fault_word
+from surefoot.fault_files import fault_file
 from surefoot.ipc import stacks
 from surefoot.launcher.child_process import Child
 from surefoot.launcher.starter import Starter
@@ -88,22 +88,22 @@ def trainer_environment(base: Mapping[str, str], place: TrainerPlace) -> dict[st
     return kept | {
         "RANK": str(assign.first_rank + place.local),
         "LOCAL_RANK": str(place.local),
-        "WORLD_SIZE": str(assign.world),
+        "WORLD_SIZE": str(assign.world_size),
         "LOCAL_WORLD_SIZE": str(assign.local_ranks),
         "GROUP_RANK": str(assign.group_rank),
         "GROUP_WORLD_SIZE": str(assign.group_size),
         "ROLE_RANK": str(assign.first_rank + place.local),
-        "ROLE_WORLD_SIZE": str(assign.world),
+        "ROLE_WORLD_SIZE": str(assign.world_size),
         "ROLE_NAME": "default",
         "MASTER_ADDR": host.strip("[]"),
         "MASTER_PORT": port,
-        "TORCHELASTIC_RESTART_COUNT": str(assign.epoch),
+        "TORCHELASTIC_RESTART_COUNT": str(assign.generation),
         "TORCHELASTIC_MAX_RESTARTS": str(place.restarts_allowed),
         "TORCHELASTIC_RUN_ID": kept.get("SUREFOOT_JOB_UID", "surefoot"),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_ERROR_FILE": place.error_file,
         "SUREFOOT_AGENT_SOCKET": place.socket,
-        "SUREFOOT_EPOCH": str(assign.epoch),
+        "SUREFOOT_EPOCH": str(assign.generation),
         "SUREFOOT_STACKS_FILE": place.stacks_file,
     }
 
@@ -112,10 +112,10 @@ def trainer_environment(base: Mapping[str, str], place: TrainerPlace) -> dict[st
 # Reads what trainers and their children have read, written and computed. Linux's /proc; a process that ended meanwhile
 # counts nothing.
 
-_MOST_CHILDREN = 256
+_MAX_CHILDREN = 256
 
 
-def activity_of(pids: Iterable[tuple[int, bool]]) -> Activity:
+def activity_of(pids: Iterable[tuple[int, bool]]) -> ProcessActivity:
     """Sums over these processes and their children.
 
     Each comes with whether it waits for other ranks: CPU that it spends on that is no sign of life.
@@ -124,10 +124,10 @@ def activity_of(pids: Iterable[tuple[int, bool]]) -> Activity:
     for pid, waits in pids:
         io_bytes += _io_bytes(pid)
         seconds += 0.0 if waits else cpu_seconds(pid)
-        for child in sorted(children(pid))[:_MOST_CHILDREN]:
+        for child in sorted(children(pid))[:_MAX_CHILDREN]:
             io_bytes += _io_bytes(child)
             seconds += cpu_seconds(child)
-    return Activity(io_bytes, seconds)
+    return ProcessActivity(io_bytes, seconds)
 
 
 def _io_bytes(pid: int) -> int:
@@ -145,10 +145,10 @@ def _io_bytes(pid: int) -> int:
 # a worker counts as stopped only when they are gone too. Used by `supervisor` when an epoch's last rank has ended.
 
 _SWEEP_SECONDS = 10.0
-_LOOK_SECONDS = 0.01
+_POLL_SECONDS = 0.01
 
 
-class Orphans:
+class OrphanReaper:
     """Treats every child process that is not in `own` as an orphan."""
 
     def __init__(self, own: Callable[[], set[int]]) -> None:
@@ -166,7 +166,7 @@ class Orphans:
                 living.add(pid)
         return living
 
-    async def sweep(self) -> None:
+    async def kill_all(self) -> None:
         """Kills every orphan, and what becomes one thereby, until none is left."""
         deadline = time.monotonic() + _SWEEP_SECONDS
         while living := self.reap():
@@ -177,13 +177,13 @@ class Orphans:
                 metrics.fallbacks.labels(what="orphans_left").inc()
                 _log.error("processes %s of ended trainers do not die: the kernel holds them", sorted(living))
                 return
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
 
 
 # ---- supervisor ------------------------------------------------------------------------------------------------------
 
 _NOT_STARTED = 127
-_MOST_FRAMES = 30
+_MAX_FRAMES = 30
 _KILLED = -9
 
 
@@ -208,10 +208,10 @@ class TrainerSupervisor:
     folder: Path
     environment: Mapping[str, str]
     socket: str
-    orphans: Orphans
+    orphans: OrphanReaper
     on_exit: Callable[[TrainerExited], None]
-    inquiry: CollectiveInquiry
-    _epoch: int = 0
+    inquiry: CollectiveQuery
+    _generation: int = 0
     _killed: int = 0
     _blamed: bool = False
     _oom: OomCounts = field(default_factory=OomCounts)
@@ -226,11 +226,11 @@ class TrainerSupervisor:
 
     async def start(self, assign: Assign, store: str) -> None:
         """Starts every local rank; one that cannot start has exited, with cause."""
-        self._epoch, self._blamed = assign.epoch, False
+        self._generation, self._blamed = assign.generation, False
         self._oom, self._injected = oom_counts(), None
         self._forget_kernel_log()
         self._kernel = KernelLog()
-        folder = self.folder / f"epoch-{assign.epoch}"
+        folder = self.folder / f"epoch-{assign.generation}"
         folder.mkdir(parents=True, exist_ok=True)
         self._running = {
             local: _LocalTrainer(
@@ -244,8 +244,8 @@ class TrainerSupervisor:
         running = self._running
         for local, entry in running.items():
             entry.error_file.unlink(missing_ok=True)
-            if self._killed >= assign.epoch:  # a newer epoch came while we were starting
-                self._ended(assign.epoch, local, running, _KILLED)
+            if self._killed >= assign.generation:  # a newer epoch came while we were starting
+                self._ended(assign.generation, local, running, _KILLED)
                 continue
             place = TrainerPlace(assign, local, store, self.socket, str(entry.error_file), str(entry.stacks_file))
             try:
@@ -253,12 +253,12 @@ class TrainerSupervisor:
             except OSError as error:
                 reason = f"rank {entry.rank} could not be started: {error}"
                 entry.code = _NOT_STARTED
-                self.on_exit(TrainerExited(assign.epoch, local, _NOT_STARTED, reason))
+                self.on_exit(TrainerExited(assign.generation, local, _NOT_STARTED, reason))
                 continue
-            if self._killed >= assign.epoch:
+            if self._killed >= assign.generation:
                 entry.child.kill()
-            self.forwarder.follow(entry.log, entry.rank)
-            self._watch(assign.epoch, local, running)
+            self.forwarder.start_forwarding(entry.log, entry.rank)
+            self._watch(assign.generation, local, running)
 
     def kill(self, epoch: int) -> None:
         """Kills every trainer of this epoch, also those being forked."""
@@ -267,7 +267,7 @@ class TrainerSupervisor:
             if entry.child is not None:
                 entry.child.kill()
 
-    async def look(self) -> tuple[str, Look | None]:
+    async def capture_stacks(self) -> tuple[str, HangObservation | None]:
         """Summarizes where living trainers are, and in which collectives.
 
         A main thread is logged where it was not before. The complete stacks stay beside their logs.
@@ -277,21 +277,21 @@ class TrainerSupervisor:
         """
         living = [e for e in self._running.values() if e.child is not None and e.code is None]
         (*taken,), answers = await asyncio.gather(
-            asyncio.gather(*(stacks.take(e.rank, e.child.pid, e.stacks_file) for e in living if e.child)),
-            self.inquiry.ask(self._epoch, [e.rank for e in living]),
+            asyncio.gather(*(stacks.capture_stack(e.rank, e.child.pid, e.stacks_file) for e in living if e.child)),
+            self.inquiry.query_ranks(self._generation, [e.rank for e in living]),
         )
         calls = hang_diagnosis.summarize_collectives(answers)
         self._log_stacks(taken, living, calls)
-        places = rank_places(taken)
+        places = rank_stacks(taken)
         waiting = {rank for place in places if place.waiting for rank in place.ranks}
         pids = [(entry.child.pid, entry.rank in waiting) for entry in living if entry.child is not None]
-        look = Look(time.monotonic(), places, activity_of(pids), hang_diagnosis.collectives_of(answers))
+        look = HangObservation(time.monotonic(), places, activity_of(pids), hang_diagnosis.collectives_of(answers))
         return f"{summarize_stacks(taken)}\n{calls}", look if places else None
 
-    def _log_stacks(self, taken: Sequence[stacks.Taken], living: Sequence[_LocalTrainer], calls: str) -> None:
+    def _log_stacks(self, taken: Sequence[stacks.CapturedStack], living: Sequence[_LocalTrainer], calls: str) -> None:
         logged = False
         for one, entry in zip(taken, living, strict=True):
-            where = one.why or "\n  ".join(map(str, main_thread(one.text)[:_MOST_FRAMES]))
+            where = one.why or "\n  ".join(map(str, main_thread(one.text)[:_MAX_FRAMES]))
             if entry.stood == where:
                 continue
             entry.stood, logged = where, True
@@ -300,13 +300,13 @@ class TrainerSupervisor:
                 one.rank,
                 where,
                 entry.stacks_file,
-                extra={"rank": one.rank, "epoch": self._epoch},
+                extra={"rank": one.rank, "epoch": self._generation},
             )
         if logged:
-            _log.warning("collectives: %s", calls.replace("\n", "; "), extra={"epoch": self._epoch})
+            _log.warning("collectives: %s", calls.replace("\n", "; "), extra={"epoch": self._generation})
 
     async def close(self) -> None:
-        self.kill(self._epoch)
+        self.kill(self._generation)
         await asyncio.gather(*self._watchers)
         self._forget_kernel_log()
 
@@ -314,7 +314,7 @@ class TrainerSupervisor:
         environment = trainer_environment(self.environment, place)
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
-            return await self.starter.trainer(environment, os.getcwd(), output)
+            return await self.starter.start_trainer(environment, os.getcwd(), output)
         finally:
             os.close(output)
 
@@ -326,7 +326,7 @@ class TrainerSupervisor:
             running[local].code = code
             if all(entry.code is not None for entry in running.values()):
                 # the last one: what the ranks started themselves goes with them, before anybody says "stopped"
-                await self.orphans.sweep()
+                await self.orphans.kill_all()
             self._ended(epoch, local, running, code)
 
         task = asyncio.create_task(watch())
@@ -336,7 +336,7 @@ class TrainerSupervisor:
     def _ended(self, epoch: int, local: int, running: dict[int, _LocalTrainer], code: int) -> None:
         entry = running[local]
         entry.code = code
-        self.forwarder.unfollow(entry.log)
+        self.forwarder.stop_forwarding(entry.log)
         if code == 0 or self._killed >= epoch:
             self.on_exit(TrainerExited(epoch, local, code, f"exit code {code}"))
             return
@@ -348,11 +348,11 @@ class TrainerSupervisor:
         _log.warning("rank %d exited: %s", first, cause.text, extra={"rank": first, "epoch": epoch})
         self.on_exit(TrainerExited(epoch, local, code, cause.text, cause.secondary, cause.local, oom))
 
-    def _cause(self, running: dict[int, _LocalTrainer]) -> tuple[Cause, Limit]:
+    def _cause(self, running: dict[int, _LocalTrainer]) -> tuple[ExitCause, Limit]:
         """The first cause, and whose memory it was where it is the OOM killer's."""
         if self._kernel is not None:
             self._kernel_lines += self._kernel.lines()
-        self._injected = self._injected or injected_kill(fault_word("oom"))
+        self._injected = self._injected or injected_kill(fault_file("oom"))
         kill = self._injected or oom_between(self._oom, oom_counts(), kernel=self._kernel_lines)
         told = kill.text if kill is not None else ""
         endings = [RankExit(local, entry.code, _report(entry.error_file), told) for local, entry in running.items()]

@@ -23,7 +23,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-from surefoot.checkpointer.process_group import ProcessWorld
+from surefoot.checkpointer.process_group import ProcessGroupInfo
 from surefoot.errors import ConfigurationError
 
 _log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class _Handler:
 class EndSignal:
     """Takes SIGTERM for one rank until it is closed."""
 
-    def __init__(self, world: ProcessWorld, epoch: int, seconds: float, saved_step: Callable[[], int]) -> None:
+    def __init__(self, world: ProcessGroupInfo, epoch: int, seconds: float, saved_step: Callable[[], int]) -> None:
         self._world, self._prefix, self._seconds, self._saved_step = world, f"{_KEY}/{epoch}", seconds, saved_step
         self._process = os.getpid()
         self._first = math.inf
@@ -164,7 +164,7 @@ class EndSignal:
             if self._handler.is_installed():
                 signal.signal(signal.SIGTERM, self._handler.previous)
 
-    def disown(self) -> None:
+    def disable_after_fork(self) -> None:
         """In a forked child: SIGTERM means what it meant before."""
         self._closed.set()
         if self._taken and self._handler.is_installed():

@@ -22,7 +22,7 @@ from zlib import crc32
 
 from surefoot.errors import OutOfBounds, TierError, TierUnavailable
 from surefoot.protocol import bounds
-from surefoot.protocol.checkpoints.completeness import Lineage, LineageEntry, ancestry, newest
+from surefoot.protocol.checkpoints.completeness import Lineage, LineageEntry, ancestry, newest_checkpoint
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.timeouts import Backoff
@@ -36,7 +36,7 @@ MAX_PASSED_OVER = 16
 
 
 @dataclass(frozen=True, slots=True)
-class EpochWriter:
+class GenerationOwner:
     """Identifies the program that began an epoch.
 
     `program` is the script's path; `began_at` are Unix seconds, for people.
@@ -47,7 +47,7 @@ class EpochWriter:
     began_at: float = 0.0
 
     @classmethod
-    def here(cls) -> EpochWriter:
+    def here(cls) -> GenerationOwner:
         return cls(
             str(Path(sys.argv[0]).resolve()) if sys.argv and sys.argv[0] else "", socket.gethostname(), time.time()
         )
@@ -67,7 +67,7 @@ class EpochWriter:
 
 
 @dataclass(frozen=True, slots=True)
-class EpochRecord:
+class GenerationRecord:
     """One epoch's lineage entry and the program that began it.
 
     `passed_over`: newer checkpoints than its parent, which it could not use. As long as the epoch has saved nothing
@@ -75,24 +75,24 @@ class EpochRecord:
     """
 
     entry: LineageEntry
-    writer: EpochWriter = EpochWriter()
+    writer: GenerationOwner = GenerationOwner()
     passed_over: tuple[Checkpoint, ...] = ()
 
 
-Record = EpochRecord | TierError | None
+Record = GenerationRecord | TierError | None
 """An error: the tier gives no copy; None: no copy is good."""
 
 
 def write_record(
     tier: ObjectStoreTier,
     entry: LineageEntry,
-    writer: EpochWriter | None = None,
+    writer: GenerationOwner | None = None,
     passed_over: Iterable[Checkpoint] = (),
 ) -> None:
     """Records a claimed epoch's parent and its program."""
-    newest_last = sorted(passed_over, key=lambda c: (c.step, c.epoch))
-    record = EpochRecord(entry, writer or EpochWriter.here(), tuple(newest_last[-MAX_PASSED_OVER:]))
-    tier.epochs.record(entry.epoch, _text(record))
+    newest_last = sorted(passed_over, key=lambda c: (c.step, c.generation))
+    record = GenerationRecord(entry, writer or GenerationOwner.here(), tuple(newest_last[-MAX_PASSED_OVER:]))
+    tier.generations.record(entry.generation, _text(record))
 
 
 def parse_records(copies: Mapping[int, Sequence[str | TierError]]) -> dict[int, Record]:
@@ -104,7 +104,7 @@ def parse_records(copies: Mapping[int, Sequence[str | TierError]]) -> dict[int, 
     for epoch, answers in copies.items():
         silent = [answer for answer in answers if isinstance(answer, TierError)]
         texts = [answer for answer in answers if isinstance(answer, str)]
-        good = [record for text in texts if (record := _read(text)) is not None and record.entry.epoch == epoch]
+        good = [record for text in texts if (record := _read(text)) is not None and record.entry.generation == epoch]
         if len(good) < len(texts):
             log.warning(
                 "%d of %d copies of the record of epoch %d are damaged", len(texts) - len(good), len(answers), epoch
@@ -117,12 +117,12 @@ def parse_records(copies: Mapping[int, Sequence[str | TierError]]) -> dict[int, 
     return records
 
 
-def warn_of_other_program(place: str, records: Mapping[int, Record], writer: EpochWriter) -> None:
+def warn_of_other_program(place: str, records: Mapping[int, Record], writer: GenerationOwner) -> None:
     """Logs a warning if another program began the last epoch.
 
     Two trainings in one folder would remove each other's checkpoints.
     """
-    known = [record for _, record in sorted(records.items()) if isinstance(record, EpochRecord)]
+    known = [record for _, record in sorted(records.items()) if isinstance(record, GenerationRecord)]
     last = known[-1].writer if known else None
     if last is not None and last.name and writer.name and last.name != writer.name:
         log.warning(
@@ -134,20 +134,20 @@ def warn_of_other_program(place: str, records: Mapping[int, Record], writer: Epo
         )
 
 
-def _text(known: EpochRecord) -> str:
+def _text(known: GenerationRecord) -> str:
     entry = known.entry
-    parent = [entry.parent.epoch, entry.parent.step] if entry.parent else None
+    parent = [entry.parent.generation, entry.parent.step] if entry.parent else None
     body: dict[str, object] = {
-        "epoch": entry.epoch,
+        "epoch": entry.generation,
         "parent": parent,
-        "size": entry.size,
+        "size": entry.world_size,
         "writer": asdict(known.writer),
-        "passed_over": [[c.epoch, c.step] for c in known.passed_over],
+        "passed_over": [[c.generation, c.step] for c in known.passed_over],
     }
     return json.dumps({**body, "crc32": _checksum(body)})
 
 
-def _read(text: str) -> EpochRecord | None:
+def _read(text: str) -> GenerationRecord | None:
     """Parses a record; None if it is damaged."""
     try:
         bounds.check_json("an epoch's record", text, bounds.MAX_SMALL_BYTES, bounds.MAX_SMALL_VALUES)
@@ -156,16 +156,18 @@ def _read(text: str) -> EpochRecord | None:
             return None
         parent = Checkpoint(*map(int, body["parent"])) if body["parent"] else None
         writer: dict[str, Any] = body["writer"]
-        told = EpochWriter(str(writer["program"]), str(writer["host"]), float(writer["began_at"]))
+        told = GenerationOwner(str(writer["program"]), str(writer["host"]), float(writer["began_at"]))
         entry = LineageEntry(int(body["epoch"]), parent, int(body["size"]))
         passed_over = tuple(Checkpoint(*map(int, pair)) for pair in body["passed_over"][:MAX_PASSED_OVER])
-        bounds.check("an epoch's record", "size", entry.size, bounds.MAX_RANKS)
+        bounds.check("an epoch's record", "size", entry.world_size, bounds.MAX_RANKS)
         named = [
-            number for c in (*passed_over, *([parent] if parent is not None else [])) for number in (c.epoch, c.step)
+            number
+            for c in (*passed_over, *([parent] if parent is not None else []))
+            for number in (c.generation, c.step)
         ]
-        for number in (entry.epoch, *named):
+        for number in (entry.generation, *named):
             bounds.check("an epoch's record", "an epoch or step", number, bounds.MAX_COUNT, -bounds.MAX_COUNT)
-        return EpochRecord(entry, told, passed_over)
+        return GenerationRecord(entry, told, passed_over)
     except (OutOfBounds, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
 
@@ -203,7 +205,7 @@ def step_seconds_of(manifests: Iterable[RankManifest]) -> float | None:
     """Seconds a step took between the last two saves of one epoch; None where there are no two."""
     by_epoch: dict[int, dict[int, float]] = defaultdict(dict)
     for manifest in manifests:
-        by_epoch[manifest.save.epoch][manifest.save.step] = manifest.saved_at
+        by_epoch[manifest.save.generation][manifest.save.step] = manifest.saved_at
     for _, saved_at in sorted(by_epoch.items(), reverse=True):
         if len(saved_at) > 1:
             (first, began), (last, ended) = sorted(saved_at.items())[-2:]
@@ -276,7 +278,7 @@ class FolderReading:
     step_seconds: float | None = None
 
     def newest_good(self, bad: frozenset[Checkpoint]) -> Checkpoint | None:
-        return newest(c for c in self.complete if c not in bad)
+        return newest_checkpoint(c for c in self.complete if c not in bad)
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +293,7 @@ def doubt_of(reading: FolderReading, bad: frozenset[Checkpoint]) -> Doubt | None
     """Returns what stands against the newest good checkpoint, or against beginning at step 0."""
     parent = reading.newest_good(bad)
     step = parent.step if parent is not None else 0
-    silent = newest(c for c in reading.silent if c.step > step and c not in bad)
+    silent = newest_checkpoint(c for c in reading.silent if c.step > step and c not in bad)
     if silent is not None:
         return Doubt(
             f"{silent} cannot be read: {reading.silent[silent]}",
@@ -307,7 +309,7 @@ def doubt_of(reading: FolderReading, bad: frozenset[Checkpoint]) -> Doubt | None
 
 def _is_missed(named: Checkpoint, parent: Checkpoint | None) -> bool:
     """Whether work is lost with it: a crash leaves the record behind what was saved since."""
-    return parent is None or (named.step > parent.step and named.epoch >= parent.epoch)
+    return parent is None or (named.step > parent.step and named.generation >= parent.generation)
 
 
 def passed_over(reading: FolderReading, parent: Checkpoint | None, bad: frozenset[Checkpoint]) -> list[Checkpoint]:
@@ -319,5 +321,5 @@ def passed_over(reading: FolderReading, parent: Checkpoint | None, bad: frozense
 
 def reopened(lineage: Lineage, records: Mapping[int, Record]) -> frozenset[Checkpoint]:
     """What the starts that led to the newest epoch passed over."""
-    entries = [records.get(epoch) for epoch in (ancestry(lineage, lineage[-1].epoch) if lineage else ())]
-    return frozenset(c for record in entries if isinstance(record, EpochRecord) for c in record.passed_over)
+    entries = [records.get(epoch) for epoch in (ancestry(lineage, lineage[-1].generation) if lineage else ())]
+    return frozenset(c for record in entries if isinstance(record, GenerationRecord) for c in record.passed_over)

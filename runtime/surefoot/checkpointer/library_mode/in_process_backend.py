@@ -15,18 +15,18 @@ from typing import Never
 
 from surefoot import metrics
 from surefoot.errors import LastStepNotSaved
-from surefoot.flush.engine import Drain, DrainArena, DrainOptions, DrainWatcher
+from surefoot.flush.engine import FlushArena, Flusher, FlushListener, FlushOptions
 from surefoot.flush.garbage_collection import RetentionThread
-from surefoot.flush.state_machine import SealedSave
-from surefoot.ipc.trainer_messages import Attached, Pausing, Staged, Stepped
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
-from surefoot.protocol.progress import NONE_ODD, OddSteps
+from surefoot.flush.state_machine import StagedSave
+from surefoot.ipc.trainer_messages import Attached, PauseReport, Staged, StepReport
+from surefoot.protocol.identities import Checkpoint, MemoryServerEndpoint, MemoryServerInstance, RankSave
+from surefoot.protocol.progress import NO_ANOMALIES, AnomalyRun
 from surefoot.tiers import Tier
 
 log = logging.getLogger(__name__)
 
 SLOTS = 2
-PERSISTENT = HolderId("persistent", "")
+PERSISTENT = MemoryServerInstance("persistent", "")
 """The persistent tier as a target of a drain."""
 
 
@@ -40,10 +40,10 @@ class InProcessTargets:
         retention: removes older checkpoints, and what failed saves left.
     """
 
-    targets: tuple[HolderId, ...]
-    open_tier: Callable[[HolderId], Tier]
+    targets: tuple[MemoryServerInstance, ...]
+    open_tier: Callable[[MemoryServerInstance], Tier]
     retention: RetentionThread | None = None
-    options: DrainOptions | None = None
+    options: FlushOptions | None = None
 
 
 class InProcessBackend:
@@ -57,7 +57,7 @@ class InProcessBackend:
         self._busy: set[int] = set()
         self._memory: mmap.mmap | None = None
         self._slot_bytes = 0
-        self._drain: Drain | None = None
+        self._drain: Flusher | None = None
         self.lost: set[int] = set()
         """Steps whose saves were given up."""
         self.saved_step = 0
@@ -67,7 +67,7 @@ class InProcessBackend:
         self._trouble = ""
         """Why a newer one is not saved."""
 
-    def arena(self, slot_bytes: int) -> tuple[memoryview, int, int]:
+    def request_arena(self, slot_bytes: int) -> tuple[memoryview, int, int]:
         """Allocates anonymous memory and touches every page now, not in a save."""
         if self._memory is None or self._slot_bytes < slot_bytes:
             self._end_drain(60.0)
@@ -76,7 +76,7 @@ class InProcessBackend:
             memory = mmap.mmap(-1, SLOTS * self._slot_bytes)
             for page in range(0, SLOTS * self._slot_bytes, mmap.PAGESIZE):
                 memory[page] = 0
-            self._drain = self._start_drain(DrainArena(memoryview(memory), SLOTS, self._slot_bytes))
+            self._drain = self._start_drain(FlushArena(memoryview(memory), SLOTS, self._slot_bytes))
             self._memory = memory
         return memoryview(self._memory), SLOTS, self._slot_bytes
 
@@ -84,29 +84,31 @@ class InProcessBackend:
         """Finds none: this memory ends with its process."""
         return {}
 
-    def all_holders(self) -> tuple[HolderEndpoint, ...]:
+    def fetch_all_servers(self) -> tuple[MemoryServerEndpoint, ...]:
         """Those that it was told of: nobody else knows of any."""
-        return self.attached.holders
+        return self.attached.servers
 
     def free_slot(self, wait_seconds: float) -> int | None:
         with self._changed:
             self._changed.wait_for(lambda: len(self._busy) < SLOTS, wait_seconds)
             return next((slot for slot in range(SLOTS) if slot not in self._busy), None)
 
-    def staged(self, message: Staged) -> None:
+    def hand_over_slot(self, message: Staged) -> None:
         if self._drain is None:
             raise RuntimeError("a slot was staged before arena() gave one")
         with self._changed:
             self._busy.add(message.slot)
         me = self.attached
-        save = RankSave(me.epoch, message.step, me.rank)
-        sealed = SealedSave(save, me.world, me.incarnation, message.layout, message.stream_bytes, message.values_bytes)
-        self._drain.stage(message.slot, sealed, message.layout_json)
+        save = RankSave(me.generation, message.step, me.rank)
+        sealed = StagedSave(
+            save, me.world_size, me.incarnation, message.layout, message.stream_bytes, message.values_bytes
+        )
+        self._drain.add_staged(message.slot, sealed, message.layout_json)
 
-    def stepped(self, message: Stepped) -> None:
+    def report_step(self, message: StepReport) -> None:
         """Does nothing: no agent follows the progress."""
 
-    def pausing(self, message: Pausing) -> None:
+    def report_pause(self, message: PauseReport) -> None:
         """Does nothing: nobody waits for the next step."""
 
     def is_barrier_at(self, step: int) -> bool:
@@ -115,16 +117,18 @@ class InProcessBackend:
     def wait_at_barrier(self, step: int) -> None:
         """Does nothing: without a coordinator nothing pauses a world."""
 
-    def level(self) -> int:
+    def min_interval_exponent(self) -> int:
         return 0
 
-    def restored(self, step: int, source: str, size_bytes: int, seconds: float, odd: OddSteps = NONE_ODD) -> None:
+    def report_restore(
+        self, step: int, source: str, size_bytes: int, seconds: float, odd: AnomalyRun = NO_ANOMALIES
+    ) -> None:
         log.info("restored step %d from %s: %d bytes in %.2f s", step, source, size_bytes, seconds)
 
     def restore_failed(self, checkpoint: Checkpoint, absent: bool, detail: str) -> None:
         log.error("%s could not be restored (%s): %s", checkpoint, "absent" if absent else "unreadable", detail)
 
-    def say(self, reason: str, text: str) -> None:
+    def notify(self, reason: str, text: str) -> None:
         if reason.startswith("Save"):
             self._trouble = text
         log.warning("%s: %s", reason, text)
@@ -151,14 +155,14 @@ class InProcessBackend:
         if self._targets.retention is not None:
             self._targets.retention.close()
 
-    def disown(self) -> None:
+    def disable_after_fork(self) -> None:
         """Does nothing: drain threads and tiers belong to the parent process."""
 
-    def _start_drain(self, arena: DrainArena) -> Drain:
-        watcher = DrainWatcher(self._freed, self._saved, self.say, self._lost, self._found_full)
-        drain = Drain(arena, self.attached.incarnation, self._targets.open_tier, watcher, self._targets.options)
+    def _start_drain(self, arena: FlushArena) -> Flusher:
+        watcher = FlushListener(self._freed, self._saved, self.notify, self._lost, self._found_full)
+        drain = Flusher(arena, self.attached.incarnation, self._targets.open_tier, watcher, self._targets.options)
         targets = self._targets.targets
-        drain.retarget(targets, frozenset(targets), self.attached.replicas)
+        drain.set_targets(targets, frozenset(targets), self.attached.replicas)
         return drain
 
     def _freed(self, slot: int, step: int, ok: bool) -> None:
@@ -183,7 +187,7 @@ class InProcessBackend:
         self.saved_step = max(self.saved_step, save.step)
         self._trouble = ""
         if self._targets.retention is not None:
-            self._targets.retention.saved(save.checkpoint)
+            self._targets.retention.wake(save.checkpoint)
 
     def _end_drain(self, flush_seconds: float) -> None:
         drain, self._drain = self._drain, None

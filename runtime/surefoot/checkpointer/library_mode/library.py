@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from surefoot.checkpointer.library_mode.epoch_records import (
-    EpochWriter,
     FolderReading,
+    GenerationOwner,
     Patience,
     Record,
     answered,
@@ -30,11 +30,24 @@ from surefoot.checkpointer.library_mode.epoch_records import (
     write_record,
 )
 from surefoot.checkpointer.library_mode.other_writers import WriterMark, wait_for_former_writers
-from surefoot.checkpointer.process_group import ProcessWorld, decide_together, withdraw
+from surefoot.checkpointer.process_group import ProcessGroupInfo, decide_from_all_ranks, withdraw
 from surefoot.errors import ConfigurationError, Corrupt, SurefootError, TierError, TierUnavailable, Unreadable
-from surefoot.flush.garbage_collection import Survey, coverage, patiently, reasons, survey, unjudged
+from surefoot.flush.garbage_collection import (
+    Survey,
+    coverage,
+    explain_unrestorable,
+    retry_while_unavailable,
+    survey_tier,
+    undecidable_checkpoints,
+)
 from surefoot.ipc.trainer_messages import Attached
-from surefoot.protocol.checkpoints.completeness import Covers, Lineage, LineageEntry, complete_persistent, newest
+from surefoot.protocol.checkpoints.completeness import (
+    Covers,
+    Lineage,
+    LineageEntry,
+    complete_persistent,
+    newest_checkpoint,
+)
 from surefoot.protocol.identities import Checkpoint
 from surefoot.settings import JobSettings
 from surefoot.tiers.persistent import ObjectStoreTier
@@ -42,29 +55,32 @@ from surefoot.tiers.persistent import ObjectStoreTier
 log = logging.getLogger(__name__)
 
 
-_MOST_TOLD = 5
+_MAX_LISTED = 5
 """Checkpoints that a sentence names."""
 ACCEPT_STEP = "SUREFOOT_ACCEPT_STEP"
 SECOND_WRITER = "SUREFOOT_SECOND_WRITER"
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class StartDecision:
     """Holds the lineage an epoch begins with and the checkpoints to keep.
 
     The lineage's last entry is the epoch's own.
     """
 
     lineage: Lineage
-    spared: frozenset[Checkpoint] = frozenset()
+    kept_for_rollback: frozenset[Checkpoint] = frozenset()
 
     def to_text(self) -> str:
-        spared = [[c.epoch, c.step] for c in sorted(self.spared)]
-        lineage = [[e.epoch, [e.parent.epoch, e.parent.step] if e.parent else None, e.size] for e in self.lineage]
+        spared = [[c.generation, c.step] for c in sorted(self.kept_for_rollback)]
+        lineage = [
+            [e.generation, [e.parent.generation, e.parent.step] if e.parent else None, e.world_size]
+            for e in self.lineage
+        ]
         return json.dumps({"lineage": lineage, "spared": spared})
 
     @classmethod
-    def from_text(cls, text: str) -> Decision:
+    def from_text(cls, text: str) -> StartDecision:
         """Parses the decision that rank 0 shared."""
         body = json.loads(text)
         entries = tuple(LineageEntry(e, Checkpoint(*p) if p else None, n) for e, p, n in body["lineage"])
@@ -97,49 +113,51 @@ class Allowed:
 NOTHING = Allowed()
 
 
-def claim(tier: ObjectStoreTier, world_size: int, writer: EpochWriter | None = None, allowed: Allowed = NOTHING) -> str:
+def claim(
+    tier: ObjectStoreTier, world_size: int, writer: GenerationOwner | None = None, allowed: Allowed = NOTHING
+) -> str:
     """Claims the next epoch, chooses its restore point and records both.
 
     Returns the decision as text for every rank. Raises Unreadable where checkpoints were saved and none can be
     restored, or a newer one may be there; nothing is written or removed then.
     """
-    writer, mark = writer or EpochWriter.here(), WriterMark.here()
+    writer, mark = writer or GenerationOwner.here(), WriterMark.here()
     wait_for_former_writers(tier, mark, allowed.second_writer)
     reading = _settled(tier, frozenset(), allowed)
     parent, spared = _chosen(reading, frozenset())
     warn_of_other_program(reading.place, reading.records, writer)
-    epoch = answered(tier.place, tier.claim_epoch)
-    if epoch > 1 + max((c.epoch for c in reading.seen), default=0) and epoch - 1 not in reading.records:
+    epoch = answered(tier.location, tier.claim_generation)
+    if epoch > 1 + max((c.generation for c in reading.seen), default=0) and epoch - 1 not in reading.records:
         # claims were there that no listing had shown: another start came first, or the listing was an old one
         reading = _settled(tier, frozenset(), allowed, before=epoch)
         parent, spared = _chosen(reading, frozenset())
     entry = LineageEntry(epoch, parent, world_size)
     skipped = passed_over(reading, parent, frozenset())
-    answered(tier.place, lambda: write_record(tier, entry, writer, skipped))
-    answered(tier.place, lambda: tier.epochs.beat(epoch, mark.to_text()))
-    return Decision((*reading.lineage, entry), spared).to_text()
+    answered(tier.location, lambda: write_record(tier, entry, writer, skipped))
+    answered(tier.location, lambda: tier.generations.beat(epoch, mark.to_text()))
+    return StartDecision((*reading.lineage, entry), spared).to_text()
 
 
 def choose_again(
-    tier: ObjectStoreTier, decision: Decision, bad: Mapping[Checkpoint, str], allowed: Allowed = NOTHING
+    tier: ObjectStoreTier, decision: StartDecision, bad: Mapping[Checkpoint, str], allowed: Allowed = NOTHING
 ) -> str:
     """Chooses the next older restore point after one proved unreadable.
 
     It is recorded for the same epoch, for every rank. Raises Unreadable where there is none.
     """
     own = decision.lineage[-1]
-    reading = _settled(tier, frozenset(bad), allowed, before=own.epoch)
+    reading = _settled(tier, frozenset(bad), allowed, before=own.generation)
     parent, spared = _chosen(reading, frozenset(bad), bad)
     if parent is None:
         raise Unreadable("; ".join(bad.values()))
-    entry = LineageEntry(own.epoch, parent, own.size)
+    entry = LineageEntry(own.generation, parent, own.world_size)
     skipped = passed_over(reading, parent, frozenset(bad))
-    answered(tier.place, lambda: write_record(tier, entry, EpochWriter.here(), skipped))
-    return Decision((*reading.lineage, entry), spared | decision.spared).to_text()
+    answered(tier.location, lambda: write_record(tier, entry, GenerationOwner.here(), skipped))
+    return StartDecision((*reading.lineage, entry), spared | decision.kept_for_rollback).to_text()
 
 
-def attached(
-    decision: Decision, world: ProcessWorld, settings: JobSettings, incarnation: str | None = None
+def build_attach_reply(
+    decision: StartDecision, world: ProcessGroupInfo, settings: JobSettings, incarnation: str | None = None
 ) -> Attached:
     """This rank's start, from what rank 0 decided."""
     lineage = decision.lineage
@@ -147,17 +165,17 @@ def attached(
     interval = persistent.interval_steps if persistent is not None else settings.interval_steps
     return Attached(
         job=settings.job,
-        epoch=lineage[-1].epoch,
-        world=world.size,
+        generation=lineage[-1].generation,
+        world_size=world.size,
         rank=world.rank,
         incarnation=incarnation or secrets.token_hex(8),
         parent=lineage[-1].parent,
-        lineage=tuple((e.epoch, e.parent, e.size) for e in lineage),
-        holders=(),
+        lineage=tuple((e.generation, e.parent, e.world_size) for e in lineage),
+        servers=(),
         replicas=1,
         interval_steps=interval,
         persistent_interval_steps=interval,
-        level=0,
+        interval_exponent=0,
     )
 
 
@@ -167,7 +185,7 @@ def _settled(
     """Reads the folder until nothing speaks against the choice; raises where that takes longer than it is worth."""
     patience = Patience()
     while True:
-        reading = answered(tier.place, lambda: _look(tier, before))
+        reading = answered(tier.location, lambda: _read_folder(tier, before))
         doubt = doubt_of(reading, bad)
         if doubt is None:
             return reading
@@ -175,43 +193,43 @@ def _settled(
         if allowed.step == (parent.step if parent is not None else 0):
             log.warning("%s; the job continues from step %d because %s is set", doubt.reason, allowed.step, ACCEPT_STEP)
             return reading
-        if not patience.wait(f"{tier.place}: {doubt.reason}", doubt.seconds):
+        if not patience.wait(f"{tier.location}: {doubt.reason}", doubt.seconds):
             raise Unreadable(_doubtful(reading, doubt.reason, parent))
 
 
-def _look(tier: ObjectStoreTier, before: int | None = None) -> FolderReading:
+def _read_folder(tier: ObjectStoreTier, before: int | None = None) -> FolderReading:
     """Reads the folder and selects what counts. `before`: as it was when that epoch was claimed."""
     named, problem = _named_newest(tier, before)
-    surveyed = survey(tier, named=named)
+    surveyed = survey_tier(tier, named=named)
     if before is not None:
-        kept = tuple(c for c in surveyed.seen if c.epoch < before)
-        manifests = tuple(m for m in surveyed.manifests if m.save.epoch < before)
-        surveyed = Survey(kept, manifests, surveyed.left_out)
+        kept = tuple(c for c in surveyed.all_checkpoints if c.generation < before)
+        manifests = tuple(m for m in surveyed.manifests if m.save.generation < before)
+        surveyed = Survey(kept, manifests, surveyed.unread_records)
     covers, lost = coverage(tier, surveyed.manifests)
-    records = parse_records(patiently(tier.epochs.recorded))
+    records = parse_records(retry_while_unavailable(tier.generations.recorded))
     records = {epoch: record for epoch, record in records.items() if before is None or epoch < before}
     lineage = _lineage(surveyed, records, covers)
     complete = _complete(surveyed, lineage, covers)
     for checkpoint in sorted(reopened(lineage, records) - set(complete)):
-        if checkpoint in complete_persistent(surveyed.manifests, lineage, checkpoint.epoch, frozenset(), covers):
+        if checkpoint in complete_persistent(surveyed.manifests, lineage, checkpoint.generation, frozenset(), covers):
             complete.append(checkpoint)
-    unsure = unjudged(surveyed, covers, lost)
-    silent = unjudged(
-        replace(surveyed, left_out=tuple(r for r in surveyed.left_out if r.silent)),
+    unsure = undecidable_checkpoints(surveyed, covers, lost)
+    silent = undecidable_checkpoints(
+        replace(surveyed, unread_records=tuple(r for r in surveyed.unread_records if r.silent)),
         covers,
         [r for r in lost if r.silent],
     )
-    told = reasons(surveyed, covers, unsure)
-    for checkpoint in set(surveyed.seen) - set(complete) - told.keys():
+    told = explain_unrestorable(surveyed, covers, unsure)
+    for checkpoint in set(surveyed.all_checkpoints) - set(complete) - told.keys():
         told[checkpoint] = (
             "another start of this job continued from an older step and saved, so the current branch does not have it"
         )
     return FolderReading(
-        tier.place,
+        tier.location,
         lineage,
         records,
         tuple(complete),
-        frozenset(surveyed.seen),
+        frozenset(surveyed.all_checkpoints),
         told,
         unsure,
         silent,
@@ -224,11 +242,11 @@ def _look(tier: ObjectStoreTier, before: int | None = None) -> FolderReading:
 def _named_newest(tier: ObjectStoreTier, before: int | None) -> tuple[Checkpoint | None, str]:
     """What the record of the newest checkpoint names, and why it cannot be read; it alone stops no start."""
     try:
-        named = patiently(tier.named_newest)
+        named = retry_while_unavailable(tier.named_newest)
     except (TierUnavailable, Corrupt) as problem:
         log.warning("the record of the newest checkpoint cannot be used, only the listing: %s", problem)
         return None, str(problem)
-    return (None if named is not None and before is not None and named.epoch >= before else named), ""
+    return (None if named is not None and before is not None and named.generation >= before else named), ""
 
 
 def _lineage(surveyed: Survey, records: Mapping[int, Record], covers: Covers) -> Lineage:
@@ -236,8 +254,8 @@ def _lineage(surveyed: Survey, records: Mapping[int, Record], covers: Covers) ->
     its own first: that is what a start chooses. One that saved nothing, recorded or not, is no part of any branch: it
     may have seen too little, and what it did not see is as good as before."""
     entries: list[LineageEntry] = []
-    worlds = {m.save.epoch: m.world for m in surveyed.manifests}
-    saved = worlds.keys() | {r.checkpoint.epoch for r in surveyed.left_out if r.checkpoint is not None}
+    worlds = {m.save.generation: m.world_size for m in surveyed.manifests}
+    saved = worlds.keys() | {r.checkpoint.generation for r in surveyed.unread_records if r.checkpoint is not None}
     for epoch in sorted(saved):
         record = records.get(epoch)
         if isinstance(record, TierError):
@@ -245,8 +263,8 @@ def _lineage(surveyed: Survey, records: Mapping[int, Record], covers: Covers) ->
         if record is not None:
             entries.append(record.entry)
         elif epoch in worlds:
-            first = min(c.step for c in surveyed.seen if c.epoch == epoch)
-            parent = newest(c for c in _complete(surveyed, tuple(entries), covers) if c.step < first)
+            first = min(c.step for c in surveyed.all_checkpoints if c.generation == epoch)
+            parent = newest_checkpoint(c for c in _complete(surveyed, tuple(entries), covers) if c.step < first)
             log.warning("no record says what epoch %d stood on: it is taken for %s", epoch, parent or "step 0")
             entries.append(LineageEntry(epoch, parent, worlds[epoch]))
     return tuple(entries)
@@ -255,7 +273,7 @@ def _lineage(surveyed: Survey, records: Mapping[int, Record], covers: Covers) ->
 def _complete(surveyed: Survey, lineage: Lineage, covers: Covers) -> list[Checkpoint]:
     if not lineage:
         return []
-    return complete_persistent(surveyed.manifests, lineage, lineage[-1].epoch, frozenset(), covers)
+    return complete_persistent(surveyed.manifests, lineage, lineage[-1].generation, frozenset(), covers)
 
 
 def _chosen(
@@ -293,9 +311,9 @@ def _doubtful(reading: FolderReading, reason: str, parent: Checkpoint | None) ->
 
 def _nothing(reading: FolderReading, told: Mapping[Checkpoint, str]) -> str:
     """Describes what was there, why none of it can be restored, and what a person can do."""
-    newest_first = sorted(told, key=lambda c: (c.step, c.epoch), reverse=True)
-    listed = "; ".join(f"{checkpoint}: {told[checkpoint]}" for checkpoint in newest_first[:_MOST_TOLD])
-    more = f"; and {len(newest_first) - _MOST_TOLD} more" if len(newest_first) > _MOST_TOLD else ""
+    newest_first = sorted(told, key=lambda c: (c.step, c.generation), reverse=True)
+    listed = "; ".join(f"{checkpoint}: {told[checkpoint]}" for checkpoint in newest_first[:_MAX_LISTED])
+    more = f"; and {len(newest_first) - _MAX_LISTED} more" if len(newest_first) > _MAX_LISTED else ""
     return (
         f"{reading.place} has checkpoints and none can be restored. This start is refused, and wrote and removed nothing"
         f" there: {listed}{more}. Put the named files back from a copy, or start from step 0 under another job= or folder="
@@ -319,7 +337,7 @@ class RestoreAgreement:
     """
 
     def __init__(
-        self, world: ProcessWorld, decision: Decision, again: Again, moved: Callable[[Decision], None]
+        self, world: ProcessGroupInfo, decision: StartDecision, again: Again, moved: Callable[[StartDecision], None]
     ) -> None:
         self._world, self._decision, self._again, self._moved = world, decision, again, moved
         self._bad: dict[Checkpoint, str] = {}
@@ -332,10 +350,10 @@ class RestoreAgreement:
         parent = self._decision.lineage[-1].parent
         assert parent is not None, "only what was restored is agreed on"
         said = f"?{problem}" if problem is not None else ""
-        found = decide_together(self._world, said, lambda words: self._decided(parent, words))
+        found = decide_from_all_ranks(self._world, said, lambda words: self._decided(parent, words))
         if not found:
             return True
-        self._decision = Decision.from_text(found)
+        self._decision = StartDecision.from_text(found)
         if problem is not None:
             log.warning("%s cannot be read: %s", parent, problem)
         log.warning("%s is restored instead of %s, on every rank", self._decision.lineage[-1].parent, parent)

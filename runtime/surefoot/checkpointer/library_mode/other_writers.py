@@ -23,7 +23,7 @@ from surefoot import metrics
 from surefoot.checkpointer.library_mode.epoch_records import Patience, answered
 from surefoot.errors import OtherWriter, TierError
 from surefoot.flush.garbage_collection import BEAT_SECONDS
-from surefoot.linux_process import ProcessIdentity, is_alive, own_identity
+from surefoot.linux_process import ProcessIdentity, is_alive, this_process
 from surefoot.tiers.persistent import ObjectStoreTier
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class WriterMark:
     def here(cls) -> WriterMark:
         try:
             boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-            kernel, process = f"{boot} {os.readlink('/proc/self/ns/pid')}", own_identity()
+            kernel, process = f"{boot} {os.readlink('/proc/self/ns/pid')}", this_process()
         except (OSError, AssertionError):  # no /proc, or not all of it: only a mark that changes tells then
             kernel, process = "", ProcessIdentity(os.getpid(), 0)
         return cls(socket.gethostname(), kernel, str(process), sys.argv[0] if sys.argv else "")
@@ -115,7 +115,7 @@ class _FormerWriter:
         return "ended" if time.monotonic() - self._since >= _WATCH_SECONDS else "unknown"
 
     def _text(self) -> str | None:
-        return answered(self._tier.place, lambda: self._tier.epochs.last_beat(self.epoch))
+        return answered(self._tier.location, lambda: self._tier.generations.last_beat(self.epoch))
 
 
 def wait_for_former_writers(
@@ -126,10 +126,10 @@ def wait_for_former_writers(
     Raises OtherWriter where one does not end in time, unless a second one is `allowed`.
     """
     patience = patience or Patience()
-    for epoch in answered(tier.place, tier.epochs.marked)[-_MAX_MARKS:]:
+    for epoch in answered(tier.location, tier.generations.marked)[-_MAX_MARKS:]:
         former = _FormerWriter(tier, epoch)
         while (verdict := former.look(own)) in ("writes", "unknown"):
-            who = f"{tier.place}: {former.name}"
+            who = f"{tier.location}: {former.name}"
             if verdict == "writes" and allowed:
                 log.error(
                     "%s writes here too, as epoch %d: later starts continue from the newer program's checkpoints",
@@ -143,7 +143,7 @@ def wait_for_former_writers(
                     " give this one its own job= or folder=; to start nevertheless, set SUREFOOT_SECOND_WRITER=allow"
                 )
         if verdict == "ended":
-            answered(tier.place, partial(tier.epochs.end_beats, epoch))
+            answered(tier.location, partial(tier.generations.end_beats, epoch))
 
 
 class WriterWatch:
@@ -155,10 +155,10 @@ class WriterWatch:
         self._saves, self._next_line = 0, 1
 
     def beat(self, tier: ObjectStoreTier) -> None:
-        tier.epochs.beat(self._epoch, replace(self._mark, at=time.time()).to_text())
+        tier.generations.beat(self._epoch, replace(self._mark, at=time.time()).to_text())
 
     def end(self, tier: ObjectStoreTier) -> None:
-        tier.epochs.end_beats(self._epoch)
+        tier.generations.end_beats(self._epoch)
 
     def check(self, tier: ObjectStoreTier) -> bool:
         """Returns whether another start claimed a newer epoch.
@@ -167,9 +167,9 @@ class WriterWatch:
         """
         if not self.overtaken:
             try:
-                self.overtaken = tier.epochs.is_overtaken(self._epoch)
+                self.overtaken = tier.generations.is_overtaken(self._epoch)
             except TierError as silent:
-                log.info("cannot check whether another program writes to %s: %s", tier.place, silent)
+                log.info("cannot check whether another program writes to %s: %s", tier.location, silent)
         if self.overtaken:
             self._saves += 1
             if self._saves >= self._next_line:
@@ -180,11 +180,11 @@ class WriterWatch:
 
     def _sentence(self, tier: ObjectStoreTier) -> str:
         try:
-            mark = WriterMark.parse(tier.epochs.last_beat(self._epoch + 1) or "")
+            mark = WriterMark.parse(tier.generations.last_beat(self._epoch + 1) or "")
         except TierError:
             mark = None
         who = str(mark) if mark is not None else "another start"
         return (
-            f"{tier.place}: {who} has begun epoch {self._epoch + 1} beside this program's epoch {self._epoch}. Later"
+            f"{tier.location}: {who} has begun epoch {self._epoch + 1} beside this program's epoch {self._epoch}. Later"
             " starts continue from the other program's checkpoints and ignore this one's: end one of the two programs"
         )

@@ -37,7 +37,7 @@ PIECE_BYTES = 16 << 10
 """Of an answer's body: its time is looked at between two, as a read's own limit begins anew with each byte."""
 
 
-class FileAt(NamedTuple):
+class FileVersion(NamedTuple):
     """`FileAt` is one file as it was found.
 
     `tag` changes when it is written again (modification time or ETag; empty where the store tells neither). `identity`
@@ -51,7 +51,7 @@ class FileAt(NamedTuple):
     identity: str
 
 
-def find_files(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[FileAt]:
+def find_files(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[FileVersion]:
     """Returns the files that paths, URLs and patterns name.
 
     Sorted by name within each pattern.
@@ -61,30 +61,30 @@ def find_files(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]])
         DataError: a file is not there, or its store does not answer.
     """
     wanted = [given] if isinstance(given, str | os.PathLike) else list(given)
-    found: list[FileAt] = []
+    found: list[FileVersion] = []
     for one in wanted:
         url = os.fspath(one)
         names = sorted(names_of(url)) if has_magic(url) else [url]
         if not names:
             raise ConfigurationError(f"{url} names no file")
         for name in names:
-            _refuse_folder(name)
+            _reject_folder(name)
         found += [measured(name) for name in names]
     return found
 
 
-def _refuse_folder(url: str) -> None:
+def _reject_folder(url: str) -> None:
     path = _local(url)
     if path is not None and os.path.isdir(path):
         raise ConfigurationError(f"{url} is a folder: give a pattern of the files in it, as {url.rstrip('/')}/*.jsonl")
 
 
-def measured(url: str) -> FileAt:
+def measured(url: str) -> FileVersion:
     """Returns the file as it is now; one not there raises DataError."""
     return _patiently(url, lambda: _measured(url))
 
 
-def read_range(file: FileAt, start: int, stop: int) -> bytes:
+def read_range(file: FileVersion, start: int, stop: int) -> bytes:
     """Returns bytes `[start, stop)` of the file, cut at its end.
 
     Raises:
@@ -99,17 +99,17 @@ def read_range(file: FileAt, start: int, stop: int) -> bytes:
     return body
 
 
-def check(file: FileAt) -> None:
+def check(file: FileVersion) -> None:
     """Raises DataError where the file was changed since it was found.
 
     File sources do so whenever they open a shard.
     """
-    size, tag = _patiently(file.url, lambda: _told(file.url))
+    size, tag = _patiently(file.url, lambda: _size_and_tag(file.url))
     if size != file.size or tag != file.tag:
         raise _changed(file, f"has {size} bytes and tag {tag or 'none'}")
 
 
-def is_local(file: FileAt) -> bool:
+def is_local(file: FileVersion) -> bool:
     """Tells whether its bytes lie on this machine.
 
     There a call costs little and a byte counts; of a store it is the other way round.
@@ -117,7 +117,7 @@ def is_local(file: FileAt) -> bool:
     return _local(file.url) is not None
 
 
-def opened(file: FileAt) -> io.BufferedReader:
+def opened(file: FileVersion) -> io.BufferedReader:
     """Returns the file as a buffered stream that can seek.
 
     Raises:
@@ -130,7 +130,7 @@ def opened(file: FileAt) -> io.BufferedReader:
 class _Ranges(io.RawIOBase):
     """A file as ranges that are read when they are wanted."""
 
-    def __init__(self, file: FileAt) -> None:
+    def __init__(self, file: FileVersion) -> None:
         self._file, self._at = file, 0
 
     def readable(self) -> bool:
@@ -186,7 +186,7 @@ def _failures() -> tuple[type[Exception], ...]:
     return (*found, HttpError)
 
 
-def _changed(file: FileAt, now: str) -> DataError:
+def _changed(file: FileVersion, now: str) -> DataError:
     return DataError(
         f"{file.url} was changed: it had {file.size} bytes and tag {file.tag or 'none'} when it was found, and now {now}."
         " Bring the old file back, or begin another job with what is there now"
@@ -217,14 +217,14 @@ def names_of(pattern: str) -> list[str]:
     return _patiently(pattern, lambda: [system.unstrip_protocol(name) for name in system.glob(pattern)])
 
 
-def _measured(url: str) -> FileAt:
+def _measured(url: str) -> FileVersion:
     if (path := _local(url)) is not None:
         about = os.stat(path)
-        return FileAt(url, about.st_size, str(about.st_mtime_ns), _sampled(path, about.st_size))
+        return FileVersion(url, about.st_size, str(about.st_mtime_ns), _sampled(path, about.st_size))
     if _scheme(url) == "s3":
         bucket, key = _s3_place(url)
         told = _s3_call(lambda: _s3(os.getpid()).head_object(Bucket=bucket, Key=key), url)
-        return FileAt(url, told["ContentLength"], told["ETag"], f"{told['ContentLength']} {told['ETag']}")
+        return FileVersion(url, told["ContentLength"], told["ETag"], f"{told['ContentLength']} {told['ETag']}")
     try:
         told = _system(_scheme(url), os.getpid()).info(url)
     except FileNotFoundError as error:
@@ -238,10 +238,10 @@ def _measured(url: str) -> FileAt:
         next((told[name] for name in ("ETag", "etag", "md5Hash", "Last-Modified", "mtime") if told.get(name)), "")
     )
     lasting = tag if told.get("ETag") or told.get("etag") or told.get("md5Hash") else ""
-    return FileAt(url, told["size"], tag, f"{told['size']} {lasting}")
+    return FileVersion(url, told["size"], tag, f"{told['size']} {lasting}")
 
 
-def _told(url: str) -> tuple[int, str]:
+def _size_and_tag(url: str) -> tuple[int, str]:
     """Returns size and tag as they are now; of a local file without a look at its content."""
     if (path := _local(url)) is not None:
         about = os.stat(path)
@@ -259,7 +259,7 @@ def _sampled(path: str, size: int) -> str:
     return f"{size} {seen.hexdigest()}"
 
 
-def _read(file: FileAt, start: int, stop: int) -> bytes:
+def _read(file: FileVersion, start: int, stop: int) -> bytes:
     if (path := _local(file.url)) is not None:
         with open(path, "rb") as stream:
             about = os.fstat(stream.fileno())

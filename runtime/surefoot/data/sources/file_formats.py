@@ -22,7 +22,7 @@ from surefoot.data.data_source import BadSample, DataError, DataShard
 from surefoot.data.loader import check_dataset
 from surefoot.data.sources.file_access import (
     CHUNK_BYTES,
-    FileAt,
+    FileVersion,
     check,
     find_files,
     is_local,
@@ -32,7 +32,7 @@ from surefoot.data.sources.file_access import (
 )
 from surefoot.errors import ConfigurationError
 
-MOST_COUNTED_BYTES = 1 << 30
+MAX_COUNTED_BYTES = 1 << 30
 PIECE_BYTES = 32 << 10
 MARK_BYTES = 16 << 10
 """So far apart are the places of which it is known how many lines lie before them; a divisor of `CHUNK_BYTES`."""
@@ -75,7 +75,7 @@ class TextLines:
             for start in range(0, file.size, shard_bytes)
         ]
         whole = sum(file.size for file in self._files)
-        counted = whole <= MOST_COUNTED_BYTES if count is None else count
+        counted = whole <= MAX_COUNTED_BYTES if count is None else count
         self._marks = [_marked(file, start, stop) if counted else array("q", [0]) for file, start, stop in self._places]
         """Of each shard, from the byte before it on: ends of lines before every `MARK_BYTES`; the last one, of all."""
         self._shards = [
@@ -138,7 +138,7 @@ class JsonLines(TextLines):
             return BadSample(error)
 
 
-def _texts(file: FileAt, at: int, ends: int, stop: int) -> Iterator[bytes]:
+def _texts(file: FileVersion, at: int, ends: int, stop: int) -> Iterator[bytes]:
     """Yields the lines that begin before `stop`, behind the first `ends` ends of lines from `at` on.
 
     Many at once, the last without its end; it may end behind `stop`. Lines looked at one by one cost several times what
@@ -202,7 +202,7 @@ def _decoded(line: bytes) -> Any:
         return BadSample(error)
 
 
-def _marked(file: FileAt, first: int, stop: int) -> array[int]:
+def _marked(file: FileVersion, first: int, stop: int) -> array[int]:
     """Returns how many ends of lines there are before each mark in [first − 1, stop − 1).
 
     With the file's first line, which no end precedes, they are the lines that begin in [first, stop).
@@ -251,7 +251,7 @@ class TokenFile:
         if length < 1 or shard_samples < 1:
             raise ConfigurationError(f"length={length}, shard_samples={shard_samples}: at least 1")
         self._length, self._dtype = length, np.dtype(dtype)
-        self._places: list[tuple[FileAt, int, int]] = []
+        self._places: list[tuple[FileVersion, int, int]] = []
         for file in find_files(paths):
             if file.size % self._dtype.itemsize:
                 raise ConfigurationError(f"{file.url} has {file.size} bytes, no multiple of a {dtype}: give its dtype=")
@@ -323,7 +323,7 @@ class MegatronDocuments:
 class _Indexed:
     """One .bin with its .idx: the byte at which each document begins."""
 
-    def __init__(self, file: FileAt) -> None:
+    def __init__(self, file: FileVersion) -> None:
         self.file = file
         self.index = find_files(file.url.removesuffix(".bin") + ".idx")[0]
         body = read_range(self.index, 0, self.index.size)
@@ -374,10 +374,10 @@ class MosaicShards:
 
     def __init__(self, folders: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> None:
         wanted = [folders] if isinstance(folders, str | os.PathLike) else list(folders)
-        self._places: list[tuple[FileAt, dict[str, Any]]] = []
+        self._places: list[tuple[FileVersion, dict[str, Any]]] = []
         for folder in (os.fspath(one).rstrip("/") for one in wanted):
             index = measured(f"{folder}/index.json")
-            for about in _told(index):
+            for about in _shard_entries(index):
                 if about.get("format") != "mds" or about.get("compression"):
                     kind = about.get("compression") or about.get("format")
                     raise ConfigurationError(
@@ -410,7 +410,7 @@ class MosaicShards:
             yield sample
 
 
-def _told(index: FileAt) -> list[dict[str, Any]]:
+def _shard_entries(index: FileVersion) -> list[dict[str, Any]]:
     """Returns what the index tells of each shard."""
     try:
         found: list[dict[str, Any]] = json.loads(read_range(index, 0, index.size))["shards"]
@@ -479,7 +479,7 @@ class ParquetRows:
     ) -> None:
         self._columns = [column] if column is not None else None if columns is None else list(columns)
         self._column = column
-        self._places: list[tuple[FileAt, int, int]] = []
+        self._places: list[tuple[FileVersion, int, int]] = []
         for file in find_files(paths):
             about = _parquet(file).metadata
             missing = set(self._columns or ()) - set(about.schema.to_arrow_schema().names)
@@ -499,7 +499,7 @@ class ParquetRows:
             yield from rows if self._column is None else (row[self._column] for row in rows)
 
 
-def _parquet(file: FileAt) -> Any:
+def _parquet(file: FileVersion) -> Any:
     try:
         import pyarrow.parquet
     except ImportError as error:
@@ -509,7 +509,7 @@ def _parquet(file: FileAt) -> Any:
 
 
 @contextmanager
-def _telling(file: FileAt) -> Iterator[None]:
+def _telling(file: FileVersion) -> Iterator[None]:
     """Names the file in what pyarrow says of its content."""
     import pyarrow
 
@@ -561,7 +561,7 @@ class TarSamples:
             yield sample
 
 
-def _samples(file: FileAt) -> Iterator[tuple[str, list[tuple[str, tarfile.TarInfo]], tarfile.TarFile]]:
+def _samples(file: FileVersion) -> Iterator[tuple[str, list[tuple[str, tarfile.TarInfo]], tarfile.TarFile]]:
     try:
         with opened(file) as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
             key, members = "", list[tuple[str, tarfile.TarInfo]]()

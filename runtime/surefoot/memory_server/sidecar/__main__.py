@@ -11,16 +11,16 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from surefoot.errors import ConfigurationError
-from surefoot.logs import begin_logs
-from surefoot.memory_server.sidecar.server_monitor import ServersWatch, exposition
-from surefoot.memory_server.sidecar.sidecar_settings import companion_settings
+from surefoot.logs import configure_logging
+from surefoot.memory_server.sidecar.server_monitor import ServersWatch, render_metrics
+from surefoot.memory_server.sidecar.sidecar_settings import sidecar_settings
 
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 _REQUEST_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
 
-class Page(ThreadingHTTPServer):
+class SidecarServer(ThreadingHTTPServer):
     """/metrics, /readyz and /healthz of a node's servers."""
 
     daemon_threads = True
@@ -28,7 +28,7 @@ class Page(ThreadingHTTPServer):
 
     def __init__(self, port: int, node: ServersWatch) -> None:
         self.node = node
-        super().__init__(("", port), _Answer)
+        super().__init__(("", port), _RequestHandler)
 
     def server_bind(self) -> None:
         if self.address_family is socket.AF_INET6:
@@ -36,24 +36,24 @@ class Page(ThreadingHTTPServer):
         super().server_bind()
 
 
-class _Answer(BaseHTTPRequestHandler):
+class _RequestHandler(BaseHTTPRequestHandler):
     timeout = _REQUEST_SECONDS
-    server: Page
+    server: SidecarServer
 
     def do_GET(self) -> None:
         node = self.server.node
         match self.path.partition("?")[0]:
             case "/metrics":
-                self._say(200, exposition(node.seen))
+                self._reply(200, render_metrics(node.states))
             case "/readyz":
                 reason = node.reason
-                self._say(503 if reason else 200, f"{reason or 'ready'}\n".encode())
+                self._reply(503 if reason else 200, f"{reason or 'ready'}\n".encode())
             case "/healthz":
-                self._say(200, b"alive\n")
+                self._reply(200, b"alive\n")
             case _:
-                self._say(404, b"/metrics, /readyz or /healthz\n")
+                self._reply(404, b"/metrics, /readyz or /healthz\n")
 
-    def _say(self, code: int, body: bytes) -> None:
+    def _reply(self, code: int, body: bytes) -> None:
         self.send_response(code)
         self.send_header("Content-Type", _TEXT)
         self.send_header("Content-Length", str(len(body)))
@@ -66,15 +66,15 @@ class _Answer(BaseHTTPRequestHandler):
 
 def main() -> int:
     try:
-        begin_logs(os.environ, "%(asctime)s %(levelname)s %(name)s: %(message)s")
-        settings = companion_settings()
+        configure_logging(os.environ, "%(asctime)s %(levelname)s %(name)s: %(message)s")
+        settings = sidecar_settings()
     except ConfigurationError as error:
         _log.error("%s", error)
         return 2
     node = ServersWatch(settings)
     # a pipe and no Event: a handler that sets an Event can meet the lock that the main thread is just taking to wait for it
     wakeup_fd, signal_fd = os.pipe()
-    with Page(settings.port, node) as page:
+    with SidecarServer(settings.port, node) as page:
         ports = ", ".join(str(settings.redis_port + server) for server in range(settings.servers))
         _log.info("watching %s:%s; figures at port %d", settings.redis_host, ports, page.server_port)
         answering = threading.Thread(target=page.serve_forever, name="http", daemon=True)

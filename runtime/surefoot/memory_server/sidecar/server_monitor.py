@@ -21,8 +21,8 @@ from prometheus_client.registry import Collector
 
 from surefoot.errors import ConfigurationError, SurefootError, TierUnavailable
 from surefoot.memory_server import provisioning, scripts
-from surefoot.memory_server.connection import Credentials, Wire, explained
-from surefoot.memory_server.sidecar.sidecar_settings import CompanionSettings
+from surefoot.memory_server.connection import Credentials, RespConnection, translate_redis_errors
+from surefoot.memory_server.sidecar.sidecar_settings import SidecarSettings
 
 _log = logging.getLogger(__name__)
 
@@ -51,11 +51,11 @@ class Watch:
     Any thread may read `seen`: it is replaced, never changed.
     """
 
-    def __init__(self, settings: CompanionSettings, server: int = 0) -> None:
+    def __init__(self, settings: SidecarSettings, server: int = 0) -> None:
         self._settings = settings
         self._port = settings.redis_port + server
         self._where = f"the Redis at {settings.redis_host}:{self._port}"
-        self._wire: Wire | None = None
+        self._wire: RespConnection | None = None
         self._instance = ""
         self._looked_at = 0.0
         self._certificate = ""
@@ -70,7 +70,7 @@ class Watch:
                 self._away(str(error))
             except Exception as error:  # noqa: BLE001  a thread that died would leave its server as it was seen last
                 self._away(f"{self._where} could not be looked at: {error!r}", error)
-            self.ended.wait(self._settings.look_seconds)
+            self.ended.wait(self._settings.poll_seconds)
         self._close()
 
     def look(self) -> None:
@@ -79,7 +79,7 @@ class Watch:
         Raises TierError or ConfigurationError.
         """
         wire = self._opened()
-        with explained(self._where, "asking for its figures"):
+        with translate_redis_errors(self._where, "asking for its figures"):
             self._note(wire)
         instance = self.seen.info.get("run_id", "")
         if instance != self._instance:
@@ -90,25 +90,25 @@ class Watch:
             self._hand_in(wire)
         self.seen = replace(self.seen, ready=True, reason="")
 
-    def _hand_in(self, wire: Wire) -> None:
+    def _hand_in(self, wire: RespConnection) -> None:
         """Makes the server read a renewed certificate: it reads its files only on command."""
         folder = Path(self._settings.tls_folder)
         certificate, key = folder / "tls.crt", folder / "tls.key"
         now = _text(certificate)
         if now == self._certificate:
             return
-        with explained(self._where, "handing in its renewed certificate"):
+        with translate_redis_errors(self._where, "handing in its renewed certificate"):
             wire.call("CONFIG SET", "tls-cert-file", str(certificate), "tls-key-file", str(key))
         if self._certificate:
             _log.info("%s: its certificate was renewed", self._where)
         self._certificate = now
 
-    def _fill(self, wire: Wire) -> None:
+    def _fill(self, wire: RespConnection) -> None:
         """Fills the memory of a server without keys, until a job gets some."""
-        with explained(self._where, "touching its memory"):
+        with translate_redis_errors(self._where, "touching its memory"):
             began = time.monotonic()
             # first the sign, then the look at who is there: whoever provisions does it in the other order
-            hold = max(1, round(self._settings.hold_seconds))
+            hold = max(1, round(self._settings.prefault_timeout_seconds))
             wire.call("SET", scripts.FILLING_KEY, "1", "EX", hold)
             try:
                 provisioning.remove_filled_leftovers(wire)
@@ -120,18 +120,18 @@ class Watch:
         _log.info("%s: %d of %d bytes touched in %.1f s", self._where, done, size, seconds)
         self.seen = replace(self.seen, filled_bytes=done, fill_seconds=seconds)
 
-    def _room(self, wire: Wire) -> int:
+    def _room(self, wire: RespConnection) -> int:
         info = wire.info("memory")
         limit, used = int(info["maxmemory"]), int(info["used_memory"])
         if limit == 0:
             _log.warning("%s has no maxmemory: it is not filled, and its first saves are slow", self._where)
             return 0
-        return max(0, int(limit * self._settings.fill_share) - used)
+        return max(0, int(limit * self._settings.prefault_ratio) - used)
 
-    def _alone(self, wire: Wire, written: int) -> bool:
+    def _alone(self, wire: RespConnection, written: int) -> bool:
         if self.ended.is_set():
             return False
-        if time.monotonic() - self._looked_at > self._settings.look_seconds:
+        if time.monotonic() - self._looked_at > self._settings.poll_seconds:
             self._note(wire)
         own = written + int(wire.call("EXISTS", scripts.FILLING_KEY))
         if int(wire.call("DBSIZE")) <= own:
@@ -139,18 +139,18 @@ class Watch:
         _log.info("%s: a job has come, %d values were written until then", self._where, written)
         return False
 
-    def _note(self, wire: Wire) -> None:
+    def _note(self, wire: RespConnection) -> None:
         info = wire.info("default")
         self._looked_at = time.monotonic()
         self.seen = replace(self.seen, up=True, info=info, keys=int(wire.call("DBSIZE")))
 
-    def _opened(self) -> Wire:
+    def _opened(self) -> RespConnection:
         if self._wire is None:
             settings = self._settings
             tls = bool(settings.tls_folder)
             password = _text(Path(settings.password_file)).strip() if settings.password_file else ""
             account = Credentials("", password, _text(Path(settings.tls_folder) / "ca.crt") if tls else "")
-            self._wire = Wire(settings.redis_host, self._port, account, settings.call_seconds, tls)
+            self._wire = RespConnection(settings.redis_host, self._port, account, settings.call_timeout_seconds, tls)
         return self._wire
 
     def _away(self, why: str, unforeseen: Exception | None = None) -> None:
@@ -183,18 +183,18 @@ class ServersWatch:
     Any thread may ask it.
     """
 
-    def __init__(self, settings: CompanionSettings) -> None:
+    def __init__(self, settings: SidecarSettings) -> None:
         self._watches = tuple(Watch(settings, server) for server in range(settings.servers))
 
     @property
-    def seen(self) -> tuple[Seen, ...]:
+    def states(self) -> tuple[Seen, ...]:
         """The last known state of each server, by number."""
         return tuple(watch.seen for watch in self._watches)
 
     @property
     def reason(self) -> str:
         """Names each server that is not ready and why; empty: all are."""
-        seen = enumerate(self.seen)
+        seen = enumerate(self.states)
         return "\n".join(f"server {server}: {one.reason}" for server, one in seen if not one.ready)
 
     @contextmanager
@@ -238,7 +238,7 @@ _COUNTERS = (
 )
 
 
-def exposition(seen: Sequence[Seen]) -> bytes:
+def render_metrics(seen: Sequence[Seen]) -> bytes:
     """The text of /metrics; `seen` is by the servers' numbers."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Figures(seen))

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from surefoot.errors import ConfigurationError
 
-MOST_SERVERS = 8
-_HIGHEST_PORT = 65535
+MAX_SERVERS = 8
+_MAX_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True)
-class CompanionSettings:
+class SidecarSettings:
     """Configures one companion.
 
     The password stays in its file and is read at each connection.
@@ -31,51 +31,53 @@ class CompanionSettings:
     """SUREFOOT_MEMORY_PASSWORD_FILE: the administrator's; empty: the server has none."""
     tls_folder: str = ""
     """SUREFOOT_MEMORY_TLS_FOLDER: ca.crt, tls.crt and tls.key of a server that speaks TLS; empty: it does not."""
-    fill_share: float = 0.9
+    prefault_ratio: float = 0.9
     """SUREFOOT_COMPANION_FILL_SHARE: how much of maxmemory is touched before the server is ready; 0: nothing."""
-    hold_seconds: float = 10.0
+    prefault_timeout_seconds: float = 10.0
     """SUREFOOT_COMPANION_HOLD_SECONDS: how long the operator leaves a server alone that is being filled. Then jobs
     come first, and filling ends early."""
-    look_seconds: float = 0.5
+    poll_seconds: float = 0.5
     """SUREFOOT_COMPANION_LOOK_SECONDS: how often the server is asked."""
-    call_seconds: float = 5.0
+    call_timeout_seconds: float = 5.0
     """SUREFOOT_COMPANION_CALL_SECONDS: longest wait for one answer."""
 
 
-def companion_settings(environment: Mapping[str, str] = os.environ) -> CompanionSettings:
+def sidecar_settings(environment: Mapping[str, str] = os.environ) -> SidecarSettings:
     """Reads CompanionSettings; raises ConfigurationError that names the variable."""
-    default = CompanionSettings()
-    share = _number(environment, "SUREFOOT_COMPANION_FILL_SHARE", default.fill_share)
+    default = SidecarSettings()
+    share = _number(environment, "SUREFOOT_COMPANION_FILL_SHARE", default.prefault_ratio)
     if not 0.0 <= share <= 1.0:
         raise ConfigurationError(f"SUREFOOT_COMPANION_FILL_SHARE is {share}: a share from 0 to 1 is allowed")
     redis_port = _port(environment, "SUREFOOT_COMPANION_REDIS_PORT", default.redis_port)
-    return CompanionSettings(
+    return SidecarSettings(
         port=_port(environment, "SUREFOOT_COMPANION_PORT", default.port),
         redis_host=environment.get("SUREFOOT_COMPANION_REDIS_HOST", default.redis_host),
         redis_port=redis_port,
         servers=_servers(environment, redis_port, default.servers),
         password_file=environment.get("SUREFOOT_MEMORY_PASSWORD_FILE", ""),
         tls_folder=environment.get("SUREFOOT_MEMORY_TLS_FOLDER", ""),
-        fill_share=share,
-        hold_seconds=_seconds(environment, "SUREFOOT_COMPANION_HOLD_SECONDS", default.hold_seconds),
-        look_seconds=_seconds(environment, "SUREFOOT_COMPANION_LOOK_SECONDS", default.look_seconds),
-        call_seconds=_seconds(environment, "SUREFOOT_COMPANION_CALL_SECONDS", default.call_seconds),
+        prefault_ratio=share,
+        prefault_timeout_seconds=_seconds(
+            environment, "SUREFOOT_COMPANION_HOLD_SECONDS", default.prefault_timeout_seconds
+        ),
+        poll_seconds=_seconds(environment, "SUREFOOT_COMPANION_LOOK_SECONDS", default.poll_seconds),
+        call_timeout_seconds=_seconds(environment, "SUREFOOT_COMPANION_CALL_SECONDS", default.call_timeout_seconds),
     )
 
 
 def _port(environment: Mapping[str, str], name: str, default: int) -> int:
     text = environment.get(name, str(default))
-    if not text.isascii() or not text.isdecimal() or int(text) > _HIGHEST_PORT:
-        raise ConfigurationError(f"{name} is {text!r}: a port from 0 to {_HIGHEST_PORT} is allowed")
+    if not text.isascii() or not text.isdecimal() or int(text) > _MAX_PORT:
+        raise ConfigurationError(f"{name} is {text!r}: a port from 0 to {_MAX_PORT} is allowed")
     return int(text)
 
 
 def _servers(environment: Mapping[str, str], first_port: int, default: int) -> int:
     name = "SUREFOOT_COMPANION_SERVERS"
     text = environment.get(name, str(default))
-    if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= MOST_SERVERS:
-        raise ConfigurationError(f"{name} is {text!r}: a whole number from 1 to {MOST_SERVERS} is allowed")
-    if first_port + int(text) - 1 > _HIGHEST_PORT:
+    if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= MAX_SERVERS:
+        raise ConfigurationError(f"{name} is {text!r}: a whole number from 1 to {MAX_SERVERS} is allowed")
+    if first_port + int(text) - 1 > _MAX_PORT:
         raise ConfigurationError(f"{name} is {text}: from port {first_port} on there are not so many")
     return int(text)
 

@@ -16,8 +16,8 @@ from math import prod
 from surefoot.protocol import bounds
 from surefoot.protocol.bounds import has_every_rank
 from surefoot.protocol.checkpoints.records import Layout, Piece, RankManifest
-from surefoot.protocol.identities import Checkpoint, HolderId
-from surefoot.protocol.text import shown
+from surefoot.protocol.identities import Checkpoint, MemoryServerInstance
+from surefoot.protocol.text import short_repr
 
 # ---- coverage --------------------------------------------------------------------------------------------------------
 # Checks whether rank layouts cover every tensor exactly once. Pure; done once per set of layout digests. A global plan
@@ -53,7 +53,7 @@ def _gap_or_overlap(shape: tuple[int, ...], pieces: Sequence[Piece]) -> str | No
     if wanted == 0:
         return None
     if found != wanted:
-        return f"{shown(found)} of {shown(wanted)} elements saved"
+        return f"{short_repr(found)} of {short_repr(wanted)} elements saved"
     full = [p for p in pieces if prod(p.lengths)]  # where a piece without elements lies means nothing
     if any(o < 0 or o + n > s for p in full for o, n, s in zip(p.offsets, p.lengths, shape, strict=True)):
         return "a piece reaches beyond it"
@@ -93,9 +93,9 @@ class LineageEntry:
     A parent may be an older job's (`Checkpoint.imported`): it is a plain parent whose epoch has no entry here.
     """
 
-    epoch: int
+    generation: int
     parent: Checkpoint | None
-    size: int
+    world_size: int
 
 
 Lineage = tuple[LineageEntry, ...]
@@ -104,7 +104,7 @@ Lineage = tuple[LineageEntry, ...]
 
 def entry_of(lineage: Lineage, epoch: int) -> LineageEntry | None:
     """The entry of `epoch`, or None where that epoch was never committed."""
-    return next((entry for entry in reversed(lineage) if entry.epoch == epoch), None)
+    return next((entry for entry in reversed(lineage) if entry.generation == epoch), None)
 
 
 def on_lineage(lineage: Lineage, checkpoint: Checkpoint, epoch: int) -> bool:
@@ -117,7 +117,7 @@ def on_lineage(lineage: Lineage, checkpoint: Checkpoint, epoch: int) -> bool:
     bound: int | None = None  # steps above this were cut off by a later branch
     while entry is not None:
         begin = entry.parent.step if entry.parent else 0
-        if checkpoint.epoch == entry.epoch:
+        if checkpoint.generation == entry.generation:
             return checkpoint.step > begin and (bound is None or checkpoint.step <= bound)
         if entry.parent is None:
             return False
@@ -130,17 +130,17 @@ def on_lineage(lineage: Lineage, checkpoint: Checkpoint, epoch: int) -> bool:
 
 def _before(lineage: Lineage, entry: LineageEntry) -> LineageEntry | None:
     """The entry that `entry` branched from. Epochs only grow, so a damaged record cannot lead round in a circle."""
-    if entry.parent is None or entry.parent.epoch >= entry.epoch:
+    if entry.parent is None or entry.parent.generation >= entry.generation:
         return None
-    return entry_of(lineage, entry.parent.epoch)
+    return entry_of(lineage, entry.parent.generation)
 
 
-def newest(checkpoints: Iterable[Checkpoint]) -> Checkpoint | None:
+def newest_checkpoint(checkpoints: Iterable[Checkpoint]) -> Checkpoint | None:
     """The checkpoint of one lineage with the highest step; steps are unique."""
-    return max(checkpoints, key=lambda checkpoint: (checkpoint.step, checkpoint.epoch), default=None)
+    return max(checkpoints, key=lambda checkpoint: (checkpoint.step, checkpoint.generation), default=None)
 
 
-def epoch_at(lineage: Lineage, epoch: int, step: int) -> int | None:
+def generation_at(lineage: Lineage, epoch: int, step: int) -> int | None:
     """The epoch whose execution of `step` counts in `epoch`'s history.
 
     The first step is 1. None if no epoch has executed it.
@@ -148,7 +148,7 @@ def epoch_at(lineage: Lineage, epoch: int, step: int) -> int | None:
     entry = entry_of(lineage, epoch)
     while entry is not None:
         if entry.parent is None or step > entry.parent.step:
-            return entry.epoch
+            return entry.generation
         entry = _before(lineage, entry)
     return None
 
@@ -157,7 +157,7 @@ def ancestry(lineage: Lineage, epoch: int) -> tuple[int, ...]:
     """The epochs whose steps count in the history of `epoch`, itself first."""
     found, entry = list[int](), entry_of(lineage, epoch)
     while entry is not None:
-        found.append(entry.epoch)
+        found.append(entry.generation)
         entry = _before(lineage, entry)
     return tuple(found)
 
@@ -185,16 +185,16 @@ def pruned(lineage: Lineage, oldest_needed: Checkpoint | None, epoch: int) -> Li
     chain: set[int] = set()
     entry = entry_of(lineage, epoch)
     while entry is not None:
-        chain.add(entry.epoch)
-        if entry.epoch <= oldest_needed.epoch:
+        chain.add(entry.generation)
+        if entry.generation <= oldest_needed.generation:
             break
         entry = _before(lineage, entry)
-    return tuple(entry for entry in lineage if entry.epoch in chain)
+    return tuple(entry for entry in lineage if entry.generation in chain)
 
 
-def describe(lineage: Sequence[LineageEntry]) -> str:
+def describe_lineage(lineage: Sequence[LineageEntry]) -> str:
     """`1@0x3 > 2@40x2`: epoch, the step it branched from, its world."""
-    return " > ".join(f"{e.epoch}@{e.parent.step if e.parent else 0}x{e.size}" for e in lineage)
+    return " > ".join(f"{e.generation}@{e.parent.step if e.parent else 0}x{e.world_size}" for e in lineage)
 
 
 # ---- completeness ----------------------------------------------------------------------------------------------------
@@ -204,20 +204,20 @@ Covers = Mapping[frozenset[str], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class UnreadRecord:
     """Names one record that a listing could not read, and `why`.
 
     `silent`: the tier did not give it, so it may be good; else it was read, and is damaged or gone. It is a manifest of
     `checkpoint`, or the layout record `digest`.
     """
 
-    why: str
+    reason: str
     silent: bool
     checkpoint: Checkpoint | None = None
     digest: str | None = None
 
     def __str__(self) -> str:
-        return self.why
+        return self.reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,43 +227,43 @@ class TierReading:
     Those of sealed holders, and manifests in the persistent tier (None: not read, unknown).
     """
 
-    holders: Mapping[HolderId, tuple[RankManifest, ...]]
+    servers: Mapping[MemoryServerInstance, tuple[RankManifest, ...]]
     persistent: tuple[RankManifest, ...] | None
-    _found: dict[Checkpoint, dict[int, list[RankManifest]]] = field(
+    _cache: dict[Checkpoint, dict[int, list[RankManifest]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    _having: dict[Checkpoint, dict[int, dict[HolderId, RankManifest]]] = field(
+    _having: dict[Checkpoint, dict[int, dict[MemoryServerInstance, RankManifest]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
     _layouts: dict[Checkpoint, frozenset[str] | None] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    _copies: dict[Checkpoint, tuple[Mapping[HolderId, str], int]] = field(
+    _copies: dict[Checkpoint, tuple[Mapping[MemoryServerInstance, str], int]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
     def manifests(self) -> Mapping[Checkpoint, Mapping[int, list[RankManifest]]]:
         """Maps checkpoint and rank to all manifests seen; computed once."""
-        if not self._found:
+        if not self._cache:
             found: dict[tuple[int, int], dict[int, list[RankManifest]]] = defaultdict(lambda: defaultdict(list))
-            for source in (*self.holders.values(), self.persistent or ()):
+            for source in (*self.servers.values(), self.persistent or ()):
                 for manifest in source:
                     save = manifest.save
-                    found[save.epoch, save.step][save.rank].append(manifest)
-            self._found.update({Checkpoint(*key): dict(ranks) for key, ranks in found.items()})
-        return self._found
+                    found[save.generation, save.step][save.rank].append(manifest)
+            self._cache.update({Checkpoint(*key): dict(ranks) for key, ranks in found.items()})
+        return self._cache
 
-    def having(self) -> Mapping[Checkpoint, Mapping[int, Mapping[HolderId, RankManifest]]]:
+    def having(self) -> Mapping[Checkpoint, Mapping[int, Mapping[MemoryServerInstance, RankManifest]]]:
         """Maps checkpoint and rank to holders with their manifests; computed once."""
         if not self._having:
-            found: dict[tuple[int, int], dict[int, dict[HolderId, RankManifest]]] = defaultdict(
+            found: dict[tuple[int, int], dict[int, dict[MemoryServerInstance, RankManifest]]] = defaultdict(
                 lambda: defaultdict(dict)
             )
-            for holder, manifests in self.holders.items():
+            for holder, manifests in self.servers.items():
                 for manifest in manifests:
                     save = manifest.save
-                    found[save.epoch, save.step][save.rank][holder] = manifest
+                    found[save.generation, save.step][save.rank][holder] = manifest
             self._having.update({Checkpoint(*key): dict(ranks) for key, ranks in found.items()})
         return self._having
 
@@ -275,7 +275,7 @@ def layouts_to_check(reading: TierReading) -> set[frozenset[str]]:
     """
     wanted = set()
     for ranks in reading.manifests().values():
-        if has_every_rank(ranks, next(iter(ranks.values()))[0].world):
+        if has_every_rank(ranks, next(iter(ranks.values()))[0].world_size):
             wanted.add(frozenset(m.layout for copies in ranks.values() for m in copies))
     return wanted
 
@@ -294,16 +294,16 @@ def _agreed_layouts(ranks: Mapping[int, list[RankManifest]]) -> frozenset[str] |
     """The layouts of a checkpoint whose ranks are all there and agree; None: they are not, or do not."""
     if not ranks:
         return None
-    world = next(iter(ranks.values()))[0].world
+    world = next(iter(ranks.values()))[0].world_size
     if not has_every_rank(ranks, world):
         return None
     for copies in ranks.values():
-        if any(m.world != world or not m.same_bytes_as(copies[0]) for m in copies):
+        if any(m.world_size != world or not m.same_bytes_as(copies[0]) for m in copies):
             return None
     return frozenset(copies[0].layout for copies in ranks.values())
 
 
-def complete(
+def complete_checkpoints(
     reading: TierReading, lineage: Lineage, epoch: int, bad: frozenset[Checkpoint], covers: Covers
 ) -> list[Checkpoint]:
     """Complete checkpoints on the lineage of `epoch`, oldest first, none of `bad`."""
@@ -312,7 +312,7 @@ def complete(
         for checkpoint, ranks in reading.manifests().items()
         if checkpoint not in bad
         and on_lineage(lineage, checkpoint, epoch)
-        and _world_fits(lineage, checkpoint, len(ranks))
+        and _world_size_matches(lineage, checkpoint, len(ranks))
         and (layouts := _layouts_of(reading, checkpoint, ranks)) is not None
         and covers.get(layouts, False)
     ]
@@ -328,19 +328,19 @@ def _layouts_of(
     return reading._layouts[checkpoint]
 
 
-def _world_fits(lineage: Lineage, checkpoint: Checkpoint, ranks: int) -> bool:
+def _world_size_matches(lineage: Lineage, checkpoint: Checkpoint, ranks: int) -> bool:
     """Whether the manifests' world is that epoch's: manifests that agree among themselves may still be of another
     world."""
-    entry = entry_of(lineage, checkpoint.epoch)
-    return entry is None or entry.size == ranks
+    entry = entry_of(lineage, checkpoint.generation)
+    return entry is None or entry.world_size == ranks
 
 
-def copies_of(checkpoint: Checkpoint, reading: TierReading, domains: Mapping[HolderId, str]) -> int:
+def copies_of(checkpoint: Checkpoint, reading: TierReading, domains: Mapping[MemoryServerInstance, str]) -> int:
     """Counts failure domains with a rank's save; the minimum over ranks."""
     counted = reading._copies.get(checkpoint)
     if counted is None or counted[0] is not domains:
         ranks = reading.having().get(checkpoint, {})
-        world = max((manifest.world for copies in ranks.values() for manifest in copies.values()), default=0)
+        world = max((manifest.world_size for copies in ranks.values() for manifest in copies.values()), default=0)
         copies = [len({domains.get(h, h.node) for h in holders}) for holders in ranks.values()]
         counted = reading._copies[checkpoint] = (domains, min(copies) if has_every_rank(ranks, world) else 0)
     return counted[1]
@@ -350,7 +350,7 @@ def complete_persistent(
     persistent: Iterable[RankManifest], lineage: Lineage, epoch: int, bad: frozenset[Checkpoint], covers: Covers
 ) -> list[Checkpoint]:
     """Checkpoints that the persistent tier alone completes, oldest first."""
-    return complete(TierReading({}, tuple(persistent)), lineage, epoch, bad, covers)
+    return complete_checkpoints(TierReading({}, tuple(persistent)), lineage, epoch, bad, covers)
 
 
 def effective_replicas(replicas: int, live_domains: int) -> int:
@@ -364,12 +364,12 @@ def watermark(
     epoch: int,
     bad: frozenset[Checkpoint],
     covers: Covers,
-    domains: Mapping[HolderId, str],
+    domains: Mapping[MemoryServerInstance, str],
     replicas_effective: int,
 ) -> Checkpoint | None:
     """W: the newest fully replicated checkpoint on the lineage.
 
     Read from the indexes: a fact about the holders, not a decision.
     """
-    candidates = complete(reading, lineage, epoch, bad, covers)
-    return newest(c for c in candidates if copies_of(c, reading, domains) >= replicas_effective)
+    candidates = complete_checkpoints(reading, lineage, epoch, bad, covers)
+    return newest_checkpoint(c for c in candidates if copies_of(c, reading, domains) >= replicas_effective)

@@ -16,9 +16,9 @@ from hashlib import blake2b
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import chain
 
-from surefoot.protocol.identities import ENDPOINT_ORDER, HolderEndpoint
+from surefoot.protocol.identities import ENDPOINT_ORDER, MemoryServerEndpoint
 
-RankTargets = tuple[tuple[HolderEndpoint, ...], ...]
+RankTargets = tuple[tuple[MemoryServerEndpoint, ...], ...]
 """By local rank where its saves go; a single entry is that of all ranks."""
 
 Path = tuple[str, ...]
@@ -60,7 +60,9 @@ def _highest_difference(paths: Mapping[str, Path]) -> int | None:
     return next((level for level in range(depth) if len({path[level] for path in paths.values()}) > 1), None)
 
 
-def groups(domains: Iterable[str], replicas: int, topology: Topology = UNKNOWN_TOPOLOGY) -> list[tuple[str, ...]]:
+def replica_groups(
+    domains: Iterable[str], replicas: int, topology: Topology = UNKNOWN_TOPOLOGY
+) -> list[tuple[str, ...]]:
     """Divides the domains into disjoint groups of `replicas`, or one more.
 
     Where no zone (or rack, whichever differs first) has more than 1/R of the domains, no group has two of one. Of a larger
@@ -172,9 +174,9 @@ def _partner(group: Sequence[str], name: str, other: Sequence[str], place: Mappi
     return next(fresh, next((one for one in alike if there.count(place[one]) > 1), None))
 
 
-def targets(
+def assign_targets(
     worker_nodes: Mapping[int, str],
-    holders: Sequence[HolderEndpoint],
+    holders: Sequence[MemoryServerEndpoint],
     replicas: int,
     local_ranks: int = 1,
     topology: Topology = UNKNOWN_TOPOLOGY,
@@ -185,21 +187,21 @@ def targets(
     group with the fewest workers. Never more than one holder of one failure domain. Where nodes run several servers each
     rank has its own of each node: one thread a server would else take all that a node's ranks save.
     """
-    servers: dict[str, dict[int, HolderEndpoint]] = {}
+    servers: dict[str, dict[int, MemoryServerEndpoint]] = {}
     for endpoint in sorted(holders, key=ENDPOINT_ORDER):
-        servers.setdefault(endpoint.holder.node, {}).setdefault(endpoint.server, endpoint)
-    dealt = _Deal(servers)
+        servers.setdefault(endpoint.instance.node, {}).setdefault(endpoint.server_index, endpoint)
+    dealt = _RoundRobin(servers)
     domains = {node: next(iter(there.values())).domain for node, there in servers.items()}
     chosen = _nodes(worker_nodes, domains, replicas, topology)
     return {index: dealt.targets(nodes, local_ranks) for index, nodes in chosen.items()}
 
 
-def servers_per_node(holders: Iterable[HolderEndpoint]) -> int:
+def servers_per_node(holders: Iterable[MemoryServerEndpoint]) -> int:
     """Counts the servers that each node runs.
 
     By all nodes' servers: one whose last server is away must not have all its ranks dealt anew.
     """
-    return 1 + max((endpoint.server for endpoint in holders), default=0)
+    return 1 + max((endpoint.server_index for endpoint in holders), default=0)
 
 
 def _nodes(
@@ -210,7 +212,7 @@ def _nodes(
     for node, domain in domains.items():
         by_domain[domain].append(node)
     stands = Topology(topology.salt, {domain: topology.paths.get(nodes[0], ()) for domain, nodes in by_domain.items()})
-    cut = groups(by_domain, replicas, stands)
+    cut = replica_groups(by_domain, replicas, stands)
     if not cut:
         return dict.fromkeys(worker_nodes, ())
     group_of = {domain: place for place, group in enumerate(cut) for domain in group}
@@ -253,10 +255,10 @@ def _shared(one: Path, other: Path) -> int:
     )
 
 
-class _Deal:
+class _RoundRobin:
     """Deals ranks to each node's servers, by turns."""
 
-    def __init__(self, servers: Mapping[str, Mapping[int, HolderEndpoint]]) -> None:
+    def __init__(self, servers: Mapping[str, Mapping[int, MemoryServerEndpoint]]) -> None:
         self._servers = servers
         self._there = {node: [there[number] for number in sorted(there)] for node, there in servers.items()}
         self._count = servers_per_node(chain(*(there.values() for there in servers.values())))
@@ -273,7 +275,7 @@ class _Deal:
             for local in range(local_ranks)
         )
 
-    def _of(self, node: str, turn: int) -> HolderEndpoint:
+    def _of(self, node: str, turn: int) -> MemoryServerEndpoint:
         """The server of a turn; where that one is away its ranks are dealt to the others, and no other rank moves."""
         own = self._servers[node].get(turn % self._count)
         there = self._there[node]

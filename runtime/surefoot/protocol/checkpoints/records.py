@@ -16,7 +16,7 @@ from zlib import crc32
 from surefoot.errors import OutOfBounds, ProtocolError
 from surefoot.protocol import bounds
 from surefoot.protocol.identities import RankSave
-from surefoot.protocol.text import shorten, shown
+from surefoot.protocol.text import short_repr, shorten
 
 FORMAT = 1
 """Version of every record in this file."""
@@ -168,7 +168,7 @@ class RankManifest:
     """
 
     save: RankSave
-    world: int
+    world_size: int
     incarnation: str
     layout: str
     stream_bytes: int
@@ -189,10 +189,10 @@ class RankManifest:
         """Canonical JSON with its own checksum against flipped bytes."""
         body: dict[str, Any] = {
             "format": FORMAT,
-            "epoch": self.save.epoch,
+            "epoch": self.save.generation,
             "step": self.save.step,
             "rank": self.save.rank,
-            "world": self.world,
+            "world": self.world_size,
             "incarnation": self.incarnation,
             "layout": self.layout,
             "stream_bytes": self.stream_bytes,
@@ -214,7 +214,7 @@ class RankManifest:
         try:
             manifest = cls(
                 save=RankSave(int(body["epoch"]), int(body["step"]), int(body["rank"])),
-                world=int(body["world"]),
+                world_size=int(body["world"]),
                 incarnation=str(body["incarnation"]),
                 layout=str(body["layout"]),
                 stream_bytes=int(body["stream_bytes"]),
@@ -237,9 +237,9 @@ class RankManifest:
     def check_bounds(self) -> None:
         """Raises OutOfBounds if one of its numbers or texts is larger than any rank save's."""
         save, record = self.save, f"the manifest of {self.save}"
-        for field, value in (("epoch", save.epoch), ("step", save.step)):
+        for field, value in (("epoch", save.generation), ("step", save.step)):
             bounds.check(record, field, value, bounds.MAX_COUNT)
-        bounds.check(record, "world", self.world, bounds.MAX_RANKS, 1)
+        bounds.check(record, "world", self.world_size, bounds.MAX_RANKS, 1)
         bounds.check(record, "rank", save.rank, bounds.MAX_RANKS - 1)
         bounds.check(record, "stream_bytes", self.stream_bytes, bounds.MAX_RANK_BYTES)
         least, most = chunks_of(self.stream_bytes)
@@ -254,10 +254,10 @@ class RankManifest:
 
     def same_bytes_as(self, other: RankManifest) -> bool:
         """Whether both describe the very same saved bytes (the time of saving aside)."""
-        mine = (self.save, self.world, self.layout, self.digests_digest, self.values_digest, self.stream_bytes)
+        mine = (self.save, self.world_size, self.layout, self.digests_digest, self.values_digest, self.stream_bytes)
         return mine == (
             other.save,
-            other.world,
+            other.world_size,
             other.layout,
             other.digests_digest,
             other.values_digest,
@@ -283,7 +283,7 @@ def _check_layout(layout: Layout) -> None:
     bounds.check(record, "the number of chunks", len(layout.chunk_starts), most, least)
     for tensor in layout.tensors:
         if type(tensor.name) is not str or type(tensor.dtype) is not str:
-            raise TypeError(f"the name and type of a tensor are {shown((tensor.name, tensor.dtype))}, not texts")
+            raise TypeError(f"the name and type of a tensor are {short_repr((tensor.name, tensor.dtype))}, not texts")
         bounds.check_text(record, "a tensor's name", tensor.name, bounds.MAX_SMALL_BYTES)
         bounds.check(record, "the number of dimensions", len(tensor.shape), bounds.MAX_DIMENSIONS)
         for piece in tensor.pieces:
@@ -327,6 +327,6 @@ def _body(text: str | bytes, what: str) -> dict[str, Any]:
     if not isinstance(body, dict) or body.get("format") != FORMAT:
         found = body.get("format") if isinstance(body, dict) else type(body).__name__
         raise ProtocolError(
-            f"a {what} has format {shown(found)}, this version reads {FORMAT}: use the surefoot that wrote it"
+            f"a {what} has format {short_repr(found)}, this version reads {FORMAT}: use the surefoot that wrote it"
         )
     return body

@@ -17,13 +17,13 @@ from typing import TypeVar
 from surefoot.protocol.checkpoints.completeness import Lineage, on_lineage
 from surefoot.protocol.checkpoints.placement import UNKNOWN_TOPOLOGY, Path, Topology
 from surefoot.protocol.checkpoints.records import RankManifest
-from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
+from surefoot.protocol.identities import Checkpoint, MemoryServerInstance, RankSave
 
 H = TypeVar("H")
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RetentionInputs:
     """Everything the rules need to know about the present, as one value.
 
     `protected` is the newest checkpoint known to be safe: the watermark W, or a newer one complete in the persistent
@@ -31,19 +31,19 @@ class Standing:
     """
 
     lineage: Lineage
-    epoch: int
+    generation: int
     claimed: bool
     parent: Checkpoint | None
     watermark: Checkpoint | None
     persistent: Checkpoint | None
     pinned: Checkpoint | None
-    bad: frozenset[Checkpoint]
-    hopeless: frozenset[Checkpoint] = frozenset()
+    unreadable: frozenset[Checkpoint]
+    unrecoverable: frozenset[Checkpoint] = frozenset()
     """Of this epoch: some rank never saved its part and never will, so they protect nothing, now or later."""
-    outlived: frozenset[Checkpoint] = frozenset()
+    superseded: frozenset[Checkpoint] = frozenset()
     """Whatever loses a newer complete one loses these as well: see `outlived`."""
 
-    good: frozenset[Checkpoint] = frozenset()
+    known_good: frozenset[Checkpoint] = frozenset()
     """What newer ones do not replace, as they are not better: the last before suspects, the last that is proven to be
     good, and the next that may come to be (`last_good`, `proven`)."""
 
@@ -53,18 +53,18 @@ class Standing:
         return max((c.step for c in (self.watermark, self.persistent) if c is not None), default=0)
 
 
-def memory_drops(entries: Iterable[RankManifest], standing: Standing, keep: int) -> list[RankSave]:
+def memory_drops(entries: Iterable[RankManifest], standing: RetentionInputs, keep: int) -> list[RankSave]:
     """Rank saves of one sealed holder that may go.
 
     Of the lineage: those older than what is protected, beyond the newest `keep` (the protected one counts as one),
     and of any age those that can never become complete; never the parent before W has passed it, never the pinned one.
     Off the lineage: those of older epochs. Nothing while Claimed: the restore point is being chosen.
     """
-    return list(drops_by_holder({0: tuple(entries)}, standing, keep).get(0, ()))
+    return list(drops_by_server({0: tuple(entries)}, standing, keep).get(0, ()))
 
 
-def drops_by_holder(
-    readings: Mapping[H, tuple[RankManifest, ...]], standing: Standing, keep: int
+def drops_by_server(
+    readings: Mapping[H, tuple[RankManifest, ...]], standing: RetentionInputs, keep: int
 ) -> dict[H, tuple[RankSave, ...]]:
     """`memory_drops` of many holders; those without any are left out.
 
@@ -75,16 +75,16 @@ def drops_by_holder(
     found = {}
     for holder, entries in readings.items():
         saves = [m.save for m in entries]
-        held = frozenset([(s.epoch, s.step) for s in saves])
+        held = frozenset([(s.generation, s.step) for s in saves])
         gone = decided.get(held)
         if gone is None:
-            gone = decided[held] = {(c.epoch, c.step) for c in gone_checkpoints(held, standing, keep)}
+            gone = decided[held] = {(c.generation, c.step) for c in deletable_checkpoints(held, standing, keep)}
         if gone:
-            found[holder] = tuple(sorted(s for s in saves if (s.epoch, s.step) in gone))
+            found[holder] = tuple(sorted(s for s in saves if (s.generation, s.step) in gone))
     return found
 
 
-def gone_checkpoints(held: Iterable[tuple[int, int]], standing: Standing, keep: int) -> set[Checkpoint]:
+def deletable_checkpoints(held: Iterable[tuple[int, int]], standing: RetentionInputs, keep: int) -> set[Checkpoint]:
     """Decides which checkpoints may go from one holder.
 
     `held`: those that it has saves of, as (epoch, step).
@@ -92,30 +92,34 @@ def gone_checkpoints(held: Iterable[tuple[int, int]], standing: Standing, keep: 
     if standing.claimed:
         return set()
     found = [Checkpoint(*key) for key in held]
-    on = sorted((c for c in found if on_lineage(standing.lineage, c, standing.epoch)), key=lambda c: c.step)
-    worthless = standing.bad | standing.hopeless
-    superseded = [c for c in on if (c.step < standing.protected_step or c in standing.outlived) and c not in worthless]
+    on = sorted((c for c in found if on_lineage(standing.lineage, c, standing.generation)), key=lambda c: c.step)
+    worthless = standing.unreadable | standing.unrecoverable
+    superseded = [
+        c for c in on if (c.step < standing.protected_step or c in standing.superseded) and c not in worthless
+    ]
     spared = max(0, keep - 1)
     gone = set(superseded[: len(superseded) - spared] if spared else superseded)
-    gone |= {c for c in on if c in standing.bad and c.step < standing.protected_step}
-    gone |= {c for c in on if c in standing.hopeless}
-    gone |= {c for c in found if c not in on and c.epoch < standing.epoch}
-    return gone - _spared(standing)
+    gone |= {c for c in on if c in standing.unreadable and c.step < standing.protected_step}
+    gone |= {c for c in on if c in standing.unrecoverable}
+    gone |= {c for c in found if c not in on and c.generation < standing.generation}
+    return gone - _must_stay(standing)
 
 
-def outlived(readings: Mapping[HolderId, Iterable[RankManifest]], newer: Iterable[Checkpoint]) -> frozenset[Checkpoint]:
+def superseded_checkpoints(
+    readings: Mapping[MemoryServerInstance, Iterable[RankManifest]], newer: Iterable[Checkpoint]
+) -> frozenset[Checkpoint]:
     """Finds checkpoints that protect nothing beside one of `newer`.
 
     `newer` are complete; needs neither R nor who is alive. Every holder that was read and has a rank save of such a one
     has that rank of the newer one too, in a world of the same ranks. So holders that die and take the newer one along
     take the older one along.
     """
-    having: dict[Checkpoint, dict[int, set[HolderId]]] = {}
+    having: dict[Checkpoint, dict[int, set[MemoryServerInstance]]] = {}
     worlds: dict[Checkpoint, int] = {}
     for holder, entries in readings.items():
         for m in entries:
             having.setdefault(m.save.checkpoint, {}).setdefault(m.save.rank, set()).add(holder)
-            worlds[m.save.checkpoint] = m.world
+            worlds[m.save.checkpoint] = m.world_size
     candidates = [n for n in newer if n in having]
     return frozenset(
         c
@@ -129,12 +133,14 @@ def outlived(readings: Mapping[HolderId, Iterable[RankManifest]], newer: Iterabl
     )
 
 
-def _spared(standing: Standing) -> set[Checkpoint]:
+def _must_stay(standing: RetentionInputs) -> set[Checkpoint]:
     """The parent and the pinned one, and the good ones, whatever is newer."""
-    return {c for c in (standing.parent, standing.pinned) if c is not None and not _passed(c, standing)} | standing.good
+    return {
+        c for c in (standing.parent, standing.pinned) if c is not None and not _passed(c, standing)
+    } | standing.known_good
 
 
-def _passed(checkpoint: Checkpoint, standing: Standing) -> bool:
+def _passed(checkpoint: Checkpoint, standing: RetentionInputs) -> bool:
     """The parent may go once what is protected is newer; the pinned one never."""
     return checkpoint != standing.pinned and standing.protected_step > checkpoint.step
 
@@ -144,19 +150,19 @@ def last_good(complete: Iterable[Checkpoint], manifests: Iterable[RankManifest])
 
     `complete` are of one lineage. None if the newest of all is good, or all are suspect.
     """
-    suspect = suspects(manifests)
+    suspect = anomalous_checkpoints(manifests)
     order = sorted(set(complete), key=lambda c: c.step)
     good = [c for c in order if c not in suspect]
     return good[-1] if good and good[-1] != order[-1] else None
 
 
-def suspects(manifests: Iterable[RankManifest]) -> frozenset[Checkpoint]:
+def anomalous_checkpoints(manifests: Iterable[RankManifest]) -> frozenset[Checkpoint]:
     """Checkpoints of steps that were odd on some rank."""
     return frozenset(m.save.checkpoint for m in manifests if m.suspect)
 
 
 @dataclass(frozen=True, slots=True)
-class SoundSteps:
+class LossHistory:
     """How far a world got, and its last odd step.
 
     `step`: finished by every rank. `odd_step`: the newest whose loss was no number, or out of band, on any; 0: none.
@@ -164,16 +170,16 @@ class SoundSteps:
     """
 
     step: int
-    odd_step: int
+    anomaly_step: int
     later_steps: int
 
-    def prove(self, checkpoint: Checkpoint) -> bool:
+    def is_known_good(self, checkpoint: Checkpoint) -> bool:
         """Whether later steps show a checkpoint to be good."""
-        return self.odd_step < checkpoint.step and checkpoint.step + self.later_steps <= self.step
+        return self.anomaly_step < checkpoint.step and checkpoint.step + self.later_steps <= self.step
 
 
-def proven(
-    complete: Iterable[Checkpoint], suspect: frozenset[Checkpoint], sound: SoundSteps, known: Checkpoint | None = None
+def last_good_and_required(
+    complete: Iterable[Checkpoint], suspect: frozenset[Checkpoint], sound: LossHistory, known: Checkpoint | None = None
 ) -> tuple[Checkpoint | None, frozenset[Checkpoint]]:
     """Finds the last good checkpoint, and what must stay for it.
 
@@ -191,9 +197,9 @@ def proven(
     """
     order = sorted(set(complete) - suspect, key=lambda c: c.step)
     since_known = known.step if known is not None else 0
-    good = [c for c in order if sound.prove(c) or c.step <= since_known]  # what a good one grew from is good
+    good = [c for c in order if sound.is_known_good(c) or c.step <= since_known]  # what a good one grew from is good
     last = good[-1] if good else None
-    since = max(sound.odd_step, last.step if last is not None else 0)
+    since = max(sound.anomaly_step, last.step if last is not None else 0)
     coming = next((c for c in order if c.step > since), None)
     least = last if last is not None else next(iter(order), None)
     # a part of what was proven may lie on a holder that is silent: it is not complete as read, and comes back
@@ -203,7 +209,7 @@ def proven(
     return max((c for c in (last, known) if c is not None), key=lambda c: c.step, default=None), kept
 
 
-def milestones(complete: Iterable[Checkpoint], every_steps: int) -> frozenset[Checkpoint]:
+def milestone_checkpoints(complete: Iterable[Checkpoint], every_steps: int) -> frozenset[Checkpoint]:
     """The first checkpoint at or after each multiple of `every_steps`.
 
     The multiple itself need not be saved. One that is the first stays the first: newer ones have higher steps.
@@ -218,7 +224,7 @@ def milestones(complete: Iterable[Checkpoint], every_steps: int) -> frozenset[Ch
 def persistent_drops(
     complete: Iterable[Checkpoint],
     seen: Iterable[Checkpoint],
-    standing: Standing,
+    standing: RetentionInputs,
     keep: int,
     also: frozenset[Checkpoint] = frozenset(),
     unjudged: frozenset[Checkpoint] = frozenset(),
@@ -234,11 +240,15 @@ def persistent_drops(
     order = sorted(set(complete), key=lambda c: c.step)
     if not order:
         return []
-    stay = set(order[-max(1, keep) :]) | (also & set(order)) | unjudged | _spared(standing)
+    stay = set(order[-max(1, keep) :]) | (also & set(order)) | unjudged | _must_stay(standing)
     newest = order[-1]
     return sorted(
-        (c for c in set(seen) | set(order) if c not in stay and (c.step < newest.step) and c.epoch <= standing.epoch),
-        key=lambda c: (c.step, c.epoch),
+        (
+            c
+            for c in set(seen) | set(order)
+            if c not in stay and (c.step < newest.step) and c.generation <= standing.generation
+        ),
+        key=lambda c: (c.step, c.generation),
     )
 
 
@@ -247,13 +257,13 @@ class Repair:
     """Copies one rank save to a holder that lacks it."""
 
     save: RankSave
-    source: HolderId
-    target: HolderId
+    source: MemoryServerInstance
+    target: MemoryServerInstance
 
 
-def repairs(
-    readings: dict[HolderId, tuple[RankManifest, ...]],
-    domains: dict[HolderId, str],
+def plan_repairs(
+    readings: dict[MemoryServerInstance, tuple[RankManifest, ...]],
+    domains: dict[MemoryServerInstance, str],
     wanted: Checkpoint,
     replicas_effective: int,
     leaving: frozenset[str] = frozenset(),
@@ -267,8 +277,8 @@ def repairs(
     planned: list[Repair] = []
     standing = topology.differing(holder.node for holder in readings)
     racks = {holder: standing[holder.node][:1] for holder in readings}
-    room = _Room(readings, domains, leaving, racks)
-    having: dict[RankSave, set[HolderId]] = {}
+    room = _ServersByLoad(readings, domains, leaving, racks)
+    having: dict[RankSave, set[MemoryServerInstance]] = {}
     size: dict[RankSave, int] = {}
     for holder, entries in readings.items():
         for m in entries:
@@ -285,25 +295,25 @@ def repairs(
     return planned
 
 
-class _Room:
+class _ServersByLoad:
     """Holders by rack and by what they hold, the emptiest first: one is found without a look at all others."""
 
     def __init__(
         self,
-        readings: Mapping[HolderId, tuple[RankManifest, ...]],
-        domains: Mapping[HolderId, str],
+        readings: Mapping[MemoryServerInstance, tuple[RankManifest, ...]],
+        domains: Mapping[MemoryServerInstance, str],
         leaving: frozenset[str],
-        racks: Mapping[HolderId, Path],
+        racks: Mapping[MemoryServerInstance, Path],
     ) -> None:
-        self._holders: dict[str, list[tuple[int, HolderId]]] = {}
-        self._domains: dict[Path, list[tuple[int, HolderId, str]]] = {}
+        self._servers: dict[str, list[tuple[int, MemoryServerInstance]]] = {}
+        self._domains: dict[Path, list[tuple[int, MemoryServerInstance, str]]] = {}
         rack_of: dict[str, Path] = {}
         for holder, entries in readings.items():
             if domains[holder] not in leaving:
                 load = sum(m.stream_bytes for m in entries)
-                self._holders.setdefault(domains[holder], []).append((load, holder))
+                self._servers.setdefault(domains[holder], []).append((load, holder))
                 rack_of[domains[holder]] = racks[holder]
-        for domain, loaded in self._holders.items():
+        for domain, loaded in self._servers.items():
             heapify(loaded)
             self._domains.setdefault(rack_of[domain], []).append((*loaded[0], domain))
         for emptiest in self._domains.values():
@@ -311,7 +321,7 @@ class _Room:
         self._racks = [(*emptiest[0][:2], rack) for rack, emptiest in self._domains.items()]
         heapify(self._racks)
 
-    def take(self, taken: Set[str], racks_taken: Set[Path], size_bytes: int) -> HolderId | None:
+    def take(self, taken: Set[str], racks_taken: Set[Path], size_bytes: int) -> MemoryServerInstance | None:
         """The emptiest holder outside of the failure domains `taken`, which gets so much more; None: there is none.
 
         In another rack than those taken, where there is one.
@@ -326,7 +336,7 @@ class _Room:
             heappush(self._racks, (*self._domains[rack][0][:2], rack))
         return found
 
-    def _of(self, rack: Path, taken: Set[str], size_bytes: int) -> HolderId | None:
+    def _of(self, rack: Path, taken: Set[str], size_bytes: int) -> MemoryServerInstance | None:
         emptiest = self._domains[rack]
         passed = []
         while emptiest and emptiest[0][2] in taken:
@@ -334,7 +344,7 @@ class _Room:
         found = None
         if emptiest:
             load, found, domain = heappop(emptiest)
-            loaded = self._holders[domain]
+            loaded = self._servers[domain]
             heapreplace(loaded, (load + size_bytes, found))
             heappush(emptiest, (*loaded[0], domain))
         for one in passed:

@@ -15,25 +15,25 @@ from surefoot.protocol.checkpoints.records import RankManifest
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class ClosedSteps:
     """The closed steps of one worker's saves in its epoch.
 
     Made by `surefoot.agent.staging_memory`, sent in every heartbeat.
     """
 
-    upto: int = 0
+    closed_up_to: int = 0
     """Newest step that none of its ranks can come to save any more."""
-    steps: tuple[int, ...] = ()
+    handed_over: tuple[int, ...] = ()
     """Those of which every rank handed its save over: they may be on holders."""
-    forgotten: int = 0
+    unknown_up_to: int = 0
     """`steps` says nothing of this one and older ones."""
 
-    def misses(self, step: int) -> bool:
+    def is_missing(self, step: int) -> bool:
         """Whether some rank's save of `step` is missing for ever."""
-        return self.forgotten < step <= self.upto and step not in self.steps
+        return self.unknown_up_to < step <= self.closed_up_to and step not in self.handed_over
 
 
-NOTHING_SETTLED = Settled()
+NO_CLOSED_STEPS = ClosedSteps()
 """Of a worker that has not said anything yet."""
 
 
@@ -47,7 +47,7 @@ _STAGING_AND_MEMORY = f"{STAGING}+memory"
 the others' from holders."""
 
 
-def joined(sources: Iterable[str]) -> str | None:
+def join_sources(sources: Iterable[str]) -> str | None:
     """Joins sources: `staging+memory`, or `mixed` for other combinations."""
     found = {part for source in sources for part in source.split("+")} - {"none"}
     if len(found) <= 1:

@@ -31,10 +31,10 @@ def told(found: Sequence[NodeFinding]) -> list[tuple[str, str]]:
 def test_an_xid_is_told_for_good_with_whose_it_is(code: int, blame: str) -> None:
     nvml = FakeNvml(gpus=2)
     gpus = check(nvml)
-    assert gpus.find() == ()
+    assert gpus.find_faults() == ()
     nvml.events.append(FakeEvent(1, code))
     for _ in range(2):
-        (found,) = gpus.find()
+        (found,) = gpus.find_faults()
         assert (found.reason, found.blame) == (f"GpuXid{code}", blame)
         assert found.text.startswith(f"GPU 1 reported Xid {code}: ")
 
@@ -49,16 +49,16 @@ def test_every_xid_of_an_application_by_nvidia_s_device_plugin_moves_nobody() ->
 
 
 def test_a_row_that_cannot_be_remapped_is_the_node_s_and_one_that_waits_is_only_told() -> None:
-    assert told(check(FakeNvml(rows={0: (0, 1, 0, 1)})).find()) == [("GpuRowRemapFailed", "node")]
-    assert told(check(FakeNvml(rows={0: (0, 1, 1, 0)})).find()) == [("GpuRowRemapPending", "unknown")]
+    assert told(check(FakeNvml(rows={0: (0, 1, 0, 1)})).find_faults()) == [("GpuRowRemapFailed", "node")]
+    assert told(check(FakeNvml(rows={0: (0, 1, 1, 0)})).find_faults()) == [("GpuRowRemapPending", "unknown")]
 
 
 def test_uncorrected_errors_count_from_the_agent_s_beginning() -> None:
     nvml = FakeNvml(uncorrected={0: 7})
     gpus = check(nvml)
-    assert gpus.find() == ()
+    assert gpus.find_faults() == ()
     nvml.uncorrected[0] = 9
-    (found,) = gpus.find()
+    (found,) = gpus.find_faults()
     assert (found.reason, found.blame) == ("GpuUncorrectedEcc", "unknown")
     assert "counted 2 uncorrected" in found.text
 
@@ -67,28 +67,28 @@ def test_uncorrected_errors_count_from_the_agent_s_beginning() -> None:
 def test_a_lost_device_is_the_node_s_and_stays_so(value: int) -> None:
     nvml = FakeNvml()
     gpus = check(nvml)
-    gpus.find()
+    gpus.find_faults()
     nvml.broken = value
-    assert told(gpus.find()) == [("GpuLost", "node")]
+    assert told(gpus.find_faults()) == [("GpuLost", "node")]
     nvml.broken = 0
-    assert told(gpus.find()) == [("GpuLost", "node")]
+    assert told(gpus.find_faults()) == [("GpuLost", "node")]
 
 
 def test_heat_is_told_when_it_lasts_and_blames_nobody() -> None:
     nvml = FakeNvml(clocks={0: 0x40 | 0x4})
     gpus = check(nvml)
-    found = [gpus.find() for _ in range(12)]
+    found = [gpus.find_faults() for _ in range(12)]
     assert [told(one) for one in found[:11]] == [[]] * 11
     assert told(found[11]) == [("GpuSlowed", "unknown")]
     nvml.clocks[0] = 0x4
-    assert gpus.find() == (), "a power cap is how it is set up"
+    assert gpus.find_faults() == (), "a power cap is how it is set up"
 
 
 def test_what_a_device_does_not_support_is_not_asked_again() -> None:
     nvml = FakeNvml(rows={0: NVMLError(3)})
     gpus = check(nvml)
-    gpus.find()
-    gpus.find()
+    gpus.find_faults()
+    gpus.find_faults()
     assert nvml.asked.count("rows") == 1
     assert nvml.asked.count("ecc") == 2
 
@@ -97,12 +97,12 @@ def test_what_a_device_does_not_support_is_not_asked_again() -> None:
 def test_any_other_error_proves_nothing(value: int) -> None:
     nvml = FakeNvml()
     nvml.broken = value
-    assert check(nvml).find() == ()
+    assert check(nvml).find_faults() == ()
 
 
 def test_without_library_or_driver_nothing_is_found() -> None:
     def absent() -> FakeNvml:
         raise ModuleNotFoundError("pynvml")
 
-    assert GpuCheck(absent).find() == ()
-    assert check(FakeNvml(gpus=-1)).find() == ()
+    assert GpuCheck(absent).find_faults() == ()
+    assert check(FakeNvml(gpus=-1)).find_faults() == ()

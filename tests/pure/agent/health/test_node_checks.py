@@ -11,7 +11,7 @@ import pytest
 from surefoot.agent.health.node_checks import (
     FolderCheck,
     KernelLog,
-    KernelWords,
+    KernelLogFindings,
     LinkCheck,
     MemoryPressure,
     kernel_finding,
@@ -47,10 +47,10 @@ def test_other_lines_say_nothing(line: str) -> None:
 def test_what_the_kernel_said_stays_found(tmp_path: Path) -> None:
     path = tmp_path / "kmsg"
     path.write_text("")
-    words = KernelWords(KernelLog(path))
-    assert words.find() == ()
+    words = KernelLogFindings(KernelLog(path))
+    assert words.find_faults() == ()
     path.write_text("3,1,1,-;NVRM: Xid (PCI:0000:3b:00): 48, DBE\n")
-    assert [one.reason for one in words.find()] == [one.reason for one in words.find()] == ["GpuXid48"]
+    assert [one.reason for one in words.find_faults()] == [one.reason for one in words.find_faults()] == ["GpuXid48"]
 
 
 @pytest.mark.parametrize(
@@ -63,14 +63,14 @@ def test_what_the_kernel_said_stays_found(tmp_path: Path) -> None:
 )
 def test_pressure_is_told_where_every_program_waits(text: str, found: bool, tmp_path: Path) -> None:
     (tmp_path / "memory").write_text(text)
-    assert [one.blame for one in MemoryPressure(tmp_path / "memory").find()] == ["unknown"] * found
-    assert MemoryPressure(tmp_path / "none").find() == ()
+    assert [one.blame for one in MemoryPressure(tmp_path / "memory").find_faults()] == ["unknown"] * found
+    assert MemoryPressure(tmp_path / "none").find_faults() == ()
 
 
 def test_a_folder_that_can_be_written_to_is_well_and_left_as_it_was(tmp_path: Path) -> None:
-    assert FolderCheck([tmp_path, tmp_path]).find() == []
+    assert FolderCheck([tmp_path, tmp_path]).find_faults() == []
     assert list(tmp_path.iterdir()) == []
-    assert FolderCheck([tmp_path / "none"]).find() == [], "whoever needs it says so"
+    assert FolderCheck([tmp_path / "none"]).find_faults() == [], "whoever needs it says so"
 
 
 @pytest.mark.parametrize(
@@ -88,13 +88,13 @@ def test_a_folder_that_refuses_says_whose_fault_it_is(
 ) -> None:
     folders = FolderCheck([tmp_path])
     if before:
-        folders.find()
+        folders.find_faults()
 
     def refuse(path: Path, data: bytes) -> int:
         raise OSError(number, "refused")
 
     monkeypatch.setattr(Path, "write_bytes", refuse)
-    (found,) = folders.find()
+    (found,) = folders.find_faults()
     assert (found.reason, found.blame) == (reason, blame)
 
 
@@ -103,12 +103,12 @@ def test_a_disk_that_shall_be_full_is_so_for_the_node_that_is_named_alone(tmp_pa
     (tmp_path / "faults/diskfull-n1").touch()
     told = {"SUREFOOT_FAULTS_FOLDER": str(tmp_path / "faults")}
     struck = FolderCheck([tmp_path], {**told, "SUREFOOT_NODE": "n1"})
-    (found,) = struck.find()
+    (found,) = struck.find_faults()
     assert (found.reason, found.blame) == ("DiskFull", "unknown")
-    assert FolderCheck([tmp_path], {**told, "SUREFOOT_NODE": "n2"}).find() == []
-    assert FolderCheck([tmp_path], {"SUREFOOT_NODE": "n1"}).find() == []
+    assert FolderCheck([tmp_path], {**told, "SUREFOOT_NODE": "n2"}).find_faults() == []
+    assert FolderCheck([tmp_path], {"SUREFOOT_NODE": "n1"}).find_faults() == []
     (tmp_path / "faults/diskfull-n1").unlink()
-    assert struck.find() == []
+    assert struck.find_faults() == []
 
 
 def test_a_folder_that_is_nearly_full_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,7 @@ def test_a_folder_that_is_nearly_full_is_told(tmp_path: Path, monkeypatch: pytes
         f_bavail, f_blocks, f_frsize = 10, 1_000_000, 4096
 
     monkeypatch.setattr("os.statvfs", lambda path: Space)
-    (found,) = FolderCheck([tmp_path]).find()
+    (found,) = FolderCheck([tmp_path]).find_faults()
     assert (found.reason, found.blame) == ("DiskFull", "unknown")
     assert "41.0 kB of 4.10 GB left" in found.text or "left" in found.text
 
@@ -141,37 +141,37 @@ def ethernet(root: Path, speed: int, errors: int) -> None:
 def test_a_port_that_goes_down_and_stays_so_is_the_node_s(tmp_path: Path) -> None:
     links = LinkCheck(tmp_path)
     infiniband(tmp_path)
-    assert links.find() == []
+    assert links.find_faults() == []
     infiniband(tmp_path, state="1: DOWN")
-    assert [len(links.find()) for _ in range(3)] == [0, 0, 1]
-    (found,) = links.find()
+    assert [len(links.find_faults()) for _ in range(3)] == [0, 0, 1]
+    (found,) = links.find_faults()
     assert (found.reason, found.blame) == ("LinkDown", "node")
     infiniband(tmp_path)
-    assert links.find() == []
+    assert links.find_faults() == []
 
 
 def test_a_port_that_was_never_up_is_nobody_s_loss(tmp_path: Path) -> None:
     infiniband(tmp_path, state="1: DOWN")
     links = LinkCheck(tmp_path)
-    assert [links.find() for _ in range(5)] == [[]] * 5
+    assert [links.find_faults() for _ in range(5)] == [[]] * 5
 
 
 def test_a_link_that_is_slower_than_it_was_and_errors_are_told_and_blame_nobody(tmp_path: Path) -> None:
     links = LinkCheck(tmp_path)
     infiniband(tmp_path)
     ethernet(tmp_path, 100_000, 5)
-    assert links.find() == []
+    assert links.find_faults() == []
     infiniband(tmp_path, rate="200 Gb/sec (4X HDR)")
     ethernet(tmp_path, 100_000, 2005)
-    found = links.find()
+    found = links.find_faults()
     assert [(one.reason, one.blame) for one in found] == [("LinkSlower", "unknown"), ("NetworkErrors", "unknown")]
     assert found[0].text == "port 1 of mlx5_0 has 200 Gb/s, and had 400"
     ethernet(tmp_path, 10_000, 2005)
-    assert "network device eth0 has 10000 Mb/s, and had 100000" in links.find()[1].text
+    assert "network device eth0 has 10000 Mb/s, and had 100000" in links.find_faults()[1].text
 
 
 def test_a_machine_without_such_devices_has_nothing_to_tell(tmp_path: Path) -> None:
-    assert LinkCheck(tmp_path).find() == []
+    assert LinkCheck(tmp_path).find_faults() == []
 
 
 # ---- kernel log ------------------------------------------------------------------------------------------------------

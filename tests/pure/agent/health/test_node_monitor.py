@@ -6,8 +6,8 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 
-from surefoot.agent.health.node_monitor import AGAIN_SECONDS, CHECK_SECONDS, NodeWatch
-from surefoot.protocol.messages import LONGEST_TEXT, MOST_FINDINGS, FromAgent, NodeFinding, NodeHealth
+from surefoot.agent.health.node_monitor import CHECK_SECONDS, RETRY_SECONDS, NodeMonitor
+from surefoot.protocol.messages import MAX_FINDINGS, MAX_TEXT_CHARACTERS, FromAgent, NodeFinding, NodeHealth
 
 LOST = NodeFinding("GpuLost", "GPU 0 is lost", "node")
 SLOW = NodeFinding("GpuSlowed", "GPU 0 is slow", "unknown")
@@ -28,7 +28,7 @@ class Scripted:
         self.hold: threading.Event | None = None
         self.looks = 0
 
-    def find(self) -> Sequence[NodeFinding]:
+    def find_faults(self) -> Sequence[NodeFinding]:
         self.looks += 1
         if self.hold is not None:
             self.hold.wait(30)
@@ -42,11 +42,11 @@ class Watched:
 
     def __init__(self, *checks: Scripted) -> None:
         self.now, self.sent, self.notices = 100.0, list[FromAgent](), list[tuple[str, str]]()
-        self.watch = NodeWatch(checks, self.sent.append, lambda *one: self.notices.append(one), lambda: self.now)
+        self.watch = NodeMonitor(checks, self.sent.append, lambda *one: self.notices.append(one), lambda: self.now)
 
     async def look(self, done: Callable[[], bool], seconds: float = 6.0) -> None:
         self.now += seconds
-        self.watch.look()
+        self.watch.poll_checks()
         await _until(done)
 
     @property
@@ -83,7 +83,7 @@ async def test_a_check_that_hangs_is_told_once_by_name_and_keeps_no_other_from_l
 
     def looks_again() -> bool:
         all_.now += 6
-        all_.watch.look()
+        all_.watch.poll_checks()
         return hung.looks == 2
 
     await _until(looks_again)
@@ -102,7 +102,7 @@ async def test_a_check_that_fails_is_told_once_and_what_it_found_before_stays() 
 
 async def test_the_clock_is_told_every_few_minutes() -> None:
     all_ = Watched(Scripted("gpu"))
-    await all_.look(lambda: len(all_.told) == 1, seconds=AGAIN_SECONDS)
+    await all_.look(lambda: len(all_.told) == 1, seconds=RETRY_SECONDS)
     assert isinstance(all_.sent[0], NodeHealth)
     assert all_.sent[0].clock_seconds > 1e9
 
@@ -113,8 +113,8 @@ async def test_a_message_is_bounded_and_has_the_gravest_first() -> None:
     all_ = Watched(gpu)
     await all_.look(lambda: bool(all_.told))
     found = all_.watch.findings
-    assert (len(found), found[0]) == (MOST_FINDINGS, LOST)
-    assert max(len(one.text) for one in found) == LONGEST_TEXT
+    assert (len(found), found[0]) == (MAX_FINDINGS, LOST)
+    assert max(len(one.text) for one in found) == MAX_TEXT_CHARACTERS
 
 
 async def test_of_two_checks_that_find_the_same_the_graver_counts() -> None:

@@ -12,20 +12,20 @@ from pathlib import Path
 import pytest
 
 from surefoot.agent.health import pre_join_checks
-from surefoot.agent.health.pre_join_checks import KEPT_SECONDS, JoinCheck, ProbeProcess
-from surefoot.node_tests.host_tests import Trial
+from surefoot.agent.health.pre_join_checks import KEPT_SECONDS, JoinCheck, NodeTestProcess
+from surefoot.node_tests.host_tests import NodeTestResult
 from surefoot.protocol.messages import NodeFinding
 
 OVER = '{"over": true}'
-WELL = Trial("matmul", "well", rate=50.0, unit="GFLOP")
-WRONG = Trial("matmul", "fails", "ComputesWrong", "the processor multiplies wrong")
-UNTRIED = Trial("disk", "unknown", text="it is full")
+WELL = NodeTestResult("matmul", "well", rate=50.0, unit="GFLOP")
+WRONG = NodeTestResult("matmul", "fails", "ComputesWrong", "the processor multiplies wrong")
+UNTRIED = NodeTestResult("disk", "unknown", text="it is full")
 
 
 class Node:
     """A probe that answers what it is told to."""
 
-    def __init__(self, *trials: Trial, over: bool = True) -> None:
+    def __init__(self, *trials: NodeTestResult, over: bool = True) -> None:
         self.lines = [*(json.dumps(asdict(one)) for one in trials), *([OVER] if over else [])]
         self.tries, self.now = 0, 1000.0
 
@@ -35,7 +35,7 @@ class Node:
 
     def find(self, folder: Path, blamed: bool = True, node: str = "n0") -> list[NodeFinding]:
         """As another agent does on each call."""
-        return list(JoinCheck(node, folder, blamed, self, lambda: self.now).find())
+        return list(JoinCheck(node, folder, blamed, self, lambda: self.now).find_faults())
 
 
 def test_what_fails_is_a_finding_and_names_the_node_where_it_may(tmp_path: Path) -> None:
@@ -101,8 +101,8 @@ def test_a_folder_that_takes_no_note_is_no_fault(tmp_path: Path) -> None:
 
 
 def test_the_real_probe_is_one_process_within_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    probe = ProbeProcess("127.0.0.1", tmp_path, os.environ)
-    assert JoinCheck("n0", tmp_path, True, probe).find() == []
+    probe = NodeTestProcess("127.0.0.1", tmp_path, os.environ)
+    assert JoinCheck("n0", tmp_path, True, probe).find_faults() == []
     assert probe.own() == set()
     assert (tmp_path / "join-check-n0.json").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["join-check-n0.json"], "nothing else is left"

@@ -9,8 +9,8 @@ import pytest
 
 from surefoot.agent.staging_memory import MemoryHeadroom
 from surefoot.agent.trainers.exit_cause import (
-    Cause,
     ErrorReport,
+    ExitCause,
     OomCounts,
     OomKill,
     RankExit,
@@ -231,20 +231,20 @@ def test_a_program_s_own_errors_are_not(kind: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("endings", "expected"),
     [
-        ([RankExit(0, -9, None)], Cause(0, "killed by SIGKILL", False)),
-        ([RankExit(0, 3, None)], Cause(0, "exit code 3", False)),
-        ([RankExit(0, 1, ECHO)], Cause(0, f"RuntimeError: {ECHO.message}", True)),
-        ([RankExit(0, 1, ECHO), RankExit(1, None, OWN)], Cause(1, "ValueError: the data is bad", False)),
-        ([RankExit(0, 1, ECHO), RankExit(1, -9, None)], Cause(1, "killed by SIGKILL", False)),
-        ([RankExit(0, 1, OWN), RankExit(1, -9, None)], Cause(0, "ValueError: the data is bad", False)),
+        ([RankExit(0, -9, None)], ExitCause(0, "killed by SIGKILL", False)),
+        ([RankExit(0, 3, None)], ExitCause(0, "exit code 3", False)),
+        ([RankExit(0, 1, ECHO)], ExitCause(0, f"RuntimeError: {ECHO.message}", True)),
+        ([RankExit(0, 1, ECHO), RankExit(1, None, OWN)], ExitCause(1, "ValueError: the data is bad", False)),
+        ([RankExit(0, 1, ECHO), RankExit(1, -9, None)], ExitCause(1, "killed by SIGKILL", False)),
+        ([RankExit(0, 1, OWN), RankExit(1, -9, None)], ExitCause(0, "ValueError: the data is bad", False)),
         (
             [RankExit(0, 0, None), RankExit(1, None, None), RankExit(2, 1, ECHO)],
-            Cause(2, f"RuntimeError: {ECHO.message}", True),
+            ExitCause(2, f"RuntimeError: {ECHO.message}", True),
         ),
     ],
     ids=["signal", "code", "echo", "own after echo", "death beside echo", "own beside death", "finished do not count"],
 )
-def test_the_first_cause_is_no_echo_if_there_is_another(endings: list[RankExit], expected: Cause) -> None:
+def test_the_first_cause_is_no_echo_if_there_is_another(endings: list[RankExit], expected: ExitCause) -> None:
     assert first_cause(endings) == expected
 
 

@@ -12,15 +12,15 @@ from surefoot.agent.trainers.hang_diagnosis import (
     MAX_COLLECTIVES_CHARACTERS,
     MAX_STACKS_CHARACTERS,
     Answers,
-    CollectiveInquiry,
+    CollectiveQuery,
     Frame,
     collectives_of,
     main_thread,
     summarize_collectives,
     summarize_stacks,
 )
-from surefoot.ipc.stacks import Taken
-from surefoot.ipc.trainer_messages import CollectivesTold, TellCollectives
+from surefoot.ipc.stacks import CapturedStack
+from surefoot.ipc.trainer_messages import CollectivesReport, RequestCollectives
 from surefoot.protocol.hangs import Collective
 
 # ---- collective inquiry ----------------------------------------------------------------------------------------------
@@ -30,8 +30,8 @@ WAITS = Collective((0,), "default_pg", 812, "all_reduce", "Float[4]", "scheduled
 DONE = replace(WAITS, number=811, state="finished")
 
 
-def told(rank: int, one: Collective, request: int = 1, seconds: float = 12.4) -> CollectivesTold:
-    return CollectivesTold(request, (replace(one, ranks=(rank,)),), (seconds,))
+def told(rank: int, one: Collective, request: int = 1, seconds: float = 12.4) -> CollectivesReport:
+    return CollectivesReport(request, (replace(one, ranks=(rank,)),), (seconds,))
 
 
 @dataclass
@@ -43,16 +43,16 @@ class Ranks:
     asked: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.inquiry = CollectiveInquiry(self.tell, lambda _: self.attached)
+        self.inquiry = CollectiveQuery(self.tell, lambda _: self.attached)
 
-    def tell(self, epoch: int, rank: int, message: TellCollectives) -> None:
+    def tell(self, epoch: int, rank: int, message: RequestCollectives) -> None:
         self.asked.append(rank)
-        self.inquiry.heard(rank, told(rank, WAITS, message.request - 1))  # to an earlier question
+        self.inquiry.add_reply(rank, told(rank, WAITS, message.request - 1))  # to an earlier question
         if rank not in self.mute:
-            self.inquiry.heard(rank, told(rank, WAITS, message.request))
+            self.inquiry.add_reply(rank, told(rank, WAITS, message.request))
 
     def ask(self) -> Answers:
-        return asyncio.run(self.inquiry.ask(5, (2, 0, 1)))
+        return asyncio.run(self.inquiry.query_ranks(5, (2, 0, 1)))
 
 
 def test_all_that_answer_are_heard_and_grouped() -> None:
@@ -64,7 +64,7 @@ def test_all_that_answer_are_heard_and_grouped() -> None:
 def test_a_rank_that_does_not_answer_costs_the_limit_and_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hang_diagnosis, "TAKE_SECONDS", 0.01)
     answers = Ranks(mute=frozenset((1,))).ask()
-    assert "it holds the GIL" in answers[1].why
+    assert "it holds the GIL" in answers[1].reason
     assert collectives_of(answers) == (), "which proves nothing"
     assert (
         summarize_collectives(answers).splitlines()[0].startswith("rank 1: collective unknown: it did not say within")
@@ -75,8 +75,8 @@ def test_who_is_on_no_line_is_not_waited_for() -> None:
     ranks = Ranks(attached=frozenset((0, 2)))
     answers = ranks.ask()
     assert sorted(ranks.asked) == [0, 2]
-    assert answers[1].why == "it cannot say: it has made no Checkpointer"
-    assert Ranks(attached=frozenset()).ask()[0].why == answers[1].why
+    assert answers[1].reason == "it cannot say: it has made no Checkpointer"
+    assert Ranks(attached=frozenset()).ask()[0].reason == answers[1].reason
 
 
 def test_the_summary_groups_ranks_and_the_smallest_comes_first() -> None:
@@ -126,7 +126,12 @@ def test_the_main_thread_is_the_last_one() -> None:
 
 def test_ranks_that_stand_alike_are_one_group_and_the_smallest_comes_first() -> None:
     told = summarize_stacks(
-        [Taken(0, WAITS_STACK_SUMMARY), Taken(1, WAITS_STACK_SUMMARY), Taken(2, SLEEPS), Taken(3, WAITS_STACK_SUMMARY)]
+        [
+            CapturedStack(0, WAITS_STACK_SUMMARY),
+            CapturedStack(1, WAITS_STACK_SUMMARY),
+            CapturedStack(2, SLEEPS),
+            CapturedStack(3, WAITS_STACK_SUMMARY),
+        ]
     )
     assert told == (
         "rank 2: in load (me/train.py:28)\n"
@@ -135,12 +140,12 @@ def test_ranks_that_stand_alike_are_one_group_and_the_smallest_comes_first() -> 
 
 
 def test_a_rank_without_a_stack_says_why() -> None:
-    assert summarize_stacks([Taken(5, "", "its process is stopped")]) == "rank 5: its process is stopped"
-    assert summarize_stacks([Taken(5, "nonsense")]) == "rank 5: it runs no Python code"
+    assert summarize_stacks([CapturedStack(5, "", "its process is stopped")]) == "rank 5: its process is stopped"
+    assert summarize_stacks([CapturedStack(5, "nonsense")]) == "rank 5: it runs no Python code"
 
 
 def test_it_stays_short_whatever_a_program_calls_its_functions() -> None:
     long = 'Current thread 0x1 (most recent call first):\n  File "/a.py", line {} in ' + "f" * 5000 + "\n"
-    told = summarize_stacks([Taken(rank, long.format(rank)) for rank in range(1000)])
+    told = summarize_stacks([CapturedStack(rank, long.format(rank)) for rank in range(1000)])
     assert len(told) <= MAX_STACKS_CHARACTERS
-    assert len(summarize_stacks([Taken(rank, SLEEPS) for rank in range(1000)])) < 200
+    assert len(summarize_stacks([CapturedStack(rank, SLEEPS) for rank in range(1000)])) < 200

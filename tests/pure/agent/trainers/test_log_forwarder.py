@@ -15,7 +15,7 @@ from surefoot.agent.trainers.log_forwarder import LogForwarder, LogRateLimit
 def forwarded(forwarder: LogForwarder, *paths: Path) -> list[str]:
     forwarder.start()
     for rank, path in enumerate(paths):
-        forwarder.follow(path, rank)
+        forwarder.start_forwarding(path, rank)
     forwarder.close(30.0)
     assert isinstance(forwarder.out, io.StringIO)
     return forwarder.out.getvalue().splitlines()
@@ -45,8 +45,8 @@ def test_a_failed_rank_s_last_lines_are_shown_only_if_something_was_left_out(tmp
         path.write_text("the error\n")
         forwarder = LogForwarder(io.StringIO(), LogRateLimit(rate=0.0, burst=burst))
         forwarder.start()
-        forwarder.follow(path, 3)
-        forwarder.unfollow(path)
+        forwarder.start_forwarding(path, 3)
+        forwarder.stop_forwarding(path)
         forwarder.tail(path, 3)
         forwarder.close(30.0)
         assert isinstance(forwarder.out, io.StringIO)
@@ -65,7 +65,7 @@ def test_lines_written_later_are_shown_later(tmp_path: Path) -> None:
     path = tmp_path / "log"
     forwarder = LogForwarder(io.StringIO())
     forwarder.start()
-    forwarder.follow(path, 0)
+    forwarder.start_forwarding(path, 0)
     path.write_text("later\n")
     assert isinstance(forwarder.out, io.StringIO)
     deadline = time.monotonic() + 30

@@ -13,35 +13,35 @@ from support.stored import stored_document, view_of_snapshot, written
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import (
     Condition,
-    DataRead,
+    DataProgress,
     ExcludedNode,
     Incident,
-    Interval,
     JobStatus,
     Restart,
+    SaveInterval,
     StoredCheckpoints,
     TierContents,
 )
 from surefoot_operator.cli.jobs.describe import (
     JobDescription,
     JobSummary,
-    described,
+    describe_job,
     description_lines,
-    exposed,
+    format_at_risk,
+    format_newest_checkpoint,
+    format_progress,
     incident_line,
     job_lines,
     node_lines,
     node_rows,
-    progressed,
-    saved,
-    summary,
+    summarize,
     timeline_lines,
     timeline_of,
     worker_state,
 )
-from surefoot_operator.cli.jobs.read_jobs import JobView, Pace, pace_of, stored_job
-from surefoot_operator.cli.local.progress import Happened
-from surefoot_operator.job_snapshot import NodeSeen
+from surefoot_operator.cli.jobs.read_jobs import JobProgress, JobView, pace_of, stored_job
+from surefoot_operator.cli.local.progress import RunEvent
+from surefoot_operator.job_snapshot import ObservedNode
 
 # ---- describe job ----------------------------------------------------------------------------------------------------
 # The description of a job names what is known, what happened, and what could not be read.
@@ -50,7 +50,7 @@ LOST = Incident("node-lost", "node n2 is gone", 2, "n2", 1, BEGAN + 40, first_st
 
 
 def text(view: JobView, wide: bool = False) -> str:
-    return "\n".join(description_lines(described(view), wide))
+    return "\n".join(description_lines(describe_job(view), wide))
 
 
 def test_a_running_job_is_described_in_the_order_people_ask() -> None:
@@ -66,7 +66,7 @@ def test_a_running_job_is_described_in_the_order_people_ask() -> None:
         incidents=(LOST,),
         excluded_nodes=(ExcludedNode("n7", "it failed twice", BEGAN + 900),),
     )
-    told = text(view_of_snapshot(replace(seen, status=status), Happened(BEGAN + 40, "WorkerLost", "worker 2", True)))
+    told = text(view_of_snapshot(replace(seen, status=status), RunEvent(BEGAN + 40, "WorkerLost", "worker 2", True)))
     places = [told.index(word) for word in ("State:", "Message:", "At risk:", "Workers:", "Conditions:", "Incidents:")]
     assert places == sorted(places)
     assert "2 steps (4s) would be run again after a failure now" in told
@@ -87,7 +87,7 @@ def test_what_is_not_known_yet_leaves_no_dash_in_a_sentence() -> None:
 
 def test_what_the_loader_told_of_the_data_is_shown() -> None:
     seen = running()
-    read = replace(seen, status=replace(seen.status, data=DataRead(1.25, 48.0), loss=2.34567))
+    read = replace(seen, status=replace(seen.status, data=DataProgress(1.25, 48.0), loss=2.34567))
     assert "Data:        1.25 passes, 48 samples/s" in text(view_of_snapshot(read))
     assert "steps/s, loss 2.346" in text(view_of_snapshot(read))
     assert "Data:" not in text(view_of_snapshot(seen))
@@ -116,14 +116,18 @@ def at_risk(spec: dict[str, Any], **changes: Any) -> JobDescription:
     status = replace(seen.status, **changes)
     view = view_of_snapshot(replace(seen, status=status))
     document = view.stored.document
-    return described(replace(view, stored=stored_job({**document, "spec": {**document["spec"], **spec}})))
+    return describe_job(replace(view, stored=stored_job({**document, "spec": {**document["spec"], **spec}})))
 
 
 @pytest.mark.parametrize(
     ("changes", "steps", "said"),
     [
         ({"conditions": (PROTECTED,)}, 2, "complete and protected (2 steps again); 2 workers go on"),
-        ({"conditions": (replace(PROTECTED, status="False"),), "floor": Checkpoint(1, 30)}, 12, "persistent tier"),
+        (
+            {"conditions": (replace(PROTECTED, status="False"),), "last_uploaded": Checkpoint(1, 30)},
+            12,
+            "persistent tier",
+        ),
         ({"conditions": (replace(PROTECTED, status="Unknown"),)}, None, "not known"),
         ({"conditions": ()}, None, "not known"),
         ({"conditions": (replace(PROTECTED, status="False"),), "last_complete": None}, 42, "the beginning"),
@@ -143,7 +147,7 @@ def test_a_job_of_fixed_size_waits_for_a_replacement_of_a_lost_node() -> None:
     assert "(2 steps again); training waits for a replacement" in told
 
 
-@pytest.mark.parametrize("changes", [{"world": None, "lineage": ()}, {"phase": "Complete", "message": "over"}])
+@pytest.mark.parametrize("changes", [{"membership": None, "lineage": ()}, {"phase": "Complete", "message": "over"}])
 def test_a_job_that_does_not_train_has_no_node_to_lose(changes: dict[str, Any]) -> None:
     assert at_risk(ELASTIC, **changes).node_loss is None
 
@@ -213,7 +217,7 @@ def cells(found: list[JobSummary]) -> list[dict[str, str]]:
     return [dict(zip(columns, [*row, ""], strict=False)) for row in rows]
 
 
-def pace(status: JobStatus | None = None, now: float = BEGAN + 100, **metadata: Any) -> Pace:
+def pace(status: JobStatus | None = None, now: float = BEGAN + 100, **metadata: Any) -> JobProgress:
     seen = running()
     return pace_of(stored_job(written(status or seen.status, seen, **metadata)), now)
 
@@ -221,22 +225,22 @@ def pace(status: JobStatus | None = None, now: float = BEGAN + 100, **metadata: 
 def test_rate_and_rest_are_of_the_present_world() -> None:
     found = pace(**TOTAL)
     assert found.steps_per_second == pytest.approx(42 / 99.95)
-    assert found.left_seconds == pytest.approx(100 * 99.95 / 42)
+    assert found.remaining_seconds == pytest.approx(100 * 99.95 / 42)
     assert (found.checkpoint_step, found.exposed_steps) == (40, 2)
     assert found.exposed_seconds == pytest.approx(2 * 99.95 / 42)
 
 
 def test_what_the_operator_measured_goes_before() -> None:
-    chosen = Interval(5, 0, "auto", BEGAN, 0, BEGAN, step_seconds=0.5)
+    chosen = SaveInterval(5, 0, "auto", BEGAN, 0, BEGAN, step_seconds=0.5)
     assert pace(replace(running().status, memory_interval=chosen)).steps_per_second == 2
 
 
 @pytest.mark.parametrize(
-    "changes", [{"step": 2}, {"progress_seconds": None}, {"world": None}, {"step": 0, "last_complete": None}]
+    "changes", [{"step": 2}, {"progress_seconds": None}, {"membership": None}, {"step": 0, "last_complete": None}]
 )
 def test_a_rate_of_too_little_is_unknown(changes: dict[str, Any]) -> None:
     found = pace(replace(running().status, **changes), **TOTAL)
-    assert (found.steps_per_second, found.left_seconds, found.exposed_seconds) == (None, None, None)
+    assert (found.steps_per_second, found.remaining_seconds, found.exposed_seconds) == (None, None, None)
 
 
 def test_a_checkpoint_that_is_newer_than_the_step_counts_as_the_step() -> None:
@@ -246,7 +250,7 @@ def test_a_checkpoint_that_is_newer_than_the_step_counts_as_the_step() -> None:
 
 
 def test_what_is_at_risk_counts_the_steps_since_the_status_was_written() -> None:
-    seen = replace(running().status, memory_interval=Interval(5, 0, "auto", BEGAN, 0, BEGAN, step_seconds=0.5))
+    seen = replace(running().status, memory_interval=SaveInterval(5, 0, "auto", BEGAN, 0, BEGAN, step_seconds=0.5))
     assert seen.progress_seconds is not None
     at = seen.progress_seconds
     assert [pace(seen, at + late).exposed_steps for late in (-1, 0, 3, 8, 600)] == [2, 2, 8, 18, 18]
@@ -257,31 +261,31 @@ def test_what_is_at_risk_counts_the_steps_since_the_status_was_written() -> None
 def test_wide_rows_have_the_bytes_of_each_tier() -> None:
     seen = running()
     stored = StoredCheckpoints(TierContents(2_500_000_000, 2), TierContents(512, 1))
-    found = summary(stored_job(written(replace(seen.status, checkpoints=stored), seen)), BEGAN + 100)
+    found = summarize(stored_job(written(replace(seen.status, checkpoints=stored), seen)), BEGAN + 100)
     row = cells([found])[0]
     assert (row["IN-MEMORY"], row["PERSISTENT"]) == ("2.50 GB", "512 bytes")
-    over = summary(stored_job(written(replace(seen.status, checkpoints=stored, phase="Complete"), seen)), BEGAN + 100)
+    over = summarize(stored_job(written(replace(seen.status, checkpoints=stored, phase="Complete"), seen)), BEGAN + 100)
     assert (over.memory_bytes, over.persistent_bytes) == (None, 512)
-    unknown = summary(stored_job(written(seen.status, seen)), BEGAN + 100)
+    unknown = summarize(stored_job(written(seen.status, seen)), BEGAN + 100)
     assert (cells([unknown])[0]["IN-MEMORY"], cells([unknown])[0]["PERSISTENT"]) == ("-", "-")
 
 
 def test_a_job_that_is_over_risks_nothing() -> None:
     found = pace(replace(running().status, phase="Complete"), **TOTAL)
-    assert (found.exposed_steps, found.left_seconds) == (None, None)
+    assert (found.exposed_steps, found.remaining_seconds) == (None, None)
 
 
 @pytest.mark.parametrize(
     ("found", "words"),
     [
-        (Pace(), ("-", "-", "-")),
-        (Pace(7), ("7", "-", "-")),
-        (Pace(7, 10, 1.0, 3.0, 5, 12.0, 1, 1.0), ("7/10 (70%)", "5 (12s)", "1 step (1s)")),
-        (Pace(12, 10, None, None, 5, None, 2, None), ("12/10 (100%)", "5", "2 steps")),
+        (JobProgress(), ("-", "-", "-")),
+        (JobProgress(7), ("7", "-", "-")),
+        (JobProgress(7, 10, 1.0, 3.0, 5, 12.0, 1, 1.0), ("7/10 (70%)", "5 (12s)", "1 step (1s)")),
+        (JobProgress(12, 10, None, None, 5, None, 2, None), ("12/10 (100%)", "5", "2 steps")),
     ],
 )
-def test_words_of_a_pace(found: Pace, words: tuple[str, str, str]) -> None:
-    assert (progressed(found), saved(found), exposed(found)) == words
+def test_words_of_a_pace(found: JobProgress, words: tuple[str, str, str]) -> None:
+    assert (format_progress(found), format_newest_checkpoint(found), format_at_risk(found)) == words
 
 
 def test_the_list_has_a_row_for_each_job_whatever_is_wrong_with_it() -> None:
@@ -291,7 +295,7 @@ def test_the_list_has_a_row_for_each_job_whatever_is_wrong_with_it() -> None:
         stored_job(stored_document(name="new")),
         stored_job(stored_document({"schemaVersion": 9, "phase": "Running", "step": 3}, name="newer")),
     )
-    found = [summary(one, BEGAN + 100) for one in jobs]
+    found = [summarize(one, BEGAN + 100) for one in jobs]
     well, new, newer = cells(found)
     assert list(well.values())[:8] == ["team", "gpt", "Running", "3/3", "3", "42/142 (29%)", "3m57s", "40 (0s)"]
     assert [new[name] for name in ("STATE", "READY", "WORLD", "STEP", "LEFT")] == ["Unseen", "-", "-", "-", "-"]
@@ -312,7 +316,7 @@ def test_no_jobs_are_said_to_be_none() -> None:
 
 def test_each_node_has_its_workers_ranks_and_holder() -> None:
     found = node_rows(view_of_snapshot(running()))
-    assert [(one.name, one.state, one.workers, one.ranks, one.holder) for one in found] == [
+    assert [(one.name, one.state, one.workers, one.ranks, one.server) for one in found] == [
         (f"n{n}", "Ready", (f"{n}-1",), (str(n),), "running") for n in range(3)
     ]
     assert node_lines(found)[1].split() == ["n0", "Ready", "n0", "0-1", "0", "running"]
@@ -320,8 +324,8 @@ def test_each_node_has_its_workers_ranks_and_holder() -> None:
 
 def test_states_and_reasons_are_told_apart() -> None:
     seen = with_node(running(), "n0", ready=False, reason="its taint")
-    seen = with_node(seen, "n1", schedulable=False, signal="it has the taint x")
-    seen = with_node(seen, "n2", doubt="its kubelet is silent")
+    seen = with_node(seen, "n1", schedulable=False, evacuation_reason="it has the taint x")
+    seen = with_node(seen, "n2", unconfirmed_failure="its kubelet is silent")
     seen = replace(
         seen, status=replace(seen.status, excluded_nodes=(ExcludedNode("n9", "it failed twice", BEGAN + 900),))
     )
@@ -335,8 +339,8 @@ def test_states_and_reasons_are_told_apart() -> None:
 
 
 def test_nodes_that_may_not_be_read_are_not_gone() -> None:
-    view = replace(view_of_snapshot(running()), nodes=None, holders=None)
-    assert {(one.state, one.domain, one.holder) for one in node_rows(view)} == {("-", "-", "-")}
+    view = replace(view_of_snapshot(running()), nodes=None, servers=None)
+    assert {(one.state, one.domain, one.server) for one in node_rows(view)} == {("-", "-", "-")}
 
 
 def test_a_worker_that_ended_holds_no_node_but_its_member_is_shown() -> None:
@@ -346,11 +350,11 @@ def test_a_worker_that_ended_holds_no_node_but_its_member_is_shown() -> None:
 
 def test_other_nodes_of_the_cluster_are_shown_when_asked_for() -> None:
     seen = running()
-    view = view_of_snapshot(replace(seen, nodes=(*seen.nodes, NodeSeen("spare", "spare", True))))
-    view = replace(view, holders={"n0": False})
+    view = view_of_snapshot(replace(seen, nodes=(*seen.nodes, ObservedNode("spare", "spare", True))))
+    view = replace(view, servers={"n0": False})
     assert [one.name for one in node_rows(view)] == ["n0", "n1", "n2"]
-    assert [(one.name, one.holder) for one in node_rows(view, everything=True)][-1] == ("spare", "none")
-    assert node_rows(view)[0].holder == "not ready"
+    assert [(one.name, one.server) for one in node_rows(view, everything=True)][-1] == ("spare", "none")
+    assert node_rows(view)[0].server == "not ready"
 
 
 def test_a_job_that_is_nowhere_says_so() -> None:
@@ -375,7 +379,7 @@ def test_everything_is_in_order_and_an_incident_has_its_phases() -> None:
         completion_seconds=BEGAN + 90,
         message="every trainer finished",
     )
-    happened = (Happened(BEGAN + 41, "WorkerLost", "worker 2", True), Happened(BEGAN + 46.5, "Restored", "on", False))
+    happened = (RunEvent(BEGAN + 41, "WorkerLost", "worker 2", True), RunEvent(BEGAN + 46.5, "Restored", "on", False))
     found = timeline_of(view_of_snapshot(replace(seen, status=status), *happened))
     assert [one.kind for one in found] == ["start", "incident", "WorkerLost", "Restored", "end"]
     lines = timeline_lines(found)
@@ -391,7 +395,7 @@ def test_everything_is_in_order_and_an_incident_has_its_phases() -> None:
 def test_incidents_can_be_had_without_events() -> None:
     seen = running()
     view = view_of_snapshot(
-        replace(seen, status=replace(seen.status, incidents=(LOST_JOB_TIMELINE,))), Happened(BEGAN, "x", "y", False)
+        replace(seen, status=replace(seen.status, incidents=(LOST_JOB_TIMELINE,))), RunEvent(BEGAN, "x", "y", False)
     )
     assert [one.kind for one in timeline_of(view, events=False)] == ["start", "incident"]
 

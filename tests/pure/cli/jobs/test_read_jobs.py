@@ -15,12 +15,12 @@ from surefoot.linux_process import identity_of
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.cli.command_base import UsageError
 from surefoot_operator.cli.jobs.read_jobs import StoredJob, read_run, stored_job
-from surefoot_operator.cli.jobs.suspend_and_rollback import asking
+from surefoot_operator.cli.jobs.suspend_and_rollback import rollback_patch
 from surefoot_operator.cli.main import main
-from surefoot_operator.errors import FabricError
+from surefoot_operator.errors import PlatformError
 from surefoot_operator.platforms.local.platform import Store
 from surefoot_operator.platforms.local.run_folder import (
-    HolderRecord,
+    MemoryServerRecord,
     NodeRecord,
     RunFolder,
     WorkerRecord,
@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> RunFolder:
     store.patch_status(replace(running().status, serial=0), JobStatus())
     store.record([Event("WorldClaimed", "epoch 1 is claimed")])
     life = str(identity_of(os.getpid()))
-    node = NodeRecord("node-0", life, "node-0", HolderRecord("127.0.0.1", 1, life))
+    node = NodeRecord("node-0", life, "node-0", MemoryServerRecord("127.0.0.1", 1, life))
     write_json(found.node("node-0"), to_json(node), durable=False)
     waiting = WorkerRecord("gpt-0-1", "w", 0, 1, 1000.0, ("a",), {})
     write_json(found.worker("gpt-0-1"), to_json(waiting), durable=False)
@@ -68,7 +68,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
 
 def test_a_damaged_folder_is_named(folder: RunFolder) -> None:
     folder.node("node-0").write_text("{}")
-    with pytest.raises(FabricError, match="was a file edited"):
+    with pytest.raises(PlatformError, match="was a file edited"):
         read_run(folder.root)
 
 
@@ -164,10 +164,10 @@ def stored(phase: str = "Running", world: dict[str, Any] | None = None, **metada
 
 
 def test_the_word_names_the_epoch_and_the_step() -> None:
-    patch = asking(stored(annotations={"team": "a"}), 40, keep_data=False)
+    patch = rollback_patch(stored(annotations={"team": "a"}), 40, keep_data=False)
     assert patch[0] == {"op": "test", "path": "/metadata/uid", "value": "uid-1"}
     assert patch[1:] == [{"op": "add", "path": "/metadata/annotations/surefoot.dev~1rollback", "value": "7/40"}]
-    bare = asking(stored(), 40, keep_data=True)
+    bare = rollback_patch(stored(), 40, keep_data=True)
     assert bare[1:] == [
         {"op": "add", "path": "/metadata/annotations", "value": {"surefoot.dev/rollback": "7/40/keep-data"}}
     ]
@@ -184,4 +184,4 @@ def test_the_word_names_the_epoch_and_the_step() -> None:
 )
 def test_what_cannot_be_is_refused_with_what_can(found: StoredJob, step: int, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        asking(found, step, keep_data=False)
+        rollback_patch(found, step, keep_data=False)

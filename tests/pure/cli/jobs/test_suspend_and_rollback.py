@@ -15,12 +15,12 @@ from support.fakes.fake_api import FakeApi
 from support.stored import stored_document, written
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import RestoreFrom
-from surefoot_operator.cli.cluster_access import ClusterRefused, OpenCluster
+from surefoot_operator.cli.cluster_access import ClusterConnection, ClusterRequestFailed
 from surefoot_operator.cli.command_base import UsageError
 from surefoot_operator.cli.jobs import suspend_and_rollback
 from surefoot_operator.cli.jobs.read_jobs import StoredJob, stored_job
-from surefoot_operator.cli.jobs.suspend_and_rollback import change, rolled_back, standing
-from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
+from surefoot_operator.cli.jobs.suspend_and_rollback import describe_state, rolled_back, suspend_patch
+from surefoot_operator.platforms.kubernetes.api_objects import ApiError
 
 # ---- suspend job -----------------------------------------------------------------------------------------------------
 # Suspend and resume change one field, under a test of the job's uid, and say what became of it.
@@ -38,7 +38,7 @@ def job(phase: str = "Running", **spec: Any) -> StoredJob:
     [(job(), True, True), (job(suspend=True), True, None), (job(suspend=True), False, False), (job(), False, None)],
 )
 def test_one_field_is_changed_and_only_if_it_differs(stored: StoredJob, suspend: bool, value: bool | None) -> None:
-    assert change(stored, suspend) == (
+    assert suspend_patch(stored, suspend) == (
         []
         if value is None
         else [
@@ -54,7 +54,7 @@ def test_one_field_is_changed_and_only_if_it_differs(stored: StoredJob, suspend:
 )
 def test_what_would_do_nothing_is_refused(stored: StoredJob, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        change(stored, True)
+        suspend_patch(stored, True)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_what_would_do_nothing_is_refused(stored: StoredJob, said: str) -> None:
     ],
 )
 def test_how_far_it_is_in_words(phase: str, suspend: bool, waited: float, said: str) -> None:
-    assert said in standing(job(phase), suspend, waited)
+    assert said in describe_state(job(phase), suspend, waited)
 
 
 class Switched:
@@ -77,9 +77,9 @@ class Switched:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.server, seen = FakeApi(), running()
         self.server.keep(PATH, written(seen.status, seen))
-        cluster = OpenCluster(self.server.api, "team", "https://cluster:6443")
+        cluster = ClusterConnection(self.server.api, "team", "https://cluster:6443")
         monkeypatch.setattr(suspend_and_rollback, "on_cluster", lambda given, ask: asyncio.run(ask(cluster)))
-        monkeypatch.setattr(suspend_and_rollback, "_LOOK_SECONDS", 0.0)
+        monkeypatch.setattr(suspend_and_rollback, "_POLL_SECONDS", 0.0)
 
     def follows(self, phase: str) -> None:
         """The operator brings the job there as soon as it is looked at after the patch."""
@@ -124,10 +124,10 @@ def test_waiting_in_vain_is_a_failure(switched: Switched, capsys: pytest.Capture
 def test_who_may_not_change_jobs_is_told_the_verb(switched: Switched) -> None:
     def before(verb: str, path: str) -> None:
         if verb == "PATCH":
-            raise ApiRefused(f"{verb} {path}", 403, "Forbidden", "no")
+            raise ApiError(f"{verb} {path}", 403, "Forbidden", "no")
 
     switched.server.before = before
-    with pytest.raises(ClusterRefused, match="you may not patch"):
+    with pytest.raises(ClusterRequestFailed, match="you may not patch"):
         switched.run("suspend")
 
 

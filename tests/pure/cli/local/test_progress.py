@@ -15,7 +15,7 @@ from surefoot.protocol.checkpoints.completeness import Lineage, LineageEntry, fi
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import SkippedData
 from surefoot_operator.cli.local import progress
-from surefoot_operator.cli.local.progress import LedgerLine
+from surefoot_operator.cli.local.progress import LedgerEntry
 
 BATCH = 6
 LINEAGE: Lineage = (
@@ -25,11 +25,11 @@ LINEAGE: Lineage = (
 )
 
 
-def run_of(epoch: int, world: int, first: int, last: int) -> list[LedgerLine]:
+def run_of(epoch: int, world: int, first: int, last: int) -> list[LedgerEntry]:
     """What `world` ranks write for steps first to last when each takes its exact share."""
     share = BATCH // world
     return [
-        LedgerLine(
+        LedgerEntry(
             epoch,
             step,
             rank,
@@ -48,18 +48,18 @@ HISTORY = run_of(1, 3, 1, 5) + run_of(2, 2, 5, 6) + run_of(4, 3, 7, 9)
 
 def test_a_step_that_was_lost_and_run_again_counts_once() -> None:
     found = progress.count_samples(progress.counted_lines(HISTORY, LINEAGE))
-    assert found == progress.Account(9, BATCH, lost=0, repeated=0)
+    assert found == progress.SampleAccount(9, BATCH, lost=0, repeated=0)
 
 
 def test_a_rank_that_never_reported_its_share_is_lost_samples() -> None:
-    lines = [line for line in HISTORY if (line.epoch, line.step, line.rank) != (4, 8, 1)]
+    lines = [line for line in HISTORY if (line.generation, line.step, line.rank) != (4, 8, 1)]
     found = progress.count_samples(progress.counted_lines(lines, LINEAGE))
     assert found is not None
     assert (found.lost, found.repeated) == (2, 0)
 
 
 def test_a_line_that_was_not_written_is_unknown_and_nothing_is_lost_for_it() -> None:
-    lines = [line for line in HISTORY if line.epoch != 4 or line.step != 8 or line.rank == 0]
+    lines = [line for line in HISTORY if line.generation != 4 or line.step != 8 or line.rank == 0]
     kept = progress.counted_lines(lines, LINEAGE)
     ranks = progress.world_size_by_step(kept, LINEAGE)
     assert ranks == {1: 3, 2: 3, 3: 3, 4: 3, 5: 2, 6: 2, 7: 3, 8: 3, 9: 3}
@@ -76,8 +76,8 @@ def test_a_step_of_which_nobody_wrote_a_line_is_unknown() -> None:
 
 
 def test_a_share_that_was_reported_too_small_is_lost_whoever_else_wrote() -> None:
-    lines = [line for line in HISTORY if (line.epoch, line.step, line.rank) != (4, 8, 1)]
-    lines.append(LedgerLine(4, 8, 1, 1.0, ((7 * BATCH + 2, 7 * BATCH + 3),), 0.0))
+    lines = [line for line in HISTORY if (line.generation, line.step, line.rank) != (4, 8, 1)]
+    lines.append(LedgerEntry(4, 8, 1, 1.0, ((7 * BATCH + 2, 7 * BATCH + 3),), 0.0))
     kept = progress.counted_lines(lines, LINEAGE)
     found = progress.count_samples(kept, ranks=progress.world_size_by_step(kept, LINEAGE))
     assert found is not None
@@ -89,12 +89,12 @@ def test_a_run_that_was_ended_in_the_middle_of_a_step_counts_up_to_the_last_whol
     kept = progress.counted_lines(lines, LINEAGE)
     ranks = progress.world_size_by_step(kept, LINEAGE)
     found = progress.count_samples(progress.drop_unfinished(kept, ranks), ranks=ranks)
-    assert found == progress.Account(8, BATCH, lost=0, repeated=0)
+    assert found == progress.SampleAccount(8, BATCH, lost=0, repeated=0)
 
 
 def test_a_share_that_two_ranks_took_is_repeated_and_what_it_displaced_is_lost() -> None:
-    wrong = LedgerLine(4, 9, 0, 1.0, ((8 * BATCH + 2, 8 * BATCH + 4),), 0.0)
-    lines = [line for line in HISTORY if (line.epoch, line.step, line.rank) != (4, 9, 0)] + [wrong]
+    wrong = LedgerEntry(4, 9, 0, 1.0, ((8 * BATCH + 2, 8 * BATCH + 4),), 0.0)
+    lines = [line for line in HISTORY if (line.generation, line.step, line.rank) != (4, 9, 0)] + [wrong]
     found = progress.count_samples(progress.counted_lines(lines, LINEAGE))
     assert found is not None
     assert (found.lost, found.repeated) == (2, 2)
@@ -105,12 +105,12 @@ def test_several_batches_a_step_count_all_of_them() -> None:
         begins = [((step - 1) * 3 + number) * BATCH for number in range(3)]
         return tuple((begin + rank * 2, begin + rank * 2 + 2) for begin in begins)
 
-    lines = [LedgerLine(1, step, rank, 1.0, micro(step, rank), 0.0) for step in range(1, 5) for rank in range(3)]
+    lines = [LedgerEntry(1, step, rank, 1.0, micro(step, rank), 0.0) for step in range(1, 5) for rank in range(3)]
     found = progress.count_samples(progress.counted_lines(lines, (LineageEntry(1, None, 3),)))
-    assert found == progress.Account(4, 3 * BATCH, lost=0, repeated=0)
+    assert found == progress.SampleAccount(4, 3 * BATCH, lost=0, repeated=0)
     torn = [replace(x, samples=(x.samples or ())[:2]) if (x.step, x.rank) == (2, 1) else x for x in lines]
     found = progress.count_samples(progress.counted_lines(torn, (LineageEntry(1, None, 3),)))
-    assert found == progress.Account(4, 3 * BATCH, lost=2, repeated=0)
+    assert found == progress.SampleAccount(4, 3 * BATCH, lost=2, repeated=0)
 
 
 def test_a_step_that_nobody_ran_is_lost_whole() -> None:
@@ -120,14 +120,14 @@ def test_a_step_that_nobody_ran_is_lost_whole() -> None:
     assert (found.lost, found.missing_steps) == (BATCH, (6,))
 
 
-def uneven(ranks: int = 2) -> list[LedgerLine]:
+def uneven(ranks: int = 2) -> list[LedgerEntry]:
     """Steps of 5, 3, 1, 7 and 4 samples, each of which tells where it begins and ends."""
     ends = [0, 5, 8, 9, 16, 20]
     found = []
     for step, (start, stop) in enumerate(pairwise(ends), 1):
         for rank in range(ranks):
             bounds = [start + (stop - start) * part // ranks for part in (rank, rank + 1)]
-            found.append(LedgerLine(1, step, rank, 1.0, ((bounds[0], bounds[1]),), 0.0, span=(start, stop)))
+            found.append(LedgerEntry(1, step, rank, 1.0, ((bounds[0], bounds[1]),), 0.0, span=(start, stop)))
     return found
 
 
@@ -135,7 +135,7 @@ UNEVEN: Lineage = (LineageEntry(1, None, 2),)
 
 
 def test_steps_of_unlike_sizes_are_counted_by_where_each_begins_and_ends() -> None:
-    assert progress.count_samples(progress.counted_lines(uneven(), UNEVEN)) == progress.Account(
+    assert progress.count_samples(progress.counted_lines(uneven(), UNEVEN)) == progress.SampleAccount(
         5, 7, lost=0, repeated=0
     )
 
@@ -161,8 +161,8 @@ def test_of_unlike_sizes_a_step_that_nobody_ran_ends_where_the_next_one_begins()
 
 
 def test_of_unlike_sizes_a_step_that_skips_or_goes_back_is_seen_though_it_tells_its_own_span() -> None:
-    def moved(by: int) -> progress.Account | None:
-        def shifted(line: LedgerLine) -> LedgerLine:
+    def moved(by: int) -> progress.SampleAccount | None:
+        def shifted(line: LedgerEntry) -> LedgerEntry:
             assert line.samples is not None
             assert line.span is not None
             spans = tuple((start + by, stop + by) for start, stop in line.samples)
@@ -171,12 +171,12 @@ def test_of_unlike_sizes_a_step_that_skips_or_goes_back_is_seen_though_it_tells_
         lines = [shifted(line) if line.step >= 3 else line for line in uneven()]
         return progress.count_samples(progress.counted_lines(lines, UNEVEN))
 
-    assert moved(2) == progress.Account(5, 7, lost=2, repeated=0)
-    assert moved(-3) == progress.Account(5, 7, lost=0, repeated=3)
+    assert moved(2) == progress.SampleAccount(5, 7, lost=2, repeated=0)
+    assert moved(-3) == progress.SampleAccount(5, 7, lost=0, repeated=3)
 
 
 def test_a_program_that_reports_no_samples_has_no_account() -> None:
-    lines = [LedgerLine(1, 1, 0, 1.0, None, 0.0)]
+    lines = [LedgerEntry(1, 1, 0, 1.0, None, 0.0)]
     assert progress.count_samples(progress.counted_lines(lines, (LineageEntry(1, None, 1),))) is None
     assert progress.count_samples({}) is None
 
@@ -192,7 +192,7 @@ def test_lost_and_repeated_always_add_up_to_what_was_read(cuts: list[int]) -> No
 
 def test_a_step_s_loss_is_the_mean_over_ranks_and_exact_where_all_ranks_agree() -> None:
     lines = {
-        1: [LedgerLine(1, 1, 0, 1.0, ((0, 4),), 0.0), LedgerLine(1, 1, 1, 4.0, ((4, 6),), 0.0)],
+        1: [LedgerEntry(1, 1, 0, 1.0, ((0, 4),), 0.0), LedgerEntry(1, 1, 1, 4.0, ((4, 6),), 0.0)],
         2: run_of(1, 3, 2, 2),
     }
     assert progress.mean_loss_by_step(lines) == {1: 2.5, 2: 0.5}
@@ -206,15 +206,15 @@ def test_a_loss_that_carries_its_batch_s_weight_is_equal_at_every_world_size(wor
     sample_losses = [float(number**2) for number in range(640)]
     lines = []
     for rank in range(world):
-        batch = next(iter(ElasticLoader(sample_losses, 64, seed=7, rank=rank, world=world, collate=list)))
+        batch = next(iter(ElasticLoader(sample_losses, 64, seed=7, rank=rank, num_replicas=world, collate_fn=list)))
         own_mean = sum(batch.data) / len(batch.data)
-        lines.append(LedgerLine(1, 1, rank, own_mean * batch.weight, ((batch.start, batch.stop),), 0.0))
-    whole = next(iter(ElasticLoader(sample_losses, 64, seed=7, rank=0, world=1, collate=list)))
+        lines.append(LedgerEntry(1, 1, rank, own_mean * batch.weight, ((batch.start, batch.stop),), 0.0))
+    whole = next(iter(ElasticLoader(sample_losses, 64, seed=7, rank=0, num_replicas=1, collate_fn=list)))
     assert progress.mean_loss_by_step({1: lines})[1] == pytest.approx(sum(whole.data) / 64, rel=1e-12)
 
 
 def test_a_step_is_finished_when_every_rank_has_finished_it() -> None:
-    lines = [*run_of(1, 3, 1, 4), LedgerLine(1, 5, 0, 1.0, None, 0.0)]
+    lines = [*run_of(1, 3, 1, 4), LedgerEntry(1, 5, 0, 1.0, None, 0.0)]
     assert progress.finished_step(lines, 1, 3) == 4
     assert progress.finished_step(lines[:-1], 1, 4) == 0
     assert progress.finished_step(lines, 2, 3) == 0
@@ -227,7 +227,7 @@ def test_a_torn_line_is_no_line(text: str) -> None:
 
 def test_a_line_reads_as_an_agent_writes_it() -> None:
     body = {"epoch": 1, "step": 2, "rank": 0, "loss": 0.5, "samples": [[6, 8], [12, 14]], "at": 9.5}
-    assert progress.parse_line(json.dumps(body)) == LedgerLine(1, 2, 0, 0.5, ((6, 8), (12, 14)), 9.5)
+    assert progress.parse_line(json.dumps(body)) == LedgerEntry(1, 2, 0, 0.5, ((6, 8), (12, 14)), 9.5)
 
 
 TAKEN_UP: Lineage = (LineageEntry(1, Checkpoint(-7, 4), 3), LineageEntry(2, Checkpoint(1, 6), 2))
@@ -236,7 +236,7 @@ TAKEN_UP: Lineage = (LineageEntry(1, Checkpoint(-7, 4), 3), LineageEntry(2, Chec
 def test_a_job_that_took_up_an_older_ones_checkpoint_counts_from_there() -> None:
     lines = run_of(1, 3, 5, 7) + run_of(2, 2, 7, 9)
     kept = progress.counted_lines(lines, TAKEN_UP)
-    assert progress.count_samples(kept, first_step(TAKEN_UP)) == progress.Account(9, BATCH, lost=0, repeated=0)
+    assert progress.count_samples(kept, first_step(TAKEN_UP)) == progress.SampleAccount(9, BATCH, lost=0, repeated=0)
     gap = progress.count_samples(
         progress.counted_lines([x for x in lines if x.step != 6], TAKEN_UP), first_step(TAKEN_UP)
     )
@@ -247,7 +247,7 @@ def test_a_job_that_took_up_an_older_ones_checkpoint_counts_from_there() -> None
 def test_the_older_jobs_batches_may_have_differed_but_a_loader_at_0_took_nothing_up() -> None:
     shifted = [replace(x, samples=tuple((a + 100, b + 100) for a, b in x.samples or ())) for x in run_of(1, 3, 5, 9)]
     found = progress.count_samples(progress.counted_lines(shifted, TAKEN_UP[:1]), 5)
-    assert found == progress.Account(9, BATCH, lost=0, repeated=0)
+    assert found == progress.SampleAccount(9, BATCH, lost=0, repeated=0)
     anew = [replace(x, step=x.step + 4) for x in run_of(1, 3, 1, 5)]
     found = progress.count_samples(progress.counted_lines(anew, TAKEN_UP[:1]), 5)
     assert found is not None
@@ -269,10 +269,10 @@ def test_what_a_rollback_left_out_is_neither_lost_nor_repeated() -> None:
     skips = progress.skips_of(lineage, (SkippedData(2, 2), SkippedData(3, 2)))
     assert skips == {5: 2}
     found = progress.count_samples(kept, skips=skips)
-    assert found == progress.Account(8, BATCH, lost=0, repeated=0, skipped=((4 * BATCH, 6 * BATCH),))
+    assert found == progress.SampleAccount(8, BATCH, lost=0, repeated=0, skipped=((4 * BATCH, 6 * BATCH),))
     # more than it said is lost, and who skipped nothing repeats nothing
-    assert progress.count_samples(kept, skips={5: 1}) == progress.Account(
+    assert progress.count_samples(kept, skips={5: 1}) == progress.SampleAccount(
         8, BATCH, 4 * BATCH, 4 * BATCH, skipped=((4 * BATCH, 5 * BATCH),)
     )
     same = progress.counted_lines(run_of(1, 3, 1, 6) + run_of(3, 3, 5, 8), lineage)
-    assert progress.count_samples(same, skips=skips) == progress.Account(8, BATCH, lost=0, repeated=0)
+    assert progress.count_samples(same, skips=skips) == progress.SampleAccount(8, BATCH, lost=0, repeated=0)

@@ -19,11 +19,11 @@ from surefoot.protocol.checkpoints.completeness import LineageEntry
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import Incident, JobStatus, TimeSpent
 from surefoot_operator.cli import run_local
-from surefoot_operator.cli.cluster_access import OpenCluster
+from surefoot_operator.cli.cluster_access import ClusterConnection
 from surefoot_operator.cli.jobs import read_jobs
 from surefoot_operator.cli.local import run_report
-from surefoot_operator.cli.local.faults import Fault, Struck
-from surefoot_operator.cli.local.progress import Account, RunProgress
+from surefoot_operator.cli.local.faults import Fault, InjectedFault
+from surefoot_operator.cli.local.progress import RunProgress, SampleAccount
 from surefoot_operator.cli.local.run_report import Checkpoints, Comparison, RunRecords, log_to_blame
 from surefoot_operator.cli.main import main
 from surefoot_operator.platforms.local.platform import Store
@@ -32,24 +32,24 @@ from surefoot_operator.platforms.local.run_folder import RunFolder
 # ---- run report ------------------------------------------------------------------------------------------------------
 # The report says what happened in seconds from the fault, and its last lines say it in words.
 
-NODE_KILL = Struck(Fault("node", "node-1", 40, 12.0), at_seconds=100.0, step=40)
-TRAINER_KILL = Struck(Fault("trainer", "node-0", 60, None), at_seconds=150.0, step=60)
+NODE_KILL = InjectedFault(Fault("node", "node-1", 40, 12.0), at_seconds=100.0, step=40)
+TRAINER_KILL = InjectedFault(Fault("trainer", "node-0", 60, None), at_seconds=150.0, step=60)
 LOST = Incident(
     kind="node-lost",
     reason="node-1 is gone",
     worker=1,
     node="node-1",
-    epoch=1,
+    generation=1,
     detected_seconds=100.2,
     claimed_seconds=100.25,
-    assigned_seconds=101.0,
+    committed_seconds=101.0,
     first_step_seconds=103.5,
     last_step=40,
-    parent_step=40,
+    restored_step=40,
     steps_lost=0,
     restored_from="memory",
-    world_before=3,
-    world_after=2,
+    world_size_before=3,
+    world_size_after=2,
 )
 GROWN = Incident(
     "planned",
@@ -58,10 +58,10 @@ GROWN = Incident(
     None,
     2,
     113.0,
-    assigned_seconds=113.5,
+    committed_seconds=113.5,
     restored_from="memory",
-    world_before=2,
-    world_after=3,
+    world_size_before=2,
+    world_size_after=3,
 )
 
 
@@ -82,11 +82,11 @@ def test_a_planned_change_counts_from_its_own_beginning() -> None:
 
 
 def test_an_incident_belongs_to_the_last_fault_on_its_own_node() -> None:
-    later = Struck(Fault("node", "node-1", 80, None), 200.0, 80)
+    later = InjectedFault(Fault("node", "node-1", 80, None), 200.0, 80)
     again = Incident("node-lost", "gone", 1, "node-1", 3, 200.1)
     assert run_report.cause_of(again, [NODE_KILL, TRAINER_KILL, later]) == later
     assert run_report.cause_of(Incident("trainer-failed", "x", 2, "node-2", 3, 200.1), [NODE_KILL]) is None
-    cordon = Struck(Fault("cordon", "node-1", 81, None), 200.05, 81)
+    cordon = InjectedFault(Fault("cordon", "node-1", 81, None), 200.05, 81)
     assert run_report.cause_of(again, [NODE_KILL, later, cordon]) == later, "what ends nothing is no cause"
     assert run_report.cause_of(Incident("coordinator", "x", None, None, 3, 200.1), [TRAINER_KILL]) == TRAINER_KILL
     assert run_report.cause_of(Incident("trainer-failed", "x", 0, "node-0", 3, 149.0), [TRAINER_KILL]) is None
@@ -103,12 +103,18 @@ RUN = RunRecords(
 
 
 def report(status: JobStatus | None = None) -> dict[str, Any]:
-    return run_report.build_report("Complete", RUN, Account(120, 24, 0, 0), status or JobStatus())
+    return run_report.build_report("Complete", RUN, SampleAccount(120, 24, 0, 0), status or JobStatus())
 
 
 def test_where_the_seconds_went_is_reported_and_said() -> None:
     spent = TimeSpent(
-        "", 1050.0, training_seconds=30, recovering_seconds=6, redone_seconds=4, waiting_seconds=0, suspended_seconds=10
+        "",
+        1050.0,
+        training_seconds=30,
+        recovering_seconds=6,
+        recomputed_seconds=4,
+        waiting_seconds=0,
+        suspended_seconds=10,
     )
     body = report(JobStatus(start_seconds=1000.0, time_spent=spent))
     assert body["seconds"] == {"training": 30.0, "recovering": 6.0, "redone": 4.0, "suspended": 10.0}
@@ -198,10 +204,10 @@ def test_the_undisturbed_run_is_drawn_where_it_is_this_runs(tmp_path: Path, bega
 @pytest.mark.parametrize("name", ["x.html", "x.HTM", "x.json", "x"])
 def test_a_local_runs_report_is_a_page_where_its_name_says_so(tmp_path: Path, name: str) -> None:
     progress = RunProgress(ended(tmp_path / "run", 1000.0))
-    progress.look()
+    progress.poll()
     job = Store(progress.folder).job()
-    over = run_report.EndedRun(job, progress, (), ())
-    found = run_report.conclude(over, None)
+    over = run_report.FinishedRun(job, progress, (), ())
+    found = run_report.build_conclusion(over, None)
     text = run_local._report_text(Path(name), tmp_path / "run", over, found)
     assert text.startswith("<!doctype html>" if "ht" in name.lower() else "{")
 
@@ -230,10 +236,10 @@ def test_a_clusters_job_becomes_a_page_named_like_it(
     server.keep("/apis/surefoot.dev/v1alpha1/namespaces/team/trainingjobs/gpt", written(seen.status, seen))
 
     @asynccontextmanager
-    async def opened(_choice: Any) -> AsyncIterator[OpenCluster]:
-        yield OpenCluster(server.api, "team", "https://cluster:6443")
+    async def opened(_choice: Any) -> AsyncIterator[ClusterConnection]:
+        yield ClusterConnection(server.api, "team", "https://cluster:6443")
 
-    monkeypatch.setattr(read_jobs, "opened", opened)
+    monkeypatch.setattr(read_jobs, "open_cluster", opened)
     monkeypatch.chdir(tmp_path)
     assert main(["report", "gpt"]) == 0
     text = (tmp_path / "gpt.html").read_text()

@@ -11,16 +11,16 @@ from rich.console import Console
 
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.spec import TOTAL_STEPS
-from surefoot_operator.api.status import JobStatus, Member, World
+from surefoot_operator.api.status import JobStatus, Member, Membership
 from surefoot_operator.cli.command_base import UsageError
-from surefoot_operator.cli.local.progress import LedgerLine
+from surefoot_operator.cli.local.progress import LedgerEntry
 from surefoot_operator.cli.local.view import ProgressRate, Row, RunSnapshot, draw, newest_of, phase_of
 from surefoot_operator.cli.run_local import _total_steps
 
-WORLD = World(2, "Committed", size=2, members=(Member(0, 1, "a", "node-0"),), changed_seconds=100.0)
+WORLD = Membership(2, "Committed", world_size=2, members=(Member(0, 1, "a", "node-0"),), changed_seconds=100.0)
 RUNNING = RunSnapshot(
     "gpt",
-    JobStatus(phase="Running", message="epoch 2 runs", world=WORLD, last_complete=Checkpoint(1, 35)),
+    JobStatus(phase="Running", message="epoch 2 runs", membership=WORLD, last_complete=Checkpoint(1, 35)),
     40,
     160,
     4.0,
@@ -30,7 +30,7 @@ RUNNING = RunSnapshot(
 
 
 def test_a_rank_that_had_another_number_in_an_older_epoch_is_shown_once() -> None:
-    ranks = {0: LedgerLine(1, 6, 0, 1.9, None, 0.0), 1: LedgerLine(2, 40, 1, 1.2, None, 0.0)}
+    ranks = {0: LedgerEntry(1, 6, 0, 1.9, None, 0.0), 1: LedgerEntry(2, 40, 1, 1.2, None, 0.0)}
     assert [(line.rank, line.step) for line in newest_of(ranks, WORLD)] == [(1, 40)]
     assert newest_of(ranks, None) == ()
 
@@ -40,11 +40,11 @@ def test_a_rank_that_had_another_number_in_an_older_epoch_is_shown_once() -> Non
     [
         (None, False, "warming up (importing torch and the program's modules) or waiting to join, since 12s"),
         (WORLD, True, "restoring and making its first step, since 7s"),
-        (World(3, "Claimed", changed_seconds=100.0), True, "stopped until the new world begins, since 7s"),
+        (Membership(3, "Claimed", changed_seconds=100.0), True, "stopped until the new world begins, since 7s"),
         (WORLD, False, "warming up (importing torch and the program's modules) or waiting to join, since 12s"),
     ],
 )
-def test_a_worker_without_a_step_says_what_it_is_busy_with(world: World | None, member: bool, words: str) -> None:
+def test_a_worker_without_a_step_says_what_it_is_busy_with(world: Membership | None, member: bool, words: str) -> None:
     assert phase_of(world, member, created_seconds=95.0, now=107.0) == words
 
 
@@ -86,7 +86,7 @@ def test_what_it_waits_for_is_said_once_for_all_that_wait_alike() -> None:
 
 
 def test_a_terminal_shows_bar_rows_and_nothing_that_it_would_obey() -> None:
-    rows = (Row("node-0", "up", "worker-0-1", "", (LedgerLine(2, 40, 0, 1.25, None, 0.0),)), Row("node-1", "down"))
+    rows = (Row("node-0", "up", "worker-0-1", "", (LedgerEntry(2, 40, 0, 1.25, None, 0.0),)), Row("node-1", "down"))
     body = RunSnapshot("g\x1b[2J", RUNNING.status, 40, 160, 4.0, 1.25, rows=rows)
     stream = io.StringIO()
     Console(file=stream, width=150, force_terminal=False).print(draw(body))

@@ -15,10 +15,10 @@ from support.builders import running
 from support.ledgers import BEGAN, FAILED, broken_run, lines
 from support.stored import view_of_snapshot
 from surefoot.protocol.checkpoints.completeness import LineageEntry
-from surefoot.protocol.text import plain
-from surefoot_operator.api.status import DataRead
+from surefoot.protocol.text import escape_control_characters
+from surefoot_operator.api.status import DataProgress
 from surefoot_operator.cli.jobs.read_jobs import JobView, stored_job
-from surefoot_operator.cli.local.progress import Happened
+from surefoot_operator.cli.local.progress import RunEvent
 from surefoot_operator.cli.local.run_report import Checkpoints, Comparison, RunRecords
 from surefoot_operator.cli.report.page import MAX_TEXT_CHARACTERS, duration, render_page, write_value
 from surefoot_operator.cli.report.report_data import ReportFacts, gather_facts
@@ -75,7 +75,7 @@ def read(facts: ReportFacts) -> Page:
 def view() -> JobView:
     seen = running()
     status = replace(seen.status, incidents=(FAILED,), start_seconds=BEGAN, completion_seconds=BEGAN + 26, step=20)
-    return view_of_snapshot(replace(seen, status=status), Happened(BEGAN, "Restored", "goes on", False))
+    return view_of_snapshot(replace(seen, status=status), RunEvent(BEGAN, "Restored", "goes on", False))
 
 
 def of_run(run: RunRecords) -> ReportFacts:
@@ -97,7 +97,7 @@ def test_a_run_with_a_failure_is_told_whole() -> None:
 
 def test_of_a_cluster_the_page_has_what_the_loader_told_and_no_more() -> None:
     seen = running()
-    told = replace(seen, status=replace(seen.status, data=DataRead(1.25, 48.0)))
+    told = replace(seen, status=replace(seen.status, data=DataProgress(1.25, 48.0)))
     text = read(gather_facts(view_of_snapshot(told), "a cluster")).text
     assert "A cluster keeps no samples of each step" in text
     assert "passes over the data1.25" in text
@@ -124,7 +124,7 @@ def test_what_strangers_wrote_is_text() -> None:
     stored = replace(found.stored, name=HOSTILE, namespace=HOSTILE, uid=HOSTILE, phase=HOSTILE, problems=(HOSTILE,))
     assert stored.status is not None
     stored = replace(stored, status=replace(stored.status, message=HOSTILE))
-    events = (Happened(1.0, HOSTILE, HOSTILE, True),)
+    events = (RunEvent(1.0, HOSTILE, HOSTILE, True),)
     looked = replace(found, stored=stored, events=events, unread=(HOSTILE,))
     run = replace(broken_run(), incidents=(bad,), comparison=Comparison(None, None, None, None, HOSTILE))
     seen = read(gather_facts(looked, HOSTILE, run))
@@ -135,10 +135,10 @@ def test_what_strangers_wrote_is_text() -> None:
 def test_any_text_stays_text(text: str) -> None:
     """Whatever an event says, as a line of a log that it quotes: no string becomes an element or breaks out of one."""
     stored = replace(view().stored, name="gpt", namespace=text)
-    looked = replace(view(), stored=stored, events=(Happened(1.0, "Failed", f"{text}", True),))
+    looked = replace(view(), stored=stored, events=(RunEvent(1.0, "Failed", f"{text}", True),))
     found = read(gather_facts(looked, "here"))
-    assert plain(text).replace("\r", "\n") in found.text
-    assert found.tags == read(gather_facts(replace(looked, events=(Happened(1.0, "Failed", "x", True),)), "here")).tags
+    assert escape_control_characters(text).replace("\r", "\n") in found.text
+    assert found.tags == read(gather_facts(replace(looked, events=(RunEvent(1.0, "Failed", "x", True),)), "here")).tags
 
 
 def test_long_text_is_cut_and_numbers_have_no_idle_digits() -> None:
@@ -177,12 +177,12 @@ def test_odd_runs_are_a_page(run: RunRecords, said: str) -> None:
 
 
 def test_a_recovery_that_goes_on_says_so() -> None:
-    halfway = replace(FAILED, first_step_seconds=None, assigned_seconds=None, world_after=None, steps_lost=None)
+    halfway = replace(FAILED, first_step_seconds=None, committed_seconds=None, world_size_after=None, steps_lost=None)
     assert "still recovering" in read(of_run(replace(broken_run(), incidents=(halfway,)))).text
 
 
 def test_an_incident_with_stamps_out_of_order_draws_no_negative_bar() -> None:
-    odd = replace(FAILED, stopped_seconds=BEGAN + 12, assigned_seconds=BEGAN + 20)
+    odd = replace(FAILED, stopped_seconds=BEGAN + 12, committed_seconds=BEGAN + 20)
     found = read(of_run(replace(broken_run(), incidents=(odd,))))
     assert not [value for name, value in found.attributes if name in ("width", "x") and value.startswith("-")]
 
@@ -194,11 +194,16 @@ def test_a_hundred_thousand_steps_and_a_thousand_incidents_stay_small() -> None:
     )
     many = tuple(
         replace(
-            FAILED, detected_seconds=BEGAN + 90 * i, last_step=90 * i, epoch=i, reason="x" * 5000, detail="y" * 50_000
+            FAILED,
+            detected_seconds=BEGAN + 90 * i,
+            last_step=90 * i,
+            generation=i,
+            reason="x" * 5000,
+            detail="y" * 50_000,
         )
         for i in range(1, 1000)
     )
-    events = tuple(Happened(BEGAN + i, "Restored", "z" * 5000, False) for i in range(5000))
+    events = tuple(RunEvent(BEGAN + i, "Restored", "z" * 5000, False) for i in range(5000))
     text = render_page(gather_facts(replace(view(), events=events), "here", RunRecords(told, ONE_EPOCH, many)), "1")
     assert len(text.encode()) < 2_000_000
     assert "949 oldest incidents are left out" in text

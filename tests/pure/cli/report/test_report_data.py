@@ -12,7 +12,7 @@ from support.stored import view_of_snapshot
 from surefoot_operator.api.status import TimeSpent
 from surefoot_operator.cli.jobs.describe import timeline_of
 from surefoot_operator.cli.jobs.read_jobs import JobView
-from surefoot_operator.cli.local.faults import Fault, Struck
+from surefoot_operator.cli.local.faults import Fault, InjectedFault
 from surefoot_operator.cli.local.run_report import RunRecords
 from surefoot_operator.cli.report.report_data import ReportFacts, gather_facts
 
@@ -33,9 +33,9 @@ def facts() -> ReportFacts:
 def test_what_counts_is_told_from_what_was_run_again(facts: ReportFacts) -> None:
     assert facts.ledger is not None
     loss, account = facts.ledger.loss, facts.ledger.account
-    assert [step for step, _ in loss.kept] == list(range(1, 21))
+    assert [step for step, _ in loss.counted] == list(range(1, 21))
     assert [[step for step, _ in curve] for curve in loss.discarded] == [[11, 12]]
-    assert len(loss.undisturbed) == 20
+    assert len(loss.reference) == 20
     assert account is not None
     assert (account.lost, account.repeated) == (0, 0)
 
@@ -64,7 +64,7 @@ def test_phases_are_the_figures_of_the_timeline(facts: ReportFacts) -> None:
 
 
 def test_seconds_count_from_the_injected_fault_where_it_is_known() -> None:
-    struck = (Struck(Fault("node", "node-1", 12, None), BEGAN + 12.5, 12),)
+    struck = (InjectedFault(Fault("node", "node-1", 12, None), BEGAN + 12.5, 12),)
     [found] = gather_facts(view(), "here", replace(broken_run(), struck=struck)).incidents
     assert (found.at_seconds, found.took_seconds) == (BEGAN + 12.5, 3.5)
     assert found.fault == "kill node-1 at step 12"
@@ -72,7 +72,7 @@ def test_seconds_count_from_the_injected_fault_where_it_is_known() -> None:
 
 def test_a_worker_that_is_gone_is_still_shown_where_it_ran(facts: ReportFacts) -> None:
     gone = next(one for one in facts.placements if one.worker == "1-1" and one.last_step == 12)
-    assert (gone.ranks, gone.epochs, gone.first_step) == ((1,), (1,), 1)
+    assert (gone.ranks, gone.generations, gone.first_step) == ((1,), (1,), 1)
     without = gather_facts(replace(view(), workers=()), "here", broken_run())
     assert [(one.worker, one.node, one.state) for one in without.placements] == [
         ("0-1", "", "gone"),
@@ -92,7 +92,7 @@ def test_a_running_job_counts_no_step_that_some_rank_has_not_finished() -> None:
     early = RunRecords(run.lines[:23], run.lineage[:1], ())  # rank 1 has not written step 12
     found = gather_facts(replace(view(), stored=replace(view().stored, phase="Running")), "here", early).ledger
     assert found is not None
-    assert found.loss.kept[-1][0] == 11
+    assert found.loss.counted[-1][0] == 11
     assert found.loss.discarded == ()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from support.fakes.fake_agent import hello
-from surefoot_operator.controller.credentials.token_review import BoundPod, bound_pod, expires_seconds, refusal
+from surefoot_operator.controller.credentials.token_review import BoundPod, bound_pod, expires_seconds, rejection
 
 POD = BoundPod("team", "job-worker-0-1", "pod-uid")
 
@@ -55,11 +55,11 @@ def stored(uid: str = "pod-uid", job: str = "job-1", index: int = 0, attempt: in
 
 
 def test_the_pod_must_be_that_worker() -> None:
-    assert refusal(hello(0, 1), POD, stored(), stored(), controlled=True) is None
+    assert rejection(hello(0, 1), POD, stored(), stored(), controlled=True) is None
 
 
 def test_a_pod_that_only_bears_the_workers_labels_is_refused() -> None:
-    found = refusal(hello(0, 1), POD, stored(), stored(), controlled=False)
+    found = rejection(hello(0, 1), POD, stored(), stored(), controlled=False)
     assert found is not None
     assert (found.retry, found.reason) == (
         False,
@@ -79,7 +79,7 @@ def test_a_pod_that_only_bears_the_workers_labels_is_refused() -> None:
     ],
 )
 def test_another_pods_worker_is_refused(pod: dict[str, Any] | None, retry: bool, sentence: str) -> None:
-    found = refusal(hello(0, 1), POD, pod, None, controlled=True)
+    found = rejection(hello(0, 1), POD, pod, None, controlled=True)
     assert found is not None
     assert found.retry is retry
     assert sentence in found.reason

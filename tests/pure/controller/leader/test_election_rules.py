@@ -16,17 +16,17 @@ from surefoot_operator.controller.leader.election_rules import (
     LONGEST_SECONDS,
     STEP_SECONDS,
     Candidate,
-    LeaseSeen,
     LeaseTimings,
+    ObservedLease,
+    ObservedShard,
     ShardLayout,
-    ShardSeen,
+    handover_reason,
     leader_label,
     lease_name,
     patience_seconds,
     shard_of,
-    shard_to_ask_for,
+    shard_to_request,
     shard_url,
-    why_give_up,
 )
 from surefoot_operator.controller.leader.leader_election import LEADER as LEADER_ELECTION_LEADER
 
@@ -37,11 +37,11 @@ TIMINGS = LeaseTimings()
 ME = Candidate("me")
 
 
-def lease(holder: str = "other", version: str = "1", seconds: float = 3.0) -> LeaseSeen:
-    return LeaseSeen(holder, version, seconds)
+def lease(holder: str = "other", version: str = "1", seconds: float = 3.0) -> ObservedLease:
+    return ObservedLease(holder, version, seconds)
 
 
-def watched(since: float, found: LeaseSeen | None) -> Candidate:
+def watched(since: float, found: ObservedLease | None) -> Candidate:
     return election_rules.seen(ME, found, since)
 
 
@@ -147,16 +147,16 @@ class Server:
     """One lease with compare-and-swap."""
 
     def __init__(self) -> None:
-        self.lease: LeaseSeen | None = None
+        self.lease: ObservedLease | None = None
         self.version = 0
         self.writers: list[str] = []
 
-    def write(self, tested: LeaseSeen | None, holder: str) -> LeaseSeen | None:
+    def write(self, tested: ObservedLease | None, holder: str) -> ObservedLease | None:
         if (tested.version if tested else None) != (self.lease.version if self.lease else None):
             return None
         self.version += 1
         self.writers.append(holder)
-        self.lease = LeaseSeen(holder, str(self.version), TIMINGS.lease_seconds)
+        self.lease = ObservedLease(holder, str(self.version), TIMINGS.lease_seconds)
         return self.lease
 
 
@@ -216,7 +216,7 @@ def test_never_two_lead_at_one_moment(turns: list[tuple[int, float, float, bool]
 @given(st.data())
 def test_somebody_leads_in_the_end(data: st.DataObject) -> None:
     """Whatever the lease says: who looks every two seconds leads after one lease's length."""
-    found = data.draw(st.none() | st.builds(LeaseSeen, st.sampled_from(["", "me", "other"]), st.just("9")))
+    found = data.draw(st.none() | st.builds(ObservedLease, st.sampled_from(["", "me", "other"]), st.just("9")))
     now, candidate = 1000.0, replace(ME)
     for _ in range(20):
         step = election_rules.decide(candidate, now, TIMINGS)
@@ -247,9 +247,9 @@ class Leases:
         self.moves = self.tick = 0
         self.unled_ticks = 0
 
-    def seen(self) -> dict[int, ShardSeen]:
+    def seen(self) -> dict[int, ObservedShard]:
         return {
-            shard: ShardSeen(holder if holder in self.alive or self.free_ticks[shard] < 0 else "", asked)
+            shard: ObservedShard(holder if holder in self.alive or self.free_ticks[shard] < 0 else "", asked)
             for shard, (holder, asked) in enumerate(zip(self.holder, self.asked, strict=True))
         }
 
@@ -276,13 +276,13 @@ class Leases:
     def _look(self, name: str) -> None:
         for shard in range(len(self.holder)):
             seen = self.seen()
-            if self.holder[shard] == name and why_give_up(name, shard, seen, self.layout):
+            if self.holder[shard] == name and handover_reason(name, shard, seen, self.layout):
                 self.holder[shard], self.free_ticks[shard] = "", 0
-            elif not seen[shard].holder and self._waited(shard) >= patience_seconds(name, shard, seen, self.layout):
+            elif not seen[shard].server and self._waited(shard) >= patience_seconds(name, shard, seen, self.layout):
                 self.moves += 1
                 self.holder[shard], self.asked[shard], self.free_ticks[shard] = name, "", 0
         if self.tick % ASK_TICKS == 0:
-            wanted = shard_to_ask_for(name, self.seen(), self.layout)
+            wanted = shard_to_request(name, self.seen(), self.layout)
             if wanted is not None:
                 self.asked[wanted] = name
 
@@ -334,21 +334,21 @@ def test_shards_are_led_soon_spread_evenly_and_then_stay(
 )
 def test_what_is_asked_for_is_given_up_and_brings_both_nearer(holders: list[str], me: str) -> None:
     layout = ShardLayout(len(holders), len(holders))
-    seen = {shard: ShardSeen(holder) for shard, holder in enumerate(holders)}
-    wanted = shard_to_ask_for(me, seen, layout)
+    seen = {shard: ObservedShard(holder) for shard, holder in enumerate(holders)}
+    wanted = shard_to_request(me, seen, layout)
     held = Counter(holders)
     if wanted is None:
         assert all(held[other] < held[me] + 2 for other in held if other != me)
         return
     other = holders[wanted]
-    asked = {**seen, wanted: ShardSeen(other, me)}
-    assert why_give_up(other, wanted, asked, layout)
-    assert not any(why_give_up(other, shard, asked, layout) for shard in seen if shard != wanted)
+    asked = {**seen, wanted: ObservedShard(other, me)}
+    assert handover_reason(other, wanted, asked, layout)
+    assert not any(handover_reason(other, shard, asked, layout) for shard in seen if shard != wanted)
     moved = [*holders[:wanted], me, *holders[wanted + 1 :]]
     assert abs(moved.count(other) - moved.count(me)) < abs(held[other] - held[me])
 
 
-SPREAD = {0: ShardSeen("root"), 1: ShardSeen("other"), 2: ShardSeen("")}
+SPREAD = {0: ObservedShard("root"), 1: ObservedShard("other"), 2: ObservedShard("")}
 
 
 @pytest.mark.parametrize(
@@ -356,26 +356,26 @@ SPREAD = {0: ShardSeen("root"), 1: ShardSeen("other"), 2: ShardSeen("")}
     [
         ("new", 2, SPREAD, ShardLayout(3, 3), 0.0),
         ("other", 2, SPREAD, ShardLayout(3, 3), STEP_SECONDS),
-        ("root", 2, {**SPREAD, 1: ShardSeen("root")}, ShardLayout(3, 3), LONGEST_SECONDS),
-        ("new", 2, {**SPREAD, 2: ShardSeen("", "other")}, ShardLayout(3, 3), LONGEST_SECONDS),
-        ("other", 2, {**SPREAD, 2: ShardSeen("", "other")}, ShardLayout(3, 3), 0.0),
+        ("root", 2, {**SPREAD, 1: ObservedShard("root")}, ShardLayout(3, 3), LONGEST_SECONDS),
+        ("new", 2, {**SPREAD, 2: ObservedShard("", "other")}, ShardLayout(3, 3), LONGEST_SECONDS),
+        ("other", 2, {**SPREAD, 2: ObservedShard("", "other")}, ShardLayout(3, 3), 0.0),
         ("new", 2, SPREAD, ShardLayout(3, 1), math.inf),
         ("root", 2, SPREAD, ShardLayout(3, 1), 0.0),
-        ("new", 0, {**SPREAD, 0: ShardSeen("")}, ShardLayout(3, 1), 0.0),
+        ("new", 0, {**SPREAD, 0: ObservedShard("")}, ShardLayout(3, 1), 0.0),
     ],
 )
 def test_who_has_least_takes_a_free_shard_first(
-    me: str, shard: int, seen: dict[int, ShardSeen], layout: ShardLayout, expected: float
+    me: str, shard: int, seen: dict[int, ObservedShard], layout: ShardLayout, expected: float
 ) -> None:
     assert patience_seconds(me, shard, seen, layout) == expected
 
 
 def test_whoever_leads_shard_0_gathers_them_all_to_cut_the_jobs_anew() -> None:
     changing = ShardLayout(3, 1)
-    assert "root gathers the shards" in why_give_up("other", 1, SPREAD, changing)
-    assert not why_give_up("root", 0, SPREAD, changing)
-    assert not why_give_up("other", 1, {**SPREAD, 0: ShardSeen("")}, changing), "nobody is there to gather them"
-    assert shard_to_ask_for("new", {0: ShardSeen("root"), 1: ShardSeen("root")}, ShardLayout(2, 1)) is None
+    assert "root gathers the shards" in handover_reason("other", 1, SPREAD, changing)
+    assert not handover_reason("root", 0, SPREAD, changing)
+    assert not handover_reason("other", 1, {**SPREAD, 0: ObservedShard("")}, changing), "nobody is there to gather them"
+    assert shard_to_request("new", {0: ObservedShard("root"), 1: ObservedShard("root")}, ShardLayout(2, 1)) is None
 
 
 # ---- shards ----------------------------------------------------------------------------------------------------------

@@ -60,10 +60,10 @@ def test_each_sample_comes_as_undisturbed_through_a_hundred_kills_and_resizes(
 ) -> None:
     data, number = source
     chance = random.Random(7)
-    options: dict[str, Any] = {"global_batch": 6, "lanes": 3, "collate": list, "window": 3, "seed": 5}
+    options: dict[str, Any] = {"global_batch_size": 6, "lanes": 3, "collate_fn": list, "shuffle_window": 3, "seed": 5}
 
     def build(rank: int, world: int) -> ElasticStream:
-        return ElasticStream(data, rank=rank, world=world, **options)
+        return ElasticStream(data, rank=rank, num_replicas=world, **options)
 
     seen: list[int] = []
     states: list[Any] = []
@@ -209,7 +209,7 @@ def test_what_an_mds_shard_has_that_cannot_be_decoded_is_a_bad_sample(tmp_path: 
     first.write_bytes(bytes(body))
     found = list(MosaicShards(tmp_path / "mds").open(0, 0))
     assert [isinstance(sample, BadSample) for sample in found] == [True, True] + [False] * (samples - 2)
-    stream = ElasticStream(MosaicShards(tmp_path / "mds"), 2, rank=0, world=1, lanes=2, collate=list)
+    stream = ElasticStream(MosaicShards(tmp_path / "mds"), 2, rank=0, num_replicas=1, lanes=2, collate_fn=list)
     with pytest.raises(DataError, match=rf"sample 0 of .*{first.name} is bad"):
         list(islice(stream, 50))
 

@@ -10,16 +10,16 @@ import pytest
 
 from support.fakes.fake_api import FakeApi
 from surefoot_operator.platforms.kubernetes import api_objects
-from surefoot_operator.platforms.kubernetes.api_client import refusal
+from surefoot_operator.platforms.kubernetes.api_client import parse_error
 from surefoot_operator.platforms.kubernetes.api_objects import (
-    ApiRefused,
+    ApiError,
     call_of,
     cause_of,
     is_ordinary,
     is_there,
     readable,
 )
-from surefoot_operator.platforms.kubernetes.platform import KubernetesFabric
+from surefoot_operator.platforms.kubernetes.platform import KubernetesPlatform
 from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache
 from surefoot_operator.rejected_calls import ApiCall
 
@@ -76,13 +76,13 @@ def test_a_call_is_read_from_its_path(method: str, path: str, body: Any, call: A
 def test_what_only_tells_of_a_state_of_things_refuses_nothing(
     method: str, path: str, code: int, reason: str, message: str, ordinary: bool
 ) -> None:
-    assert is_ordinary(call_of(method, path), ApiRefused(f"{method} {path}", code, reason, message)) is ordinary
+    assert is_ordinary(call_of(method, path), ApiError(f"{method} {path}", code, reason, message)) is ordinary
 
 
 def test_what_exists_already_is_there_and_a_conflict_is_not() -> None:
     call = call_of("POST", "/api/v1/namespaces/team/secrets", {"metadata": {"name": "s"}})
-    assert is_there(call, ApiRefused("POST", 409, "AlreadyExists", ""))
-    assert not is_there(call, ApiRefused("POST", 409, "Conflict", ""))
+    assert is_there(call, ApiError("POST", 409, "AlreadyExists", ""))
+    assert not is_there(call, ApiError("POST", 409, "Conflict", ""))
 
 
 @pytest.mark.parametrize(
@@ -102,21 +102,21 @@ def test_what_exists_already_is_there_and_a_conflict_is_not() -> None:
     ],
 )
 def test_causes_are_few(code: int, message: str, cause: str) -> None:
-    assert cause_of(ApiRefused("POST pods", code, "R", message)) == cause
+    assert cause_of(ApiError("POST pods", code, "R", message)) == cause
 
 
 def test_a_namespace_that_is_being_deleted_is_known_by_its_cause() -> None:
     body = {"message": "forbidden", "reason": "Forbidden", "details": {"causes": [{"reason": "NamespaceTerminating"}]}}
-    assert refusal("POST pods", 403, json.dumps(body)).closing
+    assert parse_error("POST pods", 403, json.dumps(body)).closing
     for details in (None, {}, [], {"causes": None}, {"causes": "x"}, {"causes": [1, {"reason": 2}]}):
-        assert not refusal("POST pods", 403, json.dumps({"message": "no", "details": details})).closing
+        assert not parse_error("POST pods", 403, json.dumps({"message": "no", "details": details})).closing
 
 
 def test_the_server_s_reason_leads_and_whole_objects_are_left_out() -> None:
     """Kilobytes came first, and log viewers cut the reason off behind them."""
     value = json.dumps(json.dumps({"status": {"phase": "Running", "world": "x" * 4000}}))
     message = f'"" is invalid: patch: Invalid value: {value}: strict decoding error: unknown field "status.serial"'
-    said = str(ApiRefused(f"PATCH {JOB}/status", 422, "Invalid", message))
+    said = str(ApiError(f"PATCH {JOB}/status", 422, "Invalid", message))
     assert said.startswith(
         '"" is invalid: patch: Invalid value: "…": strict decoding error: unknown field "status.serial"'
     )
@@ -126,11 +126,11 @@ def test_the_server_s_reason_leads_and_whole_objects_are_left_out() -> None:
 
 
 def test_a_long_reason_keeps_both_its_ends() -> None:
-    said = ApiRefused("POST pods", 403, "Forbidden", "begins " + "word " * 9000 + "ends").sentence
+    said = ApiError("POST pods", 403, "Forbidden", "begins " + "word " * 9000 + "ends").sentence
     assert said.startswith("begins word")
     assert said.endswith("word ends")
     assert len(said) < 720
-    assert ApiRefused("POST pods", 403, "Forbidden", "").sentence == "the API server gave no reason"
+    assert ApiError("POST pods", 403, "Forbidden", "").sentence == "the API server gave no reason"
 
 
 def test_the_text_between_two_quoted_names_is_kept() -> None:
@@ -164,7 +164,7 @@ def workers(*pods: Any) -> list[str]:
     cache = ClusterCache(FakeApi().api)
     for one in pods:
         cache.workers._event("ADDED", one)
-    fabric = KubernetesFabric(cache, "team", "gpt", "u")
+    fabric = KubernetesPlatform(cache, "team", "gpt", "u")
     return [seen.name for seen in (*fabric._workers(fabric._pods()), *fabric._workers(fabric._pods()))]
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from surefoot.protocol.identities import Checkpoint, ServerId
-from surefoot_operator.api.status import Condition, JobStatus, World, stamp
+from surefoot.protocol.identities import Checkpoint, MemoryServerId
+from surefoot_operator.api.status import Condition, JobStatus, Membership, stamp
 from surefoot_operator.api.status_json import status_to_json
-from surefoot_operator.errors import FabricError
-from surefoot_operator.memory import TierAccess
+from surefoot_operator.errors import PlatformError
+from surefoot_operator.memory import MemoryTierCredentials
 from surefoot_operator.platforms.kubernetes import api_objects, api_writes
 from surefoot_operator.platforms.kubernetes.views import observations
 
@@ -55,7 +55,7 @@ def test_the_trainers_container_says_how_a_worker_is(found: dict[str, Any], phas
     worker = observations.observe_worker(found)
     assert (worker.index, worker.attempt, worker.node, worker.phase) == (1, 3, "n1", phase)
     assert worker.exit_code == code
-    assert worker.lingering == (phase == "Failed" and found["status"]["phase"] == "Running")
+    assert worker.sidecar_running == (phase == "Failed" and found["status"]["phase"] == "Running")
 
 
 def test_a_worker_that_waits_says_for_what() -> None:
@@ -98,25 +98,25 @@ def test_a_worker_that_waits_says_for_what() -> None:
     ],
 )
 def test_why_a_worker_cannot_be_started_is_its_kubelets_word(found: dict[str, Any], why: str) -> None:
-    assert observations.observe_worker(found).unstarted.startswith(why)
-    assert bool(observations.observe_worker(found).unstarted) == bool(why)
+    assert observations.observe_worker(found).start_blocker.startswith(why)
+    assert bool(observations.observe_worker(found).start_blocker) == bool(why)
 
 
 def test_foreign_labels_are_an_error_and_no_worker() -> None:
     found = pod("Running")
     found["metadata"]["labels"]["surefoot.dev/attempt"] = "x"
-    with pytest.raises(FabricError, match="delete the pod"):
+    with pytest.raises(PlatformError, match="delete the pod"):
         observations.observe_worker(found)
 
 
 def test_a_holder_is_unknown_until_it_began_and_another_with_each_container() -> None:
-    assert observations.observe_servers(pod("Pending"), False, "z", TierAccess("a", "b")) == ()
+    assert observations.observe_servers(pod("Pending"), False, "z", MemoryTierCredentials("a", "b")) == ()
     running = pod("Running", container("redis", running={}), podIP="10.0.0.1")
-    (place,) = observations.observe_servers(running, False, "z", TierAccess("a", "b"))
+    (place,) = observations.observe_servers(running, False, "z", MemoryTierCredentials("a", "b"))
     assert (place.node, place.host, place.port, place.process) == ("n1", "10.0.0.1", 6379, "x/containerd://1")
     assert place.running
     for found, gone in ((running, True), (pod("Running", container("redis", waiting={}), podIP="10.0.0.1"), False)):
-        (place,) = observations.observe_servers(found, gone, "z", TierAccess("a", "b"))
+        (place,) = observations.observe_servers(found, gone, "z", MemoryTierCredentials("a", "b"))
         assert not place.running
 
 
@@ -128,11 +128,11 @@ def test_the_holder_is_the_container_with_the_port_and_not_its_companion() -> No
         {"name": "companion", "ports": ports[0]},
         {"name": "server", "ports": ports[1]},
     ]
-    (place,) = observations.observe_servers(found, False, "z", TierAccess("a", "b"))
+    (place,) = observations.observe_servers(found, False, "z", MemoryTierCredentials("a", "b"))
     assert (place.process, place.port, place.running) == ("x/containerd://1", 7000, True)
     assert place.settling
     found["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
-    (again,) = observations.observe_servers(found, False, "z", TierAccess("a", "b"))
+    (again,) = observations.observe_servers(found, False, "z", MemoryTierCredentials("a", "b"))
     assert again == replace(place, settling=False)
 
 
@@ -151,12 +151,12 @@ def test_each_server_of_a_pod_is_a_holder_of_its_own() -> None:
         {"name": n, "ports": [{"name": "metrics" if n == "companion" else n, "containerPort": ports[n]}]} for n in names
     ]
     assert observations.count_servers(found) == 3
-    seen = observations.observe_servers(found, False, "z", TierAccess("a", "b"))
+    seen = observations.observe_servers(found, False, "z", MemoryTierCredentials("a", "b"))
     assert [(p.server, p.port, p.process, p.running, p.servers) for p in seen] == [
         (0, 6379, "x/containerd://1", True, 3),
         (1, 6380, "x/containerd://7", False, 3),
     ], "one that has no container yet is unknown"
-    assert {p.server_id for p in seen} == {ServerId("n1", 0), ServerId("n1", 1)}
+    assert {p.server_id for p in seen} == {MemoryServerId("n1", 0), MemoryServerId("n1", 1)}
 
 
 def test_a_patch_tests_the_status_that_it_stands_on() -> None:
@@ -167,7 +167,7 @@ def test_a_patch_tests_the_status_that_it_stands_on() -> None:
     stored["status"] = {}
     tests = api_writes.status_patch(stored, {}, stamp(JobStatus()))[1:3]
     assert [(o["path"], o["value"]) for o in tests] == [("/status/serial", None), ("/status/world", None)]
-    new = JobStatus(serial=7, world=World(3, "Claimed"))
+    new = JobStatus(serial=7, membership=Membership(3, "Claimed"))
     tests = api_writes.status_patch(stored, {}, stamp(new))[1:4]
     assert [o["value"] for o in tests] == [7, 3, "Claimed"]
     assert [o["path"] for o in tests] == ["/status/serial", "/status/world/epoch", "/status/world/state"]
@@ -178,7 +178,7 @@ def test_a_patch_tests_the_status_that_it_stands_on() -> None:
 def test_a_status_that_is_not_there_is_written_only_by_who_has_seen_none() -> None:
     """Found on a cluster: a writer that expected a world had its test left out, and wrote."""
     nobody_wrote = {name: value for name, value in JOB.items() if name != "status"}
-    expecting = stamp(JobStatus(world=World(1, "Claimed")))
+    expecting = stamp(JobStatus(membership=Membership(1, "Claimed")))
     tests = [o for o in api_writes.status_patch(nobody_wrote, {}, expecting) if o["op"] == "test"]
     assert ("/status/world/epoch", 1) in [(o["path"], o["value"]) for o in tests]
 
@@ -213,11 +213,11 @@ def test_of_a_program_s_log_its_last_line_is_said_and_of_a_killed_one_why(ended:
     metadata = {"name": "p", "uid": "u", "labels": {api_objects.WORKER_INDEX: "0", api_objects.ATTEMPT: "1"}}
     status = {"phase": "Failed", "containerStatuses": [{"name": api_objects.TRAINER, "state": {"terminated": ended}}]}
     found = observations.observe_worker({"metadata": metadata, "spec": {}, "status": status})
-    assert (found.message, found.out_of_memory) == (said, ended["reason"] == "OOMKilled")
+    assert (found.message, found.oom_killed) == (said, ended["reason"] == "OOMKilled")
 
 
 @pytest.mark.parametrize("status", ["True", "False"])
 def test_a_pod_may_be_said_to_end_before_its_deletion_is_seen(status: str) -> None:
     preempted = {"type": "DisruptionTarget", "status": status, "reason": "PreemptionByScheduler", "message": "x"}
     found = observations.observe_worker(pod("Running", conditions=[preempted]))
-    assert (found.disrupted, found.deleting) == (status == "True", False)
+    assert (found.disruption_announced, found.deleting) == (status == "True", False)

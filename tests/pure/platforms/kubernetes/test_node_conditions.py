@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surefoot_operator.api.known_node_signals import KNOWN_SIGNALS
-from surefoot_operator.memory.connection_pool import TierAccess
+from surefoot_operator.memory.connection_pool import MemoryTierCredentials
 from surefoot_operator.platforms.kubernetes import api_objects, node_conditions
 from surefoot_operator.platforms.kubernetes.api_client import Api
 from surefoot_operator.platforms.kubernetes.api_writes import timestamp
@@ -18,12 +18,12 @@ from surefoot_operator.platforms.kubernetes.node_conditions import (
     MARK,
     NodeReport,
     node_writes,
-    wanted_reports,
+    reports_by_node,
 )
 from surefoot_operator.platforms.kubernetes.views import memory_tier_pods, observations, watched_objects
 from surefoot_operator.platforms.kubernetes.views import observations as node_objects
 from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache
-from surefoot_operator.platforms.kubernetes.views.observations import Heard
+from surefoot_operator.platforms.kubernetes.views.observations import KubeletLiveness
 
 # ---- kept fields -----------------------------------------------------------------------------------------------------
 # What is kept of an API object: all that is read of it, and nothing that grows with its template or with who wrote it.
@@ -87,12 +87,12 @@ def test_of_a_workers_pod_everything_that_is_read_is_kept(found: Object) -> None
 
 @pytest.mark.parametrize("found", PODS)
 def test_of_a_holders_pod_everything_that_is_read_is_kept(found: Object) -> None:
-    kept, access = watched_objects.trim_server_pod(found), TierAccess(password="p", authority="a")
+    kept, access = watched_objects.trim_server_pod(found), MemoryTierCredentials(password="p", authority="a")
     assert observations.observe_servers(kept, False, "d", access) == observations.observe_servers(
         found, False, "d", access
     )
     assert observations.server_plan_fields(kept) == observations.server_plan_fields(found)
-    read = [memory_tier_pods.observe_server_pods([one], "u", [], Heard()) for one in (kept, found)]
+    read = [memory_tier_pods.observe_server_pods([one], "u", [], KubeletLiveness()) for one in (kept, found)]
     assert read[0] == read[1] != ()
 
 
@@ -121,9 +121,13 @@ def node(images: int = 100, **other: Any) -> Object:
 )
 def test_of_a_node_everything_that_is_read_is_kept(found: Object) -> None:
     kept = watched_objects.trim_node(found)
-    for read in (observations.plan_fields, observations.is_left, observations.is_contradicted):
+    for read in (observations.plan_fields, observations.is_cordoned_or_evacuated, observations.is_contradicted):
         assert cast(Any, read)(kept) == cast(Any, read)(found)
-    for heard in (Heard(), Heard(silent=frozenset(("n1",))), Heard(renewed=frozenset(("n1",)))):
+    for heard in (
+        KubeletLiveness(),
+        KubeletLiveness(silent=frozenset(("n1",))),
+        KubeletLiveness(renewed=frozenset(("n1",))),
+    ):
         assert observations.observe_node(kept, heard, "rack") == observations.observe_node(found, heard, "rack")
     for report in (None, node_conditions.NodeReport("Slow", "it is slow", 9.0)):
         written = node_conditions.node_writes(found, report, "NoSchedule", 1.0)
@@ -138,7 +142,7 @@ def parts(found: Any) -> int:
 
 def test_what_is_kept_does_not_grow_with_templates_images_and_writers() -> None:
     cache = ClusterCache(cast(Api, None))
-    for feed, made, most in ((cache.workers, pod, 40), (cache.holders, pod, 50), (cache.nodes, node, 35)):
+    for feed, made, most in ((cache.workers, pod, 40), (cache.servers, pod, 50), (cache.nodes, node, 35)):
         sizes = set()
         for event, many in (("ADDED", 10), ("MODIFIED", 1000)):
             feed.items.clear()
@@ -148,7 +152,7 @@ def test_what_is_kept_does_not_grow_with_templates_images_and_writers() -> None:
             assert parts(kept) <= most
         assert len(sizes) == 1
         feed.items.clear()
-        feed.learn({**cast(Any, made)(1000)})
+        feed.apply_write_result({**cast(Any, made)(1000)})
         assert {parts(one) for one in feed.items.values()} <= sizes
 
 
@@ -206,7 +210,7 @@ def merged(found: dict[str, Any], report: NodeReport | None, taint: str = "") ->
 
 def test_a_sick_node_gets_a_condition_with_reason_and_job_and_a_mark_for_repair() -> None:
     nodes = {"n0": node_node_reports()}
-    reports, left_out = wanted_reports([job("gpt", n0=("GpuLost: GPU 0 is lost", NOW + 100))], nodes, NOW)
+    reports, left_out = reports_by_node([job("gpt", n0=("GpuLost: GPU 0 is lost", NOW + 100))], nodes, NOW)
     assert (reports, left_out) == ({"n0": REPORT}, [])
     told = merged(nodes["n0"], reports["n0"])
     (condition,) = (one for one in told["status"]["conditions"] if one["type"] == CONDITION)
@@ -214,7 +218,7 @@ def test_a_sick_node_gets_a_condition_with_reason_and_job_and_a_mark_for_repair(
     assert condition["lastTransitionTime"] == timestamp(NOW)
     assert told["metadata"]["annotations"] == {MARK: f"GpuLost: {REPORT.message}"}
     assert told["spec"]["taints"] == [], "a taint only where one is wanted"
-    assert node_objects.observe_node(told, Heard(), "zone", KNOWN_SIGNALS).signal.startswith(
+    assert node_objects.observe_node(told, KubeletLiveness(), "zone", KNOWN_SIGNALS).evacuation_reason.startswith(
         "it has the condition SurefootUnhealthy=True"
     )
 
@@ -243,7 +247,7 @@ def test_a_node_of_which_nothing_is_found_any_more_is_taken_back_and_one_that_ne
     well = merged(sick, None, "NoSchedule")
     assert well["spec"]["taints"] == []
     assert well["metadata"]["annotations"] == {}
-    assert node_objects.observe_node(well, Heard(), "zone", KNOWN_SIGNALS).signal == ""
+    assert node_objects.observe_node(well, KubeletLiveness(), "zone", KNOWN_SIGNALS).evacuation_reason == ""
 
 
 def test_taints_of_others_and_without_a_wish_are_left_alone() -> None:
@@ -262,10 +266,10 @@ def test_reports_decay_and_the_longest_of_several_jobs_counts() -> None:
         job("b", n0=("LinkDown: y", NOW + 20)),
         {"metadata": {"namespace": "ns", "name": "c"}},
     ]
-    assert wanted_reports(jobs, nodes, NOW)[0]["n0"].reason == "LinkDown"
-    assert wanted_reports(jobs, nodes, NOW + 15)[0]["n0"].reason == "LinkDown"
-    assert wanted_reports(jobs, nodes, NOW + 25) == ({}, [])
-    assert wanted_reports([job("a", n9=("GpuLost: x", NOW + 10))], nodes, NOW) == ({}, []), "a node that is gone"
+    assert reports_by_node(jobs, nodes, NOW)[0]["n0"].reason == "LinkDown"
+    assert reports_by_node(jobs, nodes, NOW + 15)[0]["n0"].reason == "LinkDown"
+    assert reports_by_node(jobs, nodes, NOW + 25) == ({}, [])
+    assert reports_by_node([job("a", n9=("GpuLost: x", NOW + 10))], nodes, NOW) == ({}, []), "a node that is gone"
 
 
 @given(st.integers(1, 60), st.integers(0, 60), st.integers(0, 5))
@@ -276,7 +280,7 @@ def test_a_tenth_of_the_cluster_at_most_is_told_of_and_who_was_told_of_stays(siz
     before = [f"n{i:02}" for i in range(min(sick, size))][-min(marked, most) :] if marked else []
     for name in before:
         nodes[name] = merged(nodes[name], REPORT)
-    reports, left_out = wanted_reports([found], nodes, NOW)
+    reports, left_out = reports_by_node([found], nodes, NOW)
     assert len(reports) <= most
     assert set(before) <= set(reports)
     assert len(reports) + len(left_out) == min(sick, size)

@@ -9,7 +9,7 @@ import pytest
 
 from support.fakes.fake_api import FakeApi
 from surefoot_operator.platforms.kubernetes import api_objects, platform
-from surefoot_operator.platforms.kubernetes.platform import KubernetesFabric
+from surefoot_operator.platforms.kubernetes.platform import KubernetesPlatform
 from surefoot_operator.platforms.kubernetes.views.cluster_cache import ClusterCache
 
 WORKERS, ROUNDS = 10, 20
@@ -53,7 +53,7 @@ async def test_a_round_reads_spec_status_and_pods_again_only_if_they_changed(mon
     cache.jobs._event("ADDED", job(1, serial=1))
     for index in range(WORKERS):
         cache.workers._event("ADDED", worker(index))
-    fabric = KubernetesFabric(cache, "team", "gpt", "u")
+    fabric = KubernetesPlatform(cache, "team", "gpt", "u")
     assert fabric.readable() is not None
     for _ in range(ROUNDS):
         seen = await fabric.observe()

@@ -25,11 +25,11 @@ def made(policy: dict[str, Any] | None, **template: Any) -> dict[str, Any]:
         "metadata": {"name": "gpt", "namespace": "team", "uid": "u"},
         "spec": {"template": {**template, "spec": spec}, **({"schedulingPolicy": policy} if policy else {})},
     }
-    return pods.pod(parse_job(body), CreateWorker(0, 1), WorkerEnvironment({}, {}), pods.PodSettings())
+    return pods.build_pod(parse_job(body), CreateWorker(0, 1), WorkerEnvironment({}, {}), pods.PodSettings())
 
 
 def stored(group: PodGroup) -> dict[str, Any]:
-    body = pod_groups.body(ME, group)
+    body = pod_groups.build_pod_group(ME, group)
     body["metadata"] |= {"uid": "g", "resourceVersion": "7"}
     return body
 
@@ -57,19 +57,19 @@ def test_a_scheduler_that_the_template_names_stays() -> None:
 )
 def test_a_group_says_what_its_scheduler_reads_and_belongs_to_the_job(group: PodGroup, spec: dict[str, Any]) -> None:
     version = "scheduling.x-k8s.io/v1alpha1"
-    body = pod_groups.body(ME, group)
+    body = pod_groups.build_pod_group(ME, group)
     assert (body["apiVersion"], body["kind"], body["spec"]) == (version, "PodGroup", spec)
     assert api_objects.is_of(body, ME)
     assert api_objects.job_of(body) == "u"
     assert pod_groups.path(group.gang, "team", "gpt") == f"/apis/{version}/namespaces/team/podgroups/gpt"
-    assert pod_groups.seen(group.gang, stored(group)).group == group
+    assert pod_groups.observe_pod_group(group.gang, stored(group)).group == group
 
 
 def test_a_change_tests_the_version_that_was_read_and_leaves_what_is_not_ours() -> None:
     old = stored(PodGroup("Coscheduling", 1, 60))
     old["metadata"]["labels"]["theirs"] = "x"
     old["spec"]["minTaskMember"] = {"worker": 1}
-    changed = pod_groups.operations(old, pod_groups.body(ME, PodGroup("Coscheduling", 2)))
+    changed = pod_groups.pod_group_patch(old, pod_groups.build_pod_group(ME, PodGroup("Coscheduling", 2)))
     assert changed == [
         {"op": "test", "path": "/metadata/uid", "value": "g"},
         {"op": "test", "path": "/metadata/resourceVersion", "value": "7"},
@@ -81,7 +81,8 @@ def test_a_change_tests_the_version_that_was_read_and_leaves_what_is_not_ours() 
     ]
     old["metadata"]["labels"] = None  # somebody took our labels off: no watch would see it any more
     assert (
-        pod_groups.operations(old, pod_groups.body(ME, PodGroup("Coscheduling", 1)))[-1]["path"] == "/metadata/labels"
+        pod_groups.pod_group_patch(old, pod_groups.build_pod_group(ME, PodGroup("Coscheduling", 1)))[-1]["path"]
+        == "/metadata/labels"
     )
 
 
@@ -89,6 +90,6 @@ def test_a_scheduler_that_only_writes_its_status_is_no_news() -> None:
     first = stored(PodGroup("Coscheduling", 1))
     later = {**copy.deepcopy(first), "status": {"phase": "Scheduling", "scheduled": 1}}
     later["metadata"]["resourceVersion"] = "8"
-    assert pod_groups.marks(first) == pod_groups.marks(later)
+    assert pod_groups.plan_fields(first) == pod_groups.plan_fields(later)
     later["spec"]["minMember"] = 5
-    assert pod_groups.marks(first) != pod_groups.marks(later)
+    assert pod_groups.plan_fields(first) != pod_groups.plan_fields(later)

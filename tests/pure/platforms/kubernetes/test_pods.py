@@ -73,7 +73,7 @@ def made(
 ) -> dict[str, Any]:
     job = parsed(spec, **fields)
     before = copy.deepcopy(job.spec.template.raw)
-    found = pods.pod(job, CreateWorker(2, 5, avoid), told, pods.PodSettings())
+    found = pods.build_pod(job, CreateWorker(2, 5, avoid), told, pods.PodSettings())
     assert job.spec.template.raw == before, "the job itself was written into"
     return found
 
@@ -165,7 +165,7 @@ def test_its_name_in_dns_is_that_of_its_place_below_the_jobs_service() -> None:
 
 
 def test_the_jobs_service_names_its_workers_and_nobody_else() -> None:
-    found = pods.service(parsed(SPEC))
+    found = pods.build_service(parsed(SPEC))
     assert (found["metadata"]["name"], found["spec"]["clusterIP"]) == ("gpt-workers", "None")
     assert found["metadata"]["ownerReferences"][0]["uid"] == "u"
     assert found["spec"]["selector"].items() <= made()["metadata"]["labels"].items()
@@ -174,7 +174,9 @@ def test_the_jobs_service_names_its_workers_and_nobody_else() -> None:
 def test_a_worker_sees_its_nodes_socket_where_the_installation_has_one() -> None:
     assert "SUREFOOT_HOLDER_SOCKET" not in environment(made())
     assert all("hostPath" not in volume for volume in made()["spec"]["volumes"])
-    pod = pods.pod(parsed(SPEC), CreateWorker(2, 1, ()), ENVIRONMENT, pods.PodSettings(socket_folder="/run/of-nodes"))
+    pod = pods.build_pod(
+        parsed(SPEC), CreateWorker(2, 1, ()), ENVIRONMENT, pods.PodSettings(socket_folder="/run/of-nodes")
+    )
     folder, _, _ = environment(pod)["SUREFOOT_HOLDER_SOCKET"]["value"].rpartition("/")
     [mount] = [mount for mount in trainer(pod)["volumeMounts"] if mount["mountPath"] == folder]
     assert mount["readOnly"], "a worker must not put another socket there"
@@ -210,9 +212,11 @@ def test_equal_secrets_are_one_object_and_others_are_another() -> None:
         {"apiVersion": "surefoot.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "gpt", "uid": "u"}}
         | {"spec": {"template": {"spec": SPEC}}}
     )
-    first = pods.secret(job, ENVIRONMENT)
-    assert pods.secret(job, replace(ENVIRONMENT, plain={})) == first
-    assert pods.secret(job, replace(ENVIRONMENT, secret={"A": "b"}))["metadata"]["name"] != first["metadata"]["name"]
+    first = pods.build_secret(job, ENVIRONMENT)
+    assert pods.build_secret(job, replace(ENVIRONMENT, plain={})) == first
+    assert (
+        pods.build_secret(job, replace(ENVIRONMENT, secret={"A": "b"}))["metadata"]["name"] != first["metadata"]["name"]
+    )
     assert first["stringData"] == {"SUREFOOT_HOLDER_PASSWORD": "a-password"}
 
 

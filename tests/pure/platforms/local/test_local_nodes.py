@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from surefoot.linux_process import identity_of
-from surefoot_operator.platforms.local.local_nodes import MemoryKills, _places
+from surefoot_operator.platforms.local.local_nodes import OomInjector, _cgroup_candidates
 
 V1 = "5:memory:/docker/c1\n1:cpu:/\n0::/\n"
 V2 = "0::/user.slice/user-7.slice/session.scope\n"
@@ -39,7 +39,7 @@ def test_the_nearest_place_that_allows_it_comes_first(
     for name, text in tree.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert list(_places(tmp_path, own)) == [(tmp_path / place, limit) for place, limit in expected]
+    assert list(_cgroup_candidates(tmp_path, own)) == [(tmp_path / place, limit) for place, limit in expected]
 
 
 def test_where_no_group_can_be_made_sigkill_stands_in_and_says_why(tmp_path: Path) -> None:
@@ -48,11 +48,11 @@ def test_where_no_group_can_be_made_sigkill_stands_in_and_says_why(tmp_path: Pat
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     life, word = identity_of(child.pid), tmp_path / "oom-n1"
     assert life is not None
-    kills = MemoryKills(tmp_path, own)
-    kills.strike(life, word)
+    kills = OomInjector(tmp_path, own)
+    kills.start_kill(life, word)
     assert child.wait(20) == -signal.SIGKILL
     said = json.loads(word.read_text())
     assert said["stands_in"] == "no memory group can be made: this machine has no memory controller that may be used"
-    kills.look()
+    kills.poll()
     kills.close()
     child.communicate()

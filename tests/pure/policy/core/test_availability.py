@@ -11,9 +11,9 @@ from support.builders import BEGAN, job, running, with_node, with_session, with_
 from support.paces import decided, paced
 from surefoot_operator.api.spec import FailurePolicy, HealthPolicy
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.job_snapshot import NodeSeen, Observed
+from surefoot_operator.job_snapshot import JobSnapshot, ObservedNode
 from surefoot_operator.policy.core.actions import CreateWorker, DeleteWorker
-from surefoot_operator.policy.core.availability import node_lost, vacate_reason
+from surefoot_operator.policy.core.availability import evacuation_reason, node_lost
 from surefoot_operator.policy.core.facts import gather
 from surefoot_operator.policy.planning.plan import plan
 
@@ -24,25 +24,25 @@ NOW = BEGAN + 100
 AWAY = "not ready: Kubelet stopped posting node status."
 
 
-def doubted(seen: Observed, *names: str) -> Observed:
+def doubted(seen: JobSnapshot, *names: str) -> JobSnapshot:
     for name in names or [node.name for node in seen.nodes]:
-        seen = with_node(seen, name, doubt=AWAY)
+        seen = with_node(seen, name, unconfirmed_failure=AWAY)
     return seen
 
 
-def claimed(seen: Observed) -> Observed:
+def claimed(seen: JobSnapshot) -> JobSnapshot:
     """Epoch 2 is claimed: nobody is a member, every worker is tended."""
-    world = seen.status.world
+    world = seen.status.membership
     assert world is not None
-    status = replace(seen.status, world=replace(world, epoch=2, state="Claimed", changed_seconds=NOW - 1))
+    status = replace(seen.status, membership=replace(world, generation=2, state="Claimed", changed_seconds=NOW - 1))
     return replace(seen, status=status)
 
 
-def deleted(seen: Observed) -> list[str]:
+def deleted(seen: JobSnapshot) -> list[str]:
     return [f"{a.name}{' by force' if a.force else ''}" for a in plan(seen).actions if isinstance(a, DeleteWorker)]
 
 
-def created(seen: Observed) -> list[int]:
+def created(seen: JobSnapshot) -> list[int]:
     return [a.index for a in plan(seen).actions if isinstance(a, CreateWorker)]
 
 
@@ -50,13 +50,15 @@ def created(seen: Observed) -> list[int]:
 def test_a_worker_that_is_heard_is_deleted_on_no_node(ready: bool) -> None:
     seen = running()
     for name in ("n0", "n1", "n2"):
-        seen = with_node(seen, name, ready=ready, reason="" if ready else AWAY, doubt=AWAY if ready else "")
-    assert plan(seen).status.world == seen.status.world
+        seen = with_node(
+            seen, name, ready=ready, reason="" if ready else AWAY, unconfirmed_failure=AWAY if ready else ""
+        )
+    assert plan(seen).status.membership == seen.status.membership
     assert (deleted(claimed(seen)), created(claimed(seen))) == ([], [])
 
 
 def test_a_doubted_node_is_lost_once_its_agent_is_silent_while_others_are_heard() -> None:
-    seen = with_session(doubted(running()), 1, heard_seconds=NOW - 4)
+    seen = with_session(doubted(running()), 1, last_message_seconds=NOW - 4)
     still = replace(seen, sessions=tuple(replace(s, step_at_seconds=NOW - 10) for s in seen.sessions))
     assert [name for name in ("n0", "n1", "n2") if node_lost(gather(still), name)] == ["n1"]
     incident = plan(still).status.incidents[-1]
@@ -68,10 +70,10 @@ def test_a_doubted_node_is_lost_once_its_agent_is_silent_while_others_are_heard(
 def test_where_nobody_is_heard_and_no_node_is_well_none_is_lost() -> None:
     seen = doubted(running())
     for index in range(3):
-        seen = with_session(seen, index, heard_seconds=NOW - 4, step_at_seconds=NOW - 4.1)
+        seen = with_session(seen, index, last_message_seconds=NOW - 4, step_at_seconds=NOW - 4.1)
     assert not any(node_lost(gather(seen), name) for name in ("n0", "n1", "n2"))
-    assert plan(seen).status.world == seen.status.world
-    well = replace(seen, nodes=(*seen.nodes, NodeSeen("n3", "n3", True)))
+    assert plan(seen).status.membership == seen.status.membership
+    well = replace(seen, nodes=(*seen.nodes, ObservedNode("n3", "n3", True)))
     assert all(node_lost(gather(well), name) for name in ("n0", "n1", "n2"))
 
 
@@ -98,20 +100,22 @@ def test_a_worker_that_was_just_placed_is_not_replaced_for_its_nodes_sake() -> N
 
 def test_a_line_that_breaks_under_a_doubted_node_loses_it_only_once_its_agent_is_silent() -> None:
     """The API server was away and doubts every node; one agent's line breaks for a moment while all ranks train."""
-    seen = with_session(doubted(running()), 0, connected=False, since_seconds=NOW - 0.01, heard_seconds=NOW - 0.2)
+    seen = with_session(
+        doubted(running()), 0, connected=False, since_seconds=NOW - 0.01, last_message_seconds=NOW - 0.2
+    )
     assert not node_lost(gather(seen), "n0")
-    assert plan(seen).status.world == seen.status.world
-    silent = with_session(doubted(running()), 0, connected=False, since_seconds=NOW - 4, heard_seconds=NOW - 4)
+    assert plan(seen).status.membership == seen.status.membership
+    silent = with_session(doubted(running()), 0, connected=False, since_seconds=NOW - 4, last_message_seconds=NOW - 4)
     stands = replace(silent, sessions=tuple(replace(s, step_at_seconds=NOW - 4.1) for s in silent.sessions))
     assert node_lost(gather(stands), "n0")
 
 
 def test_a_doubted_node_whose_ranks_step_with_the_others_lives_however_long_its_line_is_broken() -> None:
     """Found by the simulator: an API server that was away and a line of 3.6 s were two witnesses that both erred."""
-    broken = with_session(doubted(running()), 0, connected=False, since_seconds=NOW - 20, heard_seconds=NOW - 20)
+    broken = with_session(doubted(running()), 0, connected=False, since_seconds=NOW - 20, last_message_seconds=NOW - 20)
     steps = with_session(broken, 1, step_at_seconds=NOW - 0.5)
     assert not node_lost(gather(steps), "n0")
-    assert plan(steps).status.world == steps.status.world
+    assert plan(steps).status.membership == steps.status.membership
     assert deleted(steps) == []
     slow = broken
     for index in range(3):
@@ -124,26 +128,26 @@ def test_a_doubted_node_whose_ranks_step_with_the_others_lives_however_long_its_
 
 def test_the_last_node_that_an_api_server_hears_again_is_not_lost_for_a_line_that_broke() -> None:
     """Found on a cluster: two nodes were heard again, the third's worker was replaced in the second in which its line was away."""
-    last = with_node(running(), "n2", ready=False, doubt=AWAY)
-    broken = with_session(last, 2, connected=False, since_seconds=NOW - 1.2, heard_seconds=NOW - 1.3)
+    last = with_node(running(), "n2", ready=False, unconfirmed_failure=AWAY)
+    broken = with_session(last, 2, connected=False, since_seconds=NOW - 1.2, last_message_seconds=NOW - 1.3)
     assert not node_lost(gather(claimed(broken)), "n2")
     assert (deleted(claimed(broken)), created(claimed(broken))) == ([], [])
-    silent = with_session(last, 2, connected=False, since_seconds=NOW - 4, heard_seconds=NOW - 4)
+    silent = with_session(last, 2, connected=False, since_seconds=NOW - 4, last_message_seconds=NOW - 4)
     assert node_lost(gather(claimed(silent)), "n2")
 
 
 def test_the_last_node_that_is_heard_again_has_time_to_reach_a_new_leader() -> None:
-    last = claimed(with_node(running(), "n2", ready=False, doubt=AWAY))
+    last = claimed(with_node(running(), "n2", ready=False, unconfirmed_failure=AWAY))
     last = replace(last, sessions=last.sessions[:2])
     young, old = replace(last, term_seconds=NOW - 1), replace(last, term_seconds=NOW - 4)
     assert (node_lost(gather(young), "n2"), node_lost(gather(old), "n2")) == (False, True)
-    told_to_wait = replace(old, turned_away_seconds=NOW - 1)
+    told_to_wait = replace(old, retry_later_seconds=NOW - 1)
     assert not node_lost(gather(told_to_wait), "n2"), "a herd comes in an order"
 
 
 def test_a_node_that_its_fabric_knows_to_be_down_is_lost_at_once() -> None:
     down = with_node(running(), "n2", ready=False, reason="its process is gone")
-    broken = with_session(down, 2, connected=False, since_seconds=NOW - 0.1, heard_seconds=NOW - 0.2)
+    broken = with_session(down, 2, connected=False, since_seconds=NOW - 0.1, last_message_seconds=NOW - 0.2)
     assert node_lost(gather(broken), "n2")
 
 
@@ -158,7 +162,7 @@ def replacing(
     status: JobStatus | None = None,
     lines: tuple[tuple[tuple[int, int, int], ...], ...] = (),
     **spec: Any,
-) -> Observed:
+) -> JobSnapshot:
     seen = paced(*shares, lines=lines)
     asked = job(health_policy=HealthPolicy(on_straggler="Replace"), **spec)
     return replace(seen, job=asked, free_nodes=1, status=seen.status if status is None else status)
@@ -169,7 +173,7 @@ def nodes(status: JobStatus) -> list[str]:
 
 
 def answer(status: JobStatus) -> str:
-    return status.stragglers[0].answer
+    return status.stragglers[0].action
 
 
 def test_nothing_follows_unless_it_is_asked_for() -> None:
@@ -183,12 +187,12 @@ def test_its_node_is_left_and_counts_as_a_restart() -> None:
     assert (nodes(status), answer(status)) == (["n2"], "its worker leaves that node")
     assert [one.counted for one in status.recent_restarts] == [False]
     after = replace(seen, status=status)
-    assert vacate_reason(gather(after), "n2") == "rank 2 was slow there"
+    assert evacuation_reason(gather(after), "n2") == "rank 2 was slow there"
     again = decided(after)
     assert (again.replaced_stragglers, again.recent_restarts) == (status.replaced_stragglers, status.recent_restarts)
     assert any("CreateWorker" in type(action).__name__ for action in plan(after).actions), "another one is made for it"
     period = seen.job.spec.failure_policy.eval_period_seconds
-    assert status.replaced_stragglers[0].until_seconds == seen.now + period
+    assert status.replaced_stragglers[0].until_seconds == seen.now_seconds + period
 
 
 def test_another_one_waits_until_then() -> None:

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from support.builders import BEGAN, job, running, told, with_node, with_session, with_worker
 from support.fakes.fake_world import FakeWorld
-from surefoot.protocol.hangs import Collective, RankPlace
+from surefoot.protocol.hangs import Collective, RankStack
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.spec import ExitCodes, FailurePolicy, FailureRule, RunPolicy, Template
 from surefoot_operator.api.status import Incident, Restart
-from surefoot_operator.job_snapshot import ExitSeen, Observed, StandingSeen, Timings
+from surefoot_operator.job_snapshot import HangEvidence, JobSnapshot, ObservedExit, Timings
 from surefoot_operator.policy.core.actions import Plan
 from surefoot_operator.policy.core.facts import gather
-from surefoot_operator.policy.failure.failure_detection import Loss, detect_losses, odd_one
+from surefoot_operator.policy.failure.failure_detection import Failure, detect_failures, find_hang_outlier
 from surefoot_operator.policy.planning.plan import plan
-from surefoot_operator.policy.planning.plan_invariants import check
+from surefoot_operator.policy.planning.plan_invariants import check_plan
 
 # ---- detect ----------------------------------------------------------------------------------------------------------
 # What counts as losing a worker, and what does not.
@@ -28,41 +28,41 @@ from surefoot_operator.policy.planning.plan_invariants import check
 NOW = BEGAN + 100
 
 
-def decided(seen: Observed) -> Plan:
+def decided(seen: JobSnapshot) -> Plan:
     made = plan(seen)
-    check(made, seen)
+    check_plan(made, seen)
     return made
 
 
-def claims(seen: Observed) -> bool:
-    world = decided(seen).status.world
+def claims(seen: JobSnapshot) -> bool:
+    world = decided(seen).status.membership
     return world is not None and world.state == "Claimed"
 
 
-def kind(seen: Observed) -> str:
+def kind(seen: JobSnapshot) -> str:
     return decided(seen).status.incidents[-1].kind
 
 
-def exited(seen: Observed, index: int, code: int = 1, secondary: bool = False, ago: float = 0.0) -> Observed:
-    gone = ExitSeen(1, index, code, "RuntimeError: boom", secondary, seen.now - ago)
+def exited(seen: JobSnapshot, index: int, code: int = 1, secondary: bool = False, ago: float = 0.0) -> JobSnapshot:
+    gone = ObservedExit(1, index, code, "RuntimeError: boom", secondary, seen.now_seconds - ago)
     return with_session(seen, index, exit=gone)
 
 
-def told_slow(seen: Observed, step_seconds: float) -> Observed:
+def told_slow(seen: JobSnapshot, step_seconds: float) -> JobSnapshot:
     return replace(seen, sessions=tuple(told(s, step_seconds=step_seconds) for s in seen.sessions))
 
 
-def unpaced(seen: Observed) -> Observed:
+def unpaced(seen: JobSnapshot) -> JobSnapshot:
     return replace(seen, sessions=tuple(told(s, step_seconds=None) for s in seen.sessions))
 
 
-def late_word(seen: Observed, ago: float) -> Observed:
-    return replace(seen, sessions=tuple(replace(s, heard_seconds=seen.now - ago) for s in seen.sessions))
+def late_word(seen: JobSnapshot, ago: float) -> JobSnapshot:
+    return replace(seen, sessions=tuple(replace(s, last_message_seconds=seen.now_seconds - ago) for s in seen.sessions))
 
 
-def stood_still(seen: Observed, seconds: float) -> Observed:
+def stood_still(seen: JobSnapshot, seconds: float) -> JobSnapshot:
     """Nobody made a step for so long, everybody is heard."""
-    return replace(seen, sessions=tuple(replace(s, step_at_seconds=seen.now - seconds) for s in seen.sessions))
+    return replace(seen, sessions=tuple(replace(s, step_at_seconds=seen.now_seconds - seconds) for s in seen.sessions))
 
 
 def test_a_healthy_world_is_left_alone() -> None:
@@ -103,12 +103,12 @@ def test_a_node_that_is_not_ready_is_believed_alive_while_its_agent_speaks() -> 
     assert not claims(with_node(running(), "n1", ready=False))
 
 
-def broken(seen: Observed, seconds: float, index: int = 1) -> Observed:
+def broken(seen: JobSnapshot, seconds: float, index: int = 1) -> JobSnapshot:
     """The line of one worker broke so long ago; nothing was heard of its agent since."""
-    return with_session(seen, index, connected=False, since_seconds=NOW - seconds, heard_seconds=NOW - seconds)
+    return with_session(seen, index, connected=False, since_seconds=NOW - seconds, last_message_seconds=NOW - seconds)
 
 
-def stepping(seen: Observed, step_seconds: float, ago: float) -> Observed:
+def stepping(seen: JobSnapshot, step_seconds: float, ago: float) -> JobSnapshot:
     """Steps usually take so long, and the last was so long ago."""
     return replace(
         seen,
@@ -142,7 +142,8 @@ def test_a_line_that_broke_is_judged_by_the_step_that_should_have_come(
 def test_others_say_that_a_step_is_overdue_once_it_is_and_not_before() -> None:
     seen = broken(stepping(running(), 0.1, 1.3), 1.2)
     unheard = replace(
-        seen, sessions=tuple(replace(s, heard_seconds=min(s.heard_seconds, NOW - 0.3)) for s in seen.sessions)
+        seen,
+        sessions=tuple(replace(s, last_message_seconds=min(s.last_message_seconds, NOW - 0.3)) for s in seen.sessions),
     )
     assert claims(seen)
     assert not claims(unheard)
@@ -150,7 +151,7 @@ def test_others_say_that_a_step_is_overdue_once_it_is_and_not_before() -> None:
 
 def new_leader(
     missing: tuple[int, ...] = (1,), *, came: float = 2.5, stood: float = 2.5, workers: int = 3, **other: float
-) -> Observed:
+) -> JobSnapshot:
     """Its term began 3 s ago; the others `came` so long ago, and the first word of steps is `stood` seconds old."""
     seen = running(workers=workers)
     there = tuple(
@@ -171,7 +172,7 @@ def test_who_never_came_to_a_new_leader_is_lost_by_the_others_testimony() -> Non
     "seen",
     [
         pytest.param(new_leader(came=0.9), id="the others came a moment ago"),
-        pytest.param(new_leader(turned_away_seconds=NOW - 0.9), id="somebody was asked to come again"),
+        pytest.param(new_leader(retry_later_seconds=NOW - 0.9), id="somebody was asked to come again"),
         pytest.param(new_leader(stood=0.3), id="they make steps: it lives"),
         pytest.param(told_slow(new_leader(), 10.0), id="the step may still come"),
         pytest.param(new_leader((0, 1)), id="most did not come: this leader may be cut off"),
@@ -180,7 +181,7 @@ def test_who_never_came_to_a_new_leader_is_lost_by_the_others_testimony() -> Non
         pytest.param(late_word(new_leader(), 2.0), id="nobody has said since that the step is overdue"),
     ],
 )
-def test_who_never_came_is_waited_for_while_another_reason_is_possible(seen: Observed) -> None:
+def test_who_never_came_is_waited_for_while_another_reason_is_possible(seen: JobSnapshot) -> None:
     assert not claims(seen)
     assert 0 < (decided(seen).wake_after_seconds or 0) <= 27.0
 
@@ -208,26 +209,26 @@ def test_a_broken_line_beside_a_dead_peer_needs_no_grace() -> None:
 
 
 def test_silence_counts_after_the_heartbeat_timeout_only() -> None:
-    assert not claims(with_session(stood_still(running(), 2.9), 1, heard_seconds=NOW - 2.9))
-    seen = with_session(stood_still(running(), 3.2), 1, heard_seconds=NOW - 3.1)
+    assert not claims(with_session(stood_still(running(), 2.9), 1, last_message_seconds=NOW - 2.9))
+    seen = with_session(stood_still(running(), 3.2), 1, last_message_seconds=NOW - 3.1)
     assert kind(seen) == "worker-silent"
     assert decided(seen).status.incidents[-1].detected_seconds == pytest.approx(NOW - 0.1)
 
 
 def test_a_silent_worker_is_not_given_up_while_steps_advance() -> None:
-    assert not claims(with_session(running(), 1, heard_seconds=NOW - 10))
+    assert not claims(with_session(running(), 1, last_message_seconds=NOW - 10))
 
 
 def test_steps_quicker_than_heartbeats_are_life_until_the_next_could_be_told() -> None:
     # steps of 0.1 s, told of every 0.5 s
-    assert not claims(with_session(stepping(running(), 0.1, 0.6), 1, heard_seconds=NOW - 3.2))
-    assert claims(with_session(stepping(running(), 0.1, 0.9), 1, heard_seconds=NOW - 3.2))
+    assert not claims(with_session(stepping(running(), 0.1, 0.6), 1, last_message_seconds=NOW - 3.2))
+    assert claims(with_session(stepping(running(), 0.1, 0.9), 1, last_message_seconds=NOW - 3.2))
 
 
 def test_losing_most_workers_by_silence_alone_freezes_decisions() -> None:
     seen = stood_still(running(), 5)
     for index in (0, 1):
-        seen = with_session(seen, index, heard_seconds=NOW - 4)
+        seen = with_session(seen, index, last_message_seconds=NOW - 4)
     made = decided(seen)
     assert not claims(seen)
     assert not made.actions
@@ -237,7 +238,7 @@ def test_losing_most_workers_by_silence_alone_freezes_decisions() -> None:
 def test_losing_most_workers_is_believed_when_the_fabric_says_so() -> None:
     seen = stood_still(running(), 5)
     for index in (0, 1):
-        seen = with_node(with_session(seen, index, heard_seconds=NOW - 4), f"n{index}", ready=False)
+        seen = with_node(with_session(seen, index, last_message_seconds=NOW - 4), f"n{index}", ready=False)
     assert claims(seen)
 
 
@@ -249,7 +250,7 @@ def test_losing_most_workers_is_believed_when_trainers_die_of_it() -> None:
 
 
 def test_the_only_worker_of_a_job_may_be_lost_by_silence() -> None:
-    assert claims(with_session(stood_still(running(workers=1), 5), 0, heard_seconds=NOW - 4))
+    assert claims(with_session(stood_still(running(workers=1), 5), 0, last_message_seconds=NOW - 4))
 
 
 def test_a_new_operator_does_not_judge_workers_that_it_has_not_heard() -> None:
@@ -288,8 +289,8 @@ def test_before_the_first_step_only_the_startup_deadline_counts() -> None:
     seen = running(now=BEGAN + 599)
     fresh = tuple(told(s, step=0, step_at_seconds=None) for s in seen.sessions)
     assert not claims(replace(seen, sessions=fresh))
-    late = tuple(replace(s, heard_seconds=BEGAN + 601) for s in fresh)
-    made = decided(replace(seen, now=BEGAN + 601, sessions=late))
+    late = tuple(replace(s, last_message_seconds=BEGAN + 601) for s in fresh)
+    made = decided(replace(seen, now_seconds=BEGAN + 601, sessions=late))
     assert "startupDeadlineSeconds" in made.reason
     assert made.status.restarts_counted == 1
 
@@ -337,24 +338,27 @@ def test_the_first_rule_that_matches_an_exit_code_decides(
 
 def test_a_checkpoint_whose_every_copy_is_damaged_is_put_aside() -> None:
     parent = Checkpoint(1, 40)
-    made = decided(with_session(running(), 1, unreadable=(parent, False, "rank 1: digest")))
-    assert made.status.bad == (parent,)
-    assert claims(with_session(running(), 1, unreadable=(parent, False, "rank 1: digest")))
+    made = decided(with_session(running(), 1, unreadable_report=(parent, False, "rank 1: digest")))
+    assert made.status.unreadable_checkpoints == (parent,)
+    assert claims(with_session(running(), 1, unreadable_report=(parent, False, "rank 1: digest")))
 
 
 def test_a_checkpoint_that_is_absent_is_not_bad() -> None:
-    made = decided(with_session(running(), 1, unreadable=(Checkpoint(1, 40), True, "restarted")))
-    assert made.status.bad == ()
-    assert made.status.world is not None
-    assert made.status.world.state == "Claimed"
+    made = decided(with_session(running(), 1, unreadable_report=(Checkpoint(1, 40), True, "restarted")))
+    assert made.status.unreadable_checkpoints == ()
+    assert made.status.membership is not None
+    assert made.status.membership.state == "Claimed"
 
 
 def test_the_job_is_complete_once_every_member_finished() -> None:
     seen = running()
     for index in range(2):
-        seen = with_session(seen, index, finished=0, finished_steps=50, saves_told=True)
+        seen = with_session(seen, index, finished=0, finished_steps=50, final_saves_reported=True)
     assert decided(seen).status.phase == "Running"
-    assert decided(with_session(seen, 2, finished=0, finished_steps=50, saves_told=True)).status.phase == "Complete"
+    assert (
+        decided(with_session(seen, 2, finished=0, finished_steps=50, final_saves_reported=True)).status.phase
+        == "Complete"
+    )
 
 
 def test_a_member_that_finished_may_leave_without_being_lost() -> None:
@@ -379,10 +383,10 @@ def test_the_active_deadline_ends_the_job() -> None:
 
 def test_an_epoch_that_status_forgot_is_gone_beyond() -> None:
     seen = running()
-    ahead = replace(seen, holders=tuple(replace(h, fence=7) for h in seen.holders))
-    world = decided(ahead).status.world
+    ahead = replace(seen, servers=tuple(replace(h, fence=7) for h in seen.servers))
+    world = decided(ahead).status.membership
     assert world is not None
-    assert (world.epoch, world.state) == (8, "Claimed")
+    assert (world.generation, world.state) == (8, "Claimed")
 
 
 # ---- hangs -----------------------------------------------------------------------------------------------------------
@@ -391,7 +395,7 @@ def test_an_epoch_that_status_forgot_is_gone_beyond() -> None:
 NOW_HANGS = BEGAN + 700
 
 
-def still(steps: tuple[int, ...] = (42, 42, 42), seconds: float = 601.0, **spec: object) -> Observed:
+def still(steps: tuple[int, ...] = (42, 42, 42), seconds: float = 601.0, **spec: object) -> JobSnapshot:
     """Everybody is heard, and nobody made a step for so long."""
     seen = running(now=NOW_HANGS, **spec)
     for index, step in enumerate(steps):
@@ -399,21 +403,21 @@ def still(steps: tuple[int, ...] = (42, 42, 42), seconds: float = 601.0, **spec:
     return seen
 
 
-def timers(seen: Observed, *late: float, ranks: tuple[int, ...] = (-1, -1, -1)) -> Observed:
+def timers(seen: JobSnapshot, *late: float, ranks: tuple[int, ...] = (-1, -1, -1)) -> JobSnapshot:
     """The agents' own timers ran out, each so long ago."""
     for index, seconds in enumerate(late):
         cause = "hang: no step for 600 s after step 42"
         seen = with_session(
             seen,
             index,
-            exit=ExitSeen(1, ranks[index], -9, cause, False, NOW_HANGS - seconds, "hang", f"rank {index}: here"),
+            exit=ObservedExit(1, ranks[index], -9, cause, False, NOW_HANGS - seconds, "hang", f"rank {index}: here"),
         )
     return seen
 
 
-def decided_hangs(seen: Observed) -> Incident:
+def decided_hangs(seen: JobSnapshot) -> Incident:
     made = plan(seen)
-    check(made, seen)
+    check_plan(made, seen)
     return made.status.incidents[-1]
 
 
@@ -441,18 +445,18 @@ def test_the_one_that_stands_at_an_earlier_step_is_blamed(own: bool) -> None:
 
 
 PLACES = (
-    RankPlace((0,), "a", "in all_reduce", waiting=True),
-    RankPlace((1,), "b", "in load (me/train.py:28)", waiting=False),
-    RankPlace((2,), "a", "in all_reduce", waiting=True),
+    RankStack((0,), "a", "in all_reduce", waiting=True),
+    RankStack((1,), "b", "in load (me/train.py:28)", waiting=False),
+    RankStack((2,), "a", "in all_reduce", waiting=True),
 )
 
 
-def proven(seconds: float = 121.0, places: tuple[RankPlace, ...] = PLACES, **progress: object) -> Observed:
+def proven(seconds: float = 121.0, places: tuple[RankStack, ...] = PLACES, **progress: object) -> JobSnapshot:
     """Each agent has told that nothing moves in its rank; steps took a second."""
     seen = still(seconds=seconds)
     for index, place in enumerate(places):
-        standing, timings = StandingSeen(42, (place,)), Timings(steps=(1.0,) * 12)
-        seen = with_session(seen, index, standing=standing, timings=timings, **progress)
+        standing, timings = HangEvidence(42, (place,)), Timings(steps=(1.0,) * 12)
+        seen = with_session(seen, index, hang_evidence=standing, timings=timings, **progress)
     return seen
 
 
@@ -466,17 +470,17 @@ def test_a_hang_that_every_stack_shows_is_found_by_the_jobs_own_pace_and_names_w
 
 
 def test_where_all_stand_alike_the_hang_is_found_and_nobody_named() -> None:
-    alike = tuple(RankPlace((rank,), "a", "in all_reduce", waiting=True) for rank in range(3))
+    alike = tuple(RankStack((rank,), "a", "in all_reduce", waiting=True) for rank in range(3))
     incident = decided_hangs(proven(places=alike))
     assert (incident.kind, *blamed(incident)) == ("hang", None, None, None)
 
 
 def test_where_all_stand_in_one_line_the_collectives_name_who_is_in_another_and_no_node() -> None:
-    alike = tuple(RankPlace((rank,), "a", "in all_reduce", waiting=True) for rank in range(3))
+    alike = tuple(RankStack((rank,), "a", "in all_reduce", waiting=True) for rank in range(3))
     seen = proven(places=alike)
     for index, group in enumerate(("default_pg", "group 1", "default_pg")):
         call = Collective((index,), group, 7, "all_reduce", "Float[4]", "scheduled")
-        seen = with_session(seen, index, standing=StandingSeen(42, alike[index : index + 1], collectives=(call,)))
+        seen = with_session(seen, index, hang_evidence=HangEvidence(42, alike[index : index + 1], collectives=(call,)))
     incident = decided_hangs(seen)
     assert (incident.kind, *blamed(incident)) == ("hang", 1, None, 1)
     assert incident.reason.endswith(
@@ -490,7 +494,7 @@ def test_where_stacks_and_collectives_name_two_ranks_nobody_is_blamed() -> None:
     for index, place in enumerate(PLACES):
         state: Any = "finished" if index == 2 else "scheduled"
         call = Collective((index,), "default_pg", 7 - (index == 2), "all_reduce", "", state)
-        seen = with_session(seen, index, standing=StandingSeen(42, (place,), collectives=(call,)))
+        seen = with_session(seen, index, hang_evidence=HangEvidence(42, (place,), collectives=(call,)))
     incident = decided_hangs(seen)
     assert (incident.kind, *blamed(incident)) == ("hang", None, None, None)
     assert "; nobody is named: by its stack rank 1 differs" in incident.reason
@@ -502,25 +506,25 @@ def test_the_odd_one_is_named_at_the_ceiling_too() -> None:
 
 
 def test_the_odd_one_that_computes_for_ever_is_named_at_the_ceiling_and_not_before() -> None:
-    loops = StandingSeen(42, PLACES[1:2], moves=True)
-    assert plan(with_session(proven(), 1, standing=loops)).status.incidents == ()
-    assert blamed(decided_hangs(with_session(proven(seconds=601.0), 1, standing=loops))) == (1, "n1", 1)
+    loops = HangEvidence(42, PLACES[1:2], is_progressing=True)
+    assert plan(with_session(proven(), 1, hang_evidence=loops)).status.incidents == ()
+    assert blamed(decided_hangs(with_session(proven(seconds=601.0), 1, hang_evidence=loops))) == (1, "n1", 1)
 
 
 def test_who_stood_elsewhere_at_an_earlier_step_is_not_named_by_it() -> None:
-    incident = decided_hangs(with_session(proven(seconds=601.0), 1, standing=StandingSeen(41, PLACES[1:2])))
+    incident = decided_hangs(with_session(proven(seconds=601.0), 1, hang_evidence=HangEvidence(41, PLACES[1:2])))
     assert (incident.kind, *blamed(incident)) == ("hang", None, None, None)
 
 
 def test_what_is_not_proven_waits_for_the_ceiling() -> None:
-    moving = with_session(proven(), 2, standing=None)
-    stepped = with_session(proven(), 2, standing=StandingSeen(41, PLACES[2:]))
+    moving = with_session(proven(), 2, hang_evidence=None)
+    stepped = with_session(proven(), 2, hang_evidence=HangEvidence(41, PLACES[2:]))
     unheard = with_session(proven(), 2, connected=False, since_seconds=NOW_HANGS - 0.1)
     early = proven(seconds=119.0)
     few = proven()
     for index in range(3):
         few = with_session(few, index, timings=Timings(steps=(1.0,) * 3))
-    paused = proven(paused="evaluation")
+    paused = proven(pause_reason="evaluation")
     for seen in (moving, stepped, unheard, early, few, paused):
         assert plan(seen).status.incidents == ()
 
@@ -536,8 +540,8 @@ def test_what_stood_so_for_long_before_is_given_the_whole_time() -> None:
 
 
 def test_an_announced_pause_has_the_time_that_it_announced() -> None:
-    def pausing(seconds: float) -> Observed:
-        return proven(seconds=seconds, paused="evaluation", pause_seconds=650.0)
+    def pausing(seconds: float) -> JobSnapshot:
+        return proven(seconds=seconds, pause_reason="evaluation", pause_seconds=650.0)
 
     assert plan(pausing(640.0)).status.incidents == ()
     assert decided_hangs(pausing(651.0)).reason.startswith(
@@ -557,7 +561,7 @@ def test_whoever_is_not_heard_is_no_evidence() -> None:
 
 
 def test_a_rank_that_has_ended_is_said() -> None:
-    incident = decided_hangs(with_session(still(), 1, ended=(1,)))
+    incident = decided_hangs(with_session(still(), 1, exited_ranks=(1,)))
     assert "of worker 1 ranks have ended with code 0" in incident.reason
 
 
@@ -568,7 +572,7 @@ def test_the_only_worker_is_blamed_where_one_of_its_ranks_is_behind_the_others()
 
 
 def test_ties_never_come_to_exclude_a_node() -> None:
-    policy = FailurePolicy(max_num_repeat_offenders_to_avoid=2)
+    policy = FailurePolicy(max_excluded_nodes=2)
     seen = still(failure_policy=policy)
     for _ in range(3):
         made = plan(seen)
@@ -580,13 +584,13 @@ def test_what_workers_say_is_kept_with_the_incident_also_when_it_comes_later() -
     seen = timers(still(seconds=599.0), 0.0)
     claimed = plan(seen).status
     assert claimed.incidents[-1].detail == "rank 0: here"
-    later = replace(timers(seen, 0.0, 0.0, 0.0), status=claimed, now=NOW_HANGS + 0.1)
+    later = replace(timers(seen, 0.0, 0.0, 0.0), status=claimed, now_seconds=NOW_HANGS + 0.1)
     assert plan(later).status.incidents[-1].detail == "rank 0: here\nrank 1: here\nrank 2: here"
 
 
 def test_details_are_shortened() -> None:
     seen = with_session(
-        running(now=NOW_HANGS), 0, exit=ExitSeen(1, 0, 1, "boom", False, NOW_HANGS, detail="x" * 100_000)
+        running(now=NOW_HANGS), 0, exit=ObservedExit(1, 0, 1, "boom", False, NOW_HANGS, detail="x" * 100_000)
     )
     old = Incident("hang", "it hung", None, None, 1, BEGAN, first_step_seconds=BEGAN, detail="y" * 8000)
     made = plan(replace(seen, status=replace(seen.status, incidents=(old,)))).status
@@ -603,11 +607,11 @@ def test_blame_follows_from_the_steps_alone(steps: list[int]) -> None:
 # ---- node faults -----------------------------------------------------------------------------------------------------
 # What a node did to a program is not the program's, and what comes again without a step counts all the same.
 
-KILLED = ExitSeen(1, 1, -9, "killed by the kernel's OOM killer: …", False, NOW - 0.1)
+KILLED = ObservedExit(1, 1, -9, "killed by the kernel's OOM killer: …", False, NOW - 0.1)
 
 
-def lost(seen: Observed) -> Loss:
-    return detect_losses(gather(seen)).losses[0]
+def lost(seen: JobSnapshot) -> Failure:
+    return detect_failures(gather(seen)).losses[0]
 
 
 @pytest.mark.parametrize(
@@ -618,7 +622,7 @@ def test_a_kill_counts_against_the_program_only_where_its_own_limit_was_reached(
 ) -> None:
     seen = with_session(running(now=NOW), 1, exit=replace(KILLED, oom=oom))
     loss = lost(seen)
-    assert (loss.application, loss.unexplained, loss.worker, loss.node) == (application, unexplained, 1, "n1")
+    assert (loss.caused_by_program, loss.unexplained, loss.worker, loss.node) == (application, unexplained, 1, "n1")
     assert plan(seen).status.restarts_counted == int(application)
 
 
@@ -627,14 +631,14 @@ def test_a_limit_of_the_whole_pod_looks_like_the_node_s_memory_and_blames_no_nod
     raw = {"spec": {"resources": {"limits": {"memory": "64Gi"}}}}
     seen = replace(seen, job=replace(seen.job, spec=replace(seen.job.spec, template=Template(("python",), raw=raw))))
     loss = lost(with_session(seen, 1, exit=replace(KILLED, oom="node")))
-    assert (loss.application, loss.unexplained, loss.node) == (False, True, None)
+    assert (loss.caused_by_program, loss.unexplained, loss.node) == (False, True, None)
 
 
 def test_a_container_that_is_killed_whole_is_told_as_out_of_memory() -> None:
     """As a kubelet does it on cgroup v2: agent and trainers end together, and nobody is left to say why."""
-    seen = with_worker(running(now=NOW), 1, phase="Failed", exit_code=-9, message="OOMKilled", out_of_memory=True)
+    seen = with_worker(running(now=NOW), 1, phase="Failed", exit_code=-9, message="OOMKilled", oom_killed=True)
     loss = lost(seen)
-    assert (loss.kind, loss.application, loss.unexplained) == ("agent-lost", False, True)
+    assert (loss.kind, loss.caused_by_program, loss.unexplained) == ("agent-lost", False, True)
     assert "OOM killer ended the container of worker 1 (OOMKilled)" in loss.reason
     assert "resources.limits.memory" in loss.reason
     other = lost(with_worker(running(now=NOW), 1, phase="Failed", exit_code=-9, message="Error"))
@@ -648,11 +652,11 @@ def struck(oom: str, limit: int) -> FakeWorld:
     for _ in range(1500):
         world.run(0.1)
         here = [w.agent for w in world.workers.values() if w.agent is not None]
-        now = world.status.world
+        now = world.status.membership
         for agent in here:
-            at = now is not None and agent.seen.epoch == now.epoch and agent.seen.progress.step >= 35
+            at = now is not None and agent.seen.generation == now.generation and agent.seen.progress.step >= 35
             if at and agent.seen.index == 1 and agent.seen.exit is None:
-                gone = replace(KILLED, epoch=agent.seen.epoch, at_seconds=world.now, oom=oom)
+                gone = replace(KILLED, generation=agent.seen.generation, at_seconds=world.now, oom=oom)
                 agent.seen = replace(agent.seen, exit=gone)
         if world.status.phase == "Failed" or world.status.restarts >= 10:
             return world
@@ -673,19 +677,19 @@ def test_kills_by_the_program_s_own_limit_use_up_its_budget() -> None:
 # ---- odd one ---------------------------------------------------------------------------------------------------------
 # Who is named where stacks and collectives agree, disagree, or one of them says nothing.
 
-IN_ONE_LINE = tuple(RankPlace((rank,), "a", "in all_reduce", waiting=True) for rank in range(3))
+IN_ONE_LINE = tuple(RankStack((rank,), "a", "in all_reduce", waiting=True) for rank in range(3))
 WAITS = Collective((0,), "default_pg", 8, "all_reduce", "Float[4]", "scheduled")
 
 
-def seen(places: tuple[RankPlace, ...], calls: dict[int, Collective]) -> list[StandingSeen]:
+def seen(places: tuple[RankStack, ...], calls: dict[int, Collective]) -> list[HangEvidence]:
     """Of each rank by its own agent."""
     return [
-        StandingSeen(42, (place,), collectives=tuple(replace(calls[r], ranks=(r,)) for r in place.ranks if r in calls))
+        HangEvidence(42, (place,), collectives=tuple(replace(calls[r], ranks=(r,)) for r in place.ranks if r in calls))
         for place in places
     ]
 
 
-def apart(rank: int) -> tuple[RankPlace, ...]:
+def apart(rank: int) -> tuple[RankStack, ...]:
     return tuple(replace(p, stack="b", text="in load", waiting=False) if p.ranks == (rank,) else p for p in IN_ONE_LINE)
 
 
@@ -711,19 +715,19 @@ UNLIKE = {**ALL_WAIT, 2: replace(WAITS, call="all_gather")}
     ],
     ids=["recorder alone", "unlike calls", "stacks alone", "a recorder is silent", "all wait alike", "both", "both, of the program"],
 )  # fmt: skip
-def test_who_is_named(places: tuple[RankPlace, ...], calls: dict[int, Collective], named: int, program: bool) -> None:
-    found = odd_one(seen(places, calls))
+def test_who_is_named(places: tuple[RankStack, ...], calls: dict[int, Collective], named: int, program: bool) -> None:
+    found = find_hang_outlier(seen(places, calls))
     assert found is not None
     assert (found.rank, found.program) == (named, program)
 
 
 @pytest.mark.parametrize("calls", [{}, LACKING, ALL_WAIT], ids=["none", "not all", "all alike"])
 def test_nobody_is_odd(calls: dict[int, Collective]) -> None:
-    assert odd_one(seen(IN_ONE_LINE, calls)) is None
+    assert find_hang_outlier(seen(IN_ONE_LINE, calls)) is None
 
 
 def test_where_stacks_and_collectives_name_two_nobody_is() -> None:
-    found = odd_one(seen(apart(1), without(2)))
+    found = find_hang_outlier(seen(apart(1), without(2)))
     assert found is not None
     assert found.rank is None
     assert found.text == (
@@ -734,6 +738,6 @@ def test_where_stacks_and_collectives_name_two_nobody_is() -> None:
 
 @given(st.integers(0, 2), st.integers(0, 2))
 def test_it_names_one_only_if_no_evidence_is_against_it(by_stack: int, by_call: int) -> None:
-    found = odd_one(seen(apart(by_stack), without(by_call)))
+    found = find_hang_outlier(seen(apart(by_stack), without(by_call)))
     assert found is not None
     assert found.rank == (by_stack if by_stack == by_call else None)

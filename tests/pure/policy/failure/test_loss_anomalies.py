@@ -14,7 +14,7 @@ from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.spec import HealthPolicy, NumericsPolicy
 from surefoot_operator.api.status import Condition
 from surefoot_operator.cli.local.progress import largest_difference
-from surefoot_operator.job_snapshot import Observed
+from surefoot_operator.job_snapshot import JobSnapshot
 from surefoot_operator.policy.core.facts import gather
 from surefoot_operator.policy.failure.loss_anomalies import sound_steps, unsound_loss
 from surefoot_operator.policy.planning.plan import plan
@@ -23,12 +23,17 @@ from surefoot_operator.policy.planning.plan import plan
 # What an odd loss leads to: weighed over ranks and steps, by the policy, and never for one rank's batch alone.
 
 
-def watched(**policy: Any) -> Observed:
+def watched(**policy: Any) -> JobSnapshot:
     return running(health_policy=HealthPolicy(numerics=NumericsPolicy(**policy)))
 
 
-def odd(seen: Observed, index: int, since: int, last: int = 42, kind: str = "spike") -> Observed:
-    told = {"odd_step": last, "odd_since": since, "odd_kind": kind, "odd_text": f"step {last} is odd"}
+def odd(seen: JobSnapshot, index: int, since: int, last: int = 42, kind: str = "spike") -> JobSnapshot:
+    told = {
+        "anomaly_step": last,
+        "anomaly_since_step": since,
+        "anomaly_kind": kind,
+        "anomaly_text": f"step {last} is odd",
+    }
     return with_session(seen, index, **told)
 
 
@@ -49,9 +54,9 @@ def test_one_rank_without_a_number_is_enough_while_it_lasts() -> None:
 @pytest.mark.parametrize(("last", "found"), [(40, True), (39, False), (0, False)])
 def test_before_its_first_step_an_epoch_is_as_odd_as_what_it_restored(last: int, found: bool) -> None:
     seen = watched()
-    world = seen.status.world
+    world = seen.status.membership
     assert world is not None
-    seen = replace(seen, status=replace(seen.status, world=replace(world, parent=Checkpoint(1, 40))))
+    seen = replace(seen, status=replace(seen.status, membership=replace(world, parent=Checkpoint(1, 40))))
     for one in seen.sessions:
         seen = with_session(seen, one.index, step=0)
     restored = odd(seen, 1, last, last=last, kind="not-finite")
@@ -72,7 +77,7 @@ def test_steps_count_once_every_worker_has_told_of_them() -> None:
     seen = with_session(watched(good_after_steps=7), 2, step=40)
     sound = sound_steps(gather(odd(seen, 1, 12, last=13)))
     assert sound is not None
-    assert (sound.step, sound.odd_step, sound.later_steps) == (40, 13, 7)
+    assert (sound.step, sound.anomaly_step, sound.later_steps) == (40, 13, 7)
     gone = replace(seen, sessions=seen.sessions[:2])
     assert sound_steps(gather(gone)).step == 0  # type: ignore[union-attr]
 
@@ -81,7 +86,7 @@ def test_steps_count_once_every_worker_has_told_of_them() -> None:
 # A loss that is no number is a condition from its heartbeat on; two runs that both lost theirs are alike.
 
 
-def losses(seen: Observed) -> Condition | None:
+def losses(seen: JobSnapshot) -> Condition | None:
     return next((c for c in plan(seen).status.conditions if c.type == "LossFinite"), None)
 
 

@@ -9,13 +9,13 @@ import pytest
 from support.builders import BEGAN, endpoint, manifest, running, told, with_holder, with_session
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
-from surefoot_operator.api.status import Incident, World
-from surefoot_operator.job_snapshot import HolderSeen, Observed, PersistentSeen
+from surefoot_operator.api.status import Incident, Membership
+from surefoot_operator.job_snapshot import JobSnapshot, ObservedMemoryServer, PersistentListing
 from surefoot_operator.policy.core.actions import Plan
 from surefoot_operator.policy.core.facts import gather
-from surefoot_operator.policy.failure.memory_server_liveness import silent_holders, usable_holders
+from surefoot_operator.policy.failure.memory_server_liveness import unreachable_servers, usable_servers
 from surefoot_operator.policy.planning.plan import plan
-from surefoot_operator.policy.planning.plan_invariants import check
+from surefoot_operator.policy.planning.plan_invariants import check_plan
 
 NOW = BEGAN + 100
 NODES = ("n0", "n1", "n2")
@@ -24,33 +24,35 @@ TIMEOUT = "n0/i0 does not answer while reading the index: timed out"
 WRONGPASS = "n0/i0 refuses this account: WRONGPASS invalid username-password pair"
 
 
-def decided(seen: Observed) -> Plan:
+def decided(seen: JobSnapshot) -> Plan:
     made = plan(seen)
-    check(made, seen)
+    check_plan(made, seen)
     return made
 
 
-def blind(ago: float = 11.0, floor: int | None = None, trouble: str = TIMEOUT, **policy: object) -> Observed:
+def blind(ago: float = 11.0, floor: int | None = None, trouble: str = TIMEOUT, **policy: object) -> JobSnapshot:
     """Epoch 2 is claimed since `ago`; every holder is silent to the operator, every agent is heard, warm and stopped."""
     persistent = PersistentTierSpec("file:///tmp/checkpoints") if floor is not None else None
     checkpoint = CheckpointPolicy(MEMORY, persistent, **policy)  # type: ignore[arg-type]  # real fields
     seen = running(checkpoint=checkpoint)
-    world = seen.status.world
+    world = seen.status.membership
     assert world is not None
-    claim = World(2, "Claimed", None, 3, world.members, "a trainer failed", NOW - ago)
-    incident = Incident("trainer-failed", "a test", 1, "n1", 1, NOW - ago, NOW - ago, last_step=42, world_before=3)
-    status = replace(seen.status, world=claim, phase="Recovering", incidents=(incident,))
-    listed = PersistentSeen()
+    claim = Membership(2, "Claimed", None, 3, world.members, "a trainer failed", NOW - ago)
+    incident = Incident("trainer-failed", "a test", 1, "n1", 1, NOW - ago, NOW - ago, last_step=42, world_size_before=3)
+    status = replace(seen.status, membership=claim, phase="Recovering", incidents=(incident,))
+    listed = PersistentListing()
     if floor is not None:
-        status = replace(status, floor=Checkpoint(1, floor))
-        listed = PersistentSeen(2, tuple(manifest(1, floor, r, 3) for r in range(3)), NOW)
+        status = replace(status, last_uploaded=Checkpoint(1, floor))
+        listed = PersistentListing(2, tuple(manifest(1, floor, r, 3) for r in range(3)), NOW)
     return replace(
         seen,
         status=status,
         sessions=tuple(replace(s, stopped=2) for s in seen.sessions),
-        holders=tuple(
-            replace(h, state="Silent", since_seconds=NOW - ago - 5, read_epoch=None, entries=(), trouble=trouble)
-            for h in seen.holders
+        servers=tuple(
+            replace(
+                h, state="Silent", since_seconds=NOW - ago - 5, read_generation=None, entries=(), last_error=trouble
+            )
+            for h in seen.servers
         ),
         persistent=listed,
     )
@@ -58,7 +60,7 @@ def blind(ago: float = 11.0, floor: int | None = None, trouble: str = TIMEOUT, *
 
 def going(made: Plan) -> bool:
     """Whether the job waits: neither over nor begun from something older."""
-    world = made.status.world
+    world = made.status.membership
     return made.status.phase not in ("Failed", "Complete") and world is not None and world.state == "Claimed"
 
 
@@ -67,15 +69,15 @@ def going(made: Plan) -> bool:
 def test_nothing_is_given_up_while_the_nodes_of_unreachable_holders_are_well(ago: float, policy: str) -> None:
     made = decided(blind(ago, on_total_loss=policy))
     assert going(made)
-    assert made.status.given_up == ()
+    assert made.status.lost_servers == ()
     for word in ("n0", "n1", "n2", TIMEOUT, "let the operator connect to the memory tier's port", "accept-loss"):
         assert word in made.reason, word
 
 
 def test_the_job_goes_on_by_itself_once_the_holders_can_be_read() -> None:
     waiting = decided(blind(3600.0))
-    read = tuple(replace(h, fence=2, read_epoch=2) for h in running().holders)
-    world = decided(replace(blind(3600.0), status=waiting.status, holders=read)).status.world
+    read = tuple(replace(h, fence=2, read_generation=2) for h in running().servers)
+    world = decided(replace(blind(3600.0), status=waiting.status, servers=read)).status.membership
     assert world is not None
     assert (world.state, world.parent) == ("Committed", Checkpoint(1, 40))
 
@@ -87,7 +89,7 @@ def test_one_unreachable_holder_that_may_have_the_only_copy_is_waited_for_while_
     if not well:
         nodes = tuple(replace(n, ready=n.ready and n.name != "n2") for n in seen.nodes)
         seen = with_session(
-            replace(seen, nodes=nodes), 2, connected=False, since_seconds=NOW - 90, heard_seconds=NOW - 90
+            replace(seen, nodes=nodes), 2, connected=False, since_seconds=NOW - 90, last_message_seconds=NOW - 90
         )
     made = decided(seen)
     assert going(made) == well
@@ -96,17 +98,17 @@ def test_one_unreachable_holder_that_may_have_the_only_copy_is_waited_for_while_
 
 def test_a_silent_server_is_gone_only_once_another_instance_runs_in_its_own_place() -> None:
     seen = blind(0.1)
-    beside = HolderSeen(endpoint("n0", "i1", server=1), "Ready", NOW)
-    assert len(silent_holders(gather(replace(seen, holders=(*seen.holders, beside))))) == 3
-    again = HolderSeen(endpoint("n0", "i1"), "Ready", NOW)
-    left = silent_holders(gather(replace(seen, holders=(*seen.holders, again))))
-    assert [e.holder.node for e in left] == ["n1", "n2"]
+    beside = ObservedMemoryServer(endpoint("n0", "i1", server=1), "Ready", NOW)
+    assert len(unreachable_servers(gather(replace(seen, servers=(*seen.servers, beside))))) == 3
+    again = ObservedMemoryServer(endpoint("n0", "i1"), "Ready", NOW)
+    left = unreachable_servers(gather(replace(seen, servers=(*seen.servers, again))))
+    assert [e.instance.node for e in left] == ["n1", "n2"]
 
 
 @pytest.mark.parametrize("policy", ["Wait", "Fail", "Restart"])
 def test_a_holder_that_refuses_the_operator_lives(policy: str) -> None:
     seen = blind(3600, trouble=WRONGPASS, on_total_loss=policy)
-    seen = replace(seen, holders=tuple(replace(h, refusing=True) for h in seen.holders))
+    seen = replace(seen, servers=tuple(replace(h, rejects_operator=True) for h in seen.servers))
     made = decided(seen)
     assert going(made)
     assert "WRONGPASS" in made.reason, "a rotated password is told apart from a dead holder"
@@ -116,9 +118,9 @@ def test_a_holder_that_refuses_the_operator_lives(policy: str) -> None:
 def test_holders_of_nodes_that_nobody_speaks_for_are_given_up_after_their_time() -> None:
     seen = blind(11.0, floor=20)
     made = decided(replace(seen, sessions=tuple(replace(s, node=f"m{s.index}") for s in seen.sessions)))
-    assert made.status.world is not None
-    assert made.status.world.parent == Checkpoint(1, 20)
-    assert len(made.status.given_up) == 3
+    assert made.status.membership is not None
+    assert made.status.membership.parent == Checkpoint(1, 20)
+    assert len(made.status.lost_servers) == 3
 
 
 def test_with_something_older_to_go_on_from_a_holder_that_lives_is_waited_for_as_long_as_the_steps_take() -> None:
@@ -128,20 +130,20 @@ def test_with_something_older_to_go_on_from_a_holder_that_lives_is_waited_for_as
     assert going(decided(seen))
     seen = replace(blind(45.0, floor=20), sessions=seen.sessions)
     made = decided(seen)
-    assert made.status.world is not None
-    assert made.status.world.parent == Checkpoint(1, 20)
+    assert made.status.membership is not None
+    assert made.status.membership.parent == Checkpoint(1, 20)
     one = with_holder(with_holder(blind(30.0, floor=20), "n0", state="Gone"), "n1", state="Gone")
     assert not going(decided(replace(one, sessions=seen.sessions))), "one of three is likelier dead than unreachable"
 
 
-def unseen(ago: float = 5.0, trouble: str = TIMEOUT, **changes: object) -> Observed:
+def unseen(ago: float = 5.0, trouble: str = TIMEOUT, **changes: object) -> JobSnapshot:
     """A healthy world whose holders are silent to the operator alone."""
     seen = running()
     return replace(
         seen,
-        holders=tuple(
-            replace(h, state="Silent", since_seconds=NOW - ago, trouble=trouble, **changes)  # type: ignore[arg-type]
-            for h in seen.holders
+        servers=tuple(
+            replace(h, state="Silent", since_seconds=NOW - ago, last_error=trouble, **changes)  # type: ignore[arg-type]
+            for h in seen.servers
         ),
     )
 
@@ -165,9 +167,9 @@ def test_that_the_operator_does_not_see_the_holders_is_said_while_the_world_is_w
     assert protection(decided(unseen(1.0)))[1] != "HoldersUnseen", "a moment is no news"
 
 
-def usable(seen: Observed) -> tuple[list[str], bool]:
-    found = usable_holders(seen.holders, seen.status.named_holders, 1)
-    return [endpoint.holder.node for endpoint in found.endpoints], found.seen
+def usable(seen: JobSnapshot) -> tuple[list[str], bool]:
+    found = usable_servers(seen.servers, seen.status.assigned_servers, 1)
+    return [endpoint.instance.node for endpoint in found.endpoints], found.reachable
 
 
 def test_an_operator_that_sees_no_holder_takes_none_from_the_agents() -> None:
@@ -177,7 +179,7 @@ def test_an_operator_that_sees_no_holder_takes_none_from_the_agents() -> None:
     assert usable(one_seen) == (["n1"], True), "the others may be as dead as they are silent"
     assert usable(with_holder(seen, "n1", state="Ready", fence=0)) == (["n0", "n2"], False)
     assert usable(with_holder(seen, "n2", state="Gone")) == (["n0", "n1"], False)
-    unnamed = replace(seen, status=replace(seen.status, named_holders=()))
+    unnamed = replace(seen, status=replace(seen.status, assigned_servers=()))
     assert usable(unnamed) == ([], True), "what nobody would wait for is not saved to"
 
 
@@ -195,8 +197,8 @@ def test_a_dead_minority_and_a_tier_that_died_with_its_nodes_are_no_lost_sight()
 
 def test_a_holder_that_another_one_replaced_is_not_waited_for() -> None:
     seen = blind(11.0, floor=20)
-    fresh = tuple(replace(h, endpoint=endpoint(h.endpoint.holder.node, "i1"), state="Ready", fence=2, read_epoch=2)
-                  for h in seen.holders)  # fmt: skip
-    made = decided(replace(seen, holders=fresh))
-    assert made.status.world is not None
-    assert made.status.world.parent == Checkpoint(1, 20)
+    fresh = tuple(replace(h, endpoint=endpoint(h.endpoint.instance.node, "i1"), state="Ready", fence=2, read_generation=2)
+                  for h in seen.servers)  # fmt: skip
+    made = decided(replace(seen, servers=fresh))
+    assert made.status.membership is not None
+    assert made.status.membership.parent == Checkpoint(1, 20)

@@ -13,23 +13,23 @@ from hypothesis import strategies as st
 from support.builders import BEGAN, job, running, told, with_node, with_session, with_worker, worker
 from support.fakes.fake_world import FakeWorld
 from surefoot_operator.api.spec import ExitCodes, FailurePolicy, FailureRule, RunPolicy
-from surefoot_operator.api.status import Incident, JobStatus, Restart, World
+from surefoot_operator.api.status import Incident, JobStatus, Membership, Restart
 from surefoot_operator.api.status_json import status_from_json, status_to_json
-from surefoot_operator.job_snapshot import CreateSeen, ExitSeen, Observed
+from surefoot_operator.job_snapshot import JobSnapshot, ObservedExit, PendingCreate
 from surefoot_operator.policy.core.actions import CreateWorker, DeleteWorker, Plan
 from surefoot_operator.policy.core.facts import gather
-from surefoot_operator.policy.failure.failure_detection import Loss
+from surefoot_operator.policy.failure.failure_detection import Failure
 from surefoot_operator.policy.failure.restart_budget import (
-    MOST_REMEMBERED,
+    MAX_REMEMBERED,
     PAUSES,
-    allowance,
+    append_restart,
+    decide_restart,
     pause_until,
-    recorded,
-    remember,
+    record_restart,
 )
 from surefoot_operator.policy.membership.workers import UNSTARTED_SECONDS
 from surefoot_operator.policy.planning.plan import plan
-from surefoot_operator.policy.planning.plan_invariants import check
+from surefoot_operator.policy.planning.plan_invariants import check_plan
 
 # ---- failing starts --------------------------------------------------------------------------------------------------
 # Workers that end before they can train are replaced after growing waits, and not for ever; what cannot be started is waited for.
@@ -37,7 +37,7 @@ from surefoot_operator.policy.planning.plan_invariants import check
 NOW = BEGAN + 1000
 
 
-def beginning(failed_starts: int = 0, age: float = 1000.0, workers: int = 1, **dead: object) -> Observed:
+def beginning(failed_starts: int = 0, age: float = 1000.0, workers: int = 1, **dead: object) -> JobSnapshot:
     """Epoch 1 is claimed; worker 0 ended with code 1 after it was made `age` seconds ago, and no agent was ever heard."""
     ended = replace(
         worker(0),
@@ -46,12 +46,12 @@ def beginning(failed_starts: int = 0, age: float = 1000.0, workers: int = 1, **d
         message="Traceback\nModuleNotFoundError: No module named 'surefoot'\n",
         created_seconds=NOW - age,
     )
-    return Observed(
-        now=NOW,
+    return JobSnapshot(
+        now_seconds=NOW,
         term_seconds=BEGAN,
         job=job(workers),
         status=JobStatus(
-            world=World(1, "Claimed", changed_seconds=BEGAN),
+            membership=Membership(1, "Claimed", changed_seconds=BEGAN),
             next_attempt=2,
             failed_starts=failed_starts,
             failed_starts_counted=failed_starts,
@@ -84,7 +84,7 @@ def test_each_round_is_waited_after_for_twice_as_long() -> None:
         assert not creates(early), (rounds, wait)
         assert early.wake_after_seconds is not None
         assert early.wake_after_seconds <= 1.0
-        assert creates(plan(replace(policy, now=NOW + 1.5))), (rounds, wait)
+        assert creates(plan(replace(policy, now_seconds=NOW + 1.5))), (rounds, wait)
 
 
 def test_beyond_its_limit_the_job_fails_and_says_what_the_program_said() -> None:
@@ -105,30 +105,30 @@ def test_what_a_node_or_a_person_ended_counts_for_nothing() -> None:
 def test_a_member_whose_agent_ended_is_a_loss_and_no_failed_start() -> None:
     seen = with_worker(running(), 1, phase="Failed", exit_code=1)
     claim = plan(seen)
-    assert claim.status.world is not None
-    assert claim.status.world.state == "Claimed"
-    again = plan(replace(seen, status=claim.status, now=seen.now + 10))
+    assert claim.status.membership is not None
+    assert claim.status.membership.state == "Claimed"
+    again = plan(replace(seen, status=claim.status, now_seconds=seen.now_seconds + 10))
     assert again.status.failed_starts == 0
     assert not [e for e in again.events if e.reason == "WorkerLost"]
 
 
 def test_a_replacement_that_cannot_start_never_ends_a_world_that_trains() -> None:
     seen = running(workers=2, least=1)
-    extra = replace(worker(2, 5), phase="Failed", exit_code=1, created_seconds=seen.now - 500)
+    extra = replace(worker(2, 5), phase="Failed", exit_code=1, created_seconds=seen.now_seconds - 500)
     seen = replace(seen, job=job(3, least=1), workers=(*seen.workers, replace(extra, node="n0")))
     seen = replace(seen, status=replace(seen.status, failed_starts=50, next_attempt=6), free_nodes=1)
     made = plan(seen)
     assert made.status.phase == "Running"
-    assert made.status.world == seen.status.world
+    assert made.status.membership == seen.status.membership
     assert made.status.failed_starts == 51
 
 
 NO_FOLDER = "the agent could not be started: [Errno 2] No such file or directory: '/no/such/folder'"
 
 
-def unstarted(failed_starts: int = 0, age: float = 1000.0, phase: str = "Failed") -> Observed:
+def unstarted(failed_starts: int = 0, age: float = 1000.0, phase: str = "Failed") -> JobSnapshot:
     """No process of worker 0 ever ran: it has no exit code."""
-    return beginning(failed_starts, age, phase=phase, exit_code=None, message=NO_FOLDER, unstarted=NO_FOLDER)
+    return beginning(failed_starts, age, phase=phase, exit_code=None, message=NO_FOLDER, start_blocker=NO_FOLDER)
 
 
 def test_a_worker_that_cannot_be_started_is_waited_after_said_and_given_up_like_one_that_ends() -> None:
@@ -174,11 +174,13 @@ def test_a_pod_that_its_kubelet_cannot_start_has_a_minute_and_is_then_made_anew_
 
 def test_a_pod_that_cannot_be_started_never_ends_a_world_that_trains() -> None:
     seen = running(workers=2, least=1)
-    extra = replace(worker(2, 5), phase="Pending", unstarted="ImagePullBackOff: no", created_seconds=seen.now - 500)
+    extra = replace(
+        worker(2, 5), phase="Pending", start_blocker="ImagePullBackOff: no", created_seconds=seen.now_seconds - 500
+    )
     seen = replace(seen, job=job(3, least=1), workers=(*seen.workers, extra))
     seen = replace(seen, status=replace(seen.status, failed_starts=50, next_attempt=6), free_nodes=1)
     made = plan(seen)
-    assert (made.status.phase, made.status.world) == ("Running", seen.status.world)
+    assert (made.status.phase, made.status.membership) == ("Running", seen.status.membership)
 
 
 IMAGE = "ImagePullBackOff: Back-off pulling image registry.example/trainer"
@@ -186,19 +188,19 @@ SECRET = 'CreateContainerConfigError: secret "data-keys" not found'
 FETCH = "init container fetch ended with exit code 7: cannot reach the data server"
 
 
-def trained(why: str, phase: str, rounds: int = 99, least: int | None = None, **other: Any) -> Observed:
+def trained(why: str, phase: str, rounds: int = 99, least: int | None = None, **other: Any) -> JobSnapshot:
     """Epoch 2 is claimed; its checkpoint is chosen; worker 1's replacement cannot be started."""
     seen = running(workers=2, now=NOW, least=least)
-    assert seen.status.world is not None
-    world = World(2, "Claimed", None, 2, seen.status.world.members, "worker 1 was deleted", NOW - 500)
-    dead = replace(worker(1, 2), phase=phase, exit_code=None, message=why, unstarted=why, created_seconds=NOW - 400)
-    status = replace(seen.status, world=world, failed_starts=rounds, failed_starts_counted=0, next_attempt=3)
+    assert seen.status.membership is not None
+    world = Membership(2, "Claimed", None, 2, seen.status.membership.members, "worker 1 was deleted", NOW - 500)
+    dead = replace(worker(1, 2), phase=phase, exit_code=None, message=why, start_blocker=why, created_seconds=NOW - 400)
+    status = replace(seen.status, membership=world, failed_starts=rounds, failed_starts_counted=0, next_attempt=3)
     return replace(
         seen,
         status=replace(status, incidents=(Incident("planned", "", 1, "n1", 1, NOW - 500, claimed_seconds=NOW - 500),)),
         sessions=(replace(seen.sessions[0], stopped=2),),
         workers=(seen.workers[0], replace(dead, **other)),
-        holders=tuple(replace(h, fence=2, read_epoch=2) for h in seen.holders),
+        servers=tuple(replace(h, fence=2, read_generation=2) for h in seen.servers),
     )
 
 
@@ -227,19 +229,21 @@ def test_the_wait_wakes_by_itself_and_lasts_longer_after_each_round() -> None:
         assert not creates(early), (rounds, wait)
         assert early.wake_after_seconds is not None
         assert early.wake_after_seconds <= 1.0
-        assert creates(plan(replace(seen, now=NOW + 1.5))), (rounds, wait)
+        assert creates(plan(replace(seen, now_seconds=NOW + 1.5))), (rounds, wait)
 
 
 def test_the_waits_begin_anew_once_a_world_was_begun() -> None:
     seen = trained(FETCH, "Failed", least=1)
     made = plan(seen)
-    assert made.status.world is not None
-    assert (made.status.world.state, made.status.world.size) == ("Committed", 1), "a smaller world trains meanwhile"
+    assert made.status.membership is not None
+    assert (made.status.membership.state, made.status.membership.world_size) == ("Committed", 1), (
+        "a smaller world trains meanwhile"
+    )
     assert (made.status.failed_starts, made.status.failed_starts_counted) == (0, 0)
 
 
 def test_a_refusal_that_lasts_ends_a_job_that_begins_and_none_that_has_trained() -> None:
-    refused = CreateSeen(1, 2, under_way=False, refusal="422 Invalid: spec.x", lasting=True)
+    refused = PendingCreate(1, 2, in_progress=False, rejection="422 Invalid: spec.x", permanent=True)
     begins = replace(beginning(workers=2), workers=(), creates=(refused,))
     assert plan(begins).status.phase == "Failed"
     seen = replace(trained(IMAGE, "Pending"), sessions=(), workers=(), creates=(refused,))
@@ -249,7 +253,7 @@ def test_a_refusal_that_lasts_ends_a_job_that_begins_and_none_that_has_trained()
 
 
 def test_a_program_that_ends_before_it_trains_uses_up_its_budget_also_later() -> None:
-    seen = trained("", "Failed", exit_code=1, message="No module named 'surefoot'", unstarted="")
+    seen = trained("", "Failed", exit_code=1, message="No module named 'surefoot'", start_blocker="")
     counted = plan(seen)
     assert counted.status.failed_starts_counted == 1
     over = plan(replace(seen, status=replace(seen.status, failed_starts_counted=6)))
@@ -270,15 +274,19 @@ REFUSED = "ConnectionError: HTTPConnectionPool(host='data', port=80): Max retrie
 def strike(world: FakeWorld, step: int, how: str) -> None:
     """At `step` of each epoch the program does the same thing."""
     members = [w.agent for w in world.workers.values() if w.agent is not None]
-    here = [a for a in members if world.status.world is not None and a.seen.epoch == world.status.world.epoch]
+    here = [
+        a
+        for a in members
+        if world.status.membership is not None and a.seen.generation == world.status.membership.generation
+    ]
     if len(here) < 3 or any(a.seen.progress.step < step or a.seen.exit is not None for a in here):
         return
     for agent in here:
-        gone = ExitSeen(agent.seen.epoch, agent.seen.index, 1, REFUSED, True, world.now)
+        gone = ObservedExit(agent.seen.generation, agent.seen.index, 1, REFUSED, True, world.now)
         if how == "raises":
             agent.seen = replace(agent.seen, exit=replace(gone, secondary=False, cause="ValueError: bad data"))
         elif how == "ends with 0" and agent.seen.index == 1:
-            agent.seen = told(agent.seen, ended=(1,))
+            agent.seen = told(agent.seen, exited_ranks=(1,))
         else:
             agent.seen = replace(agent.seen, exit=gone)
 
@@ -300,8 +308,16 @@ def test_a_program_that_fails_alike_each_time_ends_after_its_limit_whatever_it_s
     world = failing(how)
     assert world.status.restarts == 4, "one that made new steps, and three that did not"
     assert "3 restarts in a row without one new step used up maxNoProgressRestarts (3)" in world.status.message
-    claims = [s.world.changed_seconds for s in world.written if s.world is not None and s.world.state == "Claimed"]
-    commits = [s.world.changed_seconds for s in world.written if s.world is not None and s.world.state == "Committed"]
+    claims = [
+        s.membership.changed_seconds
+        for s in world.written
+        if s.membership is not None and s.membership.state == "Claimed"
+    ]
+    commits = [
+        s.membership.changed_seconds
+        for s in world.written
+        if s.membership is not None and s.membership.state == "Committed"
+    ]
     waits = [next(c for c in commits if c >= at) - at for at in sorted(set(claims))[1:]]
     assert waits[0] < 1.0
     assert [round(w) for w in waits[1:]] == [1, 2, 4]
@@ -342,10 +358,10 @@ class Model:
 
 
 LOSSES = {
-    "own": Loss("trainer-failed", "it failed", NOW_RESTART_BUDGET, 1, "n1", True, exit_code=1),
-    "ignored": Loss("trainer-failed", "it asked for it", NOW_RESTART_BUDGET, 1, "n1", True, exit_code=42),
-    "unexplained": Loss("trainer-failed", "peers were lost", NOW_RESTART_BUDGET, unexplained=True),
-    "outside": Loss("node-lost", "n1 is gone", NOW_RESTART_BUDGET, 1, "n1"),
+    "own": Failure("trainer-failed", "it failed", NOW_RESTART_BUDGET, 1, "n1", True, exit_code=1),
+    "ignored": Failure("trainer-failed", "it asked for it", NOW_RESTART_BUDGET, 1, "n1", True, exit_code=42),
+    "unexplained": Failure("trainer-failed", "peers were lost", NOW_RESTART_BUDGET, unexplained=True),
+    "outside": Failure("node-lost", "n1 is gone", NOW_RESTART_BUDGET, 1, "n1"),
 }
 
 
@@ -368,14 +384,14 @@ def test_budgets_are_used_up_as_a_record_of_everything_says(
     seen = replace(seen, status=replace(seen.status, reached_step=42))
     model, reached = Model(limit, most, row_limit), 42
     for number, (what, progressed) in enumerate(losses):
-        facts = gather(replace(seen, now=NOW_RESTART_BUDGET + number))
+        facts = gather(replace(seen, now_seconds=NOW_RESTART_BUDGET + number))
         reached += progressed
-        allowed = allowance(facts, LOSSES[what], reached)
-        assert (allowed.refusal is not None) == model.refuses(what, progressed), (number, what, allowed)
-        if allowed.refusal is not None:
+        allowed = decide_restart(facts, LOSSES[what], reached)
+        assert (allowed.rejection is not None) == model.refuses(what, progressed), (number, what, allowed)
+        if allowed.rejection is not None:
             return
         model.restarted(what, progressed)
-        seen = replace(seen, status=recorded(seen.status, allowed, reached))
+        seen = replace(seen, status=record_restart(seen.status, allowed, reached))
         assert seen.status.no_progress_restarts == model.row
         assert status_from_json(status_to_json(seen.status)) == seen.status
 
@@ -384,12 +400,14 @@ def test_restarts_leave_their_window() -> None:
     policy = FailurePolicy(max_restarts=3, eval_period_seconds=60.0)
     seen = running(failure_policy=policy)
     for number in range(20):
-        facts = gather(replace(seen, now=NOW_RESTART_BUDGET + 25 * number))
-        allowed = allowance(facts, LOSSES["outside"], 42)
-        assert allowed.refusal is None
-        seen = replace(seen, status=recorded(seen.status, allowed, 42))
-    facts = gather(replace(seen, now=NOW_RESTART_BUDGET + 25 * 19 + 1))
-    assert "3 restarts within 60 s used up maxRestarts (3)" in str(allowance(facts, LOSSES["outside"], 42).refusal)
+        facts = gather(replace(seen, now_seconds=NOW_RESTART_BUDGET + 25 * number))
+        allowed = decide_restart(facts, LOSSES["outside"], 42)
+        assert allowed.rejection is None
+        seen = replace(seen, status=record_restart(seen.status, allowed, 42))
+    facts = gather(replace(seen, now_seconds=NOW_RESTART_BUDGET + 25 * 19 + 1))
+    assert "3 restarts within 60 s used up maxRestarts (3)" in str(
+        decide_restart(facts, LOSSES["outside"], 42).rejection
+    )
 
 
 @given(st.lists(st.floats(0.0, 100.0), max_size=200))
@@ -397,8 +415,8 @@ def test_what_is_remembered_is_bounded_and_leaves_none_out(gaps: list[float]) ->
     at, kept = NOW_RESTART_BUDGET, ()
     for gap in gaps:
         at += gap
-        kept = remember(kept, Restart(at, True, True, False))
-    assert len(kept) <= MOST_REMEMBERED
+        kept = append_restart(kept, Restart(at, True, True, False))
+    assert len(kept) <= MAX_REMEMBERED
     assert sum(r.count for r in kept) == len(gaps)
     assert all(one.at_seconds <= other.at_seconds for one, other in pairwise(kept))
 
@@ -419,11 +437,11 @@ def test_pauses_grow_to_a_bound_and_only_where_a_program_may_be_the_cause() -> N
 # ---- what nobody can explain yet -----------------------------------------------------------------------------------
 
 
-def exited(seen: Observed, code: int = 1, secondary: bool = False, ago: float = 0.0) -> Observed:
-    return with_session(seen, 0, exit=ExitSeen(1, 0, code, REFUSED, secondary, seen.now - ago))
+def exited(seen: JobSnapshot, code: int = 1, secondary: bool = False, ago: float = 0.0) -> JobSnapshot:
+    return with_session(seen, 0, exit=ObservedExit(1, 0, code, REFUSED, secondary, seen.now_seconds - ago))
 
 
-def echoing(row: int, ago: float = 0.3) -> Observed:
+def echoing(row: int, ago: float = 0.3) -> JobSnapshot:
     """Rank 0 lost its peers, nobody else is known to have died, and the epoch made no new step."""
     seen = exited(running(), secondary=True, ago=ago)
     status = replace(seen.status, no_progress_restarts=row, reached_step=50)
@@ -431,16 +449,16 @@ def echoing(row: int, ago: float = 0.3) -> Observed:
     return replace(seen, status=status, sessions=sessions)
 
 
-def decided(seen: Observed) -> JobStatus:
+def decided(seen: JobSnapshot) -> JobStatus:
     made = plan(seen)
-    check(made, seen)
+    check_plan(made, seen)
     return made.status
 
 
 def test_before_a_job_fails_for_it_a_silent_node_has_time_to_be_missed() -> None:
     assert decided(echoing(3)).phase == "Running", "it may be a node that lost its power"
     assert decided(echoing(3, ago=4.1)).phase == "Failed"
-    gone = with_session(echoing(3, ago=3.9), 2, heard_seconds=NOW_RESTART_BUDGET - 3.5)
+    gone = with_session(echoing(3, ago=3.9), 2, last_message_seconds=NOW_RESTART_BUDGET - 3.5)
     assert decided(gone).incidents[-1].kind == "worker-silent"
     assert decided(gone).no_progress_restarts == 3
 
@@ -448,7 +466,7 @@ def test_before_a_job_fails_for_it_a_silent_node_has_time_to_be_missed() -> None
 def test_a_node_that_proves_to_be_lost_takes_the_restart_back() -> None:
     claimed = decided(echoing(1))
     assert (claimed.no_progress_restarts, claimed.incidents[-1].unexplained) == (2, True)
-    later = with_node(with_session(echoing(1), 2, heard_seconds=NOW_RESTART_BUDGET - 4), "n2", ready=False)
+    later = with_node(with_session(echoing(1), 2, last_message_seconds=NOW_RESTART_BUDGET - 4), "n2", ready=False)
     known = decided(replace(later, status=claimed))
     assert known.no_progress_restarts == 1
     incident = known.incidents[-1]
@@ -459,7 +477,7 @@ def test_a_node_that_proves_to_be_lost_takes_the_restart_back() -> None:
 
 def test_a_worker_that_falls_silent_during_a_claim_is_named_as_its_cause() -> None:
     claimed = decided(echoing(1))
-    later = with_session(echoing(1), 2, heard_seconds=NOW_RESTART_BUDGET - 4)
+    later = with_session(echoing(1), 2, last_message_seconds=NOW_RESTART_BUDGET - 4)
     incident = decided(replace(later, status=claimed)).incidents[-1]
     assert (incident.kind, incident.unexplained) == ("worker-silent", False)
     assert incident.reason.startswith("worker 2 sends no heartbeats any more: ")
@@ -468,7 +486,11 @@ def test_a_worker_that_falls_silent_during_a_claim_is_named_as_its_cause() -> No
 def test_a_line_that_broke_a_moment_ago_is_named_for_nothing() -> None:
     claimed = decided(echoing(1))
     later = with_session(
-        echoing(1), 2, connected=False, since_seconds=NOW_RESTART_BUDGET - 1, heard_seconds=NOW_RESTART_BUDGET - 1.2
+        echoing(1),
+        2,
+        connected=False,
+        since_seconds=NOW_RESTART_BUDGET - 1,
+        last_message_seconds=NOW_RESTART_BUDGET - 1.2,
     )
     assert decided(replace(later, status=claimed)).incidents[-1].unexplained
 
@@ -476,4 +498,4 @@ def test_a_line_that_broke_a_moment_ago_is_named_for_nothing() -> None:
 def test_a_job_that_fails_names_who_ended_it_among_its_incidents() -> None:
     seen = exited(running(run_policy=RunPolicy(backoff_limit=0)))
     incident = decided(seen).incidents[-1]
-    assert (incident.epoch, incident.worker, incident.rank, incident.claimed_seconds) == (1, 0, 0, None)
+    assert (incident.generation, incident.worker, incident.rank, incident.claimed_seconds) == (1, 0, 0, None)

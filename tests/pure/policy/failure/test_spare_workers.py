@@ -18,20 +18,20 @@ from support.builders import (
 )
 from surefoot.protocol.messages import Barrier
 from surefoot_operator import reasons
-from surefoot_operator.api.status import Condition, Incident, Member, World
-from surefoot_operator.job_snapshot import CreateSeen, NodeSeen, Observed
+from surefoot_operator.api.status import Condition, Incident, Member, Membership
+from surefoot_operator.job_snapshot import JobSnapshot, ObservedNode, PendingCreate
 from surefoot_operator.policy.core.actions import CreateWorker, DeleteWorker
 from surefoot_operator.policy.core.facts import gather
-from surefoot_operator.policy.failure.spare_workers import spare_agents, wanted_indexes, world_indexes
+from surefoot_operator.policy.failure.spare_workers import member_indices, required_indices, spare_agents
 from surefoot_operator.policy.membership.claim import STOPPING_SECONDS
 from surefoot_operator.policy.planning.plan import plan
-from surefoot_operator.policy.report.blockers import hindrance, spare_hindrance
+from surefoot_operator.policy.report.blockers import find_blocker, find_spare_blocker
 
 NOW = BEGAN + 100
 SPARE = 3
 
 
-def with_spare(least: int | None = None, warm: bool = True, spares: int = 1, **other: Any) -> Observed:
+def with_spare(least: int | None = None, warm: bool = True, spares: int = 1, **other: Any) -> JobSnapshot:
     """Workers 0 to 2 train, 3 is there beside them."""
     seen = running(least=least, spares=spares)
     heard = session(SPARE, now=NOW, warm=warm, stopped=1)
@@ -39,37 +39,39 @@ def with_spare(least: int | None = None, warm: bool = True, spares: int = 1, **o
         seen,
         workers=(*seen.workers, worker(SPARE)),
         sessions=(*seen.sessions, heard),
-        nodes=(*seen.nodes, NodeSeen("n3", "n3", True)),
+        nodes=(*seen.nodes, ObservedNode("n3", "n3", True)),
         **other,
     )
 
 
-def claimed(seen: Observed, ago: float = 1.0) -> Observed:
+def claimed(seen: JobSnapshot, ago: float = 1.0) -> JobSnapshot:
     """Everybody who is connected has stopped; the next epoch is claimed and every holder read."""
-    world = replace(seen.status.world or World(1, "Committed"), epoch=2, state="Claimed", changed_seconds=NOW - ago)
+    world = replace(
+        seen.status.membership or Membership(1, "Committed"), generation=2, state="Claimed", changed_seconds=NOW - ago
+    )
     sessions = tuple(replace(s, stopped=2) for s in seen.sessions)
-    holders = tuple(replace(h, fence=2, read_epoch=2) for h in seen.holders)
-    return replace(seen, status=replace(seen.status, world=world), sessions=sessions, holders=holders)
+    holders = tuple(replace(h, fence=2, read_generation=2) for h in seen.servers)
+    return replace(seen, status=replace(seen.status, membership=world), sessions=sessions, servers=holders)
 
 
-def lost(seen: Observed, index: int) -> Observed:
+def lost(seen: JobSnapshot, index: int) -> JobSnapshot:
     """This worker has ended with its line."""
     seen = with_worker(seen, index, phase="Failed", exit_code=-9)
     return with_session(seen, index, connected=False, since_seconds=NOW - 0.5)
 
 
-def members(seen: Observed) -> tuple[Member, ...]:
-    world = plan(seen).status.world
+def members(seen: JobSnapshot) -> tuple[Member, ...]:
+    world = plan(seen).status.membership
     assert world is not None
     assert world.state == "Committed", plan(seen).reason
     return world.members
 
 
-def actions(seen: Observed, kind: type[Any]) -> list[Any]:
+def actions(seen: JobSnapshot, kind: type[Any]) -> list[Any]:
     return [a for a in plan(seen).actions if isinstance(a, kind)]
 
 
-def condition(seen: Observed, kind: str = reasons.SPARES_READY) -> Condition | None:
+def condition(seen: JobSnapshot, kind: str = reasons.SPARES_READY) -> Condition | None:
     return next((c for c in plan(seen).status.conditions if c.type == kind), None)
 
 
@@ -98,7 +100,7 @@ def test_the_lost_worker_is_made_again_and_is_the_next_spare() -> None:
     seen = lost(with_spare(), 1)
     after = replace(seen, status=plan(claimed(seen)).status)
     assert actions(after, CreateWorker) == [CreateWorker(1, 2)]
-    assert sorted(wanted_indexes(gather(after))) == [0, 1, 2, 3]
+    assert sorted(required_indices(gather(after))) == [0, 1, 2, 3]
 
 
 def test_two_lost_workers_get_two_spares_in_order() -> None:
@@ -113,7 +115,7 @@ def test_who_is_about_to_be_ready_again_is_preferred_for_a_moment() -> None:
     """A crash of every trainer would otherwise move ranks to spares by chance."""
     seen = with_session(claimed(with_spare()), 2, stopped=1)
     made = plan(seen)
-    assert made.status.world == seen.status.world
+    assert made.status.membership == seen.status.membership
     assert "go before spares" in made.reason
     late = with_session(claimed(with_spare(), ago=STOPPING_SECONDS + 0.1), 2, stopped=1)
     assert [m.index for m in members(late)] == [0, 1, SPARE]
@@ -131,7 +133,7 @@ def test_a_member_that_began_as_a_spare_is_not_ended_with_the_spares() -> None:
     status = plan(claimed(lost(seen, 1))).status
     job = replace(seen.job, spec=replace(seen.job.spec, spares=0))
     fewer = replace(lost(seen, 1), status=status, job=job)
-    assert sorted(wanted_indexes(gather(fewer))) == [0, 2, SPARE]
+    assert sorted(required_indices(gather(fewer))) == [0, 2, SPARE]
     assert [a.name for a in actions(fewer, DeleteWorker)] == ["gpt-1-1"]
     assert actions(fewer, CreateWorker) == []
 
@@ -139,7 +141,7 @@ def test_a_member_that_began_as_a_spare_is_not_ended_with_the_spares() -> None:
 def test_a_fixed_size_job_moves_to_a_spare_at_once() -> None:
     """Nothing is waited for where others want a node left, or its worker ends."""
     for seen in (
-        with_node(with_spare(), "n1", signal="it has the label x=y"),
+        with_node(with_spare(), "n1", evacuation_reason="it has the label x=y"),
         with_worker(with_spare(), 1, deleting=True),
     ):
         assert [a.phase for a in actions(seen, Barrier)] == ["proposed"]
@@ -152,9 +154,9 @@ def test_spares_that_have_no_node_hinder_nothing_and_are_told_once() -> None:
     pending = worker(SPARE, phase="Pending", node=None, message="0/3 nodes are available", created_seconds=NOW - 90)
     seen = replace(seen, workers=(*seen.workers, pending))
     facts = gather(seen)
-    assert world_indexes(facts) == {0, 1, 2}
-    assert hindrance(facts) is None
-    assert spare_hindrance(facts) is not None
+    assert member_indices(facts) == {0, 1, 2}
+    assert find_blocker(facts) is None
+    assert find_spare_blocker(facts) is not None
     told = condition(seen)
     assert told is not None
     assert (told.status, told.reason) == ("False", "Unschedulable")
@@ -166,7 +168,7 @@ def test_spares_that_have_no_node_hinder_nothing_and_are_told_once() -> None:
 
 def test_a_refused_spare_is_told_and_hinders_nothing() -> None:
     seen = running(spares=1, least=None)
-    seen = replace(seen, creates=(CreateSeen(SPARE, 2, False, "403: exceeded quota", until_seconds=NOW + 9),))
+    seen = replace(seen, creates=(PendingCreate(SPARE, 2, False, "403: exceeded quota", until_seconds=NOW + 9),))
     told = condition(seen)
     assert told is not None
     assert told.message == "0 of 1 spares are warm; worker 3 was refused: 403: exceeded quota"
@@ -197,7 +199,7 @@ def test_spares_are_told_to_be_ready_once_as_many_are_warm() -> None:
 def test_a_lost_spare_changes_no_world_and_is_replaced() -> None:
     seen = lost(with_spare(), SPARE)
     made = plan(seen)
-    assert made.status.world == seen.status.world
+    assert made.status.membership == seen.status.membership
     assert [a.index for a in actions(seen, CreateWorker)] == [SPARE]
     assert made.status.incidents == ()
     assert spare_agents(gather(seen)) == []
@@ -208,17 +210,17 @@ def test_starts_that_failed_beside_a_world_are_not_held_against_the_next_one() -
     seen = lost(with_spare(), 1)
     worn = replace(seen, status=replace(seen.status, failed_starts=99))
     made = plan(worn).status
-    assert made.world is not None
-    assert made.world.state == "Claimed"
+    assert made.membership is not None
+    assert made.membership.state == "Claimed"
     assert made.failed_starts == 0
 
 
-def _failed_on(*nodes: str) -> Observed:
+def _failed_on(*nodes: str) -> JobSnapshot:
     """A claim with a spare, after trainers failed on these nodes one after the other."""
     seen = claimed(with_spare(None))
     told = [
-        Incident("trainer-failed", "exit code 1", int(n[1:]), n, 1, NOW - 90 + at, NOW - 89 + at, sealed_seconds=NOW - 88 + at,
-                 assigned_seconds=NOW - 87 + at, first_step_seconds=NOW - 80 + at)
+        Incident("trainer-failed", "exit code 1", int(n[1:]), n, 1, NOW - 90 + at, NOW - 89 + at, fenced_seconds=NOW - 88 + at,
+                 committed_seconds=NOW - 87 + at, first_step_seconds=NOW - 80 + at)
         for at, n in enumerate(nodes)
     ]  # fmt: skip
     return replace(seen, status=replace(seen.status, incidents=tuple(told)))

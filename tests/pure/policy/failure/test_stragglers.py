@@ -9,23 +9,23 @@ import pytest
 
 from support.builders import running, with_session
 from support.paces import decided, paced
-from surefoot.protocol.progress import RankPace
+from surefoot.protocol.progress import RankActivity
 from surefoot_operator.api.status import Condition, JobStatus
-from surefoot_operator.coordinator.sessions import WINDOW_LOOKS
-from surefoot_operator.job_snapshot import MOST_WINDOWS, Observed, PaceSeen, Timings
+from surefoot_operator.coordinator.sessions import WINDOW_OBSERVATIONS
+from surefoot_operator.job_snapshot import MAX_WINDOWS, ActivityHistory, JobSnapshot, Timings
 from surefoot_operator.policy.core.facts import gather
-from surefoot_operator.policy.failure.stragglers import judged, slow_ranks
+from surefoot_operator.policy.failure.stragglers import current_stragglers, slow_ranks
 from surefoot_operator.policy.planning.plan import plan
 
 # ---- slow ranks ------------------------------------------------------------------------------------------------------
 # Who waits far less than its peers is found, and nobody where the looks do not show it.
 
-LOOKS = WINDOW_LOOKS
+LOOKS = WINDOW_OBSERVATIONS
 
 
-def paces(*shares: float, work: int = 100, samples: tuple[int, ...] = ()) -> list[RankPace]:
+def paces(*shares: float, work: int = 100, samples: tuple[int, ...] = ()) -> list[RankActivity]:
     consumed = samples or (64,) * len(shares)
-    return [RankPace(rank, work, LOOKS, round(share * LOOKS), consumed[rank]) for rank, share in enumerate(shares)]
+    return [RankActivity(rank, work, LOOKS, round(share * LOOKS), consumed[rank]) for rank, share in enumerate(shares)]
 
 
 @pytest.mark.parametrize(
@@ -41,14 +41,14 @@ def paces(*shares: float, work: int = 100, samples: tuple[int, ...] = ()) -> lis
         ("less than a tenth of a step", paces(0.05, 0.05, 0.12), []),
         ("less than a quarter more", paces(0.8, 0.8, 0.97), []),
         ("peers that differ as much", paces(0.2, 0.35, 0.5, 0.65, 0.8), []),
-        ("a stage of another size", [*paces(0.3, 0.3), RankPace(2, 7, LOOKS, LOOKS, 64)], []),
+        ("a stage of another size", [*paces(0.3, 0.3), RankActivity(2, 7, LOOKS, LOOKS, 64)], []),
         ("the larger part of an uneven batch", paces(0.95, 0.48, 0.48, samples=(128, 64, 64)), []),
         ("slow with the larger part", paces(0.95, 0.3, 0.3, samples=(80, 64, 64)), [0]),
-        ("no looks", [RankPace(rank, 1, 0, 0, 0) for rank in range(4)], []),
+        ("no looks", [RankActivity(rank, 1, 0, 0, 0) for rank in range(4)], []),
     ],
 )
-def test_ranks_that_stand_out(name: str, given: list[RankPace], found: list[int]) -> None:
-    assert [one.rank for one in slow_ranks([given] * MOST_WINDOWS)] == found, name
+def test_ranks_that_stand_out(name: str, given: list[RankActivity], found: list[int]) -> None:
+    assert [one.rank for one in slow_ranks([given] * MAX_WINDOWS)] == found, name
 
 
 def test_it_takes_every_window() -> None:
@@ -60,7 +60,7 @@ def test_it_takes_every_window() -> None:
     assert (found.rank, round(found.ratio, 1)) == (1, 3.3)
 
 
-def _in(pace: RankPace, *counts: int, first: int = 40) -> RankPace:
+def _in(pace: RankActivity, *counts: int, first: int = 40) -> RankActivity:
     return pace._replace(lines=tuple((first + at, 3, count) for at, count in enumerate(counts)))
 
 
@@ -81,19 +81,21 @@ def test_who_does_what_no_peer_does_is_told_from_who_is_slow(
 ) -> None:
     given = [_in(one, *peer) for one in paces(0.3, 0.3, 0.3, 0.95)]
     given[3] = _in(given[3], *slow)
-    (found,) = slow_ranks([given] * MOST_WINDOWS)
-    assert (found.rank, found.own_line) == (3, None if line is None else (line, 3)), name
+    (found,) = slow_ranks([given] * MAX_WINDOWS)
+    assert (found.rank, found.divergent_line) == (3, None if line is None else (line, 3)), name
 
 
 def test_windows_of_unlike_length_are_no_larger_part_of_the_batch() -> None:
     """Who has half as much again of each step's samples works half as long again, however long it was looked at."""
     window = paces(0.5, 0.5, 0.76, samples=(64, 64, 96))
-    shorter = window[2]._replace(looks=LOOKS * 2 // 3, own=round(LOOKS * 2 / 3 * 0.76), samples=64)
-    assert slow_ranks([[*window[:2], shorter]] * MOST_WINDOWS) == ()
+    shorter = window[2]._replace(observations=LOOKS * 2 // 3, busy_observations=round(LOOKS * 2 / 3 * 0.76), samples=64)
+    assert slow_ranks([[*window[:2], shorter]] * MAX_WINDOWS) == ()
 
 
-def _drawn(rng: random.Random, shares: list[float]) -> list[RankPace]:
-    return [RankPace(r, 1, LOOKS, sum(rng.random() < one for _ in range(LOOKS)), 64) for r, one in enumerate(shares)]
+def _drawn(rng: random.Random, shares: list[float]) -> list[RankActivity]:
+    return [
+        RankActivity(r, 1, LOOKS, sum(rng.random() < one for _ in range(LOOKS)), 64) for r, one in enumerate(shares)
+    ]
 
 
 @pytest.mark.parametrize("unlike", [0.0, 0.02], ids=["equal", "a little unlike"])
@@ -102,7 +104,7 @@ def test_the_noise_of_looks_names_nobody(unlike: float) -> None:
     for _ in range(400):
         size, share = rng.randint(3, 32), rng.uniform(0.05, 0.95)
         shares = [min(1.0, max(0.0, share + rng.gauss(0.0, unlike))) for _ in range(size)]
-        assert slow_ranks([_drawn(rng, shares) for _ in range(MOST_WINDOWS)]) == ()
+        assert slow_ranks([_drawn(rng, shares) for _ in range(MAX_WINDOWS)]) == ()
 
 
 def test_a_rank_that_takes_half_as_long_again_is_found_through_the_noise() -> None:
@@ -112,8 +114,8 @@ def test_a_rank_that_takes_half_as_long_again_is_found_through_the_noise() -> No
         size = rng.randint(3, 16)
         slow = rng.randrange(size)
         shares = [0.97 if rank == slow else 0.97 / 1.5 for rank in range(size)]
-        windows = [_drawn(rng, shares) for _ in range(2 * MOST_WINDOWS)]
-        named = [slow_ranks(windows[at : at + MOST_WINDOWS]) for at in range(MOST_WINDOWS + 1)]
+        windows = [_drawn(rng, shares) for _ in range(2 * MAX_WINDOWS)]
+        named = [slow_ranks(windows[at : at + MAX_WINDOWS]) for at in range(MAX_WINDOWS + 1)]
         ranks = {one.rank for once in named for one in once}
         assert ranks <= {slow}
         found += bool(ranks)
@@ -128,7 +130,7 @@ def even(status: JobStatus) -> Condition | None:
     return next((c for c in status.conditions if c.type == "RanksEven"), None)
 
 
-def events(seen: Observed) -> list[tuple[str, str]]:
+def events(seen: JobSnapshot) -> list[tuple[str, str]]:
     return [(e.reason, e.message) for e in plan(seen).events if e.reason.startswith("Straggler")]
 
 
@@ -156,7 +158,7 @@ def test_it_is_taken_back_once_when_it_stands_out_in_no_window() -> None:
     mixed = quick
     for before, after in zip(slow.sessions, quick.sessions, strict=True):
         windows = (*before.timings.pace.windows[:1], *after.timings.pace.windows[1:])
-        timings = replace(after.timings, pace=PaceSeen(windows=windows))
+        timings = replace(after.timings, pace=ActivityHistory(windows=windows))
         mixed = with_session(mixed, after.index, timings=timings)
     assert decided(replace(mixed, status=status)).stragglers == status.stragglers
     over = replace(quick, status=status)
@@ -168,9 +170,9 @@ def test_it_is_taken_back_once_when_it_stands_out_in_no_window() -> None:
 
 
 def test_too_few_windows_and_a_worker_that_tells_nothing_name_nobody() -> None:
-    assert judged(gather(paced(0.32, 0.32, 0.96, windows=MOST_WINDOWS - 1))) == ()
+    assert current_stragglers(gather(paced(0.32, 0.32, 0.96, windows=MAX_WINDOWS - 1))) == ()
     silent = with_session(paced(0.32, 0.32, 0.96), 1, timings=Timings())
-    assert judged(gather(silent)) == ()
+    assert current_stragglers(gather(silent)) == ()
     assert even(decided(paced(0.32, 0.32, 0.32))) is None
 
 
@@ -178,10 +180,12 @@ def test_in_a_new_epoch_it_is_known_until_it_is_judged_there_and_only_in_its_pla
     status = decided(paced(0.32, 0.32, 0.96))
     unjudged = replace(running(), status=status)
     assert decided(unjudged).stragglers == status.stragglers
-    world = status.world
+    world = status.membership
     assert world is not None
     elsewhere = (*world.members[:2], replace(world.members[2], node="n9"))
-    moved = replace(status, world=replace(world, members=elsewhere))
-    assert judged(gather(replace(running(), status=moved))) == ()
-    smaller = replace(status, world=replace(world, size=2, members=world.members[1:]))
-    assert judged(gather(replace(running(), status=smaller))) == (), "a world of two tells nothing of who is usual"
+    moved = replace(status, membership=replace(world, members=elsewhere))
+    assert current_stragglers(gather(replace(running(), status=moved))) == ()
+    smaller = replace(status, membership=replace(world, world_size=2, members=world.members[1:]))
+    assert current_stragglers(gather(replace(running(), status=smaller))) == (), (
+        "a world of two tells nothing of who is usual"
+    )

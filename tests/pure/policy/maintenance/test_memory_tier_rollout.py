@@ -12,24 +12,24 @@ from hypothesis import strategies as st
 
 from support.builders import running, with_holder
 from surefoot.protocol.identities import Checkpoint
-from surefoot_operator.api.status import Incident, JobStatus, World
-from surefoot_operator.job_snapshot import Observed
-from surefoot_operator.policy.maintenance.maintenance_plan import maintain
+from surefoot_operator.api.status import Incident, JobStatus, Membership
+from surefoot_operator.job_snapshot import JobSnapshot
+from surefoot_operator.policy.maintenance.maintenance_plan import plan_maintenance
 from surefoot_operator.policy.maintenance.memory_tier_rollout import (
     STALE_SECONDS,
-    HolderPod,
     JobSafety,
+    MemoryServerPod,
     Rollout,
-    refused_safety,
-    rollout,
-    safety,
+    judge_job_safety,
+    plan_rollout,
+    rejected_safety,
 )
 
 NOW = 1000.0
 
 
-def pod(name: str, revision: str = "old", ready: bool = True, **changes: object) -> HolderPod:
-    made = HolderPod(name, f"uid-{name}", f"node-{name}", f"domain-{name}", revision, ready)
+def pod(name: str, revision: str = "old", ready: bool = True, **changes: object) -> MemoryServerPod:
+    made = MemoryServerPod(name, f"uid-{name}", f"node-{name}", f"domain-{name}", revision, ready)
     return replace(made, **changes)  # type: ignore[arg-type]  # tests name real fields
 
 
@@ -38,8 +38,8 @@ def job(safe: bool = True, nodes: str | None = "abc", at_seconds: float = NOW) -
     return JobSafety("ns/gpt", safe, "of a reason", at_seconds, nodes=read)
 
 
-def decide(*pods: HolderPod, wanted: int | None = None, jobs: tuple[JobSafety, ...] = (job(),)) -> Rollout:
-    return rollout(pods, len(pods) if wanted is None else wanted, "new", jobs, NOW)
+def decide(*pods: MemoryServerPod, wanted: int | None = None, jobs: tuple[JobSafety, ...] = (job(),)) -> Rollout:
+    return plan_rollout(pods, len(pods) if wanted is None else wanted, "new", jobs, NOW)
 
 
 def names(decided: Rollout) -> list[str]:
@@ -82,7 +82,7 @@ def test_nothing_goes_once_all_are_new() -> None:
     ],
 )
 def test_what_a_restart_waits_for(
-    pods: tuple[HolderPod, ...], wanted: int, jobs: tuple[JobSafety, ...], why: str
+    pods: tuple[MemoryServerPod, ...], wanted: int, jobs: tuple[JobSafety, ...], why: str
 ) -> None:
     decided = decide(*pods, wanted=wanted, jobs=jobs)
     assert decided.delete == ()
@@ -106,9 +106,9 @@ def test_a_node_that_is_away_holds_nobody_up() -> None:
 
 
 def test_a_job_that_cannot_be_read_is_unsafe_unless_it_never_began() -> None:
-    assert refused_safety(JobStatus(), NOW).safe
-    assert not refused_safety(JobStatus(world=World(1, "Committed")), NOW).safe
-    assert not refused_safety(None, NOW).safe
+    assert rejected_safety(JobStatus(), NOW).safe
+    assert not rejected_safety(JobStatus(membership=Membership(1, "Committed")), NOW).safe
+    assert not rejected_safety(None, NOW).safe
 
 
 # ---- a tier under way ---------------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ def test_a_job_that_cannot_be_read_is_unsafe_unless_it_never_began() -> None:
 class Tier:
     """Holders of some domains, a job with two copies that heal with time, and whatever goes wrong meanwhile."""
 
-    pods: list[HolderPod]
+    pods: list[MemoryServerPod]
     copies: frozenset[str]
     """Nodes that hold the newest checkpoint."""
     read: set[str] = field(default_factory=set)
@@ -161,7 +161,7 @@ class Tier:
                 self.decided()
 
     def decided(self) -> None:
-        decided = rollout(self.pods, len(self.pods), "new", (self.safety(),), NOW)
+        decided = plan_rollout(self.pods, len(self.pods), "new", (self.safety(),), NOW)
         gone = {pod.name for pod in decided.delete}
         assert len({pod.domain for pod in decided.delete}) <= 1, "never two domains at once"
         down = {p.domain for p in self.pods if p.deleting}
@@ -195,21 +195,21 @@ def test_no_order_of_events_takes_two_domains_or_the_last_copy(domains: int, eac
 # ---- what a job says ----------------------------------------------------------------------------------------------
 
 
-def said(seen: Observed) -> JobSafety:
-    return safety(seen, seen.status, maintain(seen))
+def said(seen: JobSnapshot) -> JobSafety:
+    return judge_job_safety(seen, seen.status, plan_maintenance(seen))
 
 
 def test_a_job_with_all_its_copies_can_spare_a_holder() -> None:
     seen = running()
     answer = said(seen)
     assert answer.safe, answer.reason
-    assert answer.nodes == {h.endpoint.holder.node: 1 for h in seen.holders}
+    assert answer.nodes == {h.endpoint.instance.node: 1 for h in seen.servers}
     assert "2 copies" in answer.reason
 
 
 def test_a_holder_that_was_not_read_is_not_among_its_nodes() -> None:
     seen = running()
-    silent = seen.holders[0].endpoint.holder.node
+    silent = seen.servers[0].endpoint.instance.node
     answer = said(with_holder(seen, silent, state="Silent"))
     assert answer.nodes is None or silent not in answer.nodes
 
@@ -218,9 +218,13 @@ def test_a_holder_that_was_not_read_is_not_among_its_nodes() -> None:
     ("change", "why"),
     [
         ({"phase": "Complete"}, "it is over"),
-        ({"world": None, "recorded": False, "last_complete": None}, "memory has nothing"),
+        ({"membership": None, "had_checkpoint": False, "last_complete": None}, "memory has nothing"),
         (
-            {"world": World(1, "Committed"), "floor": Checkpoint(1, 40), "last_complete": Checkpoint(1, 40)},
+            {
+                "membership": Membership(1, "Committed"),
+                "last_uploaded": Checkpoint(1, 40),
+                "last_complete": Checkpoint(1, 40),
+            },
             "nowhere else",
         ),
     ],
@@ -228,7 +232,7 @@ def test_a_holder_that_was_not_read_is_not_among_its_nodes() -> None:
 def test_who_needs_no_memory_is_safe(change: dict[str, Any], why: str) -> None:
     seen = running()
     status = replace(seen.status, **change)
-    answer = safety(replace(seen, status=status), status, None)
+    answer = judge_job_safety(replace(seen, status=status), status, None)
     assert (answer.safe, answer.nodes) == (True, None)
     assert why in answer.reason
 
@@ -236,30 +240,33 @@ def test_who_needs_no_memory_is_safe(change: dict[str, Any], why: str) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"world": World(1, "Committed"), "recorded": True, "last_complete": Checkpoint(1, 40)}, "in memory only"),
-        ({"world": World(2, "Claimed"), "recorded": True}, "its world is changing"),
+        (
+            {"membership": Membership(1, "Committed"), "had_checkpoint": True, "last_complete": Checkpoint(1, 40)},
+            "in memory only",
+        ),
+        ({"membership": Membership(2, "Claimed"), "had_checkpoint": True}, "its world is changing"),
     ],
 )
 def test_who_could_lose_its_newest_checkpoint_is_not(change: dict[str, Any], why: str) -> None:
     seen = running()
     status = replace(seen.status, **change)
-    answer = safety(replace(seen, status=status), status, None)
+    answer = judge_job_safety(replace(seen, status=status), status, None)
     assert not answer.safe
     assert why in answer.reason
 
 
 def test_one_copy_alone_is_never_restarted_away() -> None:
     seen = running()
-    kept = replace(maintain(seen), replicas=1)
-    assert not safety(seen, seen.status, kept).safe
-    status = replace(seen.status, floor=Checkpoint(1, 30))
-    assert safety(seen, status, kept).safe, "its persistent tier has one"
-    assert not safety(seen, replace(status, bad=(Checkpoint(1, 30),)), kept).safe
+    kept = replace(plan_maintenance(seen), replicas=1)
+    assert not judge_job_safety(seen, seen.status, kept).safe
+    status = replace(seen.status, last_uploaded=Checkpoint(1, 30))
+    assert judge_job_safety(seen, status, kept).safe, "its persistent tier has one"
+    assert not judge_job_safety(seen, replace(status, unreadable_checkpoints=(Checkpoint(1, 30),)), kept).safe
 
 
 def test_without_a_checkpoint_at_full_replication_nothing_is_spared() -> None:
     seen = running()
-    answer = safety(seen, seen.status, replace(maintain(seen), watermark=None))
+    answer = judge_job_safety(seen, seen.status, replace(plan_maintenance(seen), watermark=None))
     assert (answer.safe, answer.reason) == (False, "none of its complete checkpoints has all its copies")
 
 
@@ -267,4 +274,4 @@ def test_a_recovering_job_spares_nothing() -> None:
     seen = running()
     incident = Incident("trainer-failed", "x", 0, "a", 1, detected_seconds=1.0)
     status = replace(seen.status, incidents=(incident,))
-    assert safety(seen, status, maintain(seen)).reason == "it is recovering"
+    assert judge_job_safety(seen, status, plan_maintenance(seen)).reason == "it is recovering"

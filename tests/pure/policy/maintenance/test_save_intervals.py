@@ -14,30 +14,30 @@ from hypothesis import strategies as st
 from support.builders import BEGAN, running
 from support.talk import STATUS, A, talking, words
 from surefoot.protocol.identities import Checkpoint
-from surefoot.protocol.messages import SaveLevel
-from surefoot.save_schedule import HIGHEST_LEVEL as TRAINERS_HIGHEST
+from surefoot.protocol.messages import IntervalExponent
+from surefoot.save_schedule import MAX_EXPONENT as TRAINERS_HIGHEST
 from surefoot.save_schedule import Schedule
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
-from surefoot_operator.api.status import Incident, Interval, JobStatus
-from surefoot_operator.job_snapshot import FEWEST_STEPS, Observed
+from surefoot_operator.api.status import Incident, JobStatus, SaveInterval
+from surefoot_operator.job_snapshot import MIN_STEPS, JobSnapshot
 from surefoot_operator.policy.core.facts import gather
 from surefoot_operator.policy.failure.failure_rate import Risk, risk_of
-from surefoot_operator.policy.maintenance.maintenance_plan import Maintenance, maintain
+from surefoot_operator.policy.maintenance.maintenance_plan import MaintenancePlan, plan_maintenance
 from surefoot_operator.policy.maintenance.save_intervals import (
     DWELL_SECONDS,
-    HIGHEST_LEVEL,
     HYSTERESIS,
+    MAX_EXPONENT,
     REFRESH_SECONDS,
-    Cadence,
-    Inputs,
+    IntervalDecision,
+    IntervalInputs,
     IntervalRequest,
     best_seconds,
-    cadence,
+    choose_exponent,
     readable_seconds,
 )
 from surefoot_operator.policy.maintenance.upload_plan import interval_of
-from surefoot_operator.policy.report.status_conditions import protection
-from surefoot_operator.reasons import INTERVAL_CHOSEN
+from surefoot_operator.policy.report.status_conditions import checkpoint_protected
+from surefoot_operator.reasons import SAVE_INTERVAL_CHANGED
 
 # ---- intervals -------------------------------------------------------------------------------------------------------
 # Which interval each tier has: risk from a job's own record, choices kept in status, changes told, levels said.
@@ -48,21 +48,21 @@ SECONDS = CheckpointPolicy(MemoryTierSpec(interval_seconds=2.0))
 AUTO = CheckpointPolicy(MemoryTierSpec(interval="auto"), PersistentTierSpec("file:///there", interval="auto"))
 
 
-def timed(seen: Observed, **figures: float) -> Observed:
+def timed(seen: JobSnapshot, **figures: float) -> JobSnapshot:
     """Every member's steps, stalls or drains take so long."""
-    given = {name: (seconds,) * FEWEST_STEPS for name, seconds in figures.items()}
+    given = {name: (seconds,) * MIN_STEPS for name, seconds in figures.items()}
     return replace(seen, sessions=tuple(replace(s, timings=replace(s.timings, **given)) for s in seen.sessions))
 
 
-def later(seen: Observed, kept: Maintenance, seconds: float) -> Observed:
+def later(seen: JobSnapshot, kept: MaintenancePlan, seconds: float) -> JobSnapshot:
     """The same, `seconds` on, with that status; every agent was just heard."""
-    now = seen.now + seconds
-    sessions = tuple(replace(s, heard_seconds=now) for s in seen.sessions)
-    return replace(seen, now=now, sessions=sessions, status=kept.status)
+    now = seen.now_seconds + seconds
+    sessions = tuple(replace(s, last_message_seconds=now) for s in seen.sessions)
+    return replace(seen, now_seconds=now, sessions=sessions, status=kept.status)
 
 
 def incident(at: float, kind: str = "node-lost", source: str | None = "memory") -> Incident:
-    return Incident(kind, "gone", 1, "n1", 1, at, last_step=40, parent_step=40, restored_from=source)
+    return Incident(kind, "gone", 1, "n1", 1, at, last_step=40, restored_step=40, restored_from=source)
 
 
 # ---- risk ----------------------------------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ def incident(at: float, kind: str = "node-lost", source: str | None = "memory") 
 def test_a_young_job_has_the_prior() -> None:
     risk = risk_of(JobStatus(start_seconds=NOW), workers=8, replicas=2, now=NOW)
     assert risk.incidents_per_second == pytest.approx(8 / (100 * DAY))
-    assert risk.memory_loss_odds == pytest.approx(0.05)
+    assert risk.memory_loss_probability == pytest.approx(0.05)
 
 
 def test_a_few_incidents_of_its_own_soon_decide() -> None:
@@ -105,7 +105,7 @@ def test_how_often_a_job_fails_is_told_within_a_factor_of_two_by_its_own_record(
 def test_incidents_that_took_the_copies_in_memory_raise_the_odds_that_the_next_does() -> None:
     def odds(*sources: str | None) -> float:
         incidents = tuple(incident(NOW - 100, source=source) for source in sources)
-        return risk_of(JobStatus(start_seconds=BEGAN, incidents=incidents), 8, 2, NOW).memory_loss_odds
+        return risk_of(JobStatus(start_seconds=BEGAN, incidents=incidents), 8, 2, NOW).memory_loss_probability
 
     assert odds("memory", "memory") < odds() < odds("memory", "persistent") < odds("mixed", "persistent")
 
@@ -118,7 +118,7 @@ def test_risk_grows_with_incidents_and_workers(workers: int, replicas: int, coun
         return risk_of(JobStatus(start_seconds=NOW - age, incidents=incidents), workers, replicas, NOW)
 
     now = risk(count)
-    assert 0 < now.memory_loss_odds < 1
+    assert 0 < now.memory_loss_probability < 1
     assert now.from_persistent_seconds > 0 < now.from_memory_seconds
     assert now.incidents_per_second <= risk(min(10, count + 1)).incidents_per_second
     assert now.incidents_per_second <= risk(count, workers + 1).incidents_per_second
@@ -128,37 +128,37 @@ def test_risk_grows_with_incidents_and_workers(workers: int, replicas: int, coun
 
 
 def test_a_job_that_says_steps_has_no_choice() -> None:
-    kept = maintain(timed(running(), steps=0.1))
+    kept = plan_maintenance(timed(running(), steps=0.1))
     assert (kept.status.memory_interval, kept.status.persistent_interval) == (None, None)
 
 
 def test_seconds_become_steps_once_steps_were_timed() -> None:
-    assert maintain(running(checkpoint=SECONDS)).status.memory_interval is None
-    kept = maintain(timed(running(checkpoint=SECONDS), steps=0.1))
+    assert plan_maintenance(running(checkpoint=SECONDS)).status.memory_interval is None
+    kept = plan_maintenance(timed(running(checkpoint=SECONDS), steps=0.1))
     found = kept.status.memory_interval
     assert found is not None
-    assert (found.steps, found.level, found.since_step, found.since_seconds) == (16, 4, 42, NOW)
-    assert (found.wanted_seconds, found.step_seconds) == (2.0, 0.1)
-    told = [e.message for e in kept.events if e.reason == INTERVAL_CHOSEN]
+    assert (found.steps, found.exponent, found.since_step, found.since_seconds) == (16, 4, 42, NOW)
+    assert (found.target_seconds, found.step_seconds) == (2.0, 0.1)
+    told = [e.message for e in kept.events if e.reason == SAVE_INTERVAL_CHANGED]
     assert told == ["the memory tier is saved to every 16 steps (1.6 s): at most every 2 s was requested"]
 
 
 def test_the_slowest_member_decides() -> None:
     seen = timed(running(checkpoint=SECONDS), steps=0.1)
     slow = replace(seen, sessions=(*timed(seen, steps=0.4).sessions[:1], *seen.sessions[1:]))
-    found = maintain(slow).status.memory_interval
+    found = plan_maintenance(slow).status.memory_interval
     assert found is not None
     assert found.steps == 4
 
 
 def test_a_choice_stands_for_a_while_and_is_told_when_it_changes() -> None:
     seen = timed(running(checkpoint=SECONDS), steps=0.1)
-    first = maintain(seen)
+    first = plan_maintenance(seen)
     slower = timed(seen, steps=0.8)
-    again = maintain(later(slower, first, DWELL_SECONDS / 2))
+    again = plan_maintenance(later(slower, first, DWELL_SECONDS / 2))
     assert again.status == first.status
     assert again.events == ()
-    changed = maintain(later(slower, first, DWELL_SECONDS))
+    changed = plan_maintenance(later(slower, first, DWELL_SECONDS))
     assert changed.status.memory_interval is not None
     assert changed.status.memory_interval.steps == 2
     assert "every 2 steps (1.6 s) instead of 16:" in changed.events[0].message
@@ -166,58 +166,58 @@ def test_a_choice_stands_for_a_while_and_is_told_when_it_changes() -> None:
 
 def test_a_drain_that_became_slow_is_followed_at_once() -> None:
     seen = timed(running(checkpoint=SECONDS), steps=0.1)
-    kept = maintain(later(timed(seen, drains=5.0), maintain(seen), 1.0))
+    kept = plan_maintenance(later(timed(seen, flushes=5.0), plan_maintenance(seen), 1.0))
     assert kept.status.memory_interval is not None
     assert kept.status.memory_interval.steps == 64
     assert "a save takes 5 s to arrive" in kept.status.memory_interval.reason
 
 
 def test_inputs_are_written_anew_when_they_moved_and_not_with_every_round() -> None:
-    seen = timed(running(checkpoint=AUTO), steps=1.0, stalls=0.02, drains=0.5)
-    first = maintain(seen)
-    moved = timed(seen, drains=0.7)
-    assert maintain(later(moved, first, REFRESH_SECONDS / 2)).status == first.status
-    again = maintain(later(moved, first, REFRESH_SECONDS))
+    seen = timed(running(checkpoint=AUTO), steps=1.0, stalls=0.02, flushes=0.5)
+    first = plan_maintenance(seen)
+    moved = timed(seen, flushes=0.7)
+    assert plan_maintenance(later(moved, first, REFRESH_SECONDS / 2)).status == first.status
+    again = plan_maintenance(later(moved, first, REFRESH_SECONDS))
     before, after = first.status.memory_interval, again.status.memory_interval
     assert before is not None
     assert after is not None
-    assert (after.drain_seconds, after.measured_seconds) == (0.7, NOW + REFRESH_SECONDS)
+    assert (after.flush_seconds, after.measured_seconds) == (0.7, NOW + REFRESH_SECONDS)
     assert (after.steps, after.since_seconds) == (before.steps, before.since_seconds)
     assert again.events == ()
 
 
 def test_auto_weighs_what_a_save_costs_against_what_a_failure_costs() -> None:
-    seen = timed(running(checkpoint=AUTO), steps=1.0, stalls=0.02, drains=0.5)
-    calm = maintain(seen).status.memory_interval
+    seen = timed(running(checkpoint=AUTO), steps=1.0, stalls=0.02, flushes=0.5)
+    calm = plan_maintenance(seen).status.memory_interval
     often = replace(seen.status, incidents=tuple(incident(NOW - 90 + n) for n in range(4)))
-    rough = maintain(replace(seen, status=often)).status.memory_interval
+    rough = plan_maintenance(replace(seen, status=often)).status.memory_interval
     assert calm is not None
     assert rough is not None
     assert calm.steps == 512
     assert rough.steps < calm.steps
     assert calm.cost_seconds == pytest.approx(0.02 + 0.05 * 0.5)
-    assert calm.memory_loss_odds == pytest.approx(0.05)
+    assert calm.memory_loss_probability == pytest.approx(0.05)
 
 
 def test_the_persistent_tier_waits_for_its_first_upload_then_is_rarer_than_memory() -> None:
-    seen = timed(running(checkpoint=AUTO), steps=1.0, stalls=0.02, drains=0.5)
-    first = maintain(seen)
+    seen = timed(running(checkpoint=AUTO), steps=1.0, stalls=0.02, flushes=0.5)
+    first = plan_maintenance(seen)
     assert first.status.persistent_interval is None
     assert first.pinned == Checkpoint(1, 40)
-    kept = maintain(replace(later(seen, first, 1.0), promotion_seconds=20.0))
+    kept = plan_maintenance(replace(later(seen, first, 1.0), upload_seconds=20.0))
     memory, persistent = kept.status.memory_interval, kept.status.persistent_interval
     assert memory is not None
     assert persistent is not None
     assert persistent.steps > memory.steps
     assert persistent.steps % memory.steps == 0
     assert interval_of(gather(replace(seen, status=kept.status))) == persistent.steps
-    assert persistent.drain_seconds == 20.0
+    assert persistent.flush_seconds == 20.0
 
 
 def test_what_is_persistent_was_saved_to_memory_also_while_nothing_is_measured() -> None:
-    seen = timed(running(checkpoint=AUTO), steps=1.0, stalls=0.02, drains=0.5)
-    old = Interval(8, 3, "as it was", BEGAN, 0, BEGAN)
-    kept = maintain(replace(seen, status=replace(seen.status, persistent_interval=old)))
+    seen = timed(running(checkpoint=AUTO), steps=1.0, stalls=0.02, flushes=0.5)
+    old = SaveInterval(8, 3, "as it was", BEGAN, 0, BEGAN)
+    kept = plan_maintenance(replace(seen, status=replace(seen.status, persistent_interval=old)))
     assert kept.status.memory_interval is not None
     assert kept.status.persistent_interval is not None
     assert kept.status.persistent_interval.steps == kept.status.memory_interval.steps
@@ -227,7 +227,7 @@ def test_seconds_of_the_persistent_tier_count_in_steps_that_memory_has() -> None
     policy = CheckpointPolicy(
         MemoryTierSpec(interval_steps=10), PersistentTierSpec("file:///there", interval_seconds=30.0)
     )
-    kept = maintain(timed(running(checkpoint=policy), steps=0.1))
+    kept = plan_maintenance(timed(running(checkpoint=policy), steps=0.1))
     assert kept.status.memory_interval is None
     assert kept.status.persistent_interval is not None
     assert kept.status.persistent_interval.steps == 160
@@ -235,8 +235,8 @@ def test_seconds_of_the_persistent_tier_count_in_steps_that_memory_has() -> None
 
 def test_a_choice_of_another_spec_counts_no_more() -> None:
     seen = timed(running(checkpoint=SECONDS), steps=0.1)
-    stale = replace(seen.status, memory_interval=Interval(40, 2, "of ten", NOW, 42, NOW))
-    kept = maintain(replace(seen, status=stale))
+    stale = replace(seen.status, memory_interval=SaveInterval(40, 2, "of ten", NOW, 42, NOW))
+    kept = plan_maintenance(replace(seen, status=stale))
     assert kept.status.memory_interval is not None
     assert kept.status.memory_interval.steps == 16
 
@@ -244,77 +244,80 @@ def test_a_choice_of_another_spec_counts_no_more() -> None:
 def test_short_intervals_are_late_after_seconds_not_after_steps() -> None:
     each = CheckpointPolicy(MemoryTierSpec(interval_steps=1))
     soon = running(step=75, checkpoint=each)
-    assert protection(gather(soon))[1] == "Protected"
-    assert protection(gather(running(step=95, checkpoint=each)))[1] == "Stalled"
+    assert checkpoint_protected(gather(soon))[1] == "Protected"
+    assert checkpoint_protected(gather(running(step=95, checkpoint=each)))[1] == "Stalled"
     # a training that stands lets no save arrive later than one that goes on
     stands = replace(soon, sessions=tuple(replace(s, step_at_seconds=NOW - 3) for s in soon.sessions))
-    assert protection(gather(stands))[1] == "Stalled"
+    assert checkpoint_protected(gather(stands))[1] == "Stalled"
 
 
 def test_nothing_is_late_by_an_interval_that_did_not_count_yet() -> None:
     seen = running(step=120, checkpoint=SECONDS)
-    before = replace(seen.status, memory_interval=Interval(8, 3, "shorter now", NOW, 100, NOW))
-    assert protection(gather(replace(seen, status=before)))[1] == "Protected"
-    past = replace(seen.status, memory_interval=Interval(8, 3, "shorter long since", NOW, 41, NOW))
-    assert protection(gather(replace(seen, status=past)))[1] == "Stalled"
+    before = replace(seen.status, memory_interval=SaveInterval(8, 3, "shorter now", NOW, 100, NOW))
+    assert checkpoint_protected(gather(replace(seen, status=before)))[1] == "Protected"
+    past = replace(seen.status, memory_interval=SaveInterval(8, 3, "shorter long since", NOW, 41, NOW))
+    assert checkpoint_protected(gather(replace(seen, status=past)))[1] == "Stalled"
 
 
 # ---- what agents hear ----------------------------------------------------------------------------------------------
 
 
 def test_members_hear_the_level_also_when_it_comes_down_to_nought() -> None:
-    assert not any(isinstance(w, SaveLevel) for w in words(talking(), A))
+    assert not any(isinstance(w, IntervalExponent) for w in words(talking(), A))
     for level in (3, 0):
-        status = replace(STATUS, memory_interval=Interval(1 << level, level, "", NOW, 1, NOW))
-        assert SaveLevel(2, level) in words(talking(status=status), A, status)
+        status = replace(STATUS, memory_interval=SaveInterval(1 << level, level, "", NOW, 1, NOW))
+        assert IntervalExponent(2, level) in words(talking(status=status), A, status)
 
 
 # ---- cadence ---------------------------------------------------------------------------------------------------------
 # How often to save: what was asked for or costs least, never faster than saves arrive, and steady.
 
 some = st.floats(1e-3, 1e4)
-levels = st.none() | st.integers(0, HIGHEST_LEVEL)
+levels = st.none() | st.integers(0, MAX_EXPONENT)
 wishes = st.builds(IntervalRequest, st.integers(1, 20), st.none() | some, st.integers(0, 6))
-measured = st.builds(Inputs, st.floats(1e-3, 100.0), some, st.none() | some, st.floats(10.0, 1e8))
+measured = st.builds(IntervalInputs, st.floats(1e-3, 100.0), some, st.none() | some, st.floats(10.0, 1e8))
 
 
-def chosen(wish: IntervalRequest, inputs: Inputs, present: int | None = None) -> Cadence:
-    found = cadence(wish, inputs, present)
+def chosen(wish: IntervalRequest, inputs: IntervalInputs, present: int | None = None) -> IntervalDecision:
+    found = choose_exponent(wish, inputs, present)
     assert found is not None
     return found
 
 
-def length(wish: IntervalRequest, inputs: Inputs, level: int) -> float:
+def length(wish: IntervalRequest, inputs: IntervalInputs, level: int) -> float:
     return (wish.base_steps << level) * (inputs.step_seconds or 0.0)
 
 
 @pytest.mark.parametrize(
     ("wish", "inputs", "steps", "why"),
     [
-        (IntervalRequest(1, 10.0), Inputs(0.1, 0.01, 0.2, DAY), 64, "at most every 10 s was requested"),
-        (IntervalRequest(1, 10.0), Inputs(0.1, None, None, DAY), 64, "at most every 10 s was requested"),
-        (IntervalRequest(10, 10.0), Inputs(0.1, 0.01, 0.2, DAY), 80, "at most every 10 s was requested"),
-        (IntervalRequest(1, 10.0), Inputs(30.0, 0.01, 0.2, DAY), 1, "at most every 10 s was requested"),
-        (IntervalRequest(1, 1.0), Inputs(0.1, 0.01, 3.0, DAY), 64, "at most every 1 s was requested, but a save takes 3 s to arrive"),
-        (IntervalRequest(1, 1.0, least_level=5), Inputs(0.1, 0.01, 0.2, DAY), 32, "but the memory tier is not saved to more often"),
+        (IntervalRequest(1, 10.0), IntervalInputs(0.1, 0.01, 0.2, DAY), 64, "at most every 10 s was requested"),
+        (IntervalRequest(1, 10.0), IntervalInputs(0.1, None, None, DAY), 64, "at most every 10 s was requested"),
+        (IntervalRequest(10, 10.0), IntervalInputs(0.1, 0.01, 0.2, DAY), 80, "at most every 10 s was requested"),
+        (IntervalRequest(1, 10.0), IntervalInputs(30.0, 0.01, 0.2, DAY), 1, "at most every 10 s was requested"),
+        (IntervalRequest(1, 1.0), IntervalInputs(0.1, 0.01, 3.0, DAY), 64, "at most every 1 s was requested, but a save takes 3 s to arrive"),
+        (IntervalRequest(1, 1.0, min_exponent=5), IntervalInputs(0.1, 0.01, 0.2, DAY), 32, "but the memory tier is not saved to more often"),
         # sqrt(2 * 0.02 s * 10 days) = 186 s
-        (IntervalRequest(1), Inputs(1.0, 0.02, 0.5, 10 * DAY), 256, "every 3.1 min costs least, where a save costs 0.02 s"),
-        (IntervalRequest(1), Inputs(1.0, 0.0, 0.5, 10 * DAY), 1, "every 0 s costs least"),
-        (IntervalRequest(1), Inputs(1.0, 0.0, 7.0, 10 * DAY), 16, "but a save takes 7 s to arrive, and the next waits for that"),
+        (IntervalRequest(1), IntervalInputs(1.0, 0.02, 0.5, 10 * DAY), 256, "every 3.1 min costs least, where a save costs 0.02 s"),
+        (IntervalRequest(1), IntervalInputs(1.0, 0.0, 0.5, 10 * DAY), 1, "every 0 s costs least"),
+        (IntervalRequest(1), IntervalInputs(1.0, 0.0, 7.0, 10 * DAY), 16, "but a save takes 7 s to arrive, and the next waits for that"),
     ],
 )  # fmt: skip
-def test_what_is_chosen_and_why(wish: IntervalRequest, inputs: Inputs, steps: int, why: str) -> None:
+def test_what_is_chosen_and_why(wish: IntervalRequest, inputs: IntervalInputs, steps: int, why: str) -> None:
     found = chosen(wish, inputs)
-    assert wish.base_steps << found.level == steps
+    assert wish.base_steps << found.exponent == steps
     assert why in found.reason
 
 
 @pytest.mark.parametrize(
     ("wish", "inputs"),
-    [(IntervalRequest(1, 10.0), Inputs(None, 0.01, 0.2, DAY)), (IntervalRequest(1), Inputs(0.1, None, None, DAY))],
+    [
+        (IntervalRequest(1, 10.0), IntervalInputs(None, 0.01, 0.2, DAY)),
+        (IntervalRequest(1), IntervalInputs(0.1, None, None, DAY)),
+    ],
 )
-def test_nothing_is_chosen_before_it_is_measured(wish: IntervalRequest, inputs: Inputs) -> None:
-    assert cadence(wish, inputs, None) is None
+def test_nothing_is_chosen_before_it_is_measured(wish: IntervalRequest, inputs: IntervalInputs) -> None:
+    assert choose_exponent(wish, inputs, None) is None
 
 
 @given(st.floats(1e-3, 10.0), st.floats(10.0, 1e8))
@@ -330,65 +333,67 @@ def test_the_best_interval_costs_less_than_any_other(cost: float, incident: floa
 
 @given(wishes, measured, some, levels)
 def test_dearer_saves_are_made_no_oftener(
-    wish: IntervalRequest, inputs: Inputs, more: float, present: int | None
+    wish: IntervalRequest, inputs: IntervalInputs, more: float, present: int | None
 ) -> None:
     dearer = replace(inputs, cost_seconds=(inputs.cost_seconds or 0.0) + more)
-    assert chosen(wish, dearer, present).level >= chosen(wish, inputs, present).level
+    assert chosen(wish, dearer, present).exponent >= chosen(wish, inputs, present).exponent
 
 
 @given(wishes, measured, st.floats(1.0, 1000.0), levels)
 def test_more_incidents_are_saved_against_no_less_often(
-    wish: IntervalRequest, inputs: Inputs, times: float, present: int | None
+    wish: IntervalRequest, inputs: IntervalInputs, times: float, present: int | None
 ) -> None:
     oftener = replace(inputs, incident_seconds=inputs.incident_seconds / times)
-    assert chosen(wish, oftener, present).level <= chosen(wish, inputs, present).level
+    assert chosen(wish, oftener, present).exponent <= chosen(wish, inputs, present).exponent
 
 
 @given(wishes, measured, levels)
 def test_the_next_save_is_never_due_before_the_last_has_arrived(
-    wish: IntervalRequest, inputs: Inputs, present: int | None
+    wish: IntervalRequest, inputs: IntervalInputs, present: int | None
 ) -> None:
-    level = chosen(wish, inputs, present).level
-    assert level == HIGHEST_LEVEL or length(wish, inputs, level) >= (inputs.drain_seconds or 0.0)
+    level = chosen(wish, inputs, present).exponent
+    assert level == MAX_EXPONENT or length(wish, inputs, level) >= (inputs.flush_seconds or 0.0)
 
 
 @given(wishes, measured, levels)
 def test_seconds_are_a_promise_that_only_drains_and_the_tier_below_break(
-    wish: IntervalRequest, inputs: Inputs, present: int | None
+    wish: IntervalRequest, inputs: IntervalInputs, present: int | None
 ) -> None:
-    level = chosen(wish, replace(inputs, drain_seconds=None), present).level
-    if wish.seconds is not None and level > wish.least_level:
+    level = chosen(wish, replace(inputs, flush_seconds=None), present).exponent
+    if wish.seconds is not None and level > wish.min_exponent:
         assert length(wish, inputs, level) <= wish.seconds * (1 + 1e-9)
 
 
 @given(wishes, measured, st.floats(-0.95 * HYSTERESIS, 0.95 * HYSTERESIS))
-def test_a_choice_stays_while_what_is_measured_wavers(wish: IntervalRequest, inputs: Inputs, wavering: float) -> None:
-    first = chosen(wish, inputs).level
+def test_a_choice_stays_while_what_is_measured_wavers(
+    wish: IntervalRequest, inputs: IntervalInputs, wavering: float
+) -> None:
+    first = chosen(wish, inputs).exponent
     again = replace(inputs, step_seconds=(inputs.step_seconds or 0.0) * 2**wavering)
-    assert chosen(wish, again, first).level == first
+    assert chosen(wish, again, first).exponent == first
 
 
 @given(wishes, measured, levels)
-def test_a_choice_is_made_once(wish: IntervalRequest, inputs: Inputs, present: int | None) -> None:
-    level = chosen(wish, inputs, present).level
-    assert chosen(wish, inputs, level).level == level
+def test_a_choice_is_made_once(wish: IntervalRequest, inputs: IntervalInputs, present: int | None) -> None:
+    level = chosen(wish, inputs, present).exponent
+    assert chosen(wish, inputs, level).exponent == level
 
 
 @given(wishes, measured, levels)
 def test_a_tier_is_saved_to_at_steps_that_the_one_below_has(
-    wish: IntervalRequest, inputs: Inputs, present: int | None
+    wish: IntervalRequest, inputs: IntervalInputs, present: int | None
 ) -> None:
-    level = chosen(wish, inputs, present).level
+    level = chosen(wish, inputs, present).exponent
     below = Schedule(wish.base_steps)
-    assert level >= wish.least_level
+    assert level >= wish.min_exponent
     for step in range(1, 4):
-        assert below.due(step * (wish.base_steps << level), wish.least_level)
+        assert below.due(step * (wish.base_steps << level), wish.min_exponent)
 
 
 def test_trainers_know_every_level_that_may_be_chosen() -> None:
-    assert TRAINERS_HIGHEST == HIGHEST_LEVEL
-    assert Schedule(1).due(1 << HIGHEST_LEVEL, HIGHEST_LEVEL)
-    assert not Schedule(1).due(1 << (HIGHEST_LEVEL - 1), HIGHEST_LEVEL)
+    assert TRAINERS_HIGHEST == MAX_EXPONENT
+    assert Schedule(1).due(1 << MAX_EXPONENT, MAX_EXPONENT)
+    assert not Schedule(1).due(1 << (MAX_EXPONENT - 1), MAX_EXPONENT)
 
 
 @pytest.mark.parametrize(

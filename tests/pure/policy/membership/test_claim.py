@@ -13,15 +13,15 @@ from support.builders import BEGAN, beginning, job, running, session, with_worke
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.messages import Barrier, NodeFinding
 from surefoot_operator.api.spec import HealthPolicy, RunPolicy, TrainingJob
-from surefoot_operator.api.status import ExcludedNode, Incident, JobStatus, Member, Scheduling, World
+from surefoot_operator.api.status import ExcludedNode, Incident, JobStatus, Member, Membership, Scheduling
 from surefoot_operator.api.status_json import status_from_json, status_to_json
-from surefoot_operator.job_snapshot import NodeSeen, Observed, WorkerSeen
+from surefoot_operator.job_snapshot import JobSnapshot, ObservedNode, ObservedWorker
 from surefoot_operator.policy.core.actions import CreateWorker, DeleteWorker, Plan
 from surefoot_operator.policy.core.facts import gather
-from surefoot_operator.policy.failure.unhealthy_nodes import SICK_SECONDS
+from surefoot_operator.policy.failure.unhealthy_nodes import UNHEALTHY_SECONDS
 from surefoot_operator.policy.membership.claim import STARTING_SECONDS, TRIED_SECONDS, pause_seconds, select_members
 from surefoot_operator.policy.planning.plan import plan
-from surefoot_operator.policy.planning.plan_invariants import check
+from surefoot_operator.policy.planning.plan_invariants import check_plan
 
 # ---- joining ---------------------------------------------------------------------------------------------------------
 # Who gets a rank where a fresh worker found its own node sick: somebody else, unless no world is possible without it.
@@ -39,7 +39,7 @@ def fresh(
     free: int | None = 1,
     finding: NodeFinding = WRONG,
     **spec: object,
-) -> Observed:
+) -> JobSnapshot:
     """A job that begins: all of its workers are warm, and some found their nodes sick."""
     sessions = tuple(
         session(i, now=now, stopped=1, findings=(finding,) if i in failing else (), findings_seconds=BEGAN + 3)
@@ -48,7 +48,7 @@ def fresh(
     return beginning(now, job(workers, least, **spec), sessions, free)
 
 
-def chosen(seen: Observed) -> tuple[int, ...]:
+def chosen(seen: JobSnapshot) -> tuple[int, ...]:
     return tuple(member.index for member in select_members(gather(seen)).members)
 
 
@@ -75,7 +75,7 @@ def test_a_job_of_fixed_size_waits_for_another_node_and_then_takes_what_there_is
         fresh(3, 0, 1),
         fresh(3, 1, finding=ODD),
         fresh(3, 1, free=0),
-        fresh(3, 1, health_policy=HealthPolicy(node_findings="Show")),
+        fresh(3, 1, health_policy=HealthPolicy(on_unhealthy_node="Show")),
         fresh(1, 0, free=0),
     ],
     ids=[
@@ -88,7 +88,7 @@ def test_a_job_of_fixed_size_waits_for_another_node_and_then_takes_what_there_is
         "the only node",
     ],
 )
-def test_where_no_node_is_worse_than_others_or_no_other_is_there_nobody_waits(seen: Observed) -> None:
+def test_where_no_node_is_worse_than_others_or_no_other_is_there_nobody_waits(seen: JobSnapshot) -> None:
     assert len(chosen(seen)) == len(seen.sessions)
 
 
@@ -103,22 +103,24 @@ def test_a_trial_that_fails_wherever_it_is_made_costs_a_small_job_one_node() -> 
     """One worker, and nobody to compare its node with: the first node is left, and the second one's word explains both."""
     seen = fresh(1, 0, now=BEGAN + 20)
     seen = replace(seen, status=plan(seen).status)
-    assert [one.name for one in seen.status.sick_nodes] == ["n0"]
-    other = replace(session(0, 2, now=seen.now, stopped=1, findings=(WRONG,), findings_seconds=seen.now), node="n1")
-    nodes = (*seen.nodes, NodeSeen("n1", "n1", True))
+    assert [one.name for one in seen.status.unhealthy_nodes] == ["n0"]
+    other = replace(
+        session(0, 2, now=seen.now_seconds, stopped=1, findings=(WRONG,), findings_seconds=seen.now_seconds), node="n1"
+    )
+    nodes = (*seen.nodes, ObservedNode("n1", "n1", True))
     seen = replace(seen, workers=(*seen.workers, worker(0, 2, node="n1")), nodes=nodes)
     moved = replace(seen, sessions=(other,))
     for told in (replace(seen, sessions=(*seen.sessions, other)), moved):
         made = plan(told)
-        assert made.status.world is not None
-        assert [member.node for member in made.status.world.members] == ["n1"]
+        assert made.status.membership is not None
+        assert [member.node for member in made.status.membership.members] == ["n1"]
         assert [
             e.message for e in made.events if e.reason == "NodesFailAlike" and "ComputesWrong on n0, n1" in e.message
         ]
-    later = replace(moved, now=seen.now + SICK_SECONDS / 2)
-    assert [one.name for one in plan(later).status.sick_nodes] == ["n0"], "nobody is left for it any more"
-    gone = replace(moved, now=seen.now + SICK_SECONDS + 1)
-    assert "n0" not in [one.name for one in plan(gone).status.sick_nodes]
+    later = replace(moved, now_seconds=seen.now_seconds + UNHEALTHY_SECONDS / 2)
+    assert [one.name for one in plan(later).status.unhealthy_nodes] == ["n0"], "nobody is left for it any more"
+    gone = replace(moved, now_seconds=seen.now_seconds + UNHEALTHY_SECONDS + 1)
+    assert "n0" not in [one.name for one in plan(gone).status.unhealthy_nodes]
 
 
 def test_an_agent_that_knows_no_trial_gets_a_rank() -> None:
@@ -129,26 +131,30 @@ def test_an_agent_that_knows_no_trial_gets_a_rank() -> None:
 
 def test_another_worker_is_made_beside_one_whose_node_turned_out_sick() -> None:
     seen = fresh(3, 1, now=BEGAN + 20)
-    sick = (ExcludedNode("n1", "ComputesWrong", BEGAN + 18 + SICK_SECONDS),)
-    seen = replace(seen, status=replace(seen.status, sick_nodes=sick))
+    sick = (ExcludedNode("n1", "ComputesWrong", BEGAN + 18 + UNHEALTHY_SECONDS),)
+    seen = replace(seen, status=replace(seen.status, unhealthy_nodes=sick))
     (made,) = (action for action in plan(seen).actions if isinstance(action, CreateWorker))
     assert (made.index, "n1" in made.avoid_nodes) == (1, True)
-    nodes = (*seen.nodes, NodeSeen("n3", "n3", True))
+    nodes = (*seen.nodes, ObservedNode("n3", "n3", True))
     later = replace(seen, nodes=nodes, workers=(*seen.workers, worker(1, 2, node="n3")))
     for room in (1, 0):  # it may have taken the last free node
         later = replace(later, free_nodes=room)
         assert not [action for action in plan(later).actions if isinstance(action, CreateWorker)], "one is enough"
         assert not [action for action in plan(later).actions if isinstance(action, DeleteWorker)], "none ends before"
         assert chosen(later) == (), "it is waited for"
-    warm = replace(session(1, 2, now=seen.now, stopped=1), node="n3")
+    warm = replace(session(1, 2, now=seen.now_seconds, stopped=1), node="n3")
     assert chosen(replace(later, sessions=(*later.sessions, warm))) == (0, 1, 2)
 
 
 def test_a_node_that_fails_too_is_no_end_of_looking() -> None:
-    sick = tuple(ExcludedNode(name, "ComputesWrong", BEGAN + 18 + SICK_SECONDS) for name in ("n1", "n3"))
+    sick = tuple(ExcludedNode(name, "ComputesWrong", BEGAN + 18 + UNHEALTHY_SECONDS) for name in ("n1", "n3"))
     seen = fresh(3, 1, now=BEGAN + 20)
-    seen = replace(seen, status=replace(seen.status, sick_nodes=sick), nodes=(*seen.nodes, NodeSeen("n3", "n3", True)))
-    second = replace(session(1, 2, now=seen.now, stopped=1, findings=(WRONG,), findings_seconds=BEGAN + 3), node="n3")
+    seen = replace(
+        seen, status=replace(seen.status, unhealthy_nodes=sick), nodes=(*seen.nodes, ObservedNode("n3", "n3", True))
+    )
+    second = replace(
+        session(1, 2, now=seen.now_seconds, stopped=1, findings=(WRONG,), findings_seconds=BEGAN + 3), node="n3"
+    )
     seen = replace(seen, workers=(*seen.workers, worker(1, 2, node="n3")), sessions=(*seen.sessions, second))
     actions = plan(seen).actions
     (made,) = (action for action in actions if isinstance(action, CreateWorker))
@@ -160,15 +166,17 @@ def test_who_leaves_a_sick_node_keeps_no_room_from_whoever_a_claimed_world_waits
     """Found by the simulator: three nodes, of which one is sick, and a fixed size of three."""
     seen = fresh(3, now=BEGAN + 20)
     members = tuple(Member(i, 1, s.incarnation, s.node) for i, s in enumerate(seen.sessions))
-    world = World(3, "Claimed", None, 3, members, "n0 died", BEGAN + 10)
-    status = replace(seen.status, world=world, sick_nodes=(ExcludedNode("n2", "x", BEGAN + 16 + SICK_SECONDS),))
-    newer = replace(session(2, 3, now=seen.now, stopped=3), node="n0")
+    world = Membership(3, "Claimed", None, 3, members, "n0 died", BEGAN + 10)
+    status = replace(
+        seen.status, membership=world, unhealthy_nodes=(ExcludedNode("n2", "x", BEGAN + 16 + UNHEALTHY_SECONDS),)
+    )
+    newer = replace(session(2, 3, now=seen.now_seconds, stopped=3), node="n0")
     sessions = (*(replace(s, stopped=3) for s in seen.sessions if s.index != 1), newer)
     pending = replace(worker(1, 4), node=None, phase="Pending")
     workers = (seen.workers[0], seen.workers[2], worker(2, 3, node="n0"), pending)
     seen = replace(seen, status=status, sessions=sessions, workers=workers, free_nodes=0)
 
-    def ended(told: Observed) -> list[str]:
+    def ended(told: JobSnapshot) -> list[str]:
         return [action.name for action in plan(told).actions if isinstance(action, DeleteWorker)]
 
     assert ended(seen) == [seen.workers[1].name]
@@ -181,9 +189,9 @@ def test_who_leaves_a_sick_node_keeps_no_room_from_whoever_a_claimed_world_waits
 
 
 def test_who_came_to_a_sick_node_for_want_of_another_stays() -> None:
-    sick = (ExcludedNode("n1", "ComputesWrong", BEGAN - 1 + SICK_SECONDS),)
+    sick = (ExcludedNode("n1", "ComputesWrong", BEGAN - 1 + UNHEALTHY_SECONDS),)
     seen = fresh(3, 1, now=BEGAN + 70)
-    seen = replace(seen, status=replace(seen.status, sick_nodes=sick))
+    seen = replace(seen, status=replace(seen.status, unhealthy_nodes=sick))
     assert not [action for action in plan(seen).actions if isinstance(action, CreateWorker)]
 
 
@@ -202,21 +210,21 @@ DEADLINE = 600.0
 
 def half(
     placed: int = 2, now: float = NOW_SCHEDULING_DEADLINE, known: Scheduling | None = None, **spec: Any
-) -> Observed:
+) -> JobSnapshot:
     """Three workers are wanted, `placed` of them have nodes and are warm; epoch 1 is claimed."""
     nodes = [f"n{i}" if i < placed else None for i in range(3)]
     workers = tuple(
         worker(i) if node else worker(i, node=None, phase="Pending", message="0/2 nodes are available")
         for i, node in enumerate(nodes)
     )
-    world = World(1, "Claimed", reason="the job starts", changed_seconds=BEGAN)
-    return Observed(
-        now=now,
+    world = Membership(1, "Claimed", reason="the job starts", changed_seconds=BEGAN)
+    return JobSnapshot(
+        now_seconds=now,
         term_seconds=BEGAN,
         job=job(3, **spec),
-        status=JobStatus(world=world, next_attempt=2, start_seconds=BEGAN, scheduling=known or Scheduling()),
+        status=JobStatus(membership=world, next_attempt=2, start_seconds=BEGAN, scheduling=known or Scheduling()),
         workers=workers,
-        nodes=tuple(NodeSeen(f"n{i}", f"n{i}", True) for i in range(placed)),
+        nodes=tuple(ObservedNode(f"n{i}", f"n{i}", True) for i in range(placed)),
         sessions=tuple(session(i, now=now, stopped=1) for i in range(placed)),
     )
 
@@ -244,7 +252,7 @@ def test_a_half_started_job_gives_its_nodes_back_after_the_deadline_and_says_so(
     assert wake <= 1.0
     due = half(now=NOW_SCHEDULING_DEADLINE + DEADLINE, known=Scheduling(NOW_SCHEDULING_DEADLINE))
     made = plan(due)
-    check(made, due)
+    check_plan(made, due)
     assert (deleted(made), created(made)) == (3, 0)
     assert made.status.scheduling.releases == 1
     assert next(e.message for e in made.events if e.reason == "WorkersReleased").startswith(
@@ -257,8 +265,8 @@ def test_a_half_started_job_gives_its_nodes_back_after_the_deadline_and_says_so(
     assert (rest.actions, rest.status, rest.events) == ((), made.status, ())
     until = made.status.scheduling.until_seconds
     assert until is not None
-    assert 30 <= until - due.now <= 60
-    again = plan(replace(gone, now=until))
+    assert 30 <= until - due.now_seconds <= 60
+    again = plan(replace(gone, now_seconds=until))
     assert created(again) == 3
     assert again.status.scheduling == Scheduling(releases=1)
 
@@ -274,16 +282,16 @@ def test_a_half_started_job_gives_its_nodes_back_after_the_deadline_and_says_so(
         running(now=NOW_SCHEDULING_DEADLINE + 10_000),
     ],
 )
-def test_who_holds_nothing_or_has_enough_is_never_touched(seen: Observed) -> None:
-    made = plan(replace(seen, status=replace(seen.status, scheduling=Scheduling(BEGAN))) if not seen.holders else seen)
+def test_who_holds_nothing_or_has_enough_is_never_touched(seen: JobSnapshot) -> None:
+    made = plan(replace(seen, status=replace(seen.status, scheduling=Scheduling(BEGAN))) if not seen.servers else seen)
     assert made.status.scheduling.since_seconds is None
     assert not [e for e in made.events if e.reason == "WorkersReleased"]
 
 
 def test_a_commit_forgets_what_was_given_back_before() -> None:
     made = plan(half(placed=3, known=Scheduling(None, 4, NOW_SCHEDULING_DEADLINE - 1)))
-    assert made.status.world is not None
-    assert made.status.world.state == "Committed"
+    assert made.status.membership is not None
+    assert made.status.membership.state == "Committed"
     assert made.status.scheduling == Scheduling()
 
 
@@ -318,7 +326,7 @@ class Contender:
     def __init__(self, uid: str, workers: int) -> None:
         asked = job(workers, run_policy=RunPolicy(scheduling_deadline_seconds=DEADLINE))
         self.job = TrainingJob(uid, "default", uid, 1, asked.spec)
-        self.status, self.workers = JobStatus(), list[WorkerSeen]()
+        self.status, self.workers = JobStatus(), list[ObservedWorker]()
         self.began: float | None = None
         self.releases = 0
 
@@ -326,21 +334,23 @@ class Contender:
     def over(self) -> bool:
         return self.status.phase == "Complete"
 
-    def turn(self, now: float, nodes: tuple[NodeSeen, ...]) -> None:
+    def turn(self, now: float, nodes: tuple[ObservedNode, ...]) -> None:
         """One plan, carried out at once."""
-        world = self.status.world
-        epoch = world.epoch if world is not None else 0
+        world = self.status.membership
+        epoch = world.generation if world is not None else 0
         there = [w for w in self.workers if w.node is not None]
-        sessions = tuple(session(w.index, w.attempt, now=now, node=w.node, stopped=epoch, epoch=epoch) for w in there)
-        seen = Observed(
-            now=now, term_seconds=BEGAN, job=self.job, status=self.status, workers=tuple(self.workers), nodes=nodes,
+        sessions = tuple(
+            session(w.index, w.attempt, now=now, node=w.node, stopped=epoch, generation=epoch) for w in there
+        )
+        seen = JobSnapshot(
+            now_seconds=now, term_seconds=BEGAN, job=self.job, status=self.status, workers=tuple(self.workers), nodes=nodes,
             sessions=sessions,
         )  # fmt: skip
         made = plan(seen)
-        check(made, seen)
+        check_plan(made, seen)
         self.status = made.status
         self.releases += sum(e.reason == "WorkersReleased" for e in made.events)
-        if made.status.world is not None and made.status.world.members:
+        if made.status.membership is not None and made.status.membership.members:
             self.began = now if self.began is None else self.began
         for action in made.actions:
             if isinstance(action, DeleteWorker):
@@ -348,7 +358,7 @@ class Contender:
             elif isinstance(action, CreateWorker):
                 name = f"{self.job.uid}-{action.index}-{action.attempt}"
                 self.workers.append(
-                    WorkerSeen(action.index, action.attempt, name, name, None, "Pending", created_seconds=now)
+                    ObservedWorker(action.index, action.attempt, name, name, None, "Pending", created_seconds=now)
                 )
         if self.began is not None and now > self.began + 300:
             self.status, self.workers = replace(self.status, phase="Complete"), []
@@ -356,7 +366,7 @@ class Contender:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_two_jobs_that_each_got_half_of_a_cluster_both_finish(seed: int) -> None:
-    nodes = tuple(NodeSeen(f"n{i}", f"n{i}", True) for i in range(4))
+    nodes = tuple(ObservedNode(f"n{i}", f"n{i}", True) for i in range(4))
     jobs = [Contender(f"job-{seed}-{i}", 3) for i in range(2)]
     now = BEGAN
     while not all(one.over for one in jobs):
@@ -382,37 +392,37 @@ NOW_SIZE_TIE = BEGAN + 100
 OWN = (("loader", ""), ("scheduler", "same"))
 
 
-def decided(seen: Observed) -> Plan:
+def decided(seen: JobSnapshot) -> Plan:
     made = plan(seen)
-    check(made, seen)
+    check_plan(made, seen)
     return made
 
 
-def saving(seen: Observed, *objects: tuple[tuple[str, str], ...]) -> Observed:
+def saving(seen: JobSnapshot, *objects: tuple[tuple[str, str], ...]) -> JobSnapshot:
     """The same with what each rank's manifests say of its objects; the last stands for all further ranks."""
 
     def told(rank: int) -> tuple[tuple[str, str], ...]:
         return objects[min(rank, len(objects) - 1)]
 
     holders = tuple(
-        replace(h, entries=tuple(replace(m, objects=told(m.save.rank)) for m in h.entries)) for h in seen.holders
+        replace(h, entries=tuple(replace(m, objects=told(m.save.rank)) for m in h.entries)) for h in seen.servers
     )
-    return replace(seen, holders=holders)
+    return replace(seen, servers=holders)
 
 
-def claimed(seen: Observed, gone: int | None = None) -> Observed:
+def claimed(seen: JobSnapshot, gone: int | None = None) -> JobSnapshot:
     """Epoch 2 is claimed since long, everybody has stopped but who is gone, and everything was read."""
-    world = seen.status.world
+    world = seen.status.membership
     assert world is not None
-    claim = World(2, "Claimed", None, world.size, world.members, "a test", NOW_SIZE_TIE - 60)
+    claim = Membership(2, "Claimed", None, world.world_size, world.members, "a test", NOW_SIZE_TIE - 60)
     incident = Incident(
-        "node-lost", "a test", 1, "n1", 1, NOW_SIZE_TIE - 60, NOW_SIZE_TIE - 60, last_step=42, world_before=3
+        "node-lost", "a test", 1, "n1", 1, NOW_SIZE_TIE - 60, NOW_SIZE_TIE - 60, last_step=42, world_size_before=3
     )
     made = replace(
         seen,
-        status=replace(seen.status, world=claim, phase="Recovering", incidents=(incident,)),
+        status=replace(seen.status, membership=claim, phase="Recovering", incidents=(incident,)),
         sessions=tuple(replace(s, stopped=2) for s in seen.sessions if s.index != gone),
-        holders=tuple(replace(h, fence=2, read_epoch=2) for h in seen.holders),
+        servers=tuple(replace(h, fence=2, read_generation=2) for h in seen.servers),
     )
     return made if gone is None else with_worker(made, gone, phase="Failed")
 
@@ -422,7 +432,7 @@ def condition(made: Plan, kind: str = "WorldSizeTied") -> str | None:
 
 
 def members(made: Plan) -> int | None:
-    world = made.status.world
+    world = made.status.membership
     return len(world.members) if world is not None and world.state == "Committed" else None
 
 
@@ -446,8 +456,8 @@ def test_it_goes_on_when_the_replacement_stands_ready() -> None:
     )
     made = decided(there)
     assert members(made) == 3
-    assert made.status.world is not None
-    assert made.status.world.parent == Checkpoint(1, 40)
+    assert made.status.membership is not None
+    assert made.status.membership.parent == Checkpoint(1, 40)
 
 
 def test_values_that_differ_tie_as_well() -> None:
@@ -459,13 +469,13 @@ def test_without_a_checkpoint_nothing_is_tied() -> None:
     seen = saving(claimed(running(), gone=2), OWN)
     lost = replace(
         seen,
-        holders=tuple(replace(h, entries=()) for h in seen.holders),
-        status=replace(seen.status, recorded=False, last_complete=None),
+        servers=tuple(replace(h, entries=()) for h in seen.servers),
+        status=replace(seen.status, had_checkpoint=False, last_complete=None),
     )
     assert members(decided(lost)) == 2
 
 
-def two_of_three(joining: bool = True) -> Observed:
+def two_of_three(joining: bool = True) -> JobSnapshot:
     """Two workers train, a third is warm."""
     seen = replace(running(workers=2), job=job(3, 1))
     if not joining:
@@ -473,7 +483,7 @@ def two_of_three(joining: bool = True) -> Observed:
     return replace(
         seen,
         workers=(*seen.workers, worker(2)),
-        nodes=(*seen.nodes, NodeSeen("n2", "n2", True)),
+        nodes=(*seen.nodes, ObservedNode("n2", "n2", True)),
         sessions=(*seen.sessions, session(2, now=NOW_SIZE_TIE, stopped=1)),
     )
 
@@ -491,7 +501,7 @@ def test_a_tied_world_does_not_grow_and_says_so_once() -> None:
 def test_until_holders_are_read_what_was_known_holds() -> None:
     known = decided(saving(two_of_three(), OWN)).status
     blind = replace(two_of_three(), status=known)
-    blind = replace(blind, holders=tuple(replace(h, read_epoch=None, entries=()) for h in blind.holders))
+    blind = replace(blind, servers=tuple(replace(h, read_generation=None, entries=()) for h in blind.servers))
     made = decided(blind)
     assert not any(isinstance(a, Barrier) for a in made.actions)
     assert condition(made) == condition(decided(saving(two_of_three(), OWN)))
@@ -500,9 +510,9 @@ def test_until_holders_are_read_what_was_known_holds() -> None:
 def test_saves_of_some_ranks_alone_do_not_make_a_tie_vanish() -> None:
     unlike = ((("meter", "a"),), (("meter", "b"),))
     seen = saving(two_of_three(), *unlike)
-    newer = tuple(replace(m, save=replace(m.save, step=50)) for m in seen.holders[0].entries if m.save.rank == 0)
-    first = replace(seen.holders[0], entries=(*seen.holders[0].entries, *newer[:1]))
-    made = decided(replace(seen, holders=(first, *seen.holders[1:])))
+    newer = tuple(replace(m, save=replace(m.save, step=50)) for m in seen.servers[0].entries if m.save.rank == 0)
+    first = replace(seen.servers[0], entries=(*seen.servers[0].entries, *newer[:1]))
+    made = decided(replace(seen, servers=(first, *seen.servers[1:])))
     assert "meter" in (condition(made) or "")
 
 

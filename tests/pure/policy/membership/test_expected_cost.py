@@ -12,9 +12,9 @@ from support.builders import BEGAN, job, running, session, worker
 from surefoot.protocol.messages import Barrier
 from surefoot_operator.api.spec import ElasticPolicy
 from surefoot_operator.api.status import Incident
-from surefoot_operator.job_snapshot import CreateSeen, NodeSeen, Observed
+from surefoot_operator.job_snapshot import JobSnapshot, ObservedNode, PendingCreate
 from surefoot_operator.policy.core.facts import gather
-from surefoot_operator.policy.membership.expected_cost import Record, record_of, wait_costs
+from surefoot_operator.policy.membership.expected_cost import IncidentHistory, record_of, wait_costs
 from surefoot_operator.policy.planning.plan import plan
 
 NOW = BEGAN + 10_000
@@ -30,7 +30,7 @@ def loss(at: float, replaced: float | None, kind: str = "node-lost") -> Incident
 
 def grown(at: float, seconds: float) -> Incident:
     return Incident(
-        "planned", "grow from 2 to 3 workers", None, None, 2, at, at, at, at, at, at + seconds, world_before=2
+        "planned", "grow from 2 to 3 workers", None, None, 2, at, at, at, at, at, at + seconds, world_size_before=2
     )
 
 
@@ -44,21 +44,23 @@ def known(arrival: float | None, change: float | None, times: int = 3) -> tuple[
     return tuple(found)
 
 
-def two_of_three(incidents: tuple[Incident, ...], now: float = NOW) -> Observed:
+def two_of_three(incidents: tuple[Incident, ...], now: float = NOW) -> JobSnapshot:
     """A claim after the loss of worker 2: two are ready, and the third's replacement has a node."""
     seen = running(now=now)
-    world = replace(seen.status.world, epoch=2, state="Claimed", reason="node n2 is gone", changed_seconds=NOW)  # type: ignore[type-var]
-    holders = tuple(replace(h, fence=2, read_epoch=2) for h in seen.holders)
-    sessions = tuple(replace(s, epoch=1, stopped=2, heard_seconds=now) for s in seen.sessions[:2])
+    world = replace(
+        seen.status.membership, generation=2, state="Claimed", reason="node n2 is gone", changed_seconds=NOW
+    )  # type: ignore[type-var]
+    holders = tuple(replace(h, fence=2, read_generation=2) for h in seen.servers)
+    sessions = tuple(replace(s, generation=1, stopped=2, last_message_seconds=now) for s in seen.sessions[:2])
     workers = (*seen.workers[:2], worker(2, 5, node="n3", phase="Pending", created_seconds=NOW))
-    nodes = (*seen.nodes[:2], NodeSeen("n3", "n3", True))
-    status = replace(seen.status, world=world, incidents=incidents, start_seconds=BEGAN, next_attempt=6)
-    return replace(seen, status=status, holders=holders, sessions=sessions, workers=workers, nodes=nodes, free_nodes=1)
+    nodes = (*seen.nodes[:2], ObservedNode("n3", "n3", True))
+    status = replace(seen.status, membership=world, incidents=incidents, start_seconds=BEGAN, next_attempt=6)
+    return replace(seen, status=status, servers=holders, sessions=sessions, workers=workers, nodes=nodes, free_nodes=1)
 
 
-def members_after(seen: Observed) -> int:
+def members_after(seen: JobSnapshot) -> int:
     """Workers of the world that is committed now; 0: none is."""
-    world = plan(seen).status.world
+    world = plan(seen).status.membership
     assert world is not None
     return len(world.members) if world.state == "Committed" else 0
 
@@ -91,9 +93,9 @@ def test_the_first_loss_does_not_wait_for_what_nobody_has_measured() -> None:
 def test_waiting_ends_with_the_limit_and_says_the_sums() -> None:
     seen = two_of_three(known(2.0, 4.0))
     late = plan(two_of_three(known(2.0, 4.0), NOW + 4.1))
-    assert members_after(replace(seen, now=NOW + 3.9)) == 0
-    assert late.status.world is not None
-    assert len(late.status.world.members) == 2
+    assert members_after(replace(seen, now_seconds=NOW + 3.9)) == 0
+    assert late.status.membership is not None
+    assert len(late.status.membership.members) == 2
     told = next(e.message for e in late.events if "with 2 ranks" in e.message)
     assert "replacements took 2.0 s (3 of 3 came) and a change of size 4.0 s" in told
 
@@ -102,7 +104,7 @@ def test_waiting_ends_with_the_limit_and_says_the_sums() -> None:
     "hinder",
     [
         lambda seen: replace(
-            seen, workers=seen.workers[:2], creates=(CreateSeen(2, 5, False, "exceeded quota", False, NOW + 9),)
+            seen, workers=seen.workers[:2], creates=(PendingCreate(2, 5, False, "exceeded quota", False, NOW + 9),)
         ),
         lambda seen: replace(
             seen,
@@ -112,7 +114,7 @@ def test_waiting_ends_with_the_limit_and_says_the_sums() -> None:
         lambda seen: replace(seen, workers=seen.workers[:2], free_nodes=0),
     ],
 )
-def test_nobody_waits_for_what_is_known_not_to_come(hinder: Callable[[Observed], Observed]) -> None:
+def test_nobody_waits_for_what_is_known_not_to_come(hinder: Callable[[JobSnapshot], JobSnapshot]) -> None:
     assert members_after(two_of_three(known(2.0, 4.0))) == 0
     assert members_after(hinder(two_of_three(known(2.0, 4.0)))) == 2
 
@@ -124,7 +126,7 @@ def test_a_time_that_the_job_asks_for_is_what_counts() -> None:
         assert members_after(replace(seen, job=job(3, elastic_policy=policy))) == size
 
 
-def growing(incidents: tuple[Incident, ...], now: float = NOW) -> Observed:
+def growing(incidents: tuple[Incident, ...], now: float = NOW) -> JobSnapshot:
     """Two train, and a third is warm."""
     seen = running(now=now, workers=2)
     return replace(
@@ -133,11 +135,11 @@ def growing(incidents: tuple[Incident, ...], now: float = NOW) -> Observed:
         status=replace(seen.status, incidents=incidents, start_seconds=BEGAN),
         workers=(*seen.workers, worker(2)),
         sessions=(*seen.sessions, session(2, now=now)),
-        nodes=(*seen.nodes, NodeSeen("n2", "n2", True)),
+        nodes=(*seen.nodes, ObservedNode("n2", "n2", True)),
     )
 
 
-def proposed(seen: Observed) -> bool:
+def proposed(seen: JobSnapshot) -> bool:
     return any(isinstance(action, Barrier) for action in plan(seen).actions)
 
 
@@ -161,14 +163,14 @@ def test_a_job_at_its_deadline_does_not_grow_any_more() -> None:
     seen = growing(known(10.0, 30.0))
     ending = job(3, least=1, run_policy=replace(seen.job.spec.run_policy, active_deadline_seconds=10_000 + 60.0))
     assert not proposed(replace(seen, job=ending))
-    assert proposed(replace(seen, job=ending, now=NOW - 1000, sessions=growing((), NOW - 1000).sessions))
+    assert proposed(replace(seen, job=ending, now_seconds=NOW - 1000, sessions=growing((), NOW - 1000).sessions))
 
 
 def test_workers_that_come_together_make_one_change() -> None:
     seen = growing(known(10.0, 8.0))
     coming = worker(3, node="n3", created_seconds=NOW - 7)
     seen = replace(
-        seen, job=job(4, least=1), workers=(*seen.workers, coming), nodes=(*seen.nodes, NodeSeen("n3", "n3", True))
+        seen, job=job(4, least=1), workers=(*seen.workers, coming), nodes=(*seen.nodes, ObservedNode("n3", "n3", True))
     )
     made = plan(seen)
     assert not made.actions
@@ -178,7 +180,7 @@ def test_workers_that_come_together_make_one_change() -> None:
 
 
 def test_a_loss_records_when_it_was_made_good() -> None:
-    seen = growing((replace(loss(NOW - 30, None), world_before=3),))
+    seen = growing((replace(loss(NOW - 30, None), world_size_before=3),))
     (incident,) = plan(seen).status.incidents
     assert incident.replaced_seconds == NOW
     assert record_of(gather(replace(seen, status=replace(seen.status, incidents=(incident,))))).arrival_seconds == 30
@@ -207,7 +209,7 @@ def test_the_choice_costs_less_than_every_fixed_one() -> None:
         lacking, arrivals = 1.0 / full, list[float]()
         for _ in range(6):
             arrival = usual * rng.lognormvariate(0.0, 0.4)
-            record = Record(change if arrivals else None, sorted(arrivals)[len(arrivals) // 2] if arrivals else None,
+            record = IncidentHistory(change if arrivals else None, sorted(arrivals)[len(arrivals) // 2] if arrivals else None,
                             len(arrivals), len(arrivals))  # fmt: skip
             costs = wait_costs(record, full - 1, full)
             chosen = (

@@ -9,17 +9,17 @@ import pytest
 
 from support.builders import BEGAN, running, told, with_session
 from support.finished_jobs import KEPT, after, finished, listed, persisted
-from surefoot.protocol.checkpoints.completeness import LeftOut, LineageEntry
+from surefoot.protocol.checkpoints.completeness import LineageEntry, UnreadRecord
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot_operator import reasons
 from surefoot_operator.api.spec import RunPolicy
-from surefoot_operator.job_snapshot import ExitSeen, Observed
-from surefoot_operator.policy.core.actions import DeleteWorker, ListPersistentTier, PromoteSaves
-from surefoot_operator.policy.maintenance.maintenance_plan import maintain
-from surefoot_operator.policy.membership.final_checkpoint import PROMOTION_SECONDS, RESCUE_SECONDS, SAVING_SECONDS
-from surefoot_operator.policy.membership.lifecycle import LAST_SAVE_SECONDS, LEAVING_SECONDS
+from surefoot_operator.job_snapshot import JobSnapshot, ObservedExit
+from surefoot_operator.policy.core.actions import DeleteWorker, ListPersistentTier, UploadSaves
+from surefoot_operator.policy.maintenance.maintenance_plan import plan_maintenance
+from surefoot_operator.policy.membership.final_checkpoint import RESCUE_SECONDS, SAVING_SECONDS, UPLOAD_SECONDS
+from surefoot_operator.policy.membership.lifecycle import LAST_SAVE_SECONDS, SHUTDOWN_SECONDS
 from surefoot_operator.policy.planning.plan import plan
-from surefoot_operator.policy.planning.plan_invariants import check
+from surefoot_operator.policy.planning.plan_invariants import check_plan
 
 # ---- completion ------------------------------------------------------------------------------------------------------
 # A job ends with its last checkpoint where people look for it.
@@ -32,19 +32,19 @@ def test_a_finished_job_waits_for_its_last_checkpoint_to_be_promoted() -> None:
     made = plan(seen)
     assert made.status.phase == "Running"
     assert "last checkpoint" in made.reason
-    assert maintain(replace(seen, status=made.status)).pinned == Checkpoint(1, 47)
+    assert plan_maintenance(replace(seen, status=made.status)).pinned == Checkpoint(1, 47)
 
 
 def test_it_is_complete_once_that_is_there() -> None:
     seen = finished(step=47, saved=47)
     there = {Checkpoint(1, 47): frozenset(RankSave(1, 47, r) for r in range(3))}
-    kept = maintain(replace(seen, promoted=there))
-    assert kept.status.floor == Checkpoint(1, 47)
+    kept = plan_maintenance(replace(seen, uploaded=there))
+    assert kept.status.last_uploaded == Checkpoint(1, 47)
     assert plan(replace(seen, status=kept.status)).status.phase == "Complete"
 
 
 def test_it_does_not_wait_for_ever_and_then_does_not_call_itself_complete() -> None:
-    made = plan(after(finished(step=47, saved=47), PROMOTION_SECONDS + 1))
+    made = plan(after(finished(step=47, saved=47), UPLOAD_SECONDS + 1))
     assert made.status.phase == "Failed"
     assert "did not reach the persistent tier" in made.status.message
 
@@ -60,9 +60,9 @@ def test_it_does_not_wait_for_what_was_never_saved_and_says_so() -> None:
 
 def test_a_job_of_which_nothing_was_saved_anywhere_has_failed() -> None:
     seen = finished(step=47, saved=40)
-    empty = tuple(replace(h, entries=()) for h in seen.holders)
+    empty = tuple(replace(h, entries=()) for h in seen.servers)
     sessions = tuple(replace(s, saved=None) for s in seen.sessions)
-    seen = replace(seen, holders=empty, sessions=sessions, status=replace(seen.status, last_complete=None))
+    seen = replace(seen, servers=empty, sessions=sessions, status=replace(seen.status, last_complete=None))
     assert plan(seen).status.phase == "Running", "workers may still be to say what they saved"
     made = plan(after(seen, SAVING_SECONDS))
     assert made.status.phase == "Running", "a leader that is gone may have had something uploaded"
@@ -81,25 +81,25 @@ def test_a_leader_that_has_just_begun_takes_what_it_has_not_heard_for_unknown_an
     if silent == "a worker":
         seen = with_session(seen, 1, saved=None)
     else:
-        (first, *others) = seen.holders
-        seen = replace(seen, holders=(replace(first, state="Silent", read_epoch=None), *others))
+        (first, *others) = seen.servers
+        seen = replace(seen, servers=(replace(first, state="Silent", read_generation=None), *others))
     made = plan(seen)
     assert made.status.phase == "Running"
     assert "to report whether it was saved" in made.reason
     assert plan(after(seen, SAVING_SECONDS)).status.phase == "Complete"
 
 
-def restarted(saved: bool = True, **other: Any) -> Observed:
+def restarted(saved: bool = True, **other: Any) -> JobSnapshot:
     """Epoch 1 made step 47, saved it and was killed; epoch 2 restored that and had nothing more to do."""
     seen = finished(step=47, saved=47)
-    last, world = Checkpoint(1, 47), seen.status.world
+    last, world = Checkpoint(1, 47), seen.status.membership
     assert world is not None
-    world = replace(world, epoch=2, parent=last, changed_seconds=NOW - 3)
+    world = replace(world, generation=2, parent=last, changed_seconds=NOW - 3)
     lineage = (*seen.status.lineage, LineageEntry(2, last, 3))
     sessions = tuple(
         told(
             s,
-            epoch=2,
+            generation=2,
             stopped=2,
             step=0,
             step_at_seconds=None,
@@ -111,9 +111,9 @@ def restarted(saved: bool = True, **other: Any) -> Observed:
     )
     return replace(
         seen,
-        status=replace(seen.status, world=world, lineage=lineage),
+        status=replace(seen.status, membership=world, lineage=lineage),
         sessions=sessions,
-        holders=tuple(replace(h, fence=2, read_epoch=2) for h in seen.holders),
+        servers=tuple(replace(h, fence=2, read_generation=2) for h in seen.servers),
     )
 
 
@@ -123,9 +123,9 @@ def test_a_job_that_restarted_behind_its_last_step_still_has_it_promoted(saved: 
     made = plan(seen)
     assert made.status.phase == "Starting"
     assert "on its way to the persistent tier" in made.reason
-    kept = maintain(replace(seen, status=made.status))
+    kept = plan_maintenance(replace(seen, status=made.status))
     assert kept.pinned == Checkpoint(1, 47)
-    assert any(isinstance(e, PromoteSaves) for e in kept.actions)
+    assert any(isinstance(e, UploadSaves) for e in kept.actions)
     done = plan(persisted(seen, Checkpoint(1, 47)))
     assert (done.status.phase, done.status.message) == ("Complete", "every trainer finished after step 47")
 
@@ -141,27 +141,27 @@ def test_workers_that_all_end_before_the_upload_are_a_loss_and_not_the_end() -> 
     ended = tuple(replace(w, phase="Failed", exit_code=-9) for w in seen.workers)
     seen = replace(seen, sessions=gone, workers=ended)
     assert plan(seen).status.phase == "Running"
-    made = plan(replace(seen, now=NOW + 7))
-    assert made.status.world is not None
-    assert (made.status.world.epoch, made.status.world.state) == (2, "Claimed")
+    made = plan(replace(seen, now_seconds=NOW + 7))
+    assert made.status.membership is not None
+    assert (made.status.membership.generation, made.status.membership.state) == (2, "Claimed")
     assert made.status.incidents[-1].kind == "agent-lost"
 
 
 def test_a_last_checkpoint_that_memory_lost_is_made_again() -> None:
     seen = finished(step=47, saved=47)
-    seen = replace(seen, holders=running(step=47).holders)
+    seen = replace(seen, servers=running(step=47).servers)
     assert "reading the holders again" in plan(seen).reason
     made = plan(after(seen, SAVING_SECONDS))
     assert made.status.incidents[-1].kind == "checkpoint-lost"
 
 
-def failed_at_the_end(saved: int = 47) -> Observed:
+def failed_at_the_end(saved: int = 47) -> JobSnapshot:
     """Rank 1 ended with code 3 behind the last step; another restart is not allowed."""
     seen = finished(step=47, saved=saved)
     sessions = tuple(replace(s, finished=None, finished_steps=0) for s in seen.sessions)
     job = replace(seen.job, spec=replace(seen.job.spec, run_policy=RunPolicy(backoff_limit=0)))
     seen = replace(seen, sessions=sessions, job=job)
-    return with_session(seen, 1, exit=ExitSeen(1, 1, 3, "exit code 3", False, NOW - 0.1))
+    return with_session(seen, 1, exit=ObservedExit(1, 1, 3, "exit code 3", False, NOW - 0.1))
 
 
 def test_a_job_that_fails_has_its_newest_checkpoint_promoted_first() -> None:
@@ -170,21 +170,21 @@ def test_a_job_that_fails_has_its_newest_checkpoint_promoted_first() -> None:
     assert made.status.phase == "Running"
     assert "backoffLimit" in made.reason
     assert "goes to the persistent tier first" in made.reason
-    assert maintain(replace(seen, status=made.status)).pinned == Checkpoint(1, 47)
+    assert plan_maintenance(replace(seen, status=made.status)).pinned == Checkpoint(1, 47)
     assert plan(persisted(seen, Checkpoint(1, 47))).status.phase == "Failed"
     assert plan(after(seen, 601)).status.phase == "Failed", "not for ever"
 
 
 def test_a_job_that_fails_has_its_holders_read_for_what_was_just_saved() -> None:
-    seen = replace(failed_at_the_end(), holders=running(step=47).holders)
+    seen = replace(failed_at_the_end(), servers=running(step=47).servers)
     assert "reading the holders again" in plan(seen).reason
     assert "goes to the persistent tier first" in plan(after(seen, SAVING_SECONDS)).reason
 
 
 def test_a_job_that_fails_waits_for_holders_out_of_sight_that_may_have_what_was_just_saved() -> None:
     seen = failed_at_the_end()
-    silent = tuple(replace(h, state="Silent", since_seconds=seen.now) for h in seen.holders[1:])
-    seen = replace(seen, holders=(seen.holders[0], *silent))
+    silent = tuple(replace(h, state="Silent", since_seconds=seen.now_seconds) for h in seen.servers[1:])
+    seen = replace(seen, servers=(seen.servers[0], *silent))
     made = plan(after(seen, SAVING_SECONDS))
     assert made.status.phase == "Running"
     assert "which the operator cannot reach and which may have a part of step 47" in made.reason
@@ -200,7 +200,7 @@ def test_the_last_complete_checkpoint_is_the_one_that_the_holders_have() -> None
     assert (done.phase, done.last_complete) == ("Complete", Checkpoint(1, 47))
 
 
-def unread(pending: bool) -> Observed:
+def unread(pending: bool) -> JobSnapshot:
     """The agents saved step 47, or are about to; the holders were last read before that."""
     seen = finished(step=47, saved=47, persistent=False)
     last = Checkpoint(1, 47)
@@ -208,7 +208,7 @@ def unread(pending: bool) -> Observed:
     return replace(
         seen,
         sessions=tuple(told(s, **fields) for s in seen.sessions),
-        holders=running(step=47).holders,
+        servers=running(step=47).servers,
     )
 
 
@@ -219,15 +219,15 @@ def test_a_finished_job_has_its_holders_read_once_more(pending: bool) -> None:
     assert made.status.phase == "Running"
     assert "reading the holders again" in made.reason
     assert made.wake_after_seconds is not None
-    read = replace(seen, holders=finished(step=47, saved=47).holders)
+    read = replace(seen, servers=finished(step=47, saved=47).servers)
     assert plan(read).status.last_complete == Checkpoint(1, 47)
 
 
 def test_but_not_for_longer_than_it_is_worth() -> None:
     seen = unread(pending=False)
-    later = seen.now + LAST_SAVE_SECONDS + 1
-    heard = tuple(replace(s, heard_seconds=later) for s in seen.sessions)
-    done = plan(replace(seen, now=later, sessions=heard)).status
+    later = seen.now_seconds + LAST_SAVE_SECONDS + 1
+    heard = tuple(replace(s, last_message_seconds=later) for s in seen.sessions)
+    done = plan(replace(seen, now_seconds=later, sessions=heard)).status
     assert (done.phase, done.last_complete) == ("Complete", Checkpoint(1, 40))
 
 
@@ -242,21 +242,23 @@ def test_a_pod_whose_sidecar_goes_on_is_ended_a_minute_after_the_job() -> None:
     seen = running()
     over = replace(seen.status, phase="Complete", completion_seconds=NOW)
     ended = replace(seen.workers[0], phase="Succeeded", exit_code=0)
-    seen = replace(seen, status=over, sessions=(), workers=(replace(ended, lingering=True), replace(ended, index=1)))
+    seen = replace(
+        seen, status=over, sessions=(), workers=(replace(ended, sidecar_running=True), replace(ended, index=1))
+    )
     first = plan(seen)
     assert not any(isinstance(a, DeleteWorker) for a in first.actions)
     assert first.wake_after_seconds is not None
-    late = plan(replace(seen, now=NOW + LEAVING_SECONDS))
+    late = plan(replace(seen, now_seconds=NOW + SHUTDOWN_SECONDS))
     assert [a.uid for a in late.actions if isinstance(a, DeleteWorker)] == [seen.workers[0].uid]
 
 
 def test_while_training_goes_on_only_due_steps_are_promoted() -> None:
     seen = finished(step=47, saved=47)
     training = replace(seen, sessions=tuple(replace(s, finished=None) for s in seen.sessions))
-    assert maintain(training).pinned == Checkpoint(1, 40)
+    assert plan_maintenance(training).pinned == Checkpoint(1, 40)
 
 
-def failed(ago: float = 1.0, **session: Any) -> Observed:
+def failed(ago: float = 1.0, **session: Any) -> JobSnapshot:
     """A job that has just failed; its pods still run, and of its agents is known what `session` says."""
     seen = running()
     sessions = tuple(replace(s, **session) for s in seen.sessions)
@@ -265,7 +267,7 @@ def failed(ago: float = 1.0, **session: Any) -> Observed:
     )
 
 
-def deleted(seen: Observed) -> set[str]:
+def deleted(seen: JobSnapshot) -> set[str]:
     return {a.name for a in plan(seen).actions if isinstance(a, DeleteWorker)}
 
 
@@ -273,14 +275,14 @@ def test_pods_of_a_failed_job_end_by_themselves_and_stay_for_their_logs() -> Non
     assert [type(a).__name__ for a in plan(failed()).actions] == ["RetireWorkers"]
     left = failed(connected=False, since_seconds=NOW - 0.1)
     assert not deleted(left), "an agent that has left is about to end: its pod is not running much longer"
-    assert plan(left).wake_after_seconds == pytest.approx(LEAVING_SECONDS - 1.0)
+    assert plan(left).wake_after_seconds == pytest.approx(SHUTDOWN_SECONDS - 1.0)
     ended = replace(left, workers=tuple(replace(w, phase="Failed", exit_code=1) for w in left.workers))
     assert not deleted(ended)
-    assert not deleted(replace(ended, now=NOW + LEAVING_SECONDS))
+    assert not deleted(replace(ended, now_seconds=NOW + SHUTDOWN_SECONDS))
 
 
 def test_what_does_not_end_by_itself_is_deleted() -> None:
-    mute = failed(ago=LEAVING_SECONDS + 1, connected=False, since_seconds=NOW - 50)
+    mute = failed(ago=SHUTDOWN_SECONDS + 1, connected=False, since_seconds=NOW - 50)
     assert len(deleted(mute)) == 3
     pending = failed(connected=False, since_seconds=NOW - 50)
     pending = replace(pending, workers=tuple(replace(w, phase="Pending") for w in pending.workers))
@@ -296,34 +298,34 @@ UNREADABLE = frozenset({RankSave(1, 47, 1)})
 def test_a_last_checkpoint_of_which_no_copy_is_good_is_trained_again() -> None:
     seen = replace(finished(step=47, saved=47), unreadable=UNREADABLE)
     made = plan(seen)
-    check(made, seen)
-    assert made.status.bad == (Checkpoint(1, 47),)
-    assert made.status.world is not None
-    assert made.status.world.state == "Claimed"
+    check_plan(made, seen)
+    assert made.status.unreadable_checkpoints == (Checkpoint(1, 47),)
+    assert made.status.membership is not None
+    assert made.status.membership.state == "Claimed"
     assert "no copy of" in made.reason
-    assert [e.reason for e in made.events].count(reasons.CHECKPOINT_BAD) == 1
+    assert [e.reason for e in made.events].count(reasons.CHECKPOINT_UNREADABLE) == 1
 
 
 def test_what_is_unreadable_in_memory_and_complete_in_the_persistent_tier_is_no_loss() -> None:
     there = {Checkpoint(1, 47): frozenset(RankSave(1, 47, r) for r in range(3))}
-    seen = replace(finished(step=47, saved=47), unreadable=UNREADABLE, promoted=there)
+    seen = replace(finished(step=47, saved=47), unreadable=UNREADABLE, uploaded=there)
     seen = replace(seen, status=plan(seen).status)
-    assert seen.status.bad == ()
-    kept = maintain(seen)
+    assert seen.status.unreadable_checkpoints == ()
+    kept = plan_maintenance(seen)
     assert plan(replace(seen, status=kept.status)).status.phase == "Complete"
 
 
 def test_a_world_that_trains_goes_on_and_remembers_what_its_upload_found() -> None:
     seen = running(step=47, checkpoint=KEPT)
-    newest = max(m.save.checkpoint for h in seen.holders for m in h.entries)
-    found = replace(seen, unreadable=frozenset({RankSave(newest.epoch, newest.step, 0)}))
+    newest = max(m.save.checkpoint for h in seen.servers for m in h.entries)
+    found = replace(seen, unreadable=frozenset({RankSave(newest.generation, newest.step, 0)}))
     made = plan(found)
-    check(made, found)
-    assert made.status.world == seen.status.world
-    assert made.status.bad == (newest,)
-    assert maintain(replace(found, status=made.status)).pinned != newest
+    check_plan(made, found)
+    assert made.status.membership == seen.status.membership
+    assert made.status.unreadable_checkpoints == (newest,)
+    assert plan_maintenance(replace(found, status=made.status)).pinned != newest
     again = plan(replace(found, status=made.status))
-    assert reasons.CHECKPOINT_BAD not in [e.reason for e in again.events], "said once"
+    assert reasons.CHECKPOINT_UNREADABLE not in [e.reason for e in again.events], "said once"
 
 
 def test_a_finished_worker_whose_pod_is_gone_is_no_loss_while_the_others_finish() -> None:
@@ -332,7 +334,7 @@ def test_a_finished_worker_whose_pod_is_gone_is_no_loss_while_the_others_finish(
     left = replace(first, connected=False)
     waiting = replace(seen, sessions=(left, *(replace(s, finished=None) for s in others)), workers=seen.workers[1:])
     made = plan(waiting)
-    assert made.status.world == seen.status.world
+    assert made.status.membership == seen.status.membership
     assert plan(replace(seen, sessions=(left, *others), workers=seen.workers[1:])).status.restarts == 0
 
 
@@ -344,8 +346,8 @@ def test_holders_out_of_the_operators_sight_are_waited_for_before_a_job_has_noth
     """It lost sight of all holders in the moment when their checkpoint was on its way, and failed (seed 88161)."""
     seen = finished(step=47, saved=40)
     sessions = tuple(replace(s, saved=None) for s in seen.sessions)
-    silent = tuple(replace(h, state="Silent", since_seconds=seen.now) for h in seen.holders)
-    seen = listed(replace(seen, holders=silent, sessions=sessions))
+    silent = tuple(replace(h, state="Silent", since_seconds=seen.now_seconds) for h in seen.servers)
+    seen = listed(replace(seen, servers=silent, sessions=sessions))
     made = plan(after(seen, SAVING_SECONDS))
     assert made.status.phase == "Running"
     assert "which may have a checkpoint of it" in made.reason
@@ -355,16 +357,16 @@ def test_holders_out_of_the_operators_sight_are_waited_for_before_a_job_has_noth
 def test_what_a_former_leader_had_uploaded_is_what_the_job_ends_with() -> None:
     seen = finished(step=47, saved=40)
     sessions = tuple(replace(s, saved=None) for s in seen.sessions)
-    holders = tuple(replace(h, entries=()) for h in seen.holders)
-    seen = listed(replace(seen, holders=holders, sessions=sessions), Checkpoint(1, 16))
+    holders = tuple(replace(h, entries=()) for h in seen.servers)
+    seen = listed(replace(seen, servers=holders, sessions=sessions), Checkpoint(1, 16))
     made = plan(after(seen, SAVING_SECONDS))
     assert made.status.phase == "Complete"
     assert "the newest checkpoint is of step 16" in made.status.message
     unchecked = plan(after(replace(seen, covers={}), SAVING_SECONDS))
     assert unchecked.status.phase == "Running"
     assert "layouts" in unchecked.reason
-    gone = (LeftOut("its layout is damaged", False, digest=one.layout) for one in seen.persistent.entries or ())
-    damaged = replace(seen, covers={}, persistent=replace(seen.persistent, left_out=tuple(gone)))
+    gone = (UnreadRecord("its layout is damaged", False, digest=one.layout) for one in seen.persistent.entries or ())
+    damaged = replace(seen, covers={}, persistent=replace(seen.persistent, unread_records=tuple(gone)))
     assert plan(after(damaged, SAVING_SECONDS)).status.phase == "Failed"
 
 
@@ -372,17 +374,17 @@ def test_what_a_worker_saved_before_it_finished_says_nothing_of_its_last_save() 
     """Its end was heard an instant before its heartbeat, and the job was complete without its last step (seed 459417)."""
     seen = persisted(finished(step=47, saved=40), Checkpoint(1, 40))
     others = tuple(replace(s, saved=Checkpoint(1, 47)) for s in seen.sessions[1:])
-    early = replace(seen, sessions=(replace(seen.sessions[0], saves_told=False), *others))
+    early = replace(seen, sessions=(replace(seen.sessions[0], final_saves_reported=False), *others))
     made = plan(early)
     assert made.status.phase == "Running"
     assert "waiting for holders and workers to report" in made.reason
     assert plan(after(early, SAVING_SECONDS)).status.phase == "Complete", "one that is gone says nothing any more"
-    assert plan(replace(early, holders=finished(step=47, saved=47).holders)).reason.endswith("to the persistent tier")
+    assert plan(replace(early, servers=finished(step=47, saved=47).servers)).reason.endswith("to the persistent tier")
 
 
-def offering(seen: Observed, step: int) -> Observed:
+def offering(seen: JobSnapshot, step: int) -> JobSnapshot:
     """Every program had that step saved, or tried to, as it ended."""
-    told = (replace(s, progress=replace(s.progress, offered=step)) for s in seen.sessions)
+    told = (replace(s, progress=replace(s.progress, final_save_step=step)) for s in seen.sessions)
     return replace(seen, sessions=tuple(told))
 
 
@@ -394,19 +396,19 @@ def test_a_last_step_that_was_saved_and_is_nowhere_is_trained_again() -> None:
     assert "whose save was lost: it is trained again from step 40" in made.reason
     assert made.status.incidents[-1].kind == "checkpoint-lost"
     assert plan(offering(seen, 46)).status.phase == "Complete", "its state had moved on: nobody can save it"
-    one_did_not = with_session(seen, 1, offered=0)
+    one_did_not = with_session(seen, 1, final_save_step=0)
     assert plan(one_did_not).status.phase == "Complete"
-    assert seen.status.world is not None
-    world = replace(seen.status.world, parent=Checkpoint(1, 40))
-    again = replace(seen, status=replace(seen.status, world=world))
+    assert seen.status.membership is not None
+    world = replace(seen.status.membership, parent=Checkpoint(1, 40))
+    again = replace(seen, status=replace(seen.status, membership=world))
     assert plan(again).status.phase == "Complete", "the whole epoch saved nothing: the next would not either"
 
 
 def test_a_job_whose_every_copy_was_lost_while_nobody_led_is_trained_again() -> None:
     """It failed for good with "not one checkpoint of it was saved", although its agents had saved each."""
     seen = offering(finished(step=47, saved=40), 47)
-    seen = listed(replace(seen, holders=tuple(replace(h, entries=()) for h in seen.holders)))
-    seen = replace(seen, status=replace(seen.status, last_complete=None, floor=None))
+    seen = listed(replace(seen, servers=tuple(replace(h, entries=()) for h in seen.servers)))
+    seen = replace(seen, status=replace(seen.status, last_complete=None, last_uploaded=None))
     made = plan(after(seen, RESCUE_SECONDS))
     assert made.status.phase == "Recovering", made.reason
     assert "whose save was lost: it is trained again from step 0" in made.reason
@@ -417,8 +419,8 @@ def test_a_job_whose_every_copy_was_lost_while_nobody_led_is_trained_again() -> 
 def test_an_earlier_listing_does_not_say_what_was_uploaded_since() -> None:
     seen = finished(step=47, saved=40)
     sessions = tuple(replace(s, saved=None) for s in seen.sessions)
-    seen = listed(replace(seen, holders=tuple(replace(h, entries=()) for h in seen.holders), sessions=sessions))
-    early = replace(seen, persistent=replace(seen.persistent, asked_seconds=BEGAN))
+    seen = listed(replace(seen, servers=tuple(replace(h, entries=()) for h in seen.servers), sessions=sessions))
+    early = replace(seen, persistent=replace(seen.persistent, requested_seconds=BEGAN))
     made = plan(after(early, SAVING_SECONDS))
     assert made.status.phase == "Running"
     assert [type(action) for action in made.actions] == [ListPersistentTier]
@@ -427,23 +429,23 @@ def test_an_earlier_listing_does_not_say_what_was_uploaded_since() -> None:
 def test_a_last_checkpoint_out_of_the_operators_sight_is_waited_for_and_not_trained_again() -> None:
     """Found by the simulator: begun anew each half minute, a job that had made all its steps failed by its budget."""
     seen = finished(step=47, saved=47)
-    silent = tuple(replace(h, state="Silent", since_seconds=seen.now) for h in seen.holders[1:])
-    seen = replace(seen, holders=(seen.holders[0], *silent))
+    silent = tuple(replace(h, state="Silent", since_seconds=seen.now_seconds) for h in seen.servers[1:])
+    seen = replace(seen, servers=(seen.servers[0], *silent))
     made = plan(after(seen, SAVING_SECONDS))
     assert made.status.phase == "Running"
-    names = ", ".join(str(h.endpoint.holder) for h in silent)
+    names = ", ".join(str(h.endpoint.instance) for h in silent)
     assert f"{names}, which the operator cannot reach and which may have a part of step 47" in made.reason
     assert plan(after(seen, RESCUE_SECONDS)).status.incidents[-1].kind == "checkpoint-lost"
     unheard = replace(seen, sessions=(*after(seen, SAVING_SECONDS).sessions[1:], seen.sessions[0]))
-    later = replace(unheard, now=seen.now + SAVING_SECONDS)
+    later = replace(unheard, now_seconds=seen.now_seconds + SAVING_SECONDS)
     assert "cannot reach" not in plan(later).reason, "whoever may upload it is gone, too"
 
 
 def test_a_last_checkpoint_of_which_each_tier_has_a_part_is_uploaded_and_not_trained_again() -> None:
     """A node died behind its upload: the job restored the step from both tiers, and began anew for ever (seed 470975)."""
     seen, last = finished(step=47, saved=47), Checkpoint(1, 47)
-    gone = tuple(replace(h, entries=tuple(m for m in h.entries if m.save != RankSave(1, 47, 0))) for h in seen.holders)
-    parted = replace(seen, holders=gone, promoted={last: frozenset({RankSave(1, 47, 0)})})
+    gone = tuple(replace(h, entries=tuple(m for m in h.entries if m.save != RankSave(1, 47, 0))) for h in seen.servers)
+    parted = replace(seen, servers=gone, uploaded={last: frozenset({RankSave(1, 47, 0)})})
     asked = plan(parted)
     assert asked.status.phase == "Running"
     assert [type(action) for action in asked.actions] == [ListPersistentTier]
@@ -452,7 +454,7 @@ def test_a_last_checkpoint_of_which_each_tier_has_a_part_is_uploaded_and_not_tra
     known = after(replace(there, persistent=part), SAVING_SECONDS)
     made = plan(known)
     assert made.reason.endswith("to the persistent tier")
-    upload = [a for a in maintain(replace(known, status=made.status)).actions if isinstance(a, PromoteSaves)]
+    upload = [a for a in plan_maintenance(replace(known, status=made.status)).actions if isinstance(a, UploadSaves)]
     assert {save for one in upload for save in one.saves} == {RankSave(1, 47, 1), RankSave(1, 47, 2)}
     alone = after(replace(known, persistent=replace(part, entries=())), 1.0)
     assert plan(alone).status.incidents[-1].kind == "checkpoint-lost", "no tier has what memory lacks"
@@ -461,6 +463,6 @@ def test_a_last_checkpoint_of_which_each_tier_has_a_part_is_uploaded_and_not_tra
 def test_a_finished_job_whose_last_checkpoint_is_in_the_persistent_tier_waits_for_no_holder() -> None:
     """Out of the operator's sight they kept it from its end for ten minutes, with nothing left to upload."""
     seen = persisted(finished(step=47, saved=47), Checkpoint(1, 47))
-    silent = tuple(replace(h, state="Silent", since_seconds=seen.now) for h in seen.holders)
-    made = plan(after(replace(seen, holders=silent), SAVING_SECONDS + 1))
+    silent = tuple(replace(h, state="Silent", since_seconds=seen.now_seconds) for h in seen.servers)
+    made = plan(after(replace(seen, servers=silent), SAVING_SECONDS + 1))
     assert made.status.phase == "Complete", made.reason

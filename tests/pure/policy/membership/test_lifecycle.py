@@ -26,32 +26,39 @@ from surefoot_operator.api.spec import (
     PersistentTierSpec,
     RunPolicy,
 )
-from surefoot_operator.api.status import Restart, Rollback, World
-from surefoot_operator.job_snapshot import ExitSeen, Observed, ObservedBarrier, PersistentSeen, PurgeCallSeen, PurgeSeen
+from surefoot_operator.api.status import Membership, Restart, Rollback
+from surefoot_operator.job_snapshot import (
+    JobSnapshot,
+    ObservedBarrier,
+    ObservedExit,
+    ObservedPurge,
+    PersistentListing,
+    PurgeCallSeen,
+)
 from surefoot_operator.policy.core.actions import (
-    CleanMemory,
+    ClearJobMemory,
     DeleteJob,
     DeleteWorker,
-    PromoteSaves,
+    FenceMemoryServer,
     PurgePersistent,
-    RetireWorkers,
-    SealHolder,
     SetFinalizer,
+    ShutDownWorkers,
+    UploadSaves,
 )
-from surefoot_operator.policy.maintenance.maintenance_plan import maintain
+from surefoot_operator.policy.maintenance.maintenance_plan import plan_maintenance
 from surefoot_operator.policy.membership.final_checkpoint import RESCUE_SECONDS
 from surefoot_operator.policy.membership.lifecycle import (
-    AGAIN_SECONDS,
-    KEPT_AFTER_FAILURE_SECONDS,
-    PROMOTION_SECONDS,
+    NO_READY_SERVER_SECONDS,
     PURGE_ATTEMPTS,
     PURGE_SECONDS,
     REFUSED_TIMES,
-    UNHEARD_SECONDS,
+    RETENTION_AFTER_FAILURE_SECONDS,
+    RETRY_SECONDS,
+    UPLOAD_SECONDS,
     is_idle,
 )
 from surefoot_operator.policy.planning.plan import plan
-from surefoot_operator.policy.planning.plan_invariants import check
+from surefoot_operator.policy.planning.plan_invariants import check_plan
 
 # ---- finalizer -------------------------------------------------------------------------------------------------------
 # What becomes of a job that is over or deleted: its pods, its memory, its persistent data, and at last itself.
@@ -60,43 +67,45 @@ NOW = BEGAN + 100
 DELETE = CheckpointPolicy(persistent=PersistentTierSpec("s3://bucket/prefix", on_job_deletion="Delete"))
 
 
-def kinds(seen: Observed, *wanted: type[Any]) -> list[Any]:
+def kinds(seen: JobSnapshot, *wanted: type[Any]) -> list[Any]:
     return [a for a in plan(seen).actions if isinstance(a, wanted)]
 
 
 # ---- over ----------------------------------------------------------------------------------------------------------
 
 
-def over(phase: Any = "Complete", cleaned: bool = True, **policy: Any) -> Observed:
+def over(phase: Any = "Complete", cleaned: bool = True, **policy: Any) -> JobSnapshot:
     """Ended just now; its workers have left."""
     seen = running(run_policy=RunPolicy(**policy))
     status = replace(seen.status, phase=phase, completion_seconds=NOW, message="every trainer finished")
     workers = tuple(replace(w, phase="Succeeded", exit_code=0) for w in seen.workers)
-    holders = () if cleaned else seen.holders
-    return replace(seen, now=NOW, status=status, workers=workers, sessions=(), holders=holders, memory_cleaned=cleaned)
+    holders = () if cleaned else seen.servers
+    return replace(
+        seen, now_seconds=NOW, status=status, workers=workers, sessions=(), servers=holders, memory_cleared=cleaned
+    )
 
 
 def test_an_ended_job_is_tidied_once_its_memory_is_clean_and_rests() -> None:
     seen = over(cleaned=False)
     made = plan(seen)
-    assert [a for a in made.actions if isinstance(a, CleanMemory)]
-    assert not made.status.tidied
+    assert [a for a in made.actions if isinstance(a, ClearJobMemory)]
+    assert not made.status.memory_cleared
     assert not is_idle(seen.job, made.status, seen.workers)
     made = plan(over())
-    assert made.status.tidied
+    assert made.status.memory_cleared
     assert made.actions == ()  # its pods have ended and stay for their logs
     assert is_idle(seen.job, made.status, seen.workers)
 
 
 def test_a_tidied_job_is_cleaned_no_second_time_by_another_operator() -> None:
     seen = over(cleaned=False)
-    assert kinds(replace(seen, status=replace(seen.status, tidied=True)), CleanMemory) == []
+    assert kinds(replace(seen, status=replace(seen.status, memory_cleared=True)), ClearJobMemory) == []
 
 
 def test_a_memory_tier_that_never_answers_holds_no_job_up() -> None:
-    seen = replace(over(), memory_cleaned=False)
-    assert not plan(seen).status.tidied
-    assert plan(replace(seen, now=NOW + UNHEARD_SECONDS)).status.tidied
+    seen = replace(over(), memory_cleared=False)
+    assert not plan(seen).status.memory_cleared
+    assert plan(replace(seen, now_seconds=NOW + NO_READY_SERVER_SECONDS)).status.memory_cleared
 
 
 def test_all_pods_go_where_that_is_asked_for() -> None:
@@ -119,31 +128,35 @@ def test_a_job_is_deleted_when_its_time_after_the_end_is_up_and_not_before() -> 
     made = plan(seen)
     assert not any(isinstance(a, DeleteJob) for a in made.actions)
     assert made.wake_after_seconds == pytest.approx(30.0)
-    assert kinds(replace(seen, now=NOW + 30), DeleteJob)
+    assert kinds(replace(seen, now_seconds=NOW + 30), DeleteJob)
     assert kinds(over(), DeleteJob) == []
-    assert not kinds(replace(over(cleaned=False, ttl_seconds_after_finished=0.0), now=NOW + 1), DeleteJob)
+    assert not kinds(replace(over(cleaned=False, ttl_seconds_after_finished=0.0), now_seconds=NOW + 1), DeleteJob)
 
 
 def test_a_failed_jobs_memory_is_kept_for_a_while_but_no_longer_than_the_job() -> None:
     seen = over("Failed", cleaned=False)
-    assert kinds(seen, CleanMemory) == []
-    assert kinds(replace(seen, now=NOW + KEPT_AFTER_FAILURE_SECONDS), CleanMemory)
-    assert kinds(replace(over("Failed", cleaned=False, ttl_seconds_after_finished=5.0), now=NOW + 5), CleanMemory)
+    assert kinds(seen, ClearJobMemory) == []
+    assert kinds(replace(seen, now_seconds=NOW + RETENTION_AFTER_FAILURE_SECONDS), ClearJobMemory)
+    assert kinds(
+        replace(over("Failed", cleaned=False, ttl_seconds_after_finished=5.0), now_seconds=NOW + 5), ClearJobMemory
+    )
 
 
 # ---- deleted -------------------------------------------------------------------------------------------------------
 
 
-def deleted(*purges: PurgeSeen, workers: bool = False, held: bool = True, **spec: Any) -> Observed:
+def deleted(*purges: ObservedPurge, workers: bool = False, held: bool = True, **spec: Any) -> JobSnapshot:
     seen = running(**{"checkpoint": DELETE, **spec})
-    seen = replace(seen, now=NOW, job=replace(seen.job, deleted=True, held=held), purges=purges, sessions=())
+    seen = replace(
+        seen, now_seconds=NOW, job=replace(seen.job, deleted=True, has_finalizer=held), purges=purges, sessions=()
+    )
     return seen if workers else replace(seen, workers=())
 
 
 def test_only_a_job_whose_persistent_data_shall_go_with_it_is_held_back() -> None:
     seen = running(checkpoint=DELETE)
     assert kinds(seen, SetFinalizer) == [SetFinalizer(True)]
-    held = replace(seen, job=replace(seen.job, held=True))
+    held = replace(seen, job=replace(seen.job, has_finalizer=True))
     assert kinds(held, SetFinalizer) == []
     assert kinds(running(), SetFinalizer) == []
     kept = replace(DELETE, persistent=replace(DELETE.persistent, on_job_deletion="Keep"))  # type: ignore[type-var]
@@ -154,14 +167,14 @@ def test_only_a_job_whose_persistent_data_shall_go_with_it_is_held_back() -> Non
 def test_a_deleted_job_that_nothing_holds_takes_pods_and_memory_along() -> None:
     made = plan(deleted(workers=True, held=False))
     assert len([a for a in made.actions if isinstance(a, DeleteWorker)]) == 3
-    assert [a for a in made.actions if isinstance(a, CleanMemory)]
+    assert [a for a in made.actions if isinstance(a, ClearJobMemory)]
     assert not any(isinstance(a, PurgePersistent | SetFinalizer) for a in made.actions)
 
 
 def test_workers_of_a_deleted_job_hear_that_no_world_is_to_be_left_in_order() -> None:
     seen = replace(deleted(workers=True, held=False), sessions=running(checkpoint=DELETE).sessions)
-    (told,) = kinds(seen, RetireWorkers)
-    assert isinstance(told, RetireWorkers)
+    (told,) = kinds(seen, ShutDownWorkers)
+    assert isinstance(told, ShutDownWorkers)
     assert (told.indexes, told.exit_code, told.reason) == ((0, 1, 2), 0, "the job was deleted")
 
 
@@ -171,29 +184,29 @@ def test_its_persistent_data_waits_for_workers_that_may_still_write() -> None:
 
 
 def test_it_is_let_go_once_its_data_is_gone() -> None:
-    assert kinds(deleted(PurgeSeen(1, "Running", created_seconds=NOW)), PurgePersistent, SetFinalizer) == []
-    made = plan(deleted(PurgeSeen(1, "Succeeded", created_seconds=NOW)))
+    assert kinds(deleted(ObservedPurge(1, "Running", created_seconds=NOW)), PurgePersistent, SetFinalizer) == []
+    made = plan(deleted(ObservedPurge(1, "Succeeded", created_seconds=NOW)))
     assert [a for a in made.actions if isinstance(a, SetFinalizer)] == [SetFinalizer(False)]
     assert [e.message for e in made.events] == ["s3://bucket/prefix/uid-1 was deleted"]
 
 
 def test_a_deletion_that_failed_is_tried_again_after_a_while() -> None:
-    failed = PurgeSeen(1, "Failed", "AccessDenied", NOW - 1)
+    failed = ObservedPurge(1, "Failed", "AccessDenied", NOW - 1)
     made = plan(deleted(failed))
     assert not any(isinstance(a, PurgePersistent | SetFinalizer) for a in made.actions)
-    assert made.wake_after_seconds == pytest.approx(AGAIN_SECONDS - 1)
-    late = replace(failed, created_seconds=NOW - AGAIN_SECONDS)
+    assert made.wake_after_seconds == pytest.approx(RETRY_SECONDS - 1)
+    late = replace(failed, created_seconds=NOW - RETRY_SECONDS)
     assert kinds(deleted(late), PurgePersistent) == [PurgePersistent(2)]
 
 
 @pytest.mark.parametrize("phase", ["Pending", "Running", "Unknown"])
 def test_one_that_never_ends_counts_as_failed(phase: Any) -> None:
-    stuck = PurgeSeen(1, phase, created_seconds=NOW - PURGE_SECONDS)
+    stuck = ObservedPurge(1, phase, created_seconds=NOW - PURGE_SECONDS)
     assert kinds(deleted(stuck), PurgePersistent) == [PurgePersistent(2)]
 
 
 def test_nobody_is_stuck_with_what_cannot_be_deleted() -> None:
-    made = plan(deleted(PurgeSeen(PURGE_ATTEMPTS, "Failed", "AccessDenied", NOW - 1)))
+    made = plan(deleted(ObservedPurge(PURGE_ATTEMPTS, "Failed", "AccessDenied", NOW - 1)))
     assert [a for a in made.actions if isinstance(a, SetFinalizer)] == [SetFinalizer(False)]
     (event,) = made.events
     assert event.warning
@@ -206,7 +219,7 @@ def test_nobody_is_stuck_with_what_cannot_be_deleted() -> None:
 QUOTA = "failed quota: team: must specify limits.cpu for: delete (403 Forbidden: …)"
 
 
-def refused(times: int, ago: float = 0.0, since: float = 0.0, *purges: PurgeSeen, **more: Any) -> Observed:
+def refused(times: int, ago: float = 0.0, since: float = 0.0, *purges: ObservedPurge, **more: Any) -> JobSnapshot:
     """The fabric refused the next attempt so often, the last time so long ago."""
     attempt = 1 + max((one.attempt for one in purges), default=0)
     call = PurgeCallSeen(
@@ -230,30 +243,30 @@ def test_a_job_whose_data_is_not_deleted_yet_does_not_say_that_it_is() -> None:
 
 
 def test_a_refused_attempt_says_so_with_the_servers_sentence_first_and_is_made_again() -> None:
-    made = plan(refused(1, AGAIN_SECONDS - 1))
+    made = plan(refused(1, RETRY_SECONDS - 1))
     assert made.status.message.startswith(f"{QUOTA}; so s3://bucket/prefix/uid-1 is not deleted yet (attempt 1 of 3)")
     assert not any(isinstance(a, PurgePersistent | SetFinalizer) for a in made.actions)
     assert made.wake_after_seconds == pytest.approx(1.0)
-    made = plan(refused(1, AGAIN_SECONDS))
+    made = plan(refused(1, RETRY_SECONDS))
     assert [a for a in made.actions if isinstance(a, PurgePersistent)] == [PurgePersistent(1)]
     (event,) = [e for e in made.events if e.reason == "PersistentDataDeletionRefused"]
     assert event.warning
     assert event.message == made.status.message
-    assert kinds(refused(2, 2 * AGAIN_SECONDS), PurgePersistent) == []
-    assert kinds(refused(2, REFUSED_TIMES * AGAIN_SECONDS), PurgePersistent) == [PurgePersistent(1)]
+    assert kinds(refused(2, 2 * RETRY_SECONDS), PurgePersistent) == []
+    assert kinds(refused(2, REFUSED_TIMES * RETRY_SECONDS), PurgePersistent) == [PurgePersistent(1)]
 
 
 @pytest.mark.parametrize(
     "seen",
     [
         refused(PURGE_ATTEMPTS),
-        refused(1, 0.0, 0.0, PurgeSeen(2, "Failed", "AccessDenied", NOW - 90)),
+        refused(1, 0.0, 0.0, ObservedPurge(2, "Failed", "AccessDenied", NOW - 90)),
         refused(0, 5.0, PURGE_SECONDS),  # nobody answered for so long
         refused(1, closing=True),
     ],
     ids=["refused each time", "failed and refused", "no answer", "the namespace is being deleted"],
 )
-def test_refused_attempts_count_towards_the_same_bound(seen: Observed) -> None:
+def test_refused_attempts_count_towards_the_same_bound(seen: JobSnapshot) -> None:
     made = plan(seen)
     assert [a for a in made.actions if isinstance(a, SetFinalizer | PurgePersistent)] == [SetFinalizer(False)]
     (event,) = made.events
@@ -263,17 +276,17 @@ def test_refused_attempts_count_towards_the_same_bound(seen: Observed) -> None:
 
 
 def test_a_request_that_was_carried_out_without_an_answer_is_no_refusal_of_the_next() -> None:
-    made = PurgeSeen(1, "Failed", "AccessDenied", NOW - AGAIN_SECONDS)
+    made = ObservedPurge(1, "Failed", "AccessDenied", NOW - RETRY_SECONDS)
     seen = replace(refused(0, PURGE_SECONDS, PURGE_SECONDS), purges=(made,))
     assert kinds(seen, PurgePersistent, SetFinalizer) == [PurgePersistent(2)]
 
 
 def test_an_attempt_whose_pod_somebody_removed_is_no_first_one_again() -> None:
-    seen = replace(deleted(), purge_call=PurgeCallSeen(2, NOW - AGAIN_SECONDS))
+    seen = replace(deleted(), purge_call=PurgeCallSeen(2, NOW - RETRY_SECONDS))
     assert kinds(seen, PurgePersistent) == [PurgePersistent(3)]
-    seen = replace(deleted(), purge_call=PurgeCallSeen(PURGE_ATTEMPTS, NOW - AGAIN_SECONDS))
+    seen = replace(deleted(), purge_call=PurgeCallSeen(PURGE_ATTEMPTS, NOW - RETRY_SECONDS))
     assert kinds(seen, PurgePersistent, SetFinalizer) == [SetFinalizer(False)]
-    seen = replace(deleted(PurgeSeen(1, "Running", created_seconds=NOW)), purge_call=PurgeCallSeen(1, NOW))
+    seen = replace(deleted(ObservedPurge(1, "Running", created_seconds=NOW)), purge_call=PurgeCallSeen(1, NOW))
     assert kinds(seen, PurgePersistent, SetFinalizer) == []
 
 
@@ -289,66 +302,68 @@ NEWEST = Checkpoint(1, 40)
 """Complete in memory; the interval of the persistent tier is 100 steps, so nothing else asks for it."""
 
 
-def training(**spec: Any) -> Observed:
+def training(**spec: Any) -> JobSnapshot:
     tier = PersistentTierSpec("file:///there", interval_steps=100)
     return running(now=NOW, checkpoint=replace(KEPT, persistent=tier), **spec)
 
 
-def failed_rank(seen: Observed, code: int = 3) -> Observed:
-    return with_session(seen, 1, exit=ExitSeen(1, 1, code, "it failed", False, NOW - 0.1))
+def failed_rank(seen: JobSnapshot, code: int = 3) -> JobSnapshot:
+    return with_session(seen, 1, exit=ObservedExit(1, 1, code, "it failed", False, NOW - 0.1))
 
 
-def odd(seen: Observed) -> Observed:
+def odd(seen: JobSnapshot) -> JobSnapshot:
     """Every rank's loss is out of band since step 41."""
     for index in range(3):
-        seen = with_session(seen, index, odd_step=42, odd_since=41, odd_kind="spike", odd_text="step 42 is odd")
+        seen = with_session(
+            seen, index, anomaly_step=42, anomaly_since_step=41, anomaly_kind="spike", anomaly_text="step 42 is odd"
+        )
     return seen
 
 
-def watched() -> Observed:
+def watched() -> JobSnapshot:
     return odd(training(health_policy=HealthPolicy(numerics=NumericsPolicy(on_spike="Stop", spike_steps=2))))
 
 
-def too_many_rollbacks() -> Observed:
+def too_many_rollbacks() -> JobSnapshot:
     numerics = NumericsPolicy(on_spike="Rollback", spike_steps=2, max_rollbacks=0)
     return odd(training(health_policy=HealthPolicy(numerics=numerics)))
 
 
-def no_progress() -> Observed:
+def no_progress() -> JobSnapshot:
     seen = failed_rank(training(failure_policy=FailurePolicy(max_no_progress_restarts=1)))
     return replace(seen, status=replace(seen.status, no_progress_restarts=1, reached_step=42))
 
 
-def too_many_lost_nodes() -> Observed:
+def too_many_lost_nodes() -> JobSnapshot:
     seen = training(failure_policy=FailurePolicy(max_restarts=1))
     seen = replace(seen, status=replace(seen.status, recent_restarts=(Restart(NOW - 5, False, False, True),)))
     gone = with_worker(seen, 1, phase="Failed", message="gone")
     return replace(gone, nodes=tuple(replace(n, ready=n.name != "n1") for n in gone.nodes), sessions=(
-        seen.sessions[0], replace(seen.sessions[1], connected=False, since_seconds=NOW - 30, heard_seconds=NOW - 30), seen.sessions[2],
+        seen.sessions[0], replace(seen.sessions[1], connected=False, since_seconds=NOW - 30, last_message_seconds=NOW - 30), seen.sessions[2],
     ))  # fmt: skip
 
 
-def claimed(seen: Observed) -> Observed:
+def claimed(seen: JobSnapshot) -> JobSnapshot:
     """Worker 1 is lost; epoch 2 is claimed and waits for another one. All was read."""
-    assert seen.status.world is not None
-    world = World(2, "Claimed", None, 3, seen.status.world.members, "worker 1 was lost", NOW - 20)
+    assert seen.status.membership is not None
+    world = Membership(2, "Claimed", None, 3, seen.status.membership.members, "worker 1 was lost", NOW - 20)
     left = replace(seen, workers=(seen.workers[0], seen.workers[2]), sessions=(seen.sessions[0], seen.sessions[2]))
-    return read_for(replace(left, status=replace(left.status, world=world, next_attempt=3)))
+    return read_for(replace(left, status=replace(left.status, membership=world, next_attempt=3)))
 
 
-def worn_starts() -> Observed:
+def worn_starts() -> JobSnapshot:
     seen = claimed(training(least=3))
     dead = replace(worker(1, 2), phase="Failed", exit_code=1, message="no module", created_seconds=NOW - 15)
     seen = replace(seen, workers=(seen.workers[0], dead, seen.workers[1]))
     return replace(seen, status=replace(seen.status, failed_starts=6, failed_starts_counted=6))
 
 
-def late(seen: Observed) -> Observed:
+def late(seen: JobSnapshot) -> JobSnapshot:
     policy = RunPolicy(active_deadline_seconds=99)
     return replace(seen, job=replace(seen.job, spec=replace(seen.job.spec, run_policy=policy)))
 
 
-ENDINGS: dict[str, Callable[[], Observed]] = {
+ENDINGS: dict[str, Callable[[], JobSnapshot]] = {
     "activeDeadlineSeconds of a world that trains": lambda: late(training()),
     "activeDeadlineSeconds of a world that waits": lambda: late(claimed(training(least=3))),
     "backoffLimit": lambda: failed_rank(training(run_policy=RunPolicy(backoff_limit=0))),
@@ -363,26 +378,26 @@ ENDINGS: dict[str, Callable[[], Observed]] = {
 }
 
 
-def read_for(seen: Observed) -> Observed:
+def read_for(seen: JobSnapshot) -> JobSnapshot:
     """What a claim asks for is done: trainers have stopped, holders were sealed and read, the persistent tier is empty."""
-    world = seen.status.world
+    world = seen.status.membership
     assert world is not None
     return replace(
         seen,
-        sessions=tuple(replace(s, stopped=world.epoch) for s in seen.sessions),
-        holders=tuple(replace(h, fence=world.epoch, read_epoch=world.epoch) for h in seen.holders),
-        persistent=PersistentSeen(world.epoch, (), asked_seconds=seen.now),
+        sessions=tuple(replace(s, stopped=world.generation) for s in seen.sessions),
+        servers=tuple(replace(h, fence=world.generation, read_generation=world.generation) for h in seen.servers),
+        persistent=PersistentListing(world.generation, (), requested_seconds=seen.now_seconds),
     )
 
 
-def uploading(seen: Observed) -> Observed:
+def uploading(seen: JobSnapshot) -> JobSnapshot:
     """Plans on until an upload is asked for; what plans ask of others is done at once."""
     for _ in range(6):
         made = plan(seen)
-        check(made, seen)
+        check_plan(made, seen)
         assert made.status.phase != "Failed", made.reason
-        kept = maintain(replace(seen, status=made.status, uploads=made.uploads))
-        if made.uploads and any(isinstance(a, PromoteSaves) for a in kept.actions):
+        kept = plan_maintenance(replace(seen, status=made.status, uploads=made.uploads))
+        if made.uploads and any(isinstance(a, UploadSaves) for a in kept.actions):
             assert kept.pinned == NEWEST
             assert "goes to the persistent tier first" in made.reason
             assert made.wake_after_seconds is not None
@@ -392,20 +407,20 @@ def uploading(seen: Observed) -> Observed:
     raise AssertionError(f"no upload was asked for: {made.reason}")
 
 
-def uploaded(seen: Observed) -> Observed:
+def uploaded(seen: JobSnapshot) -> JobSnapshot:
     """Every rank's part is there, and status says so."""
     made = plan(seen)
     there = {NEWEST: frozenset(RankSave(1, 40, rank) for rank in range(3))}
-    kept = maintain(replace(seen, status=made.status, uploads=made.uploads, promoted=there))
-    assert kept.status.floor == NEWEST
+    kept = plan_maintenance(replace(seen, status=made.status, uploads=made.uploads, uploaded=there))
+    assert kept.status.last_uploaded == NEWEST
     assert [e.reason for e in kept.events] == ["CheckpointPromoted"]
     return replace(seen, status=kept.status)
 
 
-def later(seen: Observed, seconds: float) -> Observed:
-    now = seen.now + seconds
-    heard = (replace(s, heard_seconds=now) if s.connected else s for s in seen.sessions)
-    return replace(seen, now=now, sessions=tuple(heard))
+def later(seen: JobSnapshot, seconds: float) -> JobSnapshot:
+    now = seen.now_seconds + seconds
+    heard = (replace(s, last_message_seconds=now) if s.connected else s for s in seen.sessions)
+    return replace(seen, now_seconds=now, sessions=tuple(heard))
 
 
 @pytest.mark.parametrize("name", ENDINGS)
@@ -429,10 +444,10 @@ def test_an_upload_that_does_not_come_holds_the_end_up_for_a_while_only(name: st
 @pytest.mark.parametrize("name", ["activeDeadlineSeconds of a world that waits", "workers that end before they train"])
 def test_a_claim_that_is_not_read_yet_is_read_before_the_job_ends(name: str) -> None:
     seen = ENDINGS[name]()
-    unread = replace(seen, holders=tuple(replace(h, read_epoch=1) for h in seen.holders))
+    unread = replace(seen, servers=tuple(replace(h, read_generation=1) for h in seen.servers))
     made = plan(unread)
     assert made.status.ending is not None
-    assert {type(a) for a in made.actions} == {SealHolder}
+    assert {type(a) for a in made.actions} == {FenceMemoryServer}
     assert plan(later(replace(unread, status=made.status), RESCUE_SECONDS + 1)).status.phase == "Failed"
     uploading(replace(seen, status=made.status))
 
@@ -440,7 +455,7 @@ def test_a_claim_that_is_not_read_yet_is_read_before_the_job_ends(name: str) -> 
 @pytest.mark.parametrize("name", ENDINGS)
 def test_where_nobody_is_left_to_upload_it_or_it_is_there_the_job_ends_at_once(name: str) -> None:
     seen = uploading(ENDINGS[name]())
-    kept = replace(seen, status=replace(seen.status, floor=NEWEST))
+    kept = replace(seen, status=replace(seen.status, last_uploaded=NEWEST))
     assert plan(kept).status.phase == "Failed"
     away = tuple(replace(s, connected=False, since_seconds=NOW) for s in seen.sessions)
     if seen.status.ending is not None:
@@ -451,19 +466,19 @@ def test_an_ending_that_was_decided_is_not_taken_back() -> None:
     seen = uploading(watched())
     assert seen.status.ending is not None
     assert "step 42 is odd" in seen.status.ending.reason
-    calm = tuple(replace(s, progress=replace(s.progress, odd_step=0)) for s in seen.sessions)
+    calm = tuple(replace(s, progress=replace(s.progress, anomaly_step=0)) for s in seen.sessions)
     assert plan(uploaded(replace(seen, sessions=calm))).status.phase == "Failed"
 
 
 def test_what_a_job_uploads_that_is_stopped_for_its_loss_is_from_before_that() -> None:
     seen = watched()
     for index in range(3):
-        seen = with_session(seen, index, odd_since=35)
+        seen = with_session(seen, index, anomaly_since_step=35)
     made = plan(seen)
     assert made.status.rollback == Rollback(1, 34, 42, 35, "step 42 is odd (workers 0, 1, 2, since step 35)", 1, False)
     claim = read_for(replace(seen, status=made.status))
     made = plan(claim)
-    assert maintain(replace(claim, status=made.status, uploads=made.uploads)).pinned == Checkpoint(1, 30)
+    assert plan_maintenance(replace(claim, status=made.status, uploads=made.uploads)).pinned == Checkpoint(1, 30)
 
 
 def test_a_claim_that_waits_for_long_uploads_what_it_will_restore() -> None:
@@ -472,28 +487,28 @@ def test_a_claim_that_waits_for_long_uploads_what_it_will_restore() -> None:
     assert not early.uploads, "a recovery of seconds pays for no upload"
     assert early.wake_after_seconds is not None
     assert early.wake_after_seconds <= 10.0
-    assert not maintain(replace(seen, status=early.status)).actions
+    assert not plan_maintenance(replace(seen, status=early.status)).actions
     seen = later(seen, 11)
     made = plan(seen)
     assert made.uploads
-    kept = maintain(replace(seen, status=made.status, uploads=made.uploads))
+    kept = plan_maintenance(replace(seen, status=made.status, uploads=made.uploads))
     assert kept.pinned == NEWEST
-    assert {a.epoch for a in kept.actions if isinstance(a, PromoteSaves)} == {2}
+    assert {a.generation for a in kept.actions if isinstance(a, UploadSaves)} == {2}
     status = uploaded(seen).status
     after = plan(replace(seen, status=status))
     assert after.status.phase not in ("Complete", "Failed"), "it goes on to wait"
-    assert not maintain(replace(seen, status=after.status, uploads=after.uploads)).actions
+    assert not plan_maintenance(replace(seen, status=after.status, uploads=after.uploads)).actions
 
 
 def test_a_job_that_is_suspended_while_it_waits_uploads_first() -> None:
     seen = claimed(training(least=3, suspend=True))
     made = plan(seen)
     assert made.uploads
-    assert made.status.world is not None
-    assert (made.status.world.state, made.status.phase) == ("Claimed", "Resizing")
+    assert made.status.membership is not None
+    assert (made.status.membership.state, made.status.phase) == ("Claimed", "Resizing")
     done = plan(uploaded(seen)).status
-    assert done.world is not None
-    assert (done.world.state, done.world.members) == ("Committed", ())
+    assert done.membership is not None
+    assert (done.membership.state, done.membership.members) == ("Committed", ())
 
 
 def test_no_ending_goes_past_the_function_that_uploads_first() -> None:
@@ -513,7 +528,7 @@ GOAL = Checkpoint(1, 44)
 MEMORY = MemoryTierSpec(interval_steps=10)
 
 
-def halting(persistent: bool = True, floor: int | None = None, ago: float = 5.0) -> Observed:
+def halting(persistent: bool = True, floor: int | None = None, ago: float = 5.0) -> JobSnapshot:
     """Every rank waits at step 44 because the job is suspended; that save is on two holders each."""
     tier = PersistentTierSpec("file:///there", interval_steps=20) if persistent else None
     seen = running(step=44, suspend=True, checkpoint=CheckpointPolicy(MEMORY, tier))
@@ -522,16 +537,16 @@ def halting(persistent: bool = True, floor: int | None = None, ago: float = 5.0)
         seen,
         barrier=ObservedBarrier(Barrier(1, 44, "bound"), NOW - ago),
         sessions=tuple(replace(s, barrier_step=44, saved=GOAL) for s in seen.sessions),
-        holders=tuple(
+        servers=tuple(
             replace(h, entries=(*h.entries, *(m for m in saves if n in (m.save.rank, (m.save.rank + 1) % 3))))
-            for n, h in enumerate(seen.holders)
+            for n, h in enumerate(seen.servers)
         ),
-        status=replace(seen.status, floor=Checkpoint(1, floor) if floor is not None else None),
+        status=replace(seen.status, last_uploaded=Checkpoint(1, floor) if floor is not None else None),
     )
 
 
-def state(seen: Observed) -> str:
-    world = plan(seen).status.world
+def state(seen: JobSnapshot) -> str:
+    world = plan(seen).status.membership
     assert world is not None
     return world.state
 
@@ -541,13 +556,13 @@ def test_the_step_of_a_suspension_is_uploaded_before_the_workers_go() -> None:
     made = plan(seen)
     assert state(seen) == "Committed"
     assert "goes to the persistent tier first" in made.reason
-    assert maintain(replace(seen, status=made.status)).pinned == GOAL
+    assert plan_maintenance(replace(seen, status=made.status)).pinned == GOAL
     assert state(halting(floor=44)) == "Claimed"
 
 
 def test_a_store_that_does_not_answer_holds_no_nodes_for_ever() -> None:
-    assert state(halting(floor=40, ago=PROMOTION_SECONDS - 1)) == "Committed"
-    assert state(halting(floor=40, ago=PROMOTION_SECONDS + 1)) == "Claimed"
+    assert state(halting(floor=40, ago=UPLOAD_SECONDS - 1)) == "Committed"
+    assert state(halting(floor=40, ago=UPLOAD_SECONDS + 1)) == "Claimed"
     seen = halting(floor=40)
     away = replace(seen, sessions=tuple(replace(s, connected=False, since_seconds=NOW) for s in seen.sessions))
     assert "persistent tier first" not in plan(away).reason, "nobody is there who could upload it"
@@ -557,18 +572,18 @@ def test_without_a_persistent_tier_nothing_is_waited_for() -> None:
     assert state(halting(persistent=False)) == "Claimed"
 
 
-def suspended(floor: int | None) -> Observed:
+def suspended(floor: int | None) -> JobSnapshot:
     seen = halting(floor=floor)
-    world = seen.status.world
+    world = seen.status.membership
     assert world is not None
-    empty = replace(world, epoch=2, parent=GOAL, size=0, members=(), reason="the job is suspended")
+    empty = replace(world, generation=2, parent=GOAL, world_size=0, members=(), reason="the job is suspended")
     return replace(
         seen,
         barrier=None,
         sessions=(),
         workers=(),
-        holders=tuple(replace(h, fence=2, read_epoch=2) for h in seen.holders),
-        status=replace(seen.status, world=empty, phase="Suspended"),
+        servers=tuple(replace(h, fence=2, read_generation=2) for h in seen.servers),
+        status=replace(seen.status, membership=empty, phase="Suspended"),
     )
 
 

@@ -14,20 +14,20 @@ from support.paces import paced
 from surefoot.protocol.messages import Barrier
 from surefoot_operator.api.spec import FailurePolicy, HealthPolicy, NumericsPolicy
 from surefoot_operator.api.status import ExcludedNode, Incident, JobStatus, ReplacedStraggler
-from surefoot_operator.job_snapshot import NodeSeen, Observed
+from surefoot_operator.job_snapshot import JobSnapshot, ObservedNode
 from surefoot_operator.policy.core.actions import CreateWorker
 from surefoot_operator.policy.core.facts import gather
-from surefoot_operator.policy.failure.failure_detection import Loss
+from surefoot_operator.policy.failure.failure_detection import Failure
 from surefoot_operator.policy.membership.node_exclusion import (
-    MOST_CHANCE,
+    MAX_CHANCE_PROBABILITY,
     YOUNG_SECONDS,
-    leaving,
-    odds_by_chance,
+    chance_probability,
+    is_exclusion_worth_it,
     suspect_nodes,
 )
 from surefoot_operator.policy.membership.planned_change import MOVE_SECONDS
 from surefoot_operator.policy.planning.plan import plan
-from surefoot_operator.policy.planning.plan_invariants import check
+from surefoot_operator.policy.planning.plan_invariants import check_plan
 
 # ---- leaving stragglers ----------------------------------------------------------------------------------------------
 # A straggler's node is left where that pays: it still works, and a smaller world may lose more than all wait for it.
@@ -40,13 +40,13 @@ SMALL, LARGE = 0.3, 0.5
 """Of each step, what all wait for worker 2: less than the third that it does, and more."""
 
 
-def asked(least: int | None = None, **spec: Any) -> Observed:
+def asked(least: int | None = None, **spec: Any) -> JobSnapshot:
     """Worker 2 of three is slow, and no other worker is there yet."""
     seen = paced(*SLOW, least=least, **{"health_policy": HealthPolicy(on_straggler="Replace"), **spec})
     return replace(seen, free_nodes=1)
 
 
-def left(wait_share: float, least: int | None = 2, created: float = NOW, warm: bool = False) -> Observed:
+def left(wait_share: float, least: int | None = 2, created: float = NOW, warm: bool = False) -> JobSnapshot:
     """Its node is being left; the second attempt of worker 2 was made then."""
     seen = asked(least)
     there = ReplacedStraggler(2, 2, "n2", NOW, NOW + 1000, wait_share)
@@ -55,43 +55,43 @@ def left(wait_share: float, least: int | None = 2, created: float = NOW, warm: b
         status=replace(seen.status, replaced_stragglers=(there,), next_attempt=3),
         workers=(*seen.workers, worker(2, 2, node="n3", phase="Running", created_seconds=created)),
         sessions=(*seen.sessions, session(2, 2, now=NOW, node="n3", warm=warm, stopped=1)),
-        nodes=(*seen.nodes, NodeSeen("n3", "n3", True)),
+        nodes=(*seen.nodes, ObservedNode("n3", "n3", True)),
     )
 
 
-def late(wait_share: float) -> Observed:
+def late(wait_share: float) -> JobSnapshot:
     return left(wait_share, created=NOW - MOVE_SECONDS)
 
 
-def moves(seen: Observed) -> bool:
+def moves(seen: JobSnapshot) -> bool:
     return any(isinstance(action, Barrier) for action in plan(seen).actions)
 
 
-def claimed(seen: Observed, reason: str = "node n1 is gone") -> Observed:
-    world = seen.status.world
+def claimed(seen: JobSnapshot, reason: str = "node n1 is gone") -> JobSnapshot:
+    world = seen.status.membership
     assert world is not None
-    world = replace(world, epoch=2, state="Claimed", reason=reason, changed_seconds=NOW - 60)
+    world = replace(world, generation=2, state="Claimed", reason=reason, changed_seconds=NOW - 60)
     sessions = tuple(replace(s, stopped=2) for s in seen.sessions)
-    holders = tuple(replace(h, fence=2, read_epoch=2) for h in seen.holders)
-    return replace(seen, status=replace(seen.status, world=world), sessions=sessions, holders=holders)
+    holders = tuple(replace(h, fence=2, read_generation=2) for h in seen.servers)
+    return replace(seen, status=replace(seen.status, membership=world), sessions=sessions, servers=holders)
 
 
-def members(seen: Observed) -> list[tuple[int, int]]:
-    world = plan(seen).status.world
+def members(seen: JobSnapshot) -> list[tuple[int, int]]:
+    world = plan(seen).status.membership
     assert world is not None
     assert world.state == "Committed", plan(seen).reason
     return [(m.index, m.attempt) for m in world.members]
 
 
-def decided(seen: Observed) -> JobStatus:
+def decided(seen: JobSnapshot) -> JobStatus:
     made = plan(seen)
-    check(made, seen)
+    check_plan(made, seen)
     return made.status
 
 
 def test_what_all_wait_for_it_is_kept_with_the_decision() -> None:
     (moved,) = decided(asked()).replaced_stragglers
-    assert moved.wait_share == 0.64
+    assert moved.wait_ratio == 0.64
 
 
 def test_the_world_moves_at_once_when_its_replacement_is_warm() -> None:
@@ -111,16 +111,18 @@ def test_a_world_goes_on_without_it_only_where_it_costs_more_than_it_does() -> N
 
 def test_a_node_that_is_unfit_as_well_is_left_whatever_it_costs() -> None:
     seen = late(SMALL)
-    status = replace(seen.status, sick_nodes=(ExcludedNode("n2", "its GPU fell off the bus", NOW + 1000),))
+    status = replace(seen.status, unhealthy_nodes=(ExcludedNode("n2", "its GPU fell off the bus", NOW + 1000),))
     assert moves(replace(seen, status=status))
-    signalled = replace(seen, nodes=tuple(replace(n, signal="drained") if n.name == "n2" else n for n in seen.nodes))
+    signalled = replace(
+        seen, nodes=tuple(replace(n, evacuation_reason="drained") if n.name == "n2" else n for n in seen.nodes)
+    )
     assert moves(signalled)
 
 
 def test_after_another_ones_loss_the_straggler_is_better_than_nobody() -> None:
     """Worker 1 is lost: of a job of two at least, one would be left without the straggler."""
     for share in (SMALL, LARGE):
-        seen = with_session(left(share), 1, connected=False, since_seconds=NOW - 50, heard_seconds=NOW - 50)
+        seen = with_session(left(share), 1, connected=False, since_seconds=NOW - 50, last_message_seconds=NOW - 50)
         gone = replace(seen, workers=tuple(w for w in seen.workers if w.index != 1))
         gone = replace(gone, nodes=tuple(n for n in gone.nodes if n.name != "n1"))
         assert members(claimed(gone)) == [(0, 1), (2, 1)]
@@ -130,18 +132,18 @@ def test_a_move_waits_for_no_sums_of_growing() -> None:
     """Incidents so near each other that no growing would pay: the move keeps the size, and is none."""
     seen = left(LARGE, warm=True)
     found = tuple(
-        Incident("node-lost", "node n9 is gone", 1, "n9", 1, at, at, at, at, at, at + 9.0, world_before=3)
+        Incident("node-lost", "node n9 is gone", 1, "n9", 1, at, at, at, at, at, at + 9.0, world_size_before=3)
         for at in (NOW - 60, NOW - 40, NOW - 20)
     )
     assert moves(replace(seen, status=replace(seen.status, incidents=found)))
 
 
-def with_spare(seen: Observed) -> Observed:
+def with_spare(seen: JobSnapshot) -> JobSnapshot:
     return replace(
         seen,
         workers=(*seen.workers, worker(3)),
         sessions=(*seen.sessions, session(3, now=NOW, warm=True, stopped=1)),
-        nodes=(*seen.nodes, NodeSeen("n3", "n3", True)),
+        nodes=(*seen.nodes, ObservedNode("n3", "n3", True)),
         free_nodes=0,
     )
 
@@ -156,7 +158,9 @@ def test_a_spare_takes_its_rank_where_no_node_is_free() -> None:
 
 def failed_on(node: str) -> tuple[Incident, ...]:
     return tuple(
-        Incident("trainer-failed", "rank 3 ended with code 1", 3, node, 1, at, at, at, at, at, at + 9.0, world_before=3)
+        Incident(
+            "trainer-failed", "rank 3 ended with code 1", 3, node, 1, at, at, at, at, at, at + 9.0, world_size_before=3
+        )
         for at in (NOW - 60, NOW - 40)
     )
 
@@ -168,7 +172,7 @@ def test_no_rank_moves_to_a_spare_where_most_failures_were() -> None:
     assert list(suspect_nodes(gather(seen))) == ["n3"]
     status = decided(seen)
     assert status.replaced_stragglers == ()
-    assert status.stragglers[0].answer == "it stays for now: no other node is free"
+    assert status.stragglers[0].action == "it stays for now: no other node is free"
 
 
 def test_a_rollback_goes_first_and_takes_nothing_from_its_budget() -> None:
@@ -176,12 +180,17 @@ def test_a_rollback_goes_first_and_takes_nothing_from_its_budget() -> None:
     policy = HealthPolicy(on_straggler="Replace", numerics=NumericsPolicy())
     seen = asked(health_policy=policy, failure_policy=FailurePolicy(max_restarts=2))
     for one in seen.sessions:
-        odd = {"odd_step": 42, "odd_since": 41, "odd_kind": "not-finite", "odd_text": "the loss of step 42 is nan"}
+        odd = {
+            "anomaly_step": 42,
+            "anomaly_since_step": 41,
+            "anomaly_kind": "not-finite",
+            "anomaly_text": "the loss of step 42 is nan",
+        }
         seen = with_session(seen, one.index, **odd)
     status = decided(seen)
-    assert status.world is not None
-    assert (status.world.epoch, status.world.state) == (2, "Claimed")
-    assert "going back" in status.world.reason
+    assert status.membership is not None
+    assert (status.membership.generation, status.membership.state) == (2, "Claimed")
+    assert "going back" in status.membership.reason
     assert [one.node for one in status.replaced_stragglers] == ["n2"]
     assert status.rollback is not None
 
@@ -189,11 +198,11 @@ def test_a_rollback_goes_first_and_takes_nothing_from_its_budget() -> None:
 def test_while_an_incident_is_open_nothing_is_begun() -> None:
     seen = asked()
     open_one = Incident(
-        "numerics", "the loss is nan: going back to step 30", None, None, 1, NOW - 3, NOW - 3, world_before=3
+        "numerics", "the loss is nan: going back to step 30", None, None, 1, NOW - 3, NOW - 3, world_size_before=3
     )
     status = decided(replace(seen, status=replace(seen.status, incidents=(open_one,))))
     assert status.replaced_stragglers == ()
-    assert status.stragglers[0].answer == "it stays until the world runs"
+    assert status.stragglers[0].action == "it stays until the world runs"
 
 
 def test_right_after_a_restart_nobody_is_moved() -> None:
@@ -204,7 +213,7 @@ def test_right_after_a_restart_nobody_is_moved() -> None:
         over = replace(failed_on("n1")[0], claimed_seconds=began - 3, first_step_seconds=began)
         status = decided(replace(seen, status=replace(seen.status, incidents=(over,))))
         assert [one.node for one in status.replaced_stragglers] == moved
-        assert ("less than 180 s ago" in status.stragglers[0].answer) == (not moved)
+        assert ("less than 180 s ago" in status.stragglers[0].action) == (not moved)
 
 
 # ---- leaving nodes ---------------------------------------------------------------------------------------------------
@@ -215,15 +224,17 @@ NOW_LEAVING_NODES = BEGAN + 300
 
 def died(node: str, at: float, **other: Any) -> Incident:
     """Found at once, and 9 s later there was the next step."""
-    times = {"claimed_seconds": at, "sealed_seconds": at, "assigned_seconds": at, "first_step_seconds": at + 9.0}
-    return replace(Incident("trainer-failed", "it died", 1, node, 1, at, **times, world_before=3), **other)
+    times = {"claimed_seconds": at, "fenced_seconds": at, "committed_seconds": at, "first_step_seconds": at + 9.0}
+    return replace(Incident("trainer-failed", "it died", 1, node, 1, at, **times, world_size_before=3), **other)
 
 
-def failing(*past: Incident, **other: Any) -> Observed:
+def failing(*past: Incident, **other: Any) -> JobSnapshot:
     """The program on n1 just failed; three workers on n0, n1 and n2, and a free node."""
     seen = with_worker(running(failure_policy=FailurePolicy()), 1, phase="Failed", exit_code=1)
     seen = replace(
-        seen, now=NOW_LEAVING_NODES, sessions=tuple(replace(s, heard_seconds=NOW_LEAVING_NODES) for s in seen.sessions)
+        seen,
+        now_seconds=NOW_LEAVING_NODES,
+        sessions=tuple(replace(s, last_message_seconds=NOW_LEAVING_NODES) for s in seen.sessions),
     )
     return replace(seen, status=replace(seen.status, incidents=past), **{"free_nodes": 1, **other})
 
@@ -234,7 +245,7 @@ def on(*nodes: str, **other: Any) -> tuple[Incident, ...]:
     )
 
 
-def left_leaving_nodes(seen: Observed) -> list[ExcludedNode]:
+def left_leaving_nodes(seen: JobSnapshot) -> list[ExcludedNode]:
     return list(plan(seen).status.excluded_nodes)
 
 
@@ -246,7 +257,7 @@ def test_a_node_with_all_failures_is_left_once_chance_would_hardly_choose_it() -
     assert "6 of this job's 6 failures within 3600 s were there" in found.reason
     assert "one of 3 nodes in 0.4% of jobs" in found.reason
     assert "would cost 53.8 s, and leaving it 9.0 s" in found.reason
-    assert found.cost_share == 1.0  # six times nine seconds in fifty
+    assert found.lost_time_ratio == 1.0  # six times nine seconds in fifty
 
 
 @pytest.mark.parametrize(
@@ -259,13 +270,16 @@ def test_nothing_is_left_for_what_the_node_did_not_do(past: tuple[Incident, ...]
 
 
 def test_a_failure_that_follows_its_rank_moves_nobody_again() -> None:
-    loss = Loss("trainer-failed", "rank 1 ended with code 1", NOW_LEAVING_NODES, 1, "n1", rank=1)
-    found = leaving(gather(failing(*on(*["n1"] * 7, rank=1))), loss)
+    loss = Failure("trainer-failed", "rank 1 ended with code 1", NOW_LEAVING_NODES, 1, "n1", rank=1)
+    found = is_exclusion_worth_it(gather(failing(*on(*["n1"] * 7, rank=1))), loss)
     assert found is not None
     before = died("n7", NOW_LEAVING_NODES - 90, rank=1)
-    assert leaving(gather(failing(before, *on(*["n1"] * 7, rank=1))), loss) is None
+    assert is_exclusion_worth_it(gather(failing(before, *on(*["n1"] * 7, rank=1))), loss) is None
     # of another size of world the ranks were others
-    assert leaving(gather(failing(replace(before, world_before=5), *on(*["n1"] * 7, rank=1))), loss) is not None
+    assert (
+        is_exclusion_worth_it(gather(failing(replace(before, world_size_before=5), *on(*["n1"] * 7, rank=1))), loss)
+        is not None
+    )
 
 
 def test_a_change_that_costs_more_is_not_made() -> None:
@@ -301,8 +315,8 @@ def test_a_world_becomes_no_smaller_for_failures_that_cost_less_than_its_workers
         asked = replace(asked, workers=(*seen.workers, *(w for w in asked.workers if w.attempt == 2)))
         asked = replace(
             asked,
-            now=NOW_LEAVING_NODES,
-            sessions=tuple(replace(s, heard_seconds=NOW_LEAVING_NODES) for s in asked.sessions),
+            now_seconds=NOW_LEAVING_NODES,
+            sessions=tuple(replace(s, last_message_seconds=NOW_LEAVING_NODES) for s in asked.sessions),
         )
         assert reason in plan(asked).reason
         assert ("leaves" in plan(asked).reason) == bool(reason)
@@ -312,7 +326,7 @@ def test_its_worker_is_asked_for_elsewhere() -> None:
     seen = running(least=None)
     bad = ExcludedNode("n1", "5 failures", BEGAN + 1000, 0.2)
     seen = replace(
-        seen, status=replace(seen.status, excluded_nodes=(bad,)), nodes=(*seen.nodes, NodeSeen("n3", "n3", True))
+        seen, status=replace(seen.status, excluded_nodes=(bad,)), nodes=(*seen.nodes, ObservedNode("n3", "n3", True))
     )
     assert [a for a in plan(seen).actions if isinstance(a, CreateWorker)] == [CreateWorker(1, 2, ("n1",))]
 
@@ -323,23 +337,23 @@ def test_the_odds_bound_what_chance_does(nodes: int) -> None:
     most = Counter(max(Counter(fell).values()) for fell in product(range(nodes), repeat=6))
     for times in range(1, 7):
         really = sum(ways for worst, ways in most.items() if worst >= times) / nodes**6
-        assert really <= odds_by_chance(times, 6, nodes) + 1e-12
+        assert really <= chance_probability(times, 6, nodes) + 1e-12
 
 
 def test_the_odds_of_docs() -> None:
-    assert odds_by_chance(5, 5, 4) < MOST_CHANCE < odds_by_chance(4, 4, 4)
-    assert odds_by_chance(4, 4, 8) < MOST_CHANCE < odds_by_chance(3, 3, 8)
-    assert odds_by_chance(3, 3, 16) < MOST_CHANCE
-    assert odds_by_chance(8, 8, 1) == 1.0
+    assert chance_probability(5, 5, 4) < MAX_CHANCE_PROBABILITY < chance_probability(4, 4, 4)
+    assert chance_probability(4, 4, 8) < MAX_CHANCE_PROBABILITY < chance_probability(3, 3, 8)
+    assert chance_probability(3, 3, 16) < MAX_CHANCE_PROBABILITY
+    assert chance_probability(8, 8, 1) == 1.0
 
 
 # ---- node exclusion --------------------------------------------------------------------------------------------------
 # Nodes that fail one job again and again are left in order, as far as the job allows.
 
 
-def failing_node_exclusion(most: int, *past: str, seconds_ago: float = 10.0, **other: Any) -> Observed:
+def failing_node_exclusion(most: int, *past: str, seconds_ago: float = 10.0, **other: Any) -> JobSnapshot:
     """The agent on n1 just died; the job failed before on the nodes of `past`."""
-    policy = FailurePolicy(max_num_repeat_offenders_to_avoid=most, eval_period_seconds=50.0)
+    policy = FailurePolicy(max_excluded_nodes=most, eval_period_seconds=50.0)
     incidents = tuple(
         Incident("trainer-failed", "it died", 1, node, 1, NOW - seconds_ago, first_step_seconds=NOW - seconds_ago + 1)
         for node in past
@@ -349,7 +363,7 @@ def failing_node_exclusion(most: int, *past: str, seconds_ago: float = 10.0, **o
     return replace(seen, status=replace(seen.status, incidents=incidents, **other))
 
 
-def names(seen: Observed) -> list[str]:
+def names(seen: JobSnapshot) -> list[str]:
     return [e.name for e in plan(seen).status.excluded_nodes]
 
 
@@ -379,8 +393,10 @@ def test_an_excluded_node_is_left_once_another_worker_is_warm_elsewhere() -> Non
     seen = replace(
         seen,
         status=replace(seen.status, excluded_nodes=(bad,)),
-        nodes=(*seen.nodes, NodeSeen("n3", "n3", True)),
+        nodes=(*seen.nodes, ObservedNode("n3", "n3", True)),
     )
     assert [a for a in plan(seen).actions if isinstance(a, CreateWorker)] == [CreateWorker(1, 2, ("n1",))]
-    over = replace(seen, now=NOW + 51, sessions=tuple(replace(s, heard_seconds=NOW + 51) for s in seen.sessions))
+    over = replace(
+        seen, now_seconds=NOW + 51, sessions=tuple(replace(s, last_message_seconds=NOW + 51) for s in seen.sessions)
+    )
     assert not [a for a in plan(over).actions if isinstance(a, CreateWorker)]

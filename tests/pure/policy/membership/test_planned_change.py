@@ -24,15 +24,15 @@ from support.fakes.fake_world import FakeWorld
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.messages import Barrier
 from surefoot_operator.api.spec import CheckpointPolicy, FailurePolicy, MemoryTierSpec, PersistentTierSpec
-from surefoot_operator.api.status import Incident, World
-from surefoot_operator.job_snapshot import ExitSeen, NodeSeen, Observed, ObservedBarrier
-from surefoot_operator.policy.core.actions import CopySave, CreateWorker, DeleteWorker, PromoteSaves
-from surefoot_operator.policy.maintenance.maintenance_plan import maintain
+from surefoot_operator.api.status import Incident, Membership
+from surefoot_operator.job_snapshot import JobSnapshot, ObservedBarrier, ObservedExit, ObservedNode
+from surefoot_operator.policy.core.actions import CreateWorker, DeleteWorker, RequestRepair, UploadSaves
+from surefoot_operator.policy.maintenance.maintenance_plan import plan_maintenance
 from surefoot_operator.policy.membership.planned_change import (
     FIRST_STEP_SECONDS,
     MOVE_SECONDS,
     STALE_SECONDS,
-    departure,
+    data_lost_with_node,
 )
 from surefoot_operator.policy.planning.plan import plan
 
@@ -48,19 +48,19 @@ SHAPES: dict[str, dict[str, Any]] = {
     "elastic, at its minimum": {"least": 3},
     "fixed, of one worker": {"least": None, "workers": 1},
 }
-NOTICES: dict[str, Callable[[Observed, int], Observed]] = {
+NOTICES: dict[str, Callable[[JobSnapshot, int], JobSnapshot]] = {
     "deleted": lambda seen, index: with_worker(seen, index, deleting=True),
-    "evicted": lambda seen, index: with_worker(seen, index, deleting=True, disrupted=True, message="EvictionByEvictionAPI: x"),
-    "about to be evicted": lambda seen, index: with_worker(seen, index, disrupted=True, message="PreemptionByScheduler: y"),
-    "told to end by its node alone": lambda seen, index: with_session(seen, index, leaving=True),
+    "evicted": lambda seen, index: with_worker(seen, index, deleting=True, disruption_announced=True, message="EvictionByEvictionAPI: x"),
+    "about to be evicted": lambda seen, index: with_worker(seen, index, disruption_announced=True, message="PreemptionByScheduler: y"),
+    "told to end by its node alone": lambda seen, index: with_session(seen, index, terminating=True),
 }  # fmt: skip
 
 
-def actions(seen: Observed, *kinds: type[Any]) -> list[Any]:
+def actions(seen: JobSnapshot, *kinds: type[Any]) -> list[Any]:
     return [a for a in plan(seen).actions if isinstance(a, kinds)]
 
 
-def bound(seen: Observed, held: bool = True, copies: int = 2) -> Observed:
+def bound(seen: JobSnapshot, held: bool = True, copies: int = 2) -> JobSnapshot:
     """Every rank has accepted to halt at step 48, and waits there with what it saved."""
     seen = replace(seen, barrier=ObservedBarrier(Barrier(1, GOAL.step, "bound"), NOW - 1))
     if not held:
@@ -76,7 +76,7 @@ def test_whoever_is_to_leave_the_world_is_asked_to_halt_and_nobody_is_lost(shape
     made = plan(seen)
     assert [a.phase for a in made.actions if isinstance(a, Barrier)] == ["proposed"]
     assert made.reason.startswith("worker 0 is being deleted" if "told" not in notice else "worker 0 was told to end")
-    assert made.status.world == seen.status.world
+    assert made.status.membership == seen.status.membership
     assert made.status.incidents == ()
 
 
@@ -84,8 +84,8 @@ def test_whoever_is_to_leave_the_world_is_asked_to_halt_and_nobody_is_lost(shape
 def test_once_all_wait_with_their_saves_the_epoch_is_claimed_and_no_budget_knows_of_it(shape: str) -> None:
     seen = bound(NOTICES["evicted"](running(**SHAPES[shape]), 0))
     made = plan(seen)
-    assert made.status.world is not None
-    assert (made.status.world.state, made.status.world.epoch) == ("Claimed", 2)
+    assert made.status.membership is not None
+    assert (made.status.membership.state, made.status.membership.generation) == ("Claimed", 2)
     assert [i.kind for i in made.status.incidents] == ["planned"]
     assert (made.status.restarts, made.status.restarts_counted, made.status.recent_restarts) == (0, 0, ())
 
@@ -107,7 +107,7 @@ def test_of_a_thousand_that_leave_a_few_are_named() -> None:
     )
 
 
-def _before_its_first_step() -> Observed:
+def _before_its_first_step() -> JobSnapshot:
     seen = running(least=None)
     fresh = tuple(told(s, step=0, step_at_seconds=None, saved=None) for s in seen.sessions)
     return NOTICES["deleted"](replace(seen, sessions=fresh), 1)
@@ -119,7 +119,7 @@ def test_a_world_is_halted_also_in_its_first_step() -> None:
     (asked,) = actions(seen, Barrier)
     assert asked.step == 6
     parent = Checkpoint(1, 40)
-    again = replace(seen.status, world=replace(seen.status.world, parent=parent))  # type: ignore[type-var]
+    again = replace(seen.status, membership=replace(seen.status.membership, parent=parent))  # type: ignore[type-var]
     (asked,) = actions(replace(seen, status=again), Barrier)
     assert asked.step == parent.step + 6
 
@@ -127,13 +127,13 @@ def test_a_world_is_halted_also_in_its_first_step() -> None:
 @pytest.mark.parametrize(("age", "claimed"), [(FIRST_STEP_SECONDS - 1.0, False), (FIRST_STEP_SECONDS, True)])
 def test_a_world_that_is_long_in_starting_and_refuses_is_left_without_a_halt(age: float, claimed: bool) -> None:
     seen = _before_its_first_step()
-    world = seen.status.world
+    world = seen.status.membership
     assert world is not None
-    barrier = ObservedBarrier(Barrier(world.epoch, 3, "cancelled"), NOW - 0.2)
-    young = replace(seen.status, world=replace(world, changed_seconds=NOW - age))
+    barrier = ObservedBarrier(Barrier(world.generation, 3, "cancelled"), NOW - 0.2)
+    young = replace(seen.status, membership=replace(world, changed_seconds=NOW - age))
     made = plan(replace(seen, status=young, barrier=barrier))
-    assert made.status.world is not None
-    assert (made.status.world.state == "Claimed") is claimed
+    assert made.status.membership is not None
+    assert (made.status.membership.state == "Claimed") is claimed
 
 
 @pytest.mark.parametrize(
@@ -178,10 +178,11 @@ def test_a_suspension_goes_before_and_halts_in_the_same_way() -> None:
 def test_a_job_that_is_over_in_a_moment_is_over_and_one_that_fails_fails() -> None:
     seen = NOTICES["deleted"](running(least=None), 1)
     done = replace(
-        seen, sessions=tuple(replace(s, finished=0, finished_steps=42, saves_told=True) for s in seen.sessions)
+        seen,
+        sessions=tuple(replace(s, finished=0, finished_steps=42, final_saves_reported=True) for s in seen.sessions),
     )
     assert plan(done).status.phase == "Complete"
-    broken = with_session(seen, 0, exit=ExitSeen(1, 0, 1, "ValueError: bad data", False, NOW))
+    broken = with_session(seen, 0, exit=ObservedExit(1, 0, 1, "ValueError: bad data", False, NOW))
     assert plan(broken).status.incidents[-1].kind == "trainer-failed"
     assert plan(broken).status.restarts_counted == 1
 
@@ -189,18 +190,18 @@ def test_a_job_that_is_over_in_a_moment_is_over_and_one_that_fails_fails() -> No
 # ---- claimed without a world -----------------------------------------------------------------------------------------
 
 
-def waiting(least: int | None = None) -> Observed:
+def waiting(least: int | None = None) -> JobSnapshot:
     """The world has halted at step 48 since worker 1 is being deleted; everybody has stopped, and was read."""
     seen = with_worker(running(least=least), 1, deleting=True)
-    world = seen.status.world
+    world = seen.status.membership
     assert world is not None
-    world = replace(world, epoch=2, state="Claimed", changed_seconds=NOW - 60, reason="worker 1 is being deleted")
+    world = replace(world, generation=2, state="Claimed", changed_seconds=NOW - 60, reason="worker 1 is being deleted")
     planned = Incident("planned", world.reason, None, None, 1, NOW - 60, claimed_seconds=NOW - 60, last_step=40)
     return replace(
         seen,
-        status=replace(seen.status, world=world, incidents=(planned,), next_attempt=3),
+        status=replace(seen.status, membership=world, incidents=(planned,), next_attempt=3),
         sessions=tuple(replace(s, stopped=2) for s in seen.sessions),
-        holders=tuple(replace(h, fence=2, read_epoch=2) for h in seen.holders),
+        servers=tuple(replace(h, fence=2, read_generation=2) for h in seen.servers),
     )
 
 
@@ -209,7 +210,7 @@ def test_a_job_without_a_world_says_what_it_waits_for_and_costs_nothing_meanwhil
         waiting(), workers=(*waiting().workers, worker(1, 2, node=None, phase="Pending", message="0/3 nodes"))
     )
     made = plan(there)
-    assert made.status.world == there.status.world
+    assert made.status.membership == there.status.membership
     assert made.reason == (
         "worker 1 is being deleted; training continues from step 40 once enough workers run: 2 workers are ready, too few for"
         " any allowed world of 3; worker 1 has no node: 0/3 nodes"
@@ -227,7 +228,7 @@ def test_it_goes_on_from_that_very_step_once_a_worker_has_a_place() -> None:
     seen = replace(
         seen, workers=(*seen.workers, worker(1, 2)), sessions=(*seen.sessions, session(1, 2, now=NOW, stopped=2))
     )
-    world = plan(seen).status.world
+    world = plan(seen).status.membership
     assert world is not None
     assert (world.state, world.parent, [m.attempt for m in world.members]) == (
         "Committed",
@@ -237,7 +238,7 @@ def test_it_goes_on_from_that_very_step_once_a_worker_has_a_place() -> None:
 
 
 def test_an_elastic_job_does_not_wait_for_who_leaves() -> None:
-    world = plan(waiting(least=1)).status.world
+    world = plan(waiting(least=1)).status.membership
     assert world is not None
     assert [m.index for m in world.members] == [0, 2]
 
@@ -245,7 +246,7 @@ def test_an_elastic_job_does_not_wait_for_who_leaves() -> None:
 @pytest.mark.parametrize("notice", sorted(NOTICES))
 def test_nobody_who_is_about_to_leave_becomes_a_member(notice: str) -> None:
     seen = NOTICES[notice](with_worker(waiting(least=1), 1, deleting=False), 2)
-    world = plan(seen).status.world
+    world = plan(seen).status.membership
     assert world is not None
     assert [m.index for m in world.members] == [0, 1]
 
@@ -255,7 +256,7 @@ def test_nobody_who_is_about_to_leave_becomes_a_member(notice: str) -> None:
 
 def drained(
     *nodes: str, replicas: int = 2, persistent: bool = False, least: int | None = None, copies: int = 2
-) -> Observed:
+) -> JobSnapshot:
     """Three workers and a node more with a holder alone; `nodes` are cordoned and their workers leave, all wait at 40."""
     tier = PersistentTierSpec("s3://b/p") if persistent else None
     policy = CheckpointPolicy(memory=MemoryTierSpec(interval_steps=10, replicas=replicas), persistent=tier)
@@ -268,8 +269,8 @@ def drained(
     return seen
 
 
-def claims(seen: Observed) -> bool:
-    made = plan(seen).status.world
+def claims(seen: JobSnapshot) -> bool:
+    made = plan(seen).status.membership
     return made is not None and made.state == "Claimed"
 
 
@@ -277,13 +278,15 @@ def test_a_fixed_world_waits_until_as_many_copies_stay_as_there_can_be() -> None
     seen = drained("n1")
     assert not claims(seen)
     assert "step 40 of epoch 1 has 1 of 2 copies on nodes that stay" in plan(seen).reason
-    copied = {(e.save.rank, e.target.node) for e in maintain(seen).actions if isinstance(e, CopySave)}
+    copied = {(e.save.rank, e.target.node) for e in plan_maintenance(seen).actions if isinstance(e, RequestRepair)}
     assert copied == {(0, "n2"), (1, "n0")}, "ranks 0 and 1 have a copy on n1 that goes"
-    entries = [h.entries for h in seen.holders]
+    entries = [h.entries for h in seen.servers]
     whole = tuple(dict.fromkeys(m for e in entries for m in e))
     assert claims(with_holder(with_holder(seen, "n0", entries=whole), "n2", entries=whole))
     assert claims(
-        replace(seen, now=NOW + 60, sessions=tuple(replace(s, heard_seconds=NOW + 60) for s in seen.sessions))
+        replace(
+            seen, now_seconds=NOW + 60, sessions=tuple(replace(s, last_message_seconds=NOW + 60) for s in seen.sessions)
+        )
     )
 
 
@@ -300,7 +303,7 @@ def test_a_pod_that_is_deleted_from_a_node_that_stays_takes_no_copy_along() -> N
 
 def test_a_node_that_shuts_down_by_itself_takes_its_copies_along() -> None:
     seen = with_node(with_worker(drained("n1"), 1, deleting=False), "n1", schedulable=True)
-    assert not claims(with_session(seen, 1, leaving=True))
+    assert not claims(with_session(seen, 1, terminating=True))
 
 
 def test_where_no_node_stays_the_step_goes_to_the_persistent_tier_first() -> None:
@@ -309,10 +312,10 @@ def test_where_no_node_stays_the_step_goes_to_the_persistent_tier_first() -> Non
     assert "step 40 of epoch 1 has no copy on a node that stays" in plan(alone).reason
     seen = drained("n0", "n1", "n2", persistent=True)
     assert not claims(seen)
-    assert {s for e in maintain(seen).actions if isinstance(e, PromoteSaves) for s in e.saves} == {
-        m.save for h in seen.holders for m in h.entries if m.save.step == 40
+    assert {s for e in plan_maintenance(seen).actions if isinstance(e, UploadSaves) for s in e.saves} == {
+        m.save for h in seen.servers for m in h.entries if m.save.step == 40
     }
-    assert claims(replace(seen, status=replace(seen.status, floor=Checkpoint(1, 40))))
+    assert claims(replace(seen, status=replace(seen.status, last_uploaded=Checkpoint(1, 40))))
 
 
 # ---- what no halt could save -----------------------------------------------------------------------------------------
@@ -322,18 +325,18 @@ def test_who_had_to_go_before_the_halt_came_is_counted_by_no_budget() -> None:
     once = FailurePolicy(max_restarts=1)
     for gone in (
         with_worker(running(least=None, failure_policy=once), 1, phase="Failed", exit_code=143, deleting=True),
-        replace(with_session(running(least=None, failure_policy=once), 1, leaving=True, connected=False), workers=running().workers[::2]),
+        replace(with_session(running(least=None, failure_policy=once), 1, terminating=True, connected=False), workers=running().workers[::2]),
     ):  # fmt: skip
         made = plan(gone)
-        assert made.status.world is not None
-        assert made.status.world.state == "Claimed"
+        assert made.status.membership is not None
+        assert made.status.membership.state == "Claimed"
         assert made.status.recent_restarts == ()
         assert made.status.incidents[-1].kind == "agent-lost"
 
 
 def test_its_peers_that_only_heard_its_line_break_are_not_a_program_that_fails() -> None:
     seen = NOTICES["deleted"](running(least=None), 1)
-    echo = {"exit": ExitSeen(1, 0, 1, "Connection reset by peer", True, NOW - 5)}
+    echo = {"exit": ObservedExit(1, 0, 1, "Connection reset by peer", True, NOW - 5)}
     made = plan(with_session(with_session(seen, 0, **echo), 2, **echo))
     (incident,) = made.status.incidents
     assert (incident.kind, incident.worker, incident.unexplained) == ("agent-lost", 1, False)
@@ -373,8 +376,8 @@ def test_a_drained_node_costs_no_step_and_the_job_is_whole_once_it_is_back(
         world.uncordon(name)
     world.run(8.0, tick=0.5)
     assert world.status.phase == "Running", plan(world.observe()).reason
-    assert world.status.world is not None
-    assert world.status.world.size == 3
+    assert world.status.membership is not None
+    assert world.status.membership.world_size == 3
     assert [i.kind for i in world.status.incidents if i.kind != "planned"] == []
     assert sum(i.steps_lost or 0 for i in world.status.incidents) == 0
     assert world.status.step > before
@@ -401,7 +404,7 @@ def test_an_operator_that_dies_after_any_stroke_of_it_loses_no_step_either(prefi
 def test_the_nodes_that_stay_are_named_where_no_signal_was_given() -> None:
     seen = replace(running(least=None), nodes=())
     assert len(actions(NOTICES["deleted"](seen, 1), Barrier)) == 1
-    assert claims(replace(drained("n1"), nodes=(NodeSeen("n0", "n0", True),)))
+    assert claims(replace(drained("n1"), nodes=(ObservedNode("n0", "n0", True),)))
 
 
 # ---- node departure --------------------------------------------------------------------------------------------------
@@ -412,18 +415,18 @@ PERSISTENT = CheckpointPolicy(
 )
 
 
-def lone(**spec: Any) -> Observed:
+def lone(**spec: Any) -> JobSnapshot:
     """One whose rank 0 has saved on its own node alone."""
     seen = running(**spec)
     return with_holder(seen, "n1", entries=tuple(m for m in _entries(seen, "n1") if m.save.rank != 0))
 
 
-def _entries(seen: Observed, node: str) -> Any:
-    return next(h.entries for h in seen.holders if h.endpoint.holder.node == node)
+def _entries(seen: JobSnapshot, node: str) -> Any:
+    return next(h.entries for h in seen.servers if h.endpoint.instance.node == node)
 
 
-def said(seen: Observed, node: str = "n0", now: float = NOW) -> str:
-    return departure(seen, seen.status, node, now)
+def said(seen: JobSnapshot, node: str = "n0", now: float = NOW) -> str:
+    return data_lost_with_node(seen, seen.status, node, now)
 
 
 def test_a_node_whose_copies_are_elsewhere_too_may_be_left() -> None:
@@ -433,7 +436,7 @@ def test_a_node_whose_copies_are_elsewhere_too_may_be_left() -> None:
 def test_the_last_copy_is_waited_for_and_is_being_made_meanwhile() -> None:
     seen = with_node(lone(), "n0", schedulable=False)
     assert said(seen) == "step 40 of epoch 1 has no copy on a node that stays, and is being copied to one"
-    copies = [a for a in maintain(seen).actions if isinstance(a, CopySave)]
+    copies = [a for a in plan_maintenance(seen).actions if isinstance(a, RequestRepair)]
     assert [(a.save.rank, a.target.node) for a in copies if a.save.step == 40] == [(0, "n1")], copies
 
 
@@ -442,7 +445,7 @@ def test_of_a_world_that_trains_the_copies_may_be_a_little_behind_but_never_miss
     seen = running()
     behind = with_holder(seen, "n1", entries=tuple(m for m in _entries(seen, "n1") if m.save != RankSave(1, 40, 0)))
     assert said(behind) == "", "step 30 of all ranks is on nodes that stay"
-    halted = replace(seen.status, world=replace(seen.status.world, state="Claimed"))
+    halted = replace(seen.status, membership=replace(seen.status.membership, state="Claimed"))
     assert said(replace(behind, status=halted)).startswith("step 40 of epoch 1 has no copy on a node that stays")
     assert said(lone()), "of rank 0 nothing is there, however few steps that is"
 
@@ -451,20 +454,22 @@ def test_of_a_world_that_trains_the_copies_may_be_a_little_behind_but_never_miss
 def test_one_copy_is_brought_to_a_node_that_stays_while_others_are_left(replicas: int) -> None:
     memory = MemoryTierSpec(interval_steps=10, replicas=replicas)
     seen = with_node(
-        with_node(running(checkpoint=CheckpointPolicy(memory=memory)), "n0", schedulable=False), "n1", signal="x"
+        with_node(running(checkpoint=CheckpointPolicy(memory=memory)), "n0", schedulable=False),
+        "n1",
+        evacuation_reason="x",
     )
-    copies = [a for a in maintain(seen).actions if isinstance(a, CopySave)]
+    copies = [a for a in plan_maintenance(seen).actions if isinstance(a, RequestRepair)]
     assert [(a.save.checkpoint.step, a.save.rank, a.target.node) for a in copies] == [(40, 0, "n2")]
-    stored = replace(seen, status=replace(seen.status, floor=Checkpoint(1, 40)))
-    assert not [a for a in maintain(stored).actions if isinstance(a, CopySave)]
+    stored = replace(seen, status=replace(seen.status, last_uploaded=Checkpoint(1, 40)))
+    assert not [a for a in plan_maintenance(stored).actions if isinstance(a, RequestRepair)]
 
 
 def test_where_no_node_is_left_or_none_stays_nothing_more_is_copied() -> None:
     seen = running()
-    assert not [a for a in maintain(seen).actions if isinstance(a, CopySave)]
+    assert not [a for a in plan_maintenance(seen).actions if isinstance(a, RequestRepair)]
     for name in ("n0", "n1", "n2"):
         seen = with_node(seen, name, schedulable=False)
-    assert not [a for a in maintain(seen).actions if isinstance(a, CopySave)]
+    assert not [a for a in plan_maintenance(seen).actions if isinstance(a, RequestRepair)]
 
 
 def test_it_is_waited_for_before_the_operator_has_heard_of_the_cordon() -> None:
@@ -479,7 +484,7 @@ def test_of_two_nodes_that_are_left_the_second_waits_for_what_both_had() -> None
 def test_what_is_in_the_persistent_tier_is_waited_for_by_nobody() -> None:
     seen = lone(checkpoint=PERSISTENT)
     assert said(seen)
-    assert said(replace(seen, status=replace(seen.status, floor=Checkpoint(1, 40)))) == ""
+    assert said(replace(seen, status=replace(seen.status, last_uploaded=Checkpoint(1, 40)))) == ""
 
 
 def test_where_no_node_stays_the_way_out_is_named() -> None:
@@ -513,7 +518,7 @@ def test_a_node_without_a_holder_or_with_an_empty_one_may_be_left() -> None:
 def test_what_cannot_be_seen_is_not_taken_for_safe() -> None:
     seen = running()
     for name in ("n0", "n1", "n2"):
-        seen = with_holder(seen, name, state="Silent", read_epoch=None, entries=())
+        seen = with_holder(seen, name, state="Silent", read_generation=None, entries=())
     assert said(seen) == "no holder says at present where the copies of step 40 of epoch 1 are"
 
 
@@ -525,21 +530,21 @@ def test_a_round_that_is_long_past_decides_nothing() -> None:
 # A node that others want left: its worker trains on until another is warm, and nothing is lost by the move.
 
 
-def sick(least: int | None = None, **other: Any) -> Observed:
+def sick(least: int | None = None, **other: Any) -> JobSnapshot:
     """Three workers run well; node n1 bears a signal, and n3 is free."""
-    seen = with_node(running(least=least), "n1", signal="it has the label x=y")
-    return replace(seen, nodes=(*seen.nodes, NodeSeen("n3", "n3", True)), **other)
+    seen = with_node(running(least=least), "n1", evacuation_reason="it has the label x=y")
+    return replace(seen, nodes=(*seen.nodes, ObservedNode("n3", "n3", True)), **other)
 
 
-def beside(seen: Observed, warm: bool, created: float = NOW, node: str = "n3") -> Observed:
+def beside(seen: JobSnapshot, warm: bool, created: float = NOW, node: str = "n3") -> JobSnapshot:
     """The second attempt of worker 1, on another node."""
     new = worker(1, 2, node=node, phase="Running", created_seconds=created)
-    heard = session(1, 2, now=seen.now, node=node, warm=warm)
+    heard = session(1, 2, now=seen.now_seconds, node=node, warm=warm)
     status = replace(seen.status, next_attempt=3)
     return replace(seen, status=status, workers=(*seen.workers, new), sessions=(*seen.sessions, heard))
 
 
-def actions_moving(seen: Observed, kind: type[Any]) -> list[Any]:
+def actions_moving(seen: JobSnapshot, kind: type[Any]) -> list[Any]:
     return [a for a in plan(seen).actions if isinstance(a, kind)]
 
 
@@ -560,16 +565,18 @@ def test_the_world_moves_once_that_one_is_warm_and_loses_nothing() -> None:
     assert "worker 1 leaves node n1 (it has the label x=y)" in made.reason
 
 
-def claimed(seen: Observed) -> Observed:
+def claimed(seen: JobSnapshot) -> JobSnapshot:
     """Everybody has saved and stopped; the next epoch is claimed."""
-    world = replace(seen.status.world or World(1, "Committed"), epoch=2, state="Claimed", changed_seconds=NOW - 60)
+    world = replace(
+        seen.status.membership or Membership(1, "Committed"), generation=2, state="Claimed", changed_seconds=NOW - 60
+    )
     sessions = tuple(replace(s, stopped=2) for s in seen.sessions)
-    holders = tuple(replace(h, fence=2, read_epoch=2) for h in seen.holders)
-    return replace(seen, status=replace(seen.status, world=world), sessions=sessions, holders=holders)
+    holders = tuple(replace(h, fence=2, read_generation=2) for h in seen.servers)
+    return replace(seen, status=replace(seen.status, membership=world), sessions=sessions, servers=holders)
 
 
-def members(seen: Observed) -> list[tuple[int, int]]:
-    world = plan(seen).status.world
+def members(seen: JobSnapshot) -> list[tuple[int, int]]:
+    world = plan(seen).status.membership
     assert world is not None
     assert world.state == "Committed"
     return [(m.index, m.attempt) for m in world.members]
@@ -590,7 +597,7 @@ def test_a_second_one_that_died_without_a_word_hides_not_the_first(ghost: str) -
     if ghost == "its pod is deleted":
         seen = replace(seen, workers=tuple(w for w in seen.workers if w.attempt == 1))
     else:
-        silent = tuple(replace(s, heard_seconds=NOW - 30) if s.attempt == 2 else s for s in seen.sessions)
+        silent = tuple(replace(s, last_message_seconds=NOW - 30) if s.attempt == 2 else s for s in seen.sessions)
         seen = replace(seen, sessions=silent)
     assert members(seen) == [(0, 1), (1, 1), (2, 1)]
 
@@ -611,17 +618,17 @@ def test_a_job_that_would_have_no_world_without_the_node_stays_there() -> None:
 
 def test_who_left_such_a_node_does_not_come_back_to_it() -> None:
     seen = sick(least=2)
-    world = seen.status.world
+    world = seen.status.membership
     assert world is not None
-    small = replace(world, size=2, members=tuple(m for m in world.members if m.index != 1))
-    seen = with_session(replace(seen, status=replace(seen.status, world=small)), 1, epoch=0)
+    small = replace(world, world_size=2, members=tuple(m for m in world.members if m.index != 1))
+    seen = with_session(replace(seen, status=replace(seen.status, membership=small)), 1, generation=0)
     assert actions_moving(seen, Barrier) == []
-    well = with_node(seen, "n1", signal="")
+    well = with_node(seen, "n1", evacuation_reason="")
     assert "grow from 2 to 3" in plan(well).reason
 
 
 def test_when_nobody_wants_it_left_any_more_the_second_one_goes() -> None:
-    seen = with_node(beside(sick(), warm=True), "n1", signal="")
+    seen = with_node(beside(sick(), warm=True), "n1", evacuation_reason="")
     assert [d.name for d in actions_moving(seen, DeleteWorker)] == ["gpt-1-2"]
     assert actions_moving(seen, Barrier) == []
 
@@ -631,7 +638,9 @@ def test_a_second_one_that_fails_at_once_is_not_made_again_at_once() -> None:
     seen = sick()
     seen = replace(seen, workers=(*seen.workers, failed), status=replace(seen.status, next_attempt=3))
     assert actions_moving(seen, CreateWorker) == []
-    later = replace(seen, now=NOW + 10, sessions=tuple(replace(s, heard_seconds=NOW + 10) for s in seen.sessions))
+    later = replace(
+        seen, now_seconds=NOW + 10, sessions=tuple(replace(s, last_message_seconds=NOW + 10) for s in seen.sessions)
+    )
     assert actions_moving(later, CreateWorker) == [CreateWorker(1, 3, ("n1",))]
 
 
@@ -639,7 +648,7 @@ def test_a_second_one_that_fails_at_once_is_not_made_again_at_once() -> None:
 # A halt that is named again and again while a trainer stands still: seldom, and never far ahead.
 
 
-def growing() -> Observed:
+def growing() -> JobSnapshot:
     """Two workers train at step 42, a tenth of a second a step, and a third is warm."""
     seen = running(workers=2, least=1)
     return replace(
@@ -647,16 +656,16 @@ def growing() -> Observed:
         job=job(3, least=1),
         workers=(*seen.workers, worker(2)),
         sessions=(*seen.sessions, session(2, now=NOW)),
-        nodes=(*seen.nodes, NodeSeen("n2", "n2", True)),
+        nodes=(*seen.nodes, ObservedNode("n2", "n2", True)),
     )
 
 
-def at(seen: Observed, now: float, barrier: ObservedBarrier | None, step: int | None = None) -> Observed:
+def at(seen: JobSnapshot, now: float, barrier: ObservedBarrier | None, step: int | None = None) -> JobSnapshot:
     """Later, everybody heard; `step`: it was just made, else all stand as they stood."""
-    sessions = tuple(replace(s, heard_seconds=now) for s in seen.sessions)
+    sessions = tuple(replace(s, last_message_seconds=now) for s in seen.sessions)
     if step is not None:
-        sessions = tuple(told(s, step=step, step_at_seconds=now) if s.epoch else s for s in sessions)
-    return replace(seen, now=now, barrier=barrier, sessions=sessions)
+        sessions = tuple(told(s, step=step, step_at_seconds=now) if s.generation else s for s in sessions)
+    return replace(seen, now_seconds=now, barrier=barrier, sessions=sessions)
 
 
 def test_a_world_that_stands_still_is_asked_seldom_and_about_the_next_steps() -> None:

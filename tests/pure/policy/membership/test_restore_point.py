@@ -22,20 +22,20 @@ from support.builders import (
     worker,
 )
 from support.talk import COMMITTED, STATUS, A, talking, words
-from surefoot.protocol.checkpoints.completeness import LeftOut, LineageEntry, epoch_at, first_step, on_lineage
+from surefoot.protocol.checkpoints.completeness import LineageEntry, UnreadRecord, first_step, generation_at, on_lineage
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.checkpoints.retention import memory_drops
-from surefoot.protocol.identities import Checkpoint, OlderJob, WorkerId
+from surefoot.protocol.identities import Checkpoint, SourceJob, WorkerId
 from surefoot.protocol.messages import Assign
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec, RestoreFrom
-from surefoot_operator.api.status import Incident, JobStatus, World
+from surefoot_operator.api.status import Incident, JobStatus, Membership
 from surefoot_operator.api.status_json import status_from_json, status_to_json
-from surefoot_operator.job_snapshot import Observed, PersistentSeen
-from surefoot_operator.policy.core.actions import ListPersistentTier, Plan, SealHolder
+from surefoot_operator.job_snapshot import JobSnapshot, PersistentListing
+from surefoot_operator.policy.core.actions import FenceMemoryServer, ListPersistentTier, Plan
 from surefoot_operator.policy.core.facts import gather
-from surefoot_operator.policy.maintenance.maintenance_plan import maintain, standing_of
+from surefoot_operator.policy.maintenance.maintenance_plan import plan_maintenance, retention_inputs
 from surefoot_operator.policy.planning.plan import plan
-from surefoot_operator.policy.planning.plan_invariants import check
+from surefoot_operator.policy.planning.plan_invariants import check_plan
 
 # ---- restore point ---------------------------------------------------------------------------------------------------
 # From where a claimed epoch goes on: what is sealed, read, listed and waited for, and which checkpoint is chosen.
@@ -44,31 +44,31 @@ NOW = BEGAN + 100
 PERSISTENT = CheckpointPolicy(MemoryTierSpec(interval_steps=10), PersistentTierSpec("file:///tmp/checkpoints"))
 
 
-def decided(seen: Observed) -> Plan:
+def decided(seen: JobSnapshot) -> Plan:
     made = plan(seen)
-    check(made, seen)
+    check_plan(made, seen)
     return made
 
 
-def claimed(read: bool = True, ago: float = 2.0, **spec: object) -> Observed:
+def claimed(read: bool = True, ago: float = 2.0, **spec: object) -> JobSnapshot:
     """Epoch 2 is claimed since `ago`; everybody has stopped, everything was read (or not)."""
     seen = running(**spec)  # type: ignore[arg-type]  # fields of the spec, as they come
-    world = seen.status.world
+    world = seen.status.membership
     assert world is not None
-    claim = World(2, "Claimed", None, 3, world.members, "a test", NOW - ago)
-    incident = Incident("node-lost", "a test", 1, "n1", 1, NOW - ago, NOW - ago, last_step=42, world_before=3)
+    claim = Membership(2, "Claimed", None, 3, world.members, "a test", NOW - ago)
+    incident = Incident("node-lost", "a test", 1, "n1", 1, NOW - ago, NOW - ago, last_step=42, world_size_before=3)
     return replace(
         seen,
-        status=replace(seen.status, world=claim, phase="Recovering", incidents=(incident,)),
+        status=replace(seen.status, membership=claim, phase="Recovering", incidents=(incident,)),
         sessions=tuple(replace(s, stopped=2) for s in seen.sessions),
-        holders=tuple(replace(h, fence=2, read_epoch=2 if read else None) for h in seen.holders),
+        servers=tuple(replace(h, fence=2, read_generation=2 if read else None) for h in seen.servers),
     )
 
 
-def parent(seen: Observed) -> Checkpoint | str | None:
+def parent(seen: JobSnapshot) -> Checkpoint | str | None:
     """The parent that is committed now, or why not yet."""
     made = decided(seen)
-    world = made.status.world
+    world = made.status.membership
     return world.parent if world is not None and world.state == "Committed" else made.reason
 
 
@@ -78,9 +78,9 @@ def test_the_newest_complete_checkpoint_is_the_parent() -> None:
 
 def test_every_ready_holder_is_sealed_and_read_first() -> None:
     made = decided(claimed(read=False))
-    assert sum(isinstance(a, SealHolder) and a.epoch == 2 for a in made.actions) == 3
-    late = with_holder(claimed(), "n2", read_epoch=None)
-    assert [a.holder.node for a in decided(late).actions if isinstance(a, SealHolder)] == ["n2"]
+    assert sum(isinstance(a, FenceMemoryServer) and a.generation == 2 for a in made.actions) == 3
+    late = with_holder(claimed(), "n2", read_generation=None)
+    assert [a.server.node for a in decided(late).actions if isinstance(a, FenceMemoryServer)] == ["n2"]
 
 
 def test_nothing_is_sealed_while_trainers_run_or_saves_are_on_their_way() -> None:
@@ -93,51 +93,53 @@ def test_nothing_is_sealed_while_trainers_run_or_saves_are_on_their_way() -> Non
 
 def test_the_drain_grace_ends() -> None:
     draining = with_session(claimed(read=False, ago=1.0), 0, pending=(Checkpoint(1, 50),))
-    assert any(isinstance(a, SealHolder) for a in decided(draining).actions)
+    assert any(isinstance(a, FenceMemoryServer) for a in decided(draining).actions)
 
 
 def test_a_checkpoint_that_lacks_a_rank_is_not_the_parent() -> None:
     seen = claimed()
     cut = tuple(
-        replace(h, entries=tuple(m for m in h.entries if (m.save.step, m.save.rank) != (40, 1))) for h in seen.holders
+        replace(h, entries=tuple(m for m in h.entries if (m.save.step, m.save.rank) != (40, 1))) for h in seen.servers
     )
-    assert parent(replace(seen, holders=cut)) == Checkpoint(1, 30)
+    assert parent(replace(seen, servers=cut)) == Checkpoint(1, 30)
 
 
 def test_a_checkpoint_that_was_put_aside_is_not_the_parent() -> None:
     seen = claimed()
-    assert parent(replace(seen, status=replace(seen.status, bad=(Checkpoint(1, 40),)))) == Checkpoint(1, 30)
+    assert parent(
+        replace(seen, status=replace(seen.status, unreadable_checkpoints=(Checkpoint(1, 40),)))
+    ) == Checkpoint(1, 30)
 
 
 def test_copies_of_unsealed_holders_are_not_read() -> None:
     seen = claimed()
     stale = tuple(manifest(1, 60, r, 3) for r in range(3))
-    seen = replace(seen, holders=(*seen.holders, holder("n9", 1, *stale, state="Silent")))
+    seen = replace(seen, servers=(*seen.servers, holder("n9", 1, *stale, state="Silent")))
     assert parent(seen) == Checkpoint(1, 40)
 
 
 def test_a_silent_holder_is_waited_for_no_longer_than_the_lost_steps_cost() -> None:
-    seen = with_holder(claimed(ago=0.1), "n1", state="Silent", read_epoch=None)  # 42 - 40 steps of 0.1 s each
+    seen = with_holder(claimed(ago=0.1), "n1", state="Silent", read_generation=None)  # 42 - 40 steps of 0.1 s each
     assert "waiting up to 0.2 s" in str(parent(seen))
-    made = decided(with_holder(claimed(ago=0.3), "n1", state="Silent", read_epoch=None))
-    assert made.status.world is not None
-    assert made.status.world.parent == Checkpoint(1, 40)
-    assert made.status.given_up == ("n1-i0",)
+    made = decided(with_holder(claimed(ago=0.3), "n1", state="Silent", read_generation=None))
+    assert made.status.membership is not None
+    assert made.status.membership.parent == Checkpoint(1, 40)
+    assert made.status.lost_servers == ("n1-i0",)
     assert any(e.reason == "HolderGivenUp" for e in made.events)
 
 
 def test_a_silent_holder_that_may_hold_everything_is_waited_for_to_the_limit() -> None:
     seen = claimed(ago=9.9)
-    empty = tuple(replace(h, entries=()) for h in seen.holders)
-    seen = with_holder(replace(seen, holders=empty), "n1", state="Silent", read_epoch=None)
+    empty = tuple(replace(h, entries=()) for h in seen.servers)
+    seen = with_holder(replace(seen, servers=empty), "n1", state="Silent", read_generation=None)
     assert "waiting up to 10.0 s" in str(parent(seen))
 
 
 def test_a_holder_that_was_read_to_have_nothing_newer_is_not_waited_for_nor_told_as_a_loss() -> None:
     made = decided(with_holder(claimed(ago=0.1), "n1", state="Silent"))
-    assert made.status.world is not None
-    assert made.status.world.parent == Checkpoint(1, 40)
-    assert made.status.given_up == ("n1-i0",), "what it has is looked for again if step 40 is lost"
+    assert made.status.membership is not None
+    assert made.status.membership.parent == Checkpoint(1, 40)
+    assert made.status.lost_servers == ("n1-i0",), "what it has is looked for again if step 40 is lost"
     assert not [e for e in made.events if e.reason == "HolderGivenUp"]
 
 
@@ -147,8 +149,8 @@ def test_a_holder_that_fell_silent_is_waited_for_only_if_it_was_not_read_or_has_
 ) -> None:
     policy = CheckpointPolicy(MemoryTierSpec(interval_steps=10), on_total_loss="Restart")
     seen = claimed(checkpoint=policy)
-    empty = tuple(replace(h, entries=()) for h in seen.holders)
-    lost = with_holder(replace(seen, holders=empty), "n1", state="Silent", read_epoch=read, since_seconds=NOW - 1)
+    empty = tuple(replace(h, entries=()) for h in seen.servers)
+    lost = with_holder(replace(seen, servers=empty), "n1", state="Silent", read_generation=read, since_seconds=NOW - 1)
     said = parent(lost)
     assert said is None if read else "which the operator cannot reach" in str(said)
     a_part = with_holder(lost, "n1", entries=(manifest(1, 40, 1, 3),))
@@ -161,28 +163,28 @@ def test_a_holder_that_is_gone_is_not_waited_for() -> None:
 
 def test_a_holder_whose_node_runs_another_instance_is_not_waited_for() -> None:
     seen = claimed(ago=0.1)
-    fresh = replace(seen.holders[1], endpoint=endpoint("n1", "i1"), entries=())
-    assert parent(replace(seen, holders=(seen.holders[0], fresh, seen.holders[2]))) == Checkpoint(1, 40)
+    fresh = replace(seen.servers[1], endpoint=endpoint("n1", "i1"), entries=())
+    assert parent(replace(seen, servers=(seen.servers[0], fresh, seen.servers[2]))) == Checkpoint(1, 40)
 
 
 def test_a_named_holder_that_nobody_shows_is_unknown_not_empty() -> None:
     seen = claimed(ago=0.1)
-    assert "waiting up to" in str(parent(replace(seen, holders=seen.holders[::2])))
+    assert "waiting up to" in str(parent(replace(seen, servers=seen.servers[::2])))
 
 
 def test_losing_every_copy_fails_a_job_that_says_so_unless_it_may_begin_again() -> None:
-    lost = tuple(replace(h, entries=()) for h in claimed().holders)
+    lost = tuple(replace(h, entries=()) for h in claimed().servers)
     fails = CheckpointPolicy(MemoryTierSpec(interval_steps=10), on_total_loss="Fail")
-    made = decided(replace(claimed(checkpoint=fails), holders=lost))
+    made = decided(replace(claimed(checkpoint=fails), servers=lost))
     assert made.status.phase == "Failed"
     assert "onTotalLoss" in made.status.message
     again = CheckpointPolicy(MemoryTierSpec(interval_steps=10), on_total_loss="Restart")
-    assert parent(replace(claimed(checkpoint=again), holders=lost)) is None
+    assert parent(replace(claimed(checkpoint=again), servers=lost)) is None
 
 
 def test_a_first_checkpoint_that_never_was_full_may_be_lost_quietly() -> None:
-    seen = replace(claimed(), holders=tuple(replace(h, entries=()) for h in claimed().holders))
-    assert parent(replace(seen, status=replace(seen.status, recorded=False))) is None
+    seen = replace(claimed(), servers=tuple(replace(h, entries=()) for h in claimed().servers))
+    assert parent(replace(seen, status=replace(seen.status, had_checkpoint=False))) is None
 
 
 def test_the_persistent_tier_is_listed_after_the_last_index_was_read() -> None:
@@ -194,18 +196,18 @@ def test_the_persistent_tier_is_listed_after_the_last_index_was_read() -> None:
 
 def test_a_newer_checkpoint_in_the_persistent_tier_is_the_parent() -> None:
     saved = tuple(manifest(1, 50, r, 3) for r in range(3))
-    listed = PersistentSeen(2, saved, NOW - 0.1)
+    listed = PersistentListing(2, saved, NOW - 0.1)
     made = decided(replace(claimed(checkpoint=PERSISTENT), persistent=listed))
-    assert made.status.world is not None
-    assert made.status.world.parent == Checkpoint(1, 50)
-    assert made.status.floor == Checkpoint(1, 50)
+    assert made.status.membership is not None
+    assert made.status.membership.parent == Checkpoint(1, 50)
+    assert made.status.last_uploaded == Checkpoint(1, 50)
 
 
 def test_a_persistent_tier_that_does_not_answer_is_awaited_where_memory_has_nothing() -> None:
     seen = claimed(ago=60, checkpoint=PERSISTENT)
-    failed = PersistentSeen(None, None, NOW - 5, "connection refused")
-    empty = tuple(replace(h, entries=()) for h in seen.holders)
-    made = decided(replace(seen, persistent=failed, holders=empty))
+    failed = PersistentListing(None, None, NOW - 5, "connection refused")
+    empty = tuple(replace(h, entries=()) for h in seen.servers)
+    made = decided(replace(seen, persistent=failed, servers=empty))
     assert made.status.phase == "Recovering"
     assert ListPersistentTier(2, 0) in made.actions
     assert parent(replace(seen, persistent=failed)) == Checkpoint(1, 40)
@@ -213,19 +215,19 @@ def test_a_persistent_tier_that_does_not_answer_is_awaited_where_memory_has_noth
 
 def test_nothing_below_the_floor_is_a_parent() -> None:
     seen = claimed(ago=60, checkpoint=PERSISTENT)
-    seen = replace(seen, status=replace(seen.status, floor=Checkpoint(1, 41)))
-    failed = PersistentSeen(None, None, NOW - 0.5, "connection refused")
+    seen = replace(seen, status=replace(seen.status, last_uploaded=Checkpoint(1, 41)))
+    failed = PersistentListing(None, None, NOW - 0.5, "connection refused")
     assert "waiting for the listing" in str(parent(replace(seen, persistent=failed)))
 
 
 def test_a_damaged_floor_binds_no_longer() -> None:
     seen = claimed(checkpoint=PERSISTENT)
     floor = Checkpoint(1, 41)
-    seen = replace(seen, status=replace(seen.status, floor=floor, bad=(floor,)))
-    made = decided(replace(seen, persistent=PersistentSeen(2, (), NOW)))
-    assert made.status.world is not None
-    assert made.status.world.parent == Checkpoint(1, 40)
-    assert made.status.floor is None
+    seen = replace(seen, status=replace(seen.status, last_uploaded=floor, unreadable_checkpoints=(floor,)))
+    made = decided(replace(seen, persistent=PersistentListing(2, (), NOW)))
+    assert made.status.membership is not None
+    assert made.status.membership.parent == Checkpoint(1, 40)
+    assert made.status.last_uploaded is None
 
 
 def test_layouts_that_are_not_checked_yet_are_waited_for() -> None:
@@ -237,8 +239,8 @@ def test_agents_that_must_still_stop_are_waited_for_and_strangers_are_not() -> N
     seen = claimed(ago=2.0)
     assert "on their way" in str(parent(with_session(seen, 1, warm=False)))
     made = decided(with_session(claimed(ago=3.1), 1, warm=False))
-    assert made.status.world is not None
-    assert made.status.world.size == 2
+    assert made.status.membership is not None
+    assert made.status.membership.world_size == 2
 
 
 def test_a_fixed_world_waits_for_its_replacement() -> None:
@@ -248,22 +250,22 @@ def test_a_fixed_world_waits_for_its_replacement() -> None:
 
 def test_the_incident_says_what_was_lost() -> None:
     incident = decided(claimed()).status.incidents[-1]
-    assert (incident.parent_step, incident.steps_lost, incident.world_after) == (40, 2, 3)
-    assert incident.assigned_seconds == NOW
+    assert (incident.restored_step, incident.steps_lost, incident.world_size_after) == (40, 2, 3)
+    assert incident.committed_seconds == NOW
 
 
-def unreadable(*left_out: LeftOut, step: int = 50, **changes: object) -> PersistentSeen:
+def unreadable(*left_out: UnreadRecord, step: int = 50, **changes: object) -> PersistentListing:
     """A listing that lacks what of `step` could not be read."""
     unjudged = frozenset({Checkpoint(1, step)})
-    return replace(PersistentSeen(2, (), NOW - 0.1, left_out=left_out, unjudged=unjudged), **changes)  # type: ignore[arg-type]
+    return replace(PersistentListing(2, (), NOW - 0.1, unread_records=left_out, undecidable=unjudged), **changes)  # type: ignore[arg-type]
 
 
-DAMAGED = LeftOut("50-1/rank-0.json does not match its checksum", False, checkpoint=Checkpoint(1, 50))
-SILENT = LeftOut("50-1/rank-0.json: SlowDown", True, checkpoint=Checkpoint(1, 50))
+DAMAGED = UnreadRecord("50-1/rank-0.json does not match its checksum", False, checkpoint=Checkpoint(1, 50))
+SILENT = UnreadRecord("50-1/rank-0.json: SlowDown", True, checkpoint=Checkpoint(1, 50))
 
 
-def without_memory(seen: Observed) -> Observed:
-    return replace(seen, holders=tuple(replace(h, entries=()) for h in seen.holders))
+def without_memory(seen: JobSnapshot) -> JobSnapshot:
+    return replace(seen, servers=tuple(replace(h, entries=()) for h in seen.servers))
 
 
 def test_what_a_listing_could_not_read_keeps_nobody_from_an_older_checkpoint() -> None:
@@ -271,19 +273,19 @@ def test_what_a_listing_could_not_read_keeps_nobody_from_an_older_checkpoint() -
     assert parent(seen) == Checkpoint(1, 40), "what memory has"
     older = tuple(manifest(1, 30, r, 3) for r in range(3))
     listed = unreadable(DAMAGED, entries=older)
-    floored = replace(seen, status=replace(seen.status, floor=Checkpoint(1, 50)), persistent=listed)
+    floored = replace(seen, status=replace(seen.status, last_uploaded=Checkpoint(1, 50)), persistent=listed)
     assert parent(without_memory(floored)) == Checkpoint(1, 30), "a floor that cannot be read binds nobody"
 
 
 def test_a_floor_whose_record_was_not_given_binds_and_is_asked_for_again() -> None:
     older = tuple(manifest(1, 30, r, 3) for r in range(3))
-    listed = unreadable(SILENT, entries=older, asked_seconds=NOW - 6)
+    listed = unreadable(SILENT, entries=older, requested_seconds=NOW - 6)
     seen = replace(claimed(ago=60, checkpoint=PERSISTENT), persistent=listed)
-    floored = replace(seen, status=replace(seen.status, floor=Checkpoint(1, 50)))
+    floored = replace(seen, status=replace(seen.status, last_uploaded=Checkpoint(1, 50)))
     made = decided(without_memory(floored))
-    assert made.status.world == floored.status.world, "step 30 would lose what is safe"
+    assert made.status.membership == floored.status.membership, "step 30 would lose what is safe"
     assert ListPersistentTier(2, 0) in made.actions
-    both = replace(listed, left_out=(SILENT, DAMAGED))
+    both = replace(listed, unread_records=(SILENT, DAMAGED))
     assert parent(without_memory(replace(floored, persistent=both))) == Checkpoint(1, 30)
 
 
@@ -293,24 +295,28 @@ def test_where_what_was_stored_last_is_gone_an_older_one_that_is_there_is_restor
     checkpoint = replace(PERSISTENT, on_total_loss=policy)  # type: ignore[arg-type]  # one of its words
     older = tuple(manifest(1, 30, r, 3) for r in range(3))
     seen = without_memory(claimed(ago=60, checkpoint=checkpoint))
-    seen = replace(seen, status=replace(seen.status, floor=Checkpoint(1, 40)))
-    early = decided(replace(seen, persistent=PersistentSeen(2, older, NOW - 50)))
-    assert early.status.world == seen.status.world, "a network file system may show what was"
+    seen = replace(seen, status=replace(seen.status, last_uploaded=Checkpoint(1, 40)))
+    early = decided(replace(seen, persistent=PersistentListing(2, older, NOW - 50)))
+    assert early.status.membership == seen.status.membership, "a network file system may show what was"
     assert any(isinstance(action, ListPersistentTier) for action in early.actions)
-    seen = replace(seen, persistent=PersistentSeen(2, older, NOW - 5))
+    seen = replace(seen, persistent=PersistentListing(2, older, NOW - 5))
     noted = decided(seen)
-    assert (noted.status.bad, noted.status.phase) == ((Checkpoint(1, 40),), "Recovering")
+    assert (noted.status.unreadable_checkpoints, noted.status.phase) == ((Checkpoint(1, 40),), "Recovering")
     assert [event.reason for event in noted.events if "is in the persistent tier no more" in event.message] == [
         "CheckpointBad"
     ]
     made = decided(replace(seen, status=noted.status)).status
-    assert made.world is not None
-    assert (made.world.state, made.world.parent, made.floor) == ("Committed", Checkpoint(1, 30), Checkpoint(1, 30))
+    assert made.membership is not None
+    assert (made.membership.state, made.membership.parent, made.last_uploaded) == (
+        "Committed",
+        Checkpoint(1, 30),
+        Checkpoint(1, 30),
+    )
 
 
 def test_a_layout_that_nobody_can_bring_is_not_waited_for() -> None:
     newer = tuple(replace(manifest(1, 50, r, 3), layout="lost") for r in range(3))
-    listed = unreadable(LeftOut("layouts/lost.json is damaged", False, digest="lost"), entries=newer)
+    listed = unreadable(UnreadRecord("layouts/lost.json is damaged", False, digest="lost"), entries=newer)
     assert parent(replace(claimed(checkpoint=PERSISTENT), persistent=listed)) == Checkpoint(1, 40)
 
 
@@ -321,7 +327,7 @@ def test_where_only_what_cannot_be_read_is_left_its_name_is_said(policy: str, ph
     made = decided(seen)
     assert made.status.phase == phase
     assert "50-1/rank-0.json does not match its checksum" in made.reason
-    nothing_known = replace(seen, status=replace(seen.status, recorded=False, last_complete=None))
+    nothing_known = replace(seen, status=replace(seen.status, had_checkpoint=False, last_complete=None))
     assert parent(nothing_known) is not None, "what is there and cannot be read is not absent: never step 0"
 
 
@@ -330,13 +336,13 @@ def test_a_record_that_the_tier_did_not_give_is_asked_for_again_and_named() -> N
     made = decided(seen)
     assert made.status.phase == "Recovering"
     assert "SlowDown" in made.reason
-    later = replace(seen, persistent=unreadable(SILENT, asked_seconds=NOW - 6))
+    later = replace(seen, persistent=unreadable(SILENT, requested_seconds=NOW - 6))
     assert ListPersistentTier(2, 0) in decided(later).actions
 
 
 @pytest.mark.parametrize("ago", [0.5, 15.0])
 def test_with_a_complete_checkpoint_in_memory_a_slow_listing_is_waited_for_a_little_while(ago: float) -> None:
-    seen = replace(claimed(ago=20, checkpoint=PERSISTENT), persistent=PersistentSeen(asked_seconds=NOW - ago))
+    seen = replace(claimed(ago=20, checkpoint=PERSISTENT), persistent=PersistentListing(requested_seconds=NOW - ago))
     found = parent(seen)
     if ago < 2:
         assert "listing" in str(found)
@@ -349,37 +355,37 @@ def test_a_holder_that_comes_and_goes_voids_no_listing_for_ever(listed: int | No
     """Each reading voids the listing, and each loss asks for another one; memory has a complete checkpoint."""
     for ago, chosen in ((20, False), (40, True)):
         seen = claimed(ago=ago, checkpoint=PERSISTENT)
-        gone = replace(seen.holders[-1], state="Gone", since_seconds=NOW - 0.5, entries=(), read_epoch=None)
-        seen = replace(seen, holders=(*seen.holders[:-1], gone))
+        gone = replace(seen.servers[-1], state="Gone", since_seconds=NOW - 0.5, entries=(), read_generation=None)
+        seen = replace(seen, servers=(*seen.servers[:-1], gone))
         asked = NOW - 1.0 if listed is not None else None
-        seen = replace(seen, persistent=PersistentSeen(listed, () if listed else None, asked))
+        seen = replace(seen, persistent=PersistentListing(listed, () if listed else None, asked))
         assert (parent(seen) == Checkpoint(1, 40)) == chosen
 
 
 def test_a_listing_that_takes_long_is_asked_of_another_agent_only() -> None:
-    slow = PersistentSeen(asked_seconds=NOW - 30, asked_of=frozenset({WorkerId(0, 1)}))
+    slow = PersistentListing(requested_seconds=NOW - 30, requested_from=frozenset({WorkerId(0, 1)}))
     seen = without_memory(replace(claimed(ago=60, checkpoint=PERSISTENT), persistent=slow))
     assert decided(seen).actions == ()
-    longer = replace(seen, persistent=replace(slow, asked_seconds=NOW - 61))
+    longer = replace(seen, persistent=replace(slow, requested_seconds=NOW - 61))
     assert ListPersistentTier(2, 1) in decided(longer).actions
 
 
 def test_a_listing_is_not_waited_for_of_an_agent_that_is_not_heard_any_more() -> None:
     """Of a machine without power the line never breaks, and its worker may have a new attempt under the same number."""
-    asked = PersistentSeen(asked_seconds=NOW - 5, asked_of=frozenset({WorkerId(0, 1)}))
+    asked = PersistentListing(requested_seconds=NOW - 5, requested_from=frozenset({WorkerId(0, 1)}))
     seen = without_memory(replace(claimed(ago=60, checkpoint=PERSISTENT), persistent=asked))
-    silent = with_session(seen, 0, heard_seconds=NOW - 4)
+    silent = with_session(seen, 0, last_message_seconds=NOW - 4)
     assert ListPersistentTier(2, 1) in decided(silent).actions
-    again = replace(asked, asked_seconds=NOW, asked_of=frozenset({WorkerId(0, 1), WorkerId(1, 1)}))
+    again = replace(asked, requested_seconds=NOW, requested_from=frozenset({WorkerId(0, 1), WorkerId(1, 1)}))
     assert decided(replace(silent, persistent=again)).actions == ()
-    replaced = replace(silent, sessions=(*silent.sessions, session(0, 2, now=NOW, epoch=1, stopped=2)))
+    replaced = replace(silent, sessions=(*silent.sessions, session(0, 2, now=NOW, generation=1, stopped=2)))
     assert ListPersistentTier(2, 0) in decided(replaced).actions
 
 
 # ---- initial restore -------------------------------------------------------------------------------------------------
 # Where a job begins that has nothing of its own: at step 0, or where an older job stood, decided once.
 
-OLDER = OlderJob("file:///ckpt", "old")
+OLDER = SourceJob("file:///ckpt", "old")
 
 
 def policy(step: Any = "latest", **other: Any) -> CheckpointPolicy:
@@ -396,37 +402,39 @@ def older(*checkpoints: tuple[int, int], world: int = 2) -> tuple[RankManifest, 
 THERE = (*older((1, 20), (1, 40), (3, 40), (3, 60)), manifest(-3, 80, 0, 2))
 
 
-def first(entries: tuple[RankManifest, ...] | None = THERE, **spec: Any) -> Observed:
+def first(entries: tuple[RankManifest, ...] | None = THERE, **spec: Any) -> JobSnapshot:
     """Epoch 1 is claimed, all is read, three workers are warm; `entries`: None while nobody listed the older job."""
-    listed = PersistentSeen(1, entries, NOW - 1, older_job=OLDER) if entries is not None else PersistentSeen()
-    return Observed(
-        now=NOW,
+    listed = PersistentListing(1, entries, NOW - 1, source_job=OLDER) if entries is not None else PersistentListing()
+    return JobSnapshot(
+        now_seconds=NOW,
         term_seconds=BEGAN,
         job=job(3, **{"checkpoint": policy(), **spec}),
-        status=JobStatus(world=World(1, "Claimed", changed_seconds=NOW - 2), next_attempt=2, start_seconds=BEGAN),
+        status=JobStatus(
+            membership=Membership(1, "Claimed", changed_seconds=NOW - 2), next_attempt=2, start_seconds=BEGAN
+        ),
         workers=tuple(worker(i) for i in range(3)),
         sessions=tuple(session(i, now=NOW, stopped=1) for i in range(3)),
-        holders=tuple(holder(f"n{i}", 1) for i in range(3)),
-        older=listed,
+        servers=tuple(holder(f"n{i}", 1) for i in range(3)),
+        source_listing=listed,
         covers=COVERED,
         free_nodes=0,
     )
 
 
-def claimed_again(*own: tuple[int, int], recorded: bool = False, ago: float = 20.0, **spec: Any) -> Observed:
+def claimed_again(*own: tuple[int, int], recorded: bool = False, ago: float = 20.0, **spec: Any) -> JobSnapshot:
     """Epoch 2 is claimed after epoch 1, which began at step 60 of the older job; `own` lies on all holders."""
     seen = running(step=65, **{"checkpoint": policy(), **spec})
-    origin, old = Checkpoint(-3, 60), seen.status.world
+    origin, old = Checkpoint(-3, 60), seen.status.membership
     assert old is not None
     entries = tuple(manifest(e, s, r, 3) for e, s in own for r in range(3))
-    incident = Incident("node-lost", "a test", 1, "n1", 1, NOW - 20, NOW - 20, last_step=65, world_before=3)
+    incident = Incident("node-lost", "a test", 1, "n1", 1, NOW - 20, NOW - 20, last_step=65, world_size_before=3)
     status = replace(
         seen.status,
-        world=World(2, "Claimed", origin, 3, old.members, "a test", NOW - ago),
+        membership=Membership(2, "Claimed", origin, 3, old.members, "a test", NOW - ago),
         lineage=(LineageEntry(1, origin, 3),),
-        origin=origin,
-        older_job=OLDER,
-        recorded=recorded,
+        initial_checkpoint=origin,
+        source_job=OLDER,
+        had_checkpoint=recorded,
         last_complete=None,
         incidents=(incident,),
     )
@@ -434,15 +442,15 @@ def claimed_again(*own: tuple[int, int], recorded: bool = False, ago: float = 20
         seen,
         status=status,
         sessions=tuple(told(s, stopped=2, step=65, saved=None) for s in seen.sessions),
-        holders=tuple(replace(h, fence=2, read_epoch=2, entries=entries) for h in seen.holders),
-        persistent=PersistentSeen(2, (), NOW - 1),
+        servers=tuple(replace(h, fence=2, read_generation=2, entries=entries) for h in seen.servers),
+        persistent=PersistentListing(2, (), NOW - 1),
     )
 
 
-def parent_initial_restore(seen: Observed) -> Checkpoint | str | None:
+def parent_initial_restore(seen: JobSnapshot) -> Checkpoint | str | None:
     """The parent that is committed now, or why not."""
     made = decided(seen)
-    world = made.status.world
+    world = made.status.membership
     return world.parent if world is not None and world.state == "Committed" else made.reason
 
 
@@ -450,7 +458,7 @@ def test_the_older_jobs_folder_is_listed_through_one_agent_first() -> None:
     made = decided(first(None))
     assert made.actions == (ListPersistentTier(1, 0, OLDER),)
     assert made.reason == "listing job old in file:///ckpt through worker 0"
-    failed = replace(first(None), older=PersistentSeen(None, None, NOW - 0.5, "no such mount", OLDER))
+    failed = replace(first(None), source_listing=PersistentListing(None, None, NOW - 0.5, "no such mount", OLDER))
     assert "no such mount" in str(parent_initial_restore(failed))
     assert not decided(failed).actions
 
@@ -467,7 +475,7 @@ def test_the_wanted_checkpoint_is_the_first_epochs_parent_and_durable(step: Any,
     seen = first(checkpoint=policy(step))
     assert parent_initial_restore(seen) == wanted
     status = decided(seen).status
-    assert (status.origin, status.older_job) == (wanted, OLDER)
+    assert (status.initial_checkpoint, status.source_job) == (wanted, OLDER)
     assert status.lineage == (LineageEntry(1, wanted, 3),)
     assert status_from_json(status_to_json(status)) == status
 
@@ -492,8 +500,8 @@ def test_what_is_not_there_fails_the_job_and_names_what_is(
 
 def test_another_older_jobs_listing_is_not_taken_for_this_ones() -> None:
     seen = first()
-    other = replace(seen.older, older_job=OlderJob("file:///ckpt", "other"), asked_seconds=None)
-    assert decided(replace(seen, older=other)).actions == (ListPersistentTier(1, 0, OLDER),)
+    other = replace(seen.source_listing, source_job=SourceJob("file:///ckpt", "other"), requested_seconds=None)
+    assert decided(replace(seen, source_listing=other)).actions == (ListPersistentTier(1, 0, OLDER),)
 
 
 def test_layouts_that_do_not_cover_every_tensor_make_no_checkpoint_to_begin_from() -> None:
@@ -509,7 +517,7 @@ def test_before_a_checkpoint_of_its_own_the_job_goes_back_to_where_it_began() ->
     assert parent_initial_restore(seen) == Checkpoint(-3, 60)
     made = decided(seen)
     assert made.status.incidents[-1].steps_lost == 5
-    assert parent_initial_restore(replace(seen, older=PersistentSeen())) == Checkpoint(
+    assert parent_initial_restore(replace(seen, source_listing=PersistentListing())) == Checkpoint(
         -3, 60
     )  # known: nothing is listed again
 
@@ -522,7 +530,7 @@ def test_what_is_decided_stays_whatever_the_spec_says_later() -> None:
 
 def test_a_job_that_began_at_step_0_does_not_turn_to_an_older_job_later() -> None:
     seen = claimed_again()
-    status = replace(seen.status, origin=None, older_job=None, lineage=(LineageEntry(1, None, 3),))
+    status = replace(seen.status, initial_checkpoint=None, source_job=None, lineage=(LineageEntry(1, None, 3),))
     assert parent_initial_restore(replace(seen, status=status)) is None
 
 
@@ -538,29 +546,29 @@ def test_total_loss_fails_the_job_or_begins_again_where_it_began() -> None:
     assert lost.status.phase == "Failed"
     assert "would begin again at step 60 of epoch 3 of an older job" in lost.status.message
     restart = decided(claimed_again(recorded=True, ago=90.0, checkpoint=policy(on_total_loss="Restart")))
-    assert restart.status.world is not None
-    assert restart.status.world.parent == Checkpoint(-3, 60)
+    assert restart.status.membership is not None
+    assert restart.status.membership.parent == Checkpoint(-3, 60)
     assert any("begins again at step 60 of epoch 3" in event.message for event in restart.events)
 
 
 @pytest.mark.parametrize("absent", [True, False])
 def test_one_that_turns_out_to_be_unreadable_is_not_chosen_again(absent: bool) -> None:
     seen = claimed_again()
-    world = seen.status.world
+    world = seen.status.membership
     assert world is not None
-    committed = replace(seen.status, world=replace(world, epoch=1, state="Committed"), incidents=())
+    committed = replace(seen.status, membership=replace(world, generation=1, state="Committed"), incidents=())
     broken = (Checkpoint(-3, 60), absent, "a test")
     sessions = tuple(
-        told(s, epoch=1, stopped=1, step=60, step_at_seconds=None, unreadable=broken) for s in seen.sessions
+        told(s, generation=1, stopped=1, step=60, step_at_seconds=None, unreadable_report=broken) for s in seen.sessions
     )
-    holders = tuple(replace(h, fence=1, read_epoch=1) for h in seen.holders)
-    made = decided(replace(seen, status=committed, sessions=sessions, holders=holders))
-    assert made.status.bad == (Checkpoint(-3, 60),)
-    again = replace(seen, status=replace(seen.status, bad=made.status.bad))
+    holders = tuple(replace(h, fence=1, read_generation=1) for h in seen.servers)
+    made = decided(replace(seen, status=committed, sessions=sessions, servers=holders))
+    assert made.status.unreadable_checkpoints == (Checkpoint(-3, 60),)
+    again = replace(seen, status=replace(seen.status, unreadable_checkpoints=made.status.unreadable_checkpoints))
     assert decided(again).actions == (ListPersistentTier(2, 0, OLDER),)
-    listed = replace(again, older=PersistentSeen(2, THERE, NOW, older_job=OLDER))
+    listed = replace(again, source_listing=PersistentListing(2, THERE, NOW, source_job=OLDER))
     assert parent_initial_restore(listed) == Checkpoint(-3, 40)
-    assert decided(listed).status.origin == Checkpoint(-3, 40)
+    assert decided(listed).status.initial_checkpoint == Checkpoint(-3, 40)
     spec = replace(listed.job.spec, checkpoint=policy(60))
     failed = decided(replace(listed, job=replace(listed.job, spec=spec)))
     assert "apart from what could not be read (step 60 of epoch 3 of an older job)" in failed.status.message
@@ -572,30 +580,35 @@ def test_the_origin_is_a_plain_parent_on_the_lineage() -> None:
     assert on_lineage(lineage, Checkpoint(-3, 60), 2)
     assert not on_lineage(lineage, Checkpoint(-3, 50), 2)
     assert not on_lineage(lineage, Checkpoint(1, 60), 2)
-    assert (epoch_at(lineage, 2, 61), epoch_at(lineage, 2, 71), epoch_at(lineage, 2, 60)) == (1, 2, None)
+    assert (generation_at(lineage, 2, 61), generation_at(lineage, 2, 71), generation_at(lineage, 2, 60)) == (1, 2, None)
     assert (first_step(lineage), first_step(()), first_step((LineageEntry(1, None, 1),))) == (61, 1, 1)
 
 
 def test_nothing_of_the_older_job_is_ever_dropped_copied_or_uploaded() -> None:
     seen = claimed_again((1, 70), (1, 80), (1, 90))
-    world = seen.status.world
+    world = seen.status.membership
     assert world is not None
-    running_on = replace(seen.status, world=replace(world, epoch=1, state="Committed"), incidents=())
+    running_on = replace(seen.status, membership=replace(world, generation=1, state="Committed"), incidents=())
     seen = replace(
         seen,
         status=running_on,
-        sessions=tuple(told(s, epoch=1, stopped=1, step=95, step_at_seconds=NOW) for s in seen.sessions),
-        holders=tuple(replace(h, fence=1, read_epoch=1) for h in seen.holders),
+        sessions=tuple(told(s, generation=1, stopped=1, step=95, step_at_seconds=NOW) for s in seen.sessions),
+        servers=tuple(replace(h, fence=1, read_generation=1) for h in seen.servers),
     )
     facts = gather(seen)
     saves = memory_drops(
-        [m for h in seen.holders for m in h.entries], standing_of(facts, Checkpoint(1, 90), None, None), 2
+        [m for h in seen.servers for m in h.entries], retention_inputs(facts, Checkpoint(1, 90), None, None), 2
     )
     assert {s.checkpoint for s in saves} == {Checkpoint(1, 70)}
-    assert not any("epoch=-3" in repr(errand) or "ckpt" in repr(errand) for errand in maintain(seen).actions)
+    assert not any("epoch=-3" in repr(errand) or "ckpt" in repr(errand) for errand in plan_maintenance(seen).actions)
 
 
 def test_members_are_told_where_the_parent_lies_as_long_as_it_is_the_older_jobs() -> None:
     for parent, older in ((Checkpoint(-3, 60), OLDER), (Checkpoint(1, 70), None)):
-        status = replace(STATUS, world=replace(COMMITTED, parent=parent), origin=Checkpoint(-3, 60), older_job=OLDER)
-        assert [w.older_job for w in words(talking(), A, status) if isinstance(w, Assign)] == [older]
+        status = replace(
+            STATUS,
+            membership=replace(COMMITTED, parent=parent),
+            initial_checkpoint=Checkpoint(-3, 60),
+            source_job=OLDER,
+        )
+        assert [w.source_job for w in words(talking(), A, status) if isinstance(w, Assign)] == [older]

@@ -14,47 +14,56 @@ from support.operations import counted
 from surefoot_operator import reasons
 from surefoot_operator.api.spec import SchedulingPolicy
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.errors import InvariantBroken
+from surefoot_operator.errors import InvariantViolation
 from surefoot_operator.job_snapshot import (
-    CreateSeen,
-    GroupCallSeen,
-    NodeSeen,
-    Observed,
+    JobSnapshot,
+    ObservedNode,
+    ObservedPodGroup,
+    ObservedPodGroups,
+    ObservedWorker,
+    PendingCreate,
+    PendingGroupCall,
     PodGroup,
-    PodGroupSeen,
-    PodGroupsSeen,
-    WorkerSeen,
 )
 from surefoot_operator.policy.core import facts
-from surefoot_operator.policy.core.actions import Action, CreateWorker, KeepGroup, Plan, RemoveGroup, SealHolder
-from surefoot_operator.policy.core.facts import MOST_KEPT, gather, kept_while_same
-from surefoot_operator.policy.maintenance.maintenance_plan import maintain
+from surefoot_operator.policy.core.actions import (
+    Action,
+    ApplyPodGroup,
+    CreateWorker,
+    DeletePodGroup,
+    FenceMemoryServer,
+    Plan,
+)
+from surefoot_operator.policy.core.facts import MAX_KEPT, cached_by_identity, gather
+from surefoot_operator.policy.maintenance.maintenance_plan import plan_maintenance
 from surefoot_operator.policy.membership.workers import reconcile_workers
 from surefoot_operator.policy.planning.plan import plan
-from surefoot_operator.policy.planning.plan_invariants import check
-from surefoot_operator.reconcile.reconciler import SteadyParts
+from surefoot_operator.policy.planning.plan_invariants import check_plan
+from surefoot_operator.reconcile.reconciler import SnapshotReuse
 
 # ---- gang ------------------------------------------------------------------------------------------------------------
 # A job's pod group: there before its workers, with the smallest world as its minimum, and gone when nobody wants workers.
 
 NOW = 2000.0
-NONE = PodGroupsSeen()
+NONE = ObservedPodGroups()
 
 
-def group(least: int = 1, **other: Any) -> PodGroupSeen:
-    return PodGroupSeen(PodGroup("Coscheduling", least, **other), "uid-Coscheduling")
+def group(least: int = 1, **other: Any) -> ObservedPodGroup:
+    return ObservedPodGroup(PodGroup("Coscheduling", least, **other), "uid-Coscheduling")
 
 
-def begun(groups: PodGroupsSeen | None = NONE, replicas: int = 3, least: int | None = 1, **spec: Any) -> Observed:
+def begun(
+    groups: ObservedPodGroups | None = NONE, replicas: int = 3, least: int | None = 1, **spec: Any
+) -> JobSnapshot:
     """A job whose first world is claimed, before it has any worker."""
     spec.setdefault("scheduling_policy", SchedulingPolicy("Coscheduling"))
     body = job(replicas, least, **spec)
-    first = plan(Observed(now=NOW, term_seconds=NOW, job=body, status=JobStatus(), pod_groups=groups))
-    return Observed(now=NOW, term_seconds=NOW, job=body, status=first.status, pod_groups=groups)
+    first = plan(JobSnapshot(now_seconds=NOW, term_seconds=NOW, job=body, status=JobStatus(), pod_groups=groups))
+    return JobSnapshot(now_seconds=NOW, term_seconds=NOW, job=body, status=first.status, pod_groups=groups)
 
 
-def of_groups(made: Plan) -> list[KeepGroup | RemoveGroup]:
-    return [a for a in made.actions if isinstance(a, KeepGroup | RemoveGroup)]
+def of_groups(made: Plan) -> list[ApplyPodGroup | DeletePodGroup]:
+    return [a for a in made.actions if isinstance(a, ApplyPodGroup | DeletePodGroup)]
 
 
 def creates(made: Plan) -> list[CreateWorker]:
@@ -69,15 +78,15 @@ def scheduled(made: Plan) -> tuple[str, str, str]:
 def test_the_group_is_asked_for_first_and_workers_once_it_is_seen() -> None:
     seen = begun()
     made = plan(seen)
-    assert of_groups(made) == [KeepGroup(PodGroup("Coscheduling", 1))]
+    assert of_groups(made) == [ApplyPodGroup(PodGroup("Coscheduling", 1))]
     assert creates(made) == []
     assert made.status.next_attempt == seen.status.next_attempt  # nothing is counted that is not asked for
-    check(made, seen)
-    there = replace(seen, status=made.status, pod_groups=PodGroupsSeen((group(),)))
+    check_plan(made, seen)
+    there = replace(seen, status=made.status, pod_groups=ObservedPodGroups((group(),)))
     made = plan(there)
     assert of_groups(made) == []
     assert [a.index for a in creates(made)] == [0, 1, 2]
-    check(made, there)
+    check_plan(made, there)
 
 
 def test_a_job_without_a_policy_and_a_fabric_without_groups_have_none() -> None:
@@ -92,15 +101,15 @@ def test_the_minimum_is_the_smallest_world_without_spares(
     replicas: int, least: int | None, spares: int, minimum: int
 ) -> None:
     made = plan(begun(replicas=replicas, least=least, spares=spares))
-    assert of_groups(made) == [KeepGroup(PodGroup("Coscheduling", minimum))]
+    assert of_groups(made) == [ApplyPodGroup(PodGroup("Coscheduling", minimum))]
 
 
 def test_an_edit_of_the_smallest_world_changes_the_group() -> None:
     seen = replace(
-        running(scheduling_policy=SchedulingPolicy("Coscheduling"), least=2), pod_groups=PodGroupsSeen((group(),))
+        running(scheduling_policy=SchedulingPolicy("Coscheduling"), least=2), pod_groups=ObservedPodGroups((group(),))
     )
-    assert of_groups(plan(seen)) == [KeepGroup(PodGroup("Coscheduling", 2))]
-    assert of_groups(plan(replace(seen, pod_groups=PodGroupsSeen((group(least=2),))))) == []
+    assert of_groups(plan(seen)) == [ApplyPodGroup(PodGroup("Coscheduling", 2))]
+    assert of_groups(plan(replace(seen, pod_groups=ObservedPodGroups((group(least=2),))))) == []
 
 
 @pytest.mark.parametrize(
@@ -115,27 +124,27 @@ def test_an_edit_of_the_smallest_world_changes_the_group() -> None:
 def test_what_the_job_says_of_the_group_is_kept_and_the_rest_left(
     asked: dict[str, int], there: dict[str, int], fits: bool
 ) -> None:
-    seen = begun(PodGroupsSeen((group(**there),)), scheduling_policy=SchedulingPolicy("Coscheduling", **asked))
-    assert of_groups(plan(seen)) == ([] if fits else [KeepGroup(PodGroup("Coscheduling", 1, **asked))])
+    seen = begun(ObservedPodGroups((group(**there),)), scheduling_policy=SchedulingPolicy("Coscheduling", **asked))
+    assert of_groups(plan(seen)) == ([] if fits else [ApplyPodGroup(PodGroup("Coscheduling", 1, **asked))])
 
 
 def test_a_group_that_was_deleted_by_hand_is_made_again_and_a_replacement_waits_for_it() -> None:
     seen = replace(running(scheduling_policy=SchedulingPolicy("Coscheduling")), pod_groups=NONE, free_nodes=None)
     made = plan(seen)
-    assert of_groups(made) == [KeepGroup(PodGroup("Coscheduling", 1))]
-    assert made.status.world == seen.status.world  # whoever trains goes on
+    assert of_groups(made) == [ApplyPodGroup(PodGroup("Coscheduling", 1))]
+    assert made.status.membership == seen.status.membership  # whoever trains goes on
     assert scheduled(made)[0] == "True"
     lost = with_worker(seen, 2, phase="Failed", exit_code=1)
     claimed = plan(lost)
     assert creates(claimed) == []
     after = replace(lost, status=claimed.status)
     assert creates(plan(after)) == []
-    assert [a.index for a in creates(plan(replace(after, pod_groups=PodGroupsSeen((group(),)))))] == [2]
+    assert [a.index for a in creates(plan(replace(after, pod_groups=ObservedPodGroups((group(),)))))] == [2]
 
 
 def test_a_group_that_is_being_deleted_is_made_again_when_it_is_gone() -> None:
     going = replace(group(), deleting=True)
-    made = plan(begun(PodGroupsSeen((going,))))
+    made = plan(begun(ObservedPodGroups((going,))))
     assert of_groups(made) == []
     assert creates(made) == []
 
@@ -143,37 +152,39 @@ def test_a_group_that_is_being_deleted_is_made_again_when_it_is_gone() -> None:
 @pytest.mark.parametrize("phase", ["Complete", "Failed"])
 def test_a_job_that_is_over_keeps_its_group_until_its_workers_have_ended(phase: Any) -> None:
     seen = running(scheduling_policy=SchedulingPolicy("Coscheduling"))
-    seen = replace(seen, status=replace(seen.status, phase=phase), pod_groups=PodGroupsSeen((group(),)))
+    seen = replace(seen, status=replace(seen.status, phase=phase), pod_groups=ObservedPodGroups((group(),)))
     assert of_groups(plan(seen)) == []
     ended = replace(seen, workers=tuple(replace(w, phase="Succeeded", exit_code=0) for w in seen.workers))
     (gone,) = of_groups(plan(ended))
-    assert isinstance(gone, RemoveGroup)
+    assert isinstance(gone, DeletePodGroup)
     assert (gone.gang, gone.uid) == ("Coscheduling", "uid-Coscheduling")
     assert of_groups(plan(replace(ended, pod_groups=NONE))) == []
 
 
 def test_a_suspended_job_gives_its_group_back_with_its_last_worker() -> None:
-    suspended = begun(PodGroupsSeen((group(),)), suspend=True)
+    suspended = begun(ObservedPodGroups((group(),)), suspend=True)
     (gone,) = of_groups(plan(suspended))
     assert str(gone) == "remove the pod group for Coscheduling: the job is suspended"
-    left = replace(suspended, workers=(WorkerSeen(0, 1, "gpt-0", "u", "n", "Running"),))
+    left = replace(suspended, workers=(ObservedWorker(0, 1, "gpt-0", "u", "n", "Running"),))
     assert of_groups(plan(left)) == []
 
 
 def test_a_policy_that_is_taken_away_takes_its_group_along() -> None:
-    without = begun(PodGroupsSeen((group(),)), scheduling_policy=None)
+    without = begun(ObservedPodGroups((group(),)), scheduling_policy=None)
     assert [str(a) for a in of_groups(plan(without))] == [
         "remove the pod group for Coscheduling: schedulingPolicy does not ask for it any more"
     ]
 
 
 def test_of_a_deleted_job_nothing_is_done_as_its_group_goes_with_it() -> None:
-    seen = begun(PodGroupsSeen((group(),)))
+    seen = begun(ObservedPodGroups((group(),)))
     assert of_groups(plan(replace(seen, job=replace(seen.job, deleted=True)))) == []
 
 
 def test_an_api_that_is_missing_is_said_once_and_keeps_workers_from_being_made() -> None:
-    missing = PodGroupsSeen(unseen={"Coscheduling": "404 page not found; is its CustomResourceDefinition installed?"})
+    missing = ObservedPodGroups(
+        unavailable={"Coscheduling": "404 page not found; is its CustomResourceDefinition installed?"}
+    )
     seen = replace(begun(), pod_groups=missing)
     made = plan(seen)
     assert of_groups(made) == []
@@ -181,27 +192,29 @@ def test_an_api_that_is_missing_is_said_once_and_keeps_workers_from_being_made()
     truth, reason, message = scheduled(made)
     assert (truth, reason) == ("False", "PodGroupRefused")
     assert "no worker is created without its pod group for Coscheduling: 404 page not found" in message
-    assert [e.reason for e in made.events if e.reason == reasons.POD_GROUP_REFUSED] == [reasons.POD_GROUP_REFUSED]
+    assert [e.reason for e in made.events if e.reason == reasons.POD_GROUP_CREATION_FAILED] == [
+        reasons.POD_GROUP_CREATION_FAILED
+    ]
     again = plan(replace(seen, status=made.status))
-    assert [e for e in again.events if e.reason == reasons.POD_GROUP_REFUSED] == []
+    assert [e for e in again.events if e.reason == reasons.POD_GROUP_CREATION_FAILED] == []
     assert again.status == made.status
     served = replace(seen, status=made.status, pod_groups=NONE)
-    assert of_groups(plan(served)) == [KeepGroup(PodGroup("Coscheduling", 1))]
+    assert of_groups(plan(served)) == [ApplyPodGroup(PodGroup("Coscheduling", 1))]
 
 
 @pytest.mark.parametrize(
     ("call", "asked"),
     [
-        (GroupCallSeen("Coscheduling", True), False),
-        (GroupCallSeen("Coscheduling", False, "denied", NOW + 5), False),
-        (GroupCallSeen("Coscheduling", False, "denied", NOW - 1), True),
+        (PendingGroupCall("Coscheduling", True), False),
+        (PendingGroupCall("Coscheduling", False, "denied", NOW + 5), False),
+        (PendingGroupCall("Coscheduling", False, "denied", NOW - 1), True),
     ],
 )
-def test_a_call_is_made_once_at_a_time_and_again_after_its_backoff(call: GroupCallSeen, asked: bool) -> None:
+def test_a_call_is_made_once_at_a_time_and_again_after_its_backoff(call: PendingGroupCall, asked: bool) -> None:
     seen = replace(begun(), group_calls=(call,))
     made = plan(seen)
     assert bool(of_groups(made)) == asked
-    if call.refusal:
+    if call.rejection:
         assert "which was refused: denied" in scheduled(made)[2]
         assert made.wake_after_seconds is not None
     if call.until_seconds > NOW:
@@ -210,28 +223,30 @@ def test_a_call_is_made_once_at_a_time_and_again_after_its_backoff(call: GroupCa
 
 
 def test_a_plan_that_makes_workers_before_their_group_is_refused() -> None:
-    seen = begun(PodGroupsSeen((group(),)))
+    seen = begun(ObservedPodGroups((group(),)))
     made = plan(seen)
     assert creates(made)
-    with pytest.raises(InvariantBroken, match="comes before its pod group"):
-        check(made, replace(seen, pod_groups=NONE))
+    with pytest.raises(InvariantViolation, match="comes before its pod group"):
+        check_plan(made, replace(seen, pod_groups=NONE))
 
 
-def carried_out(seen: Observed, made: Plan, prefix: int) -> Observed:
+def carried_out(seen: JobSnapshot, made: Plan, prefix: int) -> JobSnapshot:
     """What a fabric shows after it has done the first `prefix` of a plan's actions, and the operator was killed."""
     known = {one.group.gang: one for one in (seen.pod_groups or NONE).groups}
     workers = list(seen.workers)
     for action in made.actions[:prefix]:
-        if isinstance(action, KeepGroup):
-            known[action.group.gang] = PodGroupSeen(action.group, f"uid-{action.group.gang}")
-        elif isinstance(action, RemoveGroup):
+        if isinstance(action, ApplyPodGroup):
+            known[action.group.gang] = ObservedPodGroup(action.group, f"uid-{action.group.gang}")
+        elif isinstance(action, DeletePodGroup):
             known.pop(action.gang, None)
         elif isinstance(action, CreateWorker):
             name = f"gpt-{action.index}-{action.attempt}"
             workers.append(
-                WorkerSeen(action.index, action.attempt, name, name, None, "Pending", created_seconds=seen.now)
+                ObservedWorker(
+                    action.index, action.attempt, name, name, None, "Pending", created_seconds=seen.now_seconds
+                )
             )
-    groups = PodGroupsSeen(tuple(known[gang] for gang in sorted(known)))
+    groups = ObservedPodGroups(tuple(known[gang] for gang in sorted(known)))
     return replace(seen, status=made.status, pod_groups=groups, workers=tuple(workers))
 
 
@@ -243,10 +258,10 @@ def carried_out(seen: Observed, made: Plan, prefix: int) -> Observed:
 def test_killed_after_any_action_the_next_plans_reach_the_same_group_and_then_nothing(
     kills: list[int], is_there: bool, least: int
 ) -> None:
-    seen = begun(PodGroupsSeen((group(least=9),) if is_there else ()), least=least)
+    seen = begun(ObservedPodGroups((group(least=9),) if is_there else ()), least=least)
     for prefix in (*kills, 99, 99, 99):
         made = plan(seen)
-        check(made, seen)
+        check_plan(made, seen)
         if creates(made):
             assert (seen.pod_groups or NONE).groups
         seen = carried_out(seen, made, prefix)
@@ -265,44 +280,44 @@ NOW_REFUSED_WORKERS = BEGAN + 100
 QUOTA = 'pods "gpt-2-7" is forbidden: exceeded quota'
 
 
-def shrunk(*creates: CreateSeen) -> Observed:
+def shrunk(*creates: PendingCreate) -> JobSnapshot:
     """Workers 0 and 1 train; worker 2 is not there, and was asked for as `creates` say."""
     seen = running()
-    world = seen.status.world
+    world = seen.status.membership
     assert world is not None
-    small = replace(world, size=2, members=world.members[:2])
-    status = replace(seen.status, world=small, next_attempt=8)
+    small = replace(world, world_size=2, members=world.members[:2])
+    status = replace(seen.status, membership=small, next_attempt=8)
     return replace(seen, status=status, workers=seen.workers[:2], sessions=seen.sessions[:2], creates=creates)
 
 
-def asked(seen: Observed) -> list[Action]:
+def asked(seen: JobSnapshot) -> list[Action]:
     return [a for a in plan(seen).actions if isinstance(a, CreateWorker)]
 
 
-def condition(seen: Observed, kind: str) -> tuple[str, str, str]:
+def condition(seen: JobSnapshot, kind: str) -> tuple[str, str, str]:
     return next((c.status, c.reason, c.message) for c in plan(seen).status.conditions if c.type == kind)
 
 
 def test_what_is_under_way_is_not_asked_for_again_under_another_attempt() -> None:
     assert asked(shrunk()) == [CreateWorker(2, 8)]
-    made = plan(shrunk(CreateSeen(2, 7, under_way=True)))
+    made = plan(shrunk(PendingCreate(2, 7, in_progress=True)))
     assert [a for a in made.actions if isinstance(a, CreateWorker)] == []
     assert made.status.next_attempt == 8
 
 
 def test_what_was_refused_is_asked_for_again_under_its_own_attempt_once_that_is_due() -> None:
-    early = shrunk(CreateSeen(2, 7, False, QUOTA, until_seconds=NOW_REFUSED_WORKERS + 4))
+    early = shrunk(PendingCreate(2, 7, False, QUOTA, until_seconds=NOW_REFUSED_WORKERS + 4))
     made = plan(early)
     assert asked(early) == []
     assert made.wake_after_seconds is not None
     assert made.wake_after_seconds <= 4.0
-    due = shrunk(CreateSeen(2, 7, False, QUOTA, until_seconds=NOW_REFUSED_WORKERS))
+    due = shrunk(PendingCreate(2, 7, False, QUOTA, until_seconds=NOW_REFUSED_WORKERS))
     assert asked(due) == [CreateWorker(2, 7)]
     assert plan(due).status.next_attempt == 8
 
 
 def test_the_refusals_own_words_stand_on_the_job_and_are_told_once() -> None:
-    seen = shrunk(CreateSeen(2, 7, False, QUOTA, until_seconds=NOW_REFUSED_WORKERS + 4))
+    seen = shrunk(PendingCreate(2, 7, False, QUOTA, until_seconds=NOW_REFUSED_WORKERS + 4))
     assert condition(seen, "PodsScheduled") == (
         "False",
         "Refused",
@@ -317,13 +332,17 @@ def test_the_refusals_own_words_stand_on_the_job_and_are_told_once() -> None:
 
 def test_a_refusal_that_a_later_worker_overtook_means_nothing_any_more() -> None:
     seen = running()
-    assert plan(replace(seen, creates=(CreateSeen(2, 1, False, QUOTA),))).actions == plan(seen).actions
+    assert plan(replace(seen, creates=(PendingCreate(2, 1, False, QUOTA),))).actions == plan(seen).actions
 
 
-def beginning(refusal: CreateSeen) -> Observed:
-    first = plan(Observed(now=NOW_REFUSED_WORKERS, term_seconds=NOW_REFUSED_WORKERS, job=job(3, 1), status=JobStatus()))
-    return Observed(
-        now=NOW_REFUSED_WORKERS,
+def beginning(refusal: PendingCreate) -> JobSnapshot:
+    first = plan(
+        JobSnapshot(
+            now_seconds=NOW_REFUSED_WORKERS, term_seconds=NOW_REFUSED_WORKERS, job=job(3, 1), status=JobStatus()
+        )
+    )
+    return JobSnapshot(
+        now_seconds=NOW_REFUSED_WORKERS,
         term_seconds=NOW_REFUSED_WORKERS,
         job=job(3, 1),
         status=first.status,
@@ -333,34 +352,36 @@ def beginning(refusal: CreateSeen) -> Observed:
 
 def test_a_pod_that_can_never_be_made_fails_a_job_that_has_no_other_with_the_servers_sentence() -> None:
     never = "the API server refused to POST pods: 422 Invalid: spec.containers[0].image: Required value"
-    made = plan(beginning(CreateSeen(0, 1, False, never, lasting=True)))
+    made = plan(beginning(PendingCreate(0, 1, False, never, permanent=True)))
     assert made.status.phase == "Failed"
     assert made.status.message == f"worker 0 can never be made as the job asks for it: {never}"
 
 
 def test_a_quota_fails_nobody_however_long_it_lasts() -> None:
-    late = replace(beginning(CreateSeen(0, 1, False, QUOTA)), now=NOW_REFUSED_WORKERS + 86_400)
+    late = replace(beginning(PendingCreate(0, 1, False, QUOTA)), now_seconds=NOW_REFUSED_WORKERS + 86_400)
     assert plan(late).status.phase != "Failed"
-    never = replace(shrunk(CreateSeen(2, 7, False, QUOTA, lasting=True)), now=NOW_REFUSED_WORKERS)
+    never = replace(shrunk(PendingCreate(2, 7, False, QUOTA, permanent=True)), now_seconds=NOW_REFUSED_WORKERS)
     assert plan(never).status.phase == "Running", "others train: they are not failed for the one that cannot be made"
 
 
 def test_survivors_are_sealed_for_and_assigned_while_the_replacement_is_refused() -> None:
     """The world of two is committed although worker 2 was asked for and refused ever since."""
     saved = [manifest(1, 40, rank, 3) for rank in range(3)]
-    seen = shrunk(CreateSeen(2, 7, False, QUOTA, until_seconds=NOW_REFUSED_WORKERS + 9))
-    world = seen.status.world
+    seen = shrunk(PendingCreate(2, 7, False, QUOTA, until_seconds=NOW_REFUSED_WORKERS + 9))
+    world = seen.status.membership
     assert world is not None
-    claimed = replace(world, epoch=2, state="Claimed", reason="node n2 is gone", changed_seconds=NOW_REFUSED_WORKERS)
-    status = replace(seen.status, world=claimed)
+    claimed = replace(
+        world, generation=2, state="Claimed", reason="node n2 is gone", changed_seconds=NOW_REFUSED_WORKERS
+    )
+    status = replace(seen.status, membership=claimed)
     stopped = tuple(replace(s, stopped=2, warm=True) for s in seen.sessions)
     seen = replace(seen, status=status, sessions=stopped)
-    sealing = plan(replace(seen, holders=(holder("n0"), holder("n1"))))
-    assert {a.holder.node for a in sealing.actions if isinstance(a, SealHolder)} == {"n0", "n1"}
+    sealing = plan(replace(seen, servers=(holder("n0"), holder("n1"))))
+    assert {a.server.node for a in sealing.actions if isinstance(a, FenceMemoryServer)} == {"n0", "n1"}
     gone = holder("n2", state="Gone")
-    read = plan(replace(seen, holders=(holder("n0", 2, *saved), holder("n1", 2, *saved), gone)))
-    assert read.status.world is not None
-    assert (read.status.world.state, len(read.status.world.members)) == ("Committed", 2)
+    read = plan(replace(seen, servers=(holder("n0", 2, *saved), holder("n1", 2, *saved), gone)))
+    assert read.status.membership is not None
+    assert (read.status.membership.state, len(read.status.membership.members)) == ("Committed", 2)
 
 
 def test_a_worker_that_was_asked_to_be_deleted_gets_no_rank() -> None:
@@ -371,7 +392,7 @@ def test_a_worker_that_was_asked_to_be_deleted_gets_no_rank() -> None:
     assert not plan(spare).reason.startswith("epoch 1 runs"), "it is warm, and the world grows by it"
     asked_to_go = replace(spare, deletions=frozenset({full.workers[2].uid}))
     made = plan(asked_to_go)
-    assert made.status.world == spare.status.world
+    assert made.status.membership == spare.status.membership
     assert [(c.index, c.attempt) for c in made.actions if isinstance(c, CreateWorker)] == [(2, 8)]
 
 
@@ -390,15 +411,15 @@ A_WORKER = 2_250
 """Bytecode instructions of a whole round for each worker, with a tenth of room; 5,600 when each round made its indexes anew."""
 
 
-def spoken(seen: Observed) -> Observed:
+def spoken(seen: JobSnapshot) -> JobSnapshot:
     first, *others = seen.sessions
-    return replace(seen, sessions=(replace(first, heard_seconds=first.heard_seconds), *others))
+    return replace(seen, sessions=(replace(first, last_message_seconds=first.last_message_seconds), *others))
 
 
-def a_round(seen: Observed) -> None:
+def a_round(seen: JobSnapshot) -> None:
     decided = plan(seen)
-    check(decided, seen)
-    maintain(replace(seen, status=decided.status))
+    check_plan(decided, seen)
+    plan_maintenance(replace(seen, status=decided.status))
 
 
 def test_a_round_costs_few_instructions_a_worker_at_any_size() -> None:
@@ -415,10 +436,12 @@ def test_a_round_costs_few_instructions_a_worker_at_any_size() -> None:
 def test_nodes_in_doubt_cost_a_job_nothing_that_asks_for_no_worker() -> None:
     costs, began = {}, running(workers=3)
     for count in (FEW, MANY):
-        doubted = tuple(NodeSeen(f"m{n}", f"m{n}", ready=True, doubt="not renewed") for n in range(count))
+        doubted = tuple(
+            ObservedNode(f"m{n}", f"m{n}", ready=True, unconfirmed_failure="not renewed") for n in range(count)
+        )
         facts = gather(replace(began, nodes=(*began.nodes, *doubted)))
         reconcile_workers(facts, frozenset(range(3)))  # indexes are made
-        again = gather(replace(facts.seen, now=facts.now + 1.0))
+        again = gather(replace(facts.snapshot, now_seconds=facts.now + 1.0))
         costs[count] = counted(lambda facts=again: reconcile_workers(facts, frozenset(range(3))))  # type: ignore[misc]
     assert costs[MANY] <= costs[FEW] * 1.2
 
@@ -427,38 +450,38 @@ def test_where_nodes_stand_is_read_once_for_all_jobs() -> None:
     """More jobs than are kept each read every node in each of their rounds."""
     costs = {}
     for count in (FEW, MANY):
-        nodes = tuple(NodeSeen(f"m{n}", f"m{n}", ready=True, path=("zone", f"rack-{n}")) for n in range(count))
+        nodes = tuple(ObservedNode(f"m{n}", f"m{n}", ready=True, path=("zone", f"rack-{n}")) for n in range(count))
         first = facts.topology_of(nodes, "uid-0")
-        jobs = [f"uid-{job}" for job in range(1, 3 * MOST_KEPT)]
+        jobs = [f"uid-{job}" for job in range(1, 3 * MAX_KEPT)]
         costs[count] = counted(lambda nodes=nodes, jobs=jobs: [facts.topology_of(nodes, job) for job in jobs])  # type: ignore[misc]
         assert facts.topology_of(nodes, "uid-0").paths is first.paths
     assert costs[MANY] <= costs[FEW] * 1.2
 
 
 def test_equal_parts_stay_the_same_objects_and_others_do_not() -> None:
-    steady, seen = SteadyParts(), running(workers=3)
+    steady, seen = SnapshotReuse(), running(workers=3)
     first = steady.of(seen)
-    again = steady.of(replace(seen, workers=(*seen.workers,), nodes=tuple(seen.nodes), holders=(*seen.holders,)))
-    assert (again.workers, again.nodes, again.holders) == (seen.workers, seen.nodes, seen.holders)
+    again = steady.of(replace(seen, workers=(*seen.workers,), nodes=tuple(seen.nodes), servers=(*seen.servers,)))
+    assert (again.workers, again.nodes, again.servers) == (seen.workers, seen.nodes, seen.servers)
     assert again.workers is first.workers
     assert again.nodes is first.nodes
-    assert again.holders is first.holders
-    gone = replace(seen, holders=seen.holders[1:])
-    assert steady.of(gone).holders == seen.holders[1:]
+    assert again.servers is first.servers
+    gone = replace(seen, servers=seen.servers[1:])
+    assert steady.of(gone).servers == seen.servers[1:]
 
 
 def test_an_index_is_made_once_for_one_tuple_and_anew_for_another() -> None:
     seen = running(workers=3)
-    once = facts.holders_by_id(seen.holders)
-    assert facts.holders_by_id(seen.holders) is once
-    other = tuple(replace(h, state="Silent") for h in seen.holders)
-    assert {h.state for h in facts.holders_by_id(other).values()} == {"Silent"}
+    once = facts.servers_by_id(seen.servers)
+    assert facts.servers_by_id(seen.servers) is once
+    other = tuple(replace(h, state="Silent") for h in seen.servers)
+    assert {h.state for h in facts.servers_by_id(other).values()} == {"Silent"}
 
 
 def test_what_is_kept_is_bounded_and_told_by_its_arguments() -> None:
     asked: list[int] = []
 
-    @kept_while_same
+    @cached_by_identity
     def length(source: tuple[int, ...], more: int) -> int:
         asked.append(more)
         return len(source) + more
@@ -466,7 +489,7 @@ def test_what_is_kept_is_bounded_and_told_by_its_arguments() -> None:
     source = (1, 2, 3)
     assert [length(source, 1), length(source, 1), length(source, 2)] == [4, 4, 5]
     assert asked == [1, 2]
-    for number in range(MOST_KEPT):
+    for number in range(MAX_KEPT):
         length((number,) * 5, 0)
     assert length(source, 1) == 4
     assert asked.count(1) == 2

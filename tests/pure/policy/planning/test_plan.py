@@ -17,11 +17,11 @@ from surefoot.protocol.checkpoints.completeness import on_lineage
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.messages import Barrier
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
-from surefoot_operator.api.status import World
-from surefoot_operator.job_snapshot import Observed, ObservedBarrier
-from surefoot_operator.policy.maintenance.maintenance_plan import maintain
+from surefoot_operator.api.status import Membership
+from surefoot_operator.job_snapshot import JobSnapshot, ObservedBarrier
+from surefoot_operator.policy.maintenance.maintenance_plan import plan_maintenance
 from surefoot_operator.policy.planning.plan import plan
-from surefoot_operator.policy.planning.plan_invariants import check
+from surefoot_operator.policy.planning.plan_invariants import check_plan
 
 # ---- plan properties -------------------------------------------------------------------------------------------------
 # Whatever happens, and wherever the operator dies: decisions come to rest, keep the invariants, and lead to a world.
@@ -55,8 +55,8 @@ def begun(least: int | None = 1, total_steps: int = 10_000, **spec: object) -> F
 def test_a_job_begins_with_all_its_workers() -> None:
     world = begun()
     assert world.status.phase == "Running"
-    assert world.status.world is not None
-    assert world.status.world.size == 3
+    assert world.status.membership is not None
+    assert world.status.membership.world_size == 3
 
 
 def test_a_job_whose_trainers_finish_is_complete_and_leaves_nothing() -> None:
@@ -70,11 +70,11 @@ def test_a_lost_node_shrinks_the_world_at_once_and_its_return_grows_it_again() -
     world = begun()
     world.kill_node("n1")
     world.run(1.0)
-    assert world.status.world is not None
-    assert world.status.world.size == 2
+    assert world.status.membership is not None
+    assert world.status.membership.world_size == 2
     world.return_node("n1")
     world.run(5.0)
-    assert world.status.world.size == 3
+    assert world.status.membership.world_size == 3
     assert [i.kind for i in world.status.incidents] == ["node-lost", "planned"]
     assert world.status.incidents[-1].steps_lost == 0
     assert all(i.first_step_seconds is not None for i in world.status.incidents)
@@ -98,8 +98,8 @@ def test_after_any_faults_that_pass_training_goes_on(history: list[tuple[str, in
         return
     _accept_what_is_lost(world)
     assert world.status.phase == "Running", plan(world.observe()).reason
-    assert world.status.world is not None
-    assert world.status.world.size == 3
+    assert world.status.membership is not None
+    assert world.status.membership.world_size == 3
 
 
 def _accept_what_is_lost(world: FakeWorld) -> None:
@@ -107,12 +107,14 @@ def _accept_what_is_lost(world: FakeWorld) -> None:
     if world.status.phase == "Running":
         return
     assert "every copy of every checkpoint is lost" in plan(world.observe()).reason
-    assert world.status.world is not None
+    assert world.status.membership is not None
     kept = {save.checkpoint for save in world.tiers.all()}
     assert not [
-        c for c in kept if on_lineage(world.status.lineage, c, world.status.world.epoch) and world.tiers.readable(c)
+        c
+        for c in kept
+        if on_lineage(world.status.lineage, c, world.status.membership.generation) and world.tiers.readable(c)
     ]
-    world.job = replace(world.job, accepted_loss=str(world.status.world.epoch))
+    world.job = replace(world.job, accepted_loss=str(world.status.membership.generation))
     world.run(10.0, tick=1.0)
 
 
@@ -134,7 +136,7 @@ def test_an_operator_that_dies_after_any_stroke_leads_to_the_same_world(
 
 
 def _places(world: FakeWorld) -> list[int]:
-    return [m.index for m in world.status.world.members] if world.status.world is not None else []
+    return [m.index for m in world.status.membership.members] if world.status.membership is not None else []
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -147,7 +149,9 @@ def test_epochs_restarts_and_attempts_only_grow(history: list[tuple[str, int, fl
     for before, after in pairwise(world.written):
         assert after.restarts >= before.restarts
         assert after.next_attempt >= before.next_attempt
-        assert (after.world.epoch if after.world else 0) >= (before.world.epoch if before.world else 0)
+        assert (after.membership.generation if after.membership else 0) >= (
+            before.membership.generation if before.membership else 0
+        )
 
 
 @pytest.mark.parametrize("least", [None, 1])
@@ -158,7 +162,7 @@ def test_suspending_loses_nothing_and_resuming_goes_on_from_there(least: int | N
     world.run(3.0)
     assert world.status.phase == "Suspended"
     assert not world.workers
-    parent = world.status.world.parent if world.status.world else None
+    parent = world.status.membership.parent if world.status.membership else None
     assert parent is not None
     world.job = running
     world.run(5.0)
@@ -177,71 +181,75 @@ LEEWAY = 1.03
 """A pair of workers that is looked at once a round, in eight instructions, makes it 1.2."""
 
 
-def steady(workers: int) -> Observed:
+def steady(workers: int) -> JobSnapshot:
     return replace(running(workers=workers), free_nodes=1)
 
 
-def starting(workers: int) -> Observed:
+def starting(workers: int) -> JobSnapshot:
     """Nothing is there yet: everybody is to be made."""
     seen = claiming(workers)
-    world = World(1, "Claimed", reason="the job starts", changed_seconds=seen.now)
-    status = replace(seen.status, world=world, lineage=(), recorded=False, last_complete=None, named_holders=())
-    return replace(seen, status=status, workers=(), sessions=(), holders=(), free_nodes=None)
+    world = Membership(1, "Claimed", reason="the job starts", changed_seconds=seen.now_seconds)
+    status = replace(
+        seen.status, membership=world, lineage=(), had_checkpoint=False, last_complete=None, assigned_servers=()
+    )
+    return replace(seen, status=status, workers=(), sessions=(), servers=(), free_nodes=None)
 
 
-def arriving(workers: int) -> Observed:
+def arriving(workers: int) -> JobSnapshot:
     """Everybody was made and has a node, and one agent of four is there."""
     seen, whole = starting(workers), steady(workers)
-    sessions = tuple(told(s, epoch=0, stopped=1, step=0, step_at_seconds=None) for s in whole.sessions[::4])
+    sessions = tuple(told(s, generation=0, stopped=1, step=0, step_at_seconds=None) for s in whole.sessions[::4])
     return replace(seen, workers=whole.workers, sessions=sessions)
 
 
-def one_ended(workers: int) -> Observed:
+def one_ended(workers: int) -> JobSnapshot:
     seen = steady(workers)
     return replace(seen, workers=(*seen.workers[:-1], replace(seen.workers[-1], phase="Failed", exit_code=1)))
 
 
-def every_line_broken(workers: int) -> Observed:
+def every_line_broken(workers: int) -> JobSnapshot:
     """The operator's network was away for a moment, and steps go on."""
     seen = steady(workers)
-    sessions = (replace(s, connected=False, since_seconds=seen.now - 0.2) for s in seen.sessions)
+    sessions = (replace(s, connected=False, since_seconds=seen.now_seconds - 0.2) for s in seen.sessions)
     return replace(seen, sessions=tuple(sessions))
 
 
-def most_nodes_gone(workers: int) -> Observed:
+def most_nodes_gone(workers: int) -> JobSnapshot:
     seen = every_line_broken(workers)
-    return replace(seen, nodes=tuple(replace(n, doubt="unreachable") for n in seen.nodes))
+    return replace(seen, nodes=tuple(replace(n, unconfirmed_failure="unreachable") for n in seen.nodes))
 
 
-def claiming(workers: int) -> Observed:
+def claiming(workers: int) -> JobSnapshot:
     """An epoch is claimed, and no holder was sealed for it yet."""
     seen = one_ended(workers)
     return replace(seen, status=plan(seen).status)
 
 
-def sealed(workers: int) -> Observed:
+def sealed(workers: int) -> JobSnapshot:
     """Every index was read and every trainer has stopped: the epoch can be committed."""
-    seen = replace(claiming(workers), now=steady(workers).now + 10)
-    epoch = seen.status.world.epoch if seen.status.world is not None else 0
-    holders = tuple(replace(h, fence=epoch, read_epoch=epoch) for h in seen.holders)
-    sessions = tuple(replace(s, stopped=epoch, heard_seconds=seen.now) for s in seen.sessions[:-1])
-    return replace(seen, holders=holders, sessions=sessions)
+    seen = replace(claiming(workers), now_seconds=steady(workers).now_seconds + 10)
+    epoch = seen.status.membership.generation if seen.status.membership is not None else 0
+    holders = tuple(replace(h, fence=epoch, read_generation=epoch) for h in seen.servers)
+    sessions = tuple(replace(s, stopped=epoch, last_message_seconds=seen.now_seconds) for s in seen.sessions[:-1])
+    return replace(seen, servers=holders, sessions=sessions)
 
 
-def silent(workers: int) -> Observed:
+def silent(workers: int) -> JobSnapshot:
     """Every holder is silent, and agents are asked what they see of them."""
     seen = sealed(workers)
-    return replace(seen, holders=tuple(replace(h, state="Silent", since_seconds=seen.now) for h in seen.holders))
+    return replace(
+        seen, servers=tuple(replace(h, state="Silent", since_seconds=seen.now_seconds) for h in seen.servers)
+    )
 
 
-def few_copies(workers: int) -> Observed:
+def few_copies(workers: int) -> JobSnapshot:
     """Half of the holders came back empty: every save wants another copy."""
     seen = steady(workers)
-    holders = tuple(holder(h.endpoint.holder.node, 1) if n % 2 else h for n, h in enumerate(seen.holders))
-    return replace(seen, holders=holders)
+    holders = tuple(holder(h.endpoint.instance.node, 1) if n % 2 else h for n, h in enumerate(seen.servers))
+    return replace(seen, servers=holders)
 
 
-def uploading(workers: int) -> Observed:
+def uploading(workers: int) -> JobSnapshot:
     """A checkpoint goes up, of a world whose members' agents were all replaced but one."""
     seen = steady(workers)
     checkpoint = CheckpointPolicy(
@@ -251,23 +259,25 @@ def uploading(workers: int) -> Observed:
     return replace(seen, job=job)
 
 
-def leaving(workers: int) -> Observed:
+def leaving(workers: int) -> JobSnapshot:
     """Every node is wanted left, and a barrier was accepted by all."""
     seen = steady(workers)
-    nodes = tuple(replace(n, signal="maintenance") for n in seen.nodes)
+    nodes = tuple(replace(n, evacuation_reason="maintenance") for n in seen.nodes)
     sessions = tuple(told(s, barrier_step=50, step=50, saved=Checkpoint(1, 50)) for s in seen.sessions)
-    return replace(seen, nodes=nodes, sessions=sessions, barrier=ObservedBarrier(Barrier(1, 50, "bound"), seen.now))
+    return replace(
+        seen, nodes=nodes, sessions=sessions, barrier=ObservedBarrier(Barrier(1, 50, "bound"), seen.now_seconds)
+    )
 
 
-def deleted(workers: int) -> Observed:
+def deleted(workers: int) -> JobSnapshot:
     seen = steady(workers)
     return replace(seen, job=replace(seen.job, deleted=True))
 
 
-def a_round(seen: Observed) -> None:
+def a_round(seen: JobSnapshot) -> None:
     decided = plan(seen)
-    check(decided, seen)
-    maintain(replace(seen, status=decided.status))
+    check_plan(decided, seen)
+    plan_maintenance(replace(seen, status=decided.status))
 
 
 @pytest.mark.parametrize(
@@ -278,7 +288,7 @@ def a_round(seen: Observed) -> None:
     ],
     ids=lambda scene: scene.__name__,
 )  # fmt: skip
-def test_a_round_costs_in_proportion_to_the_workers(scene: Callable[[int], Observed]) -> None:
+def test_a_round_costs_in_proportion_to_the_workers(scene: Callable[[int], JobSnapshot]) -> None:
     few, many = scene(FEW), scene(MANY)
     a_round(few)  # what is worked out once for each class and each spec
     a_round(many)

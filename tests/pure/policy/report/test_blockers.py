@@ -9,7 +9,7 @@ import pytest
 
 from support.builders import BEGAN, job, running
 from surefoot_operator.api.status import JobStatus, condition_of
-from surefoot_operator.job_snapshot import CreateSeen, Observed, WorkerSeen
+from surefoot_operator.job_snapshot import JobSnapshot, ObservedWorker, PendingCreate
 from surefoot_operator.platforms.kubernetes import api_objects
 from surefoot_operator.platforms.kubernetes.views import observations
 from surefoot_operator.policy.core.actions import Plan
@@ -29,7 +29,7 @@ QUOTA = 'pods "gpt-worker-0-{0}" is forbidden: exceeded quota: few, requested: p
 ACCOUNT = 'pods "gpt-worker-0-1" is forbidden: error looking up service account default/nobody: not found'
 
 
-def pod(index: int, state: dict[str, Any] | None = None, **status: Any) -> WorkerSeen:
+def pod(index: int, state: dict[str, Any] | None = None, **status: Any) -> ObservedWorker:
     """As the API server shows it; its container is in `state`."""
     marks = {api_objects.WORKER_INDEX: str(index), api_objects.ATTEMPT: "1"}
     metadata = {"name": f"gpt-worker-{index}-1", "uid": f"u{index}", "labels": marks}
@@ -45,14 +45,14 @@ def waiting(reason: str, message: str = "") -> dict[str, Any]:
     return {"waiting": {"reason": reason, "message": message}}
 
 
-def unplaced(message: str = UNPLACED, reason: str = "Unschedulable") -> WorkerSeen:
+def unplaced(message: str = UNPLACED, reason: str = "Unschedulable") -> ObservedWorker:
     condition = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
     return pod(0, conditions=[condition])
 
 
-def beginning(*workers: WorkerSeen, **known: Any) -> Observed:
-    first = plan(Observed(now=NOW, term_seconds=NOW, job=job(2), status=JobStatus()))
-    return Observed(now=NOW, term_seconds=NOW, job=job(2), status=first.status, workers=workers, **known)
+def beginning(*workers: ObservedWorker, **known: Any) -> JobSnapshot:
+    first = plan(JobSnapshot(now_seconds=NOW, term_seconds=NOW, job=job(2), status=JobStatus()))
+    return JobSnapshot(now_seconds=NOW, term_seconds=NOW, job=job(2), status=first.status, workers=workers, **known)
 
 
 def scheduled(made: Plan) -> tuple[str, str, str]:
@@ -110,7 +110,7 @@ CREATING = pod(1, waiting("ContainerCreating"))
     ],
 )
 def test_the_jobs_own_status_says_what_its_pods_wait_for(
-    worker: WorkerSeen, truth: str, reason: str, words: str, event: str | None
+    worker: ObservedWorker, truth: str, reason: str, words: str, event: str | None
 ) -> None:
     made = plan(beginning(worker, CREATING))
     found = scheduled(made)
@@ -123,17 +123,17 @@ def test_the_jobs_own_status_says_what_its_pods_wait_for(
 
 @pytest.mark.parametrize("words", [QUOTA.format(1), ACCOUNT])
 def test_a_refused_pod_is_said_in_the_servers_words(words: str) -> None:
-    made = plan(beginning(creates=(CreateSeen(0, 1, False, words, until_seconds=NOW + 9),)))
+    made = plan(beginning(creates=(PendingCreate(0, 1, False, words, until_seconds=NOW + 9),)))
     assert scheduled(made) == ("False", "Refused", f"0 of 2 workers have a node; worker 0 was refused: {words}")
     assert words in made.status.message
     assert told(made) == [("WorkerRefused", f"{scheduled(made)[2]}; the operator tries again")]
 
 
 def test_one_cause_is_told_once_whatever_its_numbers_and_its_kubelets_turns() -> None:
-    first = plan(beginning(creates=(CreateSeen(0, 1, False, QUOTA.format(1)),)))
-    again = replace(beginning(creates=(CreateSeen(0, 1, False, QUOTA.format(2)),)), status=first.status)
+    first = plan(beginning(creates=(PendingCreate(0, 1, False, QUOTA.format(1)),)))
+    again = replace(beginning(creates=(PendingCreate(0, 1, False, QUOTA.format(2)),)), status=first.status)
     assert told(plan(again)) == []
-    other = replace(beginning(creates=(CreateSeen(0, 1, False, ACCOUNT),)), status=first.status)
+    other = replace(beginning(creates=(PendingCreate(0, 1, False, ACCOUNT),)), status=first.status)
     assert len(told(plan(other))) == 1
     pulling = plan(beginning(pod(0, waiting("ErrImagePull", PULL)), CREATING))
     backing_off = beginning(pod(0, waiting("ImagePullBackOff", "Back-off pulling image")), CREATING)
@@ -164,14 +164,14 @@ def test_workers_that_run_are_in_nobodys_way() -> None:
 TERM = BEGAN + 1000
 
 
-def taken_over(after: float = 1.0, heard: int = 0) -> Observed:
+def taken_over(after: float = 1.0, heard: int = 0) -> JobSnapshot:
     """Another leader has begun so long ago; of three workers that train so many came to it."""
     seen = running()
     status = replace(plan(seen).status, phase="Running", step=668)
     sessions = tuple(
-        replace(one, heard_seconds=TERM + after, step_at_seconds=TERM + after) for one in seen.sessions[:heard]
+        replace(one, last_message_seconds=TERM + after, step_at_seconds=TERM + after) for one in seen.sessions[:heard]
     )
-    return replace(seen, now=TERM + after, term_seconds=TERM, status=status, sessions=sessions)
+    return replace(seen, now_seconds=TERM + after, term_seconds=TERM, status=status, sessions=sessions)
 
 
 def told_unheard(status: JobStatus) -> str:
@@ -203,7 +203,7 @@ def test_a_worker_that_does_not_come_is_an_event_once() -> None:
     assert plan(again).status.phase == "Running"
     assert [e for e in plan(again).events if e.reason == "AgentsUnheard"] == []
     assert told_unheard(plan(again).status) == told_unheard(made.status)
-    next_leader = replace(again, term_seconds=again.now - 1)
+    next_leader = replace(again, term_seconds=again.now_seconds - 1)
     assert told_unheard(plan(next_leader).status) == told_unheard(made.status)  # it waits before it says anything else
     whole = replace(again, sessions=taken_over(UNHEARD_SECONDS + 5, heard=3).sessions)
     assert told_unheard(plan(whole).status) == "True: every worker of the world has connected"
@@ -242,7 +242,12 @@ def test_a_refusal_is_a_condition_that_turns_true_again_and_is_not_there_before(
     assert (found.status, found.reason) == ("False", "Refused")
     assert found.message == "failed quota (403 Forbidden: create pods team/p0)"
     again = plan(
-        replace(seen, status=told, now=seen.now + 1, refused_calls=(replace(refused(), count=6, last_seconds=30),))
+        replace(
+            seen,
+            status=told,
+            now_seconds=seen.now_seconds + 1,
+            refused_calls=(replace(refused(), count=6, last_seconds=30),),
+        )
     )
     assert condition_of(again.status, "ApiAccepted") == found  # no write for a count
     over = condition_of(plan(replace(seen, status=told)).status, "ApiAccepted")
@@ -279,7 +284,7 @@ def test_a_job_without_a_plan_says_why_and_keeps_all_else() -> None:
         told.message
         == "failed quota (403 Forbidden: create pods team/p0); until the server accepts it, Surefoot plans nothing for this job"
     )
-    assert (told.phase, told.world, told.step) == (status.phase, status.world, status.step)
+    assert (told.phase, told.membership, told.step) == (status.phase, status.membership, status.step)
     assert unplanned(told, (refused(),), 9.0) == told
     assert unplanned(status, (), 7.0) == status
-    assert unplanned(replace(status, tidied=True), (refused(),), 7.0).message == status.message
+    assert unplanned(replace(status, memory_cleared=True), (refused(),), 7.0).message == status.message

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from support.builders import BEGAN, manifest, running, with_holder, with_worker
 from surefoot.protocol.identities import Checkpoint
-from surefoot_operator.api.status import Condition, Incident, JobStatus, StoredCheckpoints, TierContents, World
+from surefoot_operator.api.status import Condition, Incident, JobStatus, Membership, StoredCheckpoints, TierContents
 from surefoot_operator.api.topology_levels import topology_path
-from surefoot_operator.job_snapshot import Observed, PersistentSeen
+from surefoot_operator.job_snapshot import JobSnapshot, PersistentListing
 from surefoot_operator.policy.core.actions import Plan
-from surefoot_operator.policy.membership.lifecycle import accepted, refused
+from surefoot_operator.policy.membership.lifecycle import status_with_rejection, status_without_rejection
 from surefoot_operator.policy.planning.plan import plan
-from surefoot_operator.policy.report.status_conditions import status_change_events, with_contents
+from surefoot_operator.policy.report.status_conditions import status_change_events, update_contents
 
 # ---- conditions ------------------------------------------------------------------------------------------------------
 # What people read of a job: whether its workers have nodes, and what became of an edit that cannot be carried out.
@@ -26,7 +26,7 @@ def told(made: Plan) -> list[str]:
     return [e.message for e in made.events if e.reason == "JobRefused"]
 
 
-def after(seen: Observed, kind: str) -> Condition | None:
+def after(seen: JobSnapshot, kind: str) -> Condition | None:
     return condition(plan(seen).status, kind)
 
 
@@ -42,43 +42,43 @@ def test_workers_with_nodes_are_scheduled_and_one_without_says_why() -> None:
 
 
 def test_a_refused_edit_is_told_once_for_each_sentence() -> None:
-    seen = replace(running(), refusal="spec.x: 3 is not allowed")
+    seen = replace(running(), spec_rejection="spec.x: 3 is not allowed")
     first = plan(seen)
     assert told(first) == ["spec.x: 3 is not allowed; the job continues with its former spec"]
     assert condition(first.status, "SpecRefused") is not None
     assert first.status.phase == "Running"
     again = replace(seen, status=first.status)
     assert told(plan(again)) == []
-    other = plan(replace(again, refusal="spec.y: 4 is not allowed"))
+    other = plan(replace(again, spec_rejection="spec.y: 4 is not allowed"))
     assert told(other) == ["spec.y: 4 is not allowed; the job continues with its former spec"]
-    assert condition(plan(replace(again, refusal="")).status, "SpecRefused") is None
+    assert condition(plan(replace(again, spec_rejection="")).status, "SpecRefused") is None
 
 
 def test_a_refusal_before_the_beginning_fails_the_job_until_it_can_be_read() -> None:
     old = JobStatus(serial=3)
-    told = refused(old, "no such thing", 2, BEGAN)
+    told = status_with_rejection(old, "no such thing", 2, BEGAN)
     assert (told.phase, told.message, told.observed_generation, told.serial) == ("Failed", "no such thing", 2, 3)
-    assert refused(told, "no such thing", 2, BEGAN + 10) == told
-    assert refused(told, "another thing", 3, BEGAN + 10).conditions[0].last_transition_seconds == BEGAN
-    assert accepted(told).phase == "Pending"
-    assert condition(accepted(told), "Failed") is None
+    assert status_with_rejection(told, "no such thing", 2, BEGAN + 10) == told
+    assert status_with_rejection(told, "another thing", 3, BEGAN + 10).conditions[0].last_transition_seconds == BEGAN
+    assert status_without_rejection(told).phase == "Pending"
+    assert condition(status_without_rejection(told), "Failed") is None
 
 
 def test_a_refusal_later_changes_nothing_but_what_is_told() -> None:
-    runs = JobStatus(phase="Running", world=World(1, "Committed"), serial=3)
-    told = refused(runs, "no such thing", 2, BEGAN)
-    assert (told.phase, told.world) == ("Running", runs.world)
+    runs = JobStatus(phase="Running", membership=Membership(1, "Committed"), serial=3)
+    told = status_with_rejection(runs, "no such thing", 2, BEGAN)
+    assert (told.phase, told.membership) == ("Running", runs.membership)
     assert condition(told, "SpecRefused") is not None
-    assert accepted(told) == told
+    assert status_without_rejection(told) == told
 
 
 def test_a_job_that_is_over_stays_as_it_ended() -> None:
     for phase in ("Complete", "Failed"):
         over = JobStatus(
-            phase=phase, world=World(1, "Committed"), conditions=(Condition(phase, "True", phase, "", 1.0),)
+            phase=phase, membership=Membership(1, "Committed"), conditions=(Condition(phase, "True", phase, "", 1.0),)
         )
-        assert refused(over, "no such thing", 2, BEGAN) == over
-        assert accepted(over) == over
+        assert status_with_rejection(over, "no such thing", 2, BEGAN) == over
+        assert status_without_rejection(over) == over
 
 
 def test_a_memory_tier_that_is_away_protects_nothing_once_training_has_gone_on() -> None:
@@ -86,15 +86,15 @@ def test_a_memory_tier_that_is_away_protects_nothing_once_training_has_gone_on()
     safe = after(running(step=42), "CheckpointProtected")
     assert safe is not None
     assert safe.status == "True"
-    soon, late = (replace(running(step=step), holders=()) for step in (79, 81))
+    soon, late = (replace(running(step=step), servers=()) for step in (79, 81))
     soon, late = (
-        replace(s, status=replace(s.status, conditions=(safe,), floor=Checkpoint(1, 30))) for s in (soon, late)
+        replace(s, status=replace(s.status, conditions=(safe,), last_uploaded=Checkpoint(1, 30))) for s in (soon, late)
     )
     kept, lost = after(soon, "CheckpointProtected"), after(late, "CheckpointProtected")
     assert kept is not None
     assert lost is not None
     assert (kept.status, lost.status, lost.reason) == ("True", "False", "Stalled")
-    new_leader = after(replace(late, term_seconds=late.now - 1), "CheckpointProtected")
+    new_leader = after(replace(late, term_seconds=late.now_seconds - 1), "CheckpointProtected")
     assert new_leader is not None
     assert new_leader.status == "True"
 
@@ -143,8 +143,8 @@ IN_MEMORY = TierContents(2 * 3 * 2 * ONE_SAVE, 2)
 """Of `running`: two steps of three ranks, each on two nodes."""
 
 
-def told_tier_contents(seen: Observed, **other: object) -> StoredCheckpoints:
-    return with_contents(seen, replace(seen.status, step=seen.status.step + 1, **other)).checkpoints  # type: ignore[arg-type]
+def told_tier_contents(seen: JobSnapshot, **other: object) -> StoredCheckpoints:
+    return update_contents(seen, replace(seen.status, step=seen.status.step + 1, **other)).checkpoints  # type: ignore[arg-type]
 
 
 def test_memory_is_counted_with_its_copies() -> None:
@@ -153,45 +153,45 @@ def test_memory_is_counted_with_its_copies() -> None:
 
 def test_bytes_that_moved_are_no_reason_to_write() -> None:
     seen = running()
-    assert with_contents(seen, seen.status) == seen.status
+    assert update_contents(seen, seen.status) == seen.status
 
 
 def test_a_new_status_that_was_told_is_told_the_same_again() -> None:
     seen = running()
-    status = with_contents(seen, replace(seen.status, step=43))
+    status = update_contents(seen, replace(seen.status, step=43))
     again = replace(seen, status=status)
-    assert with_contents(again, replace(status, step=44)).checkpoints == status.checkpoints
+    assert update_contents(again, replace(status, step=44)).checkpoints == status.checkpoints
 
 
 def test_the_persistent_tier_is_counted_as_it_was_listed() -> None:
     entries = tuple(manifest(1, step, rank, 3) for step in (20, 40) for rank in range(3))
-    listed = replace(running(), persistent=PersistentSeen(1, entries, 0.0))
+    listed = replace(running(), persistent=PersistentListing(1, entries, 0.0))
     assert told_tier_contents(listed).persistent == TierContents(6 * ONE_SAVE, 2)
 
 
 def test_each_upload_is_added_until_a_listing_has_it() -> None:
     entries = tuple(manifest(1, 20, rank, 3) for rank in range(3))
-    seen = replace(running(), persistent=PersistentSeen(1, entries, 0.0))
-    first = with_contents(seen, replace(seen.status, floor=Checkpoint(1, 30)))
+    seen = replace(running(), persistent=PersistentListing(1, entries, 0.0))
+    first = update_contents(seen, replace(seen.status, last_uploaded=Checkpoint(1, 30)))
     assert first.checkpoints.persistent == TierContents(6 * ONE_SAVE, 2)
-    second = with_contents(replace(seen, status=first), replace(first, floor=Checkpoint(1, 40)))
+    second = update_contents(replace(seen, status=first), replace(first, last_uploaded=Checkpoint(1, 40)))
     assert second.checkpoints.persistent == TierContents(9 * ONE_SAVE, 3)
-    later = with_contents(replace(seen, status=second), replace(second, step=50))
+    later = update_contents(replace(seen, status=second), replace(second, step=50))
     assert later.checkpoints.persistent == second.checkpoints.persistent
     every = tuple(manifest(1, step, rank, 3) for step in (30, 40) for rank in range(3))  # 20 was dropped
-    listed = replace(seen, status=later, persistent=PersistentSeen(1, every, 60.0))
-    assert with_contents(listed, replace(later, step=51)).checkpoints.persistent == TierContents(6 * ONE_SAVE, 2)
+    listed = replace(seen, status=later, persistent=PersistentListing(1, every, 60.0))
+    assert update_contents(listed, replace(later, step=51)).checkpoints.persistent == TierContents(6 * ONE_SAVE, 2)
 
 
 def test_a_first_upload_is_counted_before_any_listing() -> None:
-    assert told_tier_contents(running(), floor=Checkpoint(1, 40)).persistent == TierContents(3 * ONE_SAVE, 1)
+    assert told_tier_contents(running(), last_uploaded=Checkpoint(1, 40)).persistent == TierContents(3 * ONE_SAVE, 1)
 
 
 def test_a_listing_of_an_older_epoch_is_not_cut_to_what_memory_has() -> None:
     known = TierContents(9 * ONE_SAVE, 3)
     seen = running()
     seen = replace(seen, status=replace(seen.status, checkpoints=StoredCheckpoints(persistent=known)))
-    seen = replace(seen, status=replace(seen.status, floor=Checkpoint(1, 40)))
+    seen = replace(seen, status=replace(seen.status, last_uploaded=Checkpoint(1, 40)))
     assert told_tier_contents(seen).persistent == known
 
 
@@ -200,21 +200,21 @@ def test_what_nobody_read_is_told_as_it_was_known() -> None:
     seen = running()
     seen = replace(seen, status=replace(seen.status, checkpoints=known))
     for node in ("n0", "n1", "n2"):
-        seen = with_holder(seen, node, read_epoch=None)
+        seen = with_holder(seen, node, read_generation=None)
     assert told_tier_contents(seen) == known
     # a world that was just claimed has read nothing yet
-    assert told_tier_contents(running(), world=World(2, "Claimed", None, 3)) == StoredCheckpoints()
+    assert told_tier_contents(running(), membership=Membership(2, "Claimed", None, 3)) == StoredCheckpoints()
 
 
 def test_a_job_that_was_tidied_has_nothing_in_memory() -> None:
     seen = running()
     known = StoredCheckpoints(TierContents(5, 1), TierContents(7, 1), 1)
     seen = replace(seen, status=replace(seen.status, checkpoints=known))
-    assert told_tier_contents(seen, tidied=True) == StoredCheckpoints(None, TierContents(7, 1))
+    assert told_tier_contents(seen, memory_cleared=True) == StoredCheckpoints(None, TierContents(7, 1))
 
 
 def test_a_status_says_nothing_where_nothing_is_known() -> None:
-    seen = replace(running(), status=JobStatus(), holders=())
+    seen = replace(running(), status=JobStatus(), servers=())
     assert told_tier_contents(seen) == StoredCheckpoints()
 
 
@@ -238,10 +238,10 @@ def said(old: JobStatus, new: JobStatus) -> list[tuple[str, str, bool]]:
 
 
 def test_a_claim_is_told_with_its_epoch_and_why_and_a_commit_is_not_told_twice() -> None:
-    claimed = JobStatus(world=World(2, "Claimed", reason="node a is gone"))
+    claimed = JobStatus(membership=Membership(2, "Claimed", reason="node a is gone"))
     assert said(JobStatus(), claimed) == [("WorldClaimed", "epoch 2 is claimed: node a is gone", False)]
     assert said(claimed, replace(claimed, step=3)) == []
-    assert said(claimed, JobStatus(world=World(2, "Committed", reason="node a is gone"))) == []
+    assert said(claimed, JobStatus(membership=Membership(2, "Committed", reason="node a is gone"))) == []
 
 
 def test_safety_is_told_when_it_comes_and_when_it_goes() -> None:
@@ -262,8 +262,8 @@ def test_a_stall_is_told_as_such_and_once() -> None:
 
 def test_where_ranks_stood_is_told_once_when_every_worker_could_say_so() -> None:
     incident = Incident("hang", "no step", None, None, 1, 100.0, detail="rank 1: in load (job/train.py:28)")
-    claimed = JobStatus(world=World(2, "Claimed"), incidents=(incident,))
-    committed = replace(claimed, world=World(2, "Committed"))
+    claimed = JobStatus(membership=Membership(2, "Claimed"), incidents=(incident,))
+    committed = replace(claimed, membership=Membership(2, "Committed"))
     told_it = [("RanksStood", "where the ranks of epoch 1 stood:\nrank 1: in load (job/train.py:28)", False)]
     assert said(claimed, claimed) == []
     assert said(claimed, committed) == told_it

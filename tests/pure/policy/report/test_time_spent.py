@@ -89,7 +89,7 @@ def test_silence_before_a_loss_is_told_was_no_training() -> None:
     seen = running(now=BEGAN + 100)
     for index in range(3):
         seen = with_session(seen, index, step_at_seconds=BEGAN + 60, step_seconds=0.5)
-    seen = with_session(seen, 1, connected=False, heard_seconds=BEGAN + 60)
+    seen = with_session(seen, 1, connected=False, last_message_seconds=BEGAN + 60)
     lost = tuple(replace(n, ready=n.name != "n1") for n in seen.nodes)
     seen = replace(seen, nodes=lost, status=replace(seen.status, time_spent=TRAINING))
     found = plan(seen).status.time_spent
@@ -113,26 +113,26 @@ def test_nothing_changes_while_nothing_happens() -> None:
 
 def test_steps_that_a_failure_took_back_leave_training() -> None:
     seen = running(now=BEGAN + 100)
-    world = seen.status.world
+    world = seen.status.membership
     assert world is not None
-    incident = Incident("node-lost", "a test", 1, "n1", 1, BEGAN + 90, BEGAN + 90, last_step=50, world_before=3)
+    incident = Incident("node-lost", "a test", 1, "n1", 1, BEGAN + 90, BEGAN + 90, last_step=50, world_size_before=3)
     status = replace(
         seen.status,
         incidents=(incident,),
-        world=replace(world, epoch=2, state="Claimed", changed_seconds=BEGAN + 90),
+        membership=replace(world, generation=2, state="Claimed", changed_seconds=BEGAN + 90),
         time_spent=TimeSpent("recovering", BEGAN + 90, training_seconds=90.0),
     )
     stopped = tuple(replace(s, stopped=2) for s in seen.sessions)
-    read = tuple(replace(h, fence=2, read_epoch=2) for h in seen.holders)
-    made = plan(replace(seen, status=status, sessions=stopped, holders=read)).status
+    read = tuple(replace(h, fence=2, read_generation=2) for h in seen.servers)
+    made = plan(replace(seen, status=status, sessions=stopped, servers=read)).status
     assert made.incidents[-1].steps_lost == 10
     assert made.time_spent == TimeSpent(
-        "recovering", BEGAN + 100, training_seconds=72.0, redone_seconds=18.0, recovering_seconds=10.0
+        "recovering", BEGAN + 100, training_seconds=72.0, recomputed_seconds=18.0, recovering_seconds=10.0
     )
 
 
 def test_it_is_stored_and_read() -> None:
-    status = JobStatus(phase="Running", start_seconds=BEGAN, time_spent=replace(TRAINING, redone_seconds=0.25))
+    status = JobStatus(phase="Running", start_seconds=BEGAN, time_spent=replace(TRAINING, recomputed_seconds=0.25))
     stored = status_to_json(status)
     assert stored["timeSpent"]["category"] == "training"
     assert stored["timeSpent"]["sinceTime"].endswith("Z")

@@ -12,24 +12,24 @@ from support.builders import COVERED, manifest
 from surefoot.protocol.checkpoints.completeness import (
     LineageEntry,
     TierReading,
-    complete,
+    complete_checkpoints,
     complete_persistent,
     copies_of,
-    describe,
+    describe_lineage,
     effective_replicas,
-    epoch_at,
+    generation_at,
     layouts_to_check,
     on_lineage,
     pruned,
     watermark,
 )
 from surefoot.protocol.checkpoints.records import RankManifest
-from surefoot.protocol.identities import Checkpoint, HolderId
+from surefoot.protocol.identities import Checkpoint, MemoryServerInstance
 
 # ---- completeness ----------------------------------------------------------------------------------------------------
 # What makes a checkpoint complete, and how many copies count.
 
-A, B, C = (HolderId(n, n) for n in "abc")
+A, B, C = (MemoryServerInstance(n, n) for n in "abc")
 DOMAINS = {A: "a", B: "b", C: "b"}
 LINEAGE = (LineageEntry(1, None, 2),)
 ZERO, ONE = manifest(1, 10, 0, 2), manifest(1, 10, 1, 2)
@@ -38,7 +38,7 @@ NONE: frozenset[Checkpoint] = frozenset()
 
 def found(*a: RankManifest, b: tuple[RankManifest, ...] = (), s3: tuple[RankManifest, ...] | None = None) -> list[int]:
     reading = TierReading({A: a, B: b}, s3)
-    return [c.step for c in complete(reading, LINEAGE, 1, NONE, COVERED)]
+    return [c.step for c in complete_checkpoints(reading, LINEAGE, 1, NONE, COVERED)]
 
 
 def test_all_ranks_are_there_wherever_they_lie() -> None:
@@ -62,15 +62,15 @@ def test_a_world_other_than_the_epochs_own_makes_it_incomplete() -> None:
 
 def test_layouts_that_were_not_found_to_cover_everything_make_it_incomplete() -> None:
     reading = TierReading({A: (ZERO, ONE)}, None)
-    assert complete(reading, LINEAGE, 1, NONE, {}) == []
+    assert complete_checkpoints(reading, LINEAGE, 1, NONE, {}) == []
     assert layouts_to_check(reading) == {frozenset({"layout"})}
     assert layouts_to_check(TierReading({A: (ZERO,)}, None)) == set()
 
 
 def test_what_was_put_aside_or_lies_elsewhere_does_not_count() -> None:
     reading = TierReading({A: (ZERO, ONE)}, None)
-    assert complete(reading, LINEAGE, 1, frozenset({Checkpoint(1, 10)}), COVERED) == []
-    assert complete(reading, (LineageEntry(2, None, 2),), 2, NONE, COVERED) == []
+    assert complete_checkpoints(reading, LINEAGE, 1, frozenset({Checkpoint(1, 10)}), COVERED) == []
+    assert complete_checkpoints(reading, (LineageEntry(2, None, 2),), 2, NONE, COVERED) == []
 
 
 def test_copies_are_counted_by_failure_domain_and_the_least_rank_decides() -> None:
@@ -141,16 +141,16 @@ def test_a_parent_lies_on_the_lineage_even_where_its_own_epoch_was_pruned() -> N
 def test_a_damaged_record_leads_round_in_no_circle() -> None:
     circle = (LineageEntry(1, Checkpoint(2, 5), 1), LineageEntry(2, Checkpoint(1, 5), 1))
     assert not on_lineage(circle, Checkpoint(9, 1), 2)
-    assert epoch_at(circle, 2, 1) is None
+    assert generation_at(circle, 2, 1) is None
 
 
 def test_each_step_counts_in_exactly_one_epoch() -> None:
-    assert [epoch_at(HISTORY, 3, s) for s in (1, 30, 31, 40, 41)] == [1, 1, 2, 2, 3]
-    assert [epoch_at(HISTORY, 5, s) for s in (20, 21)] == [1, 5]
+    assert [generation_at(HISTORY, 3, s) for s in (1, 30, 31, 40, 41)] == [1, 1, 2, 2, 3]
+    assert [generation_at(HISTORY, 5, s) for s in (20, 21)] == [1, 5]
 
 
 def test_it_reads_as_a_chain() -> None:
-    assert describe(HISTORY[:2]) == "1@0x3 > 2@30x2"
+    assert describe_lineage(HISTORY[:2]) == "1@0x3 > 2@30x2"
 
 
 @st.composite
@@ -159,26 +159,26 @@ def histories(draw: st.DrawFn) -> tuple[LineageEntry, ...]:
     for epoch in range(2, draw(st.integers(2, 7))):
         base = draw(st.sampled_from(entries))
         begin = base.parent.step if base.parent else 0
-        entries.append(LineageEntry(epoch, Checkpoint(base.epoch, begin + draw(st.integers(1, 4))), 1))
+        entries.append(LineageEntry(epoch, Checkpoint(base.generation, begin + draw(st.integers(1, 4))), 1))
     return tuple(entries)
 
 
 @given(histories(), st.integers(1, 30))
 def test_on_lineage_and_epoch_at_tell_one_story(history: tuple[LineageEntry, ...], step: int) -> None:
-    last = history[-1].epoch
-    lying = [e.epoch for e in history if on_lineage(history, Checkpoint(e.epoch, step), last)]
-    assert lying == [epoch_at(history, last, step)]
+    last = history[-1].generation
+    lying = [e.generation for e in history if on_lineage(history, Checkpoint(e.generation, step), last)]
+    assert lying == [generation_at(history, last, step)]
 
 
 @given(histories(), st.integers(1, 30))
 def test_pruning_forgets_nothing_that_is_still_needed(history: tuple[LineageEntry, ...], step: int) -> None:
-    last = history[-1].epoch
-    epoch = epoch_at(history, last, step)
+    last = history[-1].generation
+    epoch = generation_at(history, last, step)
     assert epoch is not None
     oldest = Checkpoint(epoch, step)
     short = pruned(history, oldest, last)
     for later in range(step, step + 10):
         for entry in history:
-            checkpoint = Checkpoint(entry.epoch, later)
-            if entry.epoch >= oldest.epoch:
+            checkpoint = Checkpoint(entry.generation, later)
+            if entry.generation >= oldest.generation:
                 assert on_lineage(short, checkpoint, last) == on_lineage(history, checkpoint, last)

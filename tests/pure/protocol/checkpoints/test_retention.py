@@ -14,29 +14,29 @@ from surefoot.protocol.checkpoints.completeness import (
     Lineage,
     LineageEntry,
     TierReading,
-    complete,
+    complete_checkpoints,
     copies_of,
     watermark,
 )
 from surefoot.protocol.checkpoints.placement import Topology
 from surefoot.protocol.checkpoints.records import RankManifest
 from surefoot.protocol.checkpoints.retention import (
-    SoundSteps,
-    Standing,
+    LossHistory,
+    RetentionInputs,
     last_good,
+    last_good_and_required,
     memory_drops,
-    milestones,
-    outlived,
+    milestone_checkpoints,
     persistent_drops,
-    proven,
-    repairs,
+    plan_repairs,
+    superseded_checkpoints,
 )
-from surefoot.protocol.identities import Checkpoint, HolderId
+from surefoot.protocol.identities import Checkpoint, MemoryServerInstance
 
 # ---- retention -------------------------------------------------------------------------------------------------------
 # Deleting never takes the last thing that could be restored: every small scope, to the end.
 
-A, B = HolderId("a", "a"), HolderId("b", "b")
+A, B = MemoryServerInstance("a", "a"), MemoryServerInstance("b", "b")
 DOMAINS = {A: "a", B: "b"}
 COVERS = {frozenset({"layout"}): True}
 LINEAGE: Lineage = (LineageEntry(1, None, 2), LineageEntry(2, Checkpoint(1, 10), 2))
@@ -46,13 +46,13 @@ NONE: frozenset[Checkpoint] = frozenset()
 
 def saves(mask: int) -> tuple[RankManifest, ...]:
     """The subset of all rank saves that the bits of `mask` choose."""
-    every = [manifest(c.epoch, c.step, r, 2) for c in CHECKPOINTS for r in range(2)]
+    every = [manifest(c.generation, c.step, r, 2) for c in CHECKPOINTS for r in range(2)]
     return tuple(m for bit, m in enumerate(every) if mask >> bit & 1)
 
 
-def standing(reading: TierReading, floor: Checkpoint | None = None, replicas: int = 2) -> Standing:
+def standing(reading: TierReading, floor: Checkpoint | None = None, replicas: int = 2) -> RetentionInputs:
     full = watermark(reading, LINEAGE, 2, NONE, COVERS, DOMAINS, replicas)
-    return Standing(LINEAGE, 2, False, Checkpoint(1, 10), full, floor, None, NONE)
+    return RetentionInputs(LINEAGE, 2, False, Checkpoint(1, 10), full, floor, None, NONE)
 
 
 @pytest.mark.parametrize(("keep", "replicas"), [(1, 1), (1, 2), (2, 2)])
@@ -60,15 +60,15 @@ def test_a_complete_checkpoint_goes_only_after_a_newer_one_is_safe(keep: int, re
     for one, other in product(range(64), repeat=2):
         before = TierReading({A: saves(one), B: saves(other)}, None)
         now = standing(before, replicas=replicas)
-        gone = {h: set(memory_drops(entries, now, keep)) for h, entries in before.holders.items()}
-        for dropped in complete(before, LINEAGE, 2, NONE, COVERS):
+        gone = {h: set(memory_drops(entries, now, keep)) for h, entries in before.servers.items()}
+        for dropped in complete_checkpoints(before, LINEAGE, 2, NONE, COVERS):
             if any(s.checkpoint == dropped for saves_gone in gone.values() for s in saves_gone):
                 assert now.watermark is not None
                 assert now.watermark.step > dropped.step
         # Whichever part of the drops arrives, what is safe stays safe.
         for partly in ({A}, {B}, {A, B}):
             left = {
-                h: tuple(m for m in e if h not in partly or m.save not in gone[h]) for h, e in before.holders.items()
+                h: tuple(m for m in e if h not in partly or m.save not in gone[h]) for h, e in before.servers.items()
             }
             if now.watermark is not None:
                 assert copies_of(now.watermark, TierReading(left, None), DOMAINS) >= replicas
@@ -79,15 +79,15 @@ def test_what_is_outlived_is_missed_by_no_loss_of_holders(keep: int) -> None:
     went = 0
     for one, other in product(range(64), repeat=2):
         before = TierReading({A: saves(one), B: saves(other)}, None)
-        whole = complete(before, LINEAGE, 2, NONE, COVERS)
-        gone = outlived(before.holders, whole)
-        now = Standing(LINEAGE, 2, False, None, None, None, None, NONE, outlived=gone)
-        drops = {h: set(memory_drops(entries, now, keep)) for h, entries in before.holders.items()}
+        whole = complete_checkpoints(before, LINEAGE, 2, NONE, COVERS)
+        gone = superseded_checkpoints(before.servers, whole)
+        now = RetentionInputs(LINEAGE, 2, False, None, None, None, None, NONE, superseded=gone)
+        drops = {h: set(memory_drops(entries, now, keep)) for h, entries in before.servers.items()}
         for lost, partly in product(((), (A,), (B,)), ((), (A,), (B,), (A, B))):
-            kept = {h: e for h, e in before.holders.items() if h not in lost}
+            kept = {h: e for h, e in before.servers.items() if h not in lost}
             left = {h: tuple(m for m in e if h not in partly or m.save not in drops[h]) for h, e in kept.items()}
-            could = complete(TierReading(kept, None), LINEAGE, 2, NONE, COVERS)
-            can = complete(TierReading(left, None), LINEAGE, 2, NONE, COVERS)
+            could = complete_checkpoints(TierReading(kept, None), LINEAGE, 2, NONE, COVERS)
+            can = complete_checkpoints(TierReading(left, None), LINEAGE, 2, NONE, COVERS)
             assert not could or can[-1].step >= could[-1].step
         went += sum(map(len, drops.values()))
     assert went
@@ -96,15 +96,17 @@ def test_what_is_outlived_is_missed_by_no_loss_of_holders(keep: int) -> None:
 def test_saves_do_not_pile_up_where_a_copy_cannot_be_made() -> None:
     steps = [manifest(2, step, rank, 2) for step in range(20, 120, 10) for rank in range(2)]
     alone = {A: tuple(steps)}
-    whole = complete(TierReading(alone, None), LINEAGE, 2, NONE, COVERS)
-    gone = outlived(alone, whole)
+    whole = complete_checkpoints(TierReading(alone, None), LINEAGE, 2, NONE, COVERS)
+    gone = superseded_checkpoints(alone, whole)
     assert gone == {Checkpoint(2, step) for step in range(20, 110, 10)}
     apart = {
         A: tuple(m for m in steps if m.save.rank == 0),
         B: (*steps[-4:-3], *(m for m in steps if m.save.rank == 1)),
     }
-    assert Checkpoint(2, 110) not in outlived(apart, whole)
-    assert Checkpoint(2, 100) not in outlived(apart, whole), "b has rank 0 of it, and not of the newer one"
+    assert Checkpoint(2, 110) not in superseded_checkpoints(apart, whole)
+    assert Checkpoint(2, 100) not in superseded_checkpoints(apart, whole), (
+        "b has rank 0 of it, and not of the newer one"
+    )
 
 
 def test_a_silent_holder_cannot_make_the_other_lose_what_both_protect_together() -> None:
@@ -112,7 +114,9 @@ def test_a_silent_holder_cannot_make_the_other_lose_what_both_protect_together()
         seen = TierReading({A: saves(one)}, None)
         now = standing(seen, replicas=1)
         kept = tuple(m for m in saves(one) if m.save not in memory_drops(saves(one), now, 1))
-        before, after = (complete(TierReading({A: e}, None), LINEAGE, 2, NONE, COVERS) for e in (saves(one), kept))
+        before, after = (
+            complete_checkpoints(TierReading({A: e}, None), LINEAGE, 2, NONE, COVERS) for e in (saves(one), kept)
+        )
         assert [c.step for c in before][-1:] == [c.step for c in after][-1:]
 
 
@@ -146,7 +150,7 @@ steps = st.lists(st.sampled_from([10, 20, 30, 40, 50]), unique=True)
 def test_the_persistent_tier_keeps_its_newest_complete_ones(done: list[int], parts: list[int], keep: int) -> None:
     lineage: Lineage = (LineageEntry(1, None, 1),)
     whole = [Checkpoint(1, s) for s in done]
-    now = Standing(lineage, 1, False, None, None, max(whole, default=None), None, NONE)
+    now = RetentionInputs(lineage, 1, False, None, None, max(whole, default=None), None, NONE)
     gone = persistent_drops(whole, [Checkpoint(1, s) for s in {*done, *parts}], now, keep)
     newest = sorted(whole)[-keep:]
     assert not set(gone) & set(newest)
@@ -166,7 +170,7 @@ def test_the_persistent_tier_keeps_its_newest_complete_ones(done: list[int], par
     ],
 )
 def test_milestones_are_the_first_at_or_after_each_multiple(done: list[int], every: int, kept: list[int]) -> None:
-    assert sorted(c.step for c in milestones([Checkpoint(1, s) for s in done], every)) == kept
+    assert sorted(c.step for c in milestone_checkpoints([Checkpoint(1, s) for s in done], every)) == kept
 
 
 @given(st.lists(st.integers(1, 300), unique=True, min_size=1), st.integers(1, 60), st.integers(1, 3))
@@ -176,23 +180,23 @@ def test_milestones_stay_milestones_while_others_come_and_go(done: list[int], ev
     there: list[Checkpoint] = []
     for step in sorted(done):
         there.append(Checkpoint(1, step))
-        now = Standing(lineage, 1, False, None, None, there[-1], None, NONE)
-        gone = persistent_drops(there, there, now, keep, milestones(there, every))
+        now = RetentionInputs(lineage, 1, False, None, None, there[-1], None, NONE)
+        gone = persistent_drops(there, there, now, keep, milestone_checkpoints(there, every))
         there = [c for c in there if c not in gone]
     every_one = [Checkpoint(1, s) for s in sorted(done)]
-    assert set(there) == milestones(every_one, every) | set(every_one[-keep:])
+    assert set(there) == milestone_checkpoints(every_one, every) | set(every_one[-keep:])
 
 
 @given(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3), st.integers(1, 3))
 def test_repairs_copy_what_is_there_to_where_it_is_not(one: int, two: int, three: int, replicas: int) -> None:
-    holders = [HolderId(n, n) for n in "abc"]
+    holders = [MemoryServerInstance(n, n) for n in "abc"]
     every = [manifest(1, 10, r, 2) for r in range(2)]
     readings = {
         h: tuple(m for bit, m in enumerate(every) if mask >> bit & 1)
         for h, mask in zip(holders, (one, two, three), strict=True)
     }
     domains = {h: h.node for h in holders}
-    for repair in repairs(readings, domains, Checkpoint(1, 10), replicas):
+    for repair in plan_repairs(readings, domains, Checkpoint(1, 10), replicas):
         assert any(m.save == repair.save for m in readings[repair.source])
         assert all(m.save != repair.save for m in readings[repair.target])
         assert sum(any(m.save == repair.save for m in e) for e in readings.values()) < replicas
@@ -202,14 +206,14 @@ def test_repairs_copy_what_is_there_to_where_it_is_not(one: int, two: int, three
 def test_a_missing_copy_is_made_in_another_rack_where_there_is_one(racks_left: int) -> None:
     """The emptiest holder stands beside the only copy; only where no other rack is left does it get the save."""
     nodes = {"a1": "r1", "a2": "r1", **({"b1": "r2", "b2": "r2"} if racks_left == 2 else {})}
-    holders = {name: HolderId(name, name) for name in nodes}
+    holders = {name: MemoryServerInstance(name, name) for name in nodes}
     saved, other = manifest(1, 10, 0, 1), manifest(1, 5, 0, 1)
     readings = {holders[n]: (saved,) if n == "a1" else () if n == "a2" else (other,) for n in nodes}
     topology = Topology("job", {name: (rack,) for name, rack in nodes.items()})
-    (repair,) = repairs(readings, {h: h.node for h in readings}, Checkpoint(1, 10), 2, topology=topology)
+    (repair,) = plan_repairs(readings, {h: h.node for h in readings}, Checkpoint(1, 10), 2, topology=topology)
     assert repair.target.node in ({"b1", "b2"} if racks_left == 2 else {"a2"})
     leaving = frozenset({"b1", "b2"})
-    (repair,) = repairs(readings, {h: h.node for h in readings}, Checkpoint(1, 10), 2, leaving, topology)
+    (repair,) = plan_repairs(readings, {h: h.node for h in readings}, Checkpoint(1, 10), 2, leaving, topology)
     assert repair.target.node == "a2", "a rack that is left takes nothing"
 
 
@@ -222,11 +226,11 @@ STEPS = [Checkpoint(1, step) for step in range(10, 70, 10)]
 def test_suspects_push_out_no_last_good_checkpoint_of_either_tier(mask: int, keep: int) -> None:
     """Whatever steps had a loss that was no number, the newest that had one stays, and nothing else changes."""
     suspect = {c for bit, c in enumerate(STEPS) if mask >> bit & 1}
-    entries = tuple(replace(manifest(c.epoch, c.step, 0, 1), suspect=c in suspect) for c in STEPS)
+    entries = tuple(replace(manifest(c.generation, c.step, 0, 1), suspect=c in suspect) for c in STEPS)
     good = last_good(STEPS, entries)
     lineage: Lineage = (LineageEntry(1, None, 1),)
-    plain = Standing(lineage, 1, False, None, STEPS[-1], None, None, NONE)
-    held = replace(plain, good=frozenset(c for c in (good,) if c is not None))
+    plain = RetentionInputs(lineage, 1, False, None, STEPS[-1], None, None, NONE)
+    held = replace(plain, known_good=frozenset(c for c in (good,) if c is not None))
     kept = {m.save.checkpoint for m in entries} - {s.checkpoint for s in memory_drops(entries, held, keep)}
     kept_persistent = set(STEPS) - set(persistent_drops(STEPS, STEPS, held, keep))
     for left in (kept, kept_persistent):
@@ -252,17 +256,20 @@ C = {step: Checkpoint(1, step) for step in range(1, 200)}
 
 def test_a_checkpoint_is_good_once_so_many_later_steps_were_well() -> None:
     held = (C[10], C[20], C[30])
-    assert proven(held, frozenset(), SoundSteps(29, 0, 10)) == (C[10], {C[10], C[20]})
-    assert proven(held, frozenset(), SoundSteps(30, 0, 10)) == (C[20], {C[20], C[30]})
-    assert proven(held, frozenset({C[20]}), SoundSteps(35, 0, 10)) == (C[10], {C[10], C[30]})
+    assert last_good_and_required(held, frozenset(), LossHistory(29, 0, 10)) == (C[10], {C[10], C[20]})
+    assert last_good_and_required(held, frozenset(), LossHistory(30, 0, 10)) == (C[20], {C[20], C[30]})
+    assert last_good_and_required(held, frozenset({C[20]}), LossHistory(35, 0, 10)) == (C[10], {C[10], C[30]})
     # odd at 25: what was saved before is not proven by steps behind it
-    assert proven(held, frozenset(), SoundSteps(41, 25, 10), C[10]) == (C[30], {C[30]})
-    assert proven(held, frozenset({C[30]}), SoundSteps(31, 31, 10), C[10]) == (C[10], {C[10]})
+    assert last_good_and_required(held, frozenset(), LossHistory(41, 25, 10), C[10]) == (C[30], {C[30]})
+    assert last_good_and_required(held, frozenset({C[30]}), LossHistory(31, 31, 10), C[10]) == (C[10], {C[10]})
 
 
 def test_what_a_good_one_grew_from_is_good_where_that_is_not_at_hand() -> None:
     # a part of it may lie on a holder that is silent
-    assert proven((C[10], C[30]), frozenset(), SoundSteps(0, 0, 10), C[20]) == (C[20], {C[10], C[20], C[30]})
+    assert last_good_and_required((C[10], C[30]), frozenset(), LossHistory(0, 0, 10), C[20]) == (
+        C[20],
+        {C[10], C[20], C[30]},
+    )
 
 
 @given(
@@ -285,11 +292,11 @@ def test_the_last_good_one_is_always_there_and_little_else_is_kept(
         suspect = frozenset(c for c in held if c.step in odd)
         if step in asleep:
             continue
-        sound = SoundSteps(step, max((s for s in odd if s <= step), default=0), later)
-        known, spared = proven(held, suspect, sound, known)
+        sound = LossHistory(step, max((s for s in odd if s <= step), default=0), later)
+        known, spared = last_good_and_required(held, suspect, sound, known)
         entries = [manifest(1, c.step, 0, 1) for c in held]
         newest = max(held, default=None)
-        standing = Standing(lineage, 1, False, None, newest, None, None, frozenset(), good=spared)
+        standing = RetentionInputs(lineage, 1, False, None, newest, None, None, frozenset(), known_good=spared)
         held -= {s.checkpoint for s in memory_drops(entries, standing, keep)}
         assert known is None or known in held
         assert known is None or not any(s in odd for s in range(known.step, known.step + later + 1) if s <= step)

@@ -16,13 +16,13 @@ from typing import Any, Generic, TypeVar
 from surefoot.task_set import TaskSet
 from surefoot_operator import metrics
 from surefoot_operator.api.spec import GANG_SCHEDULERS, Gang, NodeSignals
-from surefoot_operator.errors import FabricError, ViewRefused
-from surefoot_operator.job_snapshot import NodeSeen
-from surefoot_operator.memory.connection_pool import HolderPlace, TierAccess
+from surefoot_operator.errors import PlatformError, ViewRefused
+from surefoot_operator.job_snapshot import ObservedNode
+from surefoot_operator.memory.connection_pool import MemoryServerAddress, MemoryTierCredentials
 from surefoot_operator.platforms.kubernetes import api_objects, pod_groups
 from surefoot_operator.platforms.kubernetes.api_client import Api
 from surefoot_operator.platforms.kubernetes.views import memory_tier_pods, observations, watched_objects
-from surefoot_operator.platforms.kubernetes.views.observations import Heard, Leases
+from surefoot_operator.platforms.kubernetes.views.observations import KubeletLiveness, NodeLeases
 from surefoot_operator.platforms.kubernetes.views.watched_objects import WatchedObjects
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class DerivedCache(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[Object, Hashable, T]] = {}
+        self._cache: dict[str, tuple[Object, Hashable, T]] = {}
 
     def all(
         self, found: Iterable[Object], make: Callable[[Object], T], besides: Callable[[Object], Hashable]
@@ -52,14 +52,14 @@ class DerivedCache(Generic[T]):
 
         `besides`: what else its value depends on. Values of objects that are gone are dropped.
         """
-        old, self._known = self._known, {}
+        old, self._cache = self._cache, {}
         made: list[T] = []
         for one in found:
             uid, other = one["metadata"]["uid"], besides(one)
             known = old.get(uid)
             same = known is not None and known[0] is one and known[1] == other
             value = known[2] if known is not None and same else make(one)
-            self._known[uid] = (one, other, value)
+            self._cache[uid] = (one, other, value)
             made.append(value)
         return made
 
@@ -71,22 +71,22 @@ class DerivedCache(Generic[T]):
 
 Items = Mapping[tuple[str, str], Object]
 
-MOST_VIEWS = 64
+MAX_VIEWS = 64
 """Ways of looking at nodes that are kept: jobs with the same topology key and node signals share one."""
 
 
-class _View:
+class _FilteredView:
     """Nodes and holders, as jobs with one topology key and one set of signals see them."""
 
     def __init__(self, topology_key: str, signals: NodeSignals) -> None:
         self._topology_key, self._signals = topology_key, signals
-        self._each = DerivedCache[NodeSeen]()
+        self._each = DerivedCache[ObservedNode]()
         self._nodes_of: tuple[object, ...] = ()
         self._places_of: tuple[object, ...] = ()
-        self.nodes: tuple[NodeSeen, ...] = ()
-        self.places: tuple[HolderPlace, ...] = ()
+        self.nodes: tuple[ObservedNode, ...] = ()
+        self.places: tuple[MemoryServerAddress, ...] = ()
 
-    def look(self, items: Iterable[Object], changes: int, heard: Heard) -> None:
+    def refresh_nodes(self, items: Iterable[Object], changes: int, heard: KubeletLiveness) -> None:
         """Looks at the nodes again if one changed, or a kubelet fell silent."""
         if self._nodes_of and self._nodes_of[0] == changes and self._nodes_of[1] is heard:
             return
@@ -99,7 +99,9 @@ class _View:
         seen = observations.without_mass_doubt(sorted(found, key=lambda one: one.name))
         self.nodes = self.nodes if seen == self.nodes else seen
 
-    def find(self, there: Iterable[Object], gone: Iterable[Object], changes: int, access: TierAccess) -> None:
+    def refresh_servers(
+        self, there: Iterable[Object], gone: Iterable[Object], changes: int, access: MemoryTierCredentials
+    ) -> None:
         """Looks for the holders again if one changed, a node did, or there is another password."""
         of = (changes, id(self.nodes), access.user, access.password, access.authority)
         if of == self._places_of:
@@ -116,37 +118,37 @@ class ClusterViews:
     """
 
     def __init__(self, nodes_there: Items, holders_there: Items, gone: Mapping[str, Object]) -> None:
-        self._nodes, self._holders, self._gone = nodes_there, holders_there, gone
-        self._views: dict[tuple[str, NodeSignals], _View] = {}
-        self._node_changes = self._holder_changes = 0
+        self._nodes, self._servers, self._gone = nodes_there, holders_there, gone
+        self._views: dict[tuple[str, NodeSignals], _FilteredView] = {}
+        self._node_changes = self._server_changes = 0
 
     def node_changed(self, old: Object | None, new: Object | None) -> None:
         """Takes note of a node whose kept fields changed."""
-        if old is None or new is None or _told(old) != _told(new):
+        if old is None or new is None or _node_fields(old) != _node_fields(new):
             self._node_changes += 1
 
-    def holder_changed(self) -> None:
+    def server_changed(self) -> None:
         """Takes note that some holder's pod is another."""
-        self._holder_changes += 1
+        self._server_changes += 1
 
-    def seen(
-        self, heard: Heard, topology_key: str, signals: NodeSignals, access: TierAccess
-    ) -> tuple[tuple[NodeSeen, ...], tuple[HolderPlace, ...]]:
+    def nodes_and_servers(
+        self, heard: KubeletLiveness, topology_key: str, signals: NodeSignals, access: MemoryTierCredentials
+    ) -> tuple[tuple[ObservedNode, ...], tuple[MemoryServerAddress, ...]]:
         """Returns nodes by name, and the holders on them.
 
         The same tuples as before while they are the same.
         """
         view = self._views.get((topology_key, signals))
         if view is None:
-            if len(self._views) >= MOST_VIEWS:
+            if len(self._views) >= MAX_VIEWS:
                 del self._views[next(iter(self._views))]
-            view = self._views[topology_key, signals] = _View(topology_key, signals)
-        view.look(self._nodes.values(), self._node_changes, heard)
-        view.find(self._holders.values(), self._gone.values(), self._holder_changes, access)
+            view = self._views[topology_key, signals] = _FilteredView(topology_key, signals)
+        view.refresh_nodes(self._nodes.values(), self._node_changes, heard)
+        view.refresh_servers(self._servers.values(), self._gone.values(), self._server_changes, access)
         return view.nodes, view.places
 
 
-def _told(node: Object) -> tuple[Any, ...]:
+def _node_fields(node: Object) -> tuple[Any, ...]:
     return node["metadata"].get("labels"), node.get("spec"), node.get("status")
 
 
@@ -155,7 +157,7 @@ def _told(node: Object) -> tuple[Any, ...]:
 JUDGE_SECONDS = 1.0
 SYNC_SECONDS = 20.0
 
-GONE_SECONDS = 600.0
+DELETED_RETENTION_SECONDS = 600.0
 """A holder that is gone is shown for so long: jobs that run look every few seconds, those at rest once a minute."""
 
 NOT_WATCHED = "this operator does not use {gang}: add it to the chart's value operator.gangSchedulers"
@@ -178,14 +180,14 @@ class ClusterCache:
         self.jobs = self._feed(f"{api_objects.JOBS}/trainingjobs", "")
         self.workers = self._feed("/api/v1/pods", api_objects.JOB_UID)
         pods = api_objects.core_path(holders_in, "pods") if holders_in else "/api/v1/pods"
-        self.holders = self._feed(pods, api_objects.HOLDER_SELECTOR, "holders")
+        self.servers = self._feed(pods, api_objects.HOLDER_SELECTOR, "holders")
         self.nodes = self._feed("/api/v1/nodes", "")
         leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
         self.leases = WatchedObjects(api, leases, "", self._renewed, kept=watched_objects.trim_lease)
         self._named = {
             "trainingjobs": self.jobs,
             "workers": self.workers,
-            "holders": self.holders,
+            "holders": self.servers,
             "nodes": self.nodes,
             "leases": self.leases,
         }
@@ -193,13 +195,13 @@ class ClusterCache:
         self.groups: dict[Gang, WatchedObjects] = {
             gang: self._feed(pod_groups.path(gang), api_objects.JOB_UID, optional=True) for gang in gangs
         }
-        self._kubelets = Leases()
-        self._told = Heard()
-        self.gone_holders: dict[str, Object] = {}
+        self._kubelets = NodeLeases()
+        self._notified = KubeletLiveness()
+        self.gone_servers: dict[str, Object] = {}
         """Node -> the last holder's pod there that is gone, until another comes, or for GONE_SECONDS."""
-        self._gone_at: dict[str, float] = {}
-        self._views = ClusterViews(self.nodes.items, self.holders.items, self.gone_holders)
-        self.listen("holders", self._holder)
+        self._deleted_seconds: dict[str, float] = {}
+        self._views = ClusterViews(self.nodes.items, self.servers.items, self.gone_servers)
+        self.listen("holders", self._server)
         self._by_job: dict[str, dict[str, Object]] = {}
         self.listen("pods", self._pod)
         self._tasks = TaskSet(_report)
@@ -220,10 +222,10 @@ class ClusterCache:
         except TimeoutError:
             missing = [feed for feed in self._feeds if not feed.synced.is_set()]
             await self.close()
-            refusals = "; ".join(feed.refusal for feed in missing if feed.refusal)
+            refusals = "; ".join(feed.rejection for feed in missing if feed.rejection)
             paths = ", ".join(feed.path for feed in missing)
-            hint = "; is the CRD installed?" if " (404 " in self.jobs.refusal else ""
-            raise FabricError(f"{refusals or 'no answer'}: {paths} not listed in {SYNC_SECONDS:g} s{hint}") from None
+            hint = "; is the CRD installed?" if " (404 " in self.jobs.rejection else ""
+            raise PlatformError(f"{refusals or 'no answer'}: {paths} not listed in {SYNC_SECONDS:g} s{hint}") from None
         for kind, feed in self._named.items():
             metrics.watch_age_seconds.labels(kind).set_function(feed.age_seconds)
 
@@ -241,7 +243,7 @@ class ClusterCache:
         """
         self._listeners.setdefault((kind, job), []).append(listener)
 
-    def unlisten(self, kind: str, listener: Listener, job: str = "") -> None:
+    def remove_listener(self, kind: str, listener: Listener, job: str = "") -> None:
         heard = self._listeners[kind, job]
         heard.remove(listener)
         if not heard:
@@ -253,7 +255,7 @@ class ClusterCache:
         `may_write` is called before each write through `api`, as `Api.guarded` does.
         """
         made = copy.copy(self)
-        made.api = self.api.guarded(may_write)
+        made.api = self.api.with_write_check(may_write)
         return made
 
     def check_fresh(self) -> None:
@@ -263,10 +265,10 @@ class ClusterCache:
         """
         self.api.check_allowed()
         for feed in self._feeds:
-            if not feed.fresh:
-                if feed.refusal:
-                    raise ViewRefused(f"{feed.refusal}; without this view Surefoot plans nothing")
-                raise FabricError(
+            if not feed.is_synced:
+                if feed.rejection:
+                    raise ViewRefused(f"{feed.rejection}; without this view Surefoot plans nothing")
+                raise PlatformError(
                     f"the watch of {feed.path} is stale: the API server does not answer; nothing is planned"
                 )
 
@@ -284,20 +286,20 @@ class ClusterCache:
         """The pods with this job's uid as label, whoever made them."""
         return list(self._by_job.get(job, {}).values())
 
-    def unseen_groups(self) -> Mapping[Gang, str]:
+    def unavailable_groups(self) -> Mapping[Gang, str]:
         """Gang schedulers whose pod groups are not served here, and why."""
         off = {gang: NOT_WATCHED.format(gang=gang) for gang in GANG_SCHEDULERS if gang not in self.groups}
-        return off | {gang: feed.refusal for gang, feed in self.groups.items() if feed.refusal}
+        return off | {gang: feed.rejection for gang, feed in self.groups.items() if feed.rejection}
 
-    def around(
-        self, topology_key: str, signals: NodeSignals, access: TierAccess
-    ) -> tuple[tuple[NodeSeen, ...], tuple[HolderPlace, ...]]:
+    def nodes_and_servers(
+        self, topology_key: str, signals: NodeSignals, access: MemoryTierCredentials
+    ) -> tuple[tuple[ObservedNode, ...], tuple[MemoryServerAddress, ...]]:
         """Returns nodes and holders, in tuples that all who ask alike share."""
-        return self._views.seen(self.kubelets(), topology_key, signals, access)
+        return self._views.nodes_and_servers(self.kubelet_liveness(), topology_key, signals, access)
 
-    def kubelets(self) -> Heard:
+    def kubelet_liveness(self) -> KubeletLiveness:
         """Which kubelets renewed their lease, and which are silent."""
-        return self._kubelets.heard(self.leases.heard_since, self.leases.heard_at)
+        return self._kubelets.classify(self.leases.contact_since_seconds, self.leases.last_contact_seconds)
 
     def _feed(self, path: str, selector: str, kind: str = "", optional: bool = False) -> WatchedObjects:
         kind = kind or path.rsplit("/", 1)[-1]
@@ -320,7 +322,7 @@ class ClusterCache:
         )
 
     def _renewed(self, old: Object | None, new: Object | None) -> None:
-        self._kubelets.changed(old, new, time.monotonic())
+        self._kubelets.record_change(old, new, time.monotonic())
 
     def _pod(self, old: Object | None, new: Object | None) -> None:
         for pod, there in ((old, False), (new, True)):
@@ -335,34 +337,34 @@ class ClusterCache:
                 if not pods:
                     del self._by_job[job]
 
-    def _holder(self, old: Object | None, new: Object | None) -> None:
-        self._views.holder_changed()
+    def _server(self, old: Object | None, new: Object | None) -> None:
+        self._views.server_changed()
         found = new or old
         node = observations.node_of(found) if found is not None else None
         if node is None:
             return
         if new is None and found is not None:
-            self.gone_holders[node] = found
-            self._gone_at[node] = time.monotonic()
+            self.gone_servers[node] = found
+            self._deleted_seconds[node] = time.monotonic()
         elif new is not None:
             self._forget_gone(node)
 
     def _forget_gone(self, node: str) -> None:
-        if self.gone_holders.pop(node, None) is not None:
-            self._views.holder_changed()
-        self._gone_at.pop(node, None)
+        if self.gone_servers.pop(node, None) is not None:
+            self._views.server_changed()
+        self._deleted_seconds.pop(node, None)
 
-    def forget_gone_holders(self, now: float) -> None:
+    def forget_gone_servers(self, now: float) -> None:
         """Drops deleted holders that every job has observed by now.
 
         Nodes of a cluster that scales have new names each time; without this the list grows for ever.
         """
-        for node in [node for node, at in self._gone_at.items() if now - at > GONE_SECONDS]:
+        for node in [node for node, at in self._deleted_seconds.items() if now - at > DELETED_RETENTION_SECONDS]:
             self._forget_gone(node)
 
     async def _judge(self) -> None:
         while True:
-            heard, told = self.kubelets(), self._told
+            heard, told = self.kubelet_liveness(), self._notified
             for name in (heard.silent ^ told.silent) | (heard.renewed ^ told.renewed):
                 found = self.nodes.items.get(("", name))
                 if name not in heard.silent ^ told.silent and (
@@ -371,8 +373,8 @@ class ClusterCache:
                     continue  # one kubelet more that is well is no news
                 for listener in list(self._listeners.get(("nodes", ""), ())):
                     listener(None, found)
-            self._told = heard
-            self.forget_gone_holders(time.monotonic())
+            self._notified = heard
+            self.forget_gone_servers(time.monotonic())
             await asyncio.sleep(JUDGE_SECONDS)  # silence announces itself to nobody
 
 
@@ -386,7 +388,7 @@ def _job_of(kind: str, found: Object) -> str:
 _READ: Mapping[str, Callable[[Object], object]] = {
     "nodes": observations.plan_fields,
     "holders": observations.server_plan_fields,
-    "podgroups": pod_groups.marks,
+    "podgroups": pod_groups.plan_fields,
 }
 """Kind -> all that a plan can depend on of one such object."""
 

@@ -10,15 +10,15 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from surefoot.protocol.identities import ServerId
-from surefoot_operator.job_snapshot import NodeSeen
-from surefoot_operator.memory.connection_pool import HolderPlace, TierAccess
+from surefoot.protocol.identities import MemoryServerId
+from surefoot_operator.job_snapshot import ObservedNode
+from surefoot_operator.memory.connection_pool import MemoryServerAddress, MemoryTierCredentials
 from surefoot_operator.platforms.kubernetes import api_objects
 from surefoot_operator.platforms.kubernetes.api_client import Api
-from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
+from surefoot_operator.platforms.kubernetes.api_objects import ApiError
 from surefoot_operator.platforms.kubernetes.views import observations
-from surefoot_operator.platforms.kubernetes.views.observations import Heard
-from surefoot_operator.policy.maintenance.memory_tier_rollout import HolderPod
+from surefoot_operator.platforms.kubernetes.views.observations import KubeletLiveness
+from surefoot_operator.policy.maintenance.memory_tier_rollout import MemoryServerPod
 
 Object = dict[str, Any]
 
@@ -36,15 +36,15 @@ class NewestRevision:
 
 
 def server_addresses(
-    found: Iterable[Object], gone: Iterable[Object], domains: Mapping[str, str], access: TierAccess
-) -> tuple[HolderPlace, ...]:
+    found: Iterable[Object], gone: Iterable[Object], domains: Mapping[str, str], access: MemoryTierCredentials
+) -> tuple[MemoryServerAddress, ...]:
     """Chooses one holder a server: a running one, else the newest.
 
     `gone`: pods that were deleted.
     """
     known = [(pod, True) for pod in gone] + [(pod, False) for pod in found]
     known.sort(key=lambda one: str(one[0]["metadata"].get("creationTimestamp")))
-    chosen: dict[ServerId, HolderPlace] = {}
+    chosen: dict[MemoryServerId, MemoryServerAddress] = {}
     for pod, is_gone in known:
         where = observations.node_of(pod) or ""
         for place in observations.observe_servers(pod, is_gone, domains.get(where, where), access):
@@ -55,19 +55,19 @@ def server_addresses(
 
 
 def observe_server_pods(
-    found: Iterable[Object], owner_uid: str, around: Collection[Object], heard: Heard
-) -> tuple[HolderPod, ...]:
+    found: Iterable[Object], owner_uid: str, around: Collection[Object], heard: KubeletLiveness
+) -> tuple[MemoryServerPod, ...]:
     """Reads one DaemonSet's pods for the rollout."""
     weighed = observations.without_mass_doubt(observations.observe_node(one, heard) for one in around)
     known = {one.name: one for one in weighed}
     return tuple(_pod(pod, known) for pod in found if _is_owned(pod, owner_uid))
 
 
-def _pod(pod: Object, known: Mapping[str, NodeSeen]) -> HolderPod:
+def _pod(pod: Object, known: Mapping[str, ObservedNode]) -> MemoryServerPod:
     metadata = pod["metadata"]
     where = observations.node_of(pod) or ""
     node = known.get(where)
-    return HolderPod(
+    return MemoryServerPod(
         name=metadata["name"],
         uid=metadata["uid"],
         node=where,
@@ -84,7 +84,7 @@ async def newest_revision(api: Api, namespace: str, name: str) -> NewestRevision
     """Reads the newest revision; None while the DaemonSet's controller has none."""
     try:
         found = await api.get(f"{_APPS}/{namespace}/daemonsets/{name}")
-    except ApiRefused as error:
+    except ApiError as error:
         if error.code == 404:
             return None
         raise
@@ -101,12 +101,12 @@ async def newest_revision(api: Api, namespace: str, name: str) -> NewestRevision
     return NewestRevision(uid, last["metadata"]["labels"][_REVISION], int(status.get("desiredNumberScheduled", 0)))
 
 
-async def restart_pod(api: Api, namespace: str, pod: HolderPod) -> None:
+async def restart_pod(api: Api, namespace: str, pod: MemoryServerPod) -> None:
     """Deletes exactly this pod, so that its DaemonSet creates another."""
     options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": pod.uid}}
     try:
         await api.delete(api_objects.core_path(namespace, "pods", pod.name), options)
-    except ApiRefused as error:
+    except ApiError as error:
         if error.code not in (404, 409):
             raise
 

@@ -10,20 +10,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from surefoot_operator.api.known_node_signals import KNOWN_SIGNALS, NOT_OF_THE_NODE, SHOWN_SIGNALS
+from surefoot_operator.api.known_node_signals import INFORMATIONAL_SIGNALS, KNOWN_SIGNALS, NOT_OF_THE_NODE
 from surefoot_operator.api.spec import NodeSignals
 from surefoot_operator.api.status import moment_seconds
 from surefoot_operator.api.topology_levels import HOSTNAME, topology_path
-from surefoot_operator.errors import FabricError
-from surefoot_operator.job_snapshot import NodeSeen, PurgeSeen, WorkerSeen
-from surefoot_operator.memory.connection_pool import HolderPlace, TierAccess
+from surefoot_operator.errors import PlatformError
+from surefoot_operator.job_snapshot import ObservedNode, ObservedPurge, ObservedWorker
+from surefoot_operator.memory.connection_pool import MemoryServerAddress, MemoryTierCredentials
 from surefoot_operator.platforms.kubernetes import api_objects
 
 Object = dict[str, Any]
 Phase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
 
 _PHASES: tuple[Phase, ...] = ("Pending", "Running", "Succeeded", "Failed")
-_SAID = 400
+_MAX_MESSAGE_CHARACTERS = 400
 """Characters of a pod's last words that people are told."""
 _OOM_KILLED = "OOMKilled"
 _NEVER_STARTED = (
@@ -45,7 +45,7 @@ def created_seconds(metadata: Object) -> float:
     return moment_seconds(metadata.get("creationTimestamp")) or 0.0
 
 
-def observe_worker(pod: Object) -> WorkerSeen:
+def observe_worker(pod: Object) -> ObservedWorker:
     """Translates a worker's pod.
 
     The phase is that of container `trainer`, not the pod's: a sidecar may outlive it.
@@ -54,11 +54,11 @@ def observe_worker(pod: Object) -> WorkerSeen:
     try:
         index, attempt = (int(metadata["labels"][name]) for name in (api_objects.WORKER_INDEX, api_objects.ATTEMPT))
     except (KeyError, ValueError) as error:
-        raise FabricError(
+        raise PlatformError(
             f"pod {metadata['name']} has labels that this operator never sets ({error}); delete the pod"
         ) from error
     phase, exit_code, message = _trainer(pod)
-    return WorkerSeen(
+    return ObservedWorker(
         index=index,
         attempt=attempt,
         name=metadata["name"],
@@ -69,10 +69,10 @@ def observe_worker(pod: Object) -> WorkerSeen:
         message=_disruption(pod) or message,
         created_seconds=created_seconds(metadata),
         deleting=metadata.get("deletionTimestamp") is not None,
-        disrupted=bool(_disruption(pod)),
-        out_of_memory=_out_of_memory(pod),
-        lingering=phase in ("Succeeded", "Failed") and pod.get("status", {}).get("phase") == "Running",
-        unstarted=_unstarted(pod) if phase in ("Pending", "Failed") and exit_code is None else "",
+        disruption_announced=bool(_disruption(pod)),
+        oom_killed=_out_of_memory(pod),
+        sidecar_running=phase in ("Succeeded", "Failed") and pod.get("status", {}).get("phase") == "Running",
+        start_blocker=_unstarted(pod) if phase in ("Pending", "Failed") and exit_code is None else "",
     )
 
 
@@ -89,12 +89,14 @@ def _unstarted(pod: Object) -> str:
     for found in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
         waiting = found.get("state", {}).get("waiting", {})
         if waiting.get("reason") in _NEVER_STARTED:
-            return f"{waiting['reason']}: {waiting.get('message', '')}"[:_SAID]
+            return f"{waiting['reason']}: {waiting.get('message', '')}"[:_MAX_MESSAGE_CHARACTERS]
     for found in status.get("initContainerStatuses", ()) if status.get("phase") == "Failed" else ():
         ended = found.get("state", {}).get("terminated") or {}
         if ended.get("exitCode"):
-            said = _last_words(ended, int(ended["exitCode"])) or ended.get("reason") or ""
-            return f"init container {found['name']} ended with exit code {ended['exitCode']}: {said}"[:_SAID]
+            said = _last_log_line(ended, int(ended["exitCode"])) or ended.get("reason") or ""
+            return f"init container {found['name']} ended with exit code {ended['exitCode']}: {said}"[
+                :_MAX_MESSAGE_CHARACTERS
+            ]
     return ""
 
 
@@ -106,7 +108,7 @@ def _disruption(pod: Object) -> str:
     return ""
 
 
-def observe_purge(pod: Object) -> PurgeSeen | None:
+def observe_purge(pod: Object) -> ObservedPurge | None:
     """Translates a purge pod; None if its labels are not ours."""
     metadata, status = pod["metadata"], pod.get("status", {})
     attempt = metadata["labels"].get(api_objects.ATTEMPT, "")
@@ -116,13 +118,13 @@ def observe_purge(pod: Object) -> PurgeSeen | None:
     state: Object = next((c.get("state", {}) for c in status.get("containerStatuses", ())), {})
     ended = state.get("terminated") or {}
     said = status.get("message") or ended.get("message") or _waiting(status, state)
-    return PurgeSeen(int(attempt), phase, str(said).strip()[:_SAID], created_seconds(metadata))
+    return ObservedPurge(int(attempt), phase, str(said).strip()[:_MAX_MESSAGE_CHARACTERS], created_seconds(metadata))
 
 
-def _last_words(ended: Object, code: int) -> str:
+def _last_log_line(ended: Object, code: int) -> str:
     """The last line of what a program that ended by itself left; one that was killed had no word on it."""
     lines = str(ended.get("message") or "").strip().splitlines()
-    return lines[-1][:_SAID] if lines and code > 0 else ""
+    return lines[-1][:_MAX_MESSAGE_CHARACTERS] if lines and code > 0 else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +143,11 @@ def _trainer(pod: Object) -> tuple[Phase, int | None, str]:
     ended = state.get("terminated")
     if ended is not None:
         code = exit_code(int(ended["exitCode"]))
-        return ("Failed" if code else "Succeeded"), code, said or _last_words(ended, code) or ended.get("reason") or ""
+        return (
+            ("Failed" if code else "Succeeded"),
+            code,
+            said or _last_log_line(ended, code) or ended.get("reason") or "",
+        )
     phase: Phase = next((p for p in _PHASES if p == status.get("phase")), "Unknown")
     if phase == "Running" and "running" not in state:
         phase = "Pending"  # init containers or sidecars run, the trainer does not yet
@@ -171,7 +177,9 @@ def _waiting(status: Object, state: Object) -> str:
     return ""
 
 
-def observe_servers(pod: Object, gone: bool, domain: str, access: TierAccess) -> tuple[HolderPlace, ...]:
+def observe_servers(
+    pod: Object, gone: bool, domain: str, access: MemoryTierCredentials
+) -> tuple[MemoryServerAddress, ...]:
     """Translates the servers of a holder's pod.
 
     One that starts is left out: unknown, not dead.
@@ -183,7 +191,7 @@ def observe_servers(pod: Object, gone: bool, domain: str, access: TierAccess) ->
     states: dict[str, Object] = {c["name"]: c for c in status.get("containerStatuses", ())}
     secure = api_objects.HOLDER_TLS in (pod["metadata"].get("annotations") or {})
     return tuple(
-        HolderPlace(
+        MemoryServerAddress(
             node=where,
             domain=domain,
             host=address,
@@ -206,7 +214,7 @@ def observe_servers(pod: Object, gone: bool, domain: str, access: TierAccess) ->
 
 def server_plan_fields(pod: Object) -> object:
     """The parts of a holder's pod that plans read."""
-    return pod["metadata"]["uid"], observe_servers(pod, False, "", TierAccess())
+    return pod["metadata"]["uid"], observe_servers(pod, False, "", MemoryTierCredentials())
 
 
 def is_ready(pod: Object) -> bool:
@@ -253,7 +261,7 @@ LEASE_SECONDS = 25.0
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class KubeletLiveness:
     """Nodes whose kubelet renewed its lease, and nodes that are silent.
 
     A node in neither set is not known yet.
@@ -263,7 +271,7 @@ class Heard:
     silent: frozenset[str] = frozenset()
 
 
-class Leases:
+class NodeLeases:
     """The node leases of one cluster; times are monotonic seconds."""
 
     def __init__(self) -> None:
@@ -271,11 +279,11 @@ class Leases:
         """Since when each lease stands as it does."""
         self._renewals: dict[str, float] = {}
         """When a renewal was seen to come: one that was there when we came may be of any age."""
-        self._heard: tuple[float, float, Heard] | None = None
+        self._liveness: tuple[float, float, KubeletLiveness] | None = None
         """Since when nothing was interrupted, until when nobody else can have fallen silent, and what was said."""
-        self._last = Heard()
+        self._last = KubeletLiveness()
 
-    def changed(self, old: Object | None, new: Object | None, now: float) -> None:
+    def record_change(self, old: Object | None, new: Object | None, now: float) -> None:
         """Records a lease's change; None: it does not exist."""
         found = new or old
         assert found is not None
@@ -283,28 +291,28 @@ class Leases:
         if new is None:
             self._known.pop(name, None)
             self._renewals.pop(name, None)
-            self._heard = None
+            self._liveness = None
         elif old is None:
             self._known[name] = now
-            self._heard = None
+            self._liveness = None
         elif old["spec"].get("renewTime") != new["spec"].get("renewTime"):
             self._known[name] = self._renewals[name] = now
-            if self._heard is not None and name not in self._heard[2].renewed:
-                self._heard = None
+            if self._liveness is not None and name not in self._liveness[2].renewed:
+                self._liveness = None
 
-    def heard(self, heard_since: float, heard_at: float) -> Heard:
+    def classify(self, heard_since: float, heard_at: float) -> KubeletLiveness:
         """Classifies nodes as of `heard_at`, the watch's last event.
 
         `heard_since`: since when the watch was not interrupted. The same value as before, unless it changed: a renewal of
         one more second is no news, and a thousand jobs ask twice a second.
         """
-        if self._heard is None or self._heard[0] != heard_since or heard_at > self._heard[1]:
-            self._heard = (heard_since, *self._looked(heard_since, heard_at))
-        return self._heard[2]
+        if self._liveness is None or self._liveness[0] != heard_since or heard_at > self._liveness[1]:
+            self._liveness = (heard_since, *self._classify(heard_since, heard_at))
+        return self._liveness[2]
 
-    def _looked(self, heard_since: float, heard_at: float) -> tuple[float, Heard]:
+    def _classify(self, heard_since: float, heard_at: float) -> tuple[float, KubeletLiveness]:
         since = {node: max(at, heard_since) for node, at in self._known.items()}
-        found = Heard(
+        found = KubeletLiveness(
             frozenset(node for node, at in self._renewals.items() if heard_at - at <= LEASE_SECONDS),
             frozenset(node for node, at in since.items() if heard_at - at > LEASE_SECONDS),
         )
@@ -325,43 +333,43 @@ class Leases:
 _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 """Only a person gives it, who knows that the node is down."""
 _UNREACHABLE = "node.kubernetes.io/unreachable"
-_MOST_SAID = 200
+_MAX_CONDITION_CHARACTERS = 200
 """Characters of a condition's own words."""
 
 
 def observe_node(
-    found: Object, heard: Heard, topology_key: str = HOSTNAME, signals: NodeSignals = KNOWN_SIGNALS
-) -> NodeSeen:
+    found: Object, heard: KubeletLiveness, topology_key: str = HOSTNAME, signals: NodeSignals = KNOWN_SIGNALS
+) -> ObservedNode:
     """Translates one node; what its observer may have caused is a doubt.
 
     Copies are always kept on different nodes; `topology_key` is the highest level that they are spread over.
     """
     name, labels = found["metadata"]["name"], found["metadata"].get("labels") or {}
     down = _out_of_service(found)
-    return NodeSeen(
+    return ObservedNode(
         name=name,
         domain=labels.get(HOSTNAME, name),
         ready=not down,
         schedulable=not found["spec"].get("unschedulable", False),
         reason=down,
-        signal=_signal(found, signals),
-        remark=_signal(found, SHOWN_SIGNALS),
-        doubt="" if down else _doubt(found, name in heard.renewed) or _unrenewed(name, heard),
+        evacuation_reason=_signal(found, signals),
+        informational=_signal(found, INFORMATIONAL_SIGNALS),
+        unconfirmed_failure="" if down else _doubt(found, name in heard.renewed) or _unrenewed(name, heard),
         path=topology_path(labels, topology_key),
     )
 
 
-def without_mass_doubt(nodes: Iterable[NodeSeen]) -> tuple[NodeSeen, ...]:
+def without_mass_doubt(nodes: Iterable[ObservedNode]) -> tuple[ObservedNode, ...]:
     """Confirms doubts, unless most nodes seem gone at once.
 
     Then the observer is the likelier fault. What is confirmed stays a doubt, too: an observer that was away hears the nodes
     again one after another, and the last of them seems gone among others that are well.
     """
     found = tuple(nodes)
-    seem_gone = sum(not one.ready or bool(one.doubt) for one in found)
+    seem_gone = sum(not one.ready or bool(one.unconfirmed_failure) for one in found)
     if 2 * seem_gone > len(found):
         return found
-    return tuple(replace(one, ready=False) if one.doubt else one for one in found)
+    return tuple(replace(one, ready=False) if one.unconfirmed_failure else one for one in found)
 
 
 def is_contradicted(found: Object) -> bool:
@@ -369,7 +377,7 @@ def is_contradicted(found: Object) -> bool:
     return _doubt(found, renewed=False) != _doubt(found, renewed=True)
 
 
-def is_left(found: Object) -> bool:
+def is_cordoned_or_evacuated(found: Object) -> bool:
     """Whether a node is cordoned, or marked to be left."""
     return bool(found.get("spec", {}).get("unschedulable", False)) or bool(_signal(found, KNOWN_SIGNALS))
 
@@ -386,7 +394,7 @@ def _out_of_service(found: Object) -> str:
     return f"it has the taint {_OUT_OF_SERVICE}" if _OUT_OF_SERVICE in taints else ""
 
 
-def _unrenewed(name: str, heard: Heard) -> str:
+def _unrenewed(name: str, heard: KubeletLiveness) -> str:
     return "its kubelet has not renewed its lease" if name in heard.silent else ""
 
 
@@ -420,12 +428,12 @@ def _signal(found: Object, signals: NodeSignals) -> str:
     ):
         there = next((name for name in wanted if name in borne), None)
         if there is not None:
-            return f"it has the {kind} {there}{_said(stated.get(there, {}))}"
+            return f"it has the {kind} {there}{_condition_text(stated.get(there, {}))}"
     return ""
 
 
-def _said(condition: Object) -> str:
+def _condition_text(condition: Object) -> str:
     """Why a condition's writer set it, in its own words."""
     reason, message = condition.get("reason") or "", (condition.get("message") or "").strip()
     told = ": ".join(part for part in (reason, message) if part)
-    return f" ({told[:_MOST_SAID]})" if told else ""
+    return f" ({told[:_MAX_CONDITION_CHARACTERS]})" if told else ""

@@ -19,10 +19,10 @@ from typing import Any
 from surefoot.protocol.timeouts import Backoff
 from surefoot_operator import metrics
 from surefoot_operator.api.spec import GROUP
-from surefoot_operator.errors import FabricError
+from surefoot_operator.errors import PlatformError
 from surefoot_operator.platforms.kubernetes import api_objects
 from surefoot_operator.platforms.kubernetes.api_client import Api
-from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
+from surefoot_operator.platforms.kubernetes.api_objects import ApiError
 
 log = logging.getLogger(__name__)
 
@@ -119,9 +119,9 @@ def _chosen(found: Mapping[str, Any], names: Collection[str]) -> Object:
 
 # ---- watched objects -------------------------------------------------------------------------------------------------
 
-Heard = Callable[[Object | None, Object | None], None]
+OnEvent = Callable[[Object | None, Object | None], None]
 """Old and new state of one object; None: it is not there."""
-Kept = Callable[[Object], Object]
+TrimFunction = Callable[[Object], Object]
 
 WATCH_SECONDS = 30
 """The server ends each watch after this: one that was cut without a word is noticed by then, not by TCP's patience."""
@@ -131,11 +131,11 @@ PAGE = 500
 NOT_SERVED_SECONDS = 10.0
 """An optional kind that is not served is asked for again after so long, and up to twice that."""
 _BACKOFF = Backoff(0.1, 2.0)
-_FORGOTTEN = 4096
+_MAX_TOMBSTONES = 4096
 _SHORT_SECONDS = 1.0
 
 
-class _Behind(Exception):
+class _WatchExpired(Exception):
     """The watch cannot be continued from where it stood."""
 
 
@@ -147,7 +147,13 @@ class WatchedObjects:
     """
 
     def __init__(
-        self, api: Api, path: str, selector: str, heard: Heard, optional: bool = False, kept: Kept = trim_managed_fields
+        self,
+        api: Api,
+        path: str,
+        selector: str,
+        heard: OnEvent,
+        optional: bool = False,
+        kept: TrimFunction = trim_managed_fields,
     ) -> None:
         self.path = path
         self.items: dict[tuple[str, str], Object] = {}
@@ -155,26 +161,26 @@ class WatchedObjects:
         """Set once it was listed; once the server has answered at all, be it with a refusal."""
         self.answered_at = time.monotonic()
         """When the server last answered: it may refuse, which no restart of ours would change."""
-        self.heard_at = self.heard_since = time.monotonic()
+        self.last_contact_seconds = self.contact_since_seconds = time.monotonic()
         """When the server was last heard of, and since when it is without a break."""
-        self.refusal = ""
+        self.rejection = ""
         """Why this kind is not served to us; empty: it is, for all that is known."""
         self._optional, self._kept = optional, kept
         self._broken = False
-        self._api, self._selector, self._heard = api.unreported() if optional else api, selector, heard
+        self._api, self._selector, self._on_event = api.unreported() if optional else api, selector, heard
         self._version = ""
         self._forgotten: OrderedDict[str, None] = OrderedDict()
         self._learned: set[str] = set()
         """Uids of what was learned since the listing under way began: its pages may be from before."""
 
     @property
-    def fresh(self) -> bool:
+    def is_synced(self) -> bool:
         """Whether `items` is listed and the server was heard since."""
         return self.synced.is_set() and self.age_seconds() < STALE_SECONDS
 
     def age_seconds(self) -> float:
         """Seconds since the server was last heard."""
-        return time.monotonic() - self.heard_at
+        return time.monotonic() - self.last_contact_seconds
 
     async def run(self) -> None:
         """Lists and watches until cancelled, with backoff after failures."""
@@ -188,16 +194,16 @@ class WatchedObjects:
                 failures = 0
                 if time.monotonic() - begin < _SHORT_SECONDS:
                     await asyncio.sleep(_SHORT_SECONDS)  # something between ends watches at once: no busy loop
-            except _Behind:
+            except _WatchExpired:
                 self._version = ""  # listed anew at once: the server told us to
-            except FabricError as error:
+            except PlatformError as error:
                 self._broken = True
-                if self._optional and isinstance(error, ApiRefused) and error.code in (403, 404):
+                if self._optional and isinstance(error, ApiError) and error.code in (403, 404):
                     self._without(error)
                     await asyncio.sleep(NOT_SERVED_SECONDS * (1 + random.random()))
                     continue
-                if isinstance(error, ApiRefused):
-                    self.refusal, self.answered_at = str(error), time.monotonic()
+                if isinstance(error, ApiError):
+                    self.rejection, self.answered_at = str(error), time.monotonic()
                     self.answered.set()
                 metrics.watch_failures.labels(self.path.rsplit("/", 1)[-1]).inc()
                 log.warning("%s; trying again", error)
@@ -205,7 +211,7 @@ class WatchedObjects:
                 failures += 1
                 await asyncio.sleep(_BACKOFF.seconds(failures, random.random()))
 
-    def learn(self, found: Object) -> None:
+    def apply_write_result(self, found: Object) -> None:
         """Applies an object that our own write returned, unless it is outdated."""
         key, old = _key(found), self.items.get(_key(found))
         # what the watch has passed and does not hold has ended meanwhile: learning it would raise a ghost
@@ -214,27 +220,27 @@ class WatchedObjects:
             return
         self._learned.add(_uid(found))
         self.items[key] = kept = self._kept(found)
-        self._heard(old, kept)
+        self._on_event(old, kept)
 
-    def forget(self, namespace: str, name: str, uid: str) -> None:
+    def remove(self, namespace: str, name: str, uid: str) -> None:
         """Removes an object that we deleted; late events cannot restore it."""
         self._forgotten[uid] = None
-        while len(self._forgotten) > _FORGOTTEN:
+        while len(self._forgotten) > _MAX_TOMBSTONES:
             self._forgotten.popitem(last=False)
         old = self.items.get((namespace, name))
         if old is not None and _uid(old) == uid:
             del self.items[namespace, name]
-            self._heard(old, None)
+            self._on_event(old, None)
 
-    def _without(self, error: ApiRefused) -> None:
+    def _without(self, error: ApiError) -> None:
         """Nothing of this kind is there where nobody serves it; where we may not look, what was seen may be."""
         why = "is its CustomResourceDefinition installed?" if error.code == 404 else "may the operator watch it?"
         refusal = f"{error}; {why}"
-        if refusal != self.refusal:
+        if refusal != self.rejection:
             log.warning("%s Asked again every %.0f s or more", refusal, NOT_SERVED_SECONDS)
-        self.refusal, self._version = refusal, ""
+        self.rejection, self._version = refusal, ""
         for key in list(self.items) if error.code == 404 else ():
-            self._heard(self.items.pop(key), None)
+            self._on_event(self.items.pop(key), None)
 
     async def _list(self) -> None:
         found: dict[tuple[str, str], Object] = {}
@@ -249,7 +255,7 @@ class WatchedObjects:
                 break
             query["continue"] = following
         self._version = page["metadata"]["resourceVersion"]
-        self._hears()
+        self._record_contact()
         # newer than the list alone would not do: where a store was restored, everything known is newer, and a ghost
         newer = {
             key
@@ -258,7 +264,7 @@ class WatchedObjects:
         }
         self._learned.clear()
         for key in [key for key in self.items if key not in found and key not in newer]:
-            self._heard(self.items.pop(key), None)
+            self._on_event(self.items.pop(key), None)
         for key, item in found.items():
             if key not in newer:
                 self._take(item)
@@ -275,25 +281,25 @@ class WatchedObjects:
         try:
             async with aclosing(self._api.watch(self.path, query, SILENCE_SECONDS)) as events:
                 async for event in events:
-                    self._hears()
+                    self._record_contact()
                     self._event(event["type"], event.get("object", {}))
-        except ApiRefused as error:
+        except ApiError as error:
             if error.code == 410:
-                raise _Behind from error
+                raise _WatchExpired from error
             raise
 
-    def _hears(self) -> None:
-        self.heard_at = self.answered_at = time.monotonic()
-        self.refusal = ""
+    def _record_contact(self) -> None:
+        self.last_contact_seconds = self.answered_at = time.monotonic()
+        self.rejection = ""
         if self._broken:
-            self.heard_since, self._broken = self.heard_at, False
+            self.contact_since_seconds, self._broken = self.last_contact_seconds, False
 
     def _event(self, kind: str, found: Object) -> None:
         if kind == "ERROR":
             if found.get("code") == 410:
-                raise _Behind
+                raise _WatchExpired
             self._version = ""
-            raise FabricError(f"the watch of {self.path} was ended: {found.get('message')}")
+            raise PlatformError(f"the watch of {self.path} was ended: {found.get('message')}")
         if kind == "OPEN":
             return
         self._version = found["metadata"]["resourceVersion"]
@@ -301,7 +307,7 @@ class WatchedObjects:
             old = self.items.get(_key(found))
             if old is not None and _uid(old) == _uid(found):
                 del self.items[_key(found)]
-                self._heard(old, None)
+                self._on_event(old, None)
         elif kind != "BOOKMARK" and _uid(found) not in self._forgotten:
             self._take(self._kept(found))
 
@@ -309,7 +315,7 @@ class WatchedObjects:
         old = self.items.get(_key(found))
         if old is None or _version(old) < _version(found) or _uid(old) != _uid(found):
             self.items[_key(found)] = found
-            self._heard(old, found)
+            self._on_event(old, found)
 
     def _select(self) -> dict[str, str | int]:
         return {"labelSelector": self._selector} if self._selector else {}

@@ -12,14 +12,18 @@ import pytest
 from support.fakes.fake_api import FakeApi
 from surefoot_operator.api.known_node_signals import KNOWN_SIGNALS
 from surefoot_operator.api.spec import ROLLBACK, NodeSignals
-from surefoot_operator.memory.connection_pool import TierAccess
+from surefoot_operator.memory.connection_pool import MemoryTierCredentials
 from surefoot_operator.platforms.kubernetes import api_objects
 from surefoot_operator.platforms.kubernetes.api_client import Api
-from surefoot_operator.platforms.kubernetes.platform import KubernetesFabric
+from surefoot_operator.platforms.kubernetes.platform import KubernetesPlatform
 from surefoot_operator.platforms.kubernetes.views import cluster_cache
 from surefoot_operator.platforms.kubernetes.views import cluster_cache as caching
-from surefoot_operator.platforms.kubernetes.views.cluster_cache import GONE_SECONDS, ClusterCache, DerivedCache
-from surefoot_operator.platforms.kubernetes.views.observations import LEASE_SECONDS, Leases
+from surefoot_operator.platforms.kubernetes.views.cluster_cache import (
+    DELETED_RETENTION_SECONDS,
+    ClusterCache,
+    DerivedCache,
+)
+from surefoot_operator.platforms.kubernetes.views.observations import LEASE_SECONDS, NodeLeases
 
 # ---- cluster views ---------------------------------------------------------------------------------------------------
 # What jobs see of nodes and holders is made once for all of them, and again only of what changed.
@@ -31,7 +35,7 @@ class Cluster:
     """So many nodes, each with a holder; jobs look at them again and again."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.cache, self.version, self.access = ClusterCache(cast(Api, None)), 0, TierAccess(password="p")
+        self.cache, self.version, self.access = ClusterCache(cast(Api, None)), 0, MemoryTierCredentials(password="p")
         self.made = self.placed = 0
         node, places = cluster_cache.observations.observe_node, cluster_cache.memory_tier_pods.server_addresses
 
@@ -67,11 +71,11 @@ class Cluster:
         server = {"name": "redis", "containerID": "c1", "state": {"running": {}}}
         status = {"podIP": address, "phase": "Running", "containerStatuses": [server]}
         spec = {"nodeName": f"n{number:03d}", "containers": [{"name": "redis"}]}
-        self.cache.holders._event(event, {"metadata": metadata, "spec": spec, "status": status})
+        self.cache.servers._event(event, {"metadata": metadata, "spec": spec, "status": status})
 
     def look(self, key: str = "rack", signals: NodeSignals = KNOWN_SIGNALS) -> Any:
         """What every job sees, which is one and the same."""
-        seen = [self.cache.around(key, signals, self.access) for _ in range(JOBS)]
+        seen = [self.cache.nodes_and_servers(key, signals, self.access) for _ in range(JOBS)]
         for nodes, places in seen[1:]:
             assert nodes is seen[0][0]
             assert places is seen[0][1]
@@ -127,36 +131,36 @@ def test_a_holder_that_went_and_another_password_are_seen(cluster: Cluster) -> N
 def test_who_asks_otherwise_sees_otherwise_and_no_way_of_asking_is_kept_for_ever(cluster: Cluster) -> None:
     assert cluster.look(api_objects.HOSTNAME)[0][4].path == ()
     assert cluster.look("rack")[0][4].path == ("r1",)
-    for number in range(3 * cluster_cache.MOST_VIEWS):
+    for number in range(3 * cluster_cache.MAX_VIEWS):
         cluster.look(f"key-{number}")
-    assert len(cluster.cache._views._views) == cluster_cache.MOST_VIEWS
+    assert len(cluster.cache._views._views) == cluster_cache.MAX_VIEWS
 
 
 def test_who_was_heard_is_told_by_one_value_until_it_changes() -> None:
-    leases = Leases()
+    leases = NodeLeases()
 
     def renewed(node: str, *moments: float) -> None:
         for old, new in zip((None, *moments), moments, strict=False):
             before = None if old is None else {"metadata": {"name": node}, "spec": {"renewTime": str(old)}}
-            leases.changed(before, {"metadata": {"name": node}, "spec": {"renewTime": str(new)}}, new)
+            leases.record_change(before, {"metadata": {"name": node}, "spec": {"renewTime": str(new)}}, new)
 
     for node in ("a", "b"):
         renewed(node, 0.0, 1.0)
-    first = leases.heard(0.0, 1.0)
+    first = leases.classify(0.0, 1.0)
     assert (first.renewed, first.silent) == (frozenset("ab"), frozenset())
     for second in range(2, 20):
         renewed("a", second - 1.0, float(second))
-        assert leases.heard(0.0, float(second)) is first
-    later = leases.heard(0.0, 1.0 + LEASE_SECONDS + 0.001)
+        assert leases.classify(0.0, float(second)) is first
+    later = leases.classify(0.0, 1.0 + LEASE_SECONDS + 0.001)
     assert (later.renewed, later.silent) == (frozenset("a"), frozenset("b"))
     renewed("b", 26.0, 27.0)
-    assert leases.heard(0.0, 27.0) == first
+    assert leases.classify(0.0, 27.0) == first
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_what_is_kept_of_who_was_heard_is_what_looking_again_would_say(seed: int) -> None:
     """Renewals, silences, leases that come and go, and outages, in any order."""
-    chance, leases = random.Random(seed), Leases()
+    chance, leases = random.Random(seed), NodeLeases()
     now = since = heard_at = 0.0
     there: dict[str, int] = {}
     for _ in range(400):
@@ -168,14 +172,14 @@ def test_what_is_kept_of_who_was_heard_is_what_looking_again_would_say(seed: int
             since = now
         elif kind < 0.2 and old is not None:
             del there[name]
-            leases.changed(old, None, now)
+            leases.record_change(old, None, now)
         elif kind < 0.8:
             there[name] = there.get(name, 0) + chance.choice((0, 1))
-            leases.changed(old, {"metadata": {"name": name}, "spec": {"renewTime": str(there[name])}}, now)
+            leases.record_change(old, {"metadata": {"name": name}, "spec": {"renewTime": str(there[name])}}, now)
         heard_at = max(heard_at, now - chance.choice((0.0, 0.0, 3.0)))  # what was heard stays heard
-        anew = Leases()
+        anew = NodeLeases()
         anew._known, anew._renewals = leases._known, leases._renewals
-        assert leases.heard(since, heard_at) == anew.heard(since, heard_at)
+        assert leases.classify(since, heard_at) == anew.classify(since, heard_at)
 
 
 # ---- cache wakes -----------------------------------------------------------------------------------------------------
@@ -212,7 +216,7 @@ def worker(job: str, version: int) -> dict[str, Any]:
 class ClusterCacheWakes:
     def __init__(self) -> None:
         self.cache = ClusterCache(FakeApi().api)
-        self.fabrics = [KubernetesFabric(self.cache, "d", f"job-{n}", f"uid-{n}") for n in range(JOBS_CACHE_WAKES)]
+        self.fabrics = [KubernetesPlatform(self.cache, "d", f"job-{n}", f"uid-{n}") for n in range(JOBS_CACHE_WAKES)]
 
     def woken(self) -> list[int]:
         """Who was woken since the last question."""
@@ -241,15 +245,15 @@ def test_a_kubelets_heartbeat_wakes_nobody_and_is_compared_once(monkeypatch: Any
 
 def test_a_holders_pod_wakes_whoever_reads_what_changed_of_it() -> None:
     cluster = ClusterCacheWakes()
-    cluster.cache.holders._event("ADDED", holder(1))
+    cluster.cache.servers._event("ADDED", holder(1))
     assert cluster.woken() == EVERYBODY
-    cluster.cache.holders._event("MODIFIED", holder(2, restartCount=0))
+    cluster.cache.servers._event("MODIFIED", holder(2, restartCount=0))
     assert cluster.woken() == []
     for version, changed in enumerate((holder(3, "False"), holder(4), holder(5, containerID="c2")), 3):
         changed["metadata"]["resourceVersion"] = str(version)
-        cluster.cache.holders._event("MODIFIED", changed)
+        cluster.cache.servers._event("MODIFIED", changed)
         assert cluster.woken() == EVERYBODY
-    cluster.cache.holders._event("DELETED", holder(6))
+    cluster.cache.servers._event("DELETED", holder(6))
     assert cluster.woken() == EVERYBODY
 
 
@@ -327,17 +331,17 @@ def names(cache: ClusterCache, job: str) -> list[str]:
 def test_a_job_has_its_pods_and_only_them_at_every_moment() -> None:
     cache = ClusterCache(None)  # type: ignore[arg-type] -- nothing is asked of the server
     for found in (pod("a", "one"), pod("b", "one"), pod("c", "two"), pod("d", None)):
-        cache.workers.learn(found)
+        cache.workers.apply_write_result(found)
     assert (names(cache, "one"), names(cache, "two"), names(cache, "three")) == (["a", "b"], ["c"], [])
     newer = pod("b", "one", 2)
-    cache.workers.learn(newer)
+    cache.workers.apply_write_result(newer)
     assert any(found["metadata"]["resourceVersion"] == "2" for found in cache.pods_of("one"))
     assert len(cache.pods_of("one")) == 2
-    cache.workers.learn(pod("b", "two", 3))  # somebody changed its label
+    cache.workers.apply_write_result(pod("b", "two", 3))  # somebody changed its label
     assert (names(cache, "one"), names(cache, "two")) == (["a"], ["b", "c"])
-    cache.workers.learn(pod("a", "one", 4, uid="another"))
+    cache.workers.apply_write_result(pod("a", "one", 4, uid="another"))
     assert [found["metadata"]["uid"] for found in cache.pods_of("one")] == ["another"]
-    cache.workers.forget("n", "a", "another")
+    cache.workers.remove("n", "a", "another")
     assert names(cache, "one") == []
 
 
@@ -353,14 +357,14 @@ def pod_gone_holders(number: int, version: int) -> dict[str, Any]:
 def test_a_holder_that_is_gone_is_forgotten_after_a_while_or_when_another_comes() -> None:
     cache = ClusterCache(cast(Api, None))
     for number in range(2000):
-        cache.holders._event("ADDED", pod_gone_holders(number, 100 + 2 * number))
-        cache.holders._event("DELETED", pod_gone_holders(number, 101 + 2 * number))
-    assert len(cache.gone_holders) == 2000
-    cache.holders._event("ADDED", pod_gone_holders(7, 10_000))
+        cache.servers._event("ADDED", pod_gone_holders(number, 100 + 2 * number))
+        cache.servers._event("DELETED", pod_gone_holders(number, 101 + 2 * number))
+    assert len(cache.gone_servers) == 2000
+    cache.servers._event("ADDED", pod_gone_holders(7, 10_000))
     now = time.monotonic()
-    cache.forget_gone_holders(now)
-    assert len(cache.gone_holders) == 1999, "every job has yet to see that they are gone"
-    cache.forget_gone_holders(now + GONE_SECONDS + 1)
-    assert cache.gone_holders == {}
-    cache.holders._event("DELETED", pod_gone_holders(7, 10_001))
-    assert list(cache.gone_holders) == ["node-7"]
+    cache.forget_gone_servers(now)
+    assert len(cache.gone_servers) == 1999, "every job has yet to see that they are gone"
+    cache.forget_gone_servers(now + DELETED_RETENTION_SECONDS + 1)
+    assert cache.gone_servers == {}
+    cache.servers._event("DELETED", pod_gone_holders(7, 10_001))
+    assert list(cache.gone_servers) == ["node-7"]

@@ -10,10 +10,10 @@ import pytest
 
 from surefoot_operator.api.topology_levels import HOSTNAME
 from surefoot_operator.platforms.kubernetes.api_client import Api
-from surefoot_operator.platforms.kubernetes.api_objects import ApiRefused
+from surefoot_operator.platforms.kubernetes.api_objects import ApiError
 from surefoot_operator.platforms.kubernetes.views import memory_tier_pods
-from surefoot_operator.platforms.kubernetes.views.observations import Heard
-from surefoot_operator.policy.maintenance.memory_tier_rollout import HolderPod
+from surefoot_operator.platforms.kubernetes.views.observations import KubeletLiveness
+from surefoot_operator.policy.maintenance.memory_tier_rollout import MemoryServerPod
 
 OWNED = [{"uid": "ds-1"}]
 
@@ -23,7 +23,7 @@ class Server:
 
     def __init__(self, generation: int = 3, observed: int = 3) -> None:
         self.deleted: list[tuple[str, dict[str, Any]]] = []
-        self.refusal: ApiRefused | None = None
+        self.refusal: ApiError | None = None
         self.daemon_set = {
             "metadata": {"uid": "ds-1", "generation": generation},
             "spec": {"selector": {"matchLabels": {"app": "memory", "part": "tier"}}},
@@ -65,10 +65,10 @@ def test_a_template_that_nobody_looked_at_yet_has_no_revision() -> None:
 
 def test_no_daemon_set_is_no_error_and_a_refusal_is_one() -> None:
     server = Server()
-    server.refusal = ApiRefused("GET x", 404, "NotFound", "")
+    server.refusal = ApiError("GET x", 404, "NotFound", "")
     assert newest(server) is None
-    server.refusal = ApiRefused("GET x", 403, "Forbidden", "")
-    with pytest.raises(ApiRefused):
+    server.refusal = ApiError("GET x", 403, "Forbidden", "")
+    with pytest.raises(ApiError):
         newest(server)
 
 
@@ -96,22 +96,22 @@ def test_pods_are_the_daemon_set_s_own_with_node_and_domain() -> None:
         ],
         "ds-1",
         [node("n1", "h1", "True"), node("n2", "h2", "Unknown")],
-        Heard(),
+        KubeletLiveness(),
     )
     assert found == (
-        HolderPod("a", "u-a", "n1", "h1", "bbb", ready=True),
-        HolderPod("b", "u-b", "n2", "h2", "bbb", ready=False, node_ready=False),
-        HolderPod("c", "u-c", "", "", "bbb", ready=False),
+        MemoryServerPod("a", "u-a", "n1", "h1", "bbb", ready=True),
+        MemoryServerPod("b", "u-b", "n2", "h2", "bbb", ready=False, node_ready=False),
+        MemoryServerPod("c", "u-c", "", "", "bbb", ready=False),
     )
 
 
 @pytest.mark.parametrize("code", [None, 404, 409])
 def test_exactly_this_pod_is_deleted_or_it_is_gone_already(code: int | None) -> None:
     server = Server()
-    server.refusal = None if code is None else ApiRefused("DELETE x", code, "", "")
+    server.refusal = None if code is None else ApiError("DELETE x", code, "", "")
     api: Any = server
     asyncio.run(
-        memory_tier_pods.restart_pod(api, "surefoot-system", HolderPod("a", "u-a", "n1", "z1", "old", ready=True))
+        memory_tier_pods.restart_pod(api, "surefoot-system", MemoryServerPod("a", "u-a", "n1", "z1", "old", ready=True))
     )
     ((path, options),) = server.deleted
     assert path == "/api/v1/namespaces/surefoot-system/pods/a"

@@ -7,13 +7,17 @@ from typing import Any
 import pytest
 
 from surefoot_operator.api.spec import NodeSignals
-from surefoot_operator.job_snapshot import NodeSeen
+from surefoot_operator.job_snapshot import ObservedNode
 from surefoot_operator.platforms.kubernetes.views import observations
-from surefoot_operator.platforms.kubernetes.views.observations import LEASE_SECONDS, Heard, Leases
+from surefoot_operator.platforms.kubernetes.views.observations import LEASE_SECONDS, KubeletLiveness, NodeLeases
 
 UNREACHABLE = {"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}
 OUT_OF_SERVICE = {"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}
-RENEWED, UNHEARD, SILENT = Heard(renewed=frozenset({"n0"})), Heard(), Heard(silent=frozenset({"n0"}))
+RENEWED, UNHEARD, SILENT = (
+    KubeletLiveness(renewed=frozenset({"n0"})),
+    KubeletLiveness(),
+    KubeletLiveness(silent=frozenset({"n0"})),
+)
 
 
 def node(name: str = "n0", ready: str = "True", **spec: Any) -> dict[str, Any]:
@@ -22,7 +26,7 @@ def node(name: str = "n0", ready: str = "True", **spec: Any) -> dict[str, Any]:
     return {"metadata": metadata, "spec": spec, "status": {"conditions": conditions}}
 
 
-def among(found: dict[str, Any], heard: Heard, gone: int = 0, of: int = 5) -> NodeSeen:
+def among(found: dict[str, Any], heard: KubeletLiveness, gone: int = 0, of: int = 5) -> ObservedNode:
     """`found` beside nodes of which `gone` more seem gone, all told `of`."""
     others = [node(f"n{i}", "Unknown" if i <= gone else "True") for i in range(1, of)]
     return observations.without_mass_doubt(observations.observe_node(one, heard, "zone") for one in (found, *others))[0]
@@ -47,11 +51,13 @@ def among(found: dict[str, Any], heard: Heard, gone: int = 0, of: int = 5) -> No
     ],
 )
 def test_a_node_is_lost_by_what_its_kubelet_does_not_contradict(
-    found: dict[str, Any], heard: Heard, lost: str, gone: int
+    found: dict[str, Any], heard: KubeletLiveness, lost: str, gone: int
 ) -> None:
     shown = among(found, heard, gone)
-    assert (shown.ready, shown.reason or shown.doubt, shown.path) == (not lost, lost, ("z",))
-    assert bool(shown.doubt) == (bool(lost) and OUT_OF_SERVICE["key"] not in lost), "it may only not have been heard"
+    assert (shown.ready, shown.reason or shown.unconfirmed_failure, shown.path) == (not lost, lost, ("z",))
+    assert bool(shown.unconfirmed_failure) == (bool(lost) and OUT_OF_SERVICE["key"] not in lost), (
+        "it may only not have been heard"
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,10 +71,10 @@ def test_a_node_is_lost_by_what_its_kubelet_does_not_contradict(
     ],
 )
 def test_where_most_nodes_seem_gone_at_once_none_is_gone_by_that_alone(
-    found: dict[str, Any], heard: Heard, doubt: str
+    found: dict[str, Any], heard: KubeletLiveness, doubt: str
 ) -> None:
     shown = among(found, heard, gone=3)
-    assert (shown.ready, shown.reason, shown.doubt) == (True, "", doubt)
+    assert (shown.ready, shown.reason, shown.unconfirmed_failure) == (True, "", doubt)
 
 
 def test_a_node_that_a_person_took_out_of_service_is_gone_whatever_the_others_are() -> None:
@@ -80,25 +86,25 @@ def lease(time: str, name: str = "n0") -> dict[str, Any]:
 
 
 def test_a_kubelet_is_heard_by_a_renewal_that_came_and_not_by_a_lease_that_was_there() -> None:
-    leases = Leases()
-    leases.changed(None, lease("old"), 0.0)
-    assert leases.heard(0.0, 1.0) == UNHEARD
-    leases.changed(lease("old"), lease("old"), 5.0)
-    assert leases.heard(0.0, 6.0) == UNHEARD
-    leases.changed(lease("old"), lease("new"), 10.0)
-    assert leases.heard(0.0, 10.0 + LEASE_SECONDS) == RENEWED
-    assert leases.heard(0.0, 10.1 + LEASE_SECONDS) == SILENT
-    leases.changed(lease("new"), None, 50.0)
-    assert leases.heard(0.0, 90.0) == UNHEARD
+    leases = NodeLeases()
+    leases.record_change(None, lease("old"), 0.0)
+    assert leases.classify(0.0, 1.0) == UNHEARD
+    leases.record_change(lease("old"), lease("old"), 5.0)
+    assert leases.classify(0.0, 6.0) == UNHEARD
+    leases.record_change(lease("old"), lease("new"), 10.0)
+    assert leases.classify(0.0, 10.0 + LEASE_SECONDS) == RENEWED
+    assert leases.classify(0.0, 10.1 + LEASE_SECONDS) == SILENT
+    leases.record_change(lease("new"), None, 50.0)
+    assert leases.classify(0.0, 90.0) == UNHEARD
 
 
 def test_no_kubelet_is_silent_for_what_was_missed_while_its_api_server_was_away() -> None:
-    leases = Leases()
-    leases.changed(None, lease("old"), 0.0)
-    leases.changed(lease("old"), lease("new"), 5.0)
+    leases = NodeLeases()
+    leases.record_change(None, lease("old"), 0.0)
+    leases.record_change(lease("old"), lease("new"), 5.0)
     back = 65.0
-    assert leases.heard(heard_since=back, heard_at=back) == UNHEARD
-    assert leases.heard(heard_since=back, heard_at=back + LEASE_SECONDS + 0.1) == SILENT
+    assert leases.classify(heard_since=back, heard_at=back) == UNHEARD
+    assert leases.classify(heard_since=back, heard_at=back + LEASE_SECONDS + 0.1) == SILENT
 
 
 @pytest.mark.parametrize(
@@ -121,14 +127,14 @@ def test_a_renewal_is_news_only_where_it_contradicts(found: dict[str, Any], news
     ],
 )
 def test_what_others_say_of_a_node_is_a_reason_to_leave_it(bears: dict[str, Any], signal: str) -> None:
-    assert observations.observe_node(a_node(**bears), Heard(), "zone").signal == signal
+    assert observations.observe_node(a_node(**bears), KubeletLiveness(), "zone").evacuation_reason == signal
 
 
 def test_a_job_may_name_signals_of_its_own_instead() -> None:
     own = NodeSignals(conditions=("GpuUnhealthy=True",))
     sick = a_node(conditions=[{"type": "GpuUnhealthy", "status": "True"}], taints=[{"key": "karpenter.sh/disrupted"}])
-    shown = observations.observe_node(sick, Heard(), "zone", own)
-    assert (shown.ready, shown.signal) == (True, "it has the condition GpuUnhealthy=True")
+    shown = observations.observe_node(sick, KubeletLiveness(), "zone", own)
+    assert (shown.ready, shown.evacuation_reason) == (True, "it has the condition GpuUnhealthy=True")
 
 
 def test_a_heartbeat_of_a_node_is_no_news_and_a_label_is() -> None:
