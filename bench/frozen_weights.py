@@ -51,7 +51,7 @@ class Turn:
         self._asked: Any = Asked()
 
     def measured(self) -> dict[str, Any]:
-        os.environ["SUREFOOT_EPOCH"] = "1"
+        os.environ["SUREFOOT_GENERATION"] = "1"
         self._step()
         mine = self._opened()
         mine.restore()
@@ -95,7 +95,7 @@ class Turn:
         with torch.no_grad():
             for tensor in self._every():
                 tensor.fill_(-1)
-        os.environ["SUREFOOT_EPOCH"] = "2"
+        os.environ["SUREFOOT_GENERATION"] = "2"
         reading = self._opened()
         reading.restore()
         reading._end(flush_seconds=0.0)

@@ -179,7 +179,7 @@ class Turns:
         return found
 
     def _ours(self, epoch: int) -> float:
-        os.environ["SUREFOOT_EPOCH"] = str(epoch)
+        os.environ["SUREFOOT_GENERATION"] = str(epoch)
         reading = self.ours._opened()
         seconds = timed(lambda: self._waited(reading.restore))
         reading._end(flush_seconds=0.0)

@@ -1,6 +1,6 @@
 """An agent, as far as saving goes: staging memory and drains of `surefoot.agent`, without trainers of its own.
 
-A worker attaches to it as a trainer would: `SUREFOOT_EPOCH=1` to save; `2` to restore the newest save from holders; `3`
+A worker attaches to it as a trainer would: `SUREFOOT_GENERATION=1` to save; `2` to restore the newest save from holders; `3`
 to restore it in place, from the staging memory that it left. Older saves are dropped as the leader would drop them. Each acknowledged copy becomes a line of the diary, with the monotonic
 clock that all processes share. Started by `holders`.
 """

@@ -57,7 +57,7 @@ class Restores:
         return found
 
     def _save(self) -> None:
-        os.environ["SUREFOOT_EPOCH"] = "1"
+        os.environ["SUREFOOT_GENERATION"] = "1"
         saving = self._opened()
         saving.restore()
         saving.step()
@@ -66,7 +66,7 @@ class Restores:
         saving._end(flush_seconds=60.0)
 
     def _surefoot(self, epoch: int) -> float:
-        os.environ["SUREFOOT_EPOCH"] = str(epoch)
+        os.environ["SUREFOOT_GENERATION"] = str(epoch)
         reading = self._opened()
         began = time.monotonic()
         reading.restore()

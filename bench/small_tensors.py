@@ -74,7 +74,7 @@ class Turn:
         self._asked: Any = Asked()
 
     def measured(self) -> dict[str, Any]:
-        os.environ["SUREFOOT_EPOCH"] = "1"
+        os.environ["SUREFOOT_GENERATION"] = "1"
         mine = self._opened()
         mine.restore()
         began, spent = time.monotonic(), time.process_time()
@@ -112,7 +112,7 @@ class Turn:
         with torch.no_grad():
             for tensor in self.program.tensors():
                 tensor.fill_(-1)
-        os.environ["SUREFOOT_EPOCH"] = "2"
+        os.environ["SUREFOOT_GENERATION"] = "2"
         reading = self._opened()
         spent = time.process_time()
         seconds, spent = _timed(reading.restore), time.process_time() - spent

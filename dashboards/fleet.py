@@ -68,7 +68,7 @@ def _now(whole: dashboard.Dashboard) -> None:
             "Holders ready",
             "Redis servers of the memory tier, as they say themselves: several a node where the chart says so.",
             "none",
-            "sum(surefoot_holder_ready)",
+            "sum(surefoot_memory_server_ready)",
             "holders",
         )
     )

@@ -93,7 +93,7 @@ def training(whole: dashboard.Dashboard) -> None:
             "none",
             query(f"max by (namespace, job) (surefoot_world_size{{{JOB}}})", "{{job}} ranks"),
             query(f"max by (namespace, job) (surefoot_agents_connected{{{JOB}}})", "{{job}} agents"),
-            query(f"max by (namespace, job) (surefoot_job_epoch{{{JOB}}})", "{{job}} epoch"),
+            query(f"max by (namespace, job) (surefoot_job_generation{{{JOB}}})", "{{job}} epoch"),
             width=6,
         )
     )
@@ -124,8 +124,8 @@ def training(whole: dashboard.Dashboard) -> None:
             "Mean of the workers that tell one; steps since the start whose loss was no number, or out of band, and rollbacks.",
             "none",
             query(f"avg by (namespace, job) (surefoot_loss{{{JOB}}} > -Inf)", "{{job}}"),
-            query(f"sum by (namespace, job) (surefoot_losses_not_finite_total{{{JOB}}})", "{{job}} steps not finite"),
-            query(f"sum by (namespace, job) (surefoot_losses_out_of_band_total{{{JOB}}})", "{{job}} out of band"),
+            query(f"sum by (namespace, job) (surefoot_nonfinite_losses_total{{{JOB}}})", "{{job}} steps not finite"),
+            query(f"sum by (namespace, job) (surefoot_loss_spikes_total{{{JOB}}})", "{{job}} out of band"),
             query(f"sum by (namespace, job) (surefoot_rollbacks_total{{{JOB}}})", "{{job}} rollbacks"),
             width=6,
         )
@@ -144,7 +144,7 @@ def training(whole: dashboard.Dashboard) -> None:
             "Passes over the data",
             "With the share of the present one; of several sources, the one furthest behind.",
             "none",
-            query(f"max by (namespace, job) (surefoot_job_data_passes{{{JOB}}})", "{{job}}"),
+            query(f"max by (namespace, job) (surefoot_job_data_epochs{{{JOB}}})", "{{job}}"),
             width=8,
         )
     )
@@ -167,7 +167,7 @@ def memory(whole: dashboard.Dashboard) -> None:
             "Used memory of each Redis server of a node by its limit. At 1 saves fail, visibly, and training goes on.",
             "percentunit",
             query(
-                "surefoot_holder_memory_used_bytes / (surefoot_holder_memory_max_bytes > 0)",
+                "surefoot_memory_server_used_bytes / (surefoot_memory_server_max_bytes > 0)",
                 "{{node}} server {{server}}",
             ),
         )
@@ -177,7 +177,7 @@ def memory(whole: dashboard.Dashboard) -> None:
             "Holders as jobs find them",
             "Instances that answer, are silent, or are known to be gone.",
             "none",
-            query(f"max by (state) (surefoot_holders{{{JOB}}})", "{{state}}"),
+            query(f"max by (state) (surefoot_memory_servers{{{JOB}}})", "{{state}}"),
         )
     )
     whole.with_panel(
@@ -185,8 +185,8 @@ def memory(whole: dashboard.Dashboard) -> None:
             "Evictions and failed calls",
             "Keys that a Redis threw away (it must not), and calls of the operator that failed.",
             "none",
-            query("sum(increase(surefoot_holder_evicted_keys_total[$__rate_interval]))", "evicted keys"),
-            query("sum by (call) (increase(surefoot_holder_call_failures_total[$__rate_interval]))", "{{call}}"),
+            query("sum(increase(surefoot_memory_server_evicted_keys_total[$__rate_interval]))", "evicted keys"),
+            query("sum by (call) (increase(surefoot_memory_call_failures_total[$__rate_interval]))", "{{call}}"),
         )
     )
 
@@ -229,7 +229,7 @@ def operator(whole: dashboard.Dashboard) -> None:
             "Rounds that ended in an error, agents that were refused, watches that broke.",
             "none",
             query("sum(increase(surefoot_reconcile_failures_total[$__rate_interval]))", "reconciles"),
-            query("sum by (reason) (increase(surefoot_agents_refused_total[$__rate_interval]))", "refused: {{reason}}"),
+            query("sum by (reason) (increase(surefoot_agent_connections_rejected_total[$__rate_interval]))", "refused: {{reason}}"),
             query("sum(increase(surefoot_watch_failures_total[$__rate_interval]))", "watches"),
             width=6,
         )

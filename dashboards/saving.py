@@ -98,7 +98,7 @@ def safety(whole: dashboard.Dashboard) -> None:
                 "{{tier}} {{reason}}",
             ),
             query(
-                f"sum(increase(surefoot_promotions_abandoned_total{{{JOB}}}[$__rate_interval]))", "uploads abandoned"
+                f"sum(increase(surefoot_uploads_abandoned_total{{{JOB}}}[$__rate_interval]))", "uploads abandoned"
             ),
             query(
                 f"sum(increase(surefoot_incomplete_checkpoints_total{{{JOB}}}[$__rate_interval]))",
@@ -115,7 +115,7 @@ def safety(whole: dashboard.Dashboard) -> None:
                 f"sum by (namespace, job) (increase(surefoot_checkpoint_skipped_total{{{JOB}}}[$__rate_interval]))",
                 "{{job}} skipped",
             ),
-            query(f"max by (namespace, job) (surefoot_checkpoint_backoff_level{{{JOB}}})", "{{job}} level"),
+            query(f"max by (namespace, job) (surefoot_checkpoint_interval_exponent{{{JOB}}})", "{{job}} level"),
         )
     )
     whole.with_panel(

@@ -28,7 +28,7 @@ class Surefoot(System):
     """Whether the first save is prepared before the loop, as it is in a job whose first steps save nothing."""
 
     def prepare(self) -> None:
-        os.environ["SUREFOOT_EPOCH"] = "1"
+        os.environ["SUREFOOT_GENERATION"] = "1"
         self._due: dict[int, float] = {}
         self._asked: Any = Asked()
         self._mine = self._opened()
@@ -59,7 +59,7 @@ class Surefoot(System):
         return [e["at"] - self._due[e["step"]] for e in diary() if e.get("copies") == 2]
 
     def load(self) -> None:
-        os.environ["SUREFOOT_EPOCH"] = "2"
+        os.environ["SUREFOOT_GENERATION"] = "2"
         reading = self._opened()
         assert reading.restore() == max(self._due)
         reading._end(flush_seconds=0.0)

@@ -30,32 +30,32 @@ api_refused_calls = Gauge(
     ["verb", "resource", "cause"],
 )
 memory_call_failures = Counter(
-    "surefoot_holder_call_failures_total", "Operator calls to a holder that failed.", ["call"]
+    "surefoot_memory_call_failures_total", "Operator calls to a holder that failed.", ["call"]
 )
 memory_corrupt_entries = Counter(
-    "surefoot_holder_damaged_entries_total", "Index entries or layouts that could not be read."
+    "surefoot_memory_corrupt_entries_total", "Index entries or layouts that could not be read."
 )
 shared_object_failures = Counter(
-    "surefoot_shared_objects_refused_total",
+    "surefoot_shared_object_failures_total",
     "Secrets and Services of running jobs that could not be made anew.",
     ["kind"],
 )
 memory_quota_exceeded = Counter(
-    "surefoot_memory_accounts_closed_total",
+    "surefoot_memory_quota_exceeded_total",
     "Times that a job was kept from writing to a holder: it had more than its part.",
 )
 orphans = Gauge("surefoot_memory_orphaned_jobs", "Jobs that holders still know and the API server does not.")
-outdated_servers = Gauge("surefoot_memory_outdated_holders", "Holders whose pod is not of the newest revision.")
+outdated_servers = Gauge("surefoot_memory_outdated_servers", "Holders whose pod is not of the newest revision.")
 agent_connections_rejected = Counter(
-    "surefoot_agents_refused_total", "Connections of agents that were refused.", ["reason"]
+    "surefoot_agent_connections_rejected_total", "Connections of agents that were refused.", ["reason"]
 )
 agents_disconnected_slow = Counter(
-    "surefoot_agents_slow_total", "Connections closed because the agent did not take its messages."
+    "surefoot_agents_disconnected_slow_total", "Connections closed because the agent did not take its messages."
 )
 agents_disconnected_invalid = Counter(
-    "surefoot_agents_garbled_total", "Connections closed because a message could not be read."
+    "surefoot_agents_disconnected_invalid_total", "Connections closed because a message could not be read."
 )
-events_suppressed = Counter("surefoot_events_left_out_total", "Events that are in the log only: too many in a minute.")
+events_suppressed = Counter("surefoot_events_suppressed_total", "Events that are in the log only: too many in a minute.")
 
 # a rate sees the first of anything only if the series was there before it
 for _reason in (

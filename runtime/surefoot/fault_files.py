@@ -13,7 +13,7 @@ from pathlib import Path
 
 def fault_file(kind: str, environment: Mapping[str, str] = os.environ) -> Path | None:
     """Where this node's processes look for it; None outside of `surefoot local`."""
-    folder, node = environment.get("SUREFOOT_FAULTS_FOLDER"), environment.get("SUREFOOT_NODE")
+    folder, node = environment.get("SUREFOOT_INJECTED_FAULTS_FOLDER"), environment.get("SUREFOOT_NODE")
     return Path(folder, f"{kind}-{node}") if folder and node else None
 
 

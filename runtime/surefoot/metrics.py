@@ -61,17 +61,17 @@ step_seconds = Histogram(
 step = Gauge("surefoot_step", "Last step that every local rank has finished.")
 loss = Gauge("surefoot_loss", "Loss of that step; NaN also where the program does not tell it.")
 data_epochs = Gauge(
-    "surefoot_data_passes", "Passes over the data that this worker's ranks consumed; NaN where nobody tells."
+    "surefoot_data_epochs", "Passes over the data that this worker's ranks consumed; NaN where nobody tells."
 )
 samples = Counter("surefoot_samples_total", "Samples that finished steps of this worker's ranks consumed.")
-nonfinite_losses = Counter("surefoot_losses_not_finite_total", "Steps whose loss was NaN or infinite.")
+nonfinite_losses = Counter("surefoot_nonfinite_losses_total", "Steps whose loss was NaN or infinite.")
 loss_spikes = Counter(
-    "surefoot_losses_out_of_band_total", "Steps whose loss or gradient norm was far above that of the steps before."
+    "surefoot_loss_spikes_total", "Steps whose loss or gradient norm was far above that of the steps before."
 )
-generation = Gauge("surefoot_epoch", "Epoch whose trainers run here; 0 if none does.")
+generation = Gauge("surefoot_generation", "Epoch whose trainers run here; 0 if none does.")
 pending = Gauge("surefoot_checkpoint_pending", "Checkpoints staged here and not yet on all their holders.")
 interval_exponent = Gauge(
-    "surefoot_checkpoint_backoff_level", "Every 2^level-th due step is saved, as chosen or backed off to."
+    "surefoot_checkpoint_interval_exponent", "Every 2^level-th due step is saved, as chosen or backed off to."
 )
 
 FAMILIES = (

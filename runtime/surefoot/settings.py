@@ -47,9 +47,9 @@ class JobSettings:
     memory_password: str = field(repr=False)
     memory_call_timeout_seconds: float = 1.0
     memory_tls_ca: str = field(default="", repr=False)
-    """SUREFOOT_HOLDER_TLS_CA: PEM of the authority of holders that speak TLS."""
+    """SUREFOOT_MEMORY_TLS_CA: PEM of the authority of holders that speak TLS."""
     local_server: LocalMemoryServers | None = None
-    """SUREFOOT_NODE and SUREFOOT_HOLDER_SOCKET: set by whoever starts processes on that node, for all of them."""
+    """SUREFOOT_NODE and SUREFOOT_MEMORY_SOCKET: set by whoever starts processes on that node, for all of them."""
     persistent: PersistentSettings | None = None
     memory_bytes_per_second: float = 0.0
     """Of one worker's copies to other nodes while it trains; 0: as fast as it goes."""
@@ -115,10 +115,10 @@ def job_settings(environment: Mapping[str, str] = os.environ) -> JobSettings:
         interval_steps=_whole(environment, "SUREFOOT_MEMORY_INTERVAL_STEPS", 10),
         replicas=_whole(environment, "SUREFOOT_MEMORY_REPLICAS", 2),
         keep=_whole(environment, "SUREFOOT_MEMORY_KEEP", 2),
-        memory_user=environment.get("SUREFOOT_HOLDER_USER", ""),
-        memory_password=environment.get("SUREFOOT_HOLDER_PASSWORD", ""),
-        memory_call_timeout_seconds=_number(environment, "SUREFOOT_HOLDER_CALL_SECONDS", 1.0),
-        memory_tls_ca=environment.get("SUREFOOT_HOLDER_TLS_CA", ""),
+        memory_user=environment.get("SUREFOOT_MEMORY_USER", ""),
+        memory_password=environment.get("SUREFOOT_MEMORY_PASSWORD", ""),
+        memory_call_timeout_seconds=_number(environment, "SUREFOOT_MEMORY_CALL_TIMEOUT_SECONDS", 1.0),
+        memory_tls_ca=environment.get("SUREFOOT_MEMORY_TLS_CA", ""),
         local_server=_local_server(environment),
         persistent=persistent,
         memory_bytes_per_second=_number(environment, "SUREFOOT_MEMORY_BANDWIDTH", 0.0),
@@ -170,10 +170,10 @@ def job_environment(settings: JobSettings) -> dict[str, str]:
         "SUREFOOT_MEMORY_INTERVAL_STEPS": str(settings.interval_steps),
         "SUREFOOT_MEMORY_REPLICAS": str(settings.replicas),
         "SUREFOOT_MEMORY_KEEP": str(settings.keep),
-        "SUREFOOT_HOLDER_USER": settings.memory_user,
-        "SUREFOOT_HOLDER_PASSWORD": settings.memory_password,
-        "SUREFOOT_HOLDER_CALL_SECONDS": str(settings.memory_call_timeout_seconds),
-        "SUREFOOT_HOLDER_TLS_CA": settings.memory_tls_ca or None,
+        "SUREFOOT_MEMORY_USER": settings.memory_user,
+        "SUREFOOT_MEMORY_PASSWORD": settings.memory_password,
+        "SUREFOOT_MEMORY_CALL_TIMEOUT_SECONDS": str(settings.memory_call_timeout_seconds),
+        "SUREFOOT_MEMORY_TLS_CA": settings.memory_tls_ca or None,
         "SUREFOOT_MEMORY_BANDWIDTH": str(settings.memory_bytes_per_second)
         if settings.memory_bytes_per_second
         else None,
@@ -197,7 +197,7 @@ def job_environment(settings: JobSettings) -> dict[str, str]:
 
 
 def _local_server(environment: Mapping[str, str]) -> LocalMemoryServers | None:
-    node, path = environment.get("SUREFOOT_NODE"), environment.get("SUREFOOT_HOLDER_SOCKET")
+    node, path = environment.get("SUREFOOT_NODE"), environment.get("SUREFOOT_MEMORY_SOCKET")
     return LocalMemoryServers(node, path) if node and path else None
 
 

@@ -42,7 +42,7 @@ def main() -> None:
     loader = surefoot.ElasticLoader(dataset, BATCH, seed=0)
     checkpointer = None if given.alone else surefoot.Checkpointer(model=model, optimizer=optimizer, loader=loader)
     start = 0 if checkpointer is None else checkpointer.restore()
-    epoch = 0 if given.alone else int(os.environ["SUREFOOT_EPOCH"])
+    epoch = 0 if given.alone else int(os.environ["SUREFOOT_GENERATION"])
     notes = os.open(given.folder / f"notes-{epoch}-{rank}-{os.getpid()}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     _note(notes, {"epoch": epoch, "rank": rank, "world": world, "restored": start})
     for step, batch in zip(range(start + 1, given.steps + 1), loader, strict=False):

@@ -64,7 +64,7 @@ CASES = {
     ),
     "SurefootJobRecovering": one(of_job("surefoot_job_phase", 'phase="Recovering"'), "1x120", "1x5 0x115", minutes=15),
     "SurefootJobFailed": one(of_job("surefoot_job_phase", 'phase="Failed"'), "1x120", "0x120"),
-    "SurefootFailuresOften": one(of_job("surefoot_incidents_total", 'kind="hang"'), "0+1x120", "0x60 1x60"),
+    "SurefootFrequentFailures": one(of_job("surefoot_incidents_total", 'kind="hang"'), "0+1x120", "0x60 1x60"),
     "SurefootAgentsMissing": Case(
         ((of_job("surefoot_agents_connected"), "3x10 0x110"), RUNNING),
         ((of_job("surefoot_agents_connected"), "3x10 0x1 3x109"), RUNNING),
@@ -77,7 +77,7 @@ CASES = {
         "0x120",
         labels=f'{J},tier="memory",reason="full"',
     ),
-    "SurefootPromotionFailing": one(
+    "SurefootUploadFailing": one(
         of_job(FAILURES, 'tier="persistent",reason="unavailable",worker="0"'),
         "0+1x120",
         "0x120",
@@ -93,7 +93,7 @@ CASES = {
             (of_job("surefoot_step_duration_seconds_sum", 'worker="0"'), "0+60x120"),
         ),
     ),
-    "SurefootCopiesDamaged": one(
+    "SurefootCopiesCorrupt": one(
         of_job("surefoot_restore_fallbacks_total", 'reason="corrupt",worker="0"'), "0x50 1x70", "0x120"
     ),
     "SurefootCheckpointsTooLarge": Case(
@@ -110,36 +110,36 @@ CASES = {
     # one of a node's two servers is full, or away; the other's figures neither hide nor share that
     "SurefootMemoryTierNearlyFull": Case(
         (
-            ('surefoot_holder_memory_used_bytes{node="a",server="0"}', "10x120"),
-            ('surefoot_holder_memory_max_bytes{node="a",server="0"}', "100x120"),
-            ('surefoot_holder_memory_used_bytes{node="a",server="1"}', "95x120"),
-            ('surefoot_holder_memory_max_bytes{node="a",server="1"}', "100x120"),
+            ('surefoot_memory_server_used_bytes{node="a",server="0"}', "10x120"),
+            ('surefoot_memory_server_max_bytes{node="a",server="0"}', "100x120"),
+            ('surefoot_memory_server_used_bytes{node="a",server="1"}', "95x120"),
+            ('surefoot_memory_server_max_bytes{node="a",server="1"}', "100x120"),
         ),
         (
-            ('surefoot_holder_memory_used_bytes{node="a",server="0"}', "95x120"),
-            ('surefoot_holder_memory_max_bytes{node="a",server="0"}', "0x120"),
-            ('surefoot_holder_memory_used_bytes{node="a",server="1"}', "85x120"),
-            ('surefoot_holder_memory_max_bytes{node="a",server="1"}', "100x120"),
+            ('surefoot_memory_server_used_bytes{node="a",server="0"}', "95x120"),
+            ('surefoot_memory_server_max_bytes{node="a",server="0"}', "0x120"),
+            ('surefoot_memory_server_used_bytes{node="a",server="1"}', "85x120"),
+            ('surefoot_memory_server_max_bytes{node="a",server="1"}', "100x120"),
         ),
         labels='node="a",server="1"',
     ),
-    "SurefootMemoryTierEvicts": Case(
+    "SurefootMemoryTierEvicting": Case(
         (
-            ('surefoot_holder_evicted_keys_total{node="a",server="0"}', "0x120"),
-            ('surefoot_holder_evicted_keys_total{node="a",server="1"}', "0x55 9x65"),
+            ('surefoot_memory_server_evicted_keys_total{node="a",server="0"}', "0x120"),
+            ('surefoot_memory_server_evicted_keys_total{node="a",server="1"}', "0x55 9x65"),
         ),
         (
-            ('surefoot_holder_evicted_keys_total{node="a",server="0"}', "0x120"),
-            ('surefoot_holder_evicted_keys_total{node="a",server="1"}', "0x120"),
+            ('surefoot_memory_server_evicted_keys_total{node="a",server="0"}', "0x120"),
+            ('surefoot_memory_server_evicted_keys_total{node="a",server="1"}', "0x120"),
         ),
         labels='node="a"',
     ),
     "SurefootMemoryTierDown": Case(
-        (('surefoot_holder_up{node="a",server="0"}', "1x120"), ('surefoot_holder_up{node="a",server="1"}', "0x120")),
-        (('surefoot_holder_up{node="a",server="0"}', "1x120"), ('surefoot_holder_up{node="a",server="1"}', "1x120")),
+        (('surefoot_memory_server_up{node="a",server="0"}', "1x120"), ('surefoot_memory_server_up{node="a",server="1"}', "0x120")),
+        (('surefoot_memory_server_up{node="a",server="0"}', "1x120"), ('surefoot_memory_server_up{node="a",server="1"}', "1x120")),
         labels='node="a"',
     ),
-    "SurefootHolderSilent": one(of_job("surefoot_holders", 'state="Silent"'), "1x120", "0x120"),
+    "SurefootMemoryServerUnreachable": one(of_job("surefoot_memory_servers", 'state="Silent"'), "1x120", "0x120"),
     "SurefootNoLeader": Case(
         (
             ('surefoot_operator_leader{instance="a",shard="0"}', "1x120"),
@@ -164,8 +164,8 @@ CASES = {
     "SurefootReconcileFailing": one(
         'surefoot_reconcile_failures_total{error="FabricError"}', "0+5x120", "0x50 1x70", labels=""
     ),
-    "SurefootAgentsRefused": one(
-        'surefoot_agents_refused_total{reason="token"}', "0+2x120", "0x50 1x70", labels='reason="token"'
+    "SurefootAgentConnectionsRejected": one(
+        'surefoot_agent_connections_rejected_total{reason="token"}', "0+2x120", "0x50 1x70", labels='reason="token"'
     ),
 }
 

@@ -96,7 +96,7 @@ def test_one_server_is_called_as_before_there_were_several() -> None:
         {"name": "data", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
         {"name": "configuration", "configMap": {"name": "surefoot-memory"}},
     ]
-    assert "SUREFOOT_COMPANION_SERVERS" not in str(found)
+    assert "SUREFOOT_SIDECAR_SERVERS" not in str(found)
     assert list(helm.one(rendered(1), "ConfigMap", "surefoot-memory")["data"]) == ["redis.conf"]
 
 

@@ -25,7 +25,7 @@ EVERYTHING: Object = {
         "admission": {"jobs": {"enabled": True}, "evictions": {"enabled": True}, "timeoutSeconds": 2},
         "gangSchedulers": ["Coscheduling"],
         "runtimeImage": "training:1",
-        "onlyNamespace": "training",
+        "watchNamespace": "training",
         "extraEnv": [{"name": "A", "value": "b"}],
         "extraVolumes": [{"name": "more", "emptyDir": {}}],
         "extraVolumeMounts": [{"name": "more", "mountPath": "/more"}],

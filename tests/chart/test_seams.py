@@ -40,7 +40,7 @@ def test_the_default_release_says_what_the_operator_would_assume() -> None:
     assert settings({}) == assumed
 
 
-@pytest.mark.parametrize("values", [{}, {"operator": {"onlyNamespace": "training", "shards": 3}}])
+@pytest.mark.parametrize("values", [{}, {"operator": {"watchNamespace": "training", "shards": 3}}])
 def test_the_role_allows_what_the_claim_on_the_cluster_calls(values: Object) -> None:
     """Whatever the release looks after: an installation that may not claim would stand by for good."""
     for release in (helm.RELEASE, "other"):
@@ -76,7 +76,7 @@ def test_another_releases_names_reach_its_operator() -> None:
 def test_every_value_reaches_the_operator() -> None:
     operator = {**EVERYTHING["operator"], "logLevel": "DEBUG", "agentCommand": "a b"}
     found = settings({**EVERYTHING, "logFormat": "json", "operator": operator})
-    assert found.only_namespace == "training"
+    assert found.watch_namespace == "training"
     assert found.shards == 3
     assert found.runtime_image == "training:1"
     assert (found.tls_secret, found.keys_secret, found.memory_admin_secret) == ("tls", "keys", "admin")

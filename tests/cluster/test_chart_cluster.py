@@ -122,7 +122,7 @@ def test_a_worker_is_restricted_where_its_template_is(api: Api, restricted: str)
     """What the operator adds to a template takes nothing of that away."""
     example = yaml.safe_load((helm.PROJECT / "examples" / "cluster" / "elastic.yaml").read_text(encoding="utf-8"))
     example["metadata"] |= {"namespace": restricted, "uid": "0a1b"}
-    environment = WorkerEnvironment({"SUREFOOT_JOB_UID": "0a1b"}, {"SUREFOOT_HOLDER_PASSWORD": "secret"})
+    environment = WorkerEnvironment({"SUREFOOT_JOB_UID": "0a1b"}, {"SUREFOOT_MEMORY_PASSWORD": "secret"})
     pod = worker_pods.build_pod(parse_job(example), CreateWorker(0, 1), environment, worker_pods.PodSettings())
     pod["spec"]["serviceAccountName"] = "default"
     api.call("POST", f"/api/v1/namespaces/{restricted}/pods?dryRun=All&fieldValidation=Strict", pod)
@@ -168,7 +168,7 @@ class Release:
         self._where = ["--kubeconfig", str(engine.facts().kubeconfig), "--namespace", OWN]
 
     def up(self, changes: dict[str, Any]) -> None:
-        given = {"crds": {"enabled": True}, "operator": {"onlyNamespace": OWN}}
+        given = {"crds": {"enabled": True}, "operator": {"watchNamespace": OWN}}
         self._file.write_text(json.dumps(values(self.engine.facts(), {**given, **changes})))
         told = ["--values", str(self._file), "--take-ownership", "--wait", "--timeout", f"{SECONDS:.0f}s"]
         helm.helm("upgrade", "--install", helm.RELEASE, str(helm.CHART), *told, *self._where)
@@ -294,7 +294,7 @@ def test_an_upgrade_replaces_the_operator_and_leaves_holders_to_it(api: Api, ins
     operators, holders = pods(api, "operator"), pods(api, "memory-tier")
     assert len(operators) == 2
     assert holders
-    installed.up({"operator": {"onlyNamespace": OWN, "podAnnotations": {"again": "1"}}})
+    installed.up({"operator": {"watchNamespace": OWN, "podAnnotations": {"again": "1"}}})
     assert not pods(api, "operator").items() & operators.items()
     assert pods(api, "memory-tier") == holders, "its template did not change"
     assert "Succeeded" in installed.test()

@@ -176,7 +176,7 @@ def test_a_frozen_leader_is_followed_and_leads_no_more_when_it_thaws(
     ends = ("the operator cannot run: the lease is held by b-", "the lease could not be renewed")
     assert wait(lambda: any(words in first.text() for words in ends), SECONDS), first.text()
     # it may have heard of the job in the moment before it ended: it has done nothing about it
-    assert "WorldClaimed" not in first.text()
+    assert "GenerationClaimed" not in first.text()
     assert len(workers(api)) == 1
     assert api.call("GET", LEASE)["spec"]["holderIdentity"].startswith("b-")
     assert leaders(api) == {"b"}

@@ -211,7 +211,7 @@ async def test_what_a_worker_must_not_show_stands_in_a_secret_of_the_job(lab: Ku
     (owner,) = pod["metadata"]["ownerReferences"]
     assert (owner["uid"], owner["controller"]) == (lab.uid, True)
     environment = {entry["name"]: entry for entry in pod["spec"]["containers"][0]["env"]}
-    name = environment["SUREFOOT_HOLDER_PASSWORD"]["valueFrom"]["secretKeyRef"]["name"]
+    name = environment["SUREFOOT_MEMORY_PASSWORD"]["valueFrom"]["secretKeyRef"]["name"]
     secret = lab.plain.call("GET", f"/api/v1/namespaces/default/secrets/{name}")
     assert secret["metadata"]["ownerReferences"][0]["uid"] == lab.uid
 
@@ -252,10 +252,10 @@ async def test_a_quota_that_the_jobs_own_secret_used_up_keeps_no_worker_of_the_n
 
 
 async def test_an_event_told_twice_stands_once(lab: KubernetesLab) -> None:
-    told = [Event("WorldClaimed", "epoch 2 was claimed: worker 1 is lost", warning=True)]
+    told = [Event("GenerationClaimed", "epoch 2 was claimed: worker 1 is lost", warning=True)]
     await lab.fabric.record(told)
     await lab.fabric.record(told)
-    selector = f"involvedObject.uid={lab.uid},reason=WorldClaimed"
+    selector = f"involvedObject.uid={lab.uid},reason=GenerationClaimed"
     items = lab.plain.call("GET", f"/api/v1/namespaces/default/events?fieldSelector={selector}")["items"]
     assert [(item["type"], item["message"]) for item in items] == [("Warning", told[0].message)]
 

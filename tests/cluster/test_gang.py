@@ -143,17 +143,17 @@ def test_without_its_api_a_job_says_so_and_begins_once_it_is_served(
 ) -> None:
     operator.says("leading")
     api.call("POST", JOB.rpartition("/")[0], document(engine))
-    assert wait(lambda: condition(api).get("reason") == "PodGroupRefused", SECONDS), operator.text()
+    assert wait(lambda: condition(api).get("reason") == "PodGroupCreationFailed", SECONDS), operator.text()
     assert "is its CustomResourceDefinition installed?" in condition(api)["message"]
     assert workers(api) == {}
-    assert wait(lambda: len(events(api, "PodGroupRefused")) == 1, SECONDS), operator.text()
+    assert wait(lambda: len(events(api, "PodGroupCreationFailed")) == 1, SECONDS), operator.text()
     crd = yaml.safe_load(binaries.pod_group_crd().read_text(encoding="utf-8"))
     api.create(CRDS, crd)
     assert wait(lambda: len(workers(api)) == 3, SECONDS), operator.text()
     found = group(api)
     assert found["spec"] == {"minMember": 3}
     assert found["metadata"]["ownerReferences"][0]["uid"] == api.call("GET", JOB)["metadata"]["uid"]
-    assert len(events(api, "PodGroupRefused")) == 1
+    assert len(events(api, "PodGroupCreationFailed")) == 1
 
 
 def test_a_whole_world_is_placed_or_none_of_it(api: Api, operator: Operator, scheduler: Callable[[], None]) -> None:

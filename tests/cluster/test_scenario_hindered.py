@@ -23,10 +23,10 @@ def test_a_job_whose_pods_cannot_run_says_why(stage: Stage) -> None:
     misspelt = stage.job("misspelt", FIXED, pod={"tolerationz": []})
     refused.wait("the refusal is on the job", lambda: scheduled(refused)[0] == "Refused")
     assert 'service account scenarios/nobody: serviceaccount "nobody" not found' in scheduled(refused)[1]
-    refused.wait("it is an event", lambda: refused.events("WorkerRefused"))
+    refused.wait("it is an event", lambda: refused.events("WorkerCreationFailed"))
     unpulled.wait("the kubelet's words are on the job", lambda: scheduled(unpulled)[0] == "ImagePullBackOff")
     assert "registry.invalid/my/training:1" in scheduled(unpulled)[1]
-    unpulled.wait("they are an event", lambda: unpulled.events("WorkerNotStarted"))
+    unpulled.wait("they are an event", lambda: unpulled.events("WorkerStartFailed"))
     unpulled.wait("they are its message", lambda: "registry.invalid" in unpulled.status.message)
     misspelt.wait("it has failed", lambda: misspelt.status.phase == "Failed")
     assert 'unknown field "spec.tolerationz"' in misspelt.status.message

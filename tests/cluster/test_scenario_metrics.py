@@ -42,5 +42,5 @@ def test_every_expression_of_dashboards_and_alerts_returns_data_of_the_cluster(s
             raise AssertionError("\n".join(f"{why}: {what}" for what, why in found.items())) from error
         restored = prometheus.series(f"sum(surefoot_restore_bytes_total{mine})")
         assert float(restored[0]["values"][-1][1]) > 0
-        nodes = {one["metric"]["node"] for one in prometheus.series("surefoot_holder_up")}
+        nodes = {one["metric"]["node"] for one in prometheus.series("surefoot_memory_server_up")}
         assert nodes == set(stage.installed.facts.node_names)

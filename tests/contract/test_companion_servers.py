@@ -83,13 +83,13 @@ def test_each_server_is_filled_and_has_figures_of_its_own(tmp_path: Path) -> Non
             servers[1].kill()
             until(lambda: not node.states[1].up)
             found = figures(node.states)
-    assert found["surefoot_holder_up"] == found["surefoot_holder_ready"] == {"0": 1.0, "1": 0.0, "2": 1.0}
+    assert found["surefoot_memory_server_up"] == found["surefoot_memory_server_ready"] == {"0": 1.0, "1": 0.0, "2": 1.0}
     others = {
         name: labelled for name, labelled in found.items() if name[len("surefoot_holder_") :] not in ("up", "ready")
     }
     assert len(others) > 10
     assert {name for name, labelled in others.items() if labelled.keys() != {"0", "2"}} == set()
-    assert found["surefoot_holder_memory_max_bytes"] == {"0": SIZE, "2": SIZE}
+    assert found["surefoot_memory_server_max_bytes"] == {"0": SIZE, "2": SIZE}
 
 
 def figures(seen: tuple[Seen, ...]) -> dict[str, dict[str, float]]:
@@ -207,10 +207,10 @@ def test_the_program_is_ready_when_all_are_and_names_who_is_not(trouble: signal.
     with node_of(2, tmp_path) as servers:
         settings = settings_of(servers, tmp_path)
         environment = {
-            "SUREFOOT_COMPANION_PORT": "0",
-            "SUREFOOT_COMPANION_REDIS_PORT": str(settings.redis_port),
-            "SUREFOOT_COMPANION_SERVERS": "2",
-            "SUREFOOT_COMPANION_CALL_SECONDS": "1",
+            "SUREFOOT_SIDECAR_PORT": "0",
+            "SUREFOOT_SIDECAR_REDIS_PORT": str(settings.redis_port),
+            "SUREFOOT_SIDECAR_SERVERS": "2",
+            "SUREFOOT_SIDECAR_CALL_TIMEOUT_SECONDS": "1",
             "SUREFOOT_MEMORY_PASSWORD_FILE": settings.password_file,
         }
         command = [sys.executable, "-m", "surefoot.memory_server.sidecar"]

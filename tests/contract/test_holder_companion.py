@@ -167,16 +167,16 @@ def test_another_instance_is_filled_before_it_is_ready(tmp_path: Path) -> None:
 
 def test_figures_are_the_server_s_own(running: RunningServer, admin: MemoryServerAdmin, tmp_path: Path) -> None:
     watch = Watch(beside(running, tmp_path, share=0.0))
-    assert dict(figures(watch)) == {"surefoot_holder_up": 0.0, "surefoot_holder_ready": 0.0}
+    assert dict(figures(watch)) == {"surefoot_memory_server_up": 0.0, "surefoot_memory_server_ready": 0.0}
     admin.provision("uid-1", ACCOUNT, 1)
     watch.look()
     found = figures(watch)
-    assert found["surefoot_holder_up"] == found["surefoot_holder_ready"] == 1.0
-    assert found["surefoot_holder_memory_max_bytes"] == SIZE
-    assert 0 < found["surefoot_holder_memory_used_bytes"] < SIZE
-    assert found["surefoot_holder_evicted_keys_total"] == 0.0
-    assert found["surefoot_holder_keys"] == 2.0
-    assert found["surefoot_holder_network_receive_bytes_total"] > 0
+    assert found["surefoot_memory_server_up"] == found["surefoot_memory_server_ready"] == 1.0
+    assert found["surefoot_memory_server_max_bytes"] == SIZE
+    assert 0 < found["surefoot_memory_server_used_bytes"] < SIZE
+    assert found["surefoot_memory_server_evicted_keys_total"] == 0.0
+    assert found["surefoot_memory_server_keys"] == 2.0
+    assert found["surefoot_memory_server_network_receive_bytes_total"] > 0
     with pytest.raises(TierUnavailable):
         Watch(SidecarSettings(redis_port=1)).look()
 
@@ -189,8 +189,8 @@ def figures(watch: Watch) -> dict[str, float]:
 def test_the_program_answers_probes_and_ends_when_asked(running: RunningServer, tmp_path: Path) -> None:
     settings = beside(running, tmp_path)
     environment = {
-        "SUREFOOT_COMPANION_PORT": "0",
-        "SUREFOOT_COMPANION_REDIS_PORT": str(settings.redis_port),
+        "SUREFOOT_SIDECAR_PORT": "0",
+        "SUREFOOT_SIDECAR_REDIS_PORT": str(settings.redis_port),
         "SUREFOOT_MEMORY_PASSWORD_FILE": settings.password_file,
     }
     command = [sys.executable, "-m", "surefoot.memory_server.sidecar"]
@@ -201,7 +201,7 @@ def test_the_program_answers_probes_and_ends_when_asked(running: RunningServer, 
             port = int(line.rpartition("figures at port ")[2])
             until(lambda: answer(port, "/readyz")[0] == 200)
             assert answer(port, "/healthz")[0] == 200
-            assert b'surefoot_holder_up{server="0"} 1.0' in answer(port, "/metrics")[1]
+            assert b'surefoot_memory_server_up{server="0"} 1.0' in answer(port, "/metrics")[1]
             assert answer(port, "/other")[0] == 404
             running.kill()
             until(lambda: answer(port, "/readyz")[0] == 503)
@@ -224,14 +224,14 @@ def answer(port: int, path: str) -> tuple[int, bytes]:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("SUREFOOT_COMPANION_PORT", "http"),
-        ("SUREFOOT_COMPANION_REDIS_PORT", "70000"),
-        ("SUREFOOT_COMPANION_SERVERS", "0"),
-        ("SUREFOOT_COMPANION_SERVERS", "9"),
-        ("SUREFOOT_COMPANION_SERVERS", "two"),
-        ("SUREFOOT_COMPANION_FILL_SHARE", "90"),
-        ("SUREFOOT_COMPANION_LOOK_SECONDS", "0"),
-        ("SUREFOOT_COMPANION_HOLD_SECONDS", "nan"),
+        ("SUREFOOT_SIDECAR_PORT", "http"),
+        ("SUREFOOT_SIDECAR_REDIS_PORT", "70000"),
+        ("SUREFOOT_SIDECAR_SERVERS", "0"),
+        ("SUREFOOT_SIDECAR_SERVERS", "9"),
+        ("SUREFOOT_SIDECAR_SERVERS", "two"),
+        ("SUREFOOT_SIDECAR_PREFAULT_RATIO", "90"),
+        ("SUREFOOT_SIDECAR_POLL_SECONDS", "0"),
+        ("SUREFOOT_SIDECAR_PREFAULT_TIMEOUT_SECONDS", "nan"),
     ],
 )
 def test_a_wrong_setting_is_named(name: str, value: str) -> None:
@@ -240,10 +240,10 @@ def test_a_wrong_setting_is_named(name: str, value: str) -> None:
 
 
 def test_servers_beyond_the_last_port_are_refused() -> None:
-    beside_it = {"SUREFOOT_COMPANION_REDIS_PORT": "65534", "SUREFOOT_COMPANION_SERVERS": "3"}
-    with pytest.raises(ConfigurationError, match="SUREFOOT_COMPANION_SERVERS is 3: from port 65534 on"):
+    beside_it = {"SUREFOOT_SIDECAR_REDIS_PORT": "65534", "SUREFOOT_SIDECAR_SERVERS": "3"}
+    with pytest.raises(ConfigurationError, match="SUREFOOT_SIDECAR_SERVERS is 3: from port 65534 on"):
         sidecar_settings(beside_it)
-    assert sidecar_settings({**beside_it, "SUREFOOT_COMPANION_SERVERS": "2"}).servers == 2
+    assert sidecar_settings({**beside_it, "SUREFOOT_SIDECAR_SERVERS": "2"}).servers == 2
 
 
 def test_settings_have_their_defaults() -> None:

@@ -47,7 +47,7 @@ def by_socket(holder: RunningServer) -> int:
 
 
 def fallbacks() -> float:
-    return metrics.fallbacks.labels("holder_socket")._value.get()
+    return metrics.fallbacks.labels("memory_socket")._value.get()
 
 
 def client_of(holder: RunningServer, account: Credentials, node: str = redis_server.NODE) -> MemoryServerClient:
@@ -171,6 +171,6 @@ def test_a_socket_that_cannot_be_named_is_refused(tmp_path: Path) -> None:
 def test_a_process_is_told_both_its_node_and_the_socket_or_neither_counts() -> None:
     told = {"SUREFOOT_JOB_UID": "uid"}
     assert job_settings(told).local_server is None
-    assert job_settings({**told, "SUREFOOT_HOLDER_SOCKET": "/a"}).local_server is None
-    found = job_settings({**told, "SUREFOOT_HOLDER_SOCKET": "/a", "SUREFOOT_NODE": "n"}).local_server
+    assert job_settings({**told, "SUREFOOT_MEMORY_SOCKET": "/a"}).local_server is None
+    found = job_settings({**told, "SUREFOOT_MEMORY_SOCKET": "/a", "SUREFOOT_NODE": "n"}).local_server
     assert found == LocalMemoryServers("n", "/a")

@@ -45,7 +45,7 @@ def test_only_the_right_authority_is_believed(server: RunningServer) -> None:
     index_with(where, ACCOUNT)
     with pytest.raises(AccessDenied, match="certificate verify failed"):
         index_with(where, replace(ACCOUNT, tls_ca=authority("somebody else").pem))
-    with pytest.raises(TierUnavailable, match="SUREFOOT_HOLDER_TLS_CA"):
+    with pytest.raises(TierUnavailable, match="SUREFOOT_MEMORY_TLS_CA"):
         index_with(where, replace(ACCOUNT, tls_ca=""))
     with pytest.raises(ConfigurationError, match="PEM"):
         index_with(where, replace(ACCOUNT, tls_ca="nonsense"))

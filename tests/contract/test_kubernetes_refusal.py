@@ -89,12 +89,12 @@ async def test_a_job_that_cannot_be_read_fails_with_its_sentence_and_begins_once
     found = condition(operator, "Failed")
     assert found is not None
     assert (found["status"], found["reason"], found["message"]) == ("True", "Invalid", operator.status["message"])
-    assert operator.told("JobRefused") == [operator.status["message"]]
+    assert operator.told("SpecRejected") == [operator.status["message"]]
     assert operator.status["serial"] == 1  # at rest: nothing is written again and again
     again = Operator(server)  # another leader says it no second time
     operators.append(again)
     await again.once()
-    assert len(again.told("JobRefused")) == 1
+    assert len(again.told("SpecRejected")) == 1
     assert again.status["serial"] == 1
     again.edit(failurePolicy={"maxRestarts": 3})
     await again.once()
@@ -115,15 +115,15 @@ async def test_a_job_that_runs_goes_on_as_it_was_asked_for_before_a_wrong_edit(o
         await operator.once()
     assert operator.status["world"] == world
     assert len(operator.server.made("pods")) == pods == 1
-    found = condition(operator, "SpecRefused")
+    found = condition(operator, "SpecRejected")
     assert found is not None
     assert found["status"] == "True"
     assert operator.status["observedGeneration"] == 1
-    (told,) = operator.told("JobRefused")
+    (told,) = operator.told("SpecRejected")
     assert "continues with its former spec" in told
     operator.edit(failurePolicy={"maxRestarts": 3})
     await operator.once()
-    assert condition(operator, "SpecRefused") is None
+    assert condition(operator, "SpecRejected") is None
     assert operator.status["observedGeneration"] == 3
 
 
@@ -137,10 +137,10 @@ async def test_an_operator_that_never_read_a_good_spec_leaves_a_running_job_as_i
     operators.append(second)
     await second.once()
     assert (second.status["world"], second.status["phase"]) == (world, "Pending")
-    assert condition(second, "SpecRefused") is not None
+    assert condition(second, "SpecRejected") is not None
     second.edit(failurePolicy={"maxRestarts": 3})
     await second.once()
-    assert condition(second, "SpecRefused") is None
+    assert condition(second, "SpecRejected") is None
 
 
 async def test_a_status_that_was_edited_is_never_written_over(operators: list[Operator]) -> None:
@@ -151,7 +151,7 @@ async def test_a_status_that_was_edited_is_never_written_over(operators: list[Op
     for _ in range(2):
         await operator.once()
     assert operator.status == {"phase": "Asleep", "serial": 7}
-    (told,) = operator.told("JobRefused")
+    (told,) = operator.told("SpecRejected")
     assert "was edited and cannot be read: status.phase is 'Asleep'" in told
 
 
@@ -197,7 +197,7 @@ async def test_a_job_goes_though_the_pod_that_deletes_its_data_is_always_refused
         assert server.stored["metadata"]["finalizers"] == [FINALIZER], number
         await operator.once()
     assert server.stored["metadata"]["finalizers"] == []
-    (left,) = operator.told("PersistentDataLeft")
+    (left,) = operator.told("PersistentDataNotDeleted")
     assert left.startswith(refusal)
     assert "s3://bucket/prefix/u was not deleted" in left
     assert all(text.startswith(refusal) for text in operator.told("PersistentDataDeletionRefused"))

@@ -18,8 +18,8 @@ from surefoot_operator.platforms.kubernetes.platform import KubernetesPlatform
 from surefoot_operator.policy.core.actions import CreateWorker
 
 QUOTA = ApiError("POST secrets", 403, "Forbidden", "exceeded quota: count/secrets=1, used: 1, limited: 1")
-TOLD = WorkerEnvironment({}, {"SUREFOOT_HOLDER_PASSWORD": "p"})
-ROTATED = WorkerEnvironment({}, {"SUREFOOT_HOLDER_PASSWORD": "q"})
+TOLD = WorkerEnvironment({}, {"SUREFOOT_MEMORY_PASSWORD": "p"})
+ROTATED = WorkerEnvironment({}, {"SUREFOOT_MEMORY_PASSWORD": "q"})
 
 
 async def make(fabric: KubernetesPlatform, index: int, attempt: int = 1, told: WorkerEnvironment = TOLD) -> None:

@@ -104,12 +104,12 @@ def test_a_list_that_cannot_be_read_costs_reads_and_nothing_else(
             return plain(path, offset, length)
 
         monkeypatch.setattr(tier._store, "read", read)
-    before = metrics.fallbacks.labels("manifest_list_unread")._value.get()
+    before = metrics.fallbacks.labels("manifest_list_unreadable")._value.get()
     reads.clear()
     found = survey_tier(tier)
     assert (found.manifests, found.unread_records) == (saved, ())
     assert sum(path.endswith(".json") for path in reads) == WORLD
-    assert metrics.fallbacks.labels("manifest_list_unread")._value.get() == before + (trouble != "gone")
+    assert metrics.fallbacks.labels("manifest_list_unreadable")._value.get() == before + (trouble != "gone")
 
 
 def test_the_list_goes_first_and_comes_last(tier: ObjectStoreTier, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +150,7 @@ def test_a_list_that_cannot_be_written_fails_no_save(tier: ObjectStoreTier, monk
         plain(path, *pieces)
 
     monkeypatch.setattr(tier._store, "put", put)
-    before = metrics.fallbacks.labels("manifest_list_unwritten")._value.get()
+    before = metrics.fallbacks.labels("manifest_list_write_failed")._value.get()
     saved = save_ranks(tier, range(WORLD))
-    assert metrics.fallbacks.labels("manifest_list_unwritten")._value.get() == before + 1
+    assert metrics.fallbacks.labels("manifest_list_write_failed")._value.get() == before + 1
     assert tier.newest() == saved

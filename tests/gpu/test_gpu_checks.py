@@ -31,7 +31,7 @@ def test_a_card_that_is_well_passes_and_one_wrong_operand_is_found() -> None:
     found = list(try_gpus(torch, left, right, product))
     assert [one.verdict for one in found] == ["well"] * torch.cuda.device_count()
     right[3, 5] += 1  # as a flipped bit does
-    assert {one.reason for one in try_gpus(torch, left, right, product)} == {"GpuComputesWrong"}
+    assert {one.reason for one in try_gpus(torch, left, right, product)} == {"GpuComputeError"}
 
 
 @pytest.mark.gpu

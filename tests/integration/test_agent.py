@@ -285,7 +285,7 @@ async def test_a_module_runs_like_python_m(coordinator: FakeCoordinator, start: 
 
 
 async def test_any_command_starts_cold(coordinator: FakeCoordinator, start: Starting) -> None:
-    agent = await start(0, "sh", "-c", 'echo "rank $RANK of $WORLD_SIZE in epoch $SUREFOOT_EPOCH $SUREFOOT_TOKEN"')
+    agent = await start(0, "sh", "-c", 'echo "rank $RANK of $WORLD_SIZE in epoch $SUREFOOT_GENERATION $SUREFOOT_TOKEN"')
     await coordinator.warm(0)
     await coordinator.launch(1, 0)
     await coordinator.until(0, Finished)

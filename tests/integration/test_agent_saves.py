@@ -50,7 +50,7 @@ from surefoot.protocol.messages import (
 SAVER = str(Path(__file__).parents[1] / "support" / "programs" / "saving_trainer.py")
 JOB = "job-1"
 ACCOUNT = Credentials("job-1-user", "a password")
-ENVIRONMENT = {"SUREFOOT_HOLDER_USER": ACCOUNT.user, "SUREFOOT_HOLDER_PASSWORD": ACCOUNT.password}
+ENVIRONMENT = {"SUREFOOT_MEMORY_USER": ACCOUNT.user, "SUREFOOT_MEMORY_PASSWORD": ACCOUNT.password}
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ async def test_a_holder_that_is_away_costs_a_copy_and_no_trainer(
     try:
         await coordinator.warm(0)
         await launch(coordinator, 1, (holders[0], away), ranks=1)
-        assert (await coordinator.until(0, Notice)).reason == "SaveIncomplete"
+        assert (await coordinator.until(0, Notice)).reason == "SaveUnderReplicated"
         assert (await coordinator.until(0, Finished)).exit_code == 0
         assert saves_on(holders[0]) == {RankSave(1, 11, 0)}
         await coordinator.until(0, Heartbeat, lambda b: b.saved == Checkpoint(1, 11) and b.copies == 1)

@@ -253,7 +253,7 @@ def test_a_loss_that_is_no_number_is_told_once_and_reported_as_it_is() -> None:
         for loss in (1.0, float("nan"), torch.tensor(float("inf")), 2.0, float("-inf")):
             checkpointer.step(loss)
     assert [str(s.progress.loss) for s in link.steps] == ["1.0", "nan", "inf", "2.0", "-inf"]
-    assert [text.partition(":")[0] for reason, text in link.said if reason == "LossNotFinite"] == [
+    assert [text.partition(":")[0] for reason, text in link.said if reason == "LossNonFinite"] == [
         "the loss of step 2 is nan",
         "the loss of step 5 is -inf",
     ]

@@ -18,7 +18,7 @@ from support.servers.prometheus import program
 # a second limit for the scene: what never comes must be named by the test, and not cut off by the tier's timeout
 pytestmark = pytest.mark.timeout(60 + 3 * SECONDS)
 
-STORY = ["WorldClaimed", "WorldCommitted", "Restored"]
+STORY = ["GenerationClaimed", "GenerationCommitted", "Restored"]
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_what_happened_was_told_once_each_with_why(scene: ScrapedRun) -> None:
     assert len(set(told)) == len(told)
     reasons = [reason for reason, _ in told]
     epochs = len(done.report["epochs"])
-    assert reasons.count("WorldClaimed") >= reasons.count("WorldCommitted") == epochs
+    assert reasons.count("GenerationClaimed") >= reasons.count("GenerationCommitted") == epochs
     over = [incident for incident in done.report["incidents"] if incident["first_step_seconds"] is not None]
     assert (reasons.count("Restored"), reasons.count("JobComplete")) == (len(over), 1)
     assert "CheckpointProtected" in reasons

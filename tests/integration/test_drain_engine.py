@@ -112,7 +112,7 @@ def test_a_full_holder_costs_a_copy_and_takes_the_next_save_when_it_has_room(
     saver.save(save(10), arrays(10, SHAPES))
     assert saver.watched.freed[-1] == (0, 10, True)
     assert saver.watched.saved[-1] == (save(10), 1)
-    assert saver.watched.notices[-1][0] == "SaveIncomplete"
+    assert saver.watched.notices[-1][0] == "SaveUnderReplicated"
     places[B].hook = no_hook
     saver.save(save(20), arrays(20, SHAPES))
     assert saver.watched.saved[-1] == (save(20), 2)
@@ -211,7 +211,7 @@ def test_without_any_target_the_slot_comes_back_after_the_limit(saver: Saver) ->
 def test_what_cannot_be_described_is_refused_with_a_notice_and_the_slot_comes_back(saver: Saver) -> None:
     saver.drain.add_staged(0, StagedSave(save(10), 1, "me", "0123456789abcdef", 100, 2), None)
     saver.watched.wait(lambda: saver.watched.freed == [(0, 10, False)])
-    assert saver.watched.notices[0][0] == "SaveRefused"
+    assert saver.watched.notices[0][0] == "SaveRejected"
 
 
 def test_closing_gives_up_what_hangs_and_ends_every_thread(places: dict[MemoryServerInstance, MemoryPlace]) -> None:

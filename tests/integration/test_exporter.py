@@ -55,7 +55,7 @@ async def scraped(folder: Path) -> dict[str, dict[str, str]]:
         text = await answer.text()
     samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
     assert {s.value for s in samples if s.name == "surefoot_step"} == {6.0}
-    assert {s.value for s in samples if s.name == "surefoot_epoch"} == {3.0}
+    assert {s.value for s in samples if s.name == "surefoot_generation"} == {3.0}
     return {s.name: dict(s.labels) for s in samples}
 
 

@@ -84,7 +84,7 @@ def test_a_holder_killed_during_a_drain_costs_a_copy_and_its_successor_takes_the
         saver.save(RankSave(1, 10, 0), tensors)
         assert saver.watched.freed == [(0, 10, True)]
         assert saver.watched.saved == [(RankSave(1, 10, 0), 1)]
-        assert saver.watched.notices[0][0] == "SaveIncomplete"
+        assert saver.watched.notices[0][0] == "SaveUnderReplicated"
         with redis_server.running(folders[2]) as three:
             new = redis_server.endpoint(three, "node-2")
             MemoryServerAdmin(new.host, new.port, redis_server.ADMIN_PASSWORD).provision("job", account, 1)

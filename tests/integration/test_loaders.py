@@ -64,7 +64,7 @@ def test_an_elastic_job_over_streams_keeps_its_size_and_says_why(tmp_path: Path)
     assert done.report["outcome"] == "Complete"
     (size,) = {epoch["world"] for epoch in done.report["epochs"]}  # 1 if the other worker came too late to begin with
     told = f"loader: each rank's own state, which only {size} ranks can restore"
-    assert done.told("WorldSizeTied")[0].startswith(told)
+    assert done.told("WorldSizeFixed")[0].startswith(told)
 
 
 @pytest.mark.nightly

@@ -37,16 +37,16 @@ def test_a_tier_that_is_too_small_is_told_before_a_save_is_refused_and_so_is_tha
         run.wait("a word that checkpoints do not fit", lambda: bool(run.told("CheckpointsTooLarge")))
         refused = fit(run)
         assert refused is not None
-        assert (refused.status, refused.reason) == ("False", "TierTooSmall")
+        assert (refused.status, refused.reason) == ("False", "MemoryTierTooSmall")
         assert "would hold 3 checkpoints of 2 ranks at " in refused.message
         assert "its memory tier has 6.29 MB: raise the memory tier's maxMemory to " in refused.message
-        assert run.told("SaveIncomplete") == []
+        assert run.told("SaveUnderReplicated") == []
         limit(run, 64 * MIB)
         run.wait("a word that they fit again", lambda: bool(run.told("CheckpointsFit")))
         run.open_gate(1)
         done = run.finish()
     assert_whole(done.report, 20)
-    assert done.told("SaveIncomplete") == []
+    assert done.told("SaveUnderReplicated") == []
     assert run.status.last_complete is not None
     assert run.status.last_complete.step == 20
 
@@ -55,12 +55,12 @@ def test_a_tier_that_is_too_small_is_told_before_a_save_is_refused_and_so_is_tha
 def test_staging_that_is_too_large_is_refused_with_the_numbers_and_training_ends_well(tmp_path: Path) -> None:
     job = Job(steps=30, gates=(20,), trainer=("--unstageable", str(1 << 40)))
     with running(tmp_path, job) as run:
-        run.wait("a word that there is no memory to stage in", lambda: bool(run.told("NoStagingMemory")))
+        run.wait("a word that there is no memory to stage in", lambda: bool(run.told("StagingMemoryUnavailable")))
         run.wait("a word that checkpoints do not fit", lambda: bool(run.told("CheckpointsTooLarge")))
         run.wait_for_step(20)
         refused = fit(run)
         assert refused is not None
-        assert (refused.status, refused.reason) == ("False", "StagingTooSmall")
+        assert (refused.status, refused.reason) == ("False", "StagingMemoryTooSmall")
         assert (
             "saves nothing, training continues: 2 slots of 1.10 TB for 1 rank, 2.20 TB of staging memory, do not fit"
             in (refused.message)
@@ -71,5 +71,5 @@ def test_staging_that_is_too_large_is_refused_with_the_numbers_and_training_ends
         done = run.finish()
     assert_whole(done.report, 30)
     assert done.report["incidents"] == []
-    assert len(done.told("NoStagingMemory")) == 1, "once, not once a save; the other rank has none of that tensor"
+    assert len(done.told("StagingMemoryUnavailable")) == 1, "once, not once a save; the other rank has none of that tensor"
     assert done.told("SaveFailed") == []

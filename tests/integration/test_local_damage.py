@@ -47,11 +47,11 @@ def test_damage_in_one_copy_is_healed_and_damage_in_all_copies_takes_the_older_c
         one = next(holder for holder in run.holders() if holder.node == run.node_of_rank(0))
         one.flip_a_byte(run.uid, victim)
         run.kill_a_trainer()
-        run.wait("the damage's name", lambda: bool(run.told("DamageFound")))
+        run.wait("the damage's name", lambda: bool(run.told("CorruptionDetected")))
         run.open_gate(32)
         run.wait_for_epoch(2)
         assert run.progress.lineage[-1].parent == newest
-        assert not run.told("CheckpointBad")
+        assert not run.told("CheckpointUnreadable")
 
         older, newest = settled(run, 62)
         victim = RankSave(newest.generation, newest.step, 1)
@@ -59,14 +59,14 @@ def test_damage_in_one_copy_is_healed_and_damage_in_all_copies_takes_the_older_c
             holder.flip_a_byte(run.uid, victim)
         run.kill_a_trainer()
         run.wait("the older checkpoint", lambda: run.progress.lineage[-1].parent == older)
-        run.wait("a word on the bad one", lambda: bool(run.told("CheckpointBad")))
+        run.wait("a word on the bad one", lambda: bool(run.told("CheckpointUnreadable")))
         done = run.finish()
     assert_whole(done.report, 90)
     assert_equal(done.report, 0.0)
     assert done.report["parameters_bit_exact"] is True
-    damage = done.told("DamageFound")
+    damage = done.told("CorruptionDetected")
     assert any(f"chunk 0 of rank 1 at step 30 of epoch 1 at memory:{one.node}" in text for text in damage), damage
     assert all(text.endswith("is healed") for text in damage), damage
-    (bad,) = done.told("CheckpointBad")
+    (bad,) = done.told("CheckpointUnreadable")
     assert f"{newest}" in bad
     assert [e["from_step"] for e in done.report["epochs"]] == [0, 30, 60, 55]

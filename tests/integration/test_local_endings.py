@@ -67,4 +67,4 @@ def test_a_job_that_its_deadline_ends_stores_its_newest_checkpoint_first(tmp_pat
     assert "activeDeadlineSeconds" in run.status.message
     assert stored_step(run) == 20
     assert run.status.ending is None
-    assert [text for text in run.told("CheckpointPromoted") if "step 20" in text]
+    assert [text for text in run.told("CheckpointUploaded") if "step 20" in text]

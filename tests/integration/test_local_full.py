@@ -20,8 +20,8 @@ def test_a_memory_tier_that_is_too_small_stops_no_training_and_saves_again_when_
     job = Job(steps=90, memory={"sizeLimit": "3Mi"}, gates=(45,), trainer=trainer)
     with running(tmp_path, job) as run:
         run.wait("a word that checkpoints do not fit", lambda: bool(run.told("CheckpointsTooLarge")))
-        run.wait("a word that saving has stalled", lambda: bool(run.told("CheckpointStalled")))
-        run.wait("a word that a save is not whole", lambda: bool(run.told("SaveIncomplete")))
+        run.wait("a word that saving has stalled", lambda: bool(run.told("CheckpointOverdue")))
+        run.wait("a word that a save is not whole", lambda: bool(run.told("SaveUnderReplicated")))
         run.wait_for_step(45)
         assert run.status.last_complete is None
         protected = next(c for c in run.status.conditions if c.type == "CheckpointProtected")
@@ -41,5 +41,5 @@ def test_a_memory_tier_that_is_too_small_stops_no_training_and_saves_again_when_
     assert run.status.last_complete.step == 90
     protected = next(c for c in run.status.conditions if c.type == "CheckpointProtected")
     assert (protected.status, protected.reason) == ("True", "Protected")
-    incomplete = done.told("SaveIncomplete")
+    incomplete = done.told("SaveUnderReplicated")
     assert any("full" in text or "memory" in text for text in incomplete), incomplete

@@ -41,8 +41,8 @@ def test_where_all_ranks_stand_in_one_line_the_flight_recorder_tells_who_is_in_a
     reason = incident["reason"]
     assert "rank 1 on worker 1 waits in all_reduce #1 of group 1 (Double[]), all others in all_reduce #" in reason
     assert reason.endswith("of default_pg (Double[]): the program's ranks take unlike paths, no node is at fault")
-    assert any(reason in told for told in done.told("WorldClaimed"))
-    (stood,) = done.told("RanksStood")
+    assert any(reason in told for told in done.told("GenerationClaimed"))
+    (stood,) = done.told("StacksCollected")
     assert "rank 1: waits in all_reduce #1 of group 1 (Double[])" in stood
     assert "rank 0: in all_reduce (distributed/distributed_c10d.py:" in stood
     logs = "".join(path.read_text() for path in tmp_path.rglob("agent.log"))

@@ -77,7 +77,7 @@ def test_seconds_become_steps_that_trainers_keep_also_after_a_restart(tmp_path: 
         run.kill_a_trainer()
         run.wait_for_epoch(2)
         run.wait("checkpoints as far apart as was chosen", lambda: spaced(run))
-        assert not run.told("CheckpointStalled")
+        assert not run.told("CheckpointOverdue")
 
 
 @pytest.mark.slow
@@ -103,7 +103,7 @@ def test_auto_says_what_it_chose_and_from_what_and_trainers_save_no_oftener(tmp_
         assert allowed is not None
         late = [step for step in memory_steps(run) if step > heard]
         assert all(step % min(interval.steps, allowed.steps) == 0 for step in late)
-        assert not run.told("CheckpointStalled")
+        assert not run.told("CheckpointOverdue")
 
 
 @pytest.mark.nightly

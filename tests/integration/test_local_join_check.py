@@ -17,11 +17,11 @@ def test_a_worker_on_a_node_that_fails_gets_no_rank(elastic: tuple[int, int] | N
     job = Job(steps=500, workers=3, elastic=elastic, trainer=("--pace", "0.08"), spec=check)
     done = run(tmp_path, job, "--nodes", "4", "--fault", "sick:1@step=10", "--fault", "agent:1@step=20")
     assert_whole(done.report, 500)
-    assert len(done.told("ComputesWrong")) == 1, done.said
-    (found,) = done.told("ComputesWrong")
+    assert len(done.told("CpuComputeError")) == 1, done.said
+    (found,) = done.told("CpuComputeError")
     worker, _, text = found.partition(" (attempt 2): ")
     assert text == "the processor adds whole numbers to a wrong sum"
-    assert done.told("NodeSick")[0].startswith("node node-1 is sick (ComputesWrong: ")
+    assert done.told("NodeUnhealthy")[0].startswith("node node-1 is sick (CpuComputeError: ")
     kinds = [one["kind"] for one in done.report["incidents"]]
     behind = kinds[kinds.index("agent-lost") + 1 :]
     assert behind == ["planned"] * (elastic is not None), "it halts for nobody who gets no rank"

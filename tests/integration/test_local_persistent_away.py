@@ -13,7 +13,7 @@ from support.local_run import SECONDS, Job, LocalRun, assert_whole, running
 from support.servers import s3_server
 from support.small_disk import fill, small_disk
 
-FAILED = "TierFailed"
+FAILED = "StorageOperationFailed"
 
 
 @dataclass(frozen=True)

@@ -146,7 +146,7 @@ def test_a_run_that_is_ended_leaves_no_process(tmp_path: Path, number: signal.Si
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            if "WorldClaimed" in line:
+            if "GenerationClaimed" in line:
                 break
         assert not nothing_runs(tmp_path)
         process.send_signal(number)

@@ -40,14 +40,14 @@ class Locks:
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS)
 def test_a_job_whose_holders_refuse_the_operator_waits_and_recovers_once_they_do_not(tmp_path: Path) -> None:
-    job = Job(steps=90, gates=(30, 60, 85), policy={"holderReturnSeconds": 0.5, "onTotalLoss": "Fail"})
+    job = Job(steps=90, gates=(30, 60, 85), policy={"memoryServerTimeoutSeconds": 0.5, "onTotalLoss": "Fail"})
     with running(tmp_path, job, "--compare") as run:
         run.wait_for_step(30)
         run.wait("checkpoints of step 30", lambda: run.status.last_complete is not None)
         locks = Locks(run.holders())
         locks.change()
-        run.wait("a word that the holders are not seen", lambda: bool(run.told("HoldersUnseen")))
-        assert "refuses this account" in run.told("HoldersUnseen")[0]
+        run.wait("a word that the holders are not seen", lambda: bool(run.told("MemoryServersUnreachable")))
+        assert "refuses this account" in run.told("MemoryServersUnreachable")[0]
         assert len(run.epochs_of_trainers()) == 2, "the training goes on"
         run.open_gate(30)
         run.wait_for_step(60)

@@ -19,7 +19,7 @@ def test_each_worker_reaches_its_own_node_by_the_socket(tmp_path: Path) -> None:
         for holder in run.holders():
             run.wait(f"both workers' lines to {holder.node}", partial(reached_both_ways, holder))
         assert len(run.holders()) == 2
-        told = [_environment(pid)["SUREFOOT_HOLDER_SOCKET"].replace("{server}", "0") for pid in run.trainers()]
+        told = [_environment(pid)["SUREFOOT_MEMORY_SOCKET"].replace("{server}", "0") for pid in run.trainers()]
         assert sorted(told) == [str(path) for path in run.run_folder.sockets() if path.name.startswith("node-")]
         run.open_gate(FULL)
         done = run.finish()

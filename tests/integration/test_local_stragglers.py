@@ -25,7 +25,7 @@ def test_a_slow_rank_alone_is_named_and_its_worker_moved_at_a_saved_step(tmp_pat
     assert len(told) == 1, done.said
     assert "(node node-1) is persistently slower" in told[0]
     assert told[0].endswith("its worker leaves that node")
-    assert len(done.told("StragglerGone")) == 1
+    assert len(done.told("StragglerResolved")) == 1
     (moved,) = done.report["incidents"]
     assert moved["kind"] == "planned"
     assert re.search(r"leaves node node-1 \(rank \d was slow there\)", moved["reason"])
@@ -41,10 +41,10 @@ def test_it_is_told_once_and_taken_back_once(tmp_path: Path) -> None:
     with running(tmp_path, job, *faults("slow:2@step=20")) as under_way:
         under_way.wait("a straggler", lambda: bool(under_way.told("Straggler")))
         assert under_way.status.replaced_stragglers == ()
-        condition = next(c for c in under_way.status.conditions if c.type == "RanksEven")
+        condition = next(c for c in under_way.status.conditions if c.type == "NoStragglers")
         assert (condition.status, condition.reason) == ("False", "Straggler")
         (under_way.run_folder.faults / "slow-node-2").unlink()
-        under_way.wait("the end of it", lambda: bool(under_way.told("StragglerGone")))
-        assert [len(under_way.told(reason)) for reason in ("Straggler", "StragglerGone")] == [1, 1]
+        under_way.wait("the end of it", lambda: bool(under_way.told("StragglerResolved")))
+        assert [len(under_way.told(reason)) for reason in ("Straggler", "StragglerResolved")] == [1, 1]
         assert "(node node-2)" in under_way.told("Straggler")[0]
         assert under_way.status.stragglers == ()

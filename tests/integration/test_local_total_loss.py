@@ -14,7 +14,7 @@ from support.local_run import SECONDS, Job, faults, running
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS)
 def test_a_run_that_lost_every_checkpoint_waits_until_a_person_says_what_is_to_be_done(tmp_path: Path) -> None:
-    job = Job(steps=40, gates=(10, 20), policy={"holderReturnSeconds": 0.5})
+    job = Job(steps=40, gates=(10, 20), policy={"memoryServerTimeoutSeconds": 0.5})
     both = faults("memory:node-0@step=20", "memory:node-1@step=20", "trainer:node-0@step=20")
     with running(tmp_path, job, *both) as run:
         run.wait("a checkpoint that can be lost", lambda: run.status.last_complete is not None)

@@ -96,7 +96,7 @@ async def test_no_secret_stands_on_a_command_line_or_in_the_log(tmp_path: Path) 
             secrets = [
                 json.loads(path.read_text())["root"],
                 environment["SUREFOOT_TOKEN"],
-                environment["SUREFOOT_HOLDER_PASSWORD"],
+                environment["SUREFOOT_MEMORY_PASSWORD"],
             ]
             told = " ".join(str(part) for part in process.args)  # type: ignore[union-attr]  # a list
             told += (town.folder.root / "operator.log").read_text()

@@ -112,8 +112,8 @@ def agent(tmp_path: Path, holders: list[RunningServer], monkeypatch: pytest.Monk
     socket = tmp_path / "agent.sock"
     monkeypatch.setenv("SUREFOOT_AGENT_SOCKET", str(socket))
     monkeypatch.setenv("SUREFOOT_JOB_UID", JOB)
-    monkeypatch.setenv("SUREFOOT_HOLDER_USER", ACCOUNT.user)
-    monkeypatch.setenv("SUREFOOT_HOLDER_PASSWORD", ACCOUNT.password)
+    monkeypatch.setenv("SUREFOOT_MEMORY_USER", ACCOUNT.user)
+    monkeypatch.setenv("SUREFOOT_MEMORY_PASSWORD", ACCOUNT.password)
     monkeypatch.setenv("RANK", "0")
     made = Agent(socket, tuple(redis_server.endpoint(s, f"node-{n}") for n, s in enumerate(holders)))
     yield made
@@ -122,7 +122,7 @@ def agent(tmp_path: Path, holders: list[RunningServer], monkeypatch: pytest.Monk
 
 @contextmanager
 def trainer(epoch: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Checkpointer, torch.nn.Module]]:
-    monkeypatch.setenv("SUREFOOT_EPOCH", str(epoch))
+    monkeypatch.setenv("SUREFOOT_GENERATION", str(epoch))
     torch.manual_seed(epoch)
     model = torch.nn.Sequential(torch.nn.Linear(300, 500), torch.nn.Linear(500, 300))
     optimizer = torch.optim.AdamW(model.parameters())

@@ -26,7 +26,7 @@ async def coordinator() -> AsyncIterator[FakeCoordinator]:
 
 
 def test_without_an_agent_it_is_refused_with_what_works_there() -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "SUREFOOT_EPOCH"}
+    environment = {name: value for name, value in os.environ.items() if name != "SUREFOOT_GENERATION"}
     words = (*WORDS, "--rdzv-endpoint=127.0.0.1:1", "--nproc-per-node=1", PLAIN, "1", "0.01")
     ended = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode != 0

@@ -117,7 +117,7 @@ def test_a_jobs_series_come_with_it_and_go_with_it() -> None:
     figures, seen = JobMetrics(), running()
     seen = replace(seen, job=replace(seen.job, name="figured"))
     figures.update_gauges(seen, replace(seen.status, data=DataProgress(1.25, 48.0)), plan_maintenance(seen))
-    assert (value("surefoot_job_data_passes"), value("surefoot_job_samples_per_second")) == (1.25, 48)
+    assert (value("surefoot_job_data_epochs"), value("surefoot_job_samples_per_second")) == (1.25, 48)
     assert value("surefoot_world_size") == 3
     assert value("surefoot_checkpoint_copies") == 2
     assert value("surefoot_checkpoint_complete_timestamp_seconds") == seen.now_seconds
@@ -215,7 +215,7 @@ def test_an_interval_is_shown_as_asked_for_or_with_what_it_was_chosen_from() -> 
         assert value("surefoot_checkpoint_interval_steps", "('tier', 'memory')") == 64
         assert value("surefoot_checkpoint_interval_input_seconds", "('input', 'wanted')") == 60.5
         assert value("surefoot_checkpoint_interval_input_seconds", "('input', 'cost')") == 0.25
-        assert value("surefoot_checkpoint_memory_loss_odds") == 0.05
+        assert value("surefoot_checkpoint_memory_loss_probability") == 0.05
     finally:
         figures.forget()
 

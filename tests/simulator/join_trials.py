@@ -28,7 +28,7 @@ LIMIT_SECONDS = 9.0
 PATIENCE_SECONDS = 60.0
 """A world that is possible only with a node that failed waits no longer than that for another one."""
 
-FLAWS = ("ComputesWrong", "MemoryWrong", "DiskFails")
+FLAWS = ("CpuComputeError", "MemoryTestFailed", "DiskTestFailed")
 OUTCOMES = ("well", "well", "fails", "fails once", "hangs", "crashes", "is slow")
 
 
@@ -81,7 +81,7 @@ class JoinWatch:
         for place, node in enumerate(self._simulation.fabric.nodes.values()):
             # all fail for one cause, each for its own, or some do
             node.trial = "fails" if many < 0.4 else self._rng.choice(OUTCOMES)
-            node.flaw = "LoopbackFails" if self.shared else FLAWS[place % len(FLAWS)]
+            node.flaw = "LoopbackTestFailed" if self.shared else FLAWS[place % len(FLAWS)]
             if node.trial in ("fails", "fails once") and not self.shared:
                 self._simulation.sick_watch.sick.add(node.name)
 

@@ -23,7 +23,7 @@ from simulator.settings import Settings
 from simulator.world import Outcome, simulate
 
 HANGING = Settings(nodes=6, workers=3, least_workers=2, steps=400, interval=5, step_seconds=0.1, faults=2, fault_span_seconds=40.0,
-                   kinds=("trainer hangs",), persistent_interval=None, holder_return_seconds=5.0)  # fmt: skip
+                   kinds=("trainer hangs",), persistent_interval=None, memory_server_timeout_seconds=5.0)  # fmt: skip
 SICK = Settings(nodes=4, workers=3, least_workers=2, steps=160, interval=50, faults=3, fault_span_seconds=8.0,
                 kinds=tuple(sickness.KINDS))  # fmt: skip
 SLOW = Settings(nodes=4, workers=3, least_workers=2, steps=130, interval=20, step_seconds=0.8, faults=2, fault_span_seconds=12.0,

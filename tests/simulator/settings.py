@@ -37,7 +37,7 @@ class Settings:
     persistent_interval: int | None = 6
     adaptive: bool = False
     """The operator chooses both intervals, from seconds, and trainers follow its level; `interval` is one step."""
-    holder_return_seconds: float = 10.0
+    memory_server_timeout_seconds: float = 10.0
     faults: int = 4
     kinds: tuple[str, ...] = ()
     """Kinds of faults to draw from; none named: all."""
@@ -90,7 +90,7 @@ def draw(rng: random.Random) -> Settings:
         replicas=rng.choice((1, 2, 2, 2, 3)),
         keep=rng.choice((1, 1, 2)),
         persistent_interval=persistent,
-        holder_return_seconds=rng.choice((2.0, 5.0, 10.0)),
+        memory_server_timeout_seconds=rng.choice((2.0, 5.0, 10.0)),
         faults=rng.choice((0, 1, 2, 3, 4, 6, 8)),
     )
     drawn = replace(drawn, encoded=rng.random() < 0.25)
@@ -166,7 +166,7 @@ def job(settings: Settings) -> TrainingJob:
                 memory=memory,
                 persistent=tier,
                 flush_grace_seconds=1.0,
-                memory_server_timeout_seconds=settings.holder_return_seconds,
+                memory_server_timeout_seconds=settings.memory_server_timeout_seconds,
                 on_total_loss="Fail",
             ),
         ),

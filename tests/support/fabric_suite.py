@@ -98,7 +98,7 @@ ENVIRONMENT = WorkerEnvironment(
         "SUREFOOT_JOB_UID": "uid-1",
         "SUREFOOT_COORDINATOR_URL": "ws://127.0.0.1:1/agents",  # nobody answers: the agent waits
     },
-    secret={"SUREFOOT_TOKEN": "a-token", "SUREFOOT_HOLDER_PASSWORD": "a-password"},
+    secret={"SUREFOOT_TOKEN": "a-token", "SUREFOOT_MEMORY_PASSWORD": "a-password"},
 )
 
 

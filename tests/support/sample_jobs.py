@@ -47,7 +47,7 @@ spec:
     maxRestarts: 5
     evalPeriodSeconds: 100
     maxNoProgressRestarts: 2
-    maxNumRepeatOffendersToAvoid: 3
+    maxExcludedNodes: 3
     rules: [{name: bug, action: FailJob, onExitCodes: {operator: NotIn, values: [-9, 42]}}]
   healthPolicy:
     heartbeatSeconds: 0.25
@@ -57,8 +57,8 @@ spec:
   checkpoint:
     memory: {intervalSteps: 5, replicas: 3, keep: 4, sizeLimit: 8Gi, topologyKey: kubernetes.io/hostname, bandwidth: 500Mi}
     persistent: {uri: s3://bucket/prefix, intervalSteps: 50, keep: 2, keepEverySteps: 500, keepSeconds: 60.5, endpoint: "http://s3:7070", region: here, secretRef: keys, caBundle: /ca.pem, sse: AES256, bandwidth: 100M, onJobDeletion: Delete}
-    drainGraceSeconds: 0.5
-    holderReturnSeconds: 5
+    flushGraceSeconds: 0.5
+    memoryServerTimeoutSeconds: 5
     onTotalLoss: Restart
     restoreFrom: {uid: older, step: 40}
     expectedBytes: 1048576

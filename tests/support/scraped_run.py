@@ -80,11 +80,11 @@ def _companion(run: local_run.LocalRun, folder: Path, told: Path) -> Iterator[No
     password = folder / "password"
     password.write_text(holder.admin_password)
     environment = {
-        "SUREFOOT_COMPANION_PORT": "0",
-        "SUREFOOT_COMPANION_REDIS_HOST": holder.host,
-        "SUREFOOT_COMPANION_REDIS_PORT": str(holder.port),
+        "SUREFOOT_SIDECAR_PORT": "0",
+        "SUREFOOT_SIDECAR_REDIS_HOST": holder.host,
+        "SUREFOOT_SIDECAR_REDIS_PORT": str(holder.port),
         "SUREFOOT_MEMORY_PASSWORD_FILE": str(password),
-        "SUREFOOT_COMPANION_FILL_SHARE": "0",
+        "SUREFOOT_SIDECAR_PREFAULT_RATIO": "0",
     }
     command = [sys.executable, "-m", "surefoot.memory_server.sidecar"]
     path = folder / "companion.log"

@@ -113,7 +113,7 @@ imagePullSecrets:
 
 {{/* What both webhooks say behind their rules. */}}
 {{- define "surefoot.webhook" -}}
-{{- with .Values.operator.onlyNamespace }}
+{{- with .Values.operator.watchNamespace }}
 namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: {{ . }}}}
 {{- end }}
 admissionReviewVersions: [v1]

@@ -73,7 +73,7 @@ class ElasticPolicy:
     [when that pays](operations.md#waiting-shrinking-and-growing)."""
 
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {
-        "gracefulShutdownTimeoutSeconds": "checkpoint.drainGraceSeconds bounds the wait for saves"
+        "gracefulShutdownTimeoutSeconds": "checkpoint.flushGraceSeconds bounds the wait for saves"
     }
     RULES: ClassVar[tuple[Rule[ElasticPolicy], ...]] = (
         Rule(
@@ -134,7 +134,7 @@ class RunPolicy:
 
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {
         "schedulingPolicy": "write it as spec.schedulingPolicy",
-        "faultDeadlineSeconds": "checkpoint.holderReturnSeconds bounds the wait for lost memory",
+        "faultDeadlineSeconds": "checkpoint.memoryServerTimeoutSeconds bounds the wait for lost memory",
     }
 
 
@@ -271,11 +271,11 @@ class HealthPolicy:
     """[Node taints, conditions and labels that make the job move its workers off a node](#spechealthpolicynodesignals).
     Without it those listed there."""
     on_unhealthy_node: Literal["Leave", "Show"] = "Leave"
-    """What is done about a node [whose hardware its agent finds at fault](node-health.md#what-agents-find): `Leave` has its
+    """What is done about a node [whose hardware its agent finds at fault](node-health.md#agent-health-checks): `Leave` has its
     workers leave it in order and avoids it for an hour, `Show` tells people."""
     pre_join_check: Literal["Off", "Warn", "Enforce"] = "Off"
     """Whether a node is [tried before a worker there gets a rank](node-health.md#before-a-node-joins):
-    `Enforce` gives none to a node that fails, and avoids it (with `nodeFindings: Show` too it only tells people), `Warn`
+    `Enforce` gives none to a node that fails, and avoids it (with `onUnhealthyNode: Show` too it only tells people), `Warn`
     tells people, `"Off"` does not try. `Off` is written in quotes, as YAML reads it as false otherwise."""
     on_straggler: Literal["Warn", "Replace"] = "Warn"
     """What is done about [a rank that all others wait for](operations.md#a-rank-that-all-others-wait-for): `Warn` tells
@@ -365,7 +365,7 @@ class PersistentTierSpec:
     uri: str
     """`file:///absolute/folder` or `s3://bucket/prefix`. No credentials in it. If the folder is missing when the job
     starts, the first worker creates it for its owner alone (0700). After the first complete checkpoint, a missing folder
-    (or a missing folder of the job in it) counts as unavailable: `TierFailed` names it, and Surefoot never creates it again.
+    (or a missing folder of the job in it) counts as unavailable: `StorageOperationFailed` names it, and Surefoot never creates it again.
     Files are as accessible as the folder, so create a shared one yourself: `mkdir -m 2770`."""
     interval_steps: Steps | None = None
     """Every so many steps a checkpoint is also kept here; rounded up to a multiple of the memory tier's `intervalSteps`.

@@ -126,7 +126,7 @@ class ClusterOperator:
         claim = self._claim = ClusterClaim(
             self._lease_api,
             f"{where.namespace}/{where.name}",
-            self._settings.only_namespace,
+            self._settings.watch_namespace,
             self._settings.identity,
             self._stands_by,
         )

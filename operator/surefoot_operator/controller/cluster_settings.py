@@ -46,7 +46,7 @@ class ClusterSettings:
     """Given to agents. `wss` is served over TLS, `ws` (for development only) without."""
     kubeconfig: Path | None = None
     """Only a flag; None: the API server of the pod that this runs in."""
-    only_namespace: str = ""
+    watch_namespace: str = ""
     """Only jobs of this namespace are managed; empty: all. So two operators can share a cluster."""
     lease_name: str = "surefoot-operator"
     """Of shard 0; those of others have their number behind it."""
@@ -118,7 +118,7 @@ def cluster_settings(
         identity=f"{pod_name}-{life}" if chosen.kubeconfig is not None and life else pod_name,
         coordinator_url=url,
         kubeconfig=chosen.kubeconfig,
-        only_namespace=text("only_namespace", ""),
+        watch_namespace=text("watch_namespace", ""),
         lease_name=text("lease_name", "surefoot-operator"),
         shards=_shards("SUREFOOT_SHARDS", text("shards", "1")),
         coordinator_port=port,

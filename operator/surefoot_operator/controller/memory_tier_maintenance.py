@@ -163,9 +163,9 @@ class MemoryMaintenance:
 # rolls out the memory tier leads shard 0 and knows its own jobs alone; without this it would restart the holder that
 # another shard's job cannot lose. Only names of the pods that were judged are noted, so that no assent outlives them.
 
-ROLLOUT_APPROVED = f"{GROUP}/holders-assent"
+ROLLOUT_APPROVED = f"{GROUP}/rollout-approved"
 """Digest of the holders of which the shard's jobs can spare any."""
-ROLLOUT_BLOCKED = f"{GROUP}/holders-needed"
+ROLLOUT_BLOCKED = f"{GROUP}/rollout-blocked"
 """Why they cannot."""
 ASSENT_ROUND_SECONDS = 3.0
 APPROVAL_VALID_SECONDS = 10.0

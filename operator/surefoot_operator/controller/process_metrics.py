@@ -9,10 +9,10 @@ token_reviews = Counter("surefoot_token_reviews_total", "Tokens of agents that t
 node_unhealthy = Gauge(
     "surefoot_node_unhealthy", "Nodes that agents found sick, as the cluster is told.", ["node", "reason"]
 )
-node_reports_failed = Counter("surefoot_node_reports_failed_total", "Troubles with telling the cluster of sick nodes.")
+node_reports_failed = Counter("surefoot_node_condition_failures_total", "Troubles with telling the cluster of sick nodes.")
 admission_reviews = Counter(
     "surefoot_admission_reviews_total", "Questions of the API server before it accepts a change.", ["path", "answer"]
 )
 evictions_refused = Counter(
-    "surefoot_evictions_refused_total", "Evictions that were to wait for copies of what only their node keeps."
+    "surefoot_evictions_rejected_total", "Evictions that were to wait for copies of what only their node keeps."
 )

@@ -46,11 +46,11 @@ def every_job(uid: str) -> bool:
 
 
 def is_managed(
-    jobs: Iterable[Object], only_namespace: str = "", in_shard: Callable[[str], bool] = every_job
+    jobs: Iterable[Object], watch_namespace: str = "", in_shard: Callable[[str], bool] = every_job
 ) -> frozenset[JobKey]:
     """Selects the jobs of a shard that name no other manager."""
     ours = (job for job in jobs if job.get("spec", {}).get("managedBy", MANAGER) == MANAGER)
-    keys = (key for key in map(_key, ours) if only_namespace in ("", key.namespace))
+    keys = (key for key in map(_key, ours) if watch_namespace in ("", key.namespace))
     return frozenset(key for key in keys if in_shard(key.uid))
 
 
@@ -66,9 +66,9 @@ class JobRunners:
     """
 
     def __init__(
-        self, shared: SharedResources, only_namespace: str = "", in_shard: Callable[[str], bool] = every_job
+        self, shared: SharedResources, watch_namespace: str = "", in_shard: Callable[[str], bool] = every_job
     ) -> None:
-        self._shared, self._only_namespace, self._in_shard = shared, only_namespace, in_shard
+        self._shared, self._only_namespace, self._in_shard = shared, watch_namespace, in_shard
         self._runners: dict[JobKey, JobRunner] = {}
         self._ending = TaskSet(logged(log))
         self._leading = False
@@ -282,7 +282,7 @@ class ShardTerms:
         # whatever a job's reconciler writes goes through this one, and stops with the lease
         cache = self._shared.cache.guarded(may_write)
         shared = replace(self._shared, cache=cache, telling=telling, clock=TermClock())
-        runners = JobRunners(shared, given.only_namespace, lambda uid: shard_of(uid, shards) == shard)
+        runners = JobRunners(shared, given.watch_namespace, lambda uid: shard_of(uid, shards) == shard)
         label = LeaderLabel(api, given.namespace, given.pod_name, leader_label(shard))
         assent = RolloutApproval(shared, given.namespace, given.memory_daemonset, runners.rollout_safety)
         term = self._terms[shard] = _Term(runners, TaskSet(self._failed), label, assent)

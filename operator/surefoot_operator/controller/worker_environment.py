@@ -18,7 +18,7 @@ from surefoot_operator.policy.core.actions import CreateWorker
 WORKER_METRICS_PORT = 9464
 """Of each worker on a cluster, where every pod has an address of its own."""
 
-_SECRET = ("SUREFOOT_HOLDER_PASSWORD", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+_SECRET = ("SUREFOOT_MEMORY_PASSWORD", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
 
 @dataclass(frozen=True, slots=True)

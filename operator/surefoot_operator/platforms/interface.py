@@ -68,7 +68,7 @@ class Platform(Protocol):
         Raises:
             FabricError: It cannot look: then nothing is planned.
             ViewRefused: It may not look.
-            JobRefused: What is stored can be looked at and not be carried.
+            SpecRejected: What is stored can be looked at and not be carried.
         """
         ...
 

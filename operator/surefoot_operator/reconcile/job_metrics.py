@@ -82,14 +82,14 @@ def _declare(name: str, text: str, kind: Literal["gauge", "counter", "histogram"
 
 phase = _gauge("surefoot_job_phase", "1 for the phase that the job is in, 0 for the others.", "phase")
 world_size = _gauge("surefoot_world_size", "Ranks in the committed world.")
-job_epoch = _gauge("surefoot_job_epoch", "Epoch of the world, claimed or committed.")
+job_epoch = _gauge("surefoot_job_generation", "Epoch of the world, claimed or committed.")
 job_step = _gauge("surefoot_job_step", "Highest step that any rank of the world has finished.")
-data_passes = _gauge("surefoot_job_data_passes", "Passes over the data, the share of the present one included.")
+data_passes = _gauge("surefoot_job_data_epochs", "Passes over the data, the share of the present one included.")
 samples_per_second = _gauge(
     "surefoot_job_samples_per_second", "Samples a second at the pace of the last steps; NaN where nobody tells."
 )
 agents_connected = _gauge("surefoot_agents_connected", "Agents of the job whose line is open.")
-holders = _gauge("surefoot_holders", "Memory-tier instances as the job finds them.", "state")
+holders = _gauge("surefoot_memory_servers", "Memory-tier instances as the job finds them.", "state")
 protected = _gauge("surefoot_checkpoint_protected", "1 while a failure now would find a checkpoint in safety.")
 copies = _gauge(
     "surefoot_checkpoint_copies", "Copies of the newest complete checkpoint in memory, the least over its ranks."
@@ -116,14 +116,14 @@ interval_input_seconds = _gauge(
     "input",
 )
 memory_loss_odds = _gauge(
-    "surefoot_checkpoint_memory_loss_odds", "Estimated share of incidents that take every copy in memory."
+    "surefoot_checkpoint_memory_loss_probability", "Estimated share of incidents that take every copy in memory."
 )
 incomplete = _counter(
     "surefoot_incomplete_checkpoints_total",
     "Checkpoints that a rank never saved its part of, so that the other parts were dropped.",
 )
 promotions_abandoned = _counter(
-    "surefoot_promotions_abandoned_total", "Checkpoints that could not be uploaded and were left for a newer one."
+    "surefoot_uploads_abandoned_total", "Checkpoints that could not be uploaded and were left for a newer one."
 )
 rollbacks = _counter("surefoot_rollbacks_total", "Returns to an earlier checkpoint, by policy or as a person asked.")
 straggler_slowdown_ratio = _gauge(

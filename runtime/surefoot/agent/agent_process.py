@@ -257,7 +257,7 @@ class AgentProcess:
     async def _flush(self, epoch: int) -> None:
         if not await self.staging.flush(self._settings.termination_grace_seconds):
             text = "what was staged could not be written to its holders in time and was given up"
-            self.notice("SaveGivenUp", text)
+            self.notice("SaveAbandoned", text)
         self.dispatch(on.Flushed(epoch))
 
     # ---- the coordinator ----------------------------------------------------------------------------------------

@@ -405,7 +405,7 @@ class StagingMemory:
         news = not self._needs.rejected
         self._needs = with_denial(self._needs, local, why)
         if news:
-            self._watcher.on_notice("NoStagingMemory", why)
+            self._watcher.on_notice("StagingMemoryUnavailable", why)
         self._watcher.on_progress()
 
     def stage(self, local: int, save: RankSave, world: int, message: Staged) -> None:

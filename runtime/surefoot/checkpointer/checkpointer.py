@@ -97,7 +97,7 @@ def skip_batches(objects: Mapping[str, Any], link: SaveBackend) -> None:
         " them out: they are trained on again. Give it a loader with skip_steps(steps), as surefoot.ElasticLoader"
     )
     _log.warning("%s", text)
-    link.notify("DataNotSkipped", text)
+    link.notify("DataSkipUnsupported", text)
 
 
 # ---- checkpointer ----------------------------------------------------------------------------------------------------

@@ -307,7 +307,7 @@ def _restore_from(
         _report_differences(link, told)
         link.report_restore(parent.step, taken[0], taken[1], time.perf_counter() - begun, program.anomalies)
         for damage in reader.heal(about.generation):
-            link.notify("DamageFound", damage)
+            link.notify("CorruptionDetected", damage)
     return True
 
 
@@ -321,7 +321,7 @@ def _divide(program: Program, reader: CheckpointReader, link: SaveBackend) -> No
     tied = tied_objects(reader.manifest(rank) for rank in range(reader.world_size))
     for sentence in program.divide(tied, reader.world_size, states_of):
         _log.warning("%s", sentence)
-        link.notify("StateBegunAnew", sentence)
+        link.notify("StateReset", sentence)
 
 
 @contextmanager
@@ -389,12 +389,12 @@ def _report_differences(link: SaveBackend, told: list[str]) -> None:
     rest."""
     for sentence in told:
         _log.warning("%s", sentence)
-        metrics.fallbacks.labels("restored_differently").inc()
+        metrics.fallbacks.labels("restored_with_differences").inc()
     for sentence in told[:MAX_REPORTED_DIFFERENCES]:
-        link.notify("RestoredDifferently", sentence)
+        link.notify("RestoredWithDifferences", sentence)
     if len(told) > MAX_REPORTED_DIFFERENCES:
         link.notify(
-            "RestoredDifferently", f"and {len(told) - MAX_REPORTED_DIFFERENCES} more differences, which the log has"
+            "RestoredWithDifferences", f"and {len(told) - MAX_REPORTED_DIFFERENCES} more differences, which the log has"
         )
 
 

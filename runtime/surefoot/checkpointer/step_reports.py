@@ -74,7 +74,7 @@ _FOR_EVER_SECONDS = 1e8
 class InjectedFaults:
     """Looks at each step whether this trainer shall misbehave.
 
-    Without SUREFOOT_FAULTS_FOLDER, which `surefoot local` alone sets, it does nothing.
+    Without SUREFOOT_INJECTED_FAULTS_FOLDER, which `surefoot local` alone sets, it does nothing.
     """
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
@@ -146,7 +146,7 @@ class LossCheck:
         if kind and kind != self._last and self._backend.attached.rank == 0:
             said = f"{text}: checkpoints from here on hold what led to it"
             _log.warning("%s", said)
-            self._backend.notify("LossNotFinite" if kind == "not-finite" else "LossOutOfBand", said)
+            self._backend.notify("LossNonFinite" if kind == "not-finite" else "LossSpike", said)
         self._last = kind
         self.anomalies = self.anomalies.followed_by(step, kind, text)
         program.suspect, program.recent, program.anomalies = bool(kind), self.history, self.anomalies

@@ -482,7 +482,7 @@ class TargetWriter:
         return tier.copy_chunk(base.save, work.staged.save, index)
 
     def _log_copy_unsupported(self, refusal: CopyUnsupported) -> None:
-        metrics.fallbacks.labels("copy_refused").inc()
+        metrics.fallbacks.labels("copy_denied").inc()
         if not self._logged_unsupported:
             log.warning("what is unchanged is sent to %s too: %s", self.target, refusal)
         self._logged_unsupported = True
@@ -700,15 +700,15 @@ class Flusher:
                 metrics.checkpoint_step.labels("memory").set(save.step)
                 self._run_callback(lambda: self._watcher.on_saved(save, copies))
             case SaveAbandoned(save, target, cause, detail):
-                metrics.fallbacks.labels("drain_gave_up").inc()
+                metrics.fallbacks.labels("save_abandoned").inc()
                 why = detail or cause
                 text = f"{save} was not written to {target} ({why}); it has fewer copies until it is repaired"
-                self._run_callback(lambda: self._watcher.on_notice("SaveIncomplete", text))
+                self._run_callback(lambda: self._watcher.on_notice("SaveUnderReplicated", text))
                 if cause == "full":
                     self._run_callback(lambda: self._watcher.on_full(save))
             case RejectStaged(text):
                 log.error("%s", text)
-                self._run_callback(lambda: self._watcher.on_notice("SaveRefused", text))
+                self._run_callback(lambda: self._watcher.on_notice("SaveRejected", text))
 
     def _free(self, command: FreeSlot) -> None:
         work = self._work.get(command.slot)
@@ -727,7 +727,7 @@ class Flusher:
         try:
             callback()
         except Exception:
-            metrics.fallbacks.labels("drain_callback_failed").inc()
+            metrics.fallbacks.labels("flush_callback_failed").inc()
             log.exception("a callback of the drain failed; draining goes on")
 
     # ---- what it keeps ------------------------------------------------------------------------------------------

@@ -111,7 +111,7 @@ def collect_garbage(clients: Mapping[MemoryServerInstance, MemoryServerClient], 
             return GcResult(newest_full, dropped, tuple(problems), fenced=True)
         except SurefootError as problem:
             problems.append(str(problem))
-    metrics.fallbacks.labels("upkeep_without_leader").inc()
+    metrics.fallbacks.labels("leaderless_gc").inc()
     return GcResult(newest_full, dropped, tuple(problems))
 
 
@@ -334,7 +334,7 @@ def retry_while_unavailable(read: Callable[[], T]) -> T:
         except TierUnavailable:
             if attempt == _TRIES - 1:
                 raise
-            metrics.fallbacks.labels("tier_asked_again").inc()
+            metrics.fallbacks.labels("tier_retried").inc()
             time.sleep(_RETRY_BACKOFF.seconds(attempt + 1, random.random()))
     raise AssertionError("unreachable: the last try returned or raised")
 

@@ -95,7 +95,7 @@ class PartSender:
             return frozenset(part for part, is_made in zip(wanted, made, strict=True) if is_made)
         except CopyUnsupported as refusal:
             log.warning("what is unchanged is sent to %s too: %s", target.name, refusal)
-            metrics.fallbacks.labels("copy_refused").inc()
+            metrics.fallbacks.labels("copy_denied").inc()
             return frozenset()
 
     def sent(self) -> int:
@@ -414,7 +414,7 @@ class Uploader:
         try:
             self._on_done(promoted)
         except Exception:
-            metrics.fallbacks.labels("promotion_callback_failed").inc()
+            metrics.fallbacks.labels("upload_callback_failed").inc()
             log.exception("a callback of the promoter failed; promoting goes on")
 
 

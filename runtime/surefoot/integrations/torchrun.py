@@ -28,9 +28,9 @@ def create_handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
 
 
 def _handler(params: RendezvousParameters) -> RendezvousHandler:
-    if not os.environ.get("SUREFOOT_EPOCH"):
+    if not os.environ.get("SUREFOOT_GENERATION"):
         raise RendezvousStateError(
-            "--rdzv-backend=surefoot is for a torchrun that an agent starts in a TrainingJob (SUREFOOT_EPOCH is not"
+            "--rdzv-backend=surefoot is for a torchrun that an agent starts in a TrainingJob (SUREFOOT_GENERATION is not"
             " set); use --standalone or --rdzv-backend=c10d here: the script's checkpoints work as well"
         )
     return AgentRendezvous(params.run_id, os.environ)
@@ -52,7 +52,7 @@ class AgentRendezvous(RendezvousHandler):
         return _BACKEND
 
     def next_rendezvous(self) -> RendezvousInfo:
-        epoch = self._environment["SUREFOOT_EPOCH"]
+        epoch = self._environment["SUREFOOT_GENERATION"]
         if self._taken:
             raise RendezvousClosedError(
                 f"epoch {epoch} had its round: torchrun's own restarts open none, the coordinator does; "

@@ -226,12 +226,12 @@ class AgentBackend:
         """Attaches this trainer to its agent; SurefootError if it is refused."""
         try:
             path = environment["SUREFOOT_AGENT_SOCKET"]
-            attach = line.Attach(int(environment["RANK"]), int(environment["SUREFOOT_EPOCH"]), os.getpid())
+            attach = line.Attach(int(environment["RANK"]), int(environment["SUREFOOT_GENERATION"]), os.getpid())
         except KeyError as error:
             raise ConfigurationError(
                 f"{error.args[0]} is not set: an agent sets it for its trainers; without one use the library mode"
             ) from error
-        install(environment.get("SUREFOOT_STACKS_FILE"))  # for a program that was not forked from the warm process
+        install(environment.get("SUREFOOT_STACK_DUMP_FILE"))  # for a program that was not forked from the warm process
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with reachable(Path(path)) as name:

@@ -228,7 +228,7 @@ def _become(request: _Request) -> None:
     os.environ.clear()
     os.environ.update(body["environment"])
     _reseed_and_reset_threads()
-    stacks.install(os.environ.get("SUREFOOT_STACKS_FILE"))
+    stacks.install(os.environ.get("SUREFOOT_STACK_DUMP_FILE"))
     program = body["program"]
     run_program(LaunchProgram(tuple(program["arguments"]), program["script"], program["module"]))
 

@@ -212,7 +212,7 @@ def count_fallback(path: str, why: str) -> None:
     """Counts and logs a connection by TCP instead of the socket."""
     from surefoot import metrics  # of the runtime: an operator that reads holders exports none of them
 
-    metrics.fallbacks.labels("holder_socket").inc()
+    metrics.fallbacks.labels("memory_socket").inc()
     _warn_once(path, why)
 
 
@@ -460,7 +460,7 @@ class _Connection(redis.Connection):
             return make()
         if not self._authority:
             raise redis.exceptions.ConnectionError(
-                "it speaks TLS, and no authority was given to verify it by (SUREFOOT_HOLDER_TLS_CA)"
+                "it speaks TLS, and no authority was given to verify it by (SUREFOOT_MEMORY_TLS_CA)"
             )
         context = tls_context(self._authority)
         plain = make()

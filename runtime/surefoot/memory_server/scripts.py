@@ -149,9 +149,9 @@ ALL = (PROVISION, SEAL, COMMIT, DROP, MARK, READ, LOOK, FIELDS, SWEEP)
 # Names the keys on a holder, all below `sf:{job uid}:`. A job's account reaches nothing else.
 
 KEY_PREFIX = "sf:"
-FILL_PREFIX = "surefoot-fill:"
+FILL_PREFIX = "surefoot-prefault:"
 """Values that only touch memory; gone when that is done."""
-FILLING_KEY = "surefoot-filling"
+FILLING_KEY = "surefoot-prefaulting"
 """There while a new server's memory is touched, for seconds: it is nobody's holder yet."""
 
 

@@ -57,7 +57,7 @@ def try_processor(left: Any, right: Any, product: Any) -> NodeTestResult:
     What fails seldom is not found by one.
     """
     if digest(product) != PRODUCT:
-        return NodeTestResult("matmul", "fails", "ComputesWrong", "the processor adds whole numbers to a wrong sum")
+        return NodeTestResult("matmul", "fails", "CpuComputeError", "the processor adds whole numbers to a wrong sum")
     a, b = left.astype(np.float32), right.astype(np.float32)
     began, count = time.monotonic(), 0
     while (passed := time.monotonic() - began) < _SECONDS or not count:
@@ -65,7 +65,7 @@ def try_processor(left: Any, right: Any, product: Any) -> NodeTestResult:
         count += 1
         if wrong:
             text = f"the processor multiplies matrices wrong: {wrong} of {SIZE * SIZE} values, the {count}. time"
-            return NodeTestResult("matmul", "fails", "ComputesWrong", text)
+            return NodeTestResult("matmul", "fails", "CpuComputeError", text)
     return NodeTestResult("matmul", "well", rate=2e-9 * SIZE**3 * count / passed, unit="GFLOP")
 
 
@@ -80,7 +80,7 @@ def try_memory() -> NodeTestResult:
     wrong = int((copy != pattern).sum())
     if wrong:
         return NodeTestResult(
-            "memory", "fails", "MemoryWrong", f"of {_COPY_BYTES} bytes copied in memory {8 * wrong} came out wrong"
+            "memory", "fails", "MemoryTestFailed", f"of {_COPY_BYTES} bytes copied in memory {8 * wrong} came out wrong"
         )
     return NodeTestResult("memory", "well", rate=2e-9 * _COPY_BYTES / passed, unit="GB")
 
@@ -109,7 +109,7 @@ def _try_gpu(torch: Any, index: int, left: Any, right: Any, product: Any) -> Nod
             wrong, reached = _multiplied(a, b.repeat(1, _SIDE_BY_SIDE), known)
             if wrong:
                 text = f"GPU {index} multiplies matrices of {kind} wrong: {wrong} of {_SIDE_BY_SIDE * SIZE**2} values"
-                return NodeTestResult(name, "fails", "GpuComputesWrong", text)
+                return NodeTestResult(name, "fails", "GpuComputeError", text)
             rate = max(rate, reached)
     except RuntimeError as error:  # out of memory that somebody else has, a driver that does not fit: no proof
         return NodeTestResult(

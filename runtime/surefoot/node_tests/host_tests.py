@@ -54,7 +54,7 @@ def try_disk(folder: Path) -> NodeTestResult:
         path.unlink(missing_ok=True)
     if back != content:
         text = f"what was written to {folder} is read back otherwise ({len(back)} of {_DISK_BYTES} bytes)"
-        return NodeTestResult("disk", "fails", "DiskFails", text)
+        return NodeTestResult("disk", "fails", "DiskTestFailed", text)
     return NodeTestResult("disk", "well", rate=1e-6 * _DISK_BYTES / max(time.monotonic() - began, 1e-9), unit="MB")
 
 
@@ -71,7 +71,7 @@ def _failed(folder: Path, error: OSError) -> NodeTestResult:
     """Only the disk's own error is the node's; full, read-only or another's may be meant so."""
     text = f"{folder} could not be written to and read back: {error.strerror or error}"
     if error.errno == errno.EIO:
-        return NodeTestResult("disk", "fails", "DiskFails", text)
+        return NodeTestResult("disk", "fails", "DiskTestFailed", text)
     return NodeTestResult("disk", "unknown", text=text)
 
 
@@ -101,11 +101,11 @@ def try_loopback(host: str) -> NodeTestResult:
                 return NodeTestResult("loopback", "unknown", text=f"{host} is no address of this node: {error}")
             if not left:
                 text = f"this node does not reach its own address {host}: {error}"
-                return NodeTestResult("loopback", "fails", "LoopbackFails", text)
+                return NodeTestResult("loopback", "fails", "LoopbackTestFailed", text)
         time.sleep(_PAUSE_SECONDS)
     if back != pattern:
         text = f"what is sent to this node's own address {host} comes back otherwise"
-        return NodeTestResult("loopback", "fails", "LoopbackFails", text)
+        return NodeTestResult("loopback", "fails", "LoopbackTestFailed", text)
     return NodeTestResult(
         "loopback", "well", rate=2e-9 * _LOOPBACK_BYTES / max(time.monotonic() - began, 1e-9), unit="GB"
     )

@@ -22,7 +22,7 @@ MAX_FINDINGS = 16
 
 MAX_TEXT_CHARACTERS = 300
 
-TRIED = frozenset({"ComputesWrong", "GpuComputesWrong", "MemoryWrong", "DiskFails", "LoopbackFails"})
+TRIED = frozenset({"CpuComputeError", "GpuComputeError", "MemoryTestFailed", "DiskTestFailed", "LoopbackTestFailed"})
 """Reasons of what fails on a node that is tried before a worker there gets a rank."""
 
 

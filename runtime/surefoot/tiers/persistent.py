@@ -483,7 +483,7 @@ class ObjectStoreTier:
             if len(found) == world:
                 self._store.put(self._names.manifest_list(checkpoint), persistent_records.manifest_list_text(found))
         except TierError as problem:
-            metrics.fallbacks.labels("manifest_list_unwritten").inc()
+            metrics.fallbacks.labels("manifest_list_write_failed").inc()
             log.warning(
                 "the manifests of %s are listed one by one: their list could not be written: %s", checkpoint, problem
             )
@@ -498,7 +498,7 @@ class ObjectStoreTier:
         except ChunkMissing:
             return {}
         except (TierError, ProtocolError) as problem:
-            metrics.fallbacks.labels("manifest_list_unread").inc()
+            metrics.fallbacks.labels("manifest_list_unreadable").inc()
             log.warning("%s; its manifests are read one by one", problem)
             return {}
 

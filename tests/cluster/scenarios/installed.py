@@ -28,16 +28,16 @@ Object = dict[str, Any]
 class Installed:
     """The release. `up` may be called on one that stands: it is upgraded to what the checkout has."""
 
-    def __init__(self, engine: Engine, only_namespace: str = "") -> None:
+    def __init__(self, engine: Engine, watch_namespace: str = "") -> None:
         self.engine = engine
         self.facts = engine.facts()
         self.api = Api(self.facts.kubeconfig)
-        self._only_namespace = only_namespace
+        self._only_namespace = watch_namespace
 
     def up(self, changes: Values | None = None) -> None:
         """Installs or upgrades, and waits until an operator leads and every node has a holder."""
         file = layout.RUNS / "values.json"
-        mine = {"operator": {"onlyNamespace": self._only_namespace}}
+        mine = {"operator": {"watchNamespace": self._only_namespace}}
         file.write_text(json.dumps(values(self.facts, merged(mine, changes or {}))))
         if not self.is_there():
             self.down()  # what an install that failed has left

@@ -17,7 +17,7 @@ import json, os, sys, redis
 uid, hosts = sys.argv[1], sys.argv[2:]
 said = {}
 for host in hosts:
-    client = redis.Redis(host, username=os.environ["SUREFOOT_HOLDER_USER"], password=os.environ["SUREFOOT_HOLDER_PASSWORD"])
+    client = redis.Redis(host, username=os.environ["SUREFOOT_MEMORY_USER"], password=os.environ["SUREFOOT_MEMORY_PASSWORD"])
     for what, call in (
         ("read", lambda: client.hgetall(f"sf:{uid}:index")),
         ("write", lambda: client.set(f"sf:{uid}:tried", b"x")),

@@ -31,7 +31,7 @@ class Written:
 
     def __init__(self, folder: Path, rank: int) -> None:
         here = os.environ
-        self._epoch, self._rank = int(here["SUREFOOT_EPOCH"]), rank
+        self._epoch, self._rank = int(here["SUREFOOT_GENERATION"]), rank
         self._worker = f"{here['SUREFOOT_WORKER_INDEX']}-{here['SUREFOOT_WORKER_ATTEMPT']}"
         self._node = here["SUREFOOT_NODE"]
         name = f"epoch-{self._epoch}-rank-{rank}-worker-{self._worker}-{time.time_ns()}.jsonl"

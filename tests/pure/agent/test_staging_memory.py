@@ -100,7 +100,7 @@ def test_a_trainer_finds_what_it_finds_under_torchrun() -> None:
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RUN_ID": "u",
         "SUREFOOT_AGENT_SOCKET": "/run/a.sock",
-        "SUREFOOT_EPOCH": "7",
+        "SUREFOOT_GENERATION": "7",
         "OMP_NUM_THREADS": "1",
         "MINE": "1",
     }

@@ -42,7 +42,7 @@ def test_on_a_desk_two_of_one_name_are_two() -> None:
 
 def test_every_other_variable_is_read() -> None:
     environment = {
-        "SUREFOOT_ONLY_NAMESPACE": "team",
+        "SUREFOOT_WATCH_NAMESPACE": "team",
         "SUREFOOT_LEASE_NAME": "lease",
         "SUREFOOT_TLS_SECRET": "tls",
         "SUREFOOT_KEYS_SECRET": "keys",
@@ -56,7 +56,7 @@ def test_every_other_variable_is_read() -> None:
         "SUREFOOT_SHARDS": "3",
     }
     found = cluster_settings(environment, [])
-    assert (found.only_namespace, found.shards) == ("team", 3)
+    assert (found.watch_namespace, found.shards) == ("team", 3)
     assert (found.lease_name, found.tls_secret, found.keys_secret) == ("lease", "tls", "keys")
     assert (found.memory_admin_secret, found.memory_daemonset, found.memory_tls) == ("admin", "memory", True)
     assert found.memory_socket_folder == "/run/surefoot"

@@ -36,7 +36,7 @@ def test_the_limits_of_a_job_reach_its_workers_and_no_limit_is_left_out() -> Non
         persistent=PersistentTierSpec("s3://b/p", bandwidth_bytes=3 << 20),
     )
     limited = dict(factory(job(checkpoint=checkpoint), CreateWorker(0, 1)).plain)
-    read = job_settings({**limited, "SUREFOOT_HOLDER_PASSWORD": ""})
+    read = job_settings({**limited, "SUREFOOT_MEMORY_PASSWORD": ""})
     assert read.memory_bytes_per_second == 500 << 20
     assert read.persistent is not None
     assert read.persistent.bytes_per_second == 3 << 20

@@ -30,7 +30,7 @@ def test_a_processor_that_is_well_passes_and_one_wrong_value_is_found(monkeypatc
     odd = RIGHT.copy()
     odd[3, 5] += 1  # as a flipped bit does
     found = try_processor(LEFT, odd, KNOWN)
-    assert (found.verdict, found.reason) == ("fails", "ComputesWrong")
+    assert (found.verdict, found.reason) == ("fails", "CpuComputeError")
     assert try_processor(LEFT, RIGHT, KNOWN + 1).text == "the processor adds whole numbers to a wrong sum"
 
 
@@ -45,7 +45,7 @@ def test_memory_that_changes_a_word_is_found(monkeypatch: pytest.MonkeyPatch) ->
     found = try_memory()
     assert (found.verdict, found.reason, found.text.split()[-4:]) == (
         "fails",
-        "MemoryWrong",
+        "MemoryTestFailed",
         ["8", "came", "out", "wrong"],
     )
 
@@ -119,7 +119,7 @@ def test_only_a_disks_own_error_is_the_nodes(
 
 def test_a_disk_that_returns_something_else_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_tests, "_written_and_read", lambda path, content: content[:-1] + bytes([content[-1] ^ 1]))
-    assert (try_disk(tmp_path).verdict, try_disk(tmp_path).reason) == ("fails", "DiskFails")
+    assert (try_disk(tmp_path).verdict, try_disk(tmp_path).reason) == ("fails", "DiskTestFailed")
     assert try_disk(tmp_path / "absent").verdict == "fails", "the same"
     monkeypatch.undo()
     assert try_disk(tmp_path / "absent").verdict == "unknown"
@@ -138,7 +138,7 @@ def test_a_node_that_does_not_reach_itself_twice_fails(monkeypatch: pytest.Monke
     monkeypatch.setattr(host_tests, "_sent_and_received", sent)
     assert try_loopback("127.0.0.1").verdict == "well", "the second time"
     found = try_loopback("127.0.0.1")
-    assert (found.verdict, found.reason) == ("fails", "LoopbackFails")
+    assert (found.verdict, found.reason) == ("fails", "LoopbackTestFailed")
     monkeypatch.setattr(host_tests, "_sent_and_received", lambda address, pattern: pattern[1:])
     assert "comes back otherwise" in try_loopback("127.0.0.1").text
 
@@ -158,7 +158,7 @@ def test_all_that_can_be_is_tried_and_told_a_line_each(
     assert {one["verdict"] for one in told} == {"well"}
     assert over == {"over": True}
     assert [t.reason for t in probe.run_tests("127.0.0.1", tmp_path, damaged=True) if t.verdict == "fails"] == [
-        "ComputesWrong"
+        "CpuComputeError"
     ]
 
 

@@ -97,7 +97,7 @@ async def test_what_cannot_be_recorded_is_in_the_log_and_ends_nothing(caplog: py
 def test_the_same_failure_is_told_once_until_it_has_lasted_for_a_while() -> None:
     complaints = TierFailureEvents()
     (event,) = complaints.events(["worker 0 could not upload: no space"], 100.0)
-    assert (event.reason, event.warning) == ("TierFailed", True)
+    assert (event.reason, event.warning) == ("StorageOperationFailed", True)
     assert complaints.events(["worker 0 could not upload: no space"], 104.0) == ()
     assert len(complaints.events(["worker 0 could not upload: no space"], 100.0 + QUIET_SECONDS)) == 1
 

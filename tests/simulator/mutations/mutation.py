@@ -42,7 +42,7 @@ MACHINES = tuple(
 """What hurts machines: pods that the API refuses for minutes leave too little for an old world to do."""
 
 ROUGH = Settings(nodes=3, workers=3, steps=24, interval=1, step_seconds=0.2, faults=8, fault_span_seconds=8.0, kinds=MACHINES,
-                 persistent_interval=None, holder_return_seconds=2.0)  # fmt: skip
+                 persistent_interval=None, memory_server_timeout_seconds=2.0)  # fmt: skip
 RIVALS = replace(
     ROUGH, kinds=("operator freezes, another leads", "node dies"), faults=12, fault_span_seconds=12.0, steps=60
 )

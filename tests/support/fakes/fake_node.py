@@ -196,7 +196,7 @@ class Trainee:
         if self.saved == Checkpoint(epoch, self.step) or self.unstaged:
             return
         endpoints = {e.instance: e for e in assigned.servers}
-        account = Credentials(self.environment["SUREFOOT_HOLDER_USER"], self.environment["SUREFOOT_HOLDER_PASSWORD"])
+        account = Credentials(self.environment["SUREFOOT_MEMORY_USER"], self.environment["SUREFOOT_MEMORY_PASSWORD"])
         save, world = RankSave(epoch, self.step, assigned.first_rank), assigned.world_size
         for target in assigned.targets:
             client = MemoryServerClient(endpoints[target], self.environment["SUREFOOT_JOB_UID"], account)

@@ -77,7 +77,7 @@ def main() -> None:
     gates = {int(step): given.folder / f"gate-{step}" for step in given.gates.split(",") if step}
     dist.init_process_group("gloo")
     other = dist.new_group() if given.diverges else None
-    strays = given.diverges if dist.get_rank() == 1 and os.environ["SUREFOOT_EPOCH"] == "1" else 0
+    strays = given.diverges if dist.get_rank() == 1 and os.environ["SUREFOOT_GENERATION"] == "1" else 0
     torch.manual_seed(0)
     first = torch.nn.Linear(8, given.width, dtype=getattr(torch, given.first_dtype))
     second = torch.nn.Linear(given.width, 8, dtype=torch.float64)
@@ -105,7 +105,7 @@ def main() -> None:
         hidden = first(batch.data[0].to(first.weight.dtype)).double()
         loss = (second(hidden) ** 2).mean() * batch.weight
         loss.backward()
-        if step == given.raises and os.environ["SUREFOOT_EPOCH"] == "1":
+        if step == given.raises and os.environ["SUREFOOT_GENERATION"] == "1":
             raise RuntimeError(f"told to end in step {step}")
         for parameter in model.parameters():
             assert parameter.grad is not None
@@ -123,7 +123,7 @@ def main() -> None:
                     time.sleep(0.02)
         if step == given.evaluates and dist.get_rank() == 0:
             evaluate(given.evaluates_seconds)
-        if step == given.hangs and dist.get_rank() == 1 and os.environ["SUREFOOT_EPOCH"] == "1":
+        if step == given.hangs and dist.get_rank() == 1 and os.environ["SUREFOOT_GENERATION"] == "1":
             time.sleep(1000)
     checkpointer.close()
     dist.destroy_process_group()

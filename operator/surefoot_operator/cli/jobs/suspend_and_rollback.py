@@ -72,7 +72,7 @@ async def roll_back(cluster: ClusterConnection, name: str, step: int, keep_data:
     await _apply(cluster, name, rollback_patch(stored, step, keep_data))
     return (
         f"{stored} is told to go back to step {step}; surefoot describe {name} shows that it does, or, in its condition"
-        " RollbackRefused, which steps it could go back to"
+        " RollbackRejected, which steps it could go back to"
     )
 
 

@@ -202,7 +202,7 @@ def _worker_environment(
         "SUREFOOT_TERMINATION_GRACE_SECONDS": {"value": str(grace)},
     }
     if settings.socket_folder:
-        added["SUREFOOT_HOLDER_SOCKET"] = {"value": SERVER_SOCKET}
+        added["SUREFOOT_MEMORY_SOCKET"] = {"value": SERVER_SOCKET}
     persistent = job.spec.checkpoint.persistent
     if persistent is not None and persistent.secret_ref is not None:
         added |= {name: from_secret(persistent.secret_ref, name) for name in CREDENTIALS}

@@ -328,7 +328,7 @@ class Node:
         environment = {**os.environ, **record.environment}
         environment |= {
             "SUREFOOT_NODE": self._name,
-            "SUREFOOT_HOLDER_SOCKET": self._folder.server_sockets(self._name),
+            "SUREFOOT_MEMORY_SOCKET": self._folder.server_sockets(self._name),
             "SUREFOOT_HOST": "127.0.0.1",
             "SUREFOOT_RUN_FOLDER": str(self._folder.root),
             "SUREFOOT_TERMINATION_GRACE_SECONDS": str(record.grace_seconds),

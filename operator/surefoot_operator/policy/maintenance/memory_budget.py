@@ -28,10 +28,10 @@ from surefoot_operator.policy.core.facts import (
     topology_of_job,
 )
 
-FITS, TIER_TOO_SMALL, STAGING_TOO_SMALL = "Fits", "TierTooSmall", "StagingTooSmall"
-QUOTA_EXCEEDED = "OverItsPart"
+FITS, TIER_TOO_SMALL, STAGING_TOO_SMALL = "Fits", "MemoryTierTooSmall", "StagingMemoryTooSmall"
+QUOTA_EXCEEDED = "QuotaExceeded"
 """Some holder takes nothing more of the job: it has more than its part there."""
-TOO_LARGE_AFTER_SHRINK = "FitsForNow"
+TOO_LARGE_AFTER_SHRINK = "TooLargeAfterShrink"
 """It would not in the smallest world."""
 
 _OVERHEAD = 256

@@ -33,7 +33,7 @@ CREATION_REJECTED = "Refused"
 NO_GROUP = reasons.POD_GROUP_CREATION_FAILED
 """The fabric has no pod group for workers that are to be in one."""
 UNSCHEDULABLE = "Unschedulable"
-NOT_STARTED = "NotStarted"
+NOT_STARTED = "ContainersNotStarted"
 EXITED_EARLY = "Ended"
 OUT_OF_MEMORY = "OOMKilled"
 

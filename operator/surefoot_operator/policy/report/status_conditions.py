@@ -148,7 +148,7 @@ def reported_loss_message(facts: JobFacts) -> str:
 def pods_scheduled(facts: WorldNodeFacts, status: JobStatus) -> tuple[Truth, str, str]:
     """Returns (truth, reason, message): whether every wanted worker has a node."""
     if facts.spec.suspend or facts.status.phase in ("Complete", "Failed"):
-        return "False", "NotWanted", "no workers are wanted"
+        return "False", "NoWorkersWanted", "no workers are wanted"
     if is_released(facts, status):
         return "False", RELEASED, released(status.scheduling)
     live = [w for w in facts.worker_list if w.phase not in ("Succeeded", "Failed") and not w.deleting]
@@ -188,7 +188,7 @@ def checkpoint_protected(facts: Facts) -> tuple[Truth, str, str]:
         return "True", "Protected", _where_safe(facts, safe, reading, replicas)
     if found:
         return "False", "TooFewCopies", f"no complete checkpoint has {replicas} copies yet"
-    return "False", "NothingSaved", "no checkpoint is complete yet"
+    return "False", "NoCheckpoint", "no checkpoint is complete yet"
 
 
 def _where_safe(facts: NodeFacts, safe: Checkpoint, reading: TierReading, copies: int) -> str:
@@ -230,7 +230,7 @@ def _chosen_at(facts: WorldFacts) -> int:
 def _last(facts: JobFacts) -> tuple[Truth, str, str]:
     known = condition_of(facts.status, reasons.CHECKPOINT_PROTECTED)
     if known is None:
-        return "False", "NothingSaved", "no checkpoint is complete yet"
+        return "False", "NoCheckpoint", "no checkpoint is complete yet"
     return _unchanged(known)
 
 
@@ -296,14 +296,14 @@ def _conditions(facts: Facts, status: JobStatus, lost: str) -> tuple[Condition, 
     wanted += _in_band(facts, known.get(reasons.LOSS_NORMAL))
     wanted += _no_stragglers(status, known.get(reasons.NO_STRAGGLERS))
     if why := rollback_refusal(facts):
-        wanted.append((reasons.ROLLBACK_REJECTED, "True", "NoSuchCheckpoint", why))
+        wanted.append((reasons.ROLLBACK_REJECTED, "True", "CheckpointNotFound", why))
     spares = spares_ready(facts, status)
     wanted += [(reasons.SPARES_READY, *spares)] if spares is not None else []
     tie = constraint_message(facts, status)
     if tie is not None:
-        wanted.append((reasons.WORLD_SIZE_FIXED, "True", "RanksOwnState", tie))
+        wanted.append((reasons.WORLD_SIZE_FIXED, "True", "PerRankState", tie))
     if lost:
-        wanted.append((reasons.CHECKPOINT_LOST, "True", "NothingLeft", lost))
+        wanted.append((reasons.CHECKPOINT_LOST, "True", "AllCopiesLost", lost))
     heard = agents_heard(facts, known.get(reasons.AGENTS_HEARD))
     wanted += [(reasons.AGENTS_HEARD, *heard)] if heard is not None else []
     accepted = acceptance(facts.refused_calls, known.get(reasons.API_ACCEPTED))
@@ -327,7 +327,7 @@ def spares_ready(facts: WorldNodeFacts, status: JobStatus) -> tuple[Truth, str, 
     if not wanted:
         return None
     if facts.spec.suspend or status.phase in ("Complete", "Failed"):
-        return "False", "NotWanted", "no workers are wanted"
+        return "False", "NoWorkersWanted", "no workers are wanted"
     if world is None or world.state != "Committed" or world != status.membership:
         known = condition_of(facts.status, reasons.SPARES_READY)
         return ("False", "Waiting", "the world comes first") if known is None else _unchanged(known)
@@ -357,7 +357,7 @@ def _finite(facts: WorldFacts, known: Condition | None) -> list[tuple[str, Truth
     if bad is not None:
         text = f"the loss on worker {bad.index} is NaN or infinite at step {bad.progress.step}; to start again before it, go back with"
         return [
-            (reasons.LOSS_FINITE, "False", "NotFinite", f"{text} surefoot rollback --to, or set healthPolicy.numerics")
+            (reasons.LOSS_FINITE, "False", "NonFinite", f"{text} surefoot rollback --to, or set healthPolicy.numerics")
         ]
     if known is None or not told:
         return [] if known is None else [(known.type, known.status, known.reason, known.message)]
@@ -375,7 +375,7 @@ def _in_band(facts: WorldFacts, known: Condition | None) -> list[tuple[str, Trut
     stepped = world is not None and world.state == "Committed" and has_stepped(facts, world.generation)
     if known is None or not stepped:
         return [] if known is None else [(known.type, known.status, known.reason, known.message)]
-    return [(reasons.LOSS_NORMAL, "True", "InBand", "losses are in band again")]
+    return [(reasons.LOSS_NORMAL, "True", "Recovered", "losses are in band again")]
 
 
 def _no_stragglers(status: JobStatus, known: Condition | None) -> list[tuple[str, Truth, str, str]]:
@@ -409,7 +409,7 @@ def _condition(old: Condition | None, wanted: tuple[str, Truth, str, str], now: 
 # ---- status events ---------------------------------------------------------------------------------------------------
 # Derives events from the difference between two statuses.
 
-_NO_BLOCKER = ("Scheduled", "Waiting", "NotWanted", EXITED_EARLY, OUT_OF_MEMORY, RELEASED)
+_NO_BLOCKER = ("Scheduled", "Waiting", "NoWorkersWanted", EXITED_EARLY, OUT_OF_MEMORY, RELEASED)
 """Reasons of PodsScheduled that are told by other events, or by none: a worker that ended is told as lost."""
 
 _MAX_STACKS_CHARACTERS = 800

@@ -175,7 +175,7 @@ class GpuCheck:
             return []
         seconds = self.period_seconds * _MIN_CONSECUTIVE
         text = f"{device} has been slowed down by its hardware for {seconds:g} s and more, for {' and '.join(causes)}"
-        return [NodeFinding("GpuSlowed", text, "unknown")]
+        return [NodeFinding("GpuThrottled", text, "unknown")]
 
     def _ask(self, device: str, what: str, question: Callable[[], Any]) -> Any:
         if (device, what) in self._unsupported:

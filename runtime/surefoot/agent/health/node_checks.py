@@ -48,7 +48,7 @@ class FolderCheck:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 return NodeFinding("DiskFull", f"{folder} is full", "unknown")
             if error.errno == errno.EIO:
-                return NodeFinding("DiskFails", f"{folder} cannot be written to: {error}", "node")
+                return NodeFinding("DiskTestFailed", f"{folder} cannot be written to: {error}", "node")
             if error.errno == errno.EROFS:
                 # one that never could be written to was mounted so by somebody
                 blame: Blame = "node" if folder in self._written else "unknown"
@@ -119,7 +119,7 @@ class LinkCheck:
         best = self._rates[name] = max(rate, self._rates.get(name, rate))
         if rate <= 0 or rate >= best:
             return None
-        return NodeFinding("LinkSlower", f"{name} has {rate:g} {unit}, and had {best:g}", "unknown")
+        return NodeFinding("LinkDegraded", f"{name} has {rate:g} {unit}, and had {best:g}", "unknown")
 
 
 def _text(path: Path) -> str:

@@ -155,7 +155,7 @@ class NodeMonitor:
         for asked in self._running_checks:
             if asked.since_seconds is not None:
                 if now - asked.since_seconds > CHECK_SECONDS:
-                    self._trouble(asked, "CheckHangs", f"has not answered for {CHECK_SECONDS:g} s")
+                    self._trouble(asked, "HealthCheckTimeout", f"has not answered for {CHECK_SECONDS:g} s")
             elif now >= asked.due_seconds:
                 asked.since_seconds = now
                 asked.thread.start_check(functools.partial(self._answered, asked))
@@ -174,7 +174,7 @@ class NodeMonitor:
         asked.due_seconds = self._clock() + asked.thread.check.period_seconds
         asked.answered.set()  # whoever waits for it comes to its turn behind this
         if isinstance(found, Exception):
-            self._trouble(asked, "CheckFails", f"failed: {type(found).__name__}: {found}")
+            self._trouble(asked, "HealthCheckError", f"failed: {type(found).__name__}: {found}")
             found = asked.findings  # what it found before stands
         asked.findings = tuple(found)
         for one in asked.findings:

@@ -103,8 +103,8 @@ def trainer_environment(base: Mapping[str, str], place: TrainerPlace) -> dict[st
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_ERROR_FILE": place.error_file,
         "SUREFOOT_AGENT_SOCKET": place.socket,
-        "SUREFOOT_EPOCH": str(assign.generation),
-        "SUREFOOT_STACKS_FILE": place.stacks_file,
+        "SUREFOOT_GENERATION": str(assign.generation),
+        "SUREFOOT_STACK_DUMP_FILE": place.stacks_file,
     }
 
 

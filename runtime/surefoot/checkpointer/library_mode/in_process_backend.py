@@ -195,5 +195,5 @@ class InProcessBackend:
             return
         drain.flush(flush_seconds)
         if not drain.close():
-            metrics.fallbacks.labels("embedded_drain_hung").inc()
+            metrics.fallbacks.labels("library_flush_hung").inc()
             log.warning("a tier still hangs while the checkpointer closes; its thread ends with the process")

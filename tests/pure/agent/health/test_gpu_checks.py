@@ -79,7 +79,7 @@ def test_heat_is_told_when_it_lasts_and_blames_nobody() -> None:
     gpus = check(nvml)
     found = [gpus.find_faults() for _ in range(12)]
     assert [told(one) for one in found[:11]] == [[]] * 11
-    assert told(found[11]) == [("GpuSlowed", "unknown")]
+    assert told(found[11]) == [("GpuThrottled", "unknown")]
     nvml.clocks[0] = 0x4
     assert gpus.find_faults() == (), "a power cap is how it is set up"
 

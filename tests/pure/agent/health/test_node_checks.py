@@ -78,7 +78,7 @@ def test_a_folder_that_can_be_written_to_is_well_and_left_as_it_was(tmp_path: Pa
     [
         (errno.ENOSPC, True, "DiskFull", "unknown"),
         (errno.EDQUOT, True, "DiskFull", "unknown"),
-        (errno.EIO, True, "DiskFails", "node"),
+        (errno.EIO, True, "DiskTestFailed", "node"),
         (errno.EROFS, True, "FilesystemReadOnly", "node"),
         (errno.EROFS, False, "FilesystemReadOnly", "unknown"),
     ],
@@ -101,7 +101,7 @@ def test_a_folder_that_refuses_says_whose_fault_it_is(
 def test_a_disk_that_shall_be_full_is_so_for_the_node_that_is_named_alone(tmp_path: Path) -> None:
     (tmp_path / "faults").mkdir()
     (tmp_path / "faults/diskfull-n1").touch()
-    told = {"SUREFOOT_FAULTS_FOLDER": str(tmp_path / "faults")}
+    told = {"SUREFOOT_INJECTED_FAULTS_FOLDER": str(tmp_path / "faults")}
     struck = FolderCheck([tmp_path], {**told, "SUREFOOT_NODE": "n1"})
     (found,) = struck.find_faults()
     assert (found.reason, found.blame) == ("DiskFull", "unknown")
@@ -164,7 +164,7 @@ def test_a_link_that_is_slower_than_it_was_and_errors_are_told_and_blame_nobody(
     infiniband(tmp_path, rate="200 Gb/sec (4X HDR)")
     ethernet(tmp_path, 100_000, 2005)
     found = links.find_faults()
-    assert [(one.reason, one.blame) for one in found] == [("LinkSlower", "unknown"), ("NetworkErrors", "unknown")]
+    assert [(one.reason, one.blame) for one in found] == [("LinkDegraded", "unknown"), ("NetworkErrors", "unknown")]
     assert found[0].text == "port 1 of mlx5_0 has 200 Gb/s, and had 400"
     ethernet(tmp_path, 10_000, 2005)
     assert "network device eth0 has 10000 Mb/s, and had 100000" in links.find_faults()[1].text

@@ -10,7 +10,7 @@ from surefoot.agent.health.node_monitor import CHECK_SECONDS, RETRY_SECONDS, Nod
 from surefoot.protocol.messages import MAX_FINDINGS, MAX_TEXT_CHARACTERS, FromAgent, NodeFinding, NodeHealth
 
 LOST = NodeFinding("GpuLost", "GPU 0 is lost", "node")
-SLOW = NodeFinding("GpuSlowed", "GPU 0 is slow", "unknown")
+SLOW = NodeFinding("GpuThrottled", "GPU 0 is slow", "unknown")
 
 
 async def _until(done: Callable[[], bool]) -> None:
@@ -59,24 +59,24 @@ async def test_what_changes_is_told_whole_and_people_hear_of_it_once() -> None:
     all_ = Watched(gpu, disk)
     await all_.look(lambda: (gpu.looks, disk.looks) == (1, 1) and not all_.told)
     gpu.found, disk.found = (LOST,), (SLOW,)
-    await all_.look(lambda: all_.told[-1:] == [("GpuLost", "GpuSlowed")])
+    await all_.look(lambda: all_.told[-1:] == [("GpuLost", "GpuThrottled")])
     before = len(all_.told)
     await all_.look(lambda: gpu.looks == 3 and disk.looks == 3)
     assert len(all_.told) == before, "the same again is no news"
     gpu.found = ()
-    await all_.look(lambda: all_.told[-1:] == [("GpuSlowed",)])
-    assert sorted(all_.notices) == [("GpuLost", LOST.text), ("GpuSlowed", SLOW.text)]
+    await all_.look(lambda: all_.told[-1:] == [("GpuThrottled",)])
+    assert sorted(all_.notices) == [("GpuLost", LOST.text), ("GpuThrottled", SLOW.text)]
 
 
 async def test_a_check_that_hangs_is_told_once_by_name_and_keeps_no_other_from_looking() -> None:
     hung, well = Scripted("gpu"), Scripted("disk", (SLOW,))
     hung.hold = threading.Event()
     all_ = Watched(hung, well)
-    await all_.look(lambda: all_.told == [("GpuSlowed",)] and hung.looks == 1)
+    await all_.look(lambda: all_.told == [("GpuThrottled",)] and hung.looks == 1)
     await all_.look(lambda: well.looks == 2, seconds=CHECK_SECONDS + 1)
     await all_.look(lambda: well.looks == 3, seconds=CHECK_SECONDS + 1)
-    assert [one for one in all_.notices if one[0] == "CheckHangs"] == [
-        ("CheckHangs", "the node check gpu has not answered for 10 s; it is not told again")
+    assert [one for one in all_.notices if one[0] == "HealthCheckTimeout"] == [
+        ("HealthCheckTimeout", "the node check gpu has not answered for 10 s; it is not told again")
     ]
     assert hung.looks == 1, "it is not asked again before it answers"
     hung.hold.set()
@@ -96,7 +96,7 @@ async def test_a_check_that_fails_is_told_once_and_what_it_found_before_stays() 
     gpu.error = RuntimeError("driver")
     await all_.look(lambda: len(all_.notices) == 2)
     await all_.look(lambda: gpu.looks == 3)
-    assert [one[0] for one in all_.notices] == ["GpuLost", "CheckFails"]
+    assert [one[0] for one in all_.notices] == ["GpuLost", "HealthCheckError"]
     assert all_.watch.findings == (LOST,)
 
 

@@ -18,7 +18,7 @@ from surefoot.protocol.messages import NodeFinding
 
 OVER = '{"over": true}'
 WELL = NodeTestResult("matmul", "well", rate=50.0, unit="GFLOP")
-WRONG = NodeTestResult("matmul", "fails", "ComputesWrong", "the processor multiplies wrong")
+WRONG = NodeTestResult("matmul", "fails", "CpuComputeError", "the processor multiplies wrong")
 UNTRIED = NodeTestResult("disk", "unknown", text="it is full")
 
 
@@ -40,7 +40,7 @@ class Node:
 
 def test_what_fails_is_a_finding_and_names_the_node_where_it_may(tmp_path: Path) -> None:
     node = Node(UNTRIED, WELL, WRONG)
-    assert node.find(tmp_path) == [NodeFinding("ComputesWrong", "the processor multiplies wrong", "node")]
+    assert node.find(tmp_path) == [NodeFinding("CpuComputeError", "the processor multiplies wrong", "node")]
     assert node.find(tmp_path, blamed=False)[0].blame == "unknown"
     assert node.tries == 2, "a node that fails is tried by each who comes"
 
@@ -90,7 +90,7 @@ def test_what_did_not_come_in_time_proves_nothing_is_told_and_not_kept(node: Nod
 
 
 def test_what_failed_before_the_time_was_over_counts(tmp_path: Path) -> None:
-    assert [one.reason for one in Node(WRONG, over=False).find(tmp_path)] == ["ComputesWrong"]
+    assert [one.reason for one in Node(WRONG, over=False).find(tmp_path)] == ["CpuComputeError"]
 
 
 def test_a_folder_that_takes_no_note_is_no_fault(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def folder(tmp_path: Path) -> RunFolder:
     store = Store(found)
     store.write_job(stored_document(), "uid-1")
     store.patch_status(replace(running().status, serial=0), JobStatus())
-    store.record([Event("WorldClaimed", "epoch 1 is claimed")])
+    store.record([Event("GenerationClaimed", "epoch 1 is claimed")])
     life = str(identity_of(os.getpid()))
     node = NodeRecord("node-0", life, "node-0", MemoryServerRecord("127.0.0.1", 1, life))
     write_json(found.node("node-0"), to_json(node), durable=False)
@@ -57,7 +57,7 @@ def test_a_look_reads_everything_and_binds_nothing(folder: RunFolder) -> None:
     assert [(one.name, one.phase) for one in found.workers] == [("gpt-0-1", "Pending")]
     assert found.nodes is not None
     assert [(one.name, one.ready) for one in found.nodes] == [("node-0", True)]
-    assert [one.reason for one in found.events] == ["WorldClaimed"]
+    assert [one.reason for one in found.events] == ["GenerationClaimed"]
     assert {path: path.read_bytes() for path in folder.root.rglob("*") if path.is_file()} == before
 
 
@@ -74,7 +74,7 @@ def test_a_damaged_folder_is_named(folder: RunFolder) -> None:
 
 @pytest.mark.parametrize(
     ("command", "word"),
-    [("list", "gpt"), ("describe", "gpt"), ("timeline", "WorldClaimed"), ("nodes", "node-0")],
+    [("list", "gpt"), ("describe", "gpt"), ("timeline", "GenerationClaimed"), ("nodes", "node-0")],
 )
 @pytest.mark.parametrize("output", [[], ["-o", "json"], ["-o", "yaml"]])
 def test_commands_show_a_run_in_every_format(

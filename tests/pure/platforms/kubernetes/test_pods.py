@@ -19,7 +19,7 @@ from surefoot_operator.policy.core.actions import CreateWorker
 # ---- pods ------------------------------------------------------------------------------------------------------------
 # A worker's pod: the template whole, and beside it what the agent needs.
 
-ENVIRONMENT = WorkerEnvironment({"SUREFOOT_WORKER_INDEX": "2"}, {"SUREFOOT_HOLDER_PASSWORD": "a-password"})
+ENVIRONMENT = WorkerEnvironment({"SUREFOOT_WORKER_INDEX": "2"}, {"SUREFOOT_MEMORY_PASSWORD": "a-password"})
 SPEC: dict[str, Any] = {
     "serviceAccountName": "train",
     "priorityClassName": "high",
@@ -172,12 +172,12 @@ def test_the_jobs_service_names_its_workers_and_nobody_else() -> None:
 
 
 def test_a_worker_sees_its_nodes_socket_where_the_installation_has_one() -> None:
-    assert "SUREFOOT_HOLDER_SOCKET" not in environment(made())
+    assert "SUREFOOT_MEMORY_SOCKET" not in environment(made())
     assert all("hostPath" not in volume for volume in made()["spec"]["volumes"])
     pod = pods.build_pod(
         parsed(SPEC), CreateWorker(2, 1, ()), ENVIRONMENT, pods.PodSettings(socket_folder="/run/of-nodes")
     )
-    folder, _, _ = environment(pod)["SUREFOOT_HOLDER_SOCKET"]["value"].rpartition("/")
+    folder, _, _ = environment(pod)["SUREFOOT_MEMORY_SOCKET"]["value"].rpartition("/")
     [mount] = [mount for mount in trainer(pod)["volumeMounts"] if mount["mountPath"] == folder]
     assert mount["readOnly"], "a worker must not put another socket there"
     [volume] = [volume for volume in pod["spec"]["volumes"] if volume["name"] == mount["name"]]
@@ -201,7 +201,7 @@ def test_secrets_are_named_and_never_said() -> None:
     pod = made(checkpoint={"persistent": persistent})
     assert "a-password" not in str(pod)
     told = environment(pod)
-    name = told["SUREFOOT_HOLDER_PASSWORD"]["valueFrom"]["secretKeyRef"]["name"]
+    name = told["SUREFOOT_MEMORY_PASSWORD"]["valueFrom"]["secretKeyRef"]["name"]
     assert name.startswith("gpt-worker-")
     assert told["AWS_SECRET_ACCESS_KEY"]["valueFrom"]["secretKeyRef"]["name"] == "keys"
     assert told["AWS_ACCESS_KEY_ID"]["value"] == "mine"  # the template's own word
@@ -217,7 +217,7 @@ def test_equal_secrets_are_one_object_and_others_are_another() -> None:
     assert (
         pods.build_secret(job, replace(ENVIRONMENT, secret={"A": "b"}))["metadata"]["name"] != first["metadata"]["name"]
     )
-    assert first["stringData"] == {"SUREFOOT_HOLDER_PASSWORD": "a-password"}
+    assert first["stringData"] == {"SUREFOOT_MEMORY_PASSWORD": "a-password"}
 
 
 def test_workers_of_a_job_share_no_node_whatever_copies_are_spread_over() -> None:
@@ -254,7 +254,7 @@ def test_nodes_to_avoid_are_a_wish_beside_the_templates_own() -> None:
 
 ENVIRONMENT_PURGING = WorkerEnvironment(
     {"SUREFOOT_JOB_UID": "u", "SUREFOOT_PERSISTENT_URI": "s3://b/p", "SUREFOOT_WORKER_INDEX": "0"},
-    {"SUREFOOT_HOLDER_PASSWORD": "a-password"},
+    {"SUREFOOT_MEMORY_PASSWORD": "a-password"},
 )
 DOCUMENT: dict[str, Any] = {
     "apiVersion": "surefoot.dev/v1alpha1",

@@ -211,7 +211,7 @@ def test_a_place_that_is_slow_on_two_nodes_stays() -> None:
     again = decided(replacing(*SLOW, status=moved))
     assert nodes(again) == ["n9"]
     assert answer(again) == "its place was slow on node n9 too: it is the program or its data, and it stays"
-    told = next(c.message for c in again.conditions if c.type == "RanksEven")
+    told = next(c.message for c in again.conditions if c.type == "NoStragglers")
     assert told.endswith("it is the program or its data, and it stays")
 
 
@@ -227,7 +227,7 @@ def test_who_does_more_than_its_peers_stays_where_it_is() -> None:
     status = decided(replacing(*SLOW, lines=((), (), ((88, 12, 32),))))
     assert (nodes(status), status.recent_restarts) == ([], ())
     assert answer(status) == "on another node it would do the same, and it stays"
-    told = next(c.message for c in status.conditions if c.type == "RanksEven")
+    told = next(c.message for c in status.conditions if c.type == "NoStragglers")
     assert "in line 88 of its training loop (line 12 of what is called there), where its peers are not found" in told
     assert "It is the program, and not node n2" in told
     slower = replacing(*SLOW, status=status)

@@ -97,7 +97,7 @@ def test_it_is_told_with_the_first_step_and_stays_told_until_a_loss_is_a_number_
     bad = with_session(seen, 1, loss_is_finite=False, step=43)
     found = losses(bad)
     assert found is not None
-    assert (found.status, found.reason) == ("False", "NotFinite")
+    assert (found.status, found.reason) == ("False", "NonFinite")
     assert "worker 1 is NaN or infinite at step 43" in found.message
     later = replace(with_session(bad, 1, loss_is_finite=False, step=50), status=plan(bad).status)
     assert losses(later) == found

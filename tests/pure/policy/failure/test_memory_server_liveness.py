@@ -156,15 +156,15 @@ def protection(made: Plan) -> tuple[str, str, str]:
 def test_that_the_operator_does_not_see_the_holders_is_said_while_the_world_is_well() -> None:
     made = decided(unseen())
     truth, reason, message = protection(made)
-    assert (truth, reason) == ("Unknown", "HoldersUnseen")
+    assert (truth, reason) == ("Unknown", "MemoryServersUnreachable")
     assert "3 of 3" in message
     assert TIMEOUT in message
-    told = [e for e in made.events if e.reason == "HoldersUnseen"]
+    told = [e for e in made.events if e.reason == "MemoryServersUnreachable"]
     assert len(told) == 1
     assert told[0].warning
     again = decided(replace(unseen(), status=made.status))
-    assert not [e for e in again.events if e.reason == "HoldersUnseen"]
-    assert protection(decided(unseen(1.0)))[1] != "HoldersUnseen", "a moment is no news"
+    assert not [e for e in again.events if e.reason == "MemoryServersUnreachable"]
+    assert protection(decided(unseen(1.0)))[1] != "MemoryServersUnreachable", "a moment is no news"
 
 
 def usable(seen: JobSnapshot) -> tuple[list[str], bool]:
@@ -190,9 +190,9 @@ def test_the_message_says_where_agents_save() -> None:
 
 def test_a_dead_minority_and_a_tier_that_died_with_its_nodes_are_no_lost_sight() -> None:
     seen = running()
-    assert protection(decided(with_holder(seen, "n1", state="Silent", since_seconds=NOW - 5)))[1] != "HoldersUnseen"
+    assert protection(decided(with_holder(seen, "n1", state="Silent", since_seconds=NOW - 5)))[1] != "MemoryServersUnreachable"
     gone = replace(unseen(), sessions=tuple(replace(s, node=f"m{s.index}") for s in unseen().sessions))
-    assert protection(decided(gone))[1] != "HoldersUnseen", "nobody speaks for these holders"
+    assert protection(decided(gone))[1] != "MemoryServersUnreachable", "nobody speaks for these holders"
 
 
 def test_a_holder_that_another_one_replaced_is_not_waited_for() -> None:

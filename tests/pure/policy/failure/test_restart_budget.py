@@ -219,7 +219,7 @@ def test_a_job_that_has_trained_waits_for_what_cannot_be_started_and_says_so(why
     assert [e.message for e in made.events if e.reason == "WorkerLost" and e.warning] == [
         f"worker 1 could not be started: {why}"
     ]
-    assert {e.reason for e in made.events if e.warning} >= {"WorkerNotStarted"}
+    assert {e.reason for e in made.events if e.warning} >= {"WorkerStartFailed"}
 
 
 def test_the_wait_wakes_by_itself_and_lasts_longer_after_each_round() -> None:

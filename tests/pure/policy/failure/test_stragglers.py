@@ -127,7 +127,7 @@ def test_a_rank_that_takes_half_as_long_again_is_found_through_the_noise() -> No
 
 
 def even(status: JobStatus) -> Condition | None:
-    return next((c for c in status.conditions if c.type == "RanksEven"), None)
+    return next((c for c in status.conditions if c.type == "NoStragglers"), None)
 
 
 def events(seen: JobSnapshot) -> list[tuple[str, str]]:
@@ -165,7 +165,7 @@ def test_it_is_taken_back_once_when_it_stands_out_in_no_window() -> None:
     found = even(decided(over))
     assert found is not None
     assert found.status == "True"
-    assert events(over) == [("StragglerGone", "rank 2 is no straggler on node n2 any more")]
+    assert events(over) == [("StragglerResolved", "rank 2 is no straggler on node n2 any more")]
     assert events(replace(quick, status=decided(over))) == []
 
 

@@ -30,7 +30,7 @@ from surefoot_operator.policy.planning.plan_invariants import check_plan
 NOW = BEGAN + 100
 LOST = NodeFinding("GpuLost", "GPU 0 is lost", "node")
 MISTAKE = NodeFinding("GpuXid31", "GPU 0 reported Xid 31", "application")
-ODD = NodeFinding("GpuSlowed", "GPU 0 is slow", "unknown")
+ODD = NodeFinding("GpuThrottled", "GPU 0 is slow", "unknown")
 
 
 def found(seen: JobSnapshot, findings: dict[int, tuple[NodeFinding, ...]], ago: float = CONFIRM_SECONDS) -> JobSnapshot:
@@ -99,7 +99,7 @@ def test_whatever_agents_find_no_healthy_node_is_left_and_never_all_for_one_caus
     check_plan(made, seen)
     again = plan(replace(seen, status=made.status))
     assert again.status.unhealthy_nodes == made.status.unhealthy_nodes
-    assert not [e for e in again.events if e.reason == "NodeSick"]
+    assert not [e for e in again.events if e.reason == "NodeUnhealthy"]
 
 
 def test_a_finding_settles_before_it_is_acted_upon_and_wakes_the_plan_then() -> None:
@@ -110,7 +110,7 @@ def test_a_finding_settles_before_it_is_acted_upon_and_wakes_the_plan_then() -> 
     assert wake <= 5.0
     made = plan(found(running(now=NOW, workers=4), {1: (LOST,)}))
     (event,) = (e for e in made.events if e.warning)
-    assert event.reason == "NodeSick"
+    assert event.reason == "NodeUnhealthy"
     assert "node n1 is sick (GpuLost: GPU 0 is lost)" in event.message
 
 

@@ -263,7 +263,7 @@ def test_a_checkpoint_that_cannot_be_uploaded_blocks_no_newer_one() -> None:
     hopeless = replace(seen, failed_uploads={RankSave(1, 40, 2): MAX_FAILED_UPLOADS})
     kept = plan_maintenance(hopeless, pinned=damaged)
     assert kept.pinned == good
-    assert [e.reason for e in kept.events] == ["PromotionAbandoned"]
+    assert [e.reason for e in kept.events] == ["UploadAbandoned"]
     after = plan_maintenance(hopeless, pinned=good)
     assert (after.pinned, after.events) == (good, ()), "it is told once"
 
@@ -288,7 +288,7 @@ def test_the_floor_moves_when_every_rank_is_there_and_only_then() -> None:
     kept = plan_maintenance(replace(seen, uploaded=promoted(40)))
     assert kept.status.last_uploaded == Checkpoint(1, 40)
     assert kept.pinned is None
-    assert [e.reason for e in kept.events] == ["CheckpointPromoted"]
+    assert [e.reason for e in kept.events] == ["CheckpointUploaded"]
 
 
 def test_the_floor_never_leaves_the_lineage_nor_falls() -> None:

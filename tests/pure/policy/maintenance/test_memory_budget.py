@@ -65,7 +65,7 @@ def test_what_does_not_fit_is_said_with_the_numbers(
     shares: list[MemoryServerBudget], policy: CheckpointPolicy, text: str
 ) -> None:
     budget = judge_by_tightest_node(shares, policy, 1)
-    assert (budget.fits_in_memory, budget.reason, budget.message) == (False, "TierTooSmall", text)
+    assert (budget.fits_in_memory, budget.reason, budget.message) == (False, "MemoryTierTooSmall", text)
 
 
 def test_what_fits_names_the_node_that_has_the_least_left() -> None:
@@ -83,14 +83,14 @@ def test_the_last_byte_decides_and_a_holder_without_a_limit_has_room_for_anythin
     assert judge_by_tightest_node([share(limit_bytes=None)], POLICY, 1).fits_in_memory
 
 
-@pytest.mark.parametrize(("limit", "reason"), [(14_400_000_000, "Fits"), (14_399_999_999, "FitsForNow")])
+@pytest.mark.parametrize(("limit", "reason"), [(14_400_000_000, "Fits"), (14_399_999_999, "TooLargeAfterShrink")])
 def test_what_would_not_fit_in_the_smallest_world_is_told_ahead(limit: int, reason: str) -> None:
     # two copies of 4.8 GB on four nodes now, on two then: 2.4 GB of a checkpoint each, and 4.8 GB
     now = [share(f"node-{n}", ranks=2, save_bytes=2_400_000_000, limit_bytes=limit) for n in range(4)]
     budget = judge_by_tightest_node(now, POLICY, 2)
     assert (budget.fits_in_memory, budget.reason) == (True, reason)
     told = "; with 2 workers a node would hold 14.4 GB, more than the 14.4 GB that one has"
-    assert budget.message.endswith(told) == (reason == "FitsForNow")
+    assert budget.message.endswith(told) == (reason == "TooLargeAfterShrink")
     assert judge_by_tightest_node(now, POLICY, 4).reason == "Fits"
 
 
@@ -154,7 +154,7 @@ def test_it_is_told_once_when_it_stops_fitting_and_once_when_it_fits_again() -> 
     kept = plan_maintenance(seen)
     first = condition(kept)
     assert first is not None
-    assert (first.status, first.reason) == ("False", "TierTooSmall")
+    assert (first.status, first.reason) == ("False", "MemoryTierTooSmall")
     assert [(e.reason, e.warning) for e in kept.events] == [("CheckpointsTooLarge", True)]
     assert kept.actions == plan_maintenance(running()).actions
 
@@ -179,7 +179,7 @@ def test_a_worker_without_staging_memory_is_told_although_the_tier_has_room() ->
     kept = plan_maintenance(seen)
     found = condition(kept)
     assert found is not None
-    assert (found.status, found.reason) == ("False", "StagingTooSmall")
+    assert (found.status, found.reason) == ("False", "StagingMemoryTooSmall")
     assert found.message == f"worker 1 on n1 saves nothing, training continues: {why}"
     assert len(kept.shares) == 3
     back = plan_maintenance(replace(with_session(seen, 1, no_staging_reason=""), status=kept.status))

@@ -27,8 +27,8 @@ from surefoot_operator.policy.planning.plan_invariants import check_plan
 # Who gets a rank where a fresh worker found its own node sick: somebody else, unless no world is possible without it.
 
 NOW = BEGAN + 5
-WRONG = NodeFinding("ComputesWrong", "the processor multiplies wrong", "node")
-ODD = NodeFinding("ComputesWrong", "the processor multiplies wrong", "unknown")
+WRONG = NodeFinding("CpuComputeError", "the processor multiplies wrong", "node")
+ODD = NodeFinding("CpuComputeError", "the processor multiplies wrong", "unknown")
 
 
 def fresh(
@@ -61,7 +61,7 @@ def test_a_job_of_fixed_size_waits_for_another_node_and_then_takes_what_there_is
     found = select_members(gather(fresh(3, 1)))
     assert found.members == ()
     assert found.waiting == (
-        "the worker on node n1 (ComputesWrong: the processor multiplies wrong) gets no rank, another one is waited for"
+        "the worker on node n1 (CpuComputeError: the processor multiplies wrong) gets no rank, another one is waited for"
     )
     assert found.until_seconds == BEGAN + TRIED_SECONDS
     assert chosen(fresh(3, 1, now=BEGAN + TRIED_SECONDS + 1)) == (0, 1, 2), "no job is kept from starting"
@@ -94,9 +94,9 @@ def test_where_no_node_is_worse_than_others_or_no_other_is_there_nobody_waits(se
 
 def test_what_most_nodes_find_is_said_once_with_the_world() -> None:
     made = plan(fresh(3, 0, 1, 2))
-    (told,) = (event for event in made.events if event.reason == "NodesFailAlike")
-    assert "ComputesWrong on n0, n1, n2" in told.message
-    assert not [event for event in plan(fresh(3, 1, free=0)).events if event.reason == "NodesFailAlike"]
+    (told,) = (event for event in made.events if event.reason == "CommonNodeFault")
+    assert "CpuComputeError on n0, n1, n2" in told.message
+    assert not [event for event in plan(fresh(3, 1, free=0)).events if event.reason == "CommonNodeFault"]
 
 
 def test_a_trial_that_fails_wherever_it_is_made_costs_a_small_job_one_node() -> None:
@@ -115,7 +115,7 @@ def test_a_trial_that_fails_wherever_it_is_made_costs_a_small_job_one_node() -> 
         assert made.status.membership is not None
         assert [member.node for member in made.status.membership.members] == ["n1"]
         assert [
-            e.message for e in made.events if e.reason == "NodesFailAlike" and "ComputesWrong on n0, n1" in e.message
+            e.message for e in made.events if e.reason == "CommonNodeFault" and "CpuComputeError on n0, n1" in e.message
         ]
     later = replace(moved, now_seconds=seen.now_seconds + UNHEALTHY_SECONDS / 2)
     assert [one.name for one in plan(later).status.unhealthy_nodes] == ["n0"], "nobody is left for it any more"
@@ -131,7 +131,7 @@ def test_an_agent_that_knows_no_trial_gets_a_rank() -> None:
 
 def test_another_worker_is_made_beside_one_whose_node_turned_out_sick() -> None:
     seen = fresh(3, 1, now=BEGAN + 20)
-    sick = (ExcludedNode("n1", "ComputesWrong", BEGAN + 18 + UNHEALTHY_SECONDS),)
+    sick = (ExcludedNode("n1", "CpuComputeError", BEGAN + 18 + UNHEALTHY_SECONDS),)
     seen = replace(seen, status=replace(seen.status, unhealthy_nodes=sick))
     (made,) = (action for action in plan(seen).actions if isinstance(action, CreateWorker))
     assert (made.index, "n1" in made.avoid_nodes) == (1, True)
@@ -147,7 +147,7 @@ def test_another_worker_is_made_beside_one_whose_node_turned_out_sick() -> None:
 
 
 def test_a_node_that_fails_too_is_no_end_of_looking() -> None:
-    sick = tuple(ExcludedNode(name, "ComputesWrong", BEGAN + 18 + UNHEALTHY_SECONDS) for name in ("n1", "n3"))
+    sick = tuple(ExcludedNode(name, "CpuComputeError", BEGAN + 18 + UNHEALTHY_SECONDS) for name in ("n1", "n3"))
     seen = fresh(3, 1, now=BEGAN + 20)
     seen = replace(
         seen, status=replace(seen.status, unhealthy_nodes=sick), nodes=(*seen.nodes, ObservedNode("n3", "n3", True))
@@ -189,7 +189,7 @@ def test_who_leaves_a_sick_node_keeps_no_room_from_whoever_a_claimed_world_waits
 
 
 def test_who_came_to_a_sick_node_for_want_of_another_stays() -> None:
-    sick = (ExcludedNode("n1", "ComputesWrong", BEGAN - 1 + UNHEALTHY_SECONDS),)
+    sick = (ExcludedNode("n1", "CpuComputeError", BEGAN - 1 + UNHEALTHY_SECONDS),)
     seen = fresh(3, 1, now=BEGAN + 70)
     seen = replace(seen, status=replace(seen.status, unhealthy_nodes=sick))
     assert not [action for action in plan(seen).actions if isinstance(action, CreateWorker)]
@@ -427,7 +427,7 @@ def claimed(seen: JobSnapshot, gone: int | None = None) -> JobSnapshot:
     return made if gone is None else with_worker(made, gone, phase="Failed")
 
 
-def condition(made: Plan, kind: str = "WorldSizeTied") -> str | None:
+def condition(made: Plan, kind: str = "WorldSizeFixed") -> str | None:
     return next((c.message for c in made.status.conditions if c.type == kind), None)
 
 
@@ -493,7 +493,7 @@ def test_a_tied_world_does_not_grow_and_says_so_once() -> None:
     made = decided(saving(two_of_three(), OWN))
     assert not any(isinstance(a, Barrier) for a in made.actions)
     assert "only 2 ranks can restore" in (condition(made) or "")
-    assert [e.reason for e in made.events if e.warning] == ["WorldSizeTied"]
+    assert [e.reason for e in made.events if e.warning] == ["WorldSizeFixed"]
     again = decided(replace(saving(two_of_three(), OWN), status=made.status))
     assert [e.reason for e in again.events] == []
 

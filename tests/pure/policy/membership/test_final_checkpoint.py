@@ -55,7 +55,7 @@ def test_it_does_not_wait_for_what_was_never_saved_and_says_so() -> None:
     made = plan(persisted(seen, Checkpoint(1, 40)))
     assert made.status.phase == "Complete"
     assert "step 47, which was not saved: the newest checkpoint is of step 40" in made.status.message
-    assert [e.reason for e in made.events][:2] == ["LastStepUnsaved", "JobComplete"]
+    assert [e.reason for e in made.events][:2] == ["FinalStepNotSaved", "JobComplete"]
 
 
 def test_a_job_of_which_nothing_was_saved_anywhere_has_failed() -> None:

@@ -270,7 +270,7 @@ def test_refused_attempts_count_towards_the_same_bound(seen: JobSnapshot) -> Non
     made = plan(seen)
     assert [a for a in made.actions if isinstance(a, SetFinalizer | PurgePersistent)] == [SetFinalizer(False)]
     (event,) = made.events
-    assert event.reason == "PersistentDataLeft"
+    assert event.reason == "PersistentDataNotDeleted"
     assert event.message.startswith(QUOTA)
     assert "s3://bucket/prefix/uid-1 was not deleted" in event.message
 
@@ -413,7 +413,7 @@ def uploaded(seen: JobSnapshot) -> JobSnapshot:
     there = {NEWEST: frozenset(RankSave(1, 40, rank) for rank in range(3))}
     kept = plan_maintenance(replace(seen, status=made.status, uploads=made.uploads, uploaded=there))
     assert kept.status.last_uploaded == NEWEST
-    assert [e.reason for e in kept.events] == ["CheckpointPromoted"]
+    assert [e.reason for e in kept.events] == ["CheckpointUploaded"]
     return replace(seen, status=kept.status)
 
 

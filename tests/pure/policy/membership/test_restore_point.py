@@ -125,7 +125,7 @@ def test_a_silent_holder_is_waited_for_no_longer_than_the_lost_steps_cost() -> N
     assert made.status.membership is not None
     assert made.status.membership.parent == Checkpoint(1, 40)
     assert made.status.lost_servers == ("n1-i0",)
-    assert any(e.reason == "HolderGivenUp" for e in made.events)
+    assert any(e.reason == "MemoryServerLost" for e in made.events)
 
 
 def test_a_silent_holder_that_may_hold_everything_is_waited_for_to_the_limit() -> None:
@@ -140,7 +140,7 @@ def test_a_holder_that_was_read_to_have_nothing_newer_is_not_waited_for_nor_told
     assert made.status.membership is not None
     assert made.status.membership.parent == Checkpoint(1, 40)
     assert made.status.lost_servers == ("n1-i0",), "what it has is looked for again if step 40 is lost"
-    assert not [e for e in made.events if e.reason == "HolderGivenUp"]
+    assert not [e for e in made.events if e.reason == "MemoryServerLost"]
 
 
 @pytest.mark.parametrize("read", [2, None])
@@ -303,7 +303,7 @@ def test_where_what_was_stored_last_is_gone_an_older_one_that_is_there_is_restor
     noted = decided(seen)
     assert (noted.status.unreadable_checkpoints, noted.status.phase) == ((Checkpoint(1, 40),), "Recovering")
     assert [event.reason for event in noted.events if "is in the persistent tier no more" in event.message] == [
-        "CheckpointBad"
+        "CheckpointUnreadable"
     ]
     made = decided(replace(seen, status=noted.status)).status
     assert made.membership is not None

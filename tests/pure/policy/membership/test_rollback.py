@@ -209,7 +209,7 @@ def test_a_person_goes_back_to_a_step_that_is_there_and_hears_where_it_is_not() 
     again = replace(asked, status=committed)
     assert plan(replace(again, sessions=claimed(asked).sessions)).status.membership == committed.membership
     lacking = plan(replace(seen, job=replace(seen.job, rollback="1/25")))
-    assert [e.message for e in lacking.events if e.reason == "RollbackRefused"] == [
+    assert [e.message for e in lacking.events if e.reason == "RollbackRejected"] == [
         "step 25 cannot be gone back to, as no checkpoint of it is complete: complete are those of steps 30, 40"
     ]
     odd = plan(replace(seen, job=replace(seen.job, rollback="back")))

@@ -190,7 +190,7 @@ def test_an_api_that_is_missing_is_said_once_and_keeps_workers_from_being_made()
     assert of_groups(made) == []
     assert creates(made) == []
     truth, reason, message = scheduled(made)
-    assert (truth, reason) == ("False", "PodGroupRefused")
+    assert (truth, reason) == ("False", "PodGroupCreationFailed")
     assert "no worker is created without its pod group for Coscheduling: 404 page not found" in message
     assert [e.reason for e in made.events if e.reason == reasons.POD_GROUP_CREATION_FAILED] == [
         reasons.POD_GROUP_CREATION_FAILED
@@ -324,10 +324,10 @@ def test_the_refusals_own_words_stand_on_the_job_and_are_told_once() -> None:
         f"2 of 3 workers have a node; worker 2 was refused: {QUOTA}",
     )
     first = plan(seen)
-    assert [e.message for e in first.events if e.reason == "WorkerRefused"] == [
+    assert [e.message for e in first.events if e.reason == "WorkerCreationFailed"] == [
         f"2 of 3 workers have a node; worker 2 was refused: {QUOTA}; the operator tries again"
     ]
-    assert "WorkerRefused" not in {e.reason for e in plan(replace(seen, status=first.status)).events}
+    assert "WorkerCreationFailed" not in {e.reason for e in plan(replace(seen, status=first.status)).events}
 
 
 def test_a_refusal_that_a_later_worker_overtook_means_nothing_any_more() -> None:

@@ -60,7 +60,7 @@ def scheduled(made: Plan) -> tuple[str, str, str]:
 
 
 def told(made: Plan) -> list[tuple[str, str]]:
-    kinds = ("WorkerRefused", "WorkerUnschedulable", "WorkerNotStarted")
+    kinds = ("WorkerCreationFailed", "WorkerUnschedulable", "WorkerStartFailed")
     return [(e.reason, e.message) for e in made.events if e.reason in kinds]
 
 
@@ -71,27 +71,27 @@ CREATING = pod(1, waiting("ContainerCreating"))
     ("worker", "truth", "reason", "words", "event"),
     [
         (unplaced(), "False", "Unschedulable", UNPLACED, "WorkerUnschedulable"),
-        (pod(0, waiting("ErrImagePull", PULL)), "True", "ImagePullBackOff", PULL, "WorkerNotStarted"),
+        (pod(0, waiting("ErrImagePull", PULL)), "True", "ImagePullBackOff", PULL, "WorkerStartFailed"),
         (
             pod(0, waiting("ImagePullBackOff", f'Back-off pulling image "my/training:1": ErrImagePull: {PULL}')),
             "True",
             "ImagePullBackOff",
             PULL,
-            "WorkerNotStarted",
+            "WorkerStartFailed",
         ),
         (
             pod(0, waiting("CreateContainerConfigError", 'secret "s3-account" not found')),
             "True",
             "CreateContainerConfigError",
             'secret "s3-account" not found',
-            "WorkerNotStarted",
+            "WorkerStartFailed",
         ),
         (
             pod(0, waiting("CreateContainerConfigError", 'configmap "settings" not found')),
             "True",
             "CreateContainerConfigError",
             'configmap "settings" not found',
-            "WorkerNotStarted",
+            "WorkerStartFailed",
         ),
         (
             pod(0, {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}, phase="Failed"),
@@ -126,7 +126,7 @@ def test_a_refused_pod_is_said_in_the_servers_words(words: str) -> None:
     made = plan(beginning(creates=(PendingCreate(0, 1, False, words, until_seconds=NOW + 9),)))
     assert scheduled(made) == ("False", "Refused", f"0 of 2 workers have a node; worker 0 was refused: {words}")
     assert words in made.status.message
-    assert told(made) == [("WorkerRefused", f"{scheduled(made)[2]}; the operator tries again")]
+    assert told(made) == [("WorkerCreationFailed", f"{scheduled(made)[2]}; the operator tries again")]
 
 
 def test_one_cause_is_told_once_whatever_its_numbers_and_its_kubelets_turns() -> None:
@@ -147,8 +147,8 @@ def test_a_pod_whose_kubelet_says_nothing_is_pointed_at_after_a_while() -> None:
     workers = tuple(replace(worker, created_seconds=NOW - 61) for worker in early.workers)
     made = plan(replace(early, workers=workers))
     text = "worker 0 was not started on node n0 within 60 s; the events of pod gpt-worker-0-1 say why"
-    assert scheduled(made) == ("True", "NotStarted", f"2 of 2 workers have a node; {text}")
-    assert told(made) == [("WorkerNotStarted", f"2 of 2 workers have a node; {text}")]
+    assert scheduled(made) == ("True", "ContainersNotStarted", f"2 of 2 workers have a node; {text}")
+    assert told(made) == [("WorkerStartFailed", f"2 of 2 workers have a node; {text}")]
 
 
 def test_workers_that_run_are_in_nobodys_way() -> None:

@@ -23,7 +23,7 @@ def condition(status: JobStatus, kind: str) -> Condition | None:
 
 
 def told(made: Plan) -> list[str]:
-    return [e.message for e in made.events if e.reason == "JobRefused"]
+    return [e.message for e in made.events if e.reason == "SpecRejected"]
 
 
 def after(seen: JobSnapshot, kind: str) -> Condition | None:
@@ -45,13 +45,13 @@ def test_a_refused_edit_is_told_once_for_each_sentence() -> None:
     seen = replace(running(), spec_rejection="spec.x: 3 is not allowed")
     first = plan(seen)
     assert told(first) == ["spec.x: 3 is not allowed; the job continues with its former spec"]
-    assert condition(first.status, "SpecRefused") is not None
+    assert condition(first.status, "SpecRejected") is not None
     assert first.status.phase == "Running"
     again = replace(seen, status=first.status)
     assert told(plan(again)) == []
     other = plan(replace(again, spec_rejection="spec.y: 4 is not allowed"))
     assert told(other) == ["spec.y: 4 is not allowed; the job continues with its former spec"]
-    assert condition(plan(replace(again, spec_rejection="")).status, "SpecRefused") is None
+    assert condition(plan(replace(again, spec_rejection="")).status, "SpecRejected") is None
 
 
 def test_a_refusal_before_the_beginning_fails_the_job_until_it_can_be_read() -> None:
@@ -68,7 +68,7 @@ def test_a_refusal_later_changes_nothing_but_what_is_told() -> None:
     runs = JobStatus(phase="Running", membership=Membership(1, "Committed"), serial=3)
     told = status_with_rejection(runs, "no such thing", 2, BEGAN)
     assert (told.phase, told.membership) == ("Running", runs.membership)
-    assert condition(told, "SpecRefused") is not None
+    assert condition(told, "SpecRejected") is not None
     assert status_without_rejection(told) == told
 
 
@@ -227,7 +227,7 @@ def protection(truth: str, reason: str, message: str) -> JobStatus:
     return JobStatus(conditions=(condition,), last_complete=Checkpoint(1, 40))
 
 
-NOTHING = protection("False", "NothingSaved", "no checkpoint is complete yet")
+NOTHING = protection("False", "NoCheckpoint", "no checkpoint is complete yet")
 SAFE = protection("True", "Protected", "a complete checkpoint has 2 copies")
 BARE = protection("False", "TooFewCopies", "no complete checkpoint has 2 copies yet")
 STALLED = protection("False", "Stalled", "no checkpoint became complete for 3 intervals")
@@ -239,7 +239,7 @@ def said(old: JobStatus, new: JobStatus) -> list[tuple[str, str, bool]]:
 
 def test_a_claim_is_told_with_its_epoch_and_why_and_a_commit_is_not_told_twice() -> None:
     claimed = JobStatus(membership=Membership(2, "Claimed", reason="node a is gone"))
-    assert said(JobStatus(), claimed) == [("WorldClaimed", "epoch 2 is claimed: node a is gone", False)]
+    assert said(JobStatus(), claimed) == [("GenerationClaimed", "epoch 2 is claimed: node a is gone", False)]
     assert said(claimed, replace(claimed, step=3)) == []
     assert said(claimed, JobStatus(membership=Membership(2, "Committed", reason="node a is gone"))) == []
 
@@ -254,7 +254,7 @@ def test_safety_is_told_when_it_comes_and_when_it_goes() -> None:
 
 
 def test_a_stall_is_told_as_such_and_once() -> None:
-    assert [reason for reason, *_ in said(SAFE, STALLED)] == ["CheckpointStalled"]
+    assert [reason for reason, *_ in said(SAFE, STALLED)] == ["CheckpointOverdue"]
     assert said(STALLED, STALLED) == []
     assert said(STALLED, BARE) == []
     assert [reason for reason, *_ in said(STALLED, SAFE)] == ["CheckpointProtected"]
@@ -264,7 +264,7 @@ def test_where_ranks_stood_is_told_once_when_every_worker_could_say_so() -> None
     incident = Incident("hang", "no step", None, None, 1, 100.0, detail="rank 1: in load (job/train.py:28)")
     claimed = JobStatus(membership=Membership(2, "Claimed"), incidents=(incident,))
     committed = replace(claimed, membership=Membership(2, "Committed"))
-    told_it = [("RanksStood", "where the ranks of epoch 1 stood:\nrank 1: in load (job/train.py:28)", False)]
+    told_it = [("StacksCollected", "where the ranks of epoch 1 stood:\nrank 1: in load (job/train.py:28)", False)]
     assert said(claimed, claimed) == []
     assert said(claimed, committed) == told_it
     assert said(committed, replace(committed, step=9)) == []
